@@ -1,0 +1,196 @@
+# dlsys: `make mnist` trains, `make test` tests; `make help` lists the rest.
+#
+# PYTHON=python3.12  the interpreter that makes .venv    VENV=     use PYTHON itself, install nothing
+# CUDA=off           leave the CUDA device out           ARGS=...  arguments for mnist, test, bench
+# V=1                print the compilers' command lines
+
+PYTHON ?= python3
+VENV ?= .venv
+BUILD ?= build
+LIB ?= python/dlsys/libdlsys.so
+CUDA ?= auto
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+ARGS ?=
+Q := $(if $(V),,@)
+
+# The architectures of a wheel; the last one is also kept as PTX for the chips to come.
+WHEEL_ARCHS ?= 75 80 86 89 90a 100 120
+TEST_ARCH := 90a
+
+ifeq ($(origin CXX),default)
+CXX := $(shell for c in g++ clang++ c++; do command -v $$c && break; done)
+endif
+ifneq ($(VENV),)
+RUN := $(VENV)/bin/python
+READY = $(VENV)/.ready-$(1)
+else
+RUN := PYTHONPATH="$(CURDIR)/python$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+READY =
+endif
+SUBMAKE := $(MAKE) --no-print-directory $(if $(filter 0,$(MAKELEVEL)),-j$(JOBS))
+TOOLCHAIN := $(or $(if $(VENV),$(wildcard $(VENV)/bin/python)),$(PYTHON)) \
+  python/dlsys/runtime/toolchain.py
+
+# Asked for only where needed, and once: these start processes.
+NVCC = $(eval NVCC := $$(shell $(TOOLCHAIN) nvcc))$(NVCC)
+CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $(TOOLCHAIN) include))$(CUDA_INCLUDE)
+CUDA_LIBS = $(eval CUDA_LIBS := $$(shell $(TOOLCHAIN) libs))$(CUDA_LIBS)
+GPU_ARCHS = $(eval GPU_ARCHS := $$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
+  2>/dev/null | grep -E '^[0-9]+\.[0-9]+$$$$' | tr -d . | sed 's/^90$$$$/90a/' | sort -u))$(GPU_ARCHS)
+ifeq ($(CUDA),off)
+NVCC :=
+GPU_ARCHS :=
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two installations into one environment must not overlap; the native build runs one level down.
+ifeq ($(MAKELEVEL),0)
+.NOTPARALLEL:
+endif
+.PHONY: help mnist test test-gpu lib optional-lib native cxx wheel lint format bench clean FORCE
+
+help:
+	@echo "make mnist      train the MLP on MNIST on the best device here"
+	@echo "make test       build what this machine can build and run all tests"
+	@echo "make test-gpu   the same on a GPU; a skipped test is a failure"
+	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
+	@echo "make wheel      a wheel for every supported GPU, in dist/"
+	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
+	@echo "make bench      the benchmarks; with PEERS=1 against PyTorch and JAX, which it installs"
+	@echo "make clean      remove everything that make made, .venv too"
+
+# ---- what a person runs ----
+
+mnist: $(call READY,run)
+	+@$(SUBMAKE) optional-lib
+	$(RUN) mnist_dlsys.py -m mlp $(ARGS)
+
+# Without a GPU the CUDA part is still compiled and linked, so that a broken kernel file is seen.
+test: $(call READY,test)
+	+@$(SUBMAKE) $(if $(CXX),native,no-lib) CUDA_ARCHS="$(if $(NVCC),$(or $(GPU_ARCHS),$(TEST_ARCH)))"
+	@$(RUN) tests/run.py $(ARGS)
+
+test-gpu: $(call READY,test)
+	@$(if $(GPU_ARCHS),,echo "make test-gpu: nvidia-smi shows no GPU on this machine"; exit 1)
+	+@$(SUBMAKE) lib
+	@DLSYS_REQUIRE_GPU=1 $(RUN) tests/run.py $(ARGS)
+
+bench: $(call READY,$(if $(PEERS),peers,run))
+	+@$(SUBMAKE) lib
+	@for file in benchmarks/bench_*.py; do $(RUN) $$file $(ARGS) || exit 1; done
+
+PUBLIC := $(wildcard $(addprefix python/dlsys/,__init__.py errors.py settings.py autodiff.py \
+  ndarray.py gpu_op.py optim.py profile.py data/*.py))
+NATIVE_FILES := $(wildcard src/*.h src/*.cc src/*.cu src/*/*.h src/*/*.cc src/*/*.cu src/*/*.cuh)
+
+lint: $(call READY,lint)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy $(PUBLIC)
+	$(RUN) -m clang_format --dry-run -Werror $(NATIVE_FILES)
+
+format: $(call READY,lint)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(RUN) -m clang_format -i $(NATIVE_FILES)
+
+wheel: $(call READY,run)
+	@$(if $(NVCC),,echo "make wheel: no nvcc; install one with $(RUN) -m pip install '.[gpu]'"; exit 1)
+	+@$(SUBMAKE) native LIB=$(BUILD)/wheel/libdlsys.so CUDA_ARCHS="$(WHEEL_ARCHS)" \
+	  CUDA_PTX=$(lastword $(WHEEL_ARCHS))
+	DLSYS_BUILD_LIBRARY=$(CURDIR)/$(BUILD)/wheel/libdlsys.so \
+	  $(RUN) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls -l dist
+
+clean:
+	rm -rf $(VENV) $(BUILD) dist python/*.egg-info $(LIB) .mypy_cache .ruff_cache .pytest_cache
+	find $(wildcard python tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- the Python environment: one stamp for each set of extras ----
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/.ready-%: $(VENV)/bin/python pyproject.toml setup.py
+	@echo "installing dlsys into $(VENV) ($*)"
+	@DLSYS_BUILD_LIBRARY=none $(VENV)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check --editable '.$(patsubst [run],,[$*])'
+	@touch $@
+
+# ---- the native library ----
+# Objects go to the linker directly: through an archive the kernels' registrations would be dropped.
+
+CXXFLAGS ?=
+NVCCFLAGS ?=
+LDFLAGS ?=
+BASE_CXXFLAGS := -std=c++17 -O3 -fPIC -pthread -Isrc -fno-math-errno -fno-trapping-math \
+  -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra
+BASE_NVCCFLAGS = -std=c++17 -O3 -Isrc --threads $(JOBS) $(GENCODE) \
+  -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(addprefix -I,$(CUDA_INCLUDE)) -ccbin $(CXX) \
+  -Xcompiler -fPIC,-pthread,-fvisibility=hidden,-fvisibility-inlines-hidden,-Wall,-Wextra
+
+CUDA_ARCHS ?= $(if $(GPU_ARCHS),$(if $(NVCC),$(GPU_ARCHS)))
+CUDA_PTX ?=
+GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+  $(foreach a,$(CUDA_PTX),-gencode arch=compute_$(a),code=compute_$(a))
+NO_NVCC = $(if $(GPU_ARCHS),$(if $(NVCC),,yes))
+EMPTY :=
+ARCH_TEXT = $(subst $(EMPTY) $(EMPTY),+,$(strip $(CUDA_ARCHS:%=sm_%) $(CUDA_PTX:%=compute_%)))
+
+OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cc src/cpu/*.cc))
+OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cu src/cuda/*.cu))
+OBJECTS = $(OBJECTS_CXX) $(if $(CUDA_ARCHS),$(OBJECTS_CUDA))
+LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
+  -Wl,-z,nodelete
+LINK_CUDA = $(NVCC) -shared -cudart static -ccbin $(CXX) $(GENCODE) \
+  $(addprefix -L,$(CUDA_LIBS)) -Xcompiler -pthread \
+  -Xlinker --version-script=src/exports.map -Xlinker -z,defs -Xlinker -z,nodelete
+LINK = $(if $(CUDA_ARCHS),$(LINK_CUDA),$(LINK_CXX))
+
+cxx:
+	@$(if $(CXX),command -v $(CXX) >/dev/null,false)
+
+lib: $(if $(CXX),,no-lib)
+	+@$(if $(CXX),$(SUBMAKE) native,exit 1)
+
+native: $(LIB)
+	@echo "native library: $(LIB), CPU$(if $(CUDA_ARCHS), and CUDA for $(ARCH_TEXT))"
+	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install 'dlsys[gpu]'")
+
+no-lib:
+	@echo "native library: not built, no C++ compiler here (g++, clang++, c++); numpy does the work"
+
+ifeq ($(CXX),)
+optional-lib: no-lib
+else
+optional-lib:
+	+@$(SUBMAKE) lib || $(SUBMAKE) lib CUDA_ARCHS= || \
+	  echo "native library: it did not build, the messages are above; numpy does the work"
+endif
+
+$(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/link.flags
+	@mkdir -p $(@D)
+	@echo "linking $@"
+	$(Q)$(LINK) $(LDFLAGS) -o $@.new $(OBJECTS) -ldl
+	@mv -f $@.new $@
+
+$(BUILD)/obj/%.cc.o: src/%.cc $(BUILD)/obj/cxx.flags
+	@mkdir -p $(@D)
+	@echo "compiling $<"
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags
+	@mkdir -p $(@D)
+	@echo "compiling $< for $(ARCH_TEXT)"
+	$(Q)$(NVCC) $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+
+# Rewritten only when a command line changes, which then rebuilds what was made with the old one.
+$(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS)
+$(BUILD)/obj/cuda.flags: export FLAGS = $(NVCC) $(BASE_NVCCFLAGS) $(NVCCFLAGS)
+$(BUILD)/obj/link.flags: export FLAGS = $(LINK) $(LDFLAGS) $(OBJECTS)
+$(BUILD)/obj/%.flags: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" > $@
+
+-include $(OBJECTS_CXX:.o=.d) $(OBJECTS_CUDA:.o=.d)

@@ -1,0 +1,35 @@
+"""The exceptions of dlsys. Every one says what was wrong, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class DlsysError(Exception):
+    """Base of every error that dlsys raises on purpose."""
+
+
+class ShapeError(DlsysError, ValueError):
+    """Shapes or dtypes of arrays do not fit an operator, a feed or each other."""
+
+
+class GraphError(DlsysError, ValueError):
+    """The graph itself is at fault: a cycle, two updates of one Parameter, no gradient, a bad feed or fetch."""
+
+
+class DataError(DlsysError, ValueError):
+    """A data file is missing, truncated, corrupt or not what its name says."""
+
+
+class DeviceError(DlsysError, RuntimeError):
+    """A device, its driver or the native library is not available; the text says what to install."""
+
+
+class KernelError(DlsysError, RuntimeError):
+    """A kernel or another call into the native library failed."""
+
+
+class OutOfMemoryError(KernelError, MemoryError):
+    """The device has no memory left for a request; smaller requests still work."""
+
+
+class DeviceLostError(KernelError):
+    """The GPU faulted and serves this process no more; numpy and the CPU device go on."""

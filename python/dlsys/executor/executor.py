@@ -1,0 +1,276 @@
+"""Executor: infer, simplify, schedule and plan a graph once for each set of feed shapes, then run it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import settings as configuration
+from ..errors import GraphError, ShapeError
+from ..graph.collector import paused_collector
+from ..graph.node import Node, Spec, find_topo_sort
+from ..graph.shapes import FLOAT32, infer
+from ..graph.text import text
+from ..ndarray import NDArray
+from ..ops.source import Parameter
+from ..passes.simplify import simplify
+from ..runtime.device import Context
+from . import state
+from .observe import observer
+from .plan import Plan, make_plan
+from .reference import Reference
+from .schedule import schedule
+
+_MAX_PLANS = 64  # sets of feed shapes remembered; the least recently used goes first
+
+
+class Executor:
+    """Computes nodes of a graph.
+
+    eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)` for native code.
+    Plans are made once for each set of feed shapes and dtypes; a run after that allocates nothing. An executor
+    belongs to one thread at a time.
+
+    Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter; DeviceError when `ctx`
+    cannot be used, with what to install.
+    """
+
+    def __init__(self, eval_node_list: Sequence[Node], ctx: Context | None = None) -> None:
+        self.eval_node_list = list(eval_node_list)
+        for node in self.eval_node_list:
+            _check_fetch(node)
+        self.ctx = ctx
+        self.topo_order = find_topo_sort(self.eval_node_list)
+        self.node_to_shape_map: dict[Node, Any] | None = None
+        self._feeds = [node for node in self.topo_order if node.op.leaf == "feed"]
+        self._known_feeds = frozenset(self._feeds)
+        self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
+        self._runners: OrderedDict[tuple, Any] = OrderedDict()
+        self._arena: Any = None
+        self._busy = threading.Lock()
+        self._moves = -1
+        if ctx is None:
+            self._backend: Any = _NumpyBackend()
+        else:
+            from .program import NativeBackend
+
+            self._backend = NativeBackend(ctx)
+
+    # ---- running ----
+    def run(
+        self, feed_dict: Mapping[Node, Any] | None = None, convert_to_numpy_ret_vals: bool = False
+    ) -> list[Any]:
+        """The values of the fetched nodes, in order.
+
+        feed_dict: a numpy array, NDArray, number or nested list for every Variable that the graph uses. Results are
+        fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy arrays on request. A group's value
+        is None. Nothing is changed by a run that is refused.
+
+        Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes or dtypes do not
+        fit, OutOfMemoryError when the plan does not fit the device.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise GraphError("this executor is running in another thread; make one executor a thread")
+        try:
+            values = self._feed_values(feed_dict or {})
+            runner = self._runner(tuple([(value.shape, value.dtype) for value in values]))
+            if configuration.settings.debug >= 2 or configuration.settings.debug_nan:
+                fetched = runner.run_observed(values, observer(self.ctx))
+            else:
+                fetched = runner.run(values)
+        finally:
+            self._busy.release()
+        if convert_to_numpy_ret_vals:
+            return [value.asnumpy() if isinstance(value, NDArray) else value for value in fetched]
+        return fetched
+
+    def _feed_values(self, feed_dict: Mapping[Node, Any]) -> list[Any]:
+        values = []
+        for node in self._feeds:
+            try:
+                value = feed_dict[node]
+            except KeyError:
+                raise GraphError(
+                    f"{node.name} is not fed; the graph reads it, so add it to feed_dict [{node.where}]"
+                ) from None
+            if type(value) is not np.ndarray and type(value) is not NDArray:
+                value = self._as_array(node, value)
+            elif self.ctx is None and type(value) is NDArray:
+                value = value.asnumpy()
+            values.append(value)
+        if len(feed_dict) != len(values):
+            self._refuse_unknown(feed_dict)
+        return values
+
+    def _as_array(self, node: Node, value: Any) -> Any:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if array.dtype.kind not in "fiub":
+            raise ShapeError(f"{node.name} is fed {type(value).__name__}, expected an array of numbers")
+        return np.asarray(array)
+
+    def _refuse_unknown(self, feed_dict: Mapping[Node, Any]) -> None:
+        unknown = next(node for node in feed_dict if node not in self._known_feeds)
+        if isinstance(unknown, Parameter):
+            raise GraphError(f"{unknown.name} is a Parameter and cannot be fed; use {unknown.name}.set(array)")
+        if not isinstance(unknown, Node):
+            raise GraphError(f"feed_dict has the key {unknown!r}, expected a Variable")
+        kind = "is not used by this graph" if unknown.op.leaf == "feed" else "is computed, not fed"
+        raise GraphError(f"{unknown.name} {kind}; remove it from feed_dict [{unknown.where}]")
+
+    def _runner(self, key: tuple) -> Any:
+        """The plan for these feeds, bound to memory."""
+        if self._moves != Parameter.moves:
+            self._runners.clear()  # a Parameter moved to other storage
+            for parameter in self._parameters:
+                state.check_home(parameter, self.ctx)
+            self._moves = Parameter.moves
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._bind(self._make_plan(self._feed_specs(key)))
+            self._runners[key] = runner
+            if len(self._runners) > _MAX_PLANS:
+                self._runners.popitem(last=False)
+        elif len(self._runners) == _MAX_PLANS:
+            self._runners.move_to_end(key)
+        return runner
+
+    def _bind(self, plan: Plan) -> Any:
+        state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
+        runner = self._backend.runner(plan)
+        self._backend.reserve(runner, self._runners.values())
+        return runner
+
+    # ---- planning ----
+    def _feed_specs(self, key: Sequence[tuple]) -> dict[Node, Spec]:
+        return {node: self._feed_spec(node, *given) for node, given in zip(self._feeds, key)}
+
+    def _feed_spec(self, node: Node, shape: tuple[int, ...], dtype: np.dtype | None) -> Spec:
+        declared_shape, declared = node.attrs.get("shape"), node.attrs.get("dtype")
+        if declared_shape is not None:
+            fits = len(shape) == len(declared_shape) and all(
+                wanted in (None, got) for wanted, got in zip(declared_shape, shape)
+            )
+            if not fits:
+                raise ShapeError(
+                    f"{node.name} is fed shape {shape}, expected {declared_shape} [{node.where}]"
+                )
+        if declared is not None:
+            if dtype is not None and dtype != declared:
+                raise ShapeError(f"{node.name} is fed {dtype}, declared {declared} [{node.where}]")
+            return Spec(tuple(shape), declared)
+        if dtype is None:  # only shapes are asked about: assume the Parameters' dtype
+            floats = [p.dtype for p in self._parameters if p.dtype.kind == "f"]
+            dtype = floats[0] if floats else FLOAT32
+        if dtype.kind not in "fiub":
+            raise ShapeError(f"{node.name} is fed an array of {dtype}, expected numbers [{node.where}]")
+        if self.ctx is not None and dtype.kind == "f":
+            dtype = FLOAT32
+        return Spec(tuple(shape), dtype, declared=False)
+
+    def _infer(self, feeds: Mapping[Node, Spec]) -> dict[Node, Any]:
+        leaves = dict(feeds)
+        for parameter in self._parameters:
+            dtype = state.dtype_on(parameter, self.ctx)
+            leaves[parameter] = Spec(parameter.shape, dtype, parameter.declared or self.ctx is not None)
+        return infer(self.topo_order, leaves, native=self.ctx is not None)
+
+    def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
+        with paused_collector():
+            return self._plan(feeds)
+
+    def _plan(self, feeds: Mapping[Node, Spec]) -> Plan:
+        specs = self._infer(feeds)
+        native = self.ctx is not None
+        debug = configuration.settings.debug
+        if debug >= 3:
+            print("# before simplify", text(self.eval_node_list, specs), sep="\n")
+        fetches = simplify(self.topo_order, specs, self.eval_node_list, native)
+        if debug >= 3:
+            print("# after simplify", text(fetches), sep="\n")
+        order, values = schedule(fetches)
+        plan = make_plan(
+            order,
+            values,
+            self._backend.workspace,
+            reuse=not configuration.settings.separate_arena,
+        )
+        if debug >= 1:
+            print(plan)
+        return plan
+
+    def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
+        """The plan for these feed shapes, without running it: print it, or read its byte counts."""
+        return self._make_plan(self._shape_specs(feed_shapes))
+
+    def _shape_specs(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> dict[Node, Spec]:
+        missing = [node.name for node in self._feeds if node not in feed_shapes]
+        if missing:
+            raise GraphError(f"the shapes of these Variables are missing: {', '.join(missing)}")
+        return {node: self._feed_spec(node, tuple(feed_shapes[node]), None) for node in self._feeds}
+
+    # ---- the assignment's views ----
+    def infer_shape(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
+        """Fills `node_to_shape_map` with the shape of every node of the graph, with no execution."""
+        specs = self._infer(self._shape_specs(feed_shapes))
+        self.node_to_shape_map = {
+            node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
+            for node, spec in specs.items()
+        }
+
+    def memory_plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
+        """Fills `node_to_arr_map` lazily; runs use plans of their own."""
+        self.infer_shape(feed_shapes)
+
+    @property
+    def node_to_arr_map(self) -> dict[Node, Any]:
+        """An array for every computed node, in the shapes of the last `infer_shape`; made when asked for."""
+        from .. import ndarray
+
+        shapes = self.node_to_shape_map or {}
+        computed = {node: shape for node, shape in shapes.items() if not node.op.leaf}
+        if self.ctx is None:
+            return {node: np.empty(shape) for node, shape in computed.items()}
+        return {node: ndarray.empty(shape, ctx=self.ctx) for node, shape in computed.items()}
+
+
+class _NumpyBackend:
+    """Memory and runners on numpy."""
+
+    def __init__(self) -> None:
+        self._arena = state.aligned_bytes(0)
+
+    @staticmethod
+    def workspace(node: Node) -> Sequence[Spec]:
+        inputs = [x.spec for x in node.inputs]
+        outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
+        return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
+
+    @staticmethod
+    def runner(plan: Plan) -> Reference:
+        return Reference(plan)
+
+    def reserve(self, runner: Reference, others: Any) -> None:
+        """Binds a runner to the one arena, which grows to the largest plan and is then bound anew."""
+        if runner.plan.arena_nbytes > len(self._arena):
+            self._arena = state.aligned_bytes(runner.plan.arena_nbytes)
+            for other in others:
+                other.bind(self._arena)
+        runner.bind(self._arena)
+
+
+def _check_fetch(node: Any) -> None:
+    if not isinstance(node, Node):
+        raise GraphError(f"Executor: expected nodes to fetch, got {type(node).__name__} {node!r}")
+    if node.op.outputs > 1:
+        raise GraphError(f"Executor: {node.name} has {node.op.outputs} values; fetch {node.name}[0] and so on")
+
+
+def _in_order_of_update(plan: Plan) -> list[Any]:
+    """The plan's states in the order in which its steps write them, those only read last."""
+    done = [step.inputs[k] for step in plan.steps for k in step.node.op.writes]
+    placed = {value.node for value in done}
+    return done + [value for value in plan.states if value.node not in placed]

@@ -1,0 +1,169 @@
+"""lower: turns the steps of a plan into the tables that the native library reads (DLArray, DLValue, DLStep)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraphError
+from ..runtime.device import Context
+from ..runtime.library import DTYPE_CODES, load
+from .plan import Buffer, Plan, Step, Value
+
+_ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
+_ROW_NBYTES = 8 * _ROW_WORDS
+
+
+class ArrayTable:
+    """Every array of a plan as a row of one table; values of one buffer and shape share a row."""
+
+    def __init__(self, plan: Plan, ctx: Context) -> None:
+        self._rows: dict[tuple, int] = {}
+        self._shapes: list[int] = []
+        self._records: list[tuple[Buffer, int, int, int]] = []  # buffer, ndim, dtype, start of the shape
+        self._rows_of: dict[Buffer, list[int]] = {}
+        for step in plan.steps:
+            for value in (*step.inputs, *step.outputs, *step.workspace):
+                self._add(value)
+        self._fill(ctx)
+
+    def address(self, value: Value) -> int:
+        """The address of a value's DLArray."""
+        return self._base + _ROW_NBYTES * self._rows[_row_key(value)]
+
+    def place(self, buffer: Buffer, address: int) -> None:
+        """Says where a buffer is; every array that shows it follows."""
+        for row in self._rows_of.get(buffer, ()):
+            self._words[row] = address
+
+    def place_arena(self, address: int) -> None:
+        """Says where the arena is."""
+        self._table[self._inside, 0] = self._offsets + np.uint64(address)
+
+    def _add(self, value: Value) -> None:
+        key = _row_key(value)
+        if key in self._rows:
+            return
+        row = self._rows[key] = len(self._records)
+        shape = value.spec.shape
+        assert value.spec.dtype is not None
+        code = DTYPE_CODES.get(value.spec.dtype)
+        if code is None:
+            raise GraphError(f"{value.node.name}: native devices do not hold {value.spec.dtype}")
+        self._records.append((value.buffer, len(shape), code, len(self._shapes)))
+        self._shapes.extend(shape)
+        self._rows_of.setdefault(value.buffer, []).append(row * _ROW_WORDS)
+
+    def _fill(self, ctx: Context) -> None:
+        self._extents = np.array(self._shapes or [0], np.int64)
+        shapes_at = self._extents.ctypes.data
+        table = np.zeros((max(len(self._records), 1), _ROW_WORDS), np.uint64)
+        for row, (_, ndim, dtype, start) in enumerate(self._records):
+            table[row] = (0, ctx.packed, ndim | dtype << 32, shapes_at + 8 * start)
+        arena = [
+            (row, max(buffer.offset, 0))
+            for row, (buffer, *_) in enumerate(self._records)
+            if buffer.kind == "arena"
+        ]
+        self._inside = np.array([row for row, _ in arena], np.intp)
+        self._offsets = np.array([offset for _, offset in arena], np.uint64)
+        self._table = table
+        self._base = table.ctypes.data
+        self._words = memoryview(table.reshape(-1)).cast("B").cast("Q")  # type: ignore[call-overload]
+
+
+def _row_key(value: Value) -> tuple:
+    return value.buffer, value.spec.shape, value.spec.dtype
+
+
+class Segment:
+    """Consecutive native steps: one program, run by one call."""
+
+    def __init__(self, table: ArrayTable, ctx: Context, steps: Sequence[Step]) -> None:
+        self._library = load()
+        self._ctx = ctx
+        self._steps = steps
+        self._table = table  # the program reads it: keep it alive
+        records, words = [], []
+        for step in steps:
+            kernel, arguments = self._lowered(step)
+            records.append((kernel, len(words), len(arguments), 0))
+            words.extend(arguments)
+        self._records = np.array(records, np.int32)
+        self._words = np.array(words or [0], np.uint64)
+        handle = ctypes.c_void_p()
+        create = self._library.cdll.DLProgramCreate
+        status = create(
+            self._records.ctypes.data, len(records), self._words.ctypes.data, len(words), ctypes.byref(handle)
+        )
+        self._library.check(status)
+        self._handle = handle.value
+        self._run = partial(self._library.cdll.DLProgramRun, self._handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.cdll.DLProgramFree(self._handle)
+
+    def run(self, on: int) -> None:
+        """Queues every step on a stream."""
+        status = self._run(on)
+        if status:
+            self._fail(status)
+
+    def calls(self, on: int) -> list[tuple[Step, Any]]:
+        """Each step with a function that runs it alone."""
+        return [(step, partial(self._call, k, on)) for k, step in enumerate(self._steps)]
+
+    def profile(self, on: int) -> list[float]:
+        """Runs every step and returns the device's milliseconds for each."""
+        ms = (ctypes.c_double * len(self._steps))()
+        profile = self._library.cdll.DLProgramProfile
+        status = profile(self._handle, self._ctx.struct, on, ms)
+        if status:
+            self._fail(status)
+        return list(ms)
+
+    def _call(self, k: int, on: int) -> None:
+        kernel, first, _, _ = (int(word) for word in self._records[k])
+        at = self._words.ctypes.data + 8 * first
+        self._check_step(self._library.cdll.DLKernelCall(kernel, at, on), self._steps[k])
+
+    def _fail(self, status: int) -> None:
+        failed = self._library.cdll.DLProgramFailedStep(self._handle)
+        self._check_step(status, self._steps[failed] if failed >= 0 else None)
+
+    def _check_step(self, status: int, step: Step | None) -> None:
+        if step is None:
+            self._library.check(status)
+            return
+        shapes = ", ".join(f"{value.node.name} {value.spec.shape}" for value in step.inputs)
+        self._library.check(status, node=step.node.name, inputs=shapes, line=step.node.where)
+
+    def _lowered(self, step: Step) -> tuple[int, list[int]]:
+        """A step's kernel and its arguments as 64-bit words, in the order of the kernel's signature."""
+        node, op = step.node, step.node.op
+        key = (self._ctx.kernel_device, op.kernel)
+        if key not in self._library.index:
+            raise GraphError(
+                f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library with `make lib` "
+                f"or run on numpy (ctx=None) [{node.where}]"
+            )
+        written = [step.inputs[k] for k in op.writes]
+        inputs = iter([value for k, value in enumerate(step.inputs) if k not in op.writes])
+        outputs = iter([*written, *step.workspace, *step.outputs])
+        scalars = iter(op.scalars(node))
+        words = []
+        for letter in self._library.signature[key].rstrip("s"):
+            if letter == "i":
+                words.append(self._table.address(next(inputs)))
+            elif letter == "o":
+                words.append(self._table.address(next(outputs)))
+            elif letter == "f":
+                words.append(int(np.float32(next(scalars)).view(np.uint32)))
+            else:
+                words.append(int(next(scalars)) & 0xFFFFFFFFFFFFFFFF)
+        return self._library.index[key], words  # type: ignore[index]

@@ -1,0 +1,64 @@
+"""observe: what DLSYS_DEBUG sees of a run, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import settings as configuration
+from ..errors import KernelError
+from ..runtime.device import Context, synchronize
+from .plan import Step
+
+Observer = Callable[[Step, Callable[[], None], list], None]
+
+
+def observer(ctx: Context | None) -> Observer:
+    """Runs a step, then prints its time (level 2) or stops at the first NaN or infinity (nan)."""
+
+    def observe(step: Step, run: Callable[[], None], outputs: list) -> None:
+        start = time.perf_counter()
+        run()
+        if ctx is not None:
+            synchronize(ctx)
+        ms = (time.perf_counter() - start) * 1e3
+        if configuration.settings.debug >= 2:
+            print(_line(step, ms))
+        if configuration.settings.debug_nan:
+            _refuse_nan(step, outputs)
+
+    return observe
+
+
+def flops(step: Step) -> int:
+    """Floating-point operations of a step."""
+    output = (step.outputs or step.inputs)[0].spec
+    return step.node.op.cost(step.node, [value.spec for value in step.inputs], output)
+
+
+def traffic(step: Step) -> int:
+    """Bytes that a step reads and writes at least."""
+    written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
+    return sum(value.spec.nbytes for value in [*step.inputs, *written])
+
+
+def _line(step: Step, ms: float) -> str:
+    seconds = max(ms, 1e-6) * 1e-3
+    return (
+        f"{step.node.name:<32} {ms:>9.4f} ms {traffic(step) / seconds * 1e-9:>8.1f} GB/s "
+        f"{flops(step) / seconds * 1e-9:>8.1f} GFLOP/s  [{step.node.where}]"
+    )
+
+
+def _refuse_nan(step: Step, outputs: list[Any]) -> None:
+    for array in outputs:
+        values = array if isinstance(array, np.ndarray) else array.asnumpy()
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            kind = "NaN" if np.isnan(values).any() else "infinity"
+            raise KernelError(
+                f"{step.node.name} ({step.node.op.name}) is the first node that made {kind}; its inputs are "
+                f"{', '.join(x.node.name for x in step.inputs)} [{step.node.where}]"
+            )

@@ -1,0 +1,232 @@
+"""program: binds a plan to a native device and runs it, one library call for each stretch of native steps.
+
+Feeds and fetches may change between runs, so their addresses are patched in the table of arrays (lower.py) before
+each; everything else is settled when the plan is bound.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeviceError
+from ..graph.node import Node, Spec
+from ..ndarray import NDArray, array
+from ..runtime.device import Block, Context, stream, unavailable
+from ..runtime.library import DL_CPU, load
+from .lower import ArrayTable, Segment
+from .observe import Observer
+from .pack import aligned
+from .plan import Buffer, Plan, Step, Value
+from .reference import run_compute
+
+_IDLE = 2  # references to what only its pool holds: the pool's, and the one being counted
+
+
+class NativeBackend:
+    """Memory and programs on one native device."""
+
+    def __init__(self, ctx: Context) -> None:
+        reason = unavailable(ctx)
+        if reason is not None:
+            raise DeviceError(reason)
+        self._ctx = ctx
+        self._arena: Block | None = None
+
+    @staticmethod
+    def workspace(node: Node) -> Sequence[Spec]:
+        """Native kernels take no scratch from the arena."""
+        return ()
+
+    def runner(self, plan: Plan) -> Program:
+        """A program for the plan; give it memory with `reserve`."""
+        return Program(plan, self._ctx)
+
+    def reserve(self, runner: Program, others: Iterable[Program]) -> None:
+        """Binds a program to the one arena, which grows to the largest plan and is then bound anew."""
+        if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
+            self._arena = Block(self._ctx, runner.arena_nbytes)
+            for other in others:
+                other.bind(self._arena)
+        runner.bind(self._arena)
+
+
+class Program:
+    """A plan bound to a native device."""
+
+    def __init__(self, plan: Plan, ctx: Context) -> None:
+        self.plan = plan
+        self._ctx = ctx
+        self._table = ArrayTable(plan, ctx)
+        self._segments = [
+            Segment(self._table, ctx, steps) if native else Callback(self, steps[0])
+            for native, steps in _stretches(plan.steps)
+        ]
+        self._python = any(isinstance(segment, Callback) for segment in self._segments)
+        self._slot_offsets, self.arena_nbytes = _feed_slots(plan, ctx)
+        self._constants = {
+            value.buffer: array(value.node.attrs["value"], ctx, value.spec.dtype) for value in plan.constants
+        }
+        self._pools: list[list[NDArray]] = [[] for _ in plan.fetches]
+        self._shown: dict[Buffer, NDArray] = {}
+
+    def bind(self, arena: Block) -> None:
+        """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
+        self._arena = arena
+        self._table.place_arena(arena.address)
+        fixed = {value.buffer: value.node.origin.storage.array for value in self.plan.states}  # type: ignore[attr-defined]
+        fixed.update(self._constants)
+        for buffer, held in fixed.items():
+            self._table.place(buffer, held.data_address)
+        self._fixed = fixed
+        self._blocks = [arena, *{id(held.block): held.block for held in fixed.values()}.values()]
+        self._slots = [
+            None if offset is None else NDArray.from_block(arena, offset, value.spec.shape, value.spec.dtype)  # type: ignore[arg-type]
+            for value, offset in zip(self.plan.feeds, self._slot_offsets)
+        ]
+
+    def run(self, feeds: Sequence[Any]) -> list[NDArray | None]:
+        """Queues all steps on the calling thread's stream; results are there when they are read."""
+        on = stream(self._ctx)
+        fetched, keep = self._prepare(feeds, on, self._python)
+        for segment in self._segments:
+            segment.run(on)
+        del keep
+        self._shown.clear()
+        return fetched
+
+    def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[NDArray | None]:
+        """The same, one step at a time, with `observe(step, run, outputs)` in charge of running each."""
+        on = stream(self._ctx)
+        fetched, keep = self._prepare(feeds, on, show=True)
+        for segment in self._segments:
+            for step, call in segment.calls(on):
+                written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
+                observe(step, call, [self.array(value) for value in written])
+        del keep
+        self._shown.clear()
+        return fetched
+
+    def profile(self, feeds: Sequence[Any]) -> list[float]:
+        """One run; the device's milliseconds for each step of the plan."""
+        on = stream(self._ctx)
+        _, keep = self._prepare(feeds, on, self._python)
+        ms = [t for segment in self._segments for t in segment.profile(on)]
+        del keep
+        self._shown.clear()
+        return ms
+
+    def array(self, value: Value) -> NDArray:
+        """The array that shows a value during a run that shows its feeds and fetches."""
+        buffer, spec = value.buffer, value.spec
+        if buffer.kind == "arena":
+            return NDArray.from_block(self._arena, max(buffer.offset, 0), spec.shape, spec.dtype)  # type: ignore[arg-type]
+        held = self._shown.get(buffer) or self._fixed[buffer]
+        if held.shape == spec.shape:
+            return held
+        offset = held.data_address - held.block.address
+        return NDArray.from_block(held.block, offset, spec.shape, spec.dtype)  # type: ignore[arg-type]
+
+    def _prepare(self, feeds: Sequence[Any], on: int, show: bool) -> tuple[list[NDArray | None], list[Any]]:
+        """Puts feeds and fetches in place. What comes back second must live until the steps are queued."""
+        for block in self._blocks:
+            if block.stream != on:
+                block.use(on)
+        place = self._table.place
+        keep = []
+        for value, planned, slot in zip(feeds, self.plan.feeds, self._slots):
+            address, held = self._feed(value, planned.spec, slot, on, show)
+            place(planned.buffer, address)
+            keep.append(held)
+            if show:
+                self._shown[planned.buffer] = held
+        fetched = [
+            None if planned is None else self._fetch(pool, planned, on)
+            for pool, planned in zip(self._pools, self.plan.fetches)
+        ]
+        for held, wanted in zip(fetched, self.plan.fetches):
+            if wanted is not None and held is not None:
+                place(wanted.buffer, held.data_address)
+                if show:
+                    self._shown[wanted.buffer] = held
+        return fetched, keep
+
+    def _feed(self, value: Any, spec: Spec, slot: NDArray | None, on: int, show: bool) -> tuple[int, Any]:
+        """The address of a feed, and what keeps it alive."""
+        if type(value) is NDArray:
+            if value.ctx is not self._ctx or value.dtype != spec.dtype:
+                value = array(value, self._ctx, spec.dtype)
+            value.block.use(on)
+            return value.data_address, value
+        if slot is not None:
+            slot[:] = value
+            return slot.data_address, slot
+        if show:  # a user's own compute gets NDArrays
+            copied = array(value, self._ctx, spec.dtype)
+            return copied.data_address, copied
+        host = np.ascontiguousarray(value, spec.dtype)
+        return host.__array_interface__["data"][0], host
+
+    def _fetch(self, pool: list[NDArray], value: Value, on: int) -> NDArray:
+        """An array of the pool that nobody holds, else a new one."""
+        for k in range(len(pool)):
+            if sys.getrefcount(pool[k]) == _IDLE and sys.getrefcount(pool[k].block) == _IDLE:
+                break
+        else:
+            k = len(pool)
+            block = Block(self._ctx, value.spec.nbytes)
+            pool.append(NDArray.from_block(block, 0, value.spec.shape, value.spec.dtype))  # type: ignore[arg-type]
+        pool[k].block.use(on)
+        return pool[k]
+
+
+class Callback:
+    """One step that runs a user's `compute` from Python, between native segments."""
+
+    def __init__(self, program: Program, step: Step) -> None:
+        self._program = program
+        self._step = step
+
+    def run(self, on: int) -> None:
+        """Calls `compute` with NDArrays on the same stream."""
+        step = self._step
+        arrays = [self._program.array(value) for value in (*step.inputs, *step.outputs)]
+        run_compute(step.node, len(step.inputs), False, *arrays)
+
+    def calls(self, on: int) -> list[tuple[Step, Any]]:
+        """The step with what runs it."""
+        return [(self._step, partial(self.run, on))]
+
+    def profile(self, on: int) -> list[float]:
+        """Runs it; Python's time is no device time and is reported as NaN."""
+        self.run(on)
+        return [float("nan")]
+
+
+def _stretches(steps: Sequence[Step]) -> list[tuple[bool, list[Step]]]:
+    """Consecutive native steps together, each Python step alone."""
+    stretches: list[tuple[bool, list[Step]]] = []
+    for step in steps:
+        native = step.node.op.kernel is not None
+        if native and stretches and stretches[-1][0]:
+            stretches[-1][1].append(step)
+        else:
+            stretches.append((native, [step]))
+    return stretches
+
+
+def _feed_slots(plan: Plan, ctx: Context) -> tuple[list[int | None], int]:
+    """Where host feeds are copied to, behind the plan's arena; the CPU reads them where they are."""
+    if ctx.device_type == DL_CPU:
+        return [None] * len(plan.feeds), plan.arena_nbytes
+    offsets: list[int | None] = []
+    end = plan.arena_nbytes
+    for value in plan.feeds:
+        offsets.append(end)
+        end += aligned(value.spec.nbytes)
+    return offsets, end

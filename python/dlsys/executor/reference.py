@@ -1,0 +1,131 @@
+"""reference: runs a plan on numpy, step by step, every operator writing into the arena with `out=`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .plan import Buffer, Plan, Step, Value
+from .state import aligned_bytes
+
+Patch = tuple[list, int, tuple[int, ...] | None]  # (a step's arguments, a position, the shape if it differs)
+Observer = Callable[[Step, Callable[[], None], list], None]
+
+
+class Reference:
+    """A plan bound to numpy memory."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._views: dict[tuple, np.ndarray] = {}
+        self._outside: dict[Buffer, np.ndarray] = {value.buffer: _state_array(value) for value in plan.states}
+        for value in plan.constants:
+            self._outside[value.buffer] = value.node.attrs["value"]
+        self._patches: dict[Buffer, list[Patch]] = {}
+        self._arena = aligned_bytes(0)
+        self._steps: list[tuple[Callable, list]] = []
+
+    def bind(self, arena: np.ndarray) -> None:
+        """Takes an arena of at least `plan.arena_nbytes` bytes; every later run uses it."""
+        self._arena = arena
+        self._views.clear()
+        self._patches = {value.buffer: [] for value in self.plan.feeds}
+        for fetch in self.plan.fetches:
+            if fetch is not None:
+                self._patches[fetch.buffer] = []
+        self._steps = [self._bound(step) for step in self.plan.steps]
+        self._feeds = [self._patches[value.buffer] for value in self.plan.feeds]
+        self._fetches = [
+            None if value is None else (self._patches[value.buffer], value.spec.shape, value.spec.dtype)
+            for value in self.plan.fetches
+        ]
+
+    def run(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        """Runs all steps; `feeds` are in the order of `plan.feeds` and have the planned shapes and dtypes."""
+        fetched = self._patch(feeds)
+        with np.errstate(all="ignore"):
+            for call, arguments in self._steps:
+                call(*arguments)
+        return fetched
+
+    def run_observed(self, feeds: Sequence[np.ndarray], observe: Observer) -> list[np.ndarray | None]:
+        """The same, with `observe(step, run, outputs)` in charge of calling `run` for each step."""
+        fetched = self._patch(feeds)
+        with np.errstate(all="ignore"):
+            for step, (call, arguments) in zip(self.plan.steps, self._steps):
+                shown = [arguments[k] for k in _written(step)]
+                observe(step, partial(call, *arguments), shown)
+        return fetched
+
+    def _patch(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        for patches, array in zip(self._feeds, feeds):
+            for arguments, k, shape in patches:
+                arguments[k] = array if shape is None else array.reshape(shape)
+        fetched: list[np.ndarray | None] = []
+        for fetch in self._fetches:
+            if fetch is None:
+                fetched.append(None)
+                continue
+            patches, full_shape, dtype = fetch
+            array = np.empty(full_shape, dtype)
+            fetched.append(array)
+            for arguments, k, shape in patches:
+                arguments[k] = array if shape is None else array.reshape(shape)
+        return fetched
+
+    def _bound(self, step: Step) -> tuple[Callable, list]:
+        values = [*step.inputs, *step.workspace, *step.outputs]
+        node, op = step.node, step.node.op
+        if op.kernel is None:
+            values = [*step.inputs, *step.outputs]
+        arguments: list[Any] = [None] * len(values)
+        for k, value in enumerate(values):
+            arguments[k] = self._array(value, arguments, k)
+        if op.kernel is not None:
+            return partial(op.numpy, node), arguments
+        return partial(run_compute, node, len(step.inputs), True), arguments
+
+    def _array(self, value: Value, arguments: list, k: int) -> np.ndarray | None:
+        """The array of a value, or None with a note of where it goes once a run brings it."""
+        buffer, spec = value.buffer, value.spec
+        patches = self._patches.get(buffer)
+        if patches is not None:
+            whole = self._whole_shape(buffer)
+            patches.append((arguments, k, None if whole == spec.shape else spec.shape))
+            return None
+        if buffer in self._outside:
+            array = self._outside[buffer]
+            return array if array.shape == spec.shape else array.reshape(spec.shape)
+        key = (buffer.offset, spec.shape, spec.dtype)
+        if key not in self._views:  # equal views are one object, so that operators can see in-place use
+            self._views[key] = np.ndarray(spec.shape, spec.dtype, self._arena, max(buffer.offset, 0))
+        return self._views[key]
+
+    def _whole_shape(self, buffer: Buffer) -> tuple[int, ...]:
+        for value in (*self.plan.feeds, *self.plan.fetches):
+            if value is not None and value.buffer is buffer:
+                return value.spec.shape
+        raise AssertionError("only feeds and fetches are patched")
+
+
+def run_compute(node: Any, inputs: int, use_numpy: bool, *arrays: Any) -> None:
+    """Calls an operator's own `compute` in the form of the assignment."""
+    outputs = list(arrays[inputs:])
+    output = outputs[0] if node.op.outputs == 1 else outputs
+    node.op.compute(node.origin, list(arrays[:inputs]), output, use_numpy)
+
+
+def _written(step: Step) -> Sequence[int]:
+    """Which of a step's arguments hold what it wrote."""
+    if step.node.op.writes:
+        return step.node.op.writes
+    scratch = len(step.workspace) if step.node.op.kernel is not None else 0
+    start = len(step.inputs) + scratch
+    return range(start, start + len(step.outputs))
+
+
+def _state_array(value: Value) -> np.ndarray:
+    return value.node.origin.storage.array  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The symbolic graph: nodes, operators, gradients, shapes, text. Knows no device and no array."""

@@ -1,0 +1,74 @@
+"""Reverse-mode differentiation: gradients are nodes like any other, so they can be differentiated again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import GraphError
+from .collector import paused_collector
+from .node import Node, attributed_to, find_topo_sort, hooks
+
+
+def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:
+    """A node for the gradient of `output_node` (of the sum of its elements) with respect to each given node.
+
+    A node that the output does not depend on gets zeros of its shape. GraphError names an operator on the way
+    that has no gradient.
+    """
+    for node in [output_node, *node_list]:
+        if not isinstance(node, Node):
+            raise GraphError(f"gradients: expected nodes, got {type(node).__name__}")
+    if output_node.op.outputs > 1:
+        raise GraphError(f"gradients: {output_node.name} has several values; name one, such as [0] of it")
+    order = find_topo_sort([output_node])
+    needed = _depends_on(order, node_list)
+    pieces: dict[Node, list] = {output_node: [hooks["ones_like"](output_node)]}
+    totals: dict[Node, Node] = {}
+    with paused_collector():
+        for node in reversed(order):
+            if node in needed and node in pieces:
+                with attributed_to(node):
+                    _back_through(node, pieces, totals, needed)
+    return [totals[node] if node in totals else hooks["zeros_like"](node) for node in node_list]
+
+
+def _depends_on(order: Iterable[Node], node_list: Iterable[Node]) -> set[Node]:
+    needed = set(node_list)
+    for node in order:
+        if not needed.isdisjoint(node.inputs):
+            needed.add(node)
+    return needed
+
+
+def _back_through(node: Node, pieces: dict[Node, list], totals: dict[Node, Node], needed: set[Node]) -> None:
+    if node.op.outputs > 1:  # its pieces are (index, gradient) pairs, left by its outputs
+        grads: list = [None] * node.op.outputs
+        for index, grad in pieces.pop(node):
+            grads[index] = grad
+        _spread(node, grads, pieces, needed)
+        return
+    total = totals[node] = sum_node_list(pieces.pop(node))
+    if "index" in node.attrs and node.inputs and node.inputs[0].op.outputs > 1:
+        pieces.setdefault(node.inputs[0], []).append((node.attrs["index"], total))
+    elif node.inputs and not needed.isdisjoint(node.inputs):
+        _spread(node, total, pieces, needed)
+
+
+def _spread(node: Node, output_grad, pieces: dict[Node, list], needed: set[Node]) -> None:
+    input_grads = node.op.gradient(node, output_grad)
+    if len(input_grads) != len(node.inputs):
+        raise GraphError(
+            f"operator {node.op.name} returned {len(input_grads)} gradients for {len(node.inputs)} inputs "
+            f"[{node.where}]"
+        )
+    for x, grad in zip(node.inputs, input_grads):
+        if grad is not None and x in needed:
+            pieces.setdefault(x, []).append(grad)
+
+
+def sum_node_list(node_list: Sequence[Node]) -> Node:
+    """The sum of some nodes as a node."""
+    total = node_list[0]
+    for node in node_list[1:]:
+        total = hooks["add"](total, node)
+    return total

@@ -1,0 +1,329 @@
+"""Nodes and operators, the two words that a graph is made of.
+
+A node is one use of an operator: its inputs are other nodes, its attributes plain Python values. A graph is
+whatever can be reached from some nodes. An operator states, side by side, its shape rule (`infer`), its numpy
+twin (`numpy`), its gradient and the name of its native kernel; the engine reads its *traits* and never its class.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import GraphError, ShapeError
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_numbers = itertools.count()
+_building = threading.local()
+
+# The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows none of them.
+hooks: dict[str, Callable[..., Node]] = {}
+
+
+class Spec(NamedTuple):
+    """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user chose it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype | None
+    declared: bool = True
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it takes in memory."""
+        assert self.dtype is not None
+        return self.size * self.dtype.itemsize
+
+
+class Op:
+    """An operator. Subclass it, override what differs, and make one instance.
+
+    Own operators need `infer_shape(node, input_shapes)`, `compute(node, input_vals, output_val, use_numpy)` and,
+    to be differentiated, `gradient(node, output_grad)`; see "How to add an operator" in the README for one with
+    a native kernel.
+    """
+
+    # ---- traits: all that the engine knows of an operator ----
+    name: str = ""  # in texts, messages and profiles
+    kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
+    outputs: int = 1  # values it makes; several are reached as node[0], node[1], …; 0 only groups its inputs
+    view: bool = False  # the output is input 0's memory under another shape
+    inplace: bool = False  # the output may take over an input of equal shape and dtype that dies here
+    writes: tuple[int, ...] = ()  # inputs (Parameters) that it updates; its outputs are their new values
+    fallible: bool = False  # may fail on the values it sees, so updates wait for it
+    elementwise: bool = False  # element k of the output depends on element k of the inputs only
+    moves: bool = False  # it moves or repeats elements and computes nothing
+    filled: bool = False  # one number everywhere, `attrs["value"]`
+    any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
+    leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.name:
+            cls.name = cls.__name__.removesuffix("Op").lower()
+
+    def __call__(self, *inputs: Node, name: str | None = None, **attrs: Any) -> Node:
+        """A node that applies this operator; attributes are keywords."""
+        return Node(self, inputs, attrs, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
+        """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs."""
+        if type(self).infer_shape is Op.infer_shape:
+            raise GraphError(f"operator {self.name} defines neither infer nor infer_shape")
+        from .shapes import promote  # a user's operator in the form of the assignment: shapes only
+
+        dtype = promote(node, *specs) if specs else np.dtype(np.float32)
+        declared = any(spec.declared for spec in specs)
+        shapes = self.infer_shape(node, [spec.shape for spec in specs])
+        if self.outputs > 1:
+            return tuple(Spec(tuple(shape), dtype, declared) for shape in shapes)
+        return Spec(tuple(shapes), dtype, declared)
+
+    def infer_shape(self, node: Node, input_shapes: Sequence[tuple[int, ...]]) -> Any:
+        """The output's shape (a tuple of shapes when `outputs` > 1) from the inputs' shapes."""
+        specs = self.infer(node, *(Spec(tuple(shape), None) for shape in input_shapes))
+        return specs.shape if isinstance(specs, Spec) else tuple(spec.shape for spec in specs)
+
+    def compute(self, node: Node, input_vals: list, output_val: Any, use_numpy: bool = True) -> None:
+        """Writes the output's values: numpy arrays, or NDArrays when `use_numpy` is False."""
+        if not use_numpy:
+            hooks["run_kernel"](node, input_vals, output_val)
+            return
+        outputs = output_val if self.outputs > 1 else [output_val]
+        workspace = [
+            np.empty(spec.shape, spec.dtype)
+            for spec in self.workspace(
+                node,
+                [Spec(x.shape, x.dtype) for x in input_vals],
+                [Spec(y.shape, y.dtype) for y in outputs],
+            )
+        ]
+        self.numpy(node, *input_vals, *workspace, *outputs)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        """Called with inputs, workspace and outputs in this order; writes the outputs."""
+        raise GraphError(f"operator {self.name} has no numpy form [{node.where}]")
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> Sequence[Spec]:
+        """Scratch arrays that `numpy` wants besides its inputs and outputs."""
+        return ()
+
+    def scalars(self, node: Node) -> tuple[float | int, ...]:
+        """The kernel's plain arguments, in the order of its signature."""
+        return ()
+
+    def gradient(self, node: Node, output_grad: Any) -> Sequence[Node | None]:
+        """The gradient with respect to each input, None where there is none.
+
+        `output_grad` is a node, or a list of nodes and Nones when `outputs` > 1.
+        """
+        raise GraphError(f"operator {self.name} has no gradient [{node.where}]")
+
+    def simplify(self, node: Node) -> Node | None:
+        """An equal, simpler or more primitive node, now that every spec is known; None keeps this one."""
+        return None
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        """Floating-point operations of one application, for profiles."""
+        return output.size
+
+
+class Node:
+    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w` make further nodes.
+
+    Attributes: `op`, `inputs` (nodes), `attrs` (plain values), `name`, `number` (unique, in order of making),
+    `where` (the user's source line), `spec` (shape and dtype where they are known without feeds, else None).
+    """
+
+    __slots__ = (
+        "op", "inputs", "attrs", "name", "number", "spec", "origin", "_line", "_values",
+        "__dict__", "__weakref__",
+    )  # fmt: skip
+    __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
+
+    def __init__(
+        self, op: Op, inputs: Iterable[Node] = (), attrs: dict[str, Any] | None = None, name: str | None = None
+    ) -> None:
+        self.op = op
+        self.inputs = list(inputs)
+        self.attrs = attrs if attrs is not None else {}
+        self.number = next(_numbers)
+        self.name = name or f"{op.name}.{self.number}"
+        self._line = getattr(_building, "line", None) or _user_line()
+        self._values: dict[int, Node] | None = None
+        self.spec: Any = None
+        self.origin: Node = self  # in a rewritten graph, the user's node that this one stands for
+        specs = [node.spec if isinstance(node, Node) else _no_node(self, node) for node in self.inputs]
+        if specs and None not in specs:
+            self.spec = op.infer(self, *specs)
+
+    def derive(self, inputs: list[Node], spec: Any) -> Node:
+        """The same use of the same operator over other inputs, for graphs that passes rewrite."""
+        node = Node.__new__(Node)
+        node.op, node.inputs, node.attrs, node.name = self.op, inputs, self.attrs, self.name
+        node.number, node._line, node._values, node.spec = self.number, self._line, None, spec
+        node.origin = self.origin
+        return node
+
+    @property
+    def where(self) -> str:
+        """The user's source line that made this node, such as `model.py:31`."""
+        return f"{os.path.basename(self._line[0])}:{self._line[1]}"
+
+    @property
+    def const_attr(self) -> Any:
+        """The constant of `x + 2` and the like (the assignment's name for it), else None."""
+        return self.attrs.get("const")
+
+    @const_attr.setter
+    def const_attr(self, value: Any) -> None:
+        self.attrs["const"] = value
+
+    def error(self, message: str) -> ShapeError:
+        """A ShapeError that names this operator and the user's line, ready to raise."""
+        return ShapeError(f"{self.op.name}: {message} [{self.where}]")
+
+    def __getitem__(self, index: int) -> Node:
+        if self.op.outputs == 1 or not isinstance(index, int) or not 0 <= index < self.op.outputs:
+            raise GraphError(f"{self.name} has {self.op.outputs} output(s); there is no [{index!r}] of it")
+        if self._values is None:
+            self._values = {}
+        if index not in self._values:
+            self._values[index] = output_op(self, index=index, name=f"{self.name}[{index}]")
+        return self._values[index]
+
+    def __iter__(self) -> Iterator[Node]:
+        if self.op.outputs == 1:
+            raise TypeError(f"{self.name} is one value and cannot be unpacked")
+        return (self[index] for index in range(self.op.outputs))
+
+    def __add__(self, other: Any) -> Node:
+        return hooks["add"](self, other)
+
+    def __sub__(self, other: Any) -> Node:
+        return hooks["sub"](self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return hooks["sub"](other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return hooks["mul"](self, other)
+
+    def __truediv__(self, other: Any) -> Node:
+        return hooks["div"](self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return hooks["div"](other, self)
+
+    def __pow__(self, other: Any) -> Node:
+        return hooks["power"](self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return hooks["power"](other, self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return hooks["matmul"](self, other)
+
+    def __neg__(self) -> Node:
+        return hooks["neg"](self)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        arguments = [node.name for node in self.inputs]
+        arguments += [f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")]
+        text = f"{self.name} = {self.op.name}({', '.join(arguments)})"
+        if isinstance(self.spec, Spec):
+            text += f" : {self.spec.dtype or '?'} {self.spec.shape}"
+        return text
+
+
+class OutputOp(Op):
+    """One value of an operator that has several: `node[1]`."""
+
+    name = "output"
+    view = True
+
+    def infer(self, node: Node, *specs: Any) -> Spec:
+        return specs[0][node.attrs["index"]]
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        raise AssertionError("gradients() hands the gradient of an output to the operator itself")
+
+
+output_op = OutputOp()
+
+
+def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
+    """Every node that the given ones depend on, inputs before users. GraphError names a cycle."""
+    order: list[Node] = []
+    done: dict[Node, bool] = {}  # False while its inputs are being visited, True once it is in `order`
+    stack = list(node_list)[::-1]
+    while stack:
+        node = stack[-1]
+        visited = done.get(node)
+        if visited is None:
+            done[node] = False
+            for x in reversed(node.inputs):
+                known = done.get(x)
+                if known is None:
+                    stack.append(x)
+                elif not known:
+                    raise GraphError(_cycle_text([n for n in stack if done.get(n) is False], x))
+        else:
+            stack.pop()
+            if not visited:
+                done[node] = True
+                order.append(node)
+    return order
+
+
+class attributed_to:  # noqa: N801 (used as a function; a class costs half of a generator)
+    """Nodes made inside `with attributed_to(node):` are said to come from the same source line as `node`."""
+
+    __slots__ = ("_line", "_before")
+
+    def __init__(self, node: Node) -> None:
+        self._line = node._line
+
+    def __enter__(self) -> None:
+        self._before = getattr(_building, "line", None)
+        _building.line = self._line
+
+    def __exit__(self, *error: object) -> None:
+        _building.line = self._before
+
+
+def _user_line() -> tuple[str, int]:
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _no_node(node: Node, value: Any) -> Spec:
+    raise GraphError(
+        f"{node.op.name}: an input is {type(value).__name__}, expected a node; wrap arrays in "
+        f"ad.constant [{node.where}]"
+    )
+
+
+def _cycle_text(path: list[Node], start: Node) -> str:
+    names = [node.name for node in path[path.index(start) :]]
+    if len(names) > 8:
+        names = [*names[:4], "…", *names[-3:]]
+    return f"the graph has a cycle: {' → '.join(reversed([*names, names[0]]))}; a node cannot depend on itself"

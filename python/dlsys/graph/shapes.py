@@ -1,0 +1,124 @@
+"""Shape and dtype rules that operators share, and the inference of a whole graph from its feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError
+from .node import Node, Spec
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+
+
+def infer(order: Iterable[Node], leaves: Mapping[Node, Spec], native: bool = False) -> dict[Node, Any]:
+    """The spec of every node of a topological order, with no execution.
+
+    `leaves` gives the specs of feeds and of state whose storage decided them. On native devices undeclared
+    float64 becomes float32, the one floating dtype there. Raises ShapeError naming the operator, the rule and
+    what it got.
+    """
+    specs: dict[Node, Any] = {}
+    for node in order:
+        spec = leaves.get(node) or node.spec
+        if spec is None or spec[1] is None or type(spec) is not Spec:
+            spec = node.op.infer(node, *[specs[x] for x in node.inputs])
+        if native and type(spec) is Spec and spec.dtype == FLOAT64:
+            spec = _narrow(node, spec)
+        specs[node] = spec
+    return specs
+
+
+def _narrow(node: Node, spec: Spec) -> Spec:
+    if spec.declared and node.op.leaf:
+        raise ShapeError(
+            f"{node.name} is declared float64, but native devices compute in float32: declare float32, or run "
+            f"on numpy (ctx=None) [{node.where}]"
+        )
+    return spec._replace(dtype=FLOAT32)
+
+
+def promote(node: Node, *specs: Spec) -> np.dtype | None:
+    """The dtype of a computation over these inputs: integers give way to floats, bool to integers.
+
+    float32 with float64 is an error when one of them was declared; two undeclared feeds promote as in numpy.
+    """
+    if len(specs) == 1:
+        return specs[0].dtype
+    dtypes = {spec.dtype for spec in specs}
+    if None in dtypes:
+        return None
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    floats = {dtype for dtype in dtypes if dtype.kind == "f"}  # type: ignore[union-attr]
+    if len(floats) == 1:
+        return floats.pop()
+    if floats:
+        _refuse_mixed_floats(node, specs)
+    return np.result_type(*(dtype for dtype in (floats or dtypes) if dtype is not None))
+
+
+def _refuse_mixed_floats(node: Node, specs: tuple[Spec, ...]) -> None:
+    floats = [(x, s) for x, s in zip(node.inputs, specs) if s.dtype is not None and s.dtype.kind == "f"]
+    if any(spec.declared for _, spec in floats):
+        first = floats[0]
+        other = next(pair for pair in floats if pair[1].dtype != first[1].dtype)
+        raise node.error(
+            f"{first[0].name} is {first[1].dtype} and {other[0].name} is {other[1].dtype}; "
+            "feed or declare both with one dtype"
+        )
+
+
+def floating(dtype: np.dtype | None) -> np.dtype | None:
+    """`dtype` itself when it is floating, else the default that integers promote to."""
+    return dtype if dtype is None or dtype.kind == "f" else FLOAT64
+
+
+def broadcast(node: Node, *specs: Spec) -> tuple[int, ...]:
+    """The common shape by numpy's rule: aligned at the right, extents equal or 1."""
+    shape = specs[0].shape
+    for spec in specs[1:]:
+        if spec.shape == shape:
+            continue
+        merged = merge_shapes(shape, spec.shape)
+        if merged is None:
+            raise node.error(f"shapes do not broadcast: {describe(node, specs)}")
+        shape = merged
+    return shape
+
+
+def merge_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Two shapes broadcast against each other, None where they cannot be."""
+    ndim = max(len(a), len(b))
+    left = (1,) * (ndim - len(a)) + a
+    right = (1,) * (ndim - len(b)) + b
+    if any(m != n and m != 1 and n != 1 for m, n in zip(left, right)):
+        return None
+    return tuple(n if m == 1 else m for m, n in zip(left, right))
+
+
+def broadcast_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of `target` along which an array of `shape` is repeated."""
+    lead = len(target) - len(shape)
+    return tuple(
+        axis for axis, extent in enumerate(target) if axis < lead or (shape[axis - lead] == 1 != extent)
+    )
+
+
+def normalize_axes(node: Node, axes: int | Iterable[int] | None, ndim: int) -> tuple[int, ...]:
+    """Axes as a sorted tuple of non-negative numbers; None is all of them."""
+    if axes is None:
+        return tuple(range(ndim))
+    given = (axes,) if isinstance(axes, (int, np.integer)) else tuple(axes)
+    found = sorted(int(axis) + ndim if axis < 0 else int(axis) for axis in given)
+    if any(not 0 <= axis < ndim for axis in found) or len(set(found)) != len(found):
+        raise node.error(f"axes {given} do not fit an array of {ndim} dimensions")
+    return tuple(found)
+
+
+def describe(node: Node, specs: Iterable[Spec]) -> str:
+    """The inputs with their shapes, such as `x (64, 784) and w (10, 784)`."""
+    return " and ".join(f"{x.name} {spec.shape}" for x, spec in zip(node.inputs, specs))

@@ -1,0 +1,247 @@
+"""Elementwise operators, with numpy's broadcasting. Each is one paragraph: name, numpy form, gradient.
+
+The native kernel has the operator's name; its formula is a functor in src/functors.h. Gradients are written in
+terms of the inputs, the output `y` and the output's gradient `dy`, from `y` where the mathematics allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..graph.node import Node, Op, Spec
+from ..graph.shapes import broadcast, floating, promote
+from .source import constant_op
+
+
+class Elementwise(Op):
+    """What all elementwise operators share: broadcast shapes, promoted dtypes, in place where possible."""
+
+    inplace = True
+    elementwise = True
+
+    def __init__(
+        self,
+        name: str,
+        numpy: Callable,
+        gradient: Callable,
+        scratch: bool = False,
+        with_const: Callable | None = None,
+    ) -> None:
+        self.name = self.kernel = name
+        self._numpy = numpy
+        self._gradient = gradient
+        self._scratch = scratch  # numpy wants an array of bools besides
+        self._with_const = with_const  # rebuilds a op b through the operators of numbers
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        dtype = promote(node, *specs)
+        return Spec(broadcast(node, *specs), dtype, any(spec.declared for spec in specs))
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        self._numpy(*arrays)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [outputs[0]._replace(dtype=np.dtype(np.bool_))] if self._scratch else []
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        from .reduce import sum_to_like
+
+        grads = self._gradient(*node.inputs, node, output_grad)
+        if len(node.inputs) == 1:
+            return [grads]
+        return [None if dx is None else sum_to_like(dx, x) for x, dx in zip(node.inputs, grads)]
+
+    def simplify(self, node: Node) -> Node | None:
+        """An operand that is one number everywhere becomes a plain number."""
+        if self._with_const is None:
+            return None
+        for side, x in enumerate(node.inputs):
+            other = node.inputs[1 - side]
+            if x.op.filled and other.spec == node.spec:
+                operands = [other, other]
+                operands[side] = x.attrs["value"]
+                return self._with_const(*operands)
+        return None
+
+
+class FloatElementwise(Elementwise):
+    """Elementwise with a floating result whatever the input's dtype: exp, division, …"""
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        spec = super().infer(node, *specs)
+        return spec._replace(dtype=floating(spec.dtype))
+
+
+class WithConst(Elementwise):
+    """Elementwise between an array and one Python number, `node.attrs["const"]`, which adapts to the array."""
+
+    def __init__(
+        self,
+        name: str,
+        numpy: Callable,
+        gradient: Callable,
+        identity: float | None = None,
+        integral: bool = False,
+    ) -> None:
+        super().__init__(name, numpy, gradient)
+        self._identity = identity  # the constant that changes nothing
+        self._integral = integral  # integers with an integer constant stay integers
+
+    def __call__(self, x: Node, const: float, name: str | None = None) -> Node:  # type: ignore[override]
+        return Node(self, (x,), {"const": const}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if self._integral and isinstance(node.attrs["const"], int):
+            return specs[0]
+        return specs[0]._replace(dtype=floating(specs[0].dtype))
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        self._numpy(arrays[0], node.attrs["const"], arrays[1])
+
+    def scalars(self, node: Node) -> tuple[float]:
+        return (float(node.attrs["const"]),)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [self._gradient(node.inputs[0], node.attrs["const"], node, output_grad)]  # type: ignore[misc]
+
+    def simplify(self, node: Node) -> Node | None:
+        x = node.inputs[0]
+        return x if node.attrs["const"] == self._identity and node.spec == x.spec else None
+
+
+class CastOp(Op):
+    """The same values in another dtype; floats lose their fraction on the way to integers."""
+
+    name = kernel = "cast"
+    elementwise = any_dtype = True
+
+    def __call__(self, x: Node, dtype: Any, name: str | None = None) -> Node:  # type: ignore[override]
+        return Node(self, (x,), {"dtype": np.dtype(dtype)}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return specs[0]._replace(dtype=node.attrs["dtype"])
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        np.copyto(arrays[1], arrays[0], casting="unsafe")
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x = node.inputs[0].spec
+        return [output_grad if x is None or x.dtype is None else cast_op(output_grad, x.dtype)]
+
+    def simplify(self, node: Node) -> Node | None:
+        x = node.inputs[0]
+        return x if x.spec is not None and x.spec.dtype == node.attrs["dtype"] else None
+
+
+def _masked(mask_source: np.ndarray, values: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:
+    np.greater(mask_source, 0, out=mask)
+    if out is values:  # in place: clear what the mask leaves out
+        np.logical_not(mask, out=mask)
+        np.copyto(out, 0, where=mask)
+        return
+    out.fill(0)
+    np.copyto(out, values, where=mask)
+
+
+def _sigmoid(x: np.ndarray, y: np.ndarray) -> None:
+    np.negative(x, out=y)
+    np.exp(y, out=y)
+    np.add(y, 1, out=y)
+    np.reciprocal(y, out=y)
+
+
+# ---- one input ----
+neg_op = Elementwise("neg", np.negative, lambda x, y, dy: -dy)
+exp_op = FloatElementwise("exp", np.exp, lambda x, y, dy: dy * y)
+log_op = FloatElementwise("log", np.log, lambda x, y, dy: dy / x)
+sqrt_op = FloatElementwise("sqrt", np.sqrt, lambda x, y, dy: 0.5 * dy / y)
+tanh_op = FloatElementwise("tanh", np.tanh, lambda x, y, dy: dy * (1 - y * y))
+sigmoid_op = FloatElementwise("sigmoid", _sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
+relu_op = Elementwise(
+    "relu", lambda x, y: np.maximum(x, 0, out=y), lambda x, y, dy: relu_gradient_op(y, dy)
+)
+
+# ---- two inputs ----
+add_op = Elementwise(
+    "add", np.add, lambda a, b, y, dy: (dy, dy), with_const=lambda a, b: add(a, b)
+)
+sub_op = Elementwise(
+    "sub", np.subtract, lambda a, b, y, dy: (dy, -dy), with_const=lambda a, b: sub(a, b)
+)
+mul_op = Elementwise(
+    "mul", np.multiply, lambda a, b, y, dy: (dy * b, dy * a), with_const=lambda a, b: mul(a, b)
+)
+div_op = FloatElementwise(
+    "div", np.divide, lambda a, b, y, dy: (dy / b, -dy * y / b), with_const=lambda a, b: div(a, b)
+)
+pow_op = FloatElementwise(  # the exponent's gradient wants a > 0
+    "pow", np.power, lambda a, b, y, dy: (dy * b * pow_op(a, b - 1), dy * y * log_op(a))
+)
+# dy where relu's input (or its output, which has the same sign) is positive, else 0
+relu_gradient_op = Elementwise(
+    "relu_gradient", _masked, lambda x, g, y, dy: (None, relu_gradient_op(x, dy)), scratch=True
+)
+
+# ---- an array and a number ----
+add_byconst_op = WithConst("add_const", np.add, lambda x, c, y, dy: dy, identity=0, integral=True)
+mul_byconst_op = WithConst("mul_const", np.multiply, lambda x, c, y, dy: dy * c, 1, integral=True)
+div_byconst_op = WithConst("div_const", np.divide, lambda x, c, y, dy: dy / c, identity=1)
+const_sub_op = WithConst("rsub_const", lambda x, c, y: np.subtract(c, x, y), lambda x, c, y, dy: -dy, integral=True)
+const_div_op = WithConst("rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -dy * y / x)
+pow_byconst_op = WithConst("pow_const", np.power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1)
+const_pow_op = WithConst("rpow_const", lambda x, c, y: np.power(c, x, y), lambda x, c, y, dy: dy * y * float(np.log(c)))
+cast_op = CastOp()
+
+
+def _power_gradient(x: Node, c: float, dy: Node) -> Node:
+    return dy * (c * pow_byconst_op(x, c - 1)) if c != 0 else dy * 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) or (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
+def _number(value: Any) -> int | float:
+    return value if type(value) in (int, float) else value.item()
+
+
+def _as_node(value: Any) -> Node:
+    return value if isinstance(value, Node) else constant_op(value)
+
+
+def add(a: Any, b: Any) -> Node:
+    """a + b, where each is a node, a number or an array."""
+    if _is_number(b):
+        return add_byconst_op(a, _number(b))
+    return add_byconst_op(b, _number(a)) if _is_number(a) else add_op(_as_node(a), _as_node(b))
+
+
+def sub(a: Any, b: Any) -> Node:
+    """a - b, where each is a node, a number or an array."""
+    if _is_number(b):
+        return add_byconst_op(a, -_number(b))
+    return const_sub_op(b, _number(a)) if _is_number(a) else sub_op(_as_node(a), _as_node(b))
+
+
+def mul(a: Any, b: Any) -> Node:
+    """a · b element by element, where each is a node, a number or an array."""
+    if _is_number(b):
+        return mul_byconst_op(a, _number(b))
+    return mul_byconst_op(b, _number(a)) if _is_number(a) else mul_op(_as_node(a), _as_node(b))
+
+
+def div(a: Any, b: Any) -> Node:
+    """a / b element by element, where each is a node, a number or an array."""
+    if _is_number(b):
+        return div_byconst_op(a, _number(b))
+    return const_div_op(b, _number(a)) if _is_number(a) else div_op(_as_node(a), _as_node(b))
+
+
+def power(a: Any, b: Any) -> Node:
+    """a to the power b element by element, where each is a node, a number or an array."""
+    if _is_number(b):
+        return pow_byconst_op(a, _number(b))
+    return const_pow_op(b, _number(a)) if _is_number(a) else pow_op(_as_node(a), _as_node(b))

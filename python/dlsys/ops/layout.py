@@ -1,0 +1,170 @@
+"""Operators that move or repeat elements and compute nothing: reshape, transpose, broadcast_to, copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..graph.node import Node, Op, Spec
+from ..graph.shapes import merge_shapes, normalize_axes
+
+
+class ReshapeOp(Op):
+    """The same elements in another shape; one extent may be -1. Costs nothing: it is a view."""
+
+    name = "reshape"
+    view = True
+    moves = True
+
+    def __call__(self, x: Node, shape: Sequence[int], name: str | None = None) -> Node:  # type: ignore[override]
+        return Node(self, (x,), {"shape": tuple(int(n) for n in shape)}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        wanted = node.attrs["shape"]
+        known = 1
+        for extent in wanted:
+            known *= extent if extent != -1 else 1
+        size = specs[0].size
+        fits = size == known
+        if wanted.count(-1) == 1:
+            fits = known > 0 and size % known == 0
+            wanted = tuple(size // known if n == -1 and fits else n for n in wanted)
+        if not fits or min(wanted, default=0) < 0:
+            raise node.error(
+                f"{node.inputs[0].name} {specs[0].shape} has {size} elements and cannot become "
+                f"{node.attrs['shape']}"
+            )
+        return specs[0]._replace(shape=wanted)
+
+    def simplify(self, node: Node) -> Node | None:
+        x = node.inputs[0]
+        assert node.spec is not None and x.spec is not None
+        if x.spec.shape == node.spec.shape:
+            return x
+        return reshape_op(x.inputs[0], node.spec.shape) if x.op is reshape_op else None
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [reshape_like_op(output_grad, node.inputs[0])]
+
+
+class ReshapeLikeOp(Op):
+    """x in the shape of another node with as many elements."""
+
+    name = "reshape_like"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if specs[0].size != specs[1].size:
+            raise node.error(
+                f"{node.inputs[0].name} {specs[0].shape} and {node.inputs[1].name} {specs[1].shape} "
+                "differ in their number of elements"
+            )
+        return specs[0]._replace(shape=specs[1].shape)
+
+    def simplify(self, node: Node) -> Node:
+        assert node.spec is not None
+        return reshape_op(node.inputs[0], node.spec.shape)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [reshape_like_op(output_grad, node.inputs[0]), None]
+
+
+class TransposeOp(Op):
+    """Axes in another order, reversed by default; output axis k is input axis `axes[k]`."""
+
+    name = kernel = "transpose"
+    moves = any_dtype = True
+
+    def __call__(self, x: Node, axes: Sequence[int] | None = None, name: str | None = None) -> Node:  # type: ignore[override]
+        return Node(self, (x,), {"axes": None if axes is None else tuple(axes)}, name)
+
+    def permutation(self, node: Node, ndim: int) -> tuple[int, ...]:
+        """The order of the input's axes in the output, without negative numbers."""
+        axes = node.attrs["axes"]
+        if axes is None:
+            return tuple(reversed(range(ndim)))
+        if len(axes) != ndim:
+            raise node.error(f"axes {axes} do not name each of {ndim} dimensions once")
+        normalize_axes(node, axes, ndim)
+        return tuple(axis % ndim for axis in axes)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        shape = specs[0].shape
+        return specs[0]._replace(shape=tuple(shape[k] for k in self.permutation(node, len(shape))))
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        np.copyto(arrays[1], arrays[0].transpose(node.attrs["axes"]))
+
+    def scalars(self, node: Node) -> tuple[int]:
+        assert node.spec is not None
+        axes = self.permutation(node, len(node.spec.shape))
+        return (sum(axis << (4 * k) for k, axis in enumerate(axes)),)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        axes = node.attrs["axes"]
+        if axes is None:
+            return [transpose_op(output_grad)]
+        return [transpose_op(output_grad, [int(k) for k in np.argsort([a % len(axes) for a in axes])])]
+
+    def simplify(self, node: Node) -> Node | None:
+        x = node.inputs[0]
+        assert node.spec is not None and x.spec is not None
+        axes = self.permutation(node, len(node.spec.shape))
+        if x.op is transpose_op:  # two in a row are one
+            inner = self.permutation(x, len(axes))
+            return transpose_op(x.inputs[0], [inner[k] for k in axes])
+        moving = [k for k in axes if x.spec.shape[k] != 1]
+        return reshape_op(x, node.spec.shape) if moving == sorted(moving) else None
+
+
+class BroadcastToOp(Op):
+    """x repeated to `shape` by numpy's rule."""
+
+    name = kernel = "broadcast_to"
+    moves = any_dtype = True
+
+    def __call__(self, x: Node, shape: Sequence[int], name: str | None = None) -> Node:  # type: ignore[override]
+        return Node(self, (x,), {"shape": tuple(int(n) for n in shape)}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        shape = node.attrs["shape"]
+        if merge_shapes(specs[0].shape, shape) != shape:
+            raise node.error(f"{node.inputs[0].name} {specs[0].shape} does not broadcast to {shape}")
+        return specs[0]._replace(shape=shape)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        np.copyto(arrays[1], arrays[0])
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        from .reduce import sum_to_like
+
+        return [sum_to_like(output_grad, node.inputs[0])]
+
+    def simplify(self, node: Node) -> Node | None:
+        x = node.inputs[0]
+        assert node.spec is not None and x.spec is not None
+        return reshape_op(x, node.spec.shape) if x.spec.size == node.spec.size else None
+
+
+class CopyOp(Op):
+    """The same values in memory of their own; the planner inserts it where aliasing would be seen."""
+
+    name = "copy"
+    kernel = "cast"
+    any_dtype = True
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return specs[0]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        np.copyto(arrays[1], arrays[0])
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [output_grad]
+
+
+reshape_op = ReshapeOp()
+reshape_like_op = ReshapeLikeOp()
+transpose_op = TransposeOp()
+broadcast_to_op = BroadcastToOp()
+copy_op = CopyOp()

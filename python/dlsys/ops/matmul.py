@@ -1,0 +1,69 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph.node import Node, Op, Spec
+from ..graph.shapes import describe, promote
+from .layout import transpose_op
+
+
+class MatMulOp(Op):
+    """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
+
+    name = kernel = "matmul"
+
+    def __call__(  # type: ignore[override]
+        self, A: Node, B: Node, trans_A: bool = False, trans_B: bool = False, name: str | None = None
+    ) -> Node:
+        return Node(self, (A, B), {"trans_A": bool(trans_A), "trans_B": bool(trans_B)}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if len(specs[0].shape) != 2 or len(specs[1].shape) != 2:
+            raise node.error(f"expected two matrices, got {describe(node, specs)}")
+        trans_A, trans_B = node.attrs["trans_A"], node.attrs["trans_B"]
+        rows, inner = specs[0].shape[::-1] if trans_A else specs[0].shape
+        inner_B, columns = specs[1].shape[::-1] if trans_B else specs[1].shape
+        if inner != inner_B:
+            hint = ""
+            if inner == columns:
+                hint = f"; did you mean trans_B={not trans_B}?"
+            elif rows == inner_B:
+                hint = f"; did you mean trans_A={not trans_A}?"
+            raise node.error(f"inner dimensions differ: {describe(node, specs)}{hint}")
+        return Spec((rows, columns), promote(node, *specs), specs[0].declared or specs[1].declared)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        a, b, out = arrays
+        np.matmul(a.T if node.attrs["trans_A"] else a, b.T if node.attrs["trans_B"] else b, out=out)
+
+    def scalars(self, node: Node) -> tuple[int, int]:
+        return int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        A, B = node.inputs
+        if not node.attrs["trans_A"]:
+            dA = matmul_op(output_grad, B, trans_B=not node.attrs["trans_B"])
+        else:
+            dA = matmul_op(B, output_grad, trans_A=node.attrs["trans_B"], trans_B=True)
+        if not node.attrs["trans_B"]:
+            dB = matmul_op(A, output_grad, trans_A=not node.attrs["trans_A"])
+        else:
+            dB = matmul_op(output_grad, A, trans_A=True, trans_B=node.attrs["trans_A"])
+        return [dA, dB]
+
+    def simplify(self, node: Node) -> Node | None:
+        """Takes transposes of its inputs into its flags."""
+        inputs, flags = list(node.inputs), [node.attrs["trans_A"], node.attrs["trans_B"]]
+        for k, x in enumerate(inputs):
+            if x.op is transpose_op:
+                inputs[k], flags[k] = x.inputs[0], not flags[k]
+        return None if inputs == node.inputs else matmul_op(*inputs, *flags)
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        inner = inputs[0].shape[0 if node.attrs["trans_A"] else 1]
+        return 2 * output.size * inner
+
+
+matmul_op = MatMulOp()

@@ -1,0 +1,113 @@
+"""simplify: lowers shape-dependent operators, folds constants, drops identities, merges equal nodes.
+
+Operators state their own rules in `Op.simplify`; this pass applies them until nothing changes, in one walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraphError
+from ..graph.node import Node, Spec, attributed_to, hooks
+from ..graph.shapes import FLOAT32
+
+
+def simplify(
+    order: Iterable[Node], specs: Mapping[Node, Any], fetches: Sequence[Node], native: bool = False
+) -> list[Node]:
+    """The fetches over a new graph whose nodes all carry their spec; the user's graph is left alone.
+
+    `order` is a topological order and `specs` has the spec of each of its nodes. `native` also inserts the casts
+    that native kernels need. Raises GraphError for arithmetic that native devices do not have.
+    """
+    rewriter = _Rewriter(native)
+    new: dict[Node, Node] = {}
+    for node in order:
+        derived = node.derive([new[x] for x in node.inputs], specs[node])
+        new[node] = rewriter.settle(derived)
+    return [new[node] for node in fetches]
+
+
+class _Rewriter:
+    def __init__(self, native: bool) -> None:
+        self._native = native
+        self._settled: dict[Node, Node] = {}
+        self._equal: dict[tuple, Node] = {}
+
+    def settle(self, node: Node) -> Node:
+        """The final form of a node whose inputs are final."""
+        known = self._settled.get(node)
+        if known is not None:
+            return known
+        key = self._key(node)
+        merged = self._equal.get(key) if key is not None else None
+        if merged is None:
+            merged = self._rewrite(node)
+            if key is not None:
+                self._equal[key] = merged
+        self._settled[node] = self._settled[merged] = merged
+        return merged
+
+    def _rewrite(self, node: Node) -> Node:
+        if node.op.leaf:
+            return node
+        with attributed_to(node):
+            simpler = _fold(node) or node.op.simplify(node)
+        if simpler is not None:
+            return self._settle_new(simpler, node)
+        return self._native_form(node) if self._native else node
+
+    def _settle_new(self, node: Node, made_for: Node) -> Node:
+        """Settles a node that a rule made, its new inputs first; such chains are a few nodes deep."""
+        if node in self._settled:
+            return self._settled[node]
+        inputs = [self._settle_new(x, made_for) for x in node.inputs]
+        if inputs != node.inputs:
+            node = node.derive(inputs, node.spec)
+        node.number, node.origin = made_for.number, made_for.origin
+        return self.settle(node)
+
+    def _native_form(self, node: Node) -> Node:
+        op = node.op
+        if op.kernel is None or op.any_dtype is True:
+            return node
+        if isinstance(node.spec, Spec) and node.spec.dtype != FLOAT32:
+            raise GraphError(
+                f"{op.name}: {node.spec.dtype} arithmetic runs on numpy only (ctx=None); native devices compute "
+                f"in float32, so feed or cast to floats [{node.where}]"
+            )
+        free = op.any_dtype or ()
+        inputs = list(node.inputs)
+        for k, x in enumerate(inputs):
+            if x.spec.dtype != FLOAT32 and k not in free:  # type: ignore[operator]
+                with attributed_to(node):
+                    inputs[k] = self._settle_new(hooks["cast"](x, FLOAT32), node)
+        return node if inputs == node.inputs else node.derive(inputs, node.spec)
+
+    def _key(self, node: Node) -> tuple | None:
+        """What makes two nodes equal; None for those that are never merged."""
+        op = node.op
+        if op.leaf or op.writes or (op.kernel is None and not op.view):
+            return None
+        return (op, node.spec, tuple(map(id, node.inputs)), tuple(node.attrs.values()))
+
+
+def _fold(node: Node) -> Node | None:
+    """Arithmetic on numbers that are known: everything that depends on filled arrays only."""
+    op = node.op
+    if not (op.elementwise or op.moves) or not node.inputs:
+        return None
+    if not all(x.op.filled for x in node.inputs):
+        return None
+    value = node.inputs[0].attrs["value"]
+    if op.elementwise:
+        inputs = [np.full((), x.attrs["value"], x.spec.dtype) for x in node.inputs]
+        output = np.empty((), node.spec.dtype)
+        scratch = [np.empty(s.shape, s.dtype) for s in op.workspace(node, [], [Spec((), output.dtype)])]
+        with np.errstate(all="ignore"):
+            op.numpy(node, *inputs, *scratch, output)
+        value = output.item()
+    return hooks["full"](node.spec.shape, value, node.spec.dtype)

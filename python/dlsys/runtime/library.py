@@ -1,0 +1,265 @@
+"""The native library through ctypes: its kernel table, and its statuses as exceptions.
+
+Kernels are declared nowhere in Python: the table says what each one takes, and a wrapper is
+generated from that at first use. The structures mirror src/dlsys.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dlsys import __version__
+from dlsys.errors import DeviceError, DeviceLostError, DlsysError, KernelError, OutOfMemoryError
+from dlsys.runtime import toolchain
+from dlsys.settings import settings
+
+DL_OUT_OF_MEMORY, DL_DEVICE_LOST, DL_UNAVAILABLE = 2, 3, 4
+DL_CPU, DL_GPU = 1, 2
+MAX_NDIM = 8
+
+DTYPE_CODES: dict[np.dtype, int] = {
+    np.dtype(name): code
+    for code, name in enumerate(("float32", "float64", "int32", "int64", "uint8", "bool"))
+}
+CODE_DTYPES: dict[int, np.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+
+class DLContext(ctypes.Structure):
+    _fields_ = [("device_id", ctypes.c_int32), ("device_type", ctypes.c_int32)]
+
+
+class DLArray(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("ctx", DLContext),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class DLValue(ctypes.Union):
+    _fields_ = [("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("f", ctypes.c_float)]
+
+
+class DLStep(ctypes.Structure):
+    _fields_ = [
+        ("kernel", ctypes.c_int32),
+        ("first", ctypes.c_int32),
+        ("nargs", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+class DLMemoryStats(ctypes.Structure):
+    _fields_ = [
+        ("device_allocations", ctypes.c_int64),
+        ("device_frees", ctypes.c_int64),
+        ("reserved_nbytes", ctypes.c_int64),
+        ("in_use_nbytes", ctypes.c_int64),
+        ("peak_in_use_nbytes", ctypes.c_int64),
+        ("requests", ctypes.c_int64),
+    ]
+
+
+class _KernelEntry(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("device", ctypes.c_char_p),
+        ("sig", ctypes.c_char_p),
+        ("call", ctypes.c_void_p),
+        ("invoke", ctypes.c_void_p),
+        ("file", ctypes.c_char_p),
+        ("line", ctypes.c_int64),
+    ]
+
+
+# What each function of the runtime takes; all of them return a status. A pointer is c_void_p, which
+# accepts byref(), a ctypes array and a plain address alike.
+_P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "DLDeviceCount": (_I32, _P),
+    "DLDeviceName": (DLContext, _P, _I64),
+    "DLDeviceMemory": (DLContext, _P, _P),
+    "DLStreamCreate": (DLContext, _P),
+    "DLStreamFree": (DLContext, _P),
+    "DLStreamSynchronize": (DLContext, _P),
+    "DLStreamWait": (DLContext, _P, _P),
+    "DLMemoryAlloc": (DLContext, _I64, _P, _P),
+    "DLMemoryFree": (DLContext, _P),
+    "DLMemoryTrim": (DLContext,),
+    "DLMemoryGetStats": (DLContext, _P),
+    "DLMemoryResetPeak": (DLContext,),
+    "DLMemoryFill": (DLContext, _P, _I32, _I64, _P),
+    "DLMemoryCopy": (_P, DLContext, _P, DLContext, _I64, _P),
+    "DLKernelCall": (_I64, _P, _P),
+    "DLProgramCreate": (_P, _I64, _P, _I64, _P),
+    "DLProgramRun": (_P, _P),
+    "DLProgramProfile": (_P, DLContext, _P, _P),
+    "DLProgramFree": (_P,),
+    "DLCpuSetThreads": (_I32,),
+    "DLCpuGetThreads": (_P,),
+}
+_LETTERS = {
+    "i": ctypes.c_void_p,
+    "o": ctypes.c_void_p,
+    "l": ctypes.c_int64,
+    "f": ctypes.c_float,
+    "s": ctypes.c_void_p,
+}
+_ERRORS: dict[int, type[DlsysError]] = {
+    DL_OUT_OF_MEMORY: OutOfMemoryError,
+    DL_DEVICE_LOST: DeviceLostError,
+    DL_UNAVAILABLE: DeviceError,
+}
+
+
+class Library:
+    """The loaded library.
+
+    Attributes:
+        cdll: the `ctypes.CDLL`; its functions return a status for `check`.
+        path, version: where it came from and what it was built from.
+        index: (device name, kernel name) -> position in the kernel table.
+        signature: (device name, kernel name) -> one letter a parameter (see DLKernelEntry).
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self.cdll = _open(path)
+        self.version = self.cdll.DLVersion().decode()
+        trouble = self.cdll.DLLoadError().decode()
+        if trouble:
+            raise DeviceError(f"the native library {path} is unusable: {trouble}; run `make lib`")
+        count = ctypes.c_int64()
+        table = self.cdll.DLKernelTable(ctypes.byref(count))
+        self._entries = (_KernelEntry * count.value).from_address(table)
+        keys = [(entry.device.decode(), entry.name.decode()) for entry in self._entries]
+        self.index = {key: position for position, key in enumerate(keys)}
+        self.signature = {
+            key: entry.sig.decode() for key, entry in zip(keys, self._entries, strict=True)
+        }
+        self._kernels: dict[tuple[str, str], Callable[..., None]] = {}
+
+    def check(self, status: int, **context: object) -> None:
+        """Raises what a failed call left on this thread, with `context` as `[key: value]`."""
+        if status:
+            self._fail(status, self.cdll.DLGetLastError(), context)
+
+    def kernel(self, device_name: str, name: str) -> Callable[..., None]:
+        """The kernel as a function of arrays (anything with `.handle_address`), numbers and, for
+        "cuda", the stream. Raises KernelError when the library has no such kernel."""
+        key = (device_name, name)
+        call = self._kernels.get(key)
+        if call is None:
+            if key not in self.index:
+                raise KernelError(f"{name}: device {device_name} has no such kernel in {self.path}")
+            call = self._kernels[key] = self._wrap(key)
+        return call
+
+    def _wrap(self, key: tuple[str, str]) -> Callable[..., None]:
+        # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
+        # objects, never addresses, so that an argument cannot be freed while the kernel runs.
+        letters = self.signature[key]
+        entry = self._entries[self.index[key]]
+        names = [f"{letter}{position}" for position, letter in enumerate(letters)]
+        passed = [
+            f"{name}.handle_address" if letter in "io" else name
+            for letter, name in zip(letters, names, strict=True)
+        ]
+        source = (
+            f"def kernel({', '.join(names)}):\n"
+            f"    status = call({', '.join(passed)})\n"
+            f"    if status:\n"
+            f"        fail(status, text(), ({''.join(name + ', ' for name in names)}))\n"
+        )
+
+        def fail(status: int, text: bytes, arguments: tuple[object, ...]) -> NoReturn:
+            described = ", ".join(_describe(argument) for argument in arguments)
+            where = f"{entry.file.decode()}:{entry.line}"
+            self._fail(status, text, {"call": f"{'/'.join(key)}({described})", "source": where})
+
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int, *(_LETTERS[letter] for letter in letters))
+        scope: dict[str, Any] = {
+            "call": prototype(entry.call),
+            "text": self.cdll.DLGetLastError,
+            "fail": fail,
+        }
+        exec(source, scope)  # noqa: S102
+        wrapper = scope["kernel"]
+        wrapper.__name__ = wrapper.__qualname__ = key[1]
+        return wrapper
+
+    def _fail(self, status: int, text: bytes, context: dict[str, object]) -> NoReturn:
+        suffix = ", ".join(f"{key}: {value}" for key, value in context.items())
+        message = text.decode(errors="replace") + (f" [{suffix}]" if suffix else "")
+        raise _ERRORS.get(status, KernelError)(message)
+
+
+def _describe(argument: object) -> str:
+    shape = getattr(argument, "shape", None)
+    return repr(argument) if shape is None else f"{getattr(argument, 'dtype', 'array')} {shape}"
+
+
+def _open(path: str) -> ctypes.CDLL:
+    try:
+        cdll = ctypes.CDLL(path)
+    except OSError as error:
+        raise DeviceError(
+            f"the native library cannot be loaded: {error}; "
+            f"run `make lib` to build it for this machine"
+        ) from None
+    try:
+        for name in ("DLGetLastError", "DLLoadError", "DLVersion"):
+            getattr(cdll, name).restype = ctypes.c_char_p
+        version = cdll.DLVersion().decode()
+        if version.split(" ")[0] != __version__:
+            raise AttributeError
+        for name, argtypes in _PROTOTYPES.items():
+            getattr(cdll, name).argtypes = argtypes
+        cdll.DLKernelTable.argtypes, cdll.DLKernelTable.restype = (_P,), _P
+        cdll.DLProgramFailedStep.argtypes, cdll.DLProgramFailedStep.restype = (_P,), _I64
+    except AttributeError:
+        raise DeviceError(
+            f"the native library {path} is not of version {__version__}: "
+            f"run `make lib` to build it again"
+        ) from None
+    return cdll
+
+
+def library_path() -> str:
+    """The file that `load` opens: DLSYS_LIBRARY or libdlsys.so in the package, links resolved."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # One file loaded under two names would be two allocators.
+    return os.path.realpath(settings.library or os.path.join(package, "libdlsys.so"))
+
+
+@functools.cache
+def load() -> Library:
+    """The native library, loaded at the first call.
+
+    Raises:
+        DeviceError: it is not built, cannot be loaded, or is of another version. Not remembered: a
+            later call tries again.
+    """
+    path = library_path()
+    if not os.path.exists(path):
+        raise DeviceError(
+            "the native library is not built: run `make lib` (needs a C++ compiler), "
+            "or use numpy (ctx=None)"
+            + (f" [DLSYS_LIBRARY: {settings.library}]" if settings.library else "")
+        )
+    if toolchain.gpu_present():
+        os.environ.setdefault(
+            "DLSYS_CUDA_LIBRARY_PATH", os.pathsep.join(toolchain.cuda_library_dirs())
+        )
+    library = Library(path)
+    if settings.threads:
+        library.check(library.cdll.DLCpuSetThreads(settings.threads))
+    return library

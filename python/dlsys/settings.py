@@ -1,0 +1,46 @@
+"""Every environment variable that dlsys reads, with its default and meaning; read once, at import.
+
+==================== ========== =====================================================================
+variable             default    meaning
+==================== ========== =====================================================================
+DLSYS_DEBUG          0          0 silent; 1 prints each plan as a table; 2 runs step by step and prints
+                                a line a step with ms, GB/s and GFLOP/s; 3 prints the graph before and
+                                after each pass; nan names the first node that made a NaN or infinity
+DLSYS_DEBUG_ARENA    shared     separate: every buffer gets its own allocation, filled with NaN bytes
+                                before each run, so that memory checkers see what one arena hides
+DLSYS_LIBRARY        (package)  path of the native library
+DLSYS_THREADS        0          worker threads of the CPU device; 0 is one for each core
+DLSYS_BLAS           auto       matrix products on the GPU: auto uses cuBLAS when it is there, own never
+DLSYS_REQUIRE_GPU    0          1 turns a skipped GPU test into a failure
+==================== ========== =====================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+
+def _debug_level() -> int:
+    text = os.environ.get("DLSYS_DEBUG", "0")
+    return int(text) if text.isdigit() else 0
+
+
+@dataclass
+class Settings:
+    """The values in force. Tests change them; a program sets the environment before it imports dlsys."""
+
+    debug: int = field(default_factory=_debug_level)
+    debug_nan: bool = field(default_factory=lambda: os.environ.get("DLSYS_DEBUG") == "nan")
+    separate_arena: bool = field(
+        default_factory=lambda: os.environ.get("DLSYS_DEBUG_ARENA", "shared") == "separate"
+    )
+    library: str | None = field(default_factory=lambda: os.environ.get("DLSYS_LIBRARY"))
+    threads: int = field(default_factory=lambda: int(os.environ.get("DLSYS_THREADS", "0")))
+    blas: str = field(default_factory=lambda: os.environ.get("DLSYS_BLAS", "auto"))
+    require_gpu: bool = field(
+        default_factory=lambda: os.environ.get("DLSYS_REQUIRE_GPU", "0") == "1"
+    )
+
+
+settings = Settings()

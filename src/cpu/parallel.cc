@@ -1,0 +1,198 @@
+#include "parallel.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../registry.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+const int kMostThreads = 1024;
+const int kSpins = 2000;  // some tens of microseconds: the next kernel of a program comes sooner
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int ThreadsFromEnvironment() {
+  const char* text = getenv("DLSYS_THREADS");
+  if (!text || !*text) return 0;
+  char* end = nullptr;
+  const long value = strtol(text, &end, 10);
+  if (*end || value < 0 || value > kMostThreads)
+    Fail("DLSYS_THREADS=%s: expected a number from 0 (one thread a core) to %d", text, kMostThreads);
+  return (int)value;
+}
+
+int Resolve(int threads) {
+  const int cores = (int)std::thread::hardware_concurrency();
+  return threads > 0 ? threads : std::max(cores, 1);
+}
+
+// The caller of Run takes tasks too and waits only for workers that joined in, so a worker that wakes late costs
+// nothing. All atomics are sequentially consistent: a worker announces itself (active_) before it looks at open_, the
+// caller closes open_ before it looks at active_, hence one of them sees the other.
+class Pool {
+ public:
+  explicit Pool(int threads) : threads_(threads) {}
+
+  // False when another call holds the workers.
+  bool TryRun(int64_t n, void (*body)(void*, int64_t), void* state) {
+    if (busy_.exchange(true)) return false;
+    StartWorkers();
+    body_ = body;
+    state_ = state;
+    n_ = n;
+    next_ = 0;
+    open_ = true;
+    epoch_++;
+    if (sleepers_ > 0) WakeAll();
+    Work();
+    open_ = false;
+    for (int k = 0; active_ > 0; k++) k < kSpins ? Pause() : std::this_thread::yield();
+    std::exception_ptr error = std::exchange(error_, nullptr);
+    busy_ = false;
+    if (error) std::rethrow_exception(error);
+    return true;
+  }
+
+  void SetThreads(int threads) {
+    while (busy_.exchange(true)) std::this_thread::yield();
+    stop_ = true;
+    epoch_++;
+    WakeAll();
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+    stop_ = false;
+    threads_ = threads;
+    busy_ = false;
+  }
+
+  int threads() const { return threads_; }
+
+ private:
+  void StartWorkers() {
+    if ((int)workers_.size() >= threads_ - 1) return;
+    sigset_t all, before;  // signals belong to the threads of the program, not to ours
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      while ((int)workers_.size() < threads_ - 1)
+        workers_.emplace_back([this, seen = epoch_.load()] { Loop(seen); });
+    } catch (const std::system_error&) {
+      threads_ = (int)workers_.size() + 1;  // the system has no more threads: go on with these
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void Loop(uint64_t seen) {
+    while (true) {
+      WaitForEpochAfter(seen);
+      seen = epoch_;
+      if (stop_) return;
+      active_++;
+      if (open_) Work();
+      active_--;
+    }
+  }
+
+  void WaitForEpochAfter(uint64_t seen) {
+    for (int k = 0; k < kSpins; k++) {
+      if (epoch_ != seen) return;
+      Pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_++;
+    wake_.wait(lock, [&] { return epoch_ != seen; });
+    sleepers_--;
+  }
+
+  void WakeAll() {
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+  }
+
+  void Work() {
+    try {
+      for (int64_t k = next_++; k < n_; k = next_++) body_(state_, k);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      next_ = n_;
+    }
+  }
+
+  std::atomic<bool> busy_{false}, open_{false}, stop_{false};
+  std::atomic<int> active_{0}, sleepers_{0}, threads_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<uint64_t> epoch_{0};
+  void (*body_)(void*, int64_t) = nullptr;
+  void* state_ = nullptr;
+  int64_t n_ = 0;
+  std::exception_ptr error_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+};
+
+// Never destroyed: workers may still wait on it when the process ends. A forked child has none of the parent's
+// workers, so it starts over with a pool of its own.
+Pool* pool = nullptr;
+
+Pool& GetPool() {
+  static const bool made = [] {
+    pool = new Pool(Resolve(ThreadsFromEnvironment()));
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool(pool->threads()); });
+    return true;
+  }();
+  (void)made;
+  return *pool;
+}
+
+}  // namespace
+
+void RunTasks(int64_t n, void (*body)(void*, int64_t), void* state) {
+  if (n > 1) {
+    Pool& workers = GetPool();
+    if (workers.threads() > 1 && workers.TryRun(n, body, state)) return;
+  }
+  for (int64_t k = 0; k < n; k++) body(state, k);
+}
+
+void SetThreads(int threads) {
+  if (threads < 0 || threads > kMostThreads)
+    Fail("DLCpuSetThreads: got %d, expected 0 (one thread a core) to %d", threads, kMostThreads);
+  GetPool().SetThreads(Resolve(threads));
+}
+
+int GetThreads() { return GetPool().threads(); }
+
+}  // namespace cpu
+}  // namespace dlsys
+
+DLSYS_API int DLCpuSetThreads(int32_t threads) {
+  return dlsys::Guard([&] { dlsys::cpu::SetThreads(threads); });
+}
+
+DLSYS_API int DLCpuGetThreads(int32_t* threads) {
+  return dlsys::Guard([&] {
+    if (!threads) dlsys::Fail("DLCpuGetThreads: null output argument");
+    *threads = dlsys::cpu::GetThreads();
+  });
+}

@@ -1,0 +1,39 @@
+// What a device must offer. One Device a device type, registered at load like a kernel; runtime.cc builds the
+// caching allocator, the counters and the C ABI on top of it. Every member may throw (see registry.h: Fail).
+#pragma once
+#include <cstddef>
+
+#include "dlsys.h"
+
+namespace dlsys {
+
+struct Device {
+  int type;          // DL_CPU, DL_GPU
+  const char* name;  // the device column of the kernel table: "cpu", "cuda"
+  int (*count)();    // fails with DL_UNAVAILABLE and the reason when there is none
+  void (*describe)(int id, char* text, size_t nbytes);
+  void (*memory)(int id, size_t* free_nbytes, size_t* total_nbytes);
+  void* (*alloc)(int id, size_t nbytes);  // nullptr when the device has no such block left
+  void (*release)(int id, void* data);
+  void (*fill)(int id, void* data, int byte, size_t nbytes, DLStream stream);
+  void (*copy)(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx, size_t nbytes, DLStream stream);
+  DLStream (*stream_create)(int id);
+  void (*stream_free)(int id, DLStream stream);
+  void (*synchronize)(int id, DLStream stream);
+  void (*wait)(int id, DLStream stream, DLStream other);
+  // Runs n bodies in order on the stream and writes the device time of each, in milliseconds.
+  void (*profile)(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k), void* state, double* ms);
+};
+
+// The name of a device type in messages.
+inline const char* DeviceText(int type) {
+  return type == DL_CPU ? "cpu" : type == DL_GPU ? "gpu" : "unknown device";
+}
+
+void RegisterDevice(const Device& device) noexcept;
+const Device& FindDevice(int type);  // fails with DL_UNAVAILABLE
+struct DeviceRegistrar {
+  explicit DeviceRegistrar(const Device& device) noexcept { RegisterDevice(device); }
+};
+
+}  // namespace dlsys

@@ -1,0 +1,126 @@
+// Single kernel calls, and programs: lists of kernel calls that are checked once and run many times.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "registry.h"
+
+struct DLProgram {
+  struct Step {
+    void (*invoke)(const DLValue*, DLStream);
+    const DLValue* values;
+  };
+  std::vector<Step> steps;
+  std::string device;  // the device column of every step's kernel, "" for a program without steps
+  int64_t failed_step = -1;
+};
+
+namespace dlsys {
+namespace {
+
+// Arguments that a caller gives: the stream is not among them.
+int64_t Arity(const DLKernelEntry& kernel) {
+  return (int64_t)strcspn(kernel.sig, "s");
+}
+
+void CheckStep(int64_t k, const DLStep& step, const DLKernelEntry& kernel, int64_t nvalues) {
+  if (step.nargs != Arity(kernel))
+    Fail("step %ld (%s): %d arguments given, its signature \"%s\" takes %ld", (long)k, kernel.name,
+         step.nargs, kernel.sig, (long)Arity(kernel));
+  if (step.first < 0 || (int64_t)step.first + step.nargs > nvalues)
+    Fail("step %ld (%s): its arguments %d to %ld lie outside the %ld values given", (long)k,
+         kernel.name, step.first, (long)step.first + step.nargs - 1, (long)nvalues);
+}
+
+void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLValue* values,
+              int64_t nvalues) {
+  program->steps.reserve(nsteps);
+  for (int64_t k = 0; k < nsteps; k++) {
+    const DLKernelEntry& kernel = KernelAt(steps[k].kernel);
+    CheckStep(k, steps[k], kernel, nvalues);
+    if (k == 0) program->device = kernel.device;
+    if (program->device != kernel.device)
+      Fail("step %ld (%s): runs on %s, but the steps before it run on %s; a program keeps to one "
+           "device",
+           (long)k, kernel.name, kernel.device, program->device.c_str());
+    program->steps.push_back({kernel.invoke, values + steps[k].first});
+  }
+}
+
+struct ProfileState {
+  DLProgram* program;
+  DLStream stream;
+};
+
+void RunStep(DLProgram* program, int64_t k, DLStream stream) {
+  program->failed_step = k;
+  program->steps[k].invoke(program->steps[k].values, stream);
+}
+
+void ProfileStep(void* state, int64_t k) {
+  auto* s = (ProfileState*)state;
+  RunStep(s->program, k, s->stream);
+}
+
+void CheckProgram(const DLProgram* program) {
+  if (!program) Fail("null program argument");
+}
+
+}  // namespace
+}  // namespace dlsys
+
+using namespace dlsys;
+
+DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, DLStream stream) {
+  return Guard([&] {
+    const DLKernelEntry& entry = KernelAt(kernel);
+    if (!values) Fail("%s: null values argument", entry.name);
+    entry.invoke(values, stream);
+  });
+}
+
+DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values,
+                              int64_t nvalues, DLProgram** out) {
+  return Guard([&] {
+    if (nsteps < 0 || nvalues < 0 || !out || (nsteps && !steps) || (nvalues && !values))
+      Fail("DLProgramCreate: null argument or negative count");
+    auto program = std::make_unique<DLProgram>();
+    AddSteps(program.get(), steps, nsteps, values, nvalues);
+    *out = program.release();
+  });
+}
+
+DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream) {
+  return Guard([&] {
+    CheckProgram(program);
+    const int64_t n = (int64_t)program->steps.size();
+    for (int64_t k = 0; k < n; k++) RunStep(program, k, stream);
+    program->failed_step = -1;
+  });
+}
+
+DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream stream, double* ms) {
+  return Guard([&] {
+    CheckProgram(program);
+    if (program->steps.empty()) return;
+    if (!ms) Fail("DLProgramProfile: null ms argument");
+    const Device& device = FindDevice(ctx.device_type);
+    if (program->device != device.name)
+      Fail("DLProgramProfile: the program runs on %s, the context given is on %s",
+           program->device.c_str(), device.name);
+    ProfileState state{program, stream};
+    device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), ProfileStep, &state, ms);
+    program->failed_step = -1;
+  });
+}
+
+DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program) {
+  return program ? program->failed_step : -1;
+}
+
+DLSYS_API int DLProgramFree(DLProgram* program) {
+  delete program;
+  return DL_OK;
+}

@@ -1,0 +1,54 @@
+"""Which native devices the tests can use here, and what happens to tests of those that they cannot.
+
+A test class for every device is a plain class with the tests and one subclass a device:
+
+    @require(gpu(0))
+    class GpuThings(Things, unittest.TestCase):
+        ctx = gpu(0)
+
+Without the device its tests are skipped with the reason; with DLSYS_REQUIRE_GPU=1 they fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+from dlsys.runtime.device import Context, cpu, gpu, unavailable
+from dlsys.settings import settings
+
+
+def native_contexts() -> list[Context]:
+    """The native devices that work here."""
+    return [ctx for ctx in (cpu(0), gpu(0)) if unavailable(ctx) is None]
+
+
+def gpu_skip_reason() -> str | None:
+    """Why GPU tests cannot run here; None when they can."""
+    return unavailable(gpu(0))
+
+
+def require(ctx: Context) -> Callable[[Any], Any]:
+    """Decorates a test class or method that needs `ctx`."""
+    reason = unavailable(ctx)
+
+    def decorate(item: Any) -> Any:
+        if reason is None:
+            return item
+        if settings.require_gpu:
+            return _failing(item, f"{ctx} is required: {reason}")
+        return unittest.skip(reason)(item)
+
+    return decorate
+
+
+def _failing(item: Any, reason: str) -> Any:
+    def fail(self: unittest.TestCase, *_: Any) -> None:
+        self.fail(reason)
+
+    if not isinstance(item, type):
+        return functools.wraps(item)(fail)
+    item.setUp = fail
+    return item
