@@ -1,7 +1,9 @@
 # dlsys: `make mnist` trains, `make test` tests; `make help` lists the rest.
 #
-# PYTHON=python3.12  the interpreter that makes .venv    VENV=     use PYTHON itself, install nothing
-# CUDA=off           leave the CUDA device out           ARGS=...  arguments for mnist, test, bench
+# PYTHON=python3.12  the interpreter that makes .venv
+# VENV=              use PYTHON itself and install nothing
+# CUDA=off           leave the CUDA device out
+# ARGS=...           arguments for mnist, test, test-gpu and bench
 # V=1                print the compilers' command lines
 
 PYTHON ?= python3
@@ -27,7 +29,7 @@ else
 RUN := PYTHONPATH="$(CURDIR)/python$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 READY =
 endif
-SUBMAKE := $(MAKE) --no-print-directory $(if $(filter 0,$(MAKELEVEL)),-j$(JOBS))
+SUBMAKE = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
 TOOLCHAIN := $(or $(if $(VENV),$(wildcard $(VENV)/bin/python)),$(PYTHON)) \
   python/dlsys/runtime/toolchain.py
 
@@ -35,8 +37,9 @@ TOOLCHAIN := $(or $(if $(VENV),$(wildcard $(VENV)/bin/python)),$(PYTHON)) \
 NVCC = $(eval NVCC := $$(shell $(TOOLCHAIN) nvcc))$(NVCC)
 CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $(TOOLCHAIN) include))$(CUDA_INCLUDE)
 CUDA_LIBS = $(eval CUDA_LIBS := $$(shell $(TOOLCHAIN) libs))$(CUDA_LIBS)
-GPU_ARCHS = $(eval GPU_ARCHS := $$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
-  2>/dev/null | grep -E '^[0-9]+\.[0-9]+$$$$' | tr -d . | sed 's/^90$$$$/90a/' | sort -u))$(GPU_ARCHS)
+GPU_ARCHS = $(eval GPU_ARCHS := $$(shell \
+  nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+  grep -E '^[0-9]+\.[0-9]+$$$$' | tr -d . | sed 's/^90$$$$/90a/' | sort -u))$(GPU_ARCHS)
 ifeq ($(CUDA),off)
 NVCC :=
 GPU_ARCHS :=
@@ -68,7 +71,8 @@ mnist: $(call READY,run)
 
 # Without a GPU the CUDA part is still compiled and linked, so that a broken kernel file is seen.
 test: $(call READY,test)
-	+@$(SUBMAKE) $(if $(CXX),native,no-lib) CUDA_ARCHS="$(if $(NVCC),$(or $(GPU_ARCHS),$(TEST_ARCH)))"
+	+@$(SUBMAKE) $(if $(CXX),native,no-lib) \
+	  CUDA_ARCHS="$(if $(NVCC),$(or $(GPU_ARCHS),$(TEST_ARCH)))"
 	@$(RUN) tests/run.py $(ARGS)
 
 test-gpu: $(call READY,test)
@@ -88,12 +92,12 @@ lint: $(call READY,lint)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy $(PUBLIC)
-	$(RUN) -m clang_format --dry-run -Werror $(NATIVE_FILES)
+	$(if $(VENV),$(VENV)/bin/)clang-format --dry-run -Werror $(NATIVE_FILES)
 
 format: $(call READY,lint)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
-	$(RUN) -m clang_format -i $(NATIVE_FILES)
+	$(if $(VENV),$(VENV)/bin/)clang-format -i $(NATIVE_FILES)
 
 wheel: $(call READY,run)
 	@$(if $(NVCC),,echo "make wheel: no nvcc; install one with $(RUN) -m pip install '.[gpu]'"; exit 1)

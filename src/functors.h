@@ -16,8 +16,8 @@ namespace fn {
 
 #ifndef __CUDACC__
 using cpu::exp;
+using cpu::log;
 using cpu::tanh;
-using std::log;
 using std::pow;
 using std::sqrt;
 #endif

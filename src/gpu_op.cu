@@ -1,9 +1,11 @@
-// The assignment's C names over the kernels of the table, for programs that link this library as they did the course's.
+// The assignment's C names over the kernels of the table, for programs that link this library as
+// they did the course's.
 //
-// Every function returns 0 or a status, with the text in DLGetLastError(). Arrays are float32. All kernels of a GPU
-// run on one stream of its own, so that calls from any thread happen in the order in which they are made and nothing
-// here orders them against other streams; copies to the host wait for it. A copy on a stream of the caller's is
-// ordered behind that stream and the own one, and later calls behind the copy.
+// Every function returns 0 or a status, with the text in DLGetLastError(). Arrays are float32. All
+// kernels of a GPU run on one stream of its own, so that calls from any thread happen in the order
+// in which they are made and nothing here orders them against other streams; copies to the host
+// wait for it. A copy on a stream of the caller's is ordered behind that stream and the own one,
+// and later calls behind the copy.
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -96,12 +98,13 @@ void CopyArray(const DLArray* from, DLArray* to, DLStream stream) {
   NotNull((void*)from);
   NotNull(to);
   if (Numel(from) != Numel(to) || from->dtype != to->dtype)
-    Fail("DLArrayCopyFromTo: expected arrays of one size and dtype, got %s and %s", ShapeText(from).c_str(),
-         ShapeText(to).c_str());
+    Fail("DLArrayCopyFromTo: expected arrays of one size and dtype, got %s and %s",
+         ShapeText(from).c_str(), ShapeText(to).c_str());
   const bool from_gpu = from->ctx.device_type == DL_GPU, to_gpu = to->ctx.device_type == DL_GPU;
   const DLContext ctx = to_gpu ? to->ctx : from->ctx;
   const bool between_gpus = from_gpu && to_gpu && from->ctx.device_id != to->ctx.device_id;
-  // The source's stream is another GPU's: it is ordered against the copy by waiting, before and after.
+  // The source's stream is another GPU's: it is ordered against the copy by waiting, before and
+  // after.
   if (between_gpus) CheckStatus(DLStreamSynchronize(from->ctx, OwnStream(from->ctx)));
   CopyOnStream(from, to, ctx, stream);
   if (between_gpus) CheckStatus(DLStreamSynchronize(ctx, OwnStream(ctx)));
@@ -130,7 +133,9 @@ DLSYS_API int DLArrayCopyFromTo(DLArray* from, DLArray* to, void* stream) {
   return Guard([&] { dlsys::cuda::CopyArray(from, to, (DLStream)stream); });
 }
 
-DLSYS_API int DLGpuArraySet(DLArray* array, float value) { return Call("fill", array, value, array); }
+DLSYS_API int DLGpuArraySet(DLArray* array, float value) {
+  return Call("fill", array, value, array);
+}
 
 DLSYS_API int DLGpuBroadcastTo(const DLArray* input, DLArray* output) {
   return Call("broadcast_to", output, input, output);
@@ -156,11 +161,14 @@ DLSYS_API int DLGpuMatrixMultiplyByConst(const DLArray* input, float value, DLAr
   return Call("mul_const", output, input, value, output);
 }
 
-DLSYS_API int DLGpuMatrixMultiply(const DLArray* a, bool trans_a, const DLArray* b, bool trans_b, DLArray* c) {
+DLSYS_API int DLGpuMatrixMultiply(const DLArray* a, bool trans_a, const DLArray* b, bool trans_b,
+                                  DLArray* c) {
   return Call("matmul", c, a, int64_t(trans_a), b, int64_t(trans_b), c);
 }
 
-DLSYS_API int DLGpuRelu(const DLArray* input, DLArray* output) { return Call("relu", output, input, output); }
+DLSYS_API int DLGpuRelu(const DLArray* input, DLArray* output) {
+  return Call("relu", output, input, output);
+}
 
 DLSYS_API int DLGpuReluGradient(const DLArray* input, const DLArray* in_grad, DLArray* output) {
   return Call("relu_gradient", output, input, in_grad, output);

@@ -242,6 +242,20 @@ class LibraryCase:
         )
         self.assertEqual((ran.stdout, ran.stderr), ("True 0 300.0\n", ""), ran)
 
+    def test_a_child_that_is_the_first_to_use_the_device(self):
+        ran = _python(
+            "import os, sys, warnings, numpy as np\n"
+            "warnings.simplefilter('ignore')\n"
+            "from dlsys import ndarray\n"
+            "from dlsys.runtime.device import Context, memory_stats\n"
+            f"ctx = Context({self.ctx.device_type}, 0)\n"
+            "if os.fork() == 0:\n"
+            "    ndarray.array(np.ones(1000), ctx=ctx)\n"
+            "    sys.exit(memory_stats(ctx).in_use_nbytes)\n"
+            "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        )
+        self.assertEqual((ran.stdout, ran.stderr), ("0\n", ""), ran)
+
 
 @require(cpu(0))
 class CpuLibrary(LibraryCase, unittest.TestCase):

@@ -1,5 +1,5 @@
 // Kernels that move values of any dtype: fill, cast, broadcast_to, transpose.
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -124,7 +124,12 @@ void Gather(const T* x, T* y, const Loop<1>& rows, int64_t cols, int64_t stride)
       const int64_t n = std::min(piece, cols - at);
       const T* from = x + row.offset[0] + at * stride;
       T* to = y + k / pieces * cols + at;
-      for (int64_t j = 0; j < n; j++) to[j] = from[j * stride];
+      if (stride == 0)
+        std::fill(to, to + n, *from);
+      else if (stride == 1)
+        std::copy(from, from + n, to);
+      else
+        for (int64_t j = 0; j < n; j++) to[j] = from[j * stride];
       if (at + piece >= cols) row.Next();
     }
   });

@@ -1,4 +1,4 @@
-// exp and tanh in float32 without branches or tables, so that loops over them become vector code. Within 2 ulp of the
+// exp, log and tanh in float32 without branches or tables, so that loops over them become vector code. Within 2 ulp of the
 // exact value; overflow, underflow into denormals, infinities and NaN behave as in the C library.
 #pragma once
 #include <cstdint>
@@ -39,6 +39,31 @@ inline __attribute__((always_inline)) float exp(float x) {
   const float low = FloatOfBits((uint32_t)(half + 127) << 23);
   const float high = FloatOfBits(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
   return p * low * high;
+}
+
+// x = 2^n m with m in [sqrt(1/2), sqrt(2)); log(m) by a polynomial in m - 1 (Cephes logf).
+inline __attribute__((always_inline)) float log(float x) {
+  const float kInfinity = __builtin_inff();
+  const bool tiny = x < 1.17549435e-38f;  // denormals have no exponent of their own
+  const uint32_t bits = BitsOfFloat(tiny ? x * 8388608.f : x);
+  const int32_t exponent = (int32_t)(bits - 0x3f3504f3u) >> 23;
+  const float n = (float)(tiny ? exponent - 23 : exponent);
+  const float r = FloatOfBits(bits - ((uint32_t)exponent << 23)) - 1.f;
+  const float z = r * r;
+  float p = 7.0376836292e-2f;
+  p = p * r - 1.1514610310e-1f;
+  p = p * r + 1.1676998740e-1f;
+  p = p * r - 1.2420140846e-1f;
+  p = p * r + 1.4249322787e-1f;
+  p = p * r - 1.6668057665e-1f;
+  p = p * r + 2.0000714765e-1f;
+  p = p * r - 2.4999993993e-1f;
+  p = p * r + 3.3333331174e-1f;
+  p = p * r * z + n * -2.12194440e-4f - 0.5f * z;
+  float y = r + p + n * 0.693359375f;
+  y = x < kInfinity ? y : x;  // infinity and NaN
+  y = x == 0.f ? -kInfinity : y;
+  return x < 0.f ? __builtin_nanf("") : y;
 }
 
 // A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1).

@@ -67,7 +67,8 @@ void AddParts(const double* parts, float scale, float* y, int64_t outer, int64_t
 // The innermost axis is summed: every output adds `rows` runs of contiguous values.
 class RunSums {
  public:
-  RunSums(const float* x, const Axes& axes) : x_(x), kept_(axes.kept), summed_(axes.summed) {
+  RunSums(const float* x, int64_t n, const Axes& axes)
+      : x_(x), x_end_(x + n), kept_(axes.kept), summed_(axes.summed) {
     int64_t stride[1];
     cols_ = summed_.PopInner(stride);
     piece_ = std::min(cols_, kSplit);
@@ -104,13 +105,15 @@ class RunSums {
     double sum = 0;
     for (int64_t u = begin; u < end; u++) {
       const int64_t at = u % pieces_ * piece_;
-      sum += SumOf(base + row.offset[0] + at, std::min(piece_, cols_ - at));
+      const int64_t n = std::min(piece_, cols_ - at);
+      const float* run = base + row.offset[0] + at;
+      sum += SumOf(Row{run, n, x_end_ - run});
       if (at + piece_ >= cols_) row.Next();
     }
     return sum;
   }
 
-  const float* x_;
+  const float *x_, *x_end_;
   Loop<1> kept_, summed_;
   int64_t cols_, piece_, pieces_, units_, units_per_group_;
 };
@@ -183,7 +186,7 @@ void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y) {
   if (Numel(x) == 0) return std::fill(out, out + Numel(y), 0.f * scale);
   const Loop<1>& summed = split.summed;
   if (summed.ndim && summed.stride[summed.ndim - 1][0] == 1)
-    RunSums(in, split).Run(scale, out);
+    RunSums(in, Numel(x), split).Run(scale, out);
   else
     ColumnSums(in, split).Run(scale, out);
 }

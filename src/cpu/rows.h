@@ -14,65 +14,103 @@ namespace cpu {
 inline constexpr int kLanes = 32;
 inline constexpr int64_t kSumBlock = 16 * kLanes;
 
-// The next kLanes of a row's values, or as many as there are with `fill` behind them: rows of any length, short ones
-// above all, run through loops of a fixed length.
-DLSYS_INLINE void LoadLanes(const float* x, int64_t left, float fill, float (&lane)[kLanes]) {
-  if (left >= kLanes) {
-    memcpy(lane, x, sizeof lane);
-    return;
-  }
-  for (int j = 0; j < kLanes; j++) lane[j] = fill;
-  for (int j = 0; j < left; j++) lane[j] = x[j];
-}
-DLSYS_INLINE void StoreLanes(float* y, int64_t left, const float (&lane)[kLanes]) {
-  if (left >= kLanes) {
-    memcpy(y, lane, sizeof lane);
-    return;
-  }
-  for (int j = 0; j < left; j++) y[j] = lane[j];
-}
+// A row of n values. `readable` values may be read from `data` on, those of rows behind it in the same task among them.
+struct Row {
+  const float* data;
+  int64_t n, readable;
+};
 
-DLSYS_INLINE float AddLanes(float (&lane)[kLanes]) {
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int j = 0; j < width; j++) lane[j] += lane[j + width];
-  return lane[0];
-}
-
-// The sum of n terms: terms(k, left, lane) puts term k and those after it into the lanes, zeros where left < kLanes
-// ends them. Within a block a lane adds 16 terms, then lanes are added as a tree.
-template <class F>
-DLSYS_INLINE double SumOf(int64_t n, const F& terms) {
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
-    const int64_t end = std::min(n, begin + kSumBlock);
-    float sum[kLanes] = {};
-    for (int64_t k = begin; k < end; k += kLanes) {
-      float lane[kLanes];
-      terms(k, n - k, lane);
-      for (int j = 0; j < kLanes; j++) sum[j] += lane[j];
+// The values of a row from k on, fewer than kLanes, with `fill` behind them: rows of any length, short ones above all,
+// run through loops of a fixed length.
+struct Tail {
+  DLSYS_INLINE Tail(const Row& row, int64_t k, float fill) {
+    const float* x = row.data + k;
+    const int left = (int)(row.n - k);
+    if (row.readable - k >= kLanes) {
+      for (int j = 0; j < kLanes; j++) {
+        const float value = x[j];
+        lane[j] = j < left ? value : fill;
+      }
+    } else {
+      for (int j = 0; j < kLanes; j++) lane[j] = fill;
+      for (int j = 0; j < left; j++) lane[j] = x[j];
     }
-    total += AddLanes(sum);
   }
-  return total;
+  float lane[kLanes];
+};
+
+// Folds the lanes into one by f, as a tree.
+template <class F>
+DLSYS_INLINE float FoldLanes(const float (&lane)[kLanes], const F& f) {
+  float half[8];
+  for (int j = 0; j < 8; j++) half[j] = f(f(lane[j], lane[j + 16]), f(lane[j + 8], lane[j + 24]));
+  return f(f(f(half[0], half[4]), f(half[2], half[6])), f(f(half[1], half[5]), f(half[3], half[7])));
 }
 
-DLSYS_INLINE double SumOf(const float* x, int64_t n) {
-  return SumOf(n, [=](int64_t k, int64_t left, float (&lane)[kLanes])
-                      __attribute__((always_inline)) { LoadLanes(x + k, left, 0.f, lane); });
+DLSYS_INLINE float AddLanes(const float (&lane)[kLanes]) {
+  return FoldLanes(lane, [](float x, float y) __attribute__((always_inline)) { return x + y; });
 }
 
-// The largest of n values, minus infinity for none; NaN is passed over.
-DLSYS_INLINE float MaxOf(const float* x, int64_t n) {
+// The sum of term(x[k], y[k]) over two rows of one length, where term(x_fill, y_fill) is 0. Within a block a lane adds
+// 16 terms, then lanes are added as a tree.
+template <class F>
+DLSYS_INLINE double SumOf(const Row& x, float x_fill, const Row& y, float y_fill, const F& term) {
+  double total = 0;
+  int64_t k = 0;
+  while (k + kLanes <= x.n) {
+    float lane[kLanes] = {};
+    const int64_t end = std::min(x.n, k + kSumBlock);
+    for (; k + kLanes <= end; k += kLanes)
+      for (int j = 0; j < kLanes; j++) lane[j] += term(x.data[k + j], y.data[k + j]);
+    total += AddLanes(lane);
+  }
+  if (k == x.n) return total;
+  Tail left(x, k, x_fill);
+  const Tail right(y, k, y_fill);
+  for (int j = 0; j < kLanes; j++) left.lane[j] = term(left.lane[j], right.lane[j]);
+  return total + AddLanes(left.lane);
+}
+
+template <class F>
+DLSYS_INLINE double SumOf(const Row& x, float fill, const F& term) {
+  auto of_x = [=](float value, float) __attribute__((always_inline)) { return term(value); };
+  return SumOf(x, fill, x, fill, of_x);
+}
+
+DLSYS_INLINE double SumOf(const Row& x) {
+  return SumOf(x, 0.f, [](float value) __attribute__((always_inline)) { return value; });
+}
+
+// The largest value, minus infinity for none; NaN is passed over.
+DLSYS_INLINE float MaxOf(const Row& x) {
   const float lowest = -std::numeric_limits<float>::infinity();
-  float max[kLanes], lane[kLanes];
+  auto larger = [](float a, float b) __attribute__((always_inline)) { return b > a ? b : a; };
+  float max[kLanes];
   for (int j = 0; j < kLanes; j++) max[j] = lowest;
-  for (int64_t k = 0; k < n; k += kLanes) {
-    LoadLanes(x + k, n - k, lowest, lane);
-    for (int j = 0; j < kLanes; j++) max[j] = lane[j] > max[j] ? lane[j] : max[j];
+  int64_t k = 0;
+  for (; k + kLanes <= x.n; k += kLanes)
+    for (int j = 0; j < kLanes; j++) max[j] = larger(max[j], x.data[k + j]);
+  if (k < x.n) {
+    const Tail tail(x, k, lowest);
+    for (int j = 0; j < kLanes; j++) max[j] = larger(max[j], tail.lane[j]);
   }
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int j = 0; j < width; j++) max[j] = max[j + width] > max[j] ? max[j + width] : max[j];
-  return max[0];
+  return FoldLanes(max, larger);
+}
+
+// y[k] = f(x[k]) for a row; y may be x. Returns the sum of y, where f(fill) is 0.
+template <class F>
+DLSYS_INLINE double MapRow(const Row& x, float fill, float* y, const F& f) {
+  int64_t k = 0;
+  for (; k + kLanes <= x.n; k += kLanes) {
+    DLSYS_IVDEP
+    for (int j = 0; j < kLanes; j++) y[k + j] = f(x.data[k + j]);
+  }
+  double total = SumOf(Row{y, k, k});
+  if (k == x.n) return total;
+  Tail tail(x, k, fill);
+  for (int j = 0; j < kLanes; j++) tail.lane[j] = f(tail.lane[j]);
+  for (int j = 0; k < x.n; k++, j++) y[k] = tail.lane[j];
+  return total + AddLanes(tail.lane);
 }
 
 }  // namespace cpu

@@ -25,37 +25,35 @@ Rows RowsOf(const char* op, const DLArray* x) {
   return rows;
 }
 
-// Calls body(row) for every row, on some thread, inside the version for this processor.
+// Where a task stands: at row r, its values from `at` on, `readable` of them in the rows of the task.
+struct Position {
+  int64_t r, at, n, readable;
+  DLSYS_INLINE Row Of(const float* data) const { return {data + at, n, readable}; }
+};
+
+// Calls body(position) for every row, on some thread, inside the version for this processor.
 template <class F>
 void ForRows(Rows rows, const F& body) {
-  ParallelFor(rows.count, RowGrain((rows.cols + kLanes) * kElementCost), [&](int64_t begin, int64_t end) {
+  const int64_t grain = RowGrain((rows.cols + kLanes) * kElementCost);
+  ParallelFor(rows.count, grain, [&](int64_t begin, int64_t end) {
     Dispatch([&]() __attribute__((always_inline)) {
-      for (int64_t r = begin; r < end; r++) body(r);
+      for (int64_t r = begin; r < end; r++)
+        body(Position{r, r * rows.cols, rows.cols, (end - r) * rows.cols});
     });
   });
 }
-#define DLSYS_ROW [=](int64_t r) __attribute__((always_inline))
+#define DLSYS_ROW [=](const Position& p) __attribute__((always_inline))
 
-#define DLSYS_TERMS \
-  [=](int64_t k, int64_t left, float(&lane)[kLanes]) __attribute__((always_inline))
+const float kLowest = -std::numeric_limits<float>::infinity();
 
-// lane = exp(x - max), and 0 where there is no x.
-DLSYS_INLINE void ExpLanes(const float* x, int64_t left, float max, float (&lane)[kLanes]) {
-  LoadLanes(x, left, -std::numeric_limits<float>::infinity(), lane);
-  for (int j = 0; j < kLanes; j++) lane[j] = exp(lane[j] - max);
+DLSYS_INLINE double SumExp(const Row& x, float max) {
+  return SumOf(x, kLowest, [=](float v) __attribute__((always_inline)) { return exp(v - max); });
 }
 
-DLSYS_INLINE double SumExp(const float* x, int64_t n, float max) {
-  return SumOf(n, DLSYS_TERMS { ExpLanes(x + k, left, max, lane); });
-}
-
-// y = exp(x - max(x)) and the sum of that.
-DLSYS_INLINE double ExpRow(const float* x, float* y, int64_t n) {
-  const float max = MaxOf(x, n);
-  return SumOf(n, DLSYS_TERMS {
-    ExpLanes(x + k, left, max, lane);
-    StoreLanes(y + k, left, lane);
-  });
+// y = exp(x - max(x)); returns the sum of that.
+DLSYS_INLINE double ExpRow(const Row& x, float* y) {
+  const float max = MaxOf(x);
+  return MapRow(x, kLowest, y, [=](float v) __attribute__((always_inline)) { return exp(v - max); });
 }
 
 void Softmax(const DLArray* x, DLArray* y) {
@@ -63,11 +61,10 @@ void Softmax(const DLArray* x, DLArray* y) {
   float* out = Output("softmax", y);
   CheckSameShape("softmax", x, y);
   const Rows rows = RowsOf("softmax", x);
-  const int64_t n = rows.cols;
   ForRows(rows, DLSYS_ROW {
-    float* to = out + r * n;
-    const float scale = (float)(1 / ExpRow(in + r * n, to, n));
-    for (int64_t k = 0; k < n; k++) to[k] *= scale;
+    float* to = out + p.at;
+    const float scale = (float)(1 / ExpRow(p.Of(in), to));
+    for (int64_t k = 0; k < p.n; k++) to[k] *= scale;
   });
 }
 
@@ -76,27 +73,23 @@ void LogSoftmax(const DLArray* x, DLArray* y) {
   float* out = Output("log_softmax", y);
   CheckSameShape("log_softmax", x, y);
   const Rows rows = RowsOf("log_softmax", x);
-  const int64_t n = rows.cols;
   ForRows(rows, DLSYS_ROW {
-    const float* from = in + r * n;
-    float* to = out + r * n;
-    const float max = MaxOf(from, n);
-    const float log_sum = (float)std::log(SumExp(from, n, max));
+    const Row from = p.Of(in);
+    const float max = MaxOf(from);
+    const float log_sum = (float)std::log(SumExp(from, max));
+    float* to = out + p.at;
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) to[k] = from[k] - max - log_sum;
+    for (int64_t k = 0; k < p.n; k++) to[k] = from.data[k] - max - log_sum;
   });
 }
 
 // The sum of y_c * (logsumexp(x) - x_c); x_c is taken from the maximum first, where no digits are lost.
-DLSYS_INLINE double DenseLoss(const float* x, const float* y, int64_t n) {
-  const float max = MaxOf(x, n);
-  const float log_sum = (float)std::log(SumExp(x, n, max));
-  return SumOf(n, DLSYS_TERMS {
-    float label[kLanes];
-    LoadLanes(x + k, left, max, lane);
-    LoadLanes(y + k, left, 0.f, label);
-    for (int j = 0; j < kLanes; j++) lane[j] = label[j] * (max - lane[j] + log_sum);
-  });
+DLSYS_INLINE double DenseLoss(const Row& x, const Row& y) {
+  const float max = MaxOf(x);
+  const float log_sum = (float)std::log(SumExp(x, max));
+  auto term = [=](float logit, float label)
+                  __attribute__((always_inline)) { return label * (max - logit + log_sum); };
+  return SumOf(x, max, y, 0.f, term);
 }
 
 // One value a row, in the shape of the rows.
@@ -124,8 +117,7 @@ void CrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   CheckSameShape(op, x, y);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, loss);
-  const int64_t n = rows.cols;
-  ForRows(rows, DLSYS_ROW { out[r] = (float)DenseLoss(logits + r * n, labels + r * n, n); });
+  ForRows(rows, DLSYS_ROW { out[p.r] = (float)DenseLoss(p.Of(logits), p.Of(labels)); });
 }
 
 thread_local Scratch loss_scratch;
@@ -139,9 +131,8 @@ void CrossEntropyMean(const DLArray* x, const DLArray* y, DLArray* loss) {
   const Rows rows = RowsOf(op, x);
   if (Numel(loss) != 1)
     Fail("%s: expected an output of one element, got shape %s", op, ShapeText(loss).c_str());
-  const int64_t n = rows.cols;
   double* of_row = loss_scratch.Get<double>(rows.count);
-  ForRows(rows, DLSYS_ROW { of_row[r] = DenseLoss(logits + r * n, labels + r * n, n); });
+  ForRows(rows, DLSYS_ROW { of_row[p.r] = DenseLoss(p.Of(logits), p.Of(labels)); });
   double total = 0;
   for (int64_t r = 0; r < rows.count; r++) total += of_row[r];
   *out = (float)(total / (double)rows.count);
@@ -156,14 +147,12 @@ void CrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy,
   CheckSameShape(op, x, dx);
   const Rows rows = RowsOf(op, x);
   const float* gradients = RowGradients(op, dy, rows);
-  const int64_t n = rows.cols;
   ForRows(rows, DLSYS_ROW {
-    const float* label = labels + r * n;
-    float* to = out + r * n;
-    const float scale = (float)(SumOf(label, n) / ExpRow(logits + r * n, to, n));
-    const float gradient = gradients[r];
-    DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) to[k] = (to[k] * scale - label[k]) * gradient;
+    const Row label = p.Of(labels);
+    float* to = out + p.at;
+    const float scale = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
+    const float gradient = gradients[p.r];
+    for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * scale - label.data[k]) * gradient;
   });
 }
 
@@ -202,12 +191,11 @@ void SparseCrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   CheckPerRow(op, x, y);
   CheckPerRow(op, x, loss);
   const SparseLabels labels(op, y, rows);
-  const int64_t n = rows.cols;
   ForRows(rows, DLSYS_ROW {
-    const float* from = logits + r * n;
-    const float max = MaxOf(from, n);
-    const float log_sum = (float)std::log(SumExp(from, n, max));
-    out[r] = max - from[labels[r]] + log_sum;
+    const Row from = p.Of(logits);
+    const float max = MaxOf(from);
+    const float log_sum = (float)std::log(SumExp(from, max));
+    out[p.r] = max - from.data[labels[p.r]] + log_sum;
   });
 }
 
@@ -222,16 +210,14 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
   CheckPerRow(op, x, y);
   const float* gradients = RowGradients(op, dy, rows);
   const SparseLabels labels(op, y, rows);
-  const int64_t n = rows.cols;
   ForRows(rows, DLSYS_ROW {
-    float* to = out + r * n;
-    const float max = MaxOf(from, n);
-    const float scale = (float)(1 / ExpRow(logits + r * n, to, n));
-    const float gradient = gradients[r];
-    const int64_t label = labels[r];
+    float* to = out + p.at;
+    const float scale = (float)(1 / ExpRow(p.Of(logits), to));
+    const float gradient = gradients[p.r];
+    const int64_t label = labels[p.r];
     // Not gradient * softmax minus gradient: near a softmax of 1 the difference comes first.
     const float at_label = (to[label] * scale - 1.f) * gradient;
-    for (int64_t k = 0; k < n; k++) to[k] *= scale * gradient;
+    for (int64_t k = 0; k < p.n; k++) to[k] *= scale * gradient;
     to[label] = at_label;
   });
 }

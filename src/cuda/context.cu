@@ -1,12 +1,13 @@
-// The state of the GPU in this process: is there one, was this process forked, has a fault destroyed its context;
-// and CUDA's statuses in words. Nothing here runs when the library is loaded.
-#include "cuda/context.cuh"
-
+// The state of the GPU in this process: is there one, was this process forked, has a fault
+// destroyed its context; and CUDA's statuses in words. Nothing here runs when the library is
+// loaded.
 #include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
 #include <cstdlib>
+
+#include "cuda/context.cuh"
 
 #ifndef DLSYS_CUDA_ARCHS
 #define DLSYS_CUDA_ARCHS "unknown"
@@ -40,15 +41,17 @@ struct Presence {
 void DescribeOldDriver(char* text, size_t nbytes) {
   if (!dlopen("libcuda.so.1", RTLD_LAZY)) {
     snprintf(text, nbytes,
-             "no NVIDIA driver on this machine (libcuda.so.1 not found): install the driver, or use -c cpu");
+             "no NVIDIA driver on this machine (libcuda.so.1 not found): install the driver, or "
+             "use -c cpu");
     return;
   }
   int driver = 0;
   cudaDriverGetVersion(&driver);
-  snprintf(text, nbytes,
-           "the NVIDIA driver supports CUDA up to %d.%d and this library was built with CUDA %d.%d: "
-           "install a newer driver, or build with an older toolkit, or use -c cpu",
-           driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  snprintf(
+      text, nbytes,
+      "the NVIDIA driver supports CUDA up to %d.%d and this library was built with CUDA %d.%d: "
+      "install a newer driver, or build with an older toolkit, or use -c cpu",
+      driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
 bool IsWrongArchitecture(cudaError_t status) {
@@ -62,7 +65,8 @@ void DescribeWrongArchitecture(char* text, size_t nbytes) {
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   snprintf(text, nbytes,
-           "this library holds no code for GPU %d (compute capability %d.%d; built for %s): run `make lib` on "
+           "this library holds no code for GPU %d (compute capability %d.%d; built for %s): run "
+           "`make lib` on "
            "this machine",
            device, major, minor, DLSYS_CUDA_ARCHS);
 }
@@ -75,7 +79,8 @@ void DescribeUnavailable(cudaError_t status, char* text, size_t nbytes) {
     DescribeWrongArchitecture(text, nbytes);
   } else if (status == cudaErrorNoDevice) {
     snprintf(text, nbytes,
-             "no GPU is visible to this process (CUDA_VISIBLE_DEVICES is %s): check nvidia-smi, or use -c cpu",
+             "no GPU is visible to this process (CUDA_VISIBLE_DEVICES is %s): check nvidia-smi, or "
+             "use -c cpu",
              visible ? visible : "not set");
   } else {
     snprintf(text, nbytes, "the GPU cannot be used: %s (%s): check nvidia-smi, or use -c cpu",
@@ -83,7 +88,8 @@ void DescribeUnavailable(cudaError_t status, char* text, size_t nbytes) {
   }
 }
 
-// Asking for a kernel's attributes creates the context of GPU 0 and finds out whether this library has code for it.
+// Asking for a kernel's attributes creates the context of GPU 0 and finds out whether this library
+// has code for it.
 Presence FindPresence() {
   Presence presence;
   int count = 0;
@@ -134,12 +140,14 @@ bool DestroysContext(cudaError_t status) {
 void CheckUsable(const char* op) {
   if (forked.load(std::memory_order_relaxed))
     FailWith(DL_UNAVAILABLE,
-             "%s: this process was forked from one that had used the GPU, which CUDA does not allow: start workers "
+             "%s: this process was forked from one that had used the GPU, which CUDA does not "
+             "allow: start workers "
              "with the 'spawn' method, or use the GPU only in the child",
              op);
   if (lost.load(std::memory_order_acquire))
-    FailWith(DL_DEVICE_LOST, "%s: the GPU was lost by an earlier fault (%s): restart the process to use it again", op,
-             lost_text);
+    FailWith(DL_DEVICE_LOST,
+             "%s: the GPU was lost by an earlier fault (%s): restart the process to use it again",
+             op, lost_text);
 }
 
 }  // namespace
@@ -156,9 +164,10 @@ void Use(const char* op, int device) {
   if (presence.count == 0) FailWith(DL_UNAVAILABLE, "%s: %s", op, presence.text);
   CheckUsable(op);
   if (device < 0 || device >= presence.count)
-    FailWith(DL_UNAVAILABLE, "%s: no GPU %d: this machine has GPUs 0 to %d", op, device, presence.count - 1);
-  // With one GPU the current device cannot be another. With several it is set every time: another library in this
-  // process may have changed it.
+    FailWith(DL_UNAVAILABLE, "%s: no GPU %d: this machine has GPUs 0 to %d", op, device,
+             presence.count - 1);
+  // With one GPU the current device cannot be another. With several it is set every time: another
+  // library in this process may have changed it.
   if (presence.count > 1) Check(op, cudaSetDevice(device));
 }
 
@@ -181,8 +190,8 @@ void Report(const char* op, cudaError_t status) {
     DescribeWrongArchitecture(text, sizeof text);
     FailWith(DL_UNAVAILABLE, "%s: %s", op, text);
   }
-  snprintf(text, sizeof text, "%s: CUDA error %d, %s (%s)", op, (int)status, cudaGetErrorString(status),
-           cudaGetErrorName(status));
+  snprintf(text, sizeof text, "%s: CUDA error %d, %s (%s)", op, (int)status,
+           cudaGetErrorString(status), cudaGetErrorName(status));
   if (DestroysContext(status)) {
     RememberLost(text);
     throw Error(DL_DEVICE_LOST, text);

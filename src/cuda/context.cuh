@@ -1,4 +1,5 @@
-// What every CUDA file stands on: the state of the GPU in this process, errors in words, scratch memory.
+// What every CUDA file stands on: the state of the GPU in this process, errors in words, scratch
+// memory.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -7,15 +8,17 @@
 namespace dlsys {
 namespace cuda {
 
-// Makes `device` current for this thread. Fails with DL_UNAVAILABLE when there is no usable GPU or this process is a
-// fork of one that used it, and with DL_DEVICE_LOST and the first cause after a fault. No CUDA call comes before it.
+// Makes `device` current for this thread. Fails with DL_UNAVAILABLE when there is no usable GPU or
+// this process is a fork of one that used it, and with DL_DEVICE_LOST and the first cause after a
+// fault. No CUDA call comes before it.
 void Use(const char* op, int device);
 
-int DeviceCount();                 // fails with DL_UNAVAILABLE and the reason when there is none
-int Multiprocessors(int device);   // of a device that was used before
-int ComputeMajor(int device);      // 9 on an H200
+int DeviceCount();                // fails with DL_UNAVAILABLE and the reason when there is none
+int Multiprocessors(int device);  // of a device that was used before
+int ComputeMajor(int device);     // 9 on an H200
 
-// Turns a CUDA status into a failure and clears it; a fault that has destroyed the context is remembered.
+// Turns a CUDA status into a failure and clears it; a fault that has destroyed the context is
+// remembered.
 [[noreturn]] void Report(const char* op, cudaError_t status);
 inline void Check(const char* op, cudaError_t status) {
   if (status != cudaSuccess) Report(op, status);
@@ -41,8 +44,8 @@ inline void Enter(const char* op, const DLArray* first, const Arrays*... rest) {
   Use(op, first->ctx.device_id);
 }
 
-// Device memory for the length of a launcher. The allocator hands the block out again on the same stream only, so
-// it may be given back as soon as the kernels that use it are queued.
+// Device memory for the length of a launcher. The allocator hands the block out again on the same
+// stream only, so it may be given back as soon as the kernels that use it are queued.
 class Scratch {
  public:
   Scratch(DLContext ctx, int64_t nbytes, DLStream stream) : ctx_(ctx) {

@@ -1,7 +1,8 @@
 // The matrix product through cuBLAS, and the policy that chooses between it and the own kernel.
 //
-// cuBLAS is opened when it is first needed, by soname, and its few functions are declared here: neither building nor
-// loading this library needs it. Its default math mode computes float32 products in true float32.
+// cuBLAS is opened when it is first needed, by soname, and its few functions are declared here:
+// neither building nor loading this library needs it. Its default math mode computes float32
+// products in true float32.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -29,9 +30,9 @@ struct Library {
   Status (*set_stream)(Handle, cudaStream_t) = nullptr;
   Status (*set_workspace)(Handle, void*, size_t) = nullptr;
   Status (*set_math_mode)(Handle, int) = nullptr;
-  Status (*sgemm)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k, const float* alpha,
-                  const float* a, int64_t lda, const float* b, int64_t ldb, const float* beta, float* c,
-                  int64_t ldc) = nullptr;
+  Status (*sgemm)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
+                  const float* alpha, const float* a, int64_t lda, const float* b, int64_t ldb,
+                  const float* beta, float* c, int64_t ldc) = nullptr;
   const char* (*text)(Status) = nullptr;
   std::string error;  // why it cannot be used, or ""
 };
@@ -58,7 +59,8 @@ std::vector<std::string> Folders() {
 void* OpenLibrary(std::string* error) {
   const std::vector<std::string> sonames = Sonames();
   for (const std::string& soname : sonames) {
-    if (void* library = dlopen(soname.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)) return library;
+    if (void* library = dlopen(soname.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD))
+      return library;
   }
   std::vector<std::string> prefixes;
   for (const std::string& folder : Folders()) prefixes.push_back(folder + "/");
@@ -100,14 +102,16 @@ const Library& Cublas() {
 
 void CheckCublas(const char* op, Status status) {
   if (status == 0) return;
-  const cudaError_t fault = cudaStreamQuery(cudaStreamLegacy);  // if the GPU is lost, that is the reason
+  const cudaError_t fault =
+      cudaStreamQuery(cudaStreamLegacy);  // if the GPU is lost, that is the reason
   if (fault != cudaErrorNotReady) Check(op, fault);
   FailWith(status == kAllocFailed ? DL_OUT_OF_MEMORY : DL_ERROR,
            "%s: cuBLAS error %d, %s; DLSYS_BLAS=own uses the built-in kernel instead", op, status,
            Cublas().text(status));
 }
 
-// Handles of one GPU. A handle serves one call at a time; there are as many as threads ever were in a call at once.
+// Handles of one GPU. A handle serves one call at a time; there are as many as threads ever were in
+// a call at once.
 class HandlePool {
  public:
   Handle Take(const char* op) {
@@ -170,7 +174,8 @@ void MultiplyCublas(const char* op, const Product& p, DLStream stream) {
   const BorrowedHandle handle(op, PoolOf(op, p.ctx.device_id));
   const int64_t workspace_nbytes = WorkspaceNbytes(p.ctx.device_id);
   const Scratch workspace(p.ctx, workspace_nbytes, stream);
-  // In this order: a new stream resets the workspace. One of our own makes results independent of other streams.
+  // In this order: a new stream resets the workspace. One of our own makes results independent of
+  // other streams.
   CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
   CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
   const float one = 1.f, zero = 0.f;
@@ -188,7 +193,8 @@ bool OwnIsWanted() {
 }
 
 // cuBLAS where it is, unless DLSYS_BLAS=own.
-void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c, DLStream stream) {
+void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
+            DLStream stream) {
   const Product product = CheckedProduct("matmul", a, trans_a, b, trans_b, c);
   if (OwnIsWanted() || !Cublas().error.empty()) return MultiplyOwn("matmul", product, stream);
   MultiplyCublas("matmul", product, stream);
@@ -198,10 +204,11 @@ void MatmulCublas(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t t
                   DLStream stream) {
   const Product product = CheckedProduct("matmul_cublas", a, trans_a, b, trans_b, c);
   if (!Cublas().error.empty())
-    FailWith(DL_UNAVAILABLE,
-             "matmul_cublas: cuBLAS cannot be used (%s): install nvidia-cublas, or name its folder in "
-             "DLSYS_CUDA_LIBRARY_PATH, or use matmul_own",
-             Cublas().error.c_str());
+    FailWith(
+        DL_UNAVAILABLE,
+        "matmul_cublas: cuBLAS cannot be used (%s): install nvidia-cublas, or name its folder in "
+        "DLSYS_CUDA_LIBRARY_PATH, or use matmul_own",
+        Cublas().error.c_str());
   MultiplyCublas("matmul_cublas", product, stream);
 }
 

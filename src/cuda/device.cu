@@ -1,14 +1,13 @@
 // The device `cuda` as src/device.h asks for it: memory, copies, streams, timing.
 //
-// Streams are non-blocking: nothing here orders work against the legacy default stream. Memory comes from
-// cudaMalloc, never from managed memory.
-#include "device.h"
-
+// Streams are non-blocking: nothing here orders work against the legacy default stream. Memory
+// comes from cudaMalloc, never from managed memory.
 #include <mutex>
 #include <vector>
 
 #include "cuda/context.cuh"
 #include "cuda/staging.cuh"
+#include "device.h"
 
 namespace dlsys {
 namespace cuda {
@@ -18,8 +17,8 @@ void Describe(int id, char* text, size_t nbytes) {
   Use("device name", id);
   cudaDeviceProp properties;
   Check("device name", cudaGetDeviceProperties(&properties, id));
-  snprintf(text, nbytes, "%s (compute capability %d.%d, %d multiprocessors, %.1f GiB)", properties.name,
-           properties.major, properties.minor, properties.multiProcessorCount,
+  snprintf(text, nbytes, "%s (compute capability %d.%d, %d multiprocessors, %.1f GiB)",
+           properties.name, properties.major, properties.minor, properties.multiProcessorCount,
            (double)properties.totalGlobalMem / (1 << 30));
 }
 
@@ -60,11 +59,13 @@ void CopyToHost(int id, void* dst, const void* src, size_t nbytes, cudaStream_t 
 void CopyBetween(void* dst, int to, const void* src, int from, size_t nbytes, cudaStream_t stream) {
   Use("copy on the GPU", to);
   Use("copy on the GPU", from);
-  Check("copy on the GPU", to == from ? cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDeviceToDevice, stream)
-                                      : cudaMemcpyPeerAsync(dst, to, src, from, nbytes, stream));
+  Check("copy on the GPU", to == from
+                               ? cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDeviceToDevice, stream)
+                               : cudaMemcpyPeerAsync(dst, to, src, from, nbytes, stream));
 }
 
-void Copy(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx, size_t nbytes, DLStream stream) {
+void Copy(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx, size_t nbytes,
+          DLStream stream) {
   if (nbytes == 0) return;
   if (dst_ctx.device_type != DL_GPU)
     return CopyToHost(src_ctx.device_id, dst, src, nbytes, Native(stream));
@@ -94,7 +95,9 @@ void Synchronize(int id, DLStream stream) {
 
 class Event {
  public:
-  explicit Event(unsigned flags) { Check("create an event", cudaEventCreateWithFlags(&event_, flags)); }
+  explicit Event(unsigned flags) {
+    Check("create an event", cudaEventCreateWithFlags(&event_, flags));
+  }
   ~Event() {
     if (event_) cudaEventDestroy(event_);
   }
@@ -107,8 +110,8 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Events are kept for the next call. One may go back as soon as the wait is queued: a later record of the event
-// does not move waits that were queued before it.
+// Events are kept for the next call. One may go back as soon as the wait is queued: a later record
+// of the event does not move waits that were queued before it.
 class EventPool {
  public:
   cudaEvent_t Take() {
@@ -147,7 +150,8 @@ void Wait(int id, DLStream stream, DLStream other) {
   Check("wait for a stream", status);
 }
 
-void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k), void* state, double* ms) {
+void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k), void* state,
+             double* ms) {
   Use("profile", id);
   std::vector<Event> events;
   for (int64_t k = 0; k <= n; k++) events.emplace_back(cudaEventDefault);
@@ -164,8 +168,9 @@ void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64
   }
 }
 
-const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc, Release, Fill, Copy,
-                                       StreamCreate, StreamFree, Synchronize, Wait, Profile});
+const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc,
+                                       Release, Fill, Copy, StreamCreate, StreamFree, Synchronize,
+                                       Wait, Profile});
 
 }  // namespace
 }  // namespace cuda

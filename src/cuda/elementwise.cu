@@ -1,8 +1,9 @@
-// Elementwise kernels: y = f(x), f(x, c) and f(x, y) with numpy broadcasting, over the functors of functors.h.
+// Elementwise kernels: y = f(x), f(x, c) and f(x, y) with numpy broadcasting, over the functors of
+// functors.h.
 //
-// Arrays are float32, contiguous, row-major. An output may be the same buffer as an input of its own shape: every
-// thread reads what it overwrites before it writes, and no other thread reads it. Sixteen bytes an access where
-// addresses allow it.
+// Arrays are float32, contiguous, row-major. An output may be the same buffer as an input of its
+// own shape: every thread reads what it overwrites before it writes, and no other thread reads it.
+// Sixteen bytes an access where addresses allow it.
 #include "cuda/launch.cuh"
 #include "cuda/loop.cuh"
 #include "functors.h"
@@ -23,7 +24,8 @@ __global__ void MapKernel(const float* x, float* y, int64_t n, int64_t nquads, F
   for (int64_t i = 4 * nquads + FirstItem(); i < n; i += ItemStep()) y[i] = f(x[i]);
 }
 
-// How an operand of a flat loop is indexed: by the output's index, its column, its row, or not at all.
+// How an operand of a flat loop is indexed: by the output's index, its column, its row, or not at
+// all.
 enum class Access { kSame, kColumn, kRow, kScalar };
 
 struct Operand {
@@ -111,7 +113,8 @@ bool FlatAccess(const Loop& loop, const int64_t* strides, Access* access) {
     *access = inner ? Access::kSame : Access::kScalar;
   } else {
     const int64_t outer = strides[0];
-    *access = outer ? (inner ? Access::kSame : Access::kRow) : (inner ? Access::kColumn : Access::kScalar);
+    *access = outer ? (inner ? Access::kSame : Access::kRow)
+                    : (inner ? Access::kColumn : Access::kScalar);
   }
   return true;
 }
@@ -133,9 +136,11 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) {
   Operand b{In(op, y), Access::kSame, columns};
   float* result = Out(op, out);
   if (!FlatAccess(loop, loop.x, &a.access) || !FlatAccess(loop, loop.y, &b.access))
-    return Launch(op, StridedKernel<F>, Blocks(n), kThreads, 0, stream, a.data, b.data, result, n, loop);
+    return Launch(op, StridedKernel<F>, Blocks(n), kThreads, 0, stream, a.data, b.data, result, n,
+                  loop);
   const int64_t nquads = Aligned16(result) && AllowsQuads(a) && AllowsQuads(b) ? n / 4 : 0;
-  Launch(op, FlatKernel<F>, Blocks(nquads ? nquads : n), kThreads, 0, stream, a, b, result, n, nquads);
+  Launch(op, FlatKernel<F>, Blocks(nquads ? nquads : n), kThreads, 0, stream, a, b, result, n,
+         nquads);
 }
 
 DLSYS_KERNEL(cuda, neg, Unary<fn::Neg>);

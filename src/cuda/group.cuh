@@ -12,10 +12,12 @@ struct MaxOf {
   static __device__ float Join(float a, float b) { return fmaxf(a, b); }
 };
 
-// Joins `value` over the kLanes lanes of each group; every lane gets the result. All threads of the block call it.
+// Joins `value` over the kLanes lanes of each group; every lane gets the result. All threads of the
+// block call it.
 template <class Op, int kLanes>
 __device__ float Join(float value) {
-  static_assert(kLanes <= 32 || kLanes == kThreads, "a group is a part of a warp or the whole block");
+  static_assert(kLanes <= 32 || kLanes == kThreads,
+                "a group is a part of a warp or the whole block");
   constexpr int kWidth = kLanes < 32 ? kLanes : 32;
 #pragma unroll
   for (int distance = kWidth / 2; distance > 0; distance /= 2)

@@ -18,8 +18,8 @@ inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {
 
 // Queues a kernel on the stream; a grid without blocks is no work and no launch.
 template <class... Params, class... Args>
-inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, unsigned block, size_t shared_nbytes,
-                   DLStream stream, Args... args) {
+inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, unsigned block,
+                   size_t shared_nbytes, DLStream stream, Args... args) {
   if (grid == 0) return;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
@@ -29,8 +29,11 @@ inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, uns
   Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 
-// The first item of this thread and the step to its next one, for loops over more items than threads.
-__device__ __forceinline__ int64_t FirstItem() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+// The first item of this thread and the step to its next one, for loops over more items than
+// threads.
+__device__ __forceinline__ int64_t FirstItem() {
+  return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
 __device__ __forceinline__ int64_t ItemStep() { return (int64_t)gridDim.x * blockDim.x; }
 
 }  // namespace cuda

@@ -1,8 +1,10 @@
-// Kernels that move or convert elements without arithmetic: fill, cast, broadcast_to, transpose, for every dtype.
+// Kernels that move or convert elements without arithmetic: fill, cast, broadcast_to, transpose,
+// for every dtype.
 //
-// Moves know only the size of an element. The output never overlaps the input, except that a cast between dtypes of
-// one size may be in place. A transpose whose fastest input axis is not its fastest output axis goes through tiles in
-// shared memory, so that both sides are read and written in whole lines.
+// Moves know only the size of an element. The output never overlaps the input, except that a cast
+// between dtypes of one size may be in place. A transpose whose fastest input axis is not its
+// fastest output axis goes through tiles in shared memory, so that both sides are read and written
+// in whole lines.
 #include "cuda/launch.cuh"
 #include "cuda/loop.cuh"
 
@@ -43,7 +45,7 @@ constexpr int kTileRows = 8;
 
 // Two axes swapped, the rest a batch: y (batch, high, low) and x (batch, low, high) up to strides.
 struct Swap {
-  int64_t high, low;          // sizes of the output axis that is fastest in x, and of the fastest one in y
+  int64_t high, low;  // sizes of the output axis that is fastest in x, and of the fastest one in y
   int64_t x_low, y_high;      // strides of the slow axis on either side
   Loop batch;                 // the other axes; loop.x are strides in x, loop.y in y
   int64_t high_tiles, tiles;  // tiles along `high`, and in one swap
@@ -51,7 +53,8 @@ struct Swap {
 
 template <class T>
 __global__ void SwapKernel(const T* x, T* y, int64_t jobs, Swap swap) {
-  __shared__ T tile[kTile][kTile + 1];  // the extra column keeps the accesses by column apart in the banks
+  __shared__ T
+      tile[kTile][kTile + 1];  // the extra column keeps the accesses by column apart in the banks
   const int fast = threadIdx.x % kTile;
   const int slow = threadIdx.x / kTile;
   for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
@@ -139,7 +142,8 @@ void Cast(const DLArray* x, DLArray* y, DLStream stream) {
     WithType("cast", y->dtype, [&](auto* to) {
       using From = std::remove_pointer_t<decltype(from)>;
       using To = std::remove_pointer_t<decltype(to)>;
-      Launch("cast", CastKernel<From, To>, Blocks(n), kThreads, 0, stream, (const From*)x->data, (To*)y->data, n);
+      Launch("cast", CastKernel<From, To>, Blocks(n), kThreads, 0, stream, (const From*)x->data,
+             (To*)y->data, n);
     });
   });
 }
@@ -148,7 +152,8 @@ void Gather(const char* op, const DLArray* x, const Loop& loop, DLArray* y, DLSt
   const int64_t n = Numel(y);
   WithSize(y, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Launch(op, GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data, n, loop);
+    Launch(op, GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data, n,
+           loop);
   });
 }
 
@@ -162,7 +167,8 @@ void BroadcastTo(const DLArray* x, DLArray* y, DLStream stream) {
     loop.y[k] = 0;
   }
   if (!BroadcastStrides(x, y, loop.x))
-    Fail("broadcast_to: shape %s does not broadcast to %s", ShapeText(x).c_str(), ShapeText(y).c_str());
+    Fail("broadcast_to: shape %s does not broadcast to %s", ShapeText(x).c_str(),
+         ShapeText(y).c_str());
   if (Numel(x) == Numel(y)) return CopyElements("broadcast_to", x, y, stream);
   for (int k = 0; k < y->ndim; k++) loop.y[k] = loop.x[k];
   Gather("broadcast_to", x, Fold(loop), y, stream);
@@ -199,7 +205,8 @@ Loop TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
   return Fold(loop);
 }
 
-// Splits a folded loop into the swap of its last axis with the one that is fastest in x, and the rest.
+// Splits a folded loop into the swap of its last axis with the one that is fastest in x, and the
+// rest.
 Swap MakeSwap(const Loop& loop) {
   const int low = loop.ndim - 1;
   int high = 0;
@@ -226,8 +233,8 @@ void Transpose(const DLArray* x, int64_t perm, DLArray* y, DLStream stream) {
   const int64_t jobs = n / (swap.high * swap.low) * swap.tiles;
   WithSize(y, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Launch("transpose", SwapKernel<T>, Blocks(jobs, 1), kTile * kTileRows, 0, stream, (const T*)x->data,
-           (T*)y->data, jobs, swap);
+    Launch("transpose", SwapKernel<T>, Blocks(jobs, 1), kTile * kTileRows, 0, stream,
+           (const T*)x->data, (T*)y->data, jobs, swap);
   });
 }
 

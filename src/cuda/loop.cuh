@@ -1,6 +1,8 @@
-// Loops over an output with strided operands: how broadcasting, transposes and general layouts become index sums.
+// Loops over an output with strided operands: how broadcasting, transposes and general layouts
+// become index sums.
 //
-// Written on the host, passed to kernels by value. Strides count elements; 0 repeats an operand along an axis.
+// Written on the host, passed to kernels by value. Strides count elements; 0 repeats an operand
+// along an axis.
 #pragma once
 #include "registry.h"
 
@@ -10,7 +12,8 @@ namespace cuda {
 struct Loop {
   int ndim = 0;
   int64_t shape[DL_MAX_NDIM];
-  int64_t x[DL_MAX_NDIM], y[DL_MAX_NDIM];  // strides of the operands; a loop with one operand uses x
+  int64_t x[DL_MAX_NDIM],
+      y[DL_MAX_NDIM];  // strides of the operands; a loop with one operand uses x
 
   void Append(int64_t size, int64_t x_stride, int64_t y_stride) {
     shape[ndim] = size;
@@ -20,7 +23,8 @@ struct Loop {
   }
 };
 
-// Appends an axis, or folds it into the last one where both operands step through the pair as through one axis.
+// Appends an axis, or folds it into the last one where both operands step through the pair as
+// through one axis.
 inline void AppendFolded(Loop* loop, int64_t size, int64_t x_stride, int64_t y_stride) {
   if (size == 1) return;
   const int last = loop->ndim - 1;
@@ -31,7 +35,8 @@ inline void AppendFolded(Loop* loop, int64_t size, int64_t x_stride, int64_t y_s
   loop->y[last] = y_stride;
 }
 
-// The same loop with as few axes as possible: no axis of size 1, neighbours folded. Never without an axis.
+// The same loop with as few axes as possible: no axis of size 1, neighbours folded. Never without
+// an axis.
 inline Loop Fold(const Loop& loop) {
   Loop folded;
   for (int k = 0; k < loop.ndim; k++) AppendFolded(&folded, loop.shape[k], loop.x[k], loop.y[k]);
@@ -39,7 +44,8 @@ inline Loop Fold(const Loop& loop) {
   return folded;
 }
 
-// Strides of `a` along the axes of `out` by numpy's right-aligned rule; false when the shapes do not broadcast.
+// Strides of `a` along the axes of `out` by numpy's right-aligned rule; false when the shapes do
+// not broadcast.
 inline bool BroadcastStrides(const DLArray* a, const DLArray* out, int64_t* strides) {
   if (a->ndim > out->ndim) return false;
   int64_t stride = 1;
@@ -59,8 +65,8 @@ inline Loop BroadcastLoop(const char* op, const DLArray* x, const DLArray* y, co
   loop.ndim = out->ndim;
   for (int k = 0; k < out->ndim; k++) loop.shape[k] = out->shape[k];
   if (!BroadcastStrides(x, out, loop.x) || !BroadcastStrides(y, out, loop.y))
-    Fail("%s: shapes %s and %s do not broadcast to %s", op, ShapeText(x).c_str(), ShapeText(y).c_str(),
-         ShapeText(out).c_str());
+    Fail("%s: shapes %s and %s do not broadcast to %s", op, ShapeText(x).c_str(),
+         ShapeText(y).c_str(), ShapeText(out).c_str());
   return Fold(loop);
 }
 

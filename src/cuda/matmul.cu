@@ -1,14 +1,14 @@
-// The matrix product in true float32, by blocks: C (m, n) = op(A) (m, k) op(B) (k, n), row-major; matmul.cuh has the
-// contract.
+// The matrix product in true float32, by blocks: C (m, n) = op(A) (m, k) op(B) (k, n), row-major;
+// matmul.cuh has the contract.
 //
-// A block computes a tile of C. Panels of A and B, kDepth deep, pass through two buffers in shared memory: while one
-// is multiplied, the next is on its way from device memory in registers. Both panels lie with depth outermost, so
-// that a thread reads its rows of A and its columns of B as quads and keeps an outer product of them in registers.
-// When C has too few tiles to fill the chip, the depth is split over blocks whose partial products lie in scratch
-// and are added in a fixed order.
-#include "cuda/matmul.cuh"
-
+// A block computes a tile of C. Panels of A and B, kDepth deep, pass through two buffers in shared
+// memory: while one is multiplied, the next is on its way from device memory in registers. Both
+// panels lie with depth outermost, so that a thread reads its rows of A and its columns of B as
+// quads and keeps an outer product of them in registers. When C has too few tiles to fill the chip,
+// the depth is split over blocks whose partial products lie in scratch and are added in a fixed
+// order.
 #include "cuda/launch.cuh"
+#include "cuda/matmul.cuh"
 #include "cuda/reduce.cuh"
 
 namespace dlsys {
@@ -17,13 +17,14 @@ namespace {
 
 // ---- kernels ----
 
-// A warp's 32 lanes lie 4 down and 8 across; a lane holds quads of rows kQuadRows apart and quads of columns
-// kQuadCols apart, so that a warp's quads are consecutive in shared memory.
+// A warp's 32 lanes lie 4 down and 8 across; a lane holds quads of rows kQuadRows apart and quads
+// of columns kQuadCols apart, so that a warp's quads are consecutive in shared memory.
 constexpr int kQuadRows = 16;
 constexpr int kQuadCols = 32;
 
 // A tile of C of kRows x kCols by 256 threads that hold kThreadRows x kThreadCols of it each.
-template <int Rows, int Cols, int Depth, int ThreadRows, int ThreadCols, int BlocksPerMultiprocessor>
+template <int Rows, int Cols, int Depth, int ThreadRows, int ThreadCols,
+          int BlocksPerMultiprocessor>
 struct Tiling {
   static constexpr int kRows = Rows, kCols = Cols, kDepth = Depth;
   static constexpr int kThreadRows = ThreadRows, kThreadCols = ThreadCols;
@@ -38,12 +39,12 @@ using Small = Tiling<64, 64, 32, 4, 4, 3>;
 struct Problem {
   Product product;
   int row_tiles, col_tiles, splits;
-  int64_t part;  // the depth is cut into `splits` parts of `part`, a multiple of kDepth
+  int64_t part;              // the depth is cut into `splits` parts of `part`, a multiple of kDepth
   bool whole_in, whole_out;  // rows and base addresses of A and B, and of C, allow 16-byte accesses
 };
 
-// Elements p[0..3] of which only the first `valid` exist; the rest are zero. kWhole: p is aligned and either all four
-// exist or none does.
+// Elements p[0..3] of which only the first `valid` exist; the rest are zero. kWhole: p is aligned
+// and either all four exist or none does.
 template <bool kWhole>
 __device__ __forceinline__ float4 LoadQuad(const float* p, int valid) {
   float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -58,16 +59,16 @@ __device__ __forceinline__ float4 LoadQuad(const float* p, int valid) {
   return v;
 }
 
-// A panel of kWidth x kDepth of a matrix on its way to shared memory, where it lies as [depth][width].
-// kDepthFastest: the matrix is (width, depth) in memory, else (depth, width).
+// A panel of kWidth x kDepth of a matrix on its way to shared memory, where it lies as
+// [depth][width]. kDepthFastest: the matrix is (width, depth) in memory, else (depth, width).
 template <int kWidth, int kDepth, bool kDepthFastest, bool kWhole>
 class Panel {
  public:
   // A multiple of 4 keeps quads aligned; 4 more than the width spreads a column over the banks.
   using Buffer = float[kDepth][kWidth + 4];
 
-  // The panel at `origin` of the `width` rows of op(A) or columns of op(B), first at `depth`; pitch is the length of
-  // a row in memory.
+  // The panel at `origin` of the `width` rows of op(A) or columns of op(B), first at `depth`; pitch
+  // is the length of a row in memory.
   __device__ Panel(const float* matrix, int64_t width, int64_t pitch, int64_t origin, int64_t depth)
       : pitch_(pitch), room_((int)min(width - origin, (int64_t)kWidth)) {
     const int64_t w = origin + Width(0), d = depth + Depth(0);
@@ -109,7 +110,9 @@ class Panel {
                 "the threads cover the panel once, in whole rows");
 
   // Where this thread's quad q lies: which row of the panel in memory, and where in the row.
-  static __device__ __forceinline__ int Slow(int q) { return (int)threadIdx.x / kQuadsInRow + q * kSlowStep; }
+  static __device__ __forceinline__ int Slow(int q) {
+    return (int)threadIdx.x / kQuadsInRow + q * kSlowStep;
+  }
   static __device__ __forceinline__ int Fast() { return (int)threadIdx.x % kQuadsInRow * 4; }
   static __device__ __forceinline__ int Width(int q) { return kDepthFastest ? Slow(q) : Fast(); }
   static __device__ __forceinline__ int Depth(int q) { return kDepthFastest ? Fast() : Slow(q); }
@@ -137,8 +140,8 @@ struct Place {
   int row, col, split;  // counting tiles
 };
 
-// Which tile this block computes. Tiles go down groups of eight tile rows, so that blocks that run together share
-// panels in the L2 cache.
+// Which tile this block computes. Tiles go down groups of eight tile rows, so that blocks that run
+// together share panels in the L2 cache.
 __device__ __forceinline__ Place FindPlace(const Problem& problem) {
   constexpr int kGroup = 8;
   const int tiles = problem.row_tiles * problem.col_tiles;
@@ -162,7 +165,8 @@ __device__ __forceinline__ int64_t ColOf(const Place& place) {
 // Writes a thread's part of the tile at c + row0 * n + col0, as far as the matrix goes.
 template <class T>
 __device__ __forceinline__ void StoreTile(const float (&sums)[T::kThreadRows][T::kThreadCols],
-                                          const Problem& problem, float* c, int64_t row0, int64_t col0) {
+                                          const Problem& problem, float* c, int64_t row0,
+                                          int64_t col0) {
   const int64_t m = problem.product.m, n = problem.product.n;
 #pragma unroll
   for (int i = 0; i < T::kThreadRows; i++) {
@@ -173,7 +177,8 @@ __device__ __forceinline__ void StoreTile(const float (&sums)[T::kThreadRows][T:
       const int64_t col = col0 + j / 4 * kQuadCols;
       float* out = c + row * n + col;
       if (problem.whole_out) {
-        if (col < n) *(float4*)out = make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
+        if (col < n)
+          *(float4*)out = make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
         continue;
       }
 #pragma unroll
@@ -192,7 +197,8 @@ __device__ __forceinline__ int Layers(int64_t depth) {
 
 // c is (splits, m, n): C itself, or scratch.
 template <class T, bool kTransA, bool kTransB, bool kWhole>
-__global__ __launch_bounds__(kThreads, T::kResident) void MatmulKernel(const Problem problem, float* c) {
+__global__ __launch_bounds__(kThreads, T::kResident) void MatmulKernel(const Problem problem,
+                                                                       float* c) {
   using PanelA = Panel<T::kRows, T::kDepth, !kTransA, kWhole>;
   using PanelB = Panel<T::kCols, T::kDepth, kTransB, kWhole>;
   __shared__ __align__(16) typename PanelA::Buffer buffers_a[2];
@@ -251,14 +257,16 @@ using Kernel = void (*)(Problem, float*);
 
 template <class T, bool kWhole>
 Kernel KernelFor(const Product& p) {
-  if (p.trans_a) return p.trans_b ? MatmulKernel<T, true, true, kWhole> : MatmulKernel<T, true, false, kWhole>;
+  if (p.trans_a)
+    return p.trans_b ? MatmulKernel<T, true, true, kWhole> : MatmulKernel<T, true, false, kWhole>;
   return p.trans_b ? MatmulKernel<T, false, true, kWhole> : MatmulKernel<T, false, false, kWhole>;
 }
 
 template <class T>
 void LaunchTiles(const char* op, const Problem& problem, float* c, DLStream stream) {
   const unsigned blocks = (unsigned)(problem.row_tiles * problem.col_tiles * problem.splits);
-  const Kernel kernel = problem.whole_in ? KernelFor<T, true>(problem.product) : KernelFor<T, false>(problem.product);
+  const Kernel kernel =
+      problem.whole_in ? KernelFor<T, true>(problem.product) : KernelFor<T, false>(problem.product);
   Launch(op, kernel, blocks, kThreads, 0, stream, problem, c);
 }
 
@@ -267,7 +275,8 @@ constexpr int64_t kMaxTiles = int64_t(1) << 28;  // leaves room for index arithm
 template <class T>
 Problem Tiled(const char* op, const Product& p) {
   const int64_t rows = CeilDiv(p.m, T::kRows), cols = CeilDiv(p.n, T::kCols);
-  if (rows > kMaxTiles / cols) Fail("%s: a result of %ld x %ld is too large", op, (long)p.m, (long)p.n);
+  if (rows > kMaxTiles / cols)
+    Fail("%s: a result of %ld x %ld is too large", op, (long)p.m, (long)p.n);
   const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
   const int64_t part = CeilDiv(p.k, T::kDepth) * T::kDepth;
   const bool whole_in = Aligned16(p.a) && row_a % 4 == 0 && Aligned16(p.b) && row_b % 4 == 0;
@@ -287,17 +296,18 @@ void SplitDepth(Problem* problem, int multiprocessors) {
 
 }  // namespace
 
-Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
-                       DLArray* c) {
+Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
+                       int64_t trans_b, DLArray* c) {
   Enter(op, c, a, b);
   if (a->ndim != 2 || b->ndim != 2 || c->ndim != 2)
-    Fail("%s: expected matrices, got %s and %s into %s", op, ShapeText(a).c_str(), ShapeText(b).c_str(),
-         ShapeText(c).c_str());
+    Fail("%s: expected matrices, got %s and %s into %s", op, ShapeText(a).c_str(),
+         ShapeText(b).c_str(), ShapeText(c).c_str());
   const int64_t m = a->shape[trans_a ? 1 : 0], k = a->shape[trans_a ? 0 : 1];
   const int64_t n = b->shape[trans_b ? 0 : 1], k_of_b = b->shape[trans_b ? 1 : 0];
   if (k != k_of_b || c->shape[0] != m || c->shape[1] != n)
-    Fail("%s: shapes do not fit: %s%s and %s%s into %s", op, ShapeText(a).c_str(), trans_a ? " transposed" : "",
-         ShapeText(b).c_str(), trans_b ? " transposed" : "", ShapeText(c).c_str());
+    Fail("%s: shapes do not fit: %s%s and %s%s into %s", op, ShapeText(a).c_str(),
+         trans_a ? " transposed" : "", ShapeText(b).c_str(), trans_b ? " transposed" : "",
+         ShapeText(c).c_str());
   return Product{In(op, a), In(op, b), Out(op, c), m, n, k, trans_a != 0, trans_b != 0, c->ctx};
 }
 
@@ -319,7 +329,8 @@ void MultiplyOwn(const char* op, const Product& product, DLStream stream) {
 
 namespace {
 
-void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c, DLStream stream) {
+void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
+               DLStream stream) {
   MultiplyOwn("matmul_own", CheckedProduct("matmul_own", a, trans_a, b, trans_b, c), stream);
 }
 

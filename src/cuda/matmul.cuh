@@ -5,8 +5,8 @@
 namespace dlsys {
 namespace cuda {
 
-// C (m, n) = op(A) (m, k) op(B) (k, n), all float32, contiguous and row-major; op transposes where told to.
-// C overlaps neither A nor B.
+// C (m, n) = op(A) (m, k) op(B) (k, n), all float32, contiguous and row-major; op transposes where
+// told to. C overlaps neither A nor B.
 struct Product {
   const float* a;  // (m, k), or (k, m) with trans_a
   const float* b;  // (k, n), or (n, k) with trans_b
@@ -17,8 +17,8 @@ struct Product {
 };
 
 // Makes the GPU of the arrays current and checks dtypes and shapes.
-Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
-                       DLArray* c);
+Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
+                       int64_t trans_b, DLArray* c);
 
 void MultiplyOwn(const char* op, const Product& product, DLStream stream);
 

@@ -1,12 +1,12 @@
-// Sums over any set of axes, as passes that each sum one axis: x (outer, n, inner) -> y (outer, inner).
+// Sums over any set of axes, as passes that each sum one axis: x (outer, n, inner) -> y (outer,
+// inner).
 //
-// inner == 1 sums rows: a group of lanes a row. Otherwise columns are summed: neighbouring threads take neighbouring
-// columns, several threads share a column and meet in a tree in shared memory. A long axis is cut into parts that
-// give partial sums in scratch, which a second launch adds: a fixed tree, without atomics, the same bits every run.
-// The output never overlaps the input.
-#include "cuda/reduce.cuh"
-
+// inner == 1 sums rows: a group of lanes a row. Otherwise columns are summed: neighbouring threads
+// take neighbouring columns, several threads share a column and meet in a tree in shared memory. A
+// long axis is cut into parts that give partial sums in scratch, which a second launch adds: a
+// fixed tree, without atomics, the same bits every run. The output never overlaps the input.
 #include "cuda/group.cuh"
+#include "cuda/reduce.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -21,9 +21,10 @@ struct Pass {
 
 // ---- kernels ----
 
-// The sum of x[begin], x[begin + step], ... before x[end], in four chains; elements lie `stride` apart.
-__device__ __forceinline__ float StridedSum(const float* x, int64_t begin, int64_t end, int64_t step,
-                                            int64_t stride) {
+// The sum of x[begin], x[begin + step], ... before x[end], in four chains; elements lie `stride`
+// apart.
+__device__ __forceinline__ float StridedSum(const float* x, int64_t begin, int64_t end,
+                                            int64_t step, int64_t stride) {
   float sums[4] = {0.f, 0.f, 0.f, 0.f};
   int64_t i = begin;
   for (; i + 3 * step < end; i += 4 * step) {
@@ -42,7 +43,8 @@ __global__ void RowSumKernel(const float* x, float* y, Pass pass) {
   const int lane = threadIdx.x % kLanes;
   const int64_t jobs = pass.outer * pass.splits;
   // The bound is the same for the whole block: Join needs all its threads.
-  for (int64_t first = (int64_t)blockIdx.x * kGroups; first < jobs; first += (int64_t)gridDim.x * kGroups) {
+  for (int64_t first = (int64_t)blockIdx.x * kGroups; first < jobs;
+       first += (int64_t)gridDim.x * kGroups) {
     const int64_t job = first + group;
     float sum = 0.f;
     if (job < jobs) {
@@ -56,7 +58,8 @@ __global__ void RowSumKernel(const float* x, float* y, Pass pass) {
   }
 }
 
-// x (outer, n, inner) -> y (outer, splits, inner), kCols columns a block and kRows threads a column.
+// x (outer, n, inner) -> y (outer, splits, inner), kCols columns a block and kRows threads a
+// column.
 template <int kCols, int kRows>
 __global__ void ColumnSumKernel(const float* x, float* y, Pass pass) {
   __shared__ float sums[kRows][kCols];
@@ -72,7 +75,8 @@ __global__ void ColumnSumKernel(const float* x, float* y, Pass pass) {
     const int64_t begin = split * pass.part;
     const int64_t end = min(begin + pass.part, pass.n);
     float sum = 0.f;
-    if (column < columns) sum = StridedSum(x + o * pass.n * pass.inner + i, begin + row, end, kRows, pass.inner);
+    if (column < columns)
+      sum = StridedSum(x + o * pass.n * pass.inner + i, begin + row, end, kRows, pass.inner);
     if constexpr (kRows > 1) {
       sums[row][col] = sum;
       __syncthreads();
@@ -83,7 +87,8 @@ __global__ void ColumnSumKernel(const float* x, float* y, Pass pass) {
       }
       sum = sums[row][col];  // used by row 0 only; its cell is written by its own thread next
     }
-    if (row == 0 && column < columns) y[(o * pass.splits + split) * pass.inner + i] = pass.scale * sum;
+    if (row == 0 && column < columns)
+      y[(o * pass.splits + split) * pass.inner + i] = pass.scale * sum;
   }
 }
 
@@ -93,8 +98,9 @@ constexpr int64_t kManyColumns = int64_t(1) << 18;
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kCacheNbytes = int64_t(32) << 20;
 
-// How wide a block's strip of columns is. One thread a column when there are threads enough or nothing to share;
-// strips of one 32-byte sector, for more blocks, while the input stays in the L2 cache; whole lines otherwise.
+// How wide a block's strip of columns is. One thread a column when there are threads enough or
+// nothing to share; strips of one 32-byte sector, for more blocks, while the input stays in the L2
+// cache; whole lines otherwise.
 int ColumnsPerBlock(int64_t outer, int64_t n, int64_t inner) {
   if (outer * inner >= kManyColumns || n <= kFewRows) return 256;
   return outer * n * inner * (int64_t)sizeof(float) <= kCacheNbytes ? 8 : 32;
@@ -104,7 +110,8 @@ int64_t Clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : (value > high ? high : value);
 }
 
-// Parts of the axis: enough for a full chip when little else is parallel, none shorter than is worth a block.
+// Parts of the axis: enough for a full chip when little else is parallel, none shorter than is
+// worth a block.
 int64_t Splits(int64_t outer, int64_t n, int64_t inner) {
   if (inner == 1) return Clamp(n / 4096, 1, CeilDiv(8192, outer));
   const int64_t tiles = CeilDiv(outer * inner, ColumnsPerBlock(outer, n, inner));
@@ -178,7 +185,8 @@ struct Runs {
 
 void CheckReduced(const DLArray* x, int64_t axes, const DLArray* y) {
   if (axes < 0 || axes >> x->ndim)
-    Fail("reduce_sum: axes mask %ld names an axis that x %s does not have", (long)axes, ShapeText(x).c_str());
+    Fail("reduce_sum: axes mask %ld names an axis that x %s does not have", (long)axes,
+         ShapeText(x).c_str());
   int at = 0;
   bool fits = true;
   for (int axis = 0; axis < x->ndim; axis++) {
@@ -189,18 +197,20 @@ void CheckReduced(const DLArray* x, int64_t axes, const DLArray* y) {
   }
   for (; at < y->ndim; at++) fits = fits && y->shape[at] == 1;
   if (!fits)
-    Fail("reduce_sum: the sum of %s over axes mask %ld does not have shape %s", ShapeText(x).c_str(), (long)axes,
-         ShapeText(y).c_str());
+    Fail("reduce_sum: the sum of %s over axes mask %ld does not have shape %s",
+         ShapeText(x).c_str(), (long)axes, ShapeText(y).c_str());
 }
 
-// Sums run after run, the last one first; what is left lies in scratch until the final pass writes y.
+// Sums run after run, the last one first; what is left lies in scratch until the final pass writes
+// y.
 void SumRuns(DLContext ctx, const float* x, Runs runs, float scale, float* y, DLStream stream) {
   const int run = runs.LastSummed();
   const int64_t outer = runs.Product(0, run < 0 ? 0 : run);
   const int64_t n = run < 0 ? 1 : runs.size[run];
   const int64_t inner = runs.Product(run + 1, runs.count);
   if (run >= 0) runs.Remove(run);
-  if (runs.LastSummed() < 0) return SumAxis("reduce_sum", ctx, x, outer, n, inner, scale, y, stream);
+  if (runs.LastSummed() < 0)
+    return SumAxis("reduce_sum", ctx, x, outer, n, inner, scale, y, stream);
   Scratch rest(ctx, outer * inner * (int64_t)sizeof(float), stream);
   SumAxis("reduce_sum", ctx, x, outer, n, inner, 1.f, rest.floats(), stream);
   SumRuns(ctx, rest.floats(), runs, scale, y, stream);
@@ -216,8 +226,8 @@ DLSYS_KERNEL(cuda, reduce_sum, ReduceSum);
 
 }  // namespace
 
-void SumAxis(const char* op, DLContext ctx, const float* x, int64_t outer, int64_t n, int64_t inner, float scale,
-             float* y, DLStream stream) {
+void SumAxis(const char* op, DLContext ctx, const float* x, int64_t outer, int64_t n, int64_t inner,
+             float scale, float* y, DLStream stream) {
   if (outer == 0 || inner == 0) return;
   const int64_t splits = Splits(outer, n, inner);
   if (splits == 1) return Run(op, x, y, Pass{outer, n, inner, 1, n, scale}, stream);

@@ -1,12 +1,12 @@
-// A ring of pinned memory a device. A copy is cut into pieces; each is copied into the ring by the host and from
-// there by the GPU, and its bytes are free again when the event behind it has passed. Pieces leave in the order in
-// which they came, whatever their stream, so the ring is a queue.
-#include "cuda/staging.cuh"
-
+// A ring of pinned memory a device. A copy is cut into pieces; each is copied into the ring by the
+// host and from there by the GPU, and its bytes are free again when the event behind it has passed.
+// Pieces leave in the order in which they came, whatever their stream, so the ring is a queue.
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <vector>
+
+#include "cuda/staging.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -22,7 +22,8 @@ class Ring {
  public:
   void Copy(char* dst, const char* src, size_t nbytes, cudaStream_t stream) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!data_) Check("copy to the GPU", cudaHostAlloc((void**)&data_, kRingNbytes, cudaHostAllocDefault));
+    if (!data_)
+      Check("copy to the GPU", cudaHostAlloc((void**)&data_, kRingNbytes, cudaHostAllocDefault));
     for (size_t done = 0; done < nbytes; done += kPieceNbytes) {
       const size_t piece = nbytes - done < kPieceNbytes ? nbytes - done : kPieceNbytes;
       CopyPiece(dst + done, src + done, piece, stream);
@@ -52,7 +53,8 @@ class Ring {
     const size_t size = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
     const size_t to_end = kRingNbytes - head_ % kRingNbytes;
     const size_t begin = size <= to_end ? head_ : head_ + to_end;
-    while (!pieces_.empty() && (begin + size - tail_ > kRingNbytes || pieces_.size() >= kMaxPieces)) Retire();
+    while (!pieces_.empty() && (begin + size - tail_ > kRingNbytes || pieces_.size() >= kMaxPieces))
+      Retire();
     if (pieces_.empty()) tail_ = begin;
     head_ = begin + size;
     return begin % kRingNbytes;
@@ -79,8 +81,8 @@ class Ring {
 
   std::mutex mutex_;
   char* data_ = nullptr;
-  // Positions count all bytes that ever passed; position % kRingNbytes is the place in the ring. The bytes in
-  // [tail_, head_) are in use.
+  // Positions count all bytes that ever passed; position % kRingNbytes is the place in the ring.
+  // The bytes in [tail_, head_) are in use.
   size_t head_ = 0, tail_ = 0;
   std::deque<Piece> pieces_;
   std::vector<cudaEvent_t> free_events_;

@@ -5,8 +5,8 @@
 namespace dlsys {
 namespace cuda {
 
-// Queues a copy of nbytes from host memory to `device`, which is current. The host memory may be reused on return;
-// the stream is not synchronised.
+// Queues a copy of nbytes from host memory to `device`, which is current. The host memory may be
+// reused on return; the stream is not synchronised.
 void CopyFromHost(int device, void* dst, const void* src, size_t nbytes, cudaStream_t stream);
 
 }  // namespace cuda

@@ -1,7 +1,8 @@
-// Parameter updates in place; the rate lives in device memory, so that it may change between runs of a plan.
+// Parameter updates in place; the rate lives in device memory, so that it may change between runs
+// of a plan.
 //
-// All arrays are float32 of one shape; param and velocity are read and written, grad is only read and overlaps
-// neither.
+// All arrays are float32 of one shape; param and velocity are read and written, grad is only read
+// and overlaps neither.
 #include "cuda/launch.cuh"
 
 namespace dlsys {
@@ -29,7 +30,8 @@ __global__ void SgdKernel(T* param, const T* grad, const float* lr, int64_t n) {
 
 // velocity[n] = momentum * velocity[n] + grad[n]; param[n] -= lr[0] * velocity[n].
 template <class T>
-__global__ void MomentumKernel(T* param, T* velocity, const T* grad, const float* lr, float momentum, int64_t n) {
+__global__ void MomentumKernel(T* param, T* velocity, const T* grad, const float* lr,
+                               float momentum, int64_t n) {
   const float rate = *lr;
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const T v = momentum * velocity[i] + grad[i];
@@ -41,7 +43,8 @@ __global__ void MomentumKernel(T* param, T* velocity, const T* grad, const float
 // ---- launchers ----
 
 const float* Rate(const char* op, const DLArray* lr) {
-  if (Numel(lr) != 1) Fail("%s: expected a rate of 1 element, got shape %s", op, ShapeText(lr).c_str());
+  if (Numel(lr) != 1)
+    Fail("%s: expected a rate of 1 element, got shape %s", op, ShapeText(lr).c_str());
   return In(op, lr);
 }
 
@@ -54,14 +57,15 @@ void SgdUpdate(DLArray* param, const DLArray* grad, const DLArray* lr, DLStream 
   const float* g = In(op, grad);
   const int64_t n = Numel(param);
   if (n % 4 == 0 && Aligned16(p) && Aligned16(g)) {
-    Launch(op, SgdKernel<float4>, Blocks(n / 4), kThreads, 0, stream, (float4*)p, (const float4*)g, rate, n / 4);
+    Launch(op, SgdKernel<float4>, Blocks(n / 4), kThreads, 0, stream, (float4*)p, (const float4*)g,
+           rate, n / 4);
   } else {
     Launch(op, SgdKernel<float>, Blocks(n), kThreads, 0, stream, p, g, rate, n);
   }
 }
 
-void SgdMomentumUpdate(DLArray* param, DLArray* velocity, const DLArray* grad, const DLArray* lr, float momentum,
-                       DLStream stream) {
+void SgdMomentumUpdate(DLArray* param, DLArray* velocity, const DLArray* grad, const DLArray* lr,
+                       float momentum, DLStream stream) {
   const char* op = "sgd_momentum_update";
   Enter(op, param, velocity, grad, lr);
   CheckSameShape(op, param, velocity);
@@ -72,8 +76,8 @@ void SgdMomentumUpdate(DLArray* param, DLArray* velocity, const DLArray* grad, c
   const float* g = In(op, grad);
   const int64_t n = Numel(param);
   if (n % 4 == 0 && Aligned16(p) && Aligned16(v) && Aligned16(g)) {
-    Launch(op, MomentumKernel<float4>, Blocks(n / 4), kThreads, 0, stream, (float4*)p, (float4*)v, (const float4*)g,
-           rate, momentum, n / 4);
+    Launch(op, MomentumKernel<float4>, Blocks(n / 4), kThreads, 0, stream, (float4*)p, (float4*)v,
+           (const float4*)g, rate, momentum, n / 4);
   } else {
     Launch(op, MomentumKernel<float>, Blocks(n), kThreads, 0, stream, p, v, g, rate, momentum, n);
   }

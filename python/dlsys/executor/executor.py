@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import settings as configuration
 from ..errors import GraphError, ShapeError
 from ..graph.collector import paused_collector
 from ..graph.node import Node, Spec, find_topo_sort
@@ -19,6 +18,7 @@ from ..ndarray import NDArray
 from ..ops.source import Parameter
 from ..passes.simplify import simplify
 from ..runtime.device import Context
+from ..settings import settings
 from . import state
 from .observe import observer
 from .plan import Plan, make_plan
@@ -46,11 +46,11 @@ class Executor:
         self.ctx = ctx
         self.topo_order = find_topo_sort(self.eval_node_list)
         self.node_to_shape_map: dict[Node, Any] | None = None
+        self.recorder: Any = None  # a profile.Profile that times every step of every run
         self._feeds = [node for node in self.topo_order if node.op.leaf == "feed"]
         self._known_feeds = frozenset(self._feeds)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
         self._runners: OrderedDict[tuple, Any] = OrderedDict()
-        self._arena: Any = None
         self._busy = threading.Lock()
         self._moves = -1
         if ctx is None:
@@ -78,7 +78,10 @@ class Executor:
         try:
             values = self._feed_values(feed_dict or {})
             runner = self._runner(tuple([(value.shape, value.dtype) for value in values]))
-            if configuration.settings.debug >= 2 or configuration.settings.debug_nan:
+            if self.recorder is not None:
+                fetched, ms = runner.run_timed(values)
+                self.recorder.add(runner.plan, ms)
+            elif settings.debug >= 2 or settings.debug_nan:
                 fetched = runner.run_observed(values, observer(self.ctx))
             else:
                 fetched = runner.run(values)
@@ -185,7 +188,7 @@ class Executor:
     def _plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         specs = self._infer(feeds)
         native = self.ctx is not None
-        debug = configuration.settings.debug
+        debug = settings.debug
         if debug >= 3:
             print("# before simplify", text(self.eval_node_list, specs), sep="\n")
         fetches = simplify(self.topo_order, specs, self.eval_node_list, native)
@@ -196,7 +199,7 @@ class Executor:
             order,
             values,
             self._backend.workspace,
-            reuse=not configuration.settings.separate_arena,
+            reuse=not settings.separate_arena,
         )
         if debug >= 1:
             print(plan)

@@ -118,7 +118,7 @@ class Segment:
         """Each step with a function that runs it alone."""
         return [(step, partial(self._call, k, on)) for k, step in enumerate(self._steps)]
 
-    def profile(self, on: int) -> list[float]:
+    def timed(self, on: int) -> list[float]:
         """Runs every step and returns the device's milliseconds for each."""
         ms = (ctypes.c_double * len(self._steps))()
         profile = self._library.cdll.DLProgramProfile

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import settings as configuration
 from ..errors import KernelError
 from ..runtime.device import Context, synchronize
+from ..settings import settings
 from .plan import Step
 
 Observer = Callable[[Step, Callable[[], None], list], None]
@@ -25,9 +25,9 @@ def observer(ctx: Context | None) -> Observer:
         if ctx is not None:
             synchronize(ctx)
         ms = (time.perf_counter() - start) * 1e3
-        if configuration.settings.debug >= 2:
+        if settings.debug >= 2:
             print(_line(step, ms))
-        if configuration.settings.debug_nan:
+        if settings.debug_nan:
             _refuse_nan(step, outputs)
 
     return observe

@@ -6,8 +6,8 @@ each; everything else is settled when the plan is bound.
 
 from __future__ import annotations
 
-import ctypes
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -112,14 +112,14 @@ class Program:
         self._shown.clear()
         return fetched
 
-    def profile(self, feeds: Sequence[Any]) -> list[float]:
-        """One run; the device's milliseconds for each step of the plan."""
+    def run_timed(self, feeds: Sequence[Any]) -> tuple[list[NDArray | None], list[float]]:
+        """The same, with the device's milliseconds for each step of the plan."""
         on = stream(self._ctx)
-        _, keep = self._prepare(feeds, on, self._python)
-        ms = [t for segment in self._segments for t in segment.profile(on)]
+        fetched, keep = self._prepare(feeds, on, self._python)
+        ms = [t for segment in self._segments for t in segment.timed(on)]
         del keep
         self._shown.clear()
-        return ms
+        return fetched, ms
 
     def array(self, value: Value) -> NDArray:
         """The array that shows a value during a run that shows its feeds and fetches."""
@@ -202,10 +202,11 @@ class Callback:
         """The step with what runs it."""
         return [(self._step, partial(self.run, on))]
 
-    def profile(self, on: int) -> list[float]:
-        """Runs it; Python's time is no device time and is reported as NaN."""
+    def timed(self, on: int) -> list[float]:
+        """Runs it and returns the milliseconds that Python took."""
+        start = time.perf_counter()
         self.run(on)
-        return [float("nan")]
+        return [(time.perf_counter() - start) * 1e3]
 
 
 def _stretches(steps: Sequence[Step]) -> list[tuple[bool, list[Step]]]:

@@ -130,7 +130,7 @@ def synchronize(ctx: Context) -> None:
 
 def _forget_gpu_in_child() -> None:
     # CUDA does not survive a fork: the child neither uses nor frees what the parent holds on a GPU.
-    Block.forked = True
+    Block.process += 1
     _streams.leases.clear()
     _Lease.idle.clear()
     _probe.cache_clear()
@@ -148,8 +148,17 @@ class Block:
         home: the stream it was allocated on and returns to. stream: the one it was last used on.
     """
 
-    __slots__ = ("ctx", "address", "nbytes", "home", "stream", "_library", "__weakref__")
-    forked: ClassVar[bool] = False
+    __slots__ = (
+        "ctx",
+        "address",
+        "nbytes",
+        "home",
+        "stream",
+        "_library",
+        "_process",
+        "__weakref__",
+    )
+    process: ClassVar[int] = 0  # how many forks lie behind this process
 
     def __init__(self, ctx: Context, nbytes: int):
         """Allocates `nbytes` (0 is fine) on the calling thread's stream, aligned to 256 bytes.
@@ -169,6 +178,7 @@ class Block:
         self.nbytes = nbytes
         self.home = self.stream = home
         self._library = library
+        self._process = self.process
         self.address = out.value or 0
 
     def use(self, stream: int) -> None:
@@ -180,11 +190,14 @@ class Block:
 
     def __del__(self) -> None:
         # A failure here has no one to tell: the next call on the device reports it.
-        if self.address and not (self.forked and self.ctx.device_type == DL_GPU):
+        if self.address and self._is_ours():
             cdll = self._library.cdll
             if self.stream != self.home:
                 cdll.DLStreamWait(self.ctx.struct, self.home, self.stream)
             cdll.DLMemoryFree(self.ctx.struct, self.address)
+
+    def _is_ours(self) -> bool:
+        return self.ctx.device_type == DL_CPU or self._process == self.process
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Block is device memory: it cannot be copied or pickled")

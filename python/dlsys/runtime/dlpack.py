@@ -150,11 +150,12 @@ class ForeignBlock(Block):
         self.nbytes = nbytes
         self.home = self.stream = stream(ctx)
         self._library = load()
+        self._process = self.process
         self._managed = managed
 
     def __del__(self) -> None:
         managed = getattr(self, "_managed", None)
-        if managed is None or (self.forked and self.ctx.device_type == DL_GPU):
+        if managed is None or not self._is_ours():
             return
         # The owner may hand the memory out at once, so our last work on it has to be over.
         if self.stream:

@@ -17,12 +17,16 @@ import sys
 _LIBRARY_FOLDERS = ("lib64", "lib", "targets/*/lib", "lib/*-linux-gnu")
 
 
+def _import_folders() -> list[str]:
+    return [entry for entry in dict.fromkeys(sys.path) if os.path.isabs(entry)]
+
+
 def _wheel_folders() -> list[str]:
     # site-packages/nvidia/*: the folders of whole toolkits (cu13) first, the newest of them first.
     folders = [
         folder
-        for entry in dict.fromkeys(sys.path)
-        for folder in sorted(glob.glob(os.path.join(glob.escape(entry or "."), "nvidia", "*")))
+        for entry in _import_folders()
+        for folder in sorted(glob.glob(os.path.join(glob.escape(entry), "nvidia", "*")))
     ]
 
     def rank(folder: str) -> int:
@@ -78,7 +82,7 @@ def cuda_link_dir() -> str | None:
 def cuda_library_dirs() -> list[str]:
     """Folders with cuBLAS, cuDNN, NVRTC, NCCL: those of wheels, of torch and of the toolkit."""
     folders = [os.path.join(folder, "lib") for folder in _wheel_folders()]
-    folders += [os.path.join(entry or ".", "torch", "lib") for entry in dict.fromkeys(sys.path)]
+    folders += [os.path.join(entry, "torch", "lib") for entry in _import_folders()]
     folders += [os.path.join(root, "lib64") for root in _system_roots()]
     return [folder for folder in folders if os.path.isdir(folder)]
 

@@ -1,0 +1,160 @@
+"""Training steps on the CPU: dlsys on numpy and on its native device against PyTorch eager.
+
+    python benchmarks/cpu.py [--rounds N] [--seconds S]
+
+Each contestant lives in a process of its own, so that thread pools do not meet: a pool that still
+spins from its last step would slow the next contestant down. The processes take turns, one runs
+while the others sleep, and a ratio is taken within each round, so that a slower minute of the
+machine hits both sides. PyTorch runs with every implementation of its SGD; the fastest one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import measure
+from networks import SIZES, Ours, theirs
+
+BATCH = 1000
+OURS = ("numpy", "native")
+THEIRS = {
+    "torch for-loop": {"foreach": False},
+    "torch foreach": {"foreach": True},
+    "torch fused": {"fused": True},
+}
+TARGETS = {("mlp", "numpy"): 1.0, ("logreg", "numpy"): 0.8}
+
+
+class Contestant:
+    """A process with one network in one system; `turn` makes it run for a while."""
+
+    def __init__(self, network: str, system: str) -> None:
+        command = [sys.executable, __file__, "--contestant", network, system]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=measure.ROOT
+        )
+        self.ready: dict[str, Any] = self._answer()
+
+    def turn(self, seconds: float) -> float:
+        """The median of a step's milliseconds in this turn."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+        return statistics.median(self._answer())
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("a contestant ended early; its message is above")
+        return json.loads(line)
+
+
+def contestant(network: str, system: str) -> None:
+    """The other end: warms up, says its first loss, then runs for as long as each line says."""
+    if system in OURS:
+        from dlsys import ndarray
+
+        ours = Ours(network, BATCH, ndarray.cpu(0) if system == "native" else None)
+        step, version = ours.step, None
+    else:
+        import torch
+
+        torch.set_num_threads(os.cpu_count() or 1)
+        step, _ = theirs(network, BATCH, "cpu", **THEIRS[system])
+        version = torch.__version__
+    loss = float(step())
+    measure.step_ms(step, 0.5)
+    print(json.dumps({"loss": loss, "version": version}), flush=True)
+    for line in sys.stdin:
+        measure.step_ms(step, min(0.05, float(line)))  # wakes the threads up and fills the caches
+        print(json.dumps(measure.step_ms(step, float(line))), flush=True)
+
+
+def compare(network: str, systems: list[str], rounds: int, seconds: float) -> dict[str, Any]:
+    """Milliseconds a step of each system, and ours over theirs."""
+    contestants = {system: Contestant(network, system) for system in systems}
+    losses = [each.ready["loss"] for each in contestants.values()]
+    if max(losses) - min(losses) > 1e-4:
+        raise SystemExit(f"{network}: the systems do not compute the same loss: {losses}")
+    ms: dict[str, list[float]] = {system: [] for system in systems}
+    for _ in range(rounds):
+        for system, each in contestants.items():
+            ms[system].append(each.turn(seconds))
+    for each in contestants.values():
+        each.close()
+    result: dict[str, Any] = {"ms": {system: measure.summary(times) for system, times in ms.items()}}
+    rivals = [system for system in systems if system in THEIRS]
+    if rivals:
+        best = min(rivals, key=lambda system: statistics.median(ms[system]))
+        result["rival"] = best
+        result["rival_version"] = contestants[best].ready["version"]
+        result["ratio"] = {
+            system: measure.summary([a / b for a, b in zip(ms[system], ms[best])], 3)
+            for system in systems
+            if system in OURS
+        }
+    return result
+
+
+def available_systems() -> list[str]:
+    """What can run here; says what cannot."""
+    from importlib.util import find_spec
+
+    from dlsys import ndarray
+    from dlsys.runtime.device import unavailable
+
+    systems = ["numpy"]
+    reason = unavailable(ndarray.cpu(0))
+    if reason is None:
+        systems.append("native")
+    else:
+        print(f"no native device: {reason}", file=sys.stderr)
+    if find_spec("torch") is None:
+        print("no PyTorch here, so no ratios: pip install torch", file=sys.stderr)
+        return systems
+    return systems + list(THEIRS)
+
+
+def main() -> None:
+    parser = measure.arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.15, help="of one turn")
+    parser.add_argument("--contestant", nargs=2, metavar=("NETWORK", "SYSTEM"))
+    options = parser.parse_args()
+    if options.contestant:
+        contestant(*options.contestant)
+        return
+    systems = available_systems()
+    results = {}
+    for network in SIZES:
+        results[network] = compare(network, systems, options.rounds, options.seconds)
+        _show(network, results[network])
+    print(measure.save("cpu", options, {"batch": BATCH, "networks": results}))
+
+
+def _show(network: str, result: dict[str, Any]) -> None:
+    for system, ms in result["ms"].items():
+        ratio = result.get("ratio", {}).get(system)
+        text = f"{network:8} {system:16} {ms['median']:8.3f} ms"
+        if ratio:
+            text += f"  {ratio['median']:.2f} x {result['rival']}"
+            text += f" ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+            target = TARGETS.get((network, system))
+            text += f", target {target:.2f} x" if target else ""
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

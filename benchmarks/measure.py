@@ -1,0 +1,137 @@
+"""What every benchmark shares: medians, the machine it ran on, and the JSON that it leaves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "python"))
+
+Summary = dict[str, float]
+
+
+def summary(samples: Sequence[float], digits: int = 5) -> Summary:
+    """Median and quartiles of the samples, and how many there are."""
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    rounded = {"median": middle, "q1": low, "q3": high}
+    return {**{key: round(value, digits) for key, value in rounded.items()}, "n": len(samples)}
+
+
+def step_ms(step: Callable[[], Any], seconds: float) -> list[float]:
+    """Milliseconds of each call, for at least `seconds`. For steps that are done on return."""
+    times = []
+    end = time.perf_counter() + seconds
+    now = time.perf_counter()
+    while now < end:
+        start = now
+        step()
+        now = time.perf_counter()
+        times.append((now - start) * 1e3)
+    return times
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of all benchmarks."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
+    parser.add_argument("--commit", default=None, help="the commit, where there is no git")
+    return parser
+
+
+def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> Path:
+    """Writes `<out>/<name>.json` with the machine, the versions and the command."""
+    record = {
+        "benchmark": name,
+        "command": shlex.join(["python", *_relative(sys.argv)]),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": options.commit or commit(),
+        "machine": machine(),
+        **results,
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def commit() -> str | None:
+    """The commit of this checkout, with "-dirty" when files differ from it; None outside git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
+
+
+def machine() -> dict[str, Any]:
+    """The hardware and the versions that a figure stands on."""
+    import numpy as np
+
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload]
+    facts: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numpy_blas": f"{blas.get('name')} {blas.get('version')}",
+    }
+    facts.update(_native_facts())
+    if "torch" in sys.modules:
+        facts["torch"] = sys.modules["torch"].__version__
+    return facts
+
+
+def _native_facts() -> dict[str, Any]:
+    from dlsys import __version__
+    from dlsys.errors import DeviceError
+    from dlsys.runtime.device import device_name, gpu, unavailable
+    from dlsys.runtime.library import load
+
+    facts: dict[str, Any] = {"dlsys": __version__}
+    try:
+        facts["library"] = load().version
+    except DeviceError as error:
+        facts["library"] = str(error)
+    if unavailable(gpu(0)) is None:
+        facts["gpu"] = device_name(gpu(0))
+        facts["driver"] = _driver_version()
+    return facts
+
+
+def _driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except OSError:
+        return None
+    return found.stdout.split("\n")[0].strip() or None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _relative(argv: Sequence[str]) -> list[str]:
+    program = Path(argv[0]).resolve()
+    inside = program.is_relative_to(ROOT)
+    return [str(program.relative_to(ROOT) if inside else program), *argv[1:]]

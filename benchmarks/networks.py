@@ -1,0 +1,118 @@
+"""The two networks that are measured, for dlsys and for PyTorch: the same weights, data and loss.
+
+A training step is forward, backward and the update by plain SGD, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}
+CLASSES = 10
+LEARNING_RATE = 1e-3
+
+Weights = list[tuple[np.ndarray, np.ndarray]]
+
+
+def initial(network: str) -> Weights:
+    """Matrices (inputs, outputs) and biases from a fixed seed."""
+    rng = np.random.default_rng(123)
+    sizes = SIZES[network]
+    return [
+        (
+            rng.normal(0, 0.1, (rows, columns)).astype(np.float32),
+            rng.normal(0, 0.1, columns).astype(np.float32),
+        )
+        for rows, columns in zip(sizes, sizes[1:])
+    ]
+
+
+def batch(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images (size, 784) and class numbers (size,) of random data."""
+    rng = np.random.default_rng(7)
+    images = rng.random((size, 784), dtype=np.float32)
+    return images, rng.integers(0, CLASSES, size)
+
+
+def one_hot(labels: np.ndarray) -> np.ndarray:
+    """Class numbers as rows of float32."""
+    return np.eye(CLASSES, dtype=np.float32)[labels]
+
+
+class Ours:
+    """A training step of dlsys. Feeds are numpy arrays, or NDArrays with `on_device`.
+
+    `labels` is "numbers" or "one-hot".
+    """
+
+    def __init__(
+        self, network: str, size: int, ctx: Any, on_device: bool = False, labels: str = "numbers"
+    ) -> None:
+        from dlsys import autodiff as ad
+        from dlsys import ndarray, optim
+
+        numbers = labels == "numbers"
+        x = ad.Variable("x")
+        y_ = ad.Variable("y_", dtype=np.int64 if numbers else None)
+        hidden, parameters = x, []
+        weights = initial(network)
+        for k, (matrix, bias) in enumerate(weights):
+            w, b = ad.Parameter(matrix, name=f"w{k}"), ad.Parameter(bias, name=f"b{k}")
+            parameters += [w, b]
+            hidden = ad.matmul_op(hidden, w) + b
+            if k + 1 < len(weights):
+                hidden = ad.relu_op(hidden)
+        loss = ad.softmax_cross_entropy(hidden, y_)
+        train = optim.SGD(LEARNING_RATE).minimize(loss, parameters)
+        self.executor = ad.Executor([loss, train], ctx=ctx)
+        images, classes = batch(size)
+        target = classes if numbers else one_hot(classes)
+        if on_device:
+            images, target = ndarray.array(images, ctx), ndarray.array(target, ctx)
+        self.feeds = {x: images, y_: target}
+
+    def step(self) -> Any:
+        """One step; returns the loss."""
+        return self.executor.run(self.feeds)[0]
+
+    def loss(self) -> float:
+        """One step, waiting for its loss."""
+        return float(self.step())
+
+
+def theirs(
+    network: str, size: int, device: str, **optimizer: Any
+) -> tuple[Callable[[], Any], Callable[[], None]]:
+    """A training step of PyTorch, eager, and what clears its gradients. The step returns the loss.
+
+    Matrices are stored (outputs, inputs), as `torch.nn.Linear` does.
+    """
+    import torch
+    from torch.nn import functional
+
+    layers: list[torch.nn.Module] = []
+    for matrix, bias in initial(network):
+        linear = torch.nn.Linear(*matrix.shape)
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(matrix.T))
+            linear.bias.copy_(torch.from_numpy(bias))
+        layers += [linear, torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers[:-1]).to(device)
+    sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, **optimizer)
+    images, classes = batch(size)
+    x, y = torch.from_numpy(images).to(device), torch.from_numpy(classes).to(device)
+
+    def clear() -> None:
+        sgd.zero_grad(set_to_none=True)
+
+    def step() -> Any:
+        clear()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        sgd.step()
+        return loss.detach()
+
+    return step, clear
