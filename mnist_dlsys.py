@@ -35,7 +35,9 @@ class Model(NamedTuple):
 
 
 def build(name: str, seed: int) -> Model:
-    """The assignment's logistic regression (from zeros) or multilayer perceptron (from N(0, 0.1²))."""
+    """The assignment's logistic regression (from zeros) or multilayer perceptron (from N(0,
+    0.1²)).
+    """
     sizes = MODELS[name]
     random = np.random.RandomState(seed)
     scale = 0.0 if len(sizes) == 2 else 0.1
@@ -86,7 +88,9 @@ def train(model: Model, step: ad.Executor, data: list[tuple], options: argparse.
             value = float(loss)
         except KeyboardInterrupt:
             bar.close()
-            raise KeyboardInterrupt(f"{epoch - 1} epochs and {done} of {len(data)} batches") from None
+            raise KeyboardInterrupt(
+                f"{epoch - 1} epochs and {done} of {len(data)} batches"
+            ) from None
         rate = count / (time.perf_counter() - start)
         shown = f"  loss {value:.6f}" if options.loss else ""
         print(f"epoch {epoch}/{options.epochs}{shown}  {rate:,.0f} images/s", flush=True)

@@ -72,7 +72,7 @@ def contestant(network: str, system: str) -> None:
         import torch
 
         torch.set_num_threads(os.cpu_count() or 1)
-        step, _ = theirs(network, BATCH, "cpu", **THEIRS[system])
+        step = theirs(network, BATCH, "cpu", **THEIRS[system])
         version = torch.__version__
     loss = float(step())
     measure.step_ms(step, 0.5)

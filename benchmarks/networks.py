@@ -37,26 +37,14 @@ def batch(size: int) -> tuple[np.ndarray, np.ndarray]:
     return images, rng.integers(0, CLASSES, size)
 
 
-def one_hot(labels: np.ndarray) -> np.ndarray:
-    """Class numbers as rows of float32."""
-    return np.eye(CLASSES, dtype=np.float32)[labels]
-
-
 class Ours:
-    """A training step of dlsys. Feeds are numpy arrays, or NDArrays with `on_device`.
+    """A training step of dlsys. Feeds are numpy arrays, or NDArrays with `on_device`."""
 
-    `labels` is "numbers" or "one-hot".
-    """
-
-    def __init__(
-        self, network: str, size: int, ctx: Any, on_device: bool = False, labels: str = "numbers"
-    ) -> None:
+    def __init__(self, network: str, size: int, ctx: Any, on_device: bool = False) -> None:
         from dlsys import autodiff as ad
         from dlsys import ndarray, optim
 
-        numbers = labels == "numbers"
-        x = ad.Variable("x")
-        y_ = ad.Variable("y_", dtype=np.int64 if numbers else None)
+        x, y_ = ad.Variable("x"), ad.Variable("y_", dtype=np.int64)
         hidden, parameters = x, []
         weights = initial(network)
         for k, (matrix, bias) in enumerate(weights):
@@ -69,24 +57,18 @@ class Ours:
         train = optim.SGD(LEARNING_RATE).minimize(loss, parameters)
         self.executor = ad.Executor([loss, train], ctx=ctx)
         images, classes = batch(size)
-        target = classes if numbers else one_hot(classes)
+        feeds = {x: images, y_: classes}
         if on_device:
-            images, target = ndarray.array(images, ctx), ndarray.array(target, ctx)
-        self.feeds = {x: images, y_: target}
+            feeds = {node: ndarray.array(value, ctx) for node, value in feeds.items()}
+        self.feeds = feeds
 
     def step(self) -> Any:
         """One step; returns the loss."""
         return self.executor.run(self.feeds)[0]
 
-    def loss(self) -> float:
-        """One step, waiting for its loss."""
-        return float(self.step())
 
-
-def theirs(
-    network: str, size: int, device: str, **optimizer: Any
-) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """A training step of PyTorch, eager, and what clears its gradients. The step returns the loss.
+def theirs(network: str, size: int, device: str, **optimizer: Any) -> Callable[[], Any]:
+    """A training step of PyTorch, eager, as a function that returns the loss.
 
     Matrices are stored (outputs, inputs), as `torch.nn.Linear` does.
     """
@@ -105,14 +87,11 @@ def theirs(
     images, classes = batch(size)
     x, y = torch.from_numpy(images).to(device), torch.from_numpy(classes).to(device)
 
-    def clear() -> None:
-        sgd.zero_grad(set_to_none=True)
-
     def step() -> Any:
-        clear()
+        sgd.zero_grad(set_to_none=True)
         loss = functional.cross_entropy(model(x), y)
         loss.backward()
         sgd.step()
         return loss.detach()
 
-    return step, clear
+    return step

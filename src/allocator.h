@@ -1,5 +1,6 @@
-// A caching allocator for one device: freed blocks stay in a pool of their size class and stream and are handed out
-// again without a call to the device. Freeing never waits: the next owner works on the same stream, hence later.
+// A caching allocator for one device: freed blocks stay in a pool of their size class and stream
+// and are handed out again without a call to the device. Freeing never waits: the next owner works
+// on the same stream, hence later.
 #pragma once
 #include <map>
 #include <unordered_map>
@@ -10,8 +11,9 @@
 
 namespace dlsys {
 
-// The size of block that serves a request: at most an eighth and at most 2 MiB more than it, in steps of at least
-// 512 bytes. A request is only served by its own class, so a repeated sequence of requests allocates nothing new.
+// The size of block that serves a request: at most an eighth and at most 2 MiB more than it, in
+// steps of at least 512 bytes. A request is only served by its own class, so a repeated sequence of
+// requests allocates nothing new.
 size_t BlockSize(size_t nbytes);
 
 // Not thread safe: the runtime holds its lock around every call.

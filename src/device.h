@@ -1,5 +1,6 @@
-// What a device must offer. One Device a device type, registered at load like a kernel; runtime.cc builds the
-// caching allocator, the counters and the C ABI on top of it. Every member may throw (see registry.h: Fail).
+// What a device must offer. One Device a device type, registered at load like a kernel; runtime.cc
+// builds the caching allocator, the counters and the C ABI on top of it. Every member may throw
+// (see registry.h: Fail).
 #pragma once
 #include <cstddef>
 
@@ -16,13 +17,15 @@ struct Device {
   void* (*alloc)(int id, size_t nbytes);  // nullptr when the device has no such block left
   void (*release)(int id, void* data);
   void (*fill)(int id, void* data, int byte, size_t nbytes, DLStream stream);
-  void (*copy)(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx, size_t nbytes, DLStream stream);
+  void (*copy)(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx, size_t nbytes,
+               DLStream stream);
   DLStream (*stream_create)(int id);
   void (*stream_free)(int id, DLStream stream);
   void (*synchronize)(int id, DLStream stream);
   void (*wait)(int id, DLStream stream, DLStream other);
   // Runs n bodies in order on the stream and writes the device time of each, in milliseconds.
-  void (*profile)(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k), void* state, double* ms);
+  void (*profile)(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k),
+                  void* state, double* ms);
 };
 
 // The name of a device type in messages.
@@ -34,6 +37,12 @@ void RegisterDevice(const Device& device) noexcept;
 const Device& FindDevice(int type);  // fails with DL_UNAVAILABLE
 struct DeviceRegistrar {
   explicit DeviceRegistrar(const Device& device) noexcept { RegisterDevice(device); }
+};
+
+// What a device was built with, such as "cuda 13.0 sm_90a", for DLVersion.
+void RegisterBuild(const char* text) noexcept;
+struct BuildRegistrar {
+  explicit BuildRegistrar(const char* text) noexcept { RegisterBuild(text); }
 };
 
 }  // namespace dlsys

@@ -1,7 +1,7 @@
 // The C ABI of the runtime: arrays, devices, memory, streams, kernels, programs.
 //
-// Every function returns a status, 0 when all went well; the text of the last failure on this thread is
-// DLGetLastError(). Nothing throws across this boundary. Python reads it through ctypes
+// Every function returns a status, 0 when all went well; the text of the last failure on this
+// thread is DLGetLastError(). Nothing throws across this boundary. Python reads it through ctypes
 // (python/dlsys/runtime/library.py); a C program may link it as well.
 #pragma once
 #include <stdint.h>
@@ -22,7 +22,8 @@ typedef struct DLContext {
   int32_t device_type;
 } DLContext;
 
-// A contiguous, row-major array. `dtype` sits where the assignment's struct had padding, so its layout holds.
+// A contiguous, row-major array. `dtype` sits where the assignment's struct had padding, so its
+// layout holds.
 typedef struct DLArray {
   void* data;
   DLContext ctx;
@@ -41,8 +42,8 @@ typedef union DLValue {
   float f;
 } DLValue;
 
-// One registered kernel. `sig` has a letter a parameter: i input array, o output array, l int64, f float,
-// s stream (last, GPU only). `call` has exactly that C signature and returns a status.
+// One registered kernel. `sig` has a letter a parameter: i input array, o output array, l int64, f
+// float, s stream (last, GPU only). `call` has exactly that C signature and returns a status.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
   void* call;
@@ -51,7 +52,8 @@ typedef struct DLKernelEntry {
   int64_t line;
 } DLKernelEntry;
 
-// One kernel call of a program; its arguments are values[first .. first + nargs), the stream is not among them.
+// One kernel call of a program; its arguments are values[first .. first + nargs), the stream is not
+// among them.
 typedef struct DLStep {
   int32_t kernel, first, nargs, reserved;
 } DLStep;
@@ -67,41 +69,49 @@ typedef struct DLMemoryStats {
 
 DLSYS_API const char* DLGetLastError(void);
 DLSYS_API const char* DLLoadError(void);  // "" or what went wrong while kernels registered
-DLSYS_API const char* DLVersion(void);    // "0.1.0 g++ 12.2 cuda 13.0 sm_90a": what this library was built from
+// What this library was built from, such as "0.1.0 g++ 12.2.0 cuda 13.0 sm_90a".
+DLSYS_API const char* DLVersion(void);
 
-// Devices. A device type that this build or machine lacks gives DL_UNAVAILABLE and one sentence saying why.
+// Devices. A device type that this build or machine lacks gives DL_UNAVAILABLE and one sentence
+// saying why.
 DLSYS_API int DLDeviceCount(int32_t device_type, int32_t* count);
 DLSYS_API int DLDeviceName(DLContext ctx, char* text, int64_t nbytes);
 DLSYS_API int DLDeviceMemory(DLContext ctx, int64_t* free_nbytes, int64_t* total_nbytes);
 
-// Streams. Work on one stream runs in order. On the CPU a stream is null and work is done on return.
+// Streams. Work on one stream runs in order. On the CPU a stream is null and work is done on
+// return.
 DLSYS_API int DLStreamCreate(DLContext ctx, DLStream* out);
 DLSYS_API int DLStreamFree(DLContext ctx, DLStream stream);
 DLSYS_API int DLStreamSynchronize(DLContext ctx, DLStream stream);
-DLSYS_API int DLStreamWait(DLContext ctx, DLStream stream, DLStream other);  // stream waits for other's work so far
+// Lets `stream` wait for the work that `other` has been given so far.
+DLSYS_API int DLStreamWait(DLContext ctx, DLStream stream, DLStream other);
 
-// Memory over a caching allocator: freed blocks are kept and handed out again on the same stream.
-DLSYS_API int DLMemoryAlloc(DLContext ctx, int64_t nbytes, DLStream stream, void** out);  // 256-byte aligned
-DLSYS_API int DLMemoryFree(DLContext ctx, void* data);  // returns to the pool of the stream it was taken on
-DLSYS_API int DLMemoryTrim(DLContext ctx);              // gives cached blocks back to the device
+// Memory over a caching allocator: a freed block is kept and handed out again on the stream that it
+// was taken on. Blocks are 256-byte aligned and never null. Trim gives cached blocks back.
+DLSYS_API int DLMemoryAlloc(DLContext ctx, int64_t nbytes, DLStream stream, void** out);
+DLSYS_API int DLMemoryFree(DLContext ctx, void* data);
+DLSYS_API int DLMemoryTrim(DLContext ctx);
 DLSYS_API int DLMemoryGetStats(DLContext ctx, DLMemoryStats* out);
 DLSYS_API int DLMemoryResetPeak(DLContext ctx);
-DLSYS_API int DLMemoryFill(DLContext ctx, void* data, int32_t byte, int64_t nbytes, DLStream stream);
-
-// Copies nbytes between any two contexts, in stream order. The host side of a copy may be reused on return;
-// a copy to the host has arrived on return.
-DLSYS_API int DLMemoryCopy(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx, int64_t nbytes,
+DLSYS_API int DLMemoryFill(DLContext ctx, void* data, int32_t byte, int64_t nbytes,
                            DLStream stream);
 
-// Kernels and programs. A program keeps the addresses of `values`; their owner keeps them alive and may change
-// what they hold between runs.
+// Copies nbytes between any two contexts, in stream order. The host side of a copy may be reused on
+// return; a copy to the host has arrived on return.
+DLSYS_API int DLMemoryCopy(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx,
+                           int64_t nbytes, DLStream stream);
+
+// Kernels and programs. A program keeps the addresses of `values`; their owner keeps them alive and
+// may change what they hold between runs.
 DLSYS_API const DLKernelEntry* DLKernelTable(int64_t* count);
 DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, DLStream stream);
-DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values, int64_t nvalues,
-                              DLProgram** out);
+DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values,
+                              int64_t nvalues, DLProgram** out);
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream);
-DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream stream, double* ms);  // ms[nsteps]
-DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program);  // of the last run that failed, else -1
+// Runs the program and writes the device time of each step in milliseconds.
+DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream stream, double* ms);
+// The step at which the last run failed, -1 where it did not.
+DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program);
 DLSYS_API int DLProgramFree(DLProgram* program);
 
 // CPU worker threads, 0 for one a core. Results do not depend on the number.

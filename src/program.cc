@@ -1,4 +1,5 @@
-// Single kernel calls, and programs: lists of kernel calls that are checked once and run many times.
+// Single kernel calls, and programs: lists of kernel calls that are checked once and run many
+// times.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -21,9 +22,7 @@ namespace dlsys {
 namespace {
 
 // Arguments that a caller gives: the stream is not among them.
-int64_t Arity(const DLKernelEntry& kernel) {
-  return (int64_t)strcspn(kernel.sig, "s");
-}
+int64_t Arity(const DLKernelEntry& kernel) { return (int64_t)strcspn(kernel.sig, "s"); }
 
 void CheckStep(int64_t k, const DLStep& step, const DLKernelEntry& kernel, int64_t nvalues) {
   if (step.nargs != Arity(kernel))
@@ -42,9 +41,10 @@ void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLV
     CheckStep(k, steps[k], kernel, nvalues);
     if (k == 0) program->device = kernel.device;
     if (program->device != kernel.device)
-      Fail("step %ld (%s): runs on %s, but the steps before it run on %s; a program keeps to one "
-           "device",
-           (long)k, kernel.name, kernel.device, program->device.c_str());
+      Fail(
+          "step %ld (%s): runs on %s, but the steps before it run on %s; a program keeps to one "
+          "device",
+          (long)k, kernel.name, kernel.device, program->device.c_str());
     program->steps.push_back({kernel.invoke, values + steps[k].first});
   }
 }

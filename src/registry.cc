@@ -2,16 +2,12 @@
 #include "registry.h"
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "device.h"
 
-#ifndef DLSYS_VERSION
 #define DLSYS_VERSION "0.1.0"
-#endif
-#ifndef DLSYS_CUDA_TEXT  // for example "cuda 13.0 sm_90a"
-#define DLSYS_CUDA_TEXT "no cuda"
-#endif
 #ifdef __clang__
 #define DLSYS_COMPILER "clang " __clang_version__
 #else
@@ -29,6 +25,7 @@ struct Tables {
   std::vector<DLKernelEntry> kernels;
   std::vector<Device> devices;
   char load_error[1024] = "";
+  std::string version = DLSYS_VERSION " " DLSYS_COMPILER;
 };
 Tables& GetTables() {
   static Tables* const tables = new Tables;
@@ -78,6 +75,8 @@ void RegisterDevice(const Device& device) noexcept {
   GetTables().devices.push_back(device);
 }
 
+void RegisterBuild(const char* text) noexcept { GetTables().version += std::string(" ") + text; }
+
 const Device& FindDevice(int type) {
   for (const Device& d : GetTables().devices)
     if (d.type == type) return d;
@@ -94,9 +93,7 @@ DLSYS_API const char* DLGetLastError(void) { return dlsys::last_error; }
 
 DLSYS_API const char* DLLoadError(void) { return dlsys::GetTables().load_error; }
 
-DLSYS_API const char* DLVersion(void) {
-  return DLSYS_VERSION " " DLSYS_COMPILER " " DLSYS_CUDA_TEXT;
-}
+DLSYS_API const char* DLVersion(void) { return dlsys::GetTables().version.c_str(); }
 
 DLSYS_API const DLKernelEntry* DLKernelTable(int64_t* count) {
   const auto& kernels = dlsys::GetTables().kernels;

@@ -1,9 +1,9 @@
-// One line registers a kernel: DLSYS_KERNEL(cpu, relu, dlsys::cpu::Unary<fn::Relu>). Its signature is deduced from
-// the C++ function, so that nothing is declared twice and Python declares nothing.
+// One line registers a kernel: DLSYS_KERNEL(cpu, relu, dlsys::cpu::Unary<fn::Relu>). Its signature
+// is deduced from the C++ function, so that nothing is declared twice and Python declares nothing.
 //
-// Rules that cost a day each when broken: launchers live in one namespace per device (dlsys::cpu, dlsys::cuda),
-// else the linker keeps one body for both; objects go to the linker directly, never through an archive; nothing
-// throws in a static initialiser (DLLoadError tells instead).
+// Rules that cost a day each when broken: launchers live in one namespace per device (dlsys::cpu,
+// dlsys::cuda), else the linker keeps one body for both; objects go to the linker directly, never
+// through an archive; nothing throws in a static initialiser (DLLoadError tells instead).
 #pragma once
 #include <cstdio>
 #include <stdexcept>
@@ -61,7 +61,8 @@ inline void* NotNull(void* p) {
 // How a parameter type appears in a signature and is read from a DLValue.
 template <class T>
 struct Arg {
-  static_assert(sizeof(T) == 0, "a kernel takes const DLArray*, DLArray*, int64_t, float and, last, DLStream");
+  static_assert(sizeof(T) == 0,
+                "a kernel takes const DLArray*, DLArray*, int64_t, float and, last, DLStream");
 };
 template <>
 struct Arg<const DLArray*> {
@@ -98,7 +99,8 @@ struct Thunk;
 template <class... A, void (*F)(A...)>
 struct Thunk<F> {
   using Last = std::tuple_element_t<sizeof...(A) - 1, std::tuple<A...>>;
-  static_assert(((Arg<A>::letter != 's') && ...) || Arg<Last>::letter == 's', "the stream goes last");
+  static_assert(((Arg<A>::letter != 's') && ...) || Arg<Last>::letter == 's',
+                "the stream goes last");
   static constexpr char sig[] = {Arg<A>::letter..., 0};
 
   static int Call(A... a) noexcept {
@@ -144,7 +146,8 @@ inline bool SameShape(const DLArray* a, const DLArray* b) {
   return same;
 }
 inline void CheckSameShape(const char* op, const DLArray* a, const DLArray* b) {
-  if (!SameShape(a, b)) Fail("%s: shapes differ: %s and %s", op, ShapeText(a).c_str(), ShapeText(b).c_str());
+  if (!SameShape(a, b))
+    Fail("%s: shapes differ: %s and %s", op, ShapeText(a).c_str(), ShapeText(b).c_str());
 }
 inline const char* DtypeText(int dtype) {
   static const char* const names[] = {"float32", "float64", "int32", "int64", "uint8", "bool"};
@@ -169,7 +172,9 @@ inline float* Out(const char* op, DLArray* a) {
 
 #define DLSYS_CONCAT2(a, b) a##b
 #define DLSYS_CONCAT(a, b) DLSYS_CONCAT2(a, b)
-#define DLSYS_KERNEL(device, name, ...)                                                                     \
-  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(kernel_##device##_##name##_, __LINE__)( \
-      DLKernelEntry{#name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig, (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call, \
-                    &::dlsys::Thunk<&__VA_ARGS__>::Invoke, __FILE__, __LINE__})
+#define DLSYS_KERNEL(device, name, ...)                                          \
+  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(           \
+      kernel_##device##_##name##_,                                               \
+      __LINE__)(DLKernelEntry{#name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig, \
+                              (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,        \
+                              &::dlsys::Thunk<&__VA_ARGS__>::Invoke, __FILE__, __LINE__})

@@ -1,6 +1,6 @@
 """The face of dlsys: Variables, operators, gradients and the Executor.
 
-    from dlsys import autodiff as ad
+from dlsys import autodiff as ad
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ class ShapeError(DlsysError, ValueError):
 
 
 class GraphError(DlsysError, ValueError):
-    """The graph itself is at fault: a cycle, two updates of one Parameter, no gradient, a bad feed or fetch."""
+    """The graph itself is at fault: a cycle, two updates of one Parameter, no gradient, a bad
+    feed or fetch.
+    """
 
 
 class DataError(DlsysError, ValueError):
@@ -20,7 +22,9 @@ class DataError(DlsysError, ValueError):
 
 
 class DeviceError(DlsysError, RuntimeError):
-    """A device, its driver or the native library is not available; the text says what to install."""
+    """A device, its driver or the native library is not available; the text says what to
+    install.
+    """
 
 
 class KernelError(DlsysError, RuntimeError):

@@ -14,28 +14,38 @@ from .ops.update import group_op, sgd_momentum_update_op, sgd_update_op
 
 
 class SGD:
-    """Stochastic gradient descent: `v = momentum · v + g`, `w -= lr · v` (without momentum, `w -= lr · g`).
+    """Stochastic gradient descent: `v = momentum · v + g`, `w -= lr · v` (without momentum, `w -=
+    lr · g`).
 
-    `lr` is a Parameter of one number: `optimizer.lr.set(0.01)` takes effect at the next run of every executor.
+    `lr` is a Parameter of one number: `optimizer.lr.set(0.01)` takes effect at the next run of
+    every executor.
     """
 
     def __init__(self, lr: float, momentum: float = 0.0) -> None:
         if not lr >= 0 or not 0 <= momentum < 1:
-            raise GraphError(f"SGD: expected lr >= 0 and 0 <= momentum < 1, got lr={lr}, momentum={momentum}")
+            raise GraphError(
+                f"SGD: expected lr >= 0 and 0 <= momentum < 1, got lr={lr}, momentum={momentum}"
+            )
         self.lr = Parameter(np.float32(lr), name="lr", trainable=False)
         self.momentum = momentum
         self.velocity: dict[Parameter, Parameter] = {}
 
     def minimize(self, loss: Node, parameters: Sequence[Parameter]) -> Node:
-        """One node that, when fetched, updates every given Parameter by the gradient of `loss`; its value is None."""
+        """One node that, when fetched, updates every given Parameter by the gradient of `loss`;
+        its value is None.
+        """
         grads = gradients(loss, parameters)
-        return group_op(*[self._update(w, grad) for w, grad in zip(parameters, grads)], name="train")
+        return group_op(
+            *[self._update(w, grad) for w, grad in zip(parameters, grads)], name="train"
+        )
 
     def _update(self, parameter: Parameter, grad: Node) -> Node:
         if not self.momentum:
             return sgd_update_op(parameter, grad, self.lr)
         if parameter not in self.velocity:
             zeros = np.zeros(parameter.shape, parameter.dtype)
-            self.velocity[parameter] = Parameter(zeros, f"{parameter.name}.velocity", trainable=False)
+            self.velocity[parameter] = Parameter(
+                zeros, f"{parameter.name}.velocity", trainable=False
+            )
         velocity = self.velocity[parameter]
         return sgd_momentum_update_op(parameter, velocity, grad, self.lr, momentum=self.momentum)

@@ -1,8 +1,8 @@
 """Where the time of a run goes: a table by operator, from the device's own clock.
 
-    executor.recorder = profile.Profile()
-    ... executor.run(...) ...
-    print(executor.recorder)
+executor.recorder = profile.Profile()
+... executor.run(...) ...
+print(executor.recorder)
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from .executor.plan import Plan
 
 
 class Row(NamedTuple):
-    """One operator over all runs: calls, milliseconds, bytes moved at least, floating-point operations."""
+    """One operator over all runs: calls, milliseconds, bytes moved at least, floating-point
+    operations.
+    """
 
     name: str
     calls: int
@@ -24,7 +26,9 @@ class Row(NamedTuple):
 
 
 class Profile:
-    """Adds up what every step of every run took. Timing the steps makes the runs themselves slower."""
+    """Adds up what every step of every run took. Timing the steps makes the runs themselves
+    slower.
+    """
 
     def __init__(self) -> None:
         self.runs = 0

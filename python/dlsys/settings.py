@@ -1,18 +1,20 @@
 """Every environment variable that dlsys reads, with its default and meaning; read once, at import.
 
-==================== ========== =====================================================================
-variable             default    meaning
-==================== ========== =====================================================================
-DLSYS_DEBUG          0          0 silent; 1 prints each plan as a table; 2 runs step by step and prints
-                                a line a step with ms, GB/s and GFLOP/s; 3 prints the graph before and
-                                after each pass; nan names the first node that made a NaN or infinity
-DLSYS_DEBUG_ARENA    shared     separate: every buffer gets its own allocation, filled with NaN bytes
-                                before each run, so that memory checkers see what one arena hides
-DLSYS_LIBRARY        (package)  path of the native library
-DLSYS_THREADS        0          worker threads of the CPU device; 0 is one for each core
-DLSYS_BLAS           auto       matrix products on the GPU: auto uses cuBLAS when it is there, own never
-DLSYS_REQUIRE_GPU    0          1 turns a skipped GPU test into a failure
-==================== ========== =====================================================================
+================== ========= ===================================================================
+variable           default   meaning
+================== ========= ===================================================================
+DLSYS_DEBUG        0         0 silent; 1 prints each plan as a table; 2 runs step by step and
+                             prints a line a step with ms, GB/s and GFLOP/s; 3 prints the graph
+                             before and after each pass; nan stops at the first node that made a
+                             NaN or infinity and names it
+DLSYS_DEBUG_ARENA  shared    separate: every buffer gets an allocation of its own, filled with
+                             NaN bytes when nobody reads it any more, so that memory checkers
+                             see what one arena hides
+DLSYS_LIBRARY      (package) path of the native library
+DLSYS_THREADS      0         worker threads of the CPU device; 0 is one for each core
+DLSYS_BLAS         auto      matrix products on the GPU: auto uses cuBLAS where it is, own never
+DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
+================== ========= ===================================================================
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def _debug_level() -> int:
 
 @dataclass
 class Settings:
-    """The values in force. Tests change them; a program sets the environment before it imports dlsys."""
+    """The values in force. Tests change them; a program sets the environment before it imports
+    dlsys.
+    """
 
     debug: int = field(default_factory=_debug_level)
     debug_nan: bool = field(default_factory=lambda: os.environ.get("DLSYS_DEBUG") == "nan")

@@ -20,7 +20,8 @@ inline void Check(const char* op, const DLArray* a) {
   if (a->ctx.device_type != DL_CPU)
     Fail("%s: expected arrays on cpu(0), got one on %s(%d)", op, DeviceText(a->ctx.device_type),
          a->ctx.device_id);
-  if (!a->data && Numel(a)) Fail("%s: an array of shape %s has no memory", op, ShapeText(a).c_str());
+  if (!a->data && Numel(a))
+    Fail("%s: an array of shape %s has no memory", op, ShapeText(a).c_str());
 }
 
 inline const float* Input(const char* op, const DLArray* a) {
@@ -32,7 +33,8 @@ inline float* Output(const char* op, DLArray* a) {
   return Out(op, a);
 }
 
-// Working memory that grows and is then reused; one instance a thread and a use, hence `thread_local`.
+// Working memory that grows and is then reused; one instance a thread and a use, hence
+// `thread_local`.
 class Scratch {
  public:
   Scratch() = default;

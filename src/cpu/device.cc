@@ -1,5 +1,5 @@
-// The CPU as a device: memory from the C library, copies, and time by the clock. Work is done on return, so there are
-// no streams to speak of.
+// The CPU as a device: memory from the C library, copies, and time by the clock. Work is done on
+// return, so there are no streams to speak of.
 #include "../device.h"
 
 #include <unistd.h>
@@ -40,11 +40,13 @@ void Describe(int, char* text, size_t nbytes) {
 
 void Memory(int, size_t* free_nbytes, size_t* total_nbytes) {
   *total_nbytes = TotalMemory();
-  const size_t available = strtoull(ProcValue("/proc/meminfo", "MemAvailable").c_str(), nullptr, 10);
+  const size_t available =
+      strtoull(ProcValue("/proc/meminfo", "MemAvailable").c_str(), nullptr, 10);
   *free_nbytes = available * 1024;
 }
 
-// The system promises more memory than it has and ends the process when it is touched: refuse the hopeless here.
+// The system promises more memory than it has and ends the process when it is touched: refuse the
+// hopeless here.
 void* Alloc(int, size_t nbytes) {
   if (nbytes > TotalMemory()) return nullptr;
   return aligned_alloc(kAlignment, (nbytes + kAlignment - 1) / kAlignment * kAlignment);

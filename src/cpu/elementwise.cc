@@ -1,6 +1,6 @@
-// Elementwise kernels: one functor of functors.h each. The output may be the very buffer of an input of its shape.
+// Elementwise kernels: one functor of functors.h each. The output may be the very buffer of an
+// input of its shape.
 #include "../functors.h"
-
 #include "parallel.h"
 #include "simd.h"
 #include "strides.h"
@@ -108,6 +108,7 @@ DLSYS_KERNEL(cpu, relu_gradient, Binary<fn::ReluGradient>);
 DLSYS_KERNEL(cpu, add_const, WithConst<fn::AddConst>);
 DLSYS_KERNEL(cpu, mul_const, WithConst<fn::MulConst>);
 DLSYS_KERNEL(cpu, rsub_const, WithConst<fn::RsubConst>);
+DLSYS_KERNEL(cpu, div_const, WithConst<fn::DivConst>);
 DLSYS_KERNEL(cpu, rdiv_const, WithConst<fn::RdivConst>);
 DLSYS_KERNEL(cpu, pow_const, WithConst<fn::PowConst>);
 DLSYS_KERNEL(cpu, rpow_const, WithConst<fn::RpowConst>);

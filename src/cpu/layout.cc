@@ -36,7 +36,8 @@ void WithDtype(const char* op, int dtype, F&& f) {
   Fail("%s: unknown dtype code %d", op, dtype);
 }
 
-// Calls f with a null pointer of an unsigned integer of that many bytes, for kernels that only move values.
+// Calls f with a null pointer of an unsigned integer of that many bytes, for kernels that only move
+// values.
 template <class F>
 void WithSize(int64_t nbytes, F&& f) {
   if (nbytes == 1) return f((uint8_t*)nullptr);
@@ -44,7 +45,8 @@ void WithSize(int64_t nbytes, F&& f) {
   f((uint64_t*)nullptr);
 }
 
-// Truncates; what an integer cannot hold becomes its lowest value, and goes on from int64 into uint8 modulo 256.
+// Truncates; what an integer cannot hold becomes its lowest value, and goes on from int64 into
+// uint8 modulo 256.
 template <class To, class From>
 DLSYS_INLINE To ToInteger(From x) {
   using Wide = std::conditional_t<sizeof(To) == 1, int64_t, To>;
@@ -90,9 +92,8 @@ void Cast(const DLArray* x, DLArray* y) {
          ShapeText(y).c_str());
   if (x->dtype == y->dtype) return CopyRun(x->data, y->data, Numel(x) * DtypeNbytes(x->dtype));
   WithDtype("cast", x->dtype, [&](auto* from) {
-    WithDtype("cast", y->dtype, [&](auto* to) {
-      CastRun((decltype(from))x->data, (decltype(to))y->data, Numel(x));
-    });
+    WithDtype("cast", y->dtype,
+              [&](auto* to) { CastRun((decltype(from))x->data, (decltype(to))y->data, Numel(x)); });
   });
 }
 
@@ -112,7 +113,8 @@ void CheckSameDtype(const char* op, const DLArray* x, const DLArray* y) {
     Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
 }
 
-// y, contiguous, from x walked with the strides of `rows`, whose innermost axis has `cols` values `stride` apart.
+// y, contiguous, from x walked with the strides of `rows`, whose innermost axis has `cols` values
+// `stride` apart.
 template <class T>
 void Gather(const T* x, T* y, const Loop<1>& rows, int64_t cols, int64_t stride) {
   const int64_t piece = std::min(cols, kGrain);
@@ -154,7 +156,8 @@ void BroadcastTo(const DLArray* x, DLArray* y) {
 
 const int64_t kTile = 32;  // a square of it in both arrays stays in the first cache
 
-// A batch of matrices: y[r][c] = x[c * x_stride + r], both cut into square tiles. The batch's loop is `outer`.
+// A batch of matrices: y[r][c] = x[c * x_stride + r], both cut into square tiles. The batch's loop
+// is `outer`.
 template <class T>
 void TransposeTiles(const T* x, T* y, const Loop<1>& outer, int64_t rows, int64_t cols,
                     int64_t x_stride) {
@@ -189,9 +192,10 @@ Loop<1> TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
     loop.Add(y->shape[k], {stride});
   }
   if (!valid)
-    Fail("transpose: shape %s does not become %s by the permutation %#lx (output axis k is input "
-         "axis (permutation >> 4k) & 15)",
-         ShapeText(x).c_str(), ShapeText(y).c_str(), (long)perm);
+    Fail(
+        "transpose: shape %s does not become %s by the permutation %#lx (output axis k is input "
+        "axis (permutation >> 4k) & 15)",
+        ShapeText(x).c_str(), ShapeText(y).c_str(), (long)perm);
   return loop;
 }
 

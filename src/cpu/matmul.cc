@@ -1,6 +1,6 @@
-// The matrix product C = op(A) op(B) in blocks that fit the caches: a block of B is packed once for all threads, a
-// strip of A by the thread that uses it, and a tile of C stays in registers. Threads share out C only, so every
-// element adds its products in the same order for any number of them.
+// The matrix product C = op(A) op(B) in blocks that fit the caches: a block of B is packed once for
+// all threads, a strip of A by the thread that uses it, and a tile of C stays in registers. Threads
+// share out C only, so every element adds its products in the same order for any number of them.
 #include <cstring>
 
 #include "parallel.h"
@@ -12,12 +12,12 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-const int64_t kMostK = 400;         // steps of a block along k: a strip of A stays in the first cache
-const int64_t kMostBlockCols = 384; // columns of a block of B: it stays in the second cache
-const int64_t kMostRows = 12;       // rows of the largest tile of any processor
-const int64_t kFewRows = 24;        // of C: too few uses of B to pay for packing it
-const int64_t kDotRows = 4;         // of C: rows of A against rows of B
-const int64_t kTasks = 8;           // of a block, at least, where it has that many tiles
+const int64_t kMostK = 400;  // steps of a block along k: a strip of A stays in the first cache
+const int64_t kMostBlockCols = 384;    // columns of a block of B: it stays in the second cache
+const int64_t kMostRows = 12;          // rows of the largest tile of any processor
+const int64_t kFewRows = 24;           // of C: too few uses of B to pay for packing it
+const int64_t kDotRows = 4;            // of C: rows of A against rows of B
+const int64_t kTasks = 8;              // of a block, at least, where it has that many tiles
 const int64_t kTaskProducts = 131072;  // products that are worth a task
 
 thread_local Scratch b_scratch, row_scratch;
@@ -41,7 +41,8 @@ int64_t EvenBlock(int64_t n, int64_t most, int64_t unit) {
   return CeilDiv(CeilDiv(n, CeilDiv(n, most)), unit) * unit;
 }
 
-// `to` (k, width) from `lines` lines of k values: `line` apart, their values `step` apart; the rest of a row is 0.
+// `to` (k, width) from `lines` lines of k values: `line` apart, their values `step` apart; the rest
+// of a row is 0.
 void PackStrip(const float* from, int64_t lines, int64_t line, int64_t step, int64_t k,
                int64_t width, float* to) {
   const int64_t kBlock = 16;  // a cache line of each line at a time
@@ -130,7 +131,8 @@ class BlockProduct {
     }
   }
 
-  // The tile for that many rows: a packed A is padded up to the next size, a strided one must not be overrun.
+  // The tile for that many rows: a packed A is padded up to the next size, a strided one must not
+  // be overrun.
   int RowSize(int64_t rows, bool strided) const {
     int size = TileKernels::kRowSizes - 1;
     if (strided)
@@ -206,8 +208,12 @@ void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b
   const float* right = Input("matmul", b);
   float* out = Output("matmul", c);
   CheckShapes(a, trans_a != 0, b, trans_b != 0, c);
-  Product p{c->shape[0], c->shape[1], a->shape[!trans_a], Used(left, a, trans_a != 0),
-            Used(right, b, trans_b != 0), out};
+  Product p{c->shape[0],
+            c->shape[1],
+            a->shape[!trans_a],
+            Used(left, a, trans_a != 0),
+            Used(right, b, trans_b != 0),
+            out};
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) return std::fill(out, out + p.m * p.n, 0.f);
   if (p.n == 1 && p.m > 1)  // one column: the same numbers as one row of the transposed product

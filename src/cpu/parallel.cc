@@ -36,7 +36,8 @@ int ThreadsFromEnvironment() {
   char* end = nullptr;
   const long value = strtol(text, &end, 10);
   if (*end || value < 0 || value > kMostThreads)
-    Fail("DLSYS_THREADS=%s: expected a number from 0 (one thread a core) to %d", text, kMostThreads);
+    Fail("DLSYS_THREADS=%s: expected a number from 0 (one thread a core) to %d", text,
+         kMostThreads);
   return (int)value;
 }
 
@@ -45,9 +46,10 @@ int Resolve(int threads) {
   return threads > 0 ? threads : std::max(cores, 1);
 }
 
-// The caller of Run takes tasks too and waits only for workers that joined in, so a worker that wakes late costs
-// nothing. All atomics are sequentially consistent: a worker announces itself (active_) before it looks at open_, the
-// caller closes open_ before it looks at active_, hence one of them sees the other.
+// The caller of Run takes tasks too and waits only for workers that joined in, so a worker that
+// wakes late costs nothing. All atomics are sequentially consistent: a worker announces itself
+// (active_) before it looks at open_, the caller closes open_ before it looks at active_, hence one
+// of them sees the other.
 class Pool {
  public:
   explicit Pool(int threads) : threads_(threads) {}
@@ -124,7 +126,9 @@ class Pool {
   }
 
   void WakeAll() {
-    { std::lock_guard<std::mutex> lock(mutex_); }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+    }
     wake_.notify_all();
   }
 
@@ -151,8 +155,8 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// Never destroyed: workers may still wait on it when the process ends. A forked child has none of the parent's
-// workers, so it starts over with a pool of its own.
+// Never destroyed: workers may still wait on it when the process ends. A forked child has none of
+// the parent's workers, so it starts over with a pool of its own.
 Pool* pool = nullptr;
 
 Pool& GetPool() {

@@ -1,5 +1,6 @@
-// Loops over the CPU's worker threads. Work is cut into chunks whose borders depend on the size of the problem only,
-// never on the number of threads, so that results are the same bits for any number of them.
+// Loops over the CPU's worker threads. Work is cut into chunks whose borders depend on the size of
+// the problem only, never on the number of threads, so that results are the same bits for any
+// number of them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +8,9 @@
 namespace dlsys {
 namespace cpu {
 
-// Calls body(state, k) for every k in [0, n), each on some thread; returns when all are done. The first exception is
-// rethrown on the caller. A call from within a body, or while another thread's call runs, stays on its own thread.
+// Calls body(state, k) for every k in [0, n), each on some thread; returns when all are done. The
+// first exception is rethrown on the caller. A call from within a body, or while another thread's
+// call runs, stays on its own thread.
 void RunTasks(int64_t n, void (*body)(void* state, int64_t k), void* state);
 
 void SetThreads(int threads);  // 0 is one a core
@@ -32,7 +34,7 @@ void ParallelFor(int64_t n, int64_t chunk, F&& body) {
 }
 
 // Elements that are worth a task of their own: some microseconds of simple arithmetic.
-inline constexpr int64_t kGrain = 16384;
+inline constexpr int64_t kGrain = 32768;
 
 // How many rows of `cols` elements make a task.
 inline int64_t RowGrain(int64_t cols) {

@@ -1,5 +1,5 @@
-// reduce_sum over any axes. Values are added in float32 in short groups and the groups in double; which values form a
-// group depends on the shape only.
+// reduce_sum over any axes. Values are added in float32 in short groups and the groups in double;
+// which values form a group depends on the shape only.
 #include "parallel.h"
 #include "rows.h"
 #include "simd.h"

@@ -1,5 +1,6 @@
-// Sums and maxima over runs of contiguous values: in lanes, so that they become vector code without reordering by the
-// compiler, and with sums of blocks carried in double, so that the error does not grow with the length.
+// Sums and maxima over runs of contiguous values: in lanes, so that they become vector code without
+// reordering by the compiler, and with sums of blocks carried in double, so that the error does not
+// grow with the length.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,14 +15,15 @@ namespace cpu {
 inline constexpr int kLanes = 32;
 inline constexpr int64_t kSumBlock = 16 * kLanes;
 
-// A row of n values. `readable` values may be read from `data` on, those of rows behind it in the same task among them.
+// A row of n values. `readable` values may be read from `data` on, those of rows behind it in the
+// same task among them.
 struct Row {
   const float* data;
   int64_t n, readable;
 };
 
-// The values of a row from k on, fewer than kLanes, with `fill` behind them: rows of any length, short ones above all,
-// run through loops of a fixed length.
+// The values of a row from k on, fewer than kLanes, with `fill` behind them: rows of any length,
+// short ones above all, run through loops of a fixed length.
 struct Tail {
   DLSYS_INLINE Tail(const Row& row, int64_t k, float fill) {
     const float* x = row.data + k;
@@ -44,15 +46,16 @@ template <class F>
 DLSYS_INLINE float FoldLanes(const float (&lane)[kLanes], const F& f) {
   float half[8];
   for (int j = 0; j < 8; j++) half[j] = f(f(lane[j], lane[j + 16]), f(lane[j + 8], lane[j + 24]));
-  return f(f(f(half[0], half[4]), f(half[2], half[6])), f(f(half[1], half[5]), f(half[3], half[7])));
+  return f(f(f(half[0], half[4]), f(half[2], half[6])),
+           f(f(half[1], half[5]), f(half[3], half[7])));
 }
 
 DLSYS_INLINE float AddLanes(const float (&lane)[kLanes]) {
   return FoldLanes(lane, [](float x, float y) __attribute__((always_inline)) { return x + y; });
 }
 
-// The sum of term(x[k], y[k]) over two rows of one length, where term(x_fill, y_fill) is 0. Within a block a lane adds
-// 16 terms, then lanes are added as a tree.
+// The sum of term(x[k], y[k]) over two rows of one length, where term(x_fill, y_fill) is 0. Within
+// a block a lane adds 16 terms, then lanes are added as a tree.
 template <class F>
 DLSYS_INLINE double SumOf(const Row& x, float x_fill, const Row& y, float y_fill, const F& term) {
   double total = 0;

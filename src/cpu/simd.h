@@ -1,11 +1,12 @@
-// One body of code compiled for several generations of processors, chosen at run time. The body and all that it calls
-// are inlined into each version; nothing with external linkage is compiled for more than the baseline, else the linker
-// could keep the wrong copy.
+// One body of code compiled for several generations of processors, chosen at run time. The body and
+// all that it calls are inlined into each version; nothing with external linkage is compiled for
+// more than the baseline, else the linker could keep the wrong copy.
 #pragma once
 
 #define DLSYS_INLINE inline __attribute__((always_inline))
 
-// Before a loop whose output may be the very buffer of an input: element k only ever depends on element k.
+// Before a loop whose output may be the very buffer of an input: element k only ever depends on
+// element k.
 #ifdef __clang__
 #define DLSYS_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else

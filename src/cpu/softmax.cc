@@ -1,8 +1,9 @@
-// Softmax, log-softmax and softmax cross-entropy over the last axis, a row at a time: the row's maximum is taken off
-// first, so that logits of any size neither overflow nor lose the digits of the result.
+// Softmax, log-softmax and softmax cross-entropy over the last axis, a row at a time: the row's
+// maximum is taken off first, so that logits of any size neither overflow nor lose the digits of
+// the result.
 #include <cmath>
 
-#include "math.h"
+#include "float_math.h"
 #include "parallel.h"
 #include "rows.h"
 #include "simd.h"
@@ -25,7 +26,8 @@ Rows RowsOf(const char* op, const DLArray* x) {
   return rows;
 }
 
-// Where a task stands: at row r, its values from `at` on, `readable` of them in the rows of the task.
+// Where a task stands: at row r, its values from `at` on, `readable` of them in the rows of the
+// task.
 struct Position {
   int64_t r, at, n, readable;
   DLSYS_INLINE Row Of(const float* data) const { return {data + at, n, readable}; }
@@ -53,7 +55,8 @@ DLSYS_INLINE double SumExp(const Row& x, float max) {
 // y = exp(x - max(x)); returns the sum of that.
 DLSYS_INLINE double ExpRow(const Row& x, float* y) {
   const float max = MaxOf(x);
-  return MapRow(x, kLowest, y, [=](float v) __attribute__((always_inline)) { return exp(v - max); });
+  return MapRow(x, kLowest, y,
+                [=](float v) __attribute__((always_inline)) { return exp(v - max); });
 }
 
 void Softmax(const DLArray* x, DLArray* y) {
@@ -61,11 +64,12 @@ void Softmax(const DLArray* x, DLArray* y) {
   float* out = Output("softmax", y);
   CheckSameShape("softmax", x, y);
   const Rows rows = RowsOf("softmax", x);
-  ForRows(rows, DLSYS_ROW {
-    float* to = out + p.at;
-    const float scale = (float)(1 / ExpRow(p.Of(in), to));
-    for (int64_t k = 0; k < p.n; k++) to[k] *= scale;
-  });
+  ForRows(
+      rows, DLSYS_ROW {
+        float* to = out + p.at;
+        const float scale = (float)(1 / ExpRow(p.Of(in), to));
+        for (int64_t k = 0; k < p.n; k++) to[k] *= scale;
+      });
 }
 
 void LogSoftmax(const DLArray* x, DLArray* y) {
@@ -73,17 +77,19 @@ void LogSoftmax(const DLArray* x, DLArray* y) {
   float* out = Output("log_softmax", y);
   CheckSameShape("log_softmax", x, y);
   const Rows rows = RowsOf("log_softmax", x);
-  ForRows(rows, DLSYS_ROW {
-    const Row from = p.Of(in);
-    const float max = MaxOf(from);
-    const float log_sum = (float)std::log(SumExp(from, max));
-    float* to = out + p.at;
-    DLSYS_IVDEP
-    for (int64_t k = 0; k < p.n; k++) to[k] = from.data[k] - max - log_sum;
-  });
+  ForRows(
+      rows, DLSYS_ROW {
+        const Row from = p.Of(in);
+        const float max = MaxOf(from);
+        const float log_sum = (float)std::log(SumExp(from, max));
+        float* to = out + p.at;
+        DLSYS_IVDEP
+        for (int64_t k = 0; k < p.n; k++) to[k] = from.data[k] - max - log_sum;
+      });
 }
 
-// The sum of y_c * (logsumexp(x) - x_c); x_c is taken from the maximum first, where no digits are lost.
+// The sum of y_c * (logsumexp(x) - x_c); x_c is taken from the maximum first, where no digits are
+// lost.
 DLSYS_INLINE double DenseLoss(const Row& x, const Row& y) {
   const float max = MaxOf(x);
   const float log_sum = (float)std::log(SumExp(x, max));
@@ -147,13 +153,14 @@ void CrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy,
   CheckSameShape(op, x, dx);
   const Rows rows = RowsOf(op, x);
   const float* gradients = RowGradients(op, dy, rows);
-  ForRows(rows, DLSYS_ROW {
-    const Row label = p.Of(labels);
-    float* to = out + p.at;
-    const float scale = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
-    const float gradient = gradients[p.r];
-    for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * scale - label.data[k]) * gradient;
-  });
+  ForRows(
+      rows, DLSYS_ROW {
+        const Row label = p.Of(labels);
+        float* to = out + p.at;
+        const float scale = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
+        const float gradient = gradients[p.r];
+        for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * scale - label.data[k]) * gradient;
+      });
 }
 
 // Integer labels of any supported dtype, checked before anything is written.
@@ -191,12 +198,13 @@ void SparseCrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   CheckPerRow(op, x, y);
   CheckPerRow(op, x, loss);
   const SparseLabels labels(op, y, rows);
-  ForRows(rows, DLSYS_ROW {
-    const Row from = p.Of(logits);
-    const float max = MaxOf(from);
-    const float log_sum = (float)std::log(SumExp(from, max));
-    out[p.r] = max - from.data[labels[p.r]] + log_sum;
-  });
+  ForRows(
+      rows, DLSYS_ROW {
+        const Row from = p.Of(logits);
+        const float max = MaxOf(from);
+        const float log_sum = (float)std::log(SumExp(from, max));
+        out[p.r] = max - from.data[labels[p.r]] + log_sum;
+      });
 }
 
 void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy,
@@ -210,16 +218,17 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
   CheckPerRow(op, x, y);
   const float* gradients = RowGradients(op, dy, rows);
   const SparseLabels labels(op, y, rows);
-  ForRows(rows, DLSYS_ROW {
-    float* to = out + p.at;
-    const float scale = (float)(1 / ExpRow(p.Of(logits), to));
-    const float gradient = gradients[p.r];
-    const int64_t label = labels[p.r];
-    // Not gradient * softmax minus gradient: near a softmax of 1 the difference comes first.
-    const float at_label = (to[label] * scale - 1.f) * gradient;
-    for (int64_t k = 0; k < p.n; k++) to[k] *= scale * gradient;
-    to[label] = at_label;
-  });
+  ForRows(
+      rows, DLSYS_ROW {
+        float* to = out + p.at;
+        const float scale = (float)(1 / ExpRow(p.Of(logits), to));
+        const float gradient = gradients[p.r];
+        const int64_t label = labels[p.r];
+        // Not gradient * softmax minus gradient: near a softmax of 1 the difference comes first.
+        const float at_label = (to[label] * scale - 1.f) * gradient;
+        for (int64_t k = 0; k < p.n; k++) to[k] *= scale * gradient;
+        to[label] = at_label;
+      });
 }
 
 DLSYS_KERNEL(cpu, softmax, Softmax);

@@ -1,5 +1,5 @@
-// Walking arrays of different strides side by side: broadcasting, transposition and reduction are all loops over one
-// list of axes, in which an operand's stride is 0 where it is repeated.
+// Walking arrays of different strides side by side: broadcasting, transposition and reduction are
+// all loops over one list of axes, in which an operand's stride is 0 where it is repeated.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +10,9 @@
 namespace dlsys {
 namespace cpu {
 
-// Axes from the outermost to the innermost, with the strides of K operands in elements. Axes of size 1 are left out
-// and axes that all operands cross as one are merged, so most loops end with one or two axes.
+// Axes from the outermost to the innermost, with the strides of K operands in elements. Axes of
+// size 1 are left out and axes that all operands cross as one are merged, so most loops end with
+// one or two axes.
 template <int K>
 struct Loop {
   int ndim = 0;
@@ -71,8 +72,8 @@ class Cursor {
   int64_t at_[DL_MAX_NDIM];
 };
 
-// The stride of `a` along axis `axis` of an array of `ndim` axes that it is broadcast to, numpy's rule: aligned at the
-// right, repeated where it has 1 or no axis.
+// The stride of `a` along axis `axis` of an array of `ndim` axes that it is broadcast to, numpy's
+// rule: aligned at the right, repeated where it has 1 or no axis.
 inline int64_t BroadcastStride(const DLArray* a, int ndim, int axis) {
   const int own = axis - (ndim - a->ndim);
   if (own < 0 || a->shape[own] == 1) return 0;

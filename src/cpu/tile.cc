@@ -4,7 +4,8 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-// kRows x kVectors registers of kWidth floats; with the compiler's vector types the loops over them unroll completely.
+// kRows x kVectors registers of kWidth floats; with the compiler's vector types the loops over them
+// unroll completely.
 template <int kWidth, int kRows, int kVectors, bool kPacked>
 DLSYS_INLINE void Tile(const TileArgs& t) {
   typedef float Vector __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
@@ -36,12 +37,13 @@ DLSYS_INLINE void Tile(const TileArgs& t) {
 }
 
 #define DLSYS_PACKED(F, rows) {F<rows, 1, true>, F<rows, 2, true>}
-#define DLSYS_TILES(F, width, r0, r1, r2, r3, r4)                                              \
-  {                                                                                            \
-    width, {r0, r1, r2, r3, r4},                                                               \
-        {DLSYS_PACKED(F, r0), DLSYS_PACKED(F, r1), DLSYS_PACKED(F, r2), DLSYS_PACKED(F, r3),   \
-         DLSYS_PACKED(F, r4)},                                                                 \
-        {F<r0, 1, false>, F<r1, 1, false>, F<r2, 1, false>, F<r3, 1, false>, F<r4, 1, false>}, \
+#define DLSYS_TILES(F, width, r0, r1, r2, r3, r4)                                            \
+  {                                                                                          \
+      width,                                                                                 \
+      {r0, r1, r2, r3, r4},                                                                  \
+      {DLSYS_PACKED(F, r0), DLSYS_PACKED(F, r1), DLSYS_PACKED(F, r2), DLSYS_PACKED(F, r3),   \
+       DLSYS_PACKED(F, r4)},                                                                 \
+      {F<r0, 1, false>, F<r1, 1, false>, F<r2, 1, false>, F<r3, 1, false>, F<r4, 1, false>}, \
   }
 
 template <int kRows, int kVectors, bool kPacked>

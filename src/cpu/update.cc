@@ -1,4 +1,5 @@
-// Optimizer steps in place. The rate is an array, so that it may change between runs of a captured program.
+// Optimizer steps in place. The rate is an array, so that it may change between runs of a captured
+// program.
 #include "parallel.h"
 #include "simd.h"
 #include "strides.h"

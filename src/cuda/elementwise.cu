@@ -154,6 +154,7 @@ DLSYS_KERNEL(cuda, relu, Unary<fn::Relu>);
 DLSYS_KERNEL(cuda, add_const, Constant<fn::AddConst>);
 DLSYS_KERNEL(cuda, mul_const, Constant<fn::MulConst>);
 DLSYS_KERNEL(cuda, rsub_const, Constant<fn::RsubConst>);
+DLSYS_KERNEL(cuda, div_const, Constant<fn::DivConst>);
 DLSYS_KERNEL(cuda, rdiv_const, Constant<fn::RdivConst>);
 DLSYS_KERNEL(cuda, pow_const, Constant<fn::PowConst>);
 DLSYS_KERNEL(cuda, rpow_const, Constant<fn::RpowConst>);

@@ -270,7 +270,7 @@ void LaunchTiles(const char* op, const Problem& problem, float* c, DLStream stre
   Launch(op, kernel, blocks, kThreads, 0, stream, problem, c);
 }
 
-constexpr int64_t kMaxTiles = int64_t(1) << 28;  // leaves room for index arithmetic in int
+constexpr int64_t kMaxTiles = int64_t(1) << 27;  // leaves room for index arithmetic in int
 
 template <class T>
 Problem Tiled(const char* op, const Product& p) {

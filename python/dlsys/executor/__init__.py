@@ -1,1 +1,3 @@
-"""From a graph to a run: schedule (an order), plan (memory), reference (numpy) and program (native)."""
+"""From a graph to a run: schedule (an order), plan (memory), reference (numpy) and program
+(native).
+"""

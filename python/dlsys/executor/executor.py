@@ -1,4 +1,6 @@
-"""Executor: infer, simplify, schedule and plan a graph once for each set of feed shapes, then run it."""
+"""Executor: infer, simplify, schedule and plan a graph once for each set of feed shapes, then
+run it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ..passes.simplify import simplify
 from ..runtime.device import Context
 from ..settings import settings
 from . import state
-from .observe import observer
+from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import Reference
 from .schedule import schedule
@@ -31,12 +33,12 @@ _MAX_PLANS = 64  # sets of feed shapes remembered; the least recently used goes 
 class Executor:
     """Computes nodes of a graph.
 
-    eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)` for native code.
-    Plans are made once for each set of feed shapes and dtypes; a run after that allocates nothing. An executor
-    belongs to one thread at a time.
+    eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
+    for native code. Plans are made once for each set of feed shapes and dtypes; a run after that
+    allocates nothing. An executor belongs to one thread at a time.
 
-    Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter; DeviceError when `ctx`
-    cannot be used, with what to install.
+    Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
+    DeviceError when `ctx` cannot be used, with what to install.
     """
 
     def __init__(self, eval_node_list: Sequence[Node], ctx: Context | None = None) -> None:
@@ -66,23 +68,29 @@ class Executor:
     ) -> list[Any]:
         """The values of the fetched nodes, in order.
 
-        feed_dict: a numpy array, NDArray, number or nested list for every Variable that the graph uses. Results are
-        fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy arrays on request. A group's value
-        is None. Nothing is changed by a run that is refused.
+        feed_dict: a numpy array, NDArray, number or nested list for every Variable that the graph
+        uses. Results are fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy
+        arrays on request. A group's value is None. Nothing is changed by a run that is refused.
 
-        Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes or dtypes do not
-        fit, OutOfMemoryError when the plan does not fit the device.
+        Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
+        or dtypes do not fit, OutOfMemoryError when the plan does not fit the device.
         """
         if not self._busy.acquire(blocking=False):
-            raise GraphError("this executor is running in another thread; make one executor a thread")
+            raise GraphError(
+                "this executor is running in another thread; make one executor a thread"
+            )
         try:
             values = self._feed_values(feed_dict or {})
-            runner = self._runner(tuple([(value.shape, value.dtype) for value in values]))
+            runner, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
+            if picks is not None:
+                values = [values[k] for k in picks]
             if self.recorder is not None:
                 fetched, ms = runner.run_timed(values)
                 self.recorder.add(runner.plan, ms)
             elif settings.debug >= 2 or settings.debug_nan:
                 fetched = runner.run_observed(values, observer(self.ctx))
+            elif settings.separate_arena:
+                fetched = runner.run_observed(values, poisoner(runner))
             else:
                 fetched = runner.run(values)
         finally:
@@ -98,53 +106,68 @@ class Executor:
                 value = feed_dict[node]
             except KeyError:
                 raise GraphError(
-                    f"{node.name} is not fed; the graph reads it, so add it to feed_dict [{node.where}]"
+                    f"{node.name} is not fed; the graph reads it, so add it to feed_dict "
+                    f"[{node.where}]"
                 ) from None
-            if type(value) is not np.ndarray and type(value) is not NDArray:
+            if type(value) is not np.ndarray or not value.dtype.isnative:
                 value = self._as_array(node, value)
-            elif self.ctx is None and type(value) is NDArray:
-                value = value.asnumpy()
             values.append(value)
         if len(feed_dict) != len(values):
             self._refuse_unknown(feed_dict)
         return values
 
     def _as_array(self, node: Node, value: Any) -> Any:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        """Anything that can be fed as an array; lists and numbers adapt to the declared dtype."""
+        if type(value) is NDArray:
+            return value if self.ctx is not None else value.asnumpy()
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            array = np.asarray(None)
         if array.dtype.kind not in "fiub":
-            raise ShapeError(f"{node.name} is fed {type(value).__name__}, expected an array of numbers")
-        return np.asarray(array)
+            raise ShapeError(
+                f"{node.name} is fed {type(value).__name__} that is no array of numbers "
+                f"[{node.where}]"
+            )
+        if not hasattr(value, "dtype"):
+            weak = FLOAT32 if array.dtype.kind == "f" else array.dtype
+            return array.astype(node.attrs.get("dtype", weak))
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def _refuse_unknown(self, feed_dict: Mapping[Node, Any]) -> None:
         unknown = next(node for node in feed_dict if node not in self._known_feeds)
         if isinstance(unknown, Parameter):
-            raise GraphError(f"{unknown.name} is a Parameter and cannot be fed; use {unknown.name}.set(array)")
+            raise GraphError(
+                f"{unknown.name} is a Parameter and cannot be fed; use {unknown.name}.set(array)"
+            )
         if not isinstance(unknown, Node):
             raise GraphError(f"feed_dict has the key {unknown!r}, expected a Variable")
         kind = "is not used by this graph" if unknown.op.leaf == "feed" else "is computed, not fed"
         raise GraphError(f"{unknown.name} {kind}; remove it from feed_dict [{unknown.where}]")
 
-    def _runner(self, key: tuple) -> Any:
-        """The plan for these feeds, bound to memory."""
+    def _runner(self, key: tuple) -> tuple[Any, tuple[int, ...] | None]:
+        """The plan for these feeds bound to memory, and which feeds it reads, None for all in order."""
         if self._moves != Parameter.moves:
             self._runners.clear()  # a Parameter moved to other storage
             for parameter in self._parameters:
                 state.check_home(parameter, self.ctx)
             self._moves = Parameter.moves
-        runner = self._runners.get(key)
-        if runner is None:
+        entry = self._runners.get(key)
+        if entry is None:
             runner = self._bind(self._make_plan(self._feed_specs(key)))
-            self._runners[key] = runner
+            picks = tuple(self._feeds.index(value.node.origin) for value in runner.plan.feeds)
+            entry = runner, None if picks == tuple(range(len(self._feeds))) else picks
+            self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
-        return runner
+        return entry
 
     def _bind(self, plan: Plan) -> Any:
         state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
         runner = self._backend.runner(plan)
-        self._backend.reserve(runner, self._runners.values())
+        self._backend.reserve(runner, [other for other, _ in self._runners.values()])
         return runner
 
     # ---- planning ----
@@ -169,8 +192,10 @@ class Executor:
             floats = [p.dtype for p in self._parameters if p.dtype.kind == "f"]
             dtype = floats[0] if floats else FLOAT32
         if dtype.kind not in "fiub":
-            raise ShapeError(f"{node.name} is fed an array of {dtype}, expected numbers [{node.where}]")
-        if self.ctx is not None and dtype.kind == "f":
+            raise ShapeError(
+                f"{node.name} is fed an array of {dtype}, expected numbers [{node.where}]"
+            )
+        if self.ctx is not None:
             dtype = FLOAT32
         return Spec(tuple(shape), dtype, declared=False)
 
@@ -178,7 +203,9 @@ class Executor:
         leaves = dict(feeds)
         for parameter in self._parameters:
             dtype = state.dtype_on(parameter, self.ctx)
-            leaves[parameter] = Spec(parameter.shape, dtype, parameter.declared or self.ctx is not None)
+            leaves[parameter] = Spec(
+                parameter.shape, dtype, parameter.declared or self.ctx is not None
+            )
         return infer(self.topo_order, leaves, native=self.ctx is not None)
 
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
@@ -217,7 +244,9 @@ class Executor:
 
     # ---- the assignment's views ----
     def infer_shape(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
-        """Fills `node_to_shape_map` with the shape of every node of the graph, with no execution."""
+        """Fills `node_to_shape_map` with the shape of every node of the graph, with no
+        execution.
+        """
         specs = self._infer(self._shape_specs(feed_shapes))
         self.node_to_shape_map = {
             node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
@@ -230,7 +259,9 @@ class Executor:
 
     @property
     def node_to_arr_map(self) -> dict[Node, Any]:
-        """An array for every computed node, in the shapes of the last `infer_shape`; made when asked for."""
+        """An array for every computed node, in the shapes of the last `infer_shape`; made when
+        asked for.
+        """
         from .. import ndarray
 
         shapes = self.node_to_shape_map or {}
@@ -257,7 +288,9 @@ class _NumpyBackend:
         return Reference(plan)
 
     def reserve(self, runner: Reference, others: Any) -> None:
-        """Binds a runner to the one arena, which grows to the largest plan and is then bound anew."""
+        """Binds a runner to the one arena, which grows to the largest plan and is then bound
+        anew.
+        """
         if runner.plan.arena_nbytes > len(self._arena):
             self._arena = state.aligned_bytes(runner.plan.arena_nbytes)
             for other in others:
@@ -269,7 +302,9 @@ def _check_fetch(node: Any) -> None:
     if not isinstance(node, Node):
         raise GraphError(f"Executor: expected nodes to fetch, got {type(node).__name__} {node!r}")
     if node.op.outputs > 1:
-        raise GraphError(f"Executor: {node.name} has {node.op.outputs} values; fetch {node.name}[0] and so on")
+        raise GraphError(
+            f"Executor: {node.name} has {node.op.outputs} values; fetch {node.name}[0] and so on"
+        )
 
 
 def _in_order_of_update(plan: Plan) -> list[Any]:

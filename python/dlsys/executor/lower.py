@@ -1,4 +1,6 @@
-"""lower: turns the steps of a plan into the tables that the native library reads (DLArray, DLValue, DLStep)."""
+"""lower: turns the steps of a plan into the tables that the native library reads (DLArray,
+DLValue, DLStep).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class ArrayTable:
     def __init__(self, plan: Plan, ctx: Context) -> None:
         self._rows: dict[tuple, int] = {}
         self._shapes: list[int] = []
-        self._records: list[tuple[Buffer, int, int, int]] = []  # buffer, ndim, dtype, start of the shape
+        self._records: list[
+            tuple[Buffer, int, int, int]
+        ] = []  # buffer, ndim, dtype, start of the shape
         self._rows_of: dict[Buffer, list[int]] = {}
         for step in plan.steps:
             for value in (*step.inputs, *step.outputs, *step.workspace):
@@ -73,7 +77,7 @@ class ArrayTable:
         self._offsets = np.array([offset for _, offset in arena], np.uint64)
         self._table = table
         self._base = table.ctypes.data
-        self._words = memoryview(table.reshape(-1)).cast("B").cast("Q")  # type: ignore[call-overload]
+        self._words = memoryview(table.data).cast("B").cast("Q")
 
 
 def _row_key(value: Value) -> tuple:
@@ -88,7 +92,8 @@ class Segment:
         self._ctx = ctx
         self._steps = steps
         self._table = table  # the program reads it: keep it alive
-        records, words = [], []
+        records: list[tuple[int, int, int, int]] = []
+        words: list[int] = []
         for step in steps:
             kernel, arguments = self._lowered(step)
             records.append((kernel, len(words), len(arguments), 0))
@@ -98,7 +103,11 @@ class Segment:
         handle = ctypes.c_void_p()
         create = self._library.cdll.DLProgramCreate
         status = create(
-            self._records.ctypes.data, len(records), self._words.ctypes.data, len(words), ctypes.byref(handle)
+            self._records.ctypes.data,
+            len(records),
+            self._words.ctypes.data,
+            len(words),
+            ctypes.byref(handle),
         )
         self._library.check(status)
         self._handle = handle.value
@@ -144,13 +153,15 @@ class Segment:
         self._library.check(status, node=step.node.name, inputs=shapes, line=step.node.where)
 
     def _lowered(self, step: Step) -> tuple[int, list[int]]:
-        """A step's kernel and its arguments as 64-bit words, in the order of the kernel's signature."""
+        """A step's kernel and its arguments as 64-bit words, in the order of the kernel's
+        signature.
+        """
         node, op = step.node, step.node.op
         key = (self._ctx.kernel_device, op.kernel)
         if key not in self._library.index:
             raise GraphError(
-                f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library with `make lib` "
-                f"or run on numpy (ctx=None) [{node.where}]"
+                f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library with "
+                f"`make lib` or run on numpy (ctx=None) [{node.where}]"
             )
         written = [step.inputs[k] for k in op.writes]
         inputs = iter([value for k, value in enumerate(step.inputs) if k not in op.writes])

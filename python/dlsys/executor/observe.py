@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from ..errors import KernelError
 from ..runtime.device import Context, synchronize
 from ..settings import settings
-from .plan import Step
+from .plan import Buffer, Step
 
 Observer = Callable[[Step, Callable[[], None], list], None]
 
@@ -29,6 +30,22 @@ def observer(ctx: Context | None) -> Observer:
             print(_line(step, ms))
         if settings.debug_nan:
             _refuse_nan(step, outputs)
+
+    return observe
+
+
+def poisoner(runner: Any) -> Observer:
+    """Runs a step, then fills the buffers that nobody reads any more with NaN bytes."""
+    dying: dict[int, list[Buffer]] = {}
+    for buffer in runner.plan.buffers:
+        if buffer.kind == "arena" and buffer.nbytes:
+            dying.setdefault(buffer.last, []).append(buffer)
+    numbers = itertools.count()
+
+    def observe(step: Step, run: Callable[[], None], outputs: list) -> None:
+        run()
+        for buffer in dying.get(next(numbers), ()):
+            runner.poison(buffer)
 
     return observe
 
@@ -59,6 +76,6 @@ def _refuse_nan(step: Step, outputs: list[Any]) -> None:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             kind = "NaN" if np.isnan(values).any() else "infinity"
             raise KernelError(
-                f"{step.node.name} ({step.node.op.name}) is the first node that made {kind}; its inputs are "
-                f"{', '.join(x.node.name for x in step.inputs)} [{step.node.where}]"
+                f"{step.node.name} ({step.node.op.name}) is the first node that made {kind}; its "
+                f"inputs are {', '.join(x.node.name for x in step.inputs)} [{step.node.where}]"
             )

@@ -1,7 +1,8 @@
 """pack: offsets for intervals in one arena, so that no two that live at the same time overlap.
 
-Two strategies, both deterministic: largest first with best fit (tight, quadratic in the number of intervals, with
-numpy doing the scans), and for very long programs best fit in time order over a sorted list of gaps.
+Two strategies, both deterministic: largest first with best fit (tight, quadratic in the number of
+intervals, with numpy doing the scans), and for very long programs best fit in time order over a
+sorted list of gaps.
 """
 
 from __future__ import annotations

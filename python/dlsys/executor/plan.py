@@ -1,8 +1,8 @@
-"""plan: a pure function from an order of nodes to buffers, lifetimes and one arena. No device, no arrays.
+"""plan: a pure function from an order of nodes to buffers, lifetimes and one arena; no device.
 
-A *value* is one output of a node; values that share memory (views, in-place results, updated state) share a
-*buffer*. A buffer either lives outside (a feed, a Parameter, a constant, a fetch) or has an offset in the arena,
-where buffers whose lifetimes do not meet share bytes.
+A *value* is one output of a node; values that share memory (views, in-place results, updated state)
+share a *buffer*. A buffer either lives outside (a feed, a Parameter, a constant, a fetch) or has an
+offset in the arena, where buffers whose lifetimes do not meet share bytes.
 """
 
 from __future__ import annotations
@@ -64,10 +64,12 @@ class Plan:
 
     def __str__(self) -> str:
         head = (
-            f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum of live bytes "
-            f"{self.live_nbytes:,}, arena {self.arena_nbytes:,}"
+            f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum of "
+            f"live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
         )
-        rows = [f"{'step':>5}  {'operator':<36} {'writes':<24} {'bytes':>12} {'offset':>12}  lifetime"]
+        rows = [
+            f"{'step':>5}  {'operator':<36} {'writes':<24} {'bytes':>12} {'offset':>12}  lifetime"
+        ]
         rows += [_row(k, step) for k, step in enumerate(self.steps)]
         return "\n".join([head, *rows])
 
@@ -77,14 +79,19 @@ def _row(k: int, step: Step) -> str:
     buffer = output.buffer
     place = f"{buffer.offset:>12,}" if buffer.kind == "arena" else f"{buffer.kind:>12}"
     shown = f"{output.node.name} {output.spec.shape}"
-    return f"{k:>5}  {step.node.op.name:<36} {shown:<24} {buffer.nbytes:>12,} {place}  {buffer.first}–{buffer.last}"
+    return (
+        f"{k:>5}  {step.node.op.name:<36} {shown:<24} {buffer.nbytes:>12,} {place}  "
+        f"{buffer.first}–{buffer.last}"
+    )
 
 
-def make_plan(order: Sequence[Node], fetches: Sequence[Node], workspace: Workspace, reuse: bool = True) -> Plan:
+def make_plan(
+    order: Sequence[Node], fetches: Sequence[Node], workspace: Workspace, reuse: bool = True
+) -> Plan:
     """Plans the memory of a scheduled graph.
 
-    `workspace` gives the scratch that each step wants. With `reuse=False` every buffer gets bytes of its own and
-    nothing is done in place, which memory checkers and tests compare against.
+    `workspace` gives the scratch that each step wants. With `reuse=False` every buffer gets bytes
+    of its own and nothing is done in place, which memory checkers and tests compare against.
     """
     plan = Plan()
     last_use = _last_uses(order, fetches)

@@ -1,7 +1,8 @@
-"""program: binds a plan to a native device and runs it, one library call for each stretch of native steps.
+"""program: binds a plan to a native device and runs it, one library call for each stretch of native
+steps.
 
-Feeds and fetches may change between runs, so their addresses are patched in the table of arrays (lower.py) before
-each; everything else is settled when the plan is bound.
+Feeds and fetches may change between runs, so their addresses are patched in the table of arrays
+(lower.py) before each; everything else is settled when the plan is bound.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..errors import DeviceError
 from ..graph.node import Node, Spec
 from ..ndarray import NDArray, array
 from ..runtime.device import Block, Context, stream, unavailable
-from ..runtime.library import DL_CPU, load
+from ..runtime.library import DL_CPU
+from ..settings import settings
 from .lower import ArrayTable, Segment
 from .observe import Observer
 from .pack import aligned
@@ -48,7 +50,9 @@ class NativeBackend:
         return Program(plan, self._ctx)
 
     def reserve(self, runner: Program, others: Iterable[Program]) -> None:
-        """Binds a program to the one arena, which grows to the largest plan and is then bound anew."""
+        """Binds a program to the one arena, which grows to the largest plan and is then bound
+        anew.
+        """
         if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
             self._arena = Block(self._ctx, runner.arena_nbytes)
             for other in others:
@@ -70,25 +74,42 @@ class Program:
         self._python = any(isinstance(segment, Callback) for segment in self._segments)
         self._slot_offsets, self.arena_nbytes = _feed_slots(plan, ctx)
         self._constants = {
-            value.buffer: array(value.node.attrs["value"], ctx, value.spec.dtype) for value in plan.constants
+            value.buffer: array(value.node.attrs["value"], ctx, value.spec.dtype)
+            for value in plan.constants
         }
         self._pools: list[list[NDArray]] = [[] for _ in plan.fetches]
         self._shown: dict[Buffer, NDArray] = {}
+        self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
 
     def bind(self, arena: Block) -> None:
         """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
         self._arena = arena
         self._table.place_arena(arena.address)
+        if settings.separate_arena:
+            self._separate()
         fixed = {value.buffer: value.node.origin.storage.array for value in self.plan.states}  # type: ignore[attr-defined]
         fixed.update(self._constants)
         for buffer, held in fixed.items():
             self._table.place(buffer, held.data_address)
         self._fixed = fixed
-        self._blocks = [arena, *{id(held.block): held.block for held in fixed.values()}.values()]
+        self._blocks = [
+            arena,
+            *self._own.values(),
+            *{id(held.block): held.block for held in fixed.values()}.values(),
+        ]
         self._slots = [
-            None if offset is None else NDArray.from_block(arena, offset, value.spec.shape, value.spec.dtype)  # type: ignore[arg-type]
+            None
+            if offset is None
+            else NDArray.from_block(arena, offset, value.spec.shape, value.spec.dtype)
             for value, offset in zip(self.plan.feeds, self._slot_offsets)
         ]
+
+    def _separate(self) -> None:
+        """Gives every buffer of the arena a block of its own."""
+        for buffer in self.plan.buffers:
+            if buffer.kind == "arena" and buffer not in self._own:
+                self._own[buffer] = Block(self._ctx, buffer.nbytes)
+                self._table.place(buffer, self._own[buffer].address)
 
     def run(self, feeds: Sequence[Any]) -> list[NDArray | None]:
         """Queues all steps on the calling thread's stream; results are there when they are read."""
@@ -101,7 +122,9 @@ class Program:
         return fetched
 
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[NDArray | None]:
-        """The same, one step at a time, with `observe(step, run, outputs)` in charge of running each."""
+        """The same, one step at a time, with `observe(step, run, outputs)` in charge of running
+        each.
+        """
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, show=True)
         for segment in self._segments:
@@ -121,19 +144,32 @@ class Program:
         self._shown.clear()
         return fetched, ms
 
+    def poison(self, buffer: Buffer) -> None:
+        """Overwrites a buffer that has a block of its own with NaN bytes, in stream order."""
+        block = self._own[buffer]
+        library = load()
+        fill = library.cdll.DLMemoryFill
+        library.check(fill(self._ctx.struct, block.address, 0xFF, buffer.nbytes, block.stream))
+
     def array(self, value: Value) -> NDArray:
         """The array that shows a value during a run that shows its feeds and fetches."""
         buffer, spec = value.buffer, value.spec
+        if buffer in self._own:
+            return NDArray.from_block(self._own[buffer], 0, spec.shape, spec.dtype)
         if buffer.kind == "arena":
-            return NDArray.from_block(self._arena, max(buffer.offset, 0), spec.shape, spec.dtype)  # type: ignore[arg-type]
+            return NDArray.from_block(self._arena, max(buffer.offset, 0), spec.shape, spec.dtype)
         held = self._shown.get(buffer) or self._fixed[buffer]
         if held.shape == spec.shape:
             return held
         offset = held.data_address - held.block.address
-        return NDArray.from_block(held.block, offset, spec.shape, spec.dtype)  # type: ignore[arg-type]
+        return NDArray.from_block(held.block, offset, spec.shape, spec.dtype)
 
-    def _prepare(self, feeds: Sequence[Any], on: int, show: bool) -> tuple[list[NDArray | None], list[Any]]:
-        """Puts feeds and fetches in place. What comes back second must live until the steps are queued."""
+    def _prepare(
+        self, feeds: Sequence[Any], on: int, show: bool
+    ) -> tuple[list[NDArray | None], list[Any]]:
+        """Puts feeds and fetches in place. What comes back second must live until the steps are
+        queued.
+        """
         for block in self._blocks:
             if block.stream != on:
                 block.use(on)
@@ -156,7 +192,9 @@ class Program:
                     self._shown[wanted.buffer] = held
         return fetched, keep
 
-    def _feed(self, value: Any, spec: Spec, slot: NDArray | None, on: int, show: bool) -> tuple[int, Any]:
+    def _feed(
+        self, value: Any, spec: Spec, slot: NDArray | None, on: int, show: bool
+    ) -> tuple[int, Any]:
         """The address of a feed, and what keeps it alive."""
         if type(value) is NDArray:
             if value.ctx is not self._ctx or value.dtype != spec.dtype:
@@ -180,7 +218,7 @@ class Program:
         else:
             k = len(pool)
             block = Block(self._ctx, value.spec.nbytes)
-            pool.append(NDArray.from_block(block, 0, value.spec.shape, value.spec.dtype))  # type: ignore[arg-type]
+            pool.append(NDArray.from_block(block, 0, value.spec.shape, value.spec.dtype))
         pool[k].block.use(on)
         return pool[k]
 
@@ -222,7 +260,9 @@ def _stretches(steps: Sequence[Step]) -> list[tuple[bool, list[Step]]]:
 
 
 def _feed_slots(plan: Plan, ctx: Context) -> tuple[list[int | None], int]:
-    """Where host feeds are copied to, behind the plan's arena; the CPU reads them where they are."""
+    """Where host feeds are copied to, behind the plan's arena; the CPU reads them where they
+    are.
+    """
     if ctx.device_type == DL_CPU:
         return [None] * len(plan.feeds), plan.arena_nbytes
     offsets: list[int | None] = []

@@ -1,4 +1,6 @@
-"""reference: runs a plan on numpy, step by step, every operator writing into the arena with `out=`."""
+"""reference: runs a plan on numpy, step by step, every operator writing into the arena with
+`out=`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import numpy as np
 from .plan import Buffer, Plan, Step, Value
 from .state import aligned_bytes
 
-Patch = tuple[list, int, tuple[int, ...] | None]  # (a step's arguments, a position, the shape if it differs)
+# The shapes in which steps see a feed or fetch (None: its own), with their arguments and positions.
+Patches = dict[tuple[int, ...] | None, list[tuple[list, int]]]
 Observer = Callable[[Step, Callable[[], None], list], None]
 
 
@@ -22,10 +25,12 @@ class Reference:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._views: dict[tuple, np.ndarray] = {}
-        self._outside: dict[Buffer, np.ndarray] = {value.buffer: _state_array(value) for value in plan.states}
+        self._outside: dict[Buffer, np.ndarray] = {
+            value.buffer: _state_array(value) for value in plan.states
+        }
         for value in plan.constants:
             self._outside[value.buffer] = value.node.attrs["value"]
-        self._patches: dict[Buffer, list[Patch]] = {}
+        self._patches: dict[Buffer, Patches] = {}
         self._arena = aligned_bytes(0)
         self._steps: list[tuple[Callable, list]] = []
 
@@ -33,26 +38,32 @@ class Reference:
         """Takes an arena of at least `plan.arena_nbytes` bytes; every later run uses it."""
         self._arena = arena
         self._views.clear()
-        self._patches = {value.buffer: [] for value in self.plan.feeds}
+        self._patches = {value.buffer: {} for value in self.plan.feeds}
         for fetch in self.plan.fetches:
             if fetch is not None:
-                self._patches[fetch.buffer] = []
+                self._patches[fetch.buffer] = {}
         self._steps = [self._bound(step) for step in self.plan.steps]
         self._feeds = [self._patches[value.buffer] for value in self.plan.feeds]
         self._fetches = [
-            None if value is None else (self._patches[value.buffer], value.spec.shape, value.spec.dtype)
+            None
+            if value is None
+            else (self._patches[value.buffer], value.spec.shape, value.spec.dtype)
             for value in self.plan.fetches
         ]
 
     def run(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-        """Runs all steps; `feeds` are in the order of `plan.feeds` and have the planned shapes and dtypes."""
+        """Runs all steps; `feeds` are in the order of `plan.feeds` and have the planned shapes
+        and dtypes.
+        """
         fetched = self._patch(feeds)
         with np.errstate(all="ignore"):
             for call, arguments in self._steps:
                 call(*arguments)
         return fetched
 
-    def run_observed(self, feeds: Sequence[np.ndarray], observe: Observer) -> list[np.ndarray | None]:
+    def run_observed(
+        self, feeds: Sequence[np.ndarray], observe: Observer
+    ) -> list[np.ndarray | None]:
         """The same, with `observe(step, run, outputs)` in charge of calling `run` for each step."""
         fetched = self._patch(feeds)
         with np.errstate(all="ignore"):
@@ -60,6 +71,10 @@ class Reference:
                 shown = [arguments[k] for k in _written(step)]
                 observe(step, partial(call, *arguments), shown)
         return fetched
+
+    def poison(self, buffer: Buffer) -> None:
+        """Overwrites a buffer of the arena with NaN bytes."""
+        self._arena[buffer.offset : buffer.offset + buffer.nbytes] = 0xFF
 
     def run_timed(self, feeds: Sequence[np.ndarray]) -> tuple[list[np.ndarray | None], list[float]]:
         """The same, with the milliseconds that each step of the plan took."""
@@ -74,8 +89,7 @@ class Reference:
 
     def _patch(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         for patches, array in zip(self._feeds, feeds):
-            for arguments, k, shape in patches:
-                arguments[k] = array if shape is None else array.reshape(shape)
+            _show(array, patches)
         fetched: list[np.ndarray | None] = []
         for fetch in self._fetches:
             if fetch is None:
@@ -84,8 +98,7 @@ class Reference:
             patches, full_shape, dtype = fetch
             array = np.empty(full_shape, dtype)
             fetched.append(array)
-            for arguments, k, shape in patches:
-                arguments[k] = array if shape is None else array.reshape(shape)
+            _show(array, patches)
         return fetched
 
     def _bound(self, step: Step) -> tuple[Callable, list]:
@@ -106,14 +119,19 @@ class Reference:
         patches = self._patches.get(buffer)
         if patches is not None:
             whole = self._whole_shape(buffer)
-            patches.append((arguments, k, None if whole == spec.shape else spec.shape))
+            shape = None if whole == spec.shape else spec.shape
+            patches.setdefault(shape, []).append((arguments, k))
             return None
         if buffer in self._outside:
             array = self._outside[buffer]
             return array if array.shape == spec.shape else array.reshape(spec.shape)
         key = (buffer.offset, spec.shape, spec.dtype)
-        if key not in self._views:  # equal views are one object, so that operators can see in-place use
-            self._views[key] = np.ndarray(spec.shape, spec.dtype, self._arena, max(buffer.offset, 0))
+        if (
+            key not in self._views
+        ):  # equal views are one object, so that operators can see in-place use
+            self._views[key] = np.ndarray(
+                spec.shape, spec.dtype, self._arena, max(buffer.offset, 0)
+            )
         return self._views[key]
 
     def _whole_shape(self, buffer: Buffer) -> tuple[int, ...]:
@@ -128,6 +146,14 @@ def run_compute(node: Any, inputs: int, use_numpy: bool, *arrays: Any) -> None:
     outputs = list(arrays[inputs:])
     output = outputs[0] if node.op.outputs == 1 else outputs
     node.op.compute(node.origin, list(arrays[:inputs]), output, use_numpy)
+
+
+def _show(array: np.ndarray, patches: Patches) -> None:
+    """Puts an array where the steps see it: one object a shape, so that in-place use shows."""
+    for shape, places in patches.items():
+        shown = array if shape is None else array.reshape(shape)
+        for arguments, k in places:
+            arguments[k] = shown
 
 
 def _written(step: Step) -> Sequence[int]:

@@ -1,9 +1,10 @@
 """schedule: an order of a simplified graph in which state is read before it is written.
 
-Every read of a Parameter in a run sees the value from the run's start. Readers are ordered before the update; where
-that is impossible (a reader that itself needs an update's result, or writes other state) it reads a copy made
-before. Fetched state, feeds, constants and values fetched twice are copied, so that results are never aliases.
-Among the steps that are ready, updates go first (they end a gradient's life), then the oldest node.
+Every read of a Parameter in a run sees the value from the run's start. Readers are ordered before
+the update; where that is impossible (a reader that itself needs an update's result, or writes other
+state) it reads a copy made before. Fetched state, feeds, constants and values fetched twice are
+copied, so that results are never aliases. Among the steps that are ready, updates go first (they
+end a gradient's life), then the oldest node.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..graph.node import Node, attributed_to, find_topo_sort, hooks
 def schedule(fetches: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     """The nodes in running order, and the fetches as they are to be read after the run.
 
-    Inputs of nodes may be replaced by copies in place: the graph must be the executor's own. Raises GraphError for
-    two updates of one Parameter.
+    Inputs of nodes may be replaced by copies in place: the graph must be the executor's own. Raises
+    GraphError for two updates of one Parameter.
     """
     order = find_topo_sort(fetches)
     updates = _updates(order)
@@ -49,14 +50,16 @@ def _updates(order: Sequence[Node]) -> dict[Node, Node]:
             if updates.setdefault(target, node) is not node:
                 other = updates[target]
                 raise GraphError(
-                    f"{target.name} is updated twice in one graph, by {other.name} [{other.where}] and "
-                    f"{node.name} [{node.where}]; group the two into one update"
+                    f"{target.name} is updated twice in one graph, by {other.name} [{other.where}] "
+                    f"and {node.name} [{node.where}]; make the two one update"
                 )
     return updates
 
 
 def _unaliased(fetches: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """The fetches, with a copy wherever the result would share memory with something else; and the copies."""
+    """The fetches, with a copy wherever the result would share memory with something else; and
+    the copies.
+    """
     taken: set[Node] = set()
     values, copies = [], []
     for node in fetches:
@@ -77,7 +80,9 @@ def _copy(node: Node) -> Node:
 
 
 def _read_before_written(order: list[Node], updates: dict[Node, Node]) -> dict[Node, list[Node]]:
-    """For each update what must run before it; readers that cannot are given copies, added to `order`."""
+    """For each update what must run before it; readers that cannot are given copies, added to
+    `order`.
+    """
     late: set[Node] = set()  # depends on an update, or is one
     after: dict[Node, list[Node]] = {update: [] for update in updates.values()}
     snapshots: dict[Node, Node] = {}
@@ -138,6 +143,8 @@ _POSITION = (1 << 40) - 1
 
 
 def _urgency(node: Node, position: int) -> int:
-    """Smaller is sooner: updates, views and groups, then by age; one integer compares faster than a tuple."""
+    """Smaller is sooner: updates, views and groups, then by age; one integer compares faster
+    than a tuple.
+    """
     computes = not (node.op.writes or node.op.view) and node.op.outputs == 1
     return computes << 100 | node.number << 40 | position

@@ -1,4 +1,6 @@
-"""state: the storage of Parameters, placed in one block of memory in the order in which a step completes them."""
+"""state: the storage of Parameters, placed in one block of memory in the order in which a step
+completes them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Slot:
 
 
 def dtype_on(parameter: Parameter, ctx: Context | None) -> np.dtype:
-    """The dtype of a Parameter's storage on a device: undeclared float64 is float32 on native ones."""
+    """The dtype of a Parameter's storage on a device: undeclared float64 is float32 on native
+    ones.
+    """
     if ctx is not None and parameter.dtype == FLOAT64 and not parameter.declared:
         return FLOAT32
     return parameter.dtype

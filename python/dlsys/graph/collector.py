@@ -1,4 +1,6 @@
-"""Pausing Python's cycle collector while a large graph is built: it would scan the growing graph in vain."""
+"""Pausing Python's cycle collector while a large graph is built: it would scan the growing graph
+in vain.
+"""
 
 from __future__ import annotations
 

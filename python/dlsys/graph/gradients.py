@@ -1,8 +1,11 @@
-"""Reverse-mode differentiation: gradients are nodes like any other, so they can be differentiated again."""
+"""Reverse-mode differentiation: gradients are nodes like any other, so they can be
+differentiated again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..errors import GraphError
 from .collector import paused_collector
@@ -10,16 +13,19 @@ from .node import Node, attributed_to, find_topo_sort, hooks
 
 
 def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:
-    """A node for the gradient of `output_node` (of the sum of its elements) with respect to each given node.
+    """A node for the gradient of `output_node` (of the sum of its elements) with respect to each
+    given node.
 
-    A node that the output does not depend on gets zeros of its shape. GraphError names an operator on the way
-    that has no gradient.
+    A node that the output does not depend on gets zeros of its shape. GraphError names an operator
+    on the way that has no gradient.
     """
     for node in [output_node, *node_list]:
         if not isinstance(node, Node):
             raise GraphError(f"gradients: expected nodes, got {type(node).__name__}")
     if output_node.op.outputs > 1:
-        raise GraphError(f"gradients: {output_node.name} has several values; name one, such as [0] of it")
+        raise GraphError(
+            f"gradients: {output_node.name} has several values; name one, such as [0] of it"
+        )
     order = find_topo_sort([output_node])
     needed = _depends_on(order, node_list)
     pieces: dict[Node, list] = {output_node: [hooks["ones_like"](output_node)]}
@@ -40,7 +46,9 @@ def _depends_on(order: Iterable[Node], node_list: Iterable[Node]) -> set[Node]:
     return needed
 
 
-def _back_through(node: Node, pieces: dict[Node, list], totals: dict[Node, Node], needed: set[Node]) -> None:
+def _back_through(
+    node: Node, pieces: dict[Node, list], totals: dict[Node, Node], needed: set[Node]
+) -> None:
     if node.op.outputs > 1:  # its pieces are (index, gradient) pairs, left by its outputs
         grads: list = [None] * node.op.outputs
         for index, grad in pieces.pop(node):
@@ -54,12 +62,12 @@ def _back_through(node: Node, pieces: dict[Node, list], totals: dict[Node, Node]
         _spread(node, total, pieces, needed)
 
 
-def _spread(node: Node, output_grad, pieces: dict[Node, list], needed: set[Node]) -> None:
+def _spread(node: Node, output_grad: Any, pieces: dict[Node, list], needed: set[Node]) -> None:
     input_grads = node.op.gradient(node, output_grad)
     if len(input_grads) != len(node.inputs):
         raise GraphError(
-            f"operator {node.op.name} returned {len(input_grads)} gradients for {len(node.inputs)} inputs "
-            f"[{node.where}]"
+            f"operator {node.op.name} returned {len(input_grads)} gradients for "
+            f"{len(node.inputs)} inputs [{node.where}]"
         )
     for x, grad in zip(node.inputs, input_grads):
         if grad is not None and x in needed:

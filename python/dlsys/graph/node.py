@@ -1,8 +1,9 @@
 """Nodes and operators, the two words that a graph is made of.
 
-A node is one use of an operator: its inputs are other nodes, its attributes plain Python values. A graph is
-whatever can be reached from some nodes. An operator states, side by side, its shape rule (`infer`), its numpy
-twin (`numpy`), its gradient and the name of its native kernel; the engine reads its *traits* and never its class.
+A node is one use of an operator: its inputs are other nodes, its attributes plain Python values. A
+graph is whatever can be reached from some nodes. An operator states, side by side, its shape rule
+(`infer`), its numpy twin (`numpy`), its gradient and the name of its native kernel; the engine
+reads its *traits* and never its class.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _numbers = itertools.count()
 _building = threading.local()
 
-# The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows none of them.
+# The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
+# none of them.
 hooks: dict[str, Callable[..., Node]] = {}
 
 
 class Spec(NamedTuple):
-    """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user chose it."""
+    """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user
+    chose it.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype | None
@@ -51,18 +55,24 @@ class Spec(NamedTuple):
 class Op:
     """An operator. Subclass it, override what differs, and make one instance.
 
-    Own operators need `infer_shape(node, input_shapes)`, `compute(node, input_vals, output_val, use_numpy)` and,
-    to be differentiated, `gradient(node, output_grad)`; see "How to add an operator" in the README for one with
-    a native kernel.
+    Own operators need `infer_shape(node, input_shapes)`, `compute(node, input_vals, output_val,
+    use_numpy)` and, to be differentiated, `gradient(node, output_grad)`; see "How to add an
+    operator" in the README for one with a native kernel.
     """
 
     # ---- traits: all that the engine knows of an operator ----
     name: str = ""  # in texts, messages and profiles
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
-    outputs: int = 1  # values it makes; several are reached as node[0], node[1], …; 0 only groups its inputs
+    outputs: int = (
+        1  # values it makes; several are reached as node[0], node[1], …; 0 only groups its inputs
+    )
     view: bool = False  # the output is input 0's memory under another shape
-    inplace: bool = False  # the output may take over an input of equal shape and dtype that dies here
-    writes: tuple[int, ...] = ()  # inputs (Parameters) that it updates; its outputs are their new values
+    inplace: bool = (
+        False  # the output may take over an input of equal shape and dtype that dies here
+    )
+    writes: tuple[
+        int, ...
+    ] = ()  # inputs (Parameters) that it updates; its outputs are their new values
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     moves: bool = False  # it moves or repeats elements and computes nothing
@@ -97,11 +107,15 @@ class Op:
         specs = self.infer(node, *(Spec(tuple(shape), None) for shape in input_shapes))
         return specs.shape if isinstance(specs, Spec) else tuple(spec.shape for spec in specs)
 
-    def compute(self, node: Node, input_vals: list, output_val: Any, use_numpy: bool = True) -> None:
+    def compute(
+        self, node: Node, input_vals: list, output_val: Any, use_numpy: bool = True
+    ) -> None:
         """Writes the output's values: numpy arrays, or NDArrays when `use_numpy` is False."""
         if not use_numpy:
-            hooks["run_kernel"](node, input_vals, output_val)
-            return
+            raise GraphError(
+                f"operator {self.name} has no `compute` of its own; on NDArrays call the functions "
+                "of dlsys.gpu_op"
+            )
         outputs = output_val if self.outputs > 1 else [output_val]
         workspace = [
             np.empty(spec.shape, spec.dtype)
@@ -133,7 +147,9 @@ class Op:
         raise GraphError(f"operator {self.name} has no gradient [{node.where}]")
 
     def simplify(self, node: Node) -> Node | None:
-        """An equal, simpler or more primitive node, now that every spec is known; None keeps this one."""
+        """An equal, simpler or more primitive node, now that every spec is known; None keeps
+        this one.
+        """
         return None
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
@@ -142,10 +158,12 @@ class Op:
 
 
 class Node:
-    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w` make further nodes.
+    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w` make further
+    nodes.
 
-    Attributes: `op`, `inputs` (nodes), `attrs` (plain values), `name`, `number` (unique, in order of making),
-    `where` (the user's source line), `spec` (shape and dtype where they are known without feeds, else None).
+    Attributes: `op`, `inputs` (nodes), `attrs` (plain values), `name`, `number` (unique, in order
+    of making), `where` (the user's source line), `spec` (shape and dtype where they are known
+    without feeds, else None).
     """
 
     __slots__ = (
@@ -155,7 +173,11 @@ class Node:
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
 
     def __init__(
-        self, op: Op, inputs: Iterable[Node] = (), attrs: dict[str, Any] | None = None, name: str | None = None
+        self,
+        op: Op,
+        inputs: Iterable[Node] = (),
+        attrs: dict[str, Any] | None = None,
+        name: str | None = None,
     ) -> None:
         self.op = op
         self.inputs = list(inputs)
@@ -166,7 +188,10 @@ class Node:
         self._values: dict[int, Node] | None = None
         self.spec: Any = None
         self.origin: Node = self  # in a rewritten graph, the user's node that this one stands for
-        specs = [node.spec if isinstance(node, Node) else _no_node(self, node) for node in self.inputs]
+        for x in self.inputs:
+            if not isinstance(x, Node) or x.op.outputs != 1:
+                _refuse_input(self, x)
+        specs = [x.spec for x in self.inputs]
         if specs and None not in specs:
             self.spec = op.infer(self, *specs)
 
@@ -198,7 +223,9 @@ class Node:
 
     def __getitem__(self, index: int) -> Node:
         if self.op.outputs == 1 or not isinstance(index, int) or not 0 <= index < self.op.outputs:
-            raise GraphError(f"{self.name} has {self.op.outputs} output(s); there is no [{index!r}] of it")
+            raise GraphError(
+                f"{self.name} has {self.op.outputs} output(s); there is no [{index!r}] of it"
+            )
         if self._values is None:
             self._values = {}
         if index not in self._values:
@@ -245,7 +272,9 @@ class Node:
 
     def __repr__(self) -> str:
         arguments = [node.name for node in self.inputs]
-        arguments += [f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")]
+        arguments += [
+            f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")
+        ]
         text = f"{self.name} = {self.op.name}({', '.join(arguments)})"
         if isinstance(self.spec, Spec):
             text += f" : {self.spec.dtype or '?'} {self.spec.shape}"
@@ -271,7 +300,9 @@ output_op = OutputOp()
 def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
     """Every node that the given ones depend on, inputs before users. GraphError names a cycle."""
     order: list[Node] = []
-    done: dict[Node, bool] = {}  # False while its inputs are being visited, True once it is in `order`
+    done: dict[
+        Node, bool
+    ] = {}  # False while its inputs are being visited, True once it is in `order`
     stack = list(node_list)[::-1]
     while stack:
         node = stack[-1]
@@ -293,7 +324,9 @@ def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
 
 
 class attributed_to:  # noqa: N801 (used as a function; a class costs half of a generator)
-    """Nodes made inside `with attributed_to(node):` are said to come from the same source line as `node`."""
+    """Nodes made inside `with attributed_to(node):` are said to come from the same source line
+    as `node`.
+    """
 
     __slots__ = ("_line", "_before")
 
@@ -315,7 +348,14 @@ def _user_line() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _no_node(node: Node, value: Any) -> Spec:
+def _refuse_input(node: Node, value: Any) -> None:
+    """An input must be one value; only `group` takes whatever can be fetched."""
+    if isinstance(value, Node):
+        if node.op.outputs == 0 or node.op is output_op:
+            return
+        what = f"{value.name} has {value.op.outputs} values, expected one"
+        advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"
+        raise GraphError(f"{node.op.name}: {what}; {advice} [{node.where}]")
     raise GraphError(
         f"{node.op.name}: an input is {type(value).__name__}, expected a node; wrap arrays in "
         f"ad.constant [{node.where}]"
@@ -326,4 +366,5 @@ def _cycle_text(path: list[Node], start: Node) -> str:
     names = [node.name for node in path[path.index(start) :]]
     if len(names) > 8:
         names = [*names[:4], "…", *names[-3:]]
-    return f"the graph has a cycle: {' → '.join(reversed([*names, names[0]]))}; a node cannot depend on itself"
+    path_text = " → ".join(reversed([*names, names[0]]))
+    return f"the graph has a cycle: {path_text}; a node cannot depend on itself"

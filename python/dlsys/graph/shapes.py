@@ -14,12 +14,14 @@ FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 
 
-def infer(order: Iterable[Node], leaves: Mapping[Node, Spec], native: bool = False) -> dict[Node, Any]:
+def infer(
+    order: Iterable[Node], leaves: Mapping[Node, Spec], native: bool = False
+) -> dict[Node, Any]:
     """The spec of every node of a topological order, with no execution.
 
-    `leaves` gives the specs of feeds and of state whose storage decided them. On native devices undeclared
-    float64 becomes float32, the one floating dtype there. Raises ShapeError naming the operator, the rule and
-    what it got.
+    `leaves` gives the specs of feeds and of state whose storage decided them. On native devices
+    undeclared float64 becomes float32, the one floating dtype there. Raises ShapeError naming the
+    operator, the rule and what it got.
     """
     specs: dict[Node, Any] = {}
     for node in order:
@@ -35,8 +37,8 @@ def infer(order: Iterable[Node], leaves: Mapping[Node, Spec], native: bool = Fal
 def _narrow(node: Node, spec: Spec) -> Spec:
     if spec.declared and node.op.leaf:
         raise ShapeError(
-            f"{node.name} is declared float64, but native devices compute in float32: declare float32, or run "
-            f"on numpy (ctx=None) [{node.where}]"
+            f"{node.name} is declared float64, but native devices compute in float32: declare "
+            f"float32, or run on numpy (ctx=None) [{node.where}]"
         )
     return spec._replace(dtype=FLOAT32)
 
@@ -44,7 +46,8 @@ def _narrow(node: Node, spec: Spec) -> Spec:
 def promote(node: Node, *specs: Spec) -> np.dtype | None:
     """The dtype of a computation over these inputs: integers give way to floats, bool to integers.
 
-    float32 with float64 is an error when one of them was declared; two undeclared feeds promote as in numpy.
+    float32 with float64 is an error when one of them was declared; two undeclared feeds promote as
+    in numpy.
     """
     if len(specs) == 1:
         return specs[0].dtype
@@ -62,7 +65,9 @@ def promote(node: Node, *specs: Spec) -> np.dtype | None:
 
 
 def _refuse_mixed_floats(node: Node, specs: tuple[Spec, ...]) -> None:
-    floats = [(x, s) for x, s in zip(node.inputs, specs) if s.dtype is not None and s.dtype.kind == "f"]
+    floats = [
+        (x, s) for x, s in zip(node.inputs, specs) if s.dtype is not None and s.dtype.kind == "f"
+    ]
     if any(spec.declared for _, spec in floats):
         first = floats[0]
         other = next(pair for pair in floats if pair[1].dtype != first[1].dtype)
@@ -104,7 +109,9 @@ def broadcast_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int
     """The axes of `target` along which an array of `shape` is repeated."""
     lead = len(target) - len(shape)
     return tuple(
-        axis for axis, extent in enumerate(target) if axis < lead or (shape[axis - lead] == 1 != extent)
+        axis
+        for axis, extent in enumerate(target)
+        if axis < lead or (shape[axis - lead] == 1 != extent)
     )
 
 

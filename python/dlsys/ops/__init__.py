@@ -1,4 +1,6 @@
-"""The operators, one file a family; importing this package fills in what nodes and gradients need."""
+"""The operators, one file a family; importing this package fills in what nodes and gradients
+need.
+"""
 
 from ..graph.node import hooks
 from . import elementwise, layout, loss, matmul, reduce, softmax, source, update

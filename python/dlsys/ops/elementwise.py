@@ -1,7 +1,9 @@
-"""Elementwise operators, with numpy's broadcasting. Each is one paragraph: name, numpy form, gradient.
+"""Elementwise operators, with numpy's broadcasting. Each is one paragraph: name, numpy form,
+gradient.
 
-The native kernel has the operator's name; its formula is a functor in src/functors.h. Gradients are written in
-terms of the inputs, the output `y` and the output's gradient `dy`, from `y` where the mathematics allows it.
+The native kernel has the operator's name; its formula is a functor in src/functors.h. Gradients are
+written in terms of the inputs, the output `y` and the output's gradient `dy`, from `y` where the
+mathematics allows it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from .source import constant_op
 
 
 class Elementwise(Op):
-    """What all elementwise operators share: broadcast shapes, promoted dtypes, in place where possible."""
+    """What all elementwise operators share: broadcast shapes, promoted dtypes, in place where
+    possible.
+    """
 
     inplace = True
     elementwise = True
@@ -38,6 +42,8 @@ class Elementwise(Op):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype = promote(node, *specs)
+        if dtype == np.bool_:
+            dtype = np.dtype(np.int64)  # arithmetic on truth values is arithmetic on 0 and 1
         return Spec(broadcast(node, *specs), dtype, any(spec.declared for spec in specs))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
@@ -55,9 +61,10 @@ class Elementwise(Op):
         return [None if dx is None else sum_to_like(dx, x) for x, dx in zip(node.inputs, grads)]
 
     def simplify(self, node: Node) -> Node | None:
-        """An operand that is one number everywhere becomes a plain number."""
-        if self._with_const is None:
-            return None
+        """Inputs get the output's dtype; one that is one number everywhere becomes a number."""
+        cast = _in_one_dtype(node)
+        if cast is not None or self._with_const is None:
+            return cast
         for side, x in enumerate(node.inputs):
             other = node.inputs[1 - side]
             if x.op.filled and other.spec == node.spec:
@@ -76,7 +83,9 @@ class FloatElementwise(Elementwise):
 
 
 class WithConst(Elementwise):
-    """Elementwise between an array and one Python number, `node.attrs["const"]`, which adapts to the array."""
+    """Elementwise between an array and one Python number, `node.attrs["const"]`, which adapts to
+    the array.
+    """
 
     def __init__(
         self,
@@ -91,12 +100,13 @@ class WithConst(Elementwise):
         self._integral = integral  # integers with an integer constant stay integers
 
     def __call__(self, x: Node, const: float, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"const": const}, name)
+        return Node(self, (x,), {"const": _number(const)}, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        if self._integral and isinstance(node.attrs["const"], int):
-            return specs[0]
-        return specs[0]._replace(dtype=floating(specs[0].dtype))
+        dtype, const = specs[0].dtype, node.attrs["const"]
+        if self._integral and isinstance(const, int):
+            return specs[0]._replace(dtype=_holding(dtype, const))
+        return specs[0]._replace(dtype=floating(dtype))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         self._numpy(arrays[0], node.attrs["const"], arrays[1])
@@ -109,7 +119,9 @@ class WithConst(Elementwise):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        return x if node.attrs["const"] == self._identity and node.spec == x.spec else None
+        if node.attrs["const"] == self._identity and node.spec == x.spec:
+            return x
+        return _in_one_dtype(node)
 
 
 class CastOp(Op):
@@ -129,16 +141,44 @@ class CastOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         x = node.inputs[0].spec
-        return [output_grad if x is None or x.dtype is None else cast_op(output_grad, x.dtype)]
+        if node.attrs["dtype"].kind != "f":
+            return [None]  # constant between its jumps
+        if x is None or x.dtype is None:
+            return [output_grad]
+        return [cast_op(output_grad, x.dtype) if x.dtype.kind == "f" else None]
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
         return x if x.spec is not None and x.spec.dtype == node.attrs["dtype"] else None
 
 
+def _in_one_dtype(node: Node) -> Node | None:
+    """The node over inputs cast to its own dtype where they differ, else None.
+
+    numpy chooses how to compute by its inputs' dtypes alone: exp of uint8 is a float16 there.
+    """
+    assert node.spec is not None
+    dtype = node.spec.dtype
+    if all(x.spec.dtype == dtype for x in node.inputs):
+        return None
+    inputs = [x if x.spec.dtype == dtype else cast_op(x, dtype) for x in node.inputs]
+    return node.derive(inputs, node.spec)
+
+
+def _holding(dtype: np.dtype | None, const: int) -> np.dtype | None:
+    """The dtype itself, or for integers the next one that holds `const` too."""
+    if dtype is None or dtype.kind == "f":
+        return dtype
+    if dtype.kind == "b":
+        return np.dtype(np.int64)
+    info = np.iinfo(dtype)
+    fits = info.min <= const <= info.max
+    return dtype if fits else np.result_type(dtype, np.min_scalar_type(const))
+
+
 def _masked(mask_source: np.ndarray, values: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:
     np.greater(mask_source, 0, out=mask)
-    if out is values:  # in place: clear what the mask leaves out
+    if np.may_share_memory(out, values):  # in place: clear what the mask leaves out
         np.logical_not(mask, out=mask)
         np.copyto(out, 0, where=mask)
         return
@@ -165,9 +205,7 @@ relu_op = Elementwise(
 )
 
 # ---- two inputs ----
-add_op = Elementwise(
-    "add", np.add, lambda a, b, y, dy: (dy, dy), with_const=lambda a, b: add(a, b)
-)
+add_op = Elementwise("add", np.add, lambda a, b, y, dy: (dy, dy), with_const=lambda a, b: add(a, b))
 sub_op = Elementwise(
     "sub", np.subtract, lambda a, b, y, dy: (dy, -dy), with_const=lambda a, b: sub(a, b)
 )
@@ -189,10 +227,18 @@ relu_gradient_op = Elementwise(
 add_byconst_op = WithConst("add_const", np.add, lambda x, c, y, dy: dy, identity=0, integral=True)
 mul_byconst_op = WithConst("mul_const", np.multiply, lambda x, c, y, dy: dy * c, 1, integral=True)
 div_byconst_op = WithConst("div_const", np.divide, lambda x, c, y, dy: dy / c, identity=1)
-const_sub_op = WithConst("rsub_const", lambda x, c, y: np.subtract(c, x, y), lambda x, c, y, dy: -dy, integral=True)
-const_div_op = WithConst("rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -dy * y / x)
-pow_byconst_op = WithConst("pow_const", np.power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1)
-const_pow_op = WithConst("rpow_const", lambda x, c, y: np.power(c, x, y), lambda x, c, y, dy: dy * y * float(np.log(c)))
+const_sub_op = WithConst(
+    "rsub_const", lambda x, c, y: np.subtract(c, x, y), lambda x, c, y, dy: -dy, integral=True
+)
+const_div_op = WithConst(
+    "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -dy * y / x
+)
+pow_byconst_op = WithConst(
+    "pow_const", np.power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1
+)
+const_pow_op = WithConst(
+    "rpow_const", lambda x, c, y: np.power(c, x, y), lambda x, c, y, dy: dy * y * float(np.log(c))
+)
 cast_op = CastOp()
 
 
@@ -201,11 +247,13 @@ def _power_gradient(x: Node, c: float, dy: Node) -> Node:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    return isinstance(value, (int, float, np.number)) or (
+        isinstance(value, np.ndarray) and value.ndim == 0
+    )
 
 
 def _number(value: Any) -> int | float:
-    return value if type(value) in (int, float) else value.item()
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 def _as_node(value: Any) -> Node:

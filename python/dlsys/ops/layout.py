@@ -1,4 +1,6 @@
-"""Operators that move or repeat elements and compute nothing: reshape, transpose, broadcast_to, copy."""
+"""Operators that move or repeat elements and compute nothing: reshape, transpose, broadcast_to,
+copy.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..graph.node import Node, Op, Spec
-from ..graph.shapes import merge_shapes, normalize_axes
+from ..graph.shapes import describe, merge_shapes, normalize_axes
 
 
 class ReshapeOp(Op):
@@ -55,10 +57,7 @@ class ReshapeLikeOp(Op):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if specs[0].size != specs[1].size:
-            raise node.error(
-                f"{node.inputs[0].name} {specs[0].shape} and {node.inputs[1].name} {specs[1].shape} "
-                "differ in their number of elements"
-            )
+            raise node.error(f"{describe(node, specs)} differ in their number of elements")
         return specs[0]._replace(shape=specs[1].shape)
 
     def simplify(self, node: Node) -> Node:
@@ -104,7 +103,9 @@ class TransposeOp(Op):
         axes = node.attrs["axes"]
         if axes is None:
             return [transpose_op(output_grad)]
-        return [transpose_op(output_grad, [int(k) for k in np.argsort([a % len(axes) for a in axes])])]
+        return [
+            transpose_op(output_grad, [int(k) for k in np.argsort([a % len(axes) for a in axes])])
+        ]
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
@@ -129,7 +130,9 @@ class BroadcastToOp(Op):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         shape = node.attrs["shape"]
         if merge_shapes(specs[0].shape, shape) != shape:
-            raise node.error(f"{node.inputs[0].name} {specs[0].shape} does not broadcast to {shape}")
+            raise node.error(
+                f"{node.inputs[0].name} {specs[0].shape} does not broadcast to {shape}"
+            )
         return specs[0]._replace(shape=shape)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
@@ -147,7 +150,9 @@ class BroadcastToOp(Op):
 
 
 class CopyOp(Op):
-    """The same values in memory of their own; the planner inserts it where aliasing would be seen."""
+    """The same values in memory of their own; the planner inserts it where aliasing would be
+    seen.
+    """
 
     name = "copy"
     kernel = "cast"

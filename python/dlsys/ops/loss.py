@@ -1,6 +1,10 @@
-"""Losses. Each has an operator for the loss of every row and one for its gradient, each in one pass."""
+"""Losses. Each has an operator for the loss of every row and one for its gradient, each in one
+pass.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -13,13 +17,17 @@ from .softmax import log_softmax, log_softmax_op, softmax_op
 
 
 class SoftmaxCrossEntropyRowsOp(Op):
-    """Σ_c y_c · (log Σ exp(x) - x_c) of each row; logits x and labels y are (…, classes), the result (…)."""
+    """Σ_c y_c · (log Σ exp(x) - x_c) of each row; logits x and labels y are (…, classes), the
+    result (…).
+    """
 
     name = kernel = "softmax_cross_entropy"
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if specs[0].shape != specs[1].shape or not specs[0].shape:
-            raise node.error(f"logits and one-hot labels must have one shape, got {describe(node, specs)}")
+            raise node.error(
+                f"logits and one-hot labels must have one shape, got {describe(node, specs)}"
+            )
         declared = specs[0].declared or specs[1].declared
         return Spec(specs[0].shape[:-1], floating(promote(node, *specs)), declared)
 
@@ -48,7 +56,9 @@ class SoftmaxCrossEntropyRowsOp(Op):
 
 
 class SparseSoftmaxCrossEntropyRowsOp(Op):
-    """log Σ exp(x) - x_label of each row; logits x are (…, classes), integer labels (…), the result (…)."""
+    """log Σ exp(x) - x_label of each row; logits x are (…, classes), integer labels (…), the
+    result (…).
+    """
 
     name = kernel = "sparse_softmax_cross_entropy"
     fallible = True
@@ -81,6 +91,11 @@ class CrossEntropyGradientOp(Op):
     name = kernel = "softmax_cross_entropy_gradient"
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
+        if specs[0].shape != specs[1].shape or not specs[0].shape:
+            raise node.error(
+                f"logits and one-hot labels must have one shape, got {describe(node, specs)}"
+            )
+        check_row_gradients(node, specs)
         return Spec(specs[0].shape, floating(promote(node, *specs)), any(s.declared for s in specs))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
@@ -108,7 +123,9 @@ class CrossEntropyGradientOp(Op):
 
 
 class SparseCrossEntropyGradientOp(Op):
-    """(softmax(x) - onehot(label)) · dy, the gradient of the rows' loss; dy has one element a row."""
+    """(softmax(x) - onehot(label)) · dy, the gradient of the rows' loss; dy has one element a
+    row.
+    """
 
     name = kernel = "sparse_softmax_cross_entropy_gradient"
     fallible = True
@@ -116,6 +133,7 @@ class SparseCrossEntropyGradientOp(Op):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_integer_labels(node, specs)
+        check_row_gradients(node, specs)
         return Spec(specs[0].shape, floating(specs[0].dtype), specs[0].declared)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
@@ -137,7 +155,11 @@ class SparseCrossEntropyGradientOp(Op):
         weighted = output_grad * expand_last(dy, x)
         inner = sum_op(p * weighted, axis=-1, keepdims=True)
         unit = sparse_cross_entropy_gradient_op(x, labels, dy * 0 + 1)
-        return [p * (weighted - inner), None, reshape_like_op(sum_op(output_grad * unit, axis=-1), dy)]
+        return [
+            p * (weighted - inner),
+            None,
+            reshape_like_op(sum_op(output_grad * unit, axis=-1), dy),
+        ]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 6 * output.size
@@ -146,8 +168,8 @@ class SparseCrossEntropyGradientOp(Op):
 class AssignmentCrossEntropyOp(Op):
     """The assignment's loss: the mean over rows, of shape (1,).
 
-    Its gradient is `(softmax - y_) * output_grad` and lacks the 1/rows that the mean calls for: learning rates of
-    old scripts count on it. `softmax_cross_entropy` has the true gradient.
+    Its gradient is `(softmax - y_) * output_grad` and lacks the 1/rows that the mean calls for:
+    learning rates of old scripts count on it. `softmax_cross_entropy` has the true gradient.
     """
 
     name = "softmaxcrossentropy"
@@ -161,6 +183,9 @@ class AssignmentCrossEntropyOp(Op):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, labels, row, scratch, logp, loss = arrays
+        if not x.size:
+            loss.fill(0 if row.size else np.nan)  # the mean of no rows is NaN
+            return
         log_softmax(x, row, scratch, logp)
         np.multiply(labels, logp, out=scratch)
         np.sum(scratch, out=loss.reshape(()))
@@ -174,17 +199,20 @@ class AssignmentCrossEntropyOp(Op):
 def softmax_cross_entropy(logits: Node, labels: Node, reduction: str = "mean") -> Node:
     """Cross-entropy between softmax(logits) and labels, over the last axis.
 
-    logits: (…, classes). labels: one-hot or any weights (…, classes) in the logits' dtype, or, declared with an
-    integer dtype, class numbers (…). reduction: "mean" or "sum" over all rows, giving (), or "none", giving (…).
-    Differentiable to any order in the logits. Class numbers out of range raise on numpy and CPU; on the GPU they
-    make that row NaN.
+    logits: (…, classes). labels: one-hot or any weights (…, classes) in the logits' dtype, or,
+    declared with an integer dtype, class numbers (…). reduction: "mean" or "sum" over all rows,
+    giving (), or "none", giving (…). Differentiable to any order in the logits. Class numbers out
+    of range raise on numpy and CPU; on the GPU they make that row NaN.
     """
-    reductions = {"mean": mean_op, "sum": sum_op, "none": lambda rows: rows}
-    if reduction not in reductions:
-        raise GraphError(f"softmax_cross_entropy: reduction must be mean, sum or none, got {reduction!r}")
+    if reduction not in ("mean", "sum", "none"):
+        raise GraphError(
+            f"softmax_cross_entropy: reduction must be mean, sum or none, got {reduction!r}"
+        )
     sparse = _is_integer(labels)
     rows = (sparse_cross_entropy_rows_op if sparse else cross_entropy_rows_op)(logits, labels)
-    return reductions[reduction](rows)
+    if reduction == "none":
+        return rows
+    return mean_op(rows) if reduction == "mean" else sum_op(rows)
 
 
 def expand_last(x: Node, like: Node) -> Node:
@@ -201,11 +229,19 @@ def check_integer_labels(node: Node, specs: tuple[Spec, ...]) -> None:
         raise node.error(f"expected one class number a row, got {describe(node, specs[:2])}")
 
 
+def check_row_gradients(node: Node, specs: tuple[Spec, ...]) -> None:
+    """Refuses output gradients that are not one a row of the logits."""
+    if specs[2].size != math.prod(specs[0].shape[:-1]):
+        raise node.error(f"expected one output gradient a row, got {describe(node, specs)}")
+
+
 def check_labels_in_range(node: Node, labels: np.ndarray, classes: int) -> None:
     """Raises ShapeError for a class number outside 0 … classes - 1."""
     if labels.size and (labels.min() < 0 or labels.max() >= classes):
         bad = labels[(labels < 0) | (labels >= classes)].flat[0]
-        raise ShapeError(f"{node.op.name}: label {bad} is not a class; there are {classes} [{node.where}]")
+        raise ShapeError(
+            f"{node.op.name}: label {bad} is not a class; there are {classes} [{node.where}]"
+        )
 
 
 def _is_integer(labels: Node) -> bool:

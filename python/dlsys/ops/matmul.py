@@ -15,7 +15,12 @@ class MatMulOp(Op):
     name = kernel = "matmul"
 
     def __call__(  # type: ignore[override]
-        self, A: Node, B: Node, trans_A: bool = False, trans_B: bool = False, name: str | None = None
+        self,
+        A: Node,
+        B: Node,
+        trans_A: bool = False,
+        trans_B: bool = False,
+        name: str | None = None,
     ) -> Node:
         return Node(self, (A, B), {"trans_A": bool(trans_A), "trans_B": bool(trans_B)}, name)
 
@@ -59,7 +64,9 @@ class MatMulOp(Op):
         for k, x in enumerate(inputs):
             if x.op is transpose_op:
                 inputs[k], flags[k] = x.inputs[0], not flags[k]
-        return None if inputs == node.inputs else matmul_op(*inputs, *flags)
+        if inputs == node.inputs:
+            return None
+        return matmul_op(inputs[0], inputs[1], trans_A=flags[0], trans_B=flags[1])
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         inner = inputs[0].shape[0 if node.attrs["trans_A"] else 1]

@@ -1,22 +1,25 @@
-"""Sums and means over axes, and their opposites: summing to and repeating to another node's shape."""
+"""Sums and means over axes, and their opposites: summing to and repeating to another node's
+shape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast_axes, floating, merge_shapes, normalize_axes
-from .elementwise import mul_byconst_op
+from .elementwise import cast_op, mul_byconst_op
 from .layout import broadcast_to_op, reshape_op
 
 Axes = int | Iterable[int] | None
 
 
 class SumOp(Op):
-    """Sum over `axis` (None: all), or the mean with `mean=True`; `keepdims` keeps the axes as extent 1."""
+    """Sum over `axis` (None: all), or the mean with `mean=True`; `keepdims` keeps the axes as
+    extent 1.
+    """
 
     name = "sum"
     kernel = "reduce_sum"
@@ -28,7 +31,7 @@ class SumOp(Op):
     def __call__(  # type: ignore[override]
         self, x: Node, axis: Axes = None, keepdims: bool = False, name: str | None = None
     ) -> Node:
-        axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+        axes = axis if axis is None or isinstance(axis, (int, np.integer)) else tuple(axis)
         return Node(self, (x,), {"axis": axes, "keepdims": keepdims}, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -37,10 +40,9 @@ class SumOp(Op):
         shape = [1 if axis in axes else n for axis, n in enumerate(specs[0].shape)]
         if not keepdims:
             shape = [n for axis, n in enumerate(shape) if axis not in axes]
-        dtype = specs[0].dtype
-        if dtype is not None and dtype.kind != "f":
-            dtype = floating(dtype) if self._mean else np.dtype(np.int64)
-        return Spec(tuple(shape), dtype, specs[0].declared)
+        if self._mean:
+            return Spec(tuple(shape), floating(specs[0].dtype), specs[0].declared)
+        return _summed(specs[0], tuple(shape))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
@@ -80,7 +82,7 @@ class SumAxisZeroOp(Op):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if not specs[0].shape:
             raise node.error(f"expected at least one dimension, got {node.inputs[0].name} ()")
-        return specs[0]._replace(shape=specs[0].shape[1:] or (1,))
+        return _summed(specs[0], specs[0].shape[1:] or (1,))
 
     def simplify(self, node: Node) -> Node:
         assert node.spec is not None
@@ -101,7 +103,8 @@ class ExpandLikeOp(Op):
         return Node(self, (x, like), {"axis": axis, "keepdims": keepdims, "mean": mean})
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        return Spec(specs[1].shape, specs[0].dtype, specs[0].declared)
+        dtype = floating(specs[0].dtype) if node.attrs["mean"] else specs[0].dtype
+        return Spec(specs[1].shape, dtype, specs[0].declared)
 
     def simplify(self, node: Node) -> Node:
         x, like = node.inputs[0].spec, node.inputs[1].spec
@@ -120,7 +123,9 @@ class ExpandLikeOp(Op):
 
 
 class BroadcastLikeOp(Op):
-    """x repeated to the shape of another node by numpy's rule; the assignment's `broadcastto_op(A, B)`."""
+    """x repeated to the shape of another node by numpy's rule; the assignment's
+    `broadcastto_op(A, B)`.
+    """
 
     name = "broadcast_like"
 
@@ -158,10 +163,17 @@ class SumToLikeOp(Op):
         assert node.spec is not None and x.spec is not None
         if x.spec.shape == node.spec.shape:
             return x
-        return reshape_op(sum_op(x, axis=broadcast_axes(node.spec.shape, x.spec.shape)), node.spec.shape)
+        total = sum_op(x, axis=broadcast_axes(node.spec.shape, x.spec.shape))
+        return cast_op(reshape_op(total, node.spec.shape), node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [broadcast_like_op(output_grad, node.inputs[0]), None]
+
+
+def _summed(x: Spec, shape: tuple[int, ...]) -> Spec:
+    """The spec of a sum of x: integers add up as int64."""
+    integral = x.dtype is not None and x.dtype.kind != "f"
+    return Spec(shape, np.dtype(np.int64) if integral else x.dtype, x.declared)
 
 
 sum_op = SumOp()
@@ -176,4 +188,3 @@ def sum_to_like(x: Node, like: Node) -> Node:
     """`sum_to_like_op`, left out where both shapes are known to be equal."""
     known = x.spec is not None and like.spec is not None
     return x if known and x.spec.shape == like.spec.shape else sum_to_like_op(x, like)  # type: ignore[union-attr]
-

@@ -1,4 +1,6 @@
-"""Where values come from: fed Variables, Parameters that live on a device, constants and filled arrays."""
+"""Where values come from: fed Variables, Parameters that live on a device, constants and filled
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,14 @@ class ConstantOp(Op):
 
     def __call__(self, value: Any, name: str | None = None, dtype: Any = None) -> Node:  # type: ignore[override]
         array = np.array(value, dtype=dtype, order="C")
-        if dtype is None and isinstance(value, (int, float, list, tuple)) and array.dtype.kind == "f":
+        if (
+            dtype is None
+            and isinstance(value, (int, float, list, tuple))
+            and array.dtype.kind == "f"
+        ):
             array = array.astype(FLOAT32)
+        if array.dtype.kind not in "fiub":
+            raise ShapeError(f"constant: expected numbers, got an array of {array.dtype}")
         array.flags.writeable = False
         node = Node(self, (), {"value": array}, name)
         node.spec = Spec(array.shape, array.dtype, declared=array.dtype.kind == "f")
@@ -62,7 +70,9 @@ class FullOp(Op):
     def __call__(  # type: ignore[override]
         self, shape: Shape, value: float, dtype: Any = FLOAT32, name: str | None = None
     ) -> Node:
-        node = Node(self, (), {"shape": tuple(shape), "value": value, "dtype": np.dtype(dtype)}, name)
+        node = Node(
+            self, (), {"shape": tuple(shape), "value": value, "dtype": np.dtype(dtype)}, name
+        )
         node.spec = self.infer(node)
         return node
 
@@ -73,7 +83,13 @@ class FullOp(Op):
         arrays[0].fill(node.attrs["value"])
 
     def scalars(self, node: Node) -> tuple[float]:
-        return (float(node.attrs["value"]),)
+        value = float(np.float32(node.attrs["value"]))
+        if node.attrs["dtype"].kind != "f" and value != node.attrs["value"]:
+            raise GraphError(
+                f"full: {node.attrs['value']} passes no float32 and native devices cannot fill with "
+                f"it; use ad.constant [{node.where}]"
+            )
+        return (value,)
 
 
 class FillLikeOp(Op):
@@ -116,18 +132,20 @@ parameter_op = ParameterOp()
 def Variable(name: str | None = None, shape: Any = None, dtype: Any = None) -> Node:
     """A value that is fed at run time.
 
-    `shape` may declare extents, None for any (`(None, 784)`); `dtype` may declare a dtype. What is declared is
-    checked when fed. Without a dtype it takes the fed array's on numpy and float32 on native devices.
+    `shape` may declare extents, None for any (`(None, 784)`); `dtype` may declare a dtype. What is
+    declared is checked when fed. Without a dtype it takes the fed array's on numpy and float32 on
+    native devices.
     """
     return placeholder_op(name, shape, dtype)
 
 
 class Parameter(Node):
-    """A trainable value with storage of its own on one device, shared by every executor that uses it.
+    """A trainable value with storage of its own on one device, shared by every executor that uses
+    it.
 
-    The storage is made at the first use, where the executor runs. `asnumpy()` reads it, `set(array)` writes it,
-    `to(ctx)` moves it. Without `dtype` it keeps the array's floating dtype on numpy and is float32 on native
-    devices.
+    The storage is made at the first use, where the executor runs. `asnumpy()` reads it,
+    `set(array)` writes it, `to(ctx)` moves it. Without `dtype` it keeps the array's floating dtype
+    on numpy and is float32 on native devices.
     """
 
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home")
@@ -138,8 +156,14 @@ class Parameter(Node):
     ) -> None:
         array = np.array(value, dtype=dtype, order="C")
         if array.dtype.kind not in "fiub":
-            raise ShapeError(f"Parameter {name or ''}: expected numbers, got an array of {array.dtype}")
-        if dtype is None and array.dtype.kind == "f" and not isinstance(value, (np.ndarray, np.generic)):
+            raise ShapeError(
+                f"Parameter {name or ''}: expected numbers, got an array of {array.dtype}"
+            )
+        if (
+            dtype is None
+            and array.dtype.kind == "f"
+            and not isinstance(value, (np.ndarray, np.generic))
+        ):
             array = array.astype(FLOAT32)
         super().__init__(parameter_op, (), {}, name)
         self.initial: np.ndarray | None = array
@@ -167,7 +191,9 @@ class Parameter(Node):
         """Replaces the value; shape and device stay. ShapeError when the shape differs."""
         array = np.asarray(value)
         if array.shape != self.shape:
-            raise ShapeError(f"Parameter {self.name}: set() got shape {array.shape}, expected {self.shape}")
+            raise ShapeError(
+                f"Parameter {self.name}: set() got shape {array.shape}, expected {self.shape}"
+            )
         if self.storage is not None:
             self.storage.write(array)
         else:

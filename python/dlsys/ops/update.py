@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ class AssignOp(Op):
 
 
 class SgdUpdateOp(Op):
-    """param -= lr · grad; `lr` is a node of one element, so that a schedule may change it between runs."""
+    """param -= lr · grad; `lr` is a node of one element, so that a schedule may change it
+    between runs.
+    """
 
     name = kernel = "sgd_update"
     writes = (0,)
@@ -104,15 +107,21 @@ def check_update(node: Node, specs: tuple[Spec, ...], states: int) -> None:
     """Parameters first, then a gradient of their shape and a rate of one element."""
     for target in node.inputs[:states]:
         check_parameter(node, target)
-    if any(spec.shape != specs[0].shape for spec in specs[: states + 1]) or specs[states + 1].size != 1:
-        raise node.error(f"expected states and gradient of one shape and a scalar rate, got {describe(node, specs)}")
+    if (
+        any(spec.shape != specs[0].shape for spec in specs[: states + 1])
+        or specs[states + 1].size != 1
+    ):
+        raise node.error(
+            "expected states and gradient of one shape and a scalar rate, got "
+            f"{describe(node, specs)}"
+        )
 
 
-def _chunks(scratch: np.ndarray, *arrays: np.ndarray):
+def _chunks(scratch: np.ndarray, *arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
     flat = [array.reshape(-1) for array in arrays]
     for start in range(0, flat[0].size, _CHUNK):
         parts = [array[start : start + _CHUNK] for array in flat]
-        yield *parts, scratch[: parts[0].size]
+        yield [*parts, scratch[: parts[0].size]]
 
 
 assign_op = AssignOp()

@@ -1,1 +1,3 @@
-"""Graph → graph rewrites, each one function. They see forward and backward together, with every spec known."""
+"""Graph → graph rewrites, each one function. They see forward and backward together, with every
+spec known.
+"""

@@ -1,6 +1,8 @@
-"""simplify: lowers shape-dependent operators, folds constants, drops identities, merges equal nodes.
+"""simplify: lowers shape-dependent operators, folds constants, drops identities, merges equal
+nodes.
 
-Operators state their own rules in `Op.simplify`; this pass applies them until nothing changes, in one walk.
+Operators state their own rules in `Op.simplify`; this pass applies them until nothing changes, in
+one walk.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from ..graph.shapes import FLOAT32
 def simplify(
     order: Iterable[Node], specs: Mapping[Node, Any], fetches: Sequence[Node], native: bool = False
 ) -> list[Node]:
-    """The fetches over a new graph whose nodes all carry their spec; the user's graph is left alone.
+    """The fetches over a new graph whose nodes all carry their spec; the user's graph is left
+    alone.
 
-    `order` is a topological order and `specs` has the spec of each of its nodes. `native` also inserts the casts
-    that native kernels need. Raises GraphError for arithmetic that native devices do not have.
+    `order` is a topological order and `specs` has the spec of each of its nodes. `native` also
+    inserts the casts that native kernels need. Raises GraphError for arithmetic that native devices
+    do not have.
     """
     rewriter = _Rewriter(native)
     new: dict[Node, Node] = {}
@@ -61,7 +65,9 @@ class _Rewriter:
         return self._native_form(node) if self._native else node
 
     def _settle_new(self, node: Node, made_for: Node) -> Node:
-        """Settles a node that a rule made, its new inputs first; such chains are a few nodes deep."""
+        """Settles a node that a rule made, its new inputs first; such chains are a few nodes
+        deep.
+        """
         if node in self._settled:
             return self._settled[node]
         inputs = [self._settle_new(x, made_for) for x in node.inputs]
@@ -76,8 +82,8 @@ class _Rewriter:
             return node
         if isinstance(node.spec, Spec) and node.spec.dtype != FLOAT32:
             raise GraphError(
-                f"{op.name}: {node.spec.dtype} arithmetic runs on numpy only (ctx=None); native devices compute "
-                f"in float32, so feed or cast to floats [{node.where}]"
+                f"{op.name}: {node.spec.dtype} arithmetic runs on numpy only (ctx=None); native "
+                f"devices compute in float32, so feed or cast to floats [{node.where}]"
             )
         free = op.any_dtype or ()
         inputs = list(node.inputs)
@@ -92,7 +98,8 @@ class _Rewriter:
         op = node.op
         if op.leaf or op.writes or (op.kernel is None and not op.view):
             return None
-        return (op, node.spec, tuple(map(id, node.inputs)), tuple(node.attrs.values()))
+        attrs = tuple([(name, repr(node.attrs[name])) for name in sorted(node.attrs)])
+        return (op, node.spec, tuple(map(id, node.inputs)), attrs)
 
 
 def _fold(node: Node) -> Node | None:
@@ -106,7 +113,9 @@ def _fold(node: Node) -> Node | None:
     if op.elementwise:
         inputs = [np.full((), x.attrs["value"], x.spec.dtype) for x in node.inputs]
         output = np.empty((), node.spec.dtype)
-        scratch = [np.empty(s.shape, s.dtype) for s in op.workspace(node, [], [Spec((), output.dtype)])]
+        scratch = [
+            np.empty(s.shape, s.dtype) for s in op.workspace(node, [], [Spec((), output.dtype)])
+        ]
         with np.errstate(all="ignore"):
             op.numpy(node, *inputs, *scratch, output)
         value = output.item()

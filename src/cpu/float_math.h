@@ -1,5 +1,6 @@
-// exp, log and tanh in float32 without branches or tables, so that loops over them become vector code. Within 2 ulp of the
-// exact value; overflow, underflow into denormals, infinities and NaN behave as in the C library.
+// exp, log and tanh in float32 without branches or tables, so that loops over them become vector
+// code. Within 2 ulp of the exact value; overflow, underflow into denormals, infinities and NaN
+// behave as in the C library.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -18,7 +19,8 @@ inline __attribute__((always_inline)) uint32_t BitsOfFloat(float value) {
   return bits;
 }
 
-// exp(x) = 2^n exp(r) with |r| <= ln(2)/2; ln(2) in two parts (Cody and Waite), exp(r) by a polynomial (Cephes expf).
+// exp(x) = 2^n exp(r) with |r| <= ln(2)/2; ln(2) in two parts (Cody and Waite), exp(r) by a
+// polynomial (Cephes expf).
 inline __attribute__((always_inline)) float exp(float x) {
   const float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   x = x < -104.f ? -104.f : x;
