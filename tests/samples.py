@@ -94,6 +94,7 @@ class Sample:
     second: bool = True  # gradients of gradients are tested too
     gradient_factor: Callable[..., float] = lambda *shapes: 1.0  # declared, over the true gradient
     integers: str = ""  # what becomes of them: "float", "same" (numpy only), "moved" or refused
+    specials: bool = True  # NaN and infinities flow through as in the formula
     states: int = 0  # inputs, the first ones, that are Parameters and get updated
     refusals: tuple[Refusal, ...] = ()
     build: Callable[..., Any] | None = None  # None: op(*inputs, **attrs)
@@ -158,7 +159,7 @@ def with_const(op: Any, reference: Callable, *constants: float, **more: Any) -> 
 
 def function(name: str, reference: Callable, **more: Any) -> Sample:
     """A function of a node with a number or an array on either side."""
-    values = (2, 2.5, np.float32(1.5), np.array(3.0, np.float32), np.array([0.5, 2, 3, 4], np.float32))
+    values = (2, 2.5, np.float32(1.5), np.array(3.0, np.float32), np.array([1, 2, 3, 4]))
     cases = product(
         (case((3, 4)),), *({"value": v, "left": left} for v in values for left in (True, False))
     )
@@ -168,6 +169,11 @@ def function(name: str, reference: Callable, **more: Any) -> Sample:
     return Sample(f"{name}_function", op, formula, cases, positive, build=build, **more)
 
 
+def tanh(x: np.ndarray) -> np.ndarray:
+    t = np.expm1(-2 * np.abs(x))
+    return np.sign(x) * -t / (t + 2)
+
+
 # exp and pow of float32 in SIMD code are good to a few ulp (numpy documents up to 4), while + - * /
 # and sqrt are rounded exactly, half an ulp. Errors of a sum's operands add up: add and sub too are
 # exact, for the operands are float32 themselves.
@@ -175,8 +181,8 @@ ELEMENTWISE = (
     unary("neg", lambda x: 0 - x, ulps=0, integers="same"),
     unary("exp", lambda x: np.e**x, ulps=3, integers="float"),
     unary("log", lambda x: np.log2(x) * np.log(2.0), domain=positive, ulps=4, integers="float"),
-    unary("sqrt", lambda x: x**0.5, domain=positive, integers="float"),
-    unary("tanh", lambda x: 1 - 2 / (np.exp(2 * x) + 1), ulps=4, integers="float"),
+    unary("sqrt", lambda x: np.where(x < 0, np.nan, np.abs(x) ** 0.5), domain=positive, integers="float"),
+    unary("tanh", tanh, ulps=4, integers="float"),
     unary("sigmoid", lambda x: 0.5 * (1 + np.tanh(x / 2)), ulps=4, integers="float"),
     unary("relu", lambda x: np.where(x <= 0, 0, x), domain=nonzero, ulps=0, integers="same"),
     binary("add", lambda a, b: a + b, integers="same"),
@@ -185,12 +191,12 @@ ELEMENTWISE = (
     binary("div", lambda a, b: a * (1 / b), domain=nonzero, integers="float"),
     binary("pow", lambda a, b: a**b, domain=positive, ulps=3, integers="float"),
     binary(
-        "relu_gradient", lambda x, g: np.where(x > 0, g, 0 * x), domain=nonzero, ulps=0,
+        "relu_gradient", lambda x, g: np.where(x > 0, g, 0), domain=nonzero, ulps=0,
         differentiable=(1,), integers="same",
     ),
     with_const(elementwise.add_byconst_op, lambda x, const: x + const, 0, 2, -1.5, integers="same"),
-    with_const(elementwise.mul_byconst_op, lambda x, const: x * const, 1, 3, -0.3, integers="same"),
-    with_const(elementwise.div_byconst_op, lambda x, const: x / const, 1, 2, -0.3, integers="float"),
+    with_const(elementwise.mul_byconst_op, lambda x, const: x * const, 1, 3, -0.75, integers="same"),
+    with_const(elementwise.div_byconst_op, lambda x, const: x / const, 1, 2, -0.75, integers="float"),
     with_const(elementwise.const_sub_op, lambda x, const: const - x, 0, 2, 1.5, integers="same"),
     with_const(
         elementwise.const_div_op, lambda x, const: const / x, 0, 1, -2.5, domain=nonzero,
@@ -201,7 +207,7 @@ ELEMENTWISE = (
         domain=positive, ulps=3, integers="float",
     ),
     with_const(
-        elementwise.const_pow_op, lambda x, const: const**x, 1, 2, 0.3, ulps=3, integers="float"
+        elementwise.const_pow_op, lambda x, const: const**x, 1, 2, 0.25, ulps=3, integers="float"
     ),
     Sample(
         "cast", elementwise.cast_op, lambda x, dtype: x.copy(), product(ONE, {"dtype": "float64"}),
@@ -210,7 +216,7 @@ ELEMENTWISE = (
     Sample(
         "cast_to_integers", elementwise.cast_op, lambda x, dtype: x.astype(dtype),
         product(FEW, *({"dtype": name} for name in ("int32", "int64", "uint8", "bool", "float32"))),
-        domain=uniform(0, 200), ulps=0, differentiable=(), integers="moved",
+        domain=uniform(0, 200), ulps=0, differentiable=(), specials=False, integers="moved",
     ),
     function("add", lambda a, b: a + b),
     function("sub", lambda a, b: a - b),
@@ -218,3 +224,406 @@ ELEMENTWISE = (
     function("div", lambda a, b: a / b),
     function("power", lambda a, b: a**b, ulps=3),
 )  # fmt: skip
+
+
+# ---- sums, and what moves elements ----
+
+
+def root_of_terms(x: np.ndarray, terms: np.ndarray) -> Any:
+    """Rounding errors have either sign, so those of K additions grow like the root of K."""
+    return np.sqrt(max(x.size / max(np.size(terms), 1), 1)) * terms
+
+
+def sum_scale(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> Any:
+    return root_of_terms(x, np.abs(x).sum(axis=axis, keepdims=keepdims))
+
+
+def mean(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> np.ndarray:
+    total = x.sum(axis=axis, keepdims=keepdims)
+    with np.errstate(all="ignore"):
+        return total / np.float64(x.size // max(total.size, 1))
+
+
+def mean_scale(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> Any:
+    return root_of_terms(x, mean(np.abs(x), axis, keepdims))
+
+
+def sum_to(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+    lead = x.ndim - like.ndim
+    x = x.sum(axis=tuple(range(lead)))
+    return x.sum(axis=tuple(k for k, n in enumerate(like.shape) if n == 1), keepdims=True)
+
+
+def expand(x: np.ndarray, like: np.ndarray, axis: Any, keepdims: bool, mean: bool) -> np.ndarray:
+    if not keepdims:
+        x = np.expand_dims(x, axis if axis is not None else tuple(range(like.ndim)))
+    return (x + np.zeros(like.shape)) * (x.size / like.size if mean else 1)
+
+
+def einsum_axes(x: np.ndarray, axes: Any) -> tuple[list[int], list[int]]:
+    order = range(x.ndim)[::-1] if axes is None else [axis % x.ndim for axis in axes]
+    return list(range(x.ndim)), list(order)
+
+
+AXES = (
+    *(case(s) for s in [(), (7,), (0,), (3, 4, 5), (0, 4)]),
+    *product((case((3, 4, 5)),), *({"axis": a} for a in (0, 1, -1, (0, 2), (-1, 0), (0, 1, 2), ()))),
+    *product((case((3, 1, 5)), case((2, 0, 3))), {"axis": 1}, {"axis": 1, "keepdims": True}),
+    *product((case(WIDE),), {"axis": (0, 2, 5)}, {"axis": (1, 6), "keepdims": True}, {"axis": 7}),
+    *product((case((131, 67)),), {"axis": 0}, {"axis": 1}, {"keepdims": True}),
+    *product((case((2003, 97)),), {"axis": 0}, {"axis": 1}, {}),
+    *product((case((17, 65, 129)),), {"axis": 1}, {"axis": (0, 2)}),
+)
+BAD_AXES = tuple(
+    refuse(rf"axes \({axes}\) do not fit an array of 2 dimensions", (3, 4), axis=axis)
+    for axes, axis in [("2,", 2), ("-3,", -3), ("0, 0", (0, 0)), ("0, -2", (0, -2))]
+)
+SPREAD = (
+    ((), (3,)), ((1,), (0, 1)), ((5,), (5,)), ((5,), (3, 5)), ((3, 1), (3, 5)), ((1, 1), (4, 5)),
+    ((4, 1, 3), (2, 4, 5, 3)), ((1, 3, 1, 2, 1, 2, 1, 1), WIDE), ((129,), (257, 129)), ((), ()),
+)  # fmt: skip
+TRANSPOSED = tuple(
+    Case((shape,), {"axes": axes})
+    for shape, axes in [
+        ((), None), ((7,), None), ((3, 5), None), ((0, 4), None), ((3, 5), (0, 1)), ((2, 3, 4), None),
+        ((2, 3, 4), (1, 2, 0)), ((2, 3, 4), (-1, 0, 1)), ((3, 1, 5), (1, 0, 2)), ((131, 67), None),
+        (WIDE, None), (WIDE, (7, 2, 0, 4, 1, 6, 3, 5)), ((37, 5, 41), (0, 2, 1)), ((600, 301), None),
+    ]
+)  # fmt: skip
+
+REDUCTIONS = (
+    Sample(
+        "sum", reduce.sum_op, lambda x, axis=None, keepdims=False: x.sum(axis=axis, keepdims=keepdims),
+        AXES, scale=sum_scale, ulps=1, integers="same", refusals=BAD_AXES,
+    ),
+    Sample(
+        "mean", reduce.mean_op, mean, AXES, scale=mean_scale, ulps=1, integers="float",
+        refusals=BAD_AXES,
+    ),
+    Sample(
+        "reducesumaxiszero", reduce.reducesumaxiszero_op,
+        lambda x: x.sum(axis=0).reshape(x.shape[1:] or (1,)),
+        tuple(case(s) for s in [(7,), (0,), (3, 5), (0, 4), (4, 0), (2, 3, 4), (131, 67), WIDE]),
+        scale=lambda x: sum_scale(x, axis=0).reshape(x.shape[1:] or (1,)), ulps=1, integers="same",
+        refusals=(refuse(r"expected at least one dimension, got \S+ \(\)", ()),),
+    ),
+    Sample(
+        "expand_like", reduce.expand_like_op, expand,
+        (
+            case((), (3, 4), axis=None, keepdims=False, mean=False),
+            case((4,), (3, 4), axis=0, keepdims=False, mean=True),
+            case((3, 1), (3, 4), axis=1, keepdims=True, mean=True),
+            case((3, 5), (3, 4, 5), axis=-2, keepdims=False, mean=False),
+            case((131, 1), (131, 67), axis=(1,), keepdims=True, mean=True),
+        ),
+        ulps=1, differentiable=(0,),
+    ),
+    Sample(
+        "broadcast_like", reduce.broadcast_like_op, lambda x, like: x + np.zeros(like.shape),
+        tuple(case(a, b) for a, b in SPREAD), ulps=0, differentiable=(0,), integers="moved",
+        refusals=(refuse(r"\(3,\) does not broadcast to \S+ \(3, 4\)", (3,), (3, 4)),),
+    ),
+    Sample(
+        "sum_to_like", reduce.sum_to_like_op, sum_to, tuple(case(b, a) for a, b in SPREAD),
+        scale=lambda x, like: root_of_terms(x, sum_to(np.abs(x), like)), ulps=1,
+        differentiable=(0,), refusals=(refuse(r"cannot be summed to \S+ \(3,\)", (3, 4), (3,)),),
+    ),
+    Sample(
+        "sum_to_like_function", reduce.sum_to_like, sum_to,
+        (case((3, 4), (3, 4)), case((3, 4), (4,))), ulps=1, differentiable=(0,),
+        scale=lambda x, like: root_of_terms(x, sum_to(np.abs(x), like)),
+    ),
+)  # fmt: skip
+
+LAYOUT = (
+    Sample(
+        "reshape", layout.reshape_op, lambda x, shape: np.array(list(x.flat)).reshape(shape),
+        tuple(
+            Case((before,), {"shape": after})
+            for before, after in [
+                ((), (1, 1)), ((1,), ()), ((6,), (2, 3)), ((3, 4), (2, -1)), ((0, 3), (3, 0)),
+                ((0, 3), (2, -1, 3)), (WIDE, (-1,)), ((12, 5), (12, 5)), ((3, 4), (3, 2, 2)),
+            ]
+        ),
+        ulps=0, integers="moved",
+        refusals=(
+            refuse(r"\(3, 4\) has 12 elements and cannot become \(5, -1\)", (3, 4), shape=(5, -1)),
+            refuse(r"has 12 elements and cannot become \(-1, -1\)", (3, 4), shape=(-1, -1)),
+            refuse(r"has 12 elements and cannot become \(3, 5\)", (3, 4), shape=(3, 5)),
+            refuse(r"has 0 elements and cannot become \(0, -1\)", (0, 3), shape=(0, -1)),
+        ),
+    ),
+    Sample(
+        "reshape_like", layout.reshape_like_op,
+        lambda x, like: np.array(list(x.flat)).reshape(like.shape),
+        tuple(case(a, b) for a, b in [((), (1,)), ((6,), (2, 3)), ((0, 3), (0,)), (WIDE, (6, 24))]),
+        ulps=0, differentiable=(0,), integers="moved",
+        refusals=(refuse(r"\(3, 4\) and \S+ \(5,\) differ in their number", (3, 4), (5,)),),
+    ),
+    Sample(
+        "transpose", layout.transpose_op, lambda x, axes: np.einsum(x, *einsum_axes(x, axes)),
+        TRANSPOSED, ulps=0, integers="moved",
+        refusals=(
+            refuse(r"axes \(0,\) do not name each of 2 dimensions once", (3, 4), axes=(0,)),
+            refuse(r"axes \(0, 0\) do not fit an array of 2 dimensions", (3, 4), axes=(0, 0)),
+            refuse(r"axes \(0, 2\) do not fit an array of 2 dimensions", (3, 4), axes=(0, 2)),
+        ),
+    ),
+    Sample(
+        "broadcast_to", layout.broadcast_to_op, lambda x, shape: x + np.zeros(shape),
+        tuple(Case((a,), {"shape": b}) for a, b in SPREAD), ulps=0, integers="moved",
+        refusals=(
+            refuse(r"\(3,\) does not broadcast to \(3, 4\)", (3,), shape=(3, 4)),
+            refuse(r"\(3, 4\) does not broadcast to \(4,\)", (3, 4), shape=(4,)),
+        ),
+    ),
+    Sample("copy", layout.copy_op, lambda x: x * 1, ONE, ulps=0, integers="moved"),
+)  # fmt: skip
+
+
+# ---- products, softmax, losses ----
+
+
+def transposed(a: np.ndarray, b: np.ndarray, trans_A: bool, trans_B: bool) -> tuple:
+    return (a.T if trans_A else a), (b.T if trans_B else b)
+
+
+def matmul_reference(a: np.ndarray, b: np.ndarray, trans_A=False, trans_B=False) -> np.ndarray:
+    a, b = transposed(a, b, trans_A, trans_B)
+    return np.einsum("ik,kj->ij", a, b, optimize=a.size > 10_000)
+
+
+def matmul_scale(a: np.ndarray, b: np.ndarray, trans_A=False, trans_B=False) -> np.ndarray:
+    a, b = transposed(np.abs(a), np.abs(b), trans_A, trans_B)
+    return np.sqrt(max(a.shape[1], 1)) * (a @ b)
+
+
+def flipped(rows: int, inner: int, columns: int) -> list[Case]:
+    return [
+        case(
+            (inner, rows) if trans_A else (rows, inner),
+            (columns, inner) if trans_B else (inner, columns),
+            trans_A=trans_A, trans_B=trans_B,
+        )
+        for trans_A in (False, True)
+        for trans_B in (False, True)
+    ]  # fmt: skip
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """-log(1 + the other classes' odds), class by class: no digit cancels."""
+    return -np.logaddexp.reduce(x[..., None, :] - x[..., :, None], axis=-1, initial=-np.inf)
+
+
+def softmax_scale(x: np.ndarray) -> np.ndarray:
+    """x - max(x) is rounded before exp sees it."""
+    return np.exp(log_softmax(x)) * (1 + np.abs(x - x.max(axis=-1, keepdims=True, initial=-1e30)))
+
+
+def pick(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values, labels[..., None].astype(np.int64), -1)[..., 0]
+
+
+def rows_of(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    return (np.arange(logits.shape[-1]) == labels[..., None]).astype(np.float64)
+
+
+def dense_loss(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
+    return REDUCE[reduction](-np.einsum("...c,...c->...", labels, log_softmax(x)))
+
+
+def dense_scale(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
+    return REDUCE[reduction]((np.abs(labels) * (1 + np.abs(log_softmax(x)))).sum(axis=-1))
+
+
+def sparse_loss(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
+    return REDUCE[reduction](-pick(log_softmax(x), labels))
+
+
+def sparse_scale(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
+    return REDUCE[reduction](1 + np.abs(pick(log_softmax(x), labels)))
+
+
+def dense_gradient(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    total = labels.sum(axis=-1, keepdims=True)
+    return (np.exp(log_softmax(x)) * total - labels) * dy.reshape(total.shape)
+
+
+def dense_gradient_scale(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    total = labels.sum(axis=-1, keepdims=True)
+    return (softmax_scale(x) * total + labels) * np.abs(dy.reshape(total.shape))
+
+
+def sparse_gradient(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    return dense_gradient(x, rows_of(labels, x), dy)
+
+
+def sparse_gradient_scale(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    return dense_gradient_scale(x, rows_of(labels, x), dy)
+
+
+REDUCE: dict[str, Callable] = {"none": lambda x: x, "mean": mean, "sum": np.sum}
+LOGITS = ((1, 1), (4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129))
+ROWS = tuple(case(s) for s in [(1,), (5,), *LOGITS, (3, 0), (0,), WIDE])
+ROWS += (case((400, 100)), case((7, 10), domain=extreme), case((3, 2), domain=extreme))
+DENSE = tuple(case(s, s) for s in [(5,), *LOGITS, WIDE, (400, 100)])
+DENSE += (case((7, 10), (7, 10), domain=(extreme, one_hot)),)
+LABELS = (classes(10, np.int32), classes(10, np.int64), classes(10, np.uint8))
+SPARSE = tuple(
+    case((*lead, count), lead, domain=(domain, labels))
+    for lead, count in [((), 10), ((1,), 10), ((7,), 11), ((0,), 10), ((2, 3), 10), ((400,), 100)]
+    for domain, labels in zip((signed, extreme, signed), LABELS)
+)
+REDUCTION = tuple({"reduction": name} for name in ("mean", "sum", "none"))
+BAD_LABELS = (
+    refuse(r"class numbers must be integers, got \S+ of float32", (4, 3), (4,)),
+    refuse(r"expected one class number a row", (4, 3), (3,), dtypes=("float32", "int32")),
+    refuse(r"expected one class number a row", (), (), dtypes=("float32", "int32")),
+)
+BAD_ROWS = (
+    refuse(r"logits and one-hot labels must have one shape, got \S+ \(4, 3\) and", (4, 3), (4,)),
+    refuse(r"logits and one-hot labels must have one shape", (), ()),
+)
+
+
+def with_dy(cases: tuple[Case, ...], domain: tuple[Domain, ...]) -> tuple[Case, ...]:
+    """The cases of a loss for its gradient, which takes a number a row besides."""
+    return tuple(
+        Case((*one.shapes, one.shapes[0][:-1]), one.attrs, (*(one.domain or domain), signed))
+        for one in cases
+    )
+
+
+PRODUCTS = (
+    Sample(
+        "matmul", matmul.matmul_op, matmul_reference,
+        (
+            case((3, 5), (5, 4)),
+            *flipped(1, 1, 1), *flipped(1, 7, 5), *flipped(6, 1, 3), *flipped(0, 3, 2),
+            *flipped(2, 0, 3), *flipped(3, 2, 0), *flipped(17, 31, 13), *flipped(64, 64, 64),
+            *flipped(131, 67, 97), *flipped(5, 1031, 3), *flipped(257, 300, 129),
+        ),
+        scale=matmul_scale, ulps=1, integers="same",
+        refusals=(
+            refuse(
+                r"inner dimensions differ: \S+ \(64, 784\) and \S+ \(10, 784\); "
+                r"did you mean trans_B=True\?", (64, 784), (10, 784),
+            ),
+            refuse(r"inner dimensions differ: .*trans_A=False\?", (3, 4), (4, 5), trans_A=True),
+            refuse(r"expected two matrices, got \S+ \(3,\) and \S+ \(3, 4\)", (3,), (3, 4)),
+            refuse(r"expected two matrices", (2, 3, 4), (4, 5)),
+            *mixed("matmul"),
+        ),
+    ),
+)  # fmt: skip
+
+SOFTMAX = (
+    Sample(
+        "softmax", softmax.softmax_op, lambda x: np.exp(log_softmax(x)), ROWS, scale=softmax_scale,
+        ulps=4, integers="float",
+        refusals=(refuse(r"softmax: expected at least one dimension, got \S+ \(\)", ()),),
+    ),
+    Sample(
+        "log_softmax", softmax.log_softmax_op, log_softmax, ROWS, ulps=4, integers="float",
+        scale=lambda x: 1 + np.abs(log_softmax(x)),
+        refusals=(refuse(r"log_softmax: expected at least one dimension", ()),),
+    ),
+)  # fmt: skip
+
+LOSSES = (
+    Sample(
+        "softmax_cross_entropy_rows", loss.cross_entropy_rows_op, dense_loss, DENSE,
+        domain=(signed, weights), scale=dense_scale, ulps=4,
+        refusals=(*BAD_ROWS, *mixed("softmax_cross_entropy")[:0]),
+    ),
+    Sample(
+        "softmax_cross_entropy", loss.softmax_cross_entropy, dense_loss,
+        product(DENSE, *REDUCTION), domain=(signed, weights), scale=dense_scale, ulps=4,
+        refusals=(
+            refuse("reduction must be mean, sum or none, got 'max'", (3, 4), (3, 4), reduction="max"),
+        ),
+    ),
+    Sample(
+        "softmaxcrossentropy", loss.softmaxcrossentropy_op,
+        lambda x, labels: dense_loss(x, labels, "mean").reshape(1), DENSE, domain=(signed, weights),
+        scale=lambda x, labels: dense_scale(x, labels, "mean").reshape(1), ulps=4,
+        differentiable=(0,), refusals=BAD_ROWS,
+        # The assignment's gradient, (softmax - y_) * output_grad, is of the rows' sum, and of rows
+        # of labels that sum to 1.
+        gradient_factor=lambda x, labels: float(np.prod(x[:-1])),
+    ),
+    Sample(
+        "softmax_cross_entropy_gradient", loss.cross_entropy_gradient_op, dense_gradient,
+        with_dy(DENSE, (signed, weights)), scale=dense_gradient_scale, ulps=4,
+        refusals=(
+            *BAD_ROWS,
+            refuse(r"expected one output gradient a row, got", (4, 3), (4, 3), (3,)),
+        ),
+    ),
+    Sample(
+        "sparse_softmax_cross_entropy_rows", loss.sparse_cross_entropy_rows_op, sparse_loss, SPARSE,
+        scale=sparse_scale, ulps=4, differentiable=(0,), refusals=BAD_LABELS,
+    ),
+    Sample(
+        "sparse_softmax_cross_entropy", loss.softmax_cross_entropy, sparse_loss,
+        tuple(Case(c.shapes, attrs, c.domain) for c in SPARSE[3:12] for attrs in REDUCTION),
+        scale=sparse_scale, ulps=4, differentiable=(0,),
+    ),
+    Sample(
+        "sparse_softmax_cross_entropy_gradient", loss.sparse_cross_entropy_gradient_op,
+        sparse_gradient, with_dy(SPARSE, ()), scale=sparse_gradient_scale, ulps=4,
+        differentiable=(0, 2),
+        refusals=(
+            *BAD_LABELS,
+            refuse(
+                r"expected one output gradient a row, got", (4, 3), (4,), (3,),
+                dtypes=("float32", "int32", "float32"),
+            ),
+        ),
+    ),
+    Sample(
+        "expand_last", loss.expand_last, lambda x, like: x.reshape(*like.shape[:-1], 1),
+        (case((4,), (4, 3)), case((2, 3), (2, 3, 5)), case((1,), (3,)), case((0,), (0, 3))), ulps=0,
+        differentiable=(0,),
+    ),
+)  # fmt: skip
+
+# ---- where values come from, and where they go ----
+
+SOURCES = (
+    Sample(
+        "constant", source.constant_op, lambda value: np.array(value, np.float64),
+        tuple(
+            case(value=value)
+            for value in [2, 1.5, [1.0, 2.0], np.float32(3), np.arange(6).reshape(2, 3),
+                          np.ones((0, 2), np.float32), np.arange(6, dtype=np.float32)[::2]]
+        ),
+        ulps=0,
+    ),
+    Sample(
+        "full", source.full_op, lambda shape, value, dtype: np.full(shape, float(value)),
+        tuple(
+            case(shape=shape, value=value, dtype=dtype)
+            for shape in [(), (5,), (0, 3), (33, 31)]
+            for value, dtype in [(1.5, "float32"), (0, "int64"), (7, "uint8"), (1, "bool"), (-3, "int32")]
+        ),
+        ulps=0,
+    ),
+    Sample("ones_like", source.oneslike_op, lambda x: x * 0 + 1, ONE, ulps=0, differentiable=(),
+           specials=False, integers="moved"),
+    Sample("zeros_like", source.zeroslike_op, lambda x: x * 0, ONE, ulps=0, differentiable=(),
+           specials=False, integers="moved"),
+)  # fmt: skip
+
+NO_PARAMETER = refuse(r"\S+ is no Parameter and cannot be written", (3,), (3,), ())
+PARAMETERS = tuple(case(s, s) for s in [(), (1,), (0, 3), (37, 41), (70_001,)])
+
+
+def update(name: str, op: Any, reference: Callable, arrays: int, states: int, **more: Any) -> Sample:
+    cases = tuple(
+        Case((*(one.shapes[:1] * arrays), *lr), attrs)
+        for one in PARAMETERS
+        for lr in more.pop("rates", ((),)) or ((),)
+        for attrs in more.get("settings", ({},))
+    )
+    return Sample(name, op, reference, cases, differentiable=(), states=states)

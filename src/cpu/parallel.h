@@ -20,6 +20,7 @@ int GetThreads();
 template <class F>
 void ParallelFor(int64_t n, int64_t chunk, F&& body) {
   if (n <= 0) return;
+  if (n <= chunk) return body(int64_t{0}, n);
   struct State {
     F* body;
     int64_t n, chunk;

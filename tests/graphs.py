@@ -1,0 +1,59 @@
+"""Graphs and short cuts that several tests share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import optim
+from dlsys.graph.node import Node
+from dlsys.runtime.device import Context
+
+
+def evaluate(fetches: Sequence[Node], feeds: Mapping[Node, Any] | None = None, ctx=None) -> list:
+    """The values of some nodes, computed once, as numpy arrays."""
+    return ad.Executor(fetches, ctx).run(feeds or {}, convert_to_numpy_ret_vals=True)
+
+
+def here() -> str:
+    """The caller's source line as messages show it, such as `test_graph.py:31`."""
+    caller = inspect.stack()[1]
+    return f"{caller.filename.rsplit('/', 1)[-1]}:{caller.lineno}"
+
+
+class Training:
+    """An MLP with its loss and its update: `x`, `labels`, `parameters`, `loss`, `train`."""
+
+    def __init__(self, widths=(784, 256, 100, 10), momentum=0.0, seed=0) -> None:
+        rng = np.random.default_rng(seed)
+        self.widths = widths
+        self.x, self.labels = ad.Variable("x"), ad.Variable("labels")
+        self.parameters = []
+        y = self.x
+        for k, (rows, columns) in enumerate(zip(widths, widths[1:])):
+            w = ad.Parameter((0.1 * rng.standard_normal((rows, columns))).astype(np.float32), f"w{k}")
+            b = ad.Parameter(np.zeros(columns, np.float32), f"b{k}")
+            self.parameters += [w, b]
+            y = ad.matmul_op(y if k == 0 else ad.relu_op(y), w) + b
+        self.loss = ad.softmax_cross_entropy(y, self.labels)
+        self.optimizer = optim.SGD(lr=0.1, momentum=momentum)
+        self.train = self.optimizer.minimize(self.loss, self.parameters)
+
+    def batch(self, rows: int, seed=1) -> dict[Node, np.ndarray]:
+        """Feeds of `rows` rows."""
+        rng = np.random.default_rng(seed)
+        x = rng.random((rows, self.widths[0]), np.float32)
+        classes = rng.integers(0, self.widths[-1], rows)
+        return {self.x: x, self.labels: np.eye(self.widths[-1], dtype=np.float32)[classes]}
+
+    def shapes(self, rows: int) -> dict[Node, tuple[int, ...]]:
+        """The feeds' shapes."""
+        return {self.x: (rows, self.widths[0]), self.labels: (rows, self.widths[-1])}
+
+    def values(self) -> list[np.ndarray]:
+        """The Parameters' values now."""
+        return [parameter.asnumpy() for parameter in self.parameters]
