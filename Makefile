@@ -82,7 +82,7 @@ test-gpu: $(call READY,test)
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib
-	@for file in benchmarks/bench_*.py; do $(RUN) $$file $(ARGS) || exit 1; done
+	$(RUN) benchmarks/run.py $(ARGS)
 
 PUBLIC := $(wildcard $(addprefix python/dlsys/,__init__.py errors.py settings.py autodiff.py \
   ndarray.py gpu_op.py optim.py profile.py data/*.py))

@@ -111,7 +111,7 @@ def run_with_unittest(tally: Tally, arguments: list[str]) -> None:
 
 def main(arguments: list[str]) -> int:
     faulthandler.enable()
-    sys.path.insert(0, str(FOLDER))
+    sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "python")]
     tally = Tally(skips_fail=os.environ.get("DLSYS_REQUIRE_GPU") == "1")
     try:
         import nose2  # noqa: F401

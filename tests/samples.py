@@ -9,115 +9,14 @@ same unit, in float32: numpy 2.4 and the CPU device with AVX-512.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+import formulas
 from dlsys.ops import elementwise, layout, loss, matmul, reduce, softmax, source, update
-
-Shape = tuple[int, ...]
-Domain = Callable[[np.random.Generator, Shape], np.ndarray]
-
-
-# ---- domains: values of inputs, all of them exact in float32 ----
-
-
-def uniform(low: float, high: float) -> Domain:
-    return lambda rng, shape: rng.uniform(low, high, shape).astype(np.float32).astype(np.float64)
-
-
-def nonzero(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    """Of both signs and away from 0, where relu has a kink and division a pole."""
-    return positive(rng, shape) * rng.choice([-1.0, 1.0], shape)
-
-
-def weights(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    """Rows of labels that do not sum to 1."""
-    return positive(rng, shape) * (rng.uniform(size=shape) < 0.7)
-
-
-def one_hot(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    classes = rng.integers(0, max(shape[-1], 1), shape[:-1])
-    return (np.arange(shape[-1]) == classes[..., None]).astype(np.float64)
-
-
-def classes(count: int, dtype: Any) -> Domain:
-    return lambda rng, shape: rng.integers(0, count, shape).astype(dtype)
-
-
-signed = uniform(-2, 2)
-positive = uniform(0.25, 2)
-extreme = uniform(-1e4, 1e4)
-
-
-# ---- rows ----
-
-
-@dataclass(frozen=True)
-class Case:
-    """One use of an operator: its inputs' shapes and the node's attributes."""
-
-    shapes: tuple[Shape, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    domain: Domain | tuple[Domain, ...] | None = None  # instead of the row's
-
-    @property
-    def size(self) -> int:
-        return sum(int(np.prod(shape)) for shape in self.shapes)
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Inputs that make no node, and what the error says (a regular expression)."""
-
-    message: str
-    shapes: tuple[Shape, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ("float32",) * 4
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A row of the table."""
-
-    name: str
-    op: Any  # the operator, or a function that builds nodes
-    reference: Callable[..., Any]  # of float64 arrays; updates give a tuple of the new states
-    cases: tuple[Case, ...]
-    domain: Domain | tuple[Domain, ...] = signed
-    scale: Callable[..., Any] | None = None  # what errors are measured against; None: the result
-    ulps: float = 0.5
-    gradient_ulps: float = 8  # of the gradient's largest element
-    differentiable: tuple[int, ...] | None = None  # None: all inputs
-    second: bool = True  # gradients of gradients are tested too
-    gradient_factor: Callable[..., float] = lambda *shapes: 1.0  # declared, over the true gradient
-    integers: str = ""  # what becomes of them: "float", "same" (numpy only), "moved" or refused
-    specials: bool = True  # NaN and infinities flow through as in the formula
-    states: int = 0  # inputs, the first ones, that are Parameters and get updated
-    refusals: tuple[Refusal, ...] = ()
-    build: Callable[..., Any] | None = None  # None: op(*inputs, **attrs)
-
-    def node(self, *inputs: Any, **attrs: Any) -> Any:
-        return (self.build or self.op)(*inputs, **attrs)
-
-    def domains(self, case: Case) -> tuple[Domain, ...]:
-        given = case.domain or self.domain
-        return given if isinstance(given, tuple) else (given,) * len(case.shapes)
-
-
-def case(*shapes: Shape, domain: Any = None, **attrs: Any) -> Case:
-    return Case(shapes, attrs, domain)
-
-
-def refuse(message: str, *shapes: Shape, dtypes: Any = ("float32",) * 4, **attrs: Any) -> Refusal:
-    return Refusal(message, shapes, attrs, dtypes)
-
-
-def product(shapes: tuple[Case, ...], *settings: Mapping[str, Any]) -> tuple[Case, ...]:
-    return tuple(Case(one.shapes, one.attrs | attrs) for one in shapes for attrs in settings)
-
+from rows import *
 
 WIDE = (2, 1, 3, 1, 2, 1, 2, 3)  # as many dimensions as native devices have
 ONE = tuple(case(s) for s in [(), (1,), (7,), (0,), (3, 5), (0, 4), WIDE, (31, 33), (70_001,)])
@@ -167,11 +66,6 @@ def function(name: str, reference: Callable, **more: Any) -> Sample:
     build = lambda x, value, left: op(value, x) if left else op(x, value)  # noqa: E731
     formula = lambda x, value, left: reference(value, x) if left else reference(x, value)  # noqa: E731
     return Sample(f"{name}_function", op, formula, cases, positive, build=build, **more)
-
-
-def tanh(x: np.ndarray) -> np.ndarray:
-    t = np.expm1(-2 * np.abs(x))
-    return np.sign(x) * -t / (t + 2)
 
 
 # exp and pow of float32 in SIMD code are good to a few ulp (numpy documents up to 4), while + - * /
@@ -227,42 +121,6 @@ ELEMENTWISE = (
 
 
 # ---- sums, and what moves elements ----
-
-
-def root_of_terms(x: np.ndarray, terms: np.ndarray) -> Any:
-    """Rounding errors have either sign, so those of K additions grow like the root of K."""
-    return np.sqrt(max(x.size / max(np.size(terms), 1), 1)) * terms
-
-
-def sum_scale(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> Any:
-    return root_of_terms(x, np.abs(x).sum(axis=axis, keepdims=keepdims))
-
-
-def mean(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> np.ndarray:
-    total = x.sum(axis=axis, keepdims=keepdims)
-    with np.errstate(all="ignore"):
-        return total / np.float64(x.size // max(total.size, 1))
-
-
-def mean_scale(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> Any:
-    return root_of_terms(x, mean(np.abs(x), axis, keepdims))
-
-
-def sum_to(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    lead = x.ndim - like.ndim
-    x = x.sum(axis=tuple(range(lead)))
-    return x.sum(axis=tuple(k for k, n in enumerate(like.shape) if n == 1), keepdims=True)
-
-
-def expand(x: np.ndarray, like: np.ndarray, axis: Any, keepdims: bool, mean: bool) -> np.ndarray:
-    if not keepdims:
-        x = np.expand_dims(x, axis if axis is not None else tuple(range(like.ndim)))
-    return (x + np.zeros(like.shape)) * (x.size / like.size if mean else 1)
-
-
-def einsum_axes(x: np.ndarray, axes: Any) -> tuple[list[int], list[int]]:
-    order = range(x.ndim)[::-1] if axes is None else [axis % x.ndim for axis in axes]
-    return list(range(x.ndim)), list(order)
 
 
 AXES = (
@@ -384,20 +242,6 @@ LAYOUT = (
 # ---- products, softmax, losses ----
 
 
-def transposed(a: np.ndarray, b: np.ndarray, trans_A: bool, trans_B: bool) -> tuple:
-    return (a.T if trans_A else a), (b.T if trans_B else b)
-
-
-def matmul_reference(a: np.ndarray, b: np.ndarray, trans_A=False, trans_B=False) -> np.ndarray:
-    a, b = transposed(a, b, trans_A, trans_B)
-    return np.einsum("ik,kj->ij", a, b, optimize=a.size > 10_000)
-
-
-def matmul_scale(a: np.ndarray, b: np.ndarray, trans_A=False, trans_B=False) -> np.ndarray:
-    a, b = transposed(np.abs(a), np.abs(b), trans_A, trans_B)
-    return np.sqrt(max(a.shape[1], 1)) * (a @ b)
-
-
 def flipped(rows: int, inner: int, columns: int) -> list[Case]:
     return [
         case(
@@ -410,59 +254,6 @@ def flipped(rows: int, inner: int, columns: int) -> list[Case]:
     ]  # fmt: skip
 
 
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    """-log(1 + the other classes' odds), class by class: no digit cancels."""
-    return -np.logaddexp.reduce(x[..., None, :] - x[..., :, None], axis=-1, initial=-np.inf)
-
-
-def softmax_scale(x: np.ndarray) -> np.ndarray:
-    """x - max(x) is rounded before exp sees it."""
-    return np.exp(log_softmax(x)) * (1 + np.abs(x - x.max(axis=-1, keepdims=True, initial=-1e30)))
-
-
-def pick(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(values, labels[..., None].astype(np.int64), -1)[..., 0]
-
-
-def rows_of(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    return (np.arange(logits.shape[-1]) == labels[..., None]).astype(np.float64)
-
-
-def dense_loss(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
-    return REDUCE[reduction](-np.einsum("...c,...c->...", labels, log_softmax(x)))
-
-
-def dense_scale(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
-    return REDUCE[reduction]((np.abs(labels) * (1 + np.abs(log_softmax(x)))).sum(axis=-1))
-
-
-def sparse_loss(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
-    return REDUCE[reduction](-pick(log_softmax(x), labels))
-
-
-def sparse_scale(x: np.ndarray, labels: np.ndarray, reduction: str = "none") -> np.ndarray:
-    return REDUCE[reduction](1 + np.abs(pick(log_softmax(x), labels)))
-
-
-def dense_gradient(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    total = labels.sum(axis=-1, keepdims=True)
-    return (np.exp(log_softmax(x)) * total - labels) * dy.reshape(total.shape)
-
-
-def dense_gradient_scale(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    total = labels.sum(axis=-1, keepdims=True)
-    return (softmax_scale(x) * total + labels) * np.abs(dy.reshape(total.shape))
-
-
-def sparse_gradient(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    return dense_gradient(x, rows_of(labels, x), dy)
-
-
-def sparse_gradient_scale(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    return dense_gradient_scale(x, rows_of(labels, x), dy)
-
-
-REDUCE: dict[str, Callable] = {"none": lambda x: x, "mean": mean, "sum": np.sum}
 LOGITS = ((1, 1), (4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129))
 ROWS = tuple(case(s) for s in [(1,), (5,), *LOGITS, (3, 0), (0,), WIDE])
 ROWS += (case((400, 100)), case((7, 10), domain=extreme), case((3, 2), domain=extreme))
@@ -534,7 +325,7 @@ LOSSES = (
     Sample(
         "softmax_cross_entropy_rows", loss.cross_entropy_rows_op, dense_loss, DENSE,
         domain=(signed, weights), scale=dense_scale, ulps=4,
-        refusals=(*BAD_ROWS, *mixed("softmax_cross_entropy")[:0]),
+        refusals=(*BAD_ROWS),
     ),
     Sample(
         "softmax_cross_entropy", loss.softmax_cross_entropy, dense_loss,
@@ -545,7 +336,7 @@ LOSSES = (
     ),
     Sample(
         "softmaxcrossentropy", loss.softmaxcrossentropy_op,
-        lambda x, labels: dense_loss(x, labels, "mean").reshape(1), DENSE, domain=(signed, weights),
+        lambda x, labels: dense_loss(x, labels, "mean").reshape(1), DENSE, domain=(signed, one_hot),
         scale=lambda x, labels: dense_scale(x, labels, "mean").reshape(1), ulps=4,
         differentiable=(0,), refusals=BAD_ROWS,
         # The assignment's gradient, (softmax - y_) * output_grad, is of the rows' sum, and of rows
@@ -615,15 +406,49 @@ SOURCES = (
            specials=False, integers="moved"),
 )  # fmt: skip
 
-NO_PARAMETER = refuse(r"\S+ is no Parameter and cannot be written", (3,), (3,), ())
-PARAMETERS = tuple(case(s, s) for s in [(), (1,), (0, 3), (37, 41), (70_001,)])
+PARAMETERS = [(), (1,), (0, 3), (37, 41), (70_001,)]
+BAD_UPDATE = refuse(
+    r"expected states and gradient of one shape and a scalar rate, got", (3,), (3,), (2,), states=1
+)
 
 
-def update(name: str, op: Any, reference: Callable, arrays: int, states: int, **more: Any) -> Sample:
-    cases = tuple(
-        Case((*(one.shapes[:1] * arrays), *lr), attrs)
-        for one in PARAMETERS
-        for lr in more.pop("rates", ((),)) or ((),)
-        for attrs in more.get("settings", ({},))
-    )
-    return Sample(name, op, reference, cases, differentiable=(), states=states)
+UPDATES = (
+    Sample(
+        "assign", update.assign_op, lambda p, value: (value,), tuple(case(s, s) for s in PARAMETERS),
+        ulps=0, differentiable=(), states=1,
+        refusals=(
+            refuse(r"assign: \S+ is no Parameter and cannot be written", (3,), (3,)),
+            refuse(r"assign: shapes differ: \S+ \(3,\) and \S+ \(4,\)", (3,), (4,), states=1),
+        ),
+    ),
+    Sample(
+        "sgd_update", update.sgd_update_op, sgd,
+        tuple(case(s, s, lr) for s in PARAMETERS for lr in [(), (1,)]), ulps=1, differentiable=(),
+        scale=lambda p, g, lr: (np.abs(p) + np.abs(lr.item() * g),), states=1,
+        refusals=(
+            refuse(r"sgd_update: \S+ is no Parameter and cannot be written", (3,), (3,), ()),
+            BAD_UPDATE,
+        ),
+    ),
+    Sample(
+        "sgd_momentum_update", update.sgd_momentum_update_op, momentum_sgd,
+        tuple(case(s, s, s, (), momentum=m) for s in PARAMETERS for m in (0.0, 0.9)),
+        ulps=1.5, differentiable=(), states=2,
+        scale=lambda p, v, g, lr, momentum: momentum_sgd(
+            np.abs(p), np.abs(v), np.abs(g), -np.abs(lr), momentum
+        ),
+        refusals=(
+            refuse(
+                r"\S+ is no Parameter and cannot be written", (3,), (3,), (3,), (), states=1,
+                momentum=0.9,
+            ),
+        ),
+    ),
+    Sample(
+        "group", update.group_op, lambda p, q, a, b: (a, b), (case((3,), (2, 5), (3,), (2, 5)),),
+        build=lambda p, q, a, b: update.group_op(update.assign_op(p, a), update.assign_op(q, b)),
+        ulps=0, differentiable=(), states=2,
+    ),
+)  # fmt: skip
+
+SAMPLES = (*ELEMENTWISE, *REDUCTIONS, *LAYOUT, *PRODUCTS, *SOFTMAX, *LOSSES, *SOURCES, *UPDATES)

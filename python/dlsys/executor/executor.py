@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,17 @@ class Executor:
     """
 
     def __init__(self, eval_node_list: Sequence[Node], ctx: Context | None = None) -> None:
+        if isinstance(eval_node_list, Node):
+            raise GraphError(
+                f"Executor: expected a list of nodes to fetch, got the node {eval_node_list.name}"
+            )
         self.eval_node_list = list(eval_node_list)
         for node in self.eval_node_list:
             _check_fetch(node)
         self.ctx = ctx
         self.topo_order = find_topo_sort(self.eval_node_list)
         self.node_to_shape_map: dict[Node, Any] | None = None
+        self._arrays: dict[Node, Any] | None = None
         self.recorder: Any = None  # a profile.Profile that times every step of every run
         self._feeds = [node for node in self.topo_order if node.op.leaf == "feed"]
         self._known_feeds = frozenset(self._feeds)
@@ -146,11 +152,9 @@ class Executor:
         raise GraphError(f"{unknown.name} {kind}; remove it from feed_dict [{unknown.where}]")
 
     def _runner(self, key: tuple) -> tuple[Any, tuple[int, ...] | None]:
-        """The plan for these feeds bound to memory, and which feeds it reads, None for all in order."""
+        """The plan for these feeds bound to memory, and which feeds it reads (None: all)."""
         if self._moves != Parameter.moves:
             self._runners.clear()  # a Parameter moved to other storage
-            for parameter in self._parameters:
-                state.check_home(parameter, self.ctx)
             self._moves = Parameter.moves
         entry = self._runners.get(key)
         if entry is None:
@@ -165,6 +169,8 @@ class Executor:
         return entry
 
     def _bind(self, plan: Plan) -> Any:
+        for parameter in self._parameters:
+            state.check_home(parameter, self.ctx)
         state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
         runner = self._backend.runner(plan)
         self._backend.reserve(runner, [other for other, _ in self._runners.values()])
@@ -252,6 +258,7 @@ class Executor:
             node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
             for node, spec in specs.items()
         }
+        self._arrays = None
 
     def memory_plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
         """Fills `node_to_arr_map` lazily; runs use plans of their own."""
@@ -264,11 +271,15 @@ class Executor:
         """
         from .. import ndarray
 
-        shapes = self.node_to_shape_map or {}
-        computed = {node: shape for node, shape in shapes.items() if not node.op.leaf}
-        if self.ctx is None:
-            return {node: np.empty(shape) for node, shape in computed.items()}
-        return {node: ndarray.empty(shape, ctx=self.ctx) for node, shape in computed.items()}
+        if self._arrays is None:
+            empty = np.empty if self.ctx is None else partial(ndarray.empty, ctx=self.ctx)
+            shapes = (self.node_to_shape_map or {}).items()
+            self._arrays = {
+                node: empty(shape)
+                for node, shape in shapes
+                if node.op.outputs == 1 and not node.op.leaf
+            }
+        return self._arrays
 
 
 class _NumpyBackend:

@@ -160,8 +160,8 @@ class Segment:
         key = (self._ctx.kernel_device, op.kernel)
         if key not in self._library.index:
             raise GraphError(
-                f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library with "
-                f"`make lib` or run on numpy (ctx=None) [{node.where}]"
+                f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library "
+                f"with `make lib` or run on numpy (ctx=None) [{node.where}]"
             )
         written = [step.inputs[k] for k in op.writes]
         inputs = iter([value for k, value in enumerate(step.inputs) if k not in op.writes])

@@ -25,6 +25,7 @@ class Buffer:
     first: int  # the step that writes it
     last: int  # the last step that reads it
     node: Node  # what made it, for texts
+    unshared: int = 0  # bytes of its values, had each memory of its own
     offset: int = -1  # in the arena
 
 
@@ -64,8 +65,8 @@ class Plan:
 
     def __str__(self) -> str:
         head = (
-            f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum of "
-            f"live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
+            f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum "
+            f"of live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
         )
         rows = [
             f"{'step':>5}  {'operator':<36} {'writes':<24} {'bytes':>12} {'offset':>12}  lifetime"
@@ -105,6 +106,7 @@ def make_plan(
         else:
             plan.values[node] = []
     _mark_fetches(plan, fetches)
+    plan.unshared_nbytes = sum(b.unshared for b in plan.buffers if b.kind == "arena")
     inside = [buffer for buffer in plan.buffers if buffer.kind == "arena" and buffer.nbytes]
     spans = [(buffer.nbytes, buffer.first, buffer.last) for buffer in inside]
     offsets, plan.arena_nbytes = pack(spans, share=reuse)
@@ -162,7 +164,8 @@ def _place_step(
     else:
         taken = _dying_input(node, inputs, now) if reuse else None
         outputs = [Value(node, spec, taken or _new_buffer(plan, node, spec, now)) for spec in specs]
-        plan.unshared_nbytes += aligned(taken.nbytes) if taken else 0
+        if taken:
+            taken.unshared += aligned(taken.nbytes)
     for output in outputs:
         output.buffer.last = max(output.buffer.last, last_use.get(node, now))
     scratch = [Value(node, spec, _new_buffer(plan, node, spec, now)) for spec in workspace(node)]
@@ -172,8 +175,8 @@ def _place_step(
 
 def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:
     buffer = Buffer("arena", spec.nbytes, now, now, node)
+    buffer.unshared = aligned(buffer.nbytes)
     plan.buffers.append(buffer)
-    plan.unshared_nbytes += aligned(buffer.nbytes)
     return buffer
 
 

@@ -19,7 +19,7 @@ from ..errors import DeviceError
 from ..graph.node import Node, Spec
 from ..ndarray import NDArray, array
 from ..runtime.device import Block, Context, stream, unavailable
-from ..runtime.library import DL_CPU
+from ..runtime.library import DL_CPU, load
 from ..settings import settings
 from .lower import ArrayTable, Segment
 from .observe import Observer
@@ -27,6 +27,7 @@ from .pack import aligned
 from .plan import Buffer, Plan, Step, Value
 from .reference import run_compute
 
+_POOLED = 8  # arrays that a fetch remembers; those beyond come from the caching allocator
 _IDLE = 2  # references to what only its pool holds: the pool's, and the one being counted
 
 
@@ -115,10 +116,12 @@ class Program:
         """Queues all steps on the calling thread's stream; results are there when they are read."""
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, self._python)
-        for segment in self._segments:
-            segment.run(on)
-        del keep
-        self._shown.clear()
+        try:
+            for segment in self._segments:
+                segment.run(on)
+        finally:
+            del keep
+            self._shown.clear()
         return fetched
 
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[NDArray | None]:
@@ -127,21 +130,25 @@ class Program:
         """
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, show=True)
-        for segment in self._segments:
-            for step, call in segment.calls(on):
-                written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
-                observe(step, call, [self.array(value) for value in written])
-        del keep
-        self._shown.clear()
+        try:
+            for segment in self._segments:
+                for step, call in segment.calls(on):
+                    written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
+                    observe(step, call, [self.array(value) for value in written])
+        finally:
+            del keep
+            self._shown.clear()
         return fetched
 
     def run_timed(self, feeds: Sequence[Any]) -> tuple[list[NDArray | None], list[float]]:
         """The same, with the device's milliseconds for each step of the plan."""
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, self._python)
-        ms = [t for segment in self._segments for t in segment.timed(on)]
-        del keep
-        self._shown.clear()
+        try:
+            ms = [t for segment in self._segments for t in segment.timed(on)]
+        finally:
+            del keep
+            self._shown.clear()
         return fetched, ms
 
     def poison(self, buffer: Buffer) -> None:
@@ -158,7 +165,7 @@ class Program:
             return NDArray.from_block(self._own[buffer], 0, spec.shape, spec.dtype)
         if buffer.kind == "arena":
             return NDArray.from_block(self._arena, max(buffer.offset, 0), spec.shape, spec.dtype)
-        held = self._shown.get(buffer) or self._fixed[buffer]
+        held = self._shown[buffer] if buffer in self._shown else self._fixed[buffer]
         if held.shape == spec.shape:
             return held
         offset = held.data_address - held.block.address
@@ -216,6 +223,8 @@ class Program:
             if sys.getrefcount(pool[k]) == _IDLE and sys.getrefcount(pool[k].block) == _IDLE:
                 break
         else:
+            if len(pool) == _POOLED:
+                del pool[0]  # its holder keeps it alive
             k = len(pool)
             block = Block(self._ctx, value.spec.nbytes)
             pool.append(NDArray.from_block(block, 0, value.spec.shape, value.spec.dtype))

@@ -47,8 +47,9 @@ def _updates(order: Sequence[Node]) -> dict[Node, Node]:
     for node in order:
         for k in node.op.writes:
             target = node.inputs[k]
-            if updates.setdefault(target, node) is not node:
-                other = updates[target]
+            other = updates.get(target)
+            updates[target] = node
+            if other is not None:
                 raise GraphError(
                     f"{target.name} is updated twice in one graph, by {other.name} [{other.where}] "
                     f"and {node.name} [{node.where}]; make the two one update"
@@ -96,7 +97,7 @@ def _read_before_written(order: list[Node], updates: dict[Node, Node]) -> dict[N
             continue
         for k, x in enumerate(node.inputs):
             update = None if x in late else updates.get(storage_of(x))
-            if update is None or update is node:
+            if update is None or k in node.op.writes:
                 continue
             if node in late:
                 snapshots[x] = snapshots.get(x) or _copy(x)

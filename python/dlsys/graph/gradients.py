@@ -22,10 +22,10 @@ def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:
     for node in [output_node, *node_list]:
         if not isinstance(node, Node):
             raise GraphError(f"gradients: expected nodes, got {type(node).__name__}")
-    if output_node.op.outputs > 1:
-        raise GraphError(
-            f"gradients: {output_node.name} has several values; name one, such as [0] of it"
-        )
+        if node.op.outputs != 1:
+            raise GraphError(
+                f"gradients: {node.name} has {node.op.outputs} values; name one of them"
+            )
     order = find_topo_sort([output_node])
     needed = _depends_on(order, node_list)
     pieces: dict[Node, list] = {output_node: [hooks["ones_like"](output_node)]}
@@ -64,11 +64,17 @@ def _back_through(
 
 def _spread(node: Node, output_grad: Any, pieces: dict[Node, list], needed: set[Node]) -> None:
     input_grads = node.op.gradient(node, output_grad)
-    if len(input_grads) != len(node.inputs):
+    if not isinstance(input_grads, (list, tuple)) or len(input_grads) != len(node.inputs):
         raise GraphError(
-            f"operator {node.op.name} returned {len(input_grads)} gradients for "
-            f"{len(node.inputs)} inputs [{node.where}]"
+            f"the gradient of operator {node.op.name} returned {input_grads!r}, expected a list of "
+            f"{len(node.inputs)}, one for each input [{node.where}]"
         )
+    for grad in input_grads:
+        if grad is not None and not isinstance(grad, Node):
+            raise GraphError(
+                f"the gradient of operator {node.op.name} returned the wrong kind of thing, "
+                f"{type(grad).__name__}, expected nodes or None [{node.where}]"
+            )
     for x, grad in zip(node.inputs, input_grads):
         if grad is not None and x in needed:
             pieces.setdefault(x, []).append(grad)

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,9 +99,12 @@ class Op:
         dtype = promote(node, *specs) if specs else np.dtype(np.float32)
         declared = any(spec.declared for spec in specs)
         shapes = self.infer_shape(node, [spec.shape for spec in specs])
-        if self.outputs > 1:
-            return tuple(Spec(tuple(shape), dtype, declared) for shape in shapes)
-        return Spec(tuple(shapes), dtype, declared)
+        try:
+            if self.outputs > 1:
+                return tuple(Spec(tuple(map(index, shape)), dtype, declared) for shape in shapes)
+            return Spec(tuple(map(index, shapes)), dtype, declared)
+        except TypeError:
+            raise node.error(f"infer_shape returned {shapes!r}, expected a shape") from None
 
     def infer_shape(self, node: Node, input_shapes: Sequence[tuple[int, ...]]) -> Any:
         """The output's shape (a tuple of shapes when `outputs` > 1) from the inputs' shapes."""

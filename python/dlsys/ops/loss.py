@@ -145,8 +145,7 @@ class SparseCrossEntropyGradientOp(Op):
         if not x.size:
             return
         softmax_op.numpy(node, x, row, dx)
-        flat = dx.reshape(-1, x.shape[-1])
-        flat[np.arange(len(flat)), labels.reshape(-1)] -= 1
+        dx.reshape(-1)[_picked(x, labels)] -= 1
         np.multiply(dx, dy.reshape(row.shape), out=dx)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -257,8 +256,12 @@ def _row_workspace(x: Spec, dtype: np.dtype | None) -> list[Spec]:
 
 
 def _pick(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    flat = values.reshape(-1, values.shape[-1])
-    return flat[np.arange(len(flat)), labels.reshape(-1)].reshape(labels.shape)
+    return values.reshape(-1)[_picked(values, labels)].reshape(labels.shape)
+
+
+def _picked(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Where the labels' elements are in the flat values."""
+    return np.arange(0, values.size, values.shape[-1]) + labels.reshape(-1)
 
 
 cross_entropy_rows_op = SoftmaxCrossEntropyRowsOp()

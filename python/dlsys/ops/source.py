@@ -86,8 +86,8 @@ class FullOp(Op):
         value = float(np.float32(node.attrs["value"]))
         if node.attrs["dtype"].kind != "f" and value != node.attrs["value"]:
             raise GraphError(
-                f"full: {node.attrs['value']} passes no float32 and native devices cannot fill with "
-                f"it; use ad.constant [{node.where}]"
+                f"full: {node.attrs['value']} passes no float32 and native devices cannot fill "
+                f"with it; use ad.constant [{node.where}]"
             )
         return (value,)
 
@@ -190,9 +190,10 @@ class Parameter(Node):
     def set(self, value: Any) -> None:
         """Replaces the value; shape and device stay. ShapeError when the shape differs."""
         array = np.asarray(value)
-        if array.shape != self.shape:
+        if array.shape != self.shape or not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise ShapeError(
-                f"Parameter {self.name}: set() got shape {array.shape}, expected {self.shape}"
+                f"Parameter {self.name}: set() got {array.dtype} {array.shape}, expected "
+                f"{self.dtype} {self.shape}"
             )
         if self.storage is not None:
             self.storage.write(array)

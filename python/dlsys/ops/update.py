@@ -26,10 +26,15 @@ class AssignOp(Op):
         check_parameter(node, node.inputs[0])
         if specs[0].shape != specs[1].shape:
             raise node.error(f"shapes differ: {describe(node, specs)}")
+        target, value = specs[0].dtype, specs[1].dtype
+        if target is not None and value is not None and not np.can_cast(value, target, "same_kind"):
+            raise node.error(
+                f"{node.inputs[0].name} is {target}; it cannot hold {node.inputs[1].name} of {value}"
+            )
         return specs[0]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        np.copyto(arrays[0], arrays[1], casting="unsafe")
+        np.copyto(arrays[0], arrays[1], casting="same_kind")
 
 
 class SgdUpdateOp(Op):
