@@ -23,7 +23,8 @@ from dlsys.runtime.device import Context
 from dlsys.runtime.library import load
 from dlsys.settings import settings
 from gradcheck import check_gradients
-from samples import SAMPLES, Case, Refusal, Sample
+from rows import Case, Refusal, Sample
+from samples import SAMPLES
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGE = 50_000  # elements; beyond, values and their bits are tested, but no gradients
@@ -58,7 +59,11 @@ class Use:
     """A case as a graph: `node` over `inputs`, and `feeds` for those that are fed."""
 
     def __init__(
-        self, sample: Sample, case: Case | Refusal, arrays: Sequence[np.ndarray], declare: bool = True
+        self,
+        sample: Sample,
+        case: Case | Refusal,
+        arrays: Sequence[np.ndarray],
+        declare: bool = True,
     ) -> None:
         states = case.states if isinstance(case, Refusal) else sample.states
         self.parameters = [ad.Parameter(x, name=f"p{k}") for k, x in enumerate(arrays[:states])]
@@ -87,7 +92,9 @@ class Gradients:
     ) -> None:
         arrays = make_arrays(sample, case)
         shape = apply_formula(sample.reference, case, arrays)[0].shape
-        weights = generator(sample, case).uniform(-1, 1, shape).astype(np.float32).astype(np.float64)
+        weights = (
+            generator(sample, case).uniform(-1, 1, shape).astype(np.float32).astype(np.float64)
+        )
         self.arrays = in_dtype([*arrays, weights], dtype)
         self.inputs = [
             ad.Variable(f"x{k}", dtype=None if x.dtype == dtype else x.dtype)
@@ -108,18 +115,16 @@ class Gradients:
         used = set(executor.topo_order)
         return {x: array for x, array in zip(self.inputs, arrays) if x in used}
 
-    def add_second(self, rng: np.random.Generator) -> None:
-        """The total becomes Σ random · gradient, to be differentiated in its turn."""
-        total = ad.sum_op(self.inputs[-1] * 0)
-        for gradient, k in zip(list(self.gradients), self.chosen):
-            direction = ad.constant(rng.uniform(-1, 1, self.arrays[k].shape))
-            total = total + ad.sum_op(direction * gradient)
-        self.total = total
+    def differentiate_again(self, rng: np.random.Generator) -> None:
+        """The number becomes Σ random · gradient, with gradients of its own."""
+        directions = [ad.constant(rng.uniform(-1, 1, self.arrays[k].shape)) for k in self.chosen]
+        terms = [ad.sum_op(d * gradient) for d, gradient in zip(directions, self.gradients)]
+        self.total = ad.sum_node_list(terms)
         self.chosen = [*self.chosen, len(self.inputs) - 1]
-        self.gradients = ad.gradients(total, [self.inputs[k] for k in self.chosen])
+        self.gradients = ad.gradients(self.total, [self.inputs[k] for k in self.chosen])
 
-    def check(self, rng: np.random.Generator, factor: float) -> None:
-        """Compares the gradients with finite differences on numpy."""
+    def check(self, rng: np.random.Generator, factor: float = 1.0) -> None:
+        """Compares the gradients with finite differences, on numpy."""
         executor = ad.Executor([self.total])
         gradients = self.run(self.gradients)
         point = [self.arrays[k] for k in self.chosen]
@@ -139,11 +144,11 @@ class Gradients:
 # ---- the body ----
 
 
-class Operators(unittest.TestCase):
+class Operators:
     """What is true of every operator on the device `ctx`; each check_… runs one row."""
 
     ctx: Context | None = None
-    dtypes = (FLOAT32,)
+    dtypes: tuple[np.dtype, ...] = (FLOAT32,)
 
     def cases(self, sample: Sample, largest: float = np.inf) -> Iterator[Case]:
         for case in sample.cases:
@@ -156,27 +161,23 @@ class Operators(unittest.TestCase):
         for case in self.cases(sample):
             arrays = make_arrays(sample, case)
             for dtype in self.dtypes:
-                use = Use(sample, case, in_dtype(arrays, dtype))
-                self.compare(sample, case, dtype, use, arrays)
+                self.compare(sample, case, Use(sample, case, in_dtype(arrays, dtype)), arrays)
 
-    def compare(
-        self, sample: Sample, case: Case, dtype: np.dtype, use: Use, arrays: Sequence[np.ndarray]
-    ) -> None:
+    def compare(self, sample: Sample, case: Case, use: Use, arrays: Sequence[np.ndarray]) -> None:
         results = use.run(self.ctx)
         expected = apply_formula(sample.reference, case, arrays)
-        scales = apply_formula(sample.scale, case, arrays) if sample.scale else map(np.abs, expected)
+        scales = (
+            apply_formula(sample.scale, case, arrays) if sample.scale else map(np.abs, expected)
+        )
         if not use.parameters:
-            self.assertEqual(results[0].shape, use.node.spec.shape)
-            self.assertEqual(results[0].dtype, self.on_device(use.node.spec.dtype))
+            spec = use.node.spec
+            narrowed = self.ctx is not None and spec.dtype == FLOAT64
+            self.assertEqual(results[0].shape, spec.shape)
+            self.assertEqual(results[0].dtype, FLOAT32 if narrowed else spec.dtype)
         for result, wanted, scale in zip(results, expected, scales):
-            self.close(sample, dtype, result, wanted, scale)
+            self.close(sample, result, wanted, scale)
 
-    def on_device(self, dtype: np.dtype) -> np.dtype:
-        return FLOAT32 if self.ctx is not None and dtype == FLOAT64 else dtype
-
-    def close(
-        self, sample: Sample, dtype: np.dtype, result: np.ndarray, wanted: np.ndarray, scale: Any
-    ) -> None:
+    def close(self, sample: Sample, result: np.ndarray, wanted: np.ndarray, scale: Any) -> None:
         """|error| <= ulps * eps * scale; in float64 the formula's own error comes on top."""
         self.assertEqual(result.shape, wanted.shape)
         finite = np.isfinite(wanted)
@@ -184,47 +185,56 @@ class Operators(unittest.TestCase):
         if result.dtype.kind != "f":
             np.testing.assert_array_equal(result, wanted)
             return
-        ulps = sample.ulps if result.dtype == FLOAT32 else 2 * sample.ulps + 4
         info = np.finfo(result.dtype)
+        ulps = sample.ulps if result.dtype == FLOAT32 else 2 * sample.ulps + 8
         allowed = np.broadcast_to(ulps * info.eps * scale + info.smallest_subnormal, result.shape)
-        error = np.abs(result - wanted)[finite]
-        wrong = error > allowed[finite]
-        self.assertTrue(np.isfinite(result[finite]).all(), f"{sample.name} is not finite")
+        self.assert_within(result[finite], wanted[finite], allowed[finite], sample.name)
+
+    def assert_within(
+        self, result: np.ndarray, wanted: np.ndarray, allowed: np.ndarray, what: str
+    ) -> None:
+        self.assertTrue(np.isfinite(result).all(), f"{what} is not finite")
+        error = np.abs(result - wanted)
+        wrong = error > allowed
         if wrong.any():
-            worst = (error[wrong] / allowed[finite][wrong]).max()
-            self.fail(f"{sample.name}: {wrong.sum()} of {wrong.size} errors, {worst:.3g} x the bound")
+            worst = (error[wrong] / allowed[wrong]).max()
+            self.fail(
+                f"{what}: {wrong.sum()} of {wrong.size} are wrong, by {worst:.3g} x the bound"
+            )
 
     def check_specials(self, sample: Sample) -> None:
         """NaN, infinities and zeros flow through as in the formula."""
         case = next(c for c in sample.cases if c.size <= LARGE and all(map(np.prod, c.shapes)))
-        for k in range(sample.states, len(case.shapes)):
+        for k, shape in enumerate(case.shapes):
             for special in SPECIALS:
                 arrays = make_arrays(sample, case)
-                if arrays[k].dtype.kind == "f":
-                    with self.subTest(input=k, special=special, shapes=case.shapes):
-                        arrays[k].flat[arrays[k].size // 2] = special
-                        use = Use(sample, case, in_dtype(arrays, FLOAT32))
-                        self.compare(sample, case, FLOAT32, use, arrays)
+                if arrays[k].dtype.kind != "f" or k < sample.states:
+                    continue
+                with self.subTest(input=k, special=special, shapes=case.shapes):
+                    arrays[k].flat[int(np.prod(shape)) // 2] = special
+                    self.compare(sample, case, Use(sample, case, in_dtype(arrays, FLOAT32)), arrays)
 
     def check_bits(self, sample: Sample) -> None:
-        """The same bits every run, whether memory is shared or not, for any number of threads."""
+        """The same bits every run, with memory shared or not, for any number of threads."""
         for case in self.cases(sample):
             expected = self.bits(sample, case)
             settings.separate_arena = True
             try:
-                self.assertEqual(self.bits(sample, case), expected, "memory is not shared")
+                self.assertEqual(self.bits(sample, case), expected, "sharing memory changes bits")
             finally:
                 settings.separate_arena = False
             self.compare_threads(sample, case, expected)
 
     def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
-        pass
+        """Only the CPU device has threads."""
 
     def bits(self, sample: Sample, case: Case) -> list[bytes]:
+        """Output and gradients, from inputs that the operator may overwrite."""
         if sample.states or sample.differentiable == () or not case.shapes:
-            return [x.tobytes() for x in Use(sample, case, in_dtype(make_arrays(sample, case), FLOAT32)).run(self.ctx)]
-        graph = Gradients(sample, case, FLOAT32, wrap=lambda x: -(-x))  # inputs that may be overwritten
-        fetches = [ad.reshape_op(graph.node, (-1,))] if graph.node_has_elements else [graph.node]
+            use = Use(sample, case, in_dtype(make_arrays(sample, case), FLOAT32))
+            return [x.tobytes() for x in use.run(self.ctx)]
+        graph = Gradients(sample, case, FLOAT32, wrap=lambda x: -(-x))
+        fetches = [ad.reshape_op(graph.node, (-1,))]
         if case.size <= LARGE:
             fetches += graph.gradients
         executor = ad.Executor(fetches, self.ctx)
@@ -235,35 +245,33 @@ class Operators(unittest.TestCase):
         return first
 
     def check_integers(self, sample: Sample) -> None:
-        """Integers promote to floats, stay integers (on numpy only) or are moved as they are."""
+        """Integers promote to floats, or stay integers, on numpy only, or are moved as they are."""
         case = next(
-            c for c in sample.cases if min(map(np.prod, c.shapes)) >= 1 < max(map(np.prod, c.shapes))
-            and c.attrs.get("const") not in (0, 1)
+            c for c in sample.cases if has_elements(c) and c.attrs.get("const") not in (0, 1)
         )
-        rng = generator(sample, case)
-        small = sample.integers == "same"
-        for dtype in ("int32", "int64") if small else ("int32", "int64", "uint8", "bool"):
+        same = sample.integers == "same"
+        for dtype in ("int32", "int64") if same else ("int32", "int64", "uint8", "bool"):
             with self.subTest(dtype=dtype):
+                rng = generator(sample, case)
                 arrays = [rng.integers(1, 5, shape).astype(dtype) for shape in case.shapes]
                 use = Use(sample, case, arrays)
-                if small and self.ctx is not None:
+                if same and self.ctx is not None:
                     with self.assertRaisesRegex(GraphError, "arithmetic runs on numpy only"):
                         use.run(self.ctx)
                     continue
-                floats = [x.astype(np.float64) for x in arrays]
-                self.compare(sample, case, FLOAT64, use, floats)
-                kind = {"float": "f", "same": "i"}.get(sample.integers, use.node.spec.dtype.kind)
-                self.assertEqual(use.node.spec.dtype.kind, kind)
+                self.compare(sample, case, use, [x.astype(np.float64) for x in arrays])
+                if sample.integers != "moved":
+                    self.assertEqual(use.node.spec.dtype.kind, "i" if same else "f")
 
     def check_partners(self, sample: Sample) -> None:
         """Integers promote to the dtype of their floating partner."""
-        case = next(c for c in sample.cases if min(map(np.prod, c.shapes)) > 1)
+        case = next(c for c in sample.cases if has_elements(c))
         for k in (0, 1):
             arrays = in_dtype(make_arrays(sample, case), FLOAT32)
             arrays[k] = generator(sample, case).integers(1, 5, arrays[k].shape)
             use = Use(sample, case, arrays)
             self.assertEqual(use.node.spec.dtype, FLOAT32)
-            self.compare(sample, case, FLOAT32, use, [x.astype(np.float64) for x in arrays])
+            self.compare(sample, case, use, [x.astype(np.float64) for x in arrays])
 
     def check_refusals(self, sample: Sample) -> None:
         """Inputs that do not fit are refused when the node is made, or else when it runs."""
@@ -272,29 +280,47 @@ class Operators(unittest.TestCase):
                 bad = [np.ones(s, t) for s, t in zip(refusal.shapes, refusal.dtypes)]
                 with self.assertRaisesRegex((ShapeError, GraphError), refusal.message):
                     Use(sample, refusal, bad)
-                if refusal.states or "float64" in refusal.dtypes:
-                    continue
-                with self.assertRaisesRegex((ShapeError, GraphError), refusal.message):
-                    use = Use(sample, refusal, bad, declare=False)
-                    executor = ad.Executor([use.node], self.ctx)
-                    executor.run(use.feeds)
-                for case in [c for c in sample.cases if c.attrs == refusal.attrs and not sample.states][:1]:
-                    good = in_dtype(make_arrays(sample, case), FLOAT32)
-                    executor.run(dict(zip(use.feeds, good)))
+                if not refusal.states and "float64" not in refusal.dtypes:
+                    self.refuse_at_run(sample, refusal, bad)
+
+    def refuse_at_run(self, sample: Sample, refusal: Refusal, bad: Sequence[np.ndarray]) -> None:
+        try:
+            use = Use(sample, refusal, bad, declare=False)
+        except DlsysError:
+            return  # the attributes alone are wrong
+        executor = ad.Executor([use.node], self.ctx)
+        with self.assertRaisesRegex((ShapeError, GraphError), refusal.message):
+            executor.run(use.feeds)
+        fitting = [c for c in sample.cases if c.attrs == refusal.attrs and not sample.states]
+        for case in fitting[:1]:
+            arrays = make_arrays(sample, case)
+            use.feeds = dict(zip(use.feeds, in_dtype(arrays, FLOAT32)))
+            result = executor.run(use.feeds, convert_to_numpy_ret_vals=True)[0]
+            fresh = Use(sample, case, in_dtype(arrays, FLOAT32)).run(self.ctx)[0]
+            self.assertEqual(result.tobytes(), fresh.tobytes())
 
 
-def per_sample(**conditions: Callable[[Sample], Any]) -> Callable[[type], type]:
-    """Adds a test method for each row and each check_… of a class whose condition holds."""
+def has_elements(case: Case) -> bool:
+    sizes = [int(np.prod(shape)) for shape in case.shapes]
+    return bool(sizes) and min(sizes) >= 1 and max(sizes) > 1
 
-    def decorate(cls: type) -> type:
-        for name, check in inspect.getmembers(cls, inspect.isfunction):
-            prefix, _, what = name.partition("_")
-            if prefix == "check":
-                for sample in filter(conditions.get(what, lambda sample: True), SAMPLES):
-                    setattr(cls, f"test_{sample.name}_{what}", bound(check, sample))
-        return cls
 
-    return decorate
+def per_sample(cls: type) -> type:
+    """Adds a test method for each row and each check_… of the class that says something of it."""
+    conditions: dict[str, Callable[[Sample], Any]] = {
+        "specials": lambda s: s.specials and s.cases[0].shapes,
+        "integers": lambda s: s.integers,
+        "partners": lambda s: s.integers in ("float", "same") and len(s.cases[0].shapes) == 2,
+        "refusals": lambda s: s.refusals,
+        "gradients": lambda s: s.differentiable != () and s.cases[0].shapes,
+        "second_gradients": lambda s: s.second and s.differentiable != () and s.cases[0].shapes,
+    }
+    for name, check in inspect.getmembers(cls, inspect.isfunction):
+        prefix, _, what = name.partition("_")
+        if prefix == "check":
+            for sample in filter(conditions.get(what, lambda s: True), SAMPLES):
+                setattr(cls, f"test_{sample.name}_{what}", bound(check, sample))
+    return cls
 
 
 def bound(check: Callable, sample: Sample) -> Callable:
@@ -303,3 +329,94 @@ def bound(check: Callable, sample: Sample) -> Callable:
 
     test.__doc__ = check.__doc__
     return test
+
+
+@per_sample
+class NumpyOperators(Operators, unittest.TestCase):
+    dtypes = (FLOAT64, FLOAT32)
+
+    def check_gradients(self, sample: Sample) -> None:
+        """Gradients are what finite differences say, times the factor that the row declares."""
+        for case in self.cases(sample, LARGE):
+            factor = sample.gradient_factor(*case.shapes)
+            Gradients(sample, case, FLOAT64).check(generator(sample, case), factor)
+
+    def check_second_gradients(self, sample: Sample) -> None:
+        """Gradients of gradients are what finite differences say."""
+        for case in self.cases(sample, LARGE):
+            graph = Gradients(sample, case, FLOAT64)
+            graph.differentiate_again(generator(sample, case))
+            graph.check(generator(sample, case))
+
+    def check_inferred_shapes(self, sample: Sample) -> None:
+        """Shapes are known without running."""
+        for case in self.cases(sample, LARGE):
+            arrays = make_arrays(sample, case)
+            use = Use(sample, case, in_dtype(arrays, FLOAT32))
+            executor = ad.Executor([use.node])
+            executor.infer_shape({x: array.shape for x, array in use.feeds.items()})
+            if not sample.states:
+                expected = apply_formula(sample.reference, case, arrays)[0].shape
+                self.assertEqual(executor.node_to_shape_map[use.node], expected)
+
+
+class NativeOperators(Operators):
+    def check_gradients(self, sample: Sample) -> None:
+        """Gradients are those of numpy in float64."""
+        for case in self.cases(sample, LARGE):
+            exact = Gradients(sample, case, FLOAT64)
+            native = Gradients(sample, case, FLOAT32)
+            results = native.run(native.gradients, self.ctx)
+            for result, wanted in zip(results, exact.run(exact.gradients)):
+                largest = np.abs(wanted).max(initial=0)
+                allowed = sample.gradient_ulps * np.finfo(FLOAT32).eps * largest
+                self.assertEqual(result.shape, wanted.shape)
+                allowed = np.full(wanted.shape, allowed)
+                self.assert_within(result, wanted, allowed, f"the gradient of {sample.name}")
+
+
+@require(ndarray.cpu(0))
+@per_sample
+class CpuOperators(NativeOperators, unittest.TestCase):
+    ctx = ndarray.cpu(0)
+
+    def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
+        library = load()
+        for threads in (1, 2, 3):
+            library.check(library.cdll.DLCpuSetThreads(threads))
+            try:
+                self.assertEqual(self.bits(sample, case), expected, f"{threads} threads")
+            finally:
+                library.check(library.cdll.DLCpuSetThreads(0))
+
+
+@require(ndarray.gpu(0))
+@per_sample
+class GpuOperators(NativeOperators, unittest.TestCase):
+    ctx = ndarray.gpu(0)
+
+
+class Table(unittest.TestCase):
+    def test_every_operator_has_a_row(self) -> None:
+        covered = {id(sample.op) for sample in SAMPLES}
+        missing = [
+            f"{family.__name__}.{name}"
+            for family in FAMILIES
+            for name, value in vars(family).items()
+            if makes_nodes(family, name, value) and id(value) not in covered
+        ]
+        self.assertEqual(missing, [], "add a row to tests/samples.py")
+
+    def test_rows_have_names_of_their_own(self) -> None:
+        names = [sample.name for sample in SAMPLES]
+        self.assertEqual(len(set(names)), len(names))
+
+
+def makes_nodes(family: Any, name: str, value: Any) -> bool:
+    """Operators, and public functions that return a node."""
+    if name.startswith("_") or name in LEAVES:
+        return False
+    if isinstance(value, ad.Op):
+        return name.endswith("_op")
+    own = inspect.isfunction(value) and value.__module__ == family.__name__
+    return own and value.__annotations__.get("return") in ("Node", ad.Node)

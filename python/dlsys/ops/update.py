@@ -29,7 +29,8 @@ class AssignOp(Op):
         target, value = specs[0].dtype, specs[1].dtype
         if target is not None and value is not None and not np.can_cast(value, target, "same_kind"):
             raise node.error(
-                f"{node.inputs[0].name} is {target}; it cannot hold {node.inputs[1].name} of {value}"
+                f"{node.inputs[0].name} is {target}, which cannot hold {value} of "
+                f"{node.inputs[1].name}"
             )
         return specs[0]
 

@@ -1,0 +1,363 @@
+"""Proves this checkout on a GPU and leaves a JSON record of what was run and what came of it.
+
+    python benchmarks/gpu_record.py --out FOLDER [--commit ID] [--parts build,tests,...]
+
+Parts: build the library; all tests, none skipped; MNIST on three devices, with CUDA's calls
+counted; the benchmarks of gpu.py; compute-sanitizer's four tools. Each has a time limit and leaves
+FOLDER/<part>.json as it goes; record.json merges those that are there, output.log has every word
+that was printed. The exit status is 0 when every part is as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import measure
+
+ROOT = measure.ROOT
+COUNTED = "tests/gpu/counted.py"
+EPOCHS = (10, 30)
+DEVICES = ("numpy", "cpu", "gpu")
+MODELS = {"logreg": 0.92, "mlp": 0.965}  # with the validation accuracy that is expected
+LARGEST_DIFFERENCE = 1e-3  # between the devices' losses
+# Which tests each tool runs; one launch under a tool takes up to a hundred times as long.
+OPERATORS = "*GpuOperators*_values"
+SHARED_MEMORY = ("matmul", "softmax", "log_softmax", "sum", "mean", "softmax_cross_entropy")
+SUBSET = tuple(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY)
+TOOLS = {
+    "memcheck": ((OPERATORS, "*GpuKernels*"), "separate"),
+    "racecheck": (SUBSET, "shared"),
+    "initcheck": (SUBSET, "shared"),
+    "synccheck": (SUBSET, "shared"),
+}
+
+
+class Part:
+    """One part of the record: its results so far, kept on disk."""
+
+    def __init__(self, name: str, out: Path, limit: float) -> None:
+        self.result: dict[str, Any] = {"ok": False}
+        self._name = name
+        self._out = out
+        self._end = time.monotonic() + limit
+        self._lock = threading.Lock()
+
+    def save(self) -> None:
+        """Writes the part's file."""
+        with self._lock:
+            path = self._out / f"{self._name}.json"
+            path.write_text(json.dumps(self.result, indent=1) + "\n")
+
+    def run(
+        self, command: Sequence[str], limit: float = 600.0, cwd: Path = ROOT, **env: str
+    ) -> dict[str, Any]:
+        """Runs a command within its limit and the part's; returns status, seconds and output.
+
+        The status is None when a limit ended it. All its output goes to output.log.
+        """
+        limit = max(1.0, min(limit, self._end - time.monotonic()))
+        path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path.rstrip(":"), **env}
+        start = time.monotonic()
+        with tempfile.TemporaryFile("w+", errors="replace") as stream:
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=environment,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status: int | None = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                status = None
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            stream.seek(0)
+            output = stream.read()
+        seconds = round(time.monotonic() - start, 1)
+        shown = " ".join([*(f"{key}={value}" for key, value in env.items()), *command])
+        self._log(f"$ {shown}\n{output}\n[status {status}, {seconds} s]\n\n")
+        return {"command": shown, "status": status, "seconds": seconds, "output": output}
+
+    def _log(self, text: str) -> None:
+        with self._lock, open(self._out / "output.log", "a") as log:
+            log.write(text)
+
+
+def build(part: Part) -> None:
+    """The library for this machine's GPU."""
+    command = ["make", "lib", "VENV=", f"PYTHON={sys.executable}"]
+    done = part.run(command)
+    part.result.update(brief(done), ok=done["status"] == 0, versions=versions())
+    program = "import json, measure; print(json.dumps(measure.machine()))"
+    facts = part.run([sys.executable, "-c", program], cwd=measure.HERE)
+    if facts["status"] == 0:
+        part.result["machine"] = json.loads(facts["output"].splitlines()[-1])
+
+
+def tests(part: Part) -> None:
+    """Every test; a skip is a failure."""
+    done = part.run([sys.executable, "tests/run.py"], DLSYS_REQUIRE_GPU="1")
+    part.result.update(brief(done), **counts(done["output"]))
+    ran = part.result["passed"] > 0
+    part.result["ok"] = done["status"] == 0 and ran and not part.result["failed"]
+
+
+def mnist(part: Part) -> None:
+    """The command line on each device: losses, accuracies, and how often CUDA was called."""
+    with tempfile.TemporaryDirectory() as folder:
+        counter, trouble = build_counter(Path(folder))
+        part.result["cupti"] = trouble or "counts"
+        runs: dict[str, Any] = {}
+        part.result["runs"] = runs
+        for model in MODELS:
+            for device in DEVICES:
+                runs[f"{model} {device}"] = train(part, model, device, EPOCHS[0], counter, folder)
+                part.save()
+            longer = train(part, model, "gpu", EPOCHS[1], counter, folder)
+            runs[f"{model} gpu, {EPOCHS[1]} epochs"] = longer
+            part.save()
+    verdicts = {model: judge(model, runs) for model in MODELS}
+    part.result.update(models=verdicts)
+    part.result["ok"] = not trouble and all(verdict["ok"] for verdict in verdicts.values())
+
+
+def build_counter(folder: Path) -> tuple[Path | None, str]:
+    """The library that counts CUDA's calls, or why there is none."""
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    import cupti_counter
+
+    try:
+        return cupti_counter.build(folder), ""
+    except cupti_counter.CuptiMissing as missing:
+        return None, str(missing)
+
+
+def train(
+    part: Part, model: str, device: str, epochs: int, counter: Path | None, folder: str
+) -> dict[str, Any]:
+    """One training: its losses by epoch, its accuracies, and on the GPU the counters."""
+    program = ["mnist_dlsys.py", "-m", model, "-c", device, "-e", str(epochs), "-l"]
+    out = Path(folder) / f"{model}-{epochs}.json"
+    counted = device == "gpu" and counter is not None
+    if counted:
+        program = [COUNTED, str(counter), str(out), *program]
+    done = part.run([sys.executable, *program], limit=90)
+    result = {
+        "status": done["status"],
+        "seconds": done["seconds"],
+        "losses": [float(x) for x in re.findall(r"^epoch .*\bloss[ =](\S+)", done["output"], re.M)],
+        "accuracy": {
+            kind: float(value)
+            for kind, value in re.findall(r"^(\w+) set accuracy=(\S+)$", done["output"], re.M)
+        },
+    }
+    if done["status"] != 0:
+        result["tail"] = done["output"][-2000:]
+    if counted and out.exists():
+        result["counters"] = json.loads(out.read_text())
+    return result
+
+
+def judge(model: str, runs: dict[str, Any]) -> dict[str, Any]:
+    """Whether the devices agree, learn, and allocate nothing more in a longer training."""
+    curves = [runs[f"{model} {device}"]["losses"] for device in DEVICES]
+    complete = all(len(curve) == EPOCHS[0] for curve in curves)
+    difference = None
+    if complete:
+        difference = max(max(losses) - min(losses) for losses in zip(*curves))
+    accuracies = [
+        runs[f"{model} {device}"]["accuracy"].get("validation", 0.0) for device in DEVICES
+    ]
+    allocations = {
+        f"{source} {name}": [
+            runs[run].get("counters", {}).get(source, {}).get(name)
+            for run in (f"{model} gpu", f"{model} gpu, {EPOCHS[1]} epochs")
+        ]
+        for source, name in (
+            ("library", "device_allocations"),
+            ("cupti", "runtime_allocations"),
+            ("cupti", "driver_allocations"),
+            ("cupti", "host_allocations"),
+        )
+    }
+    counted = all(short is not None and short == long for short, long in allocations.values())
+    learned = min(accuracies) >= MODELS[model] and all(curve[-1] < curve[0] for curve in curves)
+    return {
+        "ok": complete and learned and counted and (difference or 0.0) <= LARGEST_DIFFERENCE,
+        "largest_difference_of_losses": difference,
+        "validation_accuracies": dict(zip(DEVICES, accuracies)),
+        f"allocations_for_{EPOCHS[0]}_and_{EPOCHS[1]}_epochs": allocations,
+    }
+
+
+def speed(part: Part) -> None:
+    """benchmarks/gpu.py, as far as it came within the limit."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = part.run([sys.executable, "benchmarks/gpu.py", "--out", folder])
+        part.result.update(brief(done), ok=done["status"] == 0)
+        path = Path(folder) / "gpu.json"
+        if path.exists():
+            part.result["benchmark"] = json.loads(path.read_text())
+
+
+def sanitizers(part: Part) -> None:
+    """compute-sanitizer's tools, side by side: each spends most of its time on the host."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.access(program, os.X_OK):
+        part.result.update(ok=True, tools={tool: {"outcome": "not run: missing"} for tool in TOOLS})
+        return
+    results: dict[str, Any] = {tool: {"outcome": "not run: no time was left"} for tool in TOOLS}
+    part.result["tools"] = results
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        jobs = {pool.submit(sanitize, part, program, tool): tool for tool in TOOLS}
+        for job in concurrent.futures.as_completed(jobs):
+            results[jobs[job]] = job.result()
+            part.save()
+    outcomes = [result["outcome"] for result in results.values()]
+    part.result["ok"] = all(text == "clean" or text.startswith("not run") for text in outcomes)
+
+
+def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
+    """One tool over its tests, with the own matrix product."""
+    patterns, arena = TOOLS[tool]
+    command = [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "10"]
+    command += [sys.executable, "-m", "unittest", "-v", "test_operators", "test_gpu_op"]
+    command += [argument for pattern in patterns for argument in ("-k", pattern)]
+    env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1"}
+    done = part.run(command, cwd=ROOT / "tests", **env)
+    output = done["output"]
+    ran, verdict = re.search(r"^Ran (\d+) tests?", output, re.M), verdict_of(tool, done)
+    return {
+        **brief(done),
+        "outcome": verdict,
+        "tests": int(ran[1]) if ran else 0,
+        "tests_passed_before_the_end": len(re.findall(r"\.\.\. ok$", output, re.M)),
+    }
+
+
+def verdict_of(tool: str, done: dict[str, Any]) -> str:
+    """clean, or what was found, or why the tool did not run."""
+    output = done["output"]
+    refused = re.search(r"^.*(?:[Dd]evice not supported|not supported on this).*$", output, re.M)
+    if refused:
+        return f"not run: {refused[0].strip('= ')}"
+    summary = re.search(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (.*)$", output, re.M)
+    if done["status"] is None:
+        found = re.findall(r"^=+ ((?:Invalid|Uninitialized|Race|Error|Barrier).*)$", output, re.M)
+        return f"found: {found[0]}" if found else "unfinished: nothing found within the time limit"
+    if summary and not re.match(r"0 (errors|hazards)", summary[1]):
+        return f"found: {summary[1]}"
+    if done["status"] or not summary:
+        return f"failed: status {done['status']}"
+    return "clean"
+
+
+PARTS: dict[str, tuple[Callable[[Part], None], float]] = {
+    "build": (build, 170.0),
+    "tests": (tests, 150.0),
+    "mnist": (mnist, 100.0),
+    "speed": (speed, 90.0),
+    "sanitizers": (sanitizers, 150.0),
+}
+
+
+def brief(done: dict[str, Any]) -> dict[str, Any]:
+    """What a record keeps of a command: the end of a failure's output, one line of a success's."""
+    tail = done["output"].strip()[-6000:] if done["status"] else done["output"].strip()[-500:]
+    return {**{key: done[key] for key in ("command", "status", "seconds")}, "tail": tail}
+
+
+def counts(output: str) -> dict[str, int]:
+    """The numbers of the test runner's last line."""
+    found = re.findall(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", output, re.M)
+    numbers = found[-1] if found else (0, 0, 0)
+    return dict(zip(("passed", "failed", "skipped"), map(int, numbers)))
+
+
+def versions() -> dict[str, str]:
+    """What the machine's tools call themselves."""
+    commands = {
+        "nvidia-smi": ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap"],
+        "nvcc": [shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version"],
+        "compiler": ["g++", "--version"],
+        "torch": [sys.executable, "-c", "import torch; print(torch.__version__)"],
+    }
+    commands["nvidia-smi"].append("--format=csv,noheader")
+    said = {}
+    for name, command in commands.items():
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except OSError as error:
+            said[name] = str(error)
+            continue
+        lines = done.stdout.strip().splitlines() or ["nothing"]
+        said[name] = lines[-2] if name == "nvcc" and len(lines) > 1 else lines[0]
+    return said
+
+
+def merge(out: Path, commit: str | None, seconds: float) -> dict[str, Any]:
+    """record.json from the parts that are there."""
+    parts = {}
+    for name in PARTS:
+        path = out / f"{name}.json"
+        if path.exists():
+            parts[name] = json.loads(path.read_text())
+    record = {
+        "commit": commit or measure.commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
+        "command": "python benchmarks/gpu_record.py",
+        "machine": parts.get("build", {}).get("machine"),
+        "seconds": round(seconds, 1),
+        "ok": all(part["ok"] for part in parts.values()) and len(parts) == len(PARTS),
+        **{key: parts.get("tests", {}).get(key) for key in ("passed", "failed", "skipped")},
+        "parts": parts,
+    }
+    (out / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default=None, help="the commit, where there is no git")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    record: dict[str, Any] = {}
+    for name in options.parts.split(","):
+        do, limit = PARTS[name]
+        left = options.seconds - (time.monotonic() - start)
+        part = Part(name, options.out, max(1.0, min(limit, left)))
+        try:
+            do(part)
+        except Exception as error:  # the other parts are still worth their time
+            part.result["error"] = repr(error)
+        part.save()
+        record = merge(options.out, options.commit, time.monotonic() - start)
+        outcome = "ok" if part.result["ok"] else "NOT OK"
+        print(f"{name:12} {outcome:8} {time.monotonic() - start:6.0f} s", flush=True)
+    print(f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped")
+    return 0 if record["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
