@@ -51,12 +51,13 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-gpu lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-gpu asan lib optional-lib native cxx wheel lint format bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
 	@echo "make test       build what this machine can build and run all tests"
 	@echo "make test-gpu   the same on a GPU; a skipped test is a failure"
+	@echo "make asan       the tests of the CPU kernels under AddressSanitizer"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
@@ -79,6 +80,16 @@ test-gpu: $(call READY,test)
 	@$(if $(GPU_ARCHS),,echo "make test-gpu: nvidia-smi shows no GPU on this machine"; exit 1)
 	+@$(SUBMAKE) lib
 	@DLSYS_REQUIRE_GPU=1 $(RUN) tests/run.py $(ARGS)
+
+# Every buffer has a block of its own and of its true size, so that each overrun is seen.
+ASAN_TESTS ?= test_operators test_gpu_op test_ndarray
+asan: $(call READY,test)
+	+@$(SUBMAKE) native CUDA_ARCHS= BUILD=$(BUILD)/asan LIB=$(BUILD)/asan/libdlsys.so \
+	  CXXFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address
+	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(CURDIR)/$(BUILD)/asan/libdlsys.so \
+	  $(RUN) tests/run.py $(ASAN_TESTS)
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib

@@ -94,7 +94,9 @@ def compare(network: str, systems: list[str], rounds: int, seconds: float) -> di
             ms[system].append(each.turn(seconds))
     for each in contestants.values():
         each.close()
-    result: dict[str, Any] = {"ms": {system: measure.summary(times) for system, times in ms.items()}}
+    result: dict[str, Any] = {
+        "ms": {system: measure.summary(times) for system, times in ms.items()}
+    }
     rivals = [system for system in systems if system in THEIRS]
     if rivals:
         best = min(rivals, key=lambda system: statistics.median(ms[system]))

@@ -1,4 +1,4 @@
-"""On a GPU: training steps against PyTorch, one product, and how much of the memory's speed is used.
+"""On a GPU: training steps against PyTorch, a large product, and kernels bound by memory.
 
     python benchmarks/gpu.py [--only steps,operators,products,bandwidth]
 
@@ -9,6 +9,7 @@ contestants of a table take turns in one process.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import time
@@ -165,6 +166,7 @@ def products() -> dict[str, Any]:
     import numpy as np
 
     from dlsys import ndarray
+    from dlsys.errors import DeviceError
     from dlsys.runtime.device import gpu
 
     ctx, n = gpu(0), PRODUCT
@@ -173,9 +175,14 @@ def products() -> dict[str, Any]:
     a, b = (ndarray.array(host, ctx) for host in hosts)
     out = ndarray.empty((n, n), ctx)
     contestants: dict[str, Call] = {
-        kernel: lambda kernel=kernel: ndarray.launch(kernel, ctx, a, 0, b, 0, out)
+        kernel: functools.partial(ndarray.launch, kernel, ctx, a, 0, b, 0, out)
         for kernel in ("matmul_own", "matmul_cublas")
     }
+    try:
+        contestants["matmul_cublas"]()
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        del contestants["matmul_cublas"]
     torch = _torch()
     if torch:
         ta, tb = (torch.from_numpy(host).cuda() for host in hosts)

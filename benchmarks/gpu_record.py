@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,14 @@ class Part:
         """Writes the part's file."""
         with self._lock:
             path = self._out / f"{self._name}.json"
-            path.write_text(json.dumps(self.result, indent=1) + "\n")
+            path.write_text(measure.as_json(self.result))
 
     def run(
-        self, command: Sequence[str], limit: float = 600.0, cwd: Path = ROOT, **env: str
+        self,
+        command: Sequence[str],
+        limit: float = 600.0,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Runs a command within its limit and the part's; returns status, seconds and output.
 
@@ -71,7 +75,7 @@ class Part:
         """
         limit = max(1.0, min(limit, self._end - time.monotonic()))
         path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path.rstrip(":"), **env}
+        environment = {**os.environ, "PYTHONPATH": path.rstrip(":"), **(env or {})}
         start = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as stream:
             process = subprocess.Popen(
@@ -91,7 +95,7 @@ class Part:
             stream.seek(0)
             output = stream.read()
         seconds = round(time.monotonic() - start, 1)
-        shown = " ".join([*(f"{key}={value}" for key, value in env.items()), *command])
+        shown = " ".join([*(f"{key}={value}" for key, value in (env or {}).items()), *command])
         self._log(f"$ {shown}\n{output}\n[status {status}, {seconds} s]\n\n")
         return {"command": shown, "status": status, "seconds": seconds, "output": output}
 
@@ -113,7 +117,7 @@ def build(part: Part) -> None:
 
 def tests(part: Part) -> None:
     """Every test; a skip is a failure."""
-    done = part.run([sys.executable, "tests/run.py"], DLSYS_REQUIRE_GPU="1")
+    done = part.run([sys.executable, "tests/run.py"], env={"DLSYS_REQUIRE_GPU": "1"})
     part.result.update(brief(done), **counts(done["output"]))
     ran = part.result["passed"] > 0
     part.result["ok"] = done["status"] == 0 and ran and not part.result["failed"]
@@ -123,7 +127,7 @@ def mnist(part: Part) -> None:
     """The command line on each device: losses, accuracies, and how often CUDA was called."""
     with tempfile.TemporaryDirectory() as folder:
         counter, trouble = build_counter(Path(folder))
-        part.result["cupti"] = trouble or "counts"
+        part.result.update(cupti=trouble or "counts", epochs=EPOCHS)
         runs: dict[str, Any] = {}
         part.result["runs"] = runs
         for model in MODELS:
@@ -203,7 +207,7 @@ def judge(model: str, runs: dict[str, Any]) -> dict[str, Any]:
         "ok": complete and learned and counted and (difference or 0.0) <= LARGEST_DIFFERENCE,
         "largest_difference_of_losses": difference,
         "validation_accuracies": dict(zip(DEVICES, accuracies)),
-        f"allocations_for_{EPOCHS[0]}_and_{EPOCHS[1]}_epochs": allocations,
+        "allocations": allocations,
     }
 
 
@@ -241,7 +245,7 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
     command += [sys.executable, "-m", "unittest", "-v", "test_operators", "test_gpu_op"]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
     env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1"}
-    done = part.run(command, cwd=ROOT / "tests", **env)
+    done = part.run(command, cwd=ROOT / "tests", env=env)
     output = done["output"]
     ran, verdict = re.search(r"^Ran (\d+) tests?", output, re.M), verdict_of(tool, done)
     return {
@@ -329,7 +333,7 @@ def merge(out: Path, commit: str | None, seconds: float) -> dict[str, Any]:
         **{key: parts.get("tests", {}).get(key) for key in ("passed", "failed", "skipped")},
         "parts": parts,
     }
-    (out / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+    (out / "record.json").write_text(measure.as_json(record))
     return record
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -62,8 +63,18 @@ def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> Pat
     }
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(as_json(record))
     return path
+
+
+def as_json(value: Any) -> str:
+    """Indented JSON with lists of numbers on one line."""
+    text = json.dumps(value, indent=1)
+    return re.sub(r"\[\s+([-+.\d\w,\s]+?)\s+\]", _on_one_line, text) + "\n"
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return "[" + re.sub(r"\s+", " ", found[1]) + "]"
 
 
 def commit() -> str | None:
@@ -80,7 +91,7 @@ def machine() -> dict[str, Any]:
     """The hardware and the versions that a figure stands on."""
     import numpy as np
 
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload]
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     facts: dict[str, Any] = {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),

@@ -57,7 +57,7 @@ class Ours:
         train = optim.SGD(LEARNING_RATE).minimize(loss, parameters)
         self.executor = ad.Executor([loss, train], ctx=ctx)
         images, classes = batch(size)
-        feeds = {x: images, y_: classes}
+        feeds: dict[Any, Any] = {x: images, y_: classes}
         if on_device:
             feeds = {node: ndarray.array(value, ctx) for node, value in feeds.items()}
         self.feeds = feeds

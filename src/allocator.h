@@ -19,7 +19,8 @@ size_t BlockSize(size_t nbytes);
 // Not thread safe: the runtime holds its lock around every call.
 class CachingAllocator {
  public:
-  CachingAllocator(const Device& device, int id) : device_(device), id_(id) {}
+  // With DLSYS_DEBUG_ARENA=separate it caches nothing and rounds nothing up.
+  CachingAllocator(const Device& device, int id);
   CachingAllocator(const CachingAllocator&) = delete;
 
   // 256-byte aligned, never null; fails with DL_OUT_OF_MEMORY after giving back every cached block.
@@ -45,6 +46,7 @@ class CachingAllocator {
 
   const Device& device_;
   const int id_;
+  const bool separate_;
   std::unordered_map<void*, Block> blocks_;
   Pools pools_;
   DLMemoryStats stats_ = {};

@@ -1,4 +1,4 @@
-"""What operators compute, in float64 and independently of them, and what their errors are measured against."""
+"""What operators compute, in float64 and independently, and what errors are compared with."""
 
 from __future__ import annotations
 
@@ -64,8 +64,12 @@ def matmul_scale(a: np.ndarray, b: np.ndarray, trans_A=False, trans_B=False) -> 
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """-log(1 + the other classes' odds), class by class: no digit cancels."""
-    return -np.logaddexp.reduce(x[..., None, :] - x[..., :, None], axis=-1, initial=-np.inf)
+    """-log Σ_j exp(x_j - x_i), class by class: no digit cancels. Infinity spoils its row."""
+    differences = x[..., None, :] - x[..., :, None]
+    differences = np.where(np.isneginf(x)[..., None, :], -np.inf, differences)
+    y = -np.logaddexp.reduce(differences, axis=-1, initial=-np.inf)
+    spoilt = (np.isposinf(x) | np.isnan(x)).any(axis=-1, keepdims=True)
+    return np.where(spoilt, np.nan, y)
 
 
 def softmax_scale(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The words of the table in samples.py: what a row says of an operator, and the values it is fed."""
+"""The words of the table in samples.py: what a row says of an operator, and what it is fed."""
 
 from __future__ import annotations
 

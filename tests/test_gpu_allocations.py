@@ -1,4 +1,4 @@
-"""Training allocates no device memory after its first steps: by the library's counter and by CUPTI."""
+"""Training allocates device memory in its first steps only, by two independent counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from devices import require
-
 from dlsys.runtime.device import gpu
 
 FOLDER = Path(__file__).resolve().parent / "gpu"

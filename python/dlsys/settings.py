@@ -24,8 +24,14 @@ from dataclasses import dataclass, field
 
 
 def _debug_level() -> int:
-    text = os.environ.get("DLSYS_DEBUG", "0")
-    return int(text) if text.isdigit() else 0
+    return 0 if os.environ.get("DLSYS_DEBUG") == "nan" else _number("DLSYS_DEBUG")
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name) or "0"
+    if not text.isdigit():
+        raise ValueError(f"{name}={text}: expected a whole number")
+    return int(text)
 
 
 @dataclass
@@ -40,7 +46,7 @@ class Settings:
         default_factory=lambda: os.environ.get("DLSYS_DEBUG_ARENA", "shared") == "separate"
     )
     library: str | None = field(default_factory=lambda: os.environ.get("DLSYS_LIBRARY"))
-    threads: int = field(default_factory=lambda: int(os.environ.get("DLSYS_THREADS", "0")))
+    threads: int = field(default_factory=lambda: _number("DLSYS_THREADS"))
     blas: str = field(default_factory=lambda: os.environ.get("DLSYS_BLAS", "auto"))
     require_gpu: bool = field(
         default_factory=lambda: os.environ.get("DLSYS_REQUIRE_GPU", "0") == "1"

@@ -49,7 +49,8 @@ void Memory(int, size_t* free_nbytes, size_t* total_nbytes) {
 // hopeless here.
 void* Alloc(int, size_t nbytes) {
   if (nbytes > TotalMemory()) return nullptr;
-  return aligned_alloc(kAlignment, (nbytes + kAlignment - 1) / kAlignment * kAlignment);
+  void* data = nullptr;  // posix_memalign, since aligned_alloc would have the size rounded up
+  return posix_memalign(&data, kAlignment, nbytes) == 0 ? data : nullptr;
 }
 
 void Release(int, void* data) { free(data); }

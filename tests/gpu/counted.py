@@ -2,7 +2,7 @@
 
     python tests/gpu/counted.py COUNTER.so OUT.json PROGRAM [ARGUMENTS...]
 
-OUT.json gets `cupti`, the counts of tests/gpu/cupti_counter.py for the whole life of the program, and
+OUT.json gets `cupti`, the counts of cupti_counter.py for the whole life of the program, and
 `library`, the counters of the native library's own allocator on the GPU.
 """
 

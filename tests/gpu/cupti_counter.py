@@ -1,4 +1,4 @@
-"""CUDA calls of this process, counted by CUPTI through cupti_counter.cc, which is compiled on the spot.
+"""CUDA calls of this process, counted by CUPTI; cupti_counter.cc is compiled on the spot.
 
 Nothing here imports dlsys, so that counting can start before anything touches CUDA.
 """

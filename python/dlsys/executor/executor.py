@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError, ShapeError
+from ..errors import DeviceError, GraphError, ShapeError
 from ..graph.collector import paused_collector
 from ..graph.node import Node, Spec, find_topo_sort
 from ..graph.shapes import FLOAT32, infer
@@ -43,9 +43,11 @@ class Executor:
     """
 
     def __init__(self, eval_node_list: Sequence[Node], ctx: Context | None = None) -> None:
-        if isinstance(eval_node_list, Node):
-            raise GraphError(
-                f"Executor: expected a list of nodes to fetch, got the node {eval_node_list.name}"
+        if isinstance(eval_node_list, Node) or not isinstance(eval_node_list, Iterable):
+            raise GraphError(f"Executor: expected a list of nodes to fetch, got {eval_node_list!r}")
+        if ctx is not None and not isinstance(ctx, Context):
+            raise DeviceError(
+                f"Executor: ctx is {ctx!r}, expected None, ndarray.cpu(0) or ndarray.gpu(0)"
             )
         self.eval_node_list = list(eval_node_list)
         for node in self.eval_node_list:

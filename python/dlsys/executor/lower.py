@@ -177,4 +177,4 @@ class Segment:
                 words.append(int(np.float32(next(scalars)).view(np.uint32)))
             else:
                 words.append(int(next(scalars)) & 0xFFFFFFFFFFFFFFFF)
-        return self._library.index[key], words  # type: ignore[index]
+        return self._library.index[key], words

@@ -56,7 +56,7 @@ def _back_through(
         _spread(node, grads, pieces, needed)
         return
     total = totals[node] = sum_node_list(pieces.pop(node))
-    if "index" in node.attrs and node.inputs and node.inputs[0].op.outputs > 1:
+    if node.op.selects:
         pieces.setdefault(node.inputs[0], []).append((node.attrs["index"], total))
     elif node.inputs and not needed.isdisjoint(node.inputs):
         _spread(node, total, pieces, needed)

@@ -35,7 +35,7 @@ class Spec(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype | None
+    dtype: Any  # a np.dtype, or None while unknown
     declared: bool = True
 
     @property
@@ -49,7 +49,6 @@ class Spec(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes it takes in memory."""
-        assert self.dtype is not None
         return self.size * self.dtype.itemsize
 
 
@@ -67,6 +66,7 @@ class Op:
     outputs: int = (
         1  # values it makes; several are reached as node[0], node[1], …; 0 only groups its inputs
     )
+    selects: bool = False  # it is one value of an operator that has several
     view: bool = False  # the output is input 0's memory under another shape
     inplace: bool = (
         False  # the output may take over an input of equal shape and dtype that dies here
@@ -100,11 +100,13 @@ class Op:
         declared = any(spec.declared for spec in specs)
         shapes = self.infer_shape(node, [spec.shape for spec in specs])
         try:
-            if self.outputs > 1:
-                return tuple(Spec(tuple(map(index, shape)), dtype, declared) for shape in shapes)
-            return Spec(tuple(map(index, shapes)), dtype, declared)
+            several = [tuple(map(index, s)) for s in (shapes if self.outputs > 1 else [shapes])]
         except TypeError:
-            raise node.error(f"infer_shape returned {shapes!r}, expected a shape") from None
+            several = []
+        if len(several) != self.outputs or any(extent < 0 for s in several for extent in s):
+            raise node.error(f"infer_shape returned {shapes!r}, expected {self.outputs} shape(s)")
+        found = tuple(Spec(shape, dtype, declared) for shape in several)
+        return found if self.outputs > 1 else found[0]
 
     def infer_shape(self, node: Node, input_shapes: Sequence[tuple[int, ...]]) -> Any:
         """The output's shape (a tuple of shapes when `outputs` > 1) from the inputs' shapes."""
@@ -289,7 +291,7 @@ class OutputOp(Op):
     """One value of an operator that has several: `node[1]`."""
 
     name = "output"
-    view = True
+    view = selects = True
 
     def infer(self, node: Node, *specs: Any) -> Spec:
         return specs[0][node.attrs["index"]]
@@ -355,7 +357,7 @@ def _user_line() -> tuple[str, int]:
 def _refuse_input(node: Node, value: Any) -> None:
     """An input must be one value; only `group` takes whatever can be fetched."""
     if isinstance(value, Node):
-        if node.op.outputs == 0 or node.op is output_op:
+        if node.op.outputs == 0 or node.op.selects:
             return
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"

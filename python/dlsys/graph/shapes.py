@@ -26,7 +26,7 @@ def infer(
     specs: dict[Node, Any] = {}
     for node in order:
         spec = leaves.get(node) or node.spec
-        if spec is None or spec[1] is None or type(spec) is not Spec:
+        if type(spec) is not Spec or spec.dtype is None:
             spec = node.op.infer(node, *[specs[x] for x in node.inputs])
         if native and type(spec) is Spec and spec.dtype == FLOAT64:
             spec = _narrow(node, spec)
@@ -56,7 +56,7 @@ def promote(node: Node, *specs: Spec) -> np.dtype | None:
         return None
     if len(dtypes) == 1:
         return dtypes.pop()
-    floats = {dtype for dtype in dtypes if dtype.kind == "f"}  # type: ignore[union-attr]
+    floats = {dtype for dtype in dtypes if dtype.kind == "f"}
     if len(floats) == 1:
         return floats.pop()
     if floats:

@@ -8,6 +8,7 @@ mathematics allows it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast, floating, promote
-from .source import constant_op
+from .source import constant_op, oneslike_op
 
 
 class Elementwise(Op):
@@ -115,7 +116,7 @@ class WithConst(Elementwise):
         return (float(node.attrs["const"]),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [self._gradient(node.inputs[0], node.attrs["const"], node, output_grad)]  # type: ignore[misc]
+        return [self._gradient(node.inputs[0], node.attrs["const"], node, output_grad)]
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
@@ -215,11 +216,13 @@ mul_op = Elementwise(
 div_op = FloatElementwise(
     "div", np.divide, lambda a, b, y, dy: (dy / b, -dy * y / b), with_const=lambda a, b: div(a, b)
 )
-pow_op = FloatElementwise(  # the exponent's gradient wants a > 0
-    "pow", np.power, lambda a, b, y, dy: (dy * b * pow_op(a, b - 1), dy * y * log_op(a))
+pow_op: Elementwise = FloatElementwise(  # the exponent's gradient wants a > 0
+    "pow",
+    np.power,
+    lambda a, b, y, dy: (dy * b * pow_op(a, b - oneslike_op(a)), dy * y * log_op(a)),
 )
 # dy where relu's input (or its output, which has the same sign) is positive, else 0
-relu_gradient_op = Elementwise(
+relu_gradient_op: Elementwise = Elementwise(
     "relu_gradient", _masked, lambda x, g, y, dy: (None, relu_gradient_op(x, dy)), scratch=True
 )
 
@@ -237,9 +240,16 @@ pow_byconst_op = WithConst(
     "pow_const", np.power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1
 )
 const_pow_op = WithConst(
-    "rpow_const", lambda x, c, y: np.power(c, x, y), lambda x, c, y, dy: dy * y * float(np.log(c))
+    "rpow_const", lambda x, c, y: np.power(c, x, y), lambda x, c, y, dy: dy * y * _log(c)
 )
 cast_op = CastOp()
+
+
+def _log(c: float) -> float:
+    """The logarithm with numpy's values and without its warnings."""
+    if c > 0:
+        return math.log(c)
+    return -math.inf if c == 0 else math.nan
 
 
 def _power_gradient(x: Node, c: float, dy: Node) -> Node:

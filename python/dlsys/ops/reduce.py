@@ -47,7 +47,17 @@ class SumOp(Op):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
         axes = normalize_axes(node, node.attrs["axis"], x.ndim)
-        np.sum(x, axis=axes, keepdims=node.attrs["keepdims"], dtype=y.dtype, out=y)
+        if (
+            axes == tuple(range(len(axes)))
+            and len(axes) < x.ndim
+            and x.dtype.kind == "f"
+            and x.size
+        ):
+            # numpy adds rows one after the other; a product adds them in blocks, faster and closer
+            rows = x.size // y.size
+            np.matmul(np.ones(rows, x.dtype), x.reshape(rows, y.size), out=y.reshape(y.size))
+        else:
+            np.sum(x, axis=axes, keepdims=node.attrs["keepdims"], dtype=y.dtype, out=y)
         if self._mean:
             np.multiply(y, y.size / x.size if x.size else np.nan, out=y)
 
@@ -187,4 +197,4 @@ sum_to_like_op = SumToLikeOp()
 def sum_to_like(x: Node, like: Node) -> Node:
     """`sum_to_like_op`, left out where both shapes are known to be equal."""
     known = x.spec is not None and like.spec is not None
-    return x if known and x.spec.shape == like.spec.shape else sum_to_like_op(x, like)  # type: ignore[union-attr]
+    return x if known and x.spec.shape == like.spec.shape else sum_to_like_op(x, like)

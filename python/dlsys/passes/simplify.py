@@ -88,7 +88,7 @@ class _Rewriter:
         free = op.any_dtype or ()
         inputs = list(node.inputs)
         for k, x in enumerate(inputs):
-            if x.spec.dtype != FLOAT32 and k not in free:  # type: ignore[operator]
+            if x.spec.dtype != FLOAT32 and k not in free:
                 with attributed_to(node):
                     inputs[k] = self._settle_new(hooks["cast"](x, FLOAT32), node)
         return node if inputs == node.inputs else node.derive(inputs, node.spec)

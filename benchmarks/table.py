@@ -1,0 +1,281 @@
+"""Writes the tables of docs/performance.md and the README's figures from the JSON in results/.
+
+    python benchmarks/table.py [--results FOLDER]
+
+A table goes between the markers `<!-- name -->` and `<!-- /name -->`. One whose JSON is not there
+stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+FILES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+NETWORKS = {
+    "logreg": "logistic regression 784-10, batch 1000",
+    "mlp": "MLP 784-256-100-10, batch 1000",
+}
+
+
+class Results:
+    """The JSON files that are there; a missing one raises FileNotFoundError when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> dict[str, Any]:
+        """`<name>.json`."""
+        return json.loads((self._folder / f"{name}.json").read_text())
+
+    def gpu(self) -> dict[str, Any]:
+        """The GPU benchmark of the committed record."""
+        benchmark = self.read("gpu_record")["parts"].get("speed", {}).get("benchmark")
+        if benchmark is None:
+            raise FileNotFoundError("the GPU record has no benchmark")
+        return benchmark
+
+
+def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+    """A markdown table; the first column is text, the others are numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    lines = [head, rule, *body]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def source(record: dict[str, Any]) -> str:
+    """What a table stands on, as a line below it."""
+    machine = record["machine"]
+    hardware = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
+    versions = [f"{key} {machine[key]}" for key in ("numpy", "torch", "driver") if machine.get(key)]
+    for network in record.get("networks", {}).values():
+        if "rival" in network:
+            versions.append(f"PyTorch {network['rival_version']}")
+            break
+    return (
+        f"{hardware}; Python {machine['python']}, {', '.join(versions)}; {record['date']}, "
+        f"commit {record['commit']}; `{record['command']}`"
+    )
+
+
+def cpu(results: Results) -> str:
+    """Training steps on the CPU, as ratios to PyTorch in the same run."""
+    record = results.read("cpu")
+    body = []
+    for name, text in NETWORKS.items():
+        network = record["networks"][name]
+        ratios = [
+            f"{ratio['median']:.2f} × ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+            if (ratio := network.get("ratio", {}).get(system))
+            else "not run"
+            for system in ("numpy", "native")
+        ]
+        body.append([text, *ratios, network.get("rival", "no PyTorch")])
+    head = ["training step", "numpy", "native CPU", "of the fastest PyTorch eager"]
+    rounds = record["networks"]["mlp"]["ms"]["numpy"]["n"]
+    note = f"Median and quartiles of {rounds} rounds; PyTorch is 1. {source(record)}"
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def overhead(results: Results) -> str:
+    """Import, runs and planning."""
+    record = results.read("overhead")
+    targets, native = record["targets"], record["native_run"]
+    per_node = max(record[name]["us_a_node"] for name in ("numpy_run", "numpy_chain"))
+    planning, chains = record["planning"], record["chain_seconds"]
+    chain = chains["relu"]["build_differentiate_plan"]
+    products = chains["mul"]
+    body = [
+        [
+            "import of `dlsys.autodiff` after numpy, ms",
+            record["import_ms"]["median"],
+            targets["import_ms"],
+        ],
+        [
+            "a run of the MLP at batch 1 on the CPU device, beyond its program, µs",
+            native["overhead"]["median"] if "overhead" in native else "not run",
+            targets["native_run_us"],
+        ],
+        ["a run on numpy, beyond its numpy calls, µs a node", per_node, targets["numpy_us_a_node"]],
+        [
+            "the MLP: build and differentiate, ms",
+            planning["build_and_differentiate_ms"]["median"],
+            "",
+        ],
+        ["the MLP: infer, simplify, schedule and plan, ms", planning["plan_ms"]["median"], ""],
+        [
+            "100,000 chained `relu`: build, differentiate and plan, s",
+            chain,
+            targets["chain_seconds"],
+        ],
+        [
+            f"100,000 chained products ({products['nodes_with_gradient']:,} nodes with their "
+            "gradient): the same, s",
+            products["build_differentiate_plan"],
+            "",
+        ],
+    ]
+    return f"{rows(['what', 'median', 'at most'], body)}\n\n{source(record)}"
+
+
+def gpu_steps(results: Results) -> str:
+    """Training steps on the GPU."""
+    record = results.gpu()
+    body = []
+    for name, text in NETWORKS.items():
+        step = record["steps"][name]
+        times = [step["ms"]["dlsys"]["median"]]
+        rivals = [step.get(f"torch_{kind}") for kind in ("eager", "graph")]
+        times += [step["ms"][rival["best"]]["median"] if rival else None for rival in rivals]
+        cells = ["not run" if ms is None else f"{ms:.4f}" for ms in times]
+        body.append([text, *cells, step["device_allocations_while_timed"]])
+    head = ["training step, fp32, ms", "dlsys", "PyTorch eager", "PyTorch graph", "allocations"]
+    rounds = record["steps"]["mlp"]["ms"]["dlsys"]["n"]
+    return f"{rows(head, body)}\n\nMedians of {rounds} rounds of 50 steps. {source(record)}"
+
+
+def gpu_operators(results: Results) -> str:
+    """The MLP's step, kernel by kernel."""
+    record = results.gpu()["operators"]
+    total = sum(step["us"] for step in record["steps"])
+    body = [
+        [
+            f"{step['operator']} {', '.join(str(tuple(shape)) for shape in step['inputs'])}",
+            f"{step['us']:.1f}",
+            f"{step['us'] / total:.1%}",
+            step["gbps"],
+            step["gflops"],
+        ]
+        for step in record["steps"]
+    ]
+    head = ["step of the MLP's training", "µs", "share", "GB/s", "GFLOP/s"]
+    note = f"Medians of {record['runs']} runs, a kernel between two events; in sum {total:.0f} µs."
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def gpu_limits(results: Results) -> str:
+    """The large product, and kernels that are bound by memory."""
+    record = results.gpu()
+    products, bandwidth = record["products"], record["bandwidth"]
+    shape, share = tuple(bandwidth["shape"]), bandwidth["of_copy"]
+    body = [
+        [f"{name} {products['n']}³, fp32", f"{tflops} TFLOP/s", ""]
+        for name, tflops in products["tflops"].items()
+    ]
+    body += [
+        [f"{name}, {shape}", f"{tbps} TB/s", f"{share[name]:.0%}"]
+        for name, tbps in bandwidth["tbps"].items()
+    ]
+    return rows(["large arrays", "rate", "of a copy"], body)
+
+
+def gpu_record(results: Results) -> str:
+    """What was proven on the GPU."""
+    record = results.read("gpu_record")
+    counts = ", ".join(f"{record[key]} {key}" for key in ("passed", "failed", "skipped"))
+    parts = record["parts"]
+    body = [["tests", counts], *_mnist_rows(parts.get("mnist", {}))]
+    for tool, result in parts.get("sanitizers", {}).get("tools", {}).items():
+        tests = f", {result['tests']} tests" if result.get("tests") else ""
+        body.append([f"compute-sanitizer {tool}{tests}", result["outcome"]])
+    machine = record["machine"]
+    facts = [f"driver {machine.get('driver')}", f"library {machine.get('library')}"]
+    note = (
+        f"{machine.get('gpu')}, {', '.join(facts)}; {record['date']}, commit {record['commit']}; "
+        f"`{record['command']}`"
+    )
+    return f"{rows(['proof', 'result'], body)}\n\n{note}"
+
+
+def _mnist_rows(part: dict[str, Any]) -> list[list[str]]:
+    body = []
+    for model, verdict in part.get("models", {}).items():
+        difference = verdict["largest_difference_of_losses"]
+        apart = "incomplete" if difference is None else f"{difference:.1e} apart at most"
+        accuracy = verdict["validation_accuracies"]["gpu"]
+        body.append([f"MNIST, {model}: validation accuracy", f"{accuracy}"])
+        body.append([f"MNIST, {model}: losses of numpy, CPU and GPU", apart])
+        for name, pair in verdict["allocations"].items():
+            epochs = " and ".join(str(count) for count in part["epochs"])
+            told = " and ".join(str(count) for count in pair)
+            body.append([f"MNIST, {model}: {name} in {epochs} epochs", told])
+    return body
+
+
+def figures(results: Results) -> str:
+    """The README's few lines."""
+    lines = []
+    for sentence in (_cpu_sentence, _gpu_sentence):
+        try:
+            lines.append(f"- {sentence(results)}")
+        except FileNotFoundError:
+            continue
+    if not lines:
+        raise FileNotFoundError("no figures yet")
+    return "\n".join(lines)
+
+
+def _cpu_sentence(results: Results) -> str:
+    record = results.read("cpu")
+    told = []
+    for name in NETWORKS:
+        ratio = record["networks"][name].get("ratio")
+        if ratio is None:
+            raise FileNotFoundError("the CPU was measured without PyTorch")
+        systems = [f"{each['median']:.2f} × on {system}" for system, each in ratio.items()]
+        told.append(f"{name} {' and '.join(systems)}")
+    return (
+        f"A training step at batch 1000 on {record['machine']['cores']} CPU cores, as a share of "
+        f"PyTorch eager's time: {'; '.join(told)}."
+    )
+
+
+def _gpu_sentence(results: Results) -> str:
+    record = results.gpu()
+    told = [f"{name} {record['steps'][name]['ms']['dlsys']['median']:.3f} ms" for name in NETWORKS]
+    return f"On one {record['machine']['gpu']}, fp32: {', '.join(told)} a training step."
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "cpu": cpu,
+    "overhead": overhead,
+    "gpu steps": gpu_steps,
+    "gpu operators": gpu_operators,
+    "gpu limits": gpu_limits,
+    "gpu record": gpu_record,
+    "figures": figures,
+}
+
+
+def fill(text: str, results: Results) -> str:
+    """The text with every table whose JSON is there."""
+    for name, table in TABLES.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if start not in text or end not in text:
+            continue
+        try:
+            made = table(results)
+        except (FileNotFoundError, KeyError) as missing:
+            print(f"{name}: left as it is, for want of {missing}")
+            continue
+        before, rest = text.split(start, 1)
+        text = f"{before}{start}{made}\n{end}{rest.split(end, 1)[1]}"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    for path in FILES:
+        if path.exists():
+            path.write_text(fill(path.read_text(), Results(options.results)))
+
+
+if __name__ == "__main__":
+    main()
