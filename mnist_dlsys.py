@@ -17,7 +17,7 @@ from tqdm import tqdm
 import dlsys
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim, profile
-from dlsys.data import Split, load_mnist
+from dlsys.data import Mnist, Split, load_mnist
 from dlsys.errors import DlsysError
 from dlsys.runtime import device
 
@@ -60,7 +60,7 @@ def batches(split: Split, size: int, ctx: ndarray.Context | None) -> list[tuple]
     """The split in slices of `size`; on a GPU they are copied there once."""
     starts = range(0, len(split.labels), size)
     pairs = [(split.images[k : k + size], split.labels[k : k + size]) for k in starts]
-    if ndarray.is_gpu_ctx(ctx):
+    if ctx is not None and ndarray.is_gpu_ctx(ctx):
         return [(ndarray.array(x, ctx), ndarray.array(y, ctx)) for x, y in pairs]
     return pairs
 
@@ -96,7 +96,7 @@ def train(model: Model, step: ad.Executor, data: list[tuple], options: argparse.
         print(f"epoch {epoch}/{options.epochs}{shown}  {rate:,.0f} images/s", flush=True)
 
 
-def run(name: str, mnist, ctx: ndarray.Context | None, options: argparse.Namespace) -> None:
+def run(name: str, mnist: Mnist, ctx: ndarray.Context | None, options: argparse.Namespace) -> None:
     """Trains one model and prints its accuracies."""
     model = build(name, options.seed)
     print(f"training {name} {'-'.join(map(str, MODELS[name]))} on {ctx or 'numpy'}", flush=True)

@@ -35,7 +35,9 @@ class Training:
         self.parameters = []
         y = self.x
         for k, (rows, columns) in enumerate(zip(widths, widths[1:])):
-            w = ad.Parameter((0.1 * rng.standard_normal((rows, columns))).astype(np.float32), f"w{k}")
+            w = ad.Parameter(
+                (0.1 * rng.standard_normal((rows, columns))).astype(np.float32), f"w{k}"
+            )
             b = ad.Parameter(np.zeros(columns, np.float32), f"b{k}")
             self.parameters += [w, b]
             y = ad.matmul_op(y if k == 0 else ad.relu_op(y), w) + b

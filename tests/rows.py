@@ -38,6 +38,7 @@ def classes(count: int, dtype: Any) -> Domain:
     return lambda rng, shape: rng.integers(0, count, shape).astype(dtype)
 
 
+WIDE = (2, 1, 3, 1, 2, 1, 2, 3)  # as many dimensions as native devices have
 signed = uniform(-2, 2)
 positive = uniform(0.25, 2)
 extreme = uniform(-1e4, 1e4)
@@ -111,3 +112,8 @@ def refuse(
 
 def product(shapes: tuple[Case, ...], *settings: Mapping[str, Any]) -> tuple[Case, ...]:
     return tuple(Case(one.shapes, one.attrs | attrs) for one in shapes for attrs in settings)
+
+
+def mixed(name: str, shape: Shape = (3,)) -> tuple[Refusal, ...]:
+    message = rf"{name}: \S+ is float32 and \S+ is float64; feed or declare both with one dtype"
+    return (refuse(message, shape, shape, dtypes=("float32", "float64")),)

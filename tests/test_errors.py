@@ -90,7 +90,9 @@ class Refusals:
     def test_missing(self):
         feeds = self.feeds()
         del feeds[self.y]
-        self.check(GraphError, r"^y is not fed; .*add it to feed_dict \[test_errors.py:\d+\]$", feeds)
+        self.check(
+            GraphError, r"^y is not fed; .*add it to feed_dict \[test_errors.py:\d+\]$", feeds
+        )
         self.check(GraphError, "is not fed", None)
 
     def test_unknown(self):
@@ -108,9 +110,7 @@ class Refusals:
                 self.feeds(x=np.ones(shape, np.float32)),
             )
         self.check(ShapeError, "^x is fed float64, declared float32", self.feeds(x=np.ones((4, 3))))
-        self.check(
-            ShapeError, "^x is fed int64, declared", self.feeds(x=np.ones((4, 3), np.int64))
-        )
+        self.check(ShapeError, "^x is fed int64, declared", self.feeds(x=np.ones((4, 3), np.int64)))
 
     def test_shapes_that_do_not_fit_each_other(self):
         self.check(
@@ -260,7 +260,8 @@ class Construction(unittest.TestCase):
         self.check(f"^matmul: inner dimensions differ: {shapes}", lambda: a @ b)
         self.check("^matmul: expected two matrices", lambda: a @ vector)
         self.check(
-            r"^reshape: a \(2, 3\) has 6 elements and cannot become \(4,", lambda: ad.reshape_op(a, (4, 2))
+            r"^reshape: a \(2, 3\) has 6 elements and cannot become \(4,",
+            lambda: ad.reshape_op(a, (4, 2)),
         )
         self.check("^reshape: a", lambda: ad.reshape_op(a, (-1, 4)))
         self.check("^reshape: a", lambda: ad.reshape_op(a, (-1, -1)))
@@ -380,7 +381,9 @@ class Memory:
 
     def test_results_that_do_not_fit(self):
         x = ad.Variable("x")
-        executor = ad.Executor([ad.broadcast_to_op(ad.reshape_op(x, (-1, 1)), (4, 2**50))], self.ctx)
+        executor = ad.Executor(
+            [ad.broadcast_to_op(ad.reshape_op(x, (-1, 1)), (4, 2**50))], self.ctx
+        )
         with self.assertRaises(OutOfMemoryError):
             executor.run({x: np.ones(4, np.float32)})
         self.assertEqual(ndarray.array(np.ones(3), self.ctx).asnumpy().sum(), 3)

@@ -87,6 +87,11 @@ class NodeTests(unittest.TestCase):
         for (node, expected), value in zip(rows, values):
             np.testing.assert_allclose(value, expected, rtol=1e-12, err_msg=repr(node))
 
+    def test_products_with_arrays(self):
+        x, host = ad.Variable("x"), np.arange(4.0).reshape(2, 2)
+        values = evaluate([x @ host.T, host.T @ x], {x: host})
+        np.testing.assert_array_equal(values, [host @ host.T, host.T @ host])
+
     def test_spec_is_known_when_the_inputs_are(self):
         w = ad.Parameter(np.zeros((3, 4), np.float32))
         x = ad.Variable("x", shape=(2, 3), dtype=np.float32)
@@ -723,6 +728,59 @@ class Simplify(unittest.TestCase):
             self.assertEqual(operators(simplified([x * y], native)), ["cast", "mul"])
         exp = ad.exp_op(ad.cast_op(x, np.int64))
         self.assertEqual(operators(simplified([exp], native=True)), ["cast", "cast", "exp"])
+
+    def test_shapes_and_dtypes_stay(self):
+        unary = [
+            lambda a: a + 1,
+            lambda a: a * 1.0,
+            lambda a: a * 0,
+            lambda a: a / 1,
+            lambda a: 1 - a,
+            lambda a: a**1,
+            lambda a: -a,
+            ad.relu_op,
+            ad.sum_op,
+            ad.mean_op,
+            ad.softmax_op,
+            ad.reducesumaxiszero_op,
+        ]
+        binary = [
+            ad.add_op,
+            ad.sub_op,
+            ad.mul_op,
+            ad.div_op,
+            ad.relu_gradient_op,
+            ad.sum_to_like_op,
+        ]
+        dtypes = (np.float32, np.int64, np.uint8, np.bool_)
+        for first in dtypes:
+            for second in dtypes:
+                a = ad.Variable("a", shape=(2, 3), dtype=first)
+                b = ad.Variable("b", shape=(1, 3), dtype=second)
+                filled = [
+                    ad.oneslike_op(b),
+                    ad.full_op((1, 3), 2, second),
+                    ad.full_op((2, 3), 1, second),
+                ]
+                nodes = [make(x) for make in unary for x in (a, *filled)]
+                nodes += [
+                    make(x, y)
+                    for make in binary
+                    for x in (a, ad.oneslike_op(a))
+                    for y in (b, *filled)
+                ]
+                feeds = {a: np.ones((2, 3), first), b: np.ones((1, 3), second)}
+                self.check_specs(nodes, feeds)
+
+    def check_specs(self, nodes, feeds):
+        order = ad.find_topo_sort(nodes)
+        specs = infer(order, {node: node.spec for node in feeds})
+        for node in nodes:
+            with self.subTest(node=node):
+                value = evaluate(
+                    [node], {x: v for x, v in feeds.items() if x in ad.find_topo_sort([node])}
+                )[0]
+                self.assertEqual((value.shape, value.dtype), specs[node][:2])
 
     def test_a_training_graph_computes_the_same_as_step_by_step(self):
         net = Training((5, 4, 3))

@@ -93,7 +93,9 @@ class RandomGraph:
             self.values.append(rng.choice(ops)(*inputs, shapes=[shape]))
         elif kind < 0.75:
             size = inputs[0].spec.size
-            self.values.append(VIEW(inputs[0], shapes=[rng.choice([(size, 1), (1, size), (size,)])]))
+            self.values.append(
+                VIEW(inputs[0], shapes=[rng.choice([(size, 1), (1, size), (size,)])])
+            )
         elif kind < 0.85:
             self.values += list(PAIR(*inputs, shapes=[shape, (40,)]))
         elif kind < 0.9 and len(free) > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import unittest
+import weakref
 
 import numpy as np
 
@@ -188,7 +190,7 @@ class State:
 
     # ---- sharing ----
     def test_executors_share_parameters_and_evaluation_changes_nothing(self):
-        net = Training((6, 5, 4), momentum=0.9)
+        net = Training((6, 5, 4))
         step = ad.Executor([net.loss, net.train], self.ctx)
         score = ad.Executor([net.loss], self.ctx)
         feeds = net.batch(16)
@@ -219,6 +221,19 @@ class State:
         p, q = self.parameter([1]), self.parameter([2], "q")
         self.run_once([ad.group_op(ad.assign_op(p, p + 1))])
         np.testing.assert_array_equal(self.run_once([p + q])[0], [4])
+
+    def test_what_nobody_holds_is_freed_at_once(self):
+        gc.collect()
+        gc.disable()
+        try:
+            net = Training((6, 5, 4), momentum=0.9)
+            executor = ad.Executor([net.loss, net.train], self.ctx)
+            executor.run(net.batch(3))
+            held = [weakref.ref(p) for p in net.parameters] + [weakref.ref(executor)]
+            del net, executor
+            self.assertEqual([reference() for reference in held], [None] * len(held))
+        finally:
+            gc.enable()
 
     # ---- reading, writing, moving ----
     def test_set_and_asnumpy(self):

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import DeviceError, GraphError, ShapeError
 from ..graph.collector import paused_collector
-from ..graph.node import Node, Spec, find_topo_sort
+from ..graph.node import Node, Spec, find_topo_sort, hooks
 from ..graph.shapes import FLOAT32, infer
 from ..graph.text import text
 from ..ndarray import NDArray
@@ -309,6 +309,19 @@ class _NumpyBackend:
             for other in others:
                 other.bind(self._arena)
         runner.bind(self._arena)
+
+
+def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> None:
+    """One operator alone on NDArrays: `op.compute(node, inputs, output, use_numpy=False)`."""
+    feeds = [
+        hooks["variable"](x.name, dtype=value.dtype) for x, value in zip(node.inputs, input_vals)
+    ]
+    alone = node.derive(feeds, None)
+    result = Executor([alone], ctx=output_val.ctx).run(dict(zip(feeds, input_vals)))[0]
+    output_val[:] = result
+
+
+hooks["compute"] = _compute
 
 
 def _check_fetch(node: Any) -> None:

@@ -26,7 +26,7 @@ _building = threading.local()
 
 # The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
 # none of them.
-hooks: dict[str, Callable[..., Node]] = {}
+hooks: dict[str, Callable[..., Any]] = {}
 
 
 class Spec(NamedTuple):
@@ -118,10 +118,8 @@ class Op:
     ) -> None:
         """Writes the output's values: numpy arrays, or NDArrays when `use_numpy` is False."""
         if not use_numpy:
-            raise GraphError(
-                f"operator {self.name} has no `compute` of its own; on NDArrays call the functions "
-                "of dlsys.gpu_op"
-            )
+            hooks["compute"](node, input_vals, output_val)
+            return
         outputs = output_val if self.outputs > 1 else [output_val]
         workspace = [
             np.empty(spec.shape, spec.dtype)

@@ -16,6 +16,7 @@ hooks.update(
     ones_like=source.oneslike_op,
     zeros_like=source.zeroslike_op,
     full=source.full_op,
+    variable=source.placeholder_op,
     cast=elementwise.cast_op,
     copy=layout.copy_op,
 )

@@ -1,0 +1,184 @@
+"""The rows of samples.py for matrix products, softmax and losses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlsys.ops import loss, matmul, softmax
+from formulas import (
+    dense_gradient,
+    dense_gradient_scale,
+    dense_loss,
+    dense_scale,
+    log_softmax,
+    matmul_reference,
+    matmul_scale,
+    softmax_scale,
+    sparse_gradient,
+    sparse_gradient_scale,
+    sparse_loss,
+    sparse_scale,
+)
+from rows import (
+    WIDE,
+    Case,
+    Domain,
+    Refusal,
+    Sample,
+    Shape,
+    case,
+    classes,
+    extreme,
+    mixed,
+    one_hot,
+    product,
+    refuse,
+    signed,
+    weights,
+)
+
+
+def flipped(rows: int, inner: int, columns: int) -> list[Case]:
+    return [
+        case(
+            (inner, rows) if trans_A else (rows, inner),
+            (columns, inner) if trans_B else (inner, columns),
+            trans_A=trans_A, trans_B=trans_B,
+        )
+        for trans_A in (False, True)
+        for trans_B in (False, True)
+    ]  # fmt: skip
+
+
+LOGITS = ((1, 1), (4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129))
+ROWS = tuple(case(s) for s in [(1,), (5,), *LOGITS, (3, 0), (0,), WIDE])
+ROWS += (case((61, 130)), case((7, 10), domain=extreme), case((3, 2), domain=extreme))
+DENSE = tuple(case(s, s) for s in [(5,), *LOGITS, WIDE, (61, 130)])
+DENSE += (case((7, 10), (7, 10), domain=(extreme, one_hot)),)
+LABELS = (classes(10, np.int32), classes(10, np.int64), classes(10, np.uint8))
+SPARSE = tuple(
+    case((*lead, count), lead, domain=(domain, labels))
+    for lead, count in [((), 10), ((1,), 10), ((7,), 11), ((0,), 10), ((2, 3), 10), ((61,), 130)]
+    for domain, labels in zip((signed, extreme, signed), LABELS)
+)
+REDUCTION = tuple({"reduction": name} for name in ("mean", "sum", "none"))
+INTEGER = ("float32", "int32", "float32")  # dtypes
+
+
+def bad_labels(*dy: Shape) -> tuple[Refusal, ...]:
+    message = "expected one class number a row"
+    return (
+        refuse(r"class numbers must be integers, got \S+ of float32", (4, 3), (4,), *dy),
+        refuse(message, (4, 3), (3,), *dy, dtypes=INTEGER),
+        refuse(message, (), (), *dy, dtypes=INTEGER),
+    )
+
+
+def bad_rows(*dy: Shape) -> tuple[Refusal, ...]:
+    message = "logits and one-hot labels must have one shape"
+    return (
+        refuse(rf"{message}, got \S+ \(4, 3\) and \S+ \(4,\)", (4, 3), (4,), *dy),
+        refuse(message, (), (), *dy),
+    )
+
+
+def with_dy(cases: tuple[Case, ...], domain: tuple[Domain, ...]) -> tuple[Case, ...]:
+    """The cases of a loss for its gradient, which takes a number a row besides."""
+    return tuple(
+        Case((*one.shapes, one.shapes[0][:-1]), one.attrs, (*(one.domain or domain), signed))
+        for one in cases
+    )
+
+
+PRODUCTS = (
+    Sample(
+        "matmul", matmul.matmul_op, matmul_reference,
+        (
+            case((3, 5), (5, 4)),
+            *flipped(1, 1, 1), *flipped(1, 7, 5), *flipped(6, 1, 3), *flipped(0, 3, 2),
+            *flipped(2, 0, 3), *flipped(3, 2, 0), *flipped(17, 31, 13), *flipped(64, 64, 64),
+            *flipped(131, 67, 97), *flipped(5, 1031, 3), *flipped(257, 300, 129),
+        ),
+        scale=matmul_scale, ulps=1, integers="same",
+        refusals=(
+            refuse(
+                r"inner dimensions differ: \S+ \(64, 784\) and \S+ \(10, 784\); "
+                r"did you mean trans_B=True\?", (64, 784), (10, 784),
+            ),
+            refuse(r"inner dimensions differ: .*trans_A=False\?", (3, 4), (4, 5), trans_A=True),
+            refuse(r"expected two matrices, got \S+ \(3,\) and \S+ \(3, 4\)", (3,), (3, 4)),
+            refuse(r"expected two matrices", (2, 3, 4), (4, 5)),
+            *mixed("matmul", (3, 3)),
+        ),
+    ),
+)  # fmt: skip
+
+SOFTMAX = (
+    Sample(
+        "softmax", softmax.softmax_op, lambda x: np.exp(log_softmax(x)), ROWS, scale=softmax_scale,
+        ulps=4, integers="float",
+        refusals=(refuse(r"softmax: expected at least one dimension, got \S+ \(\)", ()),),
+    ),
+    Sample(
+        "log_softmax", softmax.log_softmax_op, log_softmax, ROWS, ulps=4, integers="float",
+        scale=lambda x: 1 + np.abs(log_softmax(x)),
+        refusals=(refuse(r"log_softmax: expected at least one dimension", ()),),
+    ),
+)  # fmt: skip
+
+LOSSES = (
+    Sample(
+        "softmax_cross_entropy_rows", loss.cross_entropy_rows_op, dense_loss, DENSE,
+        domain=(signed, weights), scale=dense_scale, ulps=4,
+        refusals=bad_rows(),
+    ),
+    Sample(
+        "softmax_cross_entropy", loss.softmax_cross_entropy, dense_loss,
+        product(DENSE, *REDUCTION), domain=(signed, weights), scale=dense_scale, ulps=4,
+        refusals=(
+            refuse("must be mean, sum or none, got 'max'", (3, 4), (3, 4), reduction="max"),
+        ),
+    ),
+    Sample(
+        "softmaxcrossentropy", loss.softmaxcrossentropy_op,
+        lambda x, labels: dense_loss(x, labels, "mean").reshape(1), DENSE, domain=(signed, one_hot),
+        scale=lambda x, labels: dense_scale(x, labels, "mean").reshape(1), ulps=4,
+        differentiable=(0,), refusals=bad_rows(),
+        # The assignment's gradient, (softmax - y_) * output_grad, is of the rows' sum, and of rows
+        # of labels that sum to 1.
+        gradient_factor=lambda x, labels: float(np.prod(x[:-1])),
+    ),
+    Sample(
+        "softmax_cross_entropy_gradient", loss.cross_entropy_gradient_op, dense_gradient,
+        with_dy(DENSE, (signed, weights)), scale=dense_gradient_scale, ulps=4,
+        refusals=(
+            *bad_rows((4,)),
+            refuse(r"expected one output gradient a row, got", (4, 3), (4, 3), (3,)),
+        ),
+    ),
+    Sample(
+        "sparse_softmax_cross_entropy_rows", loss.sparse_cross_entropy_rows_op, sparse_loss, SPARSE,
+        scale=sparse_scale, ulps=4, differentiable=(0,), refusals=bad_labels(),
+    ),
+    Sample(
+        "sparse_softmax_cross_entropy", loss.softmax_cross_entropy, sparse_loss,
+        tuple(Case(c.shapes, attrs, c.domain) for c in SPARSE[3:12] for attrs in REDUCTION),
+        scale=sparse_scale, ulps=4, differentiable=(0,),
+    ),
+    Sample(
+        "sparse_softmax_cross_entropy_gradient", loss.sparse_cross_entropy_gradient_op,
+        sparse_gradient, with_dy(SPARSE, ()), scale=sparse_gradient_scale, ulps=4,
+        differentiable=(0, 2),
+        refusals=(
+            *bad_labels((4,)),
+            refuse(
+                r"expected one output gradient a row, got", (4, 3), (4,), (3,), dtypes=INTEGER,
+            ),
+        ),
+    ),
+    Sample(
+        "expand_last", loss.expand_last, lambda x, like: x.reshape(*like.shape[:-1], 1),
+        (case((4,), (4, 3)), case((2, 3), (2, 3, 5)), case((1,), (3,)), case((0,), (0, 3))), ulps=0,
+        differentiable=(0,),
+    ),
+)  # fmt: skip
