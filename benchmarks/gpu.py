@@ -49,6 +49,20 @@ def take_turns(contestants: dict[str, Call], inner: int, rounds: int) -> dict[st
     return {name: measure.summary(times) for name, times in ms.items()}
 
 
+def host_us(step: Call, inner: int = 20) -> measure.Summary:
+    """Microseconds that a call keeps the host, the device's work not waited for."""
+    wait = _waiter()
+    times = []
+    for _ in range(25):
+        wait()
+        start = time.perf_counter()
+        for _ in range(inner):
+            step()
+        times.append((time.perf_counter() - start) * 1e6 / inner)
+    wait()
+    return measure.summary(times, 2)
+
+
 def _waiter() -> Call:
     from dlsys.runtime.device import gpu, synchronize
 
@@ -110,7 +124,11 @@ def steps() -> dict[str, Any]:
         before = memory_stats(gpu(0)).device_allocations
         ms = take_turns(contestants, inner=50, rounds=25)
         allocated = memory_stats(gpu(0)).device_allocations - before
-        result: dict[str, Any] = {"ms": ms, "device_allocations_while_timed": allocated}
+        result: dict[str, Any] = {
+            "ms": ms,
+            "host_us": host_us(ours.step),
+            "device_allocations_while_timed": allocated,
+        }
         for kind in ("eager", "graph"):
             rivals = [n for n in ms if n != "dlsys" and ("graph" in n) == (kind == "graph")]
             if rivals:

@@ -11,7 +11,6 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.graph.node import Node
-from dlsys.runtime.device import Context
 
 
 def evaluate(fetches: Sequence[Node], feeds: Mapping[Node, Any] | None = None, ctx=None) -> list:
@@ -59,3 +58,52 @@ class Training:
     def values(self) -> list[np.ndarray]:
         """The Parameters' values now."""
         return [parameter.asnumpy() for parameter in self.parameters]
+
+
+class TwoFold(ad.Op):
+    """2x and x² from one operator; has no native kernel."""
+
+    name = "two_fold"
+    outputs = 2
+
+    def infer_shape(self, node, input_shapes):
+        return input_shapes[0], input_shapes[0]
+
+    def compute(self, node, input_vals, output_val, use_numpy=True):
+        x = input_vals[0] if use_numpy else input_vals[0].asnumpy()
+        output_val[0][:] = 2 * x
+        output_val[1][:] = x * x
+
+    def gradient(self, node, output_grad):
+        x = node.inputs[0]
+        double, square = output_grad
+        pieces = [] if double is None else [2 * double]
+        pieces += [] if square is None else [2 * x * square]
+        return [ad.sum_node_list(pieces)]
+
+
+two_fold = TwoFold()
+
+
+def on_host(value):
+    return value if isinstance(value, np.ndarray) else value.asnumpy()
+
+
+class DoubleOp(ad.Op):
+    """2x in Python, on any device; `before` is called first."""
+
+    def __call__(self, x, before=lambda: None):
+        return super().__call__(x, before=before)
+
+    def infer_shape(self, node, input_shapes):
+        return input_shapes[0]
+
+    def compute(self, node, input_vals, output_val, use_numpy=True):
+        node.attrs["before"]()
+        output_val[...] = 2 * on_host(input_vals[0])
+
+    def gradient(self, node, output_grad):
+        return [double_op(output_grad)]
+
+
+double_op = DoubleOp()

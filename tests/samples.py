@@ -86,9 +86,9 @@ def function(name: str, reference: Callable, **more: Any) -> Sample:
     return Sample(f"{name}_function", op, formula, cases, positive, build=build, **more)
 
 
-# exp and pow of float32 in SIMD code are good to a few ulp (numpy documents up to 4), while + - * /
-# and sqrt are rounded exactly, half an ulp. Errors of a sum's operands add up: add and sub too are
-# exact, for the operands are float32 themselves.
+# IEEE 754 rounds + - * / and sqrt exactly: half an ulp. Functions: numpy documents 4 ulp for its
+# vector code (exp 2.5, log 3.8), CUDA 2 ulp for exp, log and tanh and 4 for pow, the CPU device 2 ulp
+# for exp and tanh. Worst: exp 1.4, log 1.9, tanh 1.1, sigmoid 1.6, pow 0.9, all others 0.5.
 ELEMENTWISE = (
     unary("neg", lambda x: 0 - x, ulps=0, integers="same"),
     unary("exp", lambda x: np.e**x, ulps=3, integers="float"),
@@ -104,7 +104,7 @@ ELEMENTWISE = (
     binary("sub", lambda a, b: a - b, integers="same"),
     binary("mul", lambda a, b: a * b, integers="same"),
     binary("div", lambda a, b: a * (1 / b), domain=nonzero, integers="float"),
-    binary("pow", lambda a, b: a**b, domain=positive, ulps=3, integers="float"),
+    binary("pow", lambda a, b: a**b, domain=positive, ulps=4, integers="float"),
     binary(
         "relu_gradient", lambda x, g: np.where(x > 0, g, 0), domain=nonzero, ulps=0,
         differentiable=(1,), integers="same",
@@ -121,10 +121,10 @@ ELEMENTWISE = (
     ),
     with_const(
         elementwise.pow_byconst_op, lambda x, const: x**const, 0, 1, 2, 3, -1, 0.5, -1.5,
-        domain=positive, ulps=3, integers="float",
+        domain=positive, ulps=4, integers="float",
     ),
     with_const(
-        elementwise.const_pow_op, lambda x, const: const**x, 1, 2, 0.25, ulps=3, integers="float"
+        elementwise.const_pow_op, lambda x, const: const**x, 1, 2, 0.25, ulps=4, integers="float"
     ),
     Sample(
         "cast", elementwise.cast_op, lambda x, dtype: x.copy(), product(ONE, {"dtype": "float64"}),
@@ -139,7 +139,7 @@ ELEMENTWISE = (
     function("sub", lambda a, b: a - b),
     function("mul", lambda a, b: a * b),
     function("div", lambda a, b: a / b),
-    function("power", lambda a, b: a**b, ulps=3),
+    function("power", lambda a, b: a**b, ulps=4),
 )  # fmt: skip
 
 
@@ -149,7 +149,8 @@ ELEMENTWISE = (
 AXES = (
     *(case(s) for s in [(), (7,), (0,), (3, 4, 5), (0, 4)]),
     *product(
-        (case((3, 4, 5)),), *({"axis": a} for a in (0, 1, -1, (0, 2), (-1, 0), (0, 1, 2), ()))
+        (case((3, 4, 5)),),
+        *({"axis": a} for a in (0, -1, (0, 2), (-1, 0), (0, 1, 2), (), np.int64(1))),
     ),
     *product((case((3, 1, 5)), case((2, 0, 3))), {"axis": 1}, {"axis": 1, "keepdims": True}),
     *product((case(WIDE),), {"axis": (0, 2, 5)}, {"axis": (1, 6), "keepdims": True}, {"axis": 7}),
@@ -175,6 +176,9 @@ TRANSPOSED = tuple(
     ]
 )  # fmt: skip
 
+# Worst: sum 0.3, mean 0.5 (its factor is rounded as well), expand_like 0.6. The bound grows with the
+# root of the number of terms: eps times the number itself would let a kernel pass that adds with
+# half the digits.
 REDUCTIONS = (
     Sample(
         "sum", reduce.sum_op,
@@ -301,6 +305,7 @@ BAD_UPDATE = refuse(
 )
 
 
+# One or two products and sums, each rounded once. Worst: sgd_update 0.9, with momentum 1.3.
 UPDATES = (
     Sample(
         "assign", update.assign_op, lambda p, value: (value,),

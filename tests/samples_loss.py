@@ -90,6 +90,8 @@ def with_dy(cases: tuple[Case, ...], domain: tuple[Domain, ...]) -> tuple[Case, 
     )
 
 
+# Worst 0.5, at K = 1. True float32 stays further below sqrt(K) * eps * |A||B| the larger K is, and
+# factors of 11 significant bits (tf32) exceed it: 200 x at K = 67, 6 x at K = 1031.
 PRODUCTS = (
     Sample(
         "matmul", matmul.matmul_op, matmul_reference,
@@ -113,6 +115,8 @@ PRODUCTS = (
     ),
 )  # fmt: skip
 
+# A rounded difference x - max(x), an exp of up to 2 ulp, a sum and a quotient. Worst: softmax 1.7,
+# log_softmax 0.8, losses 1.2, their gradients 2.1.
 SOFTMAX = (
     Sample(
         "softmax", softmax.softmax_op, lambda x: np.exp(log_softmax(x)), ROWS, scale=softmax_scale,

@@ -1,4 +1,4 @@
-"""Every error that users meet: its message, and that what it interrupted goes on as if it had not been.
+"""Every error that users meet: its message, and that all goes on as if it had not been.
 
 Errors of data files and of the command line are tested with those.
 """
@@ -240,6 +240,18 @@ class CpuLabels(Labels, unittest.TestCase):
     ctx = cpu(0)
 
 
+@require(gpu(0))
+class GpuLabels(unittest.TestCase):
+    """The GPU does not stop for class numbers out of range: their rows are NaN."""
+
+    def test_out_of_range(self):
+        x, labels = ad.Variable("x"), ad.Variable("labels", dtype=np.int64)
+        rows = ad.softmax_cross_entropy(x, labels, reduction="none")
+        feeds = {x: np.zeros((4, 5), np.float32), labels: np.array([0, 5, -1, 4])}
+        value = evaluate([rows], feeds, gpu(0))[0]
+        np.testing.assert_array_equal(np.isnan(value), [False, True, True, False])
+
+
 class Construction(unittest.TestCase):
     """Mistakes that are told where they are made."""
 
@@ -272,6 +284,13 @@ class Construction(unittest.TestCase):
         self.check("^broadcast_to: a", lambda: ad.broadcast_to_op(a, (3,)))
         self.check("^softmax: expected", lambda: ad.softmax_op(ad.constant(1.0)))
         self.check("softmax_cross_entropy: logits", lambda: ad.softmax_cross_entropy(a, b))
+
+    def test_extents(self):
+        with self.assertRaisesRegex(ShapeError, "full: "):
+            ad.full_op((2, -1), 1.0)
+        for shape in (3, (2, -1), ("a",)):
+            with self.subTest(shape=shape), self.assertRaisesRegex(ShapeError, "Variable"):
+                ad.Variable("v", shape=shape)
 
     def test_updates(self):
         p = ad.Parameter(np.zeros(3, np.float32), "p")
@@ -344,6 +363,16 @@ class Devices(unittest.TestCase):
         self.assertEqual(len(lines), 3)
         for line in lines[:2]:
             self.assertRegex(line, "^DeviceError .*make lib.*ctx=None")
+
+
+@require(cpu(0))
+class Ranks(unittest.TestCase):
+    def test_more_dimensions_than_native_arrays_have(self):
+        x = ad.Variable("x")
+        deep = ad.reshape_op(x, (1,) * 9, name="deep")
+        with self.assertRaisesRegex(ValueError, "8 dimensions"):
+            evaluate([deep + 1], {x: np.ones(1)}, cpu(0))
+        self.assertEqual(evaluate([deep + 1], {x: np.ones(1)})[0].shape, (1,) * 9)
 
 
 class Memory:

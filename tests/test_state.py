@@ -1,4 +1,4 @@
-"""Parameters: what a run reads and writes, in which order, on which device, and what fails cleanly."""
+"""Parameters: what a run reads and writes, in which order, and on which device."""
 
 from __future__ import annotations
 

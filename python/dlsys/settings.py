@@ -5,8 +5,9 @@ variable           default   meaning
 ================== ========= ===================================================================
 DLSYS_DEBUG        0         0 silent; 1 prints each plan as a table; 2 runs step by step and
                              prints a line a step with ms, GB/s and GFLOP/s; 3 prints the graph
-                             before and after each pass; nan stops at the first node that made a
-                             NaN or infinity and names it
+                             before and after each pass; 4 compares every step with numpy and
+                             stops at the first that differs; nan stops at the first node that
+                             made a NaN or infinity and names it
 DLSYS_DEBUG_ARENA  shared    separate: every buffer gets an allocation of its own, filled with
                              NaN bytes when nobody reads it any more, so that memory checkers
                              see what one arena hides

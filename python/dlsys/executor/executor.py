@@ -23,6 +23,7 @@ from ..passes.simplify import simplify
 from ..runtime.device import Context
 from ..settings import settings
 from . import state
+from .check import checker
 from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import Reference
@@ -95,6 +96,8 @@ class Executor:
             if self.recorder is not None:
                 fetched, ms = runner.run_timed(values)
                 self.recorder.add(runner.plan, ms)
+            elif settings.debug >= 4:
+                fetched = runner.run_observed(values, checker(None))
             elif settings.debug >= 2 or settings.debug_nan:
                 fetched = runner.run_observed(values, observer(self.ctx))
             elif settings.separate_arena:
@@ -106,6 +109,25 @@ class Executor:
         if convert_to_numpy_ret_vals:
             return [value.asnumpy() if isinstance(value, NDArray) else value for value in fetched]
         return fetched
+
+    def check(
+        self, feed_dict: Mapping[Node, Any] | None = None, reference: Context | None = None
+    ) -> None:
+        """Runs once, step by step, and compares each step with the same operator on numpy (in
+        float64) or on another device. Parameters are as before afterwards.
+
+        Raises KernelError naming the first step beyond its tolerance, with the largest error.
+        """
+        before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
+        values = self._feed_values(feed_dict or {})
+        runner, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
+        try:
+            runner.run_observed(
+                [values[k] for k in picks] if picks is not None else values, checker(reference)
+            )
+        finally:
+            for parameter, value in before:
+                parameter.set(value)
 
     def _feed_values(self, feed_dict: Mapping[Node, Any]) -> list[Any]:
         values = []

@@ -5,13 +5,15 @@ DLValue, DLStep).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.node import Node
+from ..ndarray import NDArray, launch
 from ..runtime.device import Context
 from ..runtime.library import DTYPE_CODES, load
 from .plan import Buffer, Plan, Step, Value
@@ -163,18 +165,38 @@ class Segment:
                 f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library "
                 f"with `make lib` or run on numpy (ctx=None) [{node.where}]"
             )
-        written = [step.inputs[k] for k in op.writes]
-        inputs = iter([value for k, value in enumerate(step.inputs) if k not in op.writes])
-        outputs = iter([*written, *step.workspace, *step.outputs])
-        scalars = iter(op.scalars(node))
+        made = [*step.workspace, *step.outputs]
         words = []
-        for letter in self._library.signature[key].rstrip("s"):
-            if letter == "i":
-                words.append(self._table.address(next(inputs)))
-            elif letter == "o":
-                words.append(self._table.address(next(outputs)))
+        signature = self._library.signature[key].rstrip("s")
+        for letter, argument in zip(signature, in_kernel_order(node, signature, step.inputs, made)):
+            if letter in "io":
+                words.append(self._table.address(argument))
             elif letter == "f":
-                words.append(int(np.float32(next(scalars)).view(np.uint32)))
+                words.append(int(np.float32(argument).view(np.uint32)))
             else:
-                words.append(int(next(scalars)) & 0xFFFFFFFFFFFFFFFF)
+                words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
         return self._library.index[key], words
+
+
+def in_kernel_order(
+    node: Node, signature: str, inputs: Sequence[Any], made: Sequence[Any]
+) -> Iterator[Any]:
+    """A kernel's arguments by the letters of its signature: what the operator writes (Parameters,
+    then what it makes) where the letter is o, its other inputs where it is i, else its scalars.
+    """
+    op = node.op
+    written = iter([*(inputs[k] for k in op.writes), *made])
+    read = iter([x for k, x in enumerate(inputs) if k not in op.writes])
+    scalars = iter(op.scalars(node))
+    for letter in signature:
+        yield next({"o": written, "i": read}.get(letter, scalars))
+
+
+def call_kernel(
+    ctx: Context, step: Step, inputs: Sequence[NDArray], made: Sequence[NDArray]
+) -> None:
+    """Runs the kernel of one step on arrays of any device."""
+    kernel = step.node.op.kernel
+    assert kernel is not None
+    signature = load().signature[ctx.kernel_device, kernel].rstrip("s")
+    launch(kernel, ctx, *in_kernel_order(step.node, signature, inputs, made))

@@ -14,13 +14,14 @@ from ..runtime.device import Context, synchronize
 from ..settings import settings
 from .plan import Buffer, Step
 
-Observer = Callable[[Step, Callable[[], None], list], None]
+Observer = Callable[[Step, Callable[[], None], list, list], None]  # step, run, inputs, outputs
 
 
 def observer(ctx: Context | None) -> Observer:
     """Runs a step, then prints its time (level 2) or stops at the first NaN or infinity (nan)."""
 
-    def observe(step: Step, run: Callable[[], None], outputs: list) -> None:
+    def observe(step: Step, run: Callable[[], None], inputs: list, outputs: list) -> None:
+        ranges = [_range(x) for x in inputs] if settings.debug_nan else []
         start = time.perf_counter()
         run()
         if ctx is not None:
@@ -29,7 +30,7 @@ def observer(ctx: Context | None) -> Observer:
         if settings.debug >= 2:
             print(_line(step, ms))
         if settings.debug_nan:
-            _refuse_nan(step, outputs)
+            _refuse_nan(step, outputs, ranges)
 
     return observe
 
@@ -42,7 +43,7 @@ def poisoner(runner: Any) -> Observer:
             dying.setdefault(buffer.last, []).append(buffer)
     numbers = itertools.count()
 
-    def observe(step: Step, run: Callable[[], None], outputs: list) -> None:
+    def observe(step: Step, run: Callable[[], None], inputs: list, outputs: list) -> None:
         run()
         for buffer in dying.get(next(numbers), ()):
             runner.poison(buffer)
@@ -70,12 +71,21 @@ def _line(step: Step, ms: float) -> str:
     )
 
 
-def _refuse_nan(step: Step, outputs: list[Any]) -> None:
+def _range(array: Any) -> str:
+    values = array if isinstance(array, np.ndarray) else array.asnumpy()
+    if not values.size:
+        return "empty"
+    bad = values.dtype.kind == "f" and not np.isfinite(values).all()
+    return f"{values.min():.4g} … {values.max():.4g}" if not bad else "with NaN or infinity"
+
+
+def _refuse_nan(step: Step, outputs: list[Any], ranges: list[str]) -> None:
     for array in outputs:
         values = array if isinstance(array, np.ndarray) else array.asnumpy()
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             kind = "NaN" if np.isnan(values).any() else "infinity"
+            inputs = (f"{x.node.name} ({r})" for x, r in zip(step.inputs, ranges))
             raise KernelError(
                 f"{step.node.name} ({step.node.op.name}) is the first node that made {kind}; its "
-                f"inputs are {', '.join(x.node.name for x in step.inputs)} [{step.node.where}]"
+                f"inputs are {', '.join(inputs)} [{step.node.where}]"
             )

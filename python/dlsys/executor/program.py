@@ -125,16 +125,15 @@ class Program:
         return fetched
 
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[NDArray | None]:
-        """The same, one step at a time, with `observe(step, run, outputs)` in charge of running
-        each.
-        """
+        """The same one step at a time: `observe(step, run, inputs, outputs)` runs each."""
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, show=True)
         try:
             for segment in self._segments:
                 for step, call in segment.calls(on):
                     written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
-                    observe(step, call, [self.array(value) for value in written])
+                    inputs = [self.array(value) for value in step.inputs]
+                    observe(step, call, inputs, [self.array(value) for value in written])
         finally:
             del keep
             self._shown.clear()

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from .observe import Observer
 from .plan import Buffer, Plan, Step, Value
 from .state import aligned_bytes
 
 # The shapes in which steps see a feed or fetch (None: its own), with their arguments and positions.
 Patches = dict[tuple[int, ...] | None, list[tuple[list, int]]]
-Observer = Callable[[Step, Callable[[], None], list], None]
 
 
 class Reference:
@@ -64,12 +64,13 @@ class Reference:
     def run_observed(
         self, feeds: Sequence[np.ndarray], observe: Observer
     ) -> list[np.ndarray | None]:
-        """The same, with `observe(step, run, outputs)` in charge of calling `run` for each step."""
+        """The same one step at a time: `observe(step, run, inputs, outputs)` runs each."""
         fetched = self._patch(feeds)
         with np.errstate(all="ignore"):
             for step, (call, arguments) in zip(self.plan.steps, self._steps):
-                shown = [arguments[k] for k in _written(step)]
-                observe(step, partial(call, *arguments), shown)
+                inputs = arguments[: len(step.inputs)]
+                outputs = [arguments[k] for k in _written(step)]
+                observe(step, partial(call, *arguments), inputs, outputs)
         return fetched
 
     def poison(self, buffer: Buffer) -> None:
@@ -80,7 +81,7 @@ class Reference:
         """The same, with the milliseconds that each step of the plan took."""
         ms: list[float] = []
 
-        def observe(step: Step, run: Callable[[], None], outputs: list) -> None:
+        def observe(step: Step, run: Callable[[], None], *arrays: list) -> None:
             start = time.perf_counter()
             run()
             ms.append((time.perf_counter() - start) * 1e3)

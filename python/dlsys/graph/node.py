@@ -75,6 +75,10 @@ class Op:
         int, ...
     ] = ()  # inputs (Parameters) that it updates; its outputs are their new values
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
+    random: bool = False  # draws numbers: equal uses are never merged
+    tolerance: float = (
+        1e-5  # of the largest magnitude, between devices; sums of many terms need more
+    )
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     moves: bool = False  # it moves or repeats elements and computes nothing
     filled: bool = False  # one number everywhere, `attrs["value"]`

@@ -13,6 +13,7 @@ class MatMulOp(Op):
     """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
 
     name = kernel = "matmul"
+    tolerance = 1e-4
 
     def __call__(  # type: ignore[override]
         self,

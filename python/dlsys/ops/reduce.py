@@ -23,6 +23,7 @@ class SumOp(Op):
 
     name = "sum"
     kernel = "reduce_sum"
+    tolerance = 1e-4
 
     def __init__(self, mean: bool = False) -> None:
         self._mean = mean
