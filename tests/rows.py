@@ -84,7 +84,6 @@ class Sample:
     ulps: float = 0.5
     gradient_ulps: float = 8  # of the gradient's largest element
     differentiable: tuple[int, ...] | None = None  # None: all inputs
-    second: bool = True  # gradients of gradients are tested too
     gradient_factor: Callable[..., float] = lambda *shapes: 1.0  # declared, over the true gradient
     integers: str = ""  # what becomes of them: "float", "same" (numpy only), "moved" or refused
     specials: bool = True  # NaN and infinities flow through as in the formula

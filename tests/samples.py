@@ -87,8 +87,8 @@ def function(name: str, reference: Callable, **more: Any) -> Sample:
 
 
 # IEEE 754 rounds + - * / and sqrt exactly: half an ulp. Functions: numpy documents 4 ulp for its
-# vector code (exp 2.5, log 3.8), CUDA 2 ulp for exp, log and tanh and 4 for pow, the CPU device 2 ulp
-# for exp and tanh. Worst: exp 1.4, log 1.9, tanh 1.1, sigmoid 1.6, pow 0.9, all others 0.5.
+# vector code (exp 2.5, log 3.8), CUDA 2 ulp for exp, log and tanh and 4 for pow, the CPU device 2
+# ulp for exp and tanh. Worst: exp 1.4, log 1.9, tanh 1.1, sigmoid 1.6, pow 0.9, all others 0.5.
 ELEMENTWISE = (
     unary("neg", lambda x: 0 - x, ulps=0, integers="same"),
     unary("exp", lambda x: np.e**x, ulps=3, integers="float"),
@@ -176,9 +176,9 @@ TRANSPOSED = tuple(
     ]
 )  # fmt: skip
 
-# Worst: sum 0.3, mean 0.5 (its factor is rounded as well), expand_like 0.6. The bound grows with the
-# root of the number of terms: eps times the number itself would let a kernel pass that adds with
-# half the digits.
+# Worst: sum 0.3, mean 0.5 (its factor is rounded as well), expand_like 0.6. The bound grows with
+# the root of the number of terms: eps times the number itself would let a kernel pass that adds
+# with half the digits.
 REDUCTIONS = (
     Sample(
         "sum", reduce.sum_op,

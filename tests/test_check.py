@@ -57,8 +57,8 @@ class Check(unittest.TestCase):
             with self.subTest(run=run), mock.patch.object(elementwise.relu_op, "_numpy", wrong):
                 with self.assertRaisesRegex(
                     KernelError,
-                    r"relu\.\d+ \(relu\) differs from numpy: largest error \S+ at \(\d+, \d+\), got "
-                    r"-\S+, expected 0, tolerance .*\(33, 15\).* \[test_check.py:\d+\]",
+                    r"relu\.\d+ \(relu\) differs from numpy: largest error \S+ at \(\d+, \d+\), "
+                    r"got -\S+, expected 0, tolerance .*\(33, 15\).* \[test_check.py:\d+\]",
                 ):
                     run()
 

@@ -71,8 +71,8 @@ def _compare(step: Step, got: np.ndarray, wanted: np.ndarray, reference: Context
     scale = float(np.max(np.abs(wanted), where=finite, initial=0.0)) if wanted.size else 0.0
     with np.errstate(all="ignore"):
         error = np.abs(np.subtract(got, wanted, dtype=np.float64))
-        error[(got == wanted) | ((got != got) & (wanted != wanted))] = 0.0
-        error[np.isnan(error)] = np.inf
+        equal = (got == wanted) | ((got != got) & (wanted != wanted))
+        error = np.where(equal, 0.0, np.where(np.isnan(error), np.inf, error))
     largest = float(error.max(initial=0.0))
     if largest <= op.tolerance * max(scale, float(np.finfo(np.float32).tiny)):
         return
