@@ -82,7 +82,7 @@ test-gpu: $(call READY,test)
 	@DLSYS_REQUIRE_GPU=1 $(RUN) tests/run.py $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen.
-ASAN_TESTS ?= test_operators test_gpu_op test_ndarray
+ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state
 asan: $(call READY,test)
 	+@$(SUBMAKE) native CUDA_ARCHS= BUILD=$(BUILD)/asan LIB=$(BUILD)/asan/libdlsys.so \
 	  CXXFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address

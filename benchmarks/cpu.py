@@ -5,7 +5,8 @@
 Each contestant lives in a process of its own, so that thread pools do not meet: a pool that still
 spins from its last step would slow the next contestant down. The processes take turns, one runs
 while the others sleep, and a ratio is taken within each round, so that a slower minute of the
-machine hits both sides. PyTorch runs with every implementation of its SGD; the fastest one counts.
+machine hits both sides. A turn in which other programs took more than a tenth of a core is taken
+again. PyTorch runs with every implementation of its SGD; the fastest one counts.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from typing import Any
 
 import measure
 from networks import SIZES, Ours, theirs
 
 BATCH = 1000
+DISTURBED = 0.1  # cores that others may use during a turn
+PATIENCE = 200  # disturbed turns, of one contestant, until they are taken as they are
 OURS = ("numpy", "native")
 THEIRS = {
     "torch for-loop": {"foreach": False},
@@ -39,13 +43,19 @@ class Contestant:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=measure.ROOT
         )
         self.ready: dict[str, Any] = self._answer()
+        self.disturbed = 0
 
     def turn(self, seconds: float) -> float:
-        """The median of a step's milliseconds in this turn."""
+        """The median of a step's milliseconds in a turn that nobody disturbs."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-        return statistics.median(self._answer())
+        while True:
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+            if answer["others"] <= DISTURBED or self.disturbed >= PATIENCE:
+                return answer["ms"]
+            self.disturbed += 1
+            time.sleep(0.2)
 
     def close(self) -> None:
         """Ends the process."""
@@ -79,7 +89,21 @@ def contestant(network: str, system: str) -> None:
     print(json.dumps({"loss": loss, "version": version}), flush=True)
     for line in sys.stdin:
         measure.step_ms(step, min(0.05, float(line)))  # wakes the threads up and fills the caches
-        print(json.dumps(measure.step_ms(step, float(line))), flush=True)
+        start, before = time.perf_counter(), others_seconds()
+        ms = statistics.median(measure.step_ms(step, float(line)))
+        others = (others_seconds() - before) / (time.perf_counter() - start)
+        print(json.dumps({"ms": ms, "others": others}), flush=True)
+
+
+def others_seconds() -> float:
+    """Processor time that everything but this process has used; on Linux only, else 0."""
+    try:
+        with open("/proc/stat") as stat:
+            user, nice, system, _, _, *interrupts = map(int, stat.readline().split()[1:9])
+    except OSError:
+        return 0.0
+    ticks = user + nice + system + sum(interrupts)
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def compare(network: str, systems: list[str], rounds: int, seconds: float) -> dict[str, Any]:
@@ -94,8 +118,10 @@ def compare(network: str, systems: list[str], rounds: int, seconds: float) -> di
             ms[system].append(each.turn(seconds))
     for each in contestants.values():
         each.close()
+    disturbed = {system: each.disturbed for system, each in contestants.items()}
     result: dict[str, Any] = {
-        "ms": {system: measure.summary(times) for system, times in ms.items()}
+        "ms": {system: measure.summary(times) for system, times in ms.items()},
+        "disturbed_turns": disturbed,
     }
     rivals = [system for system in systems if system in THEIRS]
     if rivals:

@@ -33,6 +33,10 @@ inline const char* DeviceText(int type) {
   return type == DL_CPU ? "cpu" : type == DL_GPU ? "gpu" : "unknown device";
 }
 
+// CUDA's own words for this mislead: it says that the driver is too old.
+inline constexpr char kNoDriver[] =
+    "no NVIDIA driver on this machine (libcuda.so.1 not found): install the driver, or use -c cpu";
+
 void RegisterDevice(const Device& device) noexcept;
 const Device& FindDevice(int type);  // fails with DL_UNAVAILABLE
 struct DeviceRegistrar {

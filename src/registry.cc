@@ -1,6 +1,8 @@
 // The kernel and device tables, the thread's error text, and what this library was built from.
 #include "registry.h"
 
+#include <dlfcn.h>
+
 #include <cstring>
 #include <string>
 #include <vector>
@@ -80,6 +82,7 @@ void RegisterBuild(const char* text) noexcept { GetTables().version += std::stri
 const Device& FindDevice(int type) {
   for (const Device& d : GetTables().devices)
     if (d.type == type) return d;
+  if (type == DL_GPU && !dlopen("libcuda.so.1", RTLD_LAZY)) FailWith(DL_UNAVAILABLE, kNoDriver);
   if (type == DL_GPU)
     FailWith(DL_UNAVAILABLE,
              "gpu: this library was built without CUDA; install nvcc and run `make lib` again");

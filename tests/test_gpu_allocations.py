@@ -43,7 +43,8 @@ class Allocations(unittest.TestCase):
             [sys.executable, *program, str(steps)], capture_output=True, text=True, timeout=300
         )
         if "CuptiMissing" in done.stderr:
-            raise unittest.SkipTest(f"CUPTI cannot count here: {done.stderr.strip().splitlines()[-1]}")
+            reason = done.stderr.strip().splitlines()[-1]
+            raise unittest.SkipTest(f"CUPTI cannot count here: {reason}")
         if done.returncode:
             raise AssertionError(f"training failed:\n{done.stdout}{done.stderr}")
         return json.loads(out.read_text())

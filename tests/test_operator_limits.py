@@ -10,7 +10,7 @@ import numpy as np
 
 from devices import require
 from dlsys import autodiff as ad
-from dlsys import gpu_op, ndarray, optim
+from dlsys import ndarray, optim
 from dlsys.errors import DlsysError
 from dlsys.runtime.device import Context
 
@@ -130,9 +130,7 @@ class LargeArrays:
         self.assertEqual((result.min(), result.max()), (0.5, 0.5))
 
     def test_fill_past_2_31_elements(self) -> None:
-        count = 2**31 + 5
-        filled = ndarray.empty((count,), self.ctx, np.uint8)
-        gpu_op.array_set(filled, 7)
+        [filled] = ad.Executor([ad.full_op((2**31 + 5,), 7, "uint8")], self.ctx).run()
         result = filled.asnumpy()
         self.assertEqual((result.min(), result.max()), (7, 7))
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "cuda/context.cuh"
+#include "device.h"
 
 #ifndef DLSYS_CUDA_ARCHS
 #define DLSYS_CUDA_ARCHS "unknown"
@@ -40,9 +41,7 @@ struct Presence {
 
 void DescribeOldDriver(char* text, size_t nbytes) {
   if (!dlopen("libcuda.so.1", RTLD_LAZY)) {
-    snprintf(text, nbytes,
-             "no NVIDIA driver on this machine (libcuda.so.1 not found): install the driver, or "
-             "use -c cpu");
+    snprintf(text, nbytes, "%s", kNoDriver);
     return;
   }
   int driver = 0;

@@ -62,7 +62,7 @@ class Executor:
         self._known_feeds = frozenset(self._feeds)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
         self._runners: OrderedDict[tuple, Any] = OrderedDict()
-        self._busy = threading.Lock()
+        self._alone = _OneThread()
         self._moves = -1
         if ctx is None:
             self._backend: Any = _NumpyBackend()
@@ -84,15 +84,8 @@ class Executor:
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device.
         """
-        if not self._busy.acquire(blocking=False):
-            raise GraphError(
-                "this executor is running in another thread; make one executor a thread"
-            )
-        try:
-            values = self._feed_values(feed_dict or {})
-            runner, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
-            if picks is not None:
-                values = [values[k] for k in picks]
+        with self._alone:
+            runner, values = self._ready(feed_dict)
             if self.recorder is not None:
                 fetched, ms = runner.run_timed(values)
                 self.recorder.add(runner.plan, ms)
@@ -104,8 +97,6 @@ class Executor:
                 fetched = runner.run_observed(values, poisoner(runner))
             else:
                 fetched = runner.run(values)
-        finally:
-            self._busy.release()
         if convert_to_numpy_ret_vals:
             return [value.asnumpy() if isinstance(value, NDArray) else value for value in fetched]
         return fetched
@@ -118,16 +109,20 @@ class Executor:
 
         Raises KernelError naming the first step beyond its tolerance, with the largest error.
         """
-        before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
+        with self._alone:
+            runner, values = self._ready(feed_dict)
+            before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
+            try:
+                runner.run_observed(values, checker(reference))
+            finally:
+                for parameter, value in before:
+                    parameter.set(value)
+
+    def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, list[Any]]:
+        """The bound plan for these feeds, and the feeds in its order."""
         values = self._feed_values(feed_dict or {})
         runner, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
-        try:
-            runner.run_observed(
-                [values[k] for k in picks] if picks is not None else values, checker(reference)
-            )
-        finally:
-            for parameter, value in before:
-                parameter.set(value)
+        return runner, values if picks is None else [values[k] for k in picks]
 
     def _feed_values(self, feed_dict: Mapping[Node, Any]) -> list[Any]:
         values = []
@@ -270,6 +265,11 @@ class Executor:
         missing = [node.name for node in self._feeds if node not in feed_shapes]
         if missing:
             raise GraphError(f"the shapes of these Variables are missing: {', '.join(missing)}")
+        for node in self._feeds:
+            if not isinstance(feed_shapes[node], (tuple, list)):
+                raise ShapeError(
+                    f"{node.name}: {feed_shapes[node]!r} is no shape, expected a tuple of extents"
+                )
         return {node: self._feed_spec(node, tuple(feed_shapes[node]), None) for node in self._feeds}
 
     # ---- the assignment's views ----
@@ -304,6 +304,22 @@ class Executor:
                 if node.op.outputs == 1 and not node.op.leaf
             }
         return self._arrays
+
+
+class _OneThread:
+    """Entered by one thread at a time; a second is refused rather than made to wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise GraphError(
+                "this executor is running in another thread; make one executor a thread"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 class _NumpyBackend:

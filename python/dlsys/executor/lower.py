@@ -15,7 +15,7 @@ from ..errors import GraphError
 from ..graph.node import Node
 from ..ndarray import NDArray, launch
 from ..runtime.device import Context
-from ..runtime.library import DTYPE_CODES, load
+from ..runtime.library import DTYPE_CODES, MAX_NDIM, load
 from .plan import Buffer, Plan, Step, Value
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
@@ -58,8 +58,11 @@ class ArrayTable:
         shape = value.spec.shape
         assert value.spec.dtype is not None
         code = DTYPE_CODES.get(value.spec.dtype)
-        if code is None:
-            raise GraphError(f"{value.node.name}: native devices do not hold {value.spec.dtype}")
+        if code is None or len(shape) > MAX_NDIM:
+            raise GraphError(
+                f"{value.node.name} is {value.spec.dtype} {shape}; native devices hold up to "
+                f"{MAX_NDIM} dimensions of {', '.join(map(str, DTYPE_CODES))}"
+            )
         self._records.append((value.buffer, len(shape), code, len(self._shapes)))
         self._shapes.extend(shape)
         self._rows_of.setdefault(value.buffer, []).append(row * _ROW_WORDS)

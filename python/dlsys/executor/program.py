@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError
+from ..errors import DeviceError, GraphError
 from ..graph.node import Node, Spec
 from ..ndarray import NDArray, array
 from ..runtime.device import Block, Context, stream, unavailable
@@ -235,7 +236,12 @@ class Callback:
     """One step that runs a user's `compute` from Python, between native segments."""
 
     def __init__(self, program: Program, step: Step) -> None:
-        self._program = program
+        if not step.node.op.runs_python:
+            raise GraphError(
+                f"operator {step.node.op.name} has neither a native kernel nor a compute of its "
+                f"own; run on numpy (ctx=None) [{step.node.where}]"
+            )
+        self._program = weakref.proxy(program)  # which owns this callback
         self._step = step
 
     def run(self, on: int) -> None:

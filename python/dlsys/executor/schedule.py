@@ -76,7 +76,7 @@ def _unaliased(fetches: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 def _copy(node: Node) -> Node:
     with attributed_to(node):
         copy = hooks["copy"](node, name=f"{node.name}.copy")
-    copy.number, copy.origin = node.number, node.origin
+    copy.stand_for(node)
     return copy
 
 

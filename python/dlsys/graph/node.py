@@ -135,6 +135,11 @@ class Op:
         ]
         self.numpy(node, *input_vals, *workspace, *outputs)
 
+    @property
+    def runs_python(self) -> bool:
+        """Whether it has a `compute` of its own, which every device can call."""
+        return type(self).compute is not Op.compute
+
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         """Called with inputs, workspace and outputs in this order; writes the outputs."""
         raise GraphError(f"operator {self.name} has no numpy form [{node.where}]")
@@ -175,7 +180,7 @@ class Node:
     """
 
     __slots__ = (
-        "op", "inputs", "attrs", "name", "number", "spec", "origin", "_line", "_values",
+        "op", "inputs", "attrs", "name", "number", "spec", "_origin", "_line", "_values",
         "__dict__", "__weakref__",
     )  # fmt: skip
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
@@ -195,7 +200,7 @@ class Node:
         self._line = getattr(_building, "line", None) or _user_line()
         self._values: dict[int, Node] | None = None
         self.spec: Any = None
-        self.origin: Node = self  # in a rewritten graph, the user's node that this one stands for
+        self._origin: Node | None = None
         for x in self.inputs:
             if not isinstance(x, Node) or x.op.outputs != 1:
                 _refuse_input(self, x)
@@ -208,8 +213,17 @@ class Node:
         node = Node.__new__(Node)
         node.op, node.inputs, node.attrs, node.name = self.op, inputs, self.attrs, self.name
         node.number, node._line, node._values, node.spec = self.number, self._line, None, spec
-        node.origin = self.origin
+        node._origin = self.origin
         return node
+
+    @property
+    def origin(self) -> Node:
+        """In a rewritten graph, the user's node that this one stands for; else the node itself."""
+        return self._origin or self
+
+    def stand_for(self, node: Node) -> None:
+        """Says that this node was made by rewriting another: it takes its number and origin."""
+        self.number, self._origin = node.number, node.origin
 
     @property
     def where(self) -> str:
@@ -271,6 +285,9 @@ class Node:
 
     def __matmul__(self, other: Any) -> Node:
         return hooks["matmul"](self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return hooks["matmul"](other, self)
 
     def __neg__(self) -> Node:
         return hooks["neg"](self)

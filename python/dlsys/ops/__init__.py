@@ -12,7 +12,7 @@ hooks.update(
     div=elementwise.div,
     power=elementwise.power,
     neg=elementwise.neg_op,
-    matmul=matmul.matmul_op,
+    matmul=lambda a, b: matmul.matmul_op(elementwise._as_node(a), elementwise._as_node(b)),
     ones_like=source.oneslike_op,
     zeros_like=source.zeroslike_op,
     full=source.full_op,

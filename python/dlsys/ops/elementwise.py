@@ -71,7 +71,8 @@ class Elementwise(Op):
             if x.op.filled and other.spec == node.spec:
                 operands = [other, other]
                 operands[side] = x.attrs["value"]
-                return self._with_const(*operands)
+                plain = self._with_const(*operands)
+                return plain if plain.spec[:2] == node.spec[:2] else None
         return None
 
 
@@ -267,6 +268,7 @@ def _number(value: Any) -> int | float:
 
 
 def _as_node(value: Any) -> Node:
+    """A node as it is; an array as a constant."""
     return value if isinstance(value, Node) else constant_op(value)
 
 

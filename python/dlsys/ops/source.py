@@ -4,6 +4,7 @@ arrays.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class PlaceholderOp(Op):
     def __call__(self, name: str | None = None, shape: Any = None, dtype: Any = None) -> Node:  # type: ignore[override]
         attrs: dict[str, Any] = {}
         if shape is not None:
-            attrs["shape"] = tuple(None if n is None else int(n) for n in shape)
+            attrs["shape"] = _extents(f"Variable {name}", shape, free=True)
         if dtype is not None:
             attrs["dtype"] = np.dtype(dtype)
         node = Node(self, (), attrs, name)
@@ -55,7 +56,8 @@ class ConstantOp(Op):
             raise ShapeError(f"constant: expected numbers, got an array of {array.dtype}")
         array.flags.writeable = False
         node = Node(self, (), {"value": array}, name)
-        node.spec = Spec(array.shape, array.dtype, declared=array.dtype.kind == "f")
+        declared = dtype is not None or array.dtype == FLOAT32
+        node.spec = Spec(array.shape, array.dtype, declared)
         return node
 
 
@@ -70,9 +72,9 @@ class FullOp(Op):
     def __call__(  # type: ignore[override]
         self, shape: Shape, value: float, dtype: Any = FLOAT32, name: str | None = None
     ) -> Node:
-        node = Node(
-            self, (), {"shape": tuple(shape), "value": value, "dtype": np.dtype(dtype)}, name
-        )
+        kind = np.dtype(dtype)
+        attrs = {"shape": _extents("full", shape), "value": kind.type(value).item(), "dtype": kind}
+        node = Node(self, (), attrs, name)
         node.spec = self.infer(node)
         return node
 
@@ -119,6 +121,19 @@ class ParameterOp(Op):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         assert isinstance(node, Parameter)
         return Spec(node.shape, node.dtype, node.declared)
+
+
+def _extents(what: str, shape: Any, free: bool = False) -> tuple:
+    """A shape as a tuple of non-negative numbers, or None where an extent may be free."""
+    try:
+        extents = tuple(None if free and n is None else operator.index(n) for n in shape)
+    except TypeError:
+        extents = (-1,)
+    if any(n is not None and n < 0 for n in extents):
+        raise ShapeError(
+            f"{what}: {shape!r} is no shape, expected a tuple of extents such as (3, 4)"
+        )
+    return extents
 
 
 placeholder_op = PlaceholderOp()

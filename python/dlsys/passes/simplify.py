@@ -59,8 +59,9 @@ class _Rewriter:
         if node.op.leaf:
             return node
         with attributed_to(node):
-            simpler = _fold(node) or node.op.simplify(node)
+            simpler = node.op.simplify(node) or _fold(node)
         if simpler is not None:
+            assert simpler.spec[:2] == node.spec[:2], f"{node!r} became {simpler!r}"
             return self._settle_new(simpler, node)
         return self._native_form(node) if self._native else node
 
@@ -73,7 +74,7 @@ class _Rewriter:
         inputs = [self._settle_new(x, made_for) for x in node.inputs]
         if inputs != node.inputs:
             node = node.derive(inputs, node.spec)
-        node.number, node.origin = made_for.number, made_for.origin
+        node.stand_for(made_for)
         return self.settle(node)
 
     def _native_form(self, node: Node) -> Node:
