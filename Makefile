@@ -79,7 +79,7 @@ test: $(call READY,test)
 test-gpu: $(call READY,test)
 	@$(if $(GPU_ARCHS),,echo "make test-gpu: nvidia-smi shows no GPU on this machine"; exit 1)
 	+@$(SUBMAKE) lib
-	@DLSYS_REQUIRE_GPU=1 $(RUN) tests/run.py $(ARGS)
+	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen.
 ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state

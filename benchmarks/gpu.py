@@ -99,7 +99,11 @@ def captured(network: str, optimizer: dict[str, Any]) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(keep: Call = step) -> None:  # the step owns what the graph reads
+        graph.replay()
+
+    return replay
 
 
 def steps() -> dict[str, Any]:
