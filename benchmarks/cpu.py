@@ -24,7 +24,7 @@ from networks import SIZES, Ours, theirs
 
 BATCH = 1000
 DISTURBED = 0.1  # cores that others may use during a turn
-PATIENCE = 200  # disturbed turns, of one contestant, until they are taken as they are
+PATIENCE = 100  # disturbed turns, of one contestant, until they are taken as they are
 OURS = ("numpy", "native")
 THEIRS = {
     "torch for-loop": {"foreach": False},

@@ -297,7 +297,7 @@ def verdict_of(tool: str, done: dict[str, Any]) -> str:
 
 PARTS: dict[str, tuple[Callable[[Part], None], float]] = {
     "build": (build, 170.0),
-    "tests": (tests, 150.0),
+    "tests": (tests, 240.0),
     "mnist": (mnist, 100.0),
     "speed": (speed, 90.0),
     "sanitizers": (sanitizers, 150.0),
