@@ -49,7 +49,7 @@ def promote(node: Node, *specs: Spec) -> np.dtype | None:
     float32 with float64 is an error when one of them was declared; two undeclared feeds promote as
     in numpy.
     """
-    if len(specs) == 1:
+    if len(specs) == 1 or (len(specs) == 2 and specs[0].dtype == specs[1].dtype):
         return specs[0].dtype
     dtypes = {spec.dtype for spec in specs}
     if None in dtypes:
@@ -97,6 +97,8 @@ def broadcast(node: Node, *specs: Spec) -> tuple[int, ...]:
 
 def merge_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
     """Two shapes broadcast against each other, None where they cannot be."""
+    if a == b:
+        return a
     ndim = max(len(a), len(b))
     left = (1,) * (ndim - len(a)) + a
     right = (1,) * (ndim - len(b)) + b

@@ -43,7 +43,7 @@ class Elementwise(Op):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype = promote(node, *specs)
-        if dtype == np.bool_:
+        if dtype is not None and dtype.kind == "b":
             dtype = np.dtype(np.int64)  # arithmetic on truth values is arithmetic on 0 and 1
         return Spec(broadcast(node, *specs), dtype, any(spec.declared for spec in specs))
 
@@ -161,7 +161,10 @@ def _in_one_dtype(node: Node) -> Node | None:
     """
     assert node.spec is not None
     dtype = node.spec.dtype
-    if all(x.spec.dtype == dtype for x in node.inputs):
+    for x in node.inputs:
+        if x.spec.dtype != dtype:
+            break
+    else:
         return None
     inputs = [x if x.spec.dtype == dtype else cast_op(x, dtype) for x in node.inputs]
     return node.derive(inputs, node.spec)

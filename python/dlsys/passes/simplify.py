@@ -99,7 +99,9 @@ class _Rewriter:
         op = node.op
         if op.leaf or op.writes or op.random or (op.kernel is None and not op.view):
             return None
-        attrs = tuple([(name, repr(node.attrs[name])) for name in sorted(node.attrs)])
+        attrs: tuple = ()
+        if node.attrs:
+            attrs = tuple([(name, repr(node.attrs[name])) for name in sorted(node.attrs)])
         return (op, node.spec, tuple(map(id, node.inputs)), attrs)
 
 
