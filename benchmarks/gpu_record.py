@@ -100,6 +100,7 @@ class Part:
         seconds = round(time.monotonic() - start, 1)
         shown = " ".join([*(f"{key}={value}" for key, value in (env or {}).items()), *command])
         self._log(f"$ {shown}\n{output}\n[status {status}, {seconds} s]\n\n")
+        shown = shown.replace(sys.executable, "python")
         return {"command": shown, "status": status, "seconds": seconds, "output": output}
 
     def _log(self, text: str) -> None:
@@ -240,7 +241,8 @@ def speed(part: Part) -> None:
         part.result.update(brief(done), ok=done["status"] == 0)
         path = Path(folder) / "gpu.json"
         if path.exists():
-            part.result["benchmark"] = json.loads(path.read_text())
+            figures = json.loads(path.read_text())
+            part.result["benchmark"] = {**figures, "command": "python benchmarks/gpu.py"}
 
 
 def sanitizers(part: Part) -> None:
@@ -345,8 +347,10 @@ def merge(out: Path, commit: str | None, seconds: float) -> dict[str, Any]:
         path = out / f"{name}.json"
         if path.exists():
             parts[name] = json.loads(path.read_text())
+    commit = commit or measure.commit()
+    parts.get("speed", {}).get("benchmark", {})["commit"] = commit
     record = {
-        "commit": commit or measure.commit(),
+        "commit": commit,
         "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
         "command": "python benchmarks/gpu_record.py",
         "machine": parts.get("build", {}).get("machine"),
