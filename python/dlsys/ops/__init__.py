@@ -3,7 +3,33 @@ need.
 """
 
 from ..graph.node import hooks
-from . import elementwise, layout, loss, matmul, reduce, softmax, source, update
+from . import (
+    activation,
+    compare,
+    conv,
+    convolution,
+    einsum,
+    elementwise,
+    image,
+    index,
+    join,
+    layout,
+    loss,
+    losses,
+    matmul,
+    norm,
+    pad,
+    pool,
+    pooling,
+    product,
+    random,
+    reduce,
+    row_norm,
+    softmax,
+    source,
+    statistics,
+    update,
+)
 
 hooks.update(
     add=elementwise.add,
@@ -18,6 +44,12 @@ hooks.update(
     full=source.full_op,
     cast=elementwise.cast_op,
     copy=layout.copy_op,
+    getitem=index.getitem_op,
 )
 
-FAMILIES = (source, elementwise, reduce, layout, matmul, softmax, loss, update)
+FAMILIES = (
+    convolution, conv, pooling, pool,
+    activation, compare, statistics, product, einsum,
+    source, elementwise, reduce, layout, index, join, pad, image,
+    matmul, softmax, loss, losses, norm, row_norm, random, update,
+)  # fmt: skip

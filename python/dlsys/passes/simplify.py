@@ -96,7 +96,7 @@ class _Rewriter:
     def _key(self, node: Node) -> tuple | None:
         """What makes two nodes equal; None for those that are never merged."""
         op = node.op
-        if op.leaf or op.writes or (op.kernel is None and not op.view):
+        if op.leaf or op.writes or op.random or (op.kernel is None and not op.view):
             return None
         attrs = tuple([(name, repr(node.attrs[name])) for name in sorted(node.attrs)])
         return (op, node.spec, tuple(map(id, node.inputs)), attrs)
