@@ -9,16 +9,55 @@ from .executor.executor import Executor
 from .graph.gradients import gradients, sum_node_list
 from .graph.node import Node, Op, Spec, find_topo_sort
 from .graph.text import text
+from .ops.activation import (
+    elu_op,
+    gelu_op,
+    gelu_tanh_op,
+    hard_sigmoid_op,
+    hard_swish_op,
+    leaky_relu_op,
+    relu6_op,
+    silu_op,
+    softplus_op,
+)
+from .ops.compare import (
+    equal_op,
+    greater_equal_op,
+    greater_op,
+    less_equal_op,
+    less_op,
+    logical_and_op,
+    logical_not_op,
+    logical_or_op,
+    logical_xor_op,
+    maximum_op,
+    minimum_op,
+    not_equal_op,
+    where_op,
+)
+from .ops.conv import (
+    conv1d,
+    conv2d,
+    conv2d_add_bias_op,
+    conv2d_gradient_of_data_op,
+    conv2d_gradient_of_filter_op,
+    conv2d_op,
+    conv_transpose2d,
+)
+from .ops.einsum import einsum
 from .ops.elementwise import (
+    abs_op,
     add_byconst_op,
     add_op,
     cast_op,
+    clip_op,
     const_div_op,
     const_pow_op,
     const_sub_op,
     div_byconst_op,
     div_op,
     exp_op,
+    log1p_op,
     log_op,
     mul_byconst_op,
     mul_op,
@@ -27,21 +66,67 @@ from .ops.elementwise import (
     pow_op,
     relu_gradient_op,
     relu_op,
+    rsqrt_op,
     sigmoid_op,
+    sign_op,
     sqrt_op,
     sub_op,
     tanh_op,
 )
 from .ops.layout import broadcast_to_op, copy_op, reshape_like_op, reshape_op, transpose_op
 from .ops.loss import softmax_cross_entropy, softmaxcrossentropy_op
+from .ops.losses import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    binarycrossentropy_op,
+    hinge_loss,
+    huber_loss,
+    kl_divergence,
+    mean_absolute_error,
+    mean_squared_error,
+    multiclass_hinge_loss,
+    negative_log_likelihood,
+)
 from .ops.matmul import matmul_op
+from .ops.norm import batch_normalization, batch_normalization_op
+from .ops.pool import (
+    avg_pool2d,
+    avg_pool2d_gradient_op,
+    avg_pool2d_op,
+    global_avg_pool2d,
+    global_max_pool2d,
+    max_pool2d,
+    max_pool2d_gradient_op,
+    max_pool2d_op,
+)
+from .ops.pooling import max_pool_op
+from .ops.product import batched_matmul_op, linear_op, outer_op
+from .ops.random import (
+    Generator,
+    dropout,
+    dropout_op,
+    random_bernoulli,
+    random_normal,
+    random_truncated_normal,
+    random_uniform,
+    seed,
+)
 from .ops.reduce import (
     broadcastto_op,
     expand_like_op,
     mean_op,
+    reduce_mean_op,
+    reduce_sum_op,
     reducesumaxiszero_op,
     sum_op,
     sum_to_like_op,
+)
+from .ops.row_norm import (
+    group_normalization,
+    instance_normalization,
+    layer_normalization,
+    layer_normalization_op,
+    rms_normalization,
 )
 from .ops.softmax import log_softmax_op, softmax_func, softmax_op
 from .ops.source import (
@@ -53,4 +138,20 @@ from .ops.source import (
     zeroslike_op,
 )
 from .ops.source import constant_op as constant
-from .ops.update import assign_op, group_op, sgd_momentum_update_op, sgd_update_op
+from .ops.statistics import (
+    argmax_op,
+    argmin_op,
+    cumsum_op,
+    logsumexp_op,
+    max_op,
+    min_op,
+    prod_op,
+    var_op,
+)
+from .ops.update import (
+    adam_update_op,
+    assign_op,
+    group_op,
+    sgd_momentum_update_op,
+    sgd_update_op,
+)

@@ -1,4 +1,5 @@
-"""The assignment's kernels as plain functions on NDArrays of either native device.
+"""The assignment's kernels, and those of networks, as plain functions on NDArrays of either native
+device.
 
 The last argument is the output; the elementwise functions accept an input as the output. All arrays
 are float32 on one device. Every function raises TypeError for what is no NDArray and ShapeError for
@@ -7,56 +8,50 @@ shapes, dtypes or devices that do not fit, before anything is written.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from dlsys.errors import ShapeError
+from dlsys.gpu_checks import check_arrays, check_separate, check_shape
+from dlsys.gpu_network import (  # noqa: F401
+    adam_update,
+    average_pooling2d,
+    average_pooling2d_gradient,
+    batch_normalization,
+    batch_normalization_gradient,
+    concat,
+    conv2d,
+    conv2d_gradient_of_data,
+    conv2d_gradient_of_filter,
+    dropout,
+    leaky_relu,
+    max_pooling2d,
+    max_pooling2d_gradient,
+    pad,
+    sgd_update,
+    sigmoid,
+    slice,
+    tanh,
+)
 from dlsys.ndarray import NDArray, launch
-
-_FLOAT32 = np.dtype(np.float32)
-
-
-def _check_arrays(op: str, *arrays: Any) -> None:
-    for arr in arrays:
-        if not isinstance(arr, NDArray):
-            raise TypeError(f"{op}: expected an NDArray, got {type(arr).__name__}")
-        if arr.dtype != _FLOAT32:
-            raise ShapeError(f"{op}: expected float32, got {arr.dtype}")
-        if arr.ctx is not arrays[0].ctx:
-            raise ShapeError(f"{op}: arrays on two devices: {arrays[0].ctx} and {arr.ctx}")
-
-
-def _check_shape(op: str, what: str, arr: NDArray, expected: tuple[int, ...]) -> None:
-    if arr.shape != expected:
-        raise ShapeError(f"{op}: {what} has shape {arr.shape}, expected {expected}")
-
-
-def _check_separate(op: str, out: NDArray, *inputs: NDArray) -> None:
-    # Elementwise kernels may work in place; the others would read what they have already written.
-    if any(out.size and out.data_address == arr.data_address for arr in inputs):
-        raise ShapeError(f"{op}: the output is also an input; give it an array of its own")
 
 
 def _elementwise(op: str, kernel: str, inputs: tuple[NDArray, ...], output: NDArray) -> None:
-    _check_arrays(op, *inputs, output)
+    check_arrays(op, *inputs, output)
     for arr in inputs[1:]:
-        _check_shape(op, "the second input", arr, inputs[0].shape)
-    _check_shape(op, "the output", output, inputs[0].shape)
+        check_shape(op, "the second input", arr, inputs[0].shape)
+    check_shape(op, "the output", output, inputs[0].shape)
     launch(kernel, output.ctx, *inputs, output)
 
 
 def array_set(arr: NDArray, value: float) -> None:
     """arr[...] = value."""
-    _check_arrays("array_set", arr)
+    check_arrays("array_set", arr)
     launch("fill", arr.ctx, float(value), arr)
 
 
 def broadcast_to(in_arr: NDArray, out_arr: NDArray) -> None:
     """Repeats `in_arr` along the leading axes of `out_arr`, and along its own axes of extent 1."""
     op = "broadcast_to"
-    _check_arrays(op, in_arr, out_arr)
-    _check_separate(op, out_arr, in_arr)
+    check_arrays(op, in_arr, out_arr)
+    check_separate(op, out_arr, in_arr)
     missing = out_arr.ndim - in_arr.ndim
     pairs = zip(in_arr.shape, out_arr.shape[max(missing, 0) :], strict=False)
     if missing < 0 or any(extent not in (1, wanted) for extent, wanted in pairs):
@@ -67,11 +62,11 @@ def broadcast_to(in_arr: NDArray, out_arr: NDArray) -> None:
 def reduce_sum_axis_zero(in_arr: NDArray, out_arr: NDArray) -> None:
     """out = sum of in (n, ...) over axis 0; the sum of a vector has shape (1,)."""
     op = "reduce_sum_axis_zero"
-    _check_arrays(op, in_arr, out_arr)
-    _check_separate(op, out_arr, in_arr)
+    check_arrays(op, in_arr, out_arr)
+    check_separate(op, out_arr, in_arr)
     if not in_arr.ndim:
         raise ShapeError(f"{op}: the input has shape (), expected at least one axis")
-    _check_shape(op, "the output", out_arr, in_arr.shape[1:] or (1,))
+    check_shape(op, "the output", out_arr, in_arr.shape[1:] or (1,))
     launch("reduce_sum", in_arr.ctx, in_arr, 1, 1.0, out_arr)
 
 
@@ -96,8 +91,8 @@ def matrix_elementwise_multiply_by_const(mat: NDArray, value: float, output: NDA
 
 
 def _with_constant(op: str, kernel: str, mat: NDArray, value: float, output: NDArray) -> None:
-    _check_arrays(op, mat, output)
-    _check_shape(op, "the output", output, mat.shape)
+    check_arrays(op, mat, output)
+    check_shape(op, "the output", output, mat.shape)
     launch(kernel, output.ctx, mat, float(value), output)
 
 
@@ -106,8 +101,8 @@ def matrix_multiply(
 ) -> None:
     """C (m, n) = A (m, k) @ B (k, n), where A or B may be given transposed."""
     op = "matrix_multiply"
-    _check_arrays(op, mat_a, mat_b, mat_c)
-    _check_separate(op, mat_c, mat_a, mat_b)
+    check_arrays(op, mat_a, mat_b, mat_c)
+    check_separate(op, mat_c, mat_a, mat_b)
     for what, mat in (("A", mat_a), ("B", mat_b), ("C", mat_c)):
         if mat.ndim != 2:
             raise ShapeError(f"{op}: {what} has shape {mat.shape}, expected a matrix")
@@ -119,7 +114,7 @@ def matrix_multiply(
             f"{op}: inner dimensions differ: "
             f"A {mat_a.shape} {marks[0]} and B {mat_b.shape} {marks[1]}"
         )
-    _check_shape(op, "C", mat_c, (rows, columns))
+    check_shape(op, "C", mat_c, (rows, columns))
     launch("matmul", mat_c.ctx, mat_a, int(bool(trans_a)), mat_b, int(bool(trans_b)), mat_c)
 
 
@@ -136,20 +131,20 @@ def relu_gradient(in_arr: NDArray, in_grad_arr: NDArray, out_arr: NDArray) -> No
 def softmax(in_arr: NDArray, out_arr: NDArray) -> None:
     """out = softmax of in over the last axis."""
     op = "softmax"
-    _check_arrays(op, in_arr, out_arr)
-    _check_separate(op, out_arr, in_arr)
+    check_arrays(op, in_arr, out_arr)
+    check_separate(op, out_arr, in_arr)
     if not in_arr.ndim:
         raise ShapeError(f"{op}: the input has shape (), expected at least one axis")
-    _check_shape(op, "the output", out_arr, in_arr.shape)
+    check_shape(op, "the output", out_arr, in_arr.shape)
     launch(op, out_arr.ctx, in_arr, out_arr)
 
 
 def softmax_cross_entropy(in_arr_a: NDArray, in_arr_b: NDArray, out_arr: NDArray) -> None:
     """out (1,) = mean over rows of -sum(b * log softmax(a)) of logits a (n, c), labels b (n, c)."""
     op = "softmax_cross_entropy"
-    _check_arrays(op, in_arr_a, in_arr_b, out_arr)
+    check_arrays(op, in_arr_a, in_arr_b, out_arr)
     if in_arr_a.ndim != 2:
         raise ShapeError(f"{op}: the logits have shape {in_arr_a.shape}, expected a matrix")
-    _check_shape(op, "the labels", in_arr_b, in_arr_a.shape)
-    _check_shape(op, "the output", out_arr, (1,))
+    check_shape(op, "the labels", in_arr_b, in_arr_a.shape)
+    check_shape(op, "the output", out_arr, (1,))
     launch("softmax_cross_entropy_mean", out_arr.ctx, in_arr_a, in_arr_b, out_arr)

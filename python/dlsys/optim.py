@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import GraphError
 from .graph.gradients import gradients
-from .graph.node import Node
+from .graph.node import Node, find_topo_sort
 from .ops.source import Parameter
 from .ops.update import group_op, sgd_momentum_update_op, sgd_update_op
 
@@ -31,13 +31,12 @@ class SGD:
         self.velocity: dict[Parameter, Parameter] = {}
 
     def minimize(self, loss: Node, parameters: Sequence[Parameter]) -> Node:
-        """One node that, when fetched, updates every given Parameter by the gradient of `loss`;
-        its value is None.
+        """One node that, when fetched, updates every given Parameter by the gradient of `loss` and
+        makes the effects of the loss's nodes (running statistics, random steps); its value is None.
         """
         grads = gradients(loss, parameters)
-        return group_op(
-            *[self._update(w, grad) for w, grad in zip(parameters, grads)], name="train"
-        )
+        updates = [self._update(w, grad) for w, grad in zip(parameters, grads)]
+        return group_op(*updates, *effects_of(loss), name="train")
 
     def _update(self, parameter: Parameter, grad: Node) -> Node:
         if not self.momentum:
@@ -49,3 +48,8 @@ class SGD:
             )
         velocity = self.velocity[parameter]
         return sgd_momentum_update_op(parameter, velocity, grad, self.lr, momentum=self.momentum)
+
+
+def effects_of(loss: Node) -> list[Node]:
+    """The effects that the nodes behind `loss` carry, each once, in the order of the graph."""
+    return list(dict.fromkeys(e for node in find_topo_sort([loss]) for e in node.effects))

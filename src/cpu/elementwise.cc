@@ -38,6 +38,39 @@ void WithConst(const DLArray* x, float c, DLArray* y) {
   });
 }
 
+template <class F>
+void WithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
+  const float* in = Input(F::name, x);
+  float* out = Output(F::name, y);
+  CheckSameShape(F::name, x, y);
+  ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD {
+      DLSYS_IVDEP
+      for (int64_t k = begin; k < end; k++) out[k] = F()(in[k], c, d);
+    });
+  });
+}
+
+template <class F>
+void PairWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
+  const float* left = Input(F::name, x);
+  const float* right = Input(F::name, y);
+  float* out = Output(F::name, z);
+  CheckSameShape(F::name, x, z);
+  CheckSameShape(F::name, y, z);
+  ParallelFor(Numel(z), kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD {
+      DLSYS_IVDEP
+      for (int64_t k = begin; k < end; k++) out[k] = F()(left[k], right[k], c, d);
+    });
+  });
+}
+
+template <class F>
+void PairWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
+  PairWithTwoConsts<F>(x, y, c, 0.f, z);
+}
+
 // n elements of z = F(x, y), where x or y is one value repeated when its stride is 0.
 template <class F>
 DLSYS_INLINE void ZipRun(const float* x, int64_t x_stride, const float* y, int64_t y_stride,
@@ -118,6 +151,32 @@ DLSYS_KERNEL(cpu, div_const, WithConst<fn::DivConst>);
 DLSYS_KERNEL(cpu, rdiv_const, WithConst<fn::RdivConst>);
 DLSYS_KERNEL(cpu, pow_const, WithConst<fn::PowConst>);
 DLSYS_KERNEL(cpu, rpow_const, WithConst<fn::RpowConst>);
+
+DLSYS_KERNEL(cpu, log1p, Unary<fn::Log1p>);
+DLSYS_KERNEL(cpu, rsqrt, Unary<fn::Rsqrt>);
+DLSYS_KERNEL(cpu, abs, Unary<fn::Abs>);
+DLSYS_KERNEL(cpu, sign, Unary<fn::Sign>);
+DLSYS_KERNEL(cpu, silu, Unary<fn::Silu>);
+DLSYS_KERNEL(cpu, gelu, Unary<fn::Gelu>);
+DLSYS_KERNEL(cpu, gelu_tanh, Unary<fn::GeluTanh>);
+DLSYS_KERNEL(cpu, softplus, Unary<fn::Softplus>);
+DLSYS_KERNEL(cpu, hard_sigmoid, Unary<fn::HardSigmoid>);
+DLSYS_KERNEL(cpu, hard_swish, Unary<fn::HardSwish>);
+
+DLSYS_KERNEL(cpu, minimum, Binary<fn::Minimum>);
+DLSYS_KERNEL(cpu, maximum, Binary<fn::Maximum>);
+DLSYS_KERNEL(cpu, silu_gradient, Binary<fn::SiluGradient>);
+DLSYS_KERNEL(cpu, gelu_gradient, Binary<fn::GeluGradient>);
+DLSYS_KERNEL(cpu, gelu_tanh_gradient, Binary<fn::GeluTanhGradient>);
+DLSYS_KERNEL(cpu, softplus_gradient, Binary<fn::SoftplusGradient>);
+DLSYS_KERNEL(cpu, hard_swish_gradient, Binary<fn::HardSwishGradient>);
+
+DLSYS_KERNEL(cpu, leaky_relu, WithConst<fn::LeakyRelu>);
+DLSYS_KERNEL(cpu, elu, WithConst<fn::Elu>);
+DLSYS_KERNEL(cpu, clip, WithTwoConsts<fn::ClipTo>);
+DLSYS_KERNEL(cpu, leaky_relu_gradient, PairWithConst<fn::LeakyReluGradient>);
+DLSYS_KERNEL(cpu, elu_gradient, PairWithConst<fn::EluGradient>);
+DLSYS_KERNEL(cpu, clip_gradient, PairWithTwoConsts<fn::ClipGradient>);
 
 }  // namespace
 }  // namespace cpu

@@ -1,6 +1,6 @@
-// exp, log and tanh in float32 without branches or tables, so that loops over them become vector
-// code. Within 2 ulp of the exact value; overflow, underflow into denormals, infinities and NaN
-// behave as in the C library.
+// exp, expm1, log, log1p and tanh in float32 without branches or tables, so that loops over them
+// become vector code. Within 2 ulp of the exact value; overflow, underflow into denormals,
+// infinities and NaN behave as in the C library.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -66,6 +66,36 @@ inline __attribute__((always_inline)) float log(float x) {
   y = x < kInfinity ? y : x;  // infinity and NaN
   y = x == 0.f ? -kInfinity : y;
   return x < 0.f ? __builtin_nanf("") : y;
+}
+
+// 2^n (exp(r) - 1) + (2^n - 1), with r and the polynomial of exp; within 3 ulp.
+inline __attribute__((always_inline)) float expm1(float x) {
+  const float kRound = 12582912.f;
+  x = x < -30.f ? -30.f : x;
+  x = x > 89.f ? 89.f : x;
+  const float shifted = x * 1.44269504088896341f + kRound;
+  const float n = shifted - kRound;
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r;
+  const int32_t exponent = (int32_t)(BitsOfFloat(shifted) - BitsOfFloat(kRound));
+  const int32_t half = exponent >> 1;
+  const float low = FloatOfBits((uint32_t)(half + 127) << 23);
+  const float high = FloatOfBits(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
+  const float small = p * low * high + (low * high - 1.f);
+  return n > 64.f ? (p + 1.f) * low * high : small;  // 2^n alone may be no float32
+}
+
+// log(1 + x), corrected by what 1 + x lost in rounding (Kahan); within 3 ulp.
+inline __attribute__((always_inline)) float log1p(float x) {
+  const float u = 1.f + x;
+  const float y = log(u) * (x / (u - 1.f));
+  return u == 1.f || x == __builtin_inff() ? x : y;
 }
 
 // A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1).

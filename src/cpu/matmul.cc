@@ -1,6 +1,8 @@
 // The matrix product C = op(A) op(B) in blocks that fit the caches: a block of B is packed once for
 // all threads, a strip of A by the thread that uses it, and a tile of C stays in registers. Threads
 // share out C only, so every element adds its products in the same order for any number of them.
+#include "matmul.h"
+
 #include <cstring>
 
 #include "parallel.h"
@@ -21,18 +23,6 @@ const int64_t kTasks = 8;              // of a block, at least, where it has tha
 const int64_t kTaskProducts = 131072;  // products that are worth a task
 
 thread_local Scratch b_scratch, row_scratch;
-
-// A matrix as it is used: element (i, j) lies at i * row + j * col.
-struct Matrix {
-  const float* data;
-  int64_t row, col;
-};
-
-struct Product {
-  int64_t m, n, k;
-  Matrix a, b;
-  float* c;
-};
 
 int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -208,24 +198,29 @@ void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b
   const float* right = Input("matmul", b);
   float* out = Output("matmul", c);
   CheckShapes(a, trans_a != 0, b, trans_b != 0, c);
-  Product p{c->shape[0],
-            c->shape[1],
-            a->shape[!trans_a],
-            Used(left, a, trans_a != 0),
-            Used(right, b, trans_b != 0),
-            out};
+  const Product p{c->shape[0],
+                  c->shape[1],
+                  a->shape[!trans_a],
+                  Used(left, a, trans_a != 0),
+                  Used(right, b, trans_b != 0),
+                  out};
+  Multiply(p);
+}
+
+DLSYS_KERNEL(cpu, matmul, MatMul);
+
+}  // namespace
+
+void Multiply(Product p) {
   if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) return std::fill(out, out + p.m * p.n, 0.f);
+  if (p.k == 0) return std::fill(p.c, p.c + p.m * p.n, 0.f);
   if (p.n == 1 && p.m > 1)  // one column: the same numbers as one row of the transposed product
-    p = {1, p.m, p.k, {right, p.k, 1}, {left, p.a.col, p.a.row}, out};
+    p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};
   if (p.m <= kDotRows && p.b.row == 1)
     DotProduct(p);
   else
     BlockedProduct(p);
 }
 
-DLSYS_KERNEL(cpu, matmul, MatMul);
-
-}  // namespace
 }  // namespace cpu
 }  // namespace dlsys

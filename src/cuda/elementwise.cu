@@ -82,6 +82,26 @@ struct WithConstant {
   __device__ float operator()(float x) const { return F()(x, c); }
 };
 
+template <class F>
+struct WithTwoConstants {
+  float c, d;
+  __device__ float operator()(float x) const { return F()(x, c, d); }
+};
+
+// z[n] = F(x[n], y[n], c, d), all of one shape.
+template <class F>
+__global__ void PairKernel(const float* x, const float* y, float c, float d, float* z, int64_t n,
+                           int64_t nquads) {
+  const F f;
+  for (int64_t i = FirstItem(); i < nquads; i += ItemStep()) {
+    const float4 a = ((const float4*)x)[i];
+    const float4 b = ((const float4*)y)[i];
+    ((float4*)z)[i] =
+        make_float4(f(a.x, b.x, c, d), f(a.y, b.y, c, d), f(a.z, b.z, c, d), f(a.w, b.w, c, d));
+  }
+  for (int64_t i = 4 * nquads + FirstItem(); i < n; i += ItemStep()) z[i] = f(x[i], y[i], c, d);
+}
+
 // ---- launchers ----
 
 template <class F>
@@ -103,6 +123,33 @@ void Unary(const DLArray* x, DLArray* y, DLStream stream) {
 template <class F>
 void Constant(const DLArray* x, float c, DLArray* y, DLStream stream) {
   Map(F::name, x, y, WithConstant<F>{c}, stream);
+}
+
+template <class F>
+void TwoConstants(const DLArray* x, float c, float d, DLArray* y, DLStream stream) {
+  Map(F::name, x, y, WithTwoConstants<F>{c, d}, stream);
+}
+
+template <class F>
+void PairTwoConstants(const DLArray* x, const DLArray* y, float c, float d, DLArray* z,
+                      DLStream stream) {
+  const char* op = F::name;
+  Enter(op, z, x, y);
+  CheckSameShape(op, x, z);
+  CheckSameShape(op, y, z);
+  const float* left = In(op, x);
+  const float* right = In(op, y);
+  float* out = Out(op, z);
+  const int64_t n = Numel(z);
+  const bool aligned = Aligned16(left) && Aligned16(right) && Aligned16(out);
+  const int64_t nquads = aligned ? n / 4 : 0;
+  Launch(op, PairKernel<F>, Blocks(nquads ? nquads : n), kThreads, 0, stream, left, right, c, d,
+         out, n, nquads);
+}
+
+template <class F>
+void PairConstant(const DLArray* x, const DLArray* y, float c, DLArray* z, DLStream stream) {
+  PairTwoConstants<F>(x, y, c, 0.f, z, stream);
 }
 
 // The access of an operand with these strides in a folded loop; false when it has none.
@@ -165,6 +212,32 @@ DLSYS_KERNEL(cuda, mul, Binary<fn::Mul>);
 DLSYS_KERNEL(cuda, div, Binary<fn::Div>);
 DLSYS_KERNEL(cuda, pow, Binary<fn::Pow>);
 DLSYS_KERNEL(cuda, relu_gradient, Binary<fn::ReluGradient>);
+
+DLSYS_KERNEL(cuda, log1p, Unary<fn::Log1p>);
+DLSYS_KERNEL(cuda, rsqrt, Unary<fn::Rsqrt>);
+DLSYS_KERNEL(cuda, abs, Unary<fn::Abs>);
+DLSYS_KERNEL(cuda, sign, Unary<fn::Sign>);
+DLSYS_KERNEL(cuda, silu, Unary<fn::Silu>);
+DLSYS_KERNEL(cuda, gelu, Unary<fn::Gelu>);
+DLSYS_KERNEL(cuda, gelu_tanh, Unary<fn::GeluTanh>);
+DLSYS_KERNEL(cuda, softplus, Unary<fn::Softplus>);
+DLSYS_KERNEL(cuda, hard_sigmoid, Unary<fn::HardSigmoid>);
+DLSYS_KERNEL(cuda, hard_swish, Unary<fn::HardSwish>);
+
+DLSYS_KERNEL(cuda, minimum, Binary<fn::Minimum>);
+DLSYS_KERNEL(cuda, maximum, Binary<fn::Maximum>);
+DLSYS_KERNEL(cuda, silu_gradient, Binary<fn::SiluGradient>);
+DLSYS_KERNEL(cuda, gelu_gradient, Binary<fn::GeluGradient>);
+DLSYS_KERNEL(cuda, gelu_tanh_gradient, Binary<fn::GeluTanhGradient>);
+DLSYS_KERNEL(cuda, softplus_gradient, Binary<fn::SoftplusGradient>);
+DLSYS_KERNEL(cuda, hard_swish_gradient, Binary<fn::HardSwishGradient>);
+
+DLSYS_KERNEL(cuda, leaky_relu, Constant<fn::LeakyRelu>);
+DLSYS_KERNEL(cuda, elu, Constant<fn::Elu>);
+DLSYS_KERNEL(cuda, clip, TwoConstants<fn::ClipTo>);
+DLSYS_KERNEL(cuda, leaky_relu_gradient, PairConstant<fn::LeakyReluGradient>);
+DLSYS_KERNEL(cuda, elu_gradient, PairConstant<fn::EluGradient>);
+DLSYS_KERNEL(cuda, clip_gradient, PairTwoConstants<fn::ClipGradient>);
 
 }  // namespace
 }  // namespace cuda

@@ -40,6 +40,30 @@ __global__ void MomentumKernel(T* param, T* velocity, const T* grad, const float
   }
 }
 
+// Adam at step[0] + 1, as in ops/update.py. The decays are 1 - beta, which keeps digits that beta
+// in float32 would lose; one thread of a block takes their powers.
+__global__ void AdamKernel(float* param, float* mean, float* square, const float* grad,
+                           const float* lr, const int64_t* step, float decay1, float decay2,
+                           float eps, int64_t n) {
+  __shared__ float shared[2];
+  if (threadIdx.x == 0) {
+    const double t = (double)(*step + 1);
+    shared[0] = (float)(*lr / -expm1(t * log1p(-(double)decay1)));
+    shared[1] = (float)(1 / sqrt(-expm1(t * log1p(-(double)decay2))));
+  }
+  __syncthreads();
+  const float rate = shared[0];
+  const float scale = shared[1];
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const float g = grad[i];
+    const float m = mean[i] + decay1 * (g - mean[i]);
+    const float v = square[i] + decay2 * (g * g - square[i]);
+    mean[i] = m;
+    square[i] = v;
+    param[i] -= rate * m / (sqrtf(v) * scale + eps);
+  }
+}
+
 // ---- launchers ----
 
 const float* Rate(const char* op, const DLArray* lr) {
@@ -83,8 +107,26 @@ void SgdMomentumUpdate(DLArray* param, DLArray* velocity, const DLArray* grad, c
   }
 }
 
+void AdamUpdate(DLArray* param, DLArray* mean, DLArray* square, const DLArray* grad,
+                const DLArray* lr, const DLArray* step, float decay1, float decay2, float eps,
+                DLStream stream) {
+  const char* op = "adam_update";
+  Enter(op, param, mean, square, grad, lr, step);
+  CheckSameShape(op, param, mean);
+  CheckSameShape(op, param, square);
+  CheckSameShape(op, param, grad);
+  if (step->dtype != DL_INT64 || Numel(step) != 1)
+    Fail("%s: expected a step of one int64, got %s of %s", op, ShapeText(step).c_str(),
+         DtypeText(step->dtype));
+  const int64_t n = Numel(param);
+  Launch(op, AdamKernel, Blocks(n), kThreads, 0, stream, Out(op, param), Out(op, mean),
+         Out(op, square), In(op, grad), Rate(op, lr), (const int64_t*)step->data, decay1, decay2,
+         eps, n);
+}
+
 DLSYS_KERNEL(cuda, sgd_update, SgdUpdate);
 DLSYS_KERNEL(cuda, sgd_momentum_update, SgdMomentumUpdate);
+DLSYS_KERNEL(cuda, adam_update, AdamUpdate);
 
 }  // namespace
 }  // namespace cuda

@@ -171,8 +171,8 @@ class Op:
 
 
 class Node:
-    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w` make further
-    nodes.
+    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w`, `x[1:3, ::2]`
+    make further nodes; `x[0]` of an operator with several outputs is its first output.
 
     Attributes: `op`, `inputs` (nodes), `attrs` (plain values), `name`, `number` (unique, in order
     of making), `where` (the user's source line), `spec` (shape and dtype where they are known
@@ -183,6 +183,7 @@ class Node:
         "op", "inputs", "attrs", "name", "number", "spec", "_origin", "_line", "_values",
         "__dict__", "__weakref__",
     )  # fmt: skip
+    effects: tuple[Node, ...] = ()  # updates that a training step over this node makes besides
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
 
     def __init__(
@@ -243,8 +244,10 @@ class Node:
         """A ShapeError that names this operator and the user's line, ready to raise."""
         return ShapeError(f"{self.op.name}: {message} [{self.where}]")
 
-    def __getitem__(self, index: int) -> Node:
-        if self.op.outputs == 1 or not isinstance(index, int) or not 0 <= index < self.op.outputs:
+    def __getitem__(self, index: Any) -> Node:
+        if self.op.outputs == 1:
+            return hooks["getitem"](self, index)
+        if not isinstance(index, int) or not 0 <= index < self.op.outputs:
             raise GraphError(
                 f"{self.name} has {self.op.outputs} output(s); there is no [{index!r}] of it"
             )

@@ -3,7 +3,33 @@ need.
 """
 
 from ..graph.node import hooks
-from . import elementwise, layout, loss, matmul, reduce, softmax, source, update
+from . import (
+    activation,
+    compare,
+    conv,
+    convolution,
+    einsum,
+    elementwise,
+    image,
+    index,
+    join,
+    layout,
+    loss,
+    losses,
+    matmul,
+    norm,
+    pad,
+    pool,
+    pooling,
+    product,
+    random,
+    reduce,
+    row_norm,
+    softmax,
+    source,
+    statistics,
+    update,
+)
 
 hooks.update(
     add=elementwise.add,
@@ -12,13 +38,19 @@ hooks.update(
     div=elementwise.div,
     power=elementwise.power,
     neg=elementwise.neg_op,
-    matmul=lambda a, b: matmul.matmul_op(elementwise._as_node(a), elementwise._as_node(b)),
+    matmul=lambda a, b: matmul.matmul_op(elementwise.as_node(a), elementwise.as_node(b)),
     ones_like=source.oneslike_op,
     zeros_like=source.zeroslike_op,
     full=source.full_op,
     variable=source.placeholder_op,
     cast=elementwise.cast_op,
     copy=layout.copy_op,
+    getitem=index.getitem_op,
 )
 
-FAMILIES = (source, elementwise, reduce, layout, matmul, softmax, loss, update)
+FAMILIES = (
+    convolution, conv, pooling, pool,
+    activation, compare, statistics, product, einsum,
+    source, elementwise, reduce, layout, index, join, pad, image,
+    matmul, softmax, loss, losses, norm, row_norm, random, update,
+)  # fmt: skip

@@ -9,11 +9,12 @@ mathematics allows it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast, floating, promote
 from .source import constant_op, oneslike_op
@@ -63,7 +64,7 @@ class Elementwise(Op):
 
     def simplify(self, node: Node) -> Node | None:
         """Inputs get the output's dtype; one that is one number everywhere becomes a number."""
-        cast = _in_one_dtype(node)
+        cast = in_one_dtype(node)
         if cast is not None or self._with_const is None:
             return cast
         for side, x in enumerate(node.inputs):
@@ -102,12 +103,12 @@ class WithConst(Elementwise):
         self._integral = integral  # integers with an integer constant stay integers
 
     def __call__(self, x: Node, const: float, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"const": _number(const)}, name)
+        return Node(self, (x,), {"const": number_of(const)}, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype, const = specs[0].dtype, node.attrs["const"]
         if self._integral and isinstance(const, int):
-            return specs[0]._replace(dtype=_holding(dtype, const))
+            return specs[0]._replace(dtype=holding(dtype, const))
         return specs[0]._replace(dtype=floating(dtype))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
@@ -123,7 +124,67 @@ class WithConst(Elementwise):
         x = node.inputs[0]
         if node.attrs["const"] == self._identity and node.spec == x.spec:
             return x
-        return _in_one_dtype(node)
+        return in_one_dtype(node)
+
+
+class Parametric(Elementwise):
+    """Elementwise with Python numbers besides its inputs, the attributes `numbers`, which adapt to
+    the arrays.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        numbers: tuple[str, ...],
+        numpy: Callable,
+        gradient: Callable,
+        scratch: int = 0,
+        mask: bool = False,
+        check: Callable | None = None,
+        integral: bool = False,
+        defaults: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(name, numpy, gradient, mask)
+        self._defaults = dict(defaults or {})
+        self._numbers = numbers
+        self._arrays = scratch  # working arrays like the output that numpy wants, before the mask
+        self._check = check  # what is wrong with the numbers, or None
+        self._integral = integral  # integers with integer numbers stay integers
+
+    def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Node:
+        """A node over the inputs; the numbers follow them or are given by name."""
+        nodes = [x for x in inputs if isinstance(x, Node)]
+        given = self._defaults | dict(zip(self._numbers, inputs[len(nodes) :])) | attrs
+        if set(given) != set(self._numbers) or not all(map(is_number, given.values())):
+            wanted = ", ".join(self._numbers)
+            raise GraphError(f"{self.name}: expected nodes and then numbers ({wanted})")
+        node = Node(self, nodes, {key: number_of(given[key]) for key in self._numbers}, name)
+        wrong = self._check(**node.attrs) if self._check else None
+        if wrong:
+            raise node.error(wrong)
+        return node
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        spec = super().infer(node, *specs)
+        numbers = [node.attrs[key] for key in self._numbers]
+        if self._integral and all(isinstance(number, int) for number in numbers):
+            for number in numbers:
+                spec = spec._replace(dtype=holding(spec.dtype, number))
+            return spec
+        return spec._replace(dtype=floating(spec.dtype))
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [outputs[0]] * self._arrays + super().workspace(node, inputs, outputs)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        self._numpy(*arrays, **node.attrs)
+
+    def scalars(self, node: Node) -> tuple[float, ...]:
+        return tuple(float(node.attrs[key]) for key in self._numbers)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        grads = self._gradient(*node.inputs, node, output_grad, **node.attrs)
+        return list(grads) if len(node.inputs) > 1 else [grads]
 
 
 class CastOp(Op):
@@ -154,7 +215,7 @@ class CastOp(Op):
         return x if x.spec is not None and x.spec.dtype == node.attrs["dtype"] else None
 
 
-def _in_one_dtype(node: Node) -> Node | None:
+def in_one_dtype(node: Node) -> Node | None:
     """The node over inputs cast to its own dtype where they differ, else None.
 
     numpy chooses how to compute by its inputs' dtypes alone: exp of uint8 is a float16 there.
@@ -170,7 +231,7 @@ def _in_one_dtype(node: Node) -> Node | None:
     return node.derive(inputs, node.spec)
 
 
-def _holding(dtype: np.dtype | None, const: int) -> np.dtype | None:
+def holding(dtype: np.dtype | None, const: int) -> np.dtype | None:
     """The dtype itself, or for integers the next one that holds `const` too."""
     if dtype is None or dtype.kind == "f":
         return dtype
@@ -182,8 +243,32 @@ def _holding(dtype: np.dtype | None, const: int) -> np.dtype | None:
 
 
 def _masked(mask_source: np.ndarray, values: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:
-    # Bits times 0 or 1, exact for NaN and infinity too: a masked copy takes ten times as long.
     np.greater(mask_source, 0, out=mask)
+    keep_where(mask, values, out)
+
+
+def _rsqrt(x: np.ndarray, y: np.ndarray) -> None:
+    np.sqrt(x, out=y)
+    np.reciprocal(y, out=y)
+
+
+def _clip(x: np.ndarray, y: np.ndarray, low: float, high: float) -> None:
+    np.clip(x, low, high, out=y)
+
+
+def _clip_gradient(
+    x: np.ndarray, g: np.ndarray, mask: np.ndarray, out: np.ndarray, low: float, high: float
+) -> None:
+    np.greater(x, low, out=mask)
+    np.less(x, high, out=mask, where=mask)
+    keep_where(mask, g, out)
+
+
+def keep_where(mask: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+    """Writes the values where the mask is True and 0 elsewhere, in place or not.
+
+    Bits times 0 or 1, exact for NaN and infinity too: a masked copy takes ten times as long.
+    """
     if values.dtype != out.dtype:
         np.copyto(out, values)
         values = out
@@ -191,7 +276,7 @@ def _masked(mask_source: np.ndarray, values: np.ndarray, mask: np.ndarray, out: 
     np.multiply(values.view(bits), mask.view(np.int8), out=out.view(bits))
 
 
-def _sigmoid(x: np.ndarray, y: np.ndarray) -> None:
+def write_sigmoid(x: np.ndarray, y: np.ndarray) -> None:
     np.negative(x, out=y)
     np.exp(y, out=y)
     np.add(y, 1, out=y)
@@ -202,9 +287,13 @@ def _sigmoid(x: np.ndarray, y: np.ndarray) -> None:
 neg_op = Elementwise("neg", np.negative, lambda x, y, dy: -dy)
 exp_op = FloatElementwise("exp", np.exp, lambda x, y, dy: dy * y)
 log_op = FloatElementwise("log", np.log, lambda x, y, dy: dy / x)
+log1p_op = FloatElementwise("log1p", np.log1p, lambda x, y, dy: dy / (1 + x))
 sqrt_op = FloatElementwise("sqrt", np.sqrt, lambda x, y, dy: 0.5 * dy / y)
+rsqrt_op = FloatElementwise("rsqrt", _rsqrt, lambda x, y, dy: -0.5 * dy * (y * y * y))
+abs_op = Elementwise("abs", np.absolute, lambda x, y, dy: dy * sign_op(x))
+sign_op = Elementwise("sign", np.sign, lambda x, y, dy: None)  # 0 at 0, constant beside it
 tanh_op = FloatElementwise("tanh", np.tanh, lambda x, y, dy: dy * (1 - y * y))
-sigmoid_op = FloatElementwise("sigmoid", _sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
+sigmoid_op = FloatElementwise("sigmoid", write_sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
 relu_op = Elementwise(
     "relu", lambda x, y: np.maximum(x, 0, out=y), lambda x, y, dy: relu_gradient_op(y, dy)
 )
@@ -248,6 +337,18 @@ const_pow_op = WithConst(
 )
 cast_op = CastOp()
 
+# ---- arrays and several numbers ----
+clip_op = Parametric(
+    "clip", ("low", "high"), _clip, lambda x, y, dy, low, high: clip_gradient_op(y, dy, low, high),
+    check=lambda low, high: None if low <= high else f"low {low} is above high {high}",
+    integral=True,
+)  # fmt: skip
+# g where x (or clip's output, which lies alike) is strictly between the bounds, else 0
+clip_gradient_op = Parametric(
+    "clip_gradient", ("low", "high"), _clip_gradient, mask=True,
+    gradient=lambda x, g, y, dy, low, high: (None, clip_gradient_op(x, dy, low, high)),
+)  # fmt: skip
+
 
 def _log(c: float) -> float:
     """The logarithm with numpy's values and without its warnings."""
@@ -260,51 +361,51 @@ def _power_gradient(x: Node, c: float, dy: Node) -> Node:
     return dy * (c * pow_byconst_op(x, c - 1)) if c != 0 else dy * 0
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) or (
         isinstance(value, np.ndarray) and value.ndim == 0
     )
 
 
-def _number(value: Any) -> int | float:
+def number_of(value: Any) -> int | float:
     return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
-def _as_node(value: Any) -> Node:
+def as_node(value: Any) -> Node:
     """A node as it is; an array as a constant."""
     return value if isinstance(value, Node) else constant_op(value)
 
 
 def add(a: Any, b: Any) -> Node:
     """a + b, where each is a node, a number or an array."""
-    if _is_number(b):
-        return add_byconst_op(a, _number(b))
-    return add_byconst_op(b, _number(a)) if _is_number(a) else add_op(_as_node(a), _as_node(b))
+    if is_number(b):
+        return add_byconst_op(a, number_of(b))
+    return add_byconst_op(b, number_of(a)) if is_number(a) else add_op(as_node(a), as_node(b))
 
 
 def sub(a: Any, b: Any) -> Node:
     """a - b, where each is a node, a number or an array."""
-    if _is_number(b):
-        return add_byconst_op(a, -_number(b))
-    return const_sub_op(b, _number(a)) if _is_number(a) else sub_op(_as_node(a), _as_node(b))
+    if is_number(b):
+        return add_byconst_op(a, -number_of(b))
+    return const_sub_op(b, number_of(a)) if is_number(a) else sub_op(as_node(a), as_node(b))
 
 
 def mul(a: Any, b: Any) -> Node:
     """a · b element by element, where each is a node, a number or an array."""
-    if _is_number(b):
-        return mul_byconst_op(a, _number(b))
-    return mul_byconst_op(b, _number(a)) if _is_number(a) else mul_op(_as_node(a), _as_node(b))
+    if is_number(b):
+        return mul_byconst_op(a, number_of(b))
+    return mul_byconst_op(b, number_of(a)) if is_number(a) else mul_op(as_node(a), as_node(b))
 
 
 def div(a: Any, b: Any) -> Node:
     """a / b element by element, where each is a node, a number or an array."""
-    if _is_number(b):
-        return div_byconst_op(a, _number(b))
-    return const_div_op(b, _number(a)) if _is_number(a) else div_op(_as_node(a), _as_node(b))
+    if is_number(b):
+        return div_byconst_op(a, number_of(b))
+    return const_div_op(b, number_of(a)) if is_number(a) else div_op(as_node(a), as_node(b))
 
 
 def power(a: Any, b: Any) -> Node:
     """a to the power b element by element, where each is a node, a number or an array."""
-    if _is_number(b):
-        return pow_byconst_op(a, _number(b))
-    return const_pow_op(b, _number(a)) if _is_number(a) else pow_op(_as_node(a), _as_node(b))
+    if is_number(b):
+        return pow_byconst_op(a, number_of(b))
+    return const_pow_op(b, number_of(a)) if is_number(a) else pow_op(as_node(a), as_node(b))

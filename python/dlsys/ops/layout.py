@@ -4,6 +4,7 @@ copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,6 +67,76 @@ class ReshapeLikeOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [reshape_like_op(output_grad, node.inputs[0]), None]
+
+
+class ReshapedOp(Op):
+    """What operators share that are a reshape once the shape of x is known."""
+
+    def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
+        """The output's shape from that of x."""
+        raise NotImplementedError
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return specs[0]._replace(shape=tuple(self.shape(node, specs[0].shape)))
+
+    def simplify(self, node: Node) -> Node:
+        assert node.spec is not None
+        return reshape_op(node.inputs[0], node.spec.shape)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [reshape_like_op(output_grad, node.inputs[0])]
+
+
+class SqueezeOp(ReshapedOp):
+    """x without the axes `axis`, which have extent 1; by default without all such axes. A view."""
+
+    name = "squeeze"
+
+    def __call__(
+        self, x: Node, axis: int | Sequence[int] | None = None, name: str | None = None
+    ) -> Node:  # type: ignore[override]
+        axes = axis if axis is None or isinstance(axis, (int, np.integer)) else tuple(axis)
+        return Node(self, (x,), {"axis": axes}, name)
+
+    def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
+        if node.attrs["axis"] is None:
+            return [n for n in shape if n != 1]
+        axes = normalize_axes(node, node.attrs["axis"], len(shape))
+        if any(shape[axis] != 1 for axis in axes):
+            raise node.error(f"axes {axes} of {node.inputs[0].name} {shape} are not all 1")
+        return [n for axis, n in enumerate(shape) if axis not in axes]
+
+
+class ExpandDimsOp(ReshapedOp):
+    """x with new axes of extent 1, which are the axes `axis` of the output. A view."""
+
+    name = "expand_dims"
+
+    def __call__(self, x: Node, axis: int | Sequence[int], name: str | None = None) -> Node:  # type: ignore[override]
+        axes = (int(axis),) if isinstance(axis, (int, np.integer)) else tuple(axis)
+        return Node(self, (x,), {"axis": axes}, name)
+
+    def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
+        ndim = len(shape) + len(node.attrs["axis"])
+        axes = normalize_axes(node, node.attrs["axis"], ndim)
+        rest = iter(shape)
+        return [1 if axis in axes else next(rest) for axis in range(ndim)]
+
+
+class FlattenOp(ReshapedOp):
+    """x with all axes from `axis` on as one; the axes before it stay. A view."""
+
+    name = "flatten"
+
+    def __call__(self, x: Node, axis: int = 1, name: str | None = None) -> Node:  # type: ignore[override]
+        return Node(self, (x,), {"axis": int(axis)}, name)
+
+    def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
+        axis = node.attrs["axis"]
+        if not -len(shape) <= axis <= len(shape):
+            raise node.error(f"axis {axis} does not fit {node.inputs[0].name} {shape}")
+        axis += len(shape) if axis < 0 else 0
+        return [*shape[:axis], math.prod(shape[axis:])]
 
 
 class TransposeOp(Op):
@@ -168,8 +239,11 @@ class CopyOp(Op):
         return [output_grad]
 
 
-reshape_op = ReshapeOp()
+reshape_op = array_reshape_op = ReshapeOp()
 reshape_like_op = ReshapeLikeOp()
+squeeze_op = SqueezeOp()
+expand_dims_op = ExpandDimsOp()
+flatten_op = FlattenOp()
 transpose_op = TransposeOp()
 broadcast_to_op = BroadcastToOp()
 copy_op = CopyOp()

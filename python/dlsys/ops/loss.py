@@ -5,15 +5,20 @@ pass.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from ..errors import GraphError, ShapeError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating, promote
+from .compare import equal_op, where_op
+from .elementwise import cast_op
+from .index import gather_op
 from .layout import reshape_like_op
 from .reduce import mean_op, sum_op
 from .softmax import log_softmax, log_softmax_op, softmax_op
+from .source import constant_op, full_op, oneslike_op
 
 
 class SoftmaxCrossEntropyRowsOp(Op):
@@ -164,6 +169,41 @@ class SparseCrossEntropyGradientOp(Op):
         return 6 * output.size
 
 
+class ClassWeightsOp(Op):
+    """Given numbers, one a class, in the dtype of logits (…, classes)."""
+
+    name = "class_weights"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        count = len(node.attrs["values"])
+        if specs[0].shape[-1:] != (count,):
+            raise node.error(f"got {count} weights for {node.inputs[0].name} {specs[0].shape}")
+        return Spec((count,), floating(specs[0].dtype), declared=False)
+
+    def simplify(self, node: Node) -> Node:
+        assert node.spec is not None
+        return constant_op(np.array(node.attrs["values"], node.spec.dtype))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None]
+
+
+class UniformLikeOp(Op):
+    """1 / classes in the shape of labels (…, classes)."""
+
+    name = "uniform_like"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return specs[0]._replace(dtype=floating(specs[0].dtype))
+
+    def simplify(self, node: Node) -> Node:
+        assert node.spec is not None
+        return full_op(node.spec.shape, 1 / max(node.spec.shape[-1], 1), node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None]
+
+
 class AssignmentCrossEntropyOp(Op):
     """The assignment's loss: the mean over rows, of shape (1,).
 
@@ -195,23 +235,87 @@ class AssignmentCrossEntropyOp(Op):
         return [(softmax_op(x) - labels) * output_grad, None]
 
 
-def softmax_cross_entropy(logits: Node, labels: Node, reduction: str = "mean") -> Node:
+def softmax_cross_entropy(
+    logits: Node,
+    labels: Node,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    weights: Any = None,
+    ignore_index: int | None = None,
+) -> Node:
     """Cross-entropy between softmax(logits) and labels, over the last axis.
 
     logits: (…, classes). labels: one-hot or any weights (…, classes) in the logits' dtype, or,
     declared with an integer dtype, class numbers (…). reduction: "mean" or "sum" over all rows,
-    giving (), or "none", giving (…). Differentiable to any order in the logits. Class numbers out
-    of range raise on numpy and CPU; on the GPU they make that row NaN.
+    giving (), or "none", giving (…). label_smoothing s takes labels y as (1 - s) · y + s / classes.
+    weights: a number a class, (classes,), that multiplies its part of the loss. Rows whose class
+    number is ignore_index have no loss. The mean of class numbers is over the weights of the rows'
+    classes, ignored rows counting 0; that of one-hot labels is over the rows.
+
+    Differentiable to any order in the logits. Class numbers out of range raise on numpy and CPU; on
+    the GPU they make that row NaN. GraphError for a reduction or smoothing that does not exist.
+    """
+    if not 0 <= label_smoothing <= 1:
+        raise GraphError(
+            f"softmax_cross_entropy: expected 0 <= label_smoothing <= 1, got {label_smoothing}"
+        )
+    weights = None if weights is None else class_weights(weights, logits)
+    if not is_integer(labels):
+        if ignore_index is not None:
+            raise GraphError("softmax_cross_entropy: ignore_index needs class numbers as labels")
+        if label_smoothing:
+            labels = labels * (1 - label_smoothing) + label_smoothing * uniform_like_op(labels)
+        labels = labels if weights is None else labels * weights
+        rows = cross_entropy_rows_op(logits, labels)
+        return reduce_rows("softmax_cross_entropy", rows, reduction)
+    row_weights = ignored = None
+    if ignore_index is not None:
+        ignored = equal_op(labels, ignore_index)
+        labels = where_op(ignored, 0, labels)
+    rows = sparse_cross_entropy_rows_op(logits, labels)
+    if weights is not None:
+        row_weights = gather_op(weights, cast_op(labels, np.int64))
+        rows = rows * row_weights
+    if label_smoothing:
+        logp = log_softmax_op(logits) if weights is None else log_softmax_op(logits) * weights
+        rows = (1 - label_smoothing) * rows - label_smoothing * mean_op(logp, axis=-1)
+    return reduce_rows("softmax_cross_entropy", rows, reduction, row_weights, ignored)
+
+
+def reduce_rows(
+    name: str,
+    rows: Node,
+    reduction: str,
+    row_weights: Node | None = None,
+    ignored: Node | None = None,
+) -> Node:
+    """The losses of rows as `reduction` says: "none", "sum", or "mean" over the rows' weights;
+    rows that are `ignored` count nothing.
     """
     if reduction not in ("mean", "sum", "none"):
-        raise GraphError(
-            f"softmax_cross_entropy: reduction must be mean, sum or none, got {reduction!r}"
-        )
-    sparse = _is_integer(labels)
-    rows = (sparse_cross_entropy_rows_op if sparse else cross_entropy_rows_op)(logits, labels)
+        raise GraphError(f"{name}: reduction must be mean, sum or none, got {reduction!r}")
+    if ignored is not None:
+        rows = where_op(ignored, 0.0, rows)
     if reduction == "none":
         return rows
-    return mean_op(rows) if reduction == "mean" else sum_op(rows)
+    if reduction == "sum":
+        return sum_op(rows)
+    if row_weights is None and ignored is None:
+        return mean_op(rows)
+    row_weights = oneslike_op(rows) if row_weights is None else row_weights
+    if ignored is not None:
+        row_weights = where_op(ignored, 0.0, row_weights)
+    return sum_op(rows) / sum_op(row_weights)
+
+
+def class_weights(weights: Any, logits: Node) -> Node:
+    """Weights as a node (classes,): a node as it is, numbers in the dtype of the logits."""
+    if isinstance(weights, Node):
+        return weights
+    values = np.asarray(weights, np.float64)
+    if values.ndim != 1:
+        raise GraphError(f"class weights: expected one number a class, got shape {values.shape}")
+    return class_weights_op(logits, values=tuple(values.tolist()))
 
 
 def expand_last(x: Node, like: Node) -> Node:
@@ -243,7 +347,8 @@ def check_labels_in_range(node: Node, labels: np.ndarray, classes: int) -> None:
         )
 
 
-def _is_integer(labels: Node) -> bool:
+def is_integer(labels: Node) -> bool:
+    """Whether labels are known to be class numbers."""
     if labels.spec is not None and labels.spec.dtype is not None:
         return labels.spec.dtype.kind in "iu"
     declared = labels.attrs.get("dtype")
@@ -269,3 +374,5 @@ sparse_cross_entropy_rows_op = SparseSoftmaxCrossEntropyRowsOp()
 cross_entropy_gradient_op = CrossEntropyGradientOp()
 sparse_cross_entropy_gradient_op = SparseCrossEntropyGradientOp()
 softmaxcrossentropy_op = AssignmentCrossEntropyOp()
+class_weights_op = ClassWeightsOp()
+uniform_like_op = UniformLikeOp()

@@ -187,8 +187,8 @@ def _summed(x: Spec, shape: tuple[int, ...]) -> Spec:
     return Spec(shape, np.dtype(np.int64) if integral else x.dtype, x.declared)
 
 
-sum_op = SumOp()
-mean_op = SumOp(mean=True)
+sum_op = reduce_sum_op = SumOp()
+mean_op = reduce_mean_op = SumOp(mean=True)
 reducesumaxiszero_op = SumAxisZeroOp()
 expand_like_op = ExpandLikeOp()
 broadcast_like_op = broadcastto_op = BroadcastLikeOp()

@@ -91,6 +91,53 @@ class SgdMomentumUpdateOp(Op):
         return 4 * inputs[0].size
 
 
+class AdamUpdateOp(Op):
+    """Adam of Kingma and Ba (2015): with t = step + 1,
+
+    m += (1 - beta1) · (grad - m); v += (1 - beta2) · (grad² - v);
+    param -= lr / (1 - beta1^t) · m / (sqrt(v / (1 - beta2^t)) + eps).
+
+    Inputs are param, m, v, grad, lr (one element) and step (one int64), which is only read: an
+    effect advances it once for all parameters.
+    """
+
+    name = kernel = "adam_update"
+    writes = (0, 1, 2)
+    any_dtype = (5,)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_update(node, specs, states=3)
+        if specs[5].size != 1 or specs[5].dtype != np.int64:
+            raise node.error(f"expected a step of one int64, got {specs[5].dtype} {specs[5].shape}")
+        return specs[0]
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [Spec((min(_CHUNK, inputs[0].size),), inputs[0].dtype)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        param, mean, square, grad, lr, step, scratch = arrays
+        decay1, decay2 = 1 - node.attrs["beta1"], 1 - node.attrs["beta2"]
+        t = int(step) + 1
+        rate = float(lr.item()) / -np.expm1(t * np.log1p(-decay1))
+        scale = 1 / np.sqrt(-np.expm1(t * np.log1p(-decay2)))
+        for p, m, v, g, s in _chunks(scratch, param, mean, square, grad):
+            _move(m, g, decay1, s)
+            np.multiply(g, g, out=s)
+            _move(v, s, decay2, s)
+            np.sqrt(v, out=s)
+            np.multiply(s, float(scale), out=s)
+            np.add(s, node.attrs["eps"], out=s)
+            np.divide(m, s, out=s)
+            np.multiply(s, float(rate), out=s)
+            np.subtract(p, s, out=p)
+
+    def scalars(self, node: Node) -> tuple[float, float, float]:
+        return 1 - node.attrs["beta1"], 1 - node.attrs["beta2"], float(node.attrs["eps"])
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return 12 * inputs[0].size
+
+
 class GroupOp(Op):
     """Several nodes as one to fetch; its own value is None."""
 
@@ -130,7 +177,14 @@ def _chunks(scratch: np.ndarray, *arrays: np.ndarray) -> Iterator[list[np.ndarra
         yield [*parts, scratch[: parts[0].size]]
 
 
+def _move(state: np.ndarray, target: np.ndarray, share: float, scratch: np.ndarray) -> None:
+    np.subtract(target, state, out=scratch)
+    np.multiply(scratch, share, out=scratch)
+    np.add(state, scratch, out=state)
+
+
 assign_op = AssignOp()
 sgd_update_op = SgdUpdateOp()
 sgd_momentum_update_op = SgdMomentumUpdateOp()
+adam_update_op = AdamUpdateOp()
 group_op = GroupOp()

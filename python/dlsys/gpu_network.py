@@ -1,0 +1,349 @@
+"""The kernels of networks as plain functions on NDArrays of either native device: convolution,
+pooling, normalisation, dropout, activations, joining and updates. `gpu_op` has them all.
+
+Images are (N, C, H, W). `padding` and `stride` are one number or (height, width). All arrays are
+float32 on one device; the output is written, never made. Errors as in gpu_op.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dlsys.errors import ShapeError
+from dlsys.gpu_checks import check_arrays, check_separate, check_shape
+from dlsys.ndarray import NDArray, array, empty, launch
+
+Pair = tuple[int, int]
+_MAX_NDIM = 8  # steps that the kernels of slices take
+
+
+# ---- convolution ----
+
+
+def conv2d(x: NDArray, f: NDArray, out: NDArray, padding: Any = 0, stride: Any = 1) -> None:
+    """out (N, O, oH, oW) = x (N, C, H, W) convolved with f (O, C, kH, kW)."""
+    _conv("conv2d", x, f, out, padding, stride, x, f, out)
+
+
+def conv2d_gradient_of_data(
+    f: NDArray, dy: NDArray, dx: NDArray, padding: Any = 0, stride: Any = 1
+) -> None:
+    """dx (N, C, H, W) of conv2d from its filter and the gradient dy of its output."""
+    _conv("conv2d_data_gradient", dx, f, dy, padding, stride, f, dy, dx)
+
+
+def conv2d_gradient_of_filter(
+    x: NDArray, dy: NDArray, df: NDArray, padding: Any = 0, stride: Any = 1
+) -> None:
+    """df (O, C, kH, kW) of conv2d from its data and the gradient dy of its output."""
+    _conv("conv2d_filter_gradient", x, df, dy, padding, stride, x, dy, df)
+
+
+def _conv(
+    kernel: str, x: NDArray, f: NDArray, y: NDArray, padding: Any, stride: Any, *arrays: NDArray
+) -> None:
+    check_arrays(kernel, *arrays)
+    check_separate(kernel, arrays[2], *arrays[:2])
+    _check_images(kernel, x, f, y)
+    if x.shape[1] != f.shape[1]:
+        raise ShapeError(
+            f"{kernel}: data {x.shape} has {x.shape[1]} channels, filter {f.shape} {f.shape[1]}"
+        )
+    pads, steps = _pair(kernel, "padding", padding, 0), _pair(kernel, "stride", stride, 1)
+    out = _windows(kernel, x.shape[2:], f.shape[2:], pads, steps)
+    check_shape(kernel, "the convolution", y, (x.shape[0], f.shape[0], *out))
+    launch(kernel, x.ctx, *arrays, _packed(steps), _packed(pads), _packed((1, 1)), 1, 0)
+
+
+# ---- pooling ----
+
+
+def max_pooling2d(
+    in_arr: NDArray, kernel_h: int, kernel_w: int, out: NDArray, padding: Any = 0, stride: Any = 1
+) -> None:
+    """out (N, C, oH, oW) = the largest value of each window of in (N, C, H, W)."""
+    sizes = _pool("max_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
+    check_separate("max_pool2d", out, in_arr)
+    launch("max_pool2d", out.ctx, in_arr, out, empty(out.shape, out.ctx, np.int32), *sizes)
+
+
+def max_pooling2d_gradient(
+    in_arr: NDArray,
+    out_grad: NDArray,
+    kernel_h: int,
+    kernel_w: int,
+    in_grad: NDArray,
+    padding: Any = 0,
+    stride: Any = 1,
+) -> None:
+    """in_grad (N, C, H, W) = out_grad at the first largest element of each window, else 0.
+
+    The windows are searched again; in a graph, `ad.max_pool2d` keeps what it has found.
+    """
+    op = "max_pool2d_gradient"
+    sizes = _pool(op, in_arr, (kernel_h, kernel_w), out_grad, padding, stride)
+    check_arrays(op, in_arr, in_grad)
+    check_shape(op, "the gradient", in_grad, in_arr.shape)
+    check_separate(op, in_grad, out_grad)
+    places = empty(out_grad.shape, in_arr.ctx, np.int32)
+    launch("max_pool2d", in_arr.ctx, in_arr, empty(out_grad.shape, in_arr.ctx), places, *sizes)
+    launch(op, in_arr.ctx, out_grad, places, in_grad, *sizes)
+
+
+def average_pooling2d(
+    in_arr: NDArray, kernel_h: int, kernel_w: int, out: NDArray, padding: Any = 0, stride: Any = 1
+) -> None:
+    """out (N, C, oH, oW) = the mean of each window of in (N, C, H, W), padding counted as 0."""
+    sizes = _pool("avg_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
+    check_separate("avg_pool2d", out, in_arr)
+    launch("avg_pool2d", out.ctx, in_arr, out, *sizes, sizes[-1], 1)
+
+
+def average_pooling2d_gradient(
+    out_grad: NDArray,
+    kernel_h: int,
+    kernel_w: int,
+    in_grad: NDArray,
+    padding: Any = 0,
+    stride: Any = 1,
+) -> None:
+    """in_grad (N, C, H, W) of average_pooling2d from the gradient of its output."""
+    op = "avg_pool2d_gradient"
+    sizes = _pool(op, in_grad, (kernel_h, kernel_w), out_grad, padding, stride)
+    check_separate(op, in_grad, out_grad)
+    launch(op, in_grad.ctx, out_grad, in_grad, *sizes, sizes[-1], 1)
+
+
+def _pool(
+    op: str, x: NDArray, window: Pair, y: NDArray, padding: Any, stride: Any
+) -> tuple[int, int, int]:
+    check_arrays(op, x, y)
+    _check_images(op, x, y)
+    size = _pair(op, "window", window, 1)
+    pads, steps = _pair(op, "padding", padding, 0), _pair(op, "stride", stride, 1)
+    if pads[0] >= size[0] or pads[1] >= size[1]:
+        raise ShapeError(f"{op}: padding {pads} must be smaller than the window {size}")
+    out = _windows(op, x.shape[2:], size, pads, steps)
+    check_shape(op, "the pooled array", y, (*x.shape[:2], *out))
+    return _packed(size), _packed(steps), _packed(pads)
+
+
+# ---- normalisation, dropout, activations ----
+
+
+def batch_normalization(
+    in_arr: NDArray,
+    scale: NDArray,
+    bias: NDArray,
+    out: NDArray,
+    mean: NDArray,
+    variance: NDArray,
+    eps: float = 1e-5,
+) -> None:
+    """out = (in - mean) / sqrt(variance + eps) * scale + bias for each channel of in (N, C, ...).
+
+    mean and variance (C,) are those of this batch and are written too; the gradient needs them.
+    """
+    op = "batch_normalization"
+    _check_channels(op, in_arr, out, scale, bias, mean, variance)
+    check_separate(op, out, in_arr)
+    launch("batch_statistics", in_arr.ctx, in_arr, mean, variance)
+    launch("batch_normalize", in_arr.ctx, in_arr, mean, variance, scale, bias, float(eps), out)
+
+
+def batch_normalization_gradient(
+    out_grad: NDArray,
+    in_arr: NDArray,
+    scale: NDArray,
+    mean: NDArray,
+    variance: NDArray,
+    in_grad: NDArray,
+    scale_grad: NDArray,
+    bias_grad: NDArray,
+    eps: float = 1e-5,
+) -> None:
+    """The three gradients of batch_normalization, through the batch's mean and variance too."""
+    op = "batch_normalization_gradient"
+    _check_channels(op, in_arr, out_grad, scale, mean, variance, scale_grad, bias_grad)
+    check_arrays(op, in_arr, in_grad)
+    check_shape(op, "the gradient", in_grad, in_arr.shape)
+    check_separate(op, in_grad, in_arr, out_grad)
+    of_batch = (in_arr, mean, variance)
+    sums = (scale_grad, bias_grad)
+    launch("batch_normalize_sums", in_arr.ctx, *of_batch, out_grad, float(eps), *sums)
+    arguments = (*of_batch, scale, *sums, out_grad, float(eps), in_grad)
+    launch("batch_normalize_gradient", in_arr.ctx, *arguments)
+
+
+def dropout(
+    in_arr: NDArray, keep_prob: float, out: NDArray, seed: int = 0, node: int = 0, step: int = 0
+) -> None:
+    """out = in / keep_prob where kept, else 0. What is kept depends on seed, node, step and the
+    position alone, so the gradient is the same call on the output's gradient.
+    """
+    op = "dropout"
+    _same("dropout", in_arr, out)
+    if not 0 < keep_prob <= 1:
+        raise ShapeError(f"{op}: expected 0 < keep_prob <= 1, got {keep_prob}")
+    at = array(np.array([step], np.int64), in_arr.ctx, np.int64)
+    threshold = round(keep_prob * 2**32)
+    launch(op, out.ctx, in_arr, at, int(seed), int(node), threshold, 1 / keep_prob, out)
+
+
+def leaky_relu(in_arr: NDArray, alpha: float, out: NDArray) -> None:
+    """out = in where in > 0, else alpha * in."""
+    _same("leaky_relu", in_arr, out)
+    launch("leaky_relu", out.ctx, in_arr, float(alpha), out)
+
+
+def sigmoid(in_arr: NDArray, out: NDArray) -> None:
+    """out = 1 / (1 + exp(-in))."""
+    _same("sigmoid", in_arr, out)
+    launch("sigmoid", out.ctx, in_arr, out)
+
+
+def tanh(in_arr: NDArray, out: NDArray) -> None:
+    """out = tanh(in)."""
+    _same("tanh", in_arr, out)
+    launch("tanh", out.ctx, in_arr, out)
+
+
+# ---- layout ----
+
+
+def concat(in_arr_a: NDArray, in_arr_b: NDArray, out: NDArray, axis: int = 0) -> None:
+    """out = a and then b along an axis."""
+    op = "concat"
+    check_arrays(op, in_arr_a, in_arr_b, out)
+    check_separate(op, out, in_arr_a, in_arr_b)
+    shape = list(in_arr_a.shape)
+    if not 0 <= axis < min(len(shape), in_arr_b.ndim):
+        raise ShapeError(f"{op}: axis {axis} does not fit {in_arr_a.shape} and {in_arr_b.shape}")
+    shape[axis] = in_arr_b.shape[axis]
+    check_shape(op, "the second input", in_arr_b, tuple(shape))
+    shape[axis] += in_arr_a.shape[axis]
+    check_shape(op, "the output", out, tuple(shape))
+    launch("concat_2", out.ctx, in_arr_a, in_arr_b, int(axis), out)
+
+
+def pad(
+    in_arr: NDArray,
+    out: NDArray,
+    paddings: Sequence[Pair],
+    mode: str = "constant",
+    constant_values: float = 0.0,
+) -> None:
+    """out = in with `paddings[k]` = (before, after) positions of `constant_values` along axis k."""
+    op = "pad"
+    check_arrays(op, in_arr, out)
+    check_separate(op, out, in_arr)
+    if mode.lower() != "constant":
+        raise ShapeError(f"{op}: the mode here is constant, got {mode!r}; ad.pad_op has others")
+    if len(paddings) != in_arr.ndim or any(n < 0 for both in paddings for n in both):
+        raise ShapeError(f"{op}: paddings {tuple(paddings)} do not fit {in_arr.shape}")
+    padded = tuple(a + n + b for (a, b), n in zip(paddings, in_arr.shape))
+    check_shape(op, "the output", out, padded)
+    offset = _offset([before for before, _ in paddings], out.shape)
+    launch("place", out.ctx, in_arr, float(constant_values), offset, *[1] * _MAX_NDIM, out)
+
+
+def slice(in_arr: NDArray, out: NDArray, begin: Sequence[int]) -> None:
+    """out = the part of in that begins at `begin` and has the shape of out."""
+    op = "slice"
+    check_arrays(op, in_arr, out)
+    check_separate(op, out, in_arr)
+    ends = [start + n for start, n in zip(begin, out.shape)]
+    fits = len(begin) == in_arr.ndim == out.ndim and min(begin, default=0) >= 0
+    if not fits or any(end > n for end, n in zip(ends, in_arr.shape)):
+        raise ShapeError(f"{op}: {out.shape} from {tuple(begin)} on is not within {in_arr.shape}")
+    if out.size:
+        launch(op, out.ctx, in_arr, _offset(begin, in_arr.shape), *[1] * _MAX_NDIM, out)
+
+
+# ---- updates ----
+
+
+def sgd_update(param: NDArray, grad: NDArray, lr: float) -> None:
+    """param -= lr * grad."""
+    _same("sgd_update", grad, param)
+    launch("sgd_update", param.ctx, param, grad, _number(lr, param))
+
+
+def adam_update(
+    param: NDArray,
+    grad: NDArray,
+    mean: NDArray,
+    square: NDArray,
+    lr: float,
+    step: int,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> None:
+    """Adam's step number `step`, counted from 1, of param and its two moments, all of one shape."""
+    op = "adam_update"
+    for other in (grad, mean, square):
+        _same(op, other, param)
+    if step < 1:
+        raise ShapeError(f"{op}: steps are counted from 1, got {step}")
+    before = array(np.array([step - 1], np.int64), param.ctx, np.int64)
+    settings = (1 - beta1, 1 - beta2, float(eps))
+    rate = _number(lr, param)
+    launch(op, param.ctx, param, mean, square, grad, rate, before, *settings)
+
+
+# ---- checks ----
+
+
+def _same(op: str, in_arr: NDArray, out: NDArray) -> None:
+    check_arrays(op, in_arr, out)
+    check_shape(op, "the output", out, in_arr.shape)
+
+
+def _check_images(op: str, *arrays: NDArray) -> None:
+    for arr in arrays:
+        if arr.ndim != 4:
+            raise ShapeError(f"{op}: expected four dimensions, got {arr.shape}")
+
+
+def _check_channels(op: str, x: NDArray, like_x: NDArray, *values: NDArray) -> None:
+    check_arrays(op, x, like_x, *values)
+    if x.ndim < 2:
+        raise ShapeError(f"{op}: expected (N, C, ...), got {x.shape}")
+    check_shape(op, "the output or its gradient", like_x, x.shape)
+    for value in values:
+        check_shape(op, "an array of one number a channel", value, (x.shape[1],))
+
+
+def _pair(op: str, what: str, value: Any, least: int) -> Pair:
+    pair = (value, value) if np.ndim(value) == 0 else tuple(value)
+    if len(pair) != 2 or min(pair) < least:
+        raise ShapeError(f"{op}: {what} must be one or two numbers from {least} on, got {value}")
+    return int(pair[0]), int(pair[1])
+
+
+def _windows(op: str, plane: Sequence[int], size: Sequence[int], pads: Pair, steps: Pair) -> Pair:
+    out = [(n + 2 * p - k) // s + 1 for n, k, p, s in zip(plane, size, pads, steps)]
+    if min(out) < 1:
+        raise ShapeError(
+            f"{op}: a window of {tuple(size)} is larger than {tuple(plane)} padded by {pads}"
+        )
+    return out[0], out[1]
+
+
+def _packed(pair: Pair) -> int:
+    return pair[0] << 32 | pair[1]
+
+
+def _offset(begin: Sequence[int], shape: Sequence[int]) -> int:
+    """The number of the element at `begin`."""
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    return sum(at * stride for at, stride in zip(begin, strides))
+
+
+def _number(value: float, like: NDArray) -> NDArray:
+    return array(np.array([value], np.float32), like.ctx)

@@ -1,0 +1,353 @@
+"""The operators of pooling: the largest or the mean element of each window of each plane. Planes
+are in the layout (N, C, H, W).
+
+Max-pooling gives values and where they were found, as an int32 index into the plane; a tie goes to
+the first in row-major order, on every device, and NaN counts as larger than every number. Its
+gradient needs the indices only, and is itself differentiable: reading at the indices and adding
+there are each other's gradients, as are mean pooling and its gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph.node import Node, Op, Spec
+from ..graph.shapes import describe, floating
+from .window import Pair, Windows, check_attributes, check_planes, in_floats, packed, pair, slide
+
+INT32 = np.dtype(np.int32)
+BOOL = np.dtype(np.bool_)
+
+
+class PoolOp(Op):
+    """What the operators share: window (None: the whole plane), stride, padding and ceil_mode."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        *inputs: Node,
+        window: int | Pair | None = None,
+        stride: int | Pair | None = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        name: str | None = None,
+        **attrs: Any,
+    ) -> Node:
+        window = pair(window)
+        if stride is None:
+            stride = 1 if window is None else window
+        attrs.update(
+            window=window, stride=pair(stride), padding=pair(padding), ceil_mode=bool(ceil_mode)
+        )
+        node = Node(self, inputs, attrs, name)
+        check_attributes(node)
+        return node
+
+    def windows(self, node: Node, plane: tuple[int, ...]) -> Windows:
+        """The windows over a plane; each meets at least one element."""
+        size = node.attrs["window"] or plane
+        windows = slide(node, (plane[0], plane[1]), size, node.attrs["ceil_mode"])
+        for extent, around in zip(size, windows.padding):
+            if max(around) >= extent:
+                raise node.error(
+                    f"padding {node.attrs['padding']} must be below the window {size}, else a "
+                    "window would see padding alone"
+                )
+        return windows
+
+    def attributes(self, node: Node, windows: Windows | None = None) -> dict[str, Any]:
+        """The attributes for an operator over the same windows, as numbers where they are known."""
+        attrs = {k: v for k, v in node.attrs.items() if k != "plane"}
+        if windows is not None:
+            attrs.update(window=windows.size, padding=windows.padding, plane=windows.plane)
+        return attrs
+
+    def check_result(self, node: Node, x: Spec, dy: Spec) -> Windows:
+        """Refuses a dy that is not of the pooled shape."""
+        check_planes(node, len(node.inputs) - 1, x)
+        windows = self.windows(node, x.shape[2:])
+        if dy.shape != (*x.shape[:2], *windows.out):
+            expected = (*x.shape[:2], *windows.out)
+            raise node.error(f"pooling gives {expected}, its gradient is {dy.shape}")
+        return windows
+
+
+# ---- max ----
+
+
+class MaxPoolOp(PoolOp):
+    """x (N, C, H, W) → the largest element of each window and its index, both (N, C, oH, oW)."""
+
+    name = kernel = "max_pool2d"
+    outputs = 2
+
+    def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
+        check_planes(node, 0, specs[0])
+        shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
+        values = Spec(shape, floating(specs[0].dtype), specs[0].declared)
+        return values, values._replace(dtype=INT32)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        mask = outputs[0]._replace(dtype=BOOL)
+        return [mask, mask, Spec(inputs[0].shape[2:], INT32)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, larger, number, places, y, argmax = arrays
+        windows = self.windows(node, x.shape[2:])
+        number_places(places)
+        y.fill(-np.inf)
+        argmax[...] = first_seen(windows)  # of windows that see minus infinity alone
+        for _, of, seen in windows.taps():
+            met, best, mask = x[(..., *seen)], y[(..., *of)], larger[(..., *of)]
+            np.less_equal(met, best, out=mask)  # false for NaN on either side
+            np.logical_not(mask, out=mask)
+            np.equal(best, best, out=number[(..., *of)])
+            np.logical_and(mask, number[(..., *of)], out=mask)
+            np.copyto(best, met, where=mask)
+            np.copyto(argmax[(..., *of)], places[seen], where=mask)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        windows = self.windows(node, node.inputs[0].spec.shape[2:])
+        return packed(windows.size), packed(windows.stride), packed(windows.before)
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec[0].dtype)
+
+    def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
+        if output_grad[0] is None:
+            return [None]
+        attrs = self.attributes(node)
+        return [max_pool_gradient_like_op(output_grad[0], node[1], node.inputs[0], **attrs)]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return inputs[0].size
+
+
+class MaxPoolGradientOp(PoolOp):
+    """Adds each dy (N, C, oH, oW) to where its maximum was found: (N, C, *plane)."""
+
+    name = kernel = "max_pool2d_gradient"
+    any_dtype = (1,)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_indices(node, specs[0], specs[1])
+        windows = self.windows(node, node.attrs["plane"])
+        if specs[0].shape[2:] != windows.out:
+            raise node.error(f"expected planes {windows.out}, got {describe(node, specs)}")
+        shape = (*specs[0].shape[:2], *node.attrs["plane"])
+        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [inputs[0]._replace(dtype=BOOL), Spec(node.attrs["plane"], INT32)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        dy, argmax, mine, places, dx = arrays
+        number_places(places)
+        dx.fill(0)
+        for _, of, seen in self.windows(node, node.attrs["plane"]).taps():
+            mask, into = mine[(..., *of)], dx[(..., *seen)]
+            np.equal(argmax[(..., *of)], places[seen], out=mask)
+            np.add(into, dy[(..., *of)], out=into, where=mask)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        windows = self.windows(node, node.attrs["plane"])
+        return packed(windows.size), packed(windows.stride), packed(windows.before)
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype, free=(1,))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [max_pool_read_op(output_grad, node.inputs[1], **self.attributes(node)), None]
+
+
+class MaxPoolGradientLikeOp(PoolOp):
+    """The gradient of max-pooling x: (dy, argmax, x) → (N, C, H, W)."""
+
+    name = "max_pool2d_gradient_like"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_indices(node, specs[0], specs[1])
+        self.check_result(node, specs[2], specs[0])
+        return Spec(specs[2].shape, floating(specs[0].dtype), specs[0].declared)
+
+    def simplify(self, node: Node) -> Node:
+        dy, argmax, x = node.inputs
+        windows = self.windows(node, x.spec.shape[2:])
+        return max_pool_gradient_op(dy, argmax, **self.attributes(node, windows))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        read = max_pool_read_op(output_grad, node.inputs[1], **self.attributes(node))
+        return [read, None, None]
+
+
+class MaxPoolReadOp(PoolOp):
+    """x (N, C, H, W) at the indices that a pooling of its windows found: (N, C, oH, oW)."""
+
+    name = kernel = "max_pool2d_read"
+    any_dtype = (1,)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0])
+        expected = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
+        if specs[1].shape != expected:
+            raise node.error(f"expected indices {expected}, got {describe(node, specs)}")
+        return Spec(expected, floating(specs[0].dtype), specs[0].declared)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [Spec(inputs[1].shape, np.dtype(np.intp))]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, argmax, flat, y = arrays
+        planes = np.arange(x.shape[0] * x.shape[1], dtype=np.intp) * (x.shape[2] * x.shape[3])
+        np.add(argmax, planes.reshape(*x.shape[:2], 1, 1), out=flat)
+        if y.size:
+            np.take(x.reshape(-1), flat, out=y, mode="clip")
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype, free=(1,))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x, argmax = node.inputs
+        attrs = self.attributes(node)
+        return [max_pool_gradient_like_op(output_grad, argmax, x, **attrs), None]
+
+
+# ---- mean ----
+
+
+class AvgPoolOp(PoolOp):
+    """x (N, C, H, W) → the mean of each window, (N, C, oH, oW)."""
+
+    name = kernel = "avg_pool2d"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0])
+        shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
+        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, y = arrays
+        windows = self.windows(node, x.shape[2:])
+        y.fill(0)
+        for _, of, seen in windows.taps():
+            np.add(y[(..., *of)], x[(..., *seen)], out=y[(..., *of)])
+        count = divisors(windows, node.attrs.get("count_include_pad", True))
+        np.divide(y, count.astype(y.dtype), out=y)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        return averages(node, self.windows(node, node.inputs[0].spec.shape[2:]))
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [avg_pool_gradient_like_op(output_grad, node.inputs[0], **self.attributes(node))]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return inputs[0].size
+
+
+class AvgPoolGradientOp(PoolOp):
+    """Spreads each dy (N, C, oH, oW) evenly over its window: (N, C, *plane)."""
+
+    name = kernel = "avg_pool2d_gradient"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0])
+        windows = self.windows(node, node.attrs["plane"])
+        if specs[0].shape[2:] != windows.out:
+            raise node.error(f"expected planes {windows.out}, got {describe(node, specs)}")
+        shape = (*specs[0].shape[:2], *node.attrs["plane"])
+        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [inputs[0]._replace(dtype=outputs[0].dtype)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        dy, share, dx = arrays
+        windows = self.windows(node, node.attrs["plane"])
+        count = divisors(windows, node.attrs.get("count_include_pad", True))
+        np.divide(dy, count.astype(dy.dtype), out=share)
+        dx.fill(0)
+        for _, of, seen in windows.taps():
+            np.add(dx[(..., *seen)], share[(..., *of)], out=dx[(..., *seen)])
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        return averages(node, self.windows(node, node.attrs["plane"]))
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [avg_pool_op(output_grad, **self.attributes(node))]
+
+
+class AvgPoolGradientLikeOp(PoolOp):
+    """The gradient of mean pooling x: (dy, x) → (N, C, H, W)."""
+
+    name = "avg_pool2d_gradient_like"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        self.check_result(node, specs[1], specs[0])
+        return Spec(specs[1].shape, floating(specs[0].dtype), specs[0].declared)
+
+    def simplify(self, node: Node) -> Node:
+        dy, x = node.inputs
+        windows = self.windows(node, x.spec.shape[2:])
+        return avg_pool_gradient_op(dy, **self.attributes(node, windows))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [avg_pool_op(output_grad, **self.attributes(node)), None]
+
+
+max_pool_op = MaxPoolOp()
+max_pool_gradient_op = MaxPoolGradientOp()
+max_pool_gradient_like_op = MaxPoolGradientLikeOp()
+max_pool_read_op = MaxPoolReadOp()
+avg_pool_op = AvgPoolOp()
+avg_pool_gradient_op = AvgPoolGradientOp()
+avg_pool_gradient_like_op = AvgPoolGradientLikeOp()
+
+
+def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
+    """Refuses indices that are not of the gradient's shape."""
+    check_planes(node, 0, dy)
+    if dy.shape != argmax.shape:
+        raise node.error(
+            f"expected one index for each gradient, got {describe(node, (dy, argmax))}"
+        )
+
+
+def averages(node: Node, windows: Windows) -> tuple[int, ...]:
+    """The arguments of the native kernels of mean pooling."""
+    lists = windows.size, windows.stride, windows.before, windows.after
+    return *map(packed, lists), int(node.attrs.get("count_include_pad", True))
+
+
+# ---- numpy ----
+
+
+def number_places(places: np.ndarray) -> None:
+    """Fills a plane with the index of each element."""
+    np.copyto(places, np.arange(places.size, dtype=INT32).reshape(places.shape))
+
+
+def first_seen(windows: Windows) -> np.ndarray:
+    """The index of the first element that each window meets, (oH, oW)."""
+    down, across = (
+        np.maximum(np.arange(n) * s - b, 0)
+        for n, s, b in zip(windows.out, windows.stride, windows.before)
+    )
+    return down[:, None] * windows.plane[1] + across
+
+
+def divisors(windows: Windows, with_padding: bool) -> np.ndarray:
+    """By how many elements each window divides, (oH, oW)."""
+    counts = []
+    for axis in (0, 1):
+        start = np.arange(windows.out[axis]) * windows.stride[axis] - windows.before[axis]
+        stop = start + windows.size[axis]
+        stop = np.minimum(stop, windows.plane[axis] + (windows.after[axis] if with_padding else 0))
+        counts.append(stop - (start if with_padding else np.maximum(start, 0)))
+    return counts[0][:, None] * counts[1]

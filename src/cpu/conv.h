@@ -1,0 +1,30 @@
+// The algorithms of convolution on the CPU.
+#pragma once
+#include "../window.h"
+#include "common.h"
+
+namespace dlsys {
+namespace cpu {
+
+// Arrays are those of Conv; every function writes all of its result. bias may be null.
+struct ConvAlgorithm {
+  const char* name;
+  bool (*fits)(const Conv& conv);
+  void (*forward)(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+  void (*data_gradient)(const Conv& conv, const float* f, const float* dy, float* dx);
+  void (*filter_gradient)(const Conv& conv, const float* x, const float* dy, float* df);
+};
+
+// Every convolution.
+void GemmForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
+void GemmFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
+
+// Convolutions of one channel a group.
+void DepthwiseForward(const Conv& conv, const float* x, const float* f, const float* bias,
+                      float* y);
+void DepthwiseDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
+void DepthwiseFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
+
+}  // namespace cpu
+}  // namespace dlsys

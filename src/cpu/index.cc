@@ -1,0 +1,308 @@
+// Kernels that take arrays apart and put them together: slice, place, concat, pad, gather,
+// scatter_add, one_hot.
+#include "../index.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "parallel.h"
+#include "strides.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+// Calls f with a null pointer of an unsigned integer as large as an element.
+template <class F>
+void WithElement(const DLArray* a, F&& f) {
+  const int64_t nbytes = DtypeNbytes(a->dtype);
+  if (nbytes == 1) return f((uint8_t*)nullptr);
+  if (nbytes == 4) return f((uint32_t*)nullptr);
+  f((uint64_t*)nullptr);
+}
+
+template <class T>
+void CopyRow(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t n) {
+  if (from_stride == 1 && to_stride == 1)
+    std::copy(from, from + n, to);
+  else if (to_stride == 1)
+    for (int64_t j = 0; j < n; j++) to[j] = from[j * from_stride];
+  else
+    for (int64_t j = 0; j < n; j++) to[j * to_stride] = from[j * from_stride];
+}
+
+// Copies along a loop with the strides of x and y. No element of y is written twice.
+template <class T>
+void CopyStrided(const T* x, T* y, Loop<2> rows) {
+  int64_t stride[2];
+  const int64_t cols = rows.PopInner(stride);
+  const int64_t piece = std::min(cols, kGrain);
+  const int64_t pieces = (cols - 1) / piece + 1;
+  ParallelFor(rows.Count() * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
+    Cursor<2> row(rows, begin / pieces);
+    for (int64_t k = begin; k < end; k++) {
+      const int64_t at = k % pieces * piece;
+      CopyRow(x + row.offset[0] + at * stride[0], stride[0], y + row.offset[1] + at * stride[1],
+              stride[1], std::min(piece, cols - at));
+      if (at + piece >= cols) row.Next();
+    }
+  });
+}
+
+// Copies between a part and an array of its shape: out of the part, or into it.
+void CopyPart(const Part& part, const DLArray* x, DLArray* y, bool into) {
+  const DLArray* whole = into ? x : y;  // the side that is all used
+  if (Numel(whole) == 0) return;
+  Loop<2> loop;
+  int64_t stride = Numel(whole);
+  for (int a = 0; a < whole->ndim; a++) {
+    stride /= whole->shape[a];
+    loop.Add(whole->shape[a], {into ? stride : part.stride[a], into ? part.stride[a] : stride});
+  }
+  WithElement(x, [&](auto* type) {
+    CopyStrided((decltype(type))x->data + (into ? 0 : part.offset),
+                (decltype(type))y->data + (into ? part.offset : 0), loop);
+  });
+}
+
+void FillBits(DLArray* y, uint64_t bits) {
+  WithElement(y, [&](auto* type) {
+    auto* out = (decltype(type))y->data;
+    const auto value = (std::remove_pointer_t<decltype(type)>)bits;
+    ParallelFor(Numel(y), kGrain,
+                [&](int64_t begin, int64_t end) { std::fill(out + begin, out + end, value); });
+  });
+}
+
+// y = the part of x that begins at element `offset` and goes on in steps s0, s1, … along its axes.
+void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
+           int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y) {
+  Check("slice", x);
+  Check("slice", y);
+  CheckSameDtypes("slice", x, y);
+  const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
+  CopyPart(PartOf("slice", x, offset, steps, y), x, y, false);
+}
+
+// The part of y that slice would read is x, the rest is `value`.
+void Place(const DLArray* x, float value, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
+           int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y) {
+  Check("place", x);
+  Check("place", y);
+  CheckSameDtypes("place", x, y);
+  const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
+  const Part part = PartOf("place", y, offset, steps, x);
+  if (Numel(x) != Numel(y)) FillBits(y, BitsOf(y->dtype, value));
+  CopyPart(part, x, y, true);
+}
+
+// concat_N: N arrays one after the other along an axis.
+template <class>
+struct Concat;
+template <size_t... I>
+struct Concat<std::index_sequence<I...>> {
+  template <size_t>
+  using Array = const DLArray*;
+
+  static void Run(Array<I>... arrays, int64_t axis, DLArray* y) {
+    Check("concat", y);
+    int64_t at = 0;
+    Part parts[sizeof...(I)];
+    Part* part = parts;
+    for (const DLArray* x : {arrays...}) {
+      Check("concat", x);
+      *part++ = JoinedPart("concat", x, axis, at, y);
+      at += x->shape[axis];
+    }
+    if (at != y->shape[axis])
+      Fail("concat: the arrays have %lld positions along axis %lld, the output is %s",
+           (long long)at, (long long)axis, ShapeText(y).c_str());
+    part = parts;
+    for (const DLArray* x : {arrays...}) CopyPart(*part++, x, y, true);
+  }
+};
+template <size_t N>
+using ConcatOf = Concat<std::make_index_sequence<N>>;
+
+// ---- pad ----
+
+void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool reflect, DLArray* y) {
+  Check(op, x);
+  Check(op, y);
+  const AxisSplit split(op, y, axis);
+  const Padding padding = PaddingOf(op, x, axis, before, reflect, y);
+  WithElement(x, [&](auto* type) {
+    const auto* from = (decltype(type))x->data;
+    auto* to = (decltype(type))y->data;
+    const int64_t inner = split.inner;
+    ParallelFor(split.outer * padding.m, RowGrain(inner), [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; k++) {
+        const auto* row =
+            from + (k / padding.m * padding.n + padding.Source(k % padding.m)) * inner;
+        std::copy(row, row + inner, to + k * inner);
+      }
+    });
+  });
+}
+
+// dx = the sum of dy over all copies of an element, in their order.
+void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before, bool reflect,
+                 DLArray* dx) {
+  const float* from = Input(op, dy);
+  float* to = Output(op, dx);
+  const AxisSplit split(op, dx, axis);
+  const Padding padding = PaddingOf(op, dx, axis, before, reflect, dy);
+  const int64_t inner = split.inner;
+  ParallelFor(split.outer * padding.n, RowGrain(inner), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) {
+      const float* outer = from + k / padding.n * padding.m * inner;
+      float* row = to + k * inner;
+      std::fill(row, row + inner, 0.f);
+      padding.EachCopy(k % padding.n, [&](int64_t i) __attribute__((always_inline)) {
+        for (int64_t j = 0; j < inner; j++) row[j] += outer[i * inner + j];
+      });
+    }
+  });
+}
+
+void PadEdge(const DLArray* x, int64_t axis, int64_t before, DLArray* y) {
+  Pad("pad_edge", x, axis, before, false, y);
+}
+void PadReflect(const DLArray* x, int64_t axis, int64_t before, DLArray* y) {
+  Pad("pad_reflect", x, axis, before, true, y);
+}
+void PadEdgeGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx) {
+  PadGradient("pad_edge_gradient", dy, axis, before, false, dx);
+}
+void PadReflectGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx) {
+  PadGradient("pad_reflect_gradient", dy, axis, before, true, dx);
+}
+
+// ---- gather, scatter_add, one_hot ----
+
+Indices CheckedIndices(const char* op, const DLArray* a, int64_t n) {
+  Check(op, a);
+  const Indices indices = IndicesOf(op, a);
+  for (int64_t k = 0, count = Numel(a); k < count; k++) {
+    if (indices[k] < 0 || indices[k] >= n)
+      Fail("%s: index %lld at position %lld is out of range: there are %lld, counted from 0", op,
+           (long long)indices[k], (long long)k, (long long)n);
+  }
+  return indices;
+}
+
+// y[o, k, :] = x[o, indices[k], :]
+void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y) {
+  Check("gather", x);
+  Check("gather", y);
+  CheckSameDtypes("gather", x, y);
+  const AxisSplit split("gather", x, axis);
+  CheckTaken("gather", x, axis, indices, y);
+  const Indices at = CheckedIndices("gather", indices, split.n);
+  const int64_t count = Numel(indices), inner = split.inner;
+  if (Numel(y) == 0) return;
+  WithElement(x, [&](auto* type) {
+    const auto* from = (decltype(type))x->data;
+    auto* to = (decltype(type))y->data;
+    ParallelFor(split.outer * count, RowGrain(inner), [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; k++) {
+        const auto* row = from + (k / count * split.n + at[k % count]) * inner;
+        std::copy(row, row + inner, to + k * inner);
+      }
+    });
+  });
+}
+
+// Which updates each of n rows gets: order[begin[row]] … order[begin[row + 1] - 1], ascending.
+struct Segments {
+  const int64_t *begin, *order;
+
+  Segments(Indices indices, int64_t count, int64_t n) {
+    thread_local Scratch memory;
+    int64_t* starts = memory.Get<int64_t>(n + 2 + count);
+    int64_t* sorted = starts + n + 2;
+    std::fill(starts, starts + n + 2, 0);
+    // Counted two rows further on, so that placing the updates moves every start to its own row.
+    for (int64_t k = 0; k < count; k++) starts[indices[k] + 2]++;
+    for (int64_t row = 0; row < n; row++) starts[row + 2] += starts[row + 1];
+    for (int64_t k = 0; k < count; k++) sorted[starts[indices[k] + 1]++] = k;
+    begin = starts;
+    order = sorted;
+  }
+};
+
+constexpr int64_t kSumPiece = 512;  // columns added up at a time, in double on the stack
+
+// to[j] = the sum of from[k * inner + j] over the updates k, in order.
+void AddRows(const float* from, const int64_t* updates, const int64_t* end, int64_t inner,
+             int64_t cols, float* to) {
+  if (end - updates == 1) {
+    from += *updates * inner;
+    std::copy(from, from + cols, to);
+    return;
+  }
+  double total[kSumPiece];
+  std::fill(total, total + cols, 0.0);
+  for (; updates != end; updates++)
+    for (int64_t j = 0; j < cols; j++) total[j] += from[*updates * inner + j];
+  for (int64_t j = 0; j < cols; j++) to[j] = (float)total[j];
+}
+
+// y[o, row, :] = the sum of updates[o, k, :] over all k with indices[k] == row
+void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y) {
+  const char* op = "scatter_add";
+  const float* from = Input(op, updates);
+  float* to = Output(op, y);
+  const AxisSplit split(op, y, axis);
+  CheckTaken(op, y, axis, indices, updates);
+  const Indices at = CheckedIndices(op, indices, split.n);
+  if (Numel(y) == 0) return;
+  const int64_t count = Numel(indices), inner = split.inner;
+  const Segments segments(at, count, split.n);
+  const int64_t piece = std::min(inner, kSumPiece);
+  const int64_t pieces = (inner - 1) / piece + 1;
+  ParallelFor(split.outer * split.n * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) {
+      const int64_t row = k / pieces, col = k % pieces * piece;
+      const int64_t* first = segments.begin + row % split.n;
+      AddRows(from + row / split.n * count * inner + col, segments.order + first[0],
+              segments.order + first[1], inner, std::min(piece, inner - col),
+              to + row * inner + col);
+    }
+  });
+}
+
+// y[k, :] is 1 at indices[k] and 0 elsewhere.
+void OneHot(const DLArray* indices, DLArray* y) {
+  float* to = Output("one_hot", y);
+  const AxisSplit split("one_hot", y, y->ndim - 1);
+  CheckOneHot(indices, y);
+  const Indices at = CheckedIndices("one_hot", indices, split.n);
+  ParallelFor(split.outer, RowGrain(split.n), [&](int64_t begin, int64_t end) {
+    std::fill(to + begin * split.n, to + end * split.n, 0.f);
+    for (int64_t k = begin; k < end; k++) to[k * split.n + at[k]] = 1.f;
+  });
+}
+
+DLSYS_KERNEL(cpu, slice, Slice);
+DLSYS_KERNEL(cpu, place, Place);
+DLSYS_KERNEL(cpu, concat_1, ConcatOf<1>::Run);
+DLSYS_KERNEL(cpu, concat_2, ConcatOf<2>::Run);
+DLSYS_KERNEL(cpu, concat_3, ConcatOf<3>::Run);
+DLSYS_KERNEL(cpu, concat_4, ConcatOf<4>::Run);
+DLSYS_KERNEL(cpu, concat_5, ConcatOf<5>::Run);
+DLSYS_KERNEL(cpu, concat_6, ConcatOf<6>::Run);
+DLSYS_KERNEL(cpu, concat_7, ConcatOf<7>::Run);
+DLSYS_KERNEL(cpu, concat_8, ConcatOf<8>::Run);
+DLSYS_KERNEL(cpu, pad_edge, PadEdge);
+DLSYS_KERNEL(cpu, pad_reflect, PadReflect);
+DLSYS_KERNEL(cpu, pad_edge_gradient, PadEdgeGradient);
+DLSYS_KERNEL(cpu, pad_reflect_gradient, PadReflectGradient);
+DLSYS_KERNEL(cpu, gather, Gather);
+DLSYS_KERNEL(cpu, scatter_add, ScatterAdd);
+DLSYS_KERNEL(cpu, one_hot, OneHot);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,105 @@
+// Random numbers and dropout on the CPU. The step is an array of one int64, so that a program
+// replays with new numbers when it has advanced.
+#include "../philox.h"
+#include "common.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+using philox::Stream;
+using philox::Words;
+
+Stream StreamOf(const char* op, const DLArray* step, int64_t seed, int64_t node) {
+  Check(op, step);
+  if (step->dtype != DL_INT64 || Numel(step) != 1)
+    Fail("%s: expected a step of one int64, got %s of %s", op, ShapeText(step).c_str(),
+         DtypeText(step->dtype));
+  return {(uint64_t)seed, (uint32_t)*(const int64_t*)step->data, (uint32_t)node};
+}
+
+const int64_t kBlocks = 64;          // blocks of words made at a time
+const int64_t kBatch = 4 * kBlocks;  // elements that use them
+const int64_t kElementCost = 8;      // an element costs as much as some of simple arithmetic
+const int64_t kTask = kGrain / kElementCost / kBatch;  // batches that are worth a task
+
+// The words of elements from `first`, a multiple of 4, on.
+DLSYS_INLINE void Fill(const Stream& stream, int64_t first, uint32_t (&words)[kBatch]) {
+  uint32_t of[4][kBlocks];
+  for (int64_t j = 0; j < kBlocks; j++) {
+    const Words block = stream.At((uint64_t)first / 4 + j);
+    for (int k = 0; k < 4; k++) of[k][j] = block.word[k];
+  }
+  for (int64_t j = 0; j < kBlocks; j++)
+    for (int k = 0; k < 4; k++) words[4 * j + k] = of[k][j];
+}
+
+// Calls body(k, word) for every element k of n, on some thread.
+template <class Body>
+void ForWords(const Stream& stream, int64_t n, const Body& body) {
+  const int64_t batches = (n + kBatch - 1) / kBatch;
+  ParallelFor(batches, kTask, [&](int64_t begin, int64_t end) {
+    Dispatch([=]() __attribute__((always_inline)) {
+      uint32_t words[kBatch];
+      for (int64_t batch = begin; batch < end; batch++) {
+        const int64_t first = batch * kBatch, count = std::min(kBatch, n - first);
+        Fill(stream, first, words);
+        DLSYS_IVDEP
+        for (int64_t j = 0; j < count; j++) body(first + j, words[j]);
+      }
+    });
+  });
+}
+#define DLSYS_ELEMENT [=](int64_t k, uint32_t word) __attribute__((always_inline))
+
+void Uniform(const DLArray* step, int64_t seed, int64_t node, float low, float range, DLArray* y) {
+  float* out = Output("random_uniform", y);
+  const Stream stream = StreamOf("random_uniform", step, seed, node);
+  ForWords(stream, Numel(y), DLSYS_ELEMENT { out[k] = philox::Uniform(word, low, range); });
+}
+
+void Normal(const DLArray* step, int64_t seed, int64_t node, float mean, float deviation,
+            float below, float within, float low, float high, DLArray* y) {
+  float* out = Output("random_normal", y);
+  const Stream stream = StreamOf("random_normal", step, seed, node);
+  const philox::Normal normal{mean, deviation, below, within, low, high};
+  ForWords(stream, Numel(y), DLSYS_ELEMENT { out[k] = normal.At(word); });
+}
+
+// 1 where the word is below the threshold, a count of 2^32, else 0.
+void Bernoulli(const DLArray* step, int64_t seed, int64_t node, int64_t threshold, DLArray* y) {
+  float* out = Output("random_bernoulli", y);
+  const Stream stream = StreamOf("random_bernoulli", step, seed, node);
+  ForWords(
+      stream, Numel(y),
+      DLSYS_ELEMENT { out[k] = (uint64_t)word < (uint64_t)threshold ? 1.f : 0.f; });
+}
+
+// y = scale * x where the word is below the threshold, else 0; y may be x.
+void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, int64_t threshold,
+             float scale, DLArray* y) {
+  const float* in = Input("dropout", x);
+  float* out = Output("dropout", y);
+  CheckSameShape("dropout", x, y);
+  const Stream stream = StreamOf("dropout", step, seed, node);
+  ForWords(
+      stream, Numel(y),
+      DLSYS_ELEMENT { out[k] = (uint64_t)word < (uint64_t)threshold ? scale * in[k] : 0.f; });
+}
+
+void AdvanceStep(DLArray* step) {
+  StreamOf("advance_step", step, 0, 0);
+  ++*(int64_t*)step->data;
+}
+
+DLSYS_KERNEL(cpu, random_uniform, Uniform);
+DLSYS_KERNEL(cpu, random_normal, Normal);
+DLSYS_KERNEL(cpu, random_bernoulli, Bernoulli);
+DLSYS_KERNEL(cpu, dropout, Dropout);
+DLSYS_KERNEL(cpu, advance_step, AdvanceStep);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys
