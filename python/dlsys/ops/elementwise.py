@@ -260,13 +260,13 @@ def _clip_gradient(
 
 
 def keep_where(mask: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
-    """Writes the values where the mask is True and 0 elsewhere; `mask` is overwritten."""
-    if np.may_share_memory(out, values):
-        np.logical_not(mask, out=mask)
-        np.copyto(out, 0, where=mask)
-        return
-    out.fill(0)
-    np.copyto(out, values, where=mask)
+    """Writes the values where the mask is True and 0 elsewhere; `out` may be the values."""
+    # Bits times 0 or 1, exact for NaN and infinity too: a masked copy takes ten times as long.
+    if values.dtype != out.dtype:
+        np.copyto(out, values)
+        values = out
+    bits = np.dtype(f"i{out.itemsize}")
+    np.multiply(values.view(bits), mask.view(np.int8), out=out.view(bits))
 
 
 def write_sigmoid(x: np.ndarray, y: np.ndarray) -> None:
