@@ -40,7 +40,18 @@ from rows import (
     refuse,
     uniform,
 )
+from samples_activation import CHOICES, FUNCTIONS
+from samples_conv import CONVOLUTION
+from samples_image import IMAGES
+from samples_join import JOIN
+from samples_layout import INDEX, RESHAPES
 from samples_loss import LOSSES, PRODUCTS, SOFTMAX
+from samples_losses import LOSS_ROWS
+from samples_norm import NORMALIZATION
+from samples_pool import POOLING
+from samples_product import PRODUCTS as MORE_PRODUCTS
+from samples_random import RANDOM
+from samples_statistics import STATISTICS
 
 ONE = tuple(case(s) for s in [(), (1,), (7,), (0,), (3, 5), (0, 4), WIDE, (31, 33), (70_001,)])
 FEW = tuple(case(s) for s in [(), (7,), (0, 4), (37, 41)])
@@ -345,4 +356,8 @@ UPDATES = (
     ),
 )  # fmt: skip
 
-SAMPLES = (*ELEMENTWISE, *REDUCTIONS, *LAYOUT, *PRODUCTS, *SOFTMAX, *LOSSES, *SOURCES, *UPDATES)
+SAMPLES = (
+    *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
+    *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
+    *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES,
+)  # fmt: skip

@@ -73,7 +73,27 @@ from .ops.elementwise import (
     sub_op,
     tanh_op,
 )
-from .ops.layout import broadcast_to_op, copy_op, reshape_like_op, reshape_op, transpose_op
+from .ops.image import depth_to_space_op, resize, space_to_depth_op
+from .ops.index import (
+    embedding_lookup_op,
+    embedding_op,
+    gather_op,
+    one_hot_op,
+    scatter_add_op,
+    slice_op,
+)
+from .ops.join import concat, concat_op, split, stack, tile
+from .ops.layout import (
+    array_reshape_op,
+    broadcast_to_op,
+    copy_op,
+    expand_dims_op,
+    flatten_op,
+    reshape_like_op,
+    reshape_op,
+    squeeze_op,
+    transpose_op,
+)
 from .ops.loss import softmax_cross_entropy, softmaxcrossentropy_op
 from .ops.losses import (
     binary_cross_entropy,
@@ -89,6 +109,7 @@ from .ops.losses import (
 )
 from .ops.matmul import matmul_op
 from .ops.norm import batch_normalization, batch_normalization_op
+from .ops.pad import pad_op
 from .ops.pool import (
     avg_pool2d,
     avg_pool2d_gradient_op,

@@ -28,13 +28,15 @@ def infer(
         spec = leaves.get(node) or node.spec
         if type(spec) is not Spec or spec.dtype is None:
             spec = node.op.infer(node, *[specs[x] for x in node.inputs])
-        if native and type(spec) is Spec and spec.dtype == FLOAT64:
-            spec = _narrow(node, spec)
+        if native:
+            spec = _narrow(node, spec) if type(spec) is Spec else tuple(_narrow(node, s) for s in spec)
         specs[node] = spec
     return specs
 
 
 def _narrow(node: Node, spec: Spec) -> Spec:
+    if spec.dtype != FLOAT64:
+        return spec
     if spec.declared and node.op.leaf:
         raise ShapeError(
             f"{node.name} is declared float64, but native devices compute in float32: declare "

@@ -130,10 +130,10 @@ class TileGradientOp(Op):
         turns = _turns(shape, reps)
         if len(turns) > 1:
             stages = [x]
-            for reps in turns[:-1]:
-                stages.append(tile_op(stages[-1], reps=reps))
-            for like, reps in zip(reversed(stages), reversed(turns)):
-                dy = tile_gradient_op(dy, like, reps=reps)
+            for turn in turns[:-1]:
+                stages.append(tile_op(stages[-1], reps=turn))
+            for like, turn in zip(reversed(stages), reversed(turns)):
+                dy = tile_gradient_op(dy, like, reps=turn)
             return dy
         _, many, axes = _interleaved(shape, reps)
         return reshape_op(sum_op(reshape_op(dy, many), axis=axes), node.spec.shape)

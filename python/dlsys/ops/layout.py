@@ -92,9 +92,9 @@ class SqueezeOp(ReshapedOp):
 
     name = "squeeze"
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, x: Node, axis: int | Sequence[int] | None = None, name: str | None = None
-    ) -> Node:  # type: ignore[override]
+    ) -> Node:
         axes = axis if axis is None or isinstance(axis, (int, np.integer)) else tuple(axis)
         return Node(self, (x,), {"axis": axes}, name)
 

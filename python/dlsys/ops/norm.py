@@ -158,9 +158,8 @@ class BatchNormalizeSumsOp(Op):
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         x, mean, variance, dy = node.inputs
-        scale, bias = [
-            zeroslike_op(mean) if grad is None else grad for grad in output_grad
-        ]  # Σ scale · dscale + bias · dbias = Σ dy · (scale · x̂ + bias)
+        # Σ scale · dscale + bias · dbias = Σ dy · (scale · x̂ + bias)
+        scale, bias = [zeroslike_op(mean) if g is None else g for g in output_grad]
         of_dy = batch_normalize_op(x, mean, variance, scale, bias, **node.attrs)
         if node.attrs["training"]:
             of_x = batch_normalize_gradient_op(
@@ -220,8 +219,7 @@ class BatchNormalizeGradientOp(Op):
             x, mean, variance, oneslike_op(mean), zeroslike_op(mean), **attrs
         )
         x_, dy_, g, xhat = (channels_op(v) for v in (x, dy, output_grad, normalized))
-        ones = oneslike_op(x_)
-        share = 1 / sum_op(ones, axis=(0, 2))
+        share = 1 / sum_op(oneslike_op(x_), axis=(0, 2))
         a, b, c, e = (total * share for total in (dbias, dscale, sums[0], sums[1]))
         inner = sum_op(g * dy_, axis=(0, 2)) * share - a * e
         of_x = (
@@ -369,9 +367,8 @@ def check_channels(node: Node, x: Spec, others: tuple[Spec, ...] = ()) -> tuple[
         raise node.error(f"expected an array of (N, C, …), got {x.shape}")
     for spec in others:
         if spec.shape != x.shape[1:2]:
-            raise node.error(
-                f"expected {x.shape[1]} channels as x {x.shape} has them, got {spec.shape}"
-            )
+            wanted = f"{x.shape[1]} channels as x {x.shape} has them"
+            raise node.error(f"expected {wanted}, got {spec.shape}")
     return x.shape
 
 
