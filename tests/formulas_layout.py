@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+
 from rows import Shape
 
 ALL = slice(None)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from dlsys.ops import activation, compare, elementwise
 from rows import (
     WIDE,
     Case,
@@ -22,8 +24,6 @@ from rows import (
     signed,
     uniform,
 )
-
-from dlsys.ops import activation, compare, elementwise
 
 # Errors of functions that multiply x by a number between 0 and 1, or by their sum with a small
 # one, are measured against x: where that number is tiny its own relative error is larger.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from rows import Case, Sample, case, product, refuse
 
 from dlsys.ops import image
 from formulas_layout import resized, shrunk, to_depth, to_space
+from rows import Case, Sample, case, product, refuse
 
 BLOCKS = tuple({"block": block, "mode": mode} for block in (1, 2, 3) for mode in ("DCR", "CRD"))
 SIZES = tuple(

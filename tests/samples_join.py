@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from rows import WIDE, Case, Sample, Shape, case, product, refuse
 
 from dlsys.ops import join, pad
 from formulas_layout import joined, padded, part_of, unpadded, untiled
+from rows import WIDE, Case, Sample, Shape, case, product, refuse
 
 JOINS = tuple(
     Case(shapes, {"axis": axis})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from rows import WIDE, Case, Domain, Sample, case, classes, refuse, signed
 
 from dlsys.ops import index, layout
 from formulas_layout import gathered_back, grown, one_hot, scattered, taken, undone
+from rows import WIDE, Case, Domain, Sample, case, classes, refuse, signed
 
 ALL = slice(None)
 BACK = slice(None, None, -1)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from dlsys.ops import loss, losses
 from formulas import dense_scale, log_softmax, mean, pick, rows_of
 from rows import (
     Case,
@@ -19,8 +21,6 @@ from rows import (
     signed,
     uniform,
 )
-
-from dlsys.ops import loss, losses
 
 REDUCE: dict[str, Callable] = {"none": lambda x: x, "mean": mean, "sum": np.sum}
 WEIGHTS = [0.5, 1.0, 2.0, 0.25]

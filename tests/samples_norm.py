@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from rows import Sample, case, positive, product, refuse, signed
 
 from dlsys.ops import norm, row_norm
+from rows import Sample, case, positive, product, refuse, signed
 
 # ---- formulas ----
 

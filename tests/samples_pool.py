@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from rows import Case, Sample, case, refuse
 
 from dlsys.ops import pool, pooling
+from rows import Case, Sample, case, refuse
 from samples_conv import around, pair
 
 # ---- formulas ----

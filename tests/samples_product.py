@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from rows import Case, Sample, case, mixed, refuse
 
 from dlsys.ops import einsum, product
+from rows import Case, Sample, case, mixed, refuse
 
 
 def flip(x: np.ndarray, flag: bool) -> np.ndarray:

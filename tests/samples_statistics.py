@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from rows import WIDE, Sample, Shape, case, extreme, product, refuse
 
 from dlsys.ops import statistics
+from rows import WIDE, Sample, Shape, case, extreme, product, refuse
 
 FULL = tuple(case(s) for s in [(7,), (), (1,), (3, 4, 5), (2003, 7)])
 AXES = (

@@ -29,7 +29,9 @@ def infer(
         if type(spec) is not Spec or spec.dtype is None:
             spec = node.op.infer(node, *[specs[x] for x in node.inputs])
         if native:
-            spec = _narrow(node, spec) if type(spec) is Spec else tuple(_narrow(node, s) for s in spec)
+            spec = (
+                _narrow(node, spec) if type(spec) is Spec else tuple(_narrow(node, s) for s in spec)
+            )
         specs[node] = spec
     return specs
 
