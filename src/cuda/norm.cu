@@ -254,12 +254,6 @@ Channels ChannelsOf(const char* op, const DLArray* x) {
   return Channels(x->shape[0], x->shape[1], inner);
 }
 
-void CheckCount(const char* op, const DLArray* values, int64_t count) {
-  if (Numel(values) != count)
-    Fail("%s: expected %ld values, one a channel, got shape %s", op, (long)count,
-         ShapeText(values).c_str());
-}
-
 // Parts of a channel: enough for a full chip, none shorter than is worth a block.
 struct Parts {
   int64_t count, size, cols;
@@ -390,16 +384,6 @@ DLSYS_KERNEL(cuda, batch_normalize_gradient, BatchNormalizeGradient);
 DLSYS_KERNEL(cuda, running_update, RunningUpdate);
 
 }  // namespace
-
-const float* PerChannel(const char* op, const DLArray* values, int64_t count) {
-  CheckCount(op, values, count);
-  return In(op, values);
-}
-
-float* ChannelResult(const char* op, DLArray* values, int64_t count) {
-  CheckCount(op, values, count);
-  return Out(op, values);
-}
 
 void ChannelSums(const char* op, DLContext ctx, const float* x, const float* dy,
                  const Channels& shape, const RowMoments& moments, float* dscale, float* dbias,

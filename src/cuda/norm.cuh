@@ -16,8 +16,19 @@ struct Channels {
 };
 
 // The data of an array of one value a channel.
-const float* PerChannel(const char* op, const DLArray* values, int64_t count);
-float* ChannelResult(const char* op, DLArray* values, int64_t count);
+inline void CheckCount(const char* op, const DLArray* values, int64_t count) {
+  if (Numel(values) != count)
+    Fail("%s: expected %ld values, one a channel, got shape %s", op, (long)count,
+         ShapeText(values).c_str());
+}
+inline const float* PerChannel(const char* op, const DLArray* values, int64_t count) {
+  CheckCount(op, values, count);
+  return In(op, values);
+}
+inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
+  CheckCount(op, values, count);
+  return Out(op, values);
+}
 
 struct Moments {
   float mean, inverse;  // inverse: 1 / sqrt(variance + eps)

@@ -268,6 +268,17 @@ def softmax_cross_entropy(
         labels = labels if weights is None else labels * weights
         rows = cross_entropy_rows_op(logits, labels)
         return reduce_rows("softmax_cross_entropy", rows, reduction)
+    return _of_class_numbers(logits, labels, reduction, label_smoothing, weights, ignore_index)
+
+
+def _of_class_numbers(
+    logits: Node,
+    labels: Node,
+    reduction: str,
+    label_smoothing: float,
+    weights: Node | None,
+    ignore_index: int | None,
+) -> Node:
     row_weights = ignored = None
     if ignore_index is not None:
         ignored = equal_op(labels, ignore_index)

@@ -1,5 +1,4 @@
-"""Batch normalisation. Statistics are over the batch and all positions of each channel of x
-(N, C, …).
+"""Batch normalisation, by the statistics of each channel of x (N, C, …).
 
 Training is two operators each way: `batch_statistics` and `batch_normalize` forward,
 `batch_normalize_sums` and `batch_normalize_gradient` backward; what they hand on is one number a
