@@ -145,6 +145,28 @@ INDEX = (
         ),
     ),
     Sample(
+        "window",
+        index.window_op,
+        lambda x, offset, shape: np.array(list(x.flat)[offset:])[: int(np.prod(shape))].reshape(
+            shape
+        ),
+        (
+            case((5,), offset=1, shape=(3,)),
+            case((3, 4), offset=5, shape=(2, 3)),
+            case((0, 3), offset=0, shape=(0,)),
+        ),
+        ulps=0,
+        integers="moved",
+        refusals=(
+            refuse(
+                r"window: \(2, 2\) from element 3 on is not within \S+ \(6,\)",
+                (6,),
+                offset=3,
+                shape=(2, 2),
+            ),
+        ),
+    ),
+    Sample(
         "slice",
         index.slice_op,
         lambda x, begin, size: x[

@@ -23,15 +23,14 @@ _ROW_NBYTES = 8 * _ROW_WORDS
 
 
 class ArrayTable:
-    """Every array of a plan as a row of one table; values of one buffer and shape share a row."""
+    """Every array of a plan as a row of one table; equal parts of a buffer share a row."""
 
     def __init__(self, plan: Plan, ctx: Context) -> None:
         self._rows: dict[tuple, int] = {}
         self._shapes: list[int] = []
-        self._records: list[
-            tuple[Buffer, int, int, int]
-        ] = []  # buffer, ndim, dtype, start of the shape
-        self._rows_of: dict[Buffer, list[int]] = {}
+        # value, ndim, dtype, start of the shape
+        self._records: list[tuple[Value, int, int, int]] = []
+        self._rows_of: dict[Buffer, list[tuple[int, int]]] = {}  # word, bytes that it skips
         for step in plan.steps:
             for value in (*step.inputs, *step.outputs, *step.workspace):
                 self._add(value)
@@ -43,8 +42,8 @@ class ArrayTable:
 
     def place(self, buffer: Buffer, address: int) -> None:
         """Says where a buffer is; every array that shows it follows."""
-        for row in self._rows_of.get(buffer, ()):
-            self._words[row] = address
+        for row, skipped in self._rows_of.get(buffer, ()):
+            self._words[row] = address + skipped
 
     def place_arena(self, address: int) -> None:
         """Says where the arena is."""
@@ -63,9 +62,10 @@ class ArrayTable:
                 f"{value.node.name} is {value.spec.dtype} {shape}; native devices hold up to "
                 f"{MAX_NDIM} dimensions of {', '.join(map(str, DTYPE_CODES))}"
             )
-        self._records.append((value.buffer, len(shape), code, len(self._shapes)))
+        self._records.append((value, len(shape), code, len(self._shapes)))
         self._shapes.extend(shape)
-        self._rows_of.setdefault(value.buffer, []).append(row * _ROW_WORDS)
+        place = (row * _ROW_WORDS, value.skipped_nbytes)
+        self._rows_of.setdefault(value.buffer, []).append(place)
 
     def _fill(self, ctx: Context) -> None:
         self._extents = np.array(self._shapes or [0], np.int64)
@@ -74,9 +74,9 @@ class ArrayTable:
         for row, (_, ndim, dtype, start) in enumerate(self._records):
             table[row] = (0, ctx.packed, ndim | dtype << 32, shapes_at + 8 * start)
         arena = [
-            (row, max(buffer.offset, 0))
-            for row, (buffer, *_) in enumerate(self._records)
-            if buffer.kind == "arena"
+            (row, max(value.buffer.offset, 0) + value.skipped_nbytes)
+            for row, (value, *_) in enumerate(self._records)
+            if value.buffer.kind == "arena"
         ]
         self._inside = np.array([row for row, _ in arena], np.intp)
         self._offsets = np.array([offset for _, offset in arena], np.uint64)
@@ -86,7 +86,7 @@ class ArrayTable:
 
 
 def _row_key(value: Value) -> tuple:
-    return value.buffer, value.spec.shape, value.spec.dtype
+    return value.buffer, value.offset, value.spec.shape, value.spec.dtype
 
 
 class Segment:

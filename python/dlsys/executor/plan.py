@@ -31,11 +31,18 @@ class Buffer:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One output of a node, and the buffer that holds it."""
+    """One output of a node, and the buffer that holds it, from element `offset` on."""
 
     node: Node
     spec: Spec
     buffer: Buffer
+    offset: int = 0
+
+    @property
+    def skipped_nbytes(self) -> int:
+        """The bytes of the buffer before the value."""
+        assert self.spec.dtype is not None
+        return self.offset * self.spec.dtype.itemsize
 
 
 @dataclass(eq=False, slots=True)
@@ -148,7 +155,8 @@ def _place_leaf(plan: Plan, node: Node) -> None:
 def _place_view(plan: Plan, node: Node, last_use: dict[Node, int]) -> None:
     source = plan.values[node.inputs[0]][node.attrs.get("index", 0)]
     source.buffer.last = max(source.buffer.last, last_use.get(node, -1))
-    plan.values[node] = [Value(node, node.spec, source.buffer)]
+    offset = source.offset + node.attrs.get("offset", 0)
+    plan.values[node] = [Value(node, node.spec, source.buffer, offset)]
 
 
 def _place_step(
@@ -188,7 +196,8 @@ def _dying_input(node: Node, inputs: Sequence[Value], now: int) -> Buffer | None
         buffer = value.buffer
         if buffer.kind != "arena" or buffer.last > now:
             continue
-        if value.spec[:2] == node.spec[:2] and buffer.nbytes == value.spec.nbytes:
+        whole = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
+        if value.spec[:2] == node.spec[:2] and whole:
             return buffer
     return None
 

@@ -160,16 +160,17 @@ class Program:
 
     def array(self, value: Value) -> NDArray:
         """The array that shows a value during a run that shows its feeds and fetches."""
-        buffer, spec = value.buffer, value.spec
+        buffer, spec, start = value.buffer, value.spec, value.skipped_nbytes
         if buffer in self._own:
-            return NDArray.from_block(self._own[buffer], 0, spec.shape, spec.dtype)
+            return NDArray.from_block(self._own[buffer], start, spec.shape, spec.dtype)
         if buffer.kind == "arena":
-            return NDArray.from_block(self._arena, max(buffer.offset, 0), spec.shape, spec.dtype)
+            start += max(buffer.offset, 0)
+            return NDArray.from_block(self._arena, start, spec.shape, spec.dtype)
         held = self._shown[buffer] if buffer in self._shown else self._fixed[buffer]
         if held.shape == spec.shape:
             return held
-        offset = held.data_address - held.block.address
-        return NDArray.from_block(held.block, offset, spec.shape, spec.dtype)
+        start += held.data_address - held.block.address
+        return NDArray.from_block(held.block, start, spec.shape, spec.dtype)
 
     def _prepare(
         self, feeds: Sequence[Any], on: int, show: bool

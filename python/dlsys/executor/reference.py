@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,8 +16,9 @@ from .observe import Observer
 from .plan import Buffer, Plan, Step, Value
 from .state import aligned_bytes
 
-# The shapes in which steps see a feed or fetch (None: its own), with their arguments and positions.
-Patches = dict[tuple[int, ...] | None, list[tuple[list, int]]]
+# How steps see a feed or fetch: from which element on and in which shape (None: as it is), with
+# their arguments and positions.
+Patches = dict[tuple[int, tuple[int, ...]] | None, list[tuple[list, int]]]
 
 
 class Reference:
@@ -119,20 +121,20 @@ class Reference:
         buffer, spec = value.buffer, value.spec
         patches = self._patches.get(buffer)
         if patches is not None:
-            whole = self._whole_shape(buffer)
-            shape = None if whole == spec.shape else spec.shape
-            patches.setdefault(shape, []).append((arguments, k))
+            shown = None
+            if self._whole_shape(buffer) != spec.shape:
+                shown = (value.offset, spec.shape)
+            patches.setdefault(shown, []).append((arguments, k))
             return None
         if buffer in self._outside:
             array = self._outside[buffer]
-            return array if array.shape == spec.shape else array.reshape(spec.shape)
-        key = (buffer.offset, spec.shape, spec.dtype)
+            return array if array.shape == spec.shape else _part(array, value.offset, spec.shape)
+        start = max(buffer.offset, 0) + value.skipped_nbytes
+        key = (start, spec.shape, spec.dtype)
         if (
             key not in self._views
         ):  # equal views are one object, so that operators can see in-place use
-            self._views[key] = np.ndarray(
-                spec.shape, spec.dtype, self._arena, max(buffer.offset, 0)
-            )
+            self._views[key] = np.ndarray(spec.shape, spec.dtype, self._arena, start)
         return self._views[key]
 
     def _whole_shape(self, buffer: Buffer) -> tuple[int, ...]:
@@ -151,10 +153,18 @@ def run_compute(node: Any, inputs: int, use_numpy: bool, *arrays: Any) -> None:
 
 def _show(array: np.ndarray, patches: Patches) -> None:
     """Puts an array where the steps see it: one object a shape, so that in-place use shows."""
-    for shape, places in patches.items():
-        shown = array if shape is None else array.reshape(shape)
+    for part, places in patches.items():
+        shown = array if part is None else _part(array, *part)
         for arguments, k in places:
             arguments[k] = shown
+
+
+def _part(array: np.ndarray, offset: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The elements from number `offset` on, as many as the shape has."""
+    size = math.prod(shape)
+    if size == array.size:
+        return array.reshape(shape)
+    return array.reshape(-1)[offset : offset + size].reshape(shape)
 
 
 def _written(step: Step) -> Sequence[int]:

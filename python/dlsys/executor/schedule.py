@@ -41,6 +41,15 @@ def storage_of(node: Node) -> Node:
             return node
 
 
+def _shows_part(node: Node) -> bool:
+    """Whether a view leaves out some of the memory that it shows."""
+    while node.op.view:
+        if "offset" in node.attrs:
+            return True
+        node = node.inputs[0]
+    return False
+
+
 def _updates(order: Sequence[Node]) -> dict[Node, Node]:
     """Each Parameter that is written, with the node that writes it."""
     updates: dict[Node, Node] = {}
@@ -65,7 +74,8 @@ def _unaliased(fetches: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     values, copies = [], []
     for node in fetches:
         root = storage_of(node)
-        if node.op.outputs == 1 and (root.op.leaf or root in taken):
+        aliased = root.op.leaf or root in taken or _shows_part(node)
+        if node.op.outputs == 1 and aliased:
             node = root = _copy(node)
             copies.append(node)
         taken.add(root)

@@ -67,7 +67,9 @@ class Op:
         1  # values it makes; several are reached as node[0], node[1], …; 0 only groups its inputs
     )
     selects: bool = False  # it is one value of an operator that has several
-    view: bool = False  # the output is input 0's memory under another shape
+    # The output is input 0's memory under another shape; with an attribute `offset` it is the part
+    # that begins at the element of that number.
+    view: bool = False
     inplace: bool = (
         False  # the output may take over an input of equal shape and dtype that dies here
     )

@@ -176,7 +176,13 @@ logical_not_op = Logical("logical_not", np.logical_not)
 
 where_op = WhereOp()
 # The gradient of a tie goes to the first operand; beside a NaN it goes to the second.
-minimum_op = Extreme("minimum", np.minimum, lambda a, b, y, dy: _to_first(less_equal_op(a, b), dy))
+minimum_op = Extreme(
+    "minimum",
+    lambda a, b, y: np.minimum(a, b, out=y),
+    lambda a, b, y, dy: _to_first(less_equal_op(a, b), dy),
+)
 maximum_op = Extreme(
-    "maximum", np.maximum, lambda a, b, y, dy: _to_first(greater_equal_op(a, b), dy)
+    "maximum",
+    lambda a, b, y: np.maximum(a, b, out=y),
+    lambda a, b, y, dy: _to_first(greater_equal_op(a, b), dy),
 )

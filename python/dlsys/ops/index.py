@@ -4,6 +4,7 @@ one_hot.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,10 @@ from ..errors import GraphError, ShapeError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, describe
 from .elementwise import add, cast_op
-from .layout import reshape_op
+from .layout import reshape_like_op, reshape_op
 from .region import Region, Span, key_of, nowhere, region_of
 
+_ALIGNMENT = 16  # bytes that kernels may read at once
 _INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
@@ -52,7 +54,40 @@ class SliceOp(Op):
             return reshape_op(x, region.shape)
         if region.sizes != region.shape:
             return reshape_op(getitem_op(x, region.slices), region.shape)
+        offset = region.scalars(x.spec.shape)[0]
+        if region.contiguous(x.spec.shape) and offset * x.spec.dtype.itemsize % _ALIGNMENT == 0:
+            return window_op(x, offset, region.shape)
         return None
+
+
+class WindowOp(Op):
+    """Neighbouring elements of x from number `offset` on, in a shape: a view, which costs nothing.
+
+    Slices become it where they can.
+    """
+
+    name = "window"
+    view = moves = True
+
+    def __call__(  # type: ignore[override]
+        self, x: Node, offset: int, shape: Sequence[int], name: str | None = None
+    ) -> Node:
+        return Node(self, (x,), {"offset": int(offset), "shape": tuple(shape)}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        offset, spec = node.attrs["offset"], specs[0]._replace(shape=node.attrs["shape"])
+        if not 0 <= offset <= offset + spec.size <= specs[0].size:
+            raise node.error(
+                f"{spec.shape} from element {offset} on is not within {node.inputs[0].name} "
+                f"{specs[0].shape}"
+            )
+        return spec
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x, offset, shape = node.inputs[0], node.attrs["offset"], node.attrs["shape"]
+        dy, flat = reshape_op(output_grad, (-1,)), reshape_op(x, (-1,))
+        key = slice(offset, offset + math.prod(shape))
+        return [reshape_like_op(slice_gradient_op(dy, flat, key), x)]
 
 
 class SliceGradientOp(Op):
@@ -319,6 +354,7 @@ def _check_range(node: Node, indices: np.ndarray, extent: int) -> None:
 
 
 getitem_op = SliceOp()
+window_op = WindowOp()
 slice_gradient_op = SliceGradientOp()
 place_op = PlaceOp()
 gather_op = GatherOp()

@@ -53,6 +53,15 @@ class Region(NamedTuple):
             for start, end, step in zip(self.starts, ends, self.steps)
         )
 
+    def contiguous(self, whole: tuple[int, ...]) -> bool:
+        """Whether the elements are neighbours in an array of shape `whole`, in the same order."""
+        inside = False  # behind the first axis of which more than one position is chosen
+        for step, size, extent in zip(self.steps, self.sizes, whole):
+            if step != 1 or (inside and size != extent):
+                return False
+            inside = inside or size > 1
+        return 0 not in self.sizes
+
     def scalars(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """The first element's number in an array of shape `whole`, and eight steps."""
         offset = 0
