@@ -3,9 +3,8 @@
 Training is two operators each way: `batch_statistics` and `batch_normalize` forward,
 `batch_normalize_sums` and `batch_normalize_gradient` backward; what they hand on is one number a
 channel, so that no activation lives longer for it. In training form mean and variance are those of
-x, and the gradient with respect to x counts what x does through them; the mean and variance inputs
-themselves then get none. The formulas are those of Ioffe and Szegedy (2015), their derivatives are
-closed under these operators, and second gradients work to any order.
+x: the gradient of x counts what x does through them, and their own inputs get none. The formulas
+are those of Ioffe and Szegedy (2015); their derivatives of any order are these operators again.
 """
 
 from __future__ import annotations
