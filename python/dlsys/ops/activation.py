@@ -254,35 +254,35 @@ hard_swish_op = Parametric(
 )
 
 # ---- their gradients, of x or y and of the output's gradient g ----
-leaky_relu_gradient_op = Parametric(  # the sign of x is all that counts
+leaky_relu_gradient_op: Parametric = Parametric(  # the sign of x is all that counts
     "leaky_relu_gradient", ("alpha",), _leaky_relu_gradient,
     lambda x, g, dx, u, alpha: (None, leaky_relu_gradient_op(x, u, alpha)),
     scratch=1, mask=True,
 )  # fmt: skip
-elu_gradient_op = Parametric(
+elu_gradient_op: Parametric = Parametric(
     "elu_gradient", ("alpha",), _elu_gradient,
     lambda y, g, dx, u, alpha: (
         where_op(less_equal_op(y, 0.0), u * g, 0.0), elu_gradient_op(y, u, alpha)
     ),
     scratch=1, mask=True,
 )  # fmt: skip
-silu_gradient_op = Parametric(
+silu_gradient_op: Parametric = Parametric(
     "silu_gradient", (), _silu_gradient,
     lambda x, g, dx, u: (_silu_second(x, u * g), silu_gradient_op(x, u)), scratch=2,
 )  # fmt: skip
-gelu_gradient_op = Parametric(
+gelu_gradient_op: Parametric = Parametric(
     "gelu_gradient", (), _gelu_gradient,
     lambda x, g, dx, u: (_gelu_second(x, u * g), gelu_gradient_op(x, u)), scratch=3, mask=True,
 )  # fmt: skip
-gelu_tanh_gradient_op = Parametric(
+gelu_tanh_gradient_op: Parametric = Parametric(
     "gelu_tanh_gradient", (), _gelu_tanh_gradient,
     lambda x, g, dx, u: (_gelu_tanh_second(x, u * g), gelu_tanh_gradient_op(x, u)), scratch=3,
 )  # fmt: skip
-softplus_gradient_op = Parametric(
+softplus_gradient_op: Parametric = Parametric(
     "softplus_gradient", (), _softplus_gradient,
     lambda y, g, dx, u: (u * g * exp_op(-y), softplus_gradient_op(y, u)), scratch=1,
 )  # fmt: skip
-hard_swish_gradient_op = Parametric(
+hard_swish_gradient_op: Parametric = Parametric(
     "hard_swish_gradient", (), _hard_swish_gradient,
     lambda x, g, dx, u: (
         clip_gradient_op(x, u * g, -3.0, 3.0) / 3, hard_swish_gradient_op(x, u)

@@ -137,8 +137,7 @@ def _with_inputs(node: Node, *dtypes: np.dtype | None) -> Node | None:
     """The node over inputs of these dtypes (one for all of them, or one each), None as it is."""
     wanted = dtypes * len(node.inputs) if len(dtypes) == 1 else dtypes
     inputs = [
-        x if x.spec.dtype == dtype else cast_op(x, dtype)  # type: ignore[union-attr]
-        for x, dtype in zip(node.inputs, wanted)
+        x if x.spec.dtype == dtype else cast_op(x, dtype) for x, dtype in zip(node.inputs, wanted)
     ]
     return None if inputs == node.inputs else node.derive(inputs, node.spec)
 

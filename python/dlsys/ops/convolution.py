@@ -38,7 +38,7 @@ Padding = Any  # a number, a pair, a pair of pairs, "same" or "valid"
 class ConvolutionOp(Op):
     """What the operators of the family share: attributes, native arguments and dtypes."""
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         *inputs: Node,
         stride: int | Pair = 1,
@@ -190,8 +190,9 @@ class DataGradientOp(ConvolutionOp):
             shape = (len(columns), groups, filters.shape[1], windows.out[0] * windows.out[1])
             np.matmul(filters, by_image(dy[images], groups), out=columns.reshape(shape))
             for tap, windows_of, seen in windows.taps():
-                into = dx[images][(..., *seen)]
-                np.add(into, columns[(slice(None), slice(None), *tap, *windows_of)], out=into)
+                at, column = (..., *seen), (slice(None), slice(None), *tap, *windows_of)
+                into = dx[images][at]
+                np.add(into, columns[column], out=into)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         f, dy = node.inputs

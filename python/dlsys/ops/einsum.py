@@ -85,7 +85,7 @@ def _contract(x: Node, left: str, y: Node, right: str, needed: set[str]) -> tupl
     batch = "".join(c for c in left if c in right and c in needed)
     rows = "".join(c for c in left if c not in right)
     columns = "".join(c for c in right if c not in left)
-    extents = dict(zip(left, x.spec.shape)) | dict(zip(right, y.spec.shape))  # type: ignore[union-attr]
+    extents = dict(zip(left, x.spec.shape)) | dict(zip(right, y.spec.shape))
     letters = batch + rows + columns
     if not summed:
         a = _arranged(

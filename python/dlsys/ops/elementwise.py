@@ -291,7 +291,7 @@ log1p_op = FloatElementwise("log1p", np.log1p, lambda x, y, dy: dy / (1 + x))
 sqrt_op = FloatElementwise("sqrt", np.sqrt, lambda x, y, dy: 0.5 * dy / y)
 rsqrt_op = FloatElementwise("rsqrt", _rsqrt, lambda x, y, dy: -0.5 * dy * (y * y * y))
 abs_op = Elementwise("abs", np.absolute, lambda x, y, dy: dy * sign_op(x))
-sign_op = Elementwise("sign", np.sign, lambda x, y, dy: None)  # 0 at 0, constant beside it
+sign_op: Elementwise = Elementwise("sign", np.sign, lambda x, y, dy: None)  # constant beside 0
 tanh_op = FloatElementwise("tanh", np.tanh, lambda x, y, dy: dy * (1 - y * y))
 sigmoid_op = FloatElementwise("sigmoid", write_sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
 relu_op = Elementwise(
@@ -344,7 +344,7 @@ clip_op = Parametric(
     integral=True,
 )  # fmt: skip
 # g where x (or clip's output, which lies alike) is strictly between the bounds, else 0
-clip_gradient_op = Parametric(
+clip_gradient_op: Parametric = Parametric(
     "clip_gradient", ("low", "high"), _clip_gradient, mask=True,
     gradient=lambda x, g, y, dy, low, high: (None, clip_gradient_op(x, dy, low, high)),
 )  # fmt: skip

@@ -76,6 +76,7 @@ class BatchStatisticsOp(Op):
         if output_grad[1] is not None:
             by_variance = _spread(2 * output_grad[1], x) * (x - per_channel(node[0]))
             total = by_variance if total is None else total + by_variance
+        assert total is not None
         return [reshape_like_op(total, node.inputs[0])]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
@@ -304,8 +305,8 @@ def batch_normalization(
     Raises ShapeError where the extents differ, GraphError for missing or one running statistic.
     After Ioffe and Szegedy, "Batch normalization" (2015).
     """
-    running = (running_mean, running_variance)
-    if (running_mean is None) != (running_variance is None) or (not training and None in running):
+    running = [given for given in (running_mean, running_variance) if given is not None]
+    if len(running) == 1 or not (training or running):
         raise GraphError(
             "batch_normalization: expected running_mean and running_variance, "
             f"got {running_mean} and {running_variance}"
@@ -317,7 +318,7 @@ def batch_normalization(
         )
     mean, variance = batch_statistics_op(x) if training else running
     y = batch_normalize_op(x, mean, variance, scale, bias, eps=eps, training=training)
-    if training and running_mean is not None:
+    if training and running:
         y.effects = (running_statistics_op(*running, mean, variance, x, momentum=momentum),)
     return y
 
@@ -337,7 +338,7 @@ def batch_normalization_op(
         Parameter(np.full(scale.spec.shape, value, scale.spec.dtype), name, trainable=False)
         for value, name in ((0.0, f"{scale.name}.mean"), (1.0, f"{scale.name}.variance"))
     )
-    y = batch_normalization(x, scale, bias, mean, variance, momentum, eps)
+    y: Any = batch_normalization(x, scale, bias, mean, variance, momentum, eps)
     y.running_mean, y.running_variance = mean, variance
     return y
 

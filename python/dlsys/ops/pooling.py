@@ -24,7 +24,7 @@ BOOL = np.dtype(np.bool_)
 class PoolOp(Op):
     """What the operators share: window (None: the whole plane), stride, padding and ceil_mode."""
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         *inputs: Node,
         window: int | Pair | None = None,
@@ -99,13 +99,14 @@ class MaxPoolOp(PoolOp):
         y.fill(-np.inf)
         argmax[...] = first_seen(windows)  # of windows that see minus infinity alone
         for _, of, seen in windows.taps():
-            met, best, mask = x[(..., *seen)], y[(..., *of)], larger[(..., *of)]
+            to, at = (..., *of), (..., *seen)
+            met, best, mask = x[at], y[to], larger[to]
             np.less_equal(met, best, out=mask)  # false for NaN on either side
             np.logical_not(mask, out=mask)
-            np.equal(best, best, out=number[(..., *of)])
-            np.logical_and(mask, number[(..., *of)], out=mask)
+            np.equal(best, best, out=number[to])
+            np.logical_and(mask, number[to], out=mask)
             np.copyto(best, met, where=mask)
-            np.copyto(argmax[(..., *of)], places[seen], where=mask)
+            np.copyto(argmax[to], places[seen], where=mask)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         windows = self.windows(node, node.inputs[0].spec.shape[2:])
@@ -146,9 +147,10 @@ class MaxPoolGradientOp(PoolOp):
         number_places(places)
         dx.fill(0)
         for _, of, seen in self.windows(node, node.attrs["plane"]).taps():
-            mask, into = mine[(..., *of)], dx[(..., *seen)]
-            np.equal(argmax[(..., *of)], places[seen], out=mask)
-            np.add(into, dy[(..., *of)], out=into, where=mask)
+            to, at = (..., *of), (..., *seen)
+            mask, into = mine[to], dx[at]
+            np.equal(argmax[to], places[seen], out=mask)
+            np.add(into, dy[to], out=into, where=mask)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         windows = self.windows(node, node.attrs["plane"])
@@ -231,7 +233,8 @@ class AvgPoolOp(PoolOp):
         windows = self.windows(node, x.shape[2:])
         y.fill(0)
         for _, of, seen in windows.taps():
-            np.add(y[(..., *of)], x[(..., *seen)], out=y[(..., *of)])
+            to, at = (..., *of), (..., *seen)
+            np.add(y[to], x[at], out=y[to])
         count = divisors(windows, node.attrs.get("count_include_pad", True))
         np.divide(y, count.astype(y.dtype), out=y)
 
@@ -271,7 +274,8 @@ class AvgPoolGradientOp(PoolOp):
         np.divide(dy, count.astype(dy.dtype), out=share)
         dx.fill(0)
         for _, of, seen in windows.taps():
-            np.add(dx[(..., *seen)], share[(..., *of)], out=dx[(..., *seen)])
+            to, at = (..., *of), (..., *seen)
+            np.add(dx[at], share[to], out=dx[at])
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         return averages(node, self.windows(node, node.attrs["plane"]))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def seed(value: int) -> None:
     _Default.nodes = itertools.count()
 
 
-def _attached(generator: Generator | None) -> tuple[Generator, dict[str, int]]:
+def _attached(generator: Generator | None) -> tuple[Generator, dict[str, Any]]:
     if generator is not None:
         return generator, generator.attrs()
     generator = Generator(_Default.seed_value)
@@ -283,7 +284,7 @@ def random_truncated_normal(
     return _normal("random_truncated_normal", shape, mean, deviation, low, high, generator)
 
 
-def _random(op: Op, shape: Sequence[int], generator: Generator | None, **attrs: float) -> Node:
+def _random(op: Op, shape: Sequence[int], generator: Generator | None, **attrs: Any) -> Node:
     generator, identity = _attached(generator)
     extents = tuple(int(n) for n in shape)
     if min(extents, default=0) < 0:

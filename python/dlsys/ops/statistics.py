@@ -213,7 +213,7 @@ class Reduction(Op):
         x = specs[0]
         axes = normalize_axes(node, node.attrs["axis"], len(x.shape))
         kept = tuple(1 if axis in axes else n for axis, n in enumerate(x.shape))
-        if not self._empty and x.size == 0 and math.prod(kept):
+        if not self._empty and x.size == 0 and 0 not in kept:
             raise node.error(f"{node.inputs[0].name} {x.shape} has no elements along axes {axes}")
         inner = self._middle.infer(node, x._replace(shape=(1, 1, 1)))
         if not node.attrs["keepdims"]:
@@ -225,7 +225,7 @@ class Reduction(Op):
         assert x.spec is not None and node.spec is not None
         axes = normalize_axes(node, node.attrs["axis"], len(x.spec.shape))
         order, shape = _around(x.spec.shape, axes)
-        x = self._middle.grouped(x, node.spec.dtype, order, shape)  # type: ignore[arg-type]
+        x = self._middle.grouped(x, node.spec.dtype, order, shape)
         return reshape_op(self._middle(x), node.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -255,7 +255,7 @@ class AlongAxesOp(Op):
         assert x.spec is not None and node.spec is not None
         before = x.spec.shape
         order, shape = _around(before, normalize_axes(node, node.attrs["axis"], len(before)))
-        x = self._middle.grouped(x, node.spec.dtype, order, shape)  # type: ignore[arg-type]
+        x = self._middle.grouped(x, node.spec.dtype, order, shape)
         rest = [reshape_op(y, (shape[0], shape[2])) for y in rest]
         attrs = {key: value for key, value in node.attrs.items() if key != "axis"}
         return _in_place_of(self._middle(x, *rest, **attrs), order, before)
@@ -277,7 +277,7 @@ class OthersChangeOp(Op):
         assert x.spec is not None
         before = x.spec.shape
         order, shape = _around(before, normalize_axes(node, node.attrs["axis"], len(before)))
-        grouped = [_middle_tangent.grouped(y, node.spec.dtype, order, shape) for y in (x, g)]  # type: ignore[union-attr]
+        grouped = [_middle_tangent.grouped(y, node.spec.dtype, order, shape) for y in (x, g)]
         return _in_place_of(_middle_tangent(*grouped)[1], order, before)
 
 
@@ -325,12 +325,12 @@ _others_change = OthersChangeOp()
 # True at the first element that equals the extreme y of its reduction (a NaN equals a NaN)
 _first_match = AlongAxesOp("first_match", _middle_match, lambda node, dy: [None, None])
 # for each element the product of all others, so that a zero among them does no harm
-_prod_others = AlongAxesOp(
+_prod_others: AlongAxesOp = AlongAxesOp(
     "prod_others",
     _middle_others,
     lambda node, dy: [_others_change(node.inputs[0], dy, axis=node.attrs["axis"])],
 )
-_cumulative = AlongAxesOp(
+_cumulative: AlongAxesOp = AlongAxesOp(
     "cumsum",
     _middle_cumsum,
     lambda node, dy: [_cumulative(dy, axis=node.attrs["axis"], reverse=not node.attrs["reverse"])],

@@ -75,4 +75,5 @@ def gather(x: np.ndarray, columns: np.ndarray, windows: Windows, fresh: bool = T
     if fresh and windows.padding != ((0, 0), (0, 0)):
         columns.fill(0)
     for (i, j), (rows, across), seen in windows.taps():
-        np.copyto(columns[:, :, i, j, rows, across], x[(..., *seen)])
+        at = (..., *seen)
+        np.copyto(columns[:, :, i, j, rows, across], x[at])

@@ -85,7 +85,9 @@ def check_attributes(node: Node) -> None:
     )
 
 
-def slide(node: Node, plane: Pair, size: Pair, ceil_mode: bool = False) -> Windows:
+def slide(
+    node: Node, plane: tuple[int, ...], size: tuple[int, ...], ceil_mode: bool = False
+) -> Windows:
     """The windows of `node`, of its stride, padding and dilation, over a plane.
 
     Raises ShapeError when the attributes make no sense or no window fits into the padded plane.
