@@ -30,7 +30,9 @@ def infer(
             spec = node.op.infer(node, *[specs[x] for x in node.inputs])
         if native:
             spec = (
-                _narrow(node, spec) if type(spec) is Spec else tuple(_narrow(node, s) for s in spec)
+                _narrow(node, spec)
+                if isinstance(spec, Spec)
+                else tuple(_narrow(node, s) for s in spec)
             )
         specs[node] = spec
     return specs
