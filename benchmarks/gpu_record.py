@@ -39,7 +39,11 @@ LARGEST_DIFFERENCE = 1e-3  # between the devices' losses
 GENTLE = {"mlp": ["--lr", "0.1"]}
 # Which tests each tool runs; one launch under a tool takes up to a hundred times as long.
 OPERATORS = "*GpuOperators*_values"
-SHARED_MEMORY = ("matmul", "*softmax*", "sum", "mean", "reducesumaxiszero")
+SHARED_MEMORY = (
+    *("matmul", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
+    *("conv*", "*pool*", "batch_norm*", "layer_norm*", "max", "argmax", "prod", "cumsum"),
+    *("logsumexp", "scatter*", "embedding*"),
+)
 SUBSET = tuple(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY)
 TOOLS = {
     "memcheck": ((OPERATORS, "*GpuKernels*"), "separate"),

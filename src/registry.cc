@@ -82,7 +82,8 @@ void RegisterBuild(const char* text) noexcept { GetTables().version += std::stri
 const Device& FindDevice(int type) {
   for (const Device& d : GetTables().devices)
     if (d.type == type) return d;
-  if (type == DL_GPU && !dlopen("libcuda.so.1", RTLD_LAZY)) FailWith(DL_UNAVAILABLE, "%s", kNoDriver);
+  if (type == DL_GPU && !dlopen("libcuda.so.1", RTLD_LAZY))
+    FailWith(DL_UNAVAILABLE, "%s", kNoDriver);
   if (type == DL_GPU)
     FailWith(DL_UNAVAILABLE,
              "gpu: this library was built without CUDA; install nvcc and run `make lib` again");

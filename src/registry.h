@@ -24,7 +24,10 @@ struct Error : std::runtime_error {
 template <class... T>
 [[noreturn]] inline void FailWith(int status, const char* format, T... args) {
   char text[1024];
-  snprintf(text, sizeof text, format, args...);
+  if constexpr (sizeof...(T) == 0)
+    snprintf(text, sizeof text, "%s", format);
+  else
+    snprintf(text, sizeof text, format, args...);
   throw Error(status, text);
 }
 template <class... T>

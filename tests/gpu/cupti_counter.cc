@@ -1,8 +1,8 @@
 // Counts the CUDA calls that a process makes, whoever makes them and however CUDA is linked.
 //
-// CUPTI calls back at the entry of every function of the runtime and driver APIs. Preloading could not see them: the
-// library that is tested carries the runtime inside it. The runtime calls the driver, so one cudaMalloc may be seen
-// at both; the two are counted apart and never added up.
+// CUPTI calls back at the entry of every function of the runtime and driver APIs. Preloading could
+// not see them: the library that is tested carries the runtime inside it. The runtime calls the
+// driver, so one cudaMalloc may be seen at both; the two are counted apart and never added up.
 #include <cupti.h>
 
 #include <atomic>
@@ -23,7 +23,9 @@ enum Counter {
 std::atomic<int64_t> counters[kCounters];
 CUpti_SubscriberHandle subscriber;
 
-bool Starts(const char* name, const char* prefix) { return strncmp(name, prefix, strlen(prefix)) == 0; }
+bool Starts(const char* name, const char* prefix) {
+  return strncmp(name, prefix, strlen(prefix)) == 0;
+}
 
 int RuntimeCounter(const char* name) {
   if (Starts(name, "cudaMallocHost") || Starts(name, "cudaHostAlloc")) return kHostAllocations;
@@ -49,11 +51,14 @@ void CUPTIAPI Count(void*, CUpti_CallbackDomain domain, CUpti_CallbackId, const 
 
 }  // namespace
 
-// Starts to count; call it before the process touches CUDA. Returns CUPTI's status, 0 when all went well.
+// Starts to count; call it before the process touches CUDA. Returns CUPTI's status, 0 when all went
+// well.
 extern "C" int CounterStart() {
   CUptiResult status = cuptiSubscribe(&subscriber, (CUpti_CallbackFunc)Count, nullptr);
-  if (status == CUPTI_SUCCESS) status = cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_RUNTIME_API);
-  if (status == CUPTI_SUCCESS) status = cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API);
+  if (status == CUPTI_SUCCESS)
+    status = cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_RUNTIME_API);
+  if (status == CUPTI_SUCCESS)
+    status = cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API);
   return status;
 }
 
@@ -64,8 +69,10 @@ extern "C" const char* CounterError(int status) {
   return text;
 }
 
-// The counts so far, in the order of the enumeration; room for `capacity` of them. Returns how many there are.
+// The counts so far, in the order of the enumeration; room for `capacity` of them. Returns how many
+// there are.
 extern "C" int CounterRead(int64_t* out, int capacity) {
-  for (int k = 0; k < kCounters && k < capacity; ++k) out[k] = counters[k].load(std::memory_order_relaxed);
+  for (int k = 0; k < kCounters && k < capacity; ++k)
+    out[k] = counters[k].load(std::memory_order_relaxed);
   return kCounters;
 }
