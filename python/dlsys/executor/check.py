@@ -44,7 +44,8 @@ def _on_numpy(step: Step, given: Sequence[np.ndarray]) -> list[np.ndarray]:
     node, op = step.node, step.node.op
     inputs = [_wide(x) for x in given]
     specs = [Spec(x.shape, x.dtype) for x in inputs]
-    made = [_wide(np.empty(value.spec.shape, value.spec.dtype)) for value in step.outputs]
+    specs_out = [value.spec for value in step.outputs]
+    made = [np.empty(s.shape, np.float64 if s.dtype.kind == "f" else s.dtype) for s in specs_out]
     outputs = made or [inputs[k] for k in op.writes]
     workspace = op.workspace(node, specs, [Spec(y.shape, y.dtype) for y in outputs])
     scratch = [np.empty(spec.shape, spec.dtype) for spec in workspace]

@@ -210,9 +210,9 @@ def concat(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Nod
     return concat_ops[len(level)](*level, axis=int(axis), name=name)
 
 
-def concat_op(a: Node, b: Node, axis: int = 0, name: str | None = None) -> Node:
+def concat_op(A: Node, B: Node, axis: int = 0, name: str | None = None) -> Node:
     """Two arrays one after the other along an axis; `concat` takes any number."""
-    return concat([a, b], axis, name)
+    return concat([A, B], axis, name)
 
 
 def stack(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Node:
