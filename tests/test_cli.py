@@ -89,6 +89,27 @@ class GpuMlpAccuracy(MlpAccuracy, unittest.TestCase):
     ctx = gpu(0)
 
 
+class ConvolutionalAccuracy(unittest.TestCase):
+    def check(self, device: str, model: str, epochs: int, accuracy: float) -> None:
+        done = command("-m", model, "-c", device, "-e", str(epochs))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ending = ENDING.search(done.stdout)
+        self.assertIsNotNone(ending, done.stdout)
+        self.assertGreaterEqual(float(ending[2]), accuracy)
+
+    @require(cpu(0))
+    def test_cnn_after_an_epoch_on_the_cpu(self):
+        self.check("cpu", "cnn", 1, 0.975)
+
+    @require(gpu(0))
+    def test_cnn_on_the_gpu(self):
+        self.check("gpu", "cnn", 3, 0.988)
+
+    @require(gpu(0))
+    def test_resnet_on_the_gpu(self):
+        self.check("gpu", "resnet", 3, 0.992)
+
+
 class Errors(unittest.TestCase):
     def assert_refused(self, done: subprocess.CompletedProcess[str], status: int, text: str):
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
@@ -120,16 +141,26 @@ class Errors(unittest.TestCase):
         done = command("-m", "logreg", "-e", "1", "-c", "gpu")
         self.assert_refused(done, 1, "^error: .*(driver|library|GPU|make lib)")
 
-    def test_ctrl_c_says_what_was_done(self):
-        line = [sys.executable, str(SCRIPT), "-m", "mlp", "-c", "numpy", "-e", "500"]
+    def interrupted(self, *arguments: str, after: str) -> str:
+        """What Ctrl-C leaves on stderr, sent once a line that begins with `after` was printed."""
+        line = [sys.executable, str(SCRIPT), "-c", "numpy", *arguments]
         with subprocess.Popen(line, stdout=-1, stderr=-1, text=True) as process:
-            while not process.stdout.readline().startswith("epoch 1/"):
-                pass
+            while not (shown := process.stdout.readline()).startswith(after):
+                self.assertTrue(shown, "it ended early")
             time.sleep(0.2)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, stderr)
+        return stderr
+
+    def test_ctrl_c_says_what_was_done(self):
+        stderr = self.interrupted("-m", "mlp", "-e", "500", after="epoch 1/")
         self.assertRegex(stderr, r"^interrupted; done: \d+ epochs and \d+ of 50 batches\n$")
+
+    def test_cnn_takes_a_batch_size_and_a_rate(self):
+        options = ("-m", "cnn", "--batch-size", "250", "--lr", "0.02")
+        stderr = self.interrupted(*options, after="training cnn on numpy")
+        self.assertRegex(stderr, r"^interrupted; done: 0 epochs and \d+ of 200 batches\n$")
 
 
 if __name__ == "__main__":
