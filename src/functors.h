@@ -80,13 +80,10 @@ DLSYS_HD float NormalCdf(float x) {
 DLSYS_HD float GeluArgument(float x) { return x * (1.59576912f * (1.f + 0.044715f * (x * x))); }
 DLSYS_HD float GeluSlope(float x) { return 1.59576912f * (1.f + 0.134145f * (x * x)); }
 DLSYS_HD float GeluTanhDerivative(float x) {
-  const float s = Logistic(GeluArgument(x));
-  return s * (1.f + x * GeluSlope(x) * (1.f - s));
+  const float u = GeluArgument(x);  // Logistic(-u) is 1 - Logistic(u) without the cancellation
+  return Logistic(u) * (1.f + x * GeluSlope(x) * Logistic(-u));
 }
-DLSYS_HD float SiluDerivative(float x) {
-  const float s = Logistic(x);
-  return s * (1.f + x * (1.f - s));
-}
+DLSYS_HD float SiluDerivative(float x) { return Logistic(x) * (1.f + x * Logistic(-x)); }
 DLSYS_HD float HardSwishDerivative(float x, float y) {
   return x <= -3.f ? 0.f : (x >= 3.f ? y : y * ((2.f * x + 3.f) / 6.f));
 }

@@ -228,13 +228,13 @@ class NumpyOperators(Operators, unittest.TestCase):
     def each_gradients(self, sample: Sample, case: Case) -> None:
         """Gradients are what finite differences say, times the factor that the row declares."""
         factor = sample.gradient_factor(*case.shapes)
-        Gradients(sample, case, FLOAT64).check(generator(sample, case), factor)
+        Gradients(sample, case, FLOAT64).check(generator(sample, case, "directions"), factor)
 
     def each_second_gradients(self, sample: Sample, case: Case) -> None:
         """Gradients of gradients are what finite differences say."""
         graph = Gradients(sample, case, FLOAT64)
-        graph.differentiate_again(generator(sample, case))
-        graph.check(generator(sample, case))
+        graph.differentiate_again(generator(sample, case, "second weights"))
+        graph.check(generator(sample, case, "directions"))
 
     def each_inferred_shapes(self, sample: Sample, case: Case) -> None:
         """Shapes are known without running."""
