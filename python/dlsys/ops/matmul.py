@@ -9,10 +9,9 @@ from ..graph.shapes import describe, promote
 from .layout import transpose_op
 
 
-class MatMulOp(Op):
-    """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
+class Product(Op):
+    """What products of matrices share: flags for transposes, and the rule of the inner extents."""
 
-    name = kernel = "matmul"
     tolerance = 1e-4
 
     def __call__(  # type: ignore[override]
@@ -25,27 +24,41 @@ class MatMulOp(Op):
     ) -> Node:
         return Node(self, (A, B), {"trans_A": bool(trans_A), "trans_B": bool(trans_B)}, name)
 
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        if len(specs[0].shape) != 2 or len(specs[1].shape) != 2:
-            raise node.error(f"expected two matrices, got {describe(node, specs)}")
-        trans_A, trans_B = node.attrs["trans_A"], node.attrs["trans_B"]
-        rows, inner = specs[0].shape[::-1] if trans_A else specs[0].shape
-        inner_B, columns = specs[1].shape[::-1] if trans_B else specs[1].shape
+    def extents(self, node: Node, *specs: Spec) -> tuple[int, int]:
+        """Rows and columns of the product over the last two axes. ShapeError where it has none."""
+        a, b = specs[0].shape, specs[1].shape
+        rows, inner = a[:-3:-1] if node.attrs["trans_A"] else a[-2:]
+        inner_B, columns = b[:-3:-1] if node.attrs["trans_B"] else b[-2:]
         if inner != inner_B:
             hint = ""
             if inner == columns:
-                hint = f"; did you mean trans_B={not trans_B}?"
+                hint = f"; did you mean trans_B={not node.attrs['trans_B']}?"
             elif rows == inner_B:
-                hint = f"; did you mean trans_A={not trans_A}?"
+                hint = f"; did you mean trans_A={not node.attrs['trans_A']}?"
             raise node.error(f"inner dimensions differ: {describe(node, specs)}{hint}")
-        return Spec((rows, columns), promote(node, *specs), specs[0].declared or specs[1].declared)
+        return rows, columns
+
+    def scalars(self, node: Node) -> tuple[int, int]:
+        return int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return 2 * output.size * inputs[0].shape[-2 if node.attrs["trans_A"] else -1]
+
+
+class MatMulOp(Product):
+    """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
+
+    name = kernel = "matmul"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if len(specs[0].shape) != 2 or len(specs[1].shape) != 2:
+            raise node.error(f"expected two matrices, got {describe(node, specs)}")
+        shape = self.extents(node, *specs)
+        return Spec(shape, promote(node, *specs), specs[0].declared or specs[1].declared)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         a, b, out = arrays
         np.matmul(a.T if node.attrs["trans_A"] else a, b.T if node.attrs["trans_B"] else b, out=out)
-
-    def scalars(self, node: Node) -> tuple[int, int]:
-        return int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         A, B = node.inputs
@@ -68,10 +81,6 @@ class MatMulOp(Op):
         if inputs == node.inputs:
             return None
         return matmul_op(inputs[0], inputs[1], trans_A=flags[0], trans_B=flags[1])
-
-    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        inner = inputs[0].shape[0 if node.attrs["trans_A"] else 1]
-        return 2 * output.size * inner
 
 
 matmul_op = MatMulOp()

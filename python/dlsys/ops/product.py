@@ -8,42 +8,24 @@ from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, merge_shapes, promote
 from .elementwise import add
 from .layout import reshape_op, transpose_op
-from .matmul import matmul_op
+from .matmul import Product, matmul_op
 from .reduce import sum_to_like
 
 Shape = tuple[int, ...]
 
 
-class BatchedMatMulOp(Op):
+class BatchedMatMulOp(Product):
     """A @ B over the last two axes, (…, m, k) and (…, k, n) to (…, m, n); the axes before them
     broadcast by numpy's rule. trans_A and trans_B exchange the last two axes.
     """
 
     name = kernel = "batched_matmul"
 
-    def __call__(  # type: ignore[override]
-        self,
-        A: Node,
-        B: Node,
-        trans_A: bool = False,
-        trans_B: bool = False,
-        name: str | None = None,
-    ) -> Node:
-        return Node(self, (A, B), {"trans_A": bool(trans_A), "trans_B": bool(trans_B)}, name)
-
     def infer(self, node: Node, *specs: Spec) -> Spec:
         a, b = specs[0].shape, specs[1].shape
         if len(a) < 2 or len(b) < 2:
             raise node.error(f"expected at least two dimensions, got {describe(node, specs)}")
-        rows, inner = a[:-3:-1] if node.attrs["trans_A"] else a[-2:]
-        inner_B, columns = b[:-3:-1] if node.attrs["trans_B"] else b[-2:]
-        if inner != inner_B:
-            hint = ""
-            if inner == columns:
-                hint = f"; did you mean trans_B={not node.attrs['trans_B']}?"
-            elif rows == inner_B:
-                hint = f"; did you mean trans_A={not node.attrs['trans_A']}?"
-            raise node.error(f"inner dimensions differ: {describe(node, specs)}{hint}")
+        rows, columns = self.extents(node, *specs)
         batch = merge_shapes(a[:-2], b[:-2])
         if batch is None:
             raise node.error(f"leading dimensions do not broadcast: {describe(node, specs)}")
@@ -54,9 +36,6 @@ class BatchedMatMulOp(Op):
         a, b, out = arrays
         a = np.swapaxes(a, -1, -2) if node.attrs["trans_A"] else a
         np.matmul(a, np.swapaxes(b, -1, -2) if node.attrs["trans_B"] else b, out=out)
-
-    def scalars(self, node: Node) -> tuple[int, int]:
-        return int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         A, B = node.inputs
@@ -82,9 +61,6 @@ class BatchedMatMulOp(Op):
         if [A, B] == node.inputs:
             return None
         return batched_matmul_op(A, B, trans_A, trans_B)
-
-    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        return 2 * output.size * inputs[0].shape[-2 if node.attrs["trans_A"] else -1]
 
 
 class ProductLikeOp(Op):
