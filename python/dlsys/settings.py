@@ -15,7 +15,13 @@ DLSYS_LIBRARY      (package) path of the native library
 DLSYS_THREADS      0         worker threads of the CPU device; 0 is one for each core
 DLSYS_BLAS         auto      matrix products on the GPU: auto uses cuBLAS where it is, own never
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
+DLSYS_TEST_LARGE   0         1 runs the tests that need 10 GB
+DLSYS_TEST_SEED    (drawn)   seed of the tests that draw their cases anew in each run
 ================== ========= ===================================================================
+
+DLSYS_CUDA_LIBRARY_PATH, folders in which the native library looks for cuBLAS and cuRAND, is set
+when it is loaded to those of installed wheels, unless it is set already. DLSYS_BUILD_LIBRARY
+steers the installation: `none` builds no native library, else it is the path of a finished one.
 """
 
 from __future__ import annotations
