@@ -3,10 +3,19 @@
 // (see registry.h: Fail).
 #pragma once
 #include <cstddef>
+#include <memory>
 
 #include "dlsys.h"
 
 namespace dlsys {
+
+// A program that the device has recorded and replays with one launch. Destroying it waits for the
+// last replay.
+struct Recorded {
+  virtual ~Recorded() = default;
+  virtual void Replay(DLStream stream, int64_t times) = 0;
+  virtual void Describe(DLGraphInfo* out) const = 0;
+};
 
 struct Device {
   int type;          // DL_CPU, DL_GPU
@@ -26,6 +35,11 @@ struct Device {
   // Runs n bodies in order on the stream and writes the device time of each, in milliseconds.
   void (*profile)(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k),
                   void* state, double* ms);
+  // Records what body queues on the stream, between the copies `before` and `after`, whose tables
+  // are read again at every replay. Nothing is executed. Null where the device cannot.
+  std::unique_ptr<Recorded> (*record)(int id, DLStream stream, void (*body)(void* state),
+                                      void* state, const DLCopy* before, int64_t nbefore,
+                                      const DLCopy* after, int64_t nafter);
 };
 
 // The name of a device type in messages.

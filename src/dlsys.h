@@ -32,18 +32,27 @@ typedef struct DLArray {
   int64_t* shape;
 } DLArray;
 
+// Several arrays as one argument; their owner keeps `arrays` and what it points to alive.
+typedef struct DLArrayList {
+  int64_t count;
+  DLArray* const* arrays;
+} DLArrayList;
+
 typedef struct DLStreamOpaque* DLStream;  // a cudaStream_t on the GPU, always null on the CPU
 typedef struct DLProgram DLProgram;
+typedef struct DLRecording DLRecording;
 
-// One argument of a kernel: an array (p points to a DLArray), an integer or a float.
+// One argument of a kernel: an array or a list (p points to a DLArray or a DLArrayList), an integer
+// or a float.
 typedef union DLValue {
   void* p;
   int64_t i;
   float f;
 } DLValue;
 
-// One registered kernel. `sig` has a letter a parameter: i input array, o output array, l int64, f
-// float, s stream (last, GPU only). `call` has exactly that C signature and returns a status.
+// One registered kernel. `sig` has a letter a parameter: i input array, o output array, I and O
+// lists of them, l int64, f float, s stream (last, GPU only). `call` has exactly that C signature
+// and returns a status.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
   void* call;
@@ -69,6 +78,25 @@ typedef struct DLMemoryStats {
 
 DLSYS_API const char* DLGetLastError(void);
 DLSYS_API const char* DLLoadError(void);  // "" or what went wrong while kernels registered
+// What this library has asked of the GPU since it was loaded, over all threads and devices.
+typedef struct DLCounters {
+  int64_t program_launches;  // replays of recorded programs
+  int64_t kernel_launches;   // own kernels, launched or recorded
+  int64_t synchronizations;  // waits of the host for the device
+} DLCounters;
+
+// One copy on the device at the start or the end of a recorded program.
+typedef struct DLCopy {
+  void* dst;
+  const void* src;
+  int64_t nbytes;
+} DLCopy;
+
+// What a recording consists of: nodes in all, of them kernels, copies and fills.
+typedef struct DLGraphInfo {
+  int64_t nodes, kernels, copies, fills;
+} DLGraphInfo;
+
 // What this library was built from, such as "0.1.0 g++ 12.2.0 cuda 13.0 sm_90a".
 DLSYS_API const char* DLVersion(void);
 
@@ -77,6 +105,8 @@ DLSYS_API const char* DLVersion(void);
 DLSYS_API int DLDeviceCount(int32_t device_type, int32_t* count);
 DLSYS_API int DLDeviceName(DLContext ctx, char* text, int64_t nbytes);
 DLSYS_API int DLDeviceMemory(DLContext ctx, int64_t* free_nbytes, int64_t* total_nbytes);
+
+DLSYS_API int DLGetCounters(DLCounters* out);
 
 // Streams. Work on one stream runs in order. On the CPU a stream is null and work is done on
 // return.
@@ -112,6 +142,18 @@ DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream);
 DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream stream, double* ms);
 // The step at which the last run failed, -1 where it did not.
 DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program);
+// Records the program as it is now, with all addresses that its arrays hold, so that one launch
+// replays it; nothing is executed. The tables `before` and `after` stay where they are and are read
+// at each replay: addresses in them may change between replays, sizes may not. Scratch memory that
+// the kernels took stays with the recording. A failure leaves the program as it was.
+DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream,
+                              const DLCopy* before, int64_t nbefore, const DLCopy* after,
+                              int64_t nafter, DLRecording** out);
+// Queues `times` replays without waiting for any.
+DLSYS_API int DLRecordingReplay(DLRecording* recording, DLStream stream, int64_t times);
+DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out);
+// Waits for the last replay. Free a recording before what it reads and writes.
+DLSYS_API int DLRecordingFree(DLRecording* recording);
 DLSYS_API int DLProgramFree(DLProgram* program);
 
 // CPU worker threads, 0 for one a core. Results do not depend on the number.

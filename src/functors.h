@@ -20,8 +20,10 @@ using cpu::expm1;
 using cpu::log;
 using cpu::log1p;
 using cpu::tanh;
+using std::cos;
 using std::fabs;
 using std::pow;
+using std::sin;
 using std::sqrt;
 #endif
 
@@ -93,6 +95,8 @@ DLSYS_UNARY(Exp, "exp", exp(x))
 DLSYS_UNARY(Log, "log", log(x))
 DLSYS_UNARY(Sqrt, "sqrt", sqrt(x))
 DLSYS_UNARY(Tanh, "tanh", tanh(x))
+DLSYS_UNARY(Cos, "cos", cos(x))
+DLSYS_UNARY(Sin, "sin", sin(x))
 DLSYS_UNARY(Sigmoid, "sigmoid", 1.f / (1.f + exp(-x)))
 DLSYS_UNARY(Relu, "relu", x < 0.f ? 0.f : x)  // NaN stays NaN
 DLSYS_UNARY(Log1p, "log1p", log1p(x))

@@ -6,16 +6,22 @@
 #include <vector>
 
 #include "device.h"
+#include "ranges.h"
 #include "registry.h"
 
 struct DLProgram {
   struct Step {
+    const char* name;
     void (*invoke)(const DLValue*, DLStream);
     const DLValue* values;
   };
   std::vector<Step> steps;
   std::string device;  // the device column of every step's kernel, "" for a program without steps
   int64_t failed_step = -1;
+};
+
+struct DLRecording {
+  std::unique_ptr<dlsys::Recorded> recorded;
 };
 
 namespace dlsys {
@@ -45,27 +51,43 @@ void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLV
           "step %ld (%s): runs on %s, but the steps before it run on %s; a program keeps to one "
           "device",
           (long)k, kernel.name, kernel.device, program->device.c_str());
-    program->steps.push_back({kernel.invoke, values + steps[k].first});
+    program->steps.push_back({kernel.name, kernel.invoke, values + steps[k].first});
   }
 }
 
-struct ProfileState {
+struct Running {
   DLProgram* program;
   DLStream stream;
 };
 
 void RunStep(DLProgram* program, int64_t k, DLStream stream) {
+  const DLProgram::Step& step = program->steps[k];
   program->failed_step = k;
-  program->steps[k].invoke(program->steps[k].values, stream);
+  const Range range(step.name);
+  step.invoke(step.values, stream);
 }
 
 void ProfileStep(void* state, int64_t k) {
-  auto* s = (ProfileState*)state;
+  auto* s = (Running*)state;
   RunStep(s->program, k, s->stream);
+}
+
+void RunAll(void* state) {
+  auto* s = (Running*)state;
+  const int64_t n = (int64_t)s->program->steps.size();
+  for (int64_t k = 0; k < n; k++) RunStep(s->program, k, s->stream);
 }
 
 void CheckProgram(const DLProgram* program) {
   if (!program) Fail("null program argument");
+}
+
+const Device& DeviceOf(const char* function, const DLProgram* program, DLContext ctx) {
+  const Device& device = FindDevice(ctx.device_type);
+  if (program->device != device.name)
+    Fail("%s: the program runs on %s, the context given is on %s", function,
+         program->device.c_str(), device.name);
+  return device;
 }
 
 }  // namespace
@@ -95,8 +117,8 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream) {
   return Guard([&] {
     CheckProgram(program);
-    const int64_t n = (int64_t)program->steps.size();
-    for (int64_t k = 0; k < n; k++) RunStep(program, k, stream);
+    Running state{program, stream};
+    RunAll(&state);
     program->failed_step = -1;
   });
 }
@@ -106,11 +128,8 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
     CheckProgram(program);
     if (program->steps.empty()) return;
     if (!ms) Fail("DLProgramProfile: null ms argument");
-    const Device& device = FindDevice(ctx.device_type);
-    if (program->device != device.name)
-      Fail("DLProgramProfile: the program runs on %s, the context given is on %s",
-           program->device.c_str(), device.name);
-    ProfileState state{program, stream};
+    const Device& device = DeviceOf("DLProgramProfile", program, ctx);
+    Running state{program, stream};
     device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), ProfileStep, &state, ms);
     program->failed_step = -1;
   });
@@ -118,6 +137,44 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
 
 DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program) {
   return program ? program->failed_step : -1;
+}
+
+DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream,
+                              const DLCopy* before, int64_t nbefore, const DLCopy* after,
+                              int64_t nafter, DLRecording** out) {
+  return Guard([&] {
+    CheckProgram(program);
+    if (!out || nbefore < 0 || nafter < 0 || (nbefore && !before) || (nafter && !after))
+      Fail("DLProgramRecord: null argument or negative count");
+    const Device& device = DeviceOf("DLProgramRecord", program, ctx);
+    if (!device.record)
+      FailWith(DL_UNAVAILABLE, "DLProgramRecord: programs of %s are not recorded", device.name);
+    Running state{program, stream};
+    auto made = std::make_unique<DLRecording>();
+    made->recorded =
+        device.record(ctx.device_id, stream, RunAll, &state, before, nbefore, after, nafter);
+    program->failed_step = -1;
+    *out = made.release();
+  });
+}
+
+DLSYS_API int DLRecordingReplay(DLRecording* recording, DLStream stream, int64_t times) {
+  return Guard([&] {
+    if (!recording) Fail("DLRecordingReplay: null recording argument");
+    recording->recorded->Replay(stream, times);
+  });
+}
+
+DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out) {
+  return Guard([&] {
+    if (!recording || !out) Fail("DLRecordingInfo: null argument");
+    recording->recorded->Describe(out);
+  });
+}
+
+DLSYS_API int DLRecordingFree(DLRecording* recording) {
+  delete recording;
+  return DL_OK;
 }
 
 DLSYS_API int DLProgramFree(DLProgram* program) {

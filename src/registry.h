@@ -65,7 +65,8 @@ inline void* NotNull(void* p) {
 template <class T>
 struct Arg {
   static_assert(sizeof(T) == 0,
-                "a kernel takes const DLArray*, DLArray*, int64_t, float and, last, DLStream");
+                "a kernel takes const DLArray*, DLArray*, const DLArrayList*, DLArrayList*, "
+                "int64_t, float and, last, DLStream");
 };
 template <>
 struct Arg<const DLArray*> {
@@ -78,6 +79,23 @@ struct Arg<DLArray*> {
   static constexpr char letter = 'o';
   static DLArray* Get(DLValue v) { return (DLArray*)NotNull(v.p); }
   static void Check(DLArray* a) { NotNull(a); }
+};
+inline void CheckList(const DLArrayList* list) {
+  NotNull((void*)list);
+  if (list->count < 0 || (list->count && !list->arrays)) Fail("a list argument has no arrays");
+  for (int64_t k = 0; k < list->count; k++) NotNull(list->arrays[k]);
+}
+template <>
+struct Arg<const DLArrayList*> {
+  static constexpr char letter = 'I';
+  static const DLArrayList* Get(DLValue v) { return (const DLArrayList*)NotNull(v.p); }
+  static void Check(const DLArrayList* list) { CheckList(list); }
+};
+template <>
+struct Arg<DLArrayList*> {
+  static constexpr char letter = 'O';
+  static DLArrayList* Get(DLValue v) { return (DLArrayList*)NotNull(v.p); }
+  static void Check(DLArrayList* list) { CheckList(list); }
 };
 template <>
 struct Arg<int64_t> {

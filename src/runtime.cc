@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "allocator.h"
+#include "counters.h"
 #include "device.h"
+#include "kept.h"
 #include "registry.h"
 
 namespace dlsys {
@@ -90,6 +92,13 @@ DLSYS_API int DLDeviceMemory(DLContext ctx, int64_t* free_nbytes, int64_t* total
   });
 }
 
+DLSYS_API int DLGetCounters(DLCounters* out) {
+  return Guard([&] {
+    *CheckOut("DLGetCounters", out) = {Counters::program_launches, Counters::kernel_launches,
+                                       Counters::synchronizations};
+  });
+}
+
 DLSYS_API int DLStreamCreate(DLContext ctx, DLStream* out) {
   return Guard([&] {
     CheckOut("DLStreamCreate", out);
@@ -118,15 +127,23 @@ DLSYS_API int DLStreamWait(DLContext ctx, DLStream stream, DLStream other) {
 }
 
 DLSYS_API int DLMemoryAlloc(DLContext ctx, int64_t nbytes, DLStream stream, void** out) {
+  KeptMemory* const kept = KeptMemory::Open(ctx);
   return WithAllocator(ctx, [&](CachingAllocator& allocator) {
     if (nbytes < 0) Fail("DLMemoryAlloc: negative size %ld", (long)nbytes);
     CheckOut("DLMemoryAlloc", out);
-    *out = allocator.Alloc((size_t)nbytes, stream);
+    void* data = kept ? kept->Take(nbytes) : nullptr;
+    if (!data) {
+      data = allocator.Alloc((size_t)nbytes, stream);
+      if (kept) kept->Keep(data, nbytes);
+    }
+    *out = data;
   });
 }
 
 DLSYS_API int DLMemoryFree(DLContext ctx, void* data) {
   if (!data) return DL_OK;
+  KeptMemory* const kept = KeptMemory::Open(ctx);
+  if (kept && kept->Return(data)) return DL_OK;
   return WithAllocator(ctx, [&](CachingAllocator& allocator) { allocator.Free(data); });
 }
 

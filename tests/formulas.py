@@ -120,14 +120,3 @@ def sparse_gradient(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.nda
 
 def sparse_gradient_scale(x: np.ndarray, labels: np.ndarray, dy: np.ndarray) -> np.ndarray:
     return dense_gradient_scale(x, rows_of(labels, x), dy)
-
-
-def sgd(p: np.ndarray, g: np.ndarray, lr: np.ndarray) -> tuple[np.ndarray]:
-    return (p - lr.item() * g,)
-
-
-def momentum_sgd(
-    p: np.ndarray, v: np.ndarray, g: np.ndarray, lr: np.ndarray, momentum: float
-) -> tuple:
-    velocity = momentum * v + g
-    return p - lr.item() * velocity, velocity

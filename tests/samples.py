@@ -20,9 +20,7 @@ from formulas import (
     expand,
     mean,
     mean_scale,
-    momentum_sgd,
     root_of_terms,
-    sgd,
     sum_scale,
     sum_to,
     tanh,
@@ -40,8 +38,12 @@ from rows import (
     refuse,
     uniform,
 )
+from samples_accumulate import ACCUMULATE
 from samples_activation import CHOICES, FUNCTIONS
+from samples_batch import BATCHES
 from samples_conv import CONVOLUTION
+from samples_fused import FUSED
+from samples_fused_conv import FUSED_CONV
 from samples_image import IMAGES
 from samples_join import JOIN
 from samples_layout import INDEX, RESHAPES
@@ -52,6 +54,7 @@ from samples_pool import POOLING
 from samples_product import PRODUCTS as MORE_PRODUCTS
 from samples_random import RANDOM
 from samples_statistics import STATISTICS
+from samples_update import RULES
 
 ONE = tuple(case(s) for s in [(), (1,), (7,), (0,), (3, 5), (0, 4), WIDE, (31, 33), (70_001,)])
 FEW = tuple(case(s) for s in [(), (7,), (0, 4), (37, 41)])
@@ -109,6 +112,8 @@ ELEMENTWISE = (
         integers="float",
     ),
     unary("tanh", tanh, ulps=4, integers="float"),
+    unary("cos", lambda x: np.exp(1j * x).real, ulps=2, scale=np.ones_like, integers="float"),
+    unary("sin", lambda x: np.exp(1j * x).imag, ulps=2, integers="float"),
     unary("sigmoid", lambda x: 0.5 * (1 + np.tanh(x / 2)), ulps=4, integers="float"),
     unary("relu", lambda x: np.where(x <= 0, 0, x), domain=nonzero, ulps=0, integers="same"),
     binary("add", lambda a, b: a + b, integers="same"),
@@ -311,12 +316,8 @@ SOURCES = (
 )  # fmt: skip
 
 PARAMETERS = [(), (1,), (0, 3), (37, 41), (70_001,)]
-BAD_UPDATE = refuse(
-    r"expected states and gradient of one shape and a scalar rate, got", (3,), (3,), (2,), states=1
-)
 
 
-# One or two products and sums, each rounded once. Worst: sgd_update 0.9, with momentum 1.3.
 UPDATES = (
     Sample(
         "assign", update.assign_op, lambda p, value: (value,),
@@ -324,29 +325,6 @@ UPDATES = (
         refusals=(
             refuse(r"assign: \S+ is no Parameter and cannot be written", (3,), (3,)),
             refuse(r"assign: shapes differ: \S+ \(3,\) and \S+ \(4,\)", (3,), (4,), states=1),
-        ),
-    ),
-    Sample(
-        "sgd_update", update.sgd_update_op, sgd,
-        tuple(case(s, s, lr) for s in PARAMETERS for lr in [(), (1,)]), ulps=1, differentiable=(),
-        scale=lambda p, g, lr: (np.abs(p) + np.abs(lr.item() * g),), states=1,
-        refusals=(
-            refuse(r"sgd_update: \S+ is no Parameter and cannot be written", (3,), (3,), ()),
-            BAD_UPDATE,
-        ),
-    ),
-    Sample(
-        "sgd_momentum_update", update.sgd_momentum_update_op, momentum_sgd,
-        tuple(case(s, s, s, (), momentum=m) for s in PARAMETERS for m in (0.0, 0.9)),
-        ulps=1.5, differentiable=(), states=2,
-        scale=lambda p, v, g, lr, momentum: momentum_sgd(
-            np.abs(p), np.abs(v), np.abs(g), -np.abs(lr), momentum
-        ),
-        refusals=(
-            refuse(
-                r"\S+ is no Parameter and cannot be written", (3,), (3,), (3,), (), states=1,
-                momentum=0.9,
-            ),
         ),
     ),
     Sample(
@@ -359,5 +337,6 @@ UPDATES = (
 SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
-    *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES,
+    *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE, *BATCHES, *FUSED,
+    *FUSED_CONV,
 )  # fmt: skip

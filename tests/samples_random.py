@@ -1,4 +1,4 @@
-"""The rows of samples.py for random numbers, dropout and Adam."""
+"""The rows of samples.py for random numbers and dropout."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.ops import random, update
-from rows import Sample, Shape, case, positive, product, refuse, signed
+from dlsys.ops import random
+from rows import Sample, Shape, case, product
 
 SEED = 0x0123456789ABCDEF
 BELOW = 0.5 * erfc(2 * 0.5**0.5)  # the probability of less than -2 deviations
@@ -52,20 +52,6 @@ def quantile(p: np.ndarray) -> np.ndarray:
     return low
 
 
-def adam(
-    p: Any, m: Any, v: Any, g: Any, lr: Any, step: Any, beta1: float, beta2: float, eps: float
-) -> Any:
-    t = int(step) + 1
-    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
-    root = (v / (1 - beta2**t)) ** 0.5
-    return p - lr.item() * (m / (1 - beta1**t)) / (root + eps), m, v
-
-
-def adam_scale(p: Any, m: Any, v: Any, g: Any, lr: Any, step: Any, **attrs: Any) -> Any:
-    large, _, _ = adam(np.abs(p), -np.abs(m), v, -np.abs(g), np.abs(lr), step, **attrs)
-    return large, np.abs(m) + np.abs(g), np.abs(v) + g * g
-
-
 def build(make: Any) -> Any:
     """The node that `make` builds with a generator of its own."""
     return lambda *inputs, **attrs: make(*inputs, **attrs, generator=random.Generator(SEED))
@@ -77,10 +63,6 @@ def of_step(op: Any) -> Any:
 
 def dropped(x: np.ndarray, keep_prob: float) -> np.ndarray:
     return x * keeps(x.shape, keep_prob) / keep_prob
-
-
-def counts(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    return rng.integers(0, 1000, shape)
 
 
 # ---- rows ----
@@ -149,28 +131,6 @@ RANDOM = (
         (case((3, 7), threshold=1 << 31, scale=2.0),), ulps=0, specials=False,
         build=lambda x, **attrs: random.masked_op(
             x, ad.Parameter(np.int64(0)), seed=SEED, node=0, **attrs
-        ),
-    ),
-    Sample(
-        "advance_step", random.advance_step_op, lambda step: (step + 1,), (case(()), case((1,))),
-        domain=counts, ulps=0, states=1, differentiable=(), specials=False,
-        refusals=(
-            refuse(r"expected a step of one int64, got float32 \(3,\)", (3,), states=1),
-        ),
-    ),
-    Sample(
-        "adam_update", update.adam_update_op, adam,
-        tuple(
-            case(s, s, s, s, (), (), beta1=0.9, beta2=0.999, eps=1e-8)
-            for s in [(), (1,), (0, 3), (37, 41), (70_001,)]
-        ),
-        domain=(signed, signed, positive, signed, positive, counts),
-        scale=adam_scale, ulps=4, states=3, differentiable=(),
-        refusals=(
-            refuse(
-                r"expected a step of one int64, got float32 \(\)", (3,), (3,), (3,), (3,), (), (),
-                dtypes=("float32",) * 6, states=3, beta1=0.9, beta2=0.999, eps=1e-8,
-            ),
         ),
     ),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 from dlsys import data
-from dlsys.data import download, export_pickle, mnist
+from dlsys.data import download, export_pickle, mnist, source
 from dlsys.errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -160,7 +160,7 @@ class TestMnist(InFolder):
         cls.mnist = data.load_mnist(MNIST_FOLDER)
 
     def link_all_but(self, name):
-        for file in mnist.FILES:
+        for file in mnist.MNIST.files:
             if file.name != name:
                 (self.folder / f"{file.name}.gz").symlink_to(MNIST_FOLDER / f"{file.name}.gz")
         return self.folder / f"{name}.gz"
@@ -209,20 +209,20 @@ class TestMnist(InFolder):
 
     def test_missing_files_and_no_mirror(self):
         path = self.link_all_but("t10k-labels-idx1-ubyte")
-        with mock.patch.object(download, "MIRRORS", ()):
+        with mock.patch.object(mnist, "MNIST", mnist.MNIST._replace(mirrors=())):
             words = f"{path.name} cannot be downloaded into {self.folder}|--data-dir"
             self.fails(words, data.load_mnist, self.folder)
 
     def test_default_folder(self):
-        self.assertEqual(mnist.default_folder(), MNIST_FOLDER)
-        with mock.patch.object(mnist, "__file__", str(self.folder / "a" / "b" / "c" / "mnist.py")):
+        self.assertEqual(source.default_folder("mnist"), MNIST_FOLDER)
+        with mock.patch.object(source, "__file__", str(self.folder / "a" / "b" / "c" / "s.py")):
             for cache, folder in (
                 ("/cache", Path("/cache")),
                 ("", Path("/home/a/.cache")),
                 ("relative", Path("/home/a/.cache")),
             ):
                 with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": cache, "HOME": "/home/a"}):
-                    self.assertEqual(mnist.default_folder(), folder / "dlsys" / "mnist")
+                    self.assertEqual(source.default_folder("mnist"), folder / "dlsys" / "mnist")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Training allocates device memory in its first steps only, by two independent counters."""
+"""Training allocates and launches as promised, by the library's counters and by CUPTI's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ sys.path.insert(0, str(FOLDER))
 import cupti_counter  # noqa: E402
 
 
-@require(gpu(0))
-class Allocations(unittest.TestCase):
+class Counted:
     """A short and a three times longer training, each in a process of its own."""
 
     counts: dict[int, dict[str, Any]]
     steps = (10, 30)
+    feeds = "host"
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -35,12 +35,15 @@ class Allocations(unittest.TestCase):
                 raise unittest.SkipTest(f"CUPTI cannot count here: {missing}") from None
             cls.counts = {steps: cls._train(counter, Path(folder), steps) for steps in cls.steps}
 
-    @staticmethod
-    def _train(counter: Path, folder: Path, steps: int) -> dict[str, Any]:
+    @classmethod
+    def _train(cls, counter: Path, folder: Path, steps: int) -> dict[str, Any]:
         out = folder / f"{steps}.json"
         program = [str(FOLDER / "counted.py"), str(counter), str(out), str(FOLDER / "train.py")]
         done = subprocess.run(
-            [sys.executable, *program, str(steps)], capture_output=True, text=True, timeout=300
+            [sys.executable, *program, str(steps), cls.feeds],
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         if "CuptiMissing" in done.stderr:
             reason = done.stderr.strip().splitlines()[-1]
@@ -53,10 +56,17 @@ class Allocations(unittest.TestCase):
         short, long = self.steps
         return self.counts[short][source][name], self.counts[long][source][name]
 
-    def test_cupti_sees_the_library(self) -> None:
-        short, long = self._by_steps("cupti", "launches")
-        self.assertGreater(short, self.steps[0], "no launch was seen: CUPTI counted nothing")
-        self.assertGreater(long, 2 * short)
+    def _added(self, name: str) -> int:
+        """How many more of CUPTI's calls the longer training made."""
+        short, long = self._by_steps("cupti", name)
+        return long - short
+
+    def test_a_step_is_one_graph_launch(self) -> None:
+        self.assertGreater(self._by_steps("cupti", "kernel_launches")[0], 0, "CUPTI saw no launch")
+        self.assertEqual(self._added("graph_launches"), self.steps[1] - self.steps[0])
+
+    def test_no_kernel_is_launched_outside(self) -> None:
+        self.assertEqual(self._added("kernel_launches"), 0)
 
     def test_library_counter(self) -> None:
         short, long = self._by_steps("library", "device_allocations")
@@ -73,6 +83,26 @@ class Allocations(unittest.TestCase):
 
     def test_pinned_allocations(self) -> None:
         self.assertEqual(*self._by_steps("cupti", "host_allocations"))
+
+
+@require(gpu(0))
+class HostFeeds(Counted, unittest.TestCase):
+    """The loss is read at each step, which waits."""
+
+
+class Unread(Counted):
+    def test_nothing_waits(self) -> None:
+        self.assertEqual(self._added("synchronizations"), 0)
+
+
+@require(gpu(0))
+class DeviceFeeds(Unread, unittest.TestCase):
+    feeds = "device"
+
+
+@require(gpu(0))
+class RunMany(Unread, unittest.TestCase):
+    feeds = "many"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from .executor.executor import Executor
 from .graph.gradients import gradients, sum_node_list
 from .graph.node import Node, Op, Spec, find_topo_sort
 from .graph.text import text
+from .ops.accumulate import accumulate_op
 from .ops.activation import (
     elu_op,
     gelu_op,
@@ -20,6 +21,7 @@ from .ops.activation import (
     silu_op,
     softplus_op,
 )
+from .ops.batch import shuffled_batch_op, shuffled_index_op, take_batch_op
 from .ops.compare import (
     equal_op,
     greater_equal_op,
@@ -54,6 +56,7 @@ from .ops.elementwise import (
     const_div_op,
     const_pow_op,
     const_sub_op,
+    cos_op,
     div_byconst_op,
     div_op,
     exp_op,
@@ -69,6 +72,7 @@ from .ops.elementwise import (
     rsqrt_op,
     sigmoid_op,
     sign_op,
+    sin_op,
     sqrt_op,
     sub_op,
     tanh_op,
@@ -169,10 +173,18 @@ from .ops.statistics import (
     prod_op,
     var_op,
 )
-from .ops.update import (
+from .ops.update import advance_step_op, assign_op, group_op
+from .ops.update_all import (
+    accumulate_update_op,
+    adagrad_update_op,
     adam_update_op,
-    assign_op,
-    group_op,
+    average_update_op,
+    global_norm_op,
+    lion_update_op,
+    rmsprop_centred_momentum_update_op,
+    rmsprop_centred_update_op,
+    rmsprop_momentum_update_op,
+    rmsprop_update_op,
     sgd_momentum_update_op,
     sgd_update_op,
 )

@@ -21,6 +21,10 @@ class DataError(DlsysError, ValueError):
     """A data file is missing, truncated, corrupt or not what its name says."""
 
 
+class DivergedError(DlsysError, ArithmeticError):
+    """A loss, or what is trained, became NaN or infinite."""
+
+
 class DeviceError(DlsysError, RuntimeError):
     """A device, its driver or the native library is not available; the text says what to
     install.

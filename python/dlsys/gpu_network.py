@@ -56,7 +56,7 @@ def _conv(
     pads, steps = _pair(kernel, "padding", padding, 0), _pair(kernel, "stride", stride, 1)
     out = _windows(kernel, x.shape[2:], f.shape[2:], pads, steps)
     check_shape(kernel, "the convolution", y, (x.shape[0], f.shape[0], *out))
-    launch(kernel, x.ctx, *arrays, _packed(steps), _packed(pads), _packed((1, 1)), 1, 0)
+    launch(kernel, x.ctx, *arrays, _packed(steps), _packed(pads), _packed((1, 1)), 1, 0, 0)
 
 
 # ---- pooling ----
@@ -270,7 +270,7 @@ def slice(in_arr: NDArray, out: NDArray, begin: Sequence[int]) -> None:
 def sgd_update(param: NDArray, grad: NDArray, lr: float) -> None:
     """param -= lr * grad."""
     _same("sgd_update", grad, param)
-    launch("sgd_update", param.ctx, param, grad, _number(lr, param))
+    _update("sgd_update", [param], grad, lr, [])
 
 
 def adam_update(
@@ -291,9 +291,7 @@ def adam_update(
     if step < 1:
         raise ShapeError(f"{op}: steps are counted from 1, got {step}")
     before = array(np.array([step - 1], np.int64), param.ctx, np.int64)
-    settings = (1 - beta1, 1 - beta2, float(eps))
-    rate = _number(lr, param)
-    launch(op, param.ctx, param, mean, square, grad, rate, before, *settings)
+    _update(op, [param, mean, square], grad, lr, [before], 1 - beta1, 1 - beta2, float(eps))
 
 
 # ---- checks ----
@@ -343,6 +341,15 @@ def _offset(begin: Sequence[int], shape: Sequence[int]) -> int:
     """The number of the element at `begin`."""
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     return sum(at * stride for at, stride in zip(begin, strides))
+
+
+def _update(
+    op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], *constants: float
+) -> None:
+    """One update by a rule, its gradient taken as it is: due at every run, no clip, no decay."""
+    rest = (*constants, 0.0, 0.0, 0.0)[:3]
+    lists = (states, [grad], [_number(lr, grad)], step, [], [])
+    launch(op, grad.ctx, *lists, 1, math.inf, 0.0, 0.0, *rest)
 
 
 def _number(value: float, like: NDArray) -> NDArray:

@@ -226,8 +226,9 @@ def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
         return
     own = stream(ctx)
     for argument in arguments:
-        if isinstance(argument, NDArray):
-            argument.block.use(own)
+        for x in argument if isinstance(argument, list) else (argument,):
+            if isinstance(x, NDArray):
+                x.block.use(own)
     call(*arguments, own)
 
 

@@ -14,6 +14,10 @@ DLSYS_DEBUG_ARENA  shared    separate: every buffer gets an allocation of its ow
 DLSYS_LIBRARY      (package) path of the native library
 DLSYS_THREADS      0         worker threads of the CPU device; 0 is one for each core
 DLSYS_BLAS         auto      matrix products on the GPU: auto uses cuBLAS where it is, own never
+DLSYS_NVTX         0         1 marks every step as an NVTX range named by its kernel, for Nsight
+                             Systems and the like; needs a library with the GPU part
+DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where a GPU would replay
+                             the whole step as one CUDA graph from its second run on
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
 DLSYS_TEST_LARGE   0         1 runs the tests that need 10 GB
 DLSYS_TEST_SEED    (drawn)   seed of the tests that draw their cases anew in each run
@@ -55,6 +59,7 @@ class Settings:
     library: str | None = field(default_factory=lambda: os.environ.get("DLSYS_LIBRARY"))
     threads: int = field(default_factory=lambda: _number("DLSYS_THREADS"))
     blas: str = field(default_factory=lambda: os.environ.get("DLSYS_BLAS", "auto"))
+    capture: bool = field(default_factory=lambda: os.environ.get("DLSYS_CAPTURE", "1") != "0")
     require_gpu: bool = field(
         default_factory=lambda: os.environ.get("DLSYS_REQUIRE_GPU", "0") == "1"
     )

@@ -1,4 +1,5 @@
-// Convolution: the kernels of the table over a choice of algorithms, which conv.h declares.
+// Convolution: the kernels of the table over a choice of algorithms, which conv.h declares. The
+// precision, the last argument, changes nothing: here all is float32.
 #include "conv.h"
 
 #include <algorithm>
@@ -32,12 +33,12 @@ void RunForward(const char* op, const DLArray* x, const DLArray* f, const float*
 }
 
 void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t before,
-            int64_t dilation, int64_t groups, int64_t policy) {
+            int64_t dilation, int64_t groups, int64_t policy, int64_t) {
   RunForward("conv2d", x, f, nullptr, y, stride, before, dilation, groups, policy);
 }
 
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y, int64_t stride,
-                int64_t before, int64_t dilation, int64_t groups, int64_t policy) {
+                int64_t before, int64_t dilation, int64_t groups, int64_t policy, int64_t) {
   const char* op = "conv2d_bias";
   const float* add = Input(op, bias);
   if (f->ndim != 4 || bias->ndim != 1 || bias->shape[0] != f->shape[0])
@@ -46,7 +47,7 @@ void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray
 }
 
 void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_t stride,
-                        int64_t before, int64_t dilation, int64_t groups, int64_t policy) {
+                        int64_t before, int64_t dilation, int64_t groups, int64_t policy, int64_t) {
   const char* op = "conv2d_data_gradient";
   const float *filter = Input(op, f), *gradient = Input(op, dy);
   float* out = Output(op, dx);
@@ -55,7 +56,8 @@ void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_
 }
 
 void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, int64_t stride,
-                          int64_t before, int64_t dilation, int64_t groups, int64_t policy) {
+                          int64_t before, int64_t dilation, int64_t groups, int64_t policy,
+                          int64_t) {
   const char* op = "conv2d_filter_gradient";
   const float *data = Input(op, x), *gradient = Input(op, dy);
   float* out = Output(op, df);

@@ -77,7 +77,8 @@ void Profile(int, DLStream, int64_t n, void (*body)(void* state, int64_t k), voi
 }
 
 const DeviceRegistrar registrar(Device{DL_CPU, "cpu", Count, Describe, Memory, Alloc, Release, Fill,
-                                       Copy, CreateStream, FreeStream, Synchronize, Wait, Profile});
+                                       Copy, CreateStream, FreeStream, Synchronize, Wait, Profile,
+                                       nullptr});
 
 }  // namespace
 }  // namespace cpu

@@ -134,6 +134,8 @@ DLSYS_KERNEL(cpu, exp, Unary<fn::Exp>);
 DLSYS_KERNEL(cpu, log, Unary<fn::Log>);
 DLSYS_KERNEL(cpu, sqrt, Unary<fn::Sqrt>);
 DLSYS_KERNEL(cpu, tanh, Unary<fn::Tanh>);
+DLSYS_KERNEL(cpu, cos, Unary<fn::Cos>);
+DLSYS_KERNEL(cpu, sin, Unary<fn::Sin>);
 DLSYS_KERNEL(cpu, sigmoid, Unary<fn::Sigmoid>);
 DLSYS_KERNEL(cpu, relu, Unary<fn::Relu>);
 

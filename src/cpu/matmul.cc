@@ -184,32 +184,39 @@ Matrix Used(const float* data, const DLArray* stored, bool transposed) {
   return transposed ? Matrix{data, 1, cols} : Matrix{data, cols, 1};
 }
 
-void CheckShapes(const DLArray* a, bool trans_a, const DLArray* b, bool trans_b, const DLArray* c) {
+void CheckShapes(const char* op, const DLArray* a, bool trans_a, const DLArray* b, bool trans_b,
+                 const DLArray* c) {
   const bool matrices = a->ndim == 2 && b->ndim == 2 && c->ndim == 2;
   if (matrices && a->shape[!trans_a] == b->shape[trans_b] && c->shape[0] == a->shape[trans_a] &&
       c->shape[1] == b->shape[!trans_b])
     return;
-  Fail("matmul: %s%s @ %s%s does not give %s", ShapeText(a).c_str(), trans_a ? ".T" : "",
+  Fail("%s: %s%s @ %s%s does not give %s", op, ShapeText(a).c_str(), trans_a ? ".T" : "",
        ShapeText(b).c_str(), trans_b ? ".T" : "", ShapeText(c).c_str());
 }
 
-void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c) {
-  const float* left = Input("matmul", a);
-  const float* right = Input("matmul", b);
-  float* out = Output("matmul", c);
-  CheckShapes(a, trans_a != 0, b, trans_b != 0, c);
-  const Product p{c->shape[0],
-                  c->shape[1],
-                  a->shape[!trans_a],
-                  Used(left, a, trans_a != 0),
-                  Used(right, b, trans_b != 0),
-                  out};
-  Multiply(p);
+// Every precision is computed in float32.
+void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
+            [[maybe_unused]] int64_t precision, DLArray* c) {
+  Multiply(CheckedProduct("matmul", a, trans_a, b, trans_b, c));
 }
 
 DLSYS_KERNEL(cpu, matmul, MatMul);
 
 }  // namespace
+
+Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
+                       int64_t trans_b, DLArray* c) {
+  const float* left = Input(op, a);
+  const float* right = Input(op, b);
+  float* out = Output(op, c);
+  CheckShapes(op, a, trans_a != 0, b, trans_b != 0, c);
+  return Product{c->shape[0],
+                 c->shape[1],
+                 a->shape[!trans_a],
+                 Used(left, a, trans_a != 0),
+                 Used(right, b, trans_b != 0),
+                 out};
+}
 
 void Multiply(Product p) {
   if (p.m == 0 || p.n == 0) return;

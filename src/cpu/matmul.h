@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "common.h"
+
 namespace dlsys {
 namespace cpu {
 
@@ -16,6 +18,11 @@ struct Product {
   Matrix a, b;  // (m, k) and (k, n); one of each matrix's steps is 1
   float* c;     // (m, n), contiguous
 };
+
+// The product of arrays, each used as its transpose where told to. Fails when shapes or dtypes do
+// not fit.
+Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
+                       int64_t trans_b, DLArray* c);
 
 // C = A B. The same bits for any number of threads, and from within a task, where it stays on its
 // thread.

@@ -89,16 +89,10 @@ void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, 
       DLSYS_ELEMENT { out[k] = (uint64_t)word < (uint64_t)threshold ? scale * in[k] : 0.f; });
 }
 
-void AdvanceStep(DLArray* step) {
-  StreamOf("advance_step", step, 0, 0);
-  ++*(int64_t*)step->data;
-}
-
 DLSYS_KERNEL(cpu, random_uniform, Uniform);
 DLSYS_KERNEL(cpu, random_normal, Normal);
 DLSYS_KERNEL(cpu, random_bernoulli, Bernoulli);
 DLSYS_KERNEL(cpu, dropout, Dropout);
-DLSYS_KERNEL(cpu, advance_step, AdvanceStep);
 
 }  // namespace
 }  // namespace cpu

@@ -231,6 +231,76 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
       });
 }
 
+// Both cross entropies with their gradient for equal gradients of all rows: loss = scale * the sum
+// of the rows' losses, dx = their gradients times dy. The meeting is for devices whose blocks have
+// to meet.
+void CheckLoss(const char* op, const DLArray* loss) {
+  if (Numel(loss) != 1)
+    Fail("%s: expected a loss of one element, got shape %s", op, ShapeText(loss).c_str());
+}
+
+float ScaledSum(const double* of_row, int64_t rows, float scale) {
+  double total = 0;
+  for (int64_t r = 0; r < rows; r++) total += of_row[r];
+  return (float)(total * scale);
+}
+
+void CrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting, float scale,
+                      float dy, DLArray* loss, DLArray* dx) {
+  const char* op = "softmax_cross_entropy_pair";
+  const float* logits = Input(op, x);
+  const float* labels = Input(op, y);
+  float* total = Output(op, loss);
+  float* out = Output(op, dx);
+  Check(op, meeting);
+  CheckSameShape(op, x, y);
+  CheckSameShape(op, x, dx);
+  CheckLoss(op, loss);
+  const Rows rows = RowsOf(op, x);
+  double* of_row = loss_scratch.Get<double>(rows.count);
+  ForRows(
+      rows, DLSYS_ROW {
+        const Row label = p.Of(labels);
+        of_row[p.r] = DenseLoss(p.Of(logits), label);
+        float* to = out + p.at;
+        const float share = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
+        for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * share - label.data[k]) * dy;
+      });
+  *total = ScaledSum(of_row, rows.count, scale);
+}
+
+void SparseCrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting, float scale,
+                            float dy, DLArray* loss, DLArray* dx) {
+  const char* op = "sparse_softmax_cross_entropy_pair";
+  const float* logits = Input(op, x);
+  float* total = Output(op, loss);
+  float* out = Output(op, dx);
+  Check(op, y);
+  Check(op, meeting);
+  CheckSameShape(op, x, dx);
+  CheckLoss(op, loss);
+  const Rows rows = RowsOf(op, x);
+  CheckPerRow(op, x, y);
+  const SparseLabels labels(op, y, rows);
+  double* of_row = loss_scratch.Get<double>(rows.count);
+  ForRows(
+      rows, DLSYS_ROW {
+        const Row from = p.Of(logits);
+        const int64_t label = labels[p.r];
+        const float below = MaxOf(from) - from.data[label];
+        float* to = out + p.at;
+        const double sum = ExpRow(from, to);
+        of_row[p.r] = below + (float)std::log(sum);
+        const float share = (float)(1 / sum);
+        const float at_label = (to[label] * share - 1.f) * dy;
+        for (int64_t k = 0; k < p.n; k++) to[k] *= share * dy;
+        to[label] = at_label;
+      });
+  *total = ScaledSum(of_row, rows.count, scale);
+}
+
+DLSYS_KERNEL(cpu, softmax_cross_entropy_pair, CrossEntropyPair);
+DLSYS_KERNEL(cpu, sparse_softmax_cross_entropy_pair, SparseCrossEntropyPair);
 DLSYS_KERNEL(cpu, softmax, Softmax);
 DLSYS_KERNEL(cpu, log_softmax, LogSoftmax);
 DLSYS_KERNEL(cpu, softmax_cross_entropy, CrossEntropy);

@@ -28,6 +28,8 @@ struct ConvAlgorithm {
 
 extern const ConvAlgorithm kImplicitGemm;
 extern const ConvAlgorithm kDepthwise;  // one channel a group
+// At tf32 where that is faster, else the implicit product; for the precision policy alone.
+extern const ConvAlgorithm kTensorCores;
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,4 +1,4 @@
-// The matrix product through cuBLAS, and the policy that chooses between it and the own kernel.
+// The matrix product through cuBLAS.
 //
 // cuBLAS is opened when it is first needed, by soname, and its few functions are declared here:
 // neither building nor loading this library needs it. Its default math mode computes float32
@@ -24,6 +24,7 @@ constexpr Status kAllocFailed = 3;  // CUBLAS_STATUS_ALLOC_FAILED
 constexpr int kNoTranspose = 0;     // CUBLAS_OP_N
 constexpr int kTranspose = 1;       // CUBLAS_OP_T
 constexpr int kDefaultMath = 0;     // CUBLAS_DEFAULT_MATH
+constexpr int kTf32Math = 3;        // CUBLAS_TF32_TENSOR_OP_MATH
 
 struct Library {
   Status (*create)(Handle*) = nullptr;
@@ -125,7 +126,6 @@ class HandlePool {
     }
     Handle handle = nullptr;
     CheckCublas(op, Cublas().create(&handle));
-    CheckCublas(op, Cublas().set_math_mode(handle, kDefaultMath));
     return handle;
   }
   void Give(Handle handle) {
@@ -163,6 +163,10 @@ HandlePool* PoolOf(const char* op, int device) {
 // What cuBLAS documents for its own workspace: more from Hopper on.
 int64_t WorkspaceNbytes(int device) { return int64_t(ComputeMajor(device) >= 9 ? 32 : 4) << 20; }
 
+}  // namespace
+
+const char* CublasError() { return Cublas().error.c_str(); }
+
 // cuBLAS counts by columns, where a row-major matrix is its transpose: C^T = op(B)^T op(A)^T.
 void MultiplyCublas(const char* op, const Product& p, DLStream stream) {
   if (p.m == 0 || p.n == 0) return;
@@ -178,27 +182,15 @@ void MultiplyCublas(const char* op, const Product& p, DLStream stream) {
   // other streams.
   CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
   CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
+  const bool tf32 = p.precision == Precision::kTf32;
+  CheckCublas(op, cublas.set_math_mode(handle.get(), tf32 ? kTf32Math : kDefaultMath));
   const float one = 1.f, zero = 0.f;
   CheckCublas(op, cublas.sgemm(handle.get(), p.trans_b ? kTranspose : kNoTranspose,
                                p.trans_a ? kTranspose : kNoTranspose, p.n, p.m, p.k, &one, p.b,
                                p.trans_b ? p.k : p.n, p.a, p.trans_a ? p.m : p.k, &zero, p.c, p.n));
 }
 
-bool OwnIsWanted() {
-  static const bool wanted = [] {
-    const char* blas = getenv("DLSYS_BLAS");
-    return blas && strcmp(blas, "own") == 0;
-  }();
-  return wanted;
-}
-
-// cuBLAS where it is, unless DLSYS_BLAS=own.
-void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
-            DLStream stream) {
-  const Product product = CheckedProduct("matmul", a, trans_a, b, trans_b, c);
-  if (OwnIsWanted() || !Cublas().error.empty()) return MultiplyOwn("matmul", product, stream);
-  MultiplyCublas("matmul", product, stream);
-}
+namespace {
 
 void MatmulCublas(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
                   DLStream stream) {
@@ -212,7 +204,6 @@ void MatmulCublas(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t t
   MultiplyCublas("matmul_cublas", product, stream);
 }
 
-DLSYS_KERNEL(cuda, matmul, Matmul);
 DLSYS_KERNEL(cuda, matmul_cublas, MatmulCublas);
 
 }  // namespace

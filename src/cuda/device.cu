@@ -5,7 +5,9 @@
 #include <mutex>
 #include <vector>
 
+#include "counters.h"
 #include "cuda/context.cuh"
+#include "cuda/graph.cuh"
 #include "cuda/staging.cuh"
 #include "device.h"
 
@@ -27,9 +29,20 @@ void Memory(int id, size_t* free_nbytes, size_t* total_nbytes) {
   Check("device memory", cudaMemGetInfo(free_nbytes, total_nbytes));
 }
 
+// A thread that records a program may allocate: the block is no part of the recording.
+class RelaxedRecording {
+ public:
+  RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 void* Alloc(int id, size_t nbytes) {
   Use("allocate", id);
   void* data = nullptr;
+  const RelaxedRecording relaxed;
   const cudaError_t status = cudaMalloc(&data, nbytes);
   if (status != cudaErrorMemoryAllocation) {
     Check("allocate", status);
@@ -54,6 +67,7 @@ void CopyToHost(int id, void* dst, const void* src, size_t nbytes, cudaStream_t 
   Use("copy from the GPU", id);
   Check("copy from the GPU", cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDeviceToHost, stream));
   Check("copy from the GPU", cudaStreamSynchronize(stream));
+  Counters::synchronizations++;
 }
 
 void CopyBetween(void* dst, int to, const void* src, int from, size_t nbytes, cudaStream_t stream) {
@@ -91,6 +105,7 @@ void StreamFree(int id, DLStream stream) {
 void Synchronize(int id, DLStream stream) {
   Use("synchronize", id);
   Check("synchronize", cudaStreamSynchronize(Native(stream)));
+  Counters::synchronizations++;
 }
 
 class Event {
@@ -170,7 +185,7 @@ void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64
 
 const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc,
                                        Release, Fill, Copy, StreamCreate, StreamFree, Synchronize,
-                                       Wait, Profile});
+                                       Wait, Profile, Record});
 
 }  // namespace
 }  // namespace cuda

@@ -195,6 +195,8 @@ DLSYS_KERNEL(cuda, exp, Unary<fn::Exp>);
 DLSYS_KERNEL(cuda, log, Unary<fn::Log>);
 DLSYS_KERNEL(cuda, sqrt, Unary<fn::Sqrt>);
 DLSYS_KERNEL(cuda, tanh, Unary<fn::Tanh>);
+DLSYS_KERNEL(cuda, cos, Unary<fn::Cos>);
+DLSYS_KERNEL(cuda, sin, Unary<fn::Sin>);
 DLSYS_KERNEL(cuda, sigmoid, Unary<fn::Sigmoid>);
 DLSYS_KERNEL(cuda, relu, Unary<fn::Relu>);
 

@@ -1,5 +1,6 @@
 // The one door for launches, and the shape of one-dimensional grids.
 #pragma once
+#include "counters.h"
 #include "cuda/context.cuh"
 
 namespace dlsys {
@@ -27,6 +28,46 @@ inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, uns
   config.dynamicSmemBytes = shared_nbytes;
   config.stream = Native(stream);
   Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+  Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
+}
+
+// The same for a grid of clusters of `cluster` blocks each; more than 1 needs sm_90. `early` lets
+// the kernel be set up while those before it still run: it has to call WaitForEarlierKernels.
+template <class... Params, class... Args>
+inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned grid,
+                           unsigned cluster, unsigned block, bool early, DLStream stream,
+                           Args... args) {
+  if (grid == 0) return;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = cluster;
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = early;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid);
+  config.blockDim = dim3(block);
+  config.stream = Native(stream);
+  config.attrs = cluster > 1 ? attributes : attributes + 1;
+  config.numAttrs = (cluster > 1 ? 1 : 0) + (early ? 1 : 0);
+  Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+  Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Until all that was queued before this kernel is done, for kernels launched early; no memory may
+// be touched before.
+__device__ __forceinline__ void WaitForEarlierKernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the kernel after this one be set up where blocks have come this far; without it, where they
+// are done. Best near the end: blocks that wait take room, and crowd where there is some.
+__device__ __forceinline__ void LetNextKernelBegin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 // The first item of this thread and the step to its next one, for loops over more items than

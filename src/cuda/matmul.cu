@@ -1,14 +1,11 @@
-// The matrix product in true float32, by blocks: C (m, n) = op(A) (m, k) op(B) (k, n), row-major;
-// matmul.cuh has the contract.
-//
-// A block computes a tile of C. Panels of A and B, kDepth deep, pass through two buffers in shared
-// memory: while one is multiplied, the next is on its way from device memory in registers. Both
-// panels lie with depth outermost, so that a thread reads its rows of A and its columns of B as
-// quads and keeps an outer product of them in registers. When C has too few tiles to fill the chip,
-// the depth is split over blocks whose partial products lie in scratch and are added in a fixed
-// order.
-#include "cuda/launch.cuh"
-#include "cuda/matmul.cuh"
+// Which kernel computes a matrix product, with which tiles, over how many splits of the depth; and
+// the kernels that come after one: for partial products in scratch, and for epilogues of products
+// by cuBLAS. matmul.cuh has the contract, matmul_kernel.cuh the kernel.
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda/matmul_kernel.cuh"
 #include "cuda/reduce.cuh"
 
 namespace dlsys {
@@ -17,284 +14,179 @@ namespace {
 
 // ---- kernels ----
 
-// A warp's 32 lanes lie 4 down and 8 across; a lane holds quads of rows kQuadRows apart and quads
-// of columns kQuadCols apart, so that a warp's quads are consecutive in shared memory.
-constexpr int kQuadRows = 16;
-constexpr int kQuadCols = 32;
-
-// A tile of C of kRows x kCols by 256 threads that hold kThreadRows x kThreadCols of it each.
-template <int Rows, int Cols, int Depth, int ThreadRows, int ThreadCols,
-          int BlocksPerMultiprocessor>
-struct Tiling {
-  static constexpr int kRows = Rows, kCols = Cols, kDepth = Depth;
-  static constexpr int kThreadRows = ThreadRows, kThreadCols = ThreadCols;
-  static constexpr int kResident = BlocksPerMultiprocessor;
-  static constexpr int kWarpRows = ThreadRows * 4, kWarpCols = ThreadCols * 8;
-  static constexpr int kWarpsAcross = Cols / kWarpCols;
-  static_assert(Rows / kWarpRows * kWarpsAcross * 32 == kThreads, "the warps cover the tile once");
-};
-using Large = Tiling<128, 128, 8, 8, 8, 2>;
-using Small = Tiling<64, 64, 32, 4, 4, 3>;
-
-struct Problem {
-  Product product;
-  int row_tiles, col_tiles, splits;
-  int64_t part;              // the depth is cut into `splits` parts of `part`, a multiple of kDepth
-  bool whole_in, whole_out;  // rows and base addresses of A and B, and of C, allow 16-byte accesses
-};
-
-// Elements p[0..3] of which only the first `valid` exist; the rest are zero. kWhole: p is aligned
-// and either all four exist or none does.
-template <bool kWhole>
-__device__ __forceinline__ float4 LoadQuad(const float* p, int valid) {
-  float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-  if constexpr (kWhole) {
-    if (valid > 0) v = *(const float4*)p;
-    return v;
-  }
-  if (valid > 0) v.x = p[0];
-  if (valid > 1) v.y = p[1];
-  if (valid > 2) v.z = p[2];
-  if (valid > 3) v.w = p[3];
-  return v;
-}
-
-// A panel of kWidth x kDepth of a matrix on its way to shared memory, where it lies as
-// [depth][width]. kDepthFastest: the matrix is (width, depth) in memory, else (depth, width).
-template <int kWidth, int kDepth, bool kDepthFastest, bool kWhole>
-class Panel {
- public:
-  // A multiple of 4 keeps quads aligned; 4 more than the width spreads a column over the banks.
-  using Buffer = float[kDepth][kWidth + 4];
-
-  // The panel at `origin` of the `width` rows of op(A) or columns of op(B), first at `depth`; pitch
-  // is the length of a row in memory.
-  __device__ Panel(const float* matrix, int64_t width, int64_t pitch, int64_t origin, int64_t depth)
-      : pitch_(pitch), room_((int)min(width - origin, (int64_t)kWidth)) {
-    const int64_t w = origin + Width(0), d = depth + Depth(0);
-    from_ = matrix + (kDepthFastest ? w * pitch + d : d * pitch + w);
-  }
-
-  // Reads the next panel, of which `depth` layers exist.
-  __device__ __forceinline__ void Load(int depth) {
+// C from `splits` partial products (splits, m, n), which for one split may be C itself.
+__global__ void FinishKernel(Product product, const float* partial, int splits, bool whole) {
+  const int64_t quads = (product.n + 3) / 4, numel = product.m * product.n;
+  for (int64_t q = FirstItem(); q < product.m * quads; q += ItemStep()) {
+    Quad quad = {q / quads, q % quads * 4, {}, {}};
+    ReadSide(product, whole, quad);
+    const float* from = partial + quad.row * product.n + quad.col;
+    for (int split = 0; split < splits; split++, from += numel) {
 #pragma unroll
-    for (int q = 0; q < kQuads; q++) {
-      const int slow_room = kDepthFastest ? room_ : depth;
-      const int fast_room = kDepthFastest ? depth : room_;
-      const int valid = Slow(q) < slow_room ? fast_room - Fast() : 0;
-      quad_[q] = LoadQuad<kWhole>(from_ + q * kSlowStep * pitch_, valid);
+      for (int e = 0; e < 4; e++)
+        if (quad.col + e < product.n) quad.x[e] += from[e];
     }
-    from_ += kDepthFastest ? kDepth : kDepth * pitch_;
+    Write(product, whole, ReadBias(product, quad.col, whole), quad);
   }
-
-  __device__ __forceinline__ void Store(Buffer& buffer) const {
-#pragma unroll
-    for (int q = 0; q < kQuads; q++) {
-      const int w = Width(q), d = Depth(q);
-      if constexpr (kDepthFastest) {
-        buffer[d][w] = quad_[q].x;
-        buffer[d + 1][w] = quad_[q].y;
-        buffer[d + 2][w] = quad_[q].z;
-        buffer[d + 3][w] = quad_[q].w;
-      } else {
-        *(float4*)&buffer[d][w] = quad_[q];
-      }
-    }
-  }
-
- private:
-  static constexpr int kQuads = kWidth * kDepth / 4 / kThreads;
-  static constexpr int kQuadsInRow = (kDepthFastest ? kDepth : kWidth) / 4;
-  static constexpr int kSlowStep = kThreads / kQuadsInRow;
-  static_assert(kQuads * 4 * kThreads == kWidth * kDepth && kSlowStep * kQuadsInRow == kThreads,
-                "the threads cover the panel once, in whole rows");
-
-  // Where this thread's quad q lies: which row of the panel in memory, and where in the row.
-  static __device__ __forceinline__ int Slow(int q) {
-    return (int)threadIdx.x / kQuadsInRow + q * kSlowStep;
-  }
-  static __device__ __forceinline__ int Fast() { return (int)threadIdx.x % kQuadsInRow * 4; }
-  static __device__ __forceinline__ int Width(int q) { return kDepthFastest ? Slow(q) : Fast(); }
-  static __device__ __forceinline__ int Depth(int q) { return kDepthFastest ? Fast() : Slow(q); }
-
-  const float* from_;
-  int64_t pitch_;
-  int room_;  // how much of kWidth the matrix has here
-  float4 quad_[kQuads];
-};
-
-// kCount values as quads that lie kApart elements apart.
-template <int kCount, int kApart>
-__device__ __forceinline__ void ReadQuads(const float* from, float (&to)[kCount]) {
-#pragma unroll
-  for (int q = 0; q < kCount / 4; q++) {
-    const float4 v = *(const float4*)(from + q * kApart);
-    to[4 * q] = v.x;
-    to[4 * q + 1] = v.y;
-    to[4 * q + 2] = v.z;
-    to[4 * q + 3] = v.w;
-  }
-}
-
-struct Place {
-  int row, col, split;  // counting tiles
-};
-
-// Which tile this block computes. Tiles go down groups of eight tile rows, so that blocks that run
-// together share panels in the L2 cache.
-__device__ __forceinline__ Place FindPlace(const Problem& problem) {
-  constexpr int kGroup = 8;
-  const int tiles = problem.row_tiles * problem.col_tiles;
-  const int split = (int)blockIdx.x / tiles;
-  const int tile = (int)blockIdx.x % tiles;
-  const int group = tile / (kGroup * problem.col_tiles);
-  const int in_group = tile % (kGroup * problem.col_tiles);
-  const int height = min(kGroup, problem.row_tiles - group * kGroup);
-  return {group * kGroup + in_group % height, in_group / height, split};
-}
-
-template <class T>
-__device__ __forceinline__ int64_t RowOf(const Place& place) {
-  return (int64_t)place.row * T::kRows;
-}
-template <class T>
-__device__ __forceinline__ int64_t ColOf(const Place& place) {
-  return (int64_t)place.col * T::kCols;
-}
-
-// Writes a thread's part of the tile at c + row0 * n + col0, as far as the matrix goes.
-template <class T>
-__device__ __forceinline__ void StoreTile(const float (&sums)[T::kThreadRows][T::kThreadCols],
-                                          const Problem& problem, float* c, int64_t row0,
-                                          int64_t col0) {
-  const int64_t m = problem.product.m, n = problem.product.n;
-#pragma unroll
-  for (int i = 0; i < T::kThreadRows; i++) {
-    const int64_t row = row0 + i / 4 * kQuadRows + i % 4;
-    if (row >= m) continue;
-#pragma unroll
-    for (int j = 0; j < T::kThreadCols; j += 4) {
-      const int64_t col = col0 + j / 4 * kQuadCols;
-      float* out = c + row * n + col;
-      if (problem.whole_out) {
-        if (col < n)
-          *(float4*)out = make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
-        continue;
-      }
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        if (col + e < n) out[e] = sums[i][j + e];
-      }
-    }
-  }
-}
-
-// How many layers a panel has of the `depth` that are left.
-template <class T>
-__device__ __forceinline__ int Layers(int64_t depth) {
-  return (int)min(depth, (int64_t)T::kDepth);
-}
-
-// c is (splits, m, n): C itself, or scratch.
-template <class T, bool kTransA, bool kTransB, bool kWhole>
-__global__ __launch_bounds__(kThreads, T::kResident) void MatmulKernel(const Problem problem,
-                                                                       float* c) {
-  using PanelA = Panel<T::kRows, T::kDepth, !kTransA, kWhole>;
-  using PanelB = Panel<T::kCols, T::kDepth, kTransB, kWhole>;
-  __shared__ __align__(16) typename PanelA::Buffer buffers_a[2];
-  __shared__ __align__(16) typename PanelB::Buffer buffers_b[2];
-  const Product& product = problem.product;
-  __shared__ Place place;  // not in registers, which the loop needs
-  if (threadIdx.x == 0) place = FindPlace(problem);
-  __syncthreads();
-  const int64_t begin = place.split * problem.part;
-  int64_t to_load = min(problem.part, product.k - begin);  // layers of the depth
-  PanelA a(product.a, product.m, kTransA ? product.m : product.k, RowOf<T>(place), begin);
-  PanelB b(product.b, product.n, kTransB ? product.k : product.n, ColOf<T>(place), begin);
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = warp / T::kWarpsAcross * T::kWarpRows + lane / 8 * 4;
-  const int col = warp % T::kWarpsAcross * T::kWarpCols + lane % 8 * 4;
-  float sums[T::kThreadRows][T::kThreadCols] = {};
-
-  a.Load(Layers<T>(to_load));
-  b.Load(Layers<T>(to_load));
-  a.Store(buffers_a[0]);
-  b.Store(buffers_b[0]);
-  __syncthreads();
-  int current = 0;
-  while (to_load > 0) {
-    to_load -= T::kDepth;
-    if (to_load > 0) {
-      a.Load(Layers<T>(to_load));
-      b.Load(Layers<T>(to_load));
-    }
-#pragma unroll
-    for (int d = 0; d < T::kDepth; d++) {
-      float left[T::kThreadRows], right[T::kThreadCols];
-      ReadQuads<T::kThreadRows, kQuadRows>(&buffers_a[current][d][row], left);
-      ReadQuads<T::kThreadCols, kQuadCols>(&buffers_b[current][d][col], right);
-#pragma unroll
-      for (int i = 0; i < T::kThreadRows; i++) {
-#pragma unroll
-        for (int j = 0; j < T::kThreadCols; j++) sums[i][j] = fmaf(left[i], right[j], sums[i][j]);
-      }
-    }
-    if (to_load > 0) {
-      a.Store(buffers_a[current ^ 1]);
-      b.Store(buffers_b[current ^ 1]);
-    }
-    __syncthreads();
-    current ^= 1;
-  }
-  StoreTile<T>(sums, problem, c + place.split * product.m * product.n, RowOf<T>(place) + row,
-               ColOf<T>(place) + col);
 }
 
 // ---- launchers ----
 
-using Kernel = void (*)(Problem, float*);
-
-template <class T, bool kWhole>
-Kernel KernelFor(const Product& p) {
-  if (p.trans_a)
-    return p.trans_b ? MatmulKernel<T, true, true, kWhole> : MatmulKernel<T, true, false, kWhole>;
-  return p.trans_b ? MatmulKernel<T, false, true, kWhole> : MatmulKernel<T, false, false, kWhole>;
-}
-
-template <class T>
-void LaunchTiles(const char* op, const Problem& problem, float* c, DLStream stream) {
-  const unsigned blocks = (unsigned)(problem.row_tiles * problem.col_tiles * problem.splits);
-  const Kernel kernel =
-      problem.whole_in ? KernelFor<T, true>(problem.product) : KernelFor<T, false>(problem.product);
-  Launch(op, kernel, blocks, kThreads, 0, stream, problem, c);
-}
-
 constexpr int64_t kMaxTiles = int64_t(1) << 27;  // leaves room for index arithmetic in int
+constexpr int64_t kPartUnit = 16;                // layers of a part: whole quads, and few to spare
 
-template <class T>
-Problem Tiled(const char* op, const Product& p) {
-  const int64_t rows = CeilDiv(p.m, T::kRows), cols = CeilDiv(p.n, T::kCols);
-  if (rows > kMaxTiles / cols)
-    Fail("%s: a result of %ld x %ld is too large", op, (long)p.m, (long)p.n);
-  const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
-  const int64_t part = CeilDiv(p.k, T::kDepth) * T::kDepth;
-  const bool whole_in = Aligned16(p.a) && row_a % 4 == 0 && Aligned16(p.b) && row_b % 4 == 0;
-  return Problem{p, (int)rows, (int)cols, 1, part, whole_in, Aligned16(p.c) && p.n % 4 == 0};
+// What a tiling costs in a captured graph, measured on an H200. Other chips are slower or faster at
+// all of them, which changes no choice much.
+struct TileCost {
+  int rows, cols;
+  int resident;        // blocks that a multiprocessor holds at once
+  double us;           // of a launch without depth
+  double ns, ns_more;  // a layer of the depth: for one block on a multiprocessor, for each further
+};
+
+// By the numbers that LaunchProduct takes.
+constexpr int kTilings = 5;
+constexpr TileCost kFp32Costs[kTilings] = {{128, 64, 3, 7.5, 58, 48},
+                                           {128, 64, 1, 5.0, 53, 53},
+                                           {64, 64, 1, 4.0, 30, 30},
+                                           {64, 32, 4, 2.6, 22, 20},
+                                           {32, 16, 2, 2.7, 8, 6}};
+constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 2, 5.5, 27, 20},
+                                           {128, 64, 1, 4.7, 28, 28},
+                                           {64, 64, 2, 5.0, 15, 9},
+                                           {64, 32, 3, 3.0, 11.3, 9},
+                                           {32, 16, 2, 2.8, 5.4, 4.6}};
+constexpr double kRoundUs = 1.5;            // where blocks follow others on their multiprocessor
+constexpr double kKernelUs = 3.5;           // of a further kernel after a product
+constexpr double kReduceUs = 4.5;           // and of the sums of an operand
+constexpr double kCublasUs[] = {7.0, 7.0};  // by precision: of a product without depth
+constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8};  // and the operations of a microsecond
+
+struct Choice {
+  int tiling, splits;
+  double us;
+};
+
+int64_t PartOf(int64_t k, int64_t splits) {
+  return CeilDiv(CeilDiv(k, splits), kPartUnit) * kPartUnit;
 }
 
-// Cuts the depth so that the chip has two blocks a multiprocessor, none with less than four panels.
-void SplitDepth(Problem* problem, int multiprocessors) {
-  const int64_t k = problem->product.k;
-  const int64_t wanted = 2 * multiprocessors / (problem->row_tiles * problem->col_tiles);
-  const int64_t most = k / (4 * Small::kDepth);
-  const int64_t splits = wanted < most ? wanted : most;
-  if (splits < 2) return;
-  problem->part = CeilDiv(CeilDiv(k, splits), Small::kDepth) * Small::kDepth;
-  problem->splits = (int)CeilDiv(k, problem->part);
+// A cluster lies within a group of multiprocessors, so that the larger it is the more of them are
+// left over.
+double Usable(int multiprocessors, int splits) {
+  return multiprocessors * (splits <= 2 ? 1.0 : splits <= 4 ? 0.91 : 0.85);
+}
+
+double ProductUs(const Product& p, const TileCost& cost, int splits, int multiprocessors) {
+  const double blocks = (double)(CeilDiv(p.m, cost.rows) * CeilDiv(p.n, cost.cols) * splits);
+  const double on_each = std::ceil(blocks / Usable(multiprocessors, splits));
+  const double rounds = std::ceil(on_each / cost.resident);
+  const double at_once = on_each < cost.resident ? on_each : cost.resident;
+  const double layer_ns = rounds * (cost.ns + (at_once - 1) * cost.ns_more);
+  const double joining = splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : 1.9;
+  return cost.us + joining + (rounds - 1) * kRoundUs +
+         (double)PartOf(p.k, splits) * layer_ns * 1e-3;
+}
+
+Choice Choose(const Product& p, int multiprocessors) {
+  const TileCost* costs = p.precision == Precision::kTf32 ? kTf32Costs : kFp32Costs;
+  Choice best = {0, 1, ProductUs(p, costs[0], 1, multiprocessors)};
+  for (int tiling = 0; tiling < kTilings; tiling++) {
+    for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
+      if (splits > 1 && (splits - 1) * PartOf(p.k, splits) >= p.k) break;
+      const double us = ProductUs(p, costs[tiling], splits, multiprocessors);
+      if (us < best.us) best = {tiling, splits, us};
+    }
+  }
+  return best;
+}
+
+// Whether cuBLAS, with what it lacks in kernels of their own, takes less time.
+bool CublasIsFaster(const Product& p, double own_us) {
+  const int precision = (int)p.precision;
+  double us = kCublasUs[precision] + 2. * p.m * p.n * p.k / kCublasFlopUs[precision];
+  if (!p.epilogue.Empty()) us += kKernelUs;
+  if (p.sums) us += kReduceUs;
+  return us < own_us;
+}
+
+bool WholeOut(const Product& p) {
+  const Epilogue& e = p.epilogue;
+  return p.n % 4 == 0 && Aligned16(p.c) && Aligned16(e.bias) && Aligned16(e.side);
+}
+
+void Finish(const char* op, const Product& p, const float* partial, int splits, DLStream stream) {
+  Launch(op, FinishKernel, Blocks(p.m * CeilDiv(p.n, 4)), kThreads, 0, stream, p, partial, splits,
+         WholeOut(p));
+}
+
+void SumOperand(const char* op, const Product& p, DLStream stream) {
+  const float* of = p.sums_of_a ? p.a : p.b;
+  const int64_t width = p.sums_of_a ? p.m : p.n;
+  const bool depth_first = p.sums_of_a ? p.trans_a : !p.trans_b;
+  SumAxis(op, p.ctx, of, depth_first ? 1 : width, p.k, depth_first ? width : 1, 1.f, p.sums,
+          stream);
+}
+
+bool OwnIsWanted() {
+  static const bool wanted = [] {
+    const char* blas = getenv("DLSYS_BLAS");
+    return blas && strcmp(blas, "own") == 0;
+  }();
+  return wanted;
 }
 
 }  // namespace
+
+void MultiplyTiled(const char* op, const Product& p, int tiling, int splits, DLStream stream) {
+  const TileCost& size = kFp32Costs[tiling];
+  const int64_t rows = CeilDiv(p.m, size.rows), cols = CeilDiv(p.n, size.cols);
+  if (rows > kMaxTiles / (cols * kMaxSplits))
+    Fail("%s: a result of %ld x %ld is too large", op, (long)p.m, (long)p.n);
+  const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
+  const int64_t part = PartOf(p.k, splits);
+  if (part > 0) splits = (int)CeilDiv(p.k, part);
+  const bool whole_a = Aligned16(p.a) && row_a % 4 == 0;
+  const bool whole_b = Aligned16(p.b) && row_b % 4 == 0;
+  const int major = ComputeMajor(p.ctx.device_id);
+  Problem problem{p,       (int)rows, (int)cols,   splits,  part,
+                  whole_a, whole_b,   WholeOut(p), nullptr, major >= 9};
+  const auto launch = p.precision == Precision::kTf32 && major >= 8 ? LaunchTf32 : LaunchFp32;
+  if (splits == 1 || major >= 9) return launch(op, tiling, problem, stream);
+  const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
+  const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
+  problem.partial = partial.floats();
+  problem.whole_out = p.n % 4 == 0;
+  launch(op, tiling, problem, stream);
+  Finish(op, p, partial.floats(), splits, stream);
+  if (p.sums)
+    SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, width, 1.f, p.sums,
+            stream);
+}
+
+void MultiplyOwn(const char* op, const Product& p, DLStream stream) {
+  if (p.m == 0 || p.n == 0) {
+    if (p.sums) SumOperand(op, p, stream);
+    return;
+  }
+  const Choice choice = Choose(p, Multiprocessors(p.ctx.device_id));
+  MultiplyTiled(op, p, choice.tiling, choice.splits, stream);
+}
+
+void Multiply(const char* op, const Product& p, DLStream stream) {
+  const double own_us = Choose(p, Multiprocessors(p.ctx.device_id)).us;
+  if (OwnIsWanted() || !CublasIsFaster(p, own_us) || *CublasError())
+    return MultiplyOwn(op, p, stream);
+  MultiplyCublas(op, p, stream);
+  if (!p.epilogue.Empty()) Finish(op, p, p.c, 1, stream);
+  if (p.sums) SumOperand(op, p, stream);
+}
+
+Precision CheckedPrecision(const char* op, int64_t precision) {
+  if (precision < 0 || precision > (int64_t)Precision::kTf32)
+    Fail("%s: there is no precision %ld, expected 0 (fp32) or 1 (tf32)", op, (long)precision);
+  return (Precision)precision;
+}
 
 Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
                        int64_t trans_b, DLArray* c) {
@@ -311,29 +203,21 @@ Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const 
   return Product{In(op, a), In(op, b), Out(op, c), m, n, k, trans_a != 0, trans_b != 0, c->ctx};
 }
 
-void MultiplyOwn(const char* op, const Product& product, DLStream stream) {
-  if (product.m == 0 || product.n == 0) return;
-  const int multiprocessors = Multiprocessors(product.ctx.device_id);
-  const Problem large = Tiled<Large>(op, product);
-  if (4 * large.row_tiles * large.col_tiles >= 3 * multiprocessors)
-    return LaunchTiles<Large>(op, large, product.c, stream);
-  Problem small = Tiled<Small>(op, product);
-  SplitDepth(&small, multiprocessors);
-  if (small.splits == 1) return LaunchTiles<Small>(op, small, product.c, stream);
-  const int64_t numel = product.m * product.n;
-  Scratch partial(product.ctx, small.splits * numel * (int64_t)sizeof(float), stream);
-  small.whole_out = product.n % 4 == 0;
-  LaunchTiles<Small>(op, small, partial.floats(), stream);
-  SumAxis(op, product.ctx, partial.floats(), 1, small.splits, numel, 1.f, product.c, stream);
-}
-
 namespace {
+
+void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, int64_t precision,
+            DLArray* c, DLStream stream) {
+  Product product = CheckedProduct("matmul", a, trans_a, b, trans_b, c);
+  product.precision = CheckedPrecision("matmul", precision);
+  Multiply("matmul", product, stream);
+}
 
 void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
                DLStream stream) {
   MultiplyOwn("matmul_own", CheckedProduct("matmul_own", a, trans_a, b, trans_b, c), stream);
 }
 
+DLSYS_KERNEL(cuda, matmul, Matmul);
 DLSYS_KERNEL(cuda, matmul_own, MatmulOwn);
 
 }  // namespace

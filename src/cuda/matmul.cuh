@@ -1,12 +1,24 @@
-// The two matrix products, own and cuBLAS, behind one description of the problem.
+// The matrix products, own and cuBLAS, behind one description of the problem.
 #pragma once
 #include "cuda/context.cuh"
 
 namespace dlsys {
 namespace cuda {
 
+enum class Precision { kFp32 = 0, kTf32 = 1 };
+
+// What becomes of the element x of op(A) op(B) at (i, j) before it is written:
+// activation(x + bias[j]), or gradient(side[i, j], x). The numbers are those of epilogue.h.
+struct Epilogue {
+  const float* bias = nullptr;  // (n)
+  const float* side = nullptr;  // (m, n)
+  int activation = 0;
+  int gradient = 0;
+  bool Empty() const { return !bias && !activation && !gradient; }
+};
+
 // C (m, n) = op(A) (m, k) op(B) (k, n), all float32, contiguous and row-major; op transposes where
-// told to. C overlaps neither A nor B.
+// told to. C overlaps nothing that is read.
 struct Product {
   const float* a;  // (m, k), or (k, m) with trans_a
   const float* b;  // (k, n), or (n, k) with trans_b
@@ -14,13 +26,29 @@ struct Product {
   int64_t m, n, k;
   bool trans_a, trans_b;
   DLContext ctx;
+  Precision precision = Precision::kFp32;
+  Epilogue epilogue = {};
+  // The sums over k of op(A), which are (m), or of op(B), which are (n), in true float32; or null.
+  float* sums = nullptr;
+  bool sums_of_a = false;
 };
 
 // Makes the GPU of the arrays current and checks dtypes and shapes.
 Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
                        int64_t trans_b, DLArray* c);
+Precision CheckedPrecision(const char* op, int64_t precision);
+
+// The product by the fastest kernel for its shape: an own one, or cuBLAS where that can be used and
+// DLSYS_BLAS is not "own".
+void Multiply(const char* op, const Product& product, DLStream stream);
 
 void MultiplyOwn(const char* op, const Product& product, DLStream stream);
+// By tiles of one size, numbered as in matmul.cu, over so many splits of the depth.
+void MultiplyTiled(const char* op, const Product& product, int tiling, int splits, DLStream stream);
+
+// cuBLAS takes neither epilogue nor sums. CublasError is why it cannot be used, or "".
+const char* CublasError();
+void MultiplyCublas(const char* op, const Product& product, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -95,6 +95,35 @@ __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const in
   }
 }
 
+// The same for windows of 2 x 2 that tile the plane, a thread a window; those past the last are the
+// plane's odd row and column. pairs: two neighbours are aligned.
+template <class Index>
+__global__ void MaxPoolTilesGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
+                                           float* dx, bool pairs, int64_t tiles) {
+  const int tiles_h = (p.plane_h + 1) / 2, tiles_w = (p.plane_w + 1) / 2;
+  for (int64_t k = FirstItem(); k < tiles; k += ItemStep()) {
+    const Spot spot = SpotOf((Index)k, tiles_h * tiles_w, tiles_w);
+    const int64_t window = spot.plane * p.Out() + spot.h * p.out_w + spot.w;
+    const bool exists = spot.h < p.out_h && spot.w < p.out_w;
+    const int best = exists ? argmax[window] : -1;
+    const float gradient = exists ? dy[window] : 0.f;
+    const int first = 2 * spot.h * p.plane_w + 2 * spot.w;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+      if (2 * spot.h + row >= p.plane_h) break;
+      const int at = first + row * p.plane_w;
+      float* to = dx + spot.plane * p.Plane() + at;
+      const float left = best == at ? gradient : 0.f, right = best == at + 1 ? gradient : 0.f;
+      if (pairs) {
+        *(float2*)to = make_float2(left, right);
+        continue;
+      }
+      to[0] = left;
+      if (2 * spot.w + 1 < p.plane_w) to[1] = right;
+    }
+  }
+}
+
 // y (planes, out) = x (planes, plane) at argmax; an index off the plane reads 0.
 __global__ void MaxPoolReadKernel(const float* x, const int32_t* argmax, float* y, int64_t plane,
                                   int64_t out, int64_t numel) {
@@ -191,6 +220,16 @@ void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, in
   CheckSameShape(op, dy, argmax);
   const Pool p = CheckedPool(op, dx, dy, size, stride, before);
   const int64_t numel = Numel(dx);
+  const Pair two{2, 2};
+  if (p.size == two && p.stride == two && p.before == Pair{0, 0}) {
+    const int64_t tiles = p.planes * CeilDiv(p.plane.h, 2) * CeilDiv(p.plane.w, 2);
+    const bool pairs = p.plane.w % 2 == 0 && (uintptr_t)dx->data % sizeof(float2) == 0;
+    return Launch(
+        op,
+        Fits32(tiles) ? MaxPoolTilesGradientKernel<unsigned> : MaxPoolTilesGradientKernel<int64_t>,
+        Blocks(tiles), kThreads, 0, stream, WindowsOf(p), In(op, dy), Indices(op, argmax),
+        Out(op, dx), pairs, tiles);
+  }
   Launch(op, Fits32(numel) ? MaxPoolGradientKernel<unsigned> : MaxPoolGradientKernel<int64_t>,
          Blocks(numel), kThreads, 0, stream, WindowsOf(p), In(op, dy), Indices(op, argmax),
          Out(op, dx), numel);

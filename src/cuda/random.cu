@@ -67,10 +67,6 @@ __global__ void WordsKernel(Source source, const float* x, float* y, int64_t n, 
   }
 }
 
-__global__ void AdvanceKernel(int64_t* step) {
-  if (threadIdx.x == 0) ++*step;
-}
-
 // ---- launchers ----
 
 const int64_t* Step(const char* op, const DLArray* step) {
@@ -120,16 +116,10 @@ void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, 
          out, n, Aligned16(in) && Aligned16(out), DropoutOp{(uint64_t)threshold, scale});
 }
 
-void AdvanceStep(DLArray* step, DLStream stream) {
-  Enter("advance_step", step);
-  Launch("advance_step", AdvanceKernel, 1, 32, 0, stream, (int64_t*)Step("advance_step", step));
-}
-
 DLSYS_KERNEL(cuda, random_uniform, Uniform);
 DLSYS_KERNEL(cuda, random_normal, Normal);
 DLSYS_KERNEL(cuda, random_bernoulli, Bernoulli);
 DLSYS_KERNEL(cuda, dropout, Dropout);
-DLSYS_KERNEL(cuda, advance_step, AdvanceStep);
 
 }  // namespace
 }  // namespace cuda

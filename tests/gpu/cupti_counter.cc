@@ -15,7 +15,8 @@ enum Counter {
   kRuntimeAllocations,  // cudaMalloc and its kin: device, managed and asynchronous memory
   kDriverAllocations,   // cuMemAlloc and its kin, and cuMemCreate of the virtual memory API
   kHostAllocations,     // pinned host memory, at either API
-  kLaunches,            // kernels and graphs, at the runtime API
+  kKernelLaunches,      // kernels one by one, at either API; one may be seen at both
+  kGraphLaunches,       // whole graphs, at the runtime API
   kSynchronizations,    // waits for a stream, an event or a device, at the runtime API
   kCounters
 };
@@ -30,13 +31,15 @@ bool Starts(const char* name, const char* prefix) {
 int RuntimeCounter(const char* name) {
   if (Starts(name, "cudaMallocHost") || Starts(name, "cudaHostAlloc")) return kHostAllocations;
   if (Starts(name, "cudaMalloc")) return kRuntimeAllocations;
-  if (Starts(name, "cudaLaunch") || Starts(name, "cudaGraphLaunch")) return kLaunches;
+  if (Starts(name, "cudaGraphLaunch")) return kGraphLaunches;
+  if (Starts(name, "cudaLaunch")) return kKernelLaunches;
   if (strstr(name, "Synchronize")) return kSynchronizations;
   return kCounters;
 }
 
 int DriverCounter(const char* name) {
   if (Starts(name, "cuMemAllocHost") || Starts(name, "cuMemHostAlloc")) return kHostAllocations;
+  if (Starts(name, "cuLaunch")) return kKernelLaunches;
   if (Starts(name, "cuMemAlloc") || Starts(name, "cuMemCreate")) return kDriverAllocations;
   return kCounters;
 }

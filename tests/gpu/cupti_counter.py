@@ -18,7 +18,8 @@ NAMES = (
     "runtime_allocations",
     "driver_allocations",
     "host_allocations",
-    "launches",
+    "kernel_launches",
+    "graph_launches",
     "synchronizations",
 )
 

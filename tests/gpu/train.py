@@ -1,6 +1,10 @@
-"""Trains the MLP for a number of steps on the GPU, on random data: python tests/gpu/train.py STEPS
+"""Trains the MLP for a number of steps on the GPU, on random data.
 
-Two batch sizes by turns and host feeds, so that plans, staging and fetches all take part.
+    python tests/gpu/train.py STEPS [host|device|many]
+
+host: two batch sizes by turns and host feeds, so that plans, staging and fetches all take part, and
+the loss is read at each step. device: feeds that lie on the GPU, nothing is read before the end.
+many: the same, queued by one `run_many`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dlsys import autodiff as ad
 from dlsys import ndarray, optim
 
 
-def main(steps: int) -> None:
+def main(steps: int, feeds: str = "host") -> None:
     """Prints the last loss."""
     rng = np.random.default_rng(0)
     sizes = (784, 256, 100, 10)
@@ -27,12 +31,20 @@ def main(steps: int) -> None:
     loss = ad.softmax_cross_entropy(hidden, y_)
     train = optim.SGD(0.1, momentum=0.9).minimize(loss, parameters)
     executor = ad.Executor([loss, train], ctx=ndarray.gpu(0))
-    for step in range(steps):
-        rows = (100, 37)[step % 2]
-        feeds = {x: rng.random((rows, 784), np.float32), y_: rng.integers(0, 10, rows)}
-        value = float(executor.run(feeds)[0])
+    batches = [(rng.random((n, 784), np.float32), rng.integers(0, 10, n)) for n in (100, 37)]
+    if feeds == "host":
+        for step in range(steps):
+            images, labels = batches[step % 2]
+            value = float(executor.run({x: images, y_: labels})[0])
+    else:
+        fed = {node: ndarray.array(part, ndarray.gpu(0)) for node, part in zip((x, y_), batches[0])}
+        if feeds == "many":
+            executor.run_many(steps, fed)
+        for _ in range(steps if feeds == "device" else 1):
+            last = executor.run(fed)[0]
+        value = float(last)
     print(f"loss {value:.6f}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

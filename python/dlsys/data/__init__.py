@@ -1,4 +1,19 @@
-"""Data sets and their file formats."""
+"""Data sets, their file formats, and the batches that training takes from them."""
 
+from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
+from .cifar import cifar10_sets, read_cifar
+from .dataset import Dataset, Sets, Split
+from .draws import Draws
+from .folder import image_folder
 from .idx import read_idx, write_idx
-from .mnist import Mnist, Split, load_mnist
+from .loader import Loader
+from .mnist import (
+    Mnist,
+    fashion_mnist_sets,
+    load_fashion_mnist,
+    load_mnist,
+    mnist_sets,
+)
+from .normalize import Normalization
+from .resident import DeviceLoader
+from .warp import Rotate, Scale

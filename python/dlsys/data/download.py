@@ -11,22 +11,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, Protocol
 
 from tqdm import tqdm
 
 from .. import __version__
 from ..errors import DataError
-from .idx import read_idx
 
-if TYPE_CHECKING:
-    from .mnist import IdxFile
-
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "https://raw.githubusercontent.com/fgnt/mnist/master/",
-)
 TIMEOUT_S = 10.0
 _TRIES = 3  # on one mirror, as long as each brings the file further
 _CHUNK_NBYTES = 1 << 16
@@ -34,14 +25,21 @@ _MAX_NBYTES = 1 << 30
 _HTTP_RANGE_NOT_SATISFIABLE = 416
 
 
+class Remote(Protocol):
+    """A file that mirrors have."""
+
+    @property
+    def file_name(self) -> str:
+        """Its name on the mirrors and in the folder."""
+
+    def check(self, path: Path) -> None:
+        """Raises DataError unless the file at `path` has the right content."""
+
+
 def download(
-    files: Sequence[IdxFile],
-    folder: Path,
-    *,
-    mirrors: Sequence[str] = MIRRORS,
-    timeout_s: float = TIMEOUT_S,
+    files: Sequence[Remote], folder: Path, *, mirrors: Sequence[str], timeout_s: float = TIMEOUT_S
 ) -> None:
-    """Fetches `NAME.gz` of each file into `folder`, from the first mirror that has it.
+    """Fetches each file into `folder`, from the first mirror (a URL up to the name) that has it.
 
     A transfer that was cut is resumed, also by a later call. Raises DataError, with the files, the
     folder and what each mirror answered, where one cannot be had.
@@ -57,8 +55,8 @@ def download(
         raise DataError(_failure_text(files, folder, [str(error)])) from error
 
 
-def _failure_text(files: Sequence[IdxFile], folder: Path, failures: Sequence[str]) -> str:
-    missing = [f"{file.name}.gz" for file in files if not (folder / f"{file.name}.gz").exists()]
+def _failure_text(files: Sequence[Remote], folder: Path, failures: Sequence[str]) -> str:
+    missing = [file.file_name for file in files if not (folder / file.file_name).exists()]
     return (
         f"{', '.join(missing)} cannot be downloaded into {folder} ({'; '.join(failures)}); "
         f"put the files there by hand, or name a folder that has them (--data-dir)"
@@ -76,30 +74,30 @@ def _only_one(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _fetch(file: IdxFile, folder: Path, mirrors: Sequence[str], timeout_s: float) -> list[str]:
+def _fetch(file: Remote, folder: Path, mirrors: Sequence[str], timeout_s: float) -> list[str]:
     """Tries the mirrors in turn; returns what each answered, or nothing if the file is there."""
-    target = folder / f"{file.name}.gz"
+    target = folder / file.file_name
     partial = folder / f".{target.name}.part"
-    failures: list[str] = []
     if target.exists():
-        return failures
+        return []
+    failures: list[str] = []
     for mirror in mirrors:
         reason = _fetch_from(mirror + target.name, file, partial, timeout_s)
         if reason is None:
             os.replace(partial, target)
             return []
         failures.append(f"{mirror}: {reason}")
-    return failures
+    return failures or ["no mirror is known"]
 
 
-def _fetch_from(url: str, file: IdxFile, partial: Path, timeout_s: float) -> str | None:
+def _fetch_from(url: str, file: Remote, partial: Path, timeout_s: float) -> str | None:
     """Makes `partial` a complete, checked file; returns why that failed, or None."""
     reason = None
     for _ in range(_TRIES):
         start = _size(partial)
         try:
             _transfer(url, partial, timeout_s)
-            read_idx(partial, shape=file.shape, sha256=file.sha256)
+            file.check(partial)
             return None
         except DataError:
             # What was resumed may stem from a mirror that packs the file differently: once more.

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..errors import DataError
-from .files import replacing
+from ..files import replacing
 from .mnist import Mnist, load_mnist
 
 _PROTOCOL = 2  # the newest that Python 2 reads

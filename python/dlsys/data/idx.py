@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError
-from .files import replacing
+from ..files import replacing
 
 _TYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype("u1"),
@@ -34,6 +34,12 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_NDIM = 32  # of numpy before 2.0
 _DEFLATE_MAX_RATIO = 1032  # a block of deflate holds at most so many bytes for each of its own
 _CHUNK_NBYTES = 1 << 20
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether the file is packed; its content tells, not its name."""
+    with open(path, "rb") as file:
+        return file.read(2) == _GZIP_MAGIC
 
 
 def read_idx(
@@ -52,9 +58,8 @@ def read_idx(
     Raises OSError where the file cannot be opened or read.
     """
     path = Path(path)
+    packed = is_gzip(path)
     with open(path, "rb") as raw:
-        packed = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
         nbytes = os.fstat(raw.fileno()).st_size
         with gzip.GzipFile(fileobj=raw) if packed else nullcontext(raw) as stream:
             try:

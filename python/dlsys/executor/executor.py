@@ -19,6 +19,10 @@ from ..graph.shapes import FLOAT32, infer
 from ..graph.text import text
 from ..ndarray import NDArray
 from ..ops.source import Parameter
+from ..passes.fuse import fuse
+from ..passes.fuse_conv import fuse_convolutions
+from ..passes.group_updates import group_updates
+from ..passes.precision import check_precision, set_precision
 from ..passes.simplify import simplify
 from ..runtime.device import Context
 from ..settings import settings
@@ -27,6 +31,7 @@ from .check import checker
 from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import Reference
+from .report import Report, Since
 from .schedule import schedule
 
 _MAX_PLANS = 64  # sets of feed shapes remembered; the least recently used goes first
@@ -36,14 +41,17 @@ class Executor:
     """Computes nodes of a graph.
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
-    for native code. Plans are made once for each set of feed shapes and dtypes; a run after that
-    allocates nothing. An executor belongs to one thread at a time.
+    for native code. precision: fp32, or tf32 for matrix products on tensor cores, on GPUs that have
+    them. Plans are made once for each set of feed shapes and dtypes; a run after that allocates
+    nothing. An executor belongs to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
     """
 
-    def __init__(self, eval_node_list: Sequence[Node], ctx: Context | None = None) -> None:
+    def __init__(
+        self, eval_node_list: Sequence[Node], ctx: Context | None = None, precision: str = "fp32"
+    ) -> None:
         if isinstance(eval_node_list, Node) or not isinstance(eval_node_list, Iterable):
             raise GraphError(f"Executor: expected a list of nodes to fetch, got {eval_node_list!r}")
         if ctx is not None and not isinstance(ctx, Context):
@@ -54,6 +62,7 @@ class Executor:
         for node in self.eval_node_list:
             _check_fetch(node)
         self.ctx = ctx
+        self.precision = check_precision(precision)
         self.topo_order = find_topo_sort(self.eval_node_list)
         self.node_to_shape_map: dict[Node, Any] | None = None
         self._arrays: dict[Node, Any] | None = None
@@ -64,12 +73,14 @@ class Executor:
         self._runners: OrderedDict[tuple, Any] = OrderedDict()
         self._alone = _OneThread()
         self._moves = -1
+        self._since: Since | None = None
         if ctx is None:
             self._backend: Any = _NumpyBackend()
         else:
             from .program import NativeBackend
 
             self._backend = NativeBackend(ctx)
+            self._since = Since(ctx)
 
     # ---- running ----
     def run(
@@ -86,20 +97,57 @@ class Executor:
         """
         with self._alone:
             runner, values = self._ready(feed_dict)
-            if self.recorder is not None:
-                fetched, ms = runner.run_timed(values)
-                self.recorder.add(runner.plan, ms)
-            elif settings.debug >= 4:
-                fetched = runner.run_observed(values, checker(None))
-            elif settings.debug >= 2 or settings.debug_nan:
-                fetched = runner.run_observed(values, observer(self.ctx))
-            elif settings.separate_arena:
-                fetched = runner.run_observed(values, poisoner(runner))
+            fetched = self._watched(runner, values) if self._watching() else runner.run(values)
+        return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
+
+    def run_many(
+        self,
+        n: int,
+        feed_dict: Mapping[Node, Any] | None = None,
+        convert_to_numpy_ret_vals: bool = False,
+    ) -> list[Any]:
+        """`n` runs with the same feeds, queued without waiting for any; the values of the last one.
+
+        For graphs that advance by themselves: a training step whose batch is drawn on the device.
+        On a GPU each run is one launch, and the host is free as soon as they are queued. Raises as
+        `run` does, and GraphError for n < 1.
+        """
+        if n < 1:
+            raise GraphError(f"run_many: expected at least 1 run, got {n}")
+        with self._alone:
+            runner, values = self._ready(feed_dict)
+            if self._watching():
+                for _ in range(n):
+                    fetched = self._watched(runner, values)
             else:
-                fetched = runner.run(values)
-        if convert_to_numpy_ret_vals:
-            return [value.asnumpy() if isinstance(value, NDArray) else value for value in fetched]
-        return fetched
+                first = n > 1 and not runner.runs  # the run after the first is recorded
+                if first:
+                    runner.run(values)
+                fetched = runner.run(values, n - first)
+        return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
+
+    def _watching(self) -> bool:
+        """Whether something wants to see every step."""
+        seen = settings.debug >= 2 or settings.debug_nan or settings.separate_arena
+        return self.recorder is not None or seen
+
+    def _watched(self, runner: Any, values: list[Any]) -> list[Any]:
+        if self.recorder is not None:
+            fetched, ms = runner.run_timed(values)
+            self.recorder.add(runner.plan, ms)
+            return fetched
+        if settings.debug >= 4:
+            return runner.run_observed(values, checker(None))
+        if settings.debug >= 2 or settings.debug_nan:
+            return runner.run_observed(values, observer(self.ctx))
+        return runner.run_observed(values, poisoner(runner))
+
+    def report(self) -> Report:
+        """How each plan made so far runs: launches, recorded segments and what broke them, and what
+        was launched, waited for and allocated since the executor was made. Print it.
+        """
+        plans = tuple(runner.report() for runner, _ in self._runners.values())
+        return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
     def check(
         self, feed_dict: Mapping[Node, Any] | None = None, reference: Context | None = None
@@ -246,6 +294,11 @@ class Executor:
         fetches = simplify(self.topo_order, specs, self.eval_node_list, native)
         if debug >= 3:
             print("# after simplify", text(fetches), sep="\n")
+        if native:  # on numpy a call costs little, and a gradient dies at its own update
+            fetches = group_updates(fuse(fuse_convolutions(fetches)))
+            set_precision(fetches, self.precision)
+            if debug >= 3:
+                print("# after fuse and group_updates", text(fetches), sep="\n")
         order, values = schedule(fetches)
         plan = make_plan(
             order,
@@ -360,6 +413,10 @@ def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> 
 
 
 hooks["compute"] = _compute
+
+
+def _as_numpy(fetched: list[Any]) -> list[Any]:
+    return [value.asnumpy() if isinstance(value, NDArray) else value for value in fetched]
 
 
 def _check_fetch(node: Any) -> None:

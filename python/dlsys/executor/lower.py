@@ -5,7 +5,8 @@ DLValue, DLStep).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,9 @@ from ..errors import GraphError
 from ..graph.node import Node
 from ..ndarray import NDArray, launch
 from ..runtime.device import Context
-from ..runtime.library import DTYPE_CODES, MAX_NDIM, load
+from ..runtime.library import DTYPE_CODES, MAX_NDIM, DLArrayList, array_list, load
 from .plan import Buffer, Plan, Step, Value
+from .recording import Ports, Recording
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
 _ROW_NBYTES = 8 * _ROW_WORDS
@@ -92,11 +94,14 @@ def _row_key(value: Value) -> tuple:
 class Segment:
     """Consecutive native steps: one program, run by one call."""
 
+    native = True
+
     def __init__(self, table: ArrayTable, ctx: Context, steps: Sequence[Step]) -> None:
         self._library = load()
         self._ctx = ctx
         self._steps = steps
         self._table = table  # the program reads it: keep it alive
+        self._lists: list[DLArrayList] = []  # and these
         records: list[tuple[int, int, int, int]] = []
         words: list[int] = []
         for step in steps:
@@ -118,6 +123,11 @@ class Segment:
         self._handle = handle.value
         self._run = partial(self._library.cdll.DLProgramRun, self._handle)
 
+    @property
+    def count(self) -> int:
+        """How many steps it has."""
+        return len(self._steps)
+
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self._library.cdll.DLProgramFree(self._handle)
@@ -127,6 +137,17 @@ class Segment:
         status = self._run(on)
         if status:
             self._fail(status)
+
+    def record(self, on: int, before: Ports, after: Ports) -> Recording:
+        """The steps between two sets of copies, as one recording with the addresses of now."""
+        made = ctypes.c_void_p()
+        record = self._library.cdll.DLProgramRecord
+        ports = (before.address, before.count, after.address, after.count)
+        status = record(self._handle, self._ctx.struct, on, *ports, ctypes.byref(made))
+        if status:
+            self._fail(status)
+        assert made.value is not None
+        return Recording(made.value, (before, after))
 
     def calls(self, on: int) -> list[tuple[Step, Any]]:
         """Each step with a function that runs it alone."""
@@ -174,25 +195,46 @@ class Segment:
         for letter, argument in zip(signature, in_kernel_order(node, signature, step.inputs, made)):
             if letter in "io":
                 words.append(self._table.address(argument))
+            elif letter in "IO":
+                words.append(self._list([self._table.address(value) for value in argument]))
             elif letter == "f":
                 words.append(int(np.float32(argument).view(np.uint32)))
             else:
                 words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
         return self._library.index[key], words
 
+    def _list(self, addresses: list[int]) -> int:
+        """The address of a DLArrayList, which lives as long as the segment."""
+        made = array_list(addresses)
+        self._lists.append(made)
+        return ctypes.addressof(made)
+
 
 def in_kernel_order(
     node: Node, signature: str, inputs: Sequence[Any], made: Sequence[Any]
-) -> Iterator[Any]:
+) -> list[Any]:
     """A kernel's arguments by the letters of its signature: what the operator writes (Parameters,
-    then what it makes) where the letter is o, its other inputs where it is i, else its scalars.
+    then what it makes) where the letter is o, its other inputs where it is i, else its scalars; a
+    list of as many as it says where they are O and I.
     """
     op = node.op
     written = iter([*(inputs[k] for k in op.writes), *made])
     read = iter([x for k, x in enumerate(inputs) if k not in op.writes])
-    scalars = iter(op.scalars(node))
+    scalars, lists = iter(op.scalars(node)), iter(op.lists(node))
+    sources = {"o": written, "i": read, "O": written, "I": read}
+    arguments: list[Any] = []
     for letter in signature:
-        yield next({"o": written, "i": read}.get(letter, scalars))
+        count = next(lists, 0) if letter in "IO" else 1
+        taken = list(itertools.islice(sources.get(letter, scalars), count))
+        if len(taken) < count:
+            break
+        arguments.append(taken if letter in "IO" else taken[0])
+    if len(arguments) < len(signature) or any(map(list, (written, read, scalars, lists))):
+        raise GraphError(
+            f"{op.name}: the library's kernel {op.kernel} takes other arguments ({signature}); it "
+            f"is of another state of the sources, rebuild it with `make lib` [{node.where}]"
+        )
+    return arguments
 
 
 def call_kernel(

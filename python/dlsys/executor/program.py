@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, GraphError
+from ..errors import DeviceError, DeviceLostError, DlsysError, GraphError
 from ..graph.node import Node, Spec
 from ..ndarray import NDArray, array
 from ..runtime.device import Block, Context, stream, unavailable
@@ -26,7 +27,9 @@ from .lower import ArrayTable, Segment
 from .observe import Observer
 from .pack import aligned
 from .plan import Buffer, Plan, Step, Value
+from .recording import Recorded, fixed_slots
 from .reference import run_compute
+from .report import PlanReport, native_segments, plan_report
 
 _POOLED = 8  # arrays that a fetch remembers; those beyond come from the caching allocator
 _IDLE = 2  # references to what only its pool holds: the pool's, and the one being counted
@@ -82,6 +85,11 @@ class Program:
         self._pools: list[list[NDArray]] = [[] for _ in plan.fetches]
         self._shown: dict[Buffer, NDArray] = {}
         self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
+        self.runs = 0
+        # By which feeds lie on the device: the others are copied to their slots by the host.
+        self.recordings: dict[tuple[bool, ...], Recorded] = {}
+        self.unrecorded = _why_unrecorded(self._segments, ctx)  # "" or the reason
+        self._fetch_slots: list[NDArray] = []
 
     def bind(self, arena: Block) -> None:
         """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
@@ -94,6 +102,7 @@ class Program:
         for buffer, held in fixed.items():
             self._table.place(buffer, held.data_address)
         self._fixed = fixed
+        self.recordings.clear()  # they hold the addresses of before
         self._blocks = [
             arena,
             *self._own.values(),
@@ -113,17 +122,97 @@ class Program:
                 self._own[buffer] = Block(self._ctx, buffer.nbytes)
                 self._table.place(buffer, self._own[buffer].address)
 
-    def run(self, feeds: Sequence[Any]) -> list[NDArray | None]:
-        """Queues all steps on the calling thread's stream; results are there when they are read."""
+    def run(self, feeds: Sequence[Any], times: int = 1) -> list[NDArray | None]:
+        """Queues all steps on the calling thread's stream, `times` over; results are there when
+        they are read. From the second run on a GPU replays a recording of them.
+        """
         on = stream(self._ctx)
+        recorded = self._recorded(feeds, on) if self.runs and not self.unrecorded else None
+        self.runs += times
+        if recorded is not None:
+            return self._replay(recorded, feeds, on, times)
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
-            for segment in self._segments:
-                segment.run(on)
+            for _ in range(times):
+                for segment in self._segments:
+                    segment.run(on)
         finally:
             del keep
             self._shown.clear()
         return fetched
+
+    def report(self) -> PlanReport:
+        """How the plan runs now."""
+        recorded = next(iter(self.recordings.values()), None)
+        why = self.unrecorded or "recorded at its second run"
+        segments = native_segments(self._segments, recorded, why)
+        return plan_report(self.plan, self.runs, segments)
+
+    def _recorded(self, feeds: Sequence[Any], on: int) -> Recorded | None:
+        """The recording for feeds of this kind, made now if there is none; None where the device
+        refuses to record the program, which then runs as before.
+        """
+        kinds = tuple([type(value) is NDArray for value in feeds])
+        recorded = self.recordings.get(kinds)
+        if recorded is None:
+            try:
+                recorded = self.recordings[kinds] = self._record(kinds, on)
+            except DeviceLostError:
+                raise
+            except DlsysError as error:
+                self.unrecorded = str(error)
+                self.recordings.clear()
+                message = f"the steps of this plan are launched one by one: {error}"
+                warnings.warn(message, RuntimeWarning, stacklevel=5)
+        return recorded
+
+    def _record(self, kinds: tuple[bool, ...], on: int) -> Recorded:
+        wanted = [value for value in self.plan.fetches if value is not None]
+        if not self._fetch_slots:
+            self._fetch_slots = fixed_slots(self._ctx, [value.spec for value in wanted])
+        for value, slot in zip((*self.plan.feeds, *wanted), (*self._slots, *self._fetch_slots)):
+            assert slot is not None
+            self._table.place(value.buffer, slot.data_address)
+        copied = [slot for slot, on_device in zip(self._slots, kinds) if on_device]
+        return Recorded(self._ctx, self._segments, copied, self._fetch_slots, on)  # type: ignore[arg-type]
+
+    def _replay(
+        self, recorded: Recorded, feeds: Sequence[Any], on: int, times: int
+    ) -> list[NDArray | None]:
+        for block in self._blocks:
+            if block.stream != on:
+                block.use(on)
+        keep, copied = [], 0
+        for value, planned, slot in zip(feeds, self.plan.feeds, self._slots):
+            address, held = self._feed(value, planned.spec, slot, on, False)
+            keep.append(held)
+            if type(value) is NDArray:
+                recorded.feeds.connect(copied, address)
+                copied += 1
+        fetched: list[NDArray | None] = []
+        taken = 0
+        for pool, fetch in zip(self._pools, self.plan.fetches):
+            fetched.append(None if fetch is None else self._fetch(pool, fetch, on))
+            if fetch is not None:
+                recorded.fetches.connect(taken, fetched[-1].data_address)  # type: ignore[union-attr]
+                taken += 1
+        if self._python:
+            self._show_slots()
+        try:
+            recorded.run(on, times)
+        finally:
+            del keep
+            self._shown.clear()
+        return fetched
+
+    def _show_slots(self) -> None:
+        """Lets a user's own `compute` see the feeds and fetches of a recorded run."""
+        for planned, slot in zip(self.plan.feeds, self._slots):
+            assert slot is not None
+            self._shown[planned.buffer] = slot
+        wanted = (value for value in self.plan.fetches if value is not None)
+        for fetch, slot in zip(wanted, self._fetch_slots):
+            self._shown[fetch.buffer] = slot
 
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[NDArray | None]:
         """The same one step at a time: `observe(step, run, inputs, outputs)` runs each."""
@@ -236,12 +325,15 @@ class Program:
 class Callback:
     """One step that runs a user's `compute` from Python, between native segments."""
 
+    native = False
+
     def __init__(self, program: Program, step: Step) -> None:
         if not step.node.op.runs_python:
             raise GraphError(
                 f"operator {step.node.op.name} has neither a native kernel nor a compute of its "
                 f"own; run on numpy (ctx=None) [{step.node.where}]"
             )
+        self.name = step.node.op.name
         self._program = weakref.proxy(program)  # which owns this callback
         self._step = step
 
@@ -260,6 +352,19 @@ class Callback:
         start = time.perf_counter()
         self.run(on)
         return [(time.perf_counter() - start) * 1e3]
+
+
+def _why_unrecorded(segments: Sequence[Segment | Callback], ctx: Context) -> str:
+    """Why a program is never recorded; "" where it may be."""
+    if ctx.device_type == DL_CPU:
+        return "the CPU runs a program without launches"
+    if not settings.capture:
+        return "DLSYS_CAPTURE=0"
+    if settings.separate_arena:
+        return "DLSYS_DEBUG_ARENA=separate"
+    if not any(segment.native for segment in segments):
+        return "it has no native step"
+    return ""
 
 
 def _stretches(steps: Sequence[Step]) -> list[tuple[bool, list[Step]]]:

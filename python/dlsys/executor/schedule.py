@@ -32,11 +32,13 @@ def schedule(fetches: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 
 def storage_of(node: Node) -> Node:
     """The node whose memory a view or an update's result shows."""
+    index = 0
     while True:
         if node.op.view:
+            index = node.attrs["index"] if node.op.selects else 0
             node = node.inputs[0]
         elif node.op.writes:
-            node = node.inputs[node.op.writes[0]]
+            node = node.inputs[node.op.writes[index]]
         else:
             return node
 

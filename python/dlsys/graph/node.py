@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index
 from typing import Any, NamedTuple
 
@@ -81,8 +81,10 @@ class Op:
     tolerance: float = (
         1e-5  # of the largest magnitude, between devices; sums of many terms need more
     )
+    chooses: tuple[int, ...] = ()  # outputs that rounding may change altogether: which of several
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     moves: bool = False  # it moves or repeats elements and computes nothing
+    precise: bool = False  # its kernel takes the precision to multiply with (passes/precision.py)
     filled: bool = False  # one number everywhere, `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
@@ -153,6 +155,18 @@ class Op:
     def scalars(self, node: Node) -> tuple[float | int, ...]:
         """The kernel's plain arguments, in the order of its signature."""
         return ()
+
+    def lists(self, node: Node) -> Sequence[int]:
+        """How many arrays each list of the kernel's signature takes, in order."""
+        return ()
+
+    def merge_key(self, node: Node) -> Hashable | None:
+        """What updates share that `merged` can make one; None: this one stays alone."""
+        return None
+
+    def merged(self, nodes: Sequence[Node]) -> Node:
+        """One node that does the updates of several, its outputs their results in order."""
+        raise GraphError(f"operator {self.name} merges no updates")
 
     def gradient(self, node: Node, output_grad: Any) -> Sequence[Node | None]:
         """The gradient with respect to each input, None where there is none.

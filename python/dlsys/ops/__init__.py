@@ -4,12 +4,16 @@ need.
 
 from ..graph.node import hooks
 from . import (
+    accumulate,
     activation,
+    batch,
     compare,
     conv,
     convolution,
     einsum,
     elementwise,
+    fused,
+    fused_conv,
     image,
     index,
     join,
@@ -29,6 +33,7 @@ from . import (
     source,
     statistics,
     update,
+    update_all,
 )
 
 hooks.update(
@@ -52,5 +57,6 @@ FAMILIES = (
     convolution, conv, pooling, pool,
     activation, compare, statistics, product, einsum,
     source, elementwise, reduce, layout, index, join, pad, image,
-    matmul, softmax, loss, losses, norm, row_norm, random, update,
+    matmul, softmax, loss, losses, norm, row_norm, random, update, update_all,
+    accumulate, batch, fused, fused_conv,
 )  # fmt: skip

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating, promote
+from .matmul import precision_number
 from .reduce import sum_op
 from .unfold import (
     by_group,
@@ -38,6 +39,7 @@ Padding = Any  # a number, a pair, a pair of pairs, "same" or "valid"
 class ConvolutionOp(Op):
     """What the operators of the family share: attributes, native arguments and dtypes."""
 
+    precise = True
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
 
     def __call__(
@@ -65,7 +67,7 @@ class ConvolutionOp(Op):
         windows = self.windows(node, *[x.spec for x in node.inputs])
         lists = windows.stride, windows.before, windows.dilation
         policy = node.attrs.get("algorithm", 0)  # 0 lets the device choose
-        return *map(packed, lists), node.attrs["groups"], policy
+        return *map(packed, lists), node.attrs["groups"], policy, precision_number(node)
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
         """The windows over the planes of the data."""

@@ -8,6 +8,14 @@ from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, promote
 from .layout import transpose_op
 
+# The precisions of products and the numbers by which kernels know them; see passes/precision.py.
+PRECISIONS = {"fp32": 0, "tf32": 1}
+
+
+def precision_number(node: Node) -> int:
+    """What a kernel is told of a node's precision."""
+    return PRECISIONS[node.attrs.get("precision", "fp32")]
+
 
 class Product(Op):
     """What products of matrices share: flags for transposes, and the rule of the inner extents."""
@@ -38,7 +46,7 @@ class Product(Op):
             raise node.error(f"inner dimensions differ: {describe(node, specs)}{hint}")
         return rows, columns
 
-    def scalars(self, node: Node) -> tuple[int, int]:
+    def scalars(self, node: Node) -> tuple[int, ...]:
         return int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
@@ -49,6 +57,10 @@ class MatMulOp(Product):
     """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
 
     name = kernel = "matmul"
+    precise = True
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        return *super().scalars(node), precision_number(node)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if len(specs[0].shape) != 2 or len(specs[1].shape) != 2:

@@ -22,7 +22,7 @@ from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, floating
 from .philox import normal_quantile, unit, words
 from .source import Parameter
-from .update import check_parameter
+from .update import advance_step_op, check_count
 
 _BLOCKS = 4096  # blocks of four words made at a time on numpy, so that scratch stays in the cache
 
@@ -88,7 +88,7 @@ class RandomOp(Op):
     any_dtype = (0,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        _check_step(node, specs[0])
+        check_count(node, "step", specs[0])
         return Spec(node.attrs["shape"], FLOAT32, declared=False)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -166,7 +166,7 @@ class DropoutOp(Op):
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        _check_step(node, specs[1])
+        check_count(node, "step", specs[1])
         return specs[0]._replace(dtype=floating(specs[0].dtype))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
@@ -191,24 +191,7 @@ class DropoutOp(Op):
         return 30 * output.size
 
 
-class AdvanceStepOp(Op):
-    """step += 1, at the end of a training step."""
-
-    name = kernel = "advance_step"
-    writes = (0,)
-    any_dtype = True
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_parameter(node, node.inputs[0])
-        _check_step(node, specs[0])
-        return specs[0]
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        np.add(arrays[0], 1, out=arrays[0])
-
-
 masked_op = DropoutOp()
-advance_step_op = AdvanceStepOp()
 uniform_op = UniformOp()
 bernoulli_op = BernoulliOp()
 normal_op = NormalOp()
@@ -311,8 +294,3 @@ def _normal(
     within = 0.5 * math.erfc(-high / math.sqrt(2)) - below
     attrs = dict(mean=mean, deviation=deviation, below=below, within=within, low=low, high=high)
     return _random(normal_op, shape, generator, **attrs)
-
-
-def _check_step(node: Node, step: Spec) -> None:
-    if step.size != 1 or step.dtype != np.int64:
-        raise node.error(f"expected a step of one int64, got {step.dtype} {step.shape}")

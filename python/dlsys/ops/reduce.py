@@ -12,6 +12,7 @@ from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast_axes, floating, merge_shapes, normalize_axes
 from .elementwise import cast_op, mul_byconst_op
 from .layout import broadcast_to_op, reshape_op
+from .source import full_op
 
 Axes = int | Iterable[int] | None
 
@@ -75,9 +76,12 @@ class SumOp(Op):
         return [expand_like_op(output_grad, node.inputs[0], **attrs)]
 
     def simplify(self, node: Node) -> Node | None:
-        spec = node.inputs[0].spec
+        x, spec = node.inputs[0], node.inputs[0].spec
         assert spec is not None and node.spec is not None
         axes = normalize_axes(node, node.attrs["axis"], len(spec.shape))
+        if x.op.filled and spec.size:
+            count = 1 if self._mean else spec.size // node.spec.size
+            return full_op(node.spec.shape, x.attrs["value"] * count, node.spec.dtype)
         same = all(spec.shape[axis] == 1 for axis in axes) and spec.dtype == node.spec.dtype
         return reshape_op(node.inputs[0], node.spec.shape) if same else None
 

@@ -1,8 +1,12 @@
-"""Operators that write a Parameter in place at the end of a step, and the node that groups them."""
+"""Operators that write a Parameter in place at the end of a step, and the node that groups them.
+
+The rules of optimizers are in update_all.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,6 @@ import numpy as np
 from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe
-
-_CHUNK = 16384  # elements updated at a time on numpy, so that scratch stays in the cache
 
 
 class AssignOp(Op):
@@ -38,104 +40,54 @@ class AssignOp(Op):
         np.copyto(arrays[0], arrays[1], casting="same_kind")
 
 
-class SgdUpdateOp(Op):
-    """param -= lr · grad; `lr` is a node of one element, so that a schedule may change it
-    between runs.
+class AdvanceStepOp(Op):
+    """step += 1, at the end of a training step.
+
+    With `count`, the number of runs before this one, only the last of every `every` runs counts.
     """
 
-    name = kernel = "sgd_update"
-    writes = (0,)
+    name = kernel = "advance_step"
+    any_dtype = True
 
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_update(node, specs, states=1)
-        return specs[0]
+    def __init__(self, steps: int) -> None:
+        self.outputs = steps
+        self.writes = tuple(range(steps))
 
-    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return [Spec((min(_CHUNK, inputs[0].size),), inputs[0].dtype)]
+    def __call__(  # type: ignore[override]
+        self, *steps: Node, count: Node | None = None, every: int = 1, name: str | None = None
+    ) -> Node:
+        counts = () if count is None else (count,)
+        return Node(self, (*steps, *counts), {"every": every} if counts else {}, name)
 
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        param, grad, lr, scratch = arrays
-        for p, g, s in _chunks(scratch, param, grad):
-            np.multiply(g, lr, out=s)
-            np.subtract(p, s, out=p)
-
-    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        return 2 * inputs[0].size
-
-
-class SgdMomentumUpdateOp(Op):
-    """velocity = momentum · velocity + grad; param -= lr · velocity."""
-
-    name = kernel = "sgd_momentum_update"
-    writes = (0, 1)
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_update(node, specs, states=2)
-        return specs[0]
-
-    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return [Spec((min(_CHUNK, inputs[0].size),), inputs[0].dtype)]
+    def infer(self, node: Node, *specs: Spec) -> Any:
+        for k, spec in enumerate(specs):
+            if k < self.outputs:
+                check_parameter(node, node.inputs[k])
+            check_count(node, "step" if k < self.outputs else "count", spec)
+        return specs[0] if self.outputs == 1 else tuple(specs[: self.outputs])
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        param, velocity, grad, lr, scratch = arrays
-        for p, v, g, s in _chunks(scratch, param, velocity, grad):
-            np.multiply(v, node.attrs["momentum"], out=v)
-            np.add(v, g, out=v)
-            np.multiply(v, lr, out=s)
-            np.subtract(p, s, out=p)
+        steps, counts = arrays[: self.outputs], arrays[self.outputs :]
+        if counts and (int(counts[0].item()) + 1) % node.attrs["every"]:
+            return
+        for step in steps:
+            np.add(step, 1, out=step)
 
-    def scalars(self, node: Node) -> tuple[float]:
-        return (float(node.attrs["momentum"]),)
+    def scalars(self, node: Node) -> tuple[int]:
+        return (node.attrs.get("every", 1),)
 
-    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        return 4 * inputs[0].size
+    def lists(self, node: Node) -> tuple[int, int]:
+        return self.outputs, len(node.inputs) - self.outputs
 
+    def merge_key(self, node: Node) -> Hashable | None:
+        if self.outputs > 1:
+            return None
+        return self, *node.attrs.items(), *map(id, node.inputs[1:])
 
-class AdamUpdateOp(Op):
-    """Adam of Kingma and Ba (2015): with t = step + 1,
-
-    m += (1 - beta1) · (grad - m); v += (1 - beta2) · (grad² - v);
-    param -= lr / (1 - beta1^t) · m / (sqrt(v / (1 - beta2^t)) + eps).
-
-    Inputs are param, m, v, grad, lr (one element) and step (one int64), which is only read: an
-    effect advances it once for all parameters.
-    """
-
-    name = kernel = "adam_update"
-    writes = (0, 1, 2)
-    any_dtype = (5,)
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_update(node, specs, states=3)
-        if specs[5].size != 1 or specs[5].dtype != np.int64:
-            raise node.error(f"expected a step of one int64, got {specs[5].dtype} {specs[5].shape}")
-        return specs[0]
-
-    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return [Spec((min(_CHUNK, inputs[0].size),), inputs[0].dtype)]
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        param, mean, square, grad, lr, step, scratch = arrays
-        decay1, decay2 = 1 - node.attrs["beta1"], 1 - node.attrs["beta2"]
-        t = int(step) + 1
-        rate = float(lr.item()) / -np.expm1(t * np.log1p(-decay1))
-        scale = 1 / np.sqrt(-np.expm1(t * np.log1p(-decay2)))
-        for p, m, v, g, s in _chunks(scratch, param, mean, square, grad):
-            _move(m, g, decay1, s)
-            np.multiply(g, g, out=s)
-            _move(v, s, decay2, s)
-            np.sqrt(v, out=s)
-            np.multiply(s, float(scale), out=s)
-            np.add(s, node.attrs["eps"], out=s)
-            np.divide(m, s, out=s)
-            np.multiply(s, float(rate), out=s)
-            np.subtract(p, s, out=p)
-
-    def scalars(self, node: Node) -> tuple[float, float, float]:
-        return 1 - node.attrs["beta1"], 1 - node.attrs["beta2"], float(node.attrs["eps"])
-
-    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        return 12 * inputs[0].size
+    def merged(self, nodes: Sequence[Node]) -> Node:
+        inputs = [*(node.inputs[0] for node in nodes), *nodes[0].inputs[1:]]
+        name = f"{self.name} of {len(nodes)}"
+        return Node(_advance_steps(len(nodes)), inputs, nodes[0].attrs, name)
 
 
 class GroupOp(Op):
@@ -156,35 +108,17 @@ def check_parameter(node: Node, target: Node) -> None:
         )
 
 
-def check_update(node: Node, specs: tuple[Spec, ...], states: int) -> None:
-    """Parameters first, then a gradient of their shape and a rate of one element."""
-    for target in node.inputs[:states]:
-        check_parameter(node, target)
-    if (
-        any(spec.shape != specs[0].shape for spec in specs[: states + 1])
-        or specs[states + 1].size != 1
-    ):
-        raise node.error(
-            "expected states and gradient of one shape and a scalar rate, got "
-            f"{describe(node, specs)}"
-        )
+def check_count(node: Node, what: str, spec: Spec) -> None:
+    """Refuses what is no count of steps or runs."""
+    if spec.size != 1 or spec.dtype != np.int64:
+        raise node.error(f"expected a {what} of one int64, got {spec.dtype} {spec.shape}")
 
 
-def _chunks(scratch: np.ndarray, *arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
-    flat = [array.reshape(-1) for array in arrays]
-    for start in range(0, flat[0].size, _CHUNK):
-        parts = [array[start : start + _CHUNK] for array in flat]
-        yield [*parts, scratch[: parts[0].size]]
-
-
-def _move(state: np.ndarray, target: np.ndarray, share: float, scratch: np.ndarray) -> None:
-    np.subtract(target, state, out=scratch)
-    np.multiply(scratch, share, out=scratch)
-    np.add(state, scratch, out=state)
+@lru_cache
+def _advance_steps(steps: int) -> AdvanceStepOp:
+    return AdvanceStepOp(steps)
 
 
 assign_op = AssignOp()
-sgd_update_op = SgdUpdateOp()
-sgd_momentum_update_op = SgdMomentumUpdateOp()
-adam_update_op = AdamUpdateOp()
+advance_step_op = AdvanceStepOp(1)
 group_op = GroupOp()

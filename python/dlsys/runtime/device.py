@@ -11,7 +11,15 @@ import types
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from dlsys.errors import DlsysError, OutOfMemoryError
-from dlsys.runtime.library import DL_CPU, DL_GPU, DLArray, DLContext, DLMemoryStats, load
+from dlsys.runtime.library import (
+    DL_CPU,
+    DL_GPU,
+    DLArray,
+    DLContext,
+    DLCounters,
+    DLMemoryStats,
+    load,
+)
 
 _MAX_NBYTES = 2**62  # ctypes would cut a larger size to 64 bits without a word
 
@@ -226,6 +234,26 @@ def memory_stats(ctx: Context) -> MemoryStats:
     return MemoryStats(*(getattr(stats, name) for name in MemoryStats._fields))
 
 
+class Counters(NamedTuple):
+    """What the library has asked of GPUs since it was loaded, over all threads.
+
+    `program_launches` are replays of recorded programs, `kernel_launches` own kernels launched one
+    by one or recorded, `synchronizations` waits of the host for a device.
+    """
+
+    program_launches: int
+    kernel_launches: int
+    synchronizations: int
+
+
+def counters() -> Counters:
+    """The counters now."""
+    library = load()
+    found = DLCounters()
+    library.check(library.cdll.DLGetCounters(ctypes.byref(found)))
+    return Counters(*(getattr(found, name) for name in Counters._fields))
+
+
 def reset_peak(ctx: Context) -> None:
     """Starts `peak_in_use_nbytes` again from what is in use now."""
     library = load()
@@ -253,6 +281,15 @@ def device_name(ctx: Context) -> str:
     text = ctypes.create_string_buffer(256)
     library.check(library.cdll.DLDeviceName(ctx.struct, text, len(text)))
     return text.value.decode(errors="replace")
+
+
+def device_memory(ctx: Context) -> tuple[int, int]:
+    """Free and total bytes of the device's memory, as the device counts them for all processes."""
+    library = load()
+    free, total = ctypes.c_int64(), ctypes.c_int64()
+    ask = library.cdll.DLDeviceMemory
+    library.check(ask(ctx.struct, ctypes.byref(free), ctypes.byref(total)))
+    return free.value, total.value
 
 
 @functools.cache

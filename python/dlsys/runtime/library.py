@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -44,6 +44,10 @@ class DLArray(ctypes.Structure):
     ]
 
 
+class DLArrayList(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_int64), ("arrays", ctypes.POINTER(ctypes.c_void_p))]
+
+
 class DLValue(ctypes.Union):
     _fields_ = [("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("f", ctypes.c_float)]
 
@@ -68,6 +72,23 @@ class DLMemoryStats(ctypes.Structure):
     ]
 
 
+class DLCounters(ctypes.Structure):
+    _fields_ = [
+        ("program_launches", ctypes.c_int64),
+        ("kernel_launches", ctypes.c_int64),
+        ("synchronizations", ctypes.c_int64),
+    ]
+
+
+class DLGraphInfo(ctypes.Structure):
+    _fields_ = [
+        ("nodes", ctypes.c_int64),
+        ("kernels", ctypes.c_int64),
+        ("copies", ctypes.c_int64),
+        ("fills", ctypes.c_int64),
+    ]
+
+
 class _KernelEntry(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -87,6 +108,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLDeviceCount": (_I32, _P),
     "DLDeviceName": (DLContext, _P, _I64),
     "DLDeviceMemory": (DLContext, _P, _P),
+    "DLGetCounters": (_P,),
     "DLStreamCreate": (DLContext, _P),
     "DLStreamFree": (DLContext, _P),
     "DLStreamSynchronize": (DLContext, _P),
@@ -102,13 +124,19 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLProgramCreate": (_P, _I64, _P, _I64, _P),
     "DLProgramRun": (_P, _P),
     "DLProgramProfile": (_P, DLContext, _P, _P),
+    "DLProgramRecord": (_P, DLContext, _P, _P, _I64, _P, _I64, _P),
+    "DLRecordingReplay": (_P, _P, _I64),
+    "DLRecordingInfo": (_P, _P),
+    "DLRecordingFree": (_P,),
     "DLProgramFree": (_P,),
     "DLCpuSetThreads": (_I32,),
     "DLCpuGetThreads": (_P,),
 }
-_LETTERS = {
+_LETTERS: dict[str, Any] = {
     "i": ctypes.c_void_p,
     "o": ctypes.c_void_p,
+    "I": ctypes.POINTER(DLArrayList),
+    "O": ctypes.POINTER(DLArrayList),
     "l": ctypes.c_int64,
     "f": ctypes.c_float,
     "s": ctypes.c_void_p,
@@ -153,8 +181,9 @@ class Library:
             self._fail(status, self.cdll.DLGetLastError(), context)
 
     def kernel(self, device_name: str, name: str) -> Callable[..., None]:
-        """The kernel as a function of arrays (anything with `.handle_address`), numbers and, for
-        "cuda", the stream. Raises KernelError when the library has no such kernel."""
+        """The kernel as a function of arrays (anything with `.handle_address`), lists of arrays,
+        numbers and, for "cuda", the stream. Raises KernelError when the library has no such kernel.
+        """
         key = (device_name, name)
         call = self._kernels.get(key)
         if call is None:
@@ -169,8 +198,10 @@ class Library:
         letters = self.signature[key]
         entry = self._entries[self.index[key]]
         names = [f"{letter}{position}" for position, letter in enumerate(letters)]
+        forms = {"i": "{}.handle_address", "o": "{}.handle_address", "I": "list_of({})"}
+        forms["O"] = forms["I"]
         passed = [
-            f"{name}.handle_address" if letter in "io" else name
+            forms.get(letter, "{}").format(name)
             for letter, name in zip(letters, names, strict=True)
         ]
         source = (
@@ -190,6 +221,7 @@ class Library:
             "call": prototype(entry.call),
             "text": self.cdll.DLGetLastError,
             "fail": fail,
+            "list_of": lambda arrays: array_list([x.handle_address for x in arrays]),
         }
         exec(source, scope)  # noqa: S102
         wrapper = scope["kernel"]
@@ -202,7 +234,14 @@ class Library:
         raise _ERRORS.get(status, KernelError)(message)
 
 
+def array_list(addresses: Sequence[int]) -> DLArrayList:
+    """A DLArrayList of the DLArrays at these addresses, whose owner keeps them alive."""
+    return DLArrayList(len(addresses), (ctypes.c_void_p * len(addresses))(*addresses))
+
+
 def _describe(argument: object) -> str:
+    if isinstance(argument, list):
+        return f"[{', '.join(map(_describe, argument))}]"
     shape = getattr(argument, "shape", None)
     return repr(argument) if shape is None else f"{getattr(argument, 'dtype', 'array')} {shape}"
 

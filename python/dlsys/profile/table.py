@@ -1,16 +1,11 @@
-"""Where the time of a run goes: a table by operator, from the device's own clock.
-
-executor.recorder = profile.Profile()
-... executor.run(...) ...
-print(executor.recorder)
-"""
+"""Where the time of a run goes: a table by operator, from the device's own clock."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from .executor.observe import flops, traffic
-from .executor.plan import Plan
+from ..executor.observe import flops, traffic
+from ..executor.plan import Plan
 
 
 class Row(NamedTuple):

@@ -1,0 +1,122 @@
+"""dlsys in the race: run_many over data on the device, and single runs with feeds there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import workloads
+from workloads import PRECISIONS, RATE, Work
+
+from dlsys import autodiff as ad
+from dlsys import ndarray, nn, optim
+from dlsys.data import Dataset, DeviceLoader
+from dlsys.executor.observe import flops
+from dlsys.runtime.device import gpu, memory_stats, reset_peak, synchronize
+
+GPU = gpu(0)
+PEAK_FLOPS = 61e12  # fp32 of an H200, measured
+LAUNCH_MS = 1.4e-3  # of a captured graph
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with other numbers of planes."""
+
+    def __init__(self, planes: tuple[int, ...]) -> None:
+        self.conv1 = nn.Conv2d(1, planes[0], 5, padding=2)
+        self.conv2 = nn.Conv2d(planes[0], planes[1], 5)
+        self.rest = nn.MLP([25 * planes[1], 120, 84, 10])
+
+    def forward(self, x: ad.Node) -> ad.Node:
+        x = ad.reshape_op(x, (-1, 1, 28, 28))
+        for convolution in (self.conv1, self.conv2):
+            x = ad.max_pool2d(ad.relu_op(convolution(x)), 2)
+        return self.rest(ad.flatten_op(x))
+
+
+def model(work: Work) -> nn.Module:
+    """The network of a work."""
+    if work.kind == "dense":
+        return nn.MLP(list(work.sizes)) if len(work.sizes) > 2 else nn.LogisticRegression(784, 10)
+    return LeNet(work.sizes) if work.kind == "lenet" else nn.ResNetMNIST()
+
+
+def step(work: Work, precision: str, inputs: tuple[ad.Node, ...]) -> ad.Executor:
+    """The executor of a training step; it fetches the loss and the update."""
+    network = model(work)
+    images, labels = inputs
+    loss = ad.softmax_cross_entropy(network(images), labels)
+    update = optim.SGD(RATE).minimize(loss, network.parameters())
+    return ad.Executor([loss, update], ctx=GPU, precision=precision)
+
+
+def wait() -> None:
+    synchronize(GPU)
+
+
+def resident(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
+    """Steps that take their batches from data on the device."""
+    loader = DeviceLoader(dataset, work.batch, shuffle=True, normalize=(0.0, 1.0))
+    start = time.perf_counter()
+    executor = step(work, precision, loader.inputs())
+    executor.run()
+    executor.run()
+    wait()
+    first = time.perf_counter() - start
+    reset_peak(GPU)
+    ms, steps = workloads.queued_ms(executor.run_many, wait, rounds)
+    (plan,) = executor.report().plans
+    work_flops = sum(flops(each) for each in planned(executor))
+    workloads.tell(
+        work,
+        precision,
+        "run_many",
+        ms=ms,
+        steps=steps,
+        first_s=round(first, 3),
+        launches=plan.launches,
+        kernels=sum(segment.kernels for segment in plan.segments),
+        peak_nbytes=memory_stats(GPU).peak_in_use_nbytes,
+        floor_ms=round(LAUNCH_MS + work_flops / PEAK_FLOPS * 1e3, 5),
+    )
+
+
+def planned(executor: ad.Executor) -> list[Any]:
+    """The steps of a plan without feeds."""
+    return executor.plan({}).steps
+
+
+def fed(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
+    """Single runs whose feeds lie on the device."""
+    inputs = (
+        ad.Variable("images", shape=(None, 784), dtype=np.float32),
+        ad.Variable("labels", shape=(None,), dtype=np.int64),
+    )
+    executor = step(work, precision, inputs)
+    images, labels = dataset.take(np.arange(work.batch))
+    values = (images.astype(np.float32) / 255, labels)
+    feeds = {node: ndarray.array(value, GPU) for node, value in zip(inputs, values)}
+
+    def queue(n: int) -> None:
+        for _ in range(n):
+            executor.run(feeds)
+
+    ms, steps = workloads.queued_ms(queue, wait, rounds)
+    us = workloads.host_us(lambda: executor.run(feeds), wait)
+    workloads.tell(work, precision, "run", ms=ms, steps=steps, host_us=us)
+
+
+def main() -> None:
+    options = workloads.arguments(__doc__)
+    modes = options.modes.split(",") if options.modes else ["run_many", "run"]
+    dataset = Dataset(*workloads.data())
+    for work in workloads.chosen(options):
+        for precision in PRECISIONS:
+            for mode, measured in (("run_many", resident), ("run", fed)):
+                if mode in modes:
+                    measured(work, precision, dataset, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""PyTorch in the race: eager, torch.compile, and the whole step hand-captured as a CUDA graph.
+
+Feeds are on the device; fused SGD, its fastest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import workloads
+from torch import nn
+from torch.nn import functional
+from workloads import CLASSES, PRECISIONS, RATE, Work
+
+
+class Block(nn.Module):
+    """Two normalised 3×3 convolutions beside the identity."""
+
+    def __init__(self, planes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*normalised(planes, planes), *normalised(planes, planes)[:2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(x + self.body(x))
+
+
+def normalised(inputs: int, outputs: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+def dense(sizes: tuple[int, ...]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return layers[:-1]
+
+
+def model(work: Work) -> nn.Module:
+    """The network of a work."""
+    if work.kind == "dense":
+        return nn.Sequential(*dense(work.sizes))
+    if work.kind == "lenet":
+        first, second = work.sizes
+        return nn.Sequential(
+            *(nn.Conv2d(1, first, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+            *dense((25 * second, 120, 84, CLASSES)),
+        )
+    return nn.Sequential(
+        *(*normalised(1, 32), nn.MaxPool2d(2), *normalised(32, 64), Block(64), nn.MaxPool2d(2)),
+        *(*normalised(64, 128), Block(128), nn.AdaptiveMaxPool2d(1), nn.Flatten()),
+        nn.Linear(128, CLASSES),
+    )
+
+
+def feeds(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (work.batch, 784) if work.kind == "dense" else (work.batch, 1, 28, 28)
+    return torch.rand(shape, device="cuda"), torch.randint(0, CLASSES, (work.batch,), device="cuda")
+
+
+def step(work: Work, mode: str) -> Callable[[], object]:
+    """A training step, as a function."""
+    network = model(work).cuda()
+    x, y = feeds(work)
+    sgd = torch.optim.SGD(network.parameters(), lr=RATE, fused=True)
+    forward = torch.compile(network) if mode == "compile" else network
+
+    def eager() -> object:
+        sgd.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(forward(x), y)
+        loss.backward()
+        sgd.step()
+        return loss.detach()
+
+    return captured(eager) if mode == "graph" else eager
+
+
+def captured(eager: Callable[[], object]) -> Callable[[], object]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(5):
+            eager()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        eager()
+
+    def replay(keep: Callable[[], object] = eager) -> None:  # it owns what the graph reads
+        graph.replay()
+
+    return replay
+
+
+def main() -> None:
+    options = workloads.arguments(__doc__)
+    modes = options.modes.split(",") if options.modes else ["eager", "compile", "graph"]
+    torch.backends.cudnn.benchmark = True
+    for precision in PRECISIONS:
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        for work in workloads.chosen(options):
+            for mode in modes:
+                torch._dynamo.reset()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                start = time.perf_counter()
+                one = step(work, mode)
+                one()
+                torch.cuda.synchronize()
+                first = time.perf_counter() - start
+
+                def queue(n: int) -> None:
+                    for _ in range(n):
+                        one()  # noqa: B023
+
+                ms, steps = workloads.queued_ms(queue, torch.cuda.synchronize, options.rounds)
+                workloads.tell(
+                    work,
+                    precision,
+                    mode,
+                    ms=ms,
+                    steps=steps,
+                    first_s=round(first, 3),
+                    peak_nbytes=torch.cuda.max_memory_allocated(),
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The assignment's networks and how it trains them: slices of the training set in their order,
+plain gradient descent, no host work but the calls. What it prints is what it always printed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import autodiff as ad
+from .. import ndarray, optim, profile
+from ..data import Mnist, Split
+from .setup import Setup
+
+SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}
+_SCALES = {"logreg": 0.0, "mlp": 0.1}
+
+Network = Callable[[ad.Node], ad.Node]  # images (n, 784) -> logits (n, 10)
+Arrays = list[np.ndarray]
+
+
+def initial_values(name: str, seed: int) -> tuple[Arrays, Arrays]:
+    """Matrices (inputs, outputs) and biases of a model, float32 of N(0, 0.1²); logreg's are 0."""
+    random, scale, sizes = np.random.RandomState(seed), _SCALES[name], SIZES[name]
+
+    def normal(shape: tuple[int, ...]) -> np.ndarray:
+        return random.normal(scale=scale, size=shape).astype(np.float32)
+
+    matrices = [normal(shape) for shape in zip(sizes[:-1], sizes[1:])]
+    return matrices, [normal((size,)) for size in sizes[1:]]
+
+
+def dense(matrices: Sequence[ad.Node], biases: Sequence[ad.Node]) -> Network:
+    """Products with biases, ReLU between them."""
+
+    def network(images: ad.Node) -> ad.Node:
+        hidden = images
+        for k, (w, b) in enumerate(zip(matrices, biases), 1):
+            hidden = ad.matmul_op(hidden, w) + b
+            if k < len(matrices):
+                hidden = ad.relu_op(hidden)
+        return hidden
+
+    return network
+
+
+class Training:
+    """A model with its training step, its evaluation and the data, on one device."""
+
+    def __init__(self, setup: Setup, mnist: Mnist, ctx: ndarray.Context | None) -> None:
+        self.size, self.epochs, self.mnist = setup.batch_size, setup.epochs, mnist
+        self.images = ad.Variable("images", shape=(None, 784), dtype=np.float32)
+        self.labels = ad.Variable("labels", shape=(None,), dtype=np.int64)
+        values = zip("Wb", initial_values(setup.model, setup.seed))
+        matrices, biases = (
+            [ad.Parameter(value, f"{letter}{k}") for k, value in enumerate(arrays, 1)]
+            for letter, arrays in values
+        )
+        logits = dense(matrices, biases)(self.images)
+        loss = ad.softmax_cross_entropy(logits, self.labels)
+        update = optim.SGD(setup.lr).minimize(loss, [*matrices, *biases])
+        self.step = ad.Executor([loss, update], ctx=ctx)
+        self.evaluation = ad.Executor([logits], ctx=ctx)
+        self._upload: Callable[[np.ndarray], Any] = lambda x: x
+        if ctx is not None and ndarray.is_gpu_ctx(ctx):
+            self._upload = partial(ndarray.array, ctx=ctx)
+
+    def batches(self) -> list[tuple[Any, Any]]:
+        """The training set in slices, copied to the GPU."""
+        images, labels = self.mnist.train
+        slices = [slice(k, k + self.size) for k in range(0, len(labels), self.size)]
+        return [(self._upload(images[rows]), self._upload(labels[rows])) for rows in slices]
+
+    def accuracy(self, split: Split) -> float:
+        """The share of a split that the model gets right."""
+        right = 0
+        for k in range(0, len(split.labels), self.size):
+            x, y = split.images[k : k + self.size], split.labels[k : k + self.size]
+            logits = self.evaluation.run({self.images: x}, convert_to_numpy_ret_vals=True)[0]
+            right += int((logits.argmax(axis=1) == y).sum())
+        return right / len(split.labels)
+
+
+def train(training: Training, print_loss: bool) -> None:
+    """Runs the epochs, with a bar on a terminal and a line an epoch elsewhere. Ctrl-C raises
+    KeyboardInterrupt with what was done.
+    """
+    from tqdm import tqdm
+
+    batches, epochs = training.batches(), training.epochs
+    for epoch in range(1, epochs + 1):
+        start = time.perf_counter()
+        done = 0
+        title = f"epoch {epoch}/{epochs}"
+        with tqdm(total=len(batches), desc=title, leave=False, disable=None, unit="batch") as bar:
+            try:
+                for x, y in batches:
+                    loss = training.step.run({training.images: x, training.labels: y})[0]
+                    done += 1
+                    bar.update()
+                value = float(loss)
+            except KeyboardInterrupt:
+                what = f"{epoch - 1} epochs and {done} of {len(batches)} batches"
+                raise KeyboardInterrupt(what) from None
+        rate = len(training.mnist.train.labels) / (time.perf_counter() - start)
+        shown = f"  loss {value:.6f}" if print_loss else ""
+        print(f"{title}{shown}  {rate:,.0f} images/s", flush=True)
+
+
+def run(
+    setup: Setup, mnist: Mnist, ctx: ndarray.Context | None, print_loss: bool, profiled: bool
+) -> None:
+    """Trains one model and prints its accuracies."""
+    training = Training(setup, mnist, ctx)
+    print(f"training {setup.model} on {ctx or 'numpy'}", flush=True)
+    if profiled:
+        training.step.recorder = profile.Profile()
+    train(training, print_loss)
+    if profiled:
+        print(training.step.recorder)
+        if ctx is not None:
+            for counter, amount in profile.counters(ctx).memory._asdict().items():
+                print(f"{counter} {amount:,}")
+    print(f"validation set accuracy={training.accuracy(mnist.validation):f}")
+    print(f"test set accuracy={training.accuracy(mnist.test):f}", flush=True)

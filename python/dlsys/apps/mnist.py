@@ -1,0 +1,240 @@
+"""Networks on MNIST and Fashion-MNIST: trained with all that fit offers, evaluated, asked."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import autodiff as ad
+from .. import optim, profile, train
+from ..data import Dataset, DeviceLoader, Loader, fashion_mnist_sets, mnist_sets, read_idx
+from ..data.dataset import Sets
+from ..errors import DataError, DlsysError
+from ..nn import Module
+from ..runtime.device import Context
+from .pictures import read_pictures
+from .report import Sampled, write_report
+from .setup import Setup
+
+_EVALUATED = 1000  # images at a time
+_HELD_BACK = ("validation", "test")
+
+
+class Wishes(NamedTuple):
+    """What a run leaves behind and shows, beside its training."""
+
+    print_loss: bool = False
+    profiled: bool = False
+    checkpoint: Path | None = None  # a folder
+    resume: Path | None = None  # a file, or a folder with last.safetensors
+    early_stop: int = 0  # epochs of patience; 0 goes through all
+    log: Path | None = None  # a folder
+    report: Path | None = None
+
+    @property
+    def validated(self) -> bool:
+        """Whether the validation set is looked at after each epoch."""
+        return bool(self.checkpoint or self.early_stop or self.log or self.report)
+
+
+class Chosen(train.Callback):
+    """Keeps the setup in checkpoints."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._setup.as_dict()
+
+
+class Lines(train.Progress):
+    """A bar an epoch on a terminal, and a line an epoch: the loss where it is asked for."""
+
+    def __init__(self, title: str, print_loss: bool) -> None:
+        super().__init__()
+        self._title, self._print_loss = title, print_loss
+        self.run: train.Run | None = None
+
+    def on_start(self, run: train.Run) -> None:
+        self.run = run
+        print(f"training {self._title} on {run.ctx or 'numpy'}", flush=True)
+        if run.step:
+            print(f"going on after {self.done()}", flush=True)
+
+    def on_record(self, run: train.Run, record: Any) -> None:
+        names = ("loss", "val_loss", "val_accuracy") if self._print_loss else ("val_accuracy",)
+        figures = [f"{name} {record[name]:.6f}" for name in names if name in record]
+        parts = [f"epoch {record['epoch']}/{run.epochs}", *figures]
+        print(*parts, f"{record['samples_per_second']:,.0f} images/s", sep="  ", flush=True)
+
+    def done(self) -> str:
+        """How far the run has come."""
+        run = self.run
+        if run is None:
+            return "nothing trained yet"
+        return f"{run.epoch} epochs and {run.batch} of {len(run.data)} batches"
+
+
+def setup_of(path: Path) -> Setup:
+    """The setup that a checkpoint, or the last one of a folder, was trained with."""
+    return _setup_in(str(path), train.load(path))
+
+
+def run(setup: Setup, data_dir: str | None, ctx: Context | None, wishes: Wishes) -> None:
+    """Trains one model and prints its accuracies. KeyboardInterrupt, after Ctrl-C, says what was
+    done.
+    """
+    if wishes.report is not None and importlib.util.find_spec("matplotlib") is None:
+        raise DlsysError("--report needs matplotlib: pip install 'dlsys[viz]'")
+    sets = load_sets(setup, data_dir)
+    lines = Lines(setup.model, wishes.print_loss)
+    try:
+        watched = _fit(setup, sets, ctx, wishes, lines)
+        assert lines.run is not None
+        model = lines.run.model
+        figures = {name: _accuracy(model, getattr(sets, name), ctx) for name in _HELD_BACK}
+        if wishes.report is not None:
+            chances = probabilities(model, sets.test.images, ctx)
+            timed = watched.profile
+            write_report(wishes.report, setup, sets, lines.run, figures, chances, timed)
+    except KeyboardInterrupt as interrupt:
+        notes = lines.run.notes if lines.run is not None else []
+        raise KeyboardInterrupt("; ".join([lines.done(), *notes])) from interrupt
+    if wishes.profiled:
+        print(watched.profile)
+        if ctx is not None:
+            print(profile.counters(ctx))
+    for name, accuracy in figures.items():
+        print(f"{name} set accuracy={accuracy:f}", flush=True)
+
+
+def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: Lines) -> Sampled:
+    data = _loader(setup, sets.train)
+    model = setup.build_model()
+    schedule = setup.build_schedule(setup.epochs * len(data))
+    watched = Sampled(wishes.profiled, wishes.report is not None)
+    train.fit(
+        model,
+        data,
+        setup.build_optimizer(schedule),
+        epochs=setup.epochs,
+        validation=_in_order(sets.validation) if _validated(setup, wishes) else None,
+        ctx=ctx,
+        callbacks=[*_callbacks(setup, schedule, wishes), watched, lines],
+        resume=wishes.resume,
+    )
+    return watched
+
+
+def _validated(setup: Setup, wishes: Wishes) -> bool:
+    return wishes.validated or setup.schedule == "plateau"
+
+
+def _loader(setup: Setup, samples: Dataset) -> Any:
+    """On the device unless the host has to change each image, or the last batch is a small one."""
+    if setup.augment or setup.assignment:
+        return Loader(
+            samples,
+            setup.batch_size,
+            shuffle=not setup.assignment,
+            seed=setup.seed,
+            augment=setup.build_augmentation(),
+            workers=min(8, max(1, (os.cpu_count() or 2) - 1)),
+        )
+    return DeviceLoader(samples, setup.batch_size, shuffle=True, seed=setup.seed)
+
+
+def _in_order(samples: Dataset) -> Loader:
+    return Loader(samples, _EVALUATED)
+
+
+def _callbacks(setup: Setup, schedule: Any, wishes: Wishes) -> list[train.Callback]:
+    made: list[train.Callback] = [Chosen(setup)]
+    plateau = getattr(schedule, "after", schedule)
+    if isinstance(plateau, optim.ReduceOnPlateau):
+        made.append(train.PlateauSchedule(plateau))
+    if wishes.early_stop:
+        made.append(train.EarlyStopping(wishes.early_stop))
+    if wishes.log is not None:
+        made.append(train.JsonLog(wishes.log / "log.jsonl"))
+        if importlib.util.find_spec("tensorboardX") is not None:
+            made.append(train.TensorBoard(wishes.log))
+    if wishes.checkpoint is not None:
+        made.append(train.Checkpoint(wishes.checkpoint))
+    return made
+
+
+def load_sets(setup: Setup, data_dir: str | None) -> Sets:
+    """The data set of a setup."""
+    return {"mnist": mnist_sets, "fashion": fashion_mnist_sets}[setup.dataset](data_dir)
+
+
+def _accuracy(model: Module, samples: Dataset, ctx: Context | None) -> float:
+    return train.evaluate(model, _in_order(samples), ctx=ctx)["accuracy"]
+
+
+# ---- checkpoints that are asked ----
+def load_model(path: Path) -> tuple[Setup, Module]:
+    """The setup and the trained model of a checkpoint; of a folder, of its best one."""
+    if path.is_dir() and (path / "best.safetensors").exists():
+        path = path / "best.safetensors"
+    saved = train.load(path)
+    setup = _setup_in(str(path), saved)
+    model = setup.build_model()
+    model.load_state_dict(saved.part("model"))
+    return setup, model
+
+
+def _setup_in(what: str, saved: train.Saved) -> Setup:
+    states = saved.header.get("callbacks", ())
+    own = [state["state"] for state in states if state["name"] == Chosen.__name__]
+    return Setup.from_dict(what, own[0] if own else {})
+
+
+def evaluate(
+    checkpoint: Path, files: Sequence[Path], data_dir: str | None, ctx: Context | None
+) -> None:
+    """Prints the accuracies of a checkpoint on the validation and the test set, or on the images
+    and labels of two IDX files.
+    """
+    setup, model = load_model(checkpoint)
+    print(f"evaluating {setup.model} of {setup.dataset} on {ctx or 'numpy'}", flush=True)
+    if not files:
+        sets = load_sets(setup, data_dir)
+        for name in _HELD_BACK:
+            print(f"{name} set accuracy={_accuracy(model, getattr(sets, name), ctx):f}", flush=True)
+        return
+    images, labels = files
+    samples = Dataset(read_pictures(images, digits=False), read_idx(labels))
+    if samples.labels.ndim != 1 or samples.labels.min() < 0 or samples.labels.max() > 9:
+        raise DataError(f"{labels}: expected labels from 0 to 9, one an image")
+    found = train.evaluate(model, _in_order(samples), ctx=ctx)
+    print(f"{len(samples):,} images  loss {found['loss']:.6f}  accuracy={found['accuracy']:f}")
+
+
+def predict(checkpoint: Path, files: Sequence[Path], top: int, ctx: Context | None) -> None:
+    """Prints, for each image of the files, the likeliest classes with their probabilities."""
+    setup, model = load_model(checkpoint)
+    pictures = [read_pictures(path, digits=setup.dataset == "mnist") for path in files]
+    names = [
+        str(path) if len(read) == 1 else f"{path}[{k}]"
+        for path, read in zip(files, pictures)
+        for k in range(len(read))
+    ]
+    chances = probabilities(model, np.concatenate(pictures), ctx)
+    width = max(map(len, names))
+    for name, row in zip(names, chances):
+        best = np.argsort(-row, kind="stable")[:top]
+        shown = "  ".join(f"{setup.classes[k]} {row[k]:.4f}" for k in best)
+        print(f"{name:<{width}}  {shown}")
+
+
+def probabilities(model: Module, images: Any, ctx: Context | None) -> np.ndarray:
+    """Of each class (n, 10), for images (n, 1, 28, 28) uint8."""
+    pixels = np.asarray(images, np.float32) / np.float32(255)
+    return np.asarray(ad.softmax_func(train.predict(model, pixels, ctx)))

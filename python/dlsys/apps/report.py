@@ -1,0 +1,85 @@
+"""The page of a training run: what `--report` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import profile, train, viz
+from ..data.dataset import Sets
+from .setup import Setup
+
+_FIRST, _LAST = 10, 40  # the steps of a run whose operators are timed for the page
+
+
+class Sampled(train.Callback):
+    """Times the operators of training steps: of all of them, or of a few for a report."""
+
+    def __init__(self, always: bool, some: bool) -> None:
+        self.profile = profile.Profile()
+        self._always, self._some = always, some
+        self._from = 0
+
+    def on_start(self, run: train.Run) -> None:
+        self._from = run.step
+        if self._always:
+            run.executor.recorder = self.profile
+
+    def on_step(self, run: train.Run) -> None:
+        if self._always or not self._some:
+            return
+        done = run.step - self._from
+        if done in (_FIRST, _LAST):
+            run.executor.recorder = self.profile if done == _FIRST else None
+
+
+def write_report(
+    path: Path,
+    setup: Setup,
+    sets: Sets,
+    run: train.Run,
+    figures: Mapping[str, float],
+    chances: np.ndarray,
+    timed: profile.Profile,
+) -> None:
+    """Writes the page. figures: accuracies by set. chances: probabilities (n, 10) of the test
+    images. Raises DlsysError without matplotlib.
+    """
+    labels, images = sets.test.labels, sets.test.images[:, 0]
+    taken = chances.argmax(axis=1)
+    counts = np.bincount(labels * 10 + taken, minlength=100).reshape(10, 10)
+    first = np.asarray(sets.test.images[0], np.float32) / np.float32(255)
+    page = viz.report.Report(
+        title=f"{setup.model} on {setup.dataset}",
+        numbers={f"{name} accuracy": value for name, value in figures.items()},
+        settings={name: _text(value) for name, value in setup.as_dict().items()},
+        environment=viz.report.environment() | {"device": str(run.ctx or "numpy")},
+        history=run.history.epochs,
+        fine=run.history.curve,
+        model=run.model,
+        image=first,
+        confusion=counts,
+        mistakes=viz.report.Mistakes(images, labels, taken, chances),
+        classes=setup.classes,
+        graph=run.executor.eval_node_list,
+        plan=run.executor.plan(_shapes(run)),
+        profile=timed,
+        counters=None if run.ctx is None else profile.counters(run.ctx),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    viz.report.write(path, page)
+
+
+def _shapes(run: train.Run) -> dict[Any, tuple[int, ...]]:
+    """Of what a step is fed with."""
+    feed = next(iter(run.data.epoch(0)))
+    return {node: value.shape for node, value in feed.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(_text, value)) or "none"
+    return str(value)

@@ -1,0 +1,270 @@
+"""Setup: how a network is trained on MNIST, chosen by names and numbers that a checkpoint keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DataError, DlsysError
+
+if TYPE_CHECKING:  # what a bare run of the assignment's networks does without is imported late
+    from ..data import Augmentation
+    from ..nn import Module
+    from ..optim import Optimizer, Schedule
+
+MODELS = ("logreg", "mlp", "cnn", "resnet")
+DATASETS = ("mnist", "fashion")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "adagrad", "lion")
+SCHEDULES = (
+    "constant", "step", "exponential", "linear", "cosine", "warm-restarts", "one-cycle", "plateau",
+)  # fmt: skip
+# Each with the number that it takes: pixels, degrees, a share, pixels, a probability, alpha.
+AUGMENTATIONS = {
+    "shift": 2.0, "rotate": 10.0, "scale": 0.1, "cutout": 8.0, "flip": 0.5, "mixup": 0.2,
+}  # fmt: skip
+HIDDEN = (256, 100)
+
+_RATES = {
+    "sgd": 0.5, "momentum": 0.1, "nesterov": 0.1, "adam": 3e-3, "adamw": 3e-3, "rmsprop": 1e-3,
+    "adagrad": 0.02, "lion": 3e-4,
+}  # fmt: skip
+_OWN_RATES = {("cnn", "momentum"): 0.05, ("cnn", "nesterov"): 0.05}
+_MOMENTA = {"momentum": 0.9, "nesterov": 0.9, "rmsprop": 0.0}  # of those that have one
+_SHORTEST_CYCLE = 4  # steps
+_SHORT = {"model": "-m", "epochs": "-e"}
+_ONE_OF_THESE = "--optimizer momentum, nesterov or rmsprop"
+
+
+class UsageError(DlsysError):
+    """Options that cannot be had together; the text says which can."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that decides what a run computes; `choose` makes it.
+
+    lr: of the mean loss, the highest of the schedule. warmup: epochs of linear warm-up. augment:
+    pairs of a name and its number. assignment: batches in the order of the set and initial weights
+    of N(0, 0.1²), else shuffled and He's.
+    """
+
+    model: str
+    dataset: str
+    epochs: int
+    seed: int
+    batch_size: int
+    optimizer: str
+    lr: float
+    momentum: float
+    weight_decay: float
+    schedule: str
+    warmup: float
+    hidden: tuple[int, ...]
+    dropout: float
+    augment: tuple[tuple[str, float], ...]
+    assignment: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, what: str, values: Mapping[str, Any]) -> Setup:
+        """What `as_dict` gave, after JSON. DataError, naming `what`, for anything else."""
+        try:
+            made = dict(values)
+            made["hidden"] = tuple(made["hidden"])
+            made["augment"] = tuple((name, number) for name, number in made["augment"])
+            return cls(**made)
+        except (TypeError, KeyError, ValueError):
+            raise DataError(
+                f"{what} does not say which network it is of; expected a checkpoint that "
+                "mnist_dlsys.py wrote with --checkpoint"
+            ) from None
+
+    def lasting(self, epochs: int) -> Setup:
+        """The same for another number of epochs."""
+        return replace(self, epochs=epochs)
+
+    def check_same(self, what: str, given: Mapping[str, Any]) -> None:
+        """Raises UsageError where an option that was given says something else than this setup."""
+        for field in fields(self):
+            value, own = given.get(field.name), getattr(self, field.name)
+            if value is None or value == own:
+                continue
+            if field.name == "epochs" and self.schedule in ("constant", "plateau"):
+                continue
+            option = _SHORT.get(field.name, f"--{field.name.replace('_', '-')}")
+            raise UsageError(
+                f"{what} is a run with {option} {_as_option(own)}, not {_as_option(value)}; "
+                "--resume goes on with the options that it has: leave this one out, or begin "
+                "another run"
+            )
+
+    # ---- what it stands for ----
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the outputs are of."""
+        from ..data.mnist import FASHION_MNIST, MNIST
+
+        return (MNIST if self.dataset == "mnist" else FASHION_MNIST).classes
+
+    def build_model(self) -> Module:
+        """The network with its first weights."""
+        from .. import nn
+
+        if self.model == "logreg":
+            model: Module = nn.LogisticRegression(784, 10)
+        elif self.model == "mlp":
+            model = nn.MLP((784, *self.hidden, 10), dropout=self.dropout, seed=self.seed)
+        else:
+            model = {"cnn": nn.LeNet5, "resnet": nn.ResNetMNIST}[self.model](seed=self.seed)
+            if self.dropout:
+                _drop_before_the_last(model, self.dropout, self.seed)
+        if self.assignment:
+            _set_assignment_weights(model, self.model, self.seed)
+        return model
+
+    def build_schedule(self, steps: int) -> Schedule:
+        """The rate over a run of so many steps. UsageError for too few of them."""
+        from .. import optim
+
+        warm = round(self.warmup * steps / self.epochs)
+        rest, lr = max(steps - warm, 1), self.lr
+        if self.schedule == "one-cycle" and rest < _SHORTEST_CYCLE:
+            raise UsageError(
+                f"{rest} steps are too few for one cycle of the rate: use --schedule constant, a "
+                "smaller --batch-size or a larger -e"
+            )
+        make: dict[str, Callable[[], Schedule]] = {
+            "constant": lambda: optim.Constant(lr),
+            "step": lambda: optim.Step(lr, -(-rest // 3)),
+            "exponential": lambda: optim.Exponential(lr, 0.01 ** (1 / rest)),
+            "linear": lambda: optim.Polynomial(lr, rest),
+            "cosine": lambda: optim.Cosine(lr, rest),
+            "warm-restarts": lambda: optim.WarmRestarts(lr, -(-rest // 7), factor=2),
+            "one-cycle": lambda: optim.OneCycle(lr, rest),
+            "plateau": lambda: optim.ReduceOnPlateau(lr, patience=1),
+        }
+        schedule = make[self.schedule]()
+        return optim.Warmup(schedule, warm) if warm else schedule
+
+    def build_optimizer(self, schedule: Schedule) -> Optimizer:
+        """What updates the weights."""
+        from .. import optim
+
+        shared: dict[str, Any] = {"weight_decay": self.weight_decay}
+        if self.optimizer in ("sgd", "momentum", "nesterov"):
+            nesterov = self.optimizer == "nesterov"
+            return optim.SGD(schedule, self.momentum, nesterov=nesterov, **shared)
+        if self.optimizer == "rmsprop":
+            return optim.RMSprop(schedule, momentum=self.momentum, **shared)
+        kinds = {
+            "adam": optim.Adam, "adamw": optim.AdamW, "adagrad": optim.Adagrad, "lion": optim.Lion,
+        }  # fmt: skip
+        return kinds[self.optimizer](schedule, **shared)
+
+    def build_augmentation(self) -> list[Augmentation]:
+        """What changes the images of each batch."""
+        from .. import data
+
+        make: dict[str, Callable[[float], Any]] = {
+            "shift": lambda x: data.Shift(round(x)),
+            "rotate": data.Rotate,
+            "scale": lambda x: data.Scale(1 - x, 1 + x),
+            "cutout": lambda x: data.Cutout(round(x)),
+            "flip": lambda x: data.Flip(probability=x),
+            "mixup": lambda x: data.Mixup(10, x),
+        }
+        return [make[name](number) for name, number in self.augment]
+
+
+def choose(model: str, given: Mapping[str, Any]) -> Setup:
+    """The setup for a model; `given` has the options that were given, by their names in Setup.
+
+    logreg and mlp are trained as the assignment does unless an option of training is given; the
+    rest, and they with one, with momentum, one cycle of the rate and shuffled batches of 100.
+    UsageError for options that do not go together.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    _check(model, given)
+    assignment = model in ("logreg", "mlp") and not given.keys() & TRAINING
+    optimizer = given.get("optimizer", "sgd" if assignment else "momentum")
+    batch_size = given.get("batch_size", 1000 if assignment else 100)
+    usual = _OWN_RATES.get((model, optimizer), _RATES[optimizer])
+    return Setup(
+        model=model,
+        dataset=given.get("dataset", "mnist"),
+        epochs=given.get("epochs", 10),
+        seed=given.get("seed", 123),
+        batch_size=batch_size,
+        optimizer=optimizer,
+        lr=given.get("lr", batch_size / 1000 if assignment else usual),
+        momentum=given.get("momentum", _MOMENTA.get(optimizer, 0.0)),
+        weight_decay=given.get("weight_decay", 0.01 if optimizer == "adamw" else 0.0),
+        schedule=given.get("schedule", "constant" if assignment else "one-cycle"),
+        warmup=given.get("warmup", 0.0),
+        hidden=given.get("hidden", HIDDEN) if model == "mlp" else (),
+        dropout=given.get("dropout", 0.0),
+        augment=given.get("augment", ()),
+        assignment=assignment,
+    )
+
+
+# The options of training: one of them is enough, and logreg and mlp are not the assignment's.
+TRAINING = frozenset(
+    ("optimizer", "schedule", "momentum", "weight_decay", "warmup", "hidden", "dropout", "augment")
+)
+
+
+def _check(model: str, given: Mapping[str, Any]) -> None:
+    """Raises UsageError for options that do not go together, with what to use instead."""
+    optimizer, schedule = given.get("optimizer", "momentum"), given.get("schedule", "one-cycle")
+    if "momentum" in given and optimizer == "sgd":
+        raise UsageError(f"--optimizer sgd has no momentum: use {_ONE_OF_THESE} with --momentum")
+    if "momentum" in given and optimizer not in _MOMENTA:
+        raise UsageError(
+            f"--momentum does not apply to --optimizer {optimizer}: leave it out, or use "
+            f"{_ONE_OF_THESE}"
+        )
+    if given.get("momentum") == 0 and optimizer == "nesterov":
+        raise UsageError("--optimizer nesterov needs a momentum above 0; without: --optimizer sgd")
+    if "hidden" in given and model != "mlp":
+        raise UsageError(f"--hidden has the sizes of -m mlp; {model} has its own: leave it out")
+    if given.get("dropout") and model == "logreg":
+        raise UsageError("--dropout needs a hidden layer: use -m mlp, cnn or resnet")
+    if given.get("warmup") and schedule == "one-cycle":
+        raise UsageError(
+            "one-cycle warms up by itself: leave --warmup out, or use --schedule cosine with it"
+        )
+    if given.get("warmup", 0) >= given.get("epochs", 10):
+        raise UsageError("--warmup takes all of the epochs: use a smaller one, or a larger -e")
+    flips = any(name == "flip" for name, _ in given.get("augment", ()))
+    if flips and given.get("dataset", "mnist") == "mnist":
+        raise UsageError("a digit flipped is no digit: use flip with --dataset fashion only")
+
+
+def _as_option(value: Any) -> str:
+    """A value of a setup as one would give it."""
+    if not isinstance(value, tuple):
+        return str(value)
+    items = ("=".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)
+    return ",".join(items) or "none"
+
+
+def _drop_before_the_last(model: Any, probability: float, seed: int) -> None:
+    """Puts dropout before a network's last layer."""
+    from .. import nn
+
+    name, last = list(model.children())[-1]
+    setattr(model, name, nn.Sequential(nn.Dropout(probability, rng=seed), last))
+
+
+def _set_assignment_weights(model: Module, name: str, seed: int) -> None:
+    from .assignment import initial_values
+
+    matrices, biases = initial_values(name, seed)
+    weights = [value for w, b in zip(matrices, biases) for value in (w.T, b)]
+    for parameter, value in zip(model.parameters(), weights, strict=True):
+        parameter.set(value)

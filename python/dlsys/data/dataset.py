@@ -1,0 +1,117 @@
+"""Data sets: images with their labels, whole in memory or decoded when they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+
+class Split(NamedTuple):
+    """Images (n, …) and their labels, (n,) int64 or (n, classes) of weights."""
+
+    images: Array
+    labels: Array
+
+
+class Images(Protocol):
+    """What a data set takes its images from: an array (n, …), or something that decodes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, …)"""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8, or floating."""
+
+    def __getitem__(self, chosen: Any, /) -> Any:
+        """The images of these numbers as an array."""
+
+
+class Dataset:
+    """Images with labels.
+
+    images: (n, …) uint8 or floating, an array or whatever decodes on demand (`image_folder`).
+    labels: (n,) integers or (n, classes) weights. classes: the labels' names, if they have any.
+
+    Raises DataError for arrays that do not fit each other.
+    """
+
+    def __init__(self, images: Images, labels: Any, classes: Sequence[str] = ()) -> None:
+        given = np.asarray(labels)
+        whole = given.dtype.kind in "iu"
+        if len(given.shape) != (1 if whole else 2) or not (whole or given.dtype.kind == "f"):
+            raise DataError(
+                f"labels are {given.dtype} {given.shape}, expected integers (n,) or weights "
+                "(n, classes)"
+            )
+        if not len(given) or images.shape[:1] != given.shape[:1]:
+            raise DataError(
+                f"images {tuple(images.shape)} and labels {given.shape} are no set of samples: "
+                "one label an image, and at least one image"
+            )
+        if images.dtype != np.uint8 and images.dtype.kind != "f":
+            raise DataError(f"images are {images.dtype}, expected uint8 or floats")
+        self.images = images
+        self.labels: Array = given.astype(np.int64 if whole else np.float32, copy=False)
+        self.classes = tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        kinds = f", {len(self.classes)} classes" if self.classes else ""
+        return f"Dataset({len(self)} images {self.sample_shape} {self.dtype}{kinds})"
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one image."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the images."""
+        return self.images.dtype
+
+    def take(self, indices: Any) -> Split:
+        """The samples of these numbers, fresh or as a view.
+
+        Raises DataError, with the file, where an image cannot be decoded.
+        """
+        return Split(self.images[indices], self.labels[indices])
+
+    def subset(self, indices: Any) -> Dataset:
+        """The set of these samples, numbers or a slice; nothing is decoded yet."""
+        part = getattr(self.images, "part", self.images.__getitem__)
+        return Dataset(part(indices), self.labels[indices], self.classes)
+
+    def in_memory(self) -> Dataset:
+        """The same set with all of its images decoded."""
+        return Dataset(*self.take(slice(None)), self.classes)
+
+
+class Sets(NamedTuple):
+    """What trains, what choices are made by, and what is looked at once at the end."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+def as_dataset(samples: Any) -> Dataset:
+    """A Dataset as it is, or one of a Split or another pair of images and labels."""
+    if isinstance(samples, Dataset):
+        return samples
+    try:
+        images, labels = samples
+    except (TypeError, ValueError):
+        raise DataError(
+            f"expected a Dataset or a pair (images, labels), got {type(samples).__name__}"
+        ) from None
+    return Dataset(np.asarray(images), labels)

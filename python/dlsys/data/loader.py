@@ -1,0 +1,130 @@
+"""Batches for training: shuffled, augmented and normalised on the host, ahead of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError, DlsysError
+from ..graph.node import Node
+from ..ops.batch import epoch_order
+from ..ops.source import Variable
+from .augment import Augment, Compose
+from .dataset import Array, Split, as_dataset
+from .draws import Draws
+from .normalize import normalization_of, normalized
+from .prefetch import ordered_map
+
+_AHEAD = 2  # batches a worker makes before they are asked for
+
+
+class Loader:
+    """The batches of a data set, epoch after epoch.
+
+    dataset: a Dataset, or a pair of images and labels. shuffle: each epoch in an order of its own.
+    drop_last: leaves out the last batch where it is smaller. workers: threads that make batches
+    ahead; 0 makes each when it is asked for. augment: a list of augmentations, and shape: the
+    (channels, height, width) in which they see flattened images. normalize: a mean and a deviation
+    of pixels in [0, 1], as numbers or one a channel, such as Normalization.of(training set);
+    without it uint8 images are brought to [0, 1] and floats stay as they are.
+
+    What a batch holds is a function of (seed, epoch, samples) alone: the same for any number of
+    workers, and after a start in the middle. Raises DataError for arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        workers: int = 0,
+        augment: Sequence[Augment] = (),
+        shape: tuple[int, int, int] | None = None,
+        normalize: Any = None,
+    ) -> None:
+        self.dataset = as_dataset(dataset)
+        if batch_size < 1 or workers < 0:
+            raise DataError(
+                f"Loader: expected batch_size >= 1 and workers >= 0, got {batch_size} and {workers}"
+            )
+        if drop_last and batch_size > len(self.dataset):
+            raise DataError(
+                f"Loader: {len(self.dataset)} samples make no whole batch of {batch_size}; take a "
+                "smaller one or drop_last=False"
+            )
+        self.batch_size = int(batch_size)
+        self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
+        self.workers = workers
+        self._augment = Compose(augment, shape) if augment else None
+        self.normalization = normalization_of(normalize, self.dataset.sample_shape)
+        self._inputs: tuple[Node, ...] | None = None
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.samples // self.batch_size)
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch."""
+        whole = len(self.dataset) // self.batch_size * self.batch_size
+        return whole if self.drop_last else len(self.dataset)
+
+    def inputs(self) -> tuple[Node, ...]:
+        """The Variables that batches are fed to: images (batch, …) float32 and labels, (batch,)
+        int64 or (batch, classes) float32; the same ones at each call.
+        """
+        if self._inputs is None:
+            batch = self._make(0, np.zeros(1, np.int64))
+            names = ("images", "labels")
+            self._inputs = tuple(
+                Variable(name, (None, *array.shape[1:]), array.dtype)
+                for name, array in zip(names, batch)
+            )
+        return self._inputs
+
+    def epoch(self, number: int, start: int = 0) -> Generator[dict[Node, Any], None, None]:
+        """The feeds of each batch of an epoch, from batch `start` on."""
+        inputs = self.inputs()
+        with closing(self.batches(number, start)) as batches:
+            for batch in batches:
+                yield dict(zip(inputs, batch))
+
+    def batches(self, number: int, start: int = 0) -> Generator[Split, None, None]:
+        """The images and labels of each batch of an epoch, from batch `start` on.
+
+        Closing or forgetting the iterator ends its threads. Raises DataError where a batch cannot
+        be made, with the reason as its cause.
+        """
+        order = self._order(number)
+        parts = [order[at : at + self.batch_size] for at in range(0, self.samples, self.batch_size)]
+        make = partial(self._make, number)
+        if not self.workers:
+            yield from map(make, parts[start:])
+            return
+        yield from ordered_map(make, parts[start:], self.workers, _AHEAD * self.workers)
+
+    def _order(self, number: int) -> Array:
+        count = len(self.dataset)
+        return epoch_order(count, self.seed, number) if self.shuffle else np.arange(count)
+
+    def _make(self, number: int, indices: Array) -> Split:
+        try:
+            images, labels = self.dataset.take(indices)
+            scale, shift = self.normalization.affine(images.dtype)
+            if self._augment is not None:
+                draws = Draws(self.seed, number, indices)
+                images, labels = self._augment(images, labels, draws)
+            return Split(normalized(images, scale, shift), labels)
+        except DlsysError:
+            raise  # says what and where
+        except Exception as error:
+            raise DataError(
+                f"a batch of epoch {number} cannot be made: {type(error).__name__}: {error}"
+            ) from error

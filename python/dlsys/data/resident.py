@@ -1,0 +1,111 @@
+"""Batches of a data set that lives on the device, taken there by the training step itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..graph.node import Node
+from ..ops.batch import ordered, shuffled_batch_op
+from ..ops.random import advance_step_op
+from ..ops.source import Parameter, constant_op
+from .dataset import Dataset, Split, as_dataset
+from .normalize import normalization_of, normalized
+
+
+class DeviceLoader:
+    """The batches of a data set that is resident where the graph runs, with Loader's methods.
+
+    A step gathers and normalises its batch with one kernel and needs no feed. uint8 images stay
+    uint8. Which samples a batch has, the same on every device, is settled by a counter there: an
+    effect of `inputs()` advances it in every training step, and `advance` is the node to fetch with
+    a graph that does not train.
+
+    Batches are always whole: an epoch is as many as fit into the set, and what is left opens the
+    next one, so that every sample comes once before any comes again. dataset, shuffle, seed and
+    normalize are as for Loader, whose order it has too. Raises DataError for arguments that do not
+    fit.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        normalize: Any = None,
+    ) -> None:
+        self.dataset = _resident(as_dataset(dataset).in_memory())
+        if batch_size < 1:
+            raise DataError(f"DeviceLoader: expected batch_size >= 1, got {batch_size}")
+        self.batch_size = int(batch_size)
+        self.shuffle, self.seed = shuffle, int(seed)
+        self.normalization = normalization_of(normalize, self.dataset.sample_shape)
+        scale, shift = self.normalization.affine(self.dataset.dtype)
+        self.step = Parameter(np.int64(0), "data.step", trainable=False)
+        self.advance = advance_step_op(self.step, name="data.advance")
+        self._batch = shuffled_batch_op(
+            Parameter(self.dataset.images, "data.images", trainable=False),
+            Parameter(self.dataset.labels, "data.labels", trainable=False),
+            self.step,
+            constant_op(scale),
+            constant_op(shift),
+            batch=self.batch_size,
+            seed=self.seed,
+            shuffle=shuffle,
+            name="data.batch",
+        )
+        self._batch.effects = (self.advance,)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return max(1, len(self.dataset) // self.batch_size)
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch."""
+        return len(self) * self.batch_size
+
+    def inputs(self) -> tuple[Node, ...]:
+        """Images (batch_size, …) float32 and labels, (batch_size,) int64 or (batch_size, classes)
+        float32: nodes that take the batch that the counter is at.
+        """
+        return self._batch[0], self._batch[1]
+
+    def seek(self, step: int) -> None:
+        """Makes `step`, counted from the first batch of epoch 0, the next one."""
+        self.step.set(np.int64(step))
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[dict[Node, Any]]:
+        """An empty feed for each batch of an epoch from batch `start` on, which it seeks first."""
+        self.seek(number * len(self) + start)
+        for _ in range(start, len(self)):
+            yield {}
+
+    def batches(self, number: int, start: int = 0) -> Iterator[Split]:
+        """The same batches as arrays, made on the host."""
+        count = len(self.dataset)
+        scale, shift = self.normalization.affine(self.dataset.dtype)
+        for step in range(number * len(self) + start, (number + 1) * len(self)):
+            positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+            if self.shuffle:
+                chosen = ordered(positions.astype(np.uint64), count, self.seed)
+            else:
+                chosen = positions % count
+            images, labels = self.dataset.take(chosen)
+            yield Split(normalized(images, scale, shift), labels)
+
+    def named_state(self) -> Iterator[tuple[str, Parameter]]:
+        """What a checkpoint keeps: the counter."""
+        yield "step", self.step
+
+
+def _resident(dataset: Dataset) -> Dataset:
+    """uint8 stays, floats become what native devices compute in."""
+    if dataset.dtype == np.uint8:
+        return dataset
+    return Dataset(np.asarray(dataset.images, np.float32), dataset.labels, dataset.classes)

@@ -1,0 +1,136 @@
+"""recording: a program's native segments as CUDA graphs, replayed with one launch each.
+
+A recording bakes in addresses. So feeds are read from fixed slots and fetches are written to fixed
+slots, and one kernel at either end copies between the slots and the arrays of the run; the
+addresses of those are all that changes from replay to replay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..graph.node import Spec
+from ..ndarray import NDArray
+from ..runtime.device import Block, Context
+from ..runtime.library import DLGraphInfo, load
+from .pack import aligned
+
+
+class GraphInfo(NamedTuple):
+    """What a recording consists of."""
+
+    nodes: int
+    kernels: int
+    copies: int
+    fills: int
+
+
+class Ports:
+    """A table of copies (dst, src, nbytes) whose one side is fixed, for the native library."""
+
+    def __init__(self, arrays: Sequence[NDArray], inward: bool) -> None:
+        self._table = np.zeros((max(len(arrays), 1), 3), np.uint64)
+        for row, slot in zip(self._table, arrays):
+            row[0 if inward else 1] = row[1 if inward else 0] = slot.data_address
+            row[2] = slot.nbytes
+        self.address = self._table.ctypes.data
+        self.count = len(arrays)
+        self._words = memoryview(self._table.data).cast("B").cast("Q")
+        self._open = 1 if inward else 0
+
+    def connect(self, k: int, address: int) -> None:
+        """Says where copy `k` comes from, or goes to."""
+        self._words[3 * k + self._open] = address
+
+    def rows(self) -> list[list[int]]:
+        """Every copy as it is now."""
+        return self._table[: self.count].tolist()
+
+
+class Recording:
+    """One recorded segment. It keeps what it must outlive: the tables of its ports."""
+
+    def __init__(self, handle: int, ports: tuple[Ports, Ports]) -> None:
+        self._library = load()
+        self._handle = handle
+        self._ports = ports
+        self._replay = self._library.cdll.DLRecordingReplay
+        info = DLGraphInfo()
+        self._library.check(self._library.cdll.DLRecordingInfo(handle, ctypes.byref(info)))
+        self.info = GraphInfo(*(getattr(info, name) for name in GraphInfo._fields))
+
+    def __del__(self) -> None:
+        self._library.cdll.DLRecordingFree(self._handle)
+
+    def run(self, on: int, times: int = 1) -> None:
+        """Queues replays on a stream."""
+        status = self._replay(self._handle, on, times)
+        if status:
+            self._library.check(status)
+
+
+class Copies:
+    """The copies of a set of ports one by one, where no recording begins or ends with them."""
+
+    def __init__(self, ctx: Context, ports: Ports) -> None:
+        self._library = load()
+        self._ctx = ctx.struct
+        self._ports = ports
+
+    def run(self, on: int) -> None:
+        """Queues them on a stream."""
+        copy = self._library.cdll.DLMemoryCopy
+        for dst, src, nbytes in self._ports.rows():
+            self._library.check(copy(dst, self._ctx, src, self._ctx, nbytes, on))
+
+
+class Recorded:
+    """A program on fixed slots: its native segments recorded, what Python does between them."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        segments: Sequence[Any],
+        feeds: Sequence[NDArray],
+        fetches: Sequence[NDArray],
+        on: int,
+    ) -> None:
+        self.feeds, self.fetches = Ports(feeds, inward=True), Ports(fetches, inward=False)
+        nothing = Ports((), inward=True)
+        self.segments: list[Any] = []
+        for k, segment in enumerate(segments):
+            if not segment.native:
+                self.segments.append(segment)
+                continue
+            before = self.feeds if k == 0 else nothing
+            after = self.fetches if k == len(segments) - 1 else nothing
+            self.segments.append(segment.record(on, before, after))
+        if not segments[0].native and feeds:
+            self.segments.insert(0, Copies(ctx, self.feeds))
+        if not segments[-1].native and fetches:
+            self.segments.append(Copies(ctx, self.fetches))
+
+    def run(self, on: int, times: int) -> None:
+        """Queues runs on a stream, with the ports connected as they are."""
+        if len(self.segments) == 1:
+            self.segments[0].run(on, times)
+            return
+        for _ in range(times):
+            for segment in self.segments:
+                segment.run(on)
+
+
+def fixed_slots(ctx: Context, specs: Sequence[Spec]) -> list[NDArray]:
+    """Arrays with places of their own in one new block."""
+    offsets = [0]
+    for spec in specs:
+        offsets.append(offsets[-1] + aligned(spec.nbytes))
+    block = Block(ctx, offsets[-1])
+    return [
+        NDArray.from_block(block, offset, spec.shape, spec.dtype)
+        for offset, spec in zip(offsets, specs)
+    ]

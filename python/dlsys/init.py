@@ -1,0 +1,196 @@
+"""Initial values of weights: float32 arrays drawn once on the host, so the same on every device.
+
+Every initialiser is a function of (shape, rng). A weight's shape is (outputs, inputs) of a matrix
+or (outputs, inputs, *window) of a filter; one unit then sees `fan in` = inputs · window values and
+is seen by `fan out` = outputs · window. `rng` is a numpy Generator, a seed, or None for the one
+that `seed` starts, which begins at 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .errors import GraphError, ShapeError
+from .ops.philox import normal_quantile
+
+Rng = np.random.Generator | int | None
+Initializer = Callable[..., np.ndarray]  # (shape, rng) -> float32 array
+
+_GAINS = {
+    "linear": 1.0,
+    "sigmoid": 1.0,
+    "tanh": 5 / 3,
+    "relu": math.sqrt(2),
+    "selu": 3 / 4,
+}
+
+
+class _Default:
+    """Where numbers come from without an rng."""
+
+    generator = np.random.default_rng(0)
+
+
+def seed(value: int) -> None:
+    """Starts the generator behind everything that is drawn without an rng of its own anew."""
+    _Default.generator = np.random.default_rng(value)
+
+
+def generator(rng: Rng = None) -> np.random.Generator:
+    """A Generator itself, a new one from a seed, or for None the common one."""
+    return _Default.generator if rng is None else np.random.default_rng(rng)
+
+
+def fans(shape: Sequence[int]) -> tuple[int, int]:
+    """Fan in and fan out of a weight. ShapeError for fewer than two dimensions."""
+    if len(shape) < 2:
+        raise ShapeError(
+            f"init: a weight of shape {tuple(shape)} has no fans, expected (outputs, inputs) or "
+            "(outputs, inputs, height, width); use zeros, constant or normal"
+        )
+    window = math.prod(shape[2:])
+    return shape[1] * window, shape[0] * window
+
+
+def gain(activation: str, slope: float = 0.01) -> float:
+    """The factor that keeps the deviation of values through a linear layer and its activation:
+    "linear", "sigmoid", "tanh", "relu", "selu", or "leaky_relu" with its slope, as PyTorch has
+    them. GraphError for another name.
+    """
+    if activation == "leaky_relu":
+        return math.sqrt(2 / (1 + slope**2))
+    if activation not in _GAINS:
+        known = ", ".join([*_GAINS, "leaky_relu"])
+        raise GraphError(f"init.gain: expected one of {known}, got {activation!r}")
+    return _GAINS[activation]
+
+
+# ---- numbers of one distribution ----
+
+
+def constant(shape: Sequence[int], rng: Rng = None, *, value: float) -> np.ndarray:
+    """One number everywhere."""
+    return np.full(tuple(shape), value, np.float32)
+
+
+def zeros(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
+    """Zeros."""
+    return constant(shape, value=0)
+
+
+def ones(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
+    """Ones."""
+    return constant(shape, value=1)
+
+
+def uniform(
+    shape: Sequence[int], rng: Rng = None, *, low: float = -1.0, high: float = 1.0
+) -> np.ndarray:
+    """Uniform between low and high. GraphError unless low <= high."""
+    if not low <= high:
+        raise GraphError(f"init.uniform: expected low <= high, got {low} and {high}")
+    return generator(rng).uniform(low, high, tuple(shape)).astype(np.float32)
+
+
+def normal(
+    shape: Sequence[int], rng: Rng = None, *, mean: float = 0.0, deviation: float = 1.0
+) -> np.ndarray:
+    """Normal. GraphError unless deviation >= 0."""
+    if not deviation >= 0:
+        raise GraphError(f"init.normal: expected deviation >= 0, got {deviation}")
+    return generator(rng).normal(mean, deviation, tuple(shape)).astype(np.float32)
+
+
+def truncated_normal(
+    shape: Sequence[int],
+    rng: Rng = None,
+    *,
+    mean: float = 0.0,
+    deviation: float = 1.0,
+    low: float = -2.0,
+    high: float = 2.0,
+) -> np.ndarray:
+    """Normal, within mean + low · deviation and mean + high · deviation. The cut narrows it: at
+    ±2 its own deviation is 0.8796 of the given one.
+
+    GraphError unless deviation >= 0 and low < high.
+    """
+    if not deviation >= 0 or not low < high:
+        raise GraphError(
+            "init.truncated_normal: expected deviation >= 0 and low < high, "
+            f"got {deviation}, {low} and {high}"
+        )
+    below, above = (0.5 * math.erfc(-bound / math.sqrt(2)) for bound in (low, high))
+    probability = below + generator(rng).uniform(0, 1, tuple(shape)) * (above - below)
+    z = np.clip(normal_quantile(probability), low, high)
+    return (mean + deviation * z).astype(np.float32)
+
+
+# ---- scaled by the fans ----
+
+
+def xavier_uniform(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
+    """Uniform with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010)."""
+    return _uniform_scaled(shape, rng, _scale(shape, "average", gain))
+
+
+def xavier_normal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
+    """Normal with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010)."""
+    return normal(shape, rng, deviation=_scale(shape, "average", gain))
+
+
+def he_uniform(
+    shape: Sequence[int], rng: Rng = None, *, fan: str = "in", gain: float = math.sqrt(2)
+) -> np.ndarray:
+    """Uniform with variance gain² / fan; fan: "in", "out" or "average". The gain is relu's.
+    He et al. (2015).
+    """
+    return _uniform_scaled(shape, rng, _scale(shape, fan, gain))
+
+
+def he_normal(
+    shape: Sequence[int], rng: Rng = None, *, fan: str = "in", gain: float = math.sqrt(2)
+) -> np.ndarray:
+    """Normal with variance gain² / fan; fan: "in", "out" or "average". The gain is relu's.
+    He et al. (2015).
+    """
+    return normal(shape, rng, deviation=_scale(shape, fan, gain))
+
+
+def lecun_uniform(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
+    """Uniform with variance 1 / fan in. LeCun et al., "Efficient BackProp" (1998)."""
+    return _uniform_scaled(shape, rng, _scale(shape, "in", 1.0))
+
+
+def lecun_normal(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
+    """Normal with variance 1 / fan in, as self-normalising networks want it."""
+    return normal(shape, rng, deviation=_scale(shape, "in", 1.0))
+
+
+def orthogonal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
+    """A random matrix (shape[0], the rest) whose rows, or columns where there are more rows, are
+    orthogonal and of length `gain`. Saxe, McClelland and Ganguli (2014).
+    """
+    fans(shape)
+    rows, columns = shape[0], math.prod(shape[1:])
+    drawn = generator(rng).standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(drawn)
+    q *= np.where(np.diag(r) < 0, -1, 1)  # else qr's choice of signs would favour some directions
+    return (gain * (q if rows >= columns else q.T)).reshape(shape).astype(np.float32)
+
+
+def _scale(shape: Sequence[int], fan: str, gain: float) -> float:
+    """gain / sqrt(fan), the deviation of a weight."""
+    fan_in, fan_out = fans(shape)
+    choices = {"in": fan_in, "out": fan_out, "average": (fan_in + fan_out) / 2}
+    if fan not in choices:
+        raise GraphError(f"init: fan is {fan!r}, expected 'in', 'out' or 'average'")
+    return gain / math.sqrt(max(choices[fan], 1))
+
+
+def _uniform_scaled(shape: Sequence[int], rng: Rng, deviation: float) -> np.ndarray:
+    bound = math.sqrt(3) * deviation
+    return uniform(shape, rng, low=-bound, high=bound)

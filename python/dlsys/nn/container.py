@@ -1,0 +1,54 @@
+"""Layers made of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..autodiff import Node
+from ..errors import GraphError
+from .module import Module
+
+Layer = Callable[[Node], Node]
+
+
+class Sequential(Module):
+    """One layer after the other; a layer is a Module or any function of a node, such as
+    `ad.relu_op`. Named by number, `0.weight`; `model[0]` is the first.
+
+    GraphError for what cannot be called.
+    """
+
+    def __init__(self, *layers: Layer) -> None:
+        for k, layer in enumerate(layers):
+            if not callable(layer):
+                raise GraphError(
+                    f"Sequential: layer {k} is {layer!r}, expected a Module or a function of a node"
+                )
+            setattr(self, str(k), layer)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return (layer for name, layer in vars(self).items() if name.isdigit())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, index: int) -> Layer:
+        return list(self)[index]
+
+    def forward(self, x: Node) -> Node:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+class Residual(Module):
+    """body(x) + shortcut(x), the shortcut x itself unless given. He et al., "Deep residual learning
+    for image recognition" (2016).
+    """
+
+    def __init__(self, body: Layer, shortcut: Layer | None = None) -> None:
+        self.body = body
+        self.shortcut = shortcut
+
+    def forward(self, x: Node) -> Node:
+        return self.body(x) + (x if self.shortcut is None else self.shortcut(x))

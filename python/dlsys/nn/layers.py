@@ -1,0 +1,201 @@
+"""Layers with weights, and those that only reshape. Weights are laid out as PyTorch's.
+
+`initializer` is a function of (shape, rng) as in `dlsys.init`, He's normal form by default; biases
+begin at 0. `rng` is a numpy Generator, a seed, or None for the one that `init.seed` starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import autodiff as ad
+from ..autodiff import Node, Parameter
+from ..errors import GraphError
+from ..init import Initializer, Rng, generator, he_normal, normal, zeros
+from .module import Module
+
+Pair = int | tuple[int, int]
+
+
+class Linear(Module):
+    """x @ weightᵀ + bias: x (…, inputs), weight (outputs, inputs), bias (outputs,) to (…, outputs).
+
+    GraphError for extents below 1.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        bias: bool = True,
+        *,
+        initializer: Initializer = he_normal,
+        rng: Rng = None,
+    ) -> None:
+        check_extents("Linear", inputs=inputs, outputs=outputs)
+        self.weight = Parameter(initializer((outputs, inputs), generator(rng)), "weight")
+        self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
+
+    def forward(self, x: Node) -> Node:
+        return ad.linear_op(x, self.weight, self.bias, trans_B=True)
+
+    def options(self) -> str:
+        outputs, inputs = self.weight.shape
+        return f"{inputs}, {outputs}{', bias=False' if self.bias is None else ''}"
+
+
+class Conv2d(Module):
+    """The convolution of x (N, inputs, H, W) with weight (outputs, inputs/groups, kH, kW), plus
+    bias (outputs,); the other arguments are those of `ad.conv2d`.
+
+    GraphError for extents below 1 and groups that do not divide inputs and outputs; ShapeError at
+    use for attributes or shapes that do not fit.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        window: Pair,
+        stride: Pair = 1,
+        padding: Any = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        initializer: Initializer = he_normal,
+        rng: Rng = None,
+    ) -> None:
+        shape = filter_shape("Conv2d", inputs, outputs, window, groups)
+        self.weight = Parameter(initializer(shape, generator(rng)), "weight")
+        self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
+        self.inputs, self.outputs = inputs, outputs
+        self.attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+    def forward(self, x: Node) -> Node:
+        return ad.conv2d(x, self.weight, self.bias, **self.attrs)
+
+    def options(self) -> str:
+        return _filter_options(self)
+
+
+class ConvTranspose2d(Module):
+    """The transposed convolution of x (N, inputs, H, W) with weight (inputs, outputs/groups, kH,
+    kW), plus bias (outputs,); the other arguments are those of `ad.conv_transpose2d`.
+
+    The initializer draws a filter (outputs, inputs/groups, kH, kW), so that its fans are right.
+    Raises what `Conv2d` raises.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        window: Pair,
+        stride: Pair = 1,
+        padding: Any = 0,
+        output_padding: Pair = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Pair = 1,
+        *,
+        initializer: Initializer = he_normal,
+        rng: Rng = None,
+    ) -> None:
+        shape = filter_shape("ConvTranspose2d", inputs, outputs, window, groups)
+        drawn = initializer(shape, generator(rng))
+        parts = drawn.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
+        weight = parts.reshape(inputs, outputs // groups, *shape[2:])
+        self.weight = Parameter(weight, "weight")
+        self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
+        self.inputs, self.outputs = inputs, outputs
+        self.attrs = {
+            "stride": stride,
+            "padding": padding,
+            "output_padding": output_padding,
+            "dilation": dilation,
+            "groups": groups,
+        }
+
+    def forward(self, x: Node) -> Node:
+        return ad.conv_transpose2d(x, self.weight, self.bias, **self.attrs)
+
+    def options(self) -> str:
+        return _filter_options(self)
+
+
+class Embedding(Module):
+    """Row i of weight (count, features) for each number i of an integer x: (…) to (…, features).
+
+    The rows begin standard normal. A number out of range raises on numpy and CPU and gives NaN on
+    the GPU. GraphError for extents below 1.
+    """
+
+    def __init__(
+        self, count: int, features: int, *, initializer: Initializer = normal, rng: Rng = None
+    ) -> None:
+        check_extents("Embedding", count=count, features=features)
+        self.weight = Parameter(initializer((count, features), generator(rng)), "weight")
+
+    def forward(self, x: Node) -> Node:
+        return ad.embedding_op(self.weight, x)
+
+    def options(self) -> str:
+        return "{}, {}".format(*self.weight.shape)
+
+
+class Flatten(Module):
+    """All axes from `axis` on as one."""
+
+    def __init__(self, axis: int = 1) -> None:
+        self.axis = axis
+
+    def forward(self, x: Node) -> Node:
+        return ad.flatten_op(x, axis=self.axis)
+
+    def options(self) -> str:
+        return f"{self.axis}" if self.axis != 1 else ""
+
+
+class Reshape(Module):
+    """Each sample in another shape: x (N, …) to (N, *shape), whatever N."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    def forward(self, x: Node) -> Node:
+        return ad.reshape_op(x, (-1, *self.shape))
+
+    def options(self) -> str:
+        return ", ".join(map(str, self.shape))
+
+
+def check_extents(layer: str, **extents: int) -> None:
+    """Raises GraphError for an extent that is no whole number of at least 1."""
+    for name, value in extents.items():
+        if not isinstance(value, (int, np.integer)) or value < 1:
+            raise GraphError(f"{layer}: {name} is {value!r}, expected a whole number from 1 on")
+
+
+def filter_shape(
+    layer: str, inputs: int, outputs: int, window: Pair, groups: int
+) -> tuple[int, int, int, int]:
+    """(outputs, inputs/groups, kH, kW). GraphError where there is no such filter."""
+    height, width = window if isinstance(window, Sequence) else (window, window)
+    check_extents(layer, inputs=inputs, outputs=outputs, groups=groups, height=height, width=width)
+    if inputs % groups or outputs % groups:
+        raise GraphError(
+            f"{layer}: {groups} groups do not divide {inputs} inputs and {outputs} outputs"
+        )
+    return outputs, inputs // groups, height, width
+
+
+def _filter_options(layer: Conv2d | ConvTranspose2d) -> str:
+    """Inputs, outputs, window, and what is not as usual."""
+    usual = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+    shown = [str(layer.inputs), str(layer.outputs), str(layer.weight.shape[2:])]
+    shown += [f"{name}={value}" for name, value in layer.attrs.items() if value != usual[name]]
+    return ", ".join(shown + ["bias=False"] * (layer.bias is None))

@@ -1,0 +1,1 @@
+"""Ready models. Each takes a `seed`, by which all its weights are drawn."""

@@ -1,0 +1,76 @@
+"""Convolutional networks for images of 28 by 28, in any shape of 784 elements a sample."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ... import autodiff as ad
+from ...autodiff import Node
+from ...init import Rng, generator, xavier_uniform
+from ..activation import ReLU
+from ..container import Residual, Sequential
+from ..layers import Conv2d, Linear, Reshape
+from ..module import Module
+from ..norm import BatchNorm2d
+from ..pool import GlobalMaxPool, MaxPool2d
+
+
+class LeNet5(Module):
+    """LeNet-5 of LeCun et al. (1998) with ReLU and max-pooling: 61,706 parameters for 10 classes.
+
+    Weights are He's normal, those of the last layer Xavier's uniform.
+    """
+
+    def __init__(self, classes: int = 10, *, seed: Rng = None) -> None:
+        rng = generator(seed)
+        self.conv1 = Conv2d(1, 6, 5, padding=2, rng=rng)
+        self.conv2 = Conv2d(6, 16, 5, rng=rng)
+        self.fc1 = Linear(400, 120, rng=rng)
+        self.fc2 = Linear(120, 84, rng=rng)
+        self.fc3 = Linear(84, classes, initializer=xavier_uniform, rng=rng)
+
+    def forward(self, x: Node) -> Node:
+        """x (N, …) to logits (N, classes)."""
+        x = ad.reshape_op(x, (-1, 1, 28, 28))
+        x = ad.max_pool2d(ad.relu_op(self.conv1(x)), 2)
+        x = ad.max_pool2d(ad.relu_op(self.conv2(x)), 2)
+        x = ad.relu_op(self.fc1(ad.flatten_op(x)))
+        return self.fc3(ad.relu_op(self.fc2(x)))
+
+
+class ResNetMNIST(Sequential):
+    """A small residual network: 32 planes, 64 and a residual block at half the size, 128 and
+    another at a quarter, the largest element of each plane, a linear layer to logits (N, classes).
+
+    Weights are He's normal, those of the last layer Xavier's uniform.
+    """
+
+    def __init__(self, classes: int = 10, *, seed: Rng = None) -> None:
+        rng = generator(seed)
+        super().__init__(
+            Reshape(1, 28, 28),
+            *_stage(1, 32, rng),
+            MaxPool2d(2),
+            *_stage(32, 64, rng),
+            *_block(64, rng),
+            MaxPool2d(2),
+            *_stage(64, 128, rng),
+            *_block(128, rng),
+            GlobalMaxPool(),
+            Linear(128, classes, initializer=xavier_uniform, rng=rng),
+        )
+
+
+def _stage(inputs: int, outputs: int, rng: np.random.Generator) -> list[Module]:
+    """A 3×3 convolution, normalised, and ReLU."""
+    return [
+        Conv2d(inputs, outputs, 3, padding=1, bias=False, rng=rng),
+        BatchNorm2d(outputs),
+        ReLU(),
+    ]
+
+
+def _block(planes: int, rng: np.random.Generator) -> list[Module]:
+    """Two of them with a shortcut around both but the last ReLU."""
+    body = [*_stage(planes, planes, rng), *_stage(planes, planes, rng)[:-1]]
+    return [Residual(Sequential(*body)), ReLU()]

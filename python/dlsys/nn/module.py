@@ -1,0 +1,215 @@
+"""Module, what layers and models have in common: state by name, modes, and building graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..autodiff import Node, Parameter, Variable
+from ..errors import DataError, GraphError
+from .summary import Summary, summarize
+
+Self = TypeVar("Self", bound="Module")
+
+# A name that PyTorch's batch normalisation saves and only uses when it has no momentum.
+_IGNORED = "num_batches_tracked"
+
+
+class Differences(NamedTuple):
+    """Names that a module has and a state_dict lacks, and the other way round."""
+
+    missing: list[str]
+    unexpected: list[str]
+
+
+class Call(NamedTuple):
+    """One use of a layer: its name in the model ("" is the model), inputs and output."""
+
+    name: str
+    module: Module
+    inputs: tuple[Node, ...]
+    output: Node
+
+
+_calls: ContextVar[list | None] = ContextVar("calls", default=None)
+
+
+def _undefined(self: Module, *inputs: Node) -> Node:
+    raise GraphError(
+        f"{type(self).__name__} builds no graph: give it a method forward(self, x) that does"
+    )
+
+
+class Module:
+    """Base of layers and models: a subclass sets attributes and builds its graph in `forward`.
+
+    Attributes that are Parameters are its state: parameters where trainable, else buffers, such as
+    running statistics. Attributes that are Modules are its children. Both may also sit in lists,
+    tuples and dicts. Names are paths as in PyTorch, `layer1.0.weight`; what is used in several
+    places has the first of its names.
+
+    `model(x)` adds the model to the graph behind x, in the mode that it is in then: `train()`, the
+    default, or `eval()`. Graphs in both modes share the state.
+    """
+
+    training = True
+    forward: Callable[..., Node] = _undefined
+
+    def __call__(self, *inputs: Node) -> Node:
+        """The output node. State takes the names that it has in the outermost module called."""
+        for name, state in self.named_state():
+            if not f".{state.name}".endswith(f".{name}"):
+                state.name = name
+        calls = _calls.get()
+        if calls is None:
+            return self.forward(*inputs)
+        place = len(calls)
+        calls.append(None)  # containers come before what they contain
+        output = self.forward(*inputs)
+        calls[place] = (self, inputs, output)
+        return output
+
+    def calls(self, *inputs: Node) -> list[Call]:
+        """Builds the graph like a call, and says what each layer made; the first is the model's."""
+        names = {module: name for name, module in self.named_modules()}
+        recorded: list = []
+        token = _calls.set(recorded)
+        try:
+            self(*inputs)
+        finally:
+            _calls.reset(token)
+        return [Call(names.get(made[0], "?"), *made) for made in recorded]
+
+    # ---- modes ----
+    def train(self: Self, mode: bool = True) -> Self:
+        """Graphs built from now on are for training: batch statistics, dropout."""
+        for _, module in self.named_modules():
+            module.training = mode
+        return self
+
+    def eval(self: Self) -> Self:
+        """Graphs built from now on are for inference: running statistics, no dropout."""
+        return self.train(False)
+
+    # ---- parts ----
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """The modules that are attributes of this one, with their names."""
+        return ((name, item) for name, item in _members(self) if isinstance(item, Module))
+
+    def named_modules(self) -> Iterator[tuple[str, Module]]:
+        """This module, named "", and all below it, each once, parents first."""
+        seen = {self}
+        stack: list[tuple[str, Module]] = [("", self)]
+        while stack:
+            prefix, module = stack.pop()
+            yield prefix, module
+            new = []
+            for name, child in module.children():
+                if child not in seen:
+                    seen.add(child)
+                    new.append((_join(prefix, name), child))
+            stack.extend(reversed(new))
+
+    def named_state(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters and buffers with their names, each once."""
+        seen = set()
+        for prefix, module in self.named_modules():
+            for name, item in _members(module):
+                if isinstance(item, Parameter) and item not in seen:
+                    seen.add(item)
+                    yield _join(prefix, name), item
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """What training changes, with names."""
+        return ((name, state) for name, state in self.named_state() if state.trainable)
+
+    def named_buffers(self) -> Iterator[tuple[str, Parameter]]:
+        """State that is not trained by gradients, with names."""
+        return ((name, state) for name, state in self.named_state() if not state.trainable)
+
+    def parameters(self) -> list[Parameter]:
+        """What training changes, for `optimizer.minimize`."""
+        return [state for _, state in self.named_parameters()]
+
+    def buffers(self) -> list[Parameter]:
+        """State that is not trained by gradients."""
+        return [state for _, state in self.named_buffers()]
+
+    # ---- state ----
+    def to(self: Self, ctx: Any) -> Self:
+        """Moves all state to another device (None for numpy)."""
+        for _, state in self.named_state():
+            state.to(ctx)
+        return self
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """A copy of all parameters and buffers, by name."""
+        return {name: state.asnumpy() for name, state in self.named_state()}
+
+    def load_state_dict(self, values: Mapping[str, Any], strict: bool = True) -> Differences:
+        """Takes over parameters and buffers by name, from arrays or PyTorch tensors on the CPU.
+
+        Everything must be there and fit; without `strict` names may be missing or unexpected, and
+        are returned. PyTorch's `num_batches_tracked` is passed over. DataError names all that is
+        missing, unexpected or of another shape or kind; nothing is changed then.
+        """
+        own = dict(self.named_state())
+        missing = [name for name in own if name not in values]
+        unexpected = [
+            name for name in values if name not in own and name.split(".")[-1] != _IGNORED
+        ]
+        arrays = {name: np.asarray(values[name]) for name in own if name in values}
+        mismatched = [
+            f"{name} is {array.dtype} {array.shape}, expected {own[name].dtype} {own[name].shape}"
+            for name, array in arrays.items()
+            if array.shape != own[name].shape
+            or not np.can_cast(array.dtype, own[name].dtype, "same_kind")
+        ]
+        if mismatched or (strict and (missing or unexpected)):
+            faults = {"missing": missing, "unexpected": unexpected, "mismatched": mismatched}
+            shown = [f"{what}: {', '.join(names)}" for what, names in faults.items() if names]
+            raise DataError(
+                f"{type(self).__name__}: the state_dict does not fit, nothing was loaded; "
+                f"{'; '.join(shown)}"
+            )
+        for name, array in arrays.items():
+            own[name].set(array)
+        return Differences(missing, unexpected)
+
+    # ---- texts ----
+    def summary(self, input_shape: tuple[int | None, ...], dtype: Any = np.float32) -> Summary:
+        """A table of the layers that an input of this shape goes through, in the present mode:
+        output shapes, parameters, operations. A free extent (None) counts as 1.
+        """
+        shape = tuple(1 if extent is None else extent for extent in input_shape)
+        x = Variable("x", shape=shape, dtype=dtype)
+        return summarize(x, self.calls(x))
+
+    def options(self) -> str:
+        """What the module's repr has in brackets."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = [f"{name}: {child!r}".replace("\n", "\n  ") for name, child in self.children()]
+        if not lines:
+            return f"{type(self).__name__}({self.options()})"
+        body = "".join(f"  {line}\n" for line in lines)
+        return f"{type(self).__name__}({self.options()}\n{body})"
+
+
+def _members(module: Module) -> Iterator[tuple[str, Any]]:
+    """Attributes, and the items of those that are containers."""
+    for name, value in vars(module).items():
+        if isinstance(value, Mapping):
+            yield from ((_join(name, str(key)), item) for key, item in value.items())
+        elif isinstance(value, (list, tuple)):
+            yield from ((_join(name, str(k)), item) for k, item in enumerate(value))
+        else:
+            yield name, value
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

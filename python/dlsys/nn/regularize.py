@@ -1,0 +1,48 @@
+"""Dropout as a layer."""
+
+from __future__ import annotations
+
+from .. import autodiff as ad
+from ..autodiff import Node, Parameter
+from ..errors import GraphError
+from ..init import Rng, generator
+from .module import Module
+
+
+class Dropout(Module):
+    """In training mode each element is 0 with the given probability, else divided by 1 minus it;
+    in inference mode x itself. Srivastava et al. (2014).
+
+    Which elements, is a function of two buffers: `key`, the seed and the node number that the layer
+    draws when it is made, and `step`, which training steps advance. So graphs built twice draw
+    alike, and a loaded state goes on where the saved one was; a graph has the key that was there
+    when it was built, so load first. Used twice in one graph, the layer draws one mask for both.
+    GraphError unless 0 <= probability < 1.
+    """
+
+    def __init__(self, probability: float = 0.5, *, rng: Rng = None) -> None:
+        if not 0 <= probability < 1:
+            raise GraphError(f"Dropout: expected 0 <= probability < 1, got {probability}")
+        self.probability = probability
+        key = generator(rng).integers((2**63, 2**31))
+        self.key = Parameter(key, "key", trainable=False)
+        self._source = _OneNode(self.key)
+        self.step = self._source.step
+
+    def forward(self, x: Node) -> Node:
+        return ad.dropout(x, 1 - self.probability, self._source, training=self.training)
+
+    def options(self) -> str:
+        return f"{self.probability}"
+
+
+class _OneNode(ad.Generator):
+    """A source of random numbers whose nodes are all one, of the number that a key gives."""
+
+    def __init__(self, key: Parameter) -> None:
+        super().__init__()
+        self._key = key
+
+    def attrs(self) -> dict[str, int]:
+        seed, node = self._key.asnumpy()
+        return {"seed": int(seed), "node": int(node)}

@@ -1,0 +1,172 @@
+"""Operators that stand for several, made by `passes/fuse.py`.
+
+Each keeps the nodes that it replaced as its body, closed over its inputs: the body is its shape
+rule, its numpy form, its text, and so what its kernels are checked against. Passes run after
+gradients are built, so none of them has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..graph.node import Node, Op, Spec, find_topo_sort
+from .layout import reshape_op
+from .matmul import precision_number
+from .source import constant_op, placeholder_op
+
+# By the numbers of src/epilogue.h, which count from 1: kernels of activations, y = f(x), and of
+# their gradients, dx = f(x or y, dy).
+ACTIVATIONS = (
+    "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "hard_sigmoid",
+    "hard_swish",
+)  # fmt: skip
+GRADIENTS = (
+    "relu_gradient", "silu_gradient", "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient",
+    "hard_swish_gradient",
+)  # fmt: skip
+_MEETING = 512  # numbers that the blocks of a loss kernel meet at: kMeetingPlaces and a count
+
+
+class Body(NamedTuple):
+    """What a fused node computes: `outputs` of its operator over `inputs`, which stand for the
+    node's own.
+    """
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(_expression(node) for node in self.outputs)
+
+    @property
+    def steps(self) -> list[Node]:
+        """The nodes that compute, inputs before users."""
+        return [node for node in find_topo_sort(self.outputs) if not node.op.leaf]
+
+
+def close(
+    inputs: Sequence[Node], outputs: Sequence[Node], shown: Mapping[Node, Node] | None = None
+) -> Body:
+    """The nodes between `inputs` and `outputs` as a body of their own, which later rewrites of the
+    graph do not touch. `shown` maps nodes that are views of an input's memory to that input.
+    """
+    copies: dict[Node, Node] = {}
+    for x in inputs:
+        copies[x] = placeholder_op(x.name)
+        copies[x].spec = x.spec
+    for view, x in (shown or {}).items():
+        copies.setdefault(view, reshape_op(copies[x], view.spec.shape))
+
+    def copy(node: Node) -> Node:  # as deep as a pattern, which is a few nodes
+        if node not in copies:
+            copies[node] = node.derive([copy(x) for x in node.inputs], node.spec)
+        return copies[node]
+
+    made = tuple(copy(node) for node in outputs)
+    return Body(tuple(copies[x] for x in inputs), made)
+
+
+class Fused(Op):
+    """What all fused operators share: their attribute `body` says what they compute."""
+
+    def __init__(self, name: str, outputs: int = 1, any_dtype: bool | tuple[int, ...] = ()) -> None:
+        self.name = self.kernel = name
+        self.outputs = outputs
+        self.any_dtype = any_dtype
+
+    def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
+        body: Body = node.attrs["body"]
+        found = dict(zip(body.inputs, specs))
+        for step in body.steps:
+            found[step] = step.op.infer(step, *(found[x] for x in step.inputs))  # type: ignore[assignment]
+        made = tuple(found[x] for x in body.outputs)
+        return made if self.outputs > 1 else made[0]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        body: Body = node.attrs["body"]
+        given, made = arrays[: len(body.inputs)], arrays[len(body.inputs) :]
+        specs: dict[Node, Any] = {
+            x: Spec(a.shape, a.dtype, declared=False) for x, a in zip(body.inputs, given)
+        }
+        values: dict[Node, Any] = dict(zip(body.inputs, given))
+        for step in body.steps:
+            inputs = [values[x] for x in step.inputs]
+            spec: Any = step.op.infer(step, *(specs[x] for x in step.inputs))
+            specs[step] = spec
+            if step.op.selects:
+                values[step] = inputs[0][step.attrs["index"]]
+                continue
+            if step.op.view:
+                values[step] = inputs[0].reshape(spec.shape)
+                continue
+            wanted = [spec] if step.op.outputs == 1 else list(spec)
+            results = [np.empty(s.shape, s.dtype) for s in wanted]
+            given_specs = [specs[x] for x in step.inputs]
+            scratch = [
+                np.empty(s.shape, s.dtype) for s in step.op.workspace(step, given_specs, wanted)
+            ]
+            step.op.numpy(step, *inputs, *scratch, *results)
+            values[step] = results[0] if step.op.outputs == 1 else results
+        for array, output in zip(made, body.outputs):
+            np.copyto(array, values[output], casting="same_kind")
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        steps = node.attrs["body"].steps
+        return sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in steps)
+
+
+class FusedProduct(Fused):
+    """A matrix product with what follows it. `select` names the attribute that chooses among
+    `choices`, whose numbers count from 1; without one the number is 0.
+    """
+
+    tolerance = 1e-4
+    precise = True
+
+    def __init__(
+        self, name: str, select: str, choices: Sequence[Any] = (True,), outputs: int = 1
+    ) -> None:
+        super().__init__(name, outputs)
+        self._select = select
+        self._choices = choices
+
+    def scalars(self, node: Node) -> tuple[int, int, int, int]:
+        attrs = node.attrs
+        chosen = attrs[self._select]
+        number = self._choices.index(chosen) + 1 if chosen else 0
+        return int(attrs["trans_A"]), int(attrs["trans_B"]), precision_number(node), number
+
+
+class FusedLoss(Fused):
+    """Σ of the rows' losses times `scale`, and the gradient of each row's loss times `dy`: values
+    () and (…, classes) of logits, labels and a place to meet. Labels out of range are refused, or
+    on the GPU give NaN.
+    """
+
+    tolerance = 1e-4
+    fallible = True
+
+    def __call__(self, x: Node, labels: Node, body: Body, scale: float, dy: float) -> Node:  # type: ignore[override]
+        inputs = (x, labels, constant_op(np.zeros(_MEETING, np.int32), name="meeting"))
+        whole = Body((*body.inputs, placeholder_op("meeting")), body.outputs)
+        return Node(self, inputs, {"body": whole, "scale": scale, "dy": dy})
+
+    def scalars(self, node: Node) -> tuple[float, float]:
+        return node.attrs["scale"], node.attrs["dy"]
+
+
+def _expression(node: Node) -> str:
+    if not node.inputs:
+        return node.name if node.op.leaf else node.op.name
+    return f"{node.op.name}({', '.join(_expression(x) for x in node.inputs)})"
+
+
+matmul_bias_op = FusedProduct("matmul_bias", "activation", ACTIVATIONS)  # activation(A B + bias)
+matmul_map_op = FusedProduct("matmul_map", "activation", ACTIVATIONS)  # activation(A B)
+matmul_gradient_op = FusedProduct("matmul_gradient", "gradient", GRADIENTS)  # gradient(side, A B)
+matmul_sums_op = FusedProduct("matmul_sums", "of_A", outputs=2)  # A B, Σ over the depth of A or B
+cross_entropy_pair_op = FusedLoss("softmax_cross_entropy_pair", 2, (2,))
+sparse_cross_entropy_pair_op = FusedLoss("sparse_softmax_cross_entropy_pair", 2, (1, 2))

@@ -1,0 +1,238 @@
+"""The rules of optimizers, for numpy: what one step does to a parameter and its slots.
+
+src/update.h has the same formulas for native devices; update_all.py makes operators of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+Attrs = dict[str, Any]
+
+
+class Now(NamedTuple):
+    """The numbers of one step."""
+
+    lr: float
+    step: int | None  # updates before this one, where the rule is told
+    fresh: bool  # a round of accumulation begins
+
+
+class Rule:
+    """What one step does to a chunk of a parameter: `apply` changes the states in place and may
+    use the scratch array `s`.
+    """
+
+    name: str
+    slots: tuple[str, ...] = ()  # states beside the parameter
+    attributes: Attrs = {}  # with their defaults; None: must be given
+    operations = 2  # an element
+    takes_rate = True
+    needs_step = False
+    every_run = False  # acts in every run of a round, not in the last one only
+
+    def constants(self, attrs: Attrs) -> tuple[float, ...]:
+        """The kernel's constants, three at most."""
+        return ()
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        raise NotImplementedError
+
+
+class Sgd(Rule):
+    """p -= lr · g."""
+
+    name = "sgd_update"
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        descend(states[0], g, now.lr, s)
+
+
+class Momentum(Rule):
+    """v = momentum · v + (1 - dampening) · g; p -= lr · v, or with Nesterov's momentum p -= lr ·
+    (g + momentum · v). The gradient of step 0 is not dampened.
+    """
+
+    name = "sgd_momentum_update"
+    slots = ("velocity",)
+    attributes = {"momentum": None, "dampening": 0.0, "nesterov": False}
+    operations = 4
+
+    def constants(self, attrs: Attrs) -> tuple[float, ...]:
+        return attrs["momentum"], 1 - attrs["dampening"], attrs["nesterov"]
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        p, v = states
+        momentum, share, nesterov = self.constants(attrs)
+        np.multiply(v, momentum, out=v)
+        np.add(v, g if share == 1 or now.step == 0 else np.multiply(g, share, out=s), out=v)
+        if nesterov:
+            np.multiply(v, momentum, out=s)
+            np.add(s, g, out=s)
+        descend(p, s if nesterov else v, now.lr, s)
+
+
+class Adam(Rule):
+    """Adam of Kingma and Ba (2015): with t = step + 1,
+
+    m += (1 - beta1) · (g - m); v += (1 - beta2) · (g² - v);
+    p -= lr / (1 - beta1^t) · m / (sqrt(v / (1 - beta2^t)) + eps).
+    """
+
+    name = "adam_update"
+    slots = ("mean", "square")
+    attributes = {"beta1": None, "beta2": None, "eps": None}
+    operations = 12
+    needs_step = True
+
+    def constants(self, attrs: Attrs) -> tuple[float, ...]:
+        return 1 - attrs["beta1"], 1 - attrs["beta2"], attrs["eps"]
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        p, m, v = states
+        decay1, decay2, eps = self.constants(attrs)
+        _move(m, g, decay1, s)
+        _move(v, np.multiply(g, g, out=s), decay2, s)
+        np.sqrt(v, out=s)
+        np.multiply(s, 1 / math.sqrt(_correction(decay2, now)), out=s)
+        np.add(s, eps, out=s)
+        np.divide(m, s, out=s)
+        descend(p, s, now.lr / _correction(decay1, now), s)
+
+
+class RmsProp(Rule):
+    """RMSprop of Tieleman and Hinton (2012), with Graves's centring (2013) and momentum:
+
+    square += (1 - alpha) · (g² - square); mean += (1 - alpha) · (g - mean);
+    change = g / (sqrt(square - mean²) + eps), without mean² where it is not centred;
+    velocity = momentum · velocity + change; p -= lr · velocity, or lr · change without momentum.
+    """
+
+    attributes = {"alpha": None, "eps": None}
+    operations = 8
+
+    def __init__(self, centred: bool, momentum: bool) -> None:
+        words = ["rmsprop", *["centred"] * centred, *["momentum"] * momentum, "update"]
+        self.name = "_".join(words)
+        self.slots = ("square", *["mean"] * centred, *["velocity"] * momentum)
+        if momentum:
+            self.attributes = {**self.attributes, "momentum": None}
+
+    def constants(self, attrs: Attrs) -> tuple[float, ...]:
+        return 1 - attrs["alpha"], attrs["eps"], attrs.get("momentum", 0.0)
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        named = dict(zip(("param", *self.slots), states))
+        decay, eps, momentum = self.constants(attrs)
+        _move(named["square"], np.multiply(g, g, out=s), decay, s)
+        variance = named["square"]
+        if "mean" in named:
+            _move(named["mean"], g, decay, s)
+            np.multiply(named["mean"], named["mean"], out=s)
+            np.subtract(variance, s, out=s)
+            variance = np.maximum(s, 0, out=s)  # below 0 by rounding
+        np.sqrt(variance, out=s)
+        np.add(s, eps, out=s)
+        change = np.divide(g, s, out=s)
+        if "velocity" in named:
+            np.multiply(named["velocity"], momentum, out=named["velocity"])
+            change = np.add(named["velocity"], s, out=named["velocity"])
+        descend(named["param"], change, now.lr, s)
+
+
+class Adagrad(Rule):
+    """Adagrad of Duchi, Hazan and Singer (2011): total += g²; p -= lr · g / (sqrt(total) + eps)."""
+
+    name = "adagrad_update"
+    slots = ("total",)
+    attributes = {"eps": None}
+    operations = 6
+
+    def constants(self, attrs: Attrs) -> tuple[float, ...]:
+        return (attrs["eps"],)
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        p, total = states
+        np.add(total, np.multiply(g, g, out=s), out=total)
+        np.sqrt(total, out=s)
+        np.add(s, attrs["eps"], out=s)
+        descend(p, np.divide(g, s, out=s), now.lr, s)
+
+
+class Lion(Rule):
+    """Lion of Chen et al. (2023): p -= lr · sign(m + (1 - beta1) · (g - m)); m += (1 - beta2) ·
+    (g - m).
+    """
+
+    name = "lion_update"
+    slots = ("mean",)
+    attributes = {"beta1": None, "beta2": None}
+    operations = 8
+
+    def constants(self, attrs: Attrs) -> tuple[float, ...]:
+        return 1 - attrs["beta1"], 1 - attrs["beta2"]
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        p, m = states
+        decay1, decay2 = self.constants(attrs)
+        np.subtract(g, m, out=s)
+        np.multiply(s, decay1, out=s)
+        np.add(s, m, out=s)
+        descend(p, np.sign(s, out=s), now.lr, s)
+        _move(m, g, decay2, s)
+
+
+class Average(Rule):
+    """The exponentially weighted mean of the values given so far, of which the gradient is the
+    newest: with t = step + 1, average += (1 - decay) / (1 - decay^t) · (g - average). The weight of
+    a value that is k steps old is proportional to decay^k, so what was there before has none.
+    """
+
+    name = "average_update"
+    attributes = {"keep": None}
+    operations = 3
+    takes_rate = False
+    needs_step = True
+
+    def constants(self, attrs: Attrs) -> tuple[float, ...]:
+        return (1 - attrs["keep"],)
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        (share,) = self.constants(attrs)
+        _move(states[0], g, share / _correction(share, now), s)
+
+
+class Accumulate(Rule):
+    """total += g, from 0 in the first of every `every` runs."""
+
+    name = "accumulate_update"
+    operations = 1
+    takes_rate = False
+    every_run = True
+
+    def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
+        if now.fresh:
+            np.copyto(states[0], g)
+        else:
+            np.add(states[0], g, out=states[0])
+
+
+def _correction(decay: float, now: Now) -> float:
+    """1 - beta^t with beta = 1 - decay, without the cancellation."""
+    assert now.step is not None
+    return -math.expm1((now.step + 1) * math.log1p(-decay)) if decay < 1 else 1.0
+
+
+def descend(p: Array, direction: Array, rate: float, s: Array) -> None:
+    np.subtract(p, np.multiply(direction, rate, out=s), out=p)
+
+
+def _move(state: Array, target: Array, share: float, s: Array) -> None:
+    np.subtract(target, state, out=s)
+    np.multiply(s, share, out=s)
+    np.add(state, s, out=state)

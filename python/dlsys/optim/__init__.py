@@ -1,0 +1,22 @@
+"""Optimizers and schedules: they build update nodes, so a training step is a graph like any other.
+
+from dlsys import optim
+train = optim.AdamW(optim.Warmup(optim.Cosine(1e-3, 10_000), 500)).minimize(loss, parameters)
+"""
+
+from .algorithms import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
+from .ema import EMA
+from .optimizer import Optimizer, effects_of
+from .schedule import (
+    Constant,
+    Cosine,
+    Exponential,
+    MultiStep,
+    OneCycle,
+    Polynomial,
+    ReduceOnPlateau,
+    Schedule,
+    Step,
+    WarmRestarts,
+    Warmup,
+)

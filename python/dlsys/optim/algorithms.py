@@ -1,0 +1,184 @@
+"""The optimizers: which rule of ops/rules.py each is, with which constants.
+
+All take the keywords of Optimizer too: `clip_value`, `clip_norm`, `accumulate`, `ema`. Options
+mean what they mean in PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import GraphError
+from ..ops.source import Parameter
+from ..ops.update_all import (
+    RuleOp,
+    adagrad_update_op,
+    adam_update_op,
+    lion_update_op,
+    rmsprop_centred_momentum_update_op,
+    rmsprop_centred_update_op,
+    rmsprop_momentum_update_op,
+    rmsprop_update_op,
+    sgd_momentum_update_op,
+    sgd_update_op,
+)
+from .optimizer import NOT_NEGATIVE, UNIT, Optimizer, Options, Rate
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent: `v = momentum · v + (1 - dampening) · g`, `w -= lr · v` (without
+    momentum, `w -= lr · g`; with Nesterov's, `w -= lr · (g + momentum · v)`).
+    """
+
+    ranges = {"momentum": UNIT, "dampening": UNIT}
+
+    def __init__(
+        self,
+        lr: Rate,
+        momentum: float = 0.0,
+        *,
+        nesterov: bool = False,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        **shared: Any,
+    ) -> None:
+        options: Options = dict(momentum=momentum, nesterov=nesterov, dampening=dampening)
+        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        super().__init__(lr, options, **shared)
+
+    def rule(self, options: Options) -> tuple[RuleOp, Options]:
+        momentum, nesterov, dampening = (
+            options[key] for key in ("momentum", "nesterov", "dampening")
+        )
+        if nesterov and (not momentum or dampening):
+            raise GraphError(
+                f"SGD: nesterov wants a momentum and no dampening, got momentum={momentum}, "
+                f"dampening={dampening}"
+            )
+        if not momentum:
+            return sgd_update_op, {}
+        attrs = {"momentum": momentum, "nesterov": nesterov, "dampening": dampening}
+        return sgd_momentum_update_op, {key: value for key, value in attrs.items() if value}
+
+    @property
+    def velocity(self) -> dict[Parameter, Parameter]:
+        """The velocity of each Parameter that has one."""
+        return {p: slots["velocity"] for p, slots in self.slots.items() if "velocity" in slots}
+
+
+class Adam(Optimizer):
+    """Adam of Kingma and Ba (2015), `weight_decay` in the gradient."""
+
+    ranges = {"beta1": UNIT, "beta2": UNIT, "eps": NOT_NEGATIVE}
+
+    def __init__(
+        self,
+        lr: Rate = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        *,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        **shared: Any,
+    ) -> None:
+        options: Options = dict(beta1=beta1, beta2=beta2, eps=eps)
+        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        super().__init__(lr, options, **shared)
+
+    def rule(self, options: Options) -> tuple[RuleOp, Options]:
+        return adam_update_op, {key: options[key] for key in ("beta1", "beta2", "eps")}
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+
+    def __init__(
+        self,
+        lr: Rate = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        *,
+        weight_decay: float = 0.01,
+        **shared: Any,
+    ) -> None:
+        super().__init__(lr, beta1, beta2, eps, weight_decay=weight_decay, decoupled=True, **shared)
+
+
+class RMSprop(Optimizer):
+    """RMSprop of Tieleman and Hinton (2012), with centring and momentum where asked for."""
+
+    ranges = {"alpha": UNIT, "eps": NOT_NEGATIVE, "momentum": UNIT}
+
+    def __init__(
+        self,
+        lr: Rate = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        momentum: float = 0.0,
+        *,
+        centred: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        **shared: Any,
+    ) -> None:
+        options: Options = dict(alpha=alpha, eps=eps, momentum=momentum, centred=centred)
+        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        super().__init__(lr, options, **shared)
+
+    def rule(self, options: Options) -> tuple[RuleOp, Options]:
+        attrs = {"alpha": options["alpha"], "eps": options["eps"]}
+        if options["momentum"]:
+            attrs["momentum"] = options["momentum"]
+            centred, plain = rmsprop_centred_momentum_update_op, rmsprop_momentum_update_op
+        else:
+            centred, plain = rmsprop_centred_update_op, rmsprop_update_op
+        return (centred if options["centred"] else plain), attrs
+
+
+class Adagrad(Optimizer):
+    """Adagrad of Duchi, Hazan and Singer (2011); `initial` is where the totals begin."""
+
+    ranges = {"eps": NOT_NEGATIVE, "initial": NOT_NEGATIVE}
+
+    def __init__(
+        self,
+        lr: Rate = 1e-2,
+        eps: float = 1e-10,
+        *,
+        initial: float = 0.0,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        **shared: Any,
+    ) -> None:
+        options: Options = dict(eps=eps, initial=initial)
+        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        super().__init__(lr, options, **shared)
+
+    def rule(self, options: Options) -> tuple[RuleOp, Options]:
+        return adagrad_update_op, {"eps": options["eps"]}
+
+
+class Lion(Optimizer):
+    """Lion of Chen et al. (2023), whose weight decay is decoupled."""
+
+    ranges = {"beta1": UNIT, "beta2": UNIT}
+
+    def __init__(
+        self,
+        lr: Rate = 1e-4,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        *,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        **shared: Any,
+    ) -> None:
+        options: Options = dict(beta1=beta1, beta2=beta2)
+        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        super().__init__(lr, options, **shared)
+
+    def rule(self, options: Options) -> tuple[RuleOp, Options]:
+        return lion_update_op, {"beta1": options["beta1"], "beta2": options["beta2"]}

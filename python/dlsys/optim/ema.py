@@ -1,0 +1,65 @@
+"""Exponential moving averages of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraphError
+from ..graph.node import Node
+from ..ops.source import Parameter
+from ..ops.update import advance_step_op
+from ..ops.update_all import average_update_op
+
+
+class EMA:
+    """The mean of the weights after each update, of which the weight of those that are k updates
+    old is proportional to decay^k: after n updates it has seen w_1 to w_n and not w_0.
+
+    Give it to an optimizer, `optim.Adam(1e-3, ema=optim.EMA(0.999))`; `averages` has the averaged
+    Parameter of each Parameter, for graphs of their own, and `with ema.applied():` evaluates the
+    graphs there are.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 <= decay < 1:
+            raise GraphError(f"EMA: expected 0 <= decay < 1, got {decay}")
+        self.decay = decay
+        self.step = Parameter(np.int64(0), "ema.step", trainable=False)
+        self.averages: dict[Parameter, Parameter] = {}
+
+    def updates(
+        self, values: Mapping[Parameter, Node], count: Node | None = None, every: int = 1
+    ) -> list[Node]:
+        """The nodes that take the values that Parameters have after an update into their averages,
+        in the last of every `every` runs if `count` counts the runs before.
+        """
+        rounds: dict[str, Any] = {} if count is None else {"count": count, "every": every}
+        nodes = [advance_step_op(self.step, **rounds)]
+        for parameter, value in values.items():
+            if parameter not in self.averages:
+                name = f"{parameter.name}.average"
+                value_now = parameter.asnumpy().astype(parameter.dtype)
+                self.averages[parameter] = Parameter(value_now, name, trainable=False)
+            average = self.averages[parameter]
+            nodes.append(
+                average_update_op(average, value, step=self.step, keep=self.decay, **rounds)
+            )
+        return nodes
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within `with`, the Parameters have their averages' values; afterwards their own again,
+        so that what is trained within is lost.
+        """
+        own = {parameter: parameter.asnumpy() for parameter in self.averages}
+        try:
+            for parameter, average in self.averages.items():
+                parameter.set(average.asnumpy())
+            yield
+        finally:
+            for parameter, value in own.items():
+                parameter.set(value)

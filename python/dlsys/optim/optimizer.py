@@ -1,0 +1,288 @@
+"""What all optimizers share: groups of Parameters, clipping, accumulation, averages and state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DataError, GraphError
+from ..graph.gradients import gradients
+from ..graph.node import Node, find_topo_sort
+from ..ops.compare import minimum_op
+from ..ops.source import Parameter, constant_op
+from ..ops.update import advance_step_op, group_op
+from ..ops.update_all import RuleOp, accumulate_update_op, global_norm_op
+from .ema import EMA
+from .schedule import Schedule
+
+Rate = float | Schedule
+Options = dict[str, Any]
+Range = tuple[str, Callable[[float], bool]]
+
+UNIT: Range = ("0 <= {} < 1", lambda x: 0 <= x < 1)
+NOT_NEGATIVE: Range = ("{} >= 0", lambda x: 0 <= x < float("inf"))
+_NORM_EPS = 1e-6  # beside the norm, as in PyTorch's clip_grad_norm_
+
+
+class Group(NamedTuple):
+    """Parameters with their rate, rule, the rule's attributes and the value that slots begin at."""
+
+    parameters: list[Parameter]
+    lr: Node
+    rule: RuleOp
+    attrs: Options
+    initial: float
+
+
+class Optimizer:
+    """Updates Parameters by the gradient of a loss.
+
+    lr: a number, which becomes a Parameter: `optimizer.lr.set(0.01)` takes effect at the next run
+    of every executor; or a Schedule of the updates made.
+    weight_decay: of an L2 penalty, joined to the gradient; with `decoupled` the weights shrink by
+    lr · weight_decay of themselves instead.
+    clip_norm: gradients are scaled down so that the norm over all of them is at most this.
+    clip_value: then each of their elements is cut to at most this size.
+    accumulate: gradients are averaged over so many runs, the last of which makes the update.
+    ema: an EMA of the weights, or its decay.
+
+    Attributes: `lr`, a node of one float32; `step`, a Parameter of one int64 that counts the
+    updates made; `slots`, for each Parameter its further states by name; `ema`.
+    """
+
+    ranges: dict[str, Range] = {}
+
+    def __init__(
+        self,
+        lr: Rate,
+        options: Options,
+        *,
+        clip_value: float | None = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        ema: EMA | float | None = None,
+    ) -> None:
+        self.options = options
+        self._check(lr, options)
+        for key, value in (("clip_value", clip_value), ("clip_norm", clip_norm)):
+            if value is not None and not value > 0:
+                raise GraphError(f"{self._title}: expected {key} > 0 or None, got {value}")
+        if int(accumulate) != accumulate or accumulate < 1:
+            raise GraphError(f"{self._title}: expected accumulate >= 1, got {accumulate}")
+        self.clip_value, self.clip_norm = clip_value, clip_norm
+        self.accumulate = int(accumulate)
+        self.ema = EMA(ema) if isinstance(ema, (int, float)) else ema
+        self.step = Parameter(np.int64(0), "step", trainable=False)
+        self.runs = Parameter(np.int64(0), "runs", trainable=False)
+        self.slots: dict[Parameter, dict[str, Parameter]] = {}
+        self._names: dict[Parameter, str] = {}
+        self._rates: dict[tuple[int, Rate], Node] = {}  # by the group's position and what it gave
+        self.lr: Any = self._rate(0, lr)  # a Parameter for a number, else the schedule's node
+        self._given = lr
+
+    def rule(self, options: Options) -> tuple[RuleOp, Options]:
+        """The operator that updates one Parameter under these options, and its attributes."""
+        raise NotImplementedError
+
+    # ---- building ----
+    def minimize(
+        self, loss: Node, parameters: Sequence[Parameter] | Sequence[Mapping[str, Any]]
+    ) -> Node:
+        """One node that, when fetched, updates every given Parameter by the gradient of `loss` and
+        makes the effects of the loss's nodes (running statistics, random steps); its value is None.
+
+        parameters: Parameters, or groups of them as dicts: `{"params": [...], "lr": 0.01,
+        "weight_decay": 0.0}` with whatever a group has for itself.
+
+        Raises GraphError for what is no Parameter or is given twice, and for options that the
+        optimizer does not have or that are out of range.
+        """
+        groups = self._groups(parameters)
+        flat = [parameter for group in groups for parameter in group.parameters]
+        grads = gradients(loss, flat)
+        if self.accumulate > 1:
+            totals = [self._slot(parameter, "gradient") for parameter in flat]
+            grads = [
+                accumulate_update_op(total, grad, **self._rounds)
+                for total, grad in zip(totals, grads)
+            ]
+        scale = self._scale(grads)
+        remaining = iter(grads)
+        updated = {
+            parameter: self._update(group, parameter, next(remaining), scale)
+            for group in groups
+            for parameter in group.parameters
+        }
+        nodes = [*updated.values(), advance_step_op(self.step, **self._rounds)]
+        if self.accumulate > 1:
+            nodes.append(advance_step_op(self.runs))
+        if self.ema is not None:
+            nodes += self.ema.updates(updated, **self._rounds)
+        return group_op(*nodes, *effects_of(loss), name="train")
+
+    @property
+    def _rounds(self) -> Options:
+        """The arguments of what happens once in a round of accumulation only."""
+        return {"count": self.runs, "every": self.accumulate} if self.accumulate > 1 else {}
+
+    def _update(self, group: Group, parameter: Parameter, grad: Node, scale: Node | None) -> Node:
+        slots = [self._slot(parameter, name, group.initial) for name in group.rule.slots]
+        told = group.rule.rule.needs_step or group.attrs.get("dampening")
+        options = {"step": self.step if told else None, "scale": scale, **self._rounds}
+        return group.rule(parameter, *slots, grad, group.lr, **options, **group.attrs)
+
+    def _scale(self, grads: Sequence[Node]) -> Node | None:
+        """What every gradient is multiplied with: the share of one run, and what the norm asks."""
+        share = 1 / self.accumulate
+        if self.clip_norm is None:
+            return constant_op(np.float32(share)) if share < 1 else None
+        norm = global_norm_op(*grads)
+        if share < 1:
+            norm = norm * share
+        return minimum_op(self.clip_norm / (norm + _NORM_EPS), 1.0) * share
+
+    def _slot(self, parameter: Parameter, name: str, initial: float = 0.0) -> Parameter:
+        slots = self.slots.setdefault(parameter, {})
+        if name not in slots:
+            value = np.full(parameter.shape, initial, parameter.dtype)
+            slots[name] = Parameter(value, f"{parameter.name}.{name}", trainable=False)
+        return slots[name]
+
+    def _groups(self, parameters: Sequence[Any]) -> list[Group]:
+        given = list(parameters)
+        if not any(isinstance(item, Mapping) for item in given):
+            given = [{"params": given}]
+        groups = [self._group(k, item) for k, item in enumerate(given)]
+        flat = [parameter for group in groups for parameter in group.parameters]
+        for parameter in flat:
+            if not isinstance(parameter, Parameter):
+                raise GraphError(f"{self._title}: expected Parameters, got {parameter!r}")
+        if len(set(flat)) < len(flat):
+            twice = next(parameter for parameter in flat if flat.count(parameter) > 1)
+            raise GraphError(f"{self._title}: {twice.name} is given twice; give it once")
+        for parameter in flat:
+            if parameter not in self._names:
+                self._names[parameter] = self._new_name(parameter)
+        return groups
+
+    def _group(self, position: int, item: Any) -> Group:
+        own = dict(item) if isinstance(item, Mapping) else {}
+        if "params" not in own or own.keys() - {"params", "lr", *self.options}:
+            raise GraphError(
+                f"{self._title}: a group is a dict with params and any of lr, "
+                f"{', '.join(self.options)}; got {', '.join(map(str, own)) or 'none'}"
+            )
+        parameters, lr = own.pop("params"), own.pop("lr", self._given)
+        options = {**self.options, **own}
+        self._check(lr, options)
+        rule, attrs = self.rule(options)
+        if options["weight_decay"]:
+            attrs["decay" if options["decoupled"] else "l2"] = float(options["weight_decay"])
+        if self.clip_value is not None:
+            attrs["clip"] = float(self.clip_value)
+        lr_node = self.lr if lr is self._given else self._rate(position, lr)
+        parameters = [parameters] if isinstance(parameters, Node) else list(parameters)
+        return Group(parameters, lr_node, rule, attrs, options.get("initial", 0.0))
+
+    def _rate(self, position: int, lr: Rate) -> Node:
+        """The node of a rate; the same for the same position and rate, in every graph."""
+        key = position, lr
+        if key not in self._rates:
+            made: Node
+            if isinstance(lr, Schedule):
+                made = lr.node(self.step)
+            else:
+                made = Parameter(np.float32(lr), _nth("lr", len(self._rates)), trainable=False)
+            self._rates[key] = made
+        return self._rates[key]
+
+    # ---- checks and names ----
+    @property
+    def _title(self) -> str:
+        return type(self).__name__
+
+    def _check(self, lr: Rate, options: Options) -> None:
+        ranges = {"lr": NOT_NEGATIVE, "weight_decay": NOT_NEGATIVE, **self.ranges}
+        given = options if isinstance(lr, Schedule) else {"lr": lr, **options}
+        checked = {key: value for key, value in given.items() if key in ranges}
+        if not all(ranges[key][1](value) for key, value in checked.items()):
+            wanted = ", ".join(ranges[key][0].format(key) for key in checked)
+            got = ", ".join(f"{key}={value}" for key, value in checked.items())
+            raise GraphError(f"{self._title}: expected {wanted}, got {got}")
+
+    def _new_name(self, parameter: Parameter) -> str:
+        """The Parameter's own name, or its position where it has none or another has it too."""
+        made_up = parameter.name == f"{parameter.op.name}.{parameter.number}"
+        if made_up or parameter.name in self._names.values():
+            return str(len(self._names))
+        return parameter.name
+
+    # ---- state ----
+    def learning_rate(self) -> float:
+        """The rate of the next update, on the host; that of the first group."""
+        if isinstance(self._given, Schedule):
+            return self._given(int(self.step.asnumpy()))
+        return float(self.lr.asnumpy())
+
+    def named_state(self) -> Iterator[tuple[str, Parameter]]:
+        """All that a training continues from: counters, rates, slots, averages. The names come from
+        the Parameters' names, or from their positions where they have none.
+        """
+        yield "step", self.step
+        if self.accumulate > 1:
+            yield "runs", self.runs
+        for k, ((_, lr), node) in enumerate(self._rates.items()):
+            if isinstance(lr, Schedule):
+                for name, parameter in lr.named_state():
+                    yield f"{_nth('schedule', k)}.{name}", parameter
+            elif isinstance(node, Parameter):
+                yield node.name, node
+        for parameter, slots in self.slots.items():
+            for name, slot in slots.items():
+                yield f"{self._names[parameter]}.{name}", slot
+        if self.ema is not None:
+            yield "ema.step", self.ema.step
+            for parameter, average in self.ema.averages.items():
+                yield f"{self._names[parameter]}.average", average
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the state, by name."""
+        return {name: parameter.asnumpy() for name, parameter in self.named_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets the state to what `state_dict` gave, after `minimize` has made it.
+
+        Raises DataError when names are missing or unknown, ShapeError when a shape differs; nothing
+        is changed then.
+        """
+        own = dict(self.named_state())
+        missing, unknown = own.keys() - state.keys(), state.keys() - own.keys()
+        if missing or unknown:
+            parts = [
+                f"{what} {', '.join(sorted(names)[:5])}"
+                for what, names in (("missing", missing), ("unknown", unknown))
+                if names
+            ]
+            raise DataError(
+                f"{self._title}: this state does not fit, {'; '.join(parts)}; call minimize with "
+                "the same Parameters and options before load_state_dict"
+            )
+        before = self.state_dict()
+        try:
+            for name, parameter in own.items():
+                parameter.set(state[name])
+        except Exception:
+            for name, parameter in own.items():
+                parameter.set(before[name])
+            raise
+
+
+def _nth(name: str, k: int) -> str:
+    return f"{name}.{k}" if k else name
+
+
+def effects_of(loss: Node) -> list[Node]:
+    """The effects that the nodes behind `loss` carry, each once, in the order of the graph."""
+    return list(dict.fromkeys(e for node in find_topo_sort([loss]) for e in node.effects))

@@ -1,0 +1,30 @@
+"""precision: tells the operators that have a choice with which precision to multiply.
+
+`fp32` is true float32. `tf32` multiplies matrices, and convolves, on the tensor cores of GPUs from
+sm_80 on: their factors keep 10 bits of mantissa, the sums stay float32. Where there are none, and
+on the CPU, it is fp32. Batched products, and convolutions of few channels, are fp32 under both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import GraphError
+from ..graph.node import Node, find_topo_sort
+from ..ops.matmul import PRECISIONS
+
+
+def check_precision(precision: str) -> str:
+    """The precision itself; GraphError for one that does not exist."""
+    if precision not in PRECISIONS:
+        raise GraphError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    return precision
+
+
+def set_precision(fetches: Sequence[Node], precision: str) -> None:
+    """Marks the nodes of an executor's own graph; fp32, the default, needs no mark."""
+    if check_precision(precision) == "fp32":
+        return
+    for node in find_topo_sort(fetches):
+        if node.op.precise:
+            node.attrs = {**node.attrs, "precision": precision}

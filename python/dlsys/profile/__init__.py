@@ -1,0 +1,12 @@
+"""Where time and memory go.
+
+executor.recorder = profile.Profile()     # a table by operator: print(executor.recorder)
+executor.recorder = profile.Trace(ctx)    # a timeline: executor.recorder.write("trace.json")
+print(profile.counters(ctx))              # what the device's allocator holds and has done
+
+DLSYS_NVTX=1 names every step of a run for NVIDIA's profilers, at no cost when it is not set.
+"""
+
+from .counters import Counters, counters
+from .table import Profile, Row
+from .trace import Trace

@@ -1,0 +1,11 @@
+"""Training: fit, evaluate and predict, with metrics, callbacks and checkpoints."""
+
+from . import safetensors
+from .callbacks import Callback, Checkpoint, EarlyStopping, PlateauSchedule, Validation
+from .checkpoint import Saved, load, save
+from .evaluation import Evaluator, evaluate, predict
+from .history import History
+from .loop import fit
+from .metrics import F1, Accuracy, ConfusionMatrix, Metric, Precision, Recall, TopK, accuracy
+from .report import JsonLog, Progress, TensorBoard
+from .run import Run

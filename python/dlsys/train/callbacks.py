@@ -1,0 +1,291 @@
+"""Callbacks: what is told how a run goes on, and may stop it, measure more or keep its state."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import DlsysError, GraphError
+from ..optim import EMA, ReduceOnPlateau
+from .checkpoint import save
+from .evaluation import Evaluator
+from .history import Record
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class Callback:
+    """Base of callbacks, all of whose methods do nothing.
+
+    A run tells its callbacks, in the order in which `fit` got them:
+    `on_start` once; then for every batch `on_step`, and where a log is due `on_log` with the means
+    since the last one; after an epoch `on_epoch_end`, with a record that they may add to, and
+    `on_record` when all have; `on_settled` after each batch and each epoch when everything has been
+    told, which is the moment to keep the run's state; `on_stop`, in the opposite order, however the
+    run ends.
+
+    `run` has `model optimizer data ctx metrics loss epochs history`, `epoch` (finished ones),
+    `batch` (done in this one), `step` (batches since the beginning), `stop(reason)`, and in
+    `on_stop` the `outcome`: "finished", "stopped" by a callback, "interrupted" by Ctrl-C or
+    "failed".
+    On a device a step may still be computing when `on_step` is called: nothing has been read.
+
+    What a callback remembers goes into checkpoints: `state_dict` returns JSON values and arrays,
+    `load_state_dict` gets them back before `on_start`.
+    """
+
+    adds: frozenset[str] = frozenset()  # names of figures that it adds to some records only
+
+    def on_start(self, run: Run) -> None:
+        """The graphs are built and a state that is resumed is loaded."""
+
+    def on_step(self, run: Run) -> None:
+        """A batch was handed to the device."""
+
+    def on_log(self, run: Run, record: Record) -> None:
+        """epoch, step, loss, metrics and lr over the steps since the last log."""
+
+    def on_epoch_end(self, run: Run, record: Record) -> None:
+        """The record of the epoch, which callbacks may add to."""
+
+    def on_record(self, run: Run, record: Record) -> None:
+        """The complete record of an epoch, which is in the history now."""
+
+    def on_settled(self, run: Run) -> None:
+        """All callbacks have been told of this step or epoch."""
+
+    def on_stop(self, run: Run) -> None:
+        """The run is over, or could not go on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs of this callback."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned in the run that is resumed."""
+
+
+class Best:
+    """The best value of one figure of the records so far: the lowest of a loss, the highest of
+    anything else, unless `higher` says which.
+    """
+
+    def __init__(self, monitor: str, higher: bool | None = None, min_delta: float = 0.0) -> None:
+        self.monitor = monitor
+        self.value: float | None = None
+        self.min_delta = min_delta
+        self._sign = 1 if (not monitor.endswith("loss") if higher is None else higher) else -1
+
+    def read(self, run: Run, record: Record) -> float | None:
+        """The figure in a record; None where it is measured in some epochs only and not in this.
+        DlsysError when there is none of that name.
+        """
+        value = record.get(self.monitor)
+        if isinstance(value, (int, float)):
+            return float(value)
+        if value is None and any(self.monitor in callback.adds for callback in run.callbacks):
+            return None
+        known = ", ".join(name for name, v in record.items() if isinstance(v, (int, float)))
+        raise DlsysError(
+            f"the epoch's record has no figure {self.monitor}, it has {known}; give fit a "
+            "validation set for val_*, or monitor one of these"
+        )
+
+    def improved(self, value: float) -> bool:
+        """Whether a value is better than the best by more than `min_delta`; then it is the best.
+        NaN never is.
+        """
+        bound = -math.inf if self.value is None else self._sign * self.value + self.min_delta
+        better = self._sign * value > bound
+        if better:
+            self.value = value
+        return better
+
+
+class Validation(Callback):
+    """Adds val_loss and val_<metric> over a validation set to the record of every so many epochs,
+    and of the last. With `ema` the weights are those averages, and only for this.
+    """
+
+    def __init__(
+        self, data: Any, every: int = 1, prefix: str = "val_", ema: EMA | None = None
+    ) -> None:
+        self._data = data
+        self._every = every
+        self._prefix = prefix
+        self._ema = ema
+        self._evaluator: Evaluator | None = None
+
+    def on_start(self, run: Run) -> None:
+        self._evaluator = Evaluator(run.model, self._data, run.metrics, run.loss, run.ctx)
+        names = ["loss", *(metric.name for metric in run.metrics)]
+        self.adds = frozenset(f"{self._prefix}{name}" for name in names)
+
+    def on_epoch_end(self, run: Run, record: Record) -> None:
+        if record["epoch"] % self._every == 0 or record["epoch"] == run.epochs:
+            assert self._evaluator is not None
+            with self._ema.applied() if self._ema else contextlib.nullcontext():
+                figures = self._evaluator.run()
+            record.update({f"{self._prefix}{name}": value for name, value in figures.items()})
+
+
+class EarlyStopping(Callback):
+    """Stops when the monitored figure has not improved by more than `min_delta` for `patience`
+    epochs. With `restore_best` the model ends as it was after its best epoch.
+    """
+
+    def __init__(
+        self,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        monitor: str = "val_loss",
+        higher: bool | None = None,
+        restore_best: bool = True,
+    ) -> None:
+        if patience < 1 or min_delta < 0:
+            raise GraphError(
+                f"EarlyStopping: expected patience >= 1 and min_delta >= 0, got {patience} and "
+                f"{min_delta}"
+            )
+        self.best_epoch = 0
+        self._best = Best(monitor, higher, min_delta)
+        self._patience = patience
+        self._restore = restore_best
+        self._waited = 0
+        self._weights: dict[str, np.ndarray] = {}
+
+    def on_start(self, run: Run) -> None:
+        self._stop_if_due(run)
+
+    def on_epoch_end(self, run: Run, record: Record) -> None:
+        value = self._best.read(run, record)
+        if value is None:
+            return
+        if self._best.improved(value):
+            self._waited, self.best_epoch = 0, record["epoch"]
+            self._weights = run.model.state_dict() if self._restore else {}
+        else:
+            self._waited += 1
+            self._stop_if_due(run)
+
+    def on_stop(self, run: Run) -> None:
+        if self._weights and run.outcome in ("finished", "stopped"):
+            run.model.load_state_dict(self._weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        weights = {f"best.{name}": value for name, value in self._weights.items()}
+        own = {"value": self._best.value, "epoch": self.best_epoch, "waited": self._waited}
+        return own | weights
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        rest = dict(state)
+        self._best.value = rest.pop("value")
+        self.best_epoch, self._waited = rest.pop("epoch"), rest.pop("waited")
+        self._weights = {name.removeprefix("best."): value for name, value in rest.items()}
+
+    def _stop_if_due(self, run: Run) -> None:
+        if self._waited >= self._patience:
+            run.stop(
+                f"{self._best.monitor} has not improved since epoch {self.best_epoch}, where it "
+                f"was {self._best.value:.6g}"
+            )
+
+
+class PlateauSchedule(Callback):
+    """Reports a figure to a schedule that lowers the rate on a plateau, after each epoch. What the
+    schedule remembers is state of the optimizer.
+    """
+
+    def __init__(self, schedule: ReduceOnPlateau, monitor: str = "val_loss") -> None:
+        self._schedule = schedule
+        self._figure = Best(monitor)
+
+    def on_epoch_end(self, run: Run, record: Record) -> None:
+        value = self._figure.read(run, record)
+        if value is not None:
+            self._schedule.report(value)
+
+
+class Checkpoint(Callback):
+    """Keeps the run in a folder: `last.safetensors` after every `epochs` epochs and, unless 0,
+    every `steps` steps, and `best.safetensors` when the monitored figure is better than ever.
+
+    monitor: by default val_loss, or loss without a validation set. Ctrl-C writes `last` too. A
+    state with NaN or infinity is never written. `fit(..., resume=folder)` goes on from `last`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        epochs: int = 1,
+        steps: int = 0,
+        monitor: str | None = None,
+        higher: bool | None = None,
+    ) -> None:
+        if epochs < 1 or steps < 0:
+            raise GraphError(
+                f"Checkpoint: expected epochs >= 1 and steps >= 0, got {epochs}, {steps}"
+            )
+        self.folder = Path(folder)
+        self._epochs, self._steps = epochs, steps
+        self._monitor, self._higher = monitor, higher
+        self._best: Best | None = None
+        self._value: float | None = None
+        self._improved = False
+        self._saved_step = -1
+
+    @property
+    def last(self) -> Path:
+        """The newest state."""
+        return self.folder / "last.safetensors"
+
+    @property
+    def best(self) -> Path:
+        """The state with the best figure."""
+        return self.folder / "best.safetensors"
+
+    def on_start(self, run: Run) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in (self.last, self.best):  # what a killed process was writing
+            for stale in self.folder.glob(f".{path.name}.*"):
+                stale.unlink(missing_ok=True)
+
+        validated = any("val_loss" in callback.adds for callback in run.callbacks)
+        monitor = self._monitor or ("val_loss" if validated else "loss")
+        self._best = Best(monitor, self._higher)
+        self._best.value = self._value
+
+    def on_epoch_end(self, run: Run, record: Record) -> None:
+        assert self._best is not None
+        value = self._best.read(run, record)
+        self._improved = value is not None and self._best.improved(value)
+        self._value = self._best.value
+
+    def on_settled(self, run: Run) -> None:
+        ended = run.batch == 0
+        due = ended and (run.epoch % self._epochs == 0 or run.epoch == run.epochs)
+        if self._improved:
+            self._improved = False
+            self._write(run, self.best)
+        if due or run.stopping or (not ended and self._steps and run.step % self._steps == 0):
+            self._write(run, self.last)
+            self._saved_step = run.step
+
+    def on_stop(self, run: Run) -> None:
+        if run.outcome == "interrupted":
+            run.notes.append(f"the state of step {self._saved_step} is in {self.last}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self._value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._value = state["value"]
+
+    def _write(self, run: Run, path: Path) -> None:
+        tensors, header = run.saved()
+        save(path, tensors, header)

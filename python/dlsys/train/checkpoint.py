@@ -1,0 +1,92 @@
+"""Checkpoints: safetensors files with a header that says what the arrays are and proves them whole.
+
+The file's metadata has two texts: `dlsys`, the header as JSON, and `sha256`, over the header and
+every array with its name, dtype and shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import __version__
+from ..errors import DataError
+from . import safetensors
+
+FORMAT = 1  # grows when a file means something that older versions would misread
+
+
+class Saved(NamedTuple):
+    """A checkpoint: arrays by name (`model.<name>`, `optimizer.<name>`, …) and the header."""
+
+    tensors: dict[str, np.ndarray]
+    header: dict[str, Any]
+
+    def part(self, prefix: str) -> dict[str, np.ndarray]:
+        """The arrays of `prefix.`, without it: `part("model")` is a state_dict."""
+        start = f"{prefix}."
+        return {n[len(start) :]: a for n, a in self.tensors.items() if n.startswith(start)}
+
+
+def save(path: str | Path, tensors: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> None:
+    """Writes a checkpoint; a file of that name stays as it is until the new one is whole.
+
+    The header is JSON values; format and version are added. DataError when it cannot be written.
+    """
+    path = Path(path)
+    text = json.dumps({"format": FORMAT, "version": __version__, **header})
+    arrays = {name: safetensors.little(name, array) for name, array in tensors.items()}
+    metadata = {"dlsys": text, "sha256": _digest(text, arrays)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        safetensors.write(path, arrays, metadata)
+    except OSError as error:
+        kept = "; the previous one is as it was" if path.exists() else ""
+        reason = error.strerror or error
+        raise DataError(f"{path}: the checkpoint cannot be written: {reason}{kept}") from error
+
+
+def load(path: str | Path) -> Saved:
+    """Reads a checkpoint, or `last.safetensors` of a folder.
+
+    DataError, in one sentence, for a file that is missing, truncated, corrupt, written by something
+    else or by a newer version.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "last.safetensors"
+        if not path.exists():
+            raise DataError(f"{path.parent} has no last.safetensors to resume from")
+    tensors, metadata = safetensors.read(path)
+    text = metadata.get("dlsys")
+    if text is None:
+        raise DataError(
+            f"{path} is a safetensors file but no checkpoint of dlsys; read its arrays with "
+            "dlsys.train.safetensors.read"
+        )
+    try:
+        header = json.loads(text)
+        version = int(header["format"])
+    except (ValueError, TypeError, KeyError):
+        raise DataError(f"{path} is corrupt: its header cannot be read") from None
+    if version > FORMAT:
+        raise DataError(
+            f"{path} was written by dlsys {header.get('version')} in format {version}; this is "
+            f"dlsys {__version__}, which reads format {FORMAT}: install the newer one"
+        )
+    if metadata.get("sha256") != _digest(text, tensors):
+        raise DataError(f"{path} is corrupt: its contents do not have the checksum in its header")
+    return Saved(tensors, header)
+
+
+def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name, array in arrays.items():
+        digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.data if array.size else b"")
+    return digest.hexdigest()

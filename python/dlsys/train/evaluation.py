@@ -1,0 +1,118 @@
+"""evaluate and predict: a model in its inference mode over data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import autodiff as ad
+from .. import optim
+from ..errors import ShapeError
+from ..nn import Module
+from ..runtime.device import Context
+from .metrics import Metric, accuracy
+from .totals import Totals
+
+Loss = Callable[[ad.Node, ad.Node], ad.Node]  # (output, label) -> the mean loss of a batch
+
+
+@contextlib.contextmanager
+def in_mode(model: Module, training: bool) -> Iterator[None]:
+    """Graphs that the block builds are in one mode; afterwards each layer is in the one it had."""
+    before = [(module, module.training) for _, module in model.named_modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def batches_of(
+    data: Any, executor: ad.Executor, epoch: int, start: int = 0
+) -> Iterator[Iterator[Any]]:
+    """The feeds of an epoch of a loader that an executor reads (a loss without labels leaves some
+    out). The loader ends its work when the block is left.
+    """
+    feeds = iter(data.epoch(epoch, start))
+    read = set(executor.topo_order)
+    try:
+        if read.issuperset(data.inputs()):
+            yield feeds
+        else:
+            yield ({node: x for node, x in feed.items() if node in read} for feed in feeds)
+    finally:
+        close = getattr(feeds, "close", None)
+        if close is not None:
+            close()
+
+
+class Evaluator:
+    """The loss and metrics of a model over a data set, as often as wanted."""
+
+    def __init__(
+        self, model: Module, data: Any, metrics: Sequence[Metric], loss: Loss, ctx: Context | None
+    ) -> None:
+        *inputs, label = data.inputs()
+        with in_mode(model, training=False):
+            output = model(*inputs)
+        self._data = data
+        self._totals = Totals(loss(output, label), output, label, metrics)
+        # What the data do besides each batch, such as counting batches on the device.
+        effects = [effect for node in (*inputs, label) for effect in optim.effects_of(node)]
+        step = ad.group_op(self._totals.update, *dict.fromkeys(effects), name="evaluate")
+        self._executor = ad.Executor([step], ctx=ctx)
+
+    def run(self) -> dict[str, Any]:
+        """Loss and metrics by name; read from the device once."""
+        self._totals.reset()
+        with batches_of(self._data, self._executor, 0) as feeds:
+            for feed in feeds:
+                self._executor.run(feed)
+        return self._totals.figures(self._totals.take())
+
+
+def evaluate(
+    model: Module,
+    data: Any,
+    metrics: Sequence[Metric] = (accuracy,),
+    ctx: Context | None = None,
+    loss: Loss = ad.softmax_cross_entropy,
+) -> dict[str, Any]:
+    """The mean loss and the metrics of a model over one epoch of `data` (a Loader), by name.
+
+    ctx: where the model's Parameters are. A model is evaluated in its inference mode.
+    """
+    return Evaluator(model, data, metrics, loss, ctx).run()
+
+
+def predict(
+    model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000
+) -> np.ndarray:
+    """The outputs (n, …) of a model, in inference mode, for an array (n, …), or a tuple of them.
+
+    ShapeError for arrays of different lengths, or without any sample.
+    """
+    arrays = [np.asarray(x) for x in (inputs if isinstance(inputs, tuple) else (inputs,))]
+    lengths = {len(array) if array.ndim else 0 for array in arrays}
+    if len(lengths) != 1 or 0 in lengths:
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ShapeError(f"predict: expected arrays of one length, at least 1, got {shapes}")
+    nodes = [_variable(f"input{k}", array) for k, array in enumerate(arrays)]
+    with in_mode(model, training=False):
+        executor = ad.Executor([model(*nodes)], ctx=ctx)
+    outputs = []
+    for start in range(0, lengths.pop(), batch_size):
+        feeds = {node: x[start : start + batch_size] for node, x in zip(nodes, arrays)}
+        outputs += executor.run(feeds, convert_to_numpy_ret_vals=True)
+    return np.concatenate(outputs)
+
+
+def _variable(name: str, array: np.ndarray) -> ad.Node:
+    """A Variable for batches of an array; floats adapt to the device."""
+    dtype = None if array.dtype.kind == "f" else array.dtype
+    return ad.Variable(name, shape=(None, *array.shape[1:]), dtype=dtype)

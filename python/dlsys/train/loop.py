@@ -1,0 +1,72 @@
+"""fit: trains a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import autodiff as ad
+from ..errors import DataError, GraphError
+from ..nn import Module
+from ..runtime.device import Context
+from . import checkpoint
+from .callbacks import Callback, Validation
+from .evaluation import Loss
+from .history import History
+from .metrics import Metric, accuracy
+from .run import Run
+
+
+def fit(
+    model: Module,
+    data: Any,
+    optimizer: Any,
+    loss: Loss | None = None,
+    epochs: int = 1,
+    *,
+    validation: Any = None,
+    ctx: Context | None = None,
+    metrics: Sequence[Metric] = (accuracy,),
+    callbacks: Sequence[Callback] = (),
+    log_every: int = 50,
+    parameters: Sequence[Any] | None = None,
+    resume: str | Path | None = None,
+) -> History:
+    """Trains a model and returns what was measured.
+
+    model: in whichever mode; it is trained in training mode. data: a Loader, whose last input is
+    the label. optimizer: from dlsys.optim. loss: a function (output, label) -> the mean loss of the
+    batch; None is softmax_cross_entropy. validation: a Loader, over which the loss and metrics are
+    measured after each epoch as val_*. ctx: None for numpy, `ndarray.cpu(0)`, `ndarray.gpu(0)`.
+    log_every: steps between two readings of the loss; between them nothing leaves the device, but
+    for what callbacks ask. parameters: what to train, or the optimizer's groups; by default
+    `model.parameters()`. resume: a checkpoint, or the folder of one, to go on from; the run then
+    ends with the same bits as one that was never interrupted on this device.
+
+    DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
+    first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
+    step; KeyboardInterrupt says what was done. DataError for a checkpoint that does not fit.
+    """
+    if epochs < 1 or log_every < 1:
+        raise GraphError(f"fit: expected epochs and log_every >= 1, got {epochs} and {log_every}")
+    if len(data) < 1:
+        raise DataError("fit: the data have no batch to train on")
+    saved = checkpoint.load(resume) if resume is not None else None
+    if validation is not None:
+        callbacks = [Validation(validation), *callbacks]
+    run = Run(
+        model,
+        data,
+        optimizer,
+        loss or ad.softmax_cross_entropy,
+        epochs,
+        ctx,
+        metrics,
+        callbacks,
+        log_every,
+        parameters,
+    )
+    if saved is not None:
+        run.resume(str(resume), saved)
+    return run.go()

@@ -1,0 +1,182 @@
+"""Metrics: sums that a step leaves on the device, and the figure that the host makes of them.
+
+They are graphs of ordinary operators. A batch's sums are float32 and exact as long as it counts
+fewer than 2^24; over batches `accumulate_op` keeps them exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import autodiff as ad
+from ..errors import GraphError
+from ..ops.loss import is_integer
+from ..ops.losses import classes_like_op
+
+_AVERAGES = ("macro", "micro", None)
+
+
+class Metric:
+    """A figure over a data set. A subclass sets `name` and `size` and has the two methods."""
+
+    name: str  # its key in records
+    size: int  # how many sums it needs
+
+    def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
+        """float32 (size,): what one batch adds. `output` is (…, classes), `label` class numbers
+        (…), or weights (…, classes) whose largest counts.
+        """
+        raise NotImplementedError
+
+    def result(self, sums: np.ndarray) -> Any:
+        """A number, or an array, from the sums over all batches, float64 (size,)."""
+        raise NotImplementedError
+
+
+class Accuracy(Metric):
+    """The share of rows whose largest output, the first of equal ones, is the label's."""
+
+    name = "accuracy"
+    size = 2
+
+    def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
+        return _hits(ad.equal_op(predicted(output), class_numbers(label)))
+
+    def result(self, sums: np.ndarray) -> float:
+        return _ratio(sums[0], sums[1])
+
+
+class TopK(Metric):
+    """The share of rows whose label is among the k largest outputs; of equal outputs the first come
+    first, so that k = 1 is the accuracy.
+    """
+
+    size = 2
+
+    def __init__(self, k: int) -> None:
+        if k < 1:
+            raise GraphError(f"TopK: expected k >= 1, got {k}")
+        self.name = f"top{k}"
+        self._k = k
+
+    def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
+        rows = classes_like_op(output, class_numbers(label))
+        own = ad.sum_op(ad.where_op(ad.greater_op(rows, 0.5), output, 0.0), -1, keepdims=True)
+        earlier = ad.less_op(ad.cumsum_op(rows, axis=-1), 0.5)
+        tied = ad.logical_and_op(ad.equal_op(output, own), earlier)
+        ahead = ad.cast_op(ad.logical_or_op(ad.greater_op(output, own), tied), np.float32)
+        among = ad.less_op(ad.sum_op(ahead, axis=-1, keepdims=True), self._k - 0.5)
+        return _hits(ad.logical_and_op(among, ad.equal_op(own, own)))  # NaN is never among them
+
+    def result(self, sums: np.ndarray) -> float:
+        return _ratio(sums[0], sums[1])
+
+
+class ConfusionMatrix(Metric):
+    """How many of each class (row) were taken for each class (column), int64."""
+
+    name = "confusion"
+
+    def __init__(self, classes: int) -> None:
+        self._classes = classes
+        self.size = classes * classes
+
+    def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
+        labels, taken = _one_hot_pair(output, label, self._classes)
+        return ad.reshape_op(ad.matmul_op(labels, taken, trans_A=True), (self.size,))
+
+    def result(self, sums: np.ndarray) -> np.ndarray:
+        return sums.reshape(self._classes, self._classes).astype(np.int64)
+
+
+class _PerClass(Metric):
+    """Figures made of three counts a class: right, predicted and present.
+
+    average: "macro", the mean over the classes that were present or predicted; "micro", of the
+    counts of all classes together; None, an array with one figure a class, NaN where undefined. A
+    class that is undefined in a macro mean counts 0.
+    """
+
+    def __init__(self, classes: int, average: str | None = "macro") -> None:
+        if average not in _AVERAGES:
+            raise GraphError(f"{type(self).__name__}: average must be macro, micro or None")
+        self._classes = classes
+        self._average = average
+        self.size = 3 * classes
+        suffix = {"macro": "", "micro": "_micro", None: "_per_class"}[average]
+        self.name = type(self).__name__.lower() + suffix
+
+    def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
+        labels, taken = _one_hot_pair(output, label, self._classes)
+        return ad.concat([ad.sum_op(x, axis=0) for x in (labels * taken, taken, labels)])
+
+    def result(self, sums: np.ndarray) -> Any:
+        counts = sums.reshape(3, self._classes)
+        if self._average == "micro":
+            return float(self._figure(*counts.sum(axis=1)))
+        figures = self._figure(*counts)
+        if self._average is None:
+            return figures
+        seen = counts[1] + counts[2] > 0
+        return float(np.nan_to_num(figures[seen]).mean()) if seen.any() else np.nan
+
+    @staticmethod
+    def _figure(right: Any, predicted: Any, present: Any) -> Any:
+        raise NotImplementedError
+
+
+class Precision(_PerClass):
+    """The share of what was taken for a class that is of it."""
+
+    @staticmethod
+    def _figure(right: Any, predicted: Any, present: Any) -> Any:
+        return _ratio(right, predicted)
+
+
+class Recall(_PerClass):
+    """The share of a class that was taken for it."""
+
+    @staticmethod
+    def _figure(right: Any, predicted: Any, present: Any) -> Any:
+        return _ratio(right, present)
+
+
+class F1(_PerClass):
+    """The harmonic mean of precision and recall."""
+
+    @staticmethod
+    def _figure(right: Any, predicted: Any, present: Any) -> Any:
+        return _ratio(2 * right, predicted + present)
+
+
+accuracy = Accuracy()
+
+
+def predicted(output: ad.Node) -> ad.Node:
+    """The class numbers (…) of the largest outputs (…, classes), int64."""
+    return ad.argmax_op(output, axis=-1)
+
+
+def class_numbers(label: ad.Node) -> ad.Node:
+    """Labels as int64 class numbers; rows of weights stand for their largest."""
+    return ad.cast_op(label, np.int64) if is_integer(label) else ad.argmax_op(label, axis=-1)
+
+
+def _hits(right: ad.Node) -> ad.Node:
+    """How many are right, and of how many, (2,)."""
+    right = ad.cast_op(right, np.float32)
+    counts = [ad.sum_op(right), ad.sum_op(ad.oneslike_op(right))]
+    return ad.concat([ad.reshape_op(count, (1,)) for count in counts])
+
+
+def _one_hot_pair(output: ad.Node, label: ad.Node, classes: int) -> tuple[ad.Node, ad.Node]:
+    numbers = (class_numbers(label), predicted(output))
+    labels, taken = (ad.one_hot_op(ad.reshape_op(x, (-1,)), classes) for x in numbers)
+    return labels, taken
+
+
+def _ratio(part: Any, whole: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return np.divide(part, whole)

@@ -1,0 +1,155 @@
+"""Callbacks that show a run: on the terminal, as JSON lines, in TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DlsysError
+from .callbacks import Callback
+from .history import Record, plain
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class Progress(Callback):
+    """On a terminal a bar an epoch with loss, metrics, samples/s and the time left in the epoch;
+    a line an epoch in any case.
+    """
+
+    def __init__(self, unit: str = "images") -> None:
+        self._unit = unit
+        self._bar: Any = None
+        self._shown = 0.0
+
+    def on_step(self, run: Run) -> None:
+        if self._bar is None:
+            self._bar = self._new_bar(run)
+        now = time.monotonic()
+        if now - self._shown > 0.1 or run.batch == len(run.data):
+            self._shown = now
+            self._bar.update(_samples(run, run.batch) - self._bar.n)
+
+    def on_log(self, run: Run, record: Record) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(_figures(record, run), refresh=False)
+
+    def on_epoch_end(self, run: Run, record: Record) -> None:
+        self._close()
+
+    def on_record(self, run: Run, record: Record) -> None:
+        rate = f"{record['samples_per_second']:,.0f} {self._unit}/s"
+        print(f"epoch {record['epoch']}/{run.epochs}  {_figures(record, run)}  {rate}", flush=True)
+
+    def on_stop(self, run: Run) -> None:
+        self._close()
+        if run.outcome == "stopped":
+            print(f"stopped: {run.reason}", flush=True)
+
+    def _new_bar(self, run: Run) -> Any:
+        from tqdm import tqdm
+
+        return tqdm(
+            total=run.data.samples,
+            initial=_samples(run, run.batch - 1),
+            desc=f"epoch {run.epoch + 1}/{run.epochs}",
+            unit=f" {self._unit}",
+            leave=False,
+            disable=None,
+            mininterval=0,  # on_step sees to it
+            file=sys.stderr,
+        )
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class JsonLog(Callback):
+    """Appends a JSON object a line to a file: {"event": "log", …} where a log is due and {"event":
+    "epoch", …} after each epoch. A run that is resumed takes back the lines behind its checkpoint.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._nbytes: int | None = None  # of the file, as a resumed run left it
+        self._file: Any = None
+
+    def on_start(self, run: Run) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._path, "ab")  # noqa: SIM115 (closed in on_stop)
+        if self._nbytes is not None:
+            self._file.truncate(min(self._nbytes, self._file.tell()))
+
+    def on_log(self, run: Run, record: Record) -> None:
+        self._write("log", record)
+
+    def on_record(self, run: Run, record: Record) -> None:
+        self._write("epoch", record)
+
+    def on_stop(self, run: Run) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"nbytes": self._file.tell() if self._file is not None else self._nbytes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._nbytes = state["nbytes"]
+
+    def _write(self, event: str, record: Record) -> None:
+        self._file.write(json.dumps({"event": event, **plain(record)}).encode() + b"\n")
+        self._file.flush()
+
+
+class TensorBoard(Callback):
+    """Writes every log (train/…) and epoch (epoch/…) for TensorBoard, by step. DlsysError without
+    tensorboardX.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise DlsysError(
+                "TensorBoard needs tensorboardX: pip install 'dlsys[tensorboard]'"
+            ) from None
+        self._folder = str(folder)
+        self._writer_class = SummaryWriter
+        self._writer: Any = None
+
+    def on_start(self, run: Run) -> None:
+        purge = run.step or None  # hides what the interrupted run wrote beyond its checkpoint
+        self._writer = self._writer_class(self._folder, purge_step=purge)
+
+    def on_log(self, run: Run, record: Record) -> None:
+        self._write("train", record)
+
+    def on_record(self, run: Run, record: Record) -> None:
+        self._write("epoch", record)
+
+    def on_stop(self, run: Run) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, group: str, record: Record) -> None:
+        for name, value in record.items():
+            if isinstance(value, (int, float)) and name not in ("step", "epoch"):
+                self._writer.add_scalar(f"{group}/{name}", value, record["step"])
+
+
+def _samples(run: Run, batches: int) -> int:
+    """About how many samples so many batches have."""
+    return round(run.data.samples * batches / len(run.data))
+
+
+def _figures(record: Record, run: Run) -> str:
+    """The loss and the metrics that are numbers, those of the validation set behind them."""
+    names = ["loss", *(metric.name for metric in run.metrics)]
+    shown = [n for n in record if n.removeprefix("val_") in names]
+    return "  ".join(f"{n} {record[n]:.4g}" for n in shown if isinstance(record[n], (int, float)))

@@ -1,0 +1,241 @@
+"""Run: one training run, from the graphs to the last callback."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import autodiff as ad
+from ..errors import DataError
+from ..nn import Module
+from ..runtime.device import Context
+from .callbacks import Callback
+from .checkpoint import Saved
+from .evaluation import Loss, batches_of, in_mode
+from .history import History, Record, plain
+from .interrupt import Interrupts
+from .metrics import Metric
+from .search import Good, diverged
+from .state import State
+from .totals import Totals
+
+_GOOD_FOR = 60.0  # seconds until a state to go back to is taken anew within an epoch
+
+
+class Run:
+    """What `fit` does, and what callbacks see of it (see Callback)."""
+
+    def __init__(
+        self,
+        model: Module,
+        data: Any,
+        optimizer: Any,
+        loss: Loss,
+        epochs: int,
+        ctx: Context | None,
+        metrics: Sequence[Metric],
+        callbacks: Sequence[Callback],
+        log_every: int,
+        parameters: Sequence[Any] | None = None,
+    ) -> None:
+        self.model, self.data, self.optimizer = model, data, optimizer
+        self.loss, self.metrics, self.callbacks = loss, tuple(metrics), tuple(callbacks)
+        self.epochs, self.ctx = epochs, ctx
+        self.history = History()
+        self.epoch = self.batch = self.step = 0
+        self.outcome = ""
+        self.reason: str | None = None  # why a callback stopped the run
+        self.interrupted = False
+        self.notes: list[str] = []  # what callbacks did about an interruption
+        self._log_every = log_every
+        self._build(parameters)
+        self._sums = self.totals.zeros()  # of this epoch, up to the last log
+        self._seconds = 0.0  # that this epoch has taken in runs before this one
+        self._clock = time.monotonic()
+        self._good: Good
+
+    def _build(self, parameters: Sequence[Any] | None) -> None:
+        *inputs, label = self.data.inputs()
+        with in_mode(self.model, training=True):
+            output = self.model(*inputs)
+            loss = self.loss(output, label)
+        self.totals = Totals(loss, output, label, self.metrics)
+        trained = self.model.parameters() if parameters is None else parameters
+        update = self.optimizer.minimize(loss, trained)
+        step = ad.group_op(update, self.totals.update, name="step")
+        self.executor = ad.Executor([step], ctx=self.ctx)
+        self.state = State(self.model, self.optimizer, self.data, self.executor)
+
+    # ---- what callbacks may do ----
+    def stop(self, reason: str) -> None:
+        """Ends the run after this step, or after this epoch when called at its end."""
+        self.reason = reason
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further step will be made."""
+        return self.reason is not None or self.interrupted
+
+    def saved(self) -> Saved:
+        """All that a run needs to go on from here, as arrays and JSON values. DivergedError rather
+        than a state with NaN or infinity.
+        """
+        tensors = dict(self._take_good())
+        states = []
+        for k, callback in enumerate(self.callbacks):
+            state = callback.state_dict()
+            arrays = {key: v for key, v in state.items() if isinstance(v, np.ndarray)}
+            tensors |= {f"callback.{k}.{key}": value for key, value in arrays.items()}
+            rest = {key: value for key, value in state.items() if key not in arrays}
+            states.append({"name": type(callback).__name__, "state": rest})
+        header = {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "data": self._data_text(),
+            "metrics": [metric.name for metric in self.metrics],
+            "sums": self._sums.tolist(),
+            "seconds": self._elapsed(),
+            "random": self.state.random_keys(),
+            "tuning": "",
+            "history": self.history.as_dict(),
+            "callbacks": states,
+        }
+        return Saved(tensors, header)
+
+    def resume(self, what: str, saved: Saved) -> None:
+        """Goes on from what `saved` returned. DataError, and nothing is changed, where that was a
+        run over other data, with other metrics, or of another model or optimizer.
+        """
+        header = saved.header
+        if "step" not in header:
+            raise DataError(f"{what} has arrays, but not the state of a run to go on with")
+        values = {n: v for n, v in saved.tensors.items() if not n.startswith("callback.")}
+        metrics = [metric.name for metric in self.metrics]
+        if header["data"] != self._data_text():
+            raise DataError(
+                f"{what} is of a run over other data: {header['data']}, now {self._data_text()}"
+            )
+        if header["metrics"] != metrics:
+            raise DataError(f"{what} has sums for the metrics {header['metrics']}, now {metrics}")
+        self.state.check(what, values)
+        self.state.set_random_keys(what, header["random"])
+        self.state.write(values)
+        self.epoch, self.batch, self.step = header["epoch"], header["batch"], header["step"]
+        self._sums, self._seconds = np.array(header["sums"]), header["seconds"]
+        self.history = History(**header["history"])
+        self._load_callbacks(saved)
+
+    def _load_callbacks(self, saved: Saved) -> None:
+        """Each callback gets the state of the one in the same place among those of its class."""
+        unused = list(enumerate(saved.header["callbacks"]))
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            found = next((entry for entry in unused if entry[1]["name"] == name), None)
+            if found is not None:
+                unused.remove(found)
+                k, entry = found
+                callback.load_state_dict(entry["state"] | saved.part(f"callback.{k}"))
+
+    def _data_text(self) -> dict[str, Any]:
+        """What tells one loader from another."""
+        chosen = {name: getattr(self.data, name, None) for name in ("seed", "batch_size")}
+        return plain(chosen) | {"samples": self.data.samples, "batches": len(self.data)}
+
+    # ---- the loop ----
+    def go(self) -> History:
+        """Runs the epochs that are left.
+
+        DivergedError when a loss becomes NaN or infinite. Ctrl-C ends the run after the step that
+        it is in; then KeyboardInterrupt says what was done.
+        """
+        self._clock = time.monotonic()
+        with Interrupts() as keys, contextlib.ExitStack() as stopped:
+            self.outcome = "failed"
+            for callback in self.callbacks:
+                stopped.callback(callback.on_stop, self)
+                callback.on_start(self)
+            while self.epoch < self.epochs and not self.stopping:
+                self._run_epoch(keys)
+            self.outcome = "stopped" if self.reason is not None else "finished"
+            if self.interrupted:
+                self.outcome = "interrupted"
+        if self.interrupted:
+            raise KeyboardInterrupt("; ".join([self._place(), *self.notes]))
+        return self.history
+
+    def _run_epoch(self, keys: Interrupts) -> None:
+        self._take_good()
+        with batches_of(self.data, self.executor, self.epoch, self.batch) as feeds:
+            for feed in feeds:
+                self.executor.run(feed)
+                self.batch += 1
+                self.step += 1
+                for callback in self.callbacks:
+                    callback.on_step(self)
+                if self.step % self._log_every == 0 or self.batch == len(self.data):
+                    self._log()
+                self._settle(keys)
+                if self.stopping:
+                    break
+        if not self.stopping:
+            self._end_epoch()
+            self._settle(keys)
+
+    def _settle(self, keys: Interrupts) -> None:
+        self.interrupted = keys.pressed
+        for callback in self.callbacks:
+            callback.on_settled(self)
+
+    def _log(self) -> None:
+        """Reads what the device has added up since the last log, and tells it."""
+        sums = self.totals.take()
+        if not np.isfinite(sums[0]):
+            raise diverged(self, self._good)
+        self._sums += sums
+        record = self._record(sums) | {"lr": self.optimizer.learning_rate()}
+        self.history.add_to_curve(record)
+        for callback in self.callbacks:
+            callback.on_log(self, record)
+        if time.monotonic() - self._good.taken > _GOOD_FOR:
+            self._take_good()
+
+    def _end_epoch(self) -> None:
+        seconds = self._elapsed()
+        record = self._record(self._sums) | {
+            "lr": self.optimizer.learning_rate(),
+            "seconds": seconds,
+            "samples_per_second": float(self._sums[1]) / max(seconds, 1e-9),
+        }
+        for callback in self.callbacks:
+            callback.on_epoch_end(self, record)
+        self.history.epochs.append(record)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self._sums = self.totals.zeros()
+        self._seconds, self._clock = 0.0, time.monotonic()
+        for callback in self.callbacks:
+            callback.on_record(self, record)
+
+    def _record(self, sums: np.ndarray) -> Record:
+        return {"epoch": self.epoch + 1, "step": self.step, **self.totals.figures(sums)}
+
+    def _elapsed(self) -> float:
+        return self._seconds + time.monotonic() - self._clock
+
+    def _place(self) -> str:
+        where = f"{self.epoch} of {self.epochs} epochs"
+        if self.batch:
+            where += f" and {self.batch} of {len(self.data)} batches"
+        return f"{where}, {self.step} steps"
+
+    def _take_good(self) -> dict[str, np.ndarray]:
+        """Reads the state, to which the search for a NaN can go back from now on."""
+        values = self.state.read()
+        if self.state.broken(values):
+            raise diverged(self, self._good)
+        self._good = Good(values, self.epoch, self.batch, self.step, time.monotonic())
+        return values

@@ -1,0 +1,138 @@
+"""Pictures of classifiers: the confusion matrix, and regions of a plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..autodiff import Executor, Variable
+from ..errors import ShapeError
+from .figure import INK, legend, new_figure, plot
+from .layers import evaluating, home
+from .svg import COLOURS, GREEN, ORANGE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LETTERED = 25  # classes up to which each cell shows its count
+
+
+def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figure:
+    """How often each class (rows) was taken for each (columns), with counts.
+
+    Right answers are green and mistakes orange; each is the stronger, the larger its share of the
+    row, mistakes compared with the largest share of a mistake.
+    """
+    array = np.asarray(counts)
+    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+        raise ShapeError(f"confusion_matrix: expected counts (classes, classes), got {array.shape}")
+    n = len(array)
+    names = list(classes or map(str, range(n)))
+    side = min(max(0.42 * n, 2.6), 9.0)
+    figure = new_figure(side + 1.4, side + 0.9)
+    right, total = int(np.trace(array)), int(array.sum())
+    axes = plot(figure, title=f"{right:,} of {total:,} right, {right / max(total, 1):.2%}")
+    axes.imshow(_cell_colours(array), interpolation="none")
+    every = 1 if n <= 40 else -(-n // 20)
+    recall = np.diag(array) / np.maximum(array.sum(axis=1), 1)
+    rows = [
+        f"{name}\u2002{share:.1%}" if n <= _LETTERED else name for name, share in zip(names, recall)
+    ]
+    turned = 90 if max(map(len, names), default=0) > 3 else 0
+    axes.set_xticks(range(0, n, every), names[::every], rotation=turned)
+    axes.set_yticks(range(0, n, every), rows[::every])
+    axes.tick_params(length=0)
+    axes.set_xlabel("prediction")
+    axes.set_ylabel("label, with the share that is right")
+    if n <= _LETTERED:
+        size = 8 if total < 10**5 else 6.5
+        for y, x in zip(*np.nonzero(array)):
+            axes.text(x, y, f"{array[y, x]:g}", ha="center", va="center", size=size, color=INK)
+    return figure
+
+
+def decision_boundary(
+    classifier: Callable[[np.ndarray], Any] | Any,
+    points: Any,
+    labels: Any,
+    classes: Sequence[str] | None = None,
+    resolution: int = 200,
+) -> Figure:
+    """The regions into which a classifier divides the plane, with points in their classes' colours.
+
+    classifier: a model (an `nn.Module`) or a function of points (n, 2) float32; it gives scores
+    (n, classes), of which the largest wins, or (n,) or (n, 1), whose sign decides between 0 and 1.
+    points: (n, 2). labels: (n,), negative ones count as 0.
+    """
+    points, labels = np.asarray(points, np.float32), np.asarray(labels).reshape(-1)
+    if points.ndim != 2 or points.shape[1] != 2 or len(points) != len(labels) or not len(points):
+        raise ShapeError(
+            f"decision_boundary: expected points (n, 2) and labels (n,), got {points.shape} and "
+            f"{labels.shape}"
+        )
+    labels = np.maximum(labels, 0).astype(np.int64)
+    low, high = points.min(axis=0), points.max(axis=0)
+    margin = 0.08 * np.maximum(high - low, 1e-6)
+    (left, bottom), (right, top) = low - margin, high + margin
+    x, y = np.linspace(left, right, resolution), np.linspace(bottom, top, resolution)
+    grid = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2).astype(np.float32)
+    regions = _winners(classifier, grid).reshape(resolution, resolution)
+    wrong = int((_winners(classifier, points) != labels).sum())
+    figure = new_figure(4.6, 4.0)
+    title = f"{wrong:,} of {len(labels):,} points on the wrong side"
+    axes = plot(figure, title=title)
+    _draw_regions(axes, x, y, regions)
+    for k in np.unique(labels):
+        own = points[labels == k]
+        name = classes[k] if classes else f"class {k}"
+        axes.scatter(*own.T, s=14, color=_colour(k), edgecolor=INK, linewidth=0.4, label=name)
+    legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _cell_colours(counts: np.ndarray) -> np.ndarray:
+    """Red, green, blue and opacity of each cell."""
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    off = share * (1 - np.eye(len(counts)))
+    strength = np.where(off > 0, 0.08 + 0.8 * off / (off.max(initial=0.0) or 1.0), 0.0)
+    colours = np.empty((*counts.shape, 4))
+    colours[...] = (*_rgb(ORANGE), 0.0)
+    colours[..., 3] = strength
+    for k in range(len(counts)):
+        colours[k, k] = (*_rgb(GREEN), 0.7 * share[k, k])
+    return colours
+
+
+def _winners(classifier: Any, points: np.ndarray) -> np.ndarray:
+    if hasattr(classifier, "named_modules"):
+        x = Variable("points", shape=(None, 2), dtype=np.float32)
+        scores = evaluating(classifier, lambda: classifier(x))
+        run = Executor([scores], home(classifier)).run({x: points}, convert_to_numpy_ret_vals=True)
+        values = run[0]
+    else:
+        values = np.asarray(classifier(points))
+    if values.ndim == 2 and values.shape[1] > 1:
+        return values.argmax(axis=1)
+    return (values.reshape(len(points)) > 0).astype(np.int64)
+
+
+def _draw_regions(axes: Any, x: np.ndarray, y: np.ndarray, regions: np.ndarray) -> None:
+    count = int(regions.max()) + 1
+    colours = np.array([(*_rgb(_colour(k)), 0.22) for k in range(count)])
+    extent = (x[0], x[-1], y[0], y[-1])
+    axes.imshow(
+        colours[regions], origin="lower", extent=extent, aspect="auto", interpolation="none"
+    )
+    for k in np.unique(regions)[1:]:
+        axes.contour(x, y, regions == k, levels=[0.5], colors=INK, linewidths=0.8)
+
+
+def _colour(k: int) -> str:
+    return COLOURS[int(k) % len(COLOURS)]
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    return red, green, blue

@@ -1,0 +1,87 @@
+"""Curves of training: loss, accuracy and other measures over the epochs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .figure import INK, legend, new_figure, plot
+from .svg import BLUE, ORANGE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NO_MEASURE = re.compile(r"epoch|steps?|samples|seconds|best|.*(/|per|_)s(econds?)?")
+_LOG_RANGE = 50.0  # a loss that falls by more is shown on a logarithmic axis
+
+
+def curves(history: Sequence[Mapping[str, Any]], fine: Sequence[Mapping[str, Any]] = ()) -> Figure:
+    """Training and validation curves from one record an epoch, a panel for each measure.
+
+    A record maps names to numbers: `loss`, `accuracy`, …, the same with `val_` of the validation
+    set, and `lr`; `epoch` (from 1) is its place. Other names and what is no number are passed over.
+    `fine` has records within epochs, with `step` and `loss`; the history's last `step` says where
+    they belong.
+    """
+    panels = _panels(history)
+    columns = min(max(len(panels), 1), 3)
+    rows = max(-(-len(panels) // columns), 1)
+    figure = new_figure(3.6 * columns, 2.7 * rows)
+    for k, name in enumerate(panels):
+        axes = plot(figure, rows, columns, k + 1, title=name, grid=True)
+        if name == "loss" and fine and history:
+            _draw_fine(axes, fine, history[-1])
+        _draw(axes, name, history)
+    return figure
+
+
+def _panels(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Loss, then the measures in the order in which they appear, then the rate where it changes."""
+    names: dict[str, None] = {"loss": None}
+    for record in history:
+        for key, value in record.items():
+            base = key.removeprefix("val_")
+            if _is_number(value) and not _NO_MEASURE.fullmatch(base):
+                names[base] = None
+    rates = {record["lr"] for record in history if _is_number(record.get("lr"))}
+    found = [name for name in names if name != "lr"]
+    return [*found, *(["lr"] if len(rates) > 1 else [])]
+
+
+def _draw_fine(axes: Any, fine: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> None:
+    known = [record for record in fine if _is_number(record.get("loss"))]
+    a_step = last.get("epoch", 1) / last["step"] if last.get("step") else 1.0
+    x = [record["step"] * a_step for record in known]
+    axes.plot(x, [record["loss"] for record in known], color=BLUE, alpha=0.35, linewidth=0.8)
+
+
+def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
+    lowest, highest = [], []
+    for key, words, colour in ((name, "training", BLUE), (f"val_{name}", "validation", ORANGE)):
+        points = [
+            (record.get("epoch", k), record[key])
+            for k, record in enumerate(history, 1)
+            if _is_number(record.get(key))
+        ]
+        if not points:
+            continue
+        x, y = np.asarray(points, np.float64).T
+        marker = "o" if len(points) <= 40 else None
+        axes.plot(x, y, color=colour, marker=marker, markersize=3, label=words)
+        positive = y[np.isfinite(y)]
+        lowest.append(positive.min(initial=np.inf))
+        highest.append(positive.max(initial=-np.inf))
+    axes.set_xlabel("epoch")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if name == "loss" and lowest and 0 < min(lowest) < max(highest) / _LOG_RANGE:
+        axes.set_yscale("log")
+    if len(lowest) > 1:
+        legend(axes)
+    axes.tick_params(which="both", colors=INK)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

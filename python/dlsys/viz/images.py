@@ -1,0 +1,219 @@
+"""Images side by side: learned filters, activations, mistakes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ShapeError
+from .figure import INK, bare, new_figure, plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TILE = 0.62  # inches that a small image takes
+_SMALLEST = 4  # pixels on a side of what may be taken for an image unasked
+
+
+def filters(
+    weights: Any, shape: tuple[int, ...] | None = None, limit: int = 64, title: str = ""
+) -> Figure:
+    """What a first layer looks for: the filters of a convolution (O, C, kH, kW), or the weights of
+    each output of a matrix as an image of `shape`, (H, W) or (C, H, W).
+
+    `weights` is an array or a Parameter. Filters of three channels are shown in colour, those of
+    others plane by plane: red is positive, blue negative, white 0. The inputs are that axis of a
+    matrix that has as many numbers as the image; without `shape` the longer one that is a square
+    image. ShapeError where none fits.
+    """
+    array = weights.asnumpy() if hasattr(weights, "asnumpy") else np.asarray(weights)
+    images = _filter_images(array, shape)
+    count = len(images)
+    shown = images[:limit]
+    words = title or f"{count} filters of {' × '.join(map(str, images.shape[1:3]))}"
+    if count > limit:
+        words += f", the first {limit} of {count}" if title else f", the first {limit}"
+    if images.ndim == 4:
+        return _mosaic_figure(np.stack([_stretched(image) for image in shown]), words)
+    bound = float(np.nanmax(np.abs(shown), initial=0.0)) or 1.0
+    return _mosaic_figure(shown, words, cmap="RdBu_r", vmin=-bound, vmax=bound)
+
+
+def activations(values: Any, limit: int = 64, title: str = "") -> Figure:
+    """What a layer makes of one image: its planes (C, H, W), or a vector as bars."""
+    figure = new_figure(6.4, 1.0)
+    array = np.asarray(values)
+    figure.set_size_inches(6.4, draw_activations(figure, (1, 1, 1), array, limit, title) + 0.1)
+    return figure
+
+
+def mistakes(
+    images: Any,
+    labels: Any,
+    predictions: Any,
+    probabilities: Any,
+    limit: int = 30,
+    classes: Sequence[str] | None = None,
+) -> Figure:
+    """The worst mistakes, the surest first: the image, its label, and what it was taken for with
+    the probability given to that.
+
+    images: (n, H, W), (n, C, H, W), or (n, pixels) of square images. labels, predictions: (n,).
+    probabilities: (n,) of the prediction, or (n, classes). Images that were recognised are passed
+    over.
+    """
+    truth, taken = np.asarray(labels), np.asarray(predictions)
+    given = np.asarray(probabilities, np.float64)
+    sure = given if given.ndim == 1 else given[np.arange(len(taken)), taken]
+    wrong = np.flatnonzero(truth != taken)
+    worst = wrong[np.argsort(-sure[wrong], kind="stable")][:limit]
+    tiles = np.stack([_stretched(as_image(images[k])) for k in worst]) if len(worst) else None
+    head = f"{len(wrong):,} mistakes in {len(truth):,} images"
+    if tiles is None:
+        figure = new_figure(4, 0.6)
+        bare(plot(figure, title=head))
+        return figure
+    names = classes or [str(k) for k in range(int(max(truth.max(), taken.max())) + 1)]
+    words = [f"{names[truth[k]]} → {names[taken[k]]}\n{sure[k]:.0%}" for k in worst]
+    note = f"{head}, the {len(worst)} surest: label → prediction" if len(wrong) > 1 else head
+    return _captioned(tiles, words, note)
+
+
+def as_image(values: Any) -> np.ndarray:
+    """(H, W) or, in colour, (H, W, 3), from (H, W), (C, H, W) or the pixels of a square image."""
+    array = np.asarray(values)
+    if array.ndim == 1:
+        array = array.reshape(_square(array.size) or array.shape)
+    if array.ndim == 3 and array.shape[0] in (1, 3):
+        array = array[0] if array.shape[0] == 1 else np.moveaxis(array, 0, -1)
+    if array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3):
+        return array
+    raise ShapeError(
+        f"an array of shape {np.asarray(values).shape} is no image, expected (H, W), (1, H, W), "
+        f"(3, H, W) or the pixels of a square image"
+    )
+
+
+def draw_activations(
+    figure: Figure, position: tuple[int, int, int] | Any, values: np.ndarray, limit: int, title: str
+) -> float:
+    """Draws what `activations` shows as one part of a figure; returns the height that suits it."""
+    position = position if isinstance(position, tuple) else (position,)
+    array = np.asarray(values, np.float64)
+    words = f"{title}  {array.shape}".strip()
+    if array.ndim == 3:
+        planes = array[:limit]
+        if len(array) > limit:
+            words += f", the first {limit}"
+        axes = plot(figure, *position, title=words)
+        mosaic, (rows, columns) = _mosaic(planes, columns=16)
+        axes.imshow(mosaic, cmap="viridis", interpolation="none")
+        bare(axes)
+        return 0.35 + 6.0 / max(columns, 8) * rows * planes.shape[1] / planes.shape[2]
+    axes = plot(figure, *position, title=words)
+    flat = array.reshape(-1)
+    axes.bar(np.arange(flat.size), flat, width=0.9 if flat.size < 200 else 1.0, color="#4c8ee0")
+    axes.axhline(0, color=INK, linewidth=0.6, alpha=0.5)
+    return 1.4
+
+
+def _filter_images(array: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
+    """(n, H, W), or (n, H, W, 3) in colour."""
+    if array.ndim == 2:
+        array = _matrix_images(array, shape)
+        if array.ndim == 3:
+            return array
+    if array.ndim != 4:
+        raise ShapeError(
+            f"filters: expected weights (O, C, kH, kW) or (inputs, outputs), got {array.shape}"
+        )
+    if array.shape[1] == 3:
+        return np.moveaxis(array, 1, -1)
+    return array.reshape(-1, *array.shape[2:])
+
+
+def image_inputs(
+    matrix: tuple[int, ...], shape: tuple[int, ...] | None = None
+) -> tuple[int, tuple[int, ...]] | None:
+    """Which axis of a matrix of weights is over the numbers of an image, and the image's shape;
+    None where neither is.
+    """
+    for axis in sorted((0, 1), key=lambda axis: -matrix[axis]):
+        wanted = shape or _square(matrix[axis])
+        if wanted and math.prod(wanted) == matrix[axis]:
+            return axis, wanted
+    return None
+
+
+def _matrix_images(matrix: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
+    found = image_inputs(matrix.shape, shape)
+    if found is None:
+        raise ShapeError(
+            f"filters: neither axis of {matrix.shape} is an image{f' of {shape}' if shape else ''}"
+            f"; say its shape: (H, W) or (C, H, W)"
+        )
+    axis, wanted = found
+    return np.moveaxis(matrix, axis, 1).reshape(-1, *wanted)
+
+
+def _square(pixels: int) -> tuple[int, ...] | None:
+    """The shape of a square image, grey or in colour, with so many numbers."""
+    for channels in (1, 3):
+        side = math.isqrt(pixels // channels)
+        if side >= _SMALLEST and channels * side * side == pixels:
+            return (side, side) if channels == 1 else (3, side, side)
+    return None
+
+
+def _stretched(image: np.ndarray) -> np.ndarray:
+    """An image between 0 and 1, whatever it was normalised to."""
+    low, high = float(np.nanmin(image)), float(np.nanmax(image))
+    return (image - low) / ((high - low) or 1.0)
+
+
+def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Tiles (n, H, W) or (n, H, W, 3) in rows, a transparent line between them."""
+    columns = max(min(columns, len(tiles)), 1)
+    rows = -(-len(tiles) // columns)
+    height, width = tiles.shape[1:3]
+    gap = max(1, round(width / 14))
+    full = np.full(
+        (rows * (height + gap) - gap, columns * (width + gap) - gap, *tiles.shape[3:]), np.nan
+    )
+    for k, tile in enumerate(tiles):
+        y, x = k // columns * (height + gap), k % columns * (width + gap)
+        full[y : y + height, x : x + width] = tile
+    if full.ndim == 3:
+        clear = np.isnan(full[..., :1])
+        full = np.concatenate([np.nan_to_num(full), np.where(clear, 0.0, 1.0)], axis=-1)
+    return full, (rows, columns)
+
+
+def _mosaic_figure(tiles: np.ndarray, title: str, **colours: Any) -> Figure:
+    columns = min(max(4, math.ceil(math.sqrt(2 * len(tiles)))), 12)
+    mosaic, (rows, columns) = _mosaic(tiles, columns)
+    figure = new_figure(max(_TILE * columns, 3.6) + 0.7, _TILE * rows + 0.5)
+    axes = plot(figure, title=title)
+    shown = axes.imshow(mosaic, interpolation="none", **colours)
+    bare(axes)
+    if colours:
+        bar = figure.colorbar(shown, ax=axes, fraction=0.05, pad=0.02)
+        bar.ax.tick_params(colors=INK, labelsize=7)
+        bar.outline.set_visible(False)
+    return figure
+
+
+def _captioned(tiles: np.ndarray, words: Sequence[str], title: str) -> Figure:
+    columns = min(len(tiles), 10)
+    rows = -(-len(tiles) // columns)
+    figure = new_figure(max(0.85 * columns, 4.2), 1.25 * rows + 0.4)
+    figure.suptitle(title, color=INK, fontsize=10)
+    for k, (tile, caption) in enumerate(zip(tiles, words)):
+        axes = plot(figure, rows, columns, k + 1)
+        axes.imshow(tile, cmap=None if tile.ndim == 3 else "gray", interpolation="none")
+        axes.set_title(caption, color=INK, fontsize=8)
+        bare(axes)
+    return figure

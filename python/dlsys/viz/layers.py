@@ -1,0 +1,73 @@
+"""What the layers of a model make of one image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..autodiff import Executor, Node, Variable
+from ..ops.source import ANYWHERE
+from .figure import new_figure
+from .images import draw_activations
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12) -> Figure:
+    """The output of each layer of a model (an `nn.Module`) for one image without batch axis.
+
+    Shown are the first `layers` layers that have no children, with up to `limit` planes each. The
+    model is run in evaluation mode where its Parameters live, and keeps its mode.
+    """
+    shown = list(layer_values(model, image).items())[:layers]
+    figure = new_figure(6.6, 4)
+    grid = figure.add_gridspec(len(shown), 1)
+    heights = [
+        draw_activations(figure, grid[k], value, limit, name)
+        for k, (name, value) in enumerate(shown)
+    ]
+    grid.set_height_ratios(heights)
+    figure.set_size_inches(6.6, sum(heights) + 0.2)
+    return figure
+
+
+def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
+    """The outputs of a model's innermost layers for one image, in the order of use, without batch
+    axis. Layers that leave the values as they are, such as dropout, are left out.
+    """
+    array = np.asarray(image, np.float32)
+    x = Variable("image", shape=(1, *array.shape), dtype=np.float32)
+    calls = evaluating(model, lambda: model.calls(x))
+    inner = [call for call in calls if not list(call.module.children())]
+    names = [f"{call.name or 'model'} {type(call.module).__name__}" for call in inner]
+    outputs: list[Node] = [call.output for call in inner]
+    run = Executor(outputs, home(model)).run({x: array[None]}, convert_to_numpy_ret_vals=True)
+    found, before = {}, array
+    for name, (value,) in zip(names, run):
+        if not np.array_equal(value.reshape(-1), before.reshape(-1)):
+            found[name] = value
+        before = value
+    return found
+
+
+def evaluating(model: Any, build: Any) -> Any:
+    """What `build()` makes while the model is in evaluation mode; each module keeps its mode."""
+    modes = [(module, module.training) for _, module in model.named_modules()]
+    model.eval()
+    try:
+        return build()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def home(model: Any) -> Any:
+    """The context on which a model's Parameters live; None where that is not settled yet."""
+    for _, parameter in model.named_state():
+        if parameter.storage is not None:
+            return parameter.storage.ctx
+        if parameter.home is not ANYWHERE:
+            return parameter.home
+    return None

@@ -1,0 +1,261 @@
+"""One page that shows a training run: numbers, curves, filters, mistakes, graph, memory, times.
+
+report = viz.report.Report("MLP on MNIST", settings={"epochs": 10}, history=records, model=model)
+viz.report.write("out.html", report)
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..errors import DlsysError
+from ..executor.plan import Plan
+from ..files import replacing
+from ..graph.node import Node, find_topo_sort
+from ..graph.text import text
+from ..runtime.library import load
+from . import page
+from .classes import confusion_matrix, decision_boundary
+from .curves import curves
+from .figure import svg_of
+from .graph import graph_svg
+from .images import filters, image_inputs, mistakes
+from .layers import layer_activations
+from .memory import memory_plan
+from .page import Section
+from .times import Timed, operator_times
+
+_TEXT_LIMIT = 400  # nodes or steps up to which the page also has the graph and the plan as text
+
+
+@dataclass
+class Mistakes:
+    """Images with what a model made of them; see `viz.mistakes` for the shapes."""
+
+    images: Any
+    labels: Any
+    predictions: Any
+    probabilities: Any
+
+
+@dataclass
+class Points:
+    """Points of the plane (n, 2) and their labels, for a model that classifies them."""
+
+    points: Any
+    labels: Any
+
+
+@dataclass
+class Report:
+    """What the page shows; every part but the title may be missing, and its section with it.
+
+    title: the heading. numbers: what counts most, such as test accuracy, shown large; shares of 1
+    under a name with "accuracy" in it are shown as percent. settings: how the run was made.
+    environment: where; the default asks this process. history: one record an epoch, and `fine`
+    within epochs, see `viz.curves`. model: an `nn.Module`, for its summary, filters and
+    activations; `image` is an input without batch axis that it is shown. confusion: counts
+    (classes, classes). mistakes, points: see there. classes: names of the classes. graph: the nodes
+    of a training step; shapes: see `viz.graph_svg`. plan: from `Executor.plan`; its graph is then
+    the one that is drawn. profile: a `profile.Profile`. counters: anything that prints, such as
+    `profile.counters(ctx)`.
+    """
+
+    title: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
+    history: Sequence[Mapping[str, Any]] = ()
+    fine: Sequence[Mapping[str, Any]] = ()
+    model: Any = None
+    image: Any = None
+    confusion: Any = None
+    mistakes: Mistakes | None = None
+    points: Points | None = None
+    classes: Sequence[str] | None = None
+    graph: Sequence[Node] | None = None
+    shapes: Mapping[Node, Any] | None = None
+    plan: Plan | None = None
+    profile: Timed | None = None
+    counters: Any = None
+
+
+def write(path: str | os.PathLike, report: Report) -> None:
+    """Writes the report as one HTML file that loads nothing from elsewhere; an earlier file is
+    replaced only by a whole one.
+
+    Raises DlsysError where a part needs matplotlib (`pip install 'dlsys[viz]'`) and it is missing.
+    """
+    content = html(report).encode()
+    with replacing(Path(path)) as file:
+        file.write(content)
+
+
+def html(report: Report) -> str:
+    """The report as text."""
+    made = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
+    lead = f"<p>dlsys {__version__}, {made}</p>" + page.numbers(
+        {name: _shown(name, value) for name, value in report.numbers.items()}
+    )
+    return page.document(report.title, lead, list(_sections(report)))
+
+
+def environment() -> dict[str, str]:
+    """What this process runs on: versions and the processor."""
+    found = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    }
+    try:
+        found["native library"] = load().version
+    except DlsysError as error:
+        found["native library"] = str(error)
+    return found
+
+
+def _sections(report: Report) -> Iterator[Section]:
+    where = environment() if report.environment is None else report.environment
+    tables = page.pairs("settings", report.settings) + page.pairs("environment", where)
+    yield Section("run", "Run", f'<div class="columns">{tables}</div>' if tables else "")
+    yield Section("training", "Training", _training(report))
+    yield Section("model", "Model", _model(report))
+    yield Section("filters", "Learned filters", _filters(report))
+    yield Section("activations", "Activations", _activations(report))
+    yield Section("confusion", "Confusion matrix", _confusion(report))
+    yield Section("mistakes", "Worst mistakes", _mistakes(report))
+    yield Section("boundary", "Decision boundary", _boundary(report))
+    yield Section("graph", "Graph", _graph(report))
+    yield Section("memory", "Memory plan", _memory(report))
+    yield Section("operators", "Operators", _operators(report))
+    yield Section("device", "Device", _device(report))
+
+
+def _training(report: Report) -> str:
+    if not report.history:
+        return ""
+    figures = [name for r in report.history for name, value in r.items() if np.ndim(value) == 0]
+    names = list(dict.fromkeys(figures))
+    names.sort(key=lambda name: name != "epoch")
+    rows = [[_shown(name, record.get(name, "")) for name in names] for record in report.history]
+    drawn = page.picture(svg_of(curves(report.history, report.fine), "curves"))
+    return drawn + page.table(names, rows)
+
+
+def _model(report: Report) -> str:
+    if report.model is None:
+        return ""
+    if report.image is not None:
+        shape = (1, *np.shape(report.image))
+        return f"<pre>{page.text_of(report.model.summary(shape))}</pre>"
+    rows = [(name, str(p.shape), f"{np.prod(p.shape):,.0f}") for name, p in _parameters(report)]
+    return page.table(("parameter", "shape", "numbers"), rows)
+
+
+def _filters(report: Report) -> str:
+    """The first Parameter that can be seen: filters, or a matrix over the pixels of an image."""
+    if report.model is None:
+        return ""
+    extents = tuple(n for n in np.shape(report.image) if n > 1)
+    shape = extents if len(extents) > 1 else None
+    for name, parameter in _parameters(report):
+        seen = len(parameter.shape) == 2 and image_inputs(parameter.shape, shape)
+        if seen or len(parameter.shape) == 4:
+            figure = filters(parameter, shape, title=f"{name}  {parameter.shape}")
+            return page.picture(svg_of(figure, "filters"))
+    return ""
+
+
+def _activations(report: Report) -> str:
+    if report.model is None or report.image is None:
+        return ""
+    return page.picture(svg_of(layer_activations(report.model, report.image), "activations"))
+
+
+def _confusion(report: Report) -> str:
+    if report.confusion is None:
+        return ""
+    return page.picture(svg_of(confusion_matrix(report.confusion, report.classes), "confusion"))
+
+
+def _mistakes(report: Report) -> str:
+    given = report.mistakes
+    if given is None:
+        return ""
+    figure = mistakes(
+        given.images, given.labels, given.predictions, given.probabilities, classes=report.classes
+    )
+    return page.picture(svg_of(figure, "mistakes"))
+
+
+def _boundary(report: Report) -> str:
+    if report.points is None or report.model is None:
+        return ""
+    given = report.points
+    figure = decision_boundary(report.model, given.points, given.labels, report.classes)
+    return page.picture(svg_of(figure, "boundary"))
+
+
+def _graph(report: Report) -> str:
+    body = ""
+    if report.plan is not None:
+        body = "<p>As it runs, after the rewrites.</p>"
+        body += page.picture(graph_svg(report.plan), zoom=True)
+    elif report.graph:
+        body = page.picture(graph_svg(report.graph, report.shapes), zoom=True)
+    count = len(find_topo_sort(report.graph or []))
+    if 0 < count <= _TEXT_LIMIT:
+        body += page.folded(f"the graph as it was built, {count} nodes", text(report.graph or []))
+    return body
+
+
+def _memory(report: Report) -> str:
+    if report.plan is None:
+        return ""
+    drawn = page.picture(memory_plan(report.plan))
+    if len(report.plan.steps) > _TEXT_LIMIT:
+        return drawn
+    return drawn + page.folded("the plan step by step", str(report.plan))
+
+
+def _operators(report: Report) -> str:
+    if report.profile is None or not report.profile.rows():
+        return ""
+    rows = report.profile.rows()
+    total = sum(row.ms for row in rows) or 1.0
+    cells = []
+    for row in rows:
+        seconds = max(row.ms, 1e-9) * 1e-3
+        speeds = (f"{amount / seconds * 1e-9:,.1f}" for amount in (row.nbytes, row.flops))
+        cells.append(
+            (row.name, f"{row.calls:,}", f"{row.ms:,.3f}", f"{row.ms / total:.1%}", *speeds)
+        )
+    head = ("operator", "calls", "ms", "share", "GB/s", "GFLOP/s")
+    return page.picture(operator_times(report.profile)) + page.table(head, cells)
+
+
+def _device(report: Report) -> str:
+    return "" if report.counters is None else f"<pre>{page.text_of(report.counters)}</pre>"
+
+
+def _parameters(report: Report) -> list[tuple[str, Any]]:
+    return list(report.model.named_parameters())
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, (bool, str)) or not isinstance(value, (int, float, np.number)):
+        return str(value)
+    if isinstance(value, (int, np.integer)):
+        return f"{value:,}"
+    if "accuracy" in name and 0 <= value <= 1:
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.5g}"

@@ -1,0 +1,88 @@
+"""Writing SVG by hand: elements, and a drawing that is light or dark like what is around it.
+
+Lines and letters have the colour of the text around the drawing (`currentColor`), areas are colours
+that stand on white and on black.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+MONO = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
+SANS = "system-ui,'DejaVu Sans',sans-serif"
+MONO_WIDTH = 0.61  # of a letter, in font sizes
+BLUE, GREEN, ORANGE, PURPLE, RED, TEAL, GREY = (
+    "#4c8ee0", "#46a868", "#e2913b", "#9a72d6", "#d9605a", "#3aa5a5", "#8b949e",
+)  # fmt: skip
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, "#b8860b", "#5f74c4", "#c2649a", "#7a9a3a")
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+def text_of(value: Any) -> str:
+    """Any text, as XML may hold it."""
+    return escape(_UNPRINTABLE.sub("�", str(value)))
+
+
+def element(tag: str, *children: str, **attributes: Any) -> str:
+    """`<tag …>children</tag>`; `_` in an attribute's name stands for `-`, None leaves it out."""
+    shown = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return f"<{tag}{shown}>{''.join(children)}</{tag}>" if children else f"<{tag}{shown}/>"
+
+
+def label(x: float, y: float, words: Any, **attributes: Any) -> str:
+    """One line of text."""
+    return element("text", text_of(words), x=x, y=y, **attributes)
+
+
+def drawing(width: float, height: float, title: str, children: Iterable[str]) -> str:
+    """A whole drawing, for a page or a file of its own."""
+    return element(
+        "svg",
+        element("title", text_of(title)),
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_value(width)} {_value(height)}",
+        width=width,
+        height=height,
+        role="img",
+        font_family=SANS,
+        font_size=12,
+        fill="currentColor",
+    )
+
+
+def axis_steps(largest: float, count: int = 5) -> list[float]:
+    """About `count` round numbers from 0 on that do not exceed the largest."""
+    if largest <= 0:
+        return [0.0]
+    magnitude = 10.0 ** math.floor(math.log10(largest / count))
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= largest / count)
+    return [k * step for k in range(int(largest / step + 1e-9) + 1)]
+
+
+def byte_text(nbytes: float) -> str:
+    """Bytes in the unit that suits their size."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:,.1f} {unit}"
+    return f"{nbytes:,.0f} bytes"
+
+
+def cut(words: str, letters: int) -> str:
+    """The words, with their end left out where they are longer than so many letters."""
+    return words if len(words) <= letters else words[: max(letters - 1, 1)] + "…"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return text_of(value)

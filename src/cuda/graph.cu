@@ -1,0 +1,216 @@
+// Programs recorded as CUDA graphs: one launch replays every step.
+//
+// What changes between runs enters and leaves through ports: one copy kernel before the steps
+// brings the feeds to fixed slots, one after them takes the results to where the caller wants them.
+// Their addresses are parameters of the instantiated graph, rewritten only when they differ from
+// those of the run before. All other addresses are baked in.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "counters.h"
+#include "cuda/graph.cuh"
+#include "cuda/launch.cuh"
+#include "device.h"
+#include "kept.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// ---- the ports ----
+
+constexpr int kPorts = 32;               // copies of one kernel: its parameters hold them all
+constexpr int64_t kBlockNbytes = 16384;  // what a block copies
+
+struct Ports {
+  int count;
+  int first_block[kPorts + 1];  // of each copy, and behind the last
+  DLCopy copies[kPorts];
+};
+
+template <class T>
+__device__ __forceinline__ void CopyPart(char* dst, const char* src, int64_t begin, int64_t end) {
+  for (int64_t i = begin + (int64_t)threadIdx.x * sizeof(T); i < end;
+       i += (int64_t)kThreads * sizeof(T))
+    *(T*)(dst + i) = *(const T*)(src + i);
+}
+
+__global__ void PortsKernel(const __grid_constant__ Ports ports) {
+  int k = 0;
+  while ((int)blockIdx.x >= ports.first_block[k + 1]) k++;
+  const DLCopy copy = ports.copies[k];
+  char* dst = (char*)copy.dst;
+  const char* src = (const char*)copy.src;
+  const int64_t begin = (int64_t)(blockIdx.x - ports.first_block[k]) * kBlockNbytes;
+  const int64_t end = min(begin + kBlockNbytes, copy.nbytes);
+  const uintptr_t together = (uintptr_t)dst | (uintptr_t)src;
+  if (together % 16 == 0) {
+    const int64_t whole = end - (end - begin) % 16;
+    CopyPart<int4>(dst, src, begin, whole);
+    CopyPart<char>(dst, src, whole, end);
+  } else {
+    CopyPart<char>(dst, src, begin, end);
+  }
+}
+
+// One side's ports: the caller's table, and the kernels that were made of it.
+class Side {
+ public:
+  Side(const DLCopy* table, int64_t count) : table_(table), known_(table, table + count) {
+    for (int64_t first = 0; first < count; first += kPorts) Add(first);
+  }
+
+  void Launch(cudaStream_t stream) {
+    for (Kernel& kernel : kernels_) {
+      cudaLaunchConfig_t config = {};
+      config.gridDim = dim3((unsigned)kernel.ports.first_block[kernel.ports.count]);
+      config.blockDim = dim3(kThreads);
+      config.stream = stream;
+      if (config.gridDim.x) Check("record", cudaLaunchKernelEx(&config, PortsKernel, kernel.ports));
+    }
+  }
+
+  // Finds its kernels among the nodes of a recorded graph by the addresses that they copy to.
+  void Claim(cudaGraphNode_t node, const Ports& ports) {
+    for (Kernel& kernel : kernels_)
+      if (!kernel.node && memcmp(&kernel.ports, &ports, sizeof ports) == 0) {
+        kernel.node = node;
+        return;
+      }
+  }
+
+  // Rewrites the kernels whose copies are not those of the run before.
+  void Update(cudaGraphExec_t exec) {
+    for (Kernel& kernel : kernels_) {
+      const size_t nbytes = kernel.ports.count * sizeof(DLCopy);
+      if (!kernel.node || memcmp(kernel.ports.copies, table_ + kernel.first, nbytes) == 0) continue;
+      memcpy(kernel.ports.copies, table_ + kernel.first, nbytes);
+      void* arguments[] = {&kernel.ports};
+      cudaKernelNodeParams params = {};
+      params.func = (void*)PortsKernel;
+      params.gridDim = dim3((unsigned)kernel.ports.first_block[kernel.ports.count]);
+      params.blockDim = dim3(kThreads);
+      params.kernelParams = arguments;
+      Check("replay", cudaGraphExecKernelNodeSetParams(exec, kernel.node, &params));
+    }
+  }
+
+ private:
+  struct Kernel {
+    int64_t first;
+    Ports ports;
+    cudaGraphNode_t node;
+  };
+
+  void Add(int64_t first) {
+    Kernel kernel{first, {}, nullptr};
+    Ports& ports = kernel.ports;
+    const int64_t left = (int64_t)known_.size() - first;
+    ports.count = (int)(left < kPorts ? left : kPorts);
+    for (int k = 0; k < ports.count; k++) {
+      ports.copies[k] = known_[first + k];
+      ports.first_block[k + 1] =
+          ports.first_block[k] + (int)CeilDiv(ports.copies[k].nbytes, kBlockNbytes);
+    }
+    kernels_.push_back(kernel);
+  }
+
+  const DLCopy* table_;  // its owner writes new addresses into it between runs
+  std::vector<DLCopy> known_;
+  std::vector<Kernel> kernels_;
+};
+
+// ---- recording ----
+
+struct CudaGraph : Recorded {
+  CudaGraph(int id, const DLCopy* before, int64_t nbefore, const DLCopy* after, int64_t nafter)
+      : id(id), memory({id, DL_GPU}), before(before, nbefore), after(after, nafter) {}
+  ~CudaGraph() override {
+    // The last replay may still be running on memory that goes back now. At exit the driver may be
+    // gone already: nobody is left to be told.
+    if (stream) cudaStreamSynchronize(stream);
+    if (exec) cudaGraphExecDestroy(exec);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+  }
+
+  void Replay(DLStream on, int64_t times) override {
+    Use("replay", id);
+    before.Update(exec);
+    after.Update(exec);
+    stream = Native(on);
+    for (int64_t k = 0; k < times; k++) Check("replay", cudaGraphLaunch(exec, stream));
+    Counters::program_launches += times;
+  }
+
+  void Describe(DLGraphInfo* out) const override { *out = info; }
+
+  const int id;
+  KeptMemory memory;
+  Side before, after;
+  DLGraphInfo info = {};
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  cudaStream_t stream = nullptr;  // of the last replay
+};
+
+// Queues on a stream that records. A failure ends the recording, so that the stream is usable.
+void RecordInto(CudaGraph* made, cudaStream_t stream, void (*body)(void*), void* state) {
+  // Thread-local: other threads, and other libraries in them, go on allocating meanwhile.
+  Check("record", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  try {
+    const KeptMemory::Recording recording(&made->memory);
+    made->before.Launch(stream);
+    body(state);
+    made->after.Launch(stream);
+  } catch (...) {
+    cudaGraph_t broken = nullptr;
+    cudaStreamEndCapture(stream, &broken);
+    if (broken) cudaGraphDestroy(broken);
+    cudaGetLastError();
+    throw;
+  }
+  Check("record", cudaStreamEndCapture(stream, &made->graph));
+}
+
+void CountNode(CudaGraph* made, cudaGraphNode_t node) {
+  cudaGraphNodeType type;
+  Check("record", cudaGraphNodeGetType(node, &type));
+  made->info.nodes++;
+  if (type == cudaGraphNodeTypeMemcpy) made->info.copies++;
+  if (type == cudaGraphNodeTypeMemset) made->info.fills++;
+  if (type != cudaGraphNodeTypeKernel) return;
+  made->info.kernels++;
+  cudaKernelNodeParams params = {};
+  // Kernels of other libraries may be ones that the runtime cannot describe.
+  if (cudaGraphKernelNodeGetParams(node, &params) != cudaSuccess) {
+    cudaGetLastError();
+    return;
+  }
+  if (params.func != (void*)PortsKernel) return;
+  const Ports& ports = *(const Ports*)params.kernelParams[0];
+  made->before.Claim(node, ports);
+  made->after.Claim(node, ports);
+}
+
+}  // namespace
+
+std::unique_ptr<Recorded> Record(int id, DLStream stream, void (*body)(void*), void* state,
+                                 const DLCopy* before, int64_t nbefore, const DLCopy* after,
+                                 int64_t nafter) {
+  Use("record", id);
+  auto made = std::make_unique<CudaGraph>(id, before, nbefore, after, nafter);
+  RecordInto(made.get(), Native(stream), body, state);
+  size_t count = 0;
+  Check("record", cudaGraphGetNodes(made->graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count) Check("record", cudaGraphGetNodes(made->graph, nodes.data(), &count));
+  for (cudaGraphNode_t node : nodes) CountNode(made.get(), node);
+  Check("record", cudaGraphInstantiate(&made->exec, made->graph, 0));
+  Check("record", cudaGraphUpload(made->exec, Native(stream)));
+  return made;
+}
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,248 @@
+// The matrix product by tiles; matmul.cuh has the contract.
+//
+// A block computes a tile of C from panels that pass through shared memory, and writes it by way of
+// shared memory too, in rows. When C has too few tiles to fill the chip, the depth is split over
+// blocks: from sm_90 on over a cluster, whose blocks add each other's tiles through distributed
+// shared memory; before, partial products lie in scratch and a second kernel adds them. Both ways
+// the order of additions is fixed.
+#pragma once
+#include "cuda/epilogue.cuh"
+#include "cuda/matmul_tile.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+constexpr int kMaxSplits = 8;  // the largest cluster that every chip has
+
+struct Problem {
+  Product product;
+  int row_tiles, col_tiles, splits;
+  int64_t part;           // the depth is cut into `splits` parts of `part`, a multiple of kDepth
+  bool whole_a, whole_b;  // rows and base address allow 16-byte copies
+  bool whole_out;         // and so do those of C and of what the epilogue reads
+  float* partial;         // (splits, m, n) and then (splits, sums), or null: a cluster adds
+  bool early;             // it may be set up while earlier kernels run
+};
+
+struct Place {
+  int row, col, split;  // counting tiles
+};
+
+__device__ __forceinline__ int CeilDiv32(int n, int d) { return (n + d - 1) / d; }
+
+// Which tile this block computes. Its splits are neighbours, as a cluster's blocks are; tiles go
+// down groups of eight tile rows, so that blocks that run together share panels in the L2 cache.
+__device__ __forceinline__ Place FindPlace(const Problem& problem) {
+  constexpr int kGroup = 8;
+  const int split = (int)blockIdx.x % problem.splits;
+  const int tile = (int)blockIdx.x / problem.splits;
+  const int group = tile / (kGroup * problem.col_tiles);
+  const int in_group = tile % (kGroup * problem.col_tiles);
+  const int height = min(kGroup, problem.row_tiles - group * kGroup);
+  return {group * kGroup + in_group % height, in_group / height, split};
+}
+
+__device__ __forceinline__ void MeetCluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void LeaveCluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+// The same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ const float* OfPeer(const float* shared, int peer) {
+#if __CUDA_ARCH__ >= 900
+  uint64_t at;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(shared), "r"(peer));
+  return (const float*)at;
+#else
+  return shared;
+#endif
+}
+
+// The sums over the depth of one operand's panels, each thread a width and a share of the layers.
+template <class T, class P, int kWidth>
+__device__ __forceinline__ float SumLayers(const float* panel) {
+  constexpr int kShare = T::kDepth / (T::kThreads / kWidth);
+  const int w = threadIdx.x % kWidth, d = threadIdx.x / kWidth * kShare;
+  float sum = 0.f;
+#pragma unroll
+  for (int k = 0; k < kShare; k++) sum += P::At(panel, w, d + k);
+  return sum;
+}
+
+// Writes a finished operand sum for each of kWidth from `origin` on. `shares` has one of each
+// thread, in this block and the others of its cluster.
+template <class T, int kWidth>
+__device__ __forceinline__ void WriteSums(const Problem& problem, const float* shares, int splits,
+                                          float* to, int64_t origin, int64_t width) {
+  const int w = threadIdx.x;
+  if (w >= kWidth || origin + w >= width) return;
+  float sum = 0.f;
+  for (int split = 0; split < splits; split++) {
+    const float* of_split = splits == 1 ? shares : OfPeer(shares, split);
+#pragma unroll
+    for (int share = 0; share < T::kThreads; share += kWidth) sum += of_split[share + w];
+  }
+  to[origin + w] = sum;
+}
+
+// The sum of this block's tiles at one place, or of the whole cluster's.
+template <class T>
+__device__ __forceinline__ float4 SumTiles(const float* tile) {
+  float4 v = *(const float4*)tile;
+#pragma unroll
+  for (int k = 1; k < T::kTiles; k++) v = Sum(v, *(const float4*)(tile + k * T::kTileNumel));
+  return v;
+}
+__device__ __forceinline__ float4 SumPeers(const float* tile, int splits) {
+  float4 v = *(const float4*)OfPeer(tile, 0);
+#pragma unroll
+  for (int peer = 1; peer < kMaxSplits; peer++)
+    if (peer < splits) v = Sum(v, *(const float4*)OfPeer(tile, peer));
+  return v;
+}
+
+// Adds up this block's tiles, and those of the cluster, and writes what this block has to write.
+template <class T>
+__device__ __forceinline__ void WriteTile(const Problem& problem, const Place& place, float* tile) {
+  constexpr int kInRow = T::kCols / 4, kQuads = T::kRows * kInRow, kBatch = 4;
+  static_assert(T::kThreads % kInRow == 0, "a thread keeps to its columns");
+  const auto at = [](int q) { return q / kInRow * T::kTilePitch + q % kInRow * 4; };
+  const bool cluster = problem.splits > 1 && !problem.partial;
+  Product product = problem.product;
+  if (problem.partial) {
+    product.c = problem.partial + place.split * product.m * product.n;
+    product.epilogue = Epilogue{};
+  }
+  const int share = cluster ? CeilDiv32(kQuads / kInRow, problem.splits) * kInRow : kQuads;
+  const int begin = cluster ? place.split * share : 0;
+  const int end = min(begin + share, kQuads);
+  const int64_t row = (int64_t)place.row * T::kRows;
+  const int64_t col = (int64_t)place.col * T::kCols + (begin + threadIdx.x) % kInRow * 4;
+  const float4 bias = ReadBias(product, col, problem.whole_out);
+  if (cluster) {
+    if (T::kTiles > 1)
+      for (int q = threadIdx.x; q < kQuads; q += T::kThreads)
+        *(float4*)(tile + at(q)) = SumTiles<T>(tile + at(q));
+    MeetCluster();
+  }
+  for (int first = begin + threadIdx.x; first < end; first += kBatch * T::kThreads) {
+    Quad quads[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; k++) {
+      const int q = first + k * T::kThreads;
+      quads[k].col = col;
+      quads[k].row = q < end ? row + q / kInRow : product.m;
+      ReadSide(product, problem.whole_out, quads[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; k++) {
+      const int q = first + k * T::kThreads;
+      if (q >= end) break;
+      const float4 v = cluster ? SumPeers(tile + at(q), problem.splits) : SumTiles<T>(tile + at(q));
+      quads[k].x[0] = v.x, quads[k].x[1] = v.y, quads[k].x[2] = v.z, quads[k].x[3] = v.w;
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; k++) Write(product, problem.whole_out, bias, quads[k]);
+  }
+}
+
+template <class T, template <class, bool, bool> class Accumulator, bool kTransA, bool kTransB>
+__global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const Problem problem) {
+  using PanelA = typename TilePlace<T, kTransA, kTransB>::PanelA;
+  using PanelB = typename TilePlace<T, kTransA, kTransB>::PanelB;
+  WaitForEarlierKernels();
+  constexpr int kStage = PanelA::kNumel + PanelB::kNumel;
+  constexpr int kPanels = T::kStages * kStage, kTiles = T::kTiles * T::kTileNumel;
+  __shared__ __align__(16) float memory[kPanels > kTiles ? kPanels : kTiles];
+  __shared__ float shares[T::kThreads];
+  const Product& product = problem.product;
+  const Place place = FindPlace(problem);
+  const int64_t row = (int64_t)place.row * T::kRows, col = (int64_t)place.col * T::kCols;
+  const int64_t begin = place.split * problem.part;
+  const int depth = (int)min(problem.part, product.k - begin);
+  const int panels = (depth + T::kDepth - 1) / T::kDepth;
+  PanelA a(product.a, product.m, kTransA ? product.m : product.k, row, begin);
+  PanelB b(product.b, product.n, kTransB ? product.k : product.n, col, begin);
+  auto copy = [&](int panel) {
+    if (panel < panels) {
+      float* to = memory + panel % T::kStages * kStage;
+      a.Copy(to, depth - panel * T::kDepth, problem.whole_a);
+      b.Copy(to + PanelA::kNumel, depth - panel * T::kDepth, problem.whole_b);
+    }
+    CloseCopies();
+  };
+  const bool sums_a = product.sums && product.sums_of_a && place.col == 0;
+  const bool sums_b = product.sums && !product.sums_of_a && place.row == 0;
+  const int group = threadIdx.x / T::kGroupThreads;
+  Accumulator<T, kTransA, kTransB> accumulator;
+  float sum = 0.f;
+  for (int panel = 0; panel < T::kStages - 1; panel++) copy(panel);
+  for (int panel = 0; panel < panels; panel++) {
+    WaitForCopies<T::kStages - 2>();
+    __syncthreads();
+    copy(panel + T::kStages - 1);
+    const float* from = memory + panel % T::kStages * kStage;
+    accumulator.Add(from, from + PanelA::kNumel, group * T::kGroupDepth);
+    if (sums_a) sum += SumLayers<T, PanelA, T::kRows>(from);
+    if (sums_b) sum += SumLayers<T, PanelB, T::kCols>(from + PanelA::kNumel);
+  }
+  WaitForCopies<0>();
+  __syncthreads();
+  LetNextKernelBegin();
+  shares[threadIdx.x] = sum;
+#pragma unroll
+  for (int round = 0; round < T::kGroups; round += T::kTiles) {
+    if (group / T::kTiles * T::kTiles == round)
+      accumulator.Store(memory + group % T::kTiles * T::kTileNumel, round > 0);
+    __syncthreads();
+  }
+  WriteTile<T>(problem, place, memory);
+  const bool cluster = problem.splits > 1 && !problem.partial;
+  if ((sums_a || sums_b) && !(cluster && place.split > 0)) {
+    const int64_t width = sums_a ? product.m : product.n;
+    const int splits = cluster ? problem.splits : 1;
+    float* to = product.sums;
+    if (problem.partial)
+      to = problem.partial + problem.splits * product.m * product.n + place.split * width;
+    if (sums_a) WriteSums<T, T::kRows>(problem, shares, splits, to, row, width);
+    if (sums_b) WriteSums<T, T::kCols>(problem, shares, splits, to, col, width);
+  }
+  if (cluster) LeaveCluster();  // nobody goes while others read its memory
+}
+
+template <class T, template <class, bool, bool> class Accumulator>
+void LaunchTiles(const char* op, const Problem& problem, DLStream stream) {
+  const Product& p = problem.product;
+  const unsigned blocks = (unsigned)(problem.row_tiles * problem.col_tiles * problem.splits);
+  const auto kernel = p.trans_a ? (p.trans_b ? ProductKernel<T, Accumulator, true, true>
+                                             : ProductKernel<T, Accumulator, true, false>)
+                                : (p.trans_b ? ProductKernel<T, Accumulator, false, true>
+                                             : ProductKernel<T, Accumulator, false, false>);
+  const unsigned cluster = problem.partial ? 1 : (unsigned)problem.splits;
+  LaunchClusters(op, kernel, blocks, cluster, T::kThreads, problem.early, stream, problem);
+}
+
+// With the tiling of that number.
+template <class Tilings, template <class, bool, bool> class Accumulator, int kNumber = 0>
+void LaunchProduct(const char* op, int tiling, const Problem& problem, DLStream stream) {
+  if constexpr (kNumber < std::tuple_size_v<Tilings>) {
+    if (tiling > kNumber)
+      return LaunchProduct<Tilings, Accumulator, kNumber + 1>(op, tiling, problem, stream);
+    LaunchTiles<std::tuple_element_t<kNumber, Tilings>, Accumulator>(op, problem, stream);
+  }
+}
+
+void LaunchFp32(const char* op, int tiling, const Problem& problem, DLStream stream);
+void LaunchTf32(const char* op, int tiling, const Problem& problem, DLStream stream);
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,107 @@
+// Panels of a product's operands on their way to shared memory, where they lie as they do in device
+// memory: nothing is transposed, so that the copies need no registers and several are under way at
+// once. Before sm_80, which has no such copies, each is finished where it is begun.
+#pragma once
+#include "cuda/launch.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+// Copies p[0..3], of which only the first `valid` exist; the rest become zero. whole: both sides
+// are aligned, and all four exist or none does.
+__device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, bool whole) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  if (whole) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(p),
+                 "r"(valid > 0 ? 16 : 0)
+                 : "memory");
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; e++)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at + 4 * e), "l"(p + e),
+                 "r"(valid > e ? 4 : 0)
+                 : "memory");
+#else
+  float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (whole && valid > 0) v = *(const float4*)p;
+  if (!whole) {
+    if (valid > 0) v.x = p[0];
+    if (valid > 1) v.y = p[1];
+    if (valid > 2) v.z = p[2];
+    if (valid > 3) v.w = p[3];
+  }
+  *(float4*)to = v;
+#endif
+}
+
+// Closes a batch of copies; WaitForCopies<n> waits for all but the last n batches.
+__device__ __forceinline__ void CloseCopies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kLeft>
+__device__ __forceinline__ void WaitForCopies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+
+// Panels of width x kDepth of a matrix, one after the other along the depth. kDepthFastest: the
+// matrix is (width, depth) in memory and so is the panel, else both are (depth, width).
+template <int kWidth, int kDepth, int kThreads, bool kDepthFastest>
+class Panel {
+ public:
+  // The padding keeps quads aligned and spreads what the accumulators read over the banks.
+  static constexpr int kPitch = kDepthFastest ? kDepth + 4 : kWidth + 8;
+  static constexpr int kNumel = kPitch * (kDepthFastest ? kWidth : kDepth);
+
+  // Begins at `origin` of the `width` rows of op(A) or columns of op(B), and at `depth`; pitch is
+  // the length of a row in memory.
+  __device__ Panel(const float* matrix, int64_t width, int64_t pitch, int64_t origin, int64_t depth)
+      : pitch_(pitch), room_((int)min(width - origin, (int64_t)kWidth)) {
+    from_ = matrix + (kDepthFastest ? (origin + Slow(0)) * pitch + depth + Fast()
+                                    : (depth + Slow(0)) * pitch + origin + Fast());
+  }
+
+  // Begins to copy the next panel, of which `depth` layers exist.
+  __device__ __forceinline__ void Copy(float* to, int depth, bool whole) {
+    const int slow_room = kDepthFastest ? room_ : depth;
+    const int fast_room = (kDepthFastest ? depth : room_) - Fast();
+#pragma unroll
+    for (int q = 0; q < kQuads; q++) {
+      if (kUneven && Slow(q) >= kSlow) break;
+      CopyQuad(to + Slow(q) * kPitch + Fast(), from_ + q * kSlowStep * pitch_,
+               Slow(q) < slow_room ? fast_room : 0, whole);
+    }
+    from_ += kDepthFastest ? kDepth : kDepth * pitch_;
+  }
+
+  // The element at (w, d) of a panel.
+  static __device__ __forceinline__ const float& At(const float* panel, int w, int d) {
+    return panel[kDepthFastest ? w * kPitch + d : d * kPitch + w];
+  }
+
+ private:
+  static constexpr int kSlow = kDepthFastest ? kWidth : kDepth;
+  static constexpr int kQuadsInRow = (kDepthFastest ? kDepth : kWidth) / 4;
+  static constexpr int kSlowStep = kThreads / kQuadsInRow;
+  static constexpr int kQuads = (kSlow + kSlowStep - 1) / kSlowStep;
+  static constexpr bool kUneven = kSlow % kSlowStep != 0;
+  static_assert(kSlowStep * kQuadsInRow == kThreads, "the threads copy whole rows");
+
+  // Where this thread's quad q lies: which row of the panel, and where in the row.
+  static __device__ __forceinline__ int Slow(int q) {
+    return (int)threadIdx.x / kQuadsInRow + q * kSlowStep;
+  }
+  static __device__ __forceinline__ int Fast() { return (int)threadIdx.x % kQuadsInRow * 4; }
+
+  const float* from_;
+  int64_t pitch_;
+  int room_;  // how much of kWidth the matrix has here
+};
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,67 @@
+// Scratch memory of a recorded program. A recording bakes in the addresses of the scratch that its
+// kernels take, so while one is made on a thread, what that thread allocates stays out of the
+// allocator's pools: freed blocks serve later requests of the same recording (its steps run in the
+// order in which they were recorded), and all of them go back when the recording does.
+#pragma once
+#include <map>
+#include <vector>
+
+#include "dlsys.h"
+
+namespace dlsys {
+
+class KeptMemory {
+ public:
+  explicit KeptMemory(DLContext ctx) : ctx_(ctx) {}
+  ~KeptMemory() {
+    for (void* data : blocks_) DLMemoryFree(ctx_, data);
+  }
+  KeptMemory(const KeptMemory&) = delete;
+  KeptMemory& operator=(const KeptMemory&) = delete;
+
+  // While it lives, the calling thread's requests pass through `memory`.
+  class Recording {
+   public:
+    explicit Recording(KeptMemory* memory) { open_ = memory; }
+    ~Recording() { open_ = nullptr; }
+    Recording(const Recording&) = delete;
+    Recording& operator=(const Recording&) = delete;
+  };
+
+  // The one that the calling thread records into for this device, or null.
+  static KeptMemory* Open(DLContext ctx) {
+    return open_ && open_->ctx_.device_type == ctx.device_type &&
+                   open_->ctx_.device_id == ctx.device_id
+               ? open_
+               : nullptr;
+  }
+
+  // A block of this size that an earlier step has freed, or null.
+  void* Take(int64_t nbytes) {
+    std::vector<void*>& idle = idle_[nbytes];
+    if (idle.empty()) return nullptr;
+    void* data = idle.back();
+    idle.pop_back();
+    return data;
+  }
+  void Keep(void* data, int64_t nbytes) {
+    blocks_.push_back(data);
+    nbytes_[data] = nbytes;
+  }
+  // Whether the block is one of its own; it then serves the next request of its size.
+  bool Return(void* data) {
+    const auto found = nbytes_.find(data);
+    if (found == nbytes_.end()) return false;
+    idle_[found->second].push_back(data);
+    return true;
+  }
+
+ private:
+  static inline thread_local KeptMemory* open_ = nullptr;
+  const DLContext ctx_;
+  std::vector<void*> blocks_;
+  std::map<void*, int64_t> nbytes_;
+  std::map<int64_t, std::vector<void*>> idle_;
+};
+
+}  // namespace dlsys
