@@ -39,9 +39,10 @@ FLOORS = {
     "onnx": 8,
     "dist": 8,
     "serve": 8,
-    "apps": 8,
+    "apps": 8.5,
 }
 ENGINE = ("graph", "passes", "executor")
+PATTERNS = ("fuse.py", "fuse_conv.py")  # passes that are rules about certain operators
 
 
 def files() -> list[Path]:
@@ -110,11 +111,13 @@ class Floors(unittest.TestCase):
 
 
 class Engine(unittest.TestCase):
-    """Graph, passes and executor read an operator's traits, never what it is."""
+    """Graph, passes and executor read an operator's traits, never what it is; only the passes that
+    look for patterns name the operators of theirs.
+    """
 
     def trees(self):
         for path in files():
-            if place(path) in ENGINE:
+            if place(path) in ENGINE and path.name not in PATTERNS:
                 yield path, ast.parse(path.read_text())
 
     def test_no_operator_is_imported(self):
@@ -123,7 +126,7 @@ class Engine(unittest.TestCase):
                 if isinstance(node, ast.ImportFrom) and node.module and "ops" in node.module:
                     names = {alias.name for alias in node.names}
                     with self.subTest(path=path.name):
-                        self.assertLessEqual(names, {"Parameter", "ANYWHERE"})
+                        self.assertLessEqual(names, {"Parameter", "ANYWHERE", "PRECISIONS"})
 
     def test_no_class_of_operators_is_asked_for(self):
         for path, tree in self.trees():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unittest
 from functools import cache
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -82,10 +81,14 @@ class Networks:
             with self.subTest(name=name, count=count):
                 made = plan(name, self.ctx, count)
                 self.assertLessEqual(made.arena_nbytes, 1.1 * made.live_nbytes)
-                self.assertLessEqual(made.arena_nbytes, 0.6 * made.unshared_nbytes)
+                # numpy's, which fuses nothing: what is never stored counts as saved
+                unshared = plan(name, None, count).unshared_nbytes
+                self.assertLessEqual(made.arena_nbytes, 0.6 * unshared)
 
     def test_relu_keeps_its_result_alone(self) -> None:
         for name, count in (("cnn", 4), ("resnet", 7)):
+            if name == "cnn" and self.ctx is not None:
+                continue  # fused away
             made = plan(name, self.ctx, 100)
             relus = [step for step in made.steps if step.node.op is ad.relu_op]
             self.assertEqual(len(relus), count)
@@ -98,6 +101,8 @@ class Networks:
 
     def test_max_pooling_keeps_places_and_no_planes(self) -> None:
         for name, count in (("cnn", 2), ("resnet", 3)):
+            if name == "cnn" and self.ctx is not None:
+                continue  # fused away
             made = plan(name, self.ctx, 100)
             pools = [step for step in made.steps if step.node.op.name == "max_pool2d_gradient"]
             self.assertEqual(len(pools), count)
@@ -105,15 +110,6 @@ class Networks:
                 gradient, places = step.inputs
                 self.assertEqual(places.spec.dtype, np.int32)
                 self.assertEqual(places.spec.shape, gradient.spec.shape)
-
-    def test_no_gradient_reads_what_lenet_convolved(self) -> None:
-        made = plan("cnn", self.ctx, 100)
-        convolutions = [s for s in made.steps if s.node.op.name in ("conv2d", "conv2d_bias")]
-        self.assertEqual(len(convolutions), 2)
-        backward = [k for k, s in enumerate(made.steps) if s.node.op.name.endswith("gradient")]
-        for step in convolutions:
-            reads = [k for k, other in enumerate(made.steps) if step.outputs[0] in other.inputs]
-            self.assertLess(max(reads), min(backward))
 
     def test_every_step_agrees_with_numpy_in_float64(self) -> None:
         for name in NAMES:
@@ -175,6 +171,17 @@ class Networks:
 class NativeNetworks(Networks):
     ctx: Context
 
+    def test_no_plane_in_front_of_a_pool_is_stored(self) -> None:
+        made = plan("cnn", self.ctx, 100)
+        planes = {(100, 6, 28, 28), (100, 16, 10, 10)}
+        stored = [value.spec.shape for step in made.steps for value in step.outputs]
+        self.assertFalse(planes & set(stored))
+        pools = [step for step in made.steps if step.node.op.name == "conv2d_pool"]
+        self.assertEqual(len(pools), 2)
+        for step in pools:
+            value, code = step.outputs
+            self.assertEqual((code.spec.shape, code.spec.dtype), (value.spec.shape, np.uint8))
+
     def test_losses_follow_numpy(self) -> None:
         for name, steps in (("cnn", 5), ("resnet", 3)):
             with self.subTest(name=name):
@@ -195,6 +202,15 @@ class NativeNetworks(Networks):
 
 class NumpyNetworks(Networks, unittest.TestCase):
     ctx = None
+
+    def test_no_gradient_reads_what_lenet_convolved(self) -> None:
+        made = plan("cnn", self.ctx, 100)
+        convolutions = [s for s in made.steps if s.node.op.name in ("conv2d", "conv2d_bias")]
+        self.assertEqual(len(convolutions), 2)
+        backward = [k for k, s in enumerate(made.steps) if s.node.op.name.endswith("gradient")]
+        for step in convolutions:
+            reads = [k for k, other in enumerate(made.steps) if step.outputs[0] in other.inputs]
+            self.assertLess(max(reads), min(backward))
 
 
 @require(cpu(0))

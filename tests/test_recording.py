@@ -9,15 +9,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from devices import require
-from graphs import Training, double_op
 
+from devices import require
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import GraphError, KernelError
 from dlsys.executor.lower import Segment
 from dlsys.runtime.device import counters, cpu, gpu, memory_stats, synchronize, trim
 from dlsys.settings import settings
+from graphs import Training, double_op
 
 
 def trained(ctx: Any, steps: int, feeds: Any, capture: bool = True) -> tuple[list, list]:

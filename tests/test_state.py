@@ -205,7 +205,9 @@ class State:
         self.assertLess(loss, first)
         after = float(score.run(feeds)[0])
         self.assertLess(after, loss)
-        self.assertEqual(float(step.run(feeds)[0]), after)
+        # a native training graph sums the loss in another kernel: 1.2e-7 apart, one unit
+        apart = 4 * np.spacing(np.float32(after)) if self.ctx else 0
+        self.assertAlmostEqual(float(step.run(feeds)[0]), after, delta=apart)
 
     def test_two_training_graphs_use_one_state(self):
         w = self.parameter([8])

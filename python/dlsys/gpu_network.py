@@ -348,7 +348,7 @@ def _update(
 ) -> None:
     """One update by a rule, its gradient taken as it is: due at every run, no clip, no decay."""
     rest = (*constants, 0.0, 0.0, 0.0)[:3]
-    lists = (states, [grad], [_number(lr, grad)], step, [], [])
+    lists: tuple[list[NDArray], ...] = (states, [grad], [_number(lr, grad)], step, [], [])
     launch(op, grad.ctx, *lists, 1, math.inf, 0.0, 0.0, *rest)
 
 

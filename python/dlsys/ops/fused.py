@@ -60,13 +60,15 @@ def close(
     for view, x in (shown or {}).items():
         copies.setdefault(view, reshape_op(copies[x], view.spec.shape))
 
-    def copy(node: Node) -> Node:  # as deep as a pattern, which is a few nodes
-        if node not in copies:
-            copies[node] = node.derive([copy(x) for x in node.inputs], node.spec)
-        return copies[node]
-
-    made = tuple(copy(node) for node in outputs)
+    made = tuple(_copy(node, copies) for node in outputs)
     return Body(tuple(copies[x] for x in inputs), made)
+
+
+def _copy(node: Node, copies: dict[Node, Node]) -> Node:
+    """The copy of a node and of what it is made of: as deep as a pattern, which is a few nodes."""
+    if node not in copies:
+        copies[node] = node.derive([_copy(x, copies) for x in node.inputs], node.spec)
+    return copies[node]
 
 
 class Fused(Op):
