@@ -30,6 +30,7 @@ import measure
 
 ROOT = measure.ROOT
 COUNTED = "tests/gpu/counted.py"
+HANDS = 6  # processes that share the tests
 EPOCHS = (10, 30)
 DEVICES = ("numpy", "cpu", "gpu")
 MODELS = {"logreg": 0.92, "mlp": 0.965}  # with the validation accuracy that is expected
@@ -124,13 +125,32 @@ def build(part: Part) -> None:
 
 
 def tests(part: Part) -> None:
-    """Every test; a skip is a failure."""
-    done = part.run(
-        [sys.executable, "tests/run.py"], env={"DLSYS_REQUIRE_GPU": "1", "DLSYS_TEST_LARGE": "1"}
+    """Every test, the modules dealt to several processes; a skip for want of a GPU is a failure."""
+    modules = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py"))
+    env = {"DLSYS_REQUIRE_GPU": "1", "DLSYS_TEST_LARGE": "1"}
+
+    def run(hand: Sequence[str]) -> dict[str, Any]:
+        return part.run([sys.executable, "tests/run.py", *hand], env=env)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        done = list(pool.map(run, (modules[k::HANDS] for k in range(HANDS))))
+    found = [counts(each["output"]) for each in done]
+    total = {kind: sum(each[kind] for each in found) for kind in found[0]}
+    complete = all(each["passed"] for each in found)  # a process that broke down counts nothing
+    part.result.update(
+        **total,
+        processes=HANDS,
+        seconds=max(each["seconds"] for each in done),
+        command="DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 python tests/run.py",
+        failures=[brief(each)["tail"] for each in done if each["status"] != 0],
+        skips=sorted({line.split(" x ", 1)[1] for each in done for line in skips(each["output"])}),
     )
-    part.result.update(brief(done), **counts(done["output"]))
-    ran = part.result["passed"] > 0
-    part.result["ok"] = done["status"] == 0 and ran and not part.result["failed"]
+    part.result["ok"] = complete and not part.result["failures"] and not total["failed"]
+
+
+def skips(output: str) -> list[str]:
+    """The test runner's lines of reasons for skipping."""
+    return re.findall(r"^ +\d+ x .*$", output, re.M)
 
 
 def mnist(part: Part) -> None:

@@ -147,7 +147,7 @@ class GpuRuns(Runs, unittest.TestCase):
         for turn in range(3):
             whole = ndarray.array(np.arange(70 * 7 + 1, dtype=np.float32) + turn, self.ctx)
             parts = {
-                x: ndarray.NDArray.from_block(whole.block, 4 * (7 * k + 1), (7,), np.float32)
+                x: ndarray.NDArray.from_block(whole.block, 4 * (7 * k + 1), (7,), np.dtype(np.float32))
                 for k, x in enumerate(xs)
             }
             total = executor.run(parts, convert_to_numpy_ret_vals=True)[0]

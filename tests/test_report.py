@@ -262,7 +262,7 @@ BROWSER = next(
 
 
 @needs_matplotlib
-@unittest.skipIf(BROWSER is None, "no Chromium here")
+@unittest.skipIf(BROWSER is None, "not installed: Chromium")
 class Browser(unittest.TestCase):
     """Headless Chromium opens the page from a file."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import autodiff as ad
 from .. import ndarray, optim, profile
-from ..data import Mnist, Split
+from ..data import Mnist, Split, load_fashion_mnist, load_mnist
 from .setup import Setup
 
 SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}
@@ -112,9 +112,22 @@ def train(training: Training, print_loss: bool) -> None:
 
 
 def run(
+    setups: Sequence[Setup],
+    data_dir: str | None,
+    ctx: ndarray.Context | None,
+    print_loss: bool,
+    profiled: bool,
+) -> None:
+    """Trains models on one data set, one after the other, and prints their accuracies."""
+    load = {"mnist": load_mnist, "fashion": load_fashion_mnist}[setups[0].dataset]
+    mnist = load(data_dir)
+    for setup in setups:
+        _run_one(setup, mnist, ctx, print_loss, profiled)
+
+
+def _run_one(
     setup: Setup, mnist: Mnist, ctx: ndarray.Context | None, print_loss: bool, profiled: bool
 ) -> None:
-    """Trains one model and prints its accuracies."""
     training = Training(setup, mnist, ctx)
     print(f"training {setup.model} on {ctx or 'numpy'}", flush=True)
     if profiled:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from .report import Sampled, write_report
 from .setup import Setup
 
 _EVALUATED = 1000  # images at a time
+_WORKERS = 2  # threads that change images; more of them wait for each other, as numpy's calls do
 _HELD_BACK = ("validation", "test")
 
 
@@ -32,14 +32,8 @@ class Wishes(NamedTuple):
     profiled: bool = False
     checkpoint: Path | None = None  # a folder
     resume: Path | None = None  # a file, or a folder with last.safetensors
-    early_stop: int = 0  # epochs of patience; 0 goes through all
     log: Path | None = None  # a folder
     report: Path | None = None
-
-    @property
-    def validated(self) -> bool:
-        """Whether the validation set is looked at after each epoch."""
-        return bool(self.checkpoint or self.early_stop or self.log or self.report)
 
 
 class Chosen(train.Callback):
@@ -89,8 +83,7 @@ def run(setup: Setup, data_dir: str | None, ctx: Context | None, wishes: Wishes)
     """Trains one model and prints its accuracies. KeyboardInterrupt, after Ctrl-C, says what was
     done.
     """
-    if wishes.report is not None and importlib.util.find_spec("matplotlib") is None:
-        raise DlsysError("--report needs matplotlib: pip install 'dlsys[viz]'")
+    _check_report(wishes.report)
     sets = load_sets(setup, data_dir)
     lines = Lines(setup.model, wishes.print_loss)
     try:
@@ -113,6 +106,17 @@ def run(setup: Setup, data_dir: str | None, ctx: Context | None, wishes: Wishes)
         print(f"{name} set accuracy={accuracy:f}", flush=True)
 
 
+def _check_report(path: Path | None) -> None:
+    """Before the training rather than after it."""
+    if path is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise DlsysError("--report needs matplotlib: pip install 'dlsys[viz]'")
+    if path.is_dir():
+        raise DlsysError(f"--report {path}: this is a folder; name a file, such as {path}/run.html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: Lines) -> Sampled:
     data = _loader(setup, sets.train)
     model = setup.build_model()
@@ -132,21 +136,24 @@ def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: L
 
 
 def _validated(setup: Setup, wishes: Wishes) -> bool:
-    return wishes.validated or setup.schedule == "plateau"
+    """Whether the validation set is looked at after each epoch."""
+    kept = wishes.checkpoint or wishes.log or wishes.report
+    return bool(kept or setup.early_stop or setup.schedule == "plateau")
 
 
 def _loader(setup: Setup, samples: Dataset) -> Any:
     """On the device unless the host has to change each image, or the last batch is a small one."""
-    if setup.augment or setup.assignment:
+    if setup.augment or (setup.assignment and len(samples) % setup.batch_size):
         return Loader(
             samples,
             setup.batch_size,
             shuffle=not setup.assignment,
             seed=setup.seed,
             augment=setup.build_augmentation(),
-            workers=min(8, max(1, (os.cpu_count() or 2) - 1)),
+            workers=_WORKERS,
         )
-    return DeviceLoader(samples, setup.batch_size, shuffle=True, seed=setup.seed)
+    shuffle = not setup.assignment
+    return DeviceLoader(samples, setup.batch_size, shuffle=shuffle, seed=setup.seed)
 
 
 def _in_order(samples: Dataset) -> Loader:
@@ -158,8 +165,8 @@ def _callbacks(setup: Setup, schedule: Any, wishes: Wishes) -> list[train.Callba
     plateau = getattr(schedule, "after", schedule)
     if isinstance(plateau, optim.ReduceOnPlateau):
         made.append(train.PlateauSchedule(plateau))
-    if wishes.early_stop:
-        made.append(train.EarlyStopping(wishes.early_stop))
+    if setup.early_stop:
+        made.append(train.EarlyStopping(setup.early_stop))
     if wishes.log is not None:
         made.append(train.JsonLog(wishes.log / "log.jsonl"))
         if importlib.util.find_spec("tensorboardX") is not None:

@@ -69,7 +69,6 @@ def write_report(
         profile=timed,
         counters=None if run.ctx is None else profile.counters(run.ctx),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     viz.report.write(path, page)
 
 

@@ -19,10 +19,13 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "adagra
 SCHEDULES = (
     "constant", "step", "exponential", "linear", "cosine", "warm-restarts", "one-cycle", "plateau",
 )  # fmt: skip
-# Each with the number that it takes: pixels, degrees, a share, pixels, a probability, alpha.
+# Each with the usual and the largest number that it takes: pixels, degrees, a share, pixels, a
+# probability, alpha.
 AUGMENTATIONS = {
-    "shift": 2.0, "rotate": 10.0, "scale": 0.1, "cutout": 8.0, "flip": 0.5, "mixup": 0.2,
+    "shift": (2.0, 27.0), "rotate": (10.0, 180.0), "scale": (0.1, 0.9), "cutout": (8.0, 28.0),
+    "flip": (0.5, 1.0), "mixup": (0.2, 10.0),
 }  # fmt: skip
+WHOLE = ("shift", "cutout")  # those whose number is a whole one
 HIDDEN = (256, 100)
 
 _RATES = {
@@ -45,8 +48,8 @@ class Setup:
     """Everything that decides what a run computes; `choose` makes it.
 
     lr: of the mean loss, the highest of the schedule. warmup: epochs of linear warm-up. augment:
-    pairs of a name and its number. assignment: batches in the order of the set and initial weights
-    of N(0, 0.1²), else shuffled and He's.
+    pairs of a name and its number. early_stop: epochs of patience, None for all epochs. assignment:
+    batches in the order of the set and initial weights of N(0, 0.1²), else shuffled and He's.
     """
 
     model: str
@@ -63,6 +66,7 @@ class Setup:
     hidden: tuple[int, ...]
     dropout: float
     augment: tuple[tuple[str, float], ...]
+    early_stop: int | None
     assignment: bool
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,12 +80,16 @@ class Setup:
             made = dict(values)
             made["hidden"] = tuple(made["hidden"])
             made["augment"] = tuple((name, number) for name, number in made["augment"])
-            return cls(**made)
+            known = made["model"] in MODELS and made["dataset"] in DATASETS
+            found = cls(**made) if known else None
         except (TypeError, KeyError, ValueError):
+            found = None
+        if found is None:
             raise DataError(
                 f"{what} does not say which network it is of; expected a checkpoint that "
                 "mnist_dlsys.py wrote with --checkpoint"
-            ) from None
+            )
+        return found
 
     def lasting(self, epochs: int) -> Setup:
         """The same for another number of epochs."""
@@ -208,6 +216,7 @@ def choose(model: str, given: Mapping[str, Any]) -> Setup:
         hidden=given.get("hidden", HIDDEN) if model == "mlp" else (),
         dropout=given.get("dropout", 0.0),
         augment=given.get("augment", ()),
+        early_stop=given.get("early_stop"),
         assignment=assignment,
     )
 
@@ -248,7 +257,7 @@ def _check(model: str, given: Mapping[str, Any]) -> None:
 def _as_option(value: Any) -> str:
     """A value of a setup as one would give it."""
     if not isinstance(value, tuple):
-        return str(value)
+        return "none" if value is None else str(value)
     items = ("=".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)
     return ",".join(items) or "none"
 
