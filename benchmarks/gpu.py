@@ -1,16 +1,17 @@
-"""On a GPU: training steps against PyTorch, a large product, and kernels bound by memory.
+"""On a GPU: all that docs/performance.md shows of one, measured and written there.
 
-    python benchmarks/gpu.py [--only steps,operators,products,bandwidth]
+    python benchmarks/gpu.py [--only race,kernels,products,bandwidth,to99] [--drawn 6]
 
-Everything is true float32. Feeds are on the device. A time is wall time over many calls that are
-queued together and waited for once, as in a training loop that reads the loss now and then. The
-contestants of a table take turns in one process.
+The parts: whole training steps against PyTorch and JAX (race.py); those steps kernel by kernel
+beside their floors; a large product; kernels bound by memory; MNIST to 99 % (to99.py). Leaves
+results/gpu.json, the tables and the picture.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
-import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -18,15 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 import measure
-from networks import SIZES, Ours, theirs
+import race
 
-BATCH = 1000
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "for-loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-}
 PRODUCT = 4096
+PARTS = ("race", "kernels", "products", "bandwidth", "to99")
 
 Call = Callable[[], Any]
 
@@ -49,20 +45,6 @@ def take_turns(contestants: dict[str, Call], inner: int, rounds: int) -> dict[st
     return {name: measure.summary(times) for name, times in ms.items()}
 
 
-def host_us(step: Call, inner: int = 20) -> measure.Summary:
-    """Microseconds that a call keeps the host, the device's work not waited for."""
-    wait = _waiter()
-    times = []
-    for _ in range(25):
-        wait()
-        start = time.perf_counter()
-        for _ in range(inner):
-            step()
-        times.append((time.perf_counter() - start) * 1e6 / inner)
-    wait()
-    return measure.summary(times, 2)
-
-
 def _waiter() -> Call:
     from dlsys.runtime.device import gpu, synchronize
 
@@ -83,104 +65,6 @@ def _torch() -> Any:
     except ImportError:
         return None
     return torch if torch.cuda.is_available() else None
-
-
-def captured(network: str, optimizer: dict[str, Any]) -> Call:
-    """PyTorch's whole step as a CUDA graph, captured by hand."""
-    import torch
-
-    step = theirs(network, BATCH, "cuda", **optimizer)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(5):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(keep: Call = step) -> None:  # the step owns what the graph reads
-        graph.replay()
-
-    return replay
-
-
-def steps() -> dict[str, Any]:
-    """A training step of each network; allocations are counted while it is timed."""
-    from dlsys.runtime.device import gpu, memory_stats
-
-    results = {}
-    for network in SIZES:
-        ours = Ours(network, BATCH, gpu(0), on_device=True)
-        first = float(ours.step())
-        contestants: dict[str, Call] = {"dlsys": ours.step}
-        if _torch():
-            for name, optimizer in OPTIMIZERS.items():
-                eager = theirs(network, BATCH, "cuda", **optimizer)
-                loss = float(eager())
-                if abs(loss - first) > 1e-4:
-                    raise RuntimeError(f"{network}: losses differ: {first} and torch's {loss}")
-                contestants[f"torch {name}"] = eager
-                contestants[f"torch graph {name}"] = captured(network, optimizer)
-        for _ in range(5):
-            ours.step()
-        before = memory_stats(gpu(0)).device_allocations
-        ms = take_turns(contestants, inner=50, rounds=25)
-        allocated = memory_stats(gpu(0)).device_allocations - before
-        result: dict[str, Any] = {
-            "ms": ms,
-            "host_us": host_us(ours.step),
-            "device_allocations_while_timed": allocated,
-        }
-        for kind in ("eager", "graph"):
-            rivals = [n for n in ms if n != "dlsys" and ("graph" in n) == (kind == "graph")]
-            if rivals:
-                best = min(rivals, key=lambda name: ms[name]["median"])
-                ratio = round(ms["dlsys"]["median"] / ms[best]["median"], 3)
-                result[f"torch_{kind}"] = {"best": best, "ratio": ratio}
-        results[network] = result
-    return results
-
-
-class StepTimes:
-    """An executor's recorder: the device's milliseconds of every step of the plan."""
-
-    def __init__(self) -> None:
-        self.plan: Any = None
-        self.runs: list[list[float]] = []
-
-    def add(self, plan: Any, ms: list[float]) -> None:
-        """One run."""
-        self.plan = plan
-        self.runs.append(ms)
-
-
-def operators() -> dict[str, Any]:
-    """The MLP's training step, kernel by kernel, each between two events."""
-    from dlsys.executor.observe import flops, traffic
-    from dlsys.runtime.device import gpu
-
-    ours = Ours("mlp", BATCH, gpu(0), on_device=True)
-    for _ in range(5):
-        ours.step()
-    times = StepTimes()
-    ours.executor.recorder = times
-    for _ in range(60):
-        ours.step()
-    rows = []
-    for k, step in enumerate(times.plan.steps):
-        ms = statistics.median(run[k] for run in times.runs)
-        rows.append(
-            {
-                "operator": step.node.op.name,
-                "inputs": [list(value.spec.shape) for value in step.inputs],
-                "us": round(ms * 1e3, 3),
-                "gbps": round(traffic(step) / ms * 1e-6, 1) if ms else None,
-                "gflops": round(flops(step) / ms * 1e-6, 1) if ms else None,
-            }
-        )
-    return {"network": "mlp", "runs": len(times.runs), "steps": rows}
 
 
 def products() -> dict[str, Any]:
@@ -251,12 +135,31 @@ def bandwidth() -> dict[str, Any]:
     }
 
 
-PARTS = {"steps": steps, "operators": operators, "products": products, "bandwidth": bandwidth}
+def kernels() -> dict[str, Any]:
+    """The race's training steps, kernel by kernel (kernels.py)."""
+    import kernels as module
+
+    return module.measured()
+
+
+def to99() -> dict[str, Any]:
+    """MNIST to 99 % (to99.py)."""
+    import to99 as module
+
+    return module.measured()
+
+
+def run_part(name: str, options: argparse.Namespace, keep: Callable[[Any], object]) -> Any:
+    """The results of one part; `keep` may get some of them before."""
+    if name == "race":
+        return race.race(options, keep)
+    return {"kernels": kernels, "products": products, "bandwidth": bandwidth, "to99": to99}[name]()
 
 
 def main() -> int:
     parser = measure.arguments(__doc__)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    race.add_options(parser)
     options = parser.parse_args()
     from dlsys.runtime.device import gpu, unavailable
 
@@ -264,18 +167,24 @@ def main() -> int:
     if reason is not None:
         print(f"no GPU benchmark here: {reason}", file=sys.stderr)
         return 1
-    results: dict[str, Any] = {"batch": BATCH}
+    results: dict[str, Any] = {}
     failed = 0
+
+    def keep(name: str, found: Any) -> None:  # after each part: a time limit may come
+        results[name] = found
+        measure.save("gpu", options, results)
+
     for name in options.only.split(","):
+        start = time.monotonic()
         try:
-            results[name] = PARTS[name]()
+            keep(name, run_part(name, options, functools.partial(keep, name)))
         except Exception as error:  # the other parts are still worth their time
             traceback.print_exc()
-            results[name] = {"error": repr(error)}
+            keep(name, {"error": repr(error)})
             failed = 1
-        path = measure.save("gpu", options, results)  # after each part: a time limit may come
-    print(path)
-    return failed
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+    command = [sys.executable, str(measure.HERE / "table.py"), "--results", str(options.out)]
+    return subprocess.run(command).returncode or failed
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_record.py --out FOLDER [--commit ID] [--parts build,tests,...]
 
-Parts: build the library; all tests, none skipped; MNIST on three devices, with CUDA's calls
-counted; the benchmarks of gpu.py; compute-sanitizer's four tools. Each has a time limit and leaves
+Parts: build the library; all tests, none skipped for want of the GPU; MNIST on three devices, with
+CUDA's calls counted; compute-sanitizer's four tools. Each has a time limit and leaves
 FOLDER/<part>.json as it goes; record.json merges those that are there, output.log has every word
 that was printed. The exit status is 0 when every part is as it should be.
 """
@@ -258,17 +258,6 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> float:
     return max(max(losses) - min(losses) for losses in zip(*curves))
 
 
-def speed(part: Part) -> None:
-    """benchmarks/gpu.py, as far as it came within the limit."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = part.run([sys.executable, "benchmarks/gpu.py", "--out", folder])
-        part.result.update(brief(done), ok=done["status"] == 0)
-        path = Path(folder) / "gpu.json"
-        if path.exists():
-            figures = json.loads(path.read_text())
-            part.result["benchmark"] = {**figures, "command": "python benchmarks/gpu.py"}
-
-
 def sanitizers(part: Part) -> None:
     """compute-sanitizer's tools, side by side: each spends most of its time on the host."""
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
@@ -325,7 +314,6 @@ PARTS: dict[str, tuple[Callable[[Part], None], float]] = {
     "build": (build, 170.0),
     "tests": (tests, 240.0),
     "mnist": (mnist, 100.0),
-    "speed": (speed, 90.0),
     "sanitizers": (sanitizers, 150.0),
 }
 

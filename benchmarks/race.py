@@ -2,18 +2,19 @@
 
     python benchmarks/race.py [--works mlp,lenet-128] [--contestants dlsys,torch,jax] [--drawn 4]
 
-Leaves results/race.json. A time is wall time a step over many that are queued together and waited
-for once, the median of the rounds. dlsys and JAX's scan take shuffled batches from data on the
-device; the others are fed one batch that lies there.
+Leaves results/race.json; as a part of gpu.py, its results are there. A time is wall time a step
+over many that are queued together and waited for once, the median of the rounds. dlsys and JAX's
+scan take shuffled batches from data on the device; the others are fed one batch that lies there.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from typing import Any
 
 import measure
@@ -58,30 +59,38 @@ def versions(contestants: list[str]) -> dict[str, str]:
     return {name: metadata.version(name) for name in wanted}
 
 
-def main() -> int:
-    parser = measure.arguments(__doc__)
-    parser.add_argument("--contestants", default=",".join(CONTESTANTS))
-    parser.add_argument("--works", default="")
-    parser.add_argument("--drawn", type=int, default=4, help="random networks, dlsys only")
-    parser.add_argument("--seed", type=int, default=0, help="of the random networks")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--modes", default="", help="for example torch:eager+graph")
-    parser.add_argument("--seconds", type=float, default=280.0, help="for each contestant")
-    options = parser.parse_args()
+def race(options: argparse.Namespace, keep: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """All contestants one after the other; `keep` gets the results after each of them."""
     modes = dict(part.split(":") for part in options.modes.split(",") if part)
     names = options.contestants.split(",")
     found: list[dict[str, Any]] = []
-    start = time.monotonic()
     for name in names:
         passed = ["--works", options.works, "--rounds", str(options.rounds)]
         passed += ["--modes", modes.get(name, "").replace("+", ",")]
         if name == "dlsys":
             passed += ["--drawn", str(options.drawn), "--seed", str(options.seed)]
         found += results_of(name, passed, options.seconds)
-        results = {"versions": versions(names), "times": found}
-        path = measure.save("race", options, results)
-    print(f"{path} after {time.monotonic() - start:.0f} s")
-    return int(any("error" in each for each in found))
+        keep({"versions": versions(names), "times": found})
+    return {"versions": versions(names), "times": found}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What may be asked of a race."""
+    parser.add_argument("--contestants", default=",".join(CONTESTANTS))
+    parser.add_argument("--works", default="", help="names, separated by commas; default: all")
+    parser.add_argument("--drawn", type=int, default=6, help="random networks, dlsys only")
+    parser.add_argument("--seed", type=int, default=0, help="of the random networks")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--modes", default="", help="for example torch:eager+graph")
+    parser.add_argument("--seconds", type=float, default=280.0, help="for each contestant")
+
+
+def main() -> int:
+    parser = measure.arguments(__doc__)
+    add_options(parser)
+    options = parser.parse_args()
+    found = race(options, lambda results: measure.save("race", options, results))
+    return int(any("error" in each for each in found["times"]))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -64,6 +65,7 @@ def resident(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
     executor.run()
     wait()
     first = time.perf_counter() - start
+    gc.collect()  # earlier works' graphs
     reset_peak(GPU)
     ms, steps = workloads.queued_ms(executor.run_many, wait, rounds)
     (plan,) = executor.report().plans
@@ -78,6 +80,7 @@ def resident(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
         launches=plan.launches,
         kernels=sum(segment.kernels for segment in plan.segments),
         peak_nbytes=memory_stats(GPU).peak_in_use_nbytes,
+        data_nbytes=dataset.images.nbytes + dataset.labels.nbytes,
         floor_ms=round(LAUNCH_MS + work_flops / PEAK_FLOPS * 1e3, 5),
     )
 

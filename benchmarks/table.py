@@ -9,10 +9,12 @@ stays as it is.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import table_gpu
+from table_gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -21,46 +23,6 @@ NETWORKS = {
     "logreg": "logistic regression 784-10, batch 1000",
     "mlp": "MLP 784-256-100-10, batch 1000",
 }
-
-
-class Results:
-    """The JSON files that are there; a missing one raises FileNotFoundError when it is read."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def read(self, name: str) -> dict[str, Any]:
-        """`<name>.json`."""
-        return json.loads((self._folder / f"{name}.json").read_text())
-
-    def gpu(self) -> dict[str, Any]:
-        """The GPU benchmark of the committed record."""
-        benchmark = self.read("gpu_record")["parts"].get("speed", {}).get("benchmark")
-        if benchmark is None:
-            raise FileNotFoundError("the GPU record has no benchmark")
-        return benchmark
-
-
-def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
-    """A markdown table; the first column is text, the others are numbers."""
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    lines = [head, rule, *body]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
-def source(record: dict[str, Any]) -> str:
-    """What a table stands on, as a line below it."""
-    machine = record["machine"]
-    hardware = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
-    versions = [f"{key} {machine[key]}" for key in ("numpy", "torch", "driver") if machine.get(key)]
-    for network in record.get("networks", {}).values():
-        if "rival" in network:
-            versions.append(f"PyTorch {network['rival_version']}")
-            break
-    return (
-        f"{hardware}; Python {machine['python']}, {', '.join(versions)}; {record['date']}, "
-        f"commit {record['commit']}; `{record['command']}`"
-    )
 
 
 def cpu(results: Results) -> str:
@@ -121,57 +83,6 @@ def overhead(results: Results) -> str:
         ],
     ]
     return f"{rows(['what', 'median', 'at most'], body)}\n\n{source(record)}"
-
-
-def gpu_steps(results: Results) -> str:
-    """Training steps on the GPU."""
-    record = results.gpu()
-    body = []
-    for name, text in NETWORKS.items():
-        step = record["steps"][name]
-        times = [step["ms"]["dlsys"]["median"]]
-        rivals = [step.get(f"torch_{kind}") for kind in ("eager", "graph")]
-        times += [step["ms"][rival["best"]]["median"] if rival else None for rival in rivals]
-        cells = ["not run" if ms is None else f"{ms:.4f}" for ms in times]
-        body.append([text, *cells, step["device_allocations_while_timed"]])
-    head = ["training step, fp32, ms", "dlsys", "PyTorch eager", "PyTorch graph", "allocations"]
-    rounds = record["steps"]["mlp"]["ms"]["dlsys"]["n"]
-    return f"{rows(head, body)}\n\nMedians of {rounds} rounds of 50 steps. {source(record)}"
-
-
-def gpu_operators(results: Results) -> str:
-    """The MLP's step, kernel by kernel."""
-    record = results.gpu()["operators"]
-    total = sum(step["us"] for step in record["steps"])
-    body = [
-        [
-            f"{step['operator']} {', '.join(str(tuple(shape)) for shape in step['inputs'])}",
-            f"{step['us']:.1f}",
-            f"{step['us'] / total:.1%}",
-            step["gbps"],
-            step["gflops"],
-        ]
-        for step in record["steps"]
-    ]
-    head = ["step of the MLP's training", "µs", "share", "GB/s", "GFLOP/s"]
-    note = f"Medians of {record['runs']} runs, a kernel between two events; in sum {total:.0f} µs."
-    return f"{rows(head, body)}\n\n{note}"
-
-
-def gpu_limits(results: Results) -> str:
-    """The large product, and kernels that are bound by memory."""
-    record = results.gpu()
-    products, bandwidth = record["products"], record["bandwidth"]
-    shape, share = tuple(bandwidth["shape"]), bandwidth["of_copy"]
-    body = [
-        [f"{name} {products['n']}³, fp32", f"{tflops} TFLOP/s", ""]
-        for name, tflops in products["tflops"].items()
-    ]
-    body += [
-        [f"{name}, {shape}", f"{tbps} TB/s", f"{share[name]:.0%}"]
-        for name, tbps in bandwidth["tbps"].items()
-    ]
-    return rows(["large arrays", "rate", "of a copy"], body)
 
 
 def gpu_record(results: Results) -> str:
@@ -242,17 +153,23 @@ def _cpu_sentence(results: Results) -> str:
 
 
 def _gpu_sentence(results: Results) -> str:
-    record = results.gpu()
-    told = [f"{name} {record['steps'][name]['ms']['dlsys']['median']:.3f} ms" for name in NETWORKS]
-    return f"On one {record['machine']['gpu']}, fp32: {', '.join(told)} a training step."
+    record = results.read("gpu")
+    told = []
+    for work in table_gpu.NAMES:
+        ours, best = table_gpu.fastest(record, work, "fp32")
+        rival = f" (best of PyTorch and JAX {best['ms']['median']:.3f})" if best else ""
+        told.append(f"{work} {ours['ms']['median']:.3f}{rival}")
+    return f"On one {record['machine']['gpu']}, fp32, ms a training step: {', '.join(told)}."
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
     "overhead": overhead,
-    "gpu steps": gpu_steps,
-    "gpu operators": gpu_operators,
-    "gpu limits": gpu_limits,
+    "gpu race": table_gpu.race,
+    "gpu drawn": table_gpu.drawn,
+    "gpu kernels": table_gpu.kernels,
+    "gpu limits": table_gpu.limits,
+    "gpu to99": table_gpu.to99,
     "gpu record": gpu_record,
     "figures": figures,
 }
@@ -281,6 +198,7 @@ def main() -> None:
     for path in FILES:
         if path.exists():
             path.write_text(fill(path.read_text(), Results(options.results)))
+    print(table_gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
 
 
 if __name__ == "__main__":

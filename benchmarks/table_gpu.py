@@ -1,0 +1,206 @@
+"""The GPU's tables and its picture; what they share with the others of table.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+NAMES = {
+    "logreg": "logistic regression 784-10, batch 1000",
+    "mlp": "MLP 784-256-100-10, batch 1000",
+    "lenet-128": "LeNet-5, batch 128",
+    "lenet-1000": "LeNet-5, batch 1000",
+    "residual-512": "residual network with batch norm, batch 512",
+}
+PEERS = ("torch eager", "torch compile", "torch graph", "jax jit", "jax scan")
+
+
+class Results:
+    """The JSON files that are there; a missing one raises FileNotFoundError when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> dict[str, Any]:
+        """`<name>.json`."""
+        return json.loads((self._folder / f"{name}.json").read_text())
+
+
+def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+    """A markdown table; the first column is text, the others are numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    lines = [head, rule, *body]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def source(record: dict[str, Any]) -> str:
+    """What a table stands on, as a line below it."""
+    machine = record["machine"]
+    hardware = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
+    versions = [f"{key} {machine[key]}" for key in ("numpy", "torch", "driver") if machine.get(key)]
+    for network in record.get("networks", {}).values():
+        if "rival" in network:
+            versions.append(f"PyTorch {network['rival_version']}")
+            break
+    return (
+        f"{hardware}; Python {machine['python']}, {', '.join(versions)}; {record['date']}, "
+        f"commit {record['commit']}; `{record['command']}`"
+    )
+
+
+def times(record: dict[str, Any], work: str, precision: str) -> dict[str, dict[str, Any]]:
+    """What was measured of a work, by contestant and mode: `torch graph`."""
+    return {
+        f"{each['contestant']} {each['mode']}": each
+        for each in record["race"]["times"]
+        if "error" not in each and (each["work"], each["precision"]) == (work, precision)
+    }
+
+
+def fastest(
+    record: dict[str, Any], work: str, precision: str
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Ours with data on the device, and the fastest peer, if one took part."""
+    found = times(record, work, precision)
+    rivals = [found[name] for name in PEERS if name in found]
+    best = min(rivals, key=lambda each: each["ms"]["median"]) if rivals else None
+    return found["dlsys run_many"], best
+
+
+def race(results: Results) -> str:
+    """Whole training steps against the peers."""
+    record = results.read("gpu")
+    body = []
+    for work, text in NAMES.items():
+        for precision in ("fp32", "tf32"):
+            found = times(record, work, precision)
+            ours, best = fastest(record, work, precision)
+            cells = [
+                f"{each['ms']['median']:.4f}" if each else "" for each in map(found.get, PEERS)
+            ]
+            share = f"{ours['ms']['median'] / best['ms']['median']:.2f}" if best else ""
+            host = found.get("dlsys run", {}).get("host_us", "")
+            body.append(
+                [f"{text}, {precision}", f"**{ours['ms']['median']:.4f}**", *cells, share, host]
+            )
+    head = ["training step, ms", "dlsys", *PEERS, "of the best peer", "host, µs a `run`"]
+    rounds = ours["ms"]["n"]
+    versions = ", ".join(f"{name} {text}" for name, text in record["race"]["versions"].items())
+    note = f"Medians of {rounds} rounds. {versions}. {source(record)}"
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def drawn(results: Results) -> str:
+    """Networks that nobody tuned for, beside the named ones."""
+    record = results.read("gpu")
+    ours = [each for each in record["race"]["times"] if each.get("mode") == "run_many"]
+    body = [
+        [
+            each["work"],
+            f"{each['ms']['median']:.4f}",
+            each["kernels"],
+            f"{each['floor_ms']:.4f}",
+            f"{each['floor_ms'] / each['ms']['median']:.0%}",
+            f"{(each['peak_nbytes'] - each['data_nbytes']) / 2**20:.0f}",
+            f"{each['first_s']:.3f}",
+        ]
+        for each in ours
+        if each["precision"] == "fp32"
+    ]
+    head = [
+        "training step, fp32", "ms", "kernels", "floor, ms", "floor / ms", "MiB without the data",
+        "first two steps, s",
+    ]  # fmt: skip
+    note = (
+        "A floor is the launch of one graph, 1.4 µs, and the floating-point operations at 61 "
+        "TFLOP/s. The first two steps hold planning, the first run and the recording."
+    )
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def kernels(results: Results) -> str:
+    """The training steps, kernel by kernel."""
+    record = results.read("gpu")["kernels"]
+    body = []
+    for work, found in record["works"].items():
+        total = sum(row["us"] for row in found)
+        body += [
+            [
+                f"{work}: {row['operator']}",
+                row["calls"],
+                f"{row['us']:.1f}",
+                f"{row['us'] / total:.1%}",
+                f"{row['floor_us']:.1f}",
+            ]
+            for row in sorted(found, key=lambda row: -row["us"])
+            if row["us"] >= 0.01 * total
+        ]
+    head = ["kernels of a training step, fp32", "calls", "µs", "share", "floor, µs"]
+    note = (
+        f"Medians of {record['runs']} runs, a kernel between two events; kernels of less than 1 % "
+        "are left out."
+    )
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def limits(results: Results) -> str:
+    """The large product, and kernels that are bound by memory."""
+    record = results.read("gpu")
+    products, bandwidth = record["products"], record["bandwidth"]
+    shape, share = tuple(bandwidth["shape"]), bandwidth["of_copy"]
+    body = [
+        [f"{name} {products['n']}³, fp32", f"{tflops} TFLOP/s", ""]
+        for name, tflops in products["tflops"].items()
+    ]
+    body += [
+        [f"{name}, {shape}", f"{tbps} TB/s", f"{share[name]:.0%}"]
+        for name, tbps in bandwidth["tbps"].items()
+    ]
+    return rows(["large arrays", "rate", "of a copy"], body)
+
+
+def to99(results: Results) -> str:
+    """Training until 99 % of MNIST's test set is known."""
+    record = results.read("gpu")["to99"]
+    body = [
+        [run["seed"], f"{run['test_accuracy']:.4f}", f"{run['seconds']:.3f}"]
+        for run in record["runs"]
+    ]
+    median = record["median_seconds"]
+    recipe = ", ".join(f"{name} {value}" for name, value in record["recipe"].items())
+    note = (
+        f"Median, a seed below 99 % counting as infinite: "
+        f"{'none' if median is None else f'{median:.3f} s'}; {record['reached']} of "
+        f"{len(record['runs'])} seeds reached it. {recipe}."
+    )
+    return f"{rows(['seed', 'test accuracy', 's of training'], body)}\n\n{note}"
+
+
+def draw(results: Results, path: Path) -> str:
+    """Draws the race into an SVG file, or says why not."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        record = results.read("gpu")
+    except (ImportError, FileNotFoundError) as missing:
+        return f"{path.name}: left as it is, for want of {missing}"
+    matplotlib.rcParams.update({"svg.hashsalt": "race", "svg.fonttype": "none"})
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    colors = ("#1b6ca8", "#b8b8b8", "#d0a98f", "#c98a5e", "#a9c3a0", "#7fa874")
+    contestants = ("dlsys run_many", *PEERS)
+    for k, name in enumerate(contestants):
+        bars = [times(record, work, "fp32").get(name) for work in NAMES]
+        places = [j + (k - 2.5) * 0.14 for j, bar in enumerate(bars) if bar]
+        heights = [bar["ms"]["median"] for bar in bars if bar]
+        axes.bar(places, heights, 0.13, label=name, color=colors[k])
+    axes.set_yscale("log")
+    axes.set_ylabel("ms a training step, fp32")
+    axes.set_xticks(range(len(NAMES)), list(NAMES))
+    axes.legend(frameon=False, ncols=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    return str(path)
