@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     except KeyboardInterrupt as interrupt:
         nothing = "nothing" if command else "nothing trained yet"
-        print(f"interrupted; done: {interrupt or nothing}", file=sys.stderr)
+        print(f"interrupted; done: {str(interrupt) or nothing}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

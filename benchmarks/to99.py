@@ -41,7 +41,7 @@ class Recipe(NamedTuple):
     precision: str = "fp32"
 
 
-CHOSEN = Recipe((16, 32), 128, 256, 0.1, 5)
+CHOSEN = Recipe((16, 32), 128, 256, 0.1, 4, 5e-4, "tf32")
 
 
 class Net(nn.Module):
@@ -117,16 +117,16 @@ def measured() -> dict[str, Any]:
 
 
 def choose() -> None:
-    """Prints what recipes reach on the validation images, the median and the least of five."""
+    """Prints what recipes reach on the validation images, the median and the least of three."""
     sets = mnist_sets()
     normal = Normalization.of(sets.train)
     trained(CHOSEN._replace(epochs=1), sets.train, 99)
-    for planes, hidden in (((6, 16), 120), ((8, 24), 128), ((16, 32), 128), ((24, 48), 128)):
-        for batch, rate in ((128, 0.05), (128, 0.1), (256, 0.1), (256, 0.2)):
+    for planes, hidden in (((8, 16), 64), ((12, 24), 128), ((16, 32), 128), ((24, 48), 128)):
+        for batch, rate in ((128, 0.05), (256, 0.1)):
             for epochs in (4, 7):
                 recipe = Recipe(planes, hidden, batch, rate, epochs, 5e-4, "tf32")
                 found = []
-                for seed in range(100, 105):
+                for seed in range(100, 103):
                     network, seconds = trained(recipe, sets.train, seed)
                     found.append(accuracy(network, sets.validation, normal))
                 print(

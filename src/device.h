@@ -17,6 +17,19 @@ struct Recorded {
   virtual void Describe(DLGraphInfo* out) const = 0;
 };
 
+// What a device records: `count` calls of `body`, each of which queues a step, between the copies
+// `before` and `after`, whose tables are read again at every replay. Null lanes are one lane.
+struct Script {
+  int64_t count;
+  void (*body)(void* state, int64_t k);
+  void* state;
+  const DLCopy* before;
+  int64_t nbefore;
+  const DLCopy* after;
+  int64_t nafter;
+  const DLLanes* lanes;
+};
+
 struct Device {
   int type;          // DL_CPU, DL_GPU
   const char* name;  // the device column of the kernel table: "cpu", "cuda"
@@ -35,11 +48,9 @@ struct Device {
   // Runs n bodies in order on the stream and writes the device time of each, in milliseconds.
   void (*profile)(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k),
                   void* state, double* ms);
-  // Records what body queues on the stream, between the copies `before` and `after`, whose tables
-  // are read again at every replay. Nothing is executed. Null where the device cannot.
-  std::unique_ptr<Recorded> (*record)(int id, DLStream stream, void (*body)(void* state),
-                                      void* state, const DLCopy* before, int64_t nbefore,
-                                      const DLCopy* after, int64_t nafter);
+  // Records what the script queues on the stream. Nothing is executed. Null where the device
+  // cannot.
+  std::unique_ptr<Recorded> (*record)(int id, DLStream stream, const Script& script);
 };
 
 // The name of a device type in messages.

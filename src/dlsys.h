@@ -92,6 +92,16 @@ typedef struct DLCopy {
   int64_t nbytes;
 } DLCopy;
 
+// Which parts of a recorded program may run beside each other. Its parts are the copies before,
+// each step, and the copies after. `lane` has a number from 0 for each of them: what is in one lane
+// runs in order. Besides, part waits[2k] begins when part waits[2k + 1], an earlier one, is done;
+// the pairs come in the order of the parts that wait.
+typedef struct DLLanes {
+  const int32_t* lane;
+  const int32_t* waits;
+  int64_t nwaits;
+} DLLanes;
+
 // What a recording consists of: nodes in all, of them kernels, copies and fills.
 typedef struct DLGraphInfo {
   int64_t nodes, kernels, copies, fills;
@@ -144,12 +154,14 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
 DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program);
 // Records the program as it is now, with all addresses that its arrays hold, so that one launch
 // replays it; nothing is executed. The tables `before` and `after` stay where they are and are read
-// at each replay: addresses in them may change between replays, sizes may not. Scratch memory that
-// the kernels took stays with the recording. A failure leaves the program as it was.
+// at each replay: addresses in them may change between replays, sizes may not. Without `lanes` the
+// steps run in order. Scratch memory that the kernels took stays with the recording. A failure
+// leaves the program as it was.
 DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream,
                               const DLCopy* before, int64_t nbefore, const DLCopy* after,
-                              int64_t nafter, DLRecording** out);
-// Queues `times` replays without waiting for any.
+                              int64_t nafter, const DLLanes* lanes, DLRecording** out);
+// Queues `times` replays without waiting for any. The copies before happen in the first, those
+// after in the last.
 DLSYS_API int DLRecordingReplay(DLRecording* recording, DLStream stream, int64_t times);
 DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out);
 // Waits for the last replay. Free a recording before what it reads and writes.

@@ -1,9 +1,10 @@
 // Scratch memory of a recorded program. A recording bakes in the addresses of the scratch that its
 // kernels take, so while one is made on a thread, what that thread allocates stays out of the
-// allocator's pools: freed blocks serve later requests of the same recording (its steps run in the
-// order in which they were recorded), and all of them go back when the recording does.
+// allocator's pools: freed blocks serve later requests in the same lane of the recording (its steps
+// run in the order in which they were recorded), and all of them go back when the recording does.
 #pragma once
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "dlsys.h"
@@ -36,9 +37,12 @@ class KeptMemory {
                : nullptr;
   }
 
-  // A block of this size that an earlier step has freed, or null.
+  // The lane of the steps from now on.
+  void Enter(int32_t lane) { lane_ = lane; }
+
+  // A block of this size that an earlier step of the lane has freed, or null.
   void* Take(int64_t nbytes) {
-    std::vector<void*>& idle = idle_[nbytes];
+    std::vector<void*>& idle = idle_[{lane_, nbytes}];
     if (idle.empty()) return nullptr;
     void* data = idle.back();
     idle.pop_back();
@@ -48,11 +52,11 @@ class KeptMemory {
     blocks_.push_back(data);
     nbytes_[data] = nbytes;
   }
-  // Whether the block is one of its own; it then serves the next request of its size.
+  // Whether the block is one of its own; it then serves the lane's next request of its size.
   bool Return(void* data) {
     const auto found = nbytes_.find(data);
     if (found == nbytes_.end()) return false;
-    idle_[found->second].push_back(data);
+    idle_[{lane_, found->second}].push_back(data);
     return true;
   }
 
@@ -61,7 +65,8 @@ class KeptMemory {
   const DLContext ctx_;
   std::vector<void*> blocks_;
   std::map<void*, int64_t> nbytes_;
-  std::map<int64_t, std::vector<void*>> idle_;
+  int32_t lane_ = 0;
+  std::map<std::pair<int32_t, int64_t>, std::vector<void*>> idle_;
 };
 
 }  // namespace dlsys

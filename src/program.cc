@@ -67,19 +67,27 @@ void RunStep(DLProgram* program, int64_t k, DLStream stream) {
   step.invoke(step.values, stream);
 }
 
-void ProfileStep(void* state, int64_t k) {
+void RunOne(void* state, int64_t k) {
   auto* s = (Running*)state;
   RunStep(s->program, k, s->stream);
 }
 
-void RunAll(void* state) {
-  auto* s = (Running*)state;
-  const int64_t n = (int64_t)s->program->steps.size();
-  for (int64_t k = 0; k < n; k++) RunStep(s->program, k, s->stream);
-}
-
 void CheckProgram(const DLProgram* program) {
   if (!program) Fail("null program argument");
+}
+
+void CheckLanes(const DLLanes& lanes, int64_t parts) {
+  if (!lanes.lane || lanes.nwaits < 0 || (lanes.nwaits && !lanes.waits))
+    Fail("DLProgramRecord: null argument or negative count in the lanes");
+  for (int64_t k = 0; k < parts; k++)
+    if (lanes.lane[k] < 0 || lanes.lane[k] >= parts)
+      Fail("DLProgramRecord: part %ld is in lane %d of %ld", (long)k, lanes.lane[k], (long)parts);
+  for (int64_t k = 0; k < lanes.nwaits; k++) {
+    const int32_t part = lanes.waits[2 * k], other = lanes.waits[2 * k + 1];
+    const int32_t before = k ? lanes.waits[2 * k - 2] : 0;
+    if (part < before || part >= parts || other < 0 || other >= part)
+      Fail("DLProgramRecord: part %d cannot wait for part %d, of %ld", part, other, (long)parts);
+  }
 }
 
 const Device& DeviceOf(const char* function, const DLProgram* program, DLContext ctx) {
@@ -117,8 +125,8 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream) {
   return Guard([&] {
     CheckProgram(program);
-    Running state{program, stream};
-    RunAll(&state);
+    const int64_t n = (int64_t)program->steps.size();
+    for (int64_t k = 0; k < n; k++) RunStep(program, k, stream);
     program->failed_step = -1;
   });
 }
@@ -130,7 +138,7 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
     if (!ms) Fail("DLProgramProfile: null ms argument");
     const Device& device = DeviceOf("DLProgramProfile", program, ctx);
     Running state{program, stream};
-    device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), ProfileStep, &state, ms);
+    device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), RunOne, &state, ms);
     program->failed_step = -1;
   });
 }
@@ -141,7 +149,7 @@ DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program) {
 
 DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream,
                               const DLCopy* before, int64_t nbefore, const DLCopy* after,
-                              int64_t nafter, DLRecording** out) {
+                              int64_t nafter, const DLLanes* lanes, DLRecording** out) {
   return Guard([&] {
     CheckProgram(program);
     if (!out || nbefore < 0 || nafter < 0 || (nbefore && !before) || (nafter && !after))
@@ -149,10 +157,12 @@ DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream
     const Device& device = DeviceOf("DLProgramRecord", program, ctx);
     if (!device.record)
       FailWith(DL_UNAVAILABLE, "DLProgramRecord: programs of %s are not recorded", device.name);
+    const int64_t count = (int64_t)program->steps.size();
+    if (lanes) CheckLanes(*lanes, count + 2);
     Running state{program, stream};
     auto made = std::make_unique<DLRecording>();
-    made->recorded =
-        device.record(ctx.device_id, stream, RunAll, &state, before, nbefore, after, nafter);
+    made->recorded = device.record(ctx.device_id, stream,
+                                   {count, RunOne, &state, before, nbefore, after, nafter, lanes});
     program->failed_step = -1;
     *out = made.release();
   });

@@ -51,6 +51,17 @@ class Training(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, ENDING)
 
+    def test_the_assignments_networks_keep_their_weights_and_their_order(self):
+        """The losses that they had when the command line could do nothing else."""
+        for arguments, expected in (
+            (("-m", "logreg"), [0.528706, 0.456562]),
+            (("-m", "mlp", "--lr", "0.1"), [0.678506, 0.517261]),
+            (("-m", "mlp", "--lr", "0.1", "--seed", "5"), [0.663937, 0.511793]),
+        ):
+            found = losses(command(*arguments, "-c", "numpy", "-e", "2", "-l").stdout)
+            for ours, theirs in zip(found, expected, strict=True):
+                self.assertAlmostEqual(ours, theirs, delta=1e-3, msg=f"{arguments}")
+
     def test_profile_prints_operators_and_counters(self):
         done = command("-m", "logreg", "-c", "numpy", "-e", "1", "--profile")
         self.assertRegex(done.stdout, r"(?m)^operator +calls +ms +share +GB/s +GFLOP/s$")
@@ -158,6 +169,13 @@ class Errors(unittest.TestCase):
     def test_ctrl_c_says_what_was_done(self):
         stderr = self.interrupted("-m", "mlp", "-e", "500", after="epoch 1/")
         self.assertRegex(stderr, r"^interrupted; done: \d+ epochs and \d+ of 50 batches\n$")
+
+    def test_a_reader_that_goes_away_ends_it_quietly(self):
+        line = [sys.executable, str(SCRIPT), "-m", "logreg", "-c", "numpy", "-e", "1"]
+        with subprocess.Popen(line, stdout=-1, stderr=-1, text=True) as process:
+            process.stdout.close()
+            stderr = process.stderr.read()
+        self.assertEqual((process.returncode, stderr), (1, ""))
 
     def test_cnn_takes_a_batch_size_and_a_rate(self):
         options = ("-m", "cnn", "--batch-size", "250", "--lr", "0.02")

@@ -12,6 +12,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -491,6 +492,11 @@ class Kept(Folder):
 
 
 class Startup(Folder):
+    def test_ctrl_c_before_the_training(self) -> None:
+        with mock.patch("dlsys.apps.mnist.mnist_sets", side_effect=KeyboardInterrupt):
+            done = small.run(*MLP, "-c", "numpy")
+        self.assertEqual(done, (130, "", "interrupted; done: nothing trained yet\n"))
+
     def test_a_bare_run_imports_what_it_needs_and_no_more(self) -> None:
         program = (
             "import sys, small_digits as small\n"

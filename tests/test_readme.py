@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -24,9 +27,25 @@ class Readme(unittest.TestCase):
                 exec(EXAMPLES[0].replace("ctx=None", "ctx=ctx"), scope)
                 self.assertLess(float(scope["loss_value"]), 0.2)
 
+    def test_a_network_from_data_to_checkpoint(self):
+        example = EXAMPLES[1].replace("ndarray.gpu(0)", "CTX", 1).replace("runs/lenet", "FOLDER")
+        for name, count in (("train", 600), ("validation", 200), ("test", 200)):
+            example = example.replace(f"sets.{name},", f"sets.{name}.subset(slice({count})),")
+        for ctx in native_contexts():
+            with self.subTest(ctx=ctx), tempfile.TemporaryDirectory() as folder:
+                scope: dict = {"CTX": ctx}
+                with contextlib.redirect_stdout(io.StringIO()) as told:
+                    exec(example.replace("FOLDER", folder), scope)
+                losses = [epoch["loss"] for epoch in scope["history"].epochs]
+                self.assertEqual(len(losses), 3)
+                self.assertLess(losses[-1], losses[0])
+                self.assertIn("accuracy", told.getvalue())
+                kept = sorted(path.name for path in Path(folder).iterdir())
+                self.assertEqual(kept, ["best.safetensors", "last.safetensors"])
+
     def test_the_operator_in_python(self):
         scope: dict = {}
-        exec(EXAMPLES[1], scope)
+        exec(EXAMPLES[2], scope)
         x = ad.Variable("x")
         y = scope["square_op"](x)
         (dx,) = ad.gradients(y, [x])

@@ -4,6 +4,7 @@
 // brings the feeds to fixed slots, one after them takes the results to where the caller wants them.
 // Their addresses are parameters of the instantiated graph, rewritten only when they differ from
 // those of the run before. All other addresses are baked in.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -80,6 +81,14 @@ class Side {
       }
   }
 
+  // Whether the next replays make its copies.
+  void Enable(cudaGraphExec_t exec, bool enabled) {
+    if (enabled == enabled_) return;
+    for (Kernel& kernel : kernels_)
+      if (kernel.node) Check("replay", cudaGraphNodeSetEnabled(exec, kernel.node, enabled));
+    enabled_ = enabled;
+  }
+
   // Rewrites the kernels whose copies are not those of the run before.
   void Update(cudaGraphExec_t exec) {
     for (Kernel& kernel : kernels_) {
@@ -119,13 +128,80 @@ class Side {
   const DLCopy* table_;  // its owner writes new addresses into it between runs
   std::vector<DLCopy> known_;
   std::vector<Kernel> kernels_;
+  bool enabled_ = true;
+};
+
+// ---- lanes ----
+
+using Nodes = std::vector<cudaGraphNode_t>;
+
+// The nodes that what the stream records next will wait for.
+Nodes Place(cudaStream_t stream) {
+  cudaStreamCaptureStatus status;
+  const cudaGraphNode_t* nodes = nullptr;
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  Check("record",
+        cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &nodes, nullptr, &count));
+#else
+  Check("record", cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, nullptr, &nodes, &count));
+#endif
+  return Nodes(nodes, nodes + count);
+}
+
+void MoveTo(cudaStream_t stream, Nodes& nodes) {
+#if CUDART_VERSION >= 13000
+  Check("record", cudaStreamUpdateCaptureDependencies(stream, nodes.data(), nullptr, nodes.size(),
+                                                      cudaStreamSetCaptureDependencies));
+#else
+  Check("record", cudaStreamUpdateCaptureDependencies(stream, nodes.data(), nodes.size(),
+                                                      cudaStreamSetCaptureDependencies));
+#endif
+}
+
+// Hangs each part of a script behind those that it waits for. One stream records them all and is
+// moved about in the graph, which takes neither further streams nor events.
+class Weaver {
+ public:
+  Weaver(const DLLanes* lanes, int64_t parts, cudaStream_t stream, KeptMemory* memory)
+      : lanes_(lanes), stream_(stream), memory_(memory), ends_(parts), tails_(parts) {}
+  ~Weaver() { next_may_be_early = true; }
+
+  template <class F>
+  void Record(int64_t part, F&& queue) {
+    if (!lanes_) return queue();
+    const int32_t lane = lanes_->lane[part];
+    Nodes behind = tails_[lane];
+    for (; next_ < lanes_->nwaits && lanes_->waits[2 * next_] == part; next_++) {
+      const Nodes& end = ends_[lanes_->waits[2 * next_ + 1]];
+      behind.insert(behind.end(), end.begin(), end.end());
+    }
+    std::sort(behind.begin(), behind.end());
+    behind.erase(std::unique(behind.begin(), behind.end()), behind.end());
+    MoveTo(stream_, behind);
+    memory_->Enter(lane);
+    next_may_be_early = behind.size() == 1 && behind == tails_[lane];
+    queue();
+    ends_[part] = tails_[lane] = Place(stream_);
+  }
+
+ private:
+  const DLLanes* lanes_;
+  const cudaStream_t stream_;
+  KeptMemory* memory_;
+  std::vector<Nodes> ends_;   // of each part
+  std::vector<Nodes> tails_;  // of each lane: the ends of its last part so far
+  int64_t next_ = 0;          // of the waits
 };
 
 // ---- recording ----
 
 struct CudaGraph : Recorded {
-  CudaGraph(int id, const DLCopy* before, int64_t nbefore, const DLCopy* after, int64_t nafter)
-      : id(id), memory({id, DL_GPU}), before(before, nbefore), after(after, nafter) {}
+  CudaGraph(int id, const Script& script)
+      : id(id),
+        memory({id, DL_GPU}),
+        before(script.before, script.nbefore),
+        after(script.after, script.nafter) {}
   ~CudaGraph() override {
     // The last replay may still be running on memory that goes back now. At exit the driver may be
     // gone already: nobody is left to be told.
@@ -137,10 +213,15 @@ struct CudaGraph : Recorded {
 
   void Replay(DLStream on, int64_t times) override {
     Use("replay", id);
+    before.Enable(exec, true);
     before.Update(exec);
     after.Update(exec);
     stream = Native(on);
-    for (int64_t k = 0; k < times; k++) Check("replay", cudaGraphLaunch(exec, stream));
+    for (int64_t k = 0; k < times; k++) {
+      before.Enable(exec, k == 0);
+      after.Enable(exec, k == times - 1);
+      Check("replay", cudaGraphLaunch(exec, stream));
+    }
     Counters::program_launches += times;
   }
 
@@ -156,14 +237,16 @@ struct CudaGraph : Recorded {
 };
 
 // Queues on a stream that records. A failure ends the recording, so that the stream is usable.
-void RecordInto(CudaGraph* made, cudaStream_t stream, void (*body)(void*), void* state) {
+void RecordInto(CudaGraph* made, cudaStream_t stream, const Script& script) {
   // Thread-local: other threads, and other libraries in them, go on allocating meanwhile.
   Check("record", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   try {
     const KeptMemory::Recording recording(&made->memory);
-    made->before.Launch(stream);
-    body(state);
-    made->after.Launch(stream);
+    Weaver weaver(script.lanes, script.count + 2, stream, &made->memory);
+    weaver.Record(0, [&] { made->before.Launch(stream); });
+    for (int64_t k = 0; k < script.count; k++)
+      weaver.Record(k + 1, [&] { script.body(script.state, k); });
+    weaver.Record(script.count + 1, [&] { made->after.Launch(stream); });
   } catch (...) {
     cudaGraph_t broken = nullptr;
     cudaStreamEndCapture(stream, &broken);
@@ -196,12 +279,10 @@ void CountNode(CudaGraph* made, cudaGraphNode_t node) {
 
 }  // namespace
 
-std::unique_ptr<Recorded> Record(int id, DLStream stream, void (*body)(void*), void* state,
-                                 const DLCopy* before, int64_t nbefore, const DLCopy* after,
-                                 int64_t nafter) {
+std::unique_ptr<Recorded> Record(int id, DLStream stream, const Script& script) {
   Use("record", id);
-  auto made = std::make_unique<CudaGraph>(id, before, nbefore, after, nafter);
-  RecordInto(made.get(), Native(stream), body, state);
+  auto made = std::make_unique<CudaGraph>(id, script);
+  RecordInto(made.get(), Native(stream), script);
   size_t count = 0;
   Check("record", cudaGraphGetNodes(made->graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);

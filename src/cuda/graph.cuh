@@ -7,9 +7,7 @@
 namespace dlsys {
 namespace cuda {
 
-std::unique_ptr<Recorded> Record(int id, DLStream stream, void (*body)(void* state), void* state,
-                                 const DLCopy* before, int64_t nbefore, const DLCopy* after,
-                                 int64_t nafter);
+std::unique_ptr<Recorded> Record(int id, DLStream stream, const Script& script);
 
 }  // namespace cuda
 }  // namespace dlsys

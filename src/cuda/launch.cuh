@@ -17,6 +17,15 @@ inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {
   return (unsigned)(blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
+// Whether this thread's next kernel may be launched early. A recording says no where the kernel
+// waits for others than the one before it in its lane.
+inline thread_local bool next_may_be_early = true;
+
+inline void CountLaunch() {
+  next_may_be_early = true;  // within a step each kernel waits for the one before
+  Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
+}
+
 // Queues a kernel on the stream; a grid without blocks is no work and no launch.
 template <class... Params, class... Args>
 inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, unsigned block,
@@ -28,7 +37,7 @@ inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, uns
   config.dynamicSmemBytes = shared_nbytes;
   config.stream = Native(stream);
   Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
-  Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
+  CountLaunch();
 }
 
 // The same for a grid of clusters of `cluster` blocks each; more than 1 needs sm_90. `early` lets
@@ -38,6 +47,7 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
                            unsigned cluster, unsigned block, bool early, DLStream stream,
                            Args... args) {
   if (grid == 0) return;
+  early = early && next_may_be_early;
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = cluster;
@@ -51,7 +61,7 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
   config.attrs = cluster > 1 ? attributes : attributes + 1;
   config.numAttrs = (cluster > 1 ? 1 : 0) + (early ? 1 : 0);
   Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
-  Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
+  CountLaunch();
 }
 
 // Until all that was queued before this kernel is done, for kernels launched early; no memory may
