@@ -18,6 +18,8 @@ DLSYS_NVTX         0         1 marks every step as an NVTX range named by its ke
                              Systems and the like; needs a library with the GPU part
 DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where a GPU would replay
                              the whole step as one CUDA graph from its second run on
+DLSYS_LANES        4         how many steps of such a graph may run beside each other; 1 makes it
+                             one chain of steps
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
 DLSYS_TEST_LARGE   0         1 runs the tests that need 10 GB
 DLSYS_TEST_SEED    (drawn)   seed of the tests that draw their cases anew in each run
@@ -38,8 +40,8 @@ def _debug_level() -> int:
     return 0 if os.environ.get("DLSYS_DEBUG") == "nan" else _number("DLSYS_DEBUG")
 
 
-def _number(name: str) -> int:
-    text = os.environ.get(name) or "0"
+def _number(name: str, default: str = "0") -> int:
+    text = os.environ.get(name) or default
     if not text.isdigit():
         raise ValueError(f"{name}={text}: expected a whole number")
     return int(text)
@@ -60,6 +62,7 @@ class Settings:
     threads: int = field(default_factory=lambda: _number("DLSYS_THREADS"))
     blas: str = field(default_factory=lambda: os.environ.get("DLSYS_BLAS", "auto"))
     capture: bool = field(default_factory=lambda: os.environ.get("DLSYS_CAPTURE", "1") != "0")
+    lanes: int = field(default_factory=lambda: max(1, _number("DLSYS_LANES", "4")))
     require_gpu: bool = field(
         default_factory=lambda: os.environ.get("DLSYS_REQUIRE_GPU", "0") == "1"
     )

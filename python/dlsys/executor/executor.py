@@ -305,6 +305,7 @@ class Executor:
             values,
             self._backend.workspace,
             reuse=not settings.separate_arena,
+            beside=self._backend.beside,
         )
         if debug >= 1:
             print(plan)
@@ -377,6 +378,8 @@ class _OneThread:
 
 class _NumpyBackend:
     """Memory and runners on numpy."""
+
+    beside = 0  # of its steps one runs at a time
 
     def __init__(self) -> None:
         self._arena = state.aligned_bytes(0)

@@ -17,8 +17,10 @@ from ..graph.node import Node
 from ..ndarray import NDArray, launch
 from ..runtime.device import Context
 from ..runtime.library import DTYPE_CODES, MAX_NDIM, DLArrayList, array_list, load
+from ..settings import settings
+from .lanes import Access, Lanes, Range, in_lanes, needs
 from .plan import Buffer, Plan, Step, Value
-from .recording import Ports, Recording
+from .recording import Ports, Recording, lanes_struct
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
 _ROW_NBYTES = 8 * _ROW_WORDS
@@ -41,6 +43,11 @@ class ArrayTable:
     def address(self, value: Value) -> int:
         """The address of a value's DLArray."""
         return self._base + _ROW_NBYTES * self._rows[_row_key(value)]
+
+    def bytes_of(self, value: Value) -> Range:
+        """Where a value is now."""
+        start = self._words[_ROW_WORDS * self._rows[_row_key(value)]]
+        return start, start + value.spec.nbytes
 
     def place(self, buffer: Buffer, address: int) -> None:
         """Says where a buffer is; every array that shows it follows."""
@@ -143,11 +150,33 @@ class Segment:
         made = ctypes.c_void_p()
         record = self._library.cdll.DLProgramRecord
         ports = (before.address, before.count, after.address, after.count)
-        status = record(self._handle, self._ctx.struct, on, *ports, ctypes.byref(made))
+        lanes = self._lanes(before, after)
+        struct, _tables = lanes_struct(lanes)
+        status = record(self._handle, self._ctx.struct, on, *ports, struct, ctypes.byref(made))
         if status:
             self._fail(status)
         assert made.value is not None
-        return Recording(made.value, (before, after))
+        return Recording(made.value, (before, after), lanes)
+
+    def _lanes(self, before: Ports, after: Ports) -> Lanes:
+        """The lanes of the copies before, the steps and the copies after, as memory is now."""
+        accesses = [*map(self._access, self._steps)]
+        if before.count:  # a feed may show a Parameter: it is read before any is written
+            updated = [r for step in self._steps for r in self._updated(step)]
+            accesses.insert(0, Access(updated, before.slots()))
+        if after.count:
+            accesses.append(Access(after.slots(), []))
+        found = in_lanes(needs(accesses), settings.lanes)
+        return found.padded(int(not before.count), int(not after.count))
+
+    def _access(self, step: Step) -> Access:
+        writes = step.node.op.writes
+        read = [value for k, value in enumerate(step.inputs) if k not in writes]
+        made = map(self._table.bytes_of, (*step.workspace, *step.outputs))
+        return Access([*map(self._table.bytes_of, read)], [*made, *self._updated(step)])
+
+    def _updated(self, step: Step) -> list[Range]:
+        return [self._table.bytes_of(step.inputs[k]) for k in step.node.op.writes]
 
     def calls(self, on: int) -> list[tuple[Step, Any]]:
         """Each step with a function that runs it alone."""

@@ -3,17 +3,24 @@
 A *value* is one output of a node; values that share memory (views, in-place results, updated state)
 share a *buffer*. A buffer either lives outside (a feed, a Parameter, a constant, a fetch) or has an
 offset in the arena, where buffers whose lifetimes do not meet share bytes.
+
+Sharing bytes makes steps wait for each other. For a device that runs steps beside each other, small
+buffers live on until what is made in their place comes after all their readers anyway.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..graph.node import Node, Spec
+from .lanes import Order
 from .pack import ALIGNMENT, aligned, pack
 
 Workspace = Callable[[Node], Sequence[Spec]]
+
+_LARGE = 8 << 20  # bytes from which a kernel fills the chip, and memory is worth more than company
 
 
 @dataclass(eq=False, slots=True)
@@ -94,14 +101,20 @@ def _row(k: int, step: Step) -> str:
 
 
 def make_plan(
-    order: Sequence[Node], fetches: Sequence[Node], workspace: Workspace, reuse: bool = True
+    order: Sequence[Node],
+    fetches: Sequence[Node],
+    workspace: Workspace,
+    reuse: bool = True,
+    beside: int = 0,
 ) -> Plan:
     """Plans the memory of a scheduled graph.
 
     `workspace` gives the scratch that each step wants. With `reuse=False` every buffer gets bytes
     of its own and nothing is done in place, which memory checkers and tests compare against.
+    `beside` is how many steps apart two may be that should be able to run at the same time.
     """
     plan = Plan()
+    known: Order[Buffer] | None = Order() if beside else None
     last_use = _last_uses(order, fetches)
     for node in order:
         if node.op.leaf:
@@ -109,10 +122,12 @@ def make_plan(
         elif node.op.view:
             _place_view(plan, node, last_use)
         elif _is_step(node):
-            _place_step(plan, node, last_use, workspace, reuse)
+            _place_step(plan, node, last_use, workspace, reuse, known)
         else:
             plan.values[node] = []
     _mark_fetches(plan, fetches)
+    if known:
+        _outlive(plan, known, beside)
     plan.unshared_nbytes = sum(b.unshared for b in plan.buffers if b.kind == "arena")
     inside = [buffer for buffer in plan.buffers if buffer.kind == "arena" and buffer.nbytes]
     spans = [(buffer.nbytes, buffer.first, buffer.last) for buffer in inside]
@@ -160,7 +175,12 @@ def _place_view(plan: Plan, node: Node, last_use: dict[Node, int]) -> None:
 
 
 def _place_step(
-    plan: Plan, node: Node, last_use: dict[Node, int], workspace: Workspace, reuse: bool
+    plan: Plan,
+    node: Node,
+    last_use: dict[Node, int],
+    workspace: Workspace,
+    reuse: bool,
+    known: Order[Buffer] | None,
 ) -> None:
     op, now = node.op, len(plan.steps)
     inputs = [plan.values[x][0] for x in node.inputs]
@@ -170,7 +190,7 @@ def _place_step(
     if op.writes:
         outputs = [Value(node, spec, inputs[k].buffer) for k, spec in zip(op.writes, specs)]
     else:
-        taken = _dying_input(node, inputs, now) if reuse else None
+        taken = _dying_input(node, inputs, now, known) if reuse else None
         outputs = [Value(node, spec, taken or _new_buffer(plan, node, spec, now)) for spec in specs]
         if taken:
             taken.unshared += aligned(taken.nbytes)
@@ -179,6 +199,8 @@ def _place_step(
     scratch = [Value(node, spec, _new_buffer(plan, node, spec, now)) for spec in workspace(node)]
     plan.values[node] = outputs
     plan.steps.append(Step(node, inputs, [] if op.writes else outputs, scratch))
+    if known:
+        known.add([x.buffer for x in inputs], [y.buffer for y in (*outputs, *scratch)])
 
 
 def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:
@@ -188,18 +210,41 @@ def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:
     return buffer
 
 
-def _dying_input(node: Node, inputs: Sequence[Value], now: int) -> Buffer | None:
+def _dying_input(
+    node: Node, inputs: Sequence[Value], now: int, known: Order[Buffer] | None
+) -> Buffer | None:
     """The buffer of an input that nobody needs any more and that the output may overwrite."""
     if not node.op.inplace or node.op.outputs != 1:
         return None
+    before = known.before([value.buffer for value in inputs]) if known else 0
     for value in inputs:
         buffer = value.buffer
         if buffer.kind != "arena" or buffer.last > now:
             continue
+        if known and buffer.nbytes < _LARGE and known.touched(buffer) & ~before:
+            continue  # a reader may still be running
         whole = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
         if value.spec[:2] == node.spec[:2] and whole:
             return buffer
     return None
+
+
+def _outlive(plan: Plan, known: Order[Buffer], beside: int) -> None:
+    """Extends the lives of small buffers, for as far as `beside` steps, up to the last step that
+    makes something and could run before all that touched them are done.
+    """
+    inside = [buffer for buffer in plan.buffers if buffer.kind == "arena"]
+    begins = sorted({buffer.first for buffer in inside})
+    for buffer in inside:
+        if buffer.nbytes >= _LARGE:
+            continue
+        touched = known.touched(buffer)
+        after = bisect.bisect_right(begins, buffer.last)
+        until = bisect.bisect_right(begins, buffer.last + beside)
+        for step in reversed(begins[after:until]):
+            if touched & ~known.behind[step]:
+                buffer.last = step
+                break
 
 
 def _mark_fetches(plan: Plan, fetches: Sequence[Node]) -> None:

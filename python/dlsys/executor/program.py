@@ -32,6 +32,7 @@ from .reference import run_compute
 from .report import PlanReport, native_segments, plan_report
 
 _POOLED = 8  # arrays that a fetch remembers; those beyond come from the caching allocator
+_BESIDE = 16  # steps: few networks have more work side by side
 _IDLE = 2  # references to what only its pool holds: the pool's, and the one being counted
 
 
@@ -44,6 +45,12 @@ class NativeBackend:
             raise DeviceError(reason)
         self._ctx = ctx
         self._arena: Block | None = None
+
+    @property
+    def beside(self) -> int:
+        """How many steps apart two may be that run at the same time."""
+        alone = self._ctx.device_type == DL_CPU or not settings.capture or settings.lanes == 1
+        return 0 if alone else _BESIDE
 
     @staticmethod
     def workspace(node: Node) -> Sequence[Spec]:

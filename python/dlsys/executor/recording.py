@@ -16,7 +16,8 @@ import numpy as np
 from ..graph.node import Spec
 from ..ndarray import NDArray
 from ..runtime.device import Block, Context
-from ..runtime.library import DLGraphInfo, load
+from ..runtime.library import DLGraphInfo, DLLanes, load
+from .lanes import Lanes, Range
 from .pack import aligned
 
 
@@ -35,16 +36,20 @@ class Ports:
     def __init__(self, arrays: Sequence[NDArray], inward: bool) -> None:
         self._table = np.zeros((max(len(arrays), 1), 3), np.uint64)
         for row, slot in zip(self._table, arrays):
-            row[0 if inward else 1] = row[1 if inward else 0] = slot.data_address
+            row[0] = row[1] = slot.data_address
             row[2] = slot.nbytes
         self.address = self._table.ctypes.data
         self.count = len(arrays)
         self._words = memoryview(self._table.data).cast("B").cast("Q")
-        self._open = 1 if inward else 0
+        self._open, self._fixed = (1, 0) if inward else (0, 1)
 
     def connect(self, k: int, address: int) -> None:
         """Says where copy `k` comes from, or goes to."""
         self._words[3 * k + self._open] = address
+
+    def slots(self) -> list[Range]:
+        """Where the fixed sides are."""
+        return [(row[self._fixed], row[self._fixed] + row[2]) for row in self.rows()]
 
     def rows(self) -> list[list[int]]:
         """Every copy as it is now."""
@@ -54,10 +59,11 @@ class Ports:
 class Recording:
     """One recorded segment. It keeps what it must outlive: the tables of its ports."""
 
-    def __init__(self, handle: int, ports: tuple[Ports, Ports]) -> None:
+    def __init__(self, handle: int, ports: tuple[Ports, Ports], lanes: Lanes) -> None:
         self._library = load()
         self._handle = handle
         self._ports = ports
+        self.lanes = lanes
         self._replay = self._library.cdll.DLRecordingReplay
         info = DLGraphInfo()
         self._library.check(self._library.cdll.DLRecordingInfo(handle, ctypes.byref(info)))
@@ -67,10 +73,19 @@ class Recording:
         self._library.cdll.DLRecordingFree(self._handle)
 
     def run(self, on: int, times: int = 1) -> None:
-        """Queues replays on a stream."""
+        """Queues replays on a stream: the first reads the feeds, the last writes the fetches."""
         status = self._replay(self._handle, on, times)
         if status:
             self._library.check(status)
+
+
+def lanes_struct(lanes: Lanes) -> tuple[Any, Any]:
+    """The lanes for the native library, None for a single one; and what they must not outlive."""
+    if lanes.count == 1:
+        return None, None
+    lane, waits = np.array(lanes.lane, np.int32), np.array(lanes.waits, np.int32)
+    struct = DLLanes(lane.ctypes.data, waits.ctypes.data, len(waits))
+    return ctypes.byref(struct), (lane, waits)
 
 
 class Copies:

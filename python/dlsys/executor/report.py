@@ -16,7 +16,8 @@ class SegmentReport:
     """Consecutive steps that run in one piece.
 
     `kind` is recorded (a CUDA graph: one launch), native (one library call), numpy, or python (a
-    user's own compute). `nodes` and `kernels` are those of the recording. `why` says what keeps the
+    user's own compute). `nodes` and `kernels` are those of the recording; its steps run in `lanes`
+    beside each other, at most `longest` of them one after the other. `why` says what keeps the
     segment from being recorded, or that an operator of this name ends the ones beside it.
     """
 
@@ -24,6 +25,8 @@ class SegmentReport:
     steps: int
     nodes: int = 0
     kernels: int = 0
+    lanes: int = 0
+    longest: int = 0
     why: str = ""
 
 
@@ -104,8 +107,9 @@ def native_segments(segments: Sequence[Any], recorded: Any, why: str) -> list[Se
         if not segment.native:
             found.append(SegmentReport("python", 1, why=f"{segment.name} runs Python"))
         elif recorded:
-            info = next(made).info
-            found.append(SegmentReport("recorded", segment.count, info.nodes, info.kernels))
+            one = next(made)
+            counts = one.info.nodes, one.info.kernels, one.lanes.count, one.lanes.longest
+            found.append(SegmentReport("recorded", segment.count, *counts))
         else:
             found.append(SegmentReport("native", segment.count, why=why))
     return found
@@ -115,7 +119,7 @@ def _segment_text(segment: SegmentReport) -> str:
     if segment.kind == "recorded":
         return (
             f"{segment.steps} steps recorded: {segment.nodes} nodes, of them {segment.kernels} "
-            "kernels"
+            f"kernels, in {segment.lanes} lane(s), at most {segment.longest} in a row"
         )
     steps = "1 step" if segment.steps == 1 else f"{segment.steps} steps"
     return f"{steps} {segment.kind}" + (f": {segment.why}" if segment.why else "")

@@ -89,6 +89,14 @@ class DLGraphInfo(ctypes.Structure):
     ]
 
 
+class DLLanes(ctypes.Structure):
+    _fields_ = [
+        ("lane", ctypes.c_void_p),
+        ("waits", ctypes.c_void_p),
+        ("nwaits", ctypes.c_int64),
+    ]
+
+
 class _KernelEntry(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -124,7 +132,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLProgramCreate": (_P, _I64, _P, _I64, _P),
     "DLProgramRun": (_P, _P),
     "DLProgramProfile": (_P, DLContext, _P, _P),
-    "DLProgramRecord": (_P, DLContext, _P, _P, _I64, _P, _I64, _P),
+    "DLProgramRecord": (_P, DLContext, _P, _P, _I64, _P, _I64, _P, _P),
     "DLRecordingReplay": (_P, _P, _I64),
     "DLRecordingInfo": (_P, _P),
     "DLRecordingFree": (_P,),
