@@ -124,6 +124,25 @@ def _mnist_rows(part: dict[str, Any]) -> list[list[str]]:
     return body
 
 
+def accuracy(results: Results) -> str:
+    """What the command line's networks reach."""
+    record = results.read("accuracy")
+    body = [
+        [
+            f"`{run['command']}`",
+            proof["network"],
+            proof["expected"],
+            run.get("test_accuracy", "failed"),
+            run.get("validation_accuracy", ""),
+            run["seconds"],
+        ]
+        for proof in record["proofs"].values()
+        for run in proof["runs"]
+    ]
+    head = ["command", "network", "at least", "test accuracy", "validation", "s, all in all"]
+    return f"{rows(head, body)}\n\n{source(record)}"
+
+
 def figures(results: Results) -> str:
     """The README's few lines."""
     lines = []
@@ -171,6 +190,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu limits": table_gpu.limits,
     "gpu to99": table_gpu.to99,
     "gpu record": gpu_record,
+    "accuracy": accuracy,
     "figures": figures,
 }
 
