@@ -6,7 +6,8 @@ Each contestant lives in a process of its own, so that thread pools do not meet:
 spins from its last step would slow the next contestant down. The processes take turns, one runs
 while the others sleep, and a ratio is taken within each round, so that a slower minute of the
 machine hits both sides. A turn in which other programs took more than a tenth of a core is taken
-again. PyTorch runs with every implementation of its SGD; the fastest one counts.
+again. PyTorch runs with every implementation of its SGD, and convolutions in both of its layouts
+too; the fastest one counts.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ import time
 from typing import Any
 
 import measure
-from networks import SIZES, Ours, theirs
+from networks import LENET, Ours, theirs
 
-BATCH = 1000
+CASES = {  # a network and its batch
+    "logreg": ("logreg", 1000),
+    "mlp": ("mlp", 1000),
+    "lenet-128": (LENET, 128),
+    "lenet-1000": (LENET, 1000),
+}
 DISTURBED = 0.1  # cores that others may use during a turn
 PATIENCE = 100  # disturbed turns, of one contestant, until they are taken as they are
 OURS = ("numpy", "native")
@@ -30,15 +36,21 @@ THEIRS = {
     "torch for-loop": {"foreach": False},
     "torch foreach": {"foreach": True},
     "torch fused": {"fused": True},
+    "torch channels-last": {"foreach": True, "channels_last": True},
 }
-TARGETS = {("mlp", "numpy"): 1.0, ("logreg", "numpy"): 0.8}
+TARGETS = {
+    ("mlp", "numpy"): 1.0,
+    ("logreg", "numpy"): 0.8,
+    ("lenet-128", "native"): 0.25,
+    ("lenet-1000", "native"): 0.15,
+}
 
 
 class Contestant:
-    """A process with one network in one system; `turn` makes it run for a while."""
+    """A process with one case in one system; `turn` makes it run for a while."""
 
-    def __init__(self, network: str, system: str) -> None:
-        command = [sys.executable, __file__, "--contestant", network, system]
+    def __init__(self, case: str, system: str) -> None:
+        command = [sys.executable, __file__, "--contestant", case, system]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=measure.ROOT
         )
@@ -71,18 +83,19 @@ class Contestant:
         return json.loads(line)
 
 
-def contestant(network: str, system: str) -> None:
+def contestant(case: str, system: str) -> None:
     """The other end: warms up, says its first loss, then runs for as long as each line says."""
+    network, batch = CASES[case]
     if system in OURS:
         from dlsys import ndarray
 
-        ours = Ours(network, BATCH, ndarray.cpu(0) if system == "native" else None)
+        ours = Ours(network, batch, ndarray.cpu(0) if system == "native" else None)
         step, version = ours.step, None
     else:
         import torch
 
         torch.set_num_threads(os.cpu_count() or 1)
-        step = theirs(network, BATCH, "cpu", **THEIRS[system])
+        step = theirs(network, batch, "cpu", **THEIRS[system])
         version = torch.__version__
     loss = float(step())
     measure.step_ms(step, 0.5)
@@ -106,12 +119,14 @@ def others_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def compare(network: str, systems: list[str], rounds: int, seconds: float) -> dict[str, Any]:
+def compare(case: str, systems: list[str], rounds: int, seconds: float) -> dict[str, Any]:
     """Milliseconds a step of each system, and ours over theirs."""
-    contestants = {system: Contestant(network, system) for system in systems}
+    if CASES[case][0] != LENET:
+        systems = [system for system in systems if system != "torch channels-last"]
+    contestants = {system: Contestant(case, system) for system in systems}
     losses = [each.ready["loss"] for each in contestants.values()]
     if max(losses) - min(losses) > 1e-4:
-        raise SystemExit(f"{network}: the systems do not compute the same loss: {losses}")
+        raise SystemExit(f"{case}: the systems do not compute the same loss: {losses}")
     ms: dict[str, list[float]] = {system: [] for system in systems}
     for _ in range(rounds):
         for system, each in contestants.items():
@@ -120,6 +135,7 @@ def compare(network: str, systems: list[str], rounds: int, seconds: float) -> di
         each.close()
     disturbed = {system: each.disturbed for system, each in contestants.items()}
     result: dict[str, Any] = {
+        "batch": CASES[case][1],
         "ms": {system: measure.summary(times) for system, times in ms.items()},
         "disturbed_turns": disturbed,
     }
@@ -159,27 +175,28 @@ def main() -> None:
     parser = measure.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.15, help="of one turn")
-    parser.add_argument("--contestant", nargs=2, metavar=("NETWORK", "SYSTEM"))
+    parser.add_argument("--contestant", nargs=2, metavar=("CASE", "SYSTEM"))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     options = parser.parse_args()
     if options.contestant:
         contestant(*options.contestant)
         return
     systems = available_systems()
     results = {}
-    for network in SIZES:
-        results[network] = compare(network, systems, options.rounds, options.seconds)
-        _show(network, results[network])
-    print(measure.save("cpu", options, {"batch": BATCH, "networks": results}))
+    for case in options.cases:
+        results[case] = compare(case, systems, options.rounds, options.seconds)
+        _show(case, results[case])
+    print(measure.save("cpu", options, {"networks": results}))
 
 
-def _show(network: str, result: dict[str, Any]) -> None:
+def _show(case: str, result: dict[str, Any]) -> None:
     for system, ms in result["ms"].items():
         ratio = result.get("ratio", {}).get(system)
-        text = f"{network:8} {system:16} {ms['median']:8.3f} ms"
+        text = f"{case:10} {system:19} {ms['median']:8.3f} ms"
         if ratio:
             text += f"  {ratio['median']:.2f} x {result['rival']}"
             text += f" ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
-            target = TARGETS.get((network, system))
+            target = TARGETS.get((case, system))
             text += f", target {target:.2f} x" if target else ""
         print(text)
 

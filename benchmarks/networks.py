@@ -1,4 +1,4 @@
-"""The two networks that are measured, for dlsys and for PyTorch: the same weights, data and loss.
+"""The networks that are measured, for dlsys and for PyTorch: the same weights, data and loss.
 
 A training step is forward, backward and the update by plain SGD, in float32.
 """
@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}
+SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}  # of dense networks
+LENET = "lenet"
 CLASSES = 10
 LEARNING_RATE = 1e-3
 
@@ -45,15 +46,8 @@ class Ours:
         from dlsys import ndarray, optim
 
         x, y_ = ad.Variable("x"), ad.Variable("y_", dtype=np.int64)
-        hidden, parameters = x, []
-        weights = initial(network)
-        for k, (matrix, bias) in enumerate(weights):
-            w, b = ad.Parameter(matrix, name=f"w{k}"), ad.Parameter(bias, name=f"b{k}")
-            parameters += [w, b]
-            hidden = ad.matmul_op(hidden, w) + b
-            if k + 1 < len(weights):
-                hidden = ad.relu_op(hidden)
-        loss = ad.softmax_cross_entropy(hidden, y_)
+        logits, parameters = _lenet(x) if network == LENET else _dense(x, network)
+        loss = ad.softmax_cross_entropy(logits, y_)
         train = optim.SGD(LEARNING_RATE).minimize(loss, parameters)
         self.executor = ad.Executor([loss, train], ctx=ctx)
         images, classes = batch(size)
@@ -67,25 +61,44 @@ class Ours:
         return self.executor.run(self.feeds)[0]
 
 
-def theirs(network: str, size: int, device: str, **optimizer: Any) -> Callable[[], Any]:
-    """A training step of PyTorch, eager, as a function that returns the loss.
+def _dense(x: Any, network: str) -> tuple[Any, list[Any]]:
+    """Logits and parameters."""
+    from dlsys import autodiff as ad
 
-    Matrices are stored (outputs, inputs), as `torch.nn.Linear` does.
-    """
+    hidden, parameters = x, []
+    weights = initial(network)
+    for k, (matrix, bias) in enumerate(weights):
+        w, b = ad.Parameter(matrix, name=f"w{k}"), ad.Parameter(bias, name=f"b{k}")
+        parameters += [w, b]
+        hidden = ad.matmul_op(hidden, w) + b
+        if k + 1 < len(weights):
+            hidden = ad.relu_op(hidden)
+    return hidden, parameters
+
+
+def _lenet(x: Any) -> tuple[Any, list[Any]]:
+    from dlsys import nn
+
+    model = nn.LeNet5(seed=123)
+    return model(x), model.parameters()
+
+
+def theirs(
+    network: str, size: int, device: str, channels_last: bool = False, **optimizer: Any
+) -> Callable[[], Any]:
+    """A training step of PyTorch, eager, as a function that returns the loss."""
     import torch
     from torch.nn import functional
 
-    layers: list[torch.nn.Module] = []
-    for matrix, bias in initial(network):
-        linear = torch.nn.Linear(*matrix.shape)
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(matrix.T))
-            linear.bias.copy_(torch.from_numpy(bias))
-        layers += [linear, torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers[:-1]).to(device)
-    sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, **optimizer)
+    model = (_their_lenet if network == LENET else _their_dense)(network).to(device)
     images, classes = batch(size)
     x, y = torch.from_numpy(images).to(device), torch.from_numpy(classes).to(device)
+    if network == LENET:
+        x = x.reshape(size, 1, 28, 28)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)
+    sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, **optimizer)
 
     def step() -> Any:
         sgd.zero_grad(set_to_none=True)
@@ -95,3 +108,35 @@ def theirs(network: str, size: int, device: str, **optimizer: Any) -> Callable[[
         return loss.detach()
 
     return step
+
+
+def _their_dense(network: str) -> Any:
+    """Matrices are stored (outputs, inputs), as `torch.nn.Linear` does."""
+    import torch
+
+    layers: list[torch.nn.Module] = []
+    for matrix, bias in initial(network):
+        linear = torch.nn.Linear(*matrix.shape)
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(matrix.T))
+            linear.bias.copy_(torch.from_numpy(bias))
+        layers += [linear, torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def _their_lenet(network: str) -> Any:
+    import torch
+    from torch.nn import Conv2d, Flatten, Linear, MaxPool2d, ReLU
+
+    from dlsys import nn
+
+    model = torch.nn.Sequential(
+        *(Conv2d(1, 6, 5, padding=2), ReLU(), MaxPool2d(2)),
+        *(Conv2d(6, 16, 5), ReLU(), MaxPool2d(2), Flatten()),
+        *(Linear(400, 120), ReLU(), Linear(120, 84), ReLU(), Linear(84, CLASSES)),
+    )
+    ours = nn.LeNet5(seed=123).state_dict().values()
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), ours, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+    return model

@@ -22,6 +22,8 @@ FILES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 NETWORKS = {
     "logreg": "logistic regression 784-10, batch 1000",
     "mlp": "MLP 784-256-100-10, batch 1000",
+    "lenet-128": "LeNet-5, batch 128",
+    "lenet-1000": "LeNet-5, batch 1000",
 }
 
 
@@ -29,7 +31,7 @@ def cpu(results: Results) -> str:
     """Training steps on the CPU, as ratios to PyTorch in the same run."""
     record = results.read("cpu")
     body = []
-    for name, text in NETWORKS.items():
+    for name in filter(record["networks"].__contains__, NETWORKS):
         network = record["networks"][name]
         ratios = [
             f"{ratio['median']:.2f} × ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
@@ -37,7 +39,7 @@ def cpu(results: Results) -> str:
             else "not run"
             for system in ("numpy", "native")
         ]
-        body.append([text, *ratios, network.get("rival", "no PyTorch")])
+        body.append([NETWORKS[name], *ratios, network.get("rival", "no PyTorch")])
     head = ["training step", "numpy", "native CPU", "of the fastest PyTorch eager"]
     rounds = record["networks"]["mlp"]["ms"]["numpy"]["n"]
     note = f"Median and quartiles of {rounds} rounds; PyTorch is 1. {source(record)}"
@@ -159,15 +161,15 @@ def figures(results: Results) -> str:
 def _cpu_sentence(results: Results) -> str:
     record = results.read("cpu")
     told = []
-    for name in NETWORKS:
+    for name in filter(record["networks"].__contains__, NETWORKS):
         ratio = record["networks"][name].get("ratio")
         if ratio is None:
             raise FileNotFoundError("the CPU was measured without PyTorch")
         systems = [f"{each['median']:.2f} × on {system}" for system, each in ratio.items()]
         told.append(f"{name} {' and '.join(systems)}")
     return (
-        f"A training step at batch 1000 on {record['machine']['cores']} CPU cores, as a share of "
-        f"PyTorch eager's time: {'; '.join(told)}."
+        f"A training step on {record['machine']['cores']} CPU cores, at batch 1000 unless the name "
+        f"says another, as a share of PyTorch eager's time: {'; '.join(told)}."
     )
 
 

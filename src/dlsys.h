@@ -12,7 +12,14 @@
 #define DLSYS_API __attribute__((visibility("default")))
 #endif
 
-enum { DL_OK = 0, DL_ERROR = 1, DL_OUT_OF_MEMORY = 2, DL_DEVICE_LOST = 3, DL_UNAVAILABLE = 4 };
+enum {
+  DL_OK = 0,
+  DL_ERROR = 1,
+  DL_OUT_OF_MEMORY = 2,
+  DL_DEVICE_LOST = 3,
+  DL_UNAVAILABLE = 4,
+  DL_NOT_APPLICABLE = 5  // the implementation that was chosen does not do this: choose another
+};
 enum { DL_CPU = 1, DL_GPU = 2 };
 enum { DL_FLOAT32 = 0, DL_FLOAT64 = 1, DL_INT32 = 2, DL_INT64 = 3, DL_UINT8 = 4, DL_BOOL = 5 };
 enum { DL_MAX_NDIM = 8 };
@@ -144,6 +151,13 @@ DLSYS_API int DLMemoryCopy(void* dst, DLContext dst_ctx, const void* src, DLCont
 // Kernels and programs. A program keeps the addresses of `values`; their owner keeps them alive and
 // may change what they hold between runs.
 DLSYS_API const DLKernelEntry* DLKernelTable(int64_t* count);
+// Some kernels let their caller choose among implementations by an integer: 0 leaves it to the
+// kernel, from 1 on the name is that of an implementation; null past the last, and for kernels
+// without any. One that does not do what it is called for fails with DL_NOT_APPLICABLE.
+DLSYS_API const char* DLChoiceName(int64_t kernel, int64_t choice);
+// The library that an implementation comes from, with its version, such as "cuDNN 9.14.0", or ""
+// for this one. Opens it; DL_UNAVAILABLE and the reason when it cannot be used.
+DLSYS_API int DLChoiceSource(int64_t kernel, int64_t choice, const char** out);
 DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, DLStream stream);
 DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values,
                               int64_t nvalues, DLProgram** out);

@@ -163,7 +163,7 @@ DLSYS_API int DLGpuMatrixMultiplyByConst(const DLArray* input, float value, DLAr
 
 DLSYS_API int DLGpuMatrixMultiply(const DLArray* a, bool trans_a, const DLArray* b, bool trans_b,
                                   DLArray* c) {
-  return Call("matmul", c, a, int64_t(trans_a), b, int64_t(trans_b), int64_t(0), c);
+  return Call("matmul", c, a, int64_t(trans_a), b, int64_t(trans_b), int64_t(0), int64_t(0), c);
 }
 
 DLSYS_API int DLGpuRelu(const DLArray* input, DLArray* output) {

@@ -40,19 +40,25 @@ class KeptMemory {
   // The lane of the steps from now on.
   void Enter(int32_t lane) { lane_ = lane; }
 
-  // A block of this size that an earlier step of the lane has freed, or null.
+  // The smallest block that an earlier step of the lane has freed, of those that are large enough
+  // and not far too large; or null.
   void* Take(int64_t nbytes) {
-    std::vector<void*>& idle = idle_[{lane_, nbytes}];
-    if (idle.empty()) return nullptr;
-    void* data = idle.back();
-    idle.pop_back();
-    return data;
+    constexpr int64_t kMostWaste = 8;
+    for (auto it = idle_.lower_bound({lane_, nbytes}); it != idle_.end(); ++it) {
+      const auto& [lane, size] = it->first;
+      if (lane != lane_ || size > kMostWaste * nbytes) break;
+      if (it->second.empty()) continue;
+      void* data = it->second.back();
+      it->second.pop_back();
+      return data;
+    }
+    return nullptr;
   }
   void Keep(void* data, int64_t nbytes) {
     blocks_.push_back(data);
     nbytes_[data] = nbytes;
   }
-  // Whether the block is one of its own; it then serves the lane's next request of its size.
+  // Whether the block is one of its own; it then serves later requests of the lane.
   bool Return(void* data) {
     const auto found = nbytes_.find(data);
     if (found == nbytes_.end()) return false;

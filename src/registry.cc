@@ -22,9 +22,15 @@ namespace {
 // Plain bytes: a library that was opened at run time must not run destructors when a thread ends.
 thread_local char last_error[1024];
 
-// Both live until the process ends, whatever order its static destructors run in.
+struct ChoiceEntry {
+  const char *device, *kernel;
+  Choices choices;
+};
+
+// They live until the process ends, whatever order its static destructors run in.
 struct Tables {
   std::vector<DLKernelEntry> kernels;
+  std::vector<ChoiceEntry> choices;
   std::vector<Device> devices;
   char load_error[1024] = "";
   std::string version = DLSYS_VERSION " " DLSYS_COMPILER;
@@ -68,6 +74,21 @@ const DLKernelEntry& KernelAt(int64_t index) {
   return kernels[index];
 }
 
+void RegisterChoices(const char* device, const char* kernel, Choices choices) noexcept {
+  GetTables().choices.push_back({device, kernel, choices});
+}
+
+// Null where the kernel has none of that number.
+static const Choice* ChoiceAt(int64_t index, int64_t choice) {
+  const DLKernelEntry& kernel = KernelAt(index);
+  for (const ChoiceEntry& entry : GetTables().choices) {
+    if (strcmp(entry.kernel, kernel.name) || strcmp(entry.device, kernel.device)) continue;
+    const std::vector<Choice>& choices = entry.choices();
+    return choice >= 1 && choice <= (int64_t)choices.size() ? &choices[choice - 1] : nullptr;
+  }
+  return nullptr;
+}
+
 void RegisterDevice(const Device& device) noexcept {
   for (const Device& d : GetTables().devices) {
     if (d.type != device.type) continue;
@@ -103,4 +124,21 @@ DLSYS_API const DLKernelEntry* DLKernelTable(int64_t* count) {
   const auto& kernels = dlsys::GetTables().kernels;
   if (count) *count = (int64_t)kernels.size();
   return kernels.data();
+}
+
+DLSYS_API const char* DLChoiceName(int64_t kernel, int64_t choice) {
+  const char* name = nullptr;
+  dlsys::Guard([&] {
+    const dlsys::Choice* found = dlsys::ChoiceAt(kernel, choice);
+    if (found) name = found->name.c_str();
+  });
+  return name;
+}
+
+DLSYS_API int DLChoiceSource(int64_t kernel, int64_t choice, const char** out) {
+  return dlsys::Guard([&] {
+    const dlsys::Choice* found = dlsys::ChoiceAt(kernel, choice);
+    if (!found || !out) dlsys::Fail("DLChoiceSource: null argument or no choice %ld", (long)choice);
+    *out = found->source ? found->source() : "";
+  });
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "dlsys.h"
 
@@ -38,6 +39,20 @@ template <class... T>
 void SetLastError(const char* text) noexcept;
 void RegisterKernel(const DLKernelEntry& entry) noexcept;
 const DLKernelEntry& KernelAt(int64_t index);
+
+// One of the implementations among which callers of a kernel choose by an integer that it takes: 0
+// leaves it to the kernel, 1 is the first of its list. `source` gives the library that it comes
+// from, with its version, and fails with DL_UNAVAILABLE; null for this library.
+struct Choice {
+  std::string name;
+  const char* (*source)() = nullptr;
+};
+using Choices = const std::vector<Choice>& (*)();
+void RegisterChoices(const char* device, const char* kernel, Choices choices) noexcept;
+
+[[noreturn]] inline void NotApplicable(const char* op, const char* choice) {
+  FailWith(DL_NOT_APPLICABLE, "%s: %s does not do this; choice 0 finds what does", op, choice);
+}
 
 // Runs f and turns whatever it throws into a status and the thread's error text.
 template <class F>
@@ -150,6 +165,12 @@ struct KernelRegistrar {
   explicit KernelRegistrar(const DLKernelEntry& entry) noexcept { RegisterKernel(entry); }
 };
 
+struct ChoicesRegistrar {
+  ChoicesRegistrar(const char* device, const char* kernel, Choices choices) noexcept {
+    RegisterChoices(device, kernel, choices);
+  }
+};
+
 // ---- what every kernel asks of its arrays ----
 inline int64_t Numel(const DLArray* a) {
   int64_t n = 1;
@@ -199,3 +220,7 @@ inline float* Out(const char* op, DLArray* a) {
       __LINE__)(DLKernelEntry{#name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig, \
                               (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,        \
                               &::dlsys::Thunk<&__VA_ARGS__>::Invoke, __FILE__, __LINE__})
+// Says among which implementations a kernel lets choose.
+#define DLSYS_CHOICES(device, name, choices)                                            \
+  [[maybe_unused]] static const ::dlsys::ChoicesRegistrar choices_##device##_##name##_( \
+      #device, #name, choices)

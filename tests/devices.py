@@ -12,12 +12,16 @@ Without the device its tests are skipped with the reason; with DLSYS_REQUIRE_GPU
 from __future__ import annotations
 
 import functools
+import os
 import unittest
 from collections.abc import Callable
 from typing import Any
 
 from dlsys.runtime.device import Context, cpu, gpu, unavailable
 from dlsys.settings import settings
+
+if "DLSYS_TUNE" not in os.environ:
+    settings.tune = "off"  # what was measured on this machine changes bits
 
 
 def native_contexts() -> list[Context]:

@@ -43,6 +43,7 @@ from samples_activation import CHOICES, FUNCTIONS
 from samples_batch import BATCHES
 from samples_conv import CONVOLUTION
 from samples_fused import FUSED
+from samples_fused_chain import CHAINS
 from samples_fused_conv import FUSED_CONV
 from samples_image import IMAGES
 from samples_join import JOIN
@@ -338,5 +339,5 @@ SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE, *BATCHES, *FUSED,
-    *FUSED_CONV,
+    *CHAINS, *FUSED_CONV,
 )  # fmt: skip

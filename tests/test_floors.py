@@ -42,7 +42,8 @@ FLOORS = {
     "apps": 8.5,
 }
 ENGINE = ("graph", "passes", "executor")
-PATTERNS = ("fuse.py", "fuse_conv.py")  # passes that are rules about certain operators
+# Passes that are rules about certain operators.
+PATTERNS = ("fuse.py", "fuse_chain.py", "fuse_conv.py")
 
 
 def files() -> list[Path]:

@@ -228,7 +228,7 @@ class LibraryCase:
             f"ctx = Context({self.ctx.device_type}, 0)\n"
             "def product(ctx):\n"
             "    a, c = (ndarray.array(np.ones((300, 300)), ctx=ctx) for _ in range(2))\n"
-            "    ndarray.launch('matmul', ctx, a, 0, a, 0, 0, c)\n"
+            "    ndarray.launch('matmul', ctx, a, 0, a, 0, 0, 0, c)\n"
             "    return c\n"
             "held = product(cpu(0)), product(ctx)\n"
             "child = os.fork()\n"

@@ -35,6 +35,10 @@ class KernelError(DlsysError, RuntimeError):
     """A kernel or another call into the native library failed."""
 
 
+class NotApplicableError(KernelError):
+    """The implementation of a kernel that was chosen does not do what it was called for."""
+
+
 class OutOfMemoryError(KernelError, MemoryError):
     """The device has no memory left for a request; smaller requests still work."""
 

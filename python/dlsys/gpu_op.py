@@ -115,7 +115,8 @@ def matrix_multiply(
             f"A {mat_a.shape} {marks[0]} and B {mat_b.shape} {marks[1]}"
         )
     check_shape(op, "C", mat_c, (rows, columns))
-    launch("matmul", mat_c.ctx, mat_a, int(bool(trans_a)), mat_b, int(bool(trans_b)), 0, mat_c)
+    flags = int(bool(trans_a)), int(bool(trans_b))
+    launch("matmul", mat_c.ctx, mat_a, flags[0], mat_b, flags[1], 0, 0, mat_c)
 
 
 def relu(in_arr: NDArray, out_arr: NDArray) -> None:

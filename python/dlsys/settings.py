@@ -20,13 +20,19 @@ DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where 
                              the whole step as one CUDA graph from its second run on
 DLSYS_LANES        4         how many steps of such a graph may run beside each other; 1 makes it
                              one chain of steps
+DLSYS_TUNE         cached    which implementation of a product or a convolution runs: full measures
+                             what is not yet known of the shapes, precision and chip at hand and
+                             keeps it; cached uses what is kept; off leaves it to a rule. With the
+                             same choices a run repeats its bits, with others it may not
+DLSYS_TUNE_CACHE   (cache)   the file of what is kept: dlsys/choices.json in $XDG_CACHE_HOME or
+                             ~/.cache
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
 DLSYS_TEST_LARGE   0         1 runs the tests that need 10 GB
 DLSYS_TEST_SEED    (drawn)   seed of the tests that draw their cases anew in each run
 ================== ========= ===================================================================
 
-DLSYS_CUDA_LIBRARY_PATH, folders in which the native library looks for cuBLAS and cuRAND, is set
-when it is loaded to those of installed wheels, unless it is set already. DLSYS_BUILD_LIBRARY
+DLSYS_CUDA_LIBRARY_PATH, folders in which the native library looks for cuBLAS, cuDNN and cuRAND, is
+set when it is loaded to those of installed wheels, unless it is set already. DLSYS_BUILD_LIBRARY
 steers the installation: `none` builds no native library, else it is the path of a finished one.
 """
 
@@ -47,6 +53,13 @@ def _number(name: str, default: str = "0") -> int:
     return int(text)
 
 
+def _one_of(name: str, default: str, *others: str) -> str:
+    text = os.environ.get(name) or default
+    if text not in (default, *others):
+        raise ValueError(f"{name}={text}: expected {', '.join((default, *others))}")
+    return text
+
+
 @dataclass
 class Settings:
     """The values in force. Tests change them; a program sets the environment before it imports
@@ -63,6 +76,8 @@ class Settings:
     blas: str = field(default_factory=lambda: os.environ.get("DLSYS_BLAS", "auto"))
     capture: bool = field(default_factory=lambda: os.environ.get("DLSYS_CAPTURE", "1") != "0")
     lanes: int = field(default_factory=lambda: max(1, _number("DLSYS_LANES", "4")))
+    tune: str = field(default_factory=lambda: _one_of("DLSYS_TUNE", "cached", "off", "full"))
+    tune_cache: str | None = field(default_factory=lambda: os.environ.get("DLSYS_TUNE_CACHE"))
     require_gpu: bool = field(
         default_factory=lambda: os.environ.get("DLSYS_REQUIRE_GPU", "0") == "1"
     )

@@ -1,6 +1,7 @@
 // Matrix products with what follows them, in one pass over the product while it is in the cache: a
 // bias and an activation, the gradient of an activation; and the sums of one operand over the
-// depth. The product itself is that of matmul.cc, in float32 whatever the precision.
+// depth. The product itself is that of matmul.cc, in float32 whatever the precision, and there is
+// nothing to choose.
 #include "../epilogue.h"
 #include "common.h"
 #include "matmul.h"
@@ -50,7 +51,7 @@ void WithActivation(int number, const Then& then) {
   }
 }
 
-void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
+void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b, int64_t,
                int64_t precision, int64_t activation, DLArray* y) {
   const char* op = "matmul_map";
   const Product p = CheckedProduct(op, a, trans_a, b, trans_b, y);
@@ -61,7 +62,7 @@ void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t tran
 }
 
 void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
-                int64_t trans_b, int64_t precision, int64_t activation, DLArray* y) {
+                int64_t trans_b, int64_t, int64_t precision, int64_t activation, DLArray* y) {
   const char* op = "matmul_bias";
   const Product p = CheckedProduct(op, a, trans_a, b, trans_b, y);
   CheckPrecision(op, precision);
@@ -76,7 +77,7 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
 }
 
 void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int64_t trans_a,
-                    int64_t trans_b, int64_t precision, int64_t gradient, DLArray* dx) {
+                    int64_t trans_b, int64_t, int64_t precision, int64_t gradient, DLArray* dx) {
   const char* op = "matmul_gradient";
   const Product p = CheckedProduct(op, a, trans_a, b, trans_b, dx);
   CheckPrecision(op, precision);
@@ -117,7 +118,7 @@ void SumDepth(const Matrix& x, int64_t along_width, int64_t along_depth, int64_t
   });
 }
 
-void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
+void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b, int64_t,
                 int64_t precision, int64_t of_a, DLArray* y, DLArray* sums) {
   const char* op = "matmul_sums";
   const Product p = CheckedProduct(op, a, trans_a, b, trans_b, y);

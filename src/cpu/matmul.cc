@@ -194,9 +194,9 @@ void CheckShapes(const char* op, const DLArray* a, bool trans_a, const DLArray* 
        ShapeText(b).c_str(), trans_b ? ".T" : "", ShapeText(c).c_str());
 }
 
-// Every precision is computed in float32.
+// Every precision is computed in float32, by the one implementation that there is.
 void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
-            [[maybe_unused]] int64_t precision, DLArray* c) {
+            [[maybe_unused]] int64_t choice, [[maybe_unused]] int64_t precision, DLArray* c) {
   Multiply(CheckedProduct("matmul", a, trans_a, b, trans_b, c));
 }
 

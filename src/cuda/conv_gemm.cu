@@ -130,12 +130,12 @@ constexpr Shape kShapes[] = {ShapeOf<Large>(1.0), ShapeOf<Medium>(0.95), ShapeOf
 
 // The kind of tile that takes the least time: some blocks for each multiprocessor, one after
 // another; a product that is split fills them all.
-int BestShape(int64_t rows, int64_t cols, int64_t groups, int multiprocessors, bool split) {
+int BestShape(const Tiles& tiles, int multiprocessors, bool split) {
   int best = 0;
   double least = 0;
   for (int k = 0; k < (int)(sizeof kShapes / sizeof *kShapes); k++) {
     const Shape& s = kShapes[k];
-    const int64_t blocks = CeilDiv(rows, s.rows) * CeilDiv(cols, s.cols) * groups;
+    const int64_t blocks = CeilDiv(tiles.rows, s.rows) * CeilDiv(tiles.cols, s.cols) * tiles.groups;
     const int64_t turns = split ? blocks : CeilDiv(blocks, multiprocessors);
     const double time = turns * (s.rows * s.cols / s.speed);
     if (k == 0 || time < least) {
@@ -144,6 +144,11 @@ int BestShape(int64_t rows, int64_t cols, int64_t groups, int multiprocessors, b
     }
   }
   return best;
+}
+
+int ShapeFor(const Place& at, const Tiles& tiles, bool split) {
+  return at.variant == kByRule ? BestShape(tiles, Multiprocessors(at.ctx.device_id), split)
+                               : at.variant;
 }
 
 void CutIntoTiles(const char* op, const Shape& shape, Tiles* tiles) {
@@ -194,8 +199,7 @@ void Correlate(const Place& at, Correlation c) {
     task.tiles.cols = (int)(task.c.images * places);
     task.tiles.groups = (int)c.groups;
     task.tiles.depth = c.Depth();
-    const int shape =
-        BestShape(c.rows, task.tiles.cols, c.groups, Multiprocessors(at.ctx.device_id), false);
+    const int shape = ShapeFor(at, task.tiles, false);
     CutIntoTiles(at.op, kShapes[shape], &task.tiles);
     LaunchTiles(at, shape, task, 1);
   }
@@ -237,7 +241,7 @@ void GemmFilterGradient(const Place& at, const Conv& conv, const float* x, const
   task.tiles.groups = (int)conv.groups;
   task.tiles.depth = conv.n * Size(conv.out);
   const int multiprocessors = Multiprocessors(at.ctx.device_id);
-  const int shape = BestShape(task.tiles.rows, task.tiles.cols, conv.groups, multiprocessors, true);
+  const int shape = ShapeFor(at, task.tiles, true);
   CutIntoTiles(at.op, kShapes[shape], &task.tiles);
   const int parts = SplitDepth(kShapes[shape], multiprocessors, &task.tiles);
   if (parts == 1) return LaunchTiles(at, shape, task, 1);
@@ -248,12 +252,18 @@ void GemmFilterGradient(const Place& at, const Conv& conv, const float* x, const
   SumAxis(at.op, at.ctx, partial.floats(), 1, parts, numel, 1.f, df, at.stream);
 }
 
-bool FitsAll(const Conv&) { return true; }
+bool FitsAll(const Place&, const Conv&) { return true; }
+
+std::vector<std::string> Variants(Pass) {
+  std::vector<std::string> names;
+  for (const Shape& shape : kShapes) names.push_back(TileName(shape.rows, shape.cols));
+  return names;
+}
 
 }  // namespace
 
-const ConvAlgorithm kImplicitGemm = {"implicit_gemm", FitsAll, GemmForward, GemmDataGradient,
-                                     GemmFilterGradient};
+const ConvAlgorithm kImplicitGemm = {"implicit_gemm", Variants,         nullptr,           FitsAll,
+                                     GemmForward,     GemmDataGradient, GemmFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -21,8 +21,8 @@ struct Task {
   int images, channels, outputs;  // planes read and made of an image
   int h, w, top, left;            // of the planes read; zeros above and to the left
   int kh, kw, window;
-  int out_h, out_w;    // of pooled planes
-  int down, across;    // patches
+  int out_h, out_w;     // of pooled planes
+  int down, across;     // patches
   int groups, parts;    // of outputs that a thread makes in a block; of all groups among blocks
   int slices;           // of channels that threads share
   int together, tiles;  // images that a block holds at a time, and how many such
@@ -91,10 +91,10 @@ __global__ void __launch_bounds__(kThreads)
       const int group = item / of_group, image = item % of_group / patches;
       const int patch = item % patches, i = patch / t.across, j = patch - i * t.across;
       float sum[kOutputs][kSide * kSide] = {};
-      const float* corner = planes + image * t.channels * t.frame.plane +
-                            (i * t.frame.pitch + j) * kSide;
-      Correlate<kTaps, kSide, kOutputs>(corner, t.channels, t.frame, t.kh, t.kw, filters + group * kOutputs,
-                       t.pitch, sum);
+      const float* corner =
+          planes + image * t.channels * t.frame.plane + (i * t.frame.pitch + j) * kSide;
+      Correlate<kTaps, kSide, kOutputs>(corner, t.channels, t.frame, t.kh, t.kw,
+                                        filters + group * kOutputs, t.pitch, sum);
 #pragma unroll
       for (int o = 0; o < kOutputs; o++) {
         const int output = group * kOutputs + o;
@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     float sum[kOutputs][kPatch * kPatch] = {};
     if (slice < t.slices)
-      Correlate<kTaps, kPatch, kOutputs>(planes + channel * t.frame.plane + corner,
-                       min(part, t.channels - channel), t.frame, t.kh, t.kw,
-                       filters + channel * t.kh * t.kw * t.pitch + group * kOutputs, t.pitch, sum);
+      Correlate<kTaps, kPatch, kOutputs>(
+          planes + channel * t.frame.plane + corner, min(part, t.channels - channel), t.frame, t.kh,
+          t.kw, filters + channel * t.kh * t.kw * t.pitch + group * kOutputs, t.pitch, sum);
     __syncthreads();
     if (slice < t.slices) {
 #pragma unroll
@@ -265,8 +265,8 @@ void LaunchForward(const char* op, const Task& t, int threads, size_t nbytes, in
                    DLStream stream, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   const auto kernel = ConvPoolKernel<kTaps, kSide, kOutputs>;
-  Launch(op, kernel, Grid(op, kernel, threads, nbytes, t.tiles, device), threads, nbytes, stream,
-         t, x, f, bias, y, code);
+  Launch(op, kernel, Grid(op, kernel, threads, nbytes, t.tiles, device), threads, nbytes, stream, t,
+         x, f, bias, y, code);
 }
 using Forward_ = decltype(&LaunchForward<3, 2, 2>);
 
@@ -322,13 +322,14 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
                   Instructions(t, t.channels, side, kOutputChoices[k]), multiprocessors);
   });
   const int image = t.channels * t.frame.plane, items = patches * t.groups;
-  t.together = std::max(1, std::min({kThreads / items, t.images / (2 * multiprocessors),
-                                     (kMostShared - kSlack - t.filter_numel) / std::max(image, 1)}));
+  t.together =
+      std::max(1, std::min({kThreads / items, t.images / (2 * multiprocessors),
+                            (kMostShared - kSlack - t.filter_numel) / std::max(image, 1)}));
   t.tiles = (int)CeilDiv(t.images, t.together);
   const int64_t numel = Fitting(op, t.filter_numel + (int64_t)t.together * image + kSlack);
-  kForward[side - 2][TapsFor(t.kw)][choice](
-      op, t, WholeWarps(items * t.together), numel * sizeof(float), device, stream, In(op, x),
-      In(op, f), add, Out(op, y), Codes(op, code));
+  kForward[side - 2][TapsFor(t.kw)][choice](op, t, WholeWarps(items * t.together),
+                                            numel * sizeof(float), device, stream, In(op, x),
+                                            In(op, f), add, Out(op, y), Codes(op, code));
 }
 
 template <int kTaps, int kOutputs>
@@ -388,8 +389,8 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   });
   const int64_t numel = Fitting(op, DataGradientShared(t, choice));
   kDataGradient[TapsFor(t.kw)][choice](op, t, RoundUp(patches * t.groups * t.slices, 32),
-                                       numel * sizeof(float), device, stream, In(op, f),
-                                       In(op, dy), Codes(op, code), Out(op, dx));
+                                       numel * sizeof(float), device, stream, In(op, f), In(op, dy),
+                                       Codes(op, code), Out(op, dx));
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool, Conv2dPool);

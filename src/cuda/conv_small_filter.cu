@@ -82,8 +82,7 @@ __device__ __forceinline__ void Slide(const float* x, const float* dy, int pitch
 #pragma unroll
       for (int o = 0; o < kOutputs; o++)
 #pragma unroll
-        for (int b = 0; b < kTaps; b++)
-          sum[o][b] = fmaf(gradients[o], seen[b + k], sum[o][b]);
+        for (int b = 0; b < kTaps; b++) sum[o][b] = fmaf(gradients[o], seen[b + k], sum[o][b]);
     }
   }
 }
@@ -132,8 +131,8 @@ __global__ void __launch_bounds__(kThreads)
     const int begin = (int)(unit % t.bands) * t.band, rows = min(t.band, t.out_h - begin);
     const int64_t at = ((image * t.outputs + first) * t.out_h + begin) * t.out_w;
     __syncthreads();  // the previous unit's readers are done
-    LoadPlanes(x + image * t.channels * t.h * t.w, t.channels, t.h, t.w,
-               t.top - begin * kWindow, t.left, t.frame, planes);
+    LoadPlanes(x + image * t.channels * t.h * t.w, t.channels, t.h, t.w, t.top - begin * kWindow,
+               t.left, t.frame, planes);
     Spread<kWindow>(t, dy + at, code + at, min(t.groups * kOutputs, t.outputs - first), rows,
                     spread);
     __syncthreads();
@@ -195,9 +194,7 @@ void Lay(Task* t, int window, bool close) {
   t->dy_numel = RoundUp((int64_t)t->band * window * t->out_w * window * t->pitch, 4);
 }
 
-int64_t Shared(const Task& t) {
-  return (int64_t)t.x_numel + t.dy_numel + t.frame.width + kSlack;
-}
+int64_t Shared(const Task& t) { return (int64_t)t.x_numel + t.dy_numel + t.frame.width + kSlack; }
 
 // How blocks and their threads share the outputs and rows when a thread has outputs by choice.
 void Share(Task* t, int choice, int window) {
@@ -233,7 +230,7 @@ void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, DLStream
 }
 using Launcher = decltype(&LaunchFilterGradient<3, 2, 2>);
 
-#define DLSYS_OUTPUTS(...)                                                          \
+#define DLSYS_OUTPUTS(...)                                                     \
   {LaunchFilterGradient<__VA_ARGS__, 2>, LaunchFilterGradient<__VA_ARGS__, 4>, \
    LaunchFilterGradient<__VA_ARGS__, 6>}
 constexpr Launcher kLaunchers[2][3][3] = {

@@ -351,13 +351,15 @@ bool CorrelateTf32(const Place& at, const Correlation& c) {
   constexpr int64_t kMostDepth = 1 << 24;  // leaves room for index arithmetic in int
   if (c.Count() == 0) return true;
   // Few rows or terms leave most of a tensor core's 16 x 8 x 8 empty.
-  if (c.rows < 9 || c.Depth() < 9 || c.Depth() > kMostDepth) return false;
+  if (at.variant == kByRule && (c.rows < 9 || c.Depth() < 9)) return false;
+  if (c.Depth() < 1 || c.Depth() > kMostDepth) return false;
   CorrelateTask task{};
   task.c = c;
   task.strip = StripOf(c.down, c.across, c.plane);
   if (!FitsIndices(c, task.strip)) return false;
   task.order = OrderOf((int)c.channels, (int)c.Taps());
   task.cols = (int)(c.images * c.Count());
+  if (at.variant != kByRule) return kShapes[at.variant].launch(at, task);
   const int multiprocessors = Multiprocessors(at.ctx.device_id);
   unsigned tried = 0;  // those that need more shared memory than there is
   for (int k; (k = BestShape(task, multiprocessors, tried)) >= 0; tried |= 1u << k)
@@ -367,30 +369,48 @@ bool CorrelateTf32(const Place& at, const Correlation& c) {
 
 namespace {
 
-bool FitsAll(const Conv&) { return true; }
+constexpr const char* kName = "tensor_cores";
+
+bool FitsTf32(const Place& at, const Conv& conv) {
+  return at.precision == Precision::kTf32 && ComputeMajor(at.ctx.device_id) >= 8 &&
+         !conv.Depthwise();
+}
+
+std::vector<std::string> Variants(Pass pass) {
+  if (pass == Pass::kFilterGradient) return FilterTilesTf32();
+  std::vector<std::string> names;
+  for (const TileShape& shape : kShapes) names.push_back(TileName(shape.rows, shape.cols));
+  return names;
+}
+
+// What does the convolution instead of tensor cores, by rule.
+const ConvAlgorithm& Instead(const Place& at) {
+  if (at.variant != kByRule) NotApplicable(at.op, kName);
+  return kImplicitGemm;
+}
 
 void TensorForward(const Place& at, const Conv& conv, const float* x, const float* f,
                    const float* bias, float* y) {
   if (!CorrelateTf32(at, Forward(conv, x, f, bias, y)))
-    kImplicitGemm.forward(at, conv, x, f, bias, y);
+    Instead(at).forward(at, conv, x, f, bias, y);
 }
 
 void TensorDataGradient(const Place& at, const Conv& conv, const float* f, const float* dy,
                         float* dx) {
   for (int64_t phase = 0; phase < conv.stride.h * conv.stride.w; phase++)
     if (!CorrelateTf32(at, DataGradient(conv, f, dy, dx, phase)))
-      return kImplicitGemm.data_gradient(at, conv, f, dy, dx);
+      return Instead(at).data_gradient(at, conv, f, dy, dx);
 }
 
 void TensorFilterGradient(const Place& at, const Conv& conv, const float* x, const float* dy,
                           float* df) {
-  if (!FilterGradientTf32(at, conv, x, dy, df)) kImplicitGemm.filter_gradient(at, conv, x, dy, df);
+  if (!FilterGradientTf32(at, conv, x, dy, df)) Instead(at).filter_gradient(at, conv, x, dy, df);
 }
 
 }  // namespace
 
-const ConvAlgorithm kTensorCores = {"tensor_cores", FitsAll, TensorForward, TensorDataGradient,
-                                    TensorFilterGradient};
+const ConvAlgorithm kTensorCores = {
+    kName, Variants, nullptr, FitsTf32, TensorForward, TensorDataGradient, TensorFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

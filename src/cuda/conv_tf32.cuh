@@ -182,7 +182,9 @@ void LaunchTask(const Place& at, void (*kernel)(Task), int64_t blocks, int threa
 // How many bytes of shared memory a block may have at most.
 int64_t MostShared(const Place& at);
 
-// The whole result by tensor cores, or false where that is not possible or no gain.
+std::vector<std::string> FilterTilesTf32();  // the names of its variants
+
+// The whole result by tensor cores, or false where that is not possible or, by rule, no gain.
 bool CorrelateTf32(const Place& at, const Correlation& c);
 bool FilterGradientTf32(const Place& at, const Conv& conv, const float* x, const float* dy,
                         float* df);

@@ -293,11 +293,19 @@ bool FitsIndices(const Conv& c, const Strip& strip) {
 
 }  // namespace
 
+std::vector<std::string> FilterTilesTf32() {
+  std::vector<std::string> names;
+  for (const TileShape& shape : kShapes) names.push_back(TileName(shape.rows, 8 * shape.eights));
+  return names;
+}
+
 bool FilterGradientTf32(const Place& at, const Conv& conv, const float* x, const float* dy,
                         float* df) {
   // With few rows or columns most of what is copied to shared memory is used once.
   const int64_t taps = Size(conv.size), places = conv.n * Size(conv.out);
-  if (places == 0 || conv.GroupFilters() < 9 || conv.GroupChannels() * taps < 32) return false;
+  if (places == 0 || taps * conv.GroupChannels() == 0) return false;
+  const bool few = conv.GroupFilters() < 9 || conv.GroupChannels() * taps < 32;
+  if (at.variant == kByRule && few) return false;
   FilterTask task{};
   task.c = conv;
   task.strip =
@@ -310,6 +318,7 @@ bool FilterGradientTf32(const Place& at, const Conv& conv, const float* x, const
   task.dy = dy;
   task.places = (int)places;
   task.stages = (int)CeilDiv(places, kPlaces);
+  if (at.variant != kByRule) return kShapes[at.variant].launch(at, task, df);
   unsigned tried = 0;  // those that need more shared memory than there is
   for (int k; (k = BestShape(task, tried)) >= 0; tried |= 1u << k)
     if (kShapes[k].launch(at, task, df)) return true;

@@ -1,14 +1,7 @@
 // Random words and uniforms through cuRAND's Philox4x32-10, for checking the own one against it.
 //
-// cuRAND is opened when it is first needed, by soname, and its few functions are declared here:
-// neither building nor loading this library needs it.
-#include <dlfcn.h>
-
-#include <cstdlib>
-#include <cstring>
-#include <string>
-
-#include "cuda/context.cuh"
+// cuRAND is opened when it is first needed, by soname, and its few functions are declared here.
+#include "cuda/external.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -30,33 +23,9 @@ struct Library {
   std::string error;  // why it cannot be used, or ""
 };
 
-// What is loaded already, then the folders of DLSYS_CUDA_LIBRARY_PATH, then what the system finds.
-void* OpenLibrary(std::string* error) {
-  if (void* library = dlopen(kSoname, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)) return library;
-  const char* path = getenv("DLSYS_CUDA_LIBRARY_PATH");
-  while (path && *path) {
-    const char* end = strchrnul(path, ':');
-    const std::string file = std::string(path, end) + "/" + kSoname;
-    if (void* library = dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL)) return library;
-    path = *end ? end + 1 : end;
-  }
-  void* library = dlopen(kSoname, RTLD_LAZY | RTLD_LOCAL);
-  if (!library) {
-    const char* reason = dlerror();
-    *error = reason ? reason : "dlopen gave no reason";
-  }
-  return library;
-}
-
-template <class F>
-void Find(void* library, const char* name, F* function, std::string* error) {
-  *function = (F)dlsym(library, name);
-  if (!*function && error->empty()) *error = std::string("it has no function ") + name;
-}
-
 Library Open() {
   Library curand;
-  void* library = OpenLibrary(&curand.error);
+  void* library = OpenLibrary({kSoname}, &curand.error);
   if (!library) return curand;
   Find(library, "curandCreateGenerator", &curand.create, &curand.error);
   Find(library, "curandDestroyGenerator", &curand.destroy, &curand.error);

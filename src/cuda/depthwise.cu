@@ -136,12 +136,19 @@ void DepthwiseFilterGradient(const Place& at, const Conv& c, const float* x, con
   SumAxis(at.op, at.ctx, partial.floats(), 1, parts, elements, 1.f, df, at.stream);
 }
 
-bool FitsDepthwise(const Conv& conv) { return conv.Depthwise(); }
+bool FitsDepthwise(const Place&, const Conv& conv) { return conv.Depthwise(); }
+
+std::vector<std::string> Variants(Pass) { return {""}; }
 
 }  // namespace
 
-const ConvAlgorithm kDepthwise = {"depthwise", FitsDepthwise, DepthwiseForward,
-                                  DepthwiseDataGradient, DepthwiseFilterGradient};
+const ConvAlgorithm kDepthwise = {"depthwise",
+                                  Variants,
+                                  nullptr,
+                                  FitsDepthwise,
+                                  DepthwiseForward,
+                                  DepthwiseDataGradient,
+                                  DepthwiseFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

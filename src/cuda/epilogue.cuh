@@ -21,6 +21,14 @@ static __device__ __noinline__ float Mapped(int activation, int gradient, float 
   return x;
 }
 
+// The same, with what is common in line.
+__device__ __forceinline__ float Ended(int activation, int gradient, float side, float x) {
+  if (activation == 1) return fn::Relu{}(x);
+  if (gradient == 1) return fn::ReluGradient{}(side, x);
+  if (activation || gradient) return Mapped(activation, gradient, side, x);
+  return x;
+}
+
 // Elements (row, col) to (row, col + 3) of C on their way from the product to memory.
 struct Quad {
   int64_t row, col;
@@ -70,12 +78,7 @@ __device__ __forceinline__ void Write(const Product& product, bool whole, float4
   for (int e = 0; e < 4; e++) {
     float& x = quad.x[e];
     if (epilogue.bias) x += biases[e];
-    if (epilogue.activation == 1)
-      x = fn::Relu{}(x);
-    else if (epilogue.gradient == 1)
-      x = fn::ReluGradient{}(quad.side[e], x);
-    else if (epilogue.activation || epilogue.gradient)
-      x = Mapped(epilogue.activation, epilogue.gradient, quad.side[e], x);
+    x = Ended(epilogue.activation, epilogue.gradient, quad.side[e], x);
   }
   float* c = product.c + quad.row * product.n + quad.col;
   if (whole) {

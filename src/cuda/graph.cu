@@ -1,7 +1,9 @@
-// Programs recorded as CUDA graphs: one launch replays every step.
+// Programs recorded as CUDA graphs: one launch replays every step. Steps in different lanes run
+// beside each other, as far as they need not wait for each other.
 //
 // What changes between runs enters and leaves through ports: one copy kernel before the steps
 // brings the feeds to fixed slots, one after them takes the results to where the caller wants them.
+// Of several replays in a row the first brings and the last takes; the others leave the copies out.
 // Their addresses are parameters of the instantiated graph, rewritten only when they differ from
 // those of the run before. All other addresses are baked in.
 #include <algorithm>

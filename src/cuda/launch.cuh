@@ -8,6 +8,7 @@ namespace cuda {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = int64_t(1) << 20;
+constexpr size_t kPlainShared = 48 << 10;  // shared memory that a launch may have unasked
 
 inline int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -44,10 +45,13 @@ inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, uns
 // the kernel be set up while those before it still run: it has to call WaitForEarlierKernels.
 template <class... Params, class... Args>
 inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned grid,
-                           unsigned cluster, unsigned block, bool early, DLStream stream,
-                           Args... args) {
+                           unsigned cluster, unsigned block, size_t shared_nbytes, bool early,
+                           DLStream stream, Args... args) {
   if (grid == 0) return;
   early = early && next_may_be_early;
+  if (shared_nbytes > kPlainShared)
+    Check(op, cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)shared_nbytes));
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = cluster;
@@ -57,6 +61,7 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
   config.blockDim = dim3(block);
+  config.dynamicSmemBytes = shared_nbytes;
   config.stream = Native(stream);
   config.attrs = cluster > 1 ? attributes : attributes + 1;
   config.numAttrs = (cluster > 1 ? 1 : 0) + (early ? 1 : 0);

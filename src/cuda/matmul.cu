@@ -1,6 +1,7 @@
-// Which kernel computes a matrix product, with which tiles, over how many splits of the depth; and
-// the kernels that come after one: for partial products in scratch, and for epilogues of products
-// by cuBLAS. matmul.cuh has the contract, matmul_kernel.cuh the kernel.
+// Which kernel computes a matrix product, with which tiles, over how many splits of the depth, by a
+// rule or by the caller's choice; and the kernels that come after one: for partial products in
+// scratch, and for epilogues of products by other libraries. matmul.cuh has the contract,
+// matmul_kernel.cuh the kernel.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -46,23 +47,23 @@ struct TileCost {
 
 // By the numbers that LaunchProduct takes.
 constexpr int kTilings = 5;
-constexpr TileCost kFp32Costs[kTilings] = {{128, 64, 3, 7.5, 58, 48},
-                                           {128, 64, 1, 5.0, 53, 53},
-                                           {64, 64, 1, 4.0, 30, 30},
-                                           {64, 32, 4, 2.6, 22, 20},
-                                           {32, 16, 2, 2.7, 8, 6}};
-constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 2, 5.5, 27, 20},
-                                           {128, 64, 1, 4.7, 28, 28},
-                                           {64, 64, 2, 5.0, 15, 9},
-                                           {64, 32, 3, 3.0, 11.3, 9},
-                                           {32, 16, 2, 2.8, 5.4, 4.6}};
+constexpr TileCost kFp32Costs[kTilings] = {{128, 64, 1, 4.0, 54.6, 54.6},
+                                           {64, 64, 1, 3.7, 30, 30},
+                                           {64, 32, 2, 2.6, 20.5, 18.6},
+                                           {32, 32, 2, 2.5, 12.3, 8.8},
+                                           {32, 16, 2, 2.8, 6.9, 5.7}};
+constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.6, 27.4, 27.4},
+                                           {64, 64, 1, 3.0, 17.5, 17.5},
+                                           {64, 32, 2, 2.5, 13.4, 9.2},
+                                           {32, 32, 2, 2.8, 7.9, 5.9},
+                                           {32, 16, 2, 2.9, 6.0, 4.6}};
 constexpr double kRoundUs = 1.5;            // where blocks follow others on their multiprocessor
 constexpr double kKernelUs = 3.5;           // of a further kernel after a product
 constexpr double kReduceUs = 4.5;           // and of the sums of an operand
 constexpr double kCublasUs[] = {7.0, 7.0};  // by precision: of a product without depth
 constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8};  // and the operations of a microsecond
 
-struct Choice {
+struct Cut {
   int tiling, splits;
   double us;
 };
@@ -88,12 +89,22 @@ double ProductUs(const Product& p, const TileCost& cost, int splits, int multipr
          (double)PartOf(p.k, splits) * layer_ns * 1e-3;
 }
 
-Choice Choose(const Product& p, int multiprocessors) {
+// Whether none of the splits would be empty.
+bool HasSplits(const Product& p, int splits) {
+  return splits == 1 || (splits - 1) * PartOf(p.k, splits) < p.k;
+}
+
+// The first tiling that a GPU has, as Fp32Tilings says.
+int FirstTiling(int device) { return ComputeMajor(device) >= 8 ? 0 : 1; }
+
+Cut BestCut(const Product& p) {
+  const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
   const TileCost* costs = p.precision == Precision::kTf32 ? kTf32Costs : kFp32Costs;
-  Choice best = {0, 1, ProductUs(p, costs[0], 1, multiprocessors)};
-  for (int tiling = 0; tiling < kTilings; tiling++) {
+  const int first = FirstTiling(device);
+  Cut best = {first, 1, ProductUs(p, costs[first], 1, multiprocessors)};
+  for (int tiling = first; tiling < kTilings; tiling++) {
     for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
-      if (splits > 1 && (splits - 1) * PartOf(p.k, splits) >= p.k) break;
+      if (!HasSplits(p, splits)) break;
       const double us = ProductUs(p, costs[tiling], splits, multiprocessors);
       if (us < best.us) best = {tiling, splits, us};
     }
@@ -169,17 +180,71 @@ void MultiplyOwn(const char* op, const Product& p, DLStream stream) {
     if (p.sums) SumOperand(op, p, stream);
     return;
   }
-  const Choice choice = Choose(p, Multiprocessors(p.ctx.device_id));
-  MultiplyTiled(op, p, choice.tiling, choice.splits, stream);
+  const Cut cut = BestCut(p);
+  MultiplyTiled(op, p, cut.tiling, cut.splits, stream);
 }
 
-void Multiply(const char* op, const Product& p, DLStream stream) {
-  const double own_us = Choose(p, Multiprocessors(p.ctx.device_id)).us;
-  if (OwnIsWanted() || !CublasIsFaster(p, own_us) || *CublasError())
-    return MultiplyOwn(op, p, stream);
-  MultiplyCublas(op, p, stream);
+namespace {
+
+// What a product by another library lacks.
+void AddTheRest(const char* op, const Product& p, DLStream stream) {
   if (!p.epilogue.Empty()) Finish(op, p, p.c, 1, stream);
   if (p.sums) SumOperand(op, p, stream);
+}
+
+void MultiplyByRule(const char* op, const Product& p, DLStream stream) {
+  if (OwnIsWanted() || !CublasIsFaster(p, BestCut(p).us) || *CublasError())
+    return MultiplyOwn(op, p, stream);
+  MultiplyCublas(op, p, stream);
+  AddTheRest(op, p, stream);
+}
+
+// The choices from 1 on: every tiling over every number of splits, cuBLAS, what cuBLASLt proposes.
+constexpr int kCutsOfTiling = 4;  // 1, 2, 4 and 8 splits
+constexpr int kCuts = kTilings * kCutsOfTiling;
+static_assert(1 << (kCutsOfTiling - 1) == kMaxSplits);
+
+bool Applies(const Product& p, int number) {
+  if (p.m == 0 || p.n == 0 || p.k == 0) return false;
+  if (number >= kCuts) return !OwnIsWanted();
+  return number / kCutsOfTiling >= FirstTiling(p.ctx.device_id) &&
+         HasSplits(p, 1 << number % kCutsOfTiling);
+}
+
+}  // namespace
+
+const std::vector<Choice>& ProductChoices() {
+  static const std::vector<Choice>* const choices = [] {
+    auto* made = new std::vector<Choice>;
+    for (int k = 0; k < kCuts; k++) {
+      const TileCost& tile = kFp32Costs[k / kCutsOfTiling];
+      made->push_back({"tiles " + std::to_string(tile.rows) + "x" + std::to_string(tile.cols) +
+                       " by " + std::to_string(1 << k % kCutsOfTiling)});
+    }
+    made->push_back({"cublas", CublasSource});
+    for (int k = 1; k <= kLtProposals; k++)
+      made->push_back({"cublaslt " + std::to_string(k), CublasLtSource});
+    return made;
+  }();
+  return *choices;
+}
+
+void Multiply(const char* op, const Product& p, DLStream stream, int64_t choice) {
+  const std::vector<Choice>& choices = ProductChoices();
+  if (choice < 0 || choice > (int64_t)choices.size())
+    Fail("%s: there is no choice %ld, expected 0 to %zu", op, (long)choice, choices.size());
+  if (choice == 0) return MultiplyByRule(op, p, stream);
+  const int number = (int)choice - 1;
+  if (!Applies(p, number)) NotApplicable(op, choices[number].name.c_str());
+  if (number < kCuts)
+    return MultiplyTiled(op, p, number / kCutsOfTiling, 1 << number % kCutsOfTiling, stream);
+  if (number == kCuts) {
+    CublasSource();
+    MultiplyCublas(op, p, stream);
+  } else {
+    MultiplyLt(op, p, number - kCuts - 1, stream);
+  }
+  AddTheRest(op, p, stream);
 }
 
 Precision CheckedPrecision(const char* op, int64_t precision) {
@@ -205,11 +270,11 @@ Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const 
 
 namespace {
 
-void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, int64_t precision,
-            DLArray* c, DLStream stream) {
+void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, int64_t choice,
+            int64_t precision, DLArray* c, DLStream stream) {
   Product product = CheckedProduct("matmul", a, trans_a, b, trans_b, c);
   product.precision = CheckedPrecision("matmul", precision);
-  Multiply("matmul", product, stream);
+  Multiply("matmul", product, stream, choice);
 }
 
 void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
@@ -219,6 +284,7 @@ void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t tran
 
 DLSYS_KERNEL(cuda, matmul, Matmul);
 DLSYS_KERNEL(cuda, matmul_own, MatmulOwn);
+DLSYS_CHOICES(cuda, matmul, ProductChoices);
 
 }  // namespace
 }  // namespace cuda

@@ -38,9 +38,11 @@ Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const 
                        int64_t trans_b, DLArray* c);
 Precision CheckedPrecision(const char* op, int64_t precision);
 
-// The product by the fastest kernel for its shape: an own one, or cuBLAS where that can be used and
+// The product by a choice of ProductChoices, whose first has the number 1. By 0 it is the kernel
+// that should be the fastest for its shape: an own one, or cuBLAS where that can be used and
 // DLSYS_BLAS is not "own".
-void Multiply(const char* op, const Product& product, DLStream stream);
+void Multiply(const char* op, const Product& product, DLStream stream, int64_t choice = 0);
+const std::vector<Choice>& ProductChoices();
 
 void MultiplyOwn(const char* op, const Product& product, DLStream stream);
 // By tiles of one size, numbered as in matmul.cu, over so many splits of the depth.
@@ -48,7 +50,13 @@ void MultiplyTiled(const char* op, const Product& product, int tiling, int split
 
 // cuBLAS takes neither epilogue nor sums. CublasError is why it cannot be used, or "".
 const char* CublasError();
+const char* CublasSource();  // as in registry.h
 void MultiplyCublas(const char* op, const Product& product, DLStream stream);
+
+// cuBLASLt neither, nor arrays without elements. It proposes up to kLtProposals algorithms.
+constexpr int kLtProposals = 6;
+const char* CublasLtSource();
+void MultiplyLt(const char* op, const Product& product, int number, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

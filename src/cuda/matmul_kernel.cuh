@@ -159,10 +159,8 @@ template <class T, template <class, bool, bool> class Accumulator, bool kTransA,
 __global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const Problem problem) {
   using PanelA = typename TilePlace<T, kTransA, kTransB>::PanelA;
   using PanelB = typename TilePlace<T, kTransA, kTransB>::PanelB;
-  WaitForEarlierKernels();
   constexpr int kStage = PanelA::kNumel + PanelB::kNumel;
-  constexpr int kPanels = T::kStages * kStage, kTiles = T::kTiles * T::kTileNumel;
-  __shared__ __align__(16) float memory[kPanels > kTiles ? kPanels : kTiles];
+  extern __shared__ __align__(16) float memory[];
   __shared__ float shares[T::kThreads];
   const Product& product = problem.product;
   const Place place = FindPlace(problem);
@@ -185,6 +183,7 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const
   const int group = threadIdx.x / T::kGroupThreads;
   Accumulator<T, kTransA, kTransB> accumulator;
   float sum = 0.f;
+  WaitForEarlierKernels();
   for (int panel = 0; panel < T::kStages - 1; panel++) copy(panel);
   for (int panel = 0; panel < panels; panel++) {
     WaitForCopies<T::kStages - 2>();
@@ -219,16 +218,29 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const
   if (cluster) LeaveCluster();  // nobody goes while others read its memory
 }
 
+// What a block keeps in shared memory: panels, and then tiles.
+template <class T, bool kTransA, bool kTransB>
+constexpr size_t MemoryNbytes() {
+  using Place = TilePlace<T, kTransA, kTransB>;
+  constexpr int kPanels = T::kStages * (Place::PanelA::kNumel + Place::PanelB::kNumel);
+  constexpr int kTiles = T::kTiles * T::kTileNumel;
+  return (kPanels > kTiles ? kPanels : kTiles) * sizeof(float);
+}
+
 template <class T, template <class, bool, bool> class Accumulator>
 void LaunchTiles(const char* op, const Problem& problem, DLStream stream) {
   const Product& p = problem.product;
   const unsigned blocks = (unsigned)(problem.row_tiles * problem.col_tiles * problem.splits);
-  const auto kernel = p.trans_a ? (p.trans_b ? ProductKernel<T, Accumulator, true, true>
-                                             : ProductKernel<T, Accumulator, true, false>)
-                                : (p.trans_b ? ProductKernel<T, Accumulator, false, true>
-                                             : ProductKernel<T, Accumulator, false, false>);
   const unsigned cluster = problem.partial ? 1 : (unsigned)problem.splits;
-  LaunchClusters(op, kernel, blocks, cluster, T::kThreads, problem.early, stream, problem);
+  const auto launch = [&](auto trans_a, auto trans_b) {
+    LaunchClusters(op, ProductKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster,
+                   T::kThreads, MemoryNbytes<T, trans_a, trans_b>(), problem.early, stream,
+                   problem);
+  };
+  using Yes = std::true_type;
+  using No = std::false_type;
+  if (p.trans_a) return p.trans_b ? launch(Yes(), Yes()) : launch(Yes(), No());
+  p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
 // With the tiling of that number.

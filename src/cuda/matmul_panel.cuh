@@ -7,26 +7,28 @@
 namespace dlsys {
 namespace cuda {
 
-// Copies p[0..3], of which only the first `valid` exist; the rest become zero. whole: both sides
+// Copies p[0..3], of which only the first `valid` exist; the rest become zero. kWhole: both sides
 // are aligned, and all four exist or none does.
-__device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, bool whole) {
+template <bool kWhole>
+__device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid) {
 #if __CUDA_ARCH__ >= 800
   const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-  if (whole) {
+  if constexpr (kWhole) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(p),
                  "r"(valid > 0 ? 16 : 0)
                  : "memory");
-    return;
-  }
+  } else {
 #pragma unroll
-  for (int e = 0; e < 4; e++)
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at + 4 * e), "l"(p + e),
-                 "r"(valid > e ? 4 : 0)
-                 : "memory");
+    for (int e = 0; e < 4; e++)
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at + 4 * e), "l"(p + e),
+                   "r"(valid > e ? 4 : 0)
+                   : "memory");
+  }
 #else
   float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-  if (whole && valid > 0) v = *(const float4*)p;
-  if (!whole) {
+  if constexpr (kWhole) {
+    if (valid > 0) v = *(const float4*)p;
+  } else {
     if (valid > 0) v.x = p[0];
     if (valid > 1) v.y = p[1];
     if (valid > 2) v.z = p[2];
@@ -34,6 +36,10 @@ __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, b
   }
   *(float4*)to = v;
 #endif
+}
+
+__device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, bool whole) {
+  whole ? CopyQuad<true>(to, p, valid) : CopyQuad<false>(to, p, valid);
 }
 
 // Closes a batch of copies; WaitForCopies<n> waits for all but the last n batches.
@@ -70,12 +76,10 @@ class Panel {
   __device__ __forceinline__ void Copy(float* to, int depth, bool whole) {
     const int slow_room = kDepthFastest ? room_ : depth;
     const int fast_room = (kDepthFastest ? depth : room_) - Fast();
-#pragma unroll
-    for (int q = 0; q < kQuads; q++) {
-      if (kUneven && Slow(q) >= kSlow) break;
-      CopyQuad(to + Slow(q) * kPitch + Fast(), from_ + q * kSlowStep * pitch_,
-               Slow(q) < slow_room ? fast_room : 0, whole);
-    }
+    if (whole)
+      CopyAll<true>(to, slow_room, fast_room);
+    else
+      CopyAll<false>(to, slow_room, fast_room);
     from_ += kDepthFastest ? kDepth : kDepth * pitch_;
   }
 
@@ -91,6 +95,16 @@ class Panel {
   static constexpr int kQuads = (kSlow + kSlowStep - 1) / kSlowStep;
   static constexpr bool kUneven = kSlow % kSlowStep != 0;
   static_assert(kSlowStep * kQuadsInRow == kThreads, "the threads copy whole rows");
+
+  template <bool kWhole>
+  __device__ __forceinline__ void CopyAll(float* to, int slow_room, int fast_room) const {
+#pragma unroll
+    for (int q = 0; q < kQuads; q++) {
+      if (kUneven && Slow(q) >= kSlow) break;
+      CopyQuad<kWhole>(to + Slow(q) * kPitch + Fast(), from_ + q * kSlowStep * pitch_,
+                       Slow(q) < slow_room ? fast_room : 0);
+    }
+  }
 
   // Where this thread's quad q lies: which row of the panel, and where in the row.
   static __device__ __forceinline__ int Slow(int q) {

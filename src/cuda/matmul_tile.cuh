@@ -5,6 +5,7 @@
 // groups share out the depth of the panels and hold a tile each, which are added in the end.
 #pragma once
 #include <tuple>
+#include <type_traits>
 
 #include "cuda/matmul_panel.cuh"
 
@@ -57,8 +58,10 @@ class Fp32Accumulator {
   using Place = TilePlace<T, kTransA, kTransB>;
 
  public:
-  __device__ Fp32Accumulator() : lane_row_(place_.lane / T::kLaneCols) {
-    lane_col_ = place_.lane % T::kLaneCols;
+  // Neighbouring lanes share a column, and those two apart a row: what they read together is then
+  // read once.
+  __device__ Fp32Accumulator() : lane_row_(place_.lane % 2 + place_.lane / (2 * T::kLaneCols) * 2) {
+    lane_col_ = place_.lane / 2 % T::kLaneCols;
   }
 
   // Adds the product of kGroupDepth layers from `depth` on: four layers of B are held while quads
@@ -138,13 +141,13 @@ class Fp32Accumulator {
   float sums_[T::kThreadRows][T::kThreadCols] = {};
 };
 
-// By the numbers that LaunchProduct takes: large, deep, square, narrow, thin. The large is for
-// products that fill the chip by themselves; the others split what they have over more warps.
-using Fp32Tilings = std::tuple<Tiling<128, 64, 1, 8, 8, 16, 3>, Tiling<128, 64, 2, 8, 8, 16, 3>,
-                               Tiling<64, 64, 4, 8, 8, 32, 2>, Tiling<64, 32, 2, 8, 4, 16, 4>,
+// By the numbers that LaunchProduct takes: large, square, narrow, small, thin. The panels of the
+// first take more shared memory than a chip before sm_80 has.
+using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,
+                               Tiling<64, 32, 4, 8, 4, 32, 3>, Tiling<32, 32, 4, 4, 4, 32, 3>,
                                Tiling<32, 16, 8, 4, 4, 64, 2>>;
-using Tf32Tilings = std::tuple<Tiling<128, 64, 2, 16, 8, 16, 3>, Tiling<128, 64, 2, 8, 8, 16, 3>,
-                               Tiling<64, 64, 4, 16, 8, 32, 2>, Tiling<64, 32, 4, 8, 8, 32, 3>,
+using Tf32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 4>,
+                               Tiling<64, 32, 4, 8, 8, 32, 4>, Tiling<32, 32, 8, 4, 8, 64, 3>,
                                Tiling<32, 16, 8, 4, 4, 64, 2>>;
 
 // Tensor cores, 16 x 8 of C by 8 layers at a time: factors of 10 bits of mantissa, rounded to

@@ -60,13 +60,14 @@ template <class Rule, int kCapacity>
 __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kCapacity> table,
                              rule::Source source) {
   constexpr int kStates = Rule::kStates;
+  const Chunk chunk(table);
+  WaitForEarlierKernels();
   if (!source.Due(Rule::kEveryRun)) return;
   __shared__ rule::Step<Rule> shared;
   if (threadIdx.x == 0) shared = source.Make<Rule>();
   __syncthreads();
   const rule::Step<Rule> step = shared;
 
-  const Chunk chunk(table);
   float* s[kStates];
   uintptr_t addresses = 0;
 #pragma unroll
@@ -148,6 +149,7 @@ struct CounterTable {
 // Each counter goes on by one, at the end of every `every` runs; one thread a counter.
 __global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, const long long* count,
                               int64_t every) {
+  WaitForEarlierKernels();
   if (count && (*count + 1) % every != 0) return;
   ++*counters.at[threadIdx.x];
 }
@@ -187,6 +189,7 @@ int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_
 template <class Rule, int kCapacity>
 void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source& source,
               DLStream stream) {
+  const bool early = grads->count && ComputeMajor(grads->arrays[0]->ctx.device_id) >= 9;
   Table<Rule::kStates + 1, kCapacity> table;
   for (int64_t next = 0; next < grads->count;) {
     next = Fill(&table, grads, next, [&](int64_t k, float** data) {
@@ -194,8 +197,8 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
         data[j] = (float*)states->arrays[j * grads->count + k]->data;
       data[Rule::kStates] = (float*)grads->arrays[k]->data;
     });
-    Launch(Rule::name, UpdateKernel<Rule, kCapacity>, table.first[table.count], kThreads, 0, stream,
-           table, source);
+    LaunchClusters(Rule::name, UpdateKernel<Rule, kCapacity>, table.first[table.count], 1, kThreads,
+                   0, early, stream, table, source);
   }
 }
 
@@ -265,7 +268,8 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
       CheckNumber(op, "step", counters->arrays[first + n], DL_INT64);
       some.at[n] = (long long*)counters->arrays[first + n]->data;
     }
-    Launch(op, AdvanceKernel, 1, n, 0, stream, some, runs, every);
+    const bool early = ComputeMajor(counters->arrays[0]->ctx.device_id) >= 9;
+    LaunchClusters(op, AdvanceKernel, 1, 1, n, 0, early, stream, some, runs, every);
   }
 }
 

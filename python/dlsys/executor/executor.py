@@ -20,11 +20,12 @@ from ..graph.text import text
 from ..ndarray import NDArray
 from ..ops.source import Parameter
 from ..passes.fuse import fuse
+from ..passes.fuse_chain import fuse_chains
 from ..passes.fuse_conv import fuse_convolutions
 from ..passes.group_updates import group_updates
 from ..passes.precision import check_precision, set_precision
 from ..passes.simplify import simplify
-from ..runtime.device import Context
+from ..runtime.device import DL_GPU, Context
 from ..settings import settings
 from . import state
 from .check import checker
@@ -109,8 +110,8 @@ class Executor:
         """`n` runs with the same feeds, queued without waiting for any; the values of the last one.
 
         For graphs that advance by themselves: a training step whose batch is drawn on the device.
-        On a GPU each run is one launch, and the host is free as soon as they are queued. Raises as
-        `run` does, and GraphError for n < 1.
+        On a GPU a launch makes one run, or several of short ones, and the host is free as soon as
+        they are queued. Raises as `run` does, and GraphError for n < 1.
         """
         if n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n}")
@@ -295,8 +296,13 @@ class Executor:
         if debug >= 3:
             print("# after simplify", text(fetches), sep="\n")
         if native:  # on numpy a call costs little, and a gradient dies at its own update
-            fetches = group_updates(fuse(fuse_convolutions(fetches)))
+            on_gpu = self.ctx is not None and self.ctx.device_type == DL_GPU
+            fetches = fuse(fuse_convolutions(fetches), on_gpu)
+            if not settings.debug_nan:  # which names operators; chains change no bits
+                fetches = fuse_chains(fetches)
+            fetches = group_updates(fetches)
             set_precision(fetches, self.precision)
+            self._choose_kernels(fetches)
             if debug >= 3:
                 print("# after fuse and group_updates", text(fetches), sep="\n")
         order, values = schedule(fetches)
@@ -310,6 +316,12 @@ class Executor:
         if debug >= 1:
             print(plan)
         return plan
+
+    def _choose_kernels(self, fetches: list[Node]) -> None:
+        from .tune import choose_kernels
+
+        assert self.ctx is not None
+        choose_kernels(fetches, self.ctx)
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
         """The plan for these feed shapes, without running it: print it, or read its byte counts."""

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+LARGE = 8 << 20  # bytes from which a kernel fills the chip, and company only gets in its way
 _ROOTS = 2  # steps that wait for nothing; each further one lengthens every launch by over 1 µs
 
 Range = tuple[int, int]  # of addresses: the first byte, and the one behind the last
@@ -75,6 +76,19 @@ def needs(accesses: Sequence[Access]) -> list[list[int]]:
             before &= ~order.behind[latest]
         found.append(direct)
     return found
+
+
+def in_turn(needed: Sequence[list[int]], accesses: Sequence[Access]) -> list[list[int]]:
+    """The same, with each step on large memory after the one before it that is such a step too."""
+    ordered = list(needed)
+    before = None
+    for k, access in enumerate(accesses):
+        if all(end - begin < LARGE for side in access for begin, end in side):
+            continue
+        if before is not None and before not in ordered[k]:
+            ordered[k] = sorted([*ordered[k], before], reverse=True)
+        before = k
+    return ordered
 
 
 def _cells(edges: Sequence[int], part: Range) -> range:

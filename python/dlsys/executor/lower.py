@@ -18,7 +18,7 @@ from ..ndarray import NDArray, launch
 from ..runtime.device import Context
 from ..runtime.library import DTYPE_CODES, MAX_NDIM, DLArrayList, array_list, load
 from ..settings import settings
-from .lanes import Access, Lanes, Range, in_lanes, needs
+from .lanes import Access, Lanes, Range, in_lanes, in_turn, needs
 from .plan import Buffer, Plan, Step, Value
 from .recording import Ports, Recording, lanes_struct
 
@@ -115,20 +115,19 @@ class Segment:
             kernel, arguments = self._lowered(step)
             records.append((kernel, len(words), len(arguments), 0))
             words.extend(arguments)
-        self._records = np.array(records, np.int32)
+        self._records = np.array(records, np.int32).reshape(-1, 4)
         self._words = np.array(words or [0], np.uint64)
-        handle = ctypes.c_void_p()
-        create = self._library.cdll.DLProgramCreate
-        status = create(
-            self._records.ctypes.data,
-            len(records),
-            self._words.ctypes.data,
-            len(words),
-            ctypes.byref(handle),
-        )
-        self._library.check(status)
-        self._handle = handle.value
+        self._handle = self._program()
         self._run = partial(self._library.cdll.DLProgramRun, self._handle)
+
+    def _program(self, rounds: int = 1) -> int | None:
+        """The steps, `rounds` times over, as a program of the library."""
+        handle = ctypes.c_void_p()
+        records = np.tile(self._records, (rounds, 1))
+        tables = (records.ctypes.data, len(records), self._words.ctypes.data, len(self._words))
+        create = self._library.cdll.DLProgramCreate
+        self._library.check(create(*tables, ctypes.byref(handle)))
+        return handle.value
 
     @property
     def count(self) -> int:
@@ -143,30 +142,37 @@ class Segment:
         """Queues every step on a stream."""
         status = self._run(on)
         if status:
-            self._fail(status)
+            self._fail(status, self._handle)
 
-    def record(self, on: int, before: Ports, after: Ports) -> Recording:
-        """The steps between two sets of copies, as one recording with the addresses of now."""
+    def record(self, on: int, before: Ports, after: Ports, rounds: int = 1) -> Recording:
+        """The steps, `rounds` times over, between two sets of copies, as one recording with the
+        addresses of now.
+        """
         made = ctypes.c_void_p()
         record = self._library.cdll.DLProgramRecord
         ports = (before.address, before.count, after.address, after.count)
-        lanes = self._lanes(before, after)
-        struct, _tables = lanes_struct(lanes)
-        status = record(self._handle, self._ctx.struct, on, *ports, struct, ctypes.byref(made))
-        if status:
-            self._fail(status)
+        lanes = self.lanes(before, after, rounds)
+        struct, _arrays = lanes_struct(lanes)
+        handle = self._handle if rounds == 1 else self._program(rounds)
+        try:
+            status = record(handle, self._ctx.struct, on, *ports, struct, ctypes.byref(made))
+            if status:
+                self._fail(status, handle)
+        finally:
+            if rounds > 1:
+                self._library.cdll.DLProgramFree(handle)
         assert made.value is not None
         return Recording(made.value, (before, after), lanes)
 
-    def _lanes(self, before: Ports, after: Ports) -> Lanes:
+    def lanes(self, before: Ports, after: Ports, rounds: int = 1) -> Lanes:
         """The lanes of the copies before, the steps and the copies after, as memory is now."""
-        accesses = [*map(self._access, self._steps)]
+        accesses = [*map(self._access, self._steps)] * rounds
         if before.count:  # a feed may show a Parameter: it is read before any is written
             updated = [r for step in self._steps for r in self._updated(step)]
             accesses.insert(0, Access(updated, before.slots()))
         if after.count:
             accesses.append(Access(after.slots(), []))
-        found = in_lanes(needs(accesses), settings.lanes)
+        found = in_lanes(in_turn(needs(accesses), accesses), settings.lanes)
         return found.padded(int(not before.count), int(not after.count))
 
     def _access(self, step: Step) -> Access:
@@ -176,7 +182,8 @@ class Segment:
         return Access([*map(self._table.bytes_of, read)], [*made, *self._updated(step)])
 
     def _updated(self, step: Step) -> list[Range]:
-        return [self._table.bytes_of(step.inputs[k]) for k in step.node.op.writes]
+        op = step.node.op
+        return [self._table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.borrows)]
 
     def calls(self, on: int) -> list[tuple[Step, Any]]:
         """Each step with a function that runs it alone."""
@@ -188,7 +195,7 @@ class Segment:
         profile = self._library.cdll.DLProgramProfile
         status = profile(self._handle, self._ctx.struct, on, ms)
         if status:
-            self._fail(status)
+            self._fail(status, self._handle)
         return list(ms)
 
     def _call(self, k: int, on: int) -> None:
@@ -196,9 +203,9 @@ class Segment:
         at = self._words.ctypes.data + 8 * first
         self._check_step(self._library.cdll.DLKernelCall(kernel, at, on), self._steps[k])
 
-    def _fail(self, status: int) -> None:
-        failed = self._library.cdll.DLProgramFailedStep(self._handle)
-        self._check_step(status, self._steps[failed] if failed >= 0 else None)
+    def _fail(self, status: int, handle: int | None) -> None:
+        failed = self._library.cdll.DLProgramFailedStep(handle)
+        self._check_step(status, self._steps[failed % self.count] if failed >= 0 else None)
 
     def _check_step(self, status: int, step: Step | None) -> None:
         if step is None:
@@ -269,8 +276,10 @@ def in_kernel_order(
 def call_kernel(
     ctx: Context, step: Step, inputs: Sequence[NDArray], made: Sequence[NDArray]
 ) -> None:
-    """Runs the kernel of one step on arrays of any device."""
+    """Runs the kernel of one step on arrays of any device, by the kernel's own rule."""
     kernel = step.node.op.kernel
     assert kernel is not None
+    node = step.node.derive(step.node.inputs, step.node.spec)
+    node.attrs = {name: value for name, value in node.attrs.items() if name != "choice"}
     signature = load().signature[ctx.kernel_device, kernel].rstrip("s")
-    launch(kernel, ctx, *in_kernel_order(step.node, signature, inputs, made))
+    launch(kernel, ctx, *in_kernel_order(node, signature, inputs, made))

@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..graph.node import Node, Spec
-from .lanes import Order
+from .lanes import LARGE, Order
 from .pack import ALIGNMENT, aligned, pack
 
 Workspace = Callable[[Node], Sequence[Spec]]
-
-_LARGE = 8 << 20  # bytes from which a kernel fills the chip, and memory is worth more than company
 
 
 @dataclass(eq=False, slots=True)
@@ -94,8 +92,10 @@ def _row(k: int, step: Step) -> str:
     buffer = output.buffer
     place = f"{buffer.offset:>12,}" if buffer.kind == "arena" else f"{buffer.kind:>12}"
     shown = f"{output.node.name} {output.spec.shape}"
+    choice = step.node.attrs.get("choice")  # of an implementation, where one is marked
+    operator = step.node.op.name + (f" by {choice}" if choice else "")
     return (
-        f"{k:>5}  {step.node.op.name:<36} {shown:<24} {buffer.nbytes:>12,} {place}  "
+        f"{k:>5}  {operator:<36} {shown:<24} {buffer.nbytes:>12,} {place}  "
         f"{buffer.first}–{buffer.last}"
     )
 
@@ -221,7 +221,7 @@ def _dying_input(
         buffer = value.buffer
         if buffer.kind != "arena" or buffer.last > now:
             continue
-        if known and buffer.nbytes < _LARGE and known.touched(buffer) & ~before:
+        if known and buffer.nbytes < LARGE and known.touched(buffer) & ~before:
             continue  # a reader may still be running
         whole = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
         if value.spec[:2] == node.spec[:2] and whole:
@@ -236,7 +236,7 @@ def _outlive(plan: Plan, known: Order[Buffer], beside: int) -> None:
     inside = [buffer for buffer in plan.buffers if buffer.kind == "arena"]
     begins = sorted({buffer.first for buffer in inside})
     for buffer in inside:
-        if buffer.nbytes >= _LARGE:
+        if buffer.nbytes >= LARGE:
             continue
         touched = known.touched(buffer)
         after = bisect.bisect_right(begins, buffer.last)

@@ -27,7 +27,7 @@ from .lower import ArrayTable, Segment
 from .observe import Observer
 from .pack import aligned
 from .plan import Buffer, Plan, Step, Value
-from .recording import Recorded, fixed_slots
+from .recording import Recorded, Rounds, fixed_slots, rounds_in
 from .reference import run_compute
 from .report import PlanReport, native_segments, plan_report
 
@@ -78,12 +78,12 @@ class Program:
     def __init__(self, plan: Plan, ctx: Context) -> None:
         self.plan = plan
         self._ctx = ctx
-        self._table = ArrayTable(plan, ctx)
-        self._segments = [
-            Segment(self._table, ctx, steps) if native else Callback(self, steps[0])
+        self.table = ArrayTable(plan, ctx)
+        self.segments = [
+            Segment(self.table, ctx, steps) if native else Callback(self, steps[0])
             for native, steps in _stretches(plan.steps)
         ]
-        self._python = any(isinstance(segment, Callback) for segment in self._segments)
+        self._python = any(isinstance(segment, Callback) for segment in self.segments)
         self._slot_offsets, self.arena_nbytes = _feed_slots(plan, ctx)
         self._constants = {
             value.buffer: array(value.node.attrs["value"], ctx, value.spec.dtype)
@@ -95,21 +95,22 @@ class Program:
         self.runs = 0
         # By which feeds lie on the device: the others are copied to their slots by the host.
         self.recordings: dict[tuple[bool, ...], Recorded] = {}
-        self.unrecorded = _why_unrecorded(self._segments, ctx)  # "" or the reason
+        self.unrecorded = _why_unrecorded(self.segments, ctx)  # "" or the reason
         self._fetch_slots: list[NDArray] = []
 
     def bind(self, arena: Block) -> None:
         """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
         self._arena = arena
-        self._table.place_arena(arena.address)
+        self.table.place_arena(arena.address)
         if settings.separate_arena:
             self._separate()
         fixed = {value.buffer: value.node.origin.storage.array for value in self.plan.states}  # type: ignore[attr-defined]
         fixed.update(self._constants)
         for buffer, held in fixed.items():
-            self._table.place(buffer, held.data_address)
+            self.table.place(buffer, held.data_address)
         self._fixed = fixed
         self.recordings.clear()  # they hold the addresses of before
+        self.rounds: Rounds | None = None
         self._blocks = [
             arena,
             *self._own.values(),
@@ -127,7 +128,7 @@ class Program:
         for buffer in self.plan.buffers:
             if buffer.kind == "arena" and buffer not in self._own:
                 self._own[buffer] = Block(self._ctx, buffer.nbytes)
-                self._table.place(buffer, self._own[buffer].address)
+                self.table.place(buffer, self._own[buffer].address)
 
     def run(self, feeds: Sequence[Any], times: int = 1) -> list[NDArray | None]:
         """Queues all steps on the calling thread's stream, `times` over; results are there when
@@ -141,7 +142,7 @@ class Program:
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
             for _ in range(times):
-                for segment in self._segments:
+                for segment in self.segments:
                     segment.run(on)
         finally:
             del keep
@@ -152,8 +153,8 @@ class Program:
         """How the plan runs now."""
         recorded = next(iter(self.recordings.values()), None)
         why = self.unrecorded or "recorded at its second run"
-        segments = native_segments(self._segments, recorded, why)
-        return plan_report(self.plan, self.runs, segments)
+        segments = native_segments(self.segments, recorded, why)
+        return plan_report(self.plan, self.runs, segments, self.rounds.count if self.rounds else 1)
 
     def _recorded(self, feeds: Sequence[Any], on: int) -> Recorded | None:
         """The recording for feeds of this kind, made now if there is none; None where the device
@@ -174,14 +175,28 @@ class Program:
         return recorded
 
     def _record(self, kinds: tuple[bool, ...], on: int) -> Recorded:
+        self._place_slots()
+        copied = [slot for slot, on_device in zip(self._slots, kinds) if on_device]
+        return Recorded(self._ctx, self.segments, copied, self._fetch_slots, on)  # type: ignore[arg-type]
+
+    def _rounds_for(self, recorded: Recorded, times: int, on: int) -> Rounds | None:
+        """The recording of several runs, where so many are worth one."""
+        count = rounds_in(recorded, times)
+        if count == 1:
+            return None
+        if self.rounds is None:
+            self._place_slots()
+            self.rounds = Rounds(self.segments[0], count, on)
+        return self.rounds
+
+    def _place_slots(self) -> None:
+        """Lets the steps read and write the slots."""
         wanted = [value for value in self.plan.fetches if value is not None]
         if not self._fetch_slots:
             self._fetch_slots = fixed_slots(self._ctx, [value.spec for value in wanted])
         for value, slot in zip((*self.plan.feeds, *wanted), (*self._slots, *self._fetch_slots)):
             assert slot is not None
-            self._table.place(value.buffer, slot.data_address)
-        copied = [slot for slot, on_device in zip(self._slots, kinds) if on_device]
-        return Recorded(self._ctx, self._segments, copied, self._fetch_slots, on)  # type: ignore[arg-type]
+            self.table.place(value.buffer, slot.data_address)
 
     def _replay(
         self, recorded: Recorded, feeds: Sequence[Any], on: int, times: int
@@ -189,6 +204,7 @@ class Program:
         for block in self._blocks:
             if block.stream != on:
                 block.use(on)
+        rounds = self._rounds_for(recorded, times, on)
         keep, copied = [], 0
         for value, planned, slot in zip(feeds, self.plan.feeds, self._slots):
             address, held = self._feed(value, planned.spec, slot, on, False)
@@ -206,7 +222,10 @@ class Program:
         if self._python:
             self._show_slots()
         try:
-            recorded.run(on, times)
+            if rounds is None:
+                recorded.run(on, times)
+            else:
+                rounds.run(recorded, on, times)
         finally:
             del keep
             self._shown.clear()
@@ -226,7 +245,7 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, show=True)
         try:
-            for segment in self._segments:
+            for segment in self.segments:
                 for step, call in segment.calls(on):
                     written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
                     inputs = [self.array(value) for value in step.inputs]
@@ -241,7 +260,7 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
-            ms = [t for segment in self._segments for t in segment.timed(on)]
+            ms = [t for segment in self.segments for t in segment.timed(on)]
         finally:
             del keep
             self._shown.clear()
@@ -277,7 +296,7 @@ class Program:
         for block in self._blocks:
             if block.stream != on:
                 block.use(on)
-        place = self._table.place
+        place = self.table.place
         keep = []
         for value, planned, slot in zip(feeds, self.plan.feeds, self._slots):
             address, held = self._feed(value, planned.spec, slot, on, show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +33,18 @@ class SegmentReport:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """One plan: the shapes of its feeds, how often it ran, and its pieces."""
+    """One plan: the shapes of its feeds, how often it ran, and its pieces. One launch makes up to
+    `together` runs where many are queued. `choices` are the implementations that measurement chose
+    (executor/tune.py), such as "conv2d by cudnn fft".
+    """
 
     feeds: tuple[tuple[str, tuple[int, ...]], ...]
     runs: int
     steps: int
     arena_nbytes: int
     segments: tuple[SegmentReport, ...]
+    together: int = 1
+    choices: tuple[str, ...] = ()
 
     @property
     def launches(self) -> int:
@@ -68,7 +74,11 @@ class Report:
                 f"  {shapes}: {plan.runs:,} runs of {plan.steps} steps, {plan.launches} "
                 f"launch(es) a run, arena {plan.arena_nbytes:,} bytes"
             )
+            if plan.together > 1:
+                lines.append(f"    up to {plan.together} runs in one launch where many are queued")
             lines += [f"    {_segment_text(segment)}" for segment in plan.segments]
+            if plan.choices:
+                lines.append(f"    by measurement: {_choices_text(plan.choices)}")
         if self.since is not None:
             counts = ", ".join(f"{name} {count:,}" for name, count in self.since.items())
             lines.append(f"  in this process since the executor was made: {counts}")
@@ -93,10 +103,15 @@ class Since:
         return moved | {"device_allocations": allocations}
 
 
-def plan_report(plan: Plan, runs: int, segments: Sequence[SegmentReport]) -> PlanReport:
+def plan_report(
+    plan: Plan, runs: int, segments: Sequence[SegmentReport], together: int = 1
+) -> PlanReport:
     """What to say of one plan."""
     feeds = tuple((value.node.name, value.spec.shape) for value in plan.feeds)
-    return PlanReport(feeds, runs, len(plan.steps), plan.arena_nbytes, tuple(segments))
+    marked = (step.node for step in plan.steps if "choice" in step.node.attrs)
+    choices = tuple(f"{node.op.name} by {node.attrs['choice']}" for node in marked)
+    counts = runs, len(plan.steps), plan.arena_nbytes
+    return PlanReport(feeds, *counts, tuple(segments), together, choices)
 
 
 def native_segments(segments: Sequence[Any], recorded: Any, why: str) -> list[SegmentReport]:
@@ -123,3 +138,8 @@ def _segment_text(segment: SegmentReport) -> str:
         )
     steps = "1 step" if segment.steps == 1 else f"{segment.steps} steps"
     return f"{steps} {segment.kind}" + (f": {segment.why}" if segment.why else "")
+
+
+def _choices_text(choices: Sequence[str]) -> str:
+    counts = Counter(choices).items()
+    return ", ".join(choice + (f" ({count} x)" if count > 1 else "") for choice, count in counts)

@@ -76,6 +76,7 @@ class Op:
     writes: tuple[
         int, ...
     ] = ()  # inputs (Parameters) that it updates; its outputs are their new values
+    borrows: tuple[int, ...] = ()  # inputs (constants) that its kernel writes and leaves as found
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
     random: bool = False  # draws numbers: equal uses are never merged
     tolerance: float = (
@@ -85,6 +86,7 @@ class Op:
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     moves: bool = False  # it moves or repeats elements and computes nothing
     precise: bool = False  # its kernel takes the precision to multiply with (passes/precision.py)
+    tunable: bool = False  # its kernel takes the choice of an implementation (executor/tune.py)
     filled: bool = False  # one number everywhere, `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed

@@ -13,6 +13,7 @@ from . import (
     einsum,
     elementwise,
     fused,
+    fused_chain,
     fused_conv,
     image,
     index,
@@ -58,5 +59,5 @@ FAMILIES = (
     activation, compare, statistics, product, einsum,
     source, elementwise, reduce, layout, index, join, pad, image,
     matmul, softmax, loss, losses, norm, row_norm, random, update, update_all,
-    accumulate, batch, fused, fused_conv,
+    accumulate, batch, fused, fused_chain, fused_conv,
 )  # fmt: skip

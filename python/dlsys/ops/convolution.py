@@ -18,7 +18,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating, promote
-from .matmul import precision_number
+from .matmul import choice_number, precision_number
 from .reduce import sum_op
 from .unfold import (
     by_group,
@@ -39,7 +39,7 @@ Padding = Any  # a number, a pair, a pair of pairs, "same" or "valid"
 class ConvolutionOp(Op):
     """What the operators of the family share: attributes, native arguments and dtypes."""
 
-    precise = True
+    precise = tunable = True
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
 
     def __call__(
@@ -66,8 +66,8 @@ class ConvolutionOp(Op):
     def scalars(self, node: Node) -> tuple[int, ...]:
         windows = self.windows(node, *[x.spec for x in node.inputs])
         lists = windows.stride, windows.before, windows.dilation
-        policy = node.attrs.get("algorithm", 0)  # 0 lets the device choose
-        return *map(packed, lists), node.attrs["groups"], policy, precision_number(node)
+        how = choice_number(node), precision_number(node)
+        return *map(packed, lists), node.attrs["groups"], *how
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
         """The windows over the planes of the data."""

@@ -8,13 +8,14 @@ gradients are built, so none of them has a gradient.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..graph.node import Node, Op, Spec, find_topo_sort
 from .layout import reshape_op
-from .matmul import precision_number
+from .matmul import choice_number, precision_number
 from .source import constant_op, placeholder_op
 
 # By the numbers of src/epilogue.h, which count from 1: kernels of activations, y = f(x), and of
@@ -126,7 +127,7 @@ class FusedProduct(Fused):
     """
 
     tolerance = 1e-4
-    precise = True
+    precise = tunable = True
 
     def __init__(
         self, name: str, select: str, choices: Sequence[Any] = (True,), outputs: int = 1
@@ -135,11 +136,12 @@ class FusedProduct(Fused):
         self._select = select
         self._choices = choices
 
-    def scalars(self, node: Node) -> tuple[int, int, int, int]:
+    def scalars(self, node: Node) -> tuple[int, ...]:
         attrs = node.attrs
         chosen = attrs[self._select]
         number = self._choices.index(chosen) + 1 if chosen else 0
-        return int(attrs["trans_A"]), int(attrs["trans_B"]), precision_number(node), number
+        flags = int(attrs["trans_A"]), int(attrs["trans_B"])
+        return *flags, choice_number(node), precision_number(node), number
 
 
 class FusedLoss(Fused):
@@ -150,6 +152,11 @@ class FusedLoss(Fused):
 
     tolerance = 1e-4
     fallible = True
+    borrows = (-1,)
+
+    def __init__(self, name: str, of_any_dtype: tuple[int, ...]) -> None:
+        super().__init__(name, 2, of_any_dtype)
+        self.of_any_dtype = of_any_dtype
 
     def __call__(self, x: Node, labels: Node, body: Body, scale: float, dy: float) -> Node:  # type: ignore[override]
         inputs = (x, labels, constant_op(np.zeros(_MEETING, np.int32), name="meeting"))
@@ -158,6 +165,56 @@ class FusedLoss(Fused):
 
     def scalars(self, node: Node) -> tuple[float, float]:
         return node.attrs["scale"], node.attrs["dy"]
+
+
+class Layer(NamedTuple):
+    """A dense layer of a head: activation(x op(W) + bias) forward, slope(x, dy op(W)^T) back."""
+
+    transposed: bool
+    has_bias: bool
+    activation: str = ""  # of ACTIVATIONS, or none
+    slope: str = ""  # of GRADIENTS, or none; by the layer's own input
+
+    @property
+    def code(self) -> int:
+        """Ten bits, as src/cuda/head.cu reads them."""
+        activation = ACTIVATIONS.index(self.activation) + 1 if self.activation else 0
+        slope = GRADIENTS.index(self.slope) + 1 if self.slope else 0
+        return activation | slope << 4 | self.transposed << 8 | self.has_bias << 9
+
+
+class FusedHead(Fused):
+    """The dense layers at a network's end, their loss as FusedLoss has it, and the gradients that
+    go back through the last `back` of them. Inputs: x, the weights, the biases, the labels, a place
+    to meet. Values: the loss, the gradient of the logits, what each layer but the last makes, and
+    the gradients of the layers' inputs, last layer first. Attributes: body, layers (a tuple of
+    Layer), scale, dy.
+    """
+
+    tolerance = 1e-4
+    fallible = True
+    precise = True  # of the products by which very many rows are done
+    borrows = (-1,)
+    MOST_LAYERS = 6
+
+    def __init__(self, loss: FusedLoss, layers: int, biases: int, back: int) -> None:
+        super().__init__(loss.name.replace("_pair", "_head"), 1 + layers + back)
+        self._lists = layers, biases, layers - 1, back
+        self.any_dtype = tuple(layers + biases + k for k in loss.of_any_dtype)
+
+    def scalars(self, node: Node) -> tuple[int, float, float]:
+        code = precision_number(node) << 10 * self.MOST_LAYERS
+        code |= sum(layer.code << 10 * k for k, layer in enumerate(node.attrs["layers"]))
+        return code, node.attrs["scale"], node.attrs["dy"]
+
+    def lists(self, node: Node) -> tuple[int, ...]:
+        return self._lists
+
+
+@lru_cache
+def head_op(loss: FusedLoss, layers: int, biases: int, back: int) -> FusedHead:
+    """The head of so many layers that ends in the loss of `loss`."""
+    return FusedHead(loss, layers, biases, back)
 
 
 def _expression(node: Node) -> str:
@@ -170,5 +227,5 @@ matmul_bias_op = FusedProduct("matmul_bias", "activation", ACTIVATIONS)  # activ
 matmul_map_op = FusedProduct("matmul_map", "activation", ACTIVATIONS)  # activation(A B)
 matmul_gradient_op = FusedProduct("matmul_gradient", "gradient", GRADIENTS)  # gradient(side, A B)
 matmul_sums_op = FusedProduct("matmul_sums", "of_A", outputs=2)  # A B, Σ over the depth of A or B
-cross_entropy_pair_op = FusedLoss("softmax_cross_entropy_pair", 2, (2,))
-sparse_cross_entropy_pair_op = FusedLoss("sparse_softmax_cross_entropy_pair", 2, (1, 2))
+cross_entropy_pair_op = FusedLoss("softmax_cross_entropy_pair", (2,))
+sparse_cross_entropy_pair_op = FusedLoss("sparse_softmax_cross_entropy_pair", (1, 2))

@@ -17,6 +17,11 @@ def precision_number(node: Node) -> int:
     return PRECISIONS[node.attrs.get("precision", "fp32")]
 
 
+def choice_number(node: Node) -> int:
+    """Which implementation a kernel is told to use; 0 leaves it to the kernel's own rule."""
+    return node.attrs["choice"].number if "choice" in node.attrs else 0
+
+
 class Product(Op):
     """What products of matrices share: flags for transposes, and the rule of the inner extents."""
 
@@ -57,10 +62,10 @@ class MatMulOp(Product):
     """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
 
     name = kernel = "matmul"
-    precise = True
+    precise = tunable = True
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        return *super().scalars(node), precision_number(node)
+        return *super().scalars(node), choice_number(node), precision_number(node)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if len(specs[0].shape) != 2 or len(specs[1].shape) != 2:

@@ -6,7 +6,8 @@ node keeps what it replaced as its body (ops/fused.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from ..graph.node import Node, Op, attributed_to, output_op
 from ..graph.shapes import normalize_axes
@@ -15,9 +16,12 @@ from ..ops.fused import (
     ACTIVATIONS,
     GRADIENTS,
     Body,
+    FusedHead,
     FusedLoss,
+    Layer,
     close,
     cross_entropy_pair_op,
+    head_op,
     matmul_bias_op,
     matmul_gradient_op,
     matmul_map_op,
@@ -38,11 +42,11 @@ from .graph import Graph, exchange, whole
 Rewrite = Callable[[Graph], dict[Node, Node]]
 
 
-def fuse(fetches: Sequence[Node]) -> list[Node]:
+def fuse(fetches: Sequence[Node], gpu: bool = False) -> list[Node]:
     """The fetches over a graph of fewer kernels. The graph, simplified for native devices, must be
-    the executor's own: its nodes change.
+    the executor's own: its nodes change. `gpu`: with the rewrites that only a GPU has kernels for.
     """
-    for rewrite in REWRITES:
+    for rewrite in (*REWRITES, *(GPU_REWRITES if gpu else ())):
         fetches = exchange(fetches, rewrite(Graph(fetches)))
     return list(fetches)
 
@@ -114,12 +118,37 @@ def loss_pairs(graph: Graph) -> dict[Node, Node]:
     return replaced
 
 
+def dense_heads(graph: Graph) -> dict[Node, Node]:
+    """A loss pair, the small dense layers below it that nobody else reads the last of, and their
+    gradients back, for which a GPU keeps a few rows in one block all the way.
+    """
+    replaced: dict[Node, Node] = {}
+    heads: dict[Node, Sequence[Node]] = {}  # each node that was replaced: its head's inputs
+    for node in graph.order:
+        head = _find_head(graph, node) if isinstance(node.op, FusedLoss) else None
+        if head is None:
+            continue
+        members = {node, *head.values, *head.layers}
+        if _reaches(head.inputs, members, heads):
+            continue
+        with attributed_to(node):
+            made = _fused_head(head)
+        for k, old in enumerate(head.values):
+            replaced[old] = _shaped(_value(made, k, old), old)
+        heads.update(dict.fromkeys(members, head.inputs))
+    return replaced
+
+
 # A gradient of the rows' loss: the loss, and both at once.
 LOSSES: dict[Op, tuple[Op, FusedLoss]] = {
     cross_entropy_gradient_op: (cross_entropy_rows_op, cross_entropy_pair_op),
     sparse_cross_entropy_gradient_op: (sparse_cross_entropy_rows_op, sparse_cross_entropy_pair_op),
 }
 REWRITES: tuple[Rewrite, ...] = (loss_pairs, product_epilogues, operand_sums)
+GPU_REWRITES: tuple[Rewrite, ...] = (dense_heads,)
+PRODUCTS = (matmul_op, matmul_bias_op, matmul_map_op)
+HEAD_WEIGHTS = 32768  # numbers of all weights of a head, which lie in a block's shared memory
+HEAD_WIDTH = 1024  # of a layer
 
 
 def _with_epilogue(graph: Graph, product: Node) -> tuple[Node, Node] | None:
@@ -187,6 +216,126 @@ def _with_sums(product: Node, total: Node, operand: Node, of_A: bool) -> Node:
     pair = matmul_sums_op(*product.inputs, body=body, of_A=of_A, **flags)
     pair.stand_for(product)
     return pair
+
+
+class _Head(NamedTuple):
+    """What becomes a head: its layers first to last, and the gradients of their inputs last to
+    first.
+    """
+
+    pair: Node
+    loss: Node  # the values of the pair
+    dlogits: Node
+    layers: list[Node]
+    gradients: list[Node]
+
+    @property
+    def inputs(self) -> list[Node]:
+        biases = [layer.inputs[2] for layer in self.layers if layer.op is matmul_bias_op]
+        weights = [layer.inputs[1] for layer in self.layers]
+        return [self.layers[0].inputs[0], *weights, *biases, *self.pair.inputs[1:]]
+
+    @property
+    def values(self) -> list[Node]:
+        return [self.loss, self.dlogits, *self.layers[:-1], *self.gradients]
+
+
+def _find_head(graph: Graph, pair: Node) -> _Head | None:
+    values = {node.attrs["index"]: node for node in graph.users[pair]}
+    layers = _layers_of_head(graph, pair)
+    if 1 not in values or not layers:
+        return None
+    loss = values.get(0) or output_op(pair, index=0)
+    gradients: list[Node] = []
+    dy = values[1]
+    for layer in reversed(layers):
+        dx = next((x for x in _readers(graph, dy) if _passes_back(x, dy, layer)), None)
+        if dx is None:
+            break
+        gradients.append(dx)
+        dy = dx
+    return _Head(pair, loss, values[1], layers, gradients)
+
+
+def _layers_of_head(graph: Graph, pair: Node) -> list[Node]:
+    """The layers first to last; none where somebody else wants the logits."""
+    layers: list[Node] = []
+    room = HEAD_WEIGHTS
+    node = whole(pair.inputs[0])
+    while node.op in PRODUCTS and not node.attrs["trans_A"] and len(layers) < FusedHead.MOST_LAYERS:
+        weight = node.inputs[1].spec
+        room -= weight.size
+        last = not layers
+        if room < 0 or not 0 < max(weight.shape) <= HEAD_WIDTH or not min(weight.shape):
+            break
+        if last and (node.attrs.get("activation") or _readers(graph, node) != [pair]):
+            break
+        layers.append(node)
+        node = whole(node.inputs[0])
+    return layers[::-1]
+
+
+def _passes_back(node: Node, dy: Node, layer: Node) -> bool:
+    """Whether a node is the gradient of a layer's input, of dy, that of what the layer made."""
+    if node.op not in (matmul_op, matmul_gradient_op) or node.attrs["trans_A"]:
+        return False
+    same_weight = node.inputs[1] is layer.inputs[1]
+    transposed = node.attrs["trans_B"] != layer.attrs["trans_B"]
+    side = node.inputs[2] if node.op is matmul_gradient_op else layer.inputs[0]
+    own = whole(node.inputs[0]) is whole(dy) and whole(side) is whole(layer.inputs[0])
+    return same_weight and transposed and own
+
+
+def _readers(graph: Graph, node: Node) -> list[Node]:
+    """Who reads a node, through views too; the node itself is among them where it is fetched."""
+    found = [node] if graph.is_fetched(node) else []
+    for user in graph.users[node]:
+        found += _readers(graph, user) if whole(user) is not user else [user]
+    return found
+
+
+def _reaches(
+    inputs: Sequence[Node], goals: set[Node], heads: Mapping[Node, Sequence[Node]]
+) -> bool:
+    """Whether inputs are made of any of the goals, where a replaced node needs all that its head
+    does.
+    """
+    stack, seen = list(inputs), set(inputs)
+    while stack:
+        node = stack.pop()
+        if node in goals:
+            return True
+        for x in (*node.inputs, *heads.get(node, ())):
+            if x not in seen:
+                seen.add(x)
+                stack.append(x)
+    return False
+
+
+def _fused_head(head: _Head) -> Node:
+    pair, layers, gradients = head.pair, head.layers, head.gradients
+    slopes = [dx.op is matmul_gradient_op and dx.attrs["gradient"] or "" for dx in gradients]
+    slopes += [""] * (len(layers) - len(gradients))
+    plans = [
+        Layer(
+            transposed=layer.attrs["trans_B"],
+            has_bias=layer.op is matmul_bias_op,
+            activation=layer.attrs.get("activation") or "",
+            slope=slope,
+        )
+        for layer, slope in zip(layers, reversed(slopes))
+    ]
+    rows, classes = layers[-1].spec.shape
+    flat = [_flat(head.loss, ()), _flat(head.dlogits, (rows, classes))]
+    x = head.inputs[0]
+    sides = [dx.inputs[2] for dx in gradients if dx.op is matmul_gradient_op]
+    shown = {side: x for side in sides if side is not x and whole(side) is whole(x)}
+    body = close(head.inputs, [*flat, *head.values[2:]], shown)
+    op = head_op(pair.op, len(layers), sum(plan.has_bias for plan in plans), len(gradients))
+    attrs = {name: pair.attrs[name] for name in ("scale", "dy")}
+    made = op(*head.inputs, body=body, layers=tuple(plans), **attrs)
+    made.stand_for(pair)
+    return made
 
 
 def _is_row(node: Node, columns: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -15,11 +16,18 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dlsys import __version__
-from dlsys.errors import DeviceError, DeviceLostError, DlsysError, KernelError, OutOfMemoryError
+from dlsys.errors import (
+    DeviceError,
+    DeviceLostError,
+    DlsysError,
+    KernelError,
+    NotApplicableError,
+    OutOfMemoryError,
+)
 from dlsys.runtime import toolchain
 from dlsys.settings import settings
 
-DL_OUT_OF_MEMORY, DL_DEVICE_LOST, DL_UNAVAILABLE = 2, 3, 4
+DL_OUT_OF_MEMORY, DL_DEVICE_LOST, DL_UNAVAILABLE, DL_NOT_APPLICABLE = 2, 3, 4, 5
 DL_CPU, DL_GPU = 1, 2
 MAX_NDIM = 8
 
@@ -128,6 +136,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLMemoryResetPeak": (DLContext,),
     "DLMemoryFill": (DLContext, _P, _I32, _I64, _P),
     "DLMemoryCopy": (_P, DLContext, _P, DLContext, _I64, _P),
+    "DLChoiceSource": (_I64, _I64, _P),
     "DLKernelCall": (_I64, _P, _P),
     "DLProgramCreate": (_P, _I64, _P, _I64, _P),
     "DLProgramRun": (_P, _P),
@@ -153,6 +162,7 @@ _ERRORS: dict[int, type[DlsysError]] = {
     DL_OUT_OF_MEMORY: OutOfMemoryError,
     DL_DEVICE_LOST: DeviceLostError,
     DL_UNAVAILABLE: DeviceError,
+    DL_NOT_APPLICABLE: NotApplicableError,
 }
 
 
@@ -182,6 +192,7 @@ class Library:
             key: entry.sig.decode() for key, entry in zip(keys, self._entries, strict=True)
         }
         self._kernels: dict[tuple[str, str], Callable[..., None]] = {}
+        self._choices: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def check(self, status: int, **context: object) -> None:
         """Raises what a failed call left on this thread, with `context` as `[key: value]`."""
@@ -199,6 +210,26 @@ class Library:
                 raise KernelError(f"{name}: device {device_name} has no such kernel in {self.path}")
             call = self._kernels[key] = self._wrap(key)
         return call
+
+    def choices(self, device_name: str, name: str) -> tuple[str, ...]:
+        """The names of the implementations that a kernel lets its caller choose from, the first of
+        number 1; none for most kernels.
+        """
+        key = (device_name, name)
+        if key not in self._choices:
+            name_of = functools.partial(self.cdll.DLChoiceName, self.index[key])
+            names = iter(map(name_of, itertools.count(1)).__next__, None)
+            self._choices[key] = tuple(text.decode() for text in names)
+        return self._choices[key]
+
+    def choice_source(self, device_name: str, name: str, number: int) -> str:
+        """The library, with its version, that an implementation comes from; "" for this one.
+        DeviceError, with the reason, where that library cannot be used.
+        """
+        text = ctypes.c_char_p()
+        index = self.index[device_name, name]
+        self.check(self.cdll.DLChoiceSource(index, number, ctypes.byref(text)))
+        return (text.value or b"").decode()
 
     def _wrap(self, key: tuple[str, str]) -> Callable[..., None]:
         # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
@@ -271,6 +302,7 @@ def _open(path: str) -> ctypes.CDLL:
         for name, argtypes in _PROTOTYPES.items():
             getattr(cdll, name).argtypes = argtypes
         cdll.DLKernelTable.argtypes, cdll.DLKernelTable.restype = (_P,), _P
+        cdll.DLChoiceName.argtypes, cdll.DLChoiceName.restype = (_I64, _I64), ctypes.c_char_p
         cdll.DLProgramFailedStep.argtypes, cdll.DLProgramFailedStep.restype = (_P,), _I64
     except AttributeError:
         raise DeviceError(

@@ -1,0 +1,146 @@
+"""The cache of measurements: which implementation of a kernel is the fastest for which arrays.
+
+One JSON file for all processes, {environment: {key: measurement}}. It is replaced whole, under a
+lock and with what others have added meanwhile, so that processes at once lose nothing and one that
+is killed leaves a good file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..files import replacing
+from ..settings import settings
+
+_FORMAT, _VERSION = "dlsys kernel choices", 1
+_Table = dict[str, dict[str, "Measurement"]]
+
+
+class Measurement(NamedTuple):
+    """The name of the fastest implementation, "" for the one that the kernel takes by its own rule;
+    the library that it comes from, "" for this one; microseconds of it, and by rule.
+    """
+
+    choice: str
+    source: str
+    us: float
+    us_by_rule: float
+
+
+class ChoiceFile:
+    """The measurements in a file; one object may serve many threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._own: _Table = {}  # what this process has added, should the file not take it
+        self._seen: tuple[int, ...] | None = None
+        self._read: _Table = {}
+        self._told = False
+
+    def is_empty(self) -> bool:
+        """Whether nothing is known, in no environment."""
+        return not self._own and not self._load()
+
+    def measurements(self, environment: str) -> dict[str, Measurement]:
+        """By key, those made in an environment: a chip, a library and its settings."""
+        return self._load().get(environment, {}) | self._own.get(environment, {})
+
+    def add(self, environment: str, made: Mapping[str, Measurement]) -> None:
+        """Adds measurements to the file; a folder that cannot be written is told once, and they
+        hold in this process.
+        """
+        self._own.setdefault(environment, {}).update(made)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                table = dict(self._load())
+                table[environment] = table.get(environment, {}) | dict(made)
+                self._write(table)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                message = f"measurements of kernels cannot be kept in {self.path}: {error}"
+                warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A file of its own: the table's is another one after each replacement.
+        with open(self.path.with_name(self.path.name + ".lock"), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when it is closed, or the process ends
+            yield
+
+    def _write(self, table: _Table) -> None:
+        choices = {
+            environment: {key: made._asdict() for key, made in sorted(measured.items())}
+            for environment, measured in sorted(table.items())
+        }
+        whole = {"format": _FORMAT, "version": _VERSION, "choices": choices}
+        with replacing(self.path) as file:
+            file.write(json.dumps(whole, indent=1).encode())
+
+    def _load(self) -> _Table:
+        """What the file holds now; nothing, and a warning, if it is not of this format."""
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return {}
+        seen = stat.st_ino, stat.st_mtime_ns, stat.st_size
+        if seen != self._seen:
+            try:
+                self._read = _parsed(self.path.read_bytes())
+            except (OSError, ValueError) as error:
+                self._read = {}
+                message = f"{self.path} is not used, the next measurement replaces it: {error}"
+                warnings.warn(message, RuntimeWarning, stacklevel=4)
+            self._seen = seen
+        return self._read
+
+
+def _parsed(data: bytes) -> _Table:
+    try:
+        whole = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+    if not isinstance(whole, dict) or whole.get("format") != _FORMAT:
+        raise ValueError(f'it does not say "format": "{_FORMAT}"')
+    if whole.get("version") != _VERSION:
+        raise ValueError(f"it is of version {whole.get('version')}, expected {_VERSION}")
+    try:
+        return {
+            environment: {key: _measurement(made) for key, made in measured.items()}
+            for environment, measured in whole["choices"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError("it has another shape than its version says") from None
+
+
+def _measurement(made: dict[str, Any]) -> Measurement:
+    names = made["choice"], made["source"]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError
+    return Measurement(*names, float(made["us"]), float(made["us_by_rule"]))
+
+
+def default_path() -> Path:
+    """DLSYS_TUNE_CACHE, else choices.json in dlsys under $XDG_CACHE_HOME or ~/.cache."""
+    if settings.tune_cache:
+        return Path(settings.tune_cache)
+    # A home that the system does not know stays "~": a folder here, rather than a failure.
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches) / "dlsys" / "choices.json"
+
+
+_files: dict[Path, ChoiceFile] = {}
+
+
+def choice_file() -> ChoiceFile:
+    """The file of this process's settings."""
+    path = default_path()
+    return _files.setdefault(path, ChoiceFile(path))

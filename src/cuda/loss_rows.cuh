@@ -1,0 +1,111 @@
+// The softmax cross-entropy of one row and its gradient, and how the blocks of a launch add up what
+// they have, for the kernels that do this among other things.
+#pragma once
+#include "cuda/softmax.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+// Row(in, held, ...) returns the loss of the logits `in` of a row, the same in every lane, and
+// calls put(c, d) with the gradient of class c. `held` is what Hold finds for the row, early where
+// there is something to do meanwhile. `classes` is the length of a row, `count` the same, or 0 for
+// lanes without a row, which have to meet the others.
+
+struct DenseLabels {
+  const float* of;  // (rows, classes)
+  float dy;
+  __device__ __forceinline__ int64_t Hold(int64_t row, bool) const { return row; }
+  template <int kLanes, class Put>
+  __device__ float Row(const float* in, int64_t row, int64_t classes, int64_t count, int lane,
+                       const Put& put) const {
+    const float* target = of + row * classes;
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const float log_sum = logf(stats.sum);
+    float mass = 0.f, loss = 0.f;
+    for (int64_t c = lane; c < count; c += kLanes) {
+      mass += target[c];
+      loss += target[c] * (log_sum - (in[c] - stats.max));
+    }
+    mass = Join<SumOf, kLanes>(mass);
+    for (int64_t c = lane; c < count; c += kLanes)
+      put(c, (expf(in[c] - stats.max) / stats.sum * mass - target[c]) * dy);
+    return Join<SumOf, kLanes>(loss);
+  }
+};
+
+struct SparseLabels {
+  Labels of;
+  float dy;
+  __device__ __forceinline__ int64_t Hold(int64_t row, bool exists) const {
+    return exists ? of.At(row) : 0;
+  }
+  template <int kLanes, class Put>
+  __device__ float Row(const float* in, int64_t label, int64_t classes, int64_t count, int lane,
+                       const Put& put) const {
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    if (count == 0) return 0.f;
+    const bool valid = label >= 0 && label < classes;
+    const float scale = valid ? dy : NAN;
+    const float loss = valid ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+    for (int64_t c = lane; c < count; c += kLanes)
+      put(c, (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale);
+    return loss;
+  }
+};
+
+// Where the blocks of one launch meet: sums (kMeetingPlaces), one a block, and how many blocks have
+// arrived, 0 between launches.
+struct Meeting {
+  float* sums;
+  unsigned* arrived;
+};
+constexpr int kMeetingPlaces = 511;
+
+// total[0] is `scale` times the sum of the blocks' sums, which their first threads have. The last
+// block to arrive adds them, always in the order of the blocks. A whole block calls it.
+__device__ __forceinline__ void AddUp(float of_block, const Meeting& meeting, float scale,
+                                      float* total) {
+  if (threadIdx.x >= 32) return;
+  bool last = false;
+  if (threadIdx.x == 0) {
+    meeting.sums[blockIdx.x] = of_block;
+    __threadfence();
+    last = atomicAdd(meeting.arrived, 1u) == gridDim.x - 1;
+  }
+  if (!__shfl_sync(0xffffffffu, last, 0)) return;
+  __threadfence();
+  float sum = 0.f;
+#pragma unroll 4
+  for (int block = threadIdx.x; block < gridDim.x; block += 32) sum += __ldcg(meeting.sums + block);
+  sum = Join<SumOf, 32>(sum);
+  if (threadIdx.x == 0) {
+    *total = scale * sum;
+    *meeting.arrived = 0;
+  }
+}
+
+// The losses of x (rows, classes) summed times `scale`, and the gradients of all rows in dx.
+void RunPair(const char* op, int device, const float* x, int64_t rows, int64_t classes,
+             const DenseLabels& labels, float* dx, const Meeting& meeting, float scale, float* loss,
+             DLStream stream);
+void RunPair(const char* op, int device, const float* x, int64_t rows, int64_t classes,
+             const SparseLabels& labels, float* dx, const Meeting& meeting, float scale,
+             float* loss, DLStream stream);
+
+// The meeting is the int32 array of kMeetingPlaces + 1 zeros that a plan holds for the launch; it
+// is zero again when the launch is done, in what other launches may see.
+inline Meeting CheckedMeeting(const char* op, const DLArray* meeting) {
+  if (meeting->dtype != DL_INT32 || Numel(meeting) != kMeetingPlaces + 1)
+    Fail("%s: expected %d int32 zeros to meet at, got %s of %s", op, kMeetingPlaces + 1,
+         ShapeText(meeting).c_str(), DtypeText(meeting->dtype));
+  return Meeting{(float*)meeting->data + 1, (unsigned*)meeting->data};
+}
+
+inline float* CheckedLoss(const char* op, DLArray* loss) {
+  if (Numel(loss) != 1)
+    Fail("%s: expected a loss of 1 element, got shape %s", op, ShapeText(loss).c_str());
+  return Out(op, loss);
+}
+
+}  // namespace cuda
+}  // namespace dlsys
