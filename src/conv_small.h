@@ -35,8 +35,8 @@ inline ConvPool CheckedConvPool(const char* op, const DLArray* x, const DLArray*
   CheckPlanes(op, y);
   CheckSameShape(op, y, code);
   const Pair size = PlaneOf(f), out = PlaneOf(y), pad = Unpack(before), plane = PlaneOf(x);
-  const bool fits = x->shape[0] == y->shape[0] && x->shape[1] == f->shape[1] &&
-                    f->shape[0] == y->shape[1];
+  const bool fits =
+      x->shape[0] == y->shape[0] && x->shape[1] == f->shape[1] && f->shape[0] == y->shape[1];
   if (!fits)
     Fail("%s: %s by %s does not give %s", op, ShapeText(x).c_str(), ShapeText(f).c_str(),
          ShapeText(y).c_str());
@@ -50,9 +50,9 @@ inline ConvPool CheckedConvPool(const char* op, const DLArray* x, const DLArray*
     Fail("%s: windows lie outside of the planes: %s and %s", op, ShapeText(x).c_str(),
          ShapeText(y).c_str());
   const Pair one{1, 1};
-  const Conv conv{x->shape[0], x->shape[1], f->shape[0],
-                  1,           plane,       size,
-                  {out.h * window, out.w * window}, one, pad, one};
+  const Conv conv{
+      x->shape[0], x->shape[1], f->shape[0], 1, plane, size, {out.h * window, out.w * window},
+      one,         pad,         one};
   return {conv, out, window};
 }
 

@@ -142,12 +142,12 @@ class GpuRuns(Runs, unittest.TestCase):
             np.testing.assert_array_equal(times.asnumpy(), np.full(1000, 2 * k, np.float32))
 
     def test_many_feeds_and_odd_addresses(self):
-        xs = [ad.Variable(f"x{k}") for k in range(70)]
+        xs, dtype = [ad.Variable(f"x{k}") for k in range(70)], np.dtype(np.float32)
         executor = ad.Executor([ad.sum_node_list(xs)], self.ctx)
         for turn in range(3):
             whole = ndarray.array(np.arange(70 * 7 + 1, dtype=np.float32) + turn, self.ctx)
             parts = {
-                x: ndarray.NDArray.from_block(whole.block, 4 * (7 * k + 1), (7,), np.dtype(np.float32))
+                x: ndarray.NDArray.from_block(whole.block, 4 * (7 * k + 1), (7,), dtype)
                 for k, x in enumerate(xs)
             }
             total = executor.run(parts, convert_to_numpy_ret_vals=True)[0]

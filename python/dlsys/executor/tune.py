@@ -66,11 +66,6 @@ def key_of(node: Node) -> str:
     return f"{node.op.kernel} {arrays[0]} -> {arrays[1]} | {numbers} | {precision}"
 
 
-def chosen(node: Node) -> str:
-    """The name of the implementation that a node is marked with; "" for the kernel's own rule."""
-    return str(node.attrs.get("choice", ""))
-
-
 def _array(spec: Spec) -> str:
     return f"{spec.dtype}({','.join(map(str, spec.shape))})"
 
