@@ -80,7 +80,7 @@ def native_run() -> dict[str, Any]:
     ours = Ours("mlp", 1, cpu(0))
     ours.step()
     program = _runner(ours.executor)
-    (segment,) = program._segments
+    (segment,) = program.segments
     return {
         **difference_us(ours.step, lambda: segment.run(0)),
         "steps": len(program.plan.steps),

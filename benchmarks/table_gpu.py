@@ -87,9 +87,11 @@ def race(results: Results) -> str:
             )
     head = ["training step, ms", "dlsys", *PEERS, "of the best peer", "host, µs a `run`"]
     rounds = ours["ms"]["n"]
-    versions = ", ".join(f"{name} {text}" for name, text in record["race"]["versions"].items())
-    note = f"Medians of {rounds} rounds. {versions}. {source(record)}"
-    return f"{rows(head, body)}\n\n{note}"
+    versions = [f"{name} {text}" for name, text in record["race"]["versions"].items()]
+    took_part = ", ".join(versions) or "No peer took part"
+    picture = "![training steps](race.svg)\n\n" if versions else ""
+    note = f"Medians of {rounds} rounds. {took_part}. {source(record)}"
+    return f"{picture}{rows(head, body)}\n\n{note}"
 
 
 def drawn(results: Results) -> str:
@@ -103,7 +105,9 @@ def drawn(results: Results) -> str:
             each["kernels"],
             f"{each['floor_ms']:.4f}",
             f"{each['floor_ms'] / each['ms']['median']:.0%}",
-            f"{(each['peak_nbytes'] - each['data_nbytes']) / 2**20:.0f}",
+            f"{(each['peak_nbytes'] - each['data_nbytes']) / 2**20:.0f}"
+            if "data_nbytes" in each
+            else "",
             f"{each['first_s']:.3f}",
         ]
         for each in ours
@@ -187,6 +191,8 @@ def draw(results: Results, path: Path) -> str:
         record = results.read("gpu")
     except (ImportError, FileNotFoundError) as missing:
         return f"{path.name}: left as it is, for want of {missing}"
+    if not record["race"]["versions"]:
+        return f"{path.name}: not drawn, no peer took part"
     matplotlib.rcParams.update({"svg.hashsalt": "race", "svg.fonttype": "none"})
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.add_subplot()

@@ -4,7 +4,7 @@
 
 Errors and unexpected successes count as failed, and so does a run without a single test. Reasons
 for skipping are printed with their counts. Under DLSYS_REQUIRE_GPU=1 a skipped test is a failure,
-unless its reason begins with `not installed:`, which is about a program beside the GPU.
+unless its reason begins with `not here:`, which is about a program beside the GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tally:
         if outcome == "skipped":
             reason = reason or "no reason given"
             self.reasons[reason] += 1
-            if self.skips_fail and not reason.startswith("not installed:"):
+            if self.skips_fail and not reason.startswith("not here:"):
                 outcome = "failed"
         worst = max(outcome, self.outcomes.get(test.id(), "passed"), key=self.RANK.index)
         self.outcomes[test.id()] = worst

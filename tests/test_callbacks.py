@@ -353,7 +353,7 @@ class Reports(InFolder):
             from tensorboardX.proto.event_pb2 import Event
             from tensorboardX.record_writer import RecordWriter  # noqa: F401
         except ImportError:
-            self.skipTest("not installed: tensorboardX")
+            self.skipTest("not here: tensorboardX")
         self.fit(train.TensorBoard(self.folder), epochs=2, metrics=(train.accuracy,), log_every=1)
         values: dict[str, list[int]] = {}
         content = next(self.folder.glob("events*")).read_bytes()

@@ -80,7 +80,7 @@ class Safetensors(InFolder):
         try:
             from safetensors.numpy import load_file, save_file
         except ImportError:
-            self.skipTest("not installed: safetensors")
+            self.skipTest("not here: safetensors")
         ours = {n: a for n, a in arrays().items() if n not in ("turned", "big-endian")}
         safetensors.write(self.path, ours, {"a": "b"})
         theirs = load_file(self.path)

@@ -262,7 +262,7 @@ BROWSER = next(
 
 
 @needs_matplotlib
-@unittest.skipIf(BROWSER is None, "not installed: Chromium")
+@unittest.skipIf(BROWSER is None, "not here: Chromium")
 class Browser(unittest.TestCase):
     """Headless Chromium opens the page from a file."""
 

@@ -137,7 +137,7 @@ class File(InFolder):
             file.add("chip", {"b": SOME})
         self.assertEqual(set(file.measurements("chip")), {"a", "b"})
 
-    @unittest.skipIf(os.geteuid() == 0, "root writes everywhere")
+    @unittest.skipIf(os.geteuid() == 0, "not here: a user whom permissions hold back")
     def test_a_folder_that_may_not_be_written(self) -> None:
         self.path.parent.mkdir(mode=0o500)
         with self.assertWarnsRegex(RuntimeWarning, "Permission denied"):
