@@ -139,7 +139,7 @@ NVCCFLAGS ?=
 LDFLAGS ?=
 BASE_CXXFLAGS := -std=c++17 -O3 -fPIC -pthread -Isrc -fno-math-errno -fno-trapping-math \
   -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra
-BASE_NVCCFLAGS = -std=c++17 -O3 -Isrc --threads $(JOBS) $(GENCODE) \
+BASE_NVCCFLAGS = -std=c++17 -O3 -Isrc -Xfatbin -compress-all --threads $(JOBS) $(GENCODE) \
   -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(addprefix -I,$(CUDA_INCLUDE)) -ccbin $(CXX) \
   -Xcompiler -fPIC,-pthread,-fvisibility=hidden,-fvisibility-inlines-hidden,-Wall,-Wextra
 

@@ -40,10 +40,4 @@ inline void CheckStates(const char* op, int states, const DLArrayList* updated,
   for (int64_t k = 0; k < grads->count; k++) In(op, grads->arrays[k]);
 }
 
-inline int64_t TotalNumel(const DLArrayList* list) {
-  int64_t n = 0;
-  for (int64_t k = 0; k < list->count; k++) n += Numel(list->arrays[k]);
-  return n;
-}
-
 }  // namespace dlsys

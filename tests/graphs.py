@@ -10,12 +10,32 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
-from dlsys.graph.node import Node
+from dlsys.graph.node import Node, find_topo_sort
+from dlsys.graph.shapes import infer
+from dlsys.passes.simplify import simplify
 
 
 def evaluate(fetches: Sequence[Node], feeds: Mapping[Node, Any] | None = None, ctx=None) -> list:
     """The values of some nodes, computed once, as numpy arrays."""
     return ad.Executor(fetches, ctx).run(feeds or {}, convert_to_numpy_ret_vals=True)
+
+
+def variable(name: str, *shape: int, dtype: Any = np.float32) -> Node:
+    """A Variable whose spec is known."""
+    return ad.Variable(name, shape=shape, dtype=dtype)
+
+
+def simplified(fetches: Sequence[Node]) -> list[Node]:
+    """The fetches of a graph of such Variables as the passes for native devices get them."""
+    order = find_topo_sort(fetches)
+    leaves = {x: x.spec for x in order if x.op.leaf in ("feed", "state")}
+    return simplify(order, infer(order, leaves, native=True), fetches, native=True)
+
+
+def operators(fetches: Sequence[Node]) -> list[str]:
+    """The names of the operators that compute in a graph, sorted."""
+    order = find_topo_sort(fetches)
+    return sorted(x.op.name for x in order if not (x.op.leaf or x.op.view or not x.op.outputs))
 
 
 def here() -> str:

@@ -7,12 +7,16 @@ seconds after each step, for tests that end it from outside.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import re
 import sys
+import tempfile
 import time
+import unittest
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -25,6 +29,8 @@ from dlsys.data import mnist, write_idx  # noqa: E402
 
 TRAIN, VALIDATION, TEST = 200, 100, 60  # images
 BATCHES = 10  # an epoch at --batch-size 20
+MLP = ("-m", "mlp", "--hidden", "16", "--batch-size", "20")
+ENDING = re.compile(r"validation set accuracy=(\d\.\d{6})\ntest set accuracy=(\d\.\d{6})\n\Z")
 
 
 class Done(NamedTuple):
@@ -76,6 +82,35 @@ def run(*arguments: object) -> Done:
         except SystemExit as end:
             status = int(end.code or 0)
     return Done(status, out.getvalue(), err.getvalue())
+
+
+def needs(module: str, extra: str) -> Any:
+    """Skips a test where an optional library is missing."""
+    missing = importlib.util.find_spec(module) is None
+    return unittest.skipIf(missing, f"no {module}: pip install 'dlsys[{extra}]'")
+
+
+class Folder(unittest.TestCase):
+    """A folder of its own, with a small data set in data/."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.data = self.folder / "data"
+        self.data.mkdir()
+        write(self.data)
+
+    def done(self, *arguments: object) -> str:
+        """The output of a run that ends well."""
+        done = run(*arguments, "--data-dir", self.data)
+        self.assertEqual((done.status, done.err), (0, ""))
+        return done.out
+
+    def refused(self, pattern: str, *arguments: object, status: int = 2) -> None:
+        done = run(*arguments)
+        self.assertEqual(done.status, status, done)
+        self.assertRegex(done.err, pattern)
 
 
 def main() -> int:

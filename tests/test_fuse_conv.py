@@ -155,6 +155,12 @@ class Rewrites(unittest.TestCase):
                 for a, b in zip(run(fetches, feeds, None), run(fetches, feeds, self.ctx)):
                     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
+    def test_a_pool_in_a_group_is_left(self):
+        layer = Layer(3, 4, 3)
+        feeds = layer.feeds((2, 3, 8, 8))
+        pooled = ad.max_pool_op(ad.relu_op(layer.conv), window=2)
+        self.assert_unfused(layer.names(feeds, self.ctx, [pooled[0], ad.group_op(pooled)]))
+
     def test_forward_alone(self):
         layer = Layer(3, 4, 3)
         feeds = layer.feeds((2, 3, 8, 8))

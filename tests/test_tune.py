@@ -1,5 +1,5 @@
-"""Kernels chosen by measurement: the file of measurements, what is chosen from it, and that every
-implementation that may be chosen is right.
+"""Kernels chosen by measurement: what is chosen, and that whatever may be chosen is right. The file
+of measurements is in test_choices.py.
 """
 
 from __future__ import annotations
@@ -7,13 +7,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import unittest
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,147 +16,17 @@ from unittest import mock
 
 import numpy as np
 
-import dlsys
 from devices import native_contexts, require
 from dlsys import autodiff as ad
 from dlsys import ndarray
-from dlsys.errors import KernelError, NotApplicableError
+from dlsys.errors import KernelError, NotApplicableError, OutOfMemoryError
 from dlsys.executor import tune
 from dlsys.executor.lower import call_kernel
 from dlsys.executor.trial import BY_RULE, Choice, Trial
-from dlsys.runtime.choices import ChoiceFile, Measurement, default_path
+from dlsys.runtime.choices import ChoiceFile, Measurement
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
 from dlsys.settings import settings
-
-PACKAGE = Path(dlsys.__file__).parent.parent
-ADDER = """
-import sys
-from pathlib import Path
-from dlsys.runtime.choices import ChoiceFile, Measurement
-path, name, count = sys.argv[1:]
-for k in range(int(count)):
-    ChoiceFile(Path(path)).add("chip", {f"{name} {k}": Measurement("fast", "", 1.0, 2.0)})
-    print(k, flush=True)
-"""
-SOME = Measurement("fast", "cuDNN 9.0.0", 1.5, 2.0)
-
-
-class InFolder(unittest.TestCase):
-    def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "of dlsys" / "choices.json"
-
-    def adder(self, name: str, count: int) -> subprocess.Popen:
-        """A process that adds measurements one by one and says when each is in."""
-        return subprocess.Popen(
-            [sys.executable, "-c", ADDER, str(self.path), name, str(count)],
-            env={**os.environ, "PYTHONPATH": str(PACKAGE)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def keys(self) -> set[str]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return set(ChoiceFile(self.path).measurements("chip"))
-
-
-class File(InFolder):
-    def test_what_is_added_is_there_for_all(self) -> None:
-        ours, others = ChoiceFile(self.path), ChoiceFile(self.path)
-        self.assertEqual(ours.measurements("chip"), {})
-        ours.add("chip", {"a": SOME})
-        self.assertEqual(others.measurements("chip"), {"a": SOME})
-        others.add("chip", {"b": SOME._replace(choice="")})
-        others.add("other chip", {"a": SOME})
-        self.assertEqual(set(ours.measurements("chip")), {"a", "b"})
-        self.assertEqual(ours.measurements("other chip"), {"a": SOME})
-
-    def test_processes_at_once_lose_nothing(self) -> None:
-        adders = [self.adder(name, 40) for name in ("x", "y")]
-        for adder in adders:
-            adder.communicate(timeout=60)
-            self.assertEqual(adder.returncode, 0)
-        self.assertEqual(self.keys(), {f"{name} {k}" for name in "xy" for k in range(40)})
-
-    def test_killed_in_the_middle(self) -> None:
-        """What was in stays, the file is whole at any moment and can be written."""
-        many = {f"before {k}": SOME for k in range(2000)}  # so that writing takes a while
-        ChoiceFile(self.path).add("chip", many)
-        for seen in (1, 7, 12):
-            with self.adder(f"after {seen}", 100_000) as adder:
-                assert adder.stdout is not None
-                for _ in range(seen):
-                    adder.stdout.readline()
-                for _ in range(20):  # while others go in
-                    self.assertLess(len(many), len(self.keys()))
-                adder.send_signal(signal.SIGKILL)
-            self.assertLessEqual({f"after {seen} {k}" for k in range(seen)}, self.keys())
-            ChoiceFile(self.path).add("chip", {f"then {seen}": SOME})
-            self.assertIn(f"then {seen}", self.keys())
-
-    def test_what_is_no_such_file_is_told_and_replaced(self) -> None:
-        good = {"format": "dlsys kernel choices", "version": 1}
-        self.path.parent.mkdir()
-        for content, reason in [
-            (b"", "no JSON"),
-            (b'{"format": "dlsys kernel cho', "no JSON"),
-            (b"\xff\x00", "no JSON"),
-            (b"[1]", "does not say"),
-            (b'{"a": 1}', "does not say"),
-            (json.dumps(good | {"version": 2}).encode(), "version 2, expected 1"),
-            (json.dumps(good).encode(), "another shape"),
-            (json.dumps(good | {"choices": {"chip": {"a": {"us": 1}}}}).encode(), "another shape"),
-        ]:
-            with self.subTest(content=content):
-                self.path.write_bytes(content)
-                file = ChoiceFile(self.path)
-                with self.assertWarnsRegex(RuntimeWarning, f"is not used.*{reason}"):
-                    self.assertEqual(file.measurements("chip"), {})
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")  # it is told once
-                    self.assertEqual(file.measurements("chip"), {})
-                    file.add("chip", {"a": SOME})
-                self.assertEqual(self.keys(), {"a"})
-
-    def test_a_folder_that_cannot_be_written(self) -> None:
-        """Measurements hold in this process, and it is told once."""
-        self.path.parent.write_text("a file where a folder should be")
-        file = ChoiceFile(self.path)
-        with self.assertWarnsRegex(RuntimeWarning, "cannot be kept in"):
-            file.add("chip", {"a": SOME})
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            file.add("chip", {"b": SOME})
-        self.assertEqual(set(file.measurements("chip")), {"a", "b"})
-
-    @unittest.skipIf(os.geteuid() == 0, "not here: a user whom permissions hold back")
-    def test_a_folder_that_may_not_be_written(self) -> None:
-        self.path.parent.mkdir(mode=0o500)
-        with self.assertWarnsRegex(RuntimeWarning, "Permission denied"):
-            ChoiceFile(self.path).add("chip", {"a": SOME})
-
-    def test_where_it_is(self) -> None:
-        with mock.patch.object(settings, "tune_cache", None):
-            with mock.patch.dict(os.environ, XDG_CACHE_HOME="/caches"):
-                self.assertEqual(default_path(), Path("/caches/dlsys/choices.json"))
-            with mock.patch.dict(os.environ, XDG_CACHE_HOME="", HOME="/home/me"):
-                self.assertEqual(default_path(), Path("/home/me/.cache/dlsys/choices.json"))
-        with mock.patch.object(settings, "tune_cache", "/elsewhere/a.json"):
-            self.assertEqual(default_path(), Path("/elsewhere/a.json"))
-
-
-class Settings(unittest.TestCase):
-    def test_another_mode_is_refused(self) -> None:
-        done = subprocess.run(
-            [sys.executable, "-c", "import dlsys.settings"],
-            env={"PYTHONPATH": str(PACKAGE), "DLSYS_TUNE": "fast"},
-            capture_output=True,
-            text=True,
-        )
-        self.assertIn("DLSYS_TUNE=fast: expected cached, off, full", done.stderr)
 
 
 def depthwise(ctx: Context) -> tuple[ad.Executor, dict[ad.Node, np.ndarray]]:
@@ -173,11 +38,13 @@ def depthwise(ctx: Context) -> tuple[ad.Executor, dict[ad.Node, np.ndarray]]:
     return executor, {node: value.astype(np.float32) for node, value in feeds.items()}
 
 
-class Cached(InFolder):
+class Cached(unittest.TestCase):
     """Tests with a file of their own."""
 
     def setUp(self) -> None:
-        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name) / "choices.json"
         self.mode("full")
         patch = mock.patch.object(settings, "tune_cache", str(self.path))
         patch.start()
@@ -228,7 +95,7 @@ class Choosing(Cached):
         self.assertIn("by measurement: conv2d by implicit_gemm", str(report))
         self.mode("off")
         by_rule = depthwise(self.ctx)[0]
-        wanted = by_rule.run(dict(zip(by_rule._feeds, feeds.values())), True)[0]
+        wanted = by_rule.run(dict(zip(by_rule._feeds.nodes, feeds.values())), True)[0]
         np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
 
     def test_the_kernel_is_told(self) -> None:
@@ -293,6 +160,13 @@ class Choosing(Cached):
         executor = ad.Executor([ad.conv2d(x, f)], self.ctx)
         with self.times(rule=10, depthwise=1, implicit_gemm=9):
             self.assertEqual(self.choices_of(executor, feeds), ("conv2d by implicit_gemm",))
+
+    def test_without_memory_to_measure_the_rule_stays(self) -> None:
+        full = mock.patch.object(tune, "Trial", side_effect=OutOfMemoryError("none is left"))
+        with full, contextlib.redirect_stderr(io.StringIO()) as told:
+            self.assertEqual(self.chosen(), ())
+        self.assertRegex(told.getvalue(), r"no memory to measure conv2d .*by rule: none is left")
+        self.assertFalse(self.path.exists())
 
     def test_what_the_library_does_not_have_is_not_used(self) -> None:
         """Implementations of other states of the sources, or of other versions of cuDNN."""
@@ -394,7 +268,7 @@ def products(rows: int, depth: int, columns: int) -> list[ad.Node]:
 def tunable(fetches: list[ad.Node], ctx: Context, precision: str, **shapes: Any) -> list[ad.Node]:
     """The nodes of an executor's graph whose kernels let choose."""
     executor = ad.Executor(fetches, ctx, precision)
-    known = {x: x.attrs.get("shape") or shapes[x.name] for x in executor._feeds}
+    known = {x: x.attrs.get("shape") or shapes[x.name] for x in executor._feeds.nodes}
     plan = executor.plan(known)
     return [step.node for step in plan.steps if step.node.op.tunable]
 
@@ -489,7 +363,9 @@ class GpuChoosing(Cached):
             self.mode(name)
             fetches = convolutions(x, f, attrs)
             executor = ad.Executor(fetches, gpu(0), "tf32")
-            feeds = dict(zip(sorted(executor._feeds, key=lambda v: "xfb".index(v.name[0])), given))
+            feeds = dict(
+                zip(sorted(executor._feeds.nodes, key=lambda v: "xfb".index(v.name[0])), given)
+            )
             with contextlib.redirect_stderr(io.StringIO()):
                 results = [executor.run(feeds, True) for _ in range(3)]
             for again in results[1:]:  # recorded

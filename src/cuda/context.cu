@@ -177,9 +177,12 @@ int Multiprocessors(int device) {
 }
 
 int ComputeMajor(int device) {
-  int major = 0;
+  int major = 0, minor = 0, found = 0;
   Check("device", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major;
+  Check("device", cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  for (const int arch : {__CUDA_ARCH_LIST__})  // ascending, 900 for sm_90
+    if (arch <= 100 * major + 10 * minor) found = arch / 100;
+  return found;
 }
 
 void Report(const char* op, cudaError_t status) {

@@ -15,7 +15,9 @@ void Use(const char* op, int device);
 
 int DeviceCount();                // fails with DL_UNAVAILABLE and the reason when there is none
 int Multiprocessors(int device);  // of a device that was used before
-int ComputeMajor(int device);     // 9 on an H200
+// 9 on an H200; less where the newest code that this library has for the GPU is for older ones:
+// kernels compiled for those neither wait for earlier ones nor meet in clusters.
+int ComputeMajor(int device);
 
 // Turns a CUDA status into a failure and clears it; a fault that has destroyed the context is
 // remembered.
@@ -43,6 +45,17 @@ inline void Enter(const char* op, const DLArray* first, const Arrays*... rest) {
   (CheckArray(op, rest, first->ctx), ...);
   Use(op, first->ctx.device_id);
 }
+
+// While it lives a thread that records a program may allocate and free memory, itself or through a
+// library: that is no part of the recording.
+class RelaxedRecording {
+ public:
+  RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 // Device memory for the length of a launcher. The allocator hands the block out again on the same
 // stream only, so it may be given back as soon as the kernels that use it are queued.

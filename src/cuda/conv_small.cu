@@ -122,9 +122,11 @@ __device__ __forceinline__ void Spread(const Task& t, const float* dy, const uin
   }
 }
 
+// To the end of the last quad, for which there is room behind the planes.
 __device__ __forceinline__ void Clear(float* to, int numel) {
   const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
-  for (int k = (int)threadIdx.x; k < numel / 4; k += (int)blockDim.x) ((float4*)to)[k] = zeros;
+  const int quads = (numel + 3) / 4;
+  for (int k = (int)threadIdx.x; k < quads; k += (int)blockDim.x) ((float4*)to)[k] = zeros;
 }
 
 // Adds what the slices have summed, always in the same order, and writes dx (outputs, h, w).
@@ -194,14 +196,6 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- launchers ----
 
-constexpr int kOutputChoices[] = {2, 4, 6};
-
-int FilterPitch(int choice, int groups) {
-  using Pitch = int (*)(int64_t);
-  static constexpr Pitch pitches[] = {Vectors<2>::Pitch, Vectors<4>::Pitch, Vectors<6>::Pitch};
-  return pitches[choice](groups);
-}
-
 // Instructions of a thread that sums over `channels` planes.
 double Instructions(const Task& t, int channels, int side, int outputs) {
   const int of_tap = side * side * outputs + CeilDiv(outputs, outputs % 4 ? 2 : 4);
@@ -211,7 +205,7 @@ double Instructions(const Task& t, int channels, int side, int outputs) {
 // Lays filters and planes in shared memory: rows so far apart that threads beside and below each
 // other read other banks, or as close as they fit where that takes too much.
 void Lay(Task* t, int side, int choice) {
-  t->pitch = FilterPitch(choice, t->groups);
+  t->pitch = PitchOf(choice, t->groups);
   t->filter_numel = RoundUp((int64_t)t->channels * t->kh * t->kw * t->pitch, 4);
   const int rows = t->down * side + t->kh - 1, width = t->across * side + t->kw - 1;
   const int close = RoundUp(width, 2), banks = side % 2 ? 32 : 16;

@@ -38,6 +38,14 @@ struct Vectors {
   }
 };
 
+constexpr int kOutputChoices[] = {2, 4, 6};  // of a thread
+
+inline int PitchOf(int choice, int64_t groups) {
+  using Pitch = int (*)(int64_t);
+  static constexpr Pitch pitches[] = {Vectors<2>::Pitch, Vectors<4>::Pitch, Vectors<6>::Pitch};
+  return pitches[choice](groups);
+}
+
 // Planes in shared memory: `rows` of `width` floats, `pitch` and `plane` floats apart.
 struct Frame {
   int rows, width, pitch, plane;

@@ -171,14 +171,7 @@ __global__ void JoinWorkersKernel(const float* partial, int workers, int numel, 
 
 // ---- launchers ----
 
-constexpr int kOutputChoices[] = {2, 4, 6};
 constexpr int kMostResident = 4;  // blocks a multiprocessor, each with sums to be added
-
-int PitchOf(int choice, int64_t groups) {
-  using Pitch = int (*)(int64_t);
-  static constexpr Pitch pitches[] = {Vectors<2>::Pitch, Vectors<4>::Pitch, Vectors<6>::Pitch};
-  return pitches[choice](groups);
-}
 
 int WidthOf(int64_t taps) { return 3 + 2 * TapsFor(taps); }
 

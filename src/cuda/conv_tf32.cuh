@@ -174,15 +174,16 @@ __device__ __forceinline__ void CopyPlanes(float* to, int pitch, int rows, int v
 template <class Task>
 void LaunchTask(const Place& at, void (*kernel)(Task), int64_t blocks, int threads, int64_t nbytes,
                 const Task& task) {
-  Check(at.op,
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)nbytes));
+  AllowShared(at.op, (const void*)kernel, (size_t)nbytes);
   Launch(at.op, kernel, (unsigned)blocks, (unsigned)threads, (size_t)nbytes, at.stream, task);
 }
 
 // How many bytes of shared memory a block may have at most.
 int64_t MostShared(const Place& at);
 
-std::vector<std::string> FilterTilesTf32();  // the names of its variants
+// The names of their variants.
+std::vector<std::string> CorrelateTilesTf32();
+std::vector<std::string> FilterTilesTf32();
 
 // The whole result by tensor cores, or false where that is not possible or, by rule, no gain.
 bool CorrelateTf32(const Place& at, const Correlation& c);

@@ -4,9 +4,8 @@
 // A task says what is multiplied: the first factor is a matrix of rows `RowPitch` apart, of which a
 // layer of the depth adds an offset; where an element of the second lies on a plane is the sum of
 // what its column and what its layer contribute, an offset and a coordinate. What depends on the
-// depth is computed once a block for kTable layers, into shared memory. The rest is the product of
-// matmul.cu: panels kDepth deep pass through two buffers, and a thread keeps an outer product of
-// quads in registers.
+// depth is computed once a block for kTable layers, into shared memory. Panels kDepth deep pass
+// through two buffers, and a thread keeps an outer product of quads in registers.
 #pragma once
 #include "cuda/launch.cuh"
 
@@ -15,7 +14,7 @@ namespace cuda {
 
 constexpr int kDepth = 8;                      // layers of a panel
 constexpr int kTable = 256;                    // layers whose places are known ahead
-constexpr int kQuadRows = 16, kQuadCols = 32;  // how far a thread's quads lie apart, see matmul.cu
+constexpr int kQuadRows = 16, kQuadCols = 32;  // how far a thread's quads lie apart
 constexpr int kNowhere = -(1 << 30);           // a coordinate off every plane
 constexpr int64_t kNoOffset = INT64_MIN / 4;
 

@@ -29,16 +29,6 @@ void Memory(int id, size_t* free_nbytes, size_t* total_nbytes) {
   Check("device memory", cudaMemGetInfo(free_nbytes, total_nbytes));
 }
 
-// A thread that records a program may allocate: the block is no part of the recording.
-class RelaxedRecording {
- public:
-  RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 void* Alloc(int id, size_t nbytes) {
   Use("allocate", id);
   void* data = nullptr;
@@ -54,6 +44,7 @@ void* Alloc(int id, size_t nbytes) {
 
 void Release(int id, void* data) {
   Use("free", id);
+  const RelaxedRecording relaxed;
   const cudaError_t status = cudaFree(data);
   if (status != cudaErrorCudartUnloading) Check("free", status);
 }

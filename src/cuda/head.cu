@@ -176,6 +176,7 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
   layers.x = In(op, x);
   layers.rows = x->shape[0];
   const auto check = [&](const DLArray* a, int64_t rows, int64_t columns) {
+    CheckArray(op, a, x->ctx);
     if (a->ndim != 2 || a->shape[0] != rows || a->shape[1] != columns)
       Fail("%s: expected shape (%ld, %ld), got %s", op, (long)rows, (long)columns,
            ShapeText(a).c_str());
@@ -183,7 +184,6 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
   int64_t k = x->shape[1], bias = 0;
   for (int l = 0; l < layers.count; l++, code >>= 10) {
     const DLArray* w = weights->arrays[l];
-    Enter(op, x, w);
     Layer& layer = layers.of[l];
     layer.activation = CheckedMap(op, code & 15, 0, kActivations);
     layer.slope = CheckedMap(op, code >> 4 & 15, 0, kActivationGradients);
@@ -197,6 +197,7 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
     if (code >> 9 & 1) {
       if (bias == biases->count || Numel(biases->arrays[bias]) != n)
         Fail("%s: expected a bias of %ld elements for layer %d", op, (long)n, l);
+      CheckArray(op, biases->arrays[bias], x->ctx);
       layer.bias = In(op, biases->arrays[bias++]);
     }
     if (l + 1 < layers.count) {
@@ -226,7 +227,10 @@ void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
     return RunHead<8>(op, x->ctx, layers,
                       SparseLabels{CheckedLabels(op, labels, dlogits, Rows(op, dlogits)), dy},
                       target, stream);
-  CheckSameShape(op, dlogits, labels);
+  const Rows given(op, labels);  // of as many axes as the caller's logits had
+  if (given.count != layers.rows || given.classes != dlogits->shape[1])
+    Fail("%s: labels %s do not fit logits %s", op, ShapeText(labels).c_str(),
+         ShapeText(dlogits).c_str());
   RunHead<8>(op, x->ctx, layers, DenseLabels{In(op, labels), dy}, target, stream);
 }
 

@@ -8,7 +8,8 @@ namespace cuda {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = int64_t(1) << 20;
-constexpr size_t kPlainShared = 48 << 10;  // shared memory that a launch may have unasked
+// Of shared memory, what a launch may have unasked beside 4 KB that its kernel declares.
+constexpr size_t kPlainShared = 44 << 10;
 
 inline int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -25,6 +26,19 @@ inline thread_local bool next_may_be_early = true;
 inline void CountLaunch() {
   next_may_be_early = true;  // within a step each kernel waits for the one before
   Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Lets a kernel take `nbytes` of shared memory as it is launched. It may then have all that a block
+// can: a limit by launch would fall under that of another thread's.
+inline void AllowShared(const char* op, const void* kernel, size_t nbytes) {
+  if (nbytes <= kPlainShared) return;
+  int device = 0, most = 0;
+  cudaFuncAttributes attributes;
+  Check(op, cudaGetDevice(&device));
+  Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  Check(op, cudaFuncGetAttributes(&attributes, kernel));
+  Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 most - (int)attributes.sharedSizeBytes));
 }
 
 // Queues a kernel on the stream; a grid without blocks is no work and no launch.
@@ -49,9 +63,7 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
                            DLStream stream, Args... args) {
   if (grid == 0) return;
   early = early && next_may_be_early;
-  if (shared_nbytes > kPlainShared)
-    Check(op, cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   (int)shared_nbytes));
+  AllowShared(op, (const void*)kernel, shared_nbytes);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = cluster;

@@ -17,7 +17,7 @@ constexpr int kMaxSplits = 8;  // the largest cluster that every chip has
 struct Problem {
   Product product;
   int row_tiles, col_tiles, splits;
-  int64_t part;           // the depth is cut into `splits` parts of `part`, a multiple of kDepth
+  int64_t part;           // the depth is cut into `splits` parts of `part`, whole quads
   bool whole_a, whole_b;  // rows and base address allow 16-byte copies
   bool whole_out;         // and so do those of C and of what the epilogue reads
   float* partial;         // (splits, m, n) and then (splits, sums), or null: a cluster adds

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, GraphError, ShapeError
+from ..errors import DeviceError, GraphError
 from ..graph.collector import paused_collector
 from ..graph.node import Node, Spec, find_topo_sort, hooks
-from ..graph.shapes import FLOAT32, infer
+from ..graph.shapes import infer
 from ..graph.text import text
 from ..ndarray import NDArray
 from ..ops.source import Parameter
@@ -29,6 +29,7 @@ from ..runtime.device import DL_GPU, Context
 from ..settings import settings
 from . import state
 from .check import checker
+from .feeds import Feeds
 from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import Reference
@@ -68,8 +69,7 @@ class Executor:
         self.node_to_shape_map: dict[Node, Any] | None = None
         self._arrays: dict[Node, Any] | None = None
         self.recorder: Any = None  # a profile.Profile that times every step of every run
-        self._feeds = [node for node in self.topo_order if node.op.leaf == "feed"]
-        self._known_feeds = frozenset(self._feeds)
+        self._feeds = Feeds(self.topo_order, ctx)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
         self._runners: OrderedDict[tuple, Any] = OrderedDict()
         self._alone = _OneThread()
@@ -169,55 +169,9 @@ class Executor:
 
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, list[Any]]:
         """The bound plan for these feeds, and the feeds in its order."""
-        values = self._feed_values(feed_dict or {})
+        values = self._feeds.values(feed_dict or {})
         runner, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
         return runner, values if picks is None else [values[k] for k in picks]
-
-    def _feed_values(self, feed_dict: Mapping[Node, Any]) -> list[Any]:
-        values = []
-        for node in self._feeds:
-            try:
-                value = feed_dict[node]
-            except KeyError:
-                raise GraphError(
-                    f"{node.name} is not fed; the graph reads it, so add it to feed_dict "
-                    f"[{node.where}]"
-                ) from None
-            if type(value) is not np.ndarray or not value.dtype.isnative:
-                value = self._as_array(node, value)
-            values.append(value)
-        if len(feed_dict) != len(values):
-            self._refuse_unknown(feed_dict)
-        return values
-
-    def _as_array(self, node: Node, value: Any) -> Any:
-        """Anything that can be fed as an array; lists and numbers adapt to the declared dtype."""
-        if type(value) is NDArray:
-            return value if self.ctx is not None else value.asnumpy()
-        try:
-            array = np.asarray(value)
-        except ValueError:
-            array = np.asarray(None)
-        if array.dtype.kind not in "fiub":
-            raise ShapeError(
-                f"{node.name} is fed {type(value).__name__} that is no array of numbers "
-                f"[{node.where}]"
-            )
-        if not hasattr(value, "dtype"):
-            weak = FLOAT32 if array.dtype.kind == "f" else array.dtype
-            return array.astype(node.attrs.get("dtype", weak))
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-    def _refuse_unknown(self, feed_dict: Mapping[Node, Any]) -> None:
-        unknown = next(node for node in feed_dict if node not in self._known_feeds)
-        if isinstance(unknown, Parameter):
-            raise GraphError(
-                f"{unknown.name} is a Parameter and cannot be fed; use {unknown.name}.set(array)"
-            )
-        if not isinstance(unknown, Node):
-            raise GraphError(f"feed_dict has the key {unknown!r}, expected a Variable")
-        kind = "is not used by this graph" if unknown.op.leaf == "feed" else "is computed, not fed"
-        raise GraphError(f"{unknown.name} {kind}; remove it from feed_dict [{unknown.where}]")
 
     def _runner(self, key: tuple) -> tuple[Any, tuple[int, ...] | None]:
         """The plan for these feeds bound to memory, and which feeds it reads (None: all)."""
@@ -226,9 +180,10 @@ class Executor:
             self._moves = Parameter.moves
         entry = self._runners.get(key)
         if entry is None:
-            runner = self._bind(self._make_plan(self._feed_specs(key)))
-            picks = tuple(self._feeds.index(value.node.origin) for value in runner.plan.feeds)
-            entry = runner, None if picks == tuple(range(len(self._feeds))) else picks
+            runner = self._bind(self._make_plan(self._feeds.specs(key)))
+            fed = self._feeds.nodes
+            picks = tuple(fed.index(value.node.origin) for value in runner.plan.feeds)
+            entry = runner, None if picks == tuple(range(len(fed))) else picks
             self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
@@ -245,34 +200,6 @@ class Executor:
         return runner
 
     # ---- planning ----
-    def _feed_specs(self, key: Sequence[tuple]) -> dict[Node, Spec]:
-        return {node: self._feed_spec(node, *given) for node, given in zip(self._feeds, key)}
-
-    def _feed_spec(self, node: Node, shape: tuple[int, ...], dtype: np.dtype | None) -> Spec:
-        declared_shape, declared = node.attrs.get("shape"), node.attrs.get("dtype")
-        if declared_shape is not None:
-            fits = len(shape) == len(declared_shape) and all(
-                wanted in (None, got) for wanted, got in zip(declared_shape, shape)
-            )
-            if not fits:
-                raise ShapeError(
-                    f"{node.name} is fed shape {shape}, expected {declared_shape} [{node.where}]"
-                )
-        if declared is not None:
-            if dtype is not None and dtype != declared:
-                raise ShapeError(f"{node.name} is fed {dtype}, declared {declared} [{node.where}]")
-            return Spec(tuple(shape), declared)
-        if dtype is None:  # only shapes are asked about: assume the Parameters' dtype
-            floats = [p.dtype for p in self._parameters if p.dtype.kind == "f"]
-            dtype = floats[0] if floats else FLOAT32
-        if dtype.kind not in "fiub":
-            raise ShapeError(
-                f"{node.name} is fed an array of {dtype}, expected numbers [{node.where}]"
-            )
-        if self.ctx is not None:
-            dtype = FLOAT32
-        return Spec(tuple(shape), dtype, declared=False)
-
     def _infer(self, feeds: Mapping[Node, Spec]) -> dict[Node, Any]:
         leaves = dict(feeds)
         for parameter in self._parameters:
@@ -288,21 +215,14 @@ class Executor:
 
     def _plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         specs = self._infer(feeds)
-        native = self.ctx is not None
         debug = settings.debug
         if debug >= 3:
             print("# before simplify", text(self.eval_node_list, specs), sep="\n")
-        fetches = simplify(self.topo_order, specs, self.eval_node_list, native)
+        fetches = simplify(self.topo_order, specs, self.eval_node_list, self.ctx is not None)
         if debug >= 3:
             print("# after simplify", text(fetches), sep="\n")
-        if native:  # on numpy a call costs little, and a gradient dies at its own update
-            on_gpu = self.ctx is not None and self.ctx.device_type == DL_GPU
-            fetches = fuse(fuse_convolutions(fetches), on_gpu)
-            if not settings.debug_nan:  # which names operators; chains change no bits
-                fetches = fuse_chains(fetches)
-            fetches = group_updates(fetches)
-            set_precision(fetches, self.precision)
-            self._choose_kernels(fetches)
+        if self.ctx is not None:  # on numpy a call costs little, and a gradient dies at its update
+            fetches = self._for_kernels(fetches, self.ctx)
             if debug >= 3:
                 print("# after fuse and group_updates", text(fetches), sep="\n")
         order, values = schedule(fetches)
@@ -317,33 +237,28 @@ class Executor:
             print(plan)
         return plan
 
-    def _choose_kernels(self, fetches: list[Node]) -> None:
+    def _for_kernels(self, fetches: Sequence[Node], ctx: Context) -> list[Node]:
+        """The fetches over the graph as native devices run it, with fewer and chosen kernels."""
         from .tune import choose_kernels
 
-        assert self.ctx is not None
-        choose_kernels(fetches, self.ctx)
+        fetches = fuse(fuse_convolutions(fetches), gpu=ctx.device_type == DL_GPU)
+        if not settings.debug_nan:  # which names operators; chains change no bits
+            fetches = fuse_chains(fetches)
+        fetches = group_updates(fetches)
+        set_precision(fetches, self.precision)
+        choose_kernels(fetches, ctx)
+        return fetches
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
         """The plan for these feed shapes, without running it: print it, or read its byte counts."""
-        return self._make_plan(self._shape_specs(feed_shapes))
-
-    def _shape_specs(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> dict[Node, Spec]:
-        missing = [node.name for node in self._feeds if node not in feed_shapes]
-        if missing:
-            raise GraphError(f"the shapes of these Variables are missing: {', '.join(missing)}")
-        for node in self._feeds:
-            if not isinstance(feed_shapes[node], (tuple, list)):
-                raise ShapeError(
-                    f"{node.name}: {feed_shapes[node]!r} is no shape, expected a tuple of extents"
-                )
-        return {node: self._feed_spec(node, tuple(feed_shapes[node]), None) for node in self._feeds}
+        return self._make_plan(self._feeds.specs_of_shapes(feed_shapes))
 
     # ---- the assignment's views ----
     def infer_shape(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
         """Fills `node_to_shape_map` with the shape of every node of the graph, with no
         execution.
         """
-        specs = self._infer(self._shape_specs(feed_shapes))
+        specs = self._infer(self._feeds.specs_of_shapes(feed_shapes))
         self.node_to_shape_map = {
             node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
             for node, spec in specs.items()

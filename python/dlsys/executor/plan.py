@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..graph.node import Node, Spec
 from .lanes import LARGE, Order
-from .pack import ALIGNMENT, aligned, pack
+from .pack import aligned, pack
 
 Workspace = Callable[[Node], Sequence[Spec]]
 
@@ -266,6 +266,3 @@ def _largest_live_sum(spans: Sequence[tuple[int, int, int]], steps: int) -> int:
         live += delta
         largest = max(largest, live)
     return largest
-
-
-__all__ = ["ALIGNMENT", "Buffer", "Plan", "Step", "Value", "make_plan"]

@@ -8,27 +8,24 @@ Feeds and fetches may change between runs, so their addresses are patched in the
 from __future__ import annotations
 
 import sys
-import time
 import warnings
-import weakref
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, DeviceLostError, DlsysError, GraphError
+from ..errors import DeviceError, DeviceLostError, DlsysError
 from ..graph.node import Node, Spec
 from ..ndarray import NDArray, array
 from ..runtime.device import Block, Context, stream, unavailable
 from ..runtime.library import DL_CPU, load
 from ..settings import settings
+from .callback import Callback
 from .lower import ArrayTable, Segment
 from .observe import Observer
 from .pack import aligned
 from .plan import Buffer, Plan, Step, Value
 from .recording import Recorded, Rounds, fixed_slots, rounds_in
-from .reference import run_compute
 from .report import PlanReport, native_segments, plan_report
 
 _POOLED = 8  # arrays that a fetch remembers; those beyond come from the caching allocator
@@ -346,38 +343,6 @@ class Program:
             pool.append(NDArray.from_block(block, 0, value.spec.shape, value.spec.dtype))
         pool[k].block.use(on)
         return pool[k]
-
-
-class Callback:
-    """One step that runs a user's `compute` from Python, between native segments."""
-
-    native = False
-
-    def __init__(self, program: Program, step: Step) -> None:
-        if not step.node.op.runs_python:
-            raise GraphError(
-                f"operator {step.node.op.name} has neither a native kernel nor a compute of its "
-                f"own; run on numpy (ctx=None) [{step.node.where}]"
-            )
-        self.name = step.node.op.name
-        self._program = weakref.proxy(program)  # which owns this callback
-        self._step = step
-
-    def run(self, on: int) -> None:
-        """Calls `compute` with NDArrays on the same stream."""
-        step = self._step
-        arrays = [self._program.array(value) for value in (*step.inputs, *step.outputs)]
-        run_compute(step.node, len(step.inputs), False, *arrays)
-
-    def calls(self, on: int) -> list[tuple[Step, Any]]:
-        """The step with what runs it."""
-        return [(self._step, partial(self.run, on))]
-
-    def timed(self, on: int) -> list[float]:
-        """Runs it and returns the milliseconds that Python took."""
-        start = time.perf_counter()
-        self.run(on)
-        return [(time.perf_counter() - start) * 1e3]
 
 
 def _why_unrecorded(segments: Sequence[Segment | Callback], ctx: Context) -> str:

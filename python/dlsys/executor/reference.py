@@ -139,9 +139,7 @@ class Reference:
             return array if array.shape == spec.shape else _part(array, value.offset, spec.shape)
         start = max(buffer.offset, 0) + value.skipped_nbytes
         key = (start, spec.shape, spec.dtype)
-        if (
-            key not in self._views
-        ):  # equal views are one object, so that operators can see in-place use
+        if key not in self._views:  # equal views are one object, which shows in-place use
             self._views[key] = np.ndarray(spec.shape, spec.dtype, self._arena, start)
         return self._views[key]
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..errors import DeviceError, DeviceLostError, KernelError
+from ..errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from ..graph.node import Node, Spec, find_topo_sort
 from ..runtime.choices import ChoiceFile, Measurement, choice_file
 from ..runtime.device import Context, device_name, trim
@@ -131,9 +131,14 @@ def _measure_unknown(
     )
     with bar:
         for key, node in unknown.items():
-            made = _measured(node, ctx)
+            try:
+                made = _measured(node, ctx)
+            except OutOfMemoryError as error:
+                _tell(f"no memory to measure {key}, which stays by rule: {error}")
+                continue
+            finally:
+                bar.update()
             known.add(environment, {key: made})
-            bar.update()
             if bar.disable:  # no terminal
                 _tell(
                     f"measured {key}: {made.choice or 'by rule'} {made.us:.1f} us, "

@@ -63,25 +63,20 @@ class Op:
     # ---- traits: all that the engine knows of an operator ----
     name: str = ""  # in texts, messages and profiles
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
-    outputs: int = (
-        1  # values it makes; several are reached as node[0], node[1], …; 0 only groups its inputs
-    )
+    # Values it makes: several are reached as node[0], node[1], …; 0 only groups its inputs.
+    outputs: int = 1
     selects: bool = False  # it is one value of an operator that has several
     # The output is input 0's memory under another shape; with an attribute `offset` it is the part
     # that begins at the element of that number.
     view: bool = False
-    inplace: bool = (
-        False  # the output may take over an input of equal shape and dtype that dies here
-    )
-    writes: tuple[
-        int, ...
-    ] = ()  # inputs (Parameters) that it updates; its outputs are their new values
+    inplace: bool = False  # the output may take over an input of its shape and dtype that dies here
+    # Inputs (Parameters) that it updates; its outputs are their new values.
+    writes: tuple[int, ...] = ()
     borrows: tuple[int, ...] = ()  # inputs (constants) that its kernel writes and leaves as found
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
     random: bool = False  # draws numbers: equal uses are never merged
-    tolerance: float = (
-        1e-5  # of the largest magnitude, between devices; sums of many terms need more
-    )
+    # Of the largest magnitude, between devices; sums of many terms need more.
+    tolerance: float = 1e-5
     chooses: tuple[int, ...] = ()  # outputs that rounding may change altogether: which of several
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     moves: bool = False  # it moves or repeats elements and computes nothing
@@ -346,9 +341,7 @@ output_op = OutputOp()
 def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
     """Every node that the given ones depend on, inputs before users. GraphError names a cycle."""
     order: list[Node] = []
-    done: dict[
-        Node, bool
-    ] = {}  # False while its inputs are being visited, True once it is in `order`
+    done: dict[Node, bool] = {}  # False while its inputs are visited, True once it is in `order`
     stack = list(node_list)[::-1]
     while stack:
         node = stack[-1]

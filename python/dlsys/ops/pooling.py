@@ -72,6 +72,14 @@ class PoolOp(Op):
             raise node.error(f"pooling gives {expected}, its gradient is {dy.shape}")
         return windows
 
+    def spec_of_gradient(self, node: Node, *specs: Spec) -> Spec:
+        """Of planes `plane`, whose pooling gives those of the first input."""
+        windows = self.windows(node, node.attrs["plane"])
+        if specs[0].shape[2:] != windows.out:
+            raise node.error(f"expected planes {windows.out}, got {describe(node, specs)}")
+        shape = (*specs[0].shape[:2], *node.attrs["plane"])
+        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+
 
 # ---- max ----
 
@@ -133,11 +141,7 @@ class MaxPoolGradientOp(PoolOp):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_indices(node, specs[0], specs[1])
-        windows = self.windows(node, node.attrs["plane"])
-        if specs[0].shape[2:] != windows.out:
-            raise node.error(f"expected planes {windows.out}, got {describe(node, specs)}")
-        shape = (*specs[0].shape[:2], *node.attrs["plane"])
-        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+        return self.spec_of_gradient(node, *specs)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         return [inputs[0]._replace(dtype=BOOL), Spec(node.attrs["plane"], INT32)]
@@ -258,11 +262,7 @@ class AvgPoolGradientOp(PoolOp):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_planes(node, 0, specs[0])
-        windows = self.windows(node, node.attrs["plane"])
-        if specs[0].shape[2:] != windows.out:
-            raise node.error(f"expected planes {windows.out}, got {describe(node, specs)}")
-        shape = (*specs[0].shape[:2], *node.attrs["plane"])
-        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+        return self.spec_of_gradient(node, *specs)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         return [inputs[0]._replace(dtype=outputs[0].dtype)]

@@ -37,7 +37,7 @@ from ..ops.loss import (
 )
 from ..ops.matmul import matmul_op
 from ..ops.reduce import mean_op, sum_op
-from .graph import Graph, exchange, whole
+from .graph import Graph, exchange, value_of, whole
 
 Rewrite = Callable[[Graph], dict[Node, Node]]
 
@@ -81,8 +81,8 @@ def operand_sums(graph: Graph) -> dict[Node, Node]:
                 continue
             with attributed_to(node):
                 pair = _with_sums(node, total, operand, of_A=k == 0)
-                replaced[node] = _value(pair, 0, node)
-                replaced[total] = _shaped(_value(pair, 1, total), total)
+                replaced[node] = value_of(pair, 0, node)
+                replaced[total] = shaped(value_of(pair, 1, total), total)
             del sums[whole(operand), operand.spec.shape[1]]
             break
     return replaced
@@ -112,9 +112,9 @@ def loss_pairs(graph: Graph) -> dict[Node, Node]:
             scale = 1.0 if total.op is sum_op else 1.0 / count if count else float("nan")
             pair = pair_op(x, labels, body, scale=scale, dy=float(dy.attrs["value"]))
             pair.stand_for(node)
-            replaced[node] = _value(pair, 1, node)
+            replaced[node] = value_of(pair, 1, node)
             if totals:
-                replaced[total] = _shaped(_value(pair, 0, total), total)
+                replaced[total] = shaped(value_of(pair, 0, total), total)
     return replaced
 
 
@@ -134,9 +134,18 @@ def dense_heads(graph: Graph) -> dict[Node, Node]:
         with attributed_to(node):
             made = _fused_head(head)
         for k, old in enumerate(head.values):
-            replaced[old] = _shaped(_value(made, k, old), old)
+            replaced[old] = shaped(value_of(made, k, old), old)
         heads.update(dict.fromkeys(members, head.inputs))
     return replaced
+
+
+def shaped(node: Node, like: Node) -> Node:
+    """A node in the shape of the one that it replaces."""
+    if node.spec.shape == like.spec.shape:
+        return node
+    view = reshape_op(node, like.spec.shape)
+    view.stand_for(like)
+    return view
 
 
 # A gradient of the rows' loss: the loss, and both at once.
@@ -169,6 +178,8 @@ def _with_epilogue(graph: Graph, product: Node) -> tuple[Node, Node] | None:
         elif user.op.kernel in ACTIVATIONS and len(user.inputs) == 1:
             activation = user.op.kernel
         elif user.op.kernel in GRADIENTS and user.inputs[1] is value and bias is None:
+            if other.spec.shape != user.spec.shape:
+                break
             side = other
         else:
             break
@@ -177,7 +188,7 @@ def _with_epilogue(graph: Graph, product: Node) -> tuple[Node, Node] | None:
         return None
     with attributed_to(last):
         fused = _fused_product(product, bias, side, activation, last)
-        return last, _shaped(fused, last)
+        return last, shaped(fused, last)
 
 
 def _fused_product(
@@ -261,17 +272,22 @@ def _layers_of_head(graph: Graph, pair: Node) -> list[Node]:
     """The layers first to last; none where somebody else wants the logits."""
     layers: list[Node] = []
     room = HEAD_WEIGHTS
-    node = whole(pair.inputs[0])
-    while node.op in PRODUCTS and not node.attrs["trans_A"] and len(layers) < FusedHead.MOST_LAYERS:
+    source = pair.inputs[0]
+    while len(layers) < FusedHead.MOST_LAYERS:
+        node = whole(source)
+        if node.op not in PRODUCTS or node.attrs["trans_A"]:
+            break
         weight = node.inputs[1].spec
         room -= weight.size
         last = not layers
+        if node.spec.shape[-1] != source.spec.shape[-1]:  # its rows are others
+            break
         if room < 0 or not 0 < max(weight.shape) <= HEAD_WIDTH or not min(weight.shape):
             break
         if last and (node.attrs.get("activation") or _readers(graph, node) != [pair]):
             break
         layers.append(node)
-        node = whole(node.inputs[0])
+        source = node.inputs[0]
     return layers[::-1]
 
 
@@ -351,20 +367,3 @@ def _keeps_last(node: Node) -> bool:
 
 def _flat(node: Node, shape: tuple[int, ...]) -> Node:
     return node if node.spec.shape == shape else reshape_op(node, shape)
-
-
-def _value(pair: Node, index: int, like: Node) -> Node:
-    value = output_op(
-        pair, index=index, name=like.name
-    )  # pair[index] would tie the two in a circle
-    value.stand_for(like)
-    return value
-
-
-def _shaped(node: Node, like: Node) -> Node:
-    """A node in the shape of the one that it replaces."""
-    if node.spec.shape == like.spec.shape:
-        return node
-    view = reshape_op(node, like.spec.shape)
-    view.stand_for(like)
-    return view

@@ -62,8 +62,8 @@ class _Chain:
 
 
 def _chains(graph: Graph) -> list[_Chain]:
-    """Chains of two nodes or more. A node joins the chain that all its users belong to; so nothing
-    between two nodes of a chain is outside of it, and no cycle arises.
+    """Chains of two nodes or more that read something. A node joins the chain that all its users
+    belong to; so nothing between two nodes of a chain is outside of it, and no cycle arises.
     """
     chain_of: dict[Node, _Chain] = {}
     for node in reversed(graph.order):
@@ -76,7 +76,7 @@ def _chains(graph: Graph) -> list[_Chain]:
         elif node.spec.dtype in (FLOAT32, BOOL):
             chain_of[node] = _Chain(node)
     found = dict.fromkeys(chain_of.values())
-    return [chain for chain in found if len(chain.nodes) > 1]
+    return [chain for chain in found if len(chain.nodes) > 1 and chain.inputs]
 
 
 def _only_chain(graph: Graph, chain_of: dict[Node, _Chain], node: Node) -> _Chain | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..graph.node import Node, attributed_to, output_op
+from ..graph.node import Node, attributed_to
 from ..graph.shapes import FLOAT32, normalize_axes
 from ..ops.convolution import (
     convolution_bias_op,
@@ -31,7 +31,8 @@ from ..ops.fused_conv import (
 from ..ops.layout import reshape_op
 from ..ops.pooling import max_pool_gradient_op, max_pool_op
 from ..ops.reduce import sum_op
-from .graph import Graph, exchange
+from .fuse import shaped
+from .graph import Graph, exchange, value_of
 
 
 class Forward(NamedTuple):
@@ -85,6 +86,8 @@ def _forward(graph: Graph, pool: Node) -> Forward | None:
     if graph.only_user(source) is not (relu or pool):
         return None
     if any(graph.is_fetched(node) for node in (relu, pool) if node is not None):
+        return None
+    if not all(user.op.selects for user in graph.users[pool]):
         return None
     values = {value.attrs["index"]: value for value in graph.users[pool]}
     value, argmax, before = values.get(0), values.get(1), relu is not None
@@ -173,7 +176,7 @@ def _fuse_forward(forward: Forward, replaced: dict[Node, Node]) -> Node:
     conv, pool = forward.conv, forward.pool
     with attributed_to(conv):
         value, argmax = forward.value, forward.argmax
-        outputs = [value or _value(pool, 0), argmax or _value(pool, 1)]
+        outputs = [value or value_of(pool, 0), argmax or value_of(pool, 1)]
         made = conv_pool_op(
             *conv.inputs,
             body=close(conv.inputs, outputs),
@@ -182,8 +185,8 @@ def _fuse_forward(forward: Forward, replaced: dict[Node, Node]) -> Node:
         )
         made.stand_for(pool)
         if value is not None:
-            replaced[value] = _value(made, 0, value)
-        return _value(made, 1, argmax)
+            replaced[value] = value_of(made, 0, value)
+        return value_of(made, 1, argmax)
 
 
 def _fuse_backward(forward: Forward, way: Backward, code: Node, replaced: dict[Node, Node]) -> None:
@@ -216,26 +219,11 @@ def _fuse_backward(forward: Forward, way: Backward, code: Node, replaced: dict[N
             return
         made = conv_pool_filter_bias_gradient_op(x, way.dy, code, **body_of(x, gradients))
         made.stand_for(node)
-        replaced[node] = _value(made, 0, node)
+        replaced[node] = value_of(made, 0, node)
         total = way.biases[0]
-        replaced[total] = _shaped(_value(made, 1, total), total)
-
-
-def _value(pair: Node, index: int, like: Node | None = None) -> Node:
-    value = output_op(pair, index=index, name=like.name if like else f"{pair.name}[{index}]")
-    if like is not None:
-        value.stand_for(like)
-    return value
+        replaced[total] = shaped(value_of(made, 1, total), total)
 
 
 def _flat(node: Node) -> Node:
     """A bias's gradient without the axes that its sum may have kept."""
     return node if len(node.spec.shape) == 1 else reshape_op(node, (node.spec.size,))
-
-
-def _shaped(node: Node, like: Node) -> Node:
-    if node.spec.shape == like.spec.shape:
-        return node
-    view = reshape_op(node, like.spec.shape)
-    view.stand_for(like)
-    return view

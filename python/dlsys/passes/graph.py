@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..graph.node import Node, find_topo_sort
+from ..graph.node import Node, find_topo_sort, output_op
 
 
 class Graph:
@@ -60,3 +60,12 @@ def exchange(fetches: Sequence[Node], replaced: Mapping[Node, Node]) -> list[Nod
             node.inputs = [replaced.get(x, x) for x in node.inputs]
             stack += node.inputs
     return [replaced.get(node, node) for node in fetches]
+
+
+def value_of(made: Node, index: int, like: Node | None = None) -> Node:
+    """One value of an operator with several, in the place of the node that it replaces."""
+    name = like.name if like else f"{made.name}[{index}]"
+    value = output_op(made, index=index, name=name)  # made[index] would tie the two in a circle
+    if like is not None:
+        value.stand_for(like)
+    return value

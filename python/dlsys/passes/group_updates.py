@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from ..graph.node import Node, attributed_to, find_topo_sort, output_op
+from ..graph.node import Node, attributed_to, find_topo_sort
+from .graph import value_of
 
 
 def group_updates(fetches: Sequence[Node]) -> list[Node]:
@@ -28,9 +29,8 @@ def group_updates(fetches: Sequence[Node]) -> list[Node]:
     for group in groups:
         with attributed_to(group[0]):
             merged = group[0].op.merged(group)
-            for k, node in enumerate(group):  # merged[k] would tie it to merged in a circle
-                results[node] = output_op(merged, index=k, name=node.name)
-                results[node].stand_for(node)
+            for k, node in enumerate(group):
+                results[node] = value_of(merged, k, node)
     for node in order:
         if not results.keys().isdisjoint(node.inputs):
             node.inputs = [results.get(x, x) for x in node.inputs]

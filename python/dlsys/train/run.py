@@ -101,7 +101,6 @@ class Run:
             "sums": self._sums.tolist(),
             "seconds": self._elapsed(),
             "random": self.state.random_keys(),
-            "tuning": "",
             "history": self.history.as_dict(),
             "callbacks": states,
         }

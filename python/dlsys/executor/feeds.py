@@ -1,0 +1,117 @@
+"""feeds: what a run gives the Variables of a graph, as arrays and as specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..errors import GraphError, ShapeError
+from ..graph.node import Node, Spec
+from ..graph.shapes import FLOAT32
+from ..ndarray import NDArray
+from ..ops.source import Parameter
+from ..runtime.device import Context
+
+
+class Feeds:
+    """The Variables of a graph, `nodes`, in the order in which plans are given them."""
+
+    def __init__(self, order: Sequence[Node], ctx: Context | None) -> None:
+        self.nodes = [node for node in order if node.op.leaf == "feed"]
+        self._known = frozenset(self.nodes)
+        self._ctx = ctx
+        floats = [p.dtype for p in order if isinstance(p, Parameter) and p.dtype.kind == "f"]
+        self._assumed = floats[0] if floats else FLOAT32  # where only shapes are asked about
+
+    def values(self, feed_dict: Mapping[Node, Any]) -> list[Any]:
+        """The array of each node. GraphError for a missing or unknown one, ShapeError for what is
+        no array.
+        """
+        values = []
+        for node in self.nodes:
+            try:
+                value = feed_dict[node]
+            except KeyError:
+                raise GraphError(
+                    f"{node.name} is not fed; the graph reads it, so add it to feed_dict "
+                    f"[{node.where}]"
+                ) from None
+            if type(value) is not np.ndarray or not value.dtype.isnative:
+                value = self._as_array(node, value)
+            values.append(value)
+        if len(feed_dict) != len(values):
+            self._refuse_unknown(feed_dict)
+        return values
+
+    def specs(self, given: Sequence[tuple[tuple[int, ...], np.dtype | None]]) -> dict[Node, Spec]:
+        """The spec of each node for arrays of these shapes and dtypes; a dtype of None is one that
+        is not known. ShapeError for what does not fit what was declared.
+        """
+        return {node: self._spec(node, *one) for node, one in zip(self.nodes, given)}
+
+    def specs_of_shapes(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[Node, Spec]:
+        """The same for shapes alone. GraphError for missing ones."""
+        missing = [node.name for node in self.nodes if node not in shapes]
+        if missing:
+            raise GraphError(f"the shapes of these Variables are missing: {', '.join(missing)}")
+        for node in self.nodes:
+            if not isinstance(shapes[node], (tuple, list)):
+                raise ShapeError(
+                    f"{node.name}: {shapes[node]!r} is no shape, expected a tuple of extents"
+                )
+        return self.specs([(tuple(shapes[node]), None) for node in self.nodes])
+
+    def _as_array(self, node: Node, value: Any) -> Any:
+        """Anything that can be fed as an array; lists and numbers adapt to the declared dtype."""
+        if type(value) is NDArray:
+            return value if self._ctx is not None else value.asnumpy()
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            array = np.asarray(None)
+        if array.dtype.kind not in "fiub":
+            raise ShapeError(
+                f"{node.name} is fed {type(value).__name__} that is no array of numbers "
+                f"[{node.where}]"
+            )
+        if not hasattr(value, "dtype"):
+            weak = FLOAT32 if array.dtype.kind == "f" else array.dtype
+            return array.astype(node.attrs.get("dtype", weak))
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def _refuse_unknown(self, feed_dict: Mapping[Node, Any]) -> NoReturn:
+        unknown = next(node for node in feed_dict if node not in self._known)
+        if isinstance(unknown, Parameter):
+            raise GraphError(
+                f"{unknown.name} is a Parameter and cannot be fed; use {unknown.name}.set(array)"
+            )
+        if not isinstance(unknown, Node):
+            raise GraphError(f"feed_dict has the key {unknown!r}, expected a Variable")
+        kind = "is not used by this graph" if unknown.op.leaf == "feed" else "is computed, not fed"
+        raise GraphError(f"{unknown.name} {kind}; remove it from feed_dict [{unknown.where}]")
+
+    def _spec(self, node: Node, shape: tuple[int, ...], dtype: np.dtype | None) -> Spec:
+        declared_shape, declared = node.attrs.get("shape"), node.attrs.get("dtype")
+        if declared_shape is not None:
+            fits = len(shape) == len(declared_shape) and all(
+                wanted in (None, got) for wanted, got in zip(declared_shape, shape)
+            )
+            if not fits:
+                raise ShapeError(
+                    f"{node.name} is fed shape {shape}, expected {declared_shape} [{node.where}]"
+                )
+        if declared is not None:
+            if dtype is not None and dtype != declared:
+                raise ShapeError(f"{node.name} is fed {dtype}, declared {declared} [{node.where}]")
+            return Spec(shape, declared)
+        if dtype is None:
+            dtype = self._assumed
+        if dtype.kind not in "fiub":
+            raise ShapeError(
+                f"{node.name} is fed an array of {dtype}, expected numbers [{node.where}]"
+            )
+        if self._ctx is not None:
+            dtype = FLOAT32
+        return Spec(shape, dtype, declared=False)
