@@ -49,8 +49,8 @@ SHARED_MEMORY = (
 )
 SUBSET = tuple(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY)
 TOOLS = {
-    "memcheck": ((OPERATORS, "*GpuKernels*"), "separate"),
-    "racecheck": (SUBSET, "shared"),
+    "memcheck": ((OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*"), "separate"),
+    "racecheck": ((*SUBSET, "*test_fuse.GpuValues*"), "shared"),
     "initcheck": (SUBSET, "shared"),
     "synccheck": (SUBSET, "shared"),
 }
@@ -284,7 +284,15 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
     """One tool over its tests, with the own matrix product."""
     patterns, arena = TOOLS[tool]
     command = [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "10"]
-    command += [sys.executable, "-m", "unittest", "-v", "test_operators", "test_gpu_op"]
+    command += [
+        sys.executable,
+        "-m",
+        "unittest",
+        "-v",
+        "test_operators",
+        "test_gpu_op",
+        "test_fuse",
+    ]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
     env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}
     done = part.run(command, cwd=ROOT / "tests", env=env)

@@ -15,6 +15,7 @@ import numpy as np
 from devices import require
 from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
+from dlsys.errors import OutOfMemoryError
 from dlsys.executor import lower, program
 from dlsys.executor.lanes import LARGE, Access, Lanes, in_lanes, in_turn, needs
 from dlsys.executor.plan import Plan, Step, make_plan
@@ -402,6 +403,18 @@ class GpuLanes(unittest.TestCase):
         for _ in range(3):
             w.set(np.ones(70_000, np.float32))
             self.assertEqual(float(executor.run({x: w.storage.array})[0]), 70_000)
+
+    def test_runs_that_cannot_be_recorded_together_are_launched_one_by_one(self):
+        net = Training((20, 16, 12, 4))
+        executor = ad.Executor([net.loss, net.train], gpu(0))
+        feeds = net.batch(8)
+        executor.run_many(3, feeds)
+        with mock.patch.object(program, "Rounds", side_effect=OutOfMemoryError("no room")):
+            with self.assertWarnsRegex(RuntimeWarning, "one by one: no room"):
+                executor.run_many(66, feeds)
+        before = counters()
+        executor.run_many(66, feeds)
+        self.assertEqual(counters().program_launches - before.program_launches, 66)
 
     def test_lanes_that_make_no_sense_are_refused(self):
         x = ad.Variable("x")

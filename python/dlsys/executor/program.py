@@ -108,6 +108,7 @@ class Program:
         self._fixed = fixed
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: Rounds | None = None
+        self._apart = False  # several runs could not be recorded together
         self._blocks = [
             arena,
             *self._own.values(),
@@ -177,13 +178,20 @@ class Program:
         return Recorded(self._ctx, self.segments, copied, self._fetch_slots, on)  # type: ignore[arg-type]
 
     def _rounds_for(self, recorded: Recorded, times: int, on: int) -> Rounds | None:
-        """The recording of several runs, where so many are worth one."""
+        """The recording of several runs, where so many are worth one and the device can make it."""
         count = rounds_in(recorded, times)
-        if count == 1:
+        if count == 1 or self._apart:
             return None
         if self.rounds is None:
             self._place_slots()
-            self.rounds = Rounds(self.segments[0], count, on)
+            try:
+                self.rounds = Rounds(self.segments[0], count, on)
+            except DeviceLostError:
+                raise
+            except DlsysError as error:
+                self._apart = True
+                message = f"runs of this plan are launched one by one: {error}"
+                warnings.warn(message, RuntimeWarning, stacklevel=5)
         return self.rounds
 
     def _place_slots(self) -> None:
