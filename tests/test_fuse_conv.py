@@ -14,6 +14,7 @@ from dlsys.errors import KernelError
 from dlsys.executor import executor as engine
 from dlsys.executor.lower import call_kernel
 from dlsys.ops.fused_conv import CUT, ConvPoolOp
+from dlsys.passes.fuse_conv import fuse_convolutions
 from dlsys.runtime.device import Context, cpu, gpu
 
 FORWARD, BACKWARD = "conv2d_pool", ("conv2d_pool_data_gradient", "conv2d_pool_filter_gradient")
@@ -61,13 +62,23 @@ class Layer:
         return [step.node.op.name for step in executor.plan(used).steps]
 
 
+def unfused(fetches, gpu):
+    """In place of the pass."""
+    return list(fetches)
+
+
+def for_a_gpu(fetches, gpu):
+    """The pass as a GPU has it, whatever the device."""
+    return fuse_convolutions(fetches, True)
+
+
 def run(fetches, feeds, ctx, fused=True):
     """The values, with the pass or without."""
     executor = ad.Executor(fetches, ctx)
     used = {x: array for x, array in feeds.items() if x in executor.topo_order}
     if fused:
         return executor.run(used, convert_to_numpy_ret_vals=True)
-    with mock.patch.object(engine, "fuse_convolutions", list):
+    with mock.patch.object(engine, "fuse_convolutions", unfused):
         return executor.run(used, convert_to_numpy_ret_vals=True)
 
 
@@ -102,9 +113,13 @@ LEFT = {
     "padding as wide as the filter": (
         (2, 3, 9, 9), dict(channels=3, filters=4, size=3, padding=3)
     ),
-    "many channels": ((2, 64, 14, 14), dict(channels=64, filters=64, size=3)),
-    "large planes": ((1, 3, 224, 224), dict(channels=3, filters=4, size=3)),
+    "many channels": ((2, 65, 14, 14), dict(channels=65, filters=64, size=3)),
 }  # fmt: skip
+# These do not fit into the shared memory of a GPU; the CPU takes them.
+LARGE = {
+    "channels": ((2, 64, 14, 14), dict(channels=64, filters=64, size=3)),
+    "planes": ((1, 3, 224, 224), dict(channels=3, filters=4, size=3)),
+}
 
 
 @require(cpu(0))
@@ -130,6 +145,20 @@ class Rewrites(unittest.TestCase):
             with self.subTest(name):
                 layer = Layer(**attrs)
                 self.assert_unfused(layer.names(layer.feeds(shape), self.ctx))
+
+    def test_what_only_the_cpu_holds(self):
+        for name, (shape, attrs) in LARGE.items():
+            with self.subTest(name):
+                layer = Layer(**attrs)
+                feeds = layer.feeds(shape)
+                names = layer.names(feeds, self.ctx)
+                self.assertEqual(len({FORWARD, *BACKWARD} & set(names)), 3, names)
+                fused, apart = (run(layer.fetches, feeds, self.ctx, f) for f in (True, False))
+                for a, b in zip(fused, apart, strict=True):
+                    scale = float(np.abs(b).max())
+                    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * max(scale, 1.0))
+                with mock.patch.object(engine, "fuse_convolutions", for_a_gpu):
+                    self.assert_unfused(layer.names(feeds, self.ctx))
 
     def assert_unfused(self, names):
         self.assertFalse({FORWARD, *BACKWARD} & set(names), names)
@@ -167,12 +196,13 @@ class Rewrites(unittest.TestCase):
         self.assertEqual(layer.names(feeds, self.ctx, [layer.y]), [FORWARD])
 
     def test_first_layer_needs_no_gradient_for_its_data(self):
-        layer = Layer(1, 32, 3)  # whose dy would not fit
+        layer = Layer(1, 32, 3)  # whose dy would not fit on a GPU
         feeds = layer.feeds((2, 1, 28, 28))
-        names = layer.names(feeds, self.ctx, [layer.y, *layer.gradients[1:]])
-        self.assertIn(BACKWARD[1], names)
-        self.assertNotIn(BACKWARD[0], names)
-        self.assert_unfused(layer.names(feeds, self.ctx))
+        with mock.patch.object(engine, "fuse_convolutions", for_a_gpu):
+            names = layer.names(feeds, self.ctx, [layer.y, *layer.gradients[1:]])
+            self.assertIn(BACKWARD[1], names)
+            self.assertNotIn(BACKWARD[0], names)
+            self.assert_unfused(layer.names(feeds, self.ctx))
 
     def test_frozen_filters_are_left(self):
         layer = Layer(3, 4, 3)
@@ -284,7 +314,7 @@ class Values:
         fetches = [loss, *updates]
         executor = ad.Executor(fetches, self.ctx)
         with mock.patch.object(
-            engine, "fuse_convolutions", engine.fuse_convolutions if fused else list
+            engine, "fuse_convolutions", fuse_convolutions if fused else unfused
         ):
             runs = [executor.run(feeds, convert_to_numpy_ret_vals=True) for _ in range(8)]
         return [float(values[0]) for values in runs]

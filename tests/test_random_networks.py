@@ -199,10 +199,11 @@ class Network:
 @contextlib.contextmanager
 def unfused() -> Iterator[None]:
     """Native graphs as numpy has them."""
-    passes = ("fuse_convolutions", "fuse_chains", "group_updates")
     with (
-        mock.patch.multiple(engine, **dict.fromkeys(passes, list)),
-        mock.patch.object(engine, "fuse", lambda fetches, gpu: fetches),
+        mock.patch.multiple(engine, fuse_chains=list, group_updates=list),
+        mock.patch.multiple(
+            engine, **dict.fromkeys(("fuse_convolutions", "fuse"), lambda fetches, gpu: fetches)
+        ),
     ):
         yield
 
@@ -289,7 +290,7 @@ class BodyTraining(Training, unittest.TestCase):
 
     def train(self, net: Network, feeds: Sequence[dict], wanted: Trained) -> None:
         def order(fetches: list[Node]) -> tuple[list[Node], list[Node]]:
-            chained = fuse_chains(fuse(fuse_convolutions(fetches), gpu=True))
+            chained = fuse_chains(fuse(fuse_convolutions(fetches, gpu=True), gpu=True))
             return schedule(group_updates(chained))
 
         with mock.patch.object(engine, "schedule", order):

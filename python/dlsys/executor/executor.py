@@ -241,7 +241,8 @@ class Executor:
         """The fetches over the graph as native devices run it, with fewer and chosen kernels."""
         from .tune import choose_kernels
 
-        fetches = fuse(fuse_convolutions(fetches), gpu=ctx.device_type == DL_GPU)
+        gpu = ctx.device_type == DL_GPU
+        fetches = fuse(fuse_convolutions(fetches, gpu), gpu)
         if not settings.debug_nan:  # which names operators; chains change no bits
             fetches = fuse_chains(fetches)
         fetches = group_updates(fetches)

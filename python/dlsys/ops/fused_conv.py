@@ -18,9 +18,19 @@ from .window import Pair, Windows, packed
 CUT = 255
 UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)
 _MOST_TAPS = 7  # of a filter along an axis
+# On the CPU, where any number runs: with more a matrix product is as fast.
+_MOST_CHANNELS = 64
 # What the kernels of src/cuda/conv_small.cuh have: floats of shared memory on every GPU, less what
 # rounding takes; threads a block; and how many outputs a thread may make.
 _SHARED, _SLACK, _THREADS, _OUTPUTS = 48 * 1024 // 4, 16, 256, (2, 4, 6)
+
+
+class Fits(NamedTuple):
+    """Which of a layer's kernels a device has, and has no slower than what they replace."""
+
+    forward: bool
+    data_gradient: bool
+    filter_gradient: bool
 
 
 class Geometry(NamedTuple):
@@ -35,9 +45,17 @@ class Geometry(NamedTuple):
     window: int
     out: Pair
 
-    @property
-    def forward_fits(self) -> bool:
-        """Whether the kernels hold an image's planes and all filters."""
+    def fits(self, gpu: bool) -> Fits:
+        """What fused kernels there are for this geometry on a GPU, or else on the CPU."""
+        if gpu:
+            return Fits(
+                self._forward_fits(), self._data_gradient_fits(), self._filter_gradient_fits()
+            )
+        few = max(self.channels, self.filters) <= _MOST_CHANNELS
+        return Fits(few, few, few)
+
+    def _forward_fits(self) -> bool:
+        """Whether the GPU's kernels hold an image's planes and all filters."""
         planes = self.channels * self._plane(self.out[0])
         taps = self.channels * self.size[0] * self.size[1]
         return any(
@@ -45,8 +63,7 @@ class Geometry(NamedTuple):
             for outputs in _OUTPUTS
         )
 
-    @property
-    def data_gradient_fits(self) -> bool:
+    def _data_gradient_fits(self) -> bool:
         """The same for the gradient for the data."""
         down, across = ((extent + 1) // 2 for extent in self.plane)
         rows, columns = 2 * down + self.size[0] - 1, 2 * across + self.size[1] - 1
@@ -63,8 +80,7 @@ class Geometry(NamedTuple):
             for outputs in _OUTPUTS
         )
 
-    @property
-    def filter_gradient_fits(self) -> bool:
+    def _filter_gradient_fits(self) -> bool:
         """The same for the gradients for filter and bias, which hold a row of windows at least."""
         room = _THREADS // (self.channels * self.size[0] + 1)
         if room == 0:

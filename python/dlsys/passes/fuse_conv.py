@@ -21,6 +21,7 @@ from ..ops.convolution import (
 from ..ops.elementwise import relu_gradient_op, relu_op
 from ..ops.fused import close
 from ..ops.fused_conv import (
+    Fits,
     Geometry,
     conv_pool_data_gradient_op,
     conv_pool_filter_bias_gradient_op,
@@ -45,6 +46,7 @@ class Forward(NamedTuple):
     value: Node | None  # the last value, where it is used
     argmax: Node | None
     geometry: Geometry
+    fits: Fits
 
 
 class Backward(NamedTuple):
@@ -58,14 +60,14 @@ class Backward(NamedTuple):
     biases: list[Node]
 
 
-def fuse_convolutions(fetches: Sequence[Node]) -> list[Node]:
-    """The fetches over a graph with its small convolutions fused. The graph, simplified for native
-    devices, must be the executor's own: its nodes change.
+def fuse_convolutions(fetches: Sequence[Node], gpu: bool) -> list[Node]:
+    """The fetches over a graph with its small convolutions fused for a GPU, or else for the CPU.
+    The graph, simplified for native devices, must be the executor's own: its nodes change.
     """
     graph = Graph(fetches)
     replaced: dict[Node, Node] = {}
     for pool in graph.order:
-        forward = _forward(graph, pool) if pool.op is max_pool_op else None
+        forward = _forward(graph, pool, gpu) if pool.op is max_pool_op else None
         backwards = _backwards(graph, forward) if forward is not None else None
         if forward is not None and backwards is not None:
             code = _fuse_forward(forward, replaced)
@@ -77,7 +79,7 @@ def fuse_convolutions(fetches: Sequence[Node]) -> list[Node]:
 # ---- what there is ----
 
 
-def _forward(graph: Graph, pool: Node) -> Forward | None:
+def _forward(graph: Graph, pool: Node, gpu: bool) -> Forward | None:
     source, relu = pool.inputs[0], None
     if source.op is relu_op:
         source, relu = source.inputs[0], source
@@ -101,10 +103,11 @@ def _forward(graph: Graph, pool: Node) -> Forward | None:
     convolved = source.op.windows(source, x, f)
     pooled = pool.op.windows(pool, pool.inputs[0].spec.shape[2:])  # type: ignore[attr-defined]
     geometry = small(x, f, convolved, pooled, source.attrs["groups"])
-    if geometry is None or not geometry.forward_fits:
+    fits = geometry.fits(gpu) if geometry is not None else None
+    if geometry is None or fits is None or not fits.forward:
         return None
     last = value if before or relu is None else relu
-    return Forward(source, relu, before, pool, last, argmax, geometry)
+    return Forward(source, relu, before, pool, last, argmax, geometry, fits)
 
 
 def _backwards(graph: Graph, forward: Forward) -> list[Backward] | None:
@@ -147,8 +150,7 @@ def _backward(graph: Graph, forward: Forward, unpooled: Node) -> Backward | None
             return None
         kind.append(user)
     complete = len(way.filters) == 1 and len(way.biases) <= 1
-    fits = forward.geometry.filter_gradient_fits
-    return way if fits and complete else None
+    return way if forward.fits.filter_gradient and complete else None
 
 
 def _kind(forward: Forward, way: Backward, user: Node) -> list[Node] | None:
@@ -164,7 +166,7 @@ def _kind(forward: Forward, way: Backward, user: Node) -> list[Node] | None:
     if windows != ours or user.attrs["groups"] != 1 or user.inputs[1] is not way.of_conv:
         return None
     if user.op is data_gradient_op:
-        return way.data if forward.geometry.data_gradient_fits else None
+        return way.data if forward.fits.data_gradient else None
     return way.filters if user.inputs[0] is x else None
 
 
