@@ -13,26 +13,23 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import measure
+from part import FEW_THREADS, Part, brief
+from sanitizers import sanitizers
 
 ROOT = measure.ROOT
 COUNTED = "tests/gpu/counted.py"
 HANDS = 6  # processes that share the tests
-# Each with few threads of its own: pools that spin beside each other slow all of them down.
-FEW_THREADS = {"OPENBLAS_NUM_THREADS": "2", "DLSYS_THREADS": "2"}
 EPOCHS = (10, 30)
 DEVICES = ("numpy", "cpu", "gpu")
 MODELS = {"logreg": 0.92, "mlp": 0.965}  # with the validation accuracy that is expected
@@ -40,79 +37,6 @@ LARGEST_DIFFERENCE = 1e-3  # between the devices' losses
 # The MLP's curves are judged at a tenth of the assignment's rate. At that rate itself, 1.0 of the
 # mean loss, its first epochs amplify rounding: float32 and float64 on one device part by 0.06.
 GENTLE = {"mlp": ["--lr", "0.1"]}
-# Which tests each tool runs; one launch under a tool takes up to a hundred times as long.
-OPERATORS = "*GpuOperators*_values"
-SHARED_MEMORY = (
-    *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
-    *("conv*", "*pool*", "batch_norm*", "layer_norm*", "max", "argmax", "prod", "cumsum"),
-    *("logsumexp", "scatter*", "embedding*", "chain*", "*update*", "shuffled*", "*head*"),
-)
-SUBSET = tuple(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY)
-TOOLS = {
-    "memcheck": ((OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*"), "separate"),
-    "racecheck": ((*SUBSET, "*test_fuse.GpuValues*"), "shared"),
-    "initcheck": (SUBSET, "shared"),
-    "synccheck": (SUBSET, "shared"),
-}
-
-
-class Part:
-    """One part of the record: its results so far, kept on disk."""
-
-    def __init__(self, name: str, out: Path, limit: float) -> None:
-        self.result: dict[str, Any] = {"ok": False}
-        self._name = name
-        self._out = out
-        self._end = time.monotonic() + limit
-        self._lock = threading.Lock()
-
-    def save(self) -> None:
-        """Writes the part's file."""
-        with self._lock:
-            path = self._out / f"{self._name}.json"
-            path.write_text(measure.as_json(self.result))
-
-    def run(
-        self,
-        command: Sequence[str],
-        limit: float = 600.0,
-        cwd: Path = ROOT,
-        env: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Runs a command within its limit and the part's; returns status, seconds and output.
-
-        The status is None when a limit ended it. All its output goes to output.log.
-        """
-        limit = max(1.0, min(limit, self._end - time.monotonic()))
-        path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path.rstrip(":"), **(env or {})}
-        start = time.monotonic()
-        with tempfile.TemporaryFile("w+", errors="replace") as stream:
-            process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=environment,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status: int | None = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                status = None
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            stream.seek(0)
-            output = stream.read()
-        seconds = round(time.monotonic() - start, 1)
-        shown = " ".join([*(f"{key}={value}" for key, value in (env or {}).items()), *command])
-        self._log(f"$ {shown}\n{output}\n[status {status}, {seconds} s]\n\n")
-        shown = shown.replace(sys.executable, "python")
-        return {"command": shown, "status": status, "seconds": seconds, "output": output}
-
-    def _log(self, text: str) -> None:
-        with self._lock, open(self._out / "output.log", "a") as log:
-            log.write(text)
 
 
 def build(part: Part, keep: bool = False) -> None:
@@ -263,78 +187,12 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> float:
     return max(max(losses) - min(losses) for losses in zip(*curves))
 
 
-def sanitizers(part: Part) -> None:
-    """compute-sanitizer's tools, side by side: each spends most of its time on the host."""
-    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not os.access(program, os.X_OK):
-        part.result.update(ok=True, tools={tool: {"outcome": "not run: missing"} for tool in TOOLS})
-        return
-    results: dict[str, Any] = {tool: {"outcome": "not run: no time was left"} for tool in TOOLS}
-    part.result["tools"] = results
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        jobs = {pool.submit(sanitize, part, program, tool): tool for tool in TOOLS}
-        for job in concurrent.futures.as_completed(jobs):
-            results[jobs[job]] = job.result()
-            part.save()
-    outcomes = [result["outcome"] for result in results.values()]
-    part.result["ok"] = all(text == "clean" or text.startswith("not run") for text in outcomes)
-
-
-def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
-    """One tool over its tests, with the own matrix product."""
-    patterns, arena = TOOLS[tool]
-    command = [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "10"]
-    command += [
-        sys.executable,
-        "-m",
-        "unittest",
-        "-v",
-        "test_operators",
-        "test_gpu_op",
-        "test_fuse",
-    ]
-    command += [argument for pattern in patterns for argument in ("-k", pattern)]
-    env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}
-    done = part.run(command, cwd=ROOT / "tests", env=env)
-    output = done["output"]
-    ran, verdict = re.search(r"^Ran (\d+) tests?", output, re.M), verdict_of(tool, done)
-    return {
-        **brief(done),
-        "outcome": verdict,
-        "tests": int(ran[1]) if ran else 0,
-        "tests_passed_before_the_end": len(re.findall(r"\.\.\. ok$", output, re.M)),
-    }
-
-
-def verdict_of(tool: str, done: dict[str, Any]) -> str:
-    """clean, or what was found, or why the tool did not run."""
-    output = done["output"]
-    refused = re.search(r"^.*(?:[Dd]evice not supported|not supported on this).*$", output, re.M)
-    if refused:
-        return f"not run: {refused[0].strip('= ')}"
-    summary = re.search(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (.*)$", output, re.M)
-    if done["status"] is None:
-        found = re.findall(r"^=+ ((?:Invalid|Uninitialized|Race|Error|Barrier).*)$", output, re.M)
-        return f"found: {found[0]}" if found else "unfinished: nothing found within the time limit"
-    if summary and not re.match(r"0 (errors|hazards)", summary[1]):
-        return f"found: {summary[1]}"
-    if done["status"] or not summary:
-        return f"failed: status {done['status']}"
-    return "clean"
-
-
 PARTS: dict[str, tuple[Callable[..., None], float]] = {
     "build": (build, 170.0),
     "tests": (tests, 300.0),
     "mnist": (mnist, 150.0),
     "sanitizers": (sanitizers, 240.0),
 }
-
-
-def brief(done: dict[str, Any]) -> dict[str, Any]:
-    """What a record keeps of a command: the end of a failure's output, one line of a success's."""
-    tail = done["output"].strip()[-6000:] if done["status"] else done["output"].strip()[-500:]
-    return {**{key: done[key] for key in ("command", "status", "seconds")}, "tail": tail}
 
 
 def counts(output: str) -> dict[str, int]:

@@ -21,6 +21,7 @@ from dlsys.executor.lanes import LARGE, Access, Lanes, in_lanes, in_turn, needs
 from dlsys.executor.plan import Plan, Step, make_plan
 from dlsys.executor.recording import Ports, fixed_slots
 from dlsys.executor.schedule import schedule
+from dlsys.graph.node import Spec
 from dlsys.runtime.device import counters, cpu, gpu
 from dlsys.settings import settings
 from graphs import Training
@@ -222,6 +223,15 @@ class MemoryForLanes(unittest.TestCase):
         arenas = [make_plan(order, fetches, scratch_of, beside=n).arena_nbytes for n in (0, 16)]
         self.assertEqual(arenas[0], arenas[1])
 
+    def test_a_long_program_costs_no_square_of_its_steps(self):
+        order, fetches = schedule(RandomGraph(3).fetches)
+        plain, beside = (make_plan(order, fetches, scratch_of, beside=n) for n in (0, FOREVER))
+        self.assertNotEqual(plain.live_nbytes, beside.live_nbytes)
+        for most, wanted in ((len(plain.steps), beside), (len(plain.steps) - 1, plain)):
+            with mock.patch("dlsys.executor.plan.MOST", most):
+                made = make_plan(order, fetches, scratch_of, beside=FOREVER)
+            self.assertEqual(made.live_nbytes, wanted.live_nbytes)
+
     def forked(self, elements: int, beside: int) -> Plan:
         """a is read by one step and then, the last to need it, by another that may overwrite it."""
         x = ad.Variable(shape=(elements,), dtype=np.float32)
@@ -282,6 +292,23 @@ class Segments(unittest.TestCase):
     def test_one_lane(self):
         plan, lanes = self.lanes(1)
         self.assertEqual((lanes.count, lanes.longest), (1, len(plan.steps) + 1))
+
+    def test_a_long_program_is_one_lane(self):
+        steps = len(self.lanes(4)[0].steps) + 1  # and the copies of the feeds
+        for most, several in ((steps, True), (steps - 1, False)):
+            with mock.patch.object(lower, "MOST", most):
+                self.assertEqual(self.lanes(4)[1].count > 1, several)
+
+    def test_closed_ports_copy_their_slots_to_themselves(self):
+        slots = fixed_slots(cpu(0), [Spec((3,), np.dtype(np.float32))] * 2)
+        for inward in (True, False):
+            ports = Ports(slots, inward)
+            for k in range(2):
+                ports.connect(k, 4096 * (k + 1))
+            self.assertEqual([row[inward] for row in ports.rows()], [4096, 8192])
+            ports.close()
+            addresses = [slot.data_address for slot in slots]
+            self.assertEqual([row[:2] for row in ports.rows()], [[a, a] for a in addresses])
 
 
 def perceptron() -> nn.Module:
@@ -393,6 +420,17 @@ class GpuLanes(unittest.TestCase):
 
     def test_feeds_and_fetches_of_many_runs_and_of_one_by_turns(self):
         self.assertEqual(self.summed(1, 1, 3, 1, 2, 5, 1).together, 1)
+
+    def test_runs_together_read_a_feed_once(self):
+        w = ad.Parameter(np.ones(5, np.float32), "w")
+        x = ad.Variable("x")
+        executor = ad.Executor([ad.sum_op(x), ad.assign_op(w, w + 1.0)], gpu(0))
+        executor.run({x: on_gpu(np.ones(5, np.float32))})
+        for _ in range(2):
+            w.set(np.ones(5, np.float32))
+            self.assertEqual(float(executor.run_many(70, {x: w.storage.array})[0]), 5)
+            self.assertEqual(w.asnumpy().tolist(), [71.0] * 5)
+        self.assertGreater(executor.report().plans[0].together, 1)
 
     def test_a_feed_that_shows_a_parameter_is_read_before_its_update(self):
         w = ad.Parameter(np.ones(70_000, np.float32), "w")

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,13 +28,14 @@ from ..passes.simplify import simplify
 from ..runtime.device import DL_GPU, Context
 from ..settings import settings
 from . import state
-from .check import checker
 from .feeds import Feeds
 from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import Reference
-from .report import Report, Since
 from .schedule import schedule
+
+if TYPE_CHECKING:  # only native executors, and those who ask, load these
+    from .report import Report, Since
 
 _MAX_PLANS = 64  # sets of feed shapes remembered; the least recently used goes first
 
@@ -79,6 +80,7 @@ class Executor:
             self._backend: Any = _NumpyBackend()
         else:
             from .program import NativeBackend
+            from .report import Since
 
             self._backend = NativeBackend(ctx)
             self._since = Since(ctx)
@@ -138,6 +140,8 @@ class Executor:
             self.recorder.add(runner.plan, ms)
             return fetched
         if settings.debug >= 4:
+            from .check import checker
+
             return runner.run_observed(values, checker(None))
         if settings.debug >= 2 or settings.debug_nan:
             return runner.run_observed(values, observer(self.ctx))
@@ -147,6 +151,8 @@ class Executor:
         """How each plan made so far runs: launches, recorded segments and what broke them, and what
         was launched, waited for and allocated since the executor was made. Print it.
         """
+        from .report import Report
+
         plans = tuple(runner.report() for runner, _ in self._runners.values())
         return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
@@ -158,6 +164,8 @@ class Executor:
 
         Raises KernelError naming the first step beyond its tolerance, with the largest error.
         """
+        from .check import checker
+
         with self._alone:
             runner, values = self._ready(feed_dict)
             before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]

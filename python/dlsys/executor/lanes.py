@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 LARGE = 8 << 20  # bytes from which a kernel fills the chip, and company only gets in its way
+# Steps of a program whose order is taken apart, which takes as many bits as its square; longer ones
+# are one chain. ResNet-50's training step has about a thousand.
+MOST = 4096
 _ROOTS = 2  # steps that wait for nothing; each further one lengthens every launch by over 1 µs
 
 Range = tuple[int, int]  # of addresses: the first byte, and the one behind the last
@@ -115,6 +118,11 @@ class Lanes:
         """The same with steps at either end that do nothing."""
         waits = [(k + before, earlier + before) for k, earlier in self.waits]
         return Lanes([0] * before + self.lane + [0] * after, waits, self.longest)
+
+
+def chain(steps: int) -> Lanes:
+    """All steps in one lane."""
+    return Lanes([0] * steps, [], steps)
 
 
 def in_lanes(needed: Sequence[Sequence[int]], limit: int) -> Lanes:

@@ -18,7 +18,7 @@ from ..ndarray import NDArray, launch
 from ..runtime.device import Context
 from ..runtime.library import DTYPE_CODES, MAX_NDIM, DLArrayList, array_list, load
 from ..settings import settings
-from .lanes import Access, Lanes, Range, in_lanes, in_turn, needs
+from .lanes import MOST, Access, Lanes, Range, chain, in_lanes, in_turn, needs
 from .plan import Buffer, Plan, Step, Value
 from .recording import Ports, Recording, lanes_struct
 
@@ -172,7 +172,10 @@ class Segment:
             accesses.insert(0, Access(updated, before.slots()))
         if after.count:
             accesses.append(Access(after.slots(), []))
-        found = in_lanes(in_turn(needs(accesses), accesses), settings.lanes)
+        if settings.lanes == 1 or len(accesses) > MOST:
+            found = chain(len(accesses))
+        else:
+            found = in_lanes(in_turn(needs(accesses), accesses), settings.lanes)
         return found.padded(int(not before.count), int(not after.count))
 
     def _access(self, step: Step) -> Access:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..graph.node import Node, Spec
-from .lanes import LARGE, Order
+from .lanes import LARGE, MOST, Order
 from .pack import aligned, pack
 
 Workspace = Callable[[Node], Sequence[Spec]]
@@ -114,7 +114,8 @@ def make_plan(
     `beside` is how many steps apart two may be that should be able to run at the same time.
     """
     plan = Plan()
-    known: Order[Buffer] | None = Order() if beside else None
+    apart = beside and sum(map(_is_step, order)) <= MOST
+    known: Order[Buffer] | None = Order() if apart else None
     last_use = _last_uses(order, fetches)
     for node in order:
         if node.op.leaf:

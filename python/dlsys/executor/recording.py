@@ -51,6 +51,10 @@ class Ports:
         """Says where copy `k` comes from, or goes to."""
         self._words[3 * k + self._open] = address
 
+    def close(self) -> None:
+        """Lets each copy be one from its slot to itself, until it is connected again."""
+        self._table[:, self._open] = self._table[:, self._fixed]
+
     def slots(self) -> list[Range]:
         """Where the fixed sides are."""
         return [(row[self._fixed], row[self._fixed] + row[2]) for row in self.rows()]
@@ -168,6 +172,7 @@ class Rounds:
         whole = (times - 2) // self.count
         recorded.run(on, 1)
         self._recording.run(on, whole)
+        recorded.feeds.close()  # they were read: an array that shows a Parameter has changed since
         recorded.run(on, times - 1 - whole * self.count)
 
 

@@ -8,14 +8,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .observe import Observer
 from .plan import Buffer, Plan, Step, Value
-from .report import PlanReport, SegmentReport, plan_report
 from .state import aligned_bytes
+
+if TYPE_CHECKING:  # only those who ask for a report load it
+    from .report import PlanReport
 
 # How steps see a feed or fetch: from which element on and in which shape (None: as it is), with
 # their arguments and positions.
@@ -69,6 +71,8 @@ class Reference:
 
     def report(self) -> PlanReport:
         """How the plan runs."""
+        from .report import SegmentReport, plan_report
+
         return plan_report(self.plan, self.runs, [SegmentReport("numpy", len(self.plan.steps))])
 
     def run_observed(

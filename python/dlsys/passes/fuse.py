@@ -46,8 +46,12 @@ def fuse(fetches: Sequence[Node], gpu: bool = False) -> list[Node]:
     """The fetches over a graph of fewer kernels. The graph, simplified for native devices, must be
     the executor's own: its nodes change. `gpu`: with the rewrites that only a GPU has kernels for.
     """
+    graph = Graph(fetches)
     for rewrite in (*REWRITES, *(GPU_REWRITES if gpu else ())):
-        fetches = exchange(fetches, rewrite(Graph(fetches)))
+        replaced = rewrite(graph)
+        if replaced:
+            fetches = exchange(fetches, replaced)
+            graph = Graph(fetches)
     return list(fetches)
 
 

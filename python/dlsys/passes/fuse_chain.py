@@ -16,6 +16,7 @@ from ..ops.fused_chain import INPUTS, INSTRUCTIONS, NUMBERS, chain_op, computes,
 from .graph import Graph, exchange
 
 _SMALL = 1 << 20  # bytes that are not worth the care for how long they live
+Reads = tuple[list[Node], set[str]]  # the nodes and the numbers that a chain has for operands
 _NEAR = 2 * INSTRUCTIONS  # nodes that are looked at to tell whether a value lives longer
 
 
@@ -42,19 +43,21 @@ class _Chain:
         self.nodes: set[Node] = set()
         self.inputs: list[Node] = []
         self.numbers: set[str] = set()
-        self.add(last)
+        self.add(last, self.reads_with(last))
 
-    def add(self, node: Node) -> None:
+    def add(self, node: Node, reads: Reads) -> None:
+        """Takes a node in; `reads` are those that it then has."""
         self.nodes.add(node)
-        self.inputs, self.numbers = self._with(node)
+        self.inputs, self.numbers = reads
 
-    def takes(self, node: Node) -> bool:
-        """Whether there is room for the node and what it reads."""
-        inputs, numbers = self._with(node)
+    def has_room(self, reads: Reads) -> bool:
+        """Whether one more node fits, with which it reads this."""
+        inputs, numbers = reads
         fits = len(inputs) <= INPUTS and len(numbers) <= NUMBERS
         return fits and len(self.nodes) < INSTRUCTIONS
 
-    def _with(self, node: Node) -> tuple[list[Node], set[str]]:
+    def reads_with(self, node: Node) -> Reads:
+        """What it reads when the node is one of it."""
         read = operands(node)
         found = dict.fromkeys([*self.inputs, *(x for x in read if isinstance(x, Node))])
         found.pop(node, None)
@@ -70,8 +73,9 @@ def _chains(graph: Graph) -> list[_Chain]:
         if not computes(node):
             continue
         chain = _only_chain(graph, chain_of, node)
-        if chain is not None and chain.takes(node) and not _keeps_more(graph, chain, node):
-            chain.add(node)
+        reads = chain.reads_with(node) if chain is not None else ([], set())
+        if chain is not None and chain.has_room(reads) and not _keeps_more(graph, chain, node):
+            chain.add(node, reads)
             chain_of[node] = chain
         elif node.spec.dtype in (FLOAT32, BOOL):
             chain_of[node] = _Chain(node)
