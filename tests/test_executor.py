@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import tracemalloc
 import unittest
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -200,9 +201,15 @@ class Runs:
 
     def test_more_shapes_than_an_executor_remembers(self):
         executor = ad.Executor([ad.sum_op(ad.exp_op(self.x) + 1)], self.ctx)
-        for rows in (*range(1, 80), 1, 2, 79):
-            value = executor.run({self.x: np.zeros(rows, np.float32)})[0]
-            self.assertEqual(float(value), 2 * rows)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for count, rows in enumerate((*range(1, 80), 1, 2, 79), 1):
+                value = executor.run({self.x: np.zeros(rows, np.float32)})[0]
+                self.assertEqual(float(value), 2 * rows)
+                self.assertEqual(len(told), int(count > 64))
+        (warning,) = told  # once, and at the line that runs
+        self.assertIn("more than 64 sets of shapes", str(warning.message))
+        self.assertEqual(warning.filename, __file__)
 
     def test_plan_without_running(self):
         net = Training((6, 5, 4))

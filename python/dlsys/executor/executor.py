@@ -5,6 +5,7 @@ run it.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -75,6 +76,7 @@ class Executor:
         self._runners: OrderedDict[tuple, Any] = OrderedDict()
         self._alone = _OneThread()
         self._moves = -1
+        self._told_of_plans = False
         self._since: Since | None = None
         if ctx is None:
             self._backend: Any = _NumpyBackend()
@@ -195,9 +197,21 @@ class Executor:
             self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
+                self._tell_of_plans()
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
         return entry
+
+    def _tell_of_plans(self) -> None:
+        """Warns once of shapes that change all the time: each new one is slow, and nobody sees."""
+        if not self._told_of_plans:
+            self._told_of_plans = True
+            message = (
+                f"this executor was fed more than {_MAX_PLANS} sets of shapes; each new one is "
+                "planned, and on a GPU it is recorded only when it comes again: feed batches of "
+                "few sizes, for example by padding"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
 
     def _bind(self, plan: Plan) -> Any:
         for parameter in self._parameters:
