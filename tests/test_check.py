@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import unittest
 from unittest import mock
 
@@ -66,7 +68,8 @@ class Check(unittest.TestCase):
         ad.Executor(self.nodes).check(self.feeds)
 
     def debug(self):
-        with mock.patch.object(settings, "debug", 4):
+        told = contextlib.redirect_stdout(io.StringIO())  # the plan and the graph
+        with mock.patch.object(settings, "debug", 4), told:
             ad.Executor(self.nodes).run(self.feeds)
 
 
