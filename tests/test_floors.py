@@ -18,6 +18,7 @@ FLOORS = {
     "__init__.py": 0,
     "errors.py": 1,
     "files.py": 1,
+    "interrupts.py": 1,
     "settings.py": 1,
     "graph": 2,
     "runtime": 2,

@@ -110,7 +110,7 @@ class Choosing(Cached):
         with self.times(rule=10, depthwise=10, implicit_gemm=9):
             executor, feeds = depthwise(self.ctx)
             executor.run(feeds)
-        runner, _ = next(iter(executor._runners.values()))
+        runner, *_ = next(iter(executor._runners.values()))
         (step,) = (step for step in runner.plan.steps if step.node.op.tunable)
         step.node.attrs = {**step.node.attrs, "choice": Choice(99, "of a GPU")}
         arrays = [ndarray.array(value, self.ctx) for value in feeds.values()]

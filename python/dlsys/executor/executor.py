@@ -34,6 +34,7 @@ from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import Reference
 from .schedule import schedule
+from .whole import Whole
 
 if TYPE_CHECKING:  # only native executors, and those who ask, load these
     from .report import Report, Since
@@ -95,14 +96,15 @@ class Executor:
 
         feed_dict: a numpy array, NDArray, number or nested list for every Variable that the graph
         uses. Results are fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy
-        arrays on request. A group's value is None. Nothing is changed by a run that is refused.
+        arrays on request. A group's value is None. A run that is refused or fails changes no
+        Parameter; Ctrl-C between two updates waits for the rest of the run, a second one does not.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device.
         """
         with self._alone:
-            runner, values = self._ready(feed_dict)
-            fetched = self._watched(runner, values) if self._watching() else runner.run(values)
+            runner, whole, values = self._ready(feed_dict)
+            fetched = self._run(runner, whole, values)
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
     def run_many(
@@ -120,16 +122,21 @@ class Executor:
         if n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n}")
         with self._alone:
-            runner, values = self._ready(feed_dict)
-            if self._watching():
-                for _ in range(n):
-                    fetched = self._watched(runner, values)
-            else:
-                first = n > 1 and not runner.runs  # the run after the first is recorded
-                if first:
-                    runner.run(values)
-                fetched = runner.run(values, n - first)
+            runner, whole, values = self._ready(feed_dict)
+            if n > 1 and not runner.runs:
+                self._run(runner, whole, values)  # the run after the first is recorded
+                n -= 1
+            fetched = self._run(runner, whole, values, n)
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
+
+    def _run(self, runner: Any, whole: Whole, values: list[Any], times: int = 1) -> list[Any]:
+        watching = self._watching()
+        if not watching and not whole.needed:
+            return runner.run(values, times)
+        for _ in range(times):
+            with whole:
+                fetched = self._watched(runner, values) if watching else runner.run(values)
+        return fetched
 
     def _watching(self) -> bool:
         """Whether something wants to see every step."""
@@ -155,7 +162,7 @@ class Executor:
         """
         from .report import Report
 
-        plans = tuple(runner.report() for runner, _ in self._runners.values())
+        plans = tuple(runner.report() for runner, *_ in self._runners.values())
         return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
     def check(
@@ -169,7 +176,7 @@ class Executor:
         from .check import checker
 
         with self._alone:
-            runner, values = self._ready(feed_dict)
+            runner, _, values = self._ready(feed_dict)
             before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
             try:
                 runner.run_observed(values, checker(reference))
@@ -177,13 +184,13 @@ class Executor:
                 for parameter, value in before:
                     parameter.set(value)
 
-    def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, list[Any]]:
-        """The bound plan for these feeds, and the feeds in its order."""
+    def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, Whole, list[Any]]:
+        """The bound plan for these feeds, what keeps its runs whole, and the feeds in its order."""
         values = self._feeds.values(feed_dict or {})
-        runner, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
-        return runner, values if picks is None else [values[k] for k in picks]
+        runner, whole, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
+        return runner, whole, values if picks is None else [values[k] for k in picks]
 
-    def _runner(self, key: tuple) -> tuple[Any, tuple[int, ...] | None]:
+    def _runner(self, key: tuple) -> tuple[Any, Whole, tuple[int, ...] | None]:
         """The plan for these feeds bound to memory, and which feeds it reads (None: all)."""
         if self._moves != Parameter.moves:
             self._runners.clear()  # a Parameter moved to other storage
@@ -193,7 +200,8 @@ class Executor:
             runner = self._bind(self._make_plan(self._feeds.specs(key)))
             fed = self._feeds.nodes
             picks = tuple(fed.index(value.node.origin) for value in runner.plan.feeds)
-            entry = runner, None if picks == tuple(range(len(fed))) else picks
+            whole = Whole(runner.plan, self.ctx)
+            entry = runner, whole, None if picks == tuple(range(len(fed))) else picks
             self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
@@ -218,7 +226,7 @@ class Executor:
             state.check_home(parameter, self.ctx)
         state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
         runner = self._backend.runner(plan)
-        self._backend.reserve(runner, [other for other, _ in self._runners.values()])
+        self._backend.reserve(runner, [other for other, *_ in self._runners.values()])
         return runner
 
     # ---- planning ----

@@ -191,7 +191,7 @@ class Program:
             except DlsysError as error:
                 self._apart = True
                 message = f"runs of this plan are launched one by one: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=5)
+                warnings.warn(message, RuntimeWarning, stacklevel=6)
         return self.rounds
 
     def _place_slots(self) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 
 from .. import autodiff as ad
 from ..errors import DataError
+from ..interrupts import Interrupts
 from ..nn import Module
 from ..runtime.device import Context
 from .callbacks import Callback
 from .checkpoint import Saved
 from .evaluation import Loss, batches_of, in_mode
 from .history import History, Record, plain
-from .interrupt import Interrupts
 from .metrics import Metric
 from .search import Good, diverged
 from .state import State

@@ -1,0 +1,59 @@
+"""whole: a run that updates Parameters happens as a whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..interrupts import Interrupts
+from ..runtime.device import DL_GPU, Context
+from .plan import Plan, Step
+
+
+class Whole:
+    """`with whole:` around one run of a plan.
+
+    Ctrl-C takes effect when the run is complete, where Python is between its steps and could be
+    stopped between two updates. A step that fails after an update (most run before all updates,
+    see schedule.py) leaves the Parameters as they were before the run.
+    """
+
+    def __init__(self, plan: Plan, ctx: Context | None) -> None:
+        python = [_runs_python(step) for step in plan.steps]
+        updates = any(step.node.op.writes for step in plan.steps)
+        self._held = updates and (ctx is None or any(python))
+        self._undone = _undone(plan.steps, python, ctx)
+        self.needed = self._held or bool(self._undone)
+        self._keys = Interrupts()
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        if self._undone:
+            self._before = [parameter.asnumpy() for parameter in self._undone]
+        if self._held:
+            self._keys = Interrupts()
+            self._keys.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self._held:
+            self._keys.__exit__()
+        if kind is not None:
+            for parameter, value in zip(self._undone, self._before):
+                parameter.set(value)
+        elif self._keys.pressed:
+            raise KeyboardInterrupt
+
+
+def _runs_python(step: Step) -> bool:
+    return step.node.op.kernel is None
+
+
+def _undone(steps: Sequence[Step], python: Sequence[bool], ctx: Context | None) -> list[Any]:
+    """The Parameters that are written before the last step that may fail."""
+    on_gpu = ctx is not None and ctx.device_type == DL_GPU  # where values are judged later
+    last = -1
+    for k, step in enumerate(steps):
+        if python[k] or (step.node.op.fallible and not on_gpu):
+            last = k
+    written = (step.inputs[k].node for step in steps[: max(last, 0)] for k in step.node.op.writes)
+    return list(dict.fromkeys(node.origin for node in written))
