@@ -18,6 +18,7 @@ from ..graph.shapes import describe, floating
 from .window import Pair, Windows, check_attributes, check_planes, in_floats, packed, pair, slide
 
 INT32 = np.dtype(np.int32)
+UINT8 = np.dtype(np.uint8)
 BOOL = np.dtype(np.bool_)
 
 
@@ -97,24 +98,29 @@ class MaxPoolOp(PoolOp):
         return values, values._replace(dtype=INT32)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        mask = outputs[0]._replace(dtype=BOOL)
-        return [mask, mask, Spec(inputs[0].shape[2:], INT32)]
+        count = number_of_taps(node, inputs[0].shape[2:])
+        number = outputs[0]._replace(dtype=UINT8 if count < 256 else INT32)
+        return [outputs[0]._replace(dtype=BOOL), number, number]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, larger, number, places, y, argmax = arrays
+        x, mask, number, found, y, argmax = arrays
         windows = self.windows(node, x.shape[2:])
-        number_places(places)
         y.fill(-np.inf)
-        argmax[...] = first_seen(windows)  # of windows that see minus infinity alone
         for _, of, seen in windows.taps():
-            to, at = (..., *of), (..., *seen)
-            met, best, mask = x[at], y[to], larger[to]
-            np.less_equal(met, best, out=mask)  # false for NaN on either side
-            np.logical_not(mask, out=mask)
-            np.equal(best, best, out=number[to])
-            np.logical_and(mask, number[to], out=mask)
-            np.copyto(best, met, where=mask)
-            np.copyto(argmax[to], places[seen], where=mask)
+            best = y[(..., *of)]
+            np.maximum(best, x[(..., *seen)], out=best)  # NaN wins
+        # Taps count down, so that the first of several has the largest number.
+        found.fill(0)
+        with_nan, last = np.isnan(y).any(), number_of_taps(node, windows.plane)
+        for tap, (_, of, seen) in enumerate(windows.taps()):
+            to, met, known = (..., *of), x[(..., *seen)], found[(..., *of)]
+            same = np.equal(met, y[to], out=mask[to])
+            if with_nan:
+                np.logical_or(same, np.isnan(met), out=same)
+            this = np.multiply(same, last - tap, out=number[to], dtype=number.dtype)
+            np.maximum(known, this, out=known)
+        np.take(offsets(windows)[::-1], np.subtract(found, 1, out=found), out=argmax, mode="clip")
+        np.add(argmax, corners(windows), out=argmax)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         windows = self.windows(node, node.inputs[0].spec.shape[2:])
@@ -144,12 +150,18 @@ class MaxPoolGradientOp(PoolOp):
         return self.spec_of_gradient(node, *specs)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        if not self.windows(node, node.attrs["plane"]).overlap:
+            return [inputs[1]._replace(dtype=np.dtype(np.intp))]
         return [inputs[0]._replace(dtype=BOOL), Spec(node.attrs["plane"], INT32)]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        dy, argmax, mine, places, dx = arrays
-        number_places(places)
+        (dy, argmax), scratch, dx = arrays[:2], arrays[2:-1], arrays[-1]
         dx.fill(0)
+        if len(scratch) == 1:
+            np.put(dx, flat_places(dx, argmax, scratch[0]), dy, mode="clip")
+            return
+        mine, places = scratch
+        np.copyto(places, np.arange(places.size, dtype=INT32).reshape(places.shape))
         for _, of, seen in self.windows(node, node.attrs["plane"]).taps():
             to, at = (..., *of), (..., *seen)
             mask, into = mine[to], dx[at]
@@ -205,8 +217,7 @@ class MaxPoolReadOp(PoolOp):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, argmax, flat, y = arrays
-        planes = np.arange(x.shape[0] * x.shape[1], dtype=np.intp) * (x.shape[2] * x.shape[3])
-        np.add(argmax, planes.reshape(*x.shape[:2], 1, 1), out=flat)
+        flat_places(x, argmax, flat)
         if y.size:
             np.take(x.reshape(-1), flat, out=y, mode="clip")
 
@@ -332,18 +343,31 @@ def averages(node: Node, windows: Windows) -> tuple[int, ...]:
 # ---- numpy ----
 
 
-def number_places(places: np.ndarray) -> None:
-    """Fills a plane with the index of each element."""
-    np.copyto(places, np.arange(places.size, dtype=INT32).reshape(places.shape))
+def number_of_taps(node: Node, plane: tuple[int, ...]) -> int:
+    """How many elements a window has."""
+    height, width = node.attrs["window"] or plane
+    return height * width
 
 
-def first_seen(windows: Windows) -> np.ndarray:
-    """The index of the first element that each window meets, (oH, oW)."""
+def corners(windows: Windows) -> np.ndarray:
+    """The index of each window's first element, (oH, oW): before the plane with padding."""
     down, across = (
-        np.maximum(np.arange(n) * s - b, 0)
+        np.arange(n, dtype=INT32) * s - b
         for n, s, b in zip(windows.out, windows.stride, windows.before)
     )
     return down[:, None] * windows.plane[1] + across
+
+
+def offsets(windows: Windows) -> np.ndarray:
+    """How far each tap of a window lies behind its corner."""
+    down, across = (np.arange(n, dtype=INT32) for n in windows.size)
+    return (down[:, None] * windows.plane[1] + across).reshape(-1)
+
+
+def flat_places(x: np.ndarray, argmax: np.ndarray, flat: np.ndarray) -> np.ndarray:
+    """Indices into planes as indices into all of x (N, C, H, W), written to `flat`."""
+    planes = np.arange(x.shape[0] * x.shape[1], dtype=flat.dtype) * (x.shape[2] * x.shape[3])
+    return np.add(argmax, planes.reshape(*x.shape[:2], 1, 1), out=flat)
 
 
 def divisors(windows: Windows, with_padding: bool) -> np.ndarray:

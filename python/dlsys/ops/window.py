@@ -30,6 +30,12 @@ class Windows(NamedTuple):
         """The padding as the attribute that stands for it: ((top, bottom), (left, right))."""
         return (self.before[0], self.after[0]), (self.before[1], self.after[1])
 
+    @property
+    def overlap(self) -> bool:
+        """Whether an element may lie in two windows."""
+        extents = ((n - 1) * d + 1 for n, d in zip(self.size, self.dilation))
+        return any(extent > stride for extent, stride in zip(extents, self.stride))
+
     def taps(self) -> Iterator[tuple[Pair, Slices, Slices]]:
         """Each tap of the windows in row-major order, with the windows in which it lies on the
         plane and the elements that it meets there.
