@@ -107,18 +107,18 @@ class MaxPoolOp(PoolOp):
         windows = self.windows(node, x.shape[2:])
         y.fill(-np.inf)
         for _, of, seen in windows.taps():
-            best = y[(..., *of)]
-            np.maximum(best, x[(..., *seen)], out=best)  # NaN wins
+            to, at = (..., *of), (..., *seen)
+            np.maximum(y[to], x[at], out=y[to])  # NaN wins
         # Taps count down, so that the first of several has the largest number.
         found.fill(0)
         with_nan, last = np.isnan(y).any(), number_of_taps(node, windows.plane)
         for tap, (_, of, seen) in enumerate(windows.taps()):
-            to, met, known = (..., *of), x[(..., *seen)], found[(..., *of)]
-            same = np.equal(met, y[to], out=mask[to])
+            to, at = (..., *of), (..., *seen)
+            same = np.equal(x[at], y[to], out=mask[to])
             if with_nan:
-                np.logical_or(same, np.isnan(met), out=same)
+                np.logical_or(same, np.isnan(x[at]), out=same)
             this = np.multiply(same, last - tap, out=number[to], dtype=number.dtype)
-            np.maximum(known, this, out=known)
+            np.maximum(found[to], this, out=found[to])
         np.take(offsets(windows)[::-1], np.subtract(found, 1, out=found), out=argmax, mode="clip")
         np.add(argmax, corners(windows), out=argmax)
 
