@@ -165,6 +165,16 @@ class Executor:
         plans = tuple(runner.report() for runner, *_ in self._runners.values())
         return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
+    def choices(self) -> dict[str, str]:
+        """The implementation of each kernel that has several, "" for the one by its own rule, in
+        the plans made so far; the keys have the kernel, the arrays and the precision.
+        """
+        if self.ctx is None:
+            return {}
+        from .tune import choices_in
+
+        return choices_in([runner.plan for runner, *_ in self._runners.values()], self.ctx)
+
     def check(
         self, feed_dict: Mapping[Node, Any] | None = None, reference: Context | None = None
     ) -> None:

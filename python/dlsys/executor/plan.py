@@ -80,24 +80,34 @@ class Plan:
             f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum "
             f"of live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
         )
-        rows = [
-            f"{'step':>5}  {'operator':<36} {'writes':<24} {'bytes':>12} {'offset':>12}  lifetime"
-        ]
+        rows = [("step", "operator", "writes", "bytes", "offset", "lifetime")]
         rows += [_row(k, step) for k, step in enumerate(self.steps)]
-        return "\n".join([head, *rows])
+        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+        return "\n".join([head, *(_in_columns(row, widths) for row in rows)])
 
 
-def _row(k: int, step: Step) -> str:
+def _row(k: int, step: Step) -> tuple[str, ...]:
     output = (step.outputs or step.inputs)[0]
     buffer = output.buffer
-    place = f"{buffer.offset:>12,}" if buffer.kind == "arena" else f"{buffer.kind:>12}"
-    shown = f"{output.node.name} {output.spec.shape}"
     choice = step.node.attrs.get("choice")  # of an implementation, where one is marked
-    operator = step.node.op.name + (f" by {choice}" if choice else "")
     return (
-        f"{k:>5}  {operator:<36} {shown:<24} {buffer.nbytes:>12,} {place}  "
-        f"{buffer.first}–{buffer.last}"
+        str(k),
+        step.node.op.name + (f" by {choice}" if choice else ""),
+        f"{output.node.name} {output.spec.shape}",
+        f"{buffer.nbytes:,}",
+        f"{buffer.offset:,}" if buffer.kind == "arena" else buffer.kind,
+        f"{buffer.first}–{buffer.last}",
     )
+
+
+def _in_columns(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Words to the left of their columns, numbers to the right."""
+    right = (True, False, False, True, True, False)
+    cells = [
+        text.rjust(width) if number else text.ljust(width)
+        for text, width, number in zip(row, widths, right)
+    ]
+    return "  ".join(cells).rstrip()
 
 
 def make_plan(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..runtime.device import Context, Counters, MemoryStats, counters, memory_stats
+from ..runtime.device import DL_GPU, Context, Counters, MemoryStats, counters, memory_stats
 from .plan import Plan
 from .recording import Recording
 
@@ -48,7 +48,7 @@ class PlanReport:
 
     @property
     def launches(self) -> int:
-        """Launches of a run: one a recorded segment, one a step of the others."""
+        """Launches (on a GPU) or calls of a run: one a recorded segment, one a step of others."""
         return sum(
             1 if segment.kind == "recorded" else segment.steps
             for segment in self.segments
@@ -68,11 +68,13 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{len(self.plans)} plan(s) on {self.ctx or 'numpy'}"]
+        on_gpu = self.ctx is not None and self.ctx.device_type == DL_GPU
+        unit = "launch(es)" if on_gpu else "kernel call(s)"
         for plan in self.plans:
             shapes = ", ".join(f"{name} {shape}" for name, shape in plan.feeds) or "no feeds"
             lines.append(
-                f"  {shapes}: {plan.runs:,} runs of {plan.steps} steps, {plan.launches} "
-                f"launch(es) a run, arena {plan.arena_nbytes:,} bytes"
+                f"  {shapes}: {plan.runs:,} runs of {plan.steps} steps, {plan.launches} {unit} "
+                f"a run, arena {plan.arena_nbytes:,} bytes"
             )
             if plan.together > 1:
                 lines.append(f"    up to {plan.together} runs in one launch where many are queued")

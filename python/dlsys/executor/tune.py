@@ -25,6 +25,7 @@ from ..runtime.choices import ChoiceFile, Measurement, choice_file
 from ..runtime.device import Context, device_name, trim
 from ..runtime.library import load
 from ..settings import settings
+from .plan import Plan
 from .trial import BY_RULE, Choice, Trial
 
 _TIE = 0.98  # of the rule's time; what takes longer is not worth other bits
@@ -55,6 +56,18 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
         found = _choice(node, ctx, measured.get(key_of(node)))
         if found is not None and found.number:
             node.attrs = {**node.attrs, "choice": found}
+
+
+def choices_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:
+    """The implementation that each kernel with several has in plans, "" for the one by its rule, by
+    what a measurement is of.
+    """
+    nodes = (step.node for plan in plans for step in plan.steps)
+    return {
+        key_of(node): node.attrs["choice"].name if "choice" in node.attrs else ""
+        for node in nodes
+        if _is_open(node, ctx)
+    }
 
 
 def key_of(node: Node) -> str:

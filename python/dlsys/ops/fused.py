@@ -220,7 +220,11 @@ def head_op(loss: FusedLoss, layers: int, biases: int, back: int) -> FusedHead:
 def _expression(node: Node) -> str:
     if not node.inputs:
         return node.name if node.op.leaf else node.op.name
-    return f"{node.op.name}({', '.join(_expression(x) for x in node.inputs)})"
+    inputs = [_expression(x) for x in node.inputs]
+    for k, transposed in enumerate(("trans_A", "trans_B")):
+        if node.attrs.get(transposed):
+            inputs[k] += "ᵀ"
+    return f"{node.op.name}({', '.join(inputs)})"
 
 
 matmul_bias_op = FusedProduct("matmul_bias", "activation", ACTIVATIONS)  # activation(A B + bias)
