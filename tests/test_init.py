@@ -93,6 +93,10 @@ class Initialisers(unittest.TestCase):
         one_sided = init.truncated_normal((100_000,), 5, low=0, high=math.inf)
         self.assertGreaterEqual(one_sided.min(), 0)
         self.moments(one_sided, math.sqrt(2 / math.pi), 1 - 2 / math.pi)
+        far = init.truncated_normal((1000,), 6, low=9, high=math.inf)
+        near = init.truncated_normal((1000,), 6, low=-math.inf, high=-9)
+        np.testing.assert_array_equal(far, -near)
+        self.assertAlmostEqual(far.mean(), 9 + 1 / 9, delta=0.02)  # the tail is exponential there
         for wrong in ({"low": 2.0}, {"deviation": -1.0}, {"high": -3.0}):
             with self.assertRaises(GraphError):
                 init.truncated_normal((2,), **wrong)

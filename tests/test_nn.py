@@ -1,4 +1,6 @@
-"""Modules: names, modes, state, texts and first weights; test_layers.py has what layers compute."""
+"""Modules: names, modes, texts and first weights; test_nn_state.py has their state, test_layers.py
+what layers compute.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import init, nn, optim
-from dlsys.errors import DataError, GraphError, ShapeError
+from dlsys.errors import GraphError, ShapeError
 
 
 class Block(nn.Module):
@@ -40,6 +42,25 @@ class Outer(nn.Module):
         return self.again(x)
 
 
+class Two(nn.Module):
+    """Two outputs, a list of nodes as an argument, and one by keyword."""
+
+    def __init__(self) -> None:
+        self.left, self.right = nn.Linear(3, 2), nn.Linear(3, 4)
+
+    def forward(self, xs: list[ad.Node], scale: Any = 1) -> tuple[ad.Node, ad.Node]:
+        return self.left(xs[0]) * scale, self.right(xs[1])
+
+
+class OfTwo(nn.Module):
+    def __init__(self) -> None:
+        self.two = Two()
+
+    def forward(self, x: ad.Node) -> ad.Node:
+        a, b = self.two([x, x], scale=ad.sum_op(x))
+        return ad.sum_op(a) + ad.sum_op(b)
+
+
 NAMES = [
     "tied", "block.scale", "block.count", "block.layers.0.weight", "block.layers.0.bias",
     "block.heads.a.weight", "block.heads.a.bias",
@@ -54,6 +75,13 @@ class Naming(unittest.TestCase):
         names = [name for name, _ in outer.named_state()]
         self.assertEqual(names, [NAMES[0], *NAMES[2:]])  # block.scale is tied
         self.assertIs(dict(outer.named_state())["tied"], outer.block.scale)
+
+    def test_containers_in_containers_are_searched(self) -> None:
+        model = nn.Module()
+        model.blocks = [[nn.Linear(2, 2), nn.ReLU()], {"a": (nn.Linear(2, 2, bias=False),)}]
+        names = [name for name, _ in model.named_state()]
+        self.assertEqual(names, ["blocks.0.0.weight", "blocks.0.0.bias", "blocks.1.a.0.weight"])
+        self.assertFalse(model.eval().blocks[1]["a"][0].training)
 
     def test_parameters_and_buffers_are_told_apart(self) -> None:
         block = Block()
@@ -71,6 +99,7 @@ class Naming(unittest.TestCase):
         block = Block()
         block.parent = block
         self.assertEqual(len(list(block.named_modules())), 4)
+        self.assertEqual(repr(block).splitlines()[-2], "  parent: ...")
 
     def test_calling_names_the_nodes(self) -> None:
         model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 2), nn.Dropout()))
@@ -124,66 +153,24 @@ class Modes(unittest.TestCase):
         )
 
 
-class State(unittest.TestCase):
-    def setUp(self) -> None:
-        self.model = nn.Sequential(nn.Linear(4, 3, rng=0), nn.BatchNorm2d(3))
-        self.state = self.model.state_dict()
+class Containers(unittest.TestCase):
+    def test_part_of_a_sequence_is_a_sequence_of_the_same_layers(self) -> None:
+        model = nn.MLP((4, 3, 2), seed=0)
+        body = model[:-1]
+        self.assertEqual([type(layer) for layer in body], [nn.Flatten, nn.Linear, nn.ReLU])
+        self.assertIs(body[1], model[1])
+        self.assertEqual([name for name, _ in body.named_state()], ["1.weight", "1.bias"])
 
-    def other(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 3, rng=1), nn.BatchNorm2d(3))
-
-    def test_round_trip(self) -> None:
-        self.state["1.running_mean"] += 2
-        model = self.other()
-        self.assertEqual(model.load_state_dict(self.state), ([], []))
-        for name, value in model.state_dict().items():
-            np.testing.assert_array_equal(value, self.state[name])
-            self.assertEqual(value.dtype, self.state[name].dtype)
-
-    def test_a_state_dict_is_a_copy(self) -> None:
-        kept = self.state["0.weight"].copy()
-        self.state["0.weight"] += 1
-        np.testing.assert_array_equal(self.model.state_dict()["0.weight"], kept)
-        self.model.load_state_dict(self.state)
-        self.state["0.weight"] += 1
-        np.testing.assert_array_equal(self.model.state_dict()["0.weight"], kept + 1)
-
-    def refused(self, state: dict, strict: bool, *words: str) -> None:
-        model = self.other()
-        before = model.state_dict()
-        with self.assertRaises(DataError) as caught:
-            model.load_state_dict(state, strict)
-        for word in (*words, "nothing was loaded"):
-            self.assertIn(word, str(caught.exception))
-        for name, value in model.state_dict().items():
-            np.testing.assert_array_equal(value, before[name])
-
-    def test_what_does_not_fit_is_named_and_changes_nothing(self) -> None:
-        del self.state["1.weight"]
-        self.state["more"] = np.zeros(2)
-        self.state["0.bias"] = np.zeros((1, 3), np.float32)
-        words = "0.bias is float32 (1, 3), expected float32 (3,)"
-        self.refused(self.state, True, "missing: 1.weight", "unexpected: more", words)
-        self.refused(self.state, False, words)
-        for wrong in (np.zeros(3, complex), np.array(["a", "b", "c"]), [None] * 3):
-            self.refused({**self.state, "0.bias": wrong}, False, "mismatched: 0.bias is")
-
-    def test_without_strict_the_rest_is_loaded(self) -> None:
-        del self.state["1.weight"]
-        self.state["more"] = np.zeros(2)
-        model = self.other()
-        found = model.load_state_dict(self.state, strict=False)
-        self.assertEqual((found.missing, found.unexpected), (["1.weight"], ["more"]))
-        np.testing.assert_array_equal(model.state_dict()["0.weight"], self.state["0.weight"])
-
-    def test_pytorchs_batch_counter_is_passed_over(self) -> None:
-        self.state["1.num_batches_tracked"] = np.int64(3)
-        self.assertEqual(self.other().load_state_dict(self.state), ([], []))
-
-    def test_float64_values_are_rounded(self) -> None:
-        model = self.other()
-        model.load_state_dict({name: value.astype(float) for name, value in self.state.items()})
-        self.assertEqual(model.state_dict()["0.weight"].dtype, np.float32)
+    def test_a_layer_is_replaced(self) -> None:
+        model = nn.MLP((4, 3, 2), seed=0)
+        model[-1] = head = nn.Linear(3, 7)
+        self.assertEqual((len(model), model[3]), (4, head))
+        self.assertEqual(model.summary((1, 4)).rows[0].shape, (1, 7))
+        for index, layer, error in ((4, head, IndexError), (slice(2), head, TypeError)):
+            with self.assertRaises(error):
+                model[index] = layer
+        with self.assertRaisesRegex(GraphError, "layer 0 is 3"):
+            model[0] = 3
 
 
 class Texts(unittest.TestCase):
@@ -268,6 +255,14 @@ class Texts(unittest.TestCase):
         self.assertEqual(lines[3].split(), ["0", "Embedding", "(7,", "3,", "4)", "40", "84"])
         self.assertIn("66 parameters and 0 numbers in buffers, 264 bytes; 434", lines[-1])
 
+    def test_summary_of_layers_with_several_inputs_and_outputs(self) -> None:
+        rows = {row.name: row for row in OfTwo().summary((5, 3)).rows}
+        self.assertEqual(rows["two"].shape, ((5, 2), (5, 4)))
+        self.assertEqual(rows["two"].parameters, 8 + 16)
+        inner = rows["two.left"].operations + rows["two.right"].operations
+        self.assertEqual(rows["two"].operations, inner + 5 * 2)  # not the sum that is its argument
+        self.assertEqual(rows[""].shape, ())
+
     def test_summary_refuses_what_does_not_fit(self) -> None:
         with self.assertRaisesRegex(ShapeError, "inner dimensions differ"):
             nn.Sequential(nn.Linear(3, 2)).summary((1, 4))
@@ -303,6 +298,23 @@ class Weights(unittest.TestCase):
         weight = nn.Linear(3, 2, initializer=init.ones).weight
         np.testing.assert_array_equal(weight.asnumpy(), np.ones((2, 3)))
 
+    def test_an_initializer_may_compute_in_float64_but_not_in_another_shape(self) -> None:
+        def make(shape: tuple, rng: np.random.Generator) -> np.ndarray:
+            return rng.normal(size=shape)
+
+        def wrong(shape: tuple, rng: np.random.Generator) -> np.ndarray:
+            return np.zeros(shape[::-1])
+
+        for build in (
+            lambda f: nn.Linear(3, 2, initializer=f),
+            lambda f: nn.Conv2d(3, 2, (1, 2), initializer=f),
+            lambda f: nn.ConvTranspose2d(3, 2, (1, 2), initializer=f),
+            lambda f: nn.Embedding(3, 2, initializer=f),
+        ):
+            self.assertEqual(build(make).weight.dtype, np.float32)
+            with self.assertRaisesRegex(ShapeError, r"\w+: the initializer made \(.*expected \("):
+                build(wrong)
+
     def test_defaults_keep_the_deviation(self) -> None:
         for layer, fan in (
             (nn.Linear(500, 400, rng=0), 500),
@@ -333,6 +345,8 @@ class Weights(unittest.TestCase):
             (lambda: nn.Linear(3, 2.5), "outputs is 2.5"),
             (lambda: nn.Conv2d(3, 4, 3, groups=2), "2 groups do not divide 3 inputs and 4 outputs"),
             (lambda: nn.Conv2d(3, 4, (3, 0)), "width is 0"),
+            (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "window is (3, 3, 3)"),
+            (lambda: nn.LayerNorm((3, -1)), "LayerNorm: shape is -1"),
             (lambda: nn.ConvTranspose2d(4, 3, 3, groups=2), "2 groups do not divide"),
             (lambda: nn.Embedding(3, -1), "features is -1"),
             (lambda: nn.BatchNorm2d(0), "channels is 0"),

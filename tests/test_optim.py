@@ -229,6 +229,14 @@ class Optimizers:
             np.testing.assert_array_equal(value, wanted)
         self.assertEqual(float(score.run(feeds)[0]), before)
 
+    def test_averages_of_no_update_are_not_applied(self) -> None:
+        problem, optimizer = Problem(), optim.SGD(0.05, ema=0.5)
+        optimizer.minimize(problem.loss, problem.parameters)
+        problem.parameters[0].set(np.full((3, 4), 7.0))  # weights that are loaded later
+        assert optimizer.ema is not None
+        with optimizer.ema.applied():
+            np.testing.assert_array_equal(problem.values()[0], 7)
+
     # ---- groups ----
     def test_groups_have_rates_and_options_of_their_own(self) -> None:
         problem, optimizer = Problem(), optim.SGD(0.05, momentum=0.9, weight_decay=0.1)
@@ -331,6 +339,46 @@ class Use(unittest.TestCase):
         names = ["step", "lr", "w.velocity", "1.velocity", "2.velocity", "b.velocity"]
         self.assertEqual([name for name, _ in unnamed.named_state()], names)
 
+    def test_made_up_names_avoid_those_there_are(self) -> None:
+        problem, optimizer = Problem(["1", None, "4", "1"]), optim.SGD(0.1, momentum=0.5)
+        optimizer.minimize(problem.loss, problem.parameters)
+        names = ["step", "lr", "1.velocity", "2.velocity", "4.velocity", "3.velocity"]
+        self.assertEqual([name for name, _ in optimizer.named_state()], names)
+
+    def test_a_rate_of_its_own_makes_a_group_independent(self) -> None:
+        lr, problem = 0.125, Problem()
+        optimizer = optim.SGD(lr)
+        groups = [{"params": p, "lr": lr} for p in problem.parameters[:2]]
+        groups.append({"params": problem.parameters[2:]})
+        train = optimizer.minimize(problem.loss, groups)
+        names = ["step", "lr", "lr.1", "lr.2"]
+        self.assertEqual([name for name, _ in optimizer.named_state()], names)
+        optimizer.lr.set(0)
+        problem.train([train], None, 1)
+        for value, start, own in zip(problem.values(), starts(), (True, True, False, False)):
+            self.assertEqual(bool((value != start.astype(np.float32)).any()), own)
+
+    def test_groups_share_a_schedule(self) -> None:
+        plateau, problem = optim.ReduceOnPlateau(0.1), Problem()
+        optimizer = optim.SGD(0.1)
+        groups = [{"params": p, "lr": plateau} for p in problem.parameters]
+        optimizer.minimize(problem.loss, groups)
+        names = ["step", "lr", "schedule.1.rate", "schedule.1.memory"]
+        self.assertEqual([name for name, _ in optimizer.named_state()], names)
+
+    def test_one_parameter_needs_no_list(self) -> None:
+        problem = Problem()
+        problem.train([optim.SGD(0.1).minimize(problem.loss, problem.parameters[0])], None, 1)
+        changed = [(v != s.astype(np.float32)).any() for v, s in zip(problem.values(), starts())]
+        self.assertEqual(changed, [True, False, False, False])
+
+    def test_an_average_belongs_to_one_optimizer(self) -> None:
+        problem, shared = Problem(), optim.EMA(0.5)
+        first, second = optim.SGD(0.1, ema=shared), optim.SGD(0.1, ema=shared)
+        first.minimize(problem.loss, problem.parameters[:2])
+        with self.assertRaisesRegex(GraphError, "its EMA is another optimizer's"):
+            second.minimize(problem.loss, problem.parameters[2:])
+
     def test_the_rate_is_a_parameter_that_can_be_set(self) -> None:
         sgd = optim.SGD(0.5)
         self.assertEqual(sgd.learning_rate(), 0.5)
@@ -352,7 +400,12 @@ class Use(unittest.TestCase):
     def test_options_out_of_range(self) -> None:
         p = ad.Parameter(np.ones(2, np.float32), "p")
         loss = ad.sum_op(p)
+        counts = ad.Parameter(np.ones(2, np.int64), "counts")
+        frozen = ad.Parameter(np.ones(2, np.float32), "frozen", trainable=False)
         for make, message in (
+            (lambda: optim.SGD([p]), r"SGD: the rate is .*, got list; Parameters go to minimize"),
+            (lambda: optim.SGD(0.1).minimize(loss, [counts]), "SGD: counts is int64; leave it out"),
+            (lambda: optim.SGD(0.1).minimize(loss, [frozen]), "frozen is not trainable"),
             (lambda: optim.SGD(-1), r"SGD: expected lr >= 0, .*, got lr=-1"),
             (lambda: optim.SGD(0.1, dampening=1), "0 <= dampening < 1.* got .*dampening=1"),
             (lambda: optim.Adam(beta2=1.0), r"Adam: expected .*0 <= beta2 < 1, .*beta2=1.0"),

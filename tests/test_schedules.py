@@ -146,6 +146,12 @@ class Plateau(unittest.TestCase):
         reduced = [schedule.report(1.0) for _ in range(8)]
         self.assertEqual(reduced, [False, True, False, False, True, False, False, True])
 
+    def test_a_rate_at_the_lowest_is_neither_raised_nor_called_reduced(self) -> None:
+        for lr in (1e-3, 1e-5):
+            schedule = optim.ReduceOnPlateau(lr, patience=0, lowest=1e-3)
+            self.assertEqual([schedule.report(1.0) for _ in range(3)], [False] * 3)
+            self.assertEqual(schedule(0), np.float32(lr))
+
     def test_goes_on_from_its_state(self) -> None:
         first, second = (optim.ReduceOnPlateau(1.0, patience=2) for _ in range(2))
         for value in self.VALUES[:9]:
@@ -185,6 +191,7 @@ class Graph:
         for schedule in (
             optim.Step(1.0, 3, 1 - 1e-7),
             optim.WarmRestarts(1.0, 2, factor=2),
+            optim.WarmRestarts(1.0, 7),
             optim.Exponential(1.0, 1 - 1e-7),
             optim.Cosine(1.0, 2**24),
         ):

@@ -123,9 +123,11 @@ def truncated_normal(
             "init.truncated_normal: expected deviation >= 0 and low < high, "
             f"got {deviation}, {low} and {high}"
         )
+    side = -1 if low > 0 else 1  # far above 0, probabilities would all be 1
+    low, high = sorted((side * low, side * high))
     below, above = (0.5 * math.erfc(-bound / math.sqrt(2)) for bound in (low, high))
     probability = below + generator(rng).uniform(0, 1, tuple(shape)) * (above - below)
-    z = np.clip(normal_quantile(probability), low, high)
+    z = side * np.clip(normal_quantile(probability), low, high)
     return (mean + deviation * z).astype(np.float32)
 
 

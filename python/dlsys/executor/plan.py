@@ -80,8 +80,8 @@ class Plan:
             f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum "
             f"of live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
         )
-        rows = [("step", "operator", "writes", "bytes", "offset", "lifetime")]
-        rows += [_row(k, step) for k, step in enumerate(self.steps)]
+        steps = [_row(k, step) for k, step in enumerate(self.steps)]
+        rows = [("step", "operator", "writes", "bytes", "offset", "lifetime"), *steps]
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
         return "\n".join([head, *(_in_columns(row, widths) for row in rows)])
 

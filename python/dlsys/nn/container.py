@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
+from typing import overload
 
 from ..autodiff import Node
 from ..errors import GraphError
@@ -13,18 +15,15 @@ Layer = Callable[[Node], Node]
 
 class Sequential(Module):
     """One layer after the other; a layer is a Module or any function of a node, such as
-    `ad.relu_op`. Named by number, `0.weight`; `model[0]` is the first.
+    `ad.relu_op`. Named by number, `0.weight`; `model[0]` is the first and can be replaced,
+    `model[:-1]` a Sequential of the same layers but the last.
 
     GraphError for what cannot be called.
     """
 
     def __init__(self, *layers: Layer) -> None:
         for k, layer in enumerate(layers):
-            if not callable(layer):
-                raise GraphError(
-                    f"Sequential: layer {k} is {layer!r}, expected a Module or a function of a node"
-                )
-            setattr(self, str(k), layer)
+            self._set(k, layer)
 
     def __iter__(self) -> Iterator[Layer]:
         return (layer for name, layer in vars(self).items() if name.isdigit())
@@ -32,8 +31,23 @@ class Sequential(Module):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __getitem__(self, index: int) -> Layer:
-        return list(self)[index]
+    @overload
+    def __getitem__(self, index: int) -> Layer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequential: ...
+    def __getitem__(self, index: int | slice) -> Layer:
+        found = list(self)[index]
+        return Sequential(*found) if isinstance(found, list) else found
+
+    def __setitem__(self, index: int, layer: Layer) -> None:
+        self._set(range(len(self))[operator.index(index)], layer)
+
+    def _set(self, k: int, layer: Layer) -> None:
+        if not callable(layer):
+            raise GraphError(
+                f"Sequential: layer {k} is {layer!r}, expected a Module or a function of a node"
+            )
+        setattr(self, str(k), layer)
 
     def forward(self, x: Node) -> Node:
         for layer in self:

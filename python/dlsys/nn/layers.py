@@ -1,7 +1,8 @@
 """Layers with weights, and those that only reshape. Weights are laid out as PyTorch's.
 
-`initializer` is a function of (shape, rng) as in `dlsys.init`, He's normal form by default; biases
-begin at 0. `rng` is a numpy Generator, a seed, or None for the one that `init.seed` starts.
+`initializer` is a function of (shape, rng) as in `dlsys.init`, He's normal form by default; what it
+returns becomes float32, and has the shape or is refused by ShapeError. Biases begin at 0. `rng` is
+a numpy Generator, a seed, or None for the one that `init.seed` starts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
-from ..errors import GraphError
+from ..errors import GraphError, ShapeError
 from ..init import Initializer, Rng, generator, he_normal, normal, zeros
 from .module import Module
 
@@ -36,7 +37,7 @@ class Linear(Module):
         rng: Rng = None,
     ) -> None:
         check_extents("Linear", inputs=inputs, outputs=outputs)
-        self.weight = Parameter(initializer((outputs, inputs), generator(rng)), "weight")
+        self.weight = Parameter(_drawn("Linear", initializer, (outputs, inputs), rng), "weight")
         self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
 
     def forward(self, x: Node) -> Node:
@@ -70,7 +71,7 @@ class Conv2d(Module):
         rng: Rng = None,
     ) -> None:
         shape = filter_shape("Conv2d", inputs, outputs, window, groups)
-        self.weight = Parameter(initializer(shape, generator(rng)), "weight")
+        self.weight = Parameter(_drawn("Conv2d", initializer, shape, rng), "weight")
         self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
         self.inputs, self.outputs = inputs, outputs
         self.attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
@@ -106,7 +107,7 @@ class ConvTranspose2d(Module):
         rng: Rng = None,
     ) -> None:
         shape = filter_shape("ConvTranspose2d", inputs, outputs, window, groups)
-        drawn = initializer(shape, generator(rng))
+        drawn = _drawn("ConvTranspose2d", initializer, shape, rng)
         parts = drawn.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
         weight = parts.reshape(inputs, outputs // groups, *shape[2:])
         self.weight = Parameter(weight, "weight")
@@ -138,7 +139,7 @@ class Embedding(Module):
         self, count: int, features: int, *, initializer: Initializer = normal, rng: Rng = None
     ) -> None:
         check_extents("Embedding", count=count, features=features)
-        self.weight = Parameter(initializer((count, features), generator(rng)), "weight")
+        self.weight = Parameter(_drawn("Embedding", initializer, (count, features), rng), "weight")
 
     def forward(self, x: Node) -> Node:
         return ad.embedding_op(self.weight, x)
@@ -184,13 +185,24 @@ def filter_shape(
     layer: str, inputs: int, outputs: int, window: Pair, groups: int
 ) -> tuple[int, int, int, int]:
     """(outputs, inputs/groups, kH, kW). GraphError where there is no such filter."""
-    height, width = window if isinstance(window, Sequence) else (window, window)
+    sides = tuple(window) if isinstance(window, Sequence) else (window, window)
+    if len(sides) != 2:
+        raise GraphError(f"{layer}: window is {window!r}, expected a number or a pair of them")
+    height, width = sides
     check_extents(layer, inputs=inputs, outputs=outputs, groups=groups, height=height, width=width)
     if inputs % groups or outputs % groups:
         raise GraphError(
             f"{layer}: {groups} groups do not divide {inputs} inputs and {outputs} outputs"
         )
     return outputs, inputs // groups, height, width
+
+
+def _drawn(layer: str, initializer: Initializer, shape: tuple[int, ...], rng: Rng) -> np.ndarray:
+    """The first weights, float32 whatever the initializer computes in."""
+    weight = np.asarray(initializer(shape, generator(rng)), np.float32)
+    if weight.shape != shape:
+        raise ShapeError(f"{layer}: the initializer made {weight.shape}, expected {shape}")
+    return weight
 
 
 def _filter_options(layer: Conv2d | ConvTranspose2d) -> str:

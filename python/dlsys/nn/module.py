@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from reprlib import recursive_repr
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,18 +27,18 @@ class Differences(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One use of a layer: its name in the model ("" is the model), inputs and output."""
+    """One use of a layer: its name in the model ("" is the model), its arguments and its output."""
 
     name: str
     module: Module
-    inputs: tuple[Node, ...]
-    output: Node
+    inputs: tuple[Any, ...]
+    output: Any
 
 
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)
 
 
-def _undefined(self: Module, *inputs: Node) -> Node:
+def _undefined(self: Module, *inputs: Any, **options: Any) -> Node:
     raise GraphError(
         f"{type(self).__name__} builds no graph: give it a method forward(self, x) that does"
     )
@@ -48,31 +49,33 @@ class Module:
 
     Attributes that are Parameters are its state: parameters where trainable, else buffers, such as
     running statistics. Attributes that are Modules are its children. Both may also sit in lists,
-    tuples and dicts. Names are paths as in PyTorch, `layer1.0.weight`; what is used in several
-    places has the first of its names.
+    tuples and dicts, and in these within these. Names are paths as in PyTorch, `layer1.0.weight`;
+    what is used in several places has the first of its names.
 
     `model(x)` adds the model to the graph behind x, in the mode that it is in then: `train()`, the
     default, or `eval()`. Graphs in both modes share the state.
     """
 
     training = True
-    forward: Callable[..., Node] = _undefined
+    forward: Callable[..., Any] = _undefined
 
-    def __call__(self, *inputs: Node) -> Node:
-        """The output node. State takes the names that it has in the outermost module called."""
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """What `forward` makes of the same arguments: the output node, or several in a tuple. State
+        takes the names that it has in the outermost module called.
+        """
         for name, state in self.named_state():
             if not f".{state.name}".endswith(f".{name}"):
                 state.name = name
         calls = _calls.get()
         if calls is None:
-            return self.forward(*inputs)
+            return self.forward(*inputs, **options)
         place = len(calls)
         calls.append(None)  # containers come before what they contain
-        output = self.forward(*inputs)
-        calls[place] = (self, inputs, output)
+        output = self.forward(*inputs, **options)
+        calls[place] = (self, (*inputs, *options.values()), output)
         return output
 
-    def calls(self, *inputs: Node) -> list[Call]:
+    def calls(self, *inputs: Any) -> list[Call]:
         """Builds the graph like a call, and says what each layer made; the first is the model's."""
         names = {module: name for name, module in self.named_modules()}
         recorded: list = []
@@ -153,10 +156,13 @@ class Module:
         """Takes over parameters and buffers by name, from arrays or PyTorch tensors on the CPU.
 
         Everything must be there and fit; without `strict` names may be missing or unexpected, and
-        are returned. PyTorch's `num_batches_tracked` is passed over. DataError names all that is
-        missing, unexpected or of another shape or kind; nothing is changed then.
+        are returned. What is used in several places may have any of its names; where PyTorch saved
+        it under all of them, the first counts. PyTorch's `num_batches_tracked` is passed over.
+        DataError names all that is missing, unexpected or of another shape or kind; nothing is
+        changed then.
         """
         own = dict(self.named_state())
+        values = _by_first_names(values, own, dict(_paths(self)))
         missing = [name for name in own if name not in values]
         unexpected = [
             name for name in values if name not in own and name.split(".")[-1] != _IGNORED
@@ -192,6 +198,7 @@ class Module:
         """What the module's repr has in brackets."""
         return ""
 
+    @recursive_repr()
     def __repr__(self) -> str:
         lines = [f"{name}: {child!r}".replace("\n", "\n  ") for name, child in self.children()]
         if not lines:
@@ -203,12 +210,38 @@ class Module:
 def _members(module: Module) -> Iterator[tuple[str, Any]]:
     """Attributes, and the items of those that are containers."""
     for name, value in vars(module).items():
-        if isinstance(value, Mapping):
-            yield from ((_join(name, str(key)), item) for key, item in value.items())
-        elif isinstance(value, (list, tuple)):
-            yield from ((_join(name, str(k)), item) for k, item in enumerate(value))
-        else:
-            yield name, value
+        yield from _items(name, value)
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _items(_join(name, str(key)), item)
+    elif isinstance(value, (list, tuple)):
+        for k, item in enumerate(value):
+            yield from _items(_join(name, str(k)), item)
+    else:
+        yield name, value
+
+
+def _paths(module: Module, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Parameter]]:
+    """All state by all the names that it has."""
+    above = (*above, module)
+    for name, item in _members(module):
+        if isinstance(item, Parameter):
+            yield name, item
+        elif isinstance(item, Module) and item not in above:
+            yield from ((_join(name, rest), state) for rest, state in _paths(item, above))
+
+
+def _by_first_names(
+    values: Mapping[str, Any], own: Mapping[str, Parameter], paths: Mapping[str, Parameter]
+) -> dict[str, Any]:
+    """Values with the names of `own` where they have others of the same state."""
+    first = {state: name for name, state in own.items()}
+    others = {path: first[state] for path, state in paths.items() if path not in own}
+    renamed = {others[name]: value for name, value in values.items() if name in others}
+    return renamed | {name: value for name, value in values.items() if name not in others}
 
 
 def _join(prefix: str, name: str) -> str:

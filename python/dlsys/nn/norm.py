@@ -44,11 +44,14 @@ class BatchNorm2d(Module):
 
 class LayerNorm(Module):
     """(x - mean) / sqrt(variance + eps) · weight + bias over the trailing axes of x, whose extents
-    are `shape`, at each of the leading positions. Ba, Kiros and Hinton (2016).
+    are `shape`, at each of the leading positions. Ba, Kiros and Hinton (2016). GraphError for
+    extents below 1.
     """
 
     def __init__(self, shape: int | Sequence[int], eps: float = 1e-5) -> None:
         extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        for extent in extents:
+            check_extents("LayerNorm", shape=extent)
         self.weight = Parameter(ones(extents), "weight")
         self.bias = Parameter(zeros(extents), "bias")
         self.eps = eps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..autodiff import Node, Parameter, Spec, find_topo_sort
@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
     name: str  # in the model; "" is the model itself
     kind: str
-    shape: tuple[int, ...]  # of the output
+    shape: tuple[Any, ...]  # of the output; where there are several, all of theirs
     parameters: int
     operations: int  # floating-point operations
 
@@ -63,10 +63,10 @@ class Summary:
 
 def summarize(x: Node, calls: Sequence[Call]) -> Summary:
     """The summary of a model from the calls that it made on x, an input of known shape."""
-    model, output = calls[0].module, calls[0].output
-    order = find_topo_sort([call.output for call in calls])
+    model = calls[0].module
+    order = find_topo_sort(_nodes([call.output for call in calls]))
     specs = infer(order, {x: x.spec})
-    costs = _costs(order, specs, output)
+    costs = _costs(order, specs, _nodes(calls[0].output))
     seen, rows = set(), []
     for call in calls:
         held = [] if call.module in seen else call.module.parameters()
@@ -75,7 +75,7 @@ def summarize(x: Node, calls: Sequence[Call]) -> Summary:
             Row(
                 call.name,
                 type(call.module).__name__,
-                specs[call.output].shape,
+                _shape(call.output, specs),
                 sum(_spec(parameter).size for parameter in held),
                 sum(costs[node] for node in _between(call.inputs, call.output)),
             )
@@ -85,20 +85,22 @@ def summarize(x: Node, calls: Sequence[Call]) -> Summary:
     return Summary(rows, buffers, sum(spec.nbytes for spec in state))
 
 
-def _costs(order: Iterable[Node], specs: Mapping[Node, Any], output: Node) -> Counter[Node]:
+def _costs(
+    order: Iterable[Node], specs: Mapping[Node, Any], outputs: Iterable[Node]
+) -> Counter[Node]:
     """Operations of each node of the user's graph: of what it became when shapes were known."""
     costs: Counter[Node] = Counter()
-    for node in find_topo_sort(simplify(order, specs, [output])):
+    for node in find_topo_sort(simplify(order, specs, list(outputs))):
         if not node.op.leaf and not node.op.view:
             made = node.spec if node.op.outputs == 1 else node.spec[0]
             costs[node.origin] += node.op.cost(node, [x.spec for x in node.inputs], made)
     return costs
 
 
-def _between(inputs: Iterable[Node], output: Node) -> set[Node]:
-    """The nodes that lead from some inputs to an output; the output is one, the inputs are not."""
-    seen = set(inputs)
-    stack, found = [output], set()
+def _between(inputs: Any, outputs: Any) -> set[Node]:
+    """The nodes that lead from some inputs to outputs; the outputs count, the inputs do not."""
+    seen = set(_nodes(inputs))
+    stack, found = list(_nodes(outputs)), set()
     while stack:
         node = stack.pop()
         if node not in seen:
@@ -106,6 +108,23 @@ def _between(inputs: Iterable[Node], output: Node) -> set[Node]:
             found.add(node)
             stack.extend(node.inputs)
     return found
+
+
+def _nodes(value: Any) -> Iterator[Node]:
+    """The nodes in what a layer was given or made: one, or several in containers."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _nodes(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _nodes(item)
+
+
+def _shape(output: Any, specs: Mapping[Node, Any]) -> tuple[Any, ...]:
+    if isinstance(output, Node):
+        return specs[output].shape
+    return tuple(specs[node].shape for node in _nodes(output))
 
 
 def _spec(parameter: Parameter) -> Spec:

@@ -189,6 +189,14 @@ class Parameter(Node):
         self.home: Any = ANYWHERE  # the context that `to` asked for
         self.spec = Spec(array.shape, self.dtype if self.declared else None, self.declared)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles take the value along and are Parameters of their own, which live where
+        they are used first.
+        """
+        value = self.asnumpy().astype(self.dtype, copy=False)
+        dtype = self.dtype if self.declared else None
+        return type(self), (value, self.name, dtype, self.trainable)
+
     @property
     def shape(self) -> Shape:
         """The shape of the value."""

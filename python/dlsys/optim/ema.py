@@ -53,11 +53,12 @@ class EMA:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within `with`, the Parameters have their averages' values; afterwards their own again,
-        so that what is trained within is lost.
+        so that what is trained within is lost. Before the first update there is nothing to apply.
         """
-        own = {parameter: parameter.asnumpy() for parameter in self.averages}
+        averages = self.averages if self.step.asnumpy() else {}
+        own = {parameter: parameter.asnumpy() for parameter in averages}
         try:
-            for parameter, average in self.averages.items():
+            for parameter, average in averages.items():
                 parameter.set(average.asnumpy())
             yield
         finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ Range = tuple[str, Callable[[float], bool]]
 
 UNIT: Range = ("0 <= {} < 1", lambda x: 0 <= x < 1)
 NOT_NEGATIVE: Range = ("{} >= 0", lambda x: 0 <= x < float("inf"))
+_OWN = -1  # the position of the rate that groups without one have
 _NORM_EPS = 1e-6  # beside the norm, as in PyTorch's clip_grad_norm_
 
 
@@ -73,13 +76,13 @@ class Optimizer:
             raise GraphError(f"{self._title}: expected accumulate >= 1, got {accumulate}")
         self.clip_value, self.clip_norm = clip_value, clip_norm
         self.accumulate = int(accumulate)
-        self.ema = EMA(ema) if isinstance(ema, (int, float)) else ema
+        self.ema = ema if ema is None or isinstance(ema, EMA) else EMA(ema)
         self.step = Parameter(np.int64(0), "step", trainable=False)
         self.runs = Parameter(np.int64(0), "runs", trainable=False)
         self.slots: dict[Parameter, dict[str, Parameter]] = {}
         self._names: dict[Parameter, str] = {}
-        self._rates: dict[tuple[int, Rate], Node] = {}  # by the group's position and what it gave
-        self.lr: Any = self._rate(0, lr)  # a Parameter for a number, else the schedule's node
+        self._rates: dict[tuple[int, Rate], Node] = {}  # by a group's position and what it gave
+        self.lr: Any = self._rate(_OWN, lr)  # a Parameter for a number, else the schedule's node
         self._given = lr
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
@@ -88,7 +91,7 @@ class Optimizer:
 
     # ---- building ----
     def minimize(
-        self, loss: Node, parameters: Sequence[Parameter] | Sequence[Mapping[str, Any]]
+        self, loss: Node, parameters: Parameter | Sequence[Parameter] | Sequence[Mapping[str, Any]]
     ) -> Node:
         """One node that, when fetched, updates every given Parameter by the gradient of `loss` and
         makes the effects of the loss's nodes (running statistics, random steps); its value is None.
@@ -96,8 +99,8 @@ class Optimizer:
         parameters: Parameters, or groups of them as dicts: `{"params": [...], "lr": 0.01,
         "weight_decay": 0.0}` with whatever a group has for itself.
 
-        Raises GraphError for what is no Parameter or is given twice, and for options that the
-        optimizer does not have or that are out of range.
+        Raises GraphError for what is no Parameter of floats, not trainable or given twice, and for
+        options that the optimizer does not have or that are out of range.
         """
         groups = self._groups(parameters)
         flat = [parameter for group in groups for parameter in group.parameters]
@@ -150,21 +153,18 @@ class Optimizer:
             slots[name] = Parameter(value, f"{parameter.name}.{name}", trainable=False)
         return slots[name]
 
-    def _groups(self, parameters: Sequence[Any]) -> list[Group]:
-        given = list(parameters)
+    def _groups(self, parameters: Any) -> list[Group]:
+        given = [parameters] if isinstance(parameters, Node) else list(parameters)
         if not any(isinstance(item, Mapping) for item in given):
             given = [{"params": given}]
         groups = [self._group(k, item) for k, item in enumerate(given)]
         flat = [parameter for group in groups for parameter in group.parameters]
-        for parameter in flat:
-            if not isinstance(parameter, Parameter):
-                raise GraphError(f"{self._title}: expected Parameters, got {parameter!r}")
-        if len(set(flat)) < len(flat):
-            twice = next(parameter for parameter in flat if flat.count(parameter) > 1)
-            raise GraphError(f"{self._title}: {twice.name} is given twice; give it once")
+        self._check_parameters(flat)
         for parameter in flat:
             if parameter not in self._names:
                 self._names[parameter] = self._new_name(parameter)
+        if self.ema is not None and not self.ema.averages.keys() <= self._names.keys():
+            raise GraphError(f"{self._title}: its EMA is another optimizer's; give each its own")
         return groups
 
     def _group(self, position: int, item: Any) -> Group:
@@ -174,21 +174,23 @@ class Optimizer:
                 f"{self._title}: a group is a dict with params and any of lr, "
                 f"{', '.join(self.options)}; got {', '.join(map(str, own)) or 'none'}"
             )
-        parameters, lr = own.pop("params"), own.pop("lr", self._given)
+        parameters, lr = own.pop("params"), own.pop("lr", None)
         options = {**self.options, **own}
-        self._check(lr, options)
+        self._check(self._given if lr is None else lr, options)
         rule, attrs = self.rule(options)
         if options["weight_decay"]:
             attrs["decay" if options["decoupled"] else "l2"] = float(options["weight_decay"])
         if self.clip_value is not None:
             attrs["clip"] = float(self.clip_value)
-        lr_node = self.lr if lr is self._given else self._rate(position, lr)
+        lr_node = self.lr if lr is None else self._rate(position, lr)
         parameters = [parameters] if isinstance(parameters, Node) else list(parameters)
         return Group(parameters, lr_node, rule, attrs, options.get("initial", 0.0))
 
     def _rate(self, position: int, lr: Rate) -> Node:
-        """The node of a rate; the same for the same position and rate, in every graph."""
-        key = position, lr
+        """The node of a rate; the same for the same position and number, and for the same Schedule
+        wherever it is given, in every graph.
+        """
+        key = _OWN if isinstance(lr, Schedule) else position, lr
         if key not in self._rates:
             made: Node
             if isinstance(lr, Schedule):
@@ -203,7 +205,23 @@ class Optimizer:
     def _title(self) -> str:
         return type(self).__name__
 
+    def _check_parameters(self, flat: Sequence[Any]) -> None:
+        for parameter in flat:
+            if not isinstance(parameter, Parameter):
+                raise GraphError(f"{self._title}: expected Parameters, got {parameter!r}")
+            if parameter.dtype.kind != "f" or not parameter.trainable:
+                what = "not trainable" if parameter.dtype.kind == "f" else f"{parameter.dtype}"
+                raise GraphError(f"{self._title}: {parameter.name} is {what}; leave it out")
+        if len(set(flat)) < len(flat):
+            twice = next(parameter for parameter in flat if flat.count(parameter) > 1)
+            raise GraphError(f"{self._title}: {twice.name} is given twice; give it once")
+
     def _check(self, lr: Rate, options: Options) -> None:
+        if not isinstance(lr, (Schedule, Real)):
+            raise GraphError(
+                f"{self._title}: the rate is a number or a Schedule, got {type(lr).__name__}; "
+                "Parameters go to minimize(loss, parameters)"
+            )
         ranges = {"lr": NOT_NEGATIVE, "weight_decay": NOT_NEGATIVE, **self.ranges}
         given = options if isinstance(lr, Schedule) else {"lr": lr, **options}
         checked = {key: value for key, value in given.items() if key in ranges}
@@ -213,15 +231,18 @@ class Optimizer:
             raise GraphError(f"{self._title}: expected {wanted}, got {got}")
 
     def _new_name(self, parameter: Parameter) -> str:
-        """The Parameter's own name, or its position where it has none or another has it too."""
+        """The Parameter's own name, or its position, or the next number that is free, where it has
+        none or another has it too.
+        """
         made_up = parameter.name == f"{parameter.op.name}.{parameter.number}"
-        if made_up or parameter.name in self._names.values():
-            return str(len(self._names))
-        return parameter.name
+        taken = set(self._names.values())
+        if not made_up and parameter.name not in taken:
+            return parameter.name
+        return next(name for k in count(len(taken)) if (name := str(k)) not in taken)
 
     # ---- state ----
     def learning_rate(self) -> float:
-        """The rate of the next update, on the host; that of the first group."""
+        """The rate of the next update, on the host, where a group has none of its own."""
         if isinstance(self._given, Schedule):
             return self._given(int(self.step.asnumpy()))
         return float(self.lr.asnumpy())

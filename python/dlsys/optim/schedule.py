@@ -219,8 +219,8 @@ class WarmRestarts(Schedule):
 
     def rate(self, f: Any, t: Any) -> Any:
         if self.factor == 1:
-            fraction = t / self.steps
-            return _cosine(f, self.lr, self.end, fraction - f.floor(fraction))
+            start = f.floor(t / self.steps) * self.steps  # exact, which t / steps is not
+            return _cosine(f, self.lr, self.end, (t - start) / self.steps)
         start = f.last(t, self.starts)
         length = start * (self.factor - 1) + self.steps
         return _cosine(f, self.lr, self.end, (t - start) / length)
@@ -287,8 +287,8 @@ class ReduceOnPlateau(Schedule):
     improved for more than `patience` reports.
 
     To improve is to fall below the best value by the share `threshold` of it (mode "min"), or to
-    rise above it by that ("max"). After a reduction `cooldown` reports are not counted. The rate
-    stays at `lowest` or above.
+    rise above it by that ("max"). After a reduction `cooldown` reports are not counted. No
+    reduction goes below `lowest`.
     """
 
     def __init__(
@@ -314,19 +314,18 @@ class ReduceOnPlateau(Schedule):
 
     def report(self, value: float) -> bool:
         """Tells the newest value of what should improve; returns whether the rate was reduced."""
-        best, waited, resting = self.memory.asnumpy()
+        best, waited, resting = map(float, self.memory.asnumpy())
         margin = self.threshold * abs(best) if math.isfinite(best) else 0.0
         improved = self.sign * (best - value) > margin
         best, waited = (value, 0) if improved else (best, waited + 1)
         if resting > 0:
             resting, waited = resting - 1, 0
-        reduced = waited > self.patience
-        if reduced:
-            rate = max(self(0) * self.factor, self.lowest)
-            self.current.set(np.float32(rate))
+        before = self(0)
+        if waited > self.patience:
+            self.current.set(np.float32(min(before, max(before * self.factor, self.lowest))))
             resting, waited = self.cooldown, 0
         self.memory.set(np.array([best, waited, resting]))
-        return reduced
+        return self(0) < before
 
     def rate(self, f: Any, t: Any) -> Any:
         return f.stored(self.current)
