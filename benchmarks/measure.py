@@ -25,7 +25,8 @@ Summary = dict[str, float]
 
 def summary(samples: Sequence[float], digits: int = 5) -> Summary:
     """Median and quartiles of the samples, and how many there are."""
-    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    several = samples if len(samples) > 1 else [*samples, *samples]
+    low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
     rounded = {"median": middle, "q1": low, "q3": high}
     return {**{key: round(value, digits) for key, value in rounded.items()}, "n": len(samples)}
 

@@ -187,6 +187,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
     "overhead": overhead,
     "gpu race": table_gpu.race,
+    "gpu memory": table_gpu.memory,
     "gpu drawn": table_gpu.drawn,
     "gpu kernels": table_gpu.kernels,
     "gpu limits": table_gpu.limits,

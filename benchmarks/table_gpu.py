@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ NAMES = {
     "lenet-1000": "LeNet-5, batch 1000",
     "residual-512": "residual network with batch norm, batch 512",
 }
-PEERS = ("torch eager", "torch compile", "torch graph", "jax jit", "jax scan")
+ALIKE = (("logreg", "mlp"), ("lenet-128", "lenet-1000"))  # dense networks, LeNets
+PEERS = (
+    *("torch eager", "torch graph", "torch compile", "torch compiled graph"),
+    *("jax jit", "jax scan"),
+)
 
 
 class Results:
@@ -94,10 +99,42 @@ def race(results: Results) -> str:
     return f"{picture}{rows(head, body)}\n\n{note}"
 
 
+def memory(results: Results) -> str:
+    """The most device memory that a training step took, beside PyTorch's."""
+    record = results.read("gpu")
+    body = []
+    for work, text in NAMES.items():
+        found = times(record, work, "fp32")
+        ours = found["dlsys run_many"]
+        cells = [mebibytes(found.get(name, {})) for name in PEERS if name.startswith("torch")]
+        if "data_nbytes" in ours:
+            body.append([text, mebibytes(ours), *cells])
+    if not body:
+        return "Not measured yet."
+    head = ["MiB of device memory, fp32", "dlsys", *(n for n in PEERS if n.startswith("torch"))]
+    note = (
+        "The most that was in use at once: weights, batch and what a step makes, without the data "
+        "set, which on dlsys lies on the device too."
+    )
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def mebibytes(found: dict[str, Any]) -> str:
+    """The peak of a result without its data, "" where it was not measured."""
+    if "peak_nbytes" not in found:
+        return ""
+    return f"{(found['peak_nbytes'] - found.get('data_nbytes', 0)) / 2**20:.1f}"
+
+
 def drawn(results: Results) -> str:
     """Networks that nobody tuned for, beside the named ones."""
     record = results.read("gpu")
-    ours = [each for each in record["race"]["times"] if each.get("mode") == "run_many"]
+    ours = [
+        each
+        for each in record["race"]["times"]
+        if each.get("mode") == "run_many" and each["precision"] == "fp32"
+    ]
+    named = [each for each in ours if each["work"] in NAMES]
     body = [
         [
             each["work"],
@@ -105,23 +142,30 @@ def drawn(results: Results) -> str:
             each["kernels"],
             f"{each['floor_ms']:.4f}",
             f"{each['floor_ms'] / each['ms']['median']:.0%}",
-            f"{(each['peak_nbytes'] - each['data_nbytes']) / 2**20:.0f}"
-            if "data_nbytes" in each
-            else "",
+            "" if each in named else f"{beside(each, named):.2f}",
             f"{each['first_s']:.3f}",
         ]
         for each in ours
-        if each["precision"] == "fp32"
     ]
     head = [
-        "training step, fp32", "ms", "kernels", "floor, ms", "floor / ms", "MiB without the data",
+        "training step, fp32", "ms", "kernels", "floor, ms", "floor / ms", "beside a named one",
         "first two steps, s",
     ]  # fmt: skip
     note = (
         "A floor is the launch of one graph, 1.4 µs, and the floating-point operations at 61 "
-        "TFLOP/s. The first two steps hold planning, the first run and the recording."
+        "TFLOP/s. Beside a named one: how many times further from its floor than the named network "
+        "of its kind with the floor nearest to its own. The first two steps hold planning, the "
+        "first run and the recording."
     )
     return f"{rows(head, body)}\n\n{note}"
+
+
+def beside(one: dict[str, Any], named: Sequence[dict[str, Any]]) -> float:
+    """ms / floor of a drawn network over that of the named one of its kind with the next floor."""
+    alike = [each for each in named if each["work"] in ALIKE[one["work"].startswith("lenet")]]
+    model = min(alike, key=lambda each: abs(math.log(each["floor_ms"] / one["floor_ms"])))
+    distance, usual = (each["ms"]["median"] / each["floor_ms"] for each in (one, model))
+    return distance / usual
 
 
 def kernels(results: Results) -> str:
@@ -196,13 +240,14 @@ def draw(results: Results, path: Path) -> str:
     matplotlib.rcParams.update({"svg.hashsalt": "race", "svg.fonttype": "none"})
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    colors = ("#1b6ca8", "#b8b8b8", "#d0a98f", "#c98a5e", "#a9c3a0", "#7fa874")
     contestants = ("dlsys run_many", *PEERS)
+    colors = ("#1b6ca8", "#d9d9d9", "#b3b3b3", "#e0b896", "#c98a5e", "#a9c3a0", "#7fa874")
+    step = 0.84 / len(contestants)
     for k, name in enumerate(contestants):
         bars = [times(record, work, "fp32").get(name) for work in NAMES]
-        places = [j + (k - 2.5) * 0.14 for j, bar in enumerate(bars) if bar]
+        places = [j + (k - (len(contestants) - 1) / 2) * step for j, bar in enumerate(bars) if bar]
         heights = [bar["ms"]["median"] for bar in bars if bar]
-        axes.bar(places, heights, 0.13, label=name, color=colors[k])
+        axes.bar(places, heights, 0.93 * step, label=name, color=colors[k])
     axes.set_yscale("log")
     axes.set_ylabel("ms a training step, fp32")
     axes.set_xticks(range(len(NAMES)), list(NAMES))
