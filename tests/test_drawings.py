@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from devices import native_contexts
 from dlsys import autodiff as ad
-from dlsys import profile, viz
+from dlsys import optim, profile, viz
+from dlsys.viz.boxes import AGAIN, boxes_of
 from dlsys.viz.columns import Columns
 from dlsys.viz.layered import layout, rank
-from dlsys.viz.svg import axis_steps
+from dlsys.viz.stands import uncrowded
+from dlsys.viz.svg import PURPLE, axis_steps
 from graphs import Training, two_fold
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,6 +25,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 def words(svg: str) -> list[str]:
     """Every line of letters of a drawing."""
     return ["".join(text.itertext()) for text in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def deep_training(layers: int) -> list[ad.Node]:
+    """The fetches of a training step with values that are kept for long."""
+    y = x = ad.Variable("x", shape=(4, 8), dtype=np.float32)
+    weights = [ad.Parameter(np.eye(8, dtype=np.float32), f"w{k}") for k in range(layers)]
+    for w in weights:
+        y = ad.tanh_op(ad.matmul_op(y, w))
+    loss = ad.sum_op(y * x)
+    return [loss, optim.SGD(0.1).minimize(loss, weights)]
 
 
 def random_dag(rng, count: int, density: float) -> list[tuple[int, int]]:
@@ -74,6 +87,32 @@ class Layouts(unittest.TestCase):
             pieces.sort()
             lower = [b for _, b in pieces]
             self.assertEqual(lower, sorted(lower))
+
+    def test_no_exchange_of_neighbours_leaves_fewer_crossings(self):
+        rng = np.random.default_rng(3)
+        for _ in range(20):
+            edges = random_dag(rng, 16, 0.15)
+            placed = layout([30.0] * 16, edges)
+            pieces: dict[
+                int, list[tuple[float, float]]
+            ] = {}  # below each rank: upper and lower end
+            rows: dict[int, set[float]] = {}
+            for (source, target), bends in zip(edges, placed.bends):
+                chain = [placed.x[source], *bends, placed.x[target]]
+                for r, piece in enumerate(zip(chain, chain[1:]), placed.ranks[source]):
+                    pieces.setdefault(r, []).append(piece)
+            for r in pieces:
+                rows.setdefault(r, set()).update(upper for upper, _ in pieces[r])
+                rows.setdefault(r + 1, set()).update(lower for _, lower in pieces[r])
+            for r, row in rows.items():
+                order = sorted(row)
+                for left, right in zip(order, order[1:]):
+                    above, below = pieces.get(r - 1, []), pieces.get(r, [])
+                    ends = [(lower, upper) for upper, lower in above], below
+                    of = [[[b for a, b in side if a == x] for side in ends] for x in (left, right)]
+                    pairs = [(a, b) for k in (0, 1) for a in of[0][k] for b in of[1][k]]
+                    crossing = sum(a > b for a, b in pairs)
+                    self.assertLessEqual(crossing, sum(a < b for a, b in pairs))
 
     def test_a_long_edge_is_straight_beside_the_chain_that_it_skips(self):
         count = 9
@@ -141,6 +180,72 @@ class Graphs(unittest.TestCase):
                 apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
                 self.assertTrue(apart, (a, b))
 
+    def test_lines_leave_below_the_highest_box_of_their_rank(self):
+        x, w = ad.Variable("x"), ad.Parameter(np.ones((3, 2), np.float32), "w")
+        root = ET.fromstring(viz.graph_svg(ad.matmul_op(x, w)))
+        frames = {
+            group.find(f"{SVG}text").text: group.find(f"{SVG}rect")
+            for group in root.iter(f"{SVG}g")
+            if group.find(f"{SVG}rect") is not None
+        }
+        bottoms = {name: float(f.get("y")) + float(f.get("height")) for name, f in frames.items()}
+        self.assertLess(bottoms["x"], bottoms["w"])
+        for path in root.iter(f"{SVG}path"):
+            first = float(re.match(r"M\S+ \S+V([\d.]+)", path.get("d"))[1])
+            self.assertAlmostEqual(first, bottoms["w"], places=1)
+
+    def test_gradients_have_a_colour_of_their_own_before_and_after_the_rewrites(self):
+        x, w = ad.Variable("x"), ad.Parameter(np.ones((3, 2), np.float32), "w")
+        loss = ad.sum_op(ad.tanh_op(ad.matmul_op(x, w)))
+        (gradient,) = ad.gradients(loss, [w])
+        plan = ad.Executor([loss, gradient]).plan({x: (5, 3)})
+        for graph in ([loss, gradient], plan):
+            kinds: dict[str, set[str]] = {}
+            for box in boxes_of(graph, None, 100)[0]:
+                kinds.setdefault(box.kind, set()).add(box.nodes[0].op.name)
+            self.assertEqual(kinds["operator"], {"matmul", "tanh", "sum"})
+            self.assertIn("matmul", kinds["gradient"])
+            self.assertIn(PURPLE, viz.graph_svg(graph))
+            self.assertIn("backward", words(viz.graph_svg(graph)))
+        self.assertNotIn("backward", words(viz.graph_svg(loss)))
+
+    def test_a_fused_operator_tells_what_it_computes(self):
+        x = ad.Variable("x")
+        for ctx in native_contexts():
+            plan = ad.Executor([ad.tanh_op(x * 2.0) * x], ctx).plan({x: (4, 4)})
+            svg = viz.graph_svg(plan)
+            self.assertIn("mul_const, tanh, mul", words(svg))
+            self.assertIn("mul(tanh(mul_const(x, 2)), x)", svg)
+
+    def test_what_is_far_away_is_named_in_a_crowded_drawing(self):
+        fetches = deep_training(30)
+        boxes, edges = boxes_of(fetches, None, 10**6)
+        self.assertTrue(all(box.kind != AGAIN for box in boxes))
+        drawn, lines = uncrowded(boxes, edges)
+        ranks = rank(len(drawn), lines)
+        spans = [ranks[b] - ranks[a] for a, b in lines]
+        before = rank(len(boxes), edges)
+        self.assertGreater(max(before[b] - before[a] for a, b in edges), 40)
+        self.assertLess(sum(spans), 2 * len(lines))
+        shown = {line for box in drawn if box.kind != AGAIN for line in box.lines}
+        named = [box for box in drawn if box.kind == AGAIN]
+        self.assertGreater(len(named), 10)
+        for box in named:
+            self.assertIn(box.lines[0].removeprefix("→ "), shown)
+
+        # every line of before is still there, if only by name
+        def of(pairs, found):
+            return {(found[a].nodes[0], found[b].nodes[0]) for a, b in pairs}
+
+        self.assertEqual(of(lines, drawn), of(edges, boxes))
+
+    def test_a_small_drawing_has_all_of_its_lines(self):
+        self.assertNotIn("elsewhere, by name", words(viz.graph_svg(self.fetches)))
+
+    def test_extents_that_are_not_known_are_dots(self):
+        x = ad.Variable("x", shape=(None, 3), dtype=np.float32)
+        self.assertIn("(·, 3)", words(viz.graph_svg(x)))
+
     def test_updates_name_what_they_write(self):
         drawn = words(viz.graph_svg(self.fetches))
         self.assertIn("w0, w0.velocity", drawn)
@@ -181,7 +286,13 @@ class Graphs(unittest.TestCase):
         self.assertLess(float(root.get("width")), 6000)
         self.assertLess(float(root.get("height")), 6000)
         note = [line for line in words(svg) if "drawn as" in line][0]
-        self.assertTrue(note.startswith("2,001 nodes, drawn as 40 pieces of up to 51"), note)
+        self.assertTrue(note.startswith("2,001 nodes, drawn as 41 pieces of up to 50"), note)
+
+    def test_parameters_belong_to_the_pieces_that_use_them(self):
+        svg = viz.graph_svg(deep_training(30), limit=50)
+        self.assertFalse([line for line in words(svg) if line.startswith("Parameter ×")])
+        note = [line for line in words(svg) if "drawn as" in line][0]
+        self.assertTrue(note.startswith(f"{len(boxes_of(deep_training(30), None, None)[0]):,} "))
 
     def test_dot_has_every_node_and_edge(self):
         x = ad.Variable("x")
@@ -237,6 +348,16 @@ class MemoryPlans(unittest.TestCase):
         self.assertEqual(len(self.rectangles(svg)), 3)
         self.assertIn("the 3 largest of", words(svg)[0])
 
+    def test_steps_are_whole_and_scratch_is_called_so(self):
+        x, y = ad.Variable("x"), ad.Variable("y", dtype=np.int64)
+        loss = ad.softmax_cross_entropy(ad.exp_op(x), y)
+        plan = ad.Executor([loss]).plan({x: (50, 10), y: (50,)})
+        self.assertLess(len(plan.steps), 5)
+        drawn = words(viz.memory_plan(plan))
+        steps = [line for line in drawn if line.replace(".", "").isdigit()]
+        self.assertEqual(steps[-len(plan.steps) :], [str(k) for k in range(len(plan.steps))])
+        self.assertTrue(any(line.startswith("scratch") for line in drawn), drawn)
+
     def test_a_plan_without_an_arena(self):
         x = ad.Variable("x")
         plan = ad.Executor([ad.exp_op(x)]).plan({x: (3,)})
@@ -263,7 +384,7 @@ class Times(unittest.TestCase):
         self.assertTrue(any(line.startswith("42.9%") for line in words(short)), words(short))
 
     def test_a_profile_without_runs(self):
-        self.assertIn("0.0 ms in 0 runs", words(viz.operator_times(profile.Profile()))[0])
+        self.assertIn("0.0 µs in 0 runs", words(viz.operator_times(profile.Profile()))[0])
 
 
 if __name__ == "__main__":

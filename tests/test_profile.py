@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -49,6 +50,24 @@ def product():
     return ad.Executor([ad.matmul_op(x, y)]), feeds
 
 
+class Failing(ad.Op):
+    """Fails when it is run."""
+
+    def infer_shape(self, node, input_shapes):
+        return input_shapes[0]
+
+    def compute(self, node, input_vals, output_val, use_numpy=True):
+        raise ZeroDivisionError
+
+
+class Yielding(float):
+    """Lets other threads run while it is added to something."""
+
+    def __radd__(self, other):
+        time.sleep(1e-5)
+        return other + float(self)
+
+
 class Table(unittest.TestCase):
     def test_rows_add_up_the_runs_of_each_operator(self):
         executor, feeds, _ = small()
@@ -64,6 +83,40 @@ class Table(unittest.TestCase):
         self.assertEqual({row.name: row.ms for row in rows}, expected)
         self.assertEqual([row.ms for row in rows], sorted(expected.values(), reverse=True))
         self.assertIn("total of 2 runs", str(table))
+
+    def test_nothing_adds_up_to_nothing(self):
+        last = str(profile.Profile()).splitlines()[-1]
+        self.assertEqual(last.split(), ["total", "of", "0", "runs", "0", "0.000", "0.0%"])
+
+    def test_speeds(self):
+        row = profile.Row("a", 3, 2.0, nbytes=4_000_000, flops=6_000_000_000)
+        self.assertAlmostEqual(row.gigabytes_per_second, 2.0)
+        self.assertAlmostEqual(row.gigaflops, 3000.0)
+
+    def test_a_run_that_fails_is_not_counted(self):
+        for ctx in CONTEXTS:
+            x = ad.Variable("x")
+            executor = ad.Executor([ad.exp_op(Failing()(ad.exp_op(x)))], ctx)
+            executor.recorder = profile.Profile()
+            with self.assertRaises(ZeroDivisionError):
+                executor.run({x: np.ones(3, np.float32)})
+            self.assertEqual((executor.recorder.runs, executor.recorder.rows()), (0, []))
+
+    def test_threads_share_one(self):
+        executor, feeds = product()
+        plan = executor.plan(shapes_of(feeds))
+        table = profile.Profile()
+
+        def work():
+            for _ in range(100):
+                table.add(plan, [Yielding(1.0)])
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(table.rows()[0][:3], ("matmul", 400, 400.0))
 
     def test_bytes_and_operations_of_a_product(self):
         executor, feeds = product()
@@ -134,6 +187,39 @@ class Traces(unittest.TestCase):
         self.assertIn(("process_name", "cpu(0)"), names)
         self.assertIn(("thread_name", threading.current_thread().name), names)
         self.assertEqual(self.events(trace, name="batch")[0]["args"], {"size": 100})
+
+    def test_each_thread_has_a_row_on_host_and_device(self):
+        executor, feeds = product()
+        trace = executor.recorder = profile.Trace()
+        executor.run(feeds)
+        thread = threading.Thread(target=executor.run, args=(feeds,), name="other")
+        thread.start()
+        thread.join()
+        rows = {
+            (event["pid"], event["args"]["name"]): event["tid"]
+            for event in self.events(trace, ph="M", name="thread_name")
+        }
+        own = threading.current_thread().name
+        self.assertEqual(set(rows), {(0, own), (1, own), (0, "other"), (1, "other")})
+        for pid in (0, 1):
+            rows_used = {event["tid"] for event in self.events(trace, ph="X", pid=pid)}
+            self.assertEqual(rows_used, {rows[pid, own], rows[pid, "other"]})
+
+    def test_any_argument_is_valid_json(self):
+        trace = profile.Trace()
+        with trace.span("a", loss=float("nan"), step=np.int64(3), shape=(1, 2), ok=True, lr=0.5):
+            pass
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            trace.write(path)
+
+            def refuse(word):
+                raise AssertionError(word)
+
+            read = json.loads(path.read_bytes(), parse_constant=refuse)
+        arguments = read["traceEvents"][-1]["args"]
+        expected = {"loss": "nan", "step": "3", "shape": "(1, 2)", "ok": True, "lr": 0.5}
+        self.assertEqual(arguments, expected)
 
     def test_a_span_ends_where_its_block_raises(self):
         trace = profile.Trace()

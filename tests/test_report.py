@@ -12,12 +12,14 @@ import tempfile
 import unittest
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim, profile
+from dlsys.apps.report import Sampled
 from dlsys.errors import DlsysError
 from dlsys.viz import report
 from dlsys.viz.report import Mistakes, Points, Report
@@ -178,9 +180,22 @@ class Full(unittest.TestCase):
         self.assertIn(["epoch", "step", "loss", "val_accuracy"], rows)
         self.assertIn(["2", "20", "0.5", "90.00%"], rows)
         operators = {row[0]: row[1] for row in rows if len(row) == 6}
-        counted = {row.name: f"{row.calls:,}" for row in self.report.profile.rows()}
-        self.assertEqual(operators, {"operator": "calls"} | counted)
+        timed = self.report.profile.rows()
+        counted = {row.name: f"{row.calls:,}" for row in timed}
+        total = {"total of 3 runs": f"{sum(row.calls for row in timed):,}"}
+        self.assertEqual(operators, {"operator": "calls"} | counted | total)
         self.assertIn("python", [row[0] for row in rows])
+
+    def test_sections_tell_what_they_show(self):
+        leads = re.findall(r"</h2>\n<p>(.*?)</p>", self.text, re.S)
+        self.assertEqual(len(leads), 8)
+
+    def test_pictures_stay_readable_where_there_is_no_room(self):
+        least = [float(k) for k in re.findall(r"--least: (\d+)px", self.text)]
+        widths = [float(re.search(r' width="([\d.]+)', svg)[1]) for svg in svgs(self.text)]
+        self.assertEqual(len(least), len(widths))
+        for minimum, width in zip(least, widths):
+            self.assertTrue(0.5 * min(width, 640) < minimum <= 640)
 
     def test_it_is_small(self):
         self.assertLess(len(self.text.encode()), 2_000_000)
@@ -254,6 +269,32 @@ class Writing(unittest.TestCase):
             with self.assertRaisesRegex(DlsysError, r"pip install 'dlsys\[viz\]'"):
                 report.write(self.path, Report("curves", history=[{"loss": 1.0}]))
         self.assertEqual(self.path.read_bytes(), before)
+
+
+class Sampling(unittest.TestCase):
+    """Which steps of a run are timed for its page."""
+
+    def timed(self, batches: int, epochs: int = 1, after: int = 0) -> list[int]:
+        run = SimpleNamespace(
+            step=after, epochs=epochs, data=range(batches), executor=SimpleNamespace(recorder=None)
+        )
+        sampled, found = Sampled(always=False, some=True), []
+        sampled.on_start(run)
+        for step in range(after, epochs * batches):
+            if run.executor.recorder is not None:
+                found.append(step)
+            run.step += 1
+            sampled.on_step(run)
+        return found
+
+    def test_a_few_after_the_first_ones(self):
+        self.assertEqual(self.timed(100), list(range(10, 40)))
+        self.assertEqual(self.timed(100, epochs=2, after=130), list(range(140, 170)))
+
+    def test_short_runs_are_timed_too(self):
+        self.assertEqual(self.timed(1), [0])
+        self.assertEqual(self.timed(6), [3, 4, 5])
+        self.assertEqual(self.timed(4, epochs=3), list(range(6, 12)))
 
 
 BROWSER = next(

@@ -75,6 +75,50 @@ class Images(unittest.TestCase):
         vector = viz.activations(np.array([1.0, -2.0, 3.0])).axes[0]
         self.assertEqual([bar.get_height() for bar in vector.patches], [1.0, -2.0, 3.0])
 
+    def test_large_vectors_are_one_area_and_matrices_images(self):
+        vector = viz.activations(np.arange(4096.0)).axes[0]
+        self.assertEqual((len(vector.patches), len(vector.collections)), (0, 1))
+        matrix = np.random.default_rng(0).normal(size=(20, 16))
+        np.testing.assert_array_equal(self.shown(viz.activations(matrix)), matrix)
+
+    def test_what_is_not_finite_is_told(self):
+        weights = np.ones((2, 1, 3, 3))
+        weights[0, 0, 0] = np.nan, np.inf, -2.0
+        figure = viz.filters(weights)
+        self.assertIn("2 not finite", figure.axes[0].get_title())
+        self.assertEqual(figure.axes[0].images[0].norm.vmax, 2.0)
+        self.assertIn("1 not finite", viz.activations([1.0, np.nan]).axes[0].get_title())
+        image = np.eye(4)
+        image[0, 1] = np.nan
+        figure = viz.mistakes(image[None], [0], [1], [0.5])
+        np.testing.assert_array_equal(self.shown(figure), np.eye(4))
+
+    def test_integer_images_and_images_of_one_colour(self):
+        images = np.full((2, 4, 4), 200, np.uint8)
+        images[1, 0, 0] = 250
+        figure = viz.mistakes(images, [0, 0], [1, 1], [0.9, 0.8])
+        np.testing.assert_array_equal(self.shown(figure, 0), np.zeros((4, 4)))
+        self.assertEqual(self.shown(figure, 1)[0, 0], 1.0)
+
+    def test_arrays_of_mistakes_that_do_not_fit(self):
+        images = np.ones((2, 4, 4))
+        for labels, taken, sure in (
+            ([0], [1, 1], [0.5, 0.5]),
+            (np.eye(2), [1, 1], [0.5, 0.5]),
+            ([0, 0], [1, 1], [0.5]),
+        ):
+            with self.assertRaisesRegex(ShapeError, "of each image"):
+                viz.mistakes(images, labels, taken, sure)
+
+    def test_one_mistake_is_one_and_long_names_stay_with_their_image(self):
+        names = ["a name that goes on and on", "$\\foo{$", "z"]
+        figure = viz.mistakes(np.ones((3, 4, 4)), [0, 1, 2], [1, 1, 2], [0.5] * 3, classes=names)
+        self.assertEqual(figure.get_suptitle(), "1 mistake in 3 images: label → prediction")
+        lines = figure.axes[0].get_title().splitlines()
+        self.assertEqual(len(lines), 3)
+        self.assertLess(max(map(len, lines)), 16)
+        figure.canvas.draw()  # dollars are no mathematics
+
     def test_mistakes_are_the_surest_first(self):
         images = np.arange(5)[:, None, None] + np.eye(28) * np.arange(1, 6)[:, None, None]
         labels, taken = np.array([0, 1, 2, 3, 4]), np.array([0, 2, 1, 3, 9])
@@ -124,6 +168,30 @@ class Curves(unittest.TestCase):
         fine = [{"step": 5, "loss": 2.0}, {"step": 20, "loss": 0.5}, {"step": 7, "loss": None}]
         axes = viz.curves(self.HISTORY, fine).axes[0]
         self.assertEqual(np.c_[axes.lines[0].get_data()].tolist(), [[0.5, 2.0], [2.0, 0.5]])
+        told = [text.get_text() for text in axes.get_legend().get_texts()]
+        self.assertEqual(told, ["within epochs", "training", "validation"])
+        lines = viz.curves(self.HISTORY, fine[:1]).axes[0].lines  # a point is no curve
+        self.assertEqual([line.get_label() for line in lines], ["training", "validation"])
+
+    def test_epochs_are_whole(self):
+        for history in (self.HISTORY[:1], self.HISTORY, [{"loss": 1.0}]):
+            for axes in viz.curves(history).axes:
+                ticks = axes.get_xticks()
+                np.testing.assert_array_equal(ticks, np.round(ticks))
+                low, high = axes.get_xlim()
+                self.assertTrue(low <= 1 and len(history) <= high)
+
+    def test_accuracies_are_percent(self):
+        axes = viz.curves(self.HISTORY).axes[1]
+        self.assertEqual(axes.yaxis.get_major_formatter()(0.125, None), "12.5%")
+
+    def test_a_loss_that_is_lost_is_told_and_its_epochs_shown(self):
+        history = [{"loss": 1.0, "val_loss": np.inf}, {"loss": 0.5}, {"loss": np.nan}]
+        axes = viz.curves(history).axes[0]
+        self.assertIn("training: no finite number in epoch 3", axes.get_xlabel())
+        self.assertIn("validation: no finite number in epoch 1", axes.get_xlabel())
+        self.assertGreaterEqual(axes.get_xlim()[1], 3)
+        self.assertNotIn("finite", viz.curves(self.HISTORY).axes[0].get_xlabel())
 
     def test_a_loss_that_was_lost_and_an_empty_history(self):
         figure = viz.curves([{"loss": float("nan")}, {"loss": 1.0}])
@@ -151,6 +219,27 @@ class Classes(unittest.TestCase):
         large = viz.confusion_matrix(np.ones((60, 60), int)).axes[0]
         self.assertEqual(len(large.texts), 0)
         viz.confusion_matrix(np.zeros((3, 3), int))
+
+    def test_shares_instead_of_counts(self):
+        axes = viz.confusion_matrix(np.array([[0.75, 0.25], [0.5, 0.5]])).axes[0]
+        self.assertEqual([text.get_text() for text in axes.texts], ["0.75", "0.25", "0.50", "0.50"])
+        self.assertEqual(axes.get_title(), "62.50% right")
+        rows = [label.get_text() for label in axes.get_yticklabels()]
+        self.assertEqual(rows, ["0\u200275.0%", "1\u200250.0%"])
+
+    def test_names_of_classes_are_text(self):
+        names = np.array(["<b>&", "$\\foo{$", "a name that goes on and on and on"])
+        figure = viz.confusion_matrix(np.eye(3, dtype=int), names)
+        labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        self.assertEqual(labels[0], "<b>&")
+        self.assertLess(len(labels[2]), 30)
+        self.assertIn("&lt;b&gt;&amp;", figures.svg_of(figure, "x"))
+        self.assertRaisesRegex(ShapeError, "names for 2", viz.confusion_matrix, np.eye(3), "ab")
+
+    def test_what_a_row_does_not_say_is_not_promised(self):
+        large = viz.confusion_matrix(np.ones((60, 60), int)).axes[0]
+        self.assertEqual(large.get_ylabel(), "label")
+        self.assertRaises(ShapeError, viz.confusion_matrix, np.zeros((0, 0)))
 
     def test_the_boundary_is_where_the_classifier_changes(self):
         points = np.array([[-1, 0], [1, 0], [0.5, 1], [-0.5, -1]], np.float32)
@@ -203,7 +292,12 @@ class Layers(unittest.TestCase):
     def test_each_layer_is_a_panel(self):
         figure = viz.layer_activations(self.model(), np.ones((1, 8, 8), np.float32), layers=2)
         titles = [axes.get_title() for axes in figure.axes]
-        self.assertEqual(titles, ["0 Conv2d  (3, 6, 6)", "1 ReLU  (3, 6, 6)"])
+        self.assertEqual(titles, ["input  (1, 8, 8)", "0 Conv2d  (3, 6, 6)", "1 ReLU  (3, 6, 6)"])
+        shown = figure.axes[0].images[0].get_array()
+        self.assertEqual(shown.shape, (8, 8))
+        self.assertEqual(figure.get_supxlabel(), "layers that follow: 1")
+        whole = viz.layer_activations(self.model(), np.ones((1, 8, 8), np.float32))
+        self.assertEqual(whole.get_supxlabel(), "")
 
 
 class Saving(unittest.TestCase):

@@ -21,19 +21,21 @@ class Sampled(train.Callback):
     def __init__(self, always: bool, some: bool) -> None:
         self.profile = profile.Profile()
         self._always, self._some = always, some
-        self._from = 0
+        self._from, self._first = 0, _FIRST
 
     def on_start(self, run: train.Run) -> None:
         self._from = run.step
-        if self._always:
+        left = max(run.epochs * len(run.data) - run.step, 1)
+        self._first = min(_FIRST, left // 2)
+        if self._always or (self._some and not self._first):
             run.executor.recorder = self.profile
 
     def on_step(self, run: train.Run) -> None:
         if self._always or not self._some:
             return
         done = run.step - self._from
-        if done in (_FIRST, _LAST):
-            run.executor.recorder = self.profile if done == _FIRST else None
+        if done in (self._first, _LAST):
+            run.executor.recorder = self.profile if done == self._first else None
 
 
 def write_report(
@@ -81,4 +83,4 @@ def _shapes(run: train.Run) -> dict[Any, tuple[int, ...]]:
 def _text(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return ", ".join(map(_text, value)) or "none"
-    return str(value)
+    return "none" if value is None else str(value)

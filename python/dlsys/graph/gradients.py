@@ -28,12 +28,14 @@ def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:
             )
     order = find_topo_sort([output_node])
     needed = _depends_on(order, node_list)
-    pieces: dict[Node, list] = {output_node: [hooks["ones_like"](output_node)]}
+    with attributed_to(output_node, backward=True):
+        seed = hooks["ones_like"](output_node)
+    pieces: dict[Node, list] = {output_node: [seed]}
     totals: dict[Node, Node] = {}
     with paused_collector():
         for node in reversed(order):
             if node in needed and node in pieces:
-                with attributed_to(node):
+                with attributed_to(node, backward=True):
                     _back_through(node, pieces, totals, needed)
     return [totals[node] if node in totals else hooks["zeros_like"](node) for node in node_list]
 

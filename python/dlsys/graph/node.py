@@ -197,6 +197,8 @@ class Node:
         "__dict__", "__weakref__",
     )  # fmt: skip
     effects: tuple[Node, ...] = ()  # updates that a training step over this node makes besides
+    changes = 0  # of the `const_attr` of any node, so far
+    changed = 0  # the last of them that was this node's own
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
 
     def __init__(
@@ -245,13 +247,22 @@ class Node:
         return f"{os.path.basename(self._line[0])}:{self._line[1]}"
 
     @property
+    def backward(self) -> bool:
+        """Whether `gradients` made it, or a rewrite of what that made."""
+        return self._line[2]
+
+    @property
     def const_attr(self) -> Any:
-        """The constant of `x + 2` and the like (the assignment's name for it), else None."""
+        """The constant of `x + 2` and the like (the assignment's name for it), else None. Executors
+        of a graph in which it was set plan anew; gradients that were made before keep the old one.
+        """
         return self.attrs.get("const")
 
     @const_attr.setter
     def const_attr(self, value: Any) -> None:
         self.attrs["const"] = value
+        Node.changes += 1
+        self.changed = Node.changes
 
     def error(self, message: str) -> ShapeError:
         """A ShapeError that names this operator and the user's line, ready to raise."""
@@ -364,13 +375,13 @@ def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
 
 class attributed_to:  # noqa: N801 (used as a function; a class costs half of a generator)
     """Nodes made inside `with attributed_to(node):` are said to come from the same source line
-    as `node`.
+    as `node`, and to be backward if it is or if that is said.
     """
 
     __slots__ = ("_line", "_before")
 
-    def __init__(self, node: Node) -> None:
-        self._line = node._line
+    def __init__(self, node: Node, backward: bool = False) -> None:
+        self._line = (*node._line[:2], True) if backward else node._line
 
     def __enter__(self) -> None:
         self._before = getattr(_building, "line", None)
@@ -380,11 +391,11 @@ class attributed_to:  # noqa: N801 (used as a function; a class costs half of a 
         _building.line = self._before
 
 
-def _user_line() -> tuple[str, int]:
+def _user_line() -> tuple[str, int, bool]:
     frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+    return frame.f_code.co_filename, frame.f_lineno, False
 
 
 def _refuse_input(node: Node, value: Any) -> None:

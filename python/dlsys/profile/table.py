@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 from ..executor.observe import flops, traffic
@@ -19,49 +20,66 @@ class Row(NamedTuple):
     nbytes: int
     flops: int
 
+    @property
+    def gigabytes_per_second(self) -> float:
+        """The speed at which it moved its bytes."""
+        return self._rate(self.nbytes)
+
+    @property
+    def gigaflops(self) -> float:
+        """10⁹ floating-point operations a second."""
+        return self._rate(self.flops)
+
+    def _rate(self, amount: int) -> float:
+        return amount / max(self.ms, 1e-9) * 1e-6
+
 
 class Profile:
-    """Adds up what every step of every run took. Timing the steps makes the runs themselves
-    slower.
+    """Adds up what every step of every run took; executors in several threads may share one. Timing
+    the steps makes the runs themselves slower, and a run that fails is not counted.
     """
 
     def __init__(self) -> None:
         self.runs = 0
+        self._lock = threading.Lock()
         self._totals: dict[str, list[float]] = {}
         self._costs: dict[Plan, list[tuple[str, int, int]]] = {}
 
     def add(self, plan: Plan, ms: list[float]) -> None:
         """Adds one run of a plan; `ms` has the milliseconds of each of its steps."""
-        if plan not in self._costs:
-            self._costs[plan] = [
-                (step.node.op.name, traffic(step), flops(step)) for step in plan.steps
-            ]
-        self.runs += 1
-        for (name, nbytes, operations), t in zip(self._costs[plan], ms):
-            total = self._totals.setdefault(name, [0, 0.0, 0, 0])
-            for k, amount in enumerate((1, t, nbytes, operations)):
-                total[k] += amount
+        with self._lock:
+            if plan not in self._costs:
+                self._costs[plan] = [
+                    (step.node.op.name, traffic(step), flops(step)) for step in plan.steps
+                ]
+            self.runs += 1
+            for (name, nbytes, operations), t in zip(self._costs[plan], ms):
+                total = self._totals.setdefault(name, [0, 0.0, 0, 0])
+                for k, amount in enumerate((1, t, nbytes, operations)):
+                    total[k] += amount
 
     def rows(self) -> list[Row]:
         """One row an operator, the slowest first."""
-        rows = [
-            Row(name, int(calls), ms, int(nbytes), int(operations))
-            for name, (calls, ms, nbytes, operations) in self._totals.items()
-        ]
+        with self._lock:
+            rows = [
+                Row(name, int(calls), ms, int(nbytes), int(operations))
+                for name, (calls, ms, nbytes, operations) in self._totals.items()
+            ]
         return sorted(rows, key=lambda row: -row.ms)
 
     def __str__(self) -> str:
         rows = self.rows()
-        total = sum(row.ms for row in rows) or 1.0
+        total = sum(row.ms for row in rows)
         lines = [
             f"{'operator':<38} {'calls':>8} {'ms':>11} {'share':>7} {'GB/s':>9} {'GFLOP/s':>10}"
         ]
         for row in rows:
-            seconds = max(row.ms, 1e-9) * 1e-3
             lines.append(
-                f"{row.name:<38} {row.calls:>8,} {row.ms:>11.3f} {row.ms / total:>7.1%} "
-                f"{row.nbytes / seconds * 1e-9:>9.1f} {row.flops / seconds * 1e-9:>10.1f}"
+                f"{row.name:<38} {row.calls:>8,} {row.ms:>11.3f} {row.ms / (total or 1):>7.1%} "
+                f"{row.gigabytes_per_second:>9.1f} {row.gigaflops:>10.1f}"
             )
         calls = sum(row.calls for row in rows)
-        lines.append(f"{f'total of {self.runs:,} runs':<38} {calls:>8,} {total:>11.3f} {1:>7.1%}")
+        lines.append(
+            f"{f'total of {self.runs:,} runs':<38} {calls:>8,} {total:>11.3f} {bool(total):>7.1%}"
+        )
         return "\n".join(lines)

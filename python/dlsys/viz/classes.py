@@ -9,7 +9,7 @@ import numpy as np
 
 from ..autodiff import Executor, Variable
 from ..errors import ShapeError
-from .figure import INK, legend, new_figure, plot
+from .figure import INK, class_names, legend, new_figure, plot
 from .layers import evaluating, home
 from .svg import COLOURS, GREEN, ORANGE
 
@@ -17,39 +17,42 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LETTERED = 25  # classes up to which each cell shows its count
+_TINY = 1e-12  # instead of 0 below a fraction
+_MARKERS = "os^Dv"  # one for each round of the colours
 
 
 def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figure:
     """How often each class (rows) was taken for each (columns), with counts.
 
     Right answers are green and mistakes orange; each is the stronger, the larger its share of the
-    row, mistakes compared with the largest share of a mistake.
+    row, mistakes compared with the largest share of a mistake. Shares instead of counts will do.
     """
     array = np.asarray(counts)
-    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
         raise ShapeError(f"confusion_matrix: expected counts (classes, classes), got {array.shape}")
-    n = len(array)
-    names = list(classes or map(str, range(n)))
+    n, lettered = len(array), len(array) <= _LETTERED
+    names = class_names(classes, n)[:n]
     side = min(max(0.42 * n, 2.6), 9.0)
-    figure = new_figure(side + 1.4, side + 0.9)
-    right, total = int(np.trace(array)), int(array.sum())
-    axes = plot(figure, title=f"{right:,} of {total:,} right, {right / max(total, 1):.2%}")
+    longest = 0.08 * max(map(len, names))
+    figure = new_figure(side + 1.4 + longest, side + 0.9 + (longest if longest > 0.3 else 0))
+    axes = plot(figure, title=_share_right(array))
     axes.imshow(_cell_colours(array), interpolation="none")
     every = 1 if n <= 40 else -(-n // 20)
-    recall = np.diag(array) / np.maximum(array.sum(axis=1), 1)
-    rows = [
-        f"{name}\u2002{share:.1%}" if n <= _LETTERED else name for name, share in zip(names, recall)
-    ]
-    turned = 90 if max(map(len, names), default=0) > 3 else 0
+    recall = np.diag(array) / np.maximum(array.sum(axis=1), _TINY)
+    rows = [f"{name}\u2002{share:.1%}" if lettered else name for name, share in zip(names, recall)]
+    turned = 90 if max(map(len, names)) > 3 else 0
     axes.set_xticks(range(0, n, every), names[::every], rotation=turned)
     axes.set_yticks(range(0, n, every), rows[::every])
     axes.tick_params(length=0)
     axes.set_xlabel("prediction")
-    axes.set_ylabel("label, with the share that is right")
-    if n <= _LETTERED:
-        size = 8 if total < 10**5 else 6.5
+    axes.set_ylabel("label, with the share that is right" if lettered else "label")
+    if lettered:
+        size = 8 if array.sum() < 10**5 else 6.5
+        form = "{:.0f}" if _counted(array) else "{:.2f}"
         for y, x in zip(*np.nonzero(array)):
-            axes.text(x, y, f"{array[y, x]:g}", ha="center", va="center", size=size, color=INK)
+            axes.text(
+                x, y, form.format(array[y, x]), ha="center", va="center", size=size, color=INK
+            )
     return figure
 
 
@@ -84,24 +87,39 @@ def decision_boundary(
     title = f"{wrong:,} of {len(labels):,} points on the wrong side"
     axes = plot(figure, title=title)
     _draw_regions(axes, x, y, regions)
+    axes.set_xlabel("first coordinate")
+    axes.set_ylabel("second coordinate")
+    names = class_names(classes, int(labels.max()) + 1)
     for k in np.unique(labels):
         own = points[labels == k]
-        name = classes[k] if classes else f"class {k}"
-        axes.scatter(*own.T, s=14, color=_colour(k), edgecolor=INK, linewidth=0.4, label=name)
+        axes.scatter(
+            *own.T, s=14, color=_colour(k), marker=_MARKERS[k // len(COLOURS) % len(_MARKERS)],
+            edgecolor=INK, linewidth=0.4, label=names[k] if classes is not None else f"class {k}",
+        )  # fmt: skip
     legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
+def _counted(counts: np.ndarray) -> bool:
+    return bool((counts == np.round(counts)).all())
+
+
+def _share_right(counts: np.ndarray) -> str:
+    right, total = np.trace(counts), counts.sum()
+    share = f"{right / (total or 1):.2%}"
+    return f"{right:,.0f} of {total:,.0f} right, {share}" if _counted(counts) else f"{share} right"
+
+
 def _cell_colours(counts: np.ndarray) -> np.ndarray:
     """Red, green, blue and opacity of each cell."""
-    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), _TINY)
     off = share * (1 - np.eye(len(counts)))
     strength = np.where(off > 0, 0.08 + 0.8 * off / (off.max(initial=0.0) or 1.0), 0.0)
     colours = np.empty((*counts.shape, 4))
     colours[...] = (*_rgb(ORANGE), 0.0)
     colours[..., 3] = strength
     for k in range(len(counts)):
-        colours[k, k] = (*_rgb(GREEN), 0.7 * share[k, k])
+        colours[k, k] = (*_rgb(GREEN), 0.2 + 0.5 * share[k, k] if share[k, k] else 0.0)
     return colours
 
 

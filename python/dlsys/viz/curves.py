@@ -55,12 +55,15 @@ def _draw_fine(axes: Any, fine: Sequence[Mapping[str, Any]], last: Mapping[str, 
     known = [record for record in fine if _is_number(record.get("loss"))]
     a_step = last.get("epoch", 1) / last["step"] if last.get("step") else 1.0
     x = [record["step"] * a_step for record in known]
-    axes.plot(x, [record["loss"] for record in known], color=BLUE, alpha=0.35, linewidth=0.8)
+    y = [record["loss"] for record in known]
+    if len(known) > 1:
+        axes.plot(x, y, color=BLUE, alpha=0.45, linewidth=0.9, label="within epochs")
 
 
 def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
-    lowest, highest = [], []
-    for key, words, colour in ((name, "training", BLUE), (f"val_{name}", "validation", ORANGE)):
+    drawn: list[float] = []
+    lost: list[str] = []
+    for key, what, colour in ((name, "training", BLUE), (f"val_{name}", "validation", ORANGE)):
         points = [
             (record.get("epoch", k), record[key])
             for k, record in enumerate(history, 1)
@@ -70,17 +73,32 @@ def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
             continue
         x, y = np.asarray(points, np.float64).T
         marker = "o" if len(points) <= 40 else None
-        axes.plot(x, y, color=colour, marker=marker, markersize=3, label=words)
-        positive = y[np.isfinite(y)]
-        lowest.append(positive.min(initial=np.inf))
-        highest.append(positive.max(initial=-np.inf))
-    axes.set_xlabel("epoch")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    if name == "loss" and lowest and 0 < min(lowest) < max(highest) / _LOG_RANGE:
-        axes.set_yscale("log")
-    if len(lowest) > 1:
+        axes.plot(x, y, color=colour, marker=marker, markersize=3, label=what)
+        finite = np.isfinite(y)
+        drawn += y[finite].tolist()
+        if not finite.all():
+            lost.append(f"{what}: no finite number in epoch {x[~finite][0]:.0f}")
+    _settle(axes, name, history, drawn)
+    axes.set_xlabel("\n".join(["epoch", *lost]))
+    if len(axes.lines) > 1:
         legend(axes)
     axes.tick_params(which="both", colors=INK)
+
+
+def _settle(
+    axes: Any, name: str, history: Sequence[Mapping[str, Any]], drawn: Sequence[float]
+) -> None:
+    """The scales of both axes: whole epochs, and a logarithm for a loss that falls far."""
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    epochs = [record.get("epoch", k) for k, record in enumerate(history, 1)]
+    if epochs:
+        left, right = axes.get_xlim() if drawn else (np.inf, -np.inf)
+        alone = len(epochs) == 1  # a point of its own in the middle
+        axes.set_xlim(min(left, epochs[0] - alone), max(right, epochs[-1] + alone * 0.5))
+    if name == "loss" and drawn and 0 < min(drawn) < max(drawn) / _LOG_RANGE:
+        axes.set_yscale("log")
+    elif "accuracy" in name and drawn and 0 <= min(drawn) and max(drawn) <= 1:
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
 
 
 def _is_number(value: Any) -> bool:

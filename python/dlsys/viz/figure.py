@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DlsysError
+from ..errors import DataError, DlsysError, ShapeError
 from ..files import replacing
+from .svg import cut, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,10 +38,28 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def words(value: Any, letters: int = 1000) -> str:
+    """Text as it is, cut to so many letters: matplotlib would read what stands between dollars as
+    mathematics.
+    """
+    return cut(shown(value), letters).replace("$", r"\$")
+
+
+def class_names(classes: Sequence[str] | None, count: int, letters: int = 24) -> list[str]:
+    """The names of classes for a picture, their numbers where none are given. Raises ShapeError for
+    fewer names than classes.
+    """
+    if classes is None:
+        return [str(k) for k in range(count)]
+    if len(classes) < count:
+        raise ShapeError(f"there are {count} classes, but names for {len(classes)}")
+    return [words(name, letters) for name in classes]
+
+
 def plot(figure: Figure, *position: Any, title: str = "", grid: bool = False) -> Any:
     """Axes in the colours of ours; `position` is that of `Figure.add_subplot`."""
     axes = figure.add_subplot(*(position or (1, 1, 1)))
-    axes.set_title(title, color=INK)
+    axes.set_title(words(title), color=INK)
     axes.set_facecolor("none")
     axes.tick_params(colors=INK, labelsize=8)
     axes.xaxis.label.set_color(INK)

@@ -7,14 +7,11 @@ acyclic.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from ..executor.plan import Plan
-from ..graph.node import Node, Spec, find_topo_sort
-from .layered import Layout, layout, rank
+from .boxes import AGAIN, LEAVES, Box, Edge, Graph, Shapes, boxes_of
+from .layered import Layout, layout
+from .stands import uncrowded
 from .svg import (
     BLUE,
     GREEN,
@@ -23,7 +20,6 @@ from .svg import (
     MONO_WIDTH,
     ORANGE,
     PURPLE,
-    cut,
     drawing,
     element,
     label,
@@ -35,37 +31,12 @@ _LETTER = MONO_WIDTH * _SIZE
 _LINE = 14.0
 _RANK_GAP = 30.0
 _MARGIN = 12.0
-_LETTERS = 38  # that a line of a box may have
-_COLOURS = {"feed": BLUE, "state": GREEN, "constant": GREY, "update": ORANGE, "pieces": PURPLE}
+_ASKED = 2.5  # width of the lines around what is asked for
+_COLOURS = {"feed": BLUE, "state": GREEN, "constant": GREY, "update": ORANGE, "gradient": PURPLE}
 _LEGEND = {
-    "feed": "fed", "state": "Parameter", "constant": "constant", "update": "update",
-    "operator": "operator", "pieces": "several nodes",
+    "feed": "fed", "state": "Parameter", "constant": "constant", "operator": "operator",
+    "gradient": "backward", "update": "update", AGAIN: "elsewhere, by name",
 }  # fmt: skip
-_LEAVES = ("feed", "state", "constant")
-_PIECES = 40  # in which a graph beyond the limit is drawn: lines between more are no picture
-_NEAR = 2  # ranks between users of a leaf that share one box
-Shapes = Mapping[Node, Any]
-Graph = Node | Iterable[Node] | Plan
-Edge = tuple[int, int]
-
-
-@dataclass
-class _Box:
-    """What is drawn as one: a node, or several of a graph that is too large."""
-
-    nodes: list[Node]
-    kind: str
-    lines: list[str]
-    tip: str
-    fetched: bool
-
-    @property
-    def width(self) -> float:
-        return max(len(line) for line in self.lines) * _LETTER + 16
-
-    @property
-    def height(self) -> float:
-        return len(self.lines) * _LINE + 10
 
 
 def graph_dot(graph: Graph, shapes: Shapes | None = None) -> str:
@@ -75,7 +46,7 @@ def graph_dot(graph: Graph, shapes: Shapes | None = None) -> str:
     `shapes` adds shapes that depend on feeds, as `Executor.infer_shape` finds them in
     `node_to_shape_map`.
     """
-    boxes, edges = _boxes(graph, shapes, limit=None)
+    boxes, edges = boxes_of(graph, shapes, limit=None)
     lines = ["digraph dlsys {", '  node [shape=box, fontname="monospace", fontsize=10];']
     for k, box in enumerate(boxes):
         words = "\\n".join(_quoted(line) for line in box.lines)
@@ -89,24 +60,25 @@ def graph_dot(graph: Graph, shapes: Shapes | None = None) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 160) -> str:
+def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 240) -> str:
     """The graph behind one node or several as SVG, inputs above their users; or the graph of a
     plan, which is what runs after the rewrites.
 
-    Boxes are operators, or with rounded ends what has a value without being computed; thick ones
-    are those asked for. The line below the operator's name is its shape, from `shapes` where it
-    depends on feeds; a pointer over a box shows the node's text. Updates name the Parameters that
-    they write, and a Parameter stands again where a user is far away. More than `limit` nodes are
-    drawn in at most 40 pieces, with a note.
+    Boxes are operators, or with round ends what has a value without being computed; thick ones are
+    those asked for. Below the name stands what a fused operator computes, and the shape, from
+    `shapes` where it depends on feeds; a pointer over a box shows the node's text. Updates name the
+    Parameters that they write. A Parameter stands again where a user is far away, and in a crowded
+    drawing a dashed box names the far end of a line that is left out. More than `limit` nodes are
+    drawn in about 40 pieces, with a note.
     """
-    whole, all_edges = _boxes(graph, shapes, limit)
-    boxes, edges = _uncrowded(whole, all_edges)
-    placed = layout([box.width for box in boxes], edges)
+    whole, all_edges = boxes_of(graph, shapes, limit)
+    boxes, edges = uncrowded(whole, all_edges)
+    placed = layout([_width(box) for box in boxes], edges)
     tops = _tops(boxes, placed.ranks)
     note = _note(whole)
     head = _MARGIN + 22 + (16 if note else 0)
-    legend = list(_legend(boxes))
-    width = max(placed.width + 2 * _MARGIN, 7.0 * len(note), 100.0 * len(legend) + 2 * _MARGIN)
+    legend, legend_end = _legend(boxes)
+    width = max(placed.width + 2 * _MARGIN, 7.0 * len(note), legend_end)
     height = head + tops[-1] + _MARGIN
     paths = (_path(boxes, placed, tops, edge, bends) for edge, bends in zip(edges, placed.bends))
     shift = (width - placed.width) / 2
@@ -117,7 +89,7 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 160) -> s
     return drawing(
         width,
         height,
-        f"graph of {sum(len(box.nodes) for box in whole)} nodes",
+        f"graph of {sum(len(box.nodes) for box in whole):,} nodes",
         [
             *legend,
             label(_MARGIN, head - 4, note, opacity=0.75) if note else "",
@@ -126,125 +98,7 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 160) -> s
     )
 
 
-# ---- what to draw ----
-def _nodes(graph: Graph) -> tuple[list[Node], set[Node]]:
-    """All nodes, inputs before users, and those that are asked for."""
-    if isinstance(graph, Plan):
-        order = list(graph.values)
-        fetched = {value.node for value in graph.fetches if value is not None}
-        used = {x for node in order for x in node.inputs}
-        return order, fetched | {node for node in order if node not in used}
-    fetches = [graph] if isinstance(graph, Node) else list(graph)
-    return find_topo_sort(fetches), set(fetches)
-
-
-def _boxes(graph: Graph, shapes: Shapes | None, limit: int | None) -> tuple[list[_Box], list[Edge]]:
-    """Boxes in topological order, and the edges between them, each once."""
-    order, fetches = _nodes(graph)
-    shown = {node: node for node in order}
-    for node in order:
-        if node.op.selects:
-            shown[node] = shown[node.inputs[0]]
-    for node in reversed(order):  # a group asks for what it groups
-        if node.op.outputs == 0 and node in fetches:
-            fetches.update(node.inputs)
-    nodes = [node for node in order if node.op.outputs and not node.op.selects]
-    fetched = {shown[node] for node in fetches if node.op.outputs}
-    pieces = _pieces(nodes, limit)
-    boxes = [_box(piece, shapes or {}, fetched) for piece in pieces]
-    at = {node: k for k, piece in enumerate(pieces) for node in piece}
-    edges = {
-        (at[shown[x]], at[node]): None
-        for node in nodes
-        for x in node.inputs
-        if at[shown[x]] != at[node]
-    }
-    return boxes, list(edges)
-
-
-def _uncrowded(boxes: list[_Box], edges: list[Edge]) -> tuple[list[_Box], list[Edge]]:
-    """The same with fewer long lines: an update names what it writes and has no line from it, and
-    what is fed or kept stands again near users that are far from the first.
-    """
-    written = {
-        (node.inputs[i], k)
-        for k, node in enumerate(box.nodes[0] for box in boxes)
-        if boxes[k].kind == "update"
-        for i in node.op.writes
-    }
-    edges = [edge for edge in edges if (boxes[edge[0]].nodes[0], edge[1]) not in written]
-    ranks, users = rank(len(boxes), edges), _users(len(boxes), edges)
-    drawn, moved = list(boxes), {}
-    for k, box in enumerate(boxes):
-        if box.kind not in _LEAVES:
-            continue
-        stands, first = k, -1
-        for user in sorted(users[k], key=ranks.__getitem__):
-            if first < 0 or ranks[user] > first + _NEAR:
-                if first >= 0:
-                    stands = len(drawn)
-                    drawn.append(box)
-                first = ranks[user]
-            moved[k, user] = (stands, user)
-    edges = [moved.get(edge, edge) for edge in edges]
-    ends = {v for edge in edges for v in edge}
-    left = [k for k, box in enumerate(drawn) if k in ends or box.fetched or box.kind not in _LEAVES]
-    number = {k: place for place, k in enumerate(left)}
-    return [drawn[k] for k in left], [(number[a], number[b]) for a, b in edges]
-
-
-def _users(count: int, edges: Iterable[Edge]) -> list[list[int]]:
-    users: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges:
-        users[source].append(target)
-    return users
-
-
-def _pieces(nodes: Sequence[Node], limit: int | None) -> list[list[Node]]:
-    if limit is None or len(nodes) <= limit:
-        return [[node] for node in nodes]
-    size = -(-len(nodes) // _PIECES)
-    return [list(nodes[k : k + size]) for k in range(0, len(nodes), size)]
-
-
-def _box(nodes: list[Node], shapes: Shapes, fetched: set[Node]) -> _Box:
-    asked = not fetched.isdisjoint(nodes)
-    if len(nodes) > 1:
-        counts = Counter(node.op.name for node in nodes if not node.op.leaf)
-        counts = counts or Counter(node.op.name for node in nodes)
-        parts = [f"{name} ×{n}" if n > 1 else name for name, n in counts.most_common(3)]
-        more = len(counts) - len(parts)
-        lines = [*parts, *([f"and {more} more"] if more else [])]
-        listed = "\n".join(map(repr, nodes[:12])) + ("\n…" if len(nodes) > 12 else "")
-        return _Box(nodes, "pieces", [cut(line, _LETTERS) for line in lines], listed, asked)
-    node = nodes[0]
-    kind = node.op.leaf or ("update" if node.op.writes else "operator")
-    lines = [*_names(node), _shape_text(node, shapes)]
-    shown = [cut(line, _LETTERS) for line in lines if line]
-    return _Box(nodes, kind, shown, f"{node!r}  [{node.where}]", asked)
-
-
-def _names(node: Node) -> list[str]:
-    """What a box says above the shape."""
-    if node.op.leaf:
-        return [node.name]
-    if node.op.writes:
-        targets = ", ".join(node.inputs[k].name for k in node.op.writes)
-        return [node.op.name, targets]
-    own = node.name.rpartition(".")[2].isdigit() and node.name.startswith(node.op.name)
-    return [node.op.name] if own else [f"{node.op.name} {node.name}"]
-
-
-def _shape_text(node: Node, shapes: Shapes) -> str:
-    spec = shapes.get(node, node.spec)
-    if spec is None:
-        declared = node.attrs.get("shape")
-        return "" if declared is None else str(tuple("·" if n is None else n for n in declared))
-    several = spec if node.op.outputs != 1 else (spec,)
-    return "; ".join(str(s.shape if isinstance(s, Spec) else tuple(s)) for s in several)
-
-
-def _note(boxes: Sequence[_Box]) -> str:
+def _note(boxes: Sequence[Box]) -> str:
     count = sum(len(box.nodes) for box in boxes)
     if count == len(boxes):
         return ""
@@ -254,12 +108,19 @@ def _note(boxes: Sequence[_Box]) -> str:
     )
 
 
-# ---- how to draw it ----
-def _tops(boxes: Sequence[_Box], ranks: Sequence[int]) -> list[float]:
+def _width(box: Box) -> float:
+    return max(map(len, box.lines), default=0) * _LETTER + 16
+
+
+def _height(box: Box) -> float:
+    return len(box.lines) * _LINE + 10
+
+
+def _tops(boxes: Sequence[Box], ranks: Sequence[int]) -> list[float]:
     """The upper end of each rank, and last the lower end of all."""
     heights = [0.0] * (max(ranks, default=-1) + 1)
     for box, r in zip(boxes, ranks):
-        heights[r] = max(heights[r], box.height)
+        heights[r] = max(heights[r], _height(box))
     tops = [0.0]
     for height in heights:
         tops.append(tops[-1] + height + _RANK_GAP)
@@ -267,17 +128,17 @@ def _tops(boxes: Sequence[_Box], ranks: Sequence[int]) -> list[float]:
 
 
 def _path(
-    boxes: Sequence[_Box],
+    boxes: Sequence[Box],
     placed: Layout,
     tops: Sequence[float],
-    edge: tuple[int, int],
+    edge: Edge,
     bends: Sequence[float],
 ) -> str:
     """A line that leaves downwards, passes straight through ranks and arrives from above."""
     source, target = edge
     r = placed.ranks[source]
-    x, y = placed.x[source], tops[r] + boxes[source].height
-    words = [f"M{x:.1f} {y:.1f}"]
+    x, y = placed.x[source], tops[r + 1] - _RANK_GAP
+    words = [f"M{x:.1f} {tops[r] + _height(boxes[source]):.1f}V{y:.1f}"]
     for bend in [*bends, placed.x[target]]:
         r += 1
         words.append(_curve(x, y, bend, tops[r]))
@@ -296,26 +157,15 @@ def _curve(x: float, y: float, to_x: float, to_y: float) -> str:
     return f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
 
 
-def _drawn(box: _Box, x: float, y: float) -> str:
-    colour = _COLOURS.get(box.kind)
-    frame = element(
-        "rect",
-        x=x - box.width / 2,
-        y=y,
-        width=box.width,
-        height=box.height,
-        rx=box.height / 2 if box.kind in _LEAVES else 3,
-        fill=colour or "currentColor",
-        fill_opacity=0.22 if colour else 0.06,
-        stroke=colour or "currentColor",
-        stroke_width=2.5 if box.fetched else 1,
-    )
+def _drawn(box: Box, x: float, y: float) -> str:
+    width = _width(box)
+    frame = _frame(box.kind, box.fetched, x - width / 2, y, width, _height(box))
     lines = [
         label(
             x,
             y + 5 + _LINE * (k + 0.75),
             line,
-            font_weight="bold" if k == 0 and box.kind != "pieces" else None,
+            font_weight="bold" if k == 0 and box.kind != AGAIN else None,
             opacity=0.75 if k else None,
         )
         for k, line in enumerate(box.lines)
@@ -331,19 +181,35 @@ def _drawn(box: _Box, x: float, y: float) -> str:
     )
 
 
-def _legend(boxes: Sequence[_Box]) -> Iterator[str]:
+def _legend(boxes: Sequence[Box]) -> tuple[list[str], float]:
+    """What the kinds of boxes mean, and where that ends."""
     kinds = {box.kind for box in boxes}
-    x = _MARGIN
-    for kind, words in _LEGEND.items():
-        if kind not in kinds:
-            continue
-        colour = _COLOURS.get(kind, "currentColor")
-        yield element(
-            "rect", x=x, y=_MARGIN - 2, width=12, height=12, rx=3,
-            fill=colour, fill_opacity=0.3, stroke=colour,
-        )  # fmt: skip
-        yield label(x + 18, _MARGIN + 8, words)
-        x += 100
+    samples = [(kind, False, words) for kind, words in _LEGEND.items() if kind in kinds]
+    samples += [("operator", True, "asked for")] * any(box.fetched for box in boxes)
+    drawn, x = [], _MARGIN
+    for kind, asked, words in samples:
+        drawn += [_frame(kind, asked, x, _MARGIN - 2, 16, 12), label(x + 22, _MARGIN + 8, words)]
+        x += 40 + 6.5 * len(words)
+    return drawn, x
+
+
+def _frame(kind: str, asked: bool, x: float, y: float, width: float, height: float) -> str:
+    colour = _COLOURS.get(kind)
+    opacity = 0.22 if colour else 0.0 if kind == AGAIN else 0.06
+    return element(
+        "rect",
+        x=x,
+        y=y,
+        width=width,
+        height=height,
+        rx=height / 2 if kind in LEAVES else 3,
+        fill=colour or "currentColor",
+        fill_opacity=opacity,
+        stroke=colour or "currentColor",
+        stroke_width=_ASKED if asked else 1,
+        stroke_dasharray="3 3" if kind == AGAIN else None,
+        stroke_opacity=0.6 if kind == AGAIN else None,
+    )
 
 
 def _quoted(words: str) -> str:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
-from .figure import INK, bare, new_figure, plot
+from .figure import INK, bare, class_names, new_figure, plot
+from .svg import BLUE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TILE = 0.62  # inches that a small image takes
+_BARS = 200  # above which a vector is one area: bars are a path each
+_NAME = 13  # letters of a class beside an image
 _SMALLEST = 4  # pixels on a side of what may be taken for an image unasked
 
 
@@ -33,13 +36,17 @@ def filters(
     images = _filter_images(array, shape)
     count = len(images)
     shown = images[:limit]
-    words = title or f"{count} filters of {' × '.join(map(str, images.shape[1:3]))}"
+    told = (
+        title or f"{count} filter{'s' * (count != 1)} of {' × '.join(map(str, images.shape[1:3]))}"
+    )
     if count > limit:
-        words += f", the first {limit} of {count}" if title else f", the first {limit}"
+        told += f", the first {limit} of {count}" if title else f", the first {limit}"
+    told += _without_numbers(shown)
     if images.ndim == 4:
-        return _mosaic_figure(np.stack([_stretched(image) for image in shown]), words)
-    bound = float(np.nanmax(np.abs(shown), initial=0.0)) or 1.0
-    return _mosaic_figure(shown, words, cmap="RdBu_r", vmin=-bound, vmax=bound)
+        return _mosaic_figure(np.stack([_stretched(image) for image in shown]), told)
+    finite = np.abs(shown[np.isfinite(shown)])
+    bound = float(finite.max(initial=0.0)) or 1.0
+    return _mosaic_figure(shown, told, cmap="RdBu_r", vmin=-bound, vmax=bound)
 
 
 def activations(values: Any, limit: int = 64, title: str = "") -> Figure:
@@ -67,19 +74,31 @@ def mistakes(
     """
     truth, taken = np.asarray(labels), np.asarray(predictions)
     given = np.asarray(probabilities, np.float64)
-    sure = given if given.ndim == 1 else given[np.arange(len(taken)), taken]
+    if not len(images) == truth.size == taken.size == len(given) or truth.ndim != 1:
+        raise ShapeError(
+            f"mistakes: expected labels, predictions and probabilities of each image, got "
+            f"{np.shape(images)} images, labels {truth.shape}, predictions {taken.shape}, "
+            f"probabilities {given.shape}"
+        )
+    sure = given if given.ndim == 1 else given[np.arange(len(taken)), taken.astype(np.int64)]
     wrong = np.flatnonzero(truth != taken)
     worst = wrong[np.argsort(-sure[wrong], kind="stable")][:limit]
-    tiles = np.stack([_stretched(as_image(images[k])) for k in worst]) if len(worst) else None
-    head = f"{len(wrong):,} mistakes in {len(truth):,} images"
-    if tiles is None:
+    plural = "" if len(wrong) == 1 else "s"
+    head = f"{len(wrong):,} mistake{plural} in {len(truth):,} image{'s' * (len(truth) != 1)}"
+    if not len(worst):
         figure = new_figure(4, 0.6)
         bare(plot(figure, title=head))
         return figure
-    names = classes or [str(k) for k in range(int(max(truth.max(), taken.max())) + 1)]
-    words = [f"{names[truth[k]]} → {names[taken[k]]}\n{sure[k]:.0%}" for k in worst]
-    note = f"{head}, the {len(worst)} surest: label → prediction" if len(wrong) > 1 else head
-    return _captioned(tiles, words, note)
+    if len(worst) < len(wrong):
+        head += f", the {len(worst)} surest"
+    elif len(wrong) > 1:
+        head += ", the surest first"
+    tiles = np.stack([_stretched(as_image(images[k])) for k in worst])
+    names = class_names(classes, int(max(truth.max(), taken.max())) + 1, _NAME)
+    pairs = [(names[truth[k]], names[taken[k]]) for k in worst]
+    between = " → " if max(len(a) + len(b) for a, b in pairs) < _NAME else "\n→ "
+    captions = [f"{a}{between}{b}\n{sure[k]:.0%}" for k, (a, b) in zip(worst, pairs)]
+    return _captioned(tiles, captions, f"{head}: label → prediction")
 
 
 def as_image(values: Any) -> np.ndarray:
@@ -97,27 +116,56 @@ def as_image(values: Any) -> np.ndarray:
     )
 
 
+def draw_input(figure: Figure, position: Any, image: np.ndarray) -> float:
+    """Draws an image as one part of a figure; returns the height that suits it."""
+    axes = plot(figure, position, title=f"input  {image.shape}")
+    axes.imshow(_stretched(as_image(image)), cmap="gray", interpolation="none")
+    bare(axes)
+    return 1.4
+
+
 def draw_activations(
     figure: Figure, position: tuple[int, int, int] | Any, values: np.ndarray, limit: int, title: str
 ) -> float:
     """Draws what `activations` shows as one part of a figure; returns the height that suits it."""
     position = position if isinstance(position, tuple) else (position,)
     array = np.asarray(values, np.float64)
-    words = f"{title}  {array.shape}".strip()
-    if array.ndim == 3:
-        planes = array[:limit]
-        if len(array) > limit:
-            words += f", the first {limit}"
-        axes = plot(figure, *position, title=words)
-        mosaic, (rows, columns) = _mosaic(planes, columns=16)
-        axes.imshow(mosaic, cmap="viridis", interpolation="none")
-        bare(axes)
-        return 0.35 + 6.0 / max(columns, 8) * rows * planes.shape[1] / planes.shape[2]
-    axes = plot(figure, *position, title=words)
+    told = f"{title}  {array.shape}".strip() + _without_numbers(array)
+    if array.ndim in (2, 3):
+        planes = (array if array.ndim == 3 else array[None])[:limit]
+        if array.ndim == 3 and len(array) > limit:
+            told += f", the first {limit}"
+        axes = plot(figure, *position, title=told)
+        mosaic, columns = _mosaic(planes, columns=16)
+        shown = axes.imshow(mosaic, cmap="viridis", interpolation="none")
+        width = 6.0 * columns / max(columns, 8)
+        height = width * mosaic.shape[0] / mosaic.shape[1]
+        _scaled(axes, shown, width * min(4.0 / height, 1.0), height)
+        return 0.4 + min(height, 4.0)
+    axes = plot(figure, *position, title=told)
     flat = array.reshape(-1)
-    axes.bar(np.arange(flat.size), flat, width=0.9 if flat.size < 200 else 1.0, color="#4c8ee0")
+    if flat.size <= _BARS:
+        axes.bar(np.arange(flat.size), flat, width=0.9, color=BLUE)
+    else:
+        axes.fill_between(np.arange(flat.size), flat, step="mid", color=BLUE, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.6, alpha=0.5)
     return 1.4
+
+
+def _without_numbers(array: np.ndarray) -> str:
+    """What a title says of values that cannot be drawn."""
+    missing = int((~np.isfinite(array)).sum())
+    return f", {missing:,} not finite" if missing else ""
+
+
+def _scaled(axes: Any, shown: Any, width: float, height: float) -> None:
+    """What the colours of an image of that size in inches stand for."""
+    bare(axes)
+    bar = axes.inset_axes((1 + 0.06 / width, 0, 0.1 / width, 1))
+    axes.figure.colorbar(shown, cax=bar)
+    bar.locator_params(axis="y", nbins=min(max(int(4 * height), 1), 8))
+    bar.tick_params(colors=INK, labelsize=7)
+    bar.spines[:].set_visible(False)
 
 
 def _filter_images(array: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
@@ -169,13 +217,17 @@ def _square(pixels: int) -> tuple[int, ...] | None:
 
 
 def _stretched(image: np.ndarray) -> np.ndarray:
-    """An image between 0 and 1, whatever it was normalised to."""
-    low, high = float(np.nanmin(image)), float(np.nanmax(image))
-    return (image - low) / ((high - low) or 1.0)
+    """An image between 0 and 1, whatever it was normalised to; black where it is not finite."""
+    image = image.astype(np.float64)
+    seen = np.isfinite(image)
+    low, high = image[seen].min(initial=np.inf), image[seen].max(initial=-np.inf)
+    return np.where(seen, (image - low) / ((high - low) or 1.0), 0.0)
 
 
-def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Tiles (n, H, W) or (n, H, W, 3) in rows, a transparent line between them."""
+def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
+    """Tiles (n, H, W) or (n, H, W, 3) in rows, a transparent line between them; and how many stand
+    beside each other.
+    """
     columns = max(min(columns, len(tiles)), 1)
     rows = -(-len(tiles) // columns)
     height, width = tiles.shape[1:3]
@@ -189,31 +241,34 @@ def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, tuple[int, int
     if full.ndim == 3:
         clear = np.isnan(full[..., :1])
         full = np.concatenate([np.nan_to_num(full), np.where(clear, 0.0, 1.0)], axis=-1)
-    return full, (rows, columns)
+    return full, columns
 
 
 def _mosaic_figure(tiles: np.ndarray, title: str, **colours: Any) -> Figure:
     columns = min(max(4, math.ceil(math.sqrt(2 * len(tiles)))), 12)
-    mosaic, (rows, columns) = _mosaic(tiles, columns)
-    figure = new_figure(max(_TILE * columns, 3.6) + 0.7, _TILE * rows + 0.5)
+    mosaic, columns = _mosaic(tiles, columns)
+    width = max(_TILE * columns, 2.4)
+    height = width * mosaic.shape[0] / mosaic.shape[1]
+    figure = new_figure(width + 0.7 * bool(colours), min(height, 12.0) + 0.4)
     axes = plot(figure, title=title)
+    axes.title.set_fontsize(10)
     shown = axes.imshow(mosaic, interpolation="none", **colours)
-    bare(axes)
     if colours:
-        bar = figure.colorbar(shown, ax=axes, fraction=0.05, pad=0.02)
-        bar.ax.tick_params(colors=INK, labelsize=7)
-        bar.outline.set_visible(False)
+        _scaled(axes, shown, width, height)
+    bare(axes)
     return figure
 
 
-def _captioned(tiles: np.ndarray, words: Sequence[str], title: str) -> Figure:
+def _captioned(tiles: np.ndarray, captions: Sequence[str], title: str) -> Figure:
     columns = min(len(tiles), 10)
     rows = -(-len(tiles) // columns)
-    figure = new_figure(max(0.85 * columns, 4.2), 1.25 * rows + 0.4)
+    high = min(max(tiles.shape[1] / tiles.shape[2], 0.3), 3.0)
+    lines = captions[0].count("\n") + 1
+    figure = new_figure(max(0.85 * columns, 4.2), (0.8 * high + 0.17 * lines) * rows + 0.4)
     figure.suptitle(title, color=INK, fontsize=10)
-    for k, (tile, caption) in enumerate(zip(tiles, words)):
+    for k, (tile, caption) in enumerate(zip(tiles, captions)):
         axes = plot(figure, rows, columns, k + 1)
         axes.imshow(tile, cmap=None if tile.ndim == 3 else "gray", interpolation="none")
-        axes.set_title(caption, color=INK, fontsize=8)
+        axes.set_title(caption, color=INK, fontsize=8 if lines == 2 else 7)
         bare(axes)
     return figure

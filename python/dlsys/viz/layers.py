@@ -8,8 +8,8 @@ import numpy as np
 
 from ..autodiff import Executor, Node, Variable
 from ..ops.source import ANYWHERE
-from .figure import new_figure
-from .images import draw_activations
+from .figure import INK, new_figure
+from .images import draw_activations, draw_input
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,16 +18,22 @@ if TYPE_CHECKING:
 def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12) -> Figure:
     """The output of each layer of a model (an `nn.Module`) for one image without batch axis.
 
-    Shown are the first `layers` layers that have no children, with up to `limit` planes each. The
-    model is run in evaluation mode where its Parameters live, and keeps its mode.
+    Shown are the image, where it is one, and the first `layers` layers that have no children, with
+    up to `limit` planes each. The model is run in evaluation mode where its Parameters live, and
+    keeps its mode.
     """
-    shown = list(layer_values(model, image).items())[:layers]
+    values = list(layer_values(model, image).items())
+    shown = values[:layers]
     figure = new_figure(6.6, 4)
-    grid = figure.add_gridspec(len(shown), 1)
-    heights = [
-        draw_activations(figure, grid[k], value, limit, name)
-        for k, (name, value) in enumerate(shown)
-    ]
+    array = np.asarray(image)
+    seen = array.ndim == 3 and array.shape[0] in (1, 3)
+    grid = figure.add_gridspec(seen + len(shown), 1)
+    heights = [draw_input(figure, grid[0], array)] if seen else []
+    for k, (name, value) in enumerate(shown, seen):
+        heights.append(draw_activations(figure, grid[k], value, limit, name))
+    if len(values) > layers:
+        figure.supxlabel(f"layers that follow: {len(values) - layers}", color=INK, fontsize=9)
+        heights[-1] += 0.2
     grid.set_height_ratios(heights)
     figure.set_size_inches(6.6, sum(heights) + 0.2)
     return figure

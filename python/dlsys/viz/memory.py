@@ -66,13 +66,14 @@ class _Frame:
     def axes(self) -> list[str]:
         bottom = _TOP + _HEIGHT
         lines, words = [], [label(_LEFT + _WIDTH, bottom + 30, "step", text_anchor="end")]
+        words.append(label(_LEFT - 8, _TOP - 12, "offset", text_anchor="end"))
         for tick in axis_steps(self._nbytes / self._unit):
             y = self.y(tick * self._unit)
             lines.append(element("path", d=f"M{_LEFT} {y:.1f}h{_WIDTH}", stroke_opacity=0.15))
             text = f"{tick:g} {self._unit_name}" if tick else "0"
             words.append(label(_LEFT - 8, y + 4, text, text_anchor="end"))
-        for tick in axis_steps(self._steps, 10):
-            x = self.x(tick)
+        for tick in axis_steps(self._steps - 1, 10, least=1):
+            x = self.x(tick + 0.5)
             lines.append(element("path", d=f"M{x:.1f} {bottom}v4", stroke_opacity=0.6))
             words.append(label(x, bottom + 17, f"{tick:g}", text_anchor="middle"))
         return [element("g", *lines, stroke="currentColor"), *words]
@@ -90,7 +91,7 @@ class _Frame:
             "rect", x=x, y=y, width=max(width - 0.5, 0.5), height=max(height - 0.5, 0.5),
             fill=colour, fill_opacity=0.45, stroke=colour, stroke_width=0.7,
         )  # fmt: skip
-        words = self._inner(x, y, width, height, buffer.node.name)
+        words = self._inner(x, y, width, height, next(iter(held), buffer.node.name))
         return element("g", element("title", text_of(tip)), area, *words)
 
     def _inner(self, x: float, y: float, width: float, height: float, name: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .svg import text_of
 
+_SMALLEST, _NARROW = 0.7, 640.0  # the share of a picture's width, and pixels, that it keeps
 _STYLE = """
 :root { color-scheme: light dark; --ink: #22272e; --paper: #ffffff; --pale: #f3f5f8;
   --line: #d5dae1; --accent: #2b6cc4; }
@@ -28,14 +30,15 @@ nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin: .75rem 0; }
 .columns { display: flex; flex-wrap: wrap; gap: 0 3rem; }
 .scroll { overflow: auto; max-height: 85vh; }
 .picture { padding: .5rem 0; }
-.picture svg { display: block; max-width: 100%; height: auto; }
+.picture svg { display: block; max-width: 100%; min-width: var(--least); height: auto; }
 .picture div { overflow: auto; max-height: 95vh; }
 .picture label { font-size: .85rem; }
 .picture label:has(:checked) + div svg { max-width: none; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
-td.number, th.number { text-align: right; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+tfoot td { font-weight: bold; }
 thead th { position: sticky; top: 0; background: var(--paper); }
 pre { font: 12px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; background: var(--pale);
   padding: .75rem; border-radius: 6px; overflow: auto; max-height: 60vh; }
@@ -44,11 +47,12 @@ summary { cursor: pointer; color: var(--accent); margin: .5rem 0; }
 
 
 class Section(NamedTuple):
-    """A heading, its anchor, and finished HTML below it."""
+    """A heading, its anchor, finished HTML below it, and what a newcomer wants to know of it."""
 
     anchor: str
     heading: str
     body: str
+    lead: str = ""
 
 
 def document(title: str, lead: str, sections: Iterable[Section]) -> str:
@@ -56,7 +60,8 @@ def document(title: str, lead: str, sections: Iterable[Section]) -> str:
     shown = [section for section in sections if section.body]
     links = "".join(f'<a href="#{s.anchor}">{text_of(s.heading)}</a>' for s in shown)
     parts = "".join(
-        f'<section id="{s.anchor}"><h2>{text_of(s.heading)}</h2>\n{s.body}\n</section>\n'
+        f'<section id="{s.anchor}"><h2>{text_of(s.heading)}</h2>\n'
+        f"{f'<p>{text_of(s.lead)}</p>' if s.lead else ''}{s.body}\n</section>\n"
         for s in shown
     )
     return (
@@ -85,18 +90,26 @@ def pairs(heading: str, values: Mapping[str, Any] | None) -> str:
     return f"<div><h3>{text_of(heading)}</h3><table>{rows}</table></div>"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Any]], total: Sequence[Any] | None = None
+) -> str:
     """A table; every column but the first is of numbers."""
+    foot = f"<tfoot>{_row(total, 'td')}</tfoot>" if total else ""
     return (
         f'<div class="scroll"><table><thead>{_row(head, "th")}</thead>'
-        f"<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody></table></div>"
+        f"<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody>{foot}</table></div>"
     )
 
 
 def picture(svg: str, zoom: bool = False) -> str:
-    """A drawing, scaled down to the page's width; with `zoom` a box to tick shows its own size."""
+    """A drawing, scaled down to the page's width, but not beyond what can be read on a phone, where
+    it is scrolled instead; with `zoom` a box to tick shows its own size.
+    """
+    width, unit = re.findall(r' width="([\d.]+)(pt)?"', svg[: svg.index(">")])[0]
+    pixels = float(width) * (4 / 3 if unit else 1)
+    least = f"{min(_SMALLEST * pixels, _NARROW):.0f}px"
     box = '<label><input type="checkbox"> full size</label>' if zoom else ""
-    return f'<div class="picture">{box}<div>{svg}</div></div>'
+    return f'<div class="picture" style="--least: {least}">{box}<div>{svg}</div></div>'
 
 
 def folded(summary: str, words: str) -> str:

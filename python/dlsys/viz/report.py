@@ -36,6 +36,28 @@ from .times import Timed, operator_times
 
 _TEXT_LIMIT = 400  # nodes or steps up to which the page also has the graph and the plan as text
 
+_OF_TRAINING = """\
+Training figures are means over an epoch, while the weights change; validation figures are those of
+the weights at its end."""
+_OF_FILTERS = """\
+The weights of the first layer that looks at the image. Red is positive, blue negative, white 0;
+filters of three channels are in their colours."""
+_OF_ACTIVATIONS = """\
+What each layer makes of one image: planes with a scale of their own, vectors as bars."""
+_OF_CONFUSION = """\
+How often each class (row) was taken for each (column). Green is right; the stronger the orange, the
+more frequent the mistake."""
+_OF_MISTAKES = "Wrong answers, those first that were given with the highest probability."
+_OF_GRAPH = """\
+From top to bottom: what is fed and kept, the layers up to the loss, backward through their
+gradients, the updates. A pointer over a box shows its node and the line that made it."""
+_OF_MEMORY = """\
+Each rectangle is a buffer, as wide as the steps that it lives for and as high as its bytes. Buffers
+that do not live at the same time share their place."""
+_OF_OPERATORS = """\
+Each step timed by itself. GB/s and GFLOP/s count what an operator has to move and compute at
+least."""
+
 
 @dataclass
 class Mistakes:
@@ -127,17 +149,20 @@ def _sections(report: Report) -> Iterator[Section]:
     where = environment() if report.environment is None else report.environment
     tables = page.pairs("settings", report.settings) + page.pairs("environment", where)
     yield Section("run", "Run", f'<div class="columns">{tables}</div>' if tables else "")
-    yield Section("training", "Training", _training(report))
-    yield Section("model", "Model", _model(report))
-    yield Section("filters", "Learned filters", _filters(report))
-    yield Section("activations", "Activations", _activations(report))
-    yield Section("confusion", "Confusion matrix", _confusion(report))
-    yield Section("mistakes", "Worst mistakes", _mistakes(report))
-    yield Section("boundary", "Decision boundary", _boundary(report))
-    yield Section("graph", "Graph", _graph(report))
-    yield Section("memory", "Memory plan", _memory(report))
-    yield Section("operators", "Operators", _operators(report))
-    yield Section("device", "Device", _device(report))
+    for anchor, heading, body, lead in (
+        ("training", "Training", _training, _OF_TRAINING),
+        ("model", "Model", _model, ""),
+        ("filters", "Learned filters", _filters, _OF_FILTERS),
+        ("activations", "Activations", _activations, _OF_ACTIVATIONS),
+        ("confusion", "Confusion matrix", _confusion, _OF_CONFUSION),
+        ("mistakes", "Worst mistakes", _mistakes, _OF_MISTAKES),
+        ("boundary", "Decision boundary", _boundary, ""),
+        ("graph", "Graph", _graph, _OF_GRAPH),
+        ("memory", "Memory plan", _memory, _OF_MEMORY),
+        ("operators", "Operators", _operators, _OF_OPERATORS),
+        ("device", "Device", _device, ""),
+    ):
+        yield Section(anchor, heading, body(report), lead)
 
 
 def _training(report: Report) -> str:
@@ -221,7 +246,7 @@ def _graph(report: Report) -> str:
 def _memory(report: Report) -> str:
     if report.plan is None:
         return ""
-    drawn = page.picture(memory_plan(report.plan))
+    drawn = page.picture(memory_plan(report.plan), zoom=True)
     if len(report.plan.steps) > _TEXT_LIMIT:
         return drawn
     return drawn + page.folded("the plan step by step", str(report.plan))
@@ -231,16 +256,22 @@ def _operators(report: Report) -> str:
     if report.profile is None or not report.profile.rows():
         return ""
     rows = report.profile.rows()
-    total = sum(row.ms for row in rows) or 1.0
-    cells = []
-    for row in rows:
-        seconds = max(row.ms, 1e-9) * 1e-3
-        speeds = (f"{amount / seconds * 1e-9:,.1f}" for amount in (row.nbytes, row.flops))
-        cells.append(
-            (row.name, f"{row.calls:,}", f"{row.ms:,.3f}", f"{row.ms / total:.1%}", *speeds)
+    total = sum(row.ms for row in rows)
+    cells = [
+        (
+            row.name,
+            f"{row.calls:,}",
+            f"{row.ms:,.3f}",
+            f"{row.ms / (total or 1.0):.1%}",
+            f"{row.gigabytes_per_second:,.1f}",
+            f"{row.gigaflops:,.1f}",
         )
+        for row in rows
+    ]
+    calls = sum(row.calls for row in rows)
+    whole = (f"total of {report.profile.runs:,} runs", f"{calls:,}", f"{total:,.3f}", "", "", "")
     head = ("operator", "calls", "ms", "share", "GB/s", "GFLOP/s")
-    return page.picture(operator_times(report.profile)) + page.table(head, cells)
+    return page.picture(operator_times(report.profile)) + page.table(head, cells, whole)
 
 
 def _device(report: Report) -> str:
@@ -258,4 +289,4 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:,}"
     if "accuracy" in name and 0 <= value <= 1:
         return f"{value:.2%}"
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.5g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"

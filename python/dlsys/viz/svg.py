@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uf
 
 def text_of(value: Any) -> str:
     """Any text, as XML may hold it."""
-    return escape(_UNPRINTABLE.sub("�", str(value)))
+    return escape(shown(value))
 
 
 def element(tag: str, *children: str, **attributes: Any) -> str:
@@ -60,12 +60,15 @@ def drawing(width: float, height: float, title: str, children: Iterable[str]) ->
     )
 
 
-def axis_steps(largest: float, count: int = 5) -> list[float]:
-    """About `count` round numbers from 0 on that do not exceed the largest."""
+def axis_steps(largest: float, count: int = 5, least: float = 0.0) -> list[float]:
+    """About `count` round numbers from 0 on that do not exceed the largest, at least `least`
+    apart.
+    """
     if largest <= 0:
         return [0.0]
-    magnitude = 10.0 ** math.floor(math.log10(largest / count))
-    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= largest / count)
+    apart = max(largest / count, least)
+    magnitude = 10.0 ** math.floor(math.log10(apart))
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= apart)
     return [k * step for k in range(int(largest / step + 1e-9) + 1)]
 
 
@@ -75,6 +78,16 @@ def byte_text(nbytes: float) -> str:
         if nbytes >= size:
             return f"{nbytes / size:,.1f} {unit}"
     return f"{nbytes:,.0f} bytes"
+
+
+def time_text(ms: float) -> str:
+    """Milliseconds in the unit that suits their size."""
+    return f"{ms:,.2f} ms" if ms >= 1 else f"{ms * 1e3:.1f} µs"
+
+
+def shown(value: Any) -> str:
+    """Any text, without what XML may not hold."""
+    return _UNPRINTABLE.sub("�", str(value))
 
 
 def cut(words: str, letters: int) -> str:
