@@ -143,6 +143,13 @@ BASE_NVCCFLAGS = -std=c++17 -O3 -Isrc -Xfatbin -compress-all --threads $(JOBS) $
   -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(addprefix -I,$(CUDA_INCLUDE)) -ccbin $(CXX) \
   -Xcompiler -fPIC,-pthread,-fvisibility=hidden,-fvisibility-inlines-hidden,-Wall,-Wextra
 
+# With EMULATED=1 src/cuda/ becomes C++, over the GPU of src/emulator/.
+EMULATED ?=
+ifneq ($(EMULATED),)
+BASE_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -O2 -fno-strict-aliasing -Wno-unknown-pragmas \
+  -Wno-unused-parameter -Wno-sign-compare -DDLSYS_EMULATED -DDLSYS_CUDA_ARCHS=\"emulated\"
+endif
+
 CUDA_ARCHS ?= $(if $(GPU_ARCHS),$(if $(NVCC),$(GPU_ARCHS)))
 CUDA_PTX ?=
 GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
@@ -153,7 +160,8 @@ ARCH_TEXT = $(subst $(EMPTY) $(EMPTY),+,$(strip $(CUDA_ARCHS:%=sm_%) $(CUDA_PTX:
 
 OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cc src/cpu/*.cc))
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cu src/cuda/*.cu))
-OBJECTS = $(OBJECTS_CXX) $(if $(CUDA_ARCHS),$(OBJECTS_CUDA))
+OBJECTS_EMULATED := $(OBJECTS_CUDA) $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/emulator/*.cc))
+OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
 LINK_CUDA = $(NVCC) -shared -cudart static -ccbin $(CXX) $(GENCODE) \
@@ -193,10 +201,17 @@ $(BUILD)/obj/%.cc.o: src/%.cc $(BUILD)/obj/cxx.flags
 	@echo "compiling $<"
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
 
+ifneq ($(EMULATED),)
+$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cxx.flags
+	@mkdir -p $(@D)
+	@echo "compiling $< for the emulator"
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
+else
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags
 	@mkdir -p $(@D)
 	@echo "compiling $< for $(ARCH_TEXT)"
 	$(Q)$(NVCC) $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+endif
 
 # Rewritten only when a command line changes, which then rebuilds what was made with the old one.
 $(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS)
@@ -206,4 +221,4 @@ $(BUILD)/obj/%.flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" > $@
 
--include $(OBJECTS_CXX:.o=.d) $(OBJECTS_CUDA:.o=.d)
+-include $(OBJECTS_CXX:.o=.d) $(OBJECTS_EMULATED:.o=.d)

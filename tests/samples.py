@@ -174,6 +174,8 @@ AXES = (
     *product((case((131, 67)),), {"axis": 0}, {"axis": 1}, {"keepdims": True}),
     *product((case((2003, 97)),), {"axis": 0}, {"axis": 1}, {}),
     *product((case((17, 65, 129)),), {"axis": 1}, {"axis": (0, 2)}),
+    *product((case((3001, 3)), case((301, 50)), case((5, 301, 4))), {"axis": 1}),
+    case((20_003, 3), axis=0),
 )
 BAD_AXES = tuple(
     refuse(rf"axes \({axes}\) do not fit an array of 2 dimensions", (3, 4), axis=axis)

@@ -20,6 +20,10 @@ AXES = (
     *product((case((20_003, 9)), case((3, 70_001)), case((70_001,))), {"axis": 0}),
     *product((case((5, 20_003)), case((400, 600)), case((17, 65, 129))), {"axis": 1}),
     *product((case((17, 65, 129)),), {"axis": (0, 2)}),
+    # few columns that are long, short rows, and few columns that are short
+    *product((case((9001, 2)), case((2003, 40))), {"axis": 0}),
+    *product((case((3001, 3)), case((301, 50)), case((101, 300))), {"axis": 1}),
+    *product((case((301, 3, 4)), case((41, 7, 31)), case((3, 1501, 5))), {"axis": 1}),
     case((0, 4), axis=1), case((4, 0), axis=0), case((2, 0, 3), axis=(0, 2)),
 )  # fmt: skip
 EMPTY = (case((0,)), case((0, 4), axis=0), case((3, 0), axis=1, keepdims=True))
@@ -121,8 +125,13 @@ RUNNING = product(
     {}, {"reverse": True}, {"axis": 0}, {"axis": 0, "reverse": True},
 )  # fmt: skip
 RUNNING += product((case(WIDE), case((70_001, 3)), case((17, 65, 129))), {"axis": 0}, {"axis": -2})
+RUNNING += product(
+    tuple(case(s) for s in [(201, 5, 2), (31, 7, 4), (9, 4, 5), (3, 2, 300)]),
+    {"axis": 1}, {"axis": 1, "reverse": True},
+)  # fmt: skip
 
-# Extremes are exact. prod is rounded once a factor: numpy does so one after the other.
+# Extremes are exact. prod is rounded once a factor on the GPU; numpy and the CPU are exact to the
+# last digit, which test_operator_limits.py holds them to.
 STATISTICS = (
     Sample(
         "max", statistics.max_op, reduced("max"), AXES, distinct, ulps=0, integers="same",

@@ -212,6 +212,8 @@ class TestCompose(unittest.TestCase):
             (lambda: Flip(probability=1.5), "probability from 0 to 1"),
             (lambda: Cutout(0), "at least one pixel"),
             (lambda: Scale(2, 1), "0 < low <= high"),
+            (lambda: Compose(Shift(1)), r"augment is Shift\(.*expected a list such as"),
+            (lambda: Compose([Shift(1), "flip"]), "expected a list such as"),
         ):
             with self.assertRaisesRegex(DataError, message):
                 make()

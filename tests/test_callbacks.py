@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 from dlsys import optim, train
-from dlsys.errors import DlsysError, GraphError
+from dlsys.errors import DataError, DlsysError, GraphError
 from small_runs import OnStep, loader, model, sgd
 
 
@@ -59,6 +59,15 @@ class Scripted(train.Callback):
 
     def on_epoch_end(self, run: train.Run, record: Any) -> None:
         record[self.name] = self.values[record["epoch"] - 1]
+
+
+class Late(Scripted):
+    """The same, and says so, as Validation does."""
+
+    adds = frozenset(["val_loss"])
+
+    def __init__(self, values: Any) -> None:
+        super().__init__("val_loss", values)
 
 
 class InFolder(unittest.TestCase):
@@ -171,6 +180,36 @@ class Stopping(InFolder):
         self.assertEqual(self.stopped_after([1, np.nan, np.nan], patience=2), 3)
         self.assertEqual(self.stopped_after([np.nan, 2, 1, 1, 1], patience=2), 5)
 
+    def test_a_figure_that_is_never_a_number_stops_it_too(self) -> None:
+        net = model()
+        before = net.state_dict()
+        stop = train.EarlyStopping(2)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            self.fit(Scripted("val_loss", [np.nan] * 9), stop, train.Progress(), net=net)
+        self.assertIn("stopped: val_loss was NaN in each of 2 epochs", out.getvalue())
+        self.assertFalse(np.array_equal(net[0].weight.asnumpy(), before["0.weight"]))
+
+    def test_one_that_has_served_serves_again(self) -> None:
+        stop, keep = train.EarlyStopping(2), train.Checkpoint(self.folder)
+        self.assertEqual(len(self.fit(Scripted("val_loss", [1] * 9), stop, keep).epochs), 3)
+        history = self.fit(Scripted("val_loss", [3, 2, 2, 2]), stop, keep)
+        self.assertEqual((len(history.epochs), stop.best_epoch), (4, 2))
+        self.assertEqual(train.load(keep.best).header["epoch"], 4)  # of all, since loss falls
+
+    def test_what_is_measured_after_it_in_the_list_counts(self) -> None:
+        schedule = optim.ReduceOnPlateau(0.1, factor=0.5, patience=0)
+        history = self.fit(
+            train.EarlyStopping(2),
+            train.PlateauSchedule(schedule),
+            train.Checkpoint(self.folder),
+            Late([3, 4, 5, 1]),
+            optimizer=optim.SGD(schedule),
+        )
+        self.assertEqual(len(history.epochs), 3)
+        self.assertEqual(schedule(0), np.float32(0.1) / 4)
+        self.assertEqual(train.load(self.folder / "best.safetensors").header["epoch"], 1)
+
     def test_the_best_weights_come_back(self) -> None:
         values = [5, 4, 3, 9, 9, 9, 9, 9, 9, 9]
         for restore, epochs in ((True, 3), (False, 5)):
@@ -220,6 +259,8 @@ class Stopping(InFolder):
     def test_numbers_that_make_no_sense(self) -> None:
         with self.assertRaisesRegex(GraphError, "patience >= 1 and min_delta >= 0, got 0 and 0"):
             train.EarlyStopping(0)
+        with self.assertRaisesRegex(GraphError, "Validation: expected every >= 1, got 0"):
+            train.Validation(loader(20), every=0)
 
 
 class Checkpoints(InFolder):
@@ -269,6 +310,62 @@ class Checkpoints(InFolder):
         self.fit(train.Checkpoint(self.folder), epochs=1)
         left = {path.name for path in self.folder.iterdir()}
         self.assertEqual(left, {"other.txt", "last.safetensors", "best.safetensors"})
+
+    def test_a_folder_is_one_run_s_at_a_time(self) -> None:
+        other = train.Checkpoint(self.folder)
+        half = self.folder / ".last.safetensors.x1y2"
+
+        def begin(run: train.Run) -> None:
+            if run.step == 2:
+                half.write_text("what this run is writing")
+                with self.assertRaisesRegex(DataError, "another run keeps its checkpoints"):
+                    self.fit(other, epochs=1)
+                self.assertTrue(half.exists())
+
+        self.fit(train.Checkpoint(self.folder), OnStep(begin), epochs=1)
+        self.fit(other, epochs=1)
+
+    def test_a_folder_that_takes_no_files_is_told_before_the_training(self) -> None:
+        steps: list[int] = []
+        seen = OnStep(lambda run: steps.append(run.step))
+        (self.folder / "file").write_text("")
+        for path in (self.folder / "file", self.folder / "file" / "run"):
+            with self.assertRaisesRegex(DataError, "no folder can be made there"):
+                self.fit(train.Checkpoint(path), seen)
+            with self.assertRaisesRegex(DataError, "log cannot be written: (File|Not a dir)"):
+                self.fit(train.JsonLog(path / "log.jsonl"), seen)
+        with (
+            mock.patch("os.access", return_value=False),
+            self.assertRaisesRegex(DataError, "nothing can be written into this folder"),
+        ):
+            self.fit(train.Checkpoint(self.folder), seen)
+        self.assertEqual(steps, [])
+
+    def test_numbers_of_numpy_are_kept(self) -> None:
+        class Counts(train.Callback):
+            best = np.float32(0)
+
+            def on_step(self, run: train.Run) -> None:
+                self.best += np.float32(0.5)
+
+            def state_dict(self) -> dict[str, Any]:
+                return {"best": self.best}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                self.best = state["best"][()]
+
+        self.fit(Counts(), train.Checkpoint(self.folder), epochs=1)
+        again = Counts()
+        self.fit(again, train.Checkpoint(self.folder), epochs=3, resume=self.folder)
+        self.assertEqual(again.best, 3)
+
+    def test_a_state_that_is_no_json_is_refused_by_name(self) -> None:
+        class Odd(train.Callback):
+            def state_dict(self) -> dict[str, Any]:
+                return {"seen": {1, 2}}
+
+        with self.assertRaisesRegex(DataError, "header is not JSON values: .*set"):
+            self.fit(Odd(), train.Checkpoint(self.folder))
 
     def test_a_schedule_on_a_plateau_goes_on_where_it_was(self) -> None:
         values = [1.0, 1, 1, 1, 1, 1, 1, 1]
@@ -340,6 +437,32 @@ class Reports(InFolder):
         self.assertEqual([x["step"] for x in lines], [1, 2, 2, 3, 4, 4])
         self.assertEqual(np.sum(lines[2]["confusion"]), 20)
         self.assertLessEqual({"loss", "accuracy", "lr", "seconds"}, set(lines[2]))
+
+    def test_a_log_that_cannot_be_written(self) -> None:
+        with self.assertRaisesRegex(DataError, "the log cannot be written: Is a directory"):
+            self.fit(train.JsonLog(self.folder))
+        full = Path("/dev/full")  # Linux's disk without a byte left
+        if full.exists():
+            with self.assertRaisesRegex(DataError, "full: the log cannot be written: No space"):
+                self.fit(train.JsonLog(full))
+
+    def test_a_part_of_a_line_is_taken_away(self) -> None:
+        path = self.folder / "run.jsonl"
+        path.write_text('{"event": "epoch"}\n{"event": "ep')
+        self.fit(train.JsonLog(path), epochs=1)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        self.assertEqual([len(lines), lines[0], lines[1]["step"]], [3, {"event": "epoch"}, 2])
+
+    def test_only_the_lines_of_the_run_that_is_resumed_are_taken_back(self) -> None:
+        keep = train.Checkpoint(self.folder)
+        self.fit(train.JsonLog(self.folder / "run.jsonl"), keep, epochs=1)
+        other = self.folder / "other.jsonl"
+        foreign = [
+            json.dumps({"event": "epoch", "of": "another run", "epoch": k}) for k in range(9)
+        ]
+        other.write_text("".join(f"{line}\n" for line in foreign))
+        self.fit(train.JsonLog(other), epochs=2, resume=keep.last)
+        self.assertEqual(other.read_text().splitlines()[:9], foreign)
 
     def test_nan_is_null_in_json(self) -> None:
         path = self.folder / "run.jsonl"

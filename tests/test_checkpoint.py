@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import tempfile
 import unittest
 from pathlib import Path
@@ -204,6 +205,26 @@ class Checkpoints(InFolder):
                     train.save(self.path, {"model.w": np.zeros(9)}, {})
             self.assertEqual(self.path.read_bytes(), content)
             self.assertEqual(os.listdir(self.folder), [self.path.name])
+
+    def test_a_file_has_the_rights_that_any_new_one_has(self) -> None:
+        before = os.umask(0o027)
+        self.addCleanup(os.umask, before)
+        with mock.patch("os.umask", side_effect=AssertionError):  # it is the whole process's
+            self.save()
+        self.assertEqual(self.path.stat().st_mode & 0o777, 0o640)
+
+    def test_a_folder_that_vanishes(self) -> None:
+        def vanish(handle: int) -> None:
+            shutil.rmtree(self.folder)
+
+        with mock.patch("os.fsync", vanish), self.assertRaisesRegex(DataError, "No such file"):
+            self.save()
+        self.save()  # into a new one
+
+    def test_a_header_that_is_no_json(self) -> None:
+        with self.assertRaisesRegex(DataError, "header is not JSON values: .*set"):
+            train.save(self.path, {}, {"seen": {1, 2}})
+        self.assertEqual(os.listdir(self.folder), [])
 
     def test_a_file_is_on_the_disk_before_it_has_its_name(self) -> None:
         calls: list[str] = []

@@ -167,9 +167,14 @@ class Conflicts(Folder):
         self.refused("takes two IDX files, IMAGES LABELS, or none", "evaluate", "x", "images")
         self.refused("in --data-dir: leave one", "evaluate", "x", "a", "b", "--data-dir", "c")
 
-    def test_a_report_that_cannot_be_written_is_refused_before_the_training(self) -> None:
+    def test_what_cannot_be_kept_is_refused_before_the_training(self) -> None:
         options = ("-m", "cnn", "-c", "numpy", "--data-dir", self.data)
         self.refused("this is a folder", *options, "--report", self.folder, status=1)
+        image = self.data / "t10k-images-idx3-ubyte"
+        for option, path in (("report", image / "a.html"), ("checkpoint", image), ("log", image)):
+            with self.subTest(option):
+                message = f"^error: {image}.*(made there|be written): File exists"
+                self.refused(message, *options, f"--{option}", path, status=1)
 
     def test_help_names_every_option(self) -> None:
         out = small.run("--help").out

@@ -12,6 +12,7 @@ import os
 import tarfile
 import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from dlsys import data
 from dlsys.data import cifar, download, mnist, source
+from dlsys.data.dataset import as_dataset
 from dlsys.data.normalize import normalization_of, normalized
 from test_data import MNIST_FOLDER, InFolder
 
@@ -189,6 +191,29 @@ class TestCifar(Served):
         (self.base / cifar.FOLDER / cifar.FILES[0]).write_bytes(b"half")
         self.check(data.cifar10_sets(self.base))
 
+    def test_it_is_unpacked_once_where_many_begin_together(self):
+        together, find, unpack = threading.Barrier(4), cifar._find, cifar._unpack
+        met, unpacked = threading.local(), []
+
+        def find_after_all_came(base):
+            found = find(base)
+            if not hasattr(met, "others"):
+                met.others = together.wait(timeout=30)
+            return found
+
+        def counted(archive, folder):
+            unpacked.append(folder)
+            unpack(archive, folder)
+
+        with (
+            mock.patch.object(cifar, "_find", find_after_all_came),
+            mock.patch.object(cifar, "_unpack", counted),
+            ThreadPoolExecutor(4) as pool,
+        ):
+            for sets in pool.map(data.cifar10_sets, [self.base] * 4):
+                self.check(sets)
+        self.assertEqual(len(unpacked), 1)
+
     def test_a_damaged_archive_is_refused_and_nothing_is_unpacked(self):
         self.base.mkdir()
         path = self.base / cifar.ARCHIVE.file_name
@@ -291,7 +316,34 @@ class TestImageFolder(InFolder):
             value = [round(0.299 * 90 + 0.587 * 30)] if mode == "L" else [90, 30, 0, 255][:channels]
             np.testing.assert_array_equal(images[0, :, 3, 2], value)
 
+    def test_folders_within_classes_count_and_what_is_hidden_does_not(self):
+        for name in ("b/more/of it/3.png", "b/more/x.png", ".cache/z.png", "b/.old/z.png"):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self.save(name, np.zeros((5, 7, 3), np.uint8))
+        (self.folder / "a" / "._x.png").write_bytes(b"what another system knows of x.png")
+        (self.folder / "a" / "folder.png").mkdir()
+        dataset = data.image_folder(self.folder)
+        self.assertEqual(dataset.classes, ("a", "b", "c"))
+        self.assertEqual(dataset.labels.tolist(), [0, 1, 1, 1, 1, 2])
+        self.assertEqual(len(dataset.in_memory()), 6)
+
+    def test_more_bits_than_eight(self):
+        wide = np.arange(35, dtype=np.uint16).reshape(5, 7) * 1800
+        for suffix in ("png", "tif"):
+            for path in (self.folder / "a").iterdir():
+                path.unlink()
+            self.save(f"a/x.{suffix}", wide)
+            for mode in ("L", "RGB"):
+                image = data.image_folder(self.folder, mode=mode).take([0]).images[0]
+                for plane in image:
+                    np.testing.assert_array_equal(plane, wide >> 8)
+        for values in (wide.astype(np.int32), wide.astype(np.float32)):
+            self.save("a/x.tif", values)
+            self.fails("x.tif|32 bits|no known range", data.image_folder, self.folder)
+
     def test_refusals(self):
+        for size in (28, (0, 5), (5,), (2.5, 3)):
+            self.fails("expected (height, width)", data.image_folder, self.folder, size)
         self.fails("mode 'CMYK'|L, RGB", data.image_folder, self.folder, None, "CMYK")
         self.fails("no such folder", data.image_folder, self.folder / "nowhere")
         self.fails("no images|subfolder a class", data.image_folder, self.folder / "a")
@@ -314,7 +366,10 @@ class TestDataset(InFolder):
 
     def test_refusals(self):
         images = np.zeros((3, 4), np.uint8)
-        self.fails("labels are float64 (3,)", data.Dataset, images, np.zeros(3))
+        self.fails("labels are float64 (3,)|(n, values)", data.Dataset, images, np.zeros(3))
+        self.fails("images are no array", as_dataset, ([np.zeros(2), np.zeros(3)], [0, 1]))
+        self.fails("labels are no array", data.Dataset, images, [[0], [1, 2], 3])
+        self.fails("got generator|images[numbers]", as_dataset, (x for x in range(3)))
         self.fails("labels are int64 (3, 1)", data.Dataset, images, np.zeros((3, 1), np.int64))
         self.fails("one label an image", data.Dataset, images, [0, 1])
         self.fails("at least one image", data.Dataset, images[:0], np.zeros(0, np.int64))

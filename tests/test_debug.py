@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 import unittest
@@ -16,7 +17,7 @@ from dlsys import autodiff as ad
 from dlsys.errors import KernelError
 from dlsys.executor.executor import Executor
 from dlsys.runtime.device import Context, cpu, gpu
-from dlsys.settings import settings
+from dlsys.settings import Settings, settings
 from graphs import Training, here
 
 
@@ -194,6 +195,12 @@ class Environment(unittest.TestCase):
         self.assertEqual(self.settings(DLSYS_DEBUG="nan")[:2], ["0", "True"])
         self.assertEqual(self.settings(DLSYS_DEBUG_ARENA="separate")[2], "True")
         self.assertEqual(self.settings(DLSYS_DEBUG="", DLSYS_THREADS="")[::3], ["0", "0"])
+
+    def test_values_that_are_none_are_refused(self):
+        for name in ("BLAS", "CAPTURE", "DEBUG_ARENA", "REQUIRE_GPU", "TUNE"):
+            with mock.patch.dict(os.environ, {f"DLSYS_{name}": "true"}):
+                with self.assertRaisesRegex(ValueError, f"DLSYS_{name}=true: expected "):
+                    Settings()
 
 
 if __name__ == "__main__":

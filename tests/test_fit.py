@@ -187,13 +187,23 @@ class Fit:
         self.fit(net)
         x, _ = points(70)
         wanted = probabilities(net, x)
-        for given in (x, x.astype(np.float64) if self.ctx else x[::-1][::-1]):
+        for given in (x, x.astype(np.float64), x[::-1][::-1], x.tolist()):
             outputs = train.predict(net, given, self.ctx, batch_size=32)
             e = np.exp(outputs - outputs.max(1, keepdims=True))
             np.testing.assert_allclose(e / e.sum(1, keepdims=True), wanted, rtol=1e-4, atol=1e-6)
         for bad in (x[:0], np.float32(1), (x, x[:3])):
             with self.assertRaisesRegex(ShapeError, "predict: expected arrays of one length"):
                 train.predict(net, bad, self.ctx)
+
+        with self.assertRaisesRegex(ShapeError, "batch_size >= 1, got 0"):
+            train.predict(net, x, self.ctx, batch_size=0)
+
+    def test_a_trained_model_is_asked_where_it_is(self) -> None:
+        net, data = model(), loader()
+        self.fit(net)
+        self.assertEqual(train.evaluate(net, data), train.evaluate(net, data, ctx=self.ctx))
+        x, _ = points(9)
+        np.testing.assert_array_equal(train.predict(net, x), train.predict(net, x, self.ctx))
 
     # ---- what leaves the device ----
     def test_nothing_is_read_between_logs(self) -> None:
@@ -369,6 +379,18 @@ class Fit:
         for name, value in final(wanted, optimizer).items():
             np.testing.assert_array_equal(final(net, resumed)[name], value, name)
 
+    def test_ctrl_c_when_no_step_is_left_is_not_lost(self) -> None:
+        def press(*_: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        for when in ("on_start", "on_stop"):
+            keep = train.Checkpoint(self.folder / when)
+            self.fit(model(), epochs=2, callbacks=[keep])
+            late = train.Callback()
+            setattr(late, when, press)
+            with self.subTest(when), self.assertRaisesRegex(KeyboardInterrupt, "^2 of 2 epochs, "):
+                self.fit(model(), epochs=2, callbacks=[late], resume=keep.last)
+
     def test_a_second_ctrl_c_does_not_wait(self) -> None:
         def press(run: train.Run) -> None:
             signal.raise_signal(signal.SIGINT)
@@ -401,6 +423,25 @@ class Fit:
         with self.assertRaisesRegex(DataError, "the third image is torn"):
             self.fit(model(), Broken(points(), 16), callbacks=[Last(), Last()])
         self.assertEqual(outcomes, ["failed", "failed"])
+
+    def test_what_is_no_loader_metric_or_callback_is_named(self) -> None:
+        with self.assertRaisesRegex(DataError, "expected a Loader of batches, got tuple"):
+            train.fit(model(), points(), sgd(), ctx=self.ctx)
+        with self.assertRaisesRegex(DataError, "expected a Loader of batches, got tuple"):
+            train.evaluate(model(), points(), ctx=self.ctx)
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            (
+                "metrics is a list of objects of train.Metric, got \\['acc",
+                {"metrics": ["accuracy"]},
+            ),
+            ("train.Metric, got .*Accuracy", {"metrics": train.accuracy}),
+            ("train.Callback, got .*class", {"callbacks": [train.Progress]}),
+            ("expected an optimizer such as .*, got 'adam'", {"optimizer": "adam"}),
+            ("expected an optimizer such as .*, got .*class", {"optimizer": optim.Adam}),
+        ]
+        for message, options in wrong:
+            with self.assertRaisesRegex(GraphError, message):
+                self.fit(model(), **options)
 
     def test_numbers_that_make_no_run(self) -> None:
         for options in ({"epochs": 0}, {"log_every": 0}):

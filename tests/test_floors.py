@@ -17,7 +17,7 @@ PACKAGE = Path(dlsys.__file__).parent
 FLOORS = {
     "__init__.py": 0,
     "errors.py": 1,
-    "files.py": 1,
+    "files.py": 1.5,
     "interrupts.py": 1,
     "settings.py": 1,
     "graph": 2,

@@ -188,6 +188,17 @@ class Rewrites(unittest.TestCase):
         self.assertEqual(operators(found), ["matmul_bias", "matmul_sums", "mul_const", pair])
         self.assertEqual(operators(fused(net.gradients)), ["matmul_bias", "matmul_sums", pair])
 
+    def test_the_loss_of_one_row_and_its_gradient_are_one_kernel(self) -> None:
+        pair = "sparse_softmax_cross_entropy_pair"
+        for reduction in ("mean", "sum", "none"):
+            with self.subTest(reduction=reduction):
+                x, labels = variable("x", 1, 5), variable("labels", 1, dtype=np.dtype(np.int64))
+                loss = ad.softmax_cross_entropy(x, labels, reduction)
+                fetches = [loss, *ad.gradients(loss, [x])]
+                found = fused(fetches)
+                self.assertEqual(operators(found), [pair])
+                self.assertEqual([node.spec for node in found], [node.spec for node in fetches])
+
     def test_a_fused_node_shows_its_body_and_its_line(self) -> None:
         y = ad.relu_op(self.product + self.bias)
         (node,) = fused([y])

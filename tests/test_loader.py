@@ -195,6 +195,38 @@ class TestThreads(unittest.TestCase):
             self.assertIsInstance(e.exception.__cause__, ZeroDivisionError)
             self.assertEqual(our_threads(), [])
 
+    def test_a_sample_that_cannot_be_taken_is_named(self):
+        class Images:
+            shape, dtype = (20, 4), np.dtype(np.float32)
+
+            def __init__(self, faulty):
+                self.faulty = faulty
+
+            def __getitem__(self, chosen):
+                return self.faulty(np.arange(20)[chosen])
+
+        def missing(numbers):
+            if 7 in numbers:
+                raise KeyError("the seventh")
+            return np.zeros((len(numbers), 4), np.float32)
+
+        def wide(numbers):
+            return np.zeros((len(numbers), 5 if 7 in numbers else 4), np.float32)
+
+        def bytes_instead(numbers):
+            return np.zeros((len(numbers), 4), np.uint8 if 7 in numbers else np.float32)
+
+        for faulty, message in (
+            (missing, "for sample 7: KeyError: 'the seventh'"),
+            (wide, r"for sample 7: .*images are float32 \(4, 5\), where the set says .*\(4, 4\)"),
+            (bytes_instead, "for sample 7: .*images are uint8 .* the set says float32"),
+        ):
+            loader = Loader(Dataset(Images(faulty), np.arange(20)), 4, workers=2)
+            batches = loader.batches(0)
+            next(batches)
+            with self.assertRaisesRegex(DataError, message):
+                next(batches)
+
     def test_an_error_of_ours_is_left_as_it_is(self):
         def fail(images, labels, draws):
             raise DataError("a sentence")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import unittest
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -111,6 +112,68 @@ class Limits:
         )
         np.testing.assert_array_equal(gradient, [2, 2, 2])
 
+    def test_a_constant_that_is_set_later_counts_from_the_next_run(self) -> None:
+        x = ad.Variable("x")
+        shifted = x + 0  # which a plan leaves out
+        executor = ad.Executor([ad.exp_op(shifted * 2)], self.ctx)
+        feeds = {x: np.zeros(2, np.float32)}
+        for constant in (0, 1, -1):
+            shifted.const_attr = constant
+            result = executor.run(feeds, convert_to_numpy_ret_vals=True)[0]
+            np.testing.assert_allclose(result, np.exp([2.0 * constant] * 2), rtol=1e-6)
+
+    def test_a_constant_of_another_graph_leaves_the_plans(self) -> None:
+        x = ad.Variable("x")
+        executor = ad.Executor([x + 1], self.ctx)
+        executor.run({x: np.zeros(2, np.float32)})
+        (ad.Variable("other") + 1).const_attr = 2
+        with mock.patch.object(executor, "_make_plan", side_effect=AssertionError("planned anew")):
+            executor.run({x: np.zeros(2, np.float32)})
+
+
+class Accumulation:
+    """Products and running sums are carried in double: on numpy and the CPU, not on a GPU."""
+
+    ctx: Context | None = None
+
+    def products(self, x: np.ndarray, axis: int) -> list[np.ndarray]:
+        """The products of x over an axis, and their gradient."""
+        variable = ad.Variable("x")
+        y = ad.prod_op(variable, axis=axis)
+        executor = ad.Executor([y, *ad.gradients(y, [variable])], self.ctx)
+        return executor.run({variable: x}, convert_to_numpy_ret_vals=True)
+
+    def test_many_factors_do_not_drift(self) -> None:
+        rng = np.random.default_rng(5)
+        for shape, axis in (((1, 100_000), 1), ((100_000, 3), 0), ((4, 30), 1), ((300, 70), 0)):
+            with self.subTest(shape=shape, axis=axis):
+                x = (1 + 1e-2 * rng.standard_normal(shape)).astype(np.float32)
+                exact = np.prod(x.astype(np.float64), axis=axis, keepdims=True)
+                product, gradient = self.products(x, axis)
+                np.testing.assert_allclose(product, exact.squeeze(axis), rtol=1.2e-7)
+                np.testing.assert_allclose(gradient, exact / x, rtol=4e-7)
+
+    def test_running_sums_do_not_drift(self) -> None:
+        x = np.random.default_rng(6).random((100_000, 3), np.float32)
+        variable = ad.Variable("x")
+        executor = ad.Executor([ad.cumsum_op(variable, axis=0)], self.ctx)
+        result = executor.run({variable: x}, convert_to_numpy_ret_vals=True)[0]
+        np.testing.assert_allclose(result, np.cumsum(x, axis=0, dtype=np.float64), rtol=1.2e-7)
+
+    def test_what_overflows_on_the_way_may_come_back(self) -> None:
+        for factors in ([1e30, 1e30, 1e-30, 1e-30], [1e-30, 1e-30, 1e30, 1e30], [-1e30, 1e30, 0]):
+            for copies in (1, 100):
+                with self.subTest(factors=factors, copies=copies):
+                    ones = np.ones((copies, 2), np.float32)
+                    x = np.concatenate([np.array([factors] * 2, np.float32).T, ones])
+                    exact = [
+                        np.prod(np.delete(x, k, 0).astype(np.float64), 0) for k in range(len(x))
+                    ]
+                    product, gradient = self.products(x, 0)
+                    np.testing.assert_allclose(product, exact[0] * x[0], rtol=1.2e-7)
+                    with np.errstate(over="ignore"):
+                        np.testing.assert_allclose(gradient, np.float32(exact), rtol=2.4e-7)
+
 
 class LargeArrays:
     """More than 2**31 bytes: an offset or a size in 32 bits would miss elements or fault."""
@@ -158,6 +221,15 @@ class GpuLimits(Limits, unittest.TestCase):
         np.testing.assert_array_equal(np.isnan(loss), [False, False, True, False])
         np.testing.assert_array_equal(np.isnan(gradient).all(axis=1), [False, False, True, False])
         np.testing.assert_array_equal(np.isnan(gradient).any(axis=1), [False, False, True, False])
+
+
+class NumpyAccumulation(Accumulation, unittest.TestCase):
+    pass
+
+
+@require(ndarray.cpu(0))
+class CpuAccumulation(Accumulation, unittest.TestCase):
+    ctx = ndarray.cpu(0)
 
 
 @unittest.skipUnless(os.environ.get("DLSYS_TEST_LARGE") == "1", "DLSYS_TEST_LARGE=1 runs it, 10 GB")

@@ -11,8 +11,10 @@ import sys
 import tempfile
 import time
 import unittest
+import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -20,8 +22,12 @@ import dlsys
 from devices import require
 from dlsys import autodiff as ad
 from dlsys import nn, train
+from dlsys.data import Loader
 from dlsys.errors import DataError
+from dlsys.executor import tune
+from dlsys.runtime.choices import Measurement, choice_file
 from dlsys.runtime.device import Context, cpu, gpu
+from dlsys.settings import settings
 from small_runs import OnStep, final, loader, model, sgd, timeless
 
 EPOCHS, STEPS = 4, 20  # 5 batches an epoch
@@ -172,8 +178,10 @@ class Resume:
             ),
             ("it has model.0.weight float32 \\(8, 4\\) instead of", {"net": wide}),
             ("it has besides model.2.key, model.2.step", {"net": drier}),
-            ("of a run over other data: .*'batch_size': 16", {"data": loader(batch_size=15)}),
-            ("of a run over other data: .*'samples': 70", {"data": loader(count=60)}),
+            ("of a run over other data: batch_size 16, now 15$", {"data": loader(batch_size=15)}),
+            ("of a run over other data: samples 70, now 60", {"data": loader(count=60)}),
+            ("other data: shuffle True, now False$", {"data": loader(shuffle=False)}),
+            ("other data: labels' checksum \\d+, now \\d+$", {"data": loader(seed=1)}),
             (
                 "for the metrics \\['accuracy', 'f1'\\], now \\['top2'\\]",
                 {"metrics": [train.TopK(2)]},
@@ -193,12 +201,35 @@ class Resume:
         text.write_text("weights\n" * 100)
         weights = self.folder / "weights.safetensors"
         train.save(weights, model().state_dict(), {})
-        for path, message in ((text, "no safetensors file"), (weights, "not the state of a run")):
+        steps = self.folder / "steps.safetensors"
+        train.save(steps, model().state_dict(), {"step": 4})
+        no_run = "not the state of a run"
+        for path, message in ((text, "no safetensors file"), (weights, no_run), (steps, no_run)):
             net = model()
             before = net.state_dict()
             with self.assertRaisesRegex(DataError, message):
                 fit(self.ctx, self.folder, net, resume=path)
             self.same(net.state_dict(), before)
+
+    def test_a_log_has_each_line_once_however_often_a_run_is_killed(self) -> None:
+        class Kill(train.Callback):
+            def __init__(self, step: int) -> None:
+                self._step = step
+
+            def on_settled(self, run: train.Run) -> None:
+                if run.step == self._step:
+                    raise Interrupted
+
+        fit(self.ctx, self.folder / "whole")
+        folder = self.folder / "killed"
+        with self.assertRaises(Interrupted):
+            keep = train.Checkpoint(folder)  # after step 10, the log is behind step 12
+            fit(self.ctx, folder, callbacks=[Kill(13), keep])
+        with self.assertRaises(Interrupted):
+            keep = train.Checkpoint(folder, steps=11)  # before anything else is logged
+            fit(self.ctx, folder, callbacks=[Kill(12), keep], resume=folder)
+        fit(self.ctx, folder, resume=folder)
+        self.assertEqual(log_of(folder), log_of(self.folder / "whole"))
 
     # ---- kills ----
     def start(self, folder: Path, pause: float, epochs: int) -> subprocess.Popen:
@@ -257,6 +288,43 @@ class NumpyResume(Resume, unittest.TestCase):
 @require(cpu(0))
 class CpuResume(Resume, unittest.TestCase):
     ctx = cpu(0)
+
+    def images(self, epochs: int, resume: Path | None = None) -> list[str]:
+        """Trains a network whose convolution two algorithms can do; returns the warnings."""
+        rng = np.random.default_rng(1)
+        net = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1, groups=4, rng=rng),
+            nn.Flatten(),
+            nn.Linear(100, 3, rng=rng),
+        )
+        x = rng.standard_normal((20, 4, 5, 5)).astype(np.float32)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            train.fit(
+                net, Loader((x, np.arange(20) % 3), 8), sgd(), epochs=epochs, ctx=self.ctx,
+                callbacks=[train.Checkpoint(self.folder)], resume=resume,
+            )  # fmt: skip
+        return [str(warning.message) for warning in told]
+
+    def test_other_kernels_than_those_of_the_run_are_told(self) -> None:
+        for name, value in (("tune", "cached"), ("tune_cache", str(self.folder / "choices.json"))):
+            patch = mock.patch.object(settings, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.assertEqual(self.images(1), [])
+        had = train.load(self.folder).header["kernels"]["choices"]
+        self.assertEqual(set(had.values()), {""})
+        self.assertEqual(self.images(2, resume=self.folder), [])
+
+        small = next(key for key in had if "conv2d_bias float32(4,4,5,5)" in key)  # the last batch
+        chosen = Measurement("implicit_gemm", "", 1.0, 2.0)
+        choice_file().add(tune._environment(cpu(0)), {small: chosen})
+        told = self.images(3, resume=self.folder)
+        self.assertEqual(len(told), 1)
+        self.assertRegex(told[0], r"other kernels \(conv2d_bias .*: by rule, now implicit_gemm\)")
+        now = train.load(self.folder).header["kernels"]["choices"]
+        self.assertEqual(now, had | {small: "implicit_gemm"})
+        self.assertEqual(self.images(4, resume=self.folder), [])
 
 
 @require(gpu(0))

@@ -26,10 +26,15 @@ class TiesAndNan:
         return ad.Executor(nodes, self.ctx).run(feeds, convert_to_numpy_ret_vals=True)
 
     def columns(self) -> list[np.ndarray]:
-        """Each row as a vector, as columns side by side, and as the middle of three axes."""
+        """Each row as a vector, as columns side by side, few and many, and as the middle of three
+        axes; and the same again and again.
+        """
         rows = [np.array(row, np.float32) for row in ROWS]
-        wide = [np.repeat(row[:, None], 40, 1) for row in rows]
-        return [*rows, *wide, np.stack(wide), np.tile(np.array(ROWS, np.float32), (1, 40))]
+        rows += [np.tile(row, 700) for row in rows]
+        few = [np.stack([row, row[::-1], row], 1) for row in rows]
+        wide = [np.repeat(row[:, None], 40, 1) for row in rows[: len(ROWS)]]
+        all_rows = np.array(ROWS, np.float32)
+        return [*rows, *few, *wide, np.stack(wide), all_rows, np.tile(all_rows, (1, 40))]
 
     def test_extremes_and_their_positions(self) -> None:
         x = ad.Variable("x")

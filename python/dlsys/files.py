@@ -1,13 +1,14 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and folders to put them into."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from .errors import DataError
 
 
 @contextlib.contextmanager
@@ -16,27 +17,35 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     It is on the disk when it gets its name, so that `path` is whole after a power failure too.
     """
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
     _sync_folder(path.parent)
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder unless it is there. DataError where files cannot be put into it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: no folder can be made there: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: nothing can be written into this folder; choose another one")
+
+
 def _sync_folder(folder: Path) -> None:
     """Puts the names in a folder on the disk too, where the file system can."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
             os.fsync(handle)
-    finally:
-        os.close(handle)
+        finally:
+            os.close(handle)

@@ -69,18 +69,16 @@ class Settings:
     debug: int = field(default_factory=_debug_level)
     debug_nan: bool = field(default_factory=lambda: os.environ.get("DLSYS_DEBUG") == "nan")
     separate_arena: bool = field(
-        default_factory=lambda: os.environ.get("DLSYS_DEBUG_ARENA", "shared") == "separate"
+        default_factory=lambda: _one_of("DLSYS_DEBUG_ARENA", "shared", "separate") == "separate"
     )
     library: str | None = field(default_factory=lambda: os.environ.get("DLSYS_LIBRARY"))
     threads: int = field(default_factory=lambda: _number("DLSYS_THREADS"))
-    blas: str = field(default_factory=lambda: os.environ.get("DLSYS_BLAS", "auto"))
-    capture: bool = field(default_factory=lambda: os.environ.get("DLSYS_CAPTURE", "1") != "0")
+    blas: str = field(default_factory=lambda: _one_of("DLSYS_BLAS", "auto", "own"))
+    capture: bool = field(default_factory=lambda: _one_of("DLSYS_CAPTURE", "1", "0") == "1")
     lanes: int = field(default_factory=lambda: max(1, _number("DLSYS_LANES", "4")))
     tune: str = field(default_factory=lambda: _one_of("DLSYS_TUNE", "cached", "off", "full"))
     tune_cache: str | None = field(default_factory=lambda: os.environ.get("DLSYS_TUNE_CACHE"))
-    require_gpu: bool = field(
-        default_factory=lambda: os.environ.get("DLSYS_REQUIRE_GPU", "0") == "1"
-    )
+    require_gpu: bool = field(default_factory=lambda: _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1")
 
 
 settings = Settings()

@@ -12,6 +12,8 @@ namespace {
 const int64_t kSplit = 65536;  // elements that one task adds at most, give or take
 const int64_t kColumns = 512;  // columns whose sums a task holds
 const int64_t kTree = 8;       // rows that are added in float32
+const int64_t kNarrow = 32;    // columns of rows that are taken abreast
+const int64_t kAbreast = 256;  // columns of them together
 
 thread_local Scratch partial_scratch;
 
@@ -79,6 +81,7 @@ class RunSums {
 
   void Run(float scale, float* y) const {
     const int64_t outputs = kept_.Count();
+    if (cols_ < kLanes && summed_.ndim == 0) return RunShort(scale, y);
     const int64_t groups = (units_ - 1) / units_per_group_ + 1;
     double* parts = groups > 1 ? partial_scratch.Get<double>(outputs * groups) : nullptr;
     const int64_t grain = groups > 1 ? 1 : RowGrain(cols_ * units_ / pieces_);
@@ -97,6 +100,31 @@ class RunSums {
   }
 
  private:
+  // Runs shorter than a vector: of kLanes of them side by side, those that the last block lacks
+  // being its last one again.
+  void RunShort(float scale, float* y) const {
+    const int64_t outputs = kept_.Count();
+    ParallelFor((outputs - 1) / kLanes + 1, RowGrain(kLanes * cols_),
+                [&](int64_t from, int64_t to) {
+                  Dispatch([&]() __attribute__((always_inline)) {
+                    Cursor<1> run(kept_, from * kLanes);
+                    for (int64_t first = from * kLanes; first < to * kLanes && first < outputs;) {
+                      const int count = (int)std::min<int64_t>(kLanes, outputs - first);
+                      const float* start[kLanes];
+                      for (int j = 0; j < kLanes; j++) {
+                        start[j] = x_ + run.offset[0];
+                        if (j + 1 < count) run.Next();
+                      }
+                      run.Next();
+                      double sum[kLanes] = {};
+                      for (int64_t c = 0; c < cols_; c++)
+                        for (int j = 0; j < kLanes; j++) sum[j] += start[j][c];
+                      for (int j = 0; j < count; j++) y[first++] = (float)(sum[j] * scale);
+                    }
+                  });
+                });
+  }
+
   DLSYS_INLINE double SumGroup(int64_t output, int64_t group) const {
     const float* base = x_ + Cursor<1>(kept_, output).offset[0];
     const int64_t begin = group * units_per_group_;
@@ -129,6 +157,8 @@ class ColumnSums {
     rows_ = summed_.Count();
     rows_per_group_ = std::max<int64_t>(64, kSplit / width_);
     groups_ = (rows_ - 1) / rows_per_group_ + 1;
+    const bool adjacent = summed_.ndim == 1 && summed_.stride[0][0] == cols_;
+    abreast_ = adjacent && cols_ <= kNarrow ? std::min(kAbreast / cols_, rows_ / kTree) : 1;
   }
 
   void Run(float scale, float* y) const {
@@ -158,24 +188,52 @@ class ColumnSums {
                             double* sums) const {
     const float* base = x_ + Cursor<1>(kept_, output).offset[0] + col;
     const int64_t begin = group * rows_per_group_;
-    const int64_t end = std::min(rows_, begin + rows_per_group_);
-    Cursor<1> row(summed_, begin);
+    const int64_t rows = std::min(rows_, begin + rows_per_group_) - begin;
+    if (abreast_ > 1) return SumAbreast(base + begin * cols_, rows, sums);
+    Cursor<1> at(summed_, begin);
     std::fill(sums, sums + width, 0.0);
-    int64_t k = begin;
-    for (; k + kTree <= end; k += kTree) {
+    auto next = [&]() __attribute__((always_inline)) {
+      const float* row = base + at.offset[0];
+      at.Next();
+      return row;
+    };
+    AddRows(rows, width, next, sums);
+  }
+
+  // Rows that lie one behind the other, and are short: `abreast_` of them are one wide row.
+  DLSYS_INLINE void SumAbreast(const float* x, int64_t rows, double* sums) const {
+    const int64_t width = abreast_ * cols_;
+    double wide[kColumns] = {};
+    auto next = [&]() __attribute__((always_inline)) {
+      x += width;
+      return x - width;
+    };
+    AddRows(rows / abreast_, width, next, wide);
+    for (int64_t c = 0; c < rows % abreast_ * cols_; c++) wide[c] += x[c];
+    for (int64_t c = cols_; c < width; c++) wide[c % cols_] += wide[c];
+    std::copy(wide, wide + cols_, sums);
+  }
+
+  // Adds rows, which next() gives one by one, to sums.
+  template <class F>
+  DLSYS_INLINE static void AddRows(int64_t rows, int64_t width, const F& next, double* sums) {
+    int64_t k = 0;
+    for (; k + kTree <= rows; k += kTree) {
       const float* r[kTree];
-      for (int j = 0; j < kTree; j++, row.Next()) r[j] = base + row.offset[0];
+      for (int j = 0; j < kTree; j++) r[j] = next();
       for (int64_t c = 0; c < width; c++)
         sums[c] += ((r[0][c] + r[1][c]) + (r[2][c] + r[3][c])) +
                    ((r[4][c] + r[5][c]) + (r[6][c] + r[7][c]));
     }
-    for (; k < end; k++, row.Next())
-      for (int64_t c = 0; c < width; c++) sums[c] += base[row.offset[0] + c];
+    for (; k < rows; k++) {
+      const float* row = next();
+      for (int64_t c = 0; c < width; c++) sums[c] += row[c];
+    }
   }
 
   const float* x_;
   Loop<1> kept_, summed_;
-  int64_t cols_, width_, blocks_, rows_, rows_per_group_, groups_;
+  int64_t cols_, width_, blocks_, rows_, rows_per_group_, groups_, abreast_;
 };
 
 void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y) {

@@ -42,12 +42,13 @@ struct Tail {
 };
 
 // Folds the lanes into one by f, as a tree.
-template <class F>
-DLSYS_INLINE float FoldLanes(const float (&lane)[kLanes], const F& f) {
-  float half[8];
-  for (int j = 0; j < 8; j++) half[j] = f(f(lane[j], lane[j + 16]), f(lane[j + 8], lane[j + 24]));
-  return f(f(f(half[0], half[4]), f(half[2], half[6])),
-           f(f(half[1], half[5]), f(half[3], half[7])));
+template <class T, class F>
+DLSYS_INLINE T FoldLanes(const T (&lane)[kLanes], const F& f) {
+  T half[kLanes / 2];
+  for (int j = 0; j < 16; j++) half[j] = f(lane[j], lane[j + 16]);
+  for (int j = 0; j < 8; j++) half[j] = f(half[j], half[j + 8]);
+  for (int j = 0; j < 4; j++) half[j] = f(half[j], half[j + 4]);
+  return f(f(half[0], half[2]), f(half[1], half[3]));
 }
 
 DLSYS_INLINE float AddLanes(const float (&lane)[kLanes]) {

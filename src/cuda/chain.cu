@@ -6,8 +6,6 @@
 // instruction says. The result of the instruction before stays in registers, and most operands are
 // that. The output, float32 or bool, may be the buffer of an input of its shape and dtype: a thread
 // reads what it overwrites before it writes, and no other thread reads it.
-#include <cuda_pipeline.h>
-
 #include "chain.h"
 #include "cuda/launch.cuh"
 
@@ -67,7 +65,8 @@ struct Sources {
 template <int W>
 __device__ __forceinline__ void Fetch(const Source& source, int64_t i, int64_t n, Lanes<W>* slot) {
   if (source.same && source.dtype == DL_FLOAT32 && i + W <= n) {
-    __pipeline_memcpy_async(slot, (const float*)source.data + i, sizeof(Lanes<W>));
+    const float* from = (const float*)source.data + i;
+    W == 4 ? CopyAsync16(slot->v, from, true) : CopyAsync4(slot->v, from, true);
     return;
   }
   const chain::Band band = source.band;
@@ -202,21 +201,19 @@ __device__ __forceinline__ void Store(const Lanes<W>& lanes, void* out, bool tru
   }
 }
 
-extern __shared__ float4 chain_slots[];  // (slots, threads, W)
-
 // Whole blocks go through the program, whose control is the same for all threads then.
 template <int W>
 __global__ __launch_bounds__(kChainThreads) void ChainKernel(
     const __grid_constant__ Program program, const __grid_constant__ Sources sources, void* out,
     bool truth, int64_t n) {
-  Lanes<W>* const mine = (Lanes<W>*)chain_slots + threadIdx.x;
+  Lanes<W>* const mine = DynamicShared<Lanes<W>>() + threadIdx.x;  // (slots, threads)
   const int64_t step = W * ItemStep();
   for (int64_t first = (int64_t)blockIdx.x * blockDim.x * W; first < n; first += step) {
     const int64_t i = first + threadIdx.x * W;
     if (i < n)
       for (int k = 0; k < sources.count; k++) Fetch(sources.at[k], i, n, mine + k * blockDim.x);
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
+    CloseCopies();
+    WaitForCopies<0>();
     const Lanes<W> result = Run(program, mine);
     if (i < n) Store(result, out, truth, i, n);
   }

@@ -76,8 +76,7 @@ template <int kTaps, int kSide, int kOutputs>
 __global__ void __launch_bounds__(kThreads)
     ConvPoolKernel(const Task t, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
-  extern __shared__ float4 shared[];
-  float *filters = (float*)shared, *planes = filters + t.filter_numel;
+  float *filters = DynamicShared<float>(), *planes = filters + t.filter_numel;
   LoadFilters(t, f, filters);
   for (int tile = (int)blockIdx.x; tile < t.tiles; tile += (int)gridDim.x) {
     const int64_t first = (int64_t)tile * t.together;
@@ -158,8 +157,7 @@ template <int kTaps, int kOutputs>
 __global__ void __launch_bounds__(kThreads)
     DataGradientKernel(const Task t, const float* f, const float* dy, const uint8_t* code,
                        float* dx) {
-  extern __shared__ float4 shared[];
-  float *filters = (float*)shared, *planes = filters + t.filter_numel;
+  float *filters = DynamicShared<float>(), *planes = filters + t.filter_numel;
   const int first = (int)blockIdx.x % t.parts * t.groups * kOutputs;
   const int outputs = min(t.groups * kOutputs, t.outputs - first);
   LoadMirrored(t, f, first, outputs, filters);

@@ -114,8 +114,8 @@ template <int kTaps, int kWindow, int kOutputs>
 __global__ void __launch_bounds__(kThreads)
     FilterGradientKernel(const Task t, const float* x, const float* dy, const uint8_t* code,
                          float* partial) {
-  extern __shared__ float4 shared[];
-  float *spread = (float*)shared, *planes = spread + t.dy_numel, *ones = planes + t.x_numel;
+  float* const shared = DynamicShared<float>();
+  float *spread = shared, *planes = spread + t.dy_numel, *ones = planes + t.x_numel;
   const int worker = (int)blockIdx.x / t.parts;
   const int first = (int)blockIdx.x % t.parts * t.groups * kOutputs;
   const int slice = (int)threadIdx.x / t.Threads(), thread = (int)threadIdx.x % t.Threads();
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads)
                               t.out_w, sum);
   }
   __syncthreads();
-  JoinSlices(t, sum, first, (float*)shared, partial + (int64_t)worker * t.Sums());
+  JoinSlices(t, sum, first, shared, partial + (int64_t)worker * t.Sums());
 }
 
 constexpr int kSumCols = 32, kSumRows = 16;

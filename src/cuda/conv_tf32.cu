@@ -100,7 +100,7 @@ __global__ void PackKernel(const CorrelateTask task, float* packed, int quads) {
       const int64_t h = c.down.tap_from + tap / across * c.down.tap_by;
       const int64_t w = c.across.tap_from + tap % across * c.across.tap_by;
       const bool valid = row < c.rows && channel < order.channels && tap < order.taps;
-      values[e] = valid ? Rounded(filter[row * c.filter_row + channel * c.filter_channel +
+      values[e] = valid ? RoundedToTf32(filter[row * c.filter_row + channel * c.filter_channel +
                                          h * c.filter_width + w])
                         : 0.f;
     }
@@ -150,15 +150,15 @@ __device__ __forceinline__ void MultiplyStage(const float* filters, const float*
     for (int i = 0; i < T::kDown; i++) *(float4*)a[i] = *(const float4*)(filters + i * 128);
 #pragma unroll
     for (int j = 0; j < T::kAcross; j++) {
-      b[j][0] = Rounded(first[cols[j]]);
-      b[j][1] = Rounded(second[cols[j]]);
+      b[j][0] = RoundedToTf32(first[cols[j]]);
+      b[j][1] = RoundedToTf32(second[cols[j]]);
     }
     filters += T::kRows / 16 * 128;
     offsets += 4;
 #pragma unroll
     for (int j = 0; j < T::kAcross; j++)
 #pragma unroll
-      for (int i = 0; i < T::kDown; i++) MultiplyAdd(a[i], b[j], sums[i][j]);
+      for (int i = 0; i < T::kDown; i++) MultiplyAddTf32(a[i], b[j], sums[i][j]);
   }
 }
 
@@ -209,7 +209,7 @@ __device__ __forceinline__ void WriteTile(const CorrelateTask& task, const Share
 template <class T>
 __global__ __launch_bounds__(T::kThreads,
                              T::kResident) void CorrelateKernel(const CorrelateTask task) {
-  extern __shared__ __align__(16) float memory[];
+  float* const memory = DynamicShared<float>();
   const Correlation& c = task.c;
   const Order& order = task.order;
   const Share share = ShareOf<T>(task);

@@ -10,45 +10,6 @@
 namespace dlsys {
 namespace cuda {
 
-// ---- tensor cores ----
-
-// To 10 bits of mantissa, to nearest.
-__device__ __forceinline__ float Rounded(float x) {
-#if __CUDA_ARCH__ >= 800
-  unsigned y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return __uint_as_float(y);
-#else
-  return x;
-#endif
-}
-
-// sums (16, 8) += a (16, 8) b (8, 8). Lane l holds of a the rows l / 4 and l / 4 + 8 at the depths
-// l % 4 and l % 4 + 4, of b those depths at column l / 4, of the sums those rows at the columns
-// l % 4 * 2 and the next.
-__device__ __forceinline__ void MultiplyAdd(const float (&a)[4], const float (&b)[2],
-                                            float (&sums)[4]) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
-#endif
-}
-
-// Copies *p, or zero.
-__device__ __forceinline__ void CopyElement(float* to, const float* p, bool valid) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-      "l"(p), "r"(valid ? 4 : 0)
-      : "memory");
-#else
-  *to = valid ? *p : 0.f;
-#endif
-}
-
 // ---- division ----
 
 // Division of numbers from 0 to 2^31 by one that is known before the launch, without dividing:
@@ -156,12 +117,12 @@ __device__ __forceinline__ void CopyPlanes(float* to, int pitch, int rows, int v
     for (; first + 8 <= rows; first += 8) {
 #pragma unroll
       for (int r = 0; r < 8; r++)
-        CopyElement(at + r * pitch, from + (int64_t)r * plane_size, first + r < exist);
+        CopyAsync4(at + r * pitch, from + (int64_t)r * plane_size, first + r < exist);
       at += 8 * pitch;
       from += (int64_t)8 * plane_size;
     }
     for (; first < rows; first++) {
-      CopyElement(at, from, first < exist);
+      CopyAsync4(at, from, first < exist);
       at += pitch;
       from += plane_size;
     }

@@ -83,21 +83,21 @@ __device__ __forceinline__ void MultiplyStage(const float* dy, const float* plan
     for (int i = 0; i < T::kDown; i++)
 #pragma unroll
       for (int e = 0; e < 4; e++)
-        a[i][e] = Rounded(dy[(row + 16 * i + e % 2 * 8) * kDyPitch + k + e / 2 * 4]);
+        a[i][e] = RoundedToTf32(dy[(row + 16 * i + e % 2 * 8) * kDyPitch + k + e / 2 * 4]);
 #pragma unroll
     for (int j = 0; j < T::kAcross; j++)
 #pragma unroll
-      for (int e = 0; e < 2; e++) b[j][e] = Rounded(at[e][cols[j]]);
+      for (int e = 0; e < 2; e++) b[j][e] = RoundedToTf32(at[e][cols[j]]);
 #pragma unroll
     for (int j = 0; j < T::kAcross; j++)
 #pragma unroll
-      for (int i = 0; i < T::kDown; i++) MultiplyAdd(a[i], b[j], sums[i][j]);
+      for (int i = 0; i < T::kDown; i++) MultiplyAddTf32(a[i], b[j], sums[i][j]);
   }
 }
 
 template <class T>
 __global__ __launch_bounds__(T::kThreads, T::kResident) void FilterKernel(const FilterTask task) {
-  extern __shared__ __align__(16) float memory[];
+  float* const memory = DynamicShared<float>();
   const Conv& c = task.c;
   const Strip& strip = task.strip;
   int rest = (int)blockIdx.x;
@@ -137,7 +137,7 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void FilterKernel(const 
       const float* from = dy + (image_of * c.o + row - image_of) * places + place;
 #pragma unroll
       for (int r = 0; r < T::kRows; r += kStep) {
-        CopyElement(to + (row + r) * kDyPitch + at, from, r < exist);
+        CopyAsync4(to + (row + r) * kDyPitch + at, from, r < exist);
         from += kStep * places;
       }
       const int* table = tables + stage % kTables * task.TableNumel() + kPlaces;

@@ -26,6 +26,10 @@ std::vector<std::string> Prefixes() {
 }  // namespace
 
 void* OpenLibrary(const std::vector<std::string>& sonames, std::string* error) {
+#ifdef DLSYS_EMULATED
+  *error = sonames[0] + " needs a GPU, and this one is emulated";
+  return nullptr;
+#endif
   for (const std::string& soname : sonames) {
     if (void* library = dlopen(soname.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD))
       return library;

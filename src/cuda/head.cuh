@@ -218,7 +218,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
                                                               Labels labels, Meeting meeting,
                                                               float scale, float* loss) {
   static_assert(kRows <= kWarps, "a warp has a row's loss");
-  extern __shared__ __align__(16) float memory[];
+  float* const memory = DynamicShared<float>();
   __shared__ float of_warp[kWarps];
   __shared__ Head head;  // each of a parameter's lines is slow to come when it is first read
   for (int i = threadIdx.x; i < (int)(sizeof(Head) / 4); i += kHeadThreads)

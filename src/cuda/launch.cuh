@@ -2,6 +2,7 @@
 #pragma once
 #include "counters.h"
 #include "cuda/context.cuh"
+#include "cuda/ptx.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -79,22 +80,6 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
   config.numAttrs = (cluster > 1 ? 1 : 0) + (early ? 1 : 0);
   Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
   CountLaunch();
-}
-
-// Until all that was queued before this kernel is done, for kernels launched early; no memory may
-// be touched before.
-__device__ __forceinline__ void WaitForEarlierKernels() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Lets the kernel after this one be set up where blocks have come this far; without it, where they
-// are done. Best near the end: blocks that wait take room, and crowd where there is some.
-__device__ __forceinline__ void LetNextKernelBegin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
 }
 
 // The first item of this thread and the step to its next one, for loops over more items than

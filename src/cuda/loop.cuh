@@ -70,7 +70,7 @@ inline Loop BroadcastLoop(const char* op, const DLArray* x, const DLArray* y, co
   return Fold(loop);
 }
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(DLSYS_EMULATED)
 struct Offsets {
   int64_t x, y;
 };

@@ -42,31 +42,6 @@ __device__ __forceinline__ Place FindPlace(const Problem& problem) {
   return {group * kGroup + in_group % height, in_group / height, split};
 }
 
-__device__ __forceinline__ void MeetCluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void LeaveCluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
-// The same place in the shared memory of another block of the cluster.
-__device__ __forceinline__ const float* OfPeer(const float* shared, int peer) {
-#if __CUDA_ARCH__ >= 900
-  uint64_t at;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(shared), "r"(peer));
-  return (const float*)at;
-#else
-  return shared;
-#endif
-}
-
 // The sums over the depth of one operand's panels, each thread a width and a share of the layers.
 template <class T, class P, int kWidth>
 __device__ __forceinline__ float SumLayers(const float* panel) {
@@ -160,7 +135,7 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const
   using PanelA = typename TilePlace<T, kTransA, kTransB>::PanelA;
   using PanelB = typename TilePlace<T, kTransA, kTransB>::PanelB;
   constexpr int kStage = PanelA::kNumel + PanelB::kNumel;
-  extern __shared__ __align__(16) float memory[];
+  float* const memory = DynamicShared<float>();
   __shared__ float shares[T::kThreads];
   const Product& product = problem.product;
   const Place place = FindPlace(problem);

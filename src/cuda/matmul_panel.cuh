@@ -11,48 +11,16 @@ namespace cuda {
 // are aligned, and all four exist or none does.
 template <bool kWhole>
 __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
   if constexpr (kWhole) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(p),
-                 "r"(valid > 0 ? 16 : 0)
-                 : "memory");
+    CopyAsync16(to, p, valid > 0);
   } else {
 #pragma unroll
-    for (int e = 0; e < 4; e++)
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at + 4 * e), "l"(p + e),
-                   "r"(valid > e ? 4 : 0)
-                   : "memory");
+    for (int e = 0; e < 4; e++) CopyAsync4(to + e, p + e, valid > e);
   }
-#else
-  float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-  if constexpr (kWhole) {
-    if (valid > 0) v = *(const float4*)p;
-  } else {
-    if (valid > 0) v.x = p[0];
-    if (valid > 1) v.y = p[1];
-    if (valid > 2) v.z = p[2];
-    if (valid > 3) v.w = p[3];
-  }
-  *(float4*)to = v;
-#endif
 }
 
 __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, bool whole) {
   whole ? CopyQuad<true>(to, p, valid) : CopyQuad<false>(to, p, valid);
-}
-
-// Closes a batch of copies; WaitForCopies<n> waits for all but the last n batches.
-__device__ __forceinline__ void CloseCopies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int kLeft>
-__device__ __forceinline__ void WaitForCopies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-#endif
 }
 
 // Panels of width x kDepth of a matrix, one after the other along the depth. kDepthFastest: the

@@ -162,25 +162,25 @@ class Tf32Accumulator {
 #pragma unroll
     for (int step = 0; step < T::kGroupDepth; step += 8) {
       const int d = depth + step + place_.lane % 4;
-      unsigned left[kDown][4], right[kAcross][2];
+      float left[kDown][4], right[kAcross][2];
 #pragma unroll
       for (int i = 0; i < kDown; i++) {
         const int w = place_.row + 16 * i + place_.lane / 4;
-        left[i][0] = Rounded(Place::PanelA::At(a, w, d));
-        left[i][1] = Rounded(Place::PanelA::At(a, w + 8, d));
-        left[i][2] = Rounded(Place::PanelA::At(a, w, d + 4));
-        left[i][3] = Rounded(Place::PanelA::At(a, w + 8, d + 4));
+        left[i][0] = RoundedToTf32(Place::PanelA::At(a, w, d));
+        left[i][1] = RoundedToTf32(Place::PanelA::At(a, w + 8, d));
+        left[i][2] = RoundedToTf32(Place::PanelA::At(a, w, d + 4));
+        left[i][3] = RoundedToTf32(Place::PanelA::At(a, w + 8, d + 4));
       }
 #pragma unroll
       for (int j = 0; j < kAcross; j++) {
         const int w = place_.col + 8 * j + place_.lane / 4;
-        right[j][0] = Rounded(Place::PanelB::At(b, w, d));
-        right[j][1] = Rounded(Place::PanelB::At(b, w, d + 4));
+        right[j][0] = RoundedToTf32(Place::PanelB::At(b, w, d));
+        right[j][1] = RoundedToTf32(Place::PanelB::At(b, w, d + 4));
       }
 #pragma unroll
       for (int i = 0; i < kDown; i++)
 #pragma unroll
-        for (int j = 0; j < kAcross; j++) MultiplyAdd(left[i], right[j], sums_[i][j]);
+        for (int j = 0; j < kAcross; j++) MultiplyAddTf32(left[i], right[j], sums_[i][j]);
     }
   }
 
@@ -203,23 +203,6 @@ class Tf32Accumulator {
   static __device__ __forceinline__ void Put(float* to, float x, float y, bool add) {
     const float2 old = add ? *(const float2*)to : make_float2(0.f, 0.f);
     *(float2*)to = make_float2(old.x + x, old.y + y);
-  }
-  static __device__ __forceinline__ unsigned Rounded(float x) {
-    unsigned y = 0;
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-#endif
-    return y;
-  }
-  static __device__ __forceinline__ void MultiplyAdd(const unsigned (&a)[4], const unsigned (&b)[2],
-                                                     float (&c)[4]) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
   }
 
   Place place_;

@@ -14,6 +14,7 @@ from .. import optim, profile, train
 from ..data import Dataset, DeviceLoader, Loader, fashion_mnist_sets, mnist_sets, read_idx
 from ..data.dataset import Sets
 from ..errors import DataError, DlsysError
+from ..files import make_folder
 from ..nn import Module
 from ..runtime.device import Context
 from .pictures import read_pictures
@@ -114,7 +115,7 @@ def _check_report(path: Path | None) -> None:
         raise DlsysError("--report needs matplotlib: pip install 'dlsys[viz]'")
     if path.is_dir():
         raise DlsysError(f"--report {path}: this is a folder; name a file, such as {path}/run.html")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
 
 
 def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: Lines) -> Sampled:

@@ -8,7 +8,7 @@ random numbers. warp.py has what turns and stretches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,6 +179,8 @@ class Compose:
     """
 
     def __init__(self, steps: Sequence[Augment], shape: Shape | None = None) -> None:
+        if not isinstance(steps, Iterable) or not all(map(callable, steps)):
+            raise DataError(f"augment is {steps!r}, expected a list such as [Shift(2)]")
         self.steps = tuple(steps)
         self.shape = None if shape is None else tuple(shape)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import DataError
 from .dataset import Dataset, Sets, Split
-from .source import check_md5, default_folder
+from .source import check_md5, default_folder, one_at_a_time
 
 FOLDER = "cifar-10-batches-bin"
 FILES = tuple(f"data_batch_{k}.bin" for k in range(1, 6)) + ("test_batch.bin",)
@@ -101,7 +101,12 @@ def _unpacked(base: Path) -> Path:
         from .download import download
 
         download([ARCHIVE], base, mirrors=MIRRORS)
-    target = base / FOLDER
+    with one_at_a_time(base):
+        return _find(base) or _unpacked_now(base)
+
+
+def _unpacked_now(base: Path) -> Path:
+    archive, target = base / ARCHIVE.file_name, base / FOLDER
     with tempfile.TemporaryDirectory(prefix=f".{FOLDER}.", dir=base) as temporary:
         fresh = Path(temporary) / FOLDER
         fresh.mkdir()

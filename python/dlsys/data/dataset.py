@@ -44,12 +44,12 @@ class Dataset:
     """
 
     def __init__(self, images: Images, labels: Any, classes: Sequence[str] = ()) -> None:
-        given = np.asarray(labels)
+        given = _array("labels", labels)
         whole = given.dtype.kind in "iu"
         if len(given.shape) != (1 if whole else 2) or not (whole or given.dtype.kind == "f"):
             raise DataError(
-                f"labels are {given.dtype} {given.shape}, expected integers (n,) or weights "
-                "(n, classes)"
+                f"labels are {given.dtype} {given.shape}, expected integers (n,) or floats, which "
+                "are weights (n, classes) or what a regression aims at (n, values)"
             )
         if not len(given) or images.shape[:1] != given.shape[:1]:
             raise DataError(
@@ -112,6 +112,15 @@ def as_dataset(samples: Any) -> Dataset:
         images, labels = samples
     except (TypeError, ValueError):
         raise DataError(
-            f"expected a Dataset or a pair (images, labels), got {type(samples).__name__}"
+            f"expected a Dataset or a pair (images, labels), got {type(samples).__name__}; images "
+            "may be an object of yours with shape, dtype and images[numbers]: Dataset(images, "
+            "labels)"
         ) from None
-    return Dataset(np.asarray(images), labels)
+    return Dataset(_array("images", images), labels)
+
+
+def _array(name: str, given: Any) -> Array:
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} are no array: {error}") from None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import http.client
 import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -17,6 +15,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..errors import DataError
+from .source import one_at_a_time
 
 TIMEOUT_S = 10.0
 _TRIES = 3  # on one mirror, as long as each brings the file further
@@ -46,7 +45,7 @@ def download(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _only_one(folder):
+        with one_at_a_time(folder):  # who start together must not share a partial file
             for file in files:
                 failures = _fetch(file, folder, mirrors, timeout_s)
                 if failures:
@@ -63,17 +62,6 @@ def _failure_text(files: Sequence[Remote], folder: Path, failures: Sequence[str]
     )
 
 
-@contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Processes that start together in an empty folder must not share a partial file."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _fetch(file: Remote, folder: Path, mirrors: Sequence[str], timeout_s: float) -> list[str]:
     """Tries the mirrors in turn; returns what each answered, or nothing if the file is there."""
     target = folder / file.file_name
@@ -86,7 +74,7 @@ def _fetch(file: Remote, folder: Path, mirrors: Sequence[str], timeout_s: float)
         if reason is None:
             os.replace(partial, target)
             return []
-        failures.append(f"{mirror}: {reason}")
+        failures.append(f"{mirror}: {' '.join(reason.split())}")
     return failures or ["no mirror is known"]
 
 

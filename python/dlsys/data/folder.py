@@ -20,23 +20,30 @@ def image_folder(
     folder: str | os.PathLike[str], size: tuple[int, int] | None = None, mode: str = "RGB"
 ) -> Dataset:
     """The images in the subfolders of `folder`, each of which is a class, in the order of names.
+    Images in folders within a class are of it; what is hidden, with a name like `.name`, is not
+    there.
 
     size: (height, width) that images are resized to; without it they must all have the first one's.
     mode: "L", "RGB" or "RGBA". Images are uint8 (n, channels, height, width); they are decoded when
-    they are taken, so that the set may be larger than the memory. Needs the extra `images`.
+    they are taken, so that the set may be larger than the memory. 16 bits become 8, an animation is
+    its first picture, and a camera's note of how to turn the picture is not followed. Needs the
+    extra `images`.
 
-    Raises DataError for a folder without images, a mode that there is not, and, naming the file, an
-    image that cannot be decoded or has another size.
+    Raises DataError for a folder without images, a size or mode that there is not, and, naming the
+    file, an image that cannot be decoded or has another size.
     """
+    if size is not None and not _is_size(size):
+        raise DataError(f"image_folder: size {size!r}, expected (height, width) in pixels")
     if mode not in _CHANNELS:
         raise DataError(f"image_folder: mode {mode!r}, expected one of {', '.join(_CHANNELS)}")
     base = Path(folder)
     if not base.is_dir():
         raise DataError(f"{base}: no such folder; it should have a subfolder a class")
-    classes = sorted(path.name for path in base.iterdir() if path.is_dir())
+    folders = (path for path in base.iterdir() if path.is_dir())
+    classes = sorted(path.name for path in folders if not _is_hidden(path.name))
     paths, labels = [], []
     for label, name in enumerate(classes):
-        found = sorted(p for p in (base / name).iterdir() if p.suffix.lower() in SUFFIXES)
+        found = _images_in(base / name)
         paths += found
         labels += [label] * len(found)
     if not paths:
@@ -44,6 +51,24 @@ def image_folder(
             f"{base}: no images; expected a subfolder a class with files of {', '.join(SUFFIXES)}"
         )
     return Dataset(FolderImages(paths, size, mode), np.array(labels, np.int64), classes)
+
+
+def _is_size(size: Any) -> bool:
+    return np.shape(size) == (2,) and all(isinstance(x, (int, np.integer)) and x > 0 for x in size)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """The images in a folder and the folders within it."""
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        files = (Path(parent) / name for name in names if not _is_hidden(name))
+        found += [path for path in files if path.suffix.lower() in SUFFIXES]
+    return sorted(found)
 
 
 class FolderImages:
@@ -87,7 +112,7 @@ class FolderImages:
         pillow = _pillow()
         try:
             with pillow.open(path) as file:
-                image = file.convert(self.mode)
+                image = _in_bytes(pillow, file).convert(self.mode)
         except FileNotFoundError:
             raise DataError(f"{path}: the file has gone since the folder was listed") from None
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
@@ -99,6 +124,16 @@ class FolderImages:
             image = image.resize((width, height), pillow.Resampling.BILINEAR)
         pixels = np.asarray(image)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _in_bytes(pillow: Any, image: Any) -> Any:
+    """The image with 8 bits a channel. Pillow's own conversion would cut brighter values off."""
+    wide = image.mode == "I" and image.format == "PNG"  # 16 bits, to older versions of Pillow
+    if wide or image.mode.startswith("I;16"):
+        return pillow.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are numbers of 32 bits, mode {image.mode}, of no known range")
+    return image
 
 
 def _pillow() -> Any:

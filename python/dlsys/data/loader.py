@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, DlsysError
+from ..errors import DataError, ShapeError
 from ..graph.node import Node
 from ..ops.batch import epoch_order
 from ..ops.source import Variable
@@ -116,15 +116,36 @@ class Loader:
 
     def _make(self, number: int, indices: Array) -> Split:
         try:
-            images, labels = self.dataset.take(indices)
+            images, labels = self._take(indices)
             scale, shift = self.normalization.affine(images.dtype)
             if self._augment is not None:
                 draws = Draws(self.seed, number, indices)
                 images, labels = self._augment(images, labels, draws)
             return Split(normalized(images, scale, shift), labels)
-        except DlsysError:
+        except DataError:
             raise  # says what and where
         except Exception as error:
             raise DataError(
-                f"a batch of epoch {number} cannot be made: {type(error).__name__}: {error}"
+                f"a batch of epoch {number} cannot be made{self._culprit(indices)}: "
+                f"{type(error).__name__}: {error}"
             ) from error
+
+    def _take(self, indices: Array) -> Split:
+        taken = self.dataset.take(indices)
+        images, wanted = taken.images, (len(indices), *self.dataset.sample_shape)
+        in_bytes, told = (dtype == np.uint8 for dtype in (images.dtype, self.dataset.dtype))
+        if images.shape != wanted or in_bytes != told:
+            raise ShapeError(
+                f"images are {images.dtype} {images.shape}, where the set says {self.dataset.dtype}"
+                f" {wanted}"
+            )
+        return taken
+
+    def _culprit(self, indices: Array) -> str:
+        """Which sample of a batch cannot be taken, if it is one."""
+        for index in indices:
+            try:
+                self._take(np.array([index]))
+            except Exception:
+                return f", for sample {index}"
+        return ""

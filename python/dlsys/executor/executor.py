@@ -77,6 +77,7 @@ class Executor:
         self._runners: OrderedDict[tuple, Any] = OrderedDict()
         self._alone = _OneThread()
         self._moves = -1
+        self._changes = Node.changes
         self._told_of_plans = False
         self._since: Since | None = None
         if ctx is None:
@@ -205,6 +206,10 @@ class Executor:
         if self._moves != Parameter.moves:
             self._runners.clear()  # a Parameter moved to other storage
             self._moves = Parameter.moves
+        if self._changes != Node.changes:
+            if any(node.changed > self._changes for node in self.topo_order):
+                self._runners.clear()  # a constant is another now
+            self._changes = Node.changes
         entry = self._runners.get(key)
         if entry is None:
             runner = self._bind(self._make_plan(self._feeds.specs(key)))

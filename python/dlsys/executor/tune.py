@@ -62,12 +62,13 @@ def choices_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:
     """The implementation that each kernel with several has in plans, "" for the one by its rule, by
     what a measurement is of.
     """
-    nodes = (step.node for plan in plans for step in plan.steps)
-    return {
-        key_of(node): node.attrs["choice"].name if "choice" in node.attrs else ""
-        for node in nodes
-        if _is_open(node, ctx)
-    }
+    found = {}
+    for node in (step.node for plan in plans for step in plan.steps):
+        if _is_open(node, ctx):
+            bare = node.derive(node.inputs, node.spec)
+            bare.attrs = {name: value for name, value in node.attrs.items() if name != "choice"}
+            found[key_of(bare)] = node.attrs["choice"].name if "choice" in node.attrs else ""
+    return found
 
 
 def key_of(node: Node) -> str:

@@ -100,10 +100,11 @@ class MaxPoolOp(PoolOp):
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         count = number_of_taps(node, inputs[0].shape[2:])
         number = outputs[0]._replace(dtype=UINT8 if count < 256 else INT32)
-        return [outputs[0]._replace(dtype=BOOL), number, number]
+        places = outputs[0]._replace(dtype=np.dtype(np.intp))
+        return [outputs[0]._replace(dtype=BOOL), number, number, places]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, mask, number, found, y, argmax = arrays
+        x, mask, number, found, places, y, argmax = arrays
         windows = self.windows(node, x.shape[2:])
         y.fill(-np.inf)
         for _, of, seen in windows.taps():
@@ -111,7 +112,7 @@ class MaxPoolOp(PoolOp):
             np.maximum(y[to], x[at], out=y[to])  # NaN wins
         # Taps count down, so that the first of several has the largest number.
         found.fill(0)
-        with_nan, last = np.isnan(y).any(), number_of_taps(node, windows.plane)
+        with_nan, last = np.isnan(y, out=mask).any(), number_of_taps(node, windows.plane)
         for tap, (_, of, seen) in enumerate(windows.taps()):
             to, at = (..., *of), (..., *seen)
             same = np.equal(x[at], y[to], out=mask[to])
@@ -119,7 +120,8 @@ class MaxPoolOp(PoolOp):
                 np.logical_or(same, np.isnan(x[at]), out=same)
             this = np.multiply(same, last - tap, out=number[to], dtype=number.dtype)
             np.maximum(found[to], this, out=found[to])
-        np.take(offsets(windows)[::-1], np.subtract(found, 1, out=found), out=argmax, mode="clip")
+        np.subtract(found, 1, out=places)
+        np.take(offsets(windows)[::-1], places, out=argmax, mode="clip")
         np.add(argmax, corners(windows), out=argmax)
 
     def scalars(self, node: Node) -> tuple[int, ...]:

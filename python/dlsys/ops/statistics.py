@@ -118,30 +118,44 @@ def _match(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> None:
 
 def _cumsum(x: np.ndarray, y: np.ndarray, reverse: bool) -> None:
     step = -1 if reverse else 1
-    np.cumsum(x[:, ::step], axis=1, out=y[:, ::step])
+    dtype = np.float64 if y.dtype.kind == "f" else None  # roundings add up
+    np.cumsum(x[:, ::step], axis=1, dtype=dtype, out=y[:, ::step])
 
 
-def _others(x: np.ndarray, after: np.ndarray, y: np.ndarray) -> None:
+def _prod(x: np.ndarray, y: np.ndarray) -> None:
+    """Floats multiply in float64: roundings add up, and what is on the way may not fit float32."""
+    dtype = np.float64 if y.dtype.kind == "f" else None
+    np.copyto(y, np.prod(x, axis=1, dtype=dtype), casting="same_kind")
+
+
+def _others(x: np.ndarray, before: np.ndarray, after: np.ndarray, y: np.ndarray) -> None:
     n = x.shape[1]
-    y[:, :1] = after[:, n - 1 :] = 1
+    before[:, :1] = after[:, n - 1 :] = 1
     if n > 1:
-        np.cumprod(x[:, :-1], axis=1, out=y[:, 1:])
-        np.cumprod(x[:, :0:-1], axis=1, out=after[:, n - 2 :: -1])
-    np.multiply(y, after, out=y)
+        np.cumprod(x[:, :-1], axis=1, dtype=np.float64, out=before[:, 1:])
+        np.cumprod(x[:, :0:-1], axis=1, dtype=np.float64, out=after[:, n - 2 :: -1])
+    np.multiply(before, after, out=y, casting="same_kind")
 
 
-def _others_tangent(x: np.ndarray, g: np.ndarray, y: np.ndarray, dy: np.ndarray) -> None:
+def _others_workspace(x: Spec, y: Spec) -> list[Spec]:
+    return [x._replace(dtype=np.dtype(np.float64))] * 2
+
+
+def _others_tangent(
+    x: np.ndarray, g: np.ndarray, before: np.ndarray, change_before: np.ndarray,
+    y: np.ndarray, dy: np.ndarray,
+) -> None:  # fmt: skip
     """Writes `_others` of x to y and its change along g to dy: from the front, then from behind."""
     if not x.size:
         return
-    product, change = np.ones_like(x[:, 0]), np.zeros_like(x[:, 0])
+    product, change = np.ones(x[:, 0].shape), np.zeros(x[:, 0].shape)
     for k in range(x.shape[1]):
-        y[:, k], dy[:, k] = product, change
+        before[:, k], change_before[:, k] = product, change
         product, change = product * x[:, k], change * x[:, k] + product * g[:, k]
-    product, change = np.ones_like(x[:, 0]), np.zeros_like(x[:, 0])
+    product, change = np.ones(x[:, 0].shape), np.zeros(x[:, 0].shape)
     for k in reversed(range(x.shape[1])):
-        dy[:, k] = dy[:, k] * product + y[:, k] * change
-        y[:, k] *= product
+        dy[:, k] = change_before[:, k] * product + before[:, k] * change
+        y[:, k] = before[:, k] * product
         product, change = product * x[:, k], change * x[:, k] + product * g[:, k]
 
 
@@ -156,14 +170,17 @@ def _summed(dtype: np.dtype | None) -> np.dtype | None:
 
 _middle_max = Middle("reduce_max", _along(np.max), _same)
 _middle_min = Middle("reduce_min", _along(np.min), _same)
-_middle_prod = Middle("reduce_prod", _along(np.prod), _summed)
+_middle_prod = Middle("reduce_prod", _prod, _summed)
 _middle_logsumexp = Middle("reduce_logsumexp", _logsumexp, floating, workspace=_logsumexp_workspace)
 _middle_argmax = Middle("argmax", _along(np.argmax), lambda dtype: INT64, free=True)
 _middle_argmin = Middle("argmin", _along(np.argmin), lambda dtype: INT64, free=True)
 _middle_match = Middle("first_match", _match, lambda dtype: BOOL, keeps=True, free=True)
 _middle_cumsum = Middle("cumsum", _cumsum, _summed, keeps=True)
-_middle_others = Middle("prod_others", _others, floating, keeps=True, workspace=lambda x, y: [y])
-_middle_tangent = Middle("prod_others_tangent", _others_tangent, floating, keeps=True, outputs=2)
+_middle_others = Middle("prod_others", _others, floating, keeps=True, workspace=_others_workspace)
+_middle_tangent = Middle(
+    "prod_others_tangent", _others_tangent, floating, keeps=True, outputs=2,
+    workspace=_others_workspace,
+)  # fmt: skip
 
 
 # ---- reductions over any axes ----

@@ -102,18 +102,21 @@ def loss_pairs(graph: Graph) -> dict[Node, Node]:
             continue
         rows_op, pair_op = LOSSES[node.op]
         x, labels, dy = node.inputs
+        losses = [
+            rows for rows in graph.users[x] if (rows.op, rows.inputs) == (rows_op, [x, labels])
+        ]
         totals = [
             total
-            for rows in graph.users[x]
-            if rows.op is rows_op and rows.inputs == [x, labels]
-            for total in graph.users[rows]
-            if total.op in (mean_op, sum_op) and total.spec.size == 1 and total not in replaced
+            for rows in losses
+            for total in (rows, *graph.users[rows])  # the loss of one row is its own total
+            if total.op in (rows_op, mean_op, sum_op) and total.spec.size == 1
+            if total not in replaced
         ]
         with attributed_to(node):
             total = totals[0] if totals else sum_op(rows_op(x, labels))
             body = close((x, labels), (_flat(total, ()), node))
-            count = total.inputs[0].spec.size
-            scale = 1.0 if total.op is sum_op else 1.0 / count if count else float("nan")
+            count = total.inputs[0].spec.size if total.op is mean_op else 1
+            scale = 1.0 / count if count else float("nan")
             pair = pair_op(x, labels, body, scale=scale, dy=float(dy.attrs["value"]))
             pair.stand_for(node)
             replaced[node] = value_of(pair, 1, node)

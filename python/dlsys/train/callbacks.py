@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DlsysError, GraphError
+from ..errors import DataError, DlsysError, GraphError
+from ..files import make_folder
 from ..optim import EMA, ReduceOnPlateau
 from .checkpoint import save
 from .evaluation import Evaluator
@@ -115,6 +118,8 @@ class Validation(Callback):
     def __init__(
         self, data: Any, every: int = 1, prefix: str = "val_", ema: EMA | None = None
     ) -> None:
+        if every < 1:
+            raise GraphError(f"Validation: expected every >= 1, got {every}")
         self._data = data
         self._every = every
         self._prefix = prefix
@@ -160,9 +165,11 @@ class EarlyStopping(Callback):
         self._weights: dict[str, np.ndarray] = {}
 
     def on_start(self, run: Run) -> None:
+        if not run.step:  # what an earlier run has left here is none of this one's
+            self.load_state_dict({"value": None, "epoch": 0, "waited": 0})
         self._stop_if_due(run)
 
-    def on_epoch_end(self, run: Run, record: Record) -> None:
+    def on_record(self, run: Run, record: Record) -> None:
         value = self._best.read(run, record)
         if value is None:
             return
@@ -189,11 +196,15 @@ class EarlyStopping(Callback):
         self._weights = {name.removeprefix("best."): value for name, value in rest.items()}
 
     def _stop_if_due(self, run: Run) -> None:
-        if self._waited >= self._patience:
-            run.stop(
-                f"{self._best.monitor} has not improved since epoch {self.best_epoch}, where it "
-                f"was {self._best.value:.6g}"
-            )
+        if self._waited < self._patience:
+            return
+        if self._best.value is None:
+            run.stop(f"{self._best.monitor} was NaN in each of {self._waited} epochs")
+            return
+        run.stop(
+            f"{self._best.monitor} has not improved since epoch {self.best_epoch}, where it "
+            f"was {self._best.value:.6g}"
+        )
 
 
 class PlateauSchedule(Callback):
@@ -205,7 +216,7 @@ class PlateauSchedule(Callback):
         self._schedule = schedule
         self._figure = Best(monitor)
 
-    def on_epoch_end(self, run: Run, record: Record) -> None:
+    def on_record(self, run: Run, record: Record) -> None:
         value = self._figure.read(run, record)
         if value is not None:
             self._schedule.report(value)
@@ -217,6 +228,7 @@ class Checkpoint(Callback):
 
     monitor: by default val_loss, or loss without a validation set. Ctrl-C writes `last` too. A
     state with NaN or infinity is never written. `fit(..., resume=folder)` goes on from `last`.
+    DataError for a folder that cannot be written, or that another run is writing to.
     """
 
     def __init__(
@@ -238,6 +250,7 @@ class Checkpoint(Callback):
         self._value: float | None = None
         self._improved = False
         self._saved_step = -1
+        self._lock: int | None = None
 
     @property
     def last(self) -> Path:
@@ -250,17 +263,20 @@ class Checkpoint(Callback):
         return self.folder / "best.safetensors"
 
     def on_start(self, run: Run) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
+        self._lock = _locked(self.folder)
         for path in (self.last, self.best):  # what a killed process was writing
             for stale in self.folder.glob(f".{path.name}.*"):
                 stale.unlink(missing_ok=True)
-
+        if not run.step:  # what an earlier run has left here is none of this one's
+            self._value = None
+        self._improved = False
         validated = any("val_loss" in callback.adds for callback in run.callbacks)
         monitor = self._monitor or ("val_loss" if validated else "loss")
         self._best = Best(monitor, self._higher)
         self._best.value = self._value
 
-    def on_epoch_end(self, run: Run, record: Record) -> None:
+    def on_record(self, run: Run, record: Record) -> None:
         assert self._best is not None
         value = self._best.read(run, record)
         self._improved = value is not None and self._best.improved(value)
@@ -279,6 +295,9 @@ class Checkpoint(Callback):
     def on_stop(self, run: Run) -> None:
         if run.outcome == "interrupted":
             run.notes.append(f"the state of step {self._saved_step} is in {self.last}")
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self._value}
@@ -289,3 +308,22 @@ class Checkpoint(Callback):
     def _write(self, run: Run, path: Path) -> None:
         tensors, header = run.saved()
         save(path, tensors, header)
+
+
+def _locked(folder: Path) -> int | None:
+    """A handle that is ours alone until it is closed or the process ends; None where the file
+    system has no locks.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise DataError(
+            f"{folder}: another run keeps its checkpoints in this folder: choose another one, or "
+            "wait until it has ended"
+        ) from None
+    except OSError:
+        os.close(handle)
+        return None
+    return handle

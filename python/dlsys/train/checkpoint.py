@@ -39,7 +39,10 @@ def save(path: str | Path, tensors: Mapping[str, np.ndarray], header: Mapping[st
     The header is JSON values; format and version are added. DataError when it cannot be written.
     """
     path = Path(path)
-    text = json.dumps({"format": FORMAT, "version": __version__, **header})
+    try:
+        text = json.dumps({"format": FORMAT, "version": __version__, **header})
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: the checkpoint's header is not JSON values: {error}") from None
     arrays = {name: safetensors.little(name, array) for name, array in tensors.items()}
     metadata = {"dlsys": text, "sha256": _digest(text, arrays)}
     try:
@@ -61,7 +64,7 @@ def load(path: str | Path) -> Saved:
     if path.is_dir():
         path = path / "last.safetensors"
         if not path.exists():
-            raise DataError(f"{path.parent} has no last.safetensors to resume from")
+            raise DataError(f"{path.parent} has no last.safetensors, so it is no run's folder")
     tensors, metadata = safetensors.read(path)
     text = metadata.get("dlsys")
     if text is None:

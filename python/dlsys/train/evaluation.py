@@ -10,8 +10,9 @@ import numpy as np
 
 from .. import autodiff as ad
 from .. import optim
-from ..errors import ShapeError
+from ..errors import DataError, ShapeError
 from ..nn import Module
+from ..ops.source import ANYWHERE
 from ..runtime.device import Context
 from .metrics import Metric, accuracy
 from .totals import Totals
@@ -29,6 +30,16 @@ def in_mode(model: Module, training: bool) -> Iterator[None]:
     finally:
         for module, mode in before:
             module.training = mode
+
+
+def inputs_of(data: Any) -> tuple[ad.Node, ...]:
+    """The nodes of a loader. DataError for what is none."""
+    if not hasattr(data, "inputs"):
+        raise DataError(
+            f"expected a Loader of batches, got {type(data).__name__}; make one of arrays: "
+            "Loader((images, labels), batch_size)"
+        )
+    return tuple(data.inputs())
 
 
 @contextlib.contextmanager
@@ -57,7 +68,7 @@ class Evaluator:
     def __init__(
         self, model: Module, data: Any, metrics: Sequence[Metric], loss: Loss, ctx: Context | None
     ) -> None:
-        *inputs, label = data.inputs()
+        *inputs, label = inputs_of(data)
         with in_mode(model, training=False):
             output = model(*inputs)
         self._data = data
@@ -85,31 +96,50 @@ def evaluate(
 ) -> dict[str, Any]:
     """The mean loss and the metrics of a model over one epoch of `data` (a Loader), by name.
 
-    ctx: where the model's Parameters are. A model is evaluated in its inference mode.
+    ctx: by default where the model's Parameters are; numpy if they are nowhere yet. A model is
+    evaluated in its inference mode.
     """
-    return Evaluator(model, data, metrics, loss, ctx).run()
+    return Evaluator(model, data, metrics, loss, _place(model, ctx)).run()
 
 
 def predict(
     model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000
 ) -> np.ndarray:
     """The outputs (n, …) of a model, in inference mode, for an array (n, …), or a tuple of them.
+    Floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`.
 
-    ShapeError for arrays of different lengths, or without any sample.
+    ShapeError for arrays of different lengths, or without any sample, and for batch_size < 1.
     """
-    arrays = [np.asarray(x) for x in (inputs if isinstance(inputs, tuple) else (inputs,))]
+    if batch_size < 1:
+        raise ShapeError(f"predict: expected batch_size >= 1, got {batch_size}")
+    dtypes = (parameter.dtype for _, parameter in model.named_state())
+    real = next((dtype for dtype in dtypes if dtype.kind == "f"), np.dtype(np.float32))
+    arrays = [_taken(x, real) for x in (inputs if isinstance(inputs, tuple) else (inputs,))]
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     if len(lengths) != 1 or 0 in lengths:
         shapes = ", ".join(str(array.shape) for array in arrays)
         raise ShapeError(f"predict: expected arrays of one length, at least 1, got {shapes}")
     nodes = [_variable(f"input{k}", array) for k, array in enumerate(arrays)]
     with in_mode(model, training=False):
-        executor = ad.Executor([model(*nodes)], ctx=ctx)
+        executor = ad.Executor([model(*nodes)], ctx=_place(model, ctx))
     outputs = []
     for start in range(0, lengths.pop(), batch_size):
         feeds = {node: x[start : start + batch_size] for node, x in zip(nodes, arrays)}
         outputs += executor.run(feeds, convert_to_numpy_ret_vals=True)
     return np.concatenate(outputs)
+
+
+def _place(model: Module, ctx: Context | None) -> Context | None:
+    """The device asked for, else the one on which a model's Parameters are."""
+    states = (parameter for _, parameter in model.named_state())
+    homes = (x.home if x.storage is None else x.storage.ctx for x in states)
+    found = (home for home in homes if home is not ANYWHERE and home is not None)
+    return next(found, None) if ctx is None else ctx
+
+
+def _taken(x: Any, real: np.dtype[Any]) -> np.ndarray:
+    array = np.asarray(x)
+    return array.astype(real, copy=False) if array.dtype.kind == "f" else array
 
 
 def _variable(name: str, array: np.ndarray) -> ad.Node:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import autodiff as ad
 from ..errors import DataError, GraphError
 from ..nn import Module
+from ..optim import Optimizer
 from ..runtime.device import Context
 from . import checkpoint
 from .callbacks import Callback, Validation
-from .evaluation import Loss
+from .evaluation import Loss, inputs_of
 from .history import History
 from .metrics import Metric, accuracy
 from .run import Run
@@ -21,7 +22,7 @@ from .run import Run
 def fit(
     model: Module,
     data: Any,
-    optimizer: Any,
+    optimizer: Optimizer,
     loss: Loss | None = None,
     epochs: int = 1,
     *,
@@ -50,6 +51,11 @@ def fit(
     """
     if epochs < 1 or log_every < 1:
         raise GraphError(f"fit: expected epochs and log_every >= 1, got {epochs} and {log_every}")
+    metrics = _all_of("metrics", metrics, Metric)
+    callbacks = _all_of("callbacks", callbacks, Callback)
+    if not isinstance(optimizer, Optimizer):
+        raise GraphError(f"fit: expected an optimizer such as optim.Adam(1e-3), got {optimizer!r}")
+    inputs_of(data)
     if len(data) < 1:
         raise DataError("fit: the data have no batch to train on")
     saved = checkpoint.load(resume) if resume is not None else None
@@ -70,3 +76,13 @@ def fit(
     if saved is not None:
         run.resume(str(resume), saved)
     return run.go()
+
+
+def _all_of(name: str, given: Any, kind: type) -> list[Any]:
+    items = list(given) if isinstance(given, Iterable) else [given]
+    wrong = [item for item in items if not isinstance(item, kind)]
+    if wrong or not isinstance(given, Iterable):
+        raise GraphError(
+            f"fit: {name} is a list of objects of train.{kind.__name__}, got {given!r}"
+        )
+    return items

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DlsysError
+from ..errors import DataError, DlsysError
 from .callbacks import Callback
 from .history import Record, plain
 
 if TYPE_CHECKING:
     from .run import Run
+
+_TAIL = 200  # bytes that tell one log from another
 
 
 class Progress(Callback):
@@ -73,18 +77,29 @@ class Progress(Callback):
 class JsonLog(Callback):
     """Appends a JSON object a line to a file: {"event": "log", …} where a log is due and {"event":
     "epoch", …} after each epoch. A run that is resumed takes back the lines behind its checkpoint.
+    DataError for a file that cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._nbytes: int | None = None  # of the file, as a resumed run left it
+        # The length and the last bytes of the log as the run that is resumed left it.
+        self._nbytes: int | None = None
+        self._tail = b""
         self._file: Any = None
 
     def on_start(self, run: Run) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._path, "ab")  # noqa: SIM115 (closed in on_stop)
-        if self._nbytes is not None:
-            self._file.truncate(min(self._nbytes, self._file.tell()))
+        with self._told():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "ab")  # noqa: SIM115 (closed in on_stop)
+            found = self._path.read_bytes() if self._path.is_file() else b""  # no pipe
+            kept = found[: self._nbytes] if run.step and self._nbytes is not None else found
+            if not kept.endswith(self._tail):
+                kept = found  # of another run
+            kept = kept[: kept.rfind(b"\n") + 1]  # without a part of a line, after a kill
+            if len(kept) < len(found):
+                self._file.truncate(len(kept))
+        self._nbytes, self._tail = 0, b""
+        self._count(kept)
 
     def on_log(self, run: Run, record: Record) -> None:
         self._write("log", record)
@@ -94,17 +109,34 @@ class JsonLog(Callback):
 
     def on_stop(self, run: Run) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # was told when it was written
+                self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"nbytes": self._file.tell() if self._file is not None else self._nbytes}
+        return {"nbytes": self._nbytes, "tail": self._tail.decode("latin-1")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._nbytes = state["nbytes"]
+        self._nbytes, self._tail = state["nbytes"], state["tail"].encode("latin-1")
 
     def _write(self, event: str, record: Record) -> None:
-        self._file.write(json.dumps({"event": event, **plain(record)}).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps({"event": event, **plain(record)}).encode() + b"\n"
+        with self._told():
+            self._file.write(line)
+            self._file.flush()
+        self._count(line)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the file system refuses, in a sentence."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(f"{self._path}: the log cannot be written: {reason}") from error
+
+    def _count(self, lines: bytes) -> None:
+        self._nbytes = (self._nbytes or 0) + len(lines)
+        self._tail = (self._tail + lines)[-_TAIL:]
 
 
 class TensorBoard(Callback):

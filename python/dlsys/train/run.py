@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +18,18 @@ from ..nn import Module
 from ..runtime.device import Context
 from .callbacks import Callback
 from .checkpoint import Saved
-from .evaluation import Loss, batches_of, in_mode
+from .evaluation import Loss, batches_of, in_mode, inputs_of
 from .history import History, Record, plain
+from .kernels import Kernels
 from .metrics import Metric
 from .search import Good, diverged
 from .state import State
 from .totals import Totals
 
+# What the header of a checkpoint has if a run can go on from it.
+_OF_A_RUN = {
+    "epoch", "batch", "step", "data", "metrics", "sums", "seconds", "random", "history", "callbacks"
+}  # fmt: skip
 _GOOD_FOR = 60.0  # seconds until a state to go back to is taken anew within an epoch
 
 
@@ -59,7 +66,7 @@ class Run:
         self._good: Good
 
     def _build(self, parameters: Sequence[Any] | None) -> None:
-        *inputs, label = self.data.inputs()
+        *inputs, label = inputs_of(self.data)
         with in_mode(self.model, training=True):
             output = self.model(*inputs)
             loss = self.loss(output, label)
@@ -69,6 +76,7 @@ class Run:
         step = ad.group_op(update, self.totals.update, name="step")
         self.executor = ad.Executor([step], ctx=self.ctx)
         self.state = State(self.model, self.optimizer, self.data, self.executor)
+        self._kernels = Kernels(self.executor)
 
     # ---- what callbacks may do ----
     def stop(self, reason: str) -> None:
@@ -88,19 +96,20 @@ class Run:
         states = []
         for k, callback in enumerate(self.callbacks):
             state = callback.state_dict()
-            arrays = {key: v for key, v in state.items() if isinstance(v, np.ndarray)}
-            tensors |= {f"callback.{k}.{key}": value for key, value in arrays.items()}
+            arrays = {k: v for k, v in state.items() if isinstance(v, (np.ndarray, np.generic))}
+            tensors |= {f"callback.{k}.{key}": np.asarray(v) for key, v in arrays.items()}
             rest = {key: value for key, value in state.items() if key not in arrays}
             states.append({"name": type(callback).__name__, "state": rest})
         header = {
             "epoch": self.epoch,
             "batch": self.batch,
             "step": self.step,
-            "data": self._data_text(),
+            "data": self._data_facts,
             "metrics": [metric.name for metric in self.metrics],
             "sums": self._sums.tolist(),
             "seconds": self._elapsed(),
             "random": self.state.random_keys(),
+            "kernels": self._kernels.as_dict(),
             "history": self.history.as_dict(),
             "callbacks": states,
         }
@@ -111,14 +120,15 @@ class Run:
         run over other data, with other metrics, or of another model or optimizer.
         """
         header = saved.header
-        if "step" not in header:
+        if not _OF_A_RUN <= header.keys():
             raise DataError(f"{what} has arrays, but not the state of a run to go on with")
         values = {n: v for n, v in saved.tensors.items() if not n.startswith("callback.")}
         metrics = [metric.name for metric in self.metrics]
-        if header["data"] != self._data_text():
-            raise DataError(
-                f"{what} is of a run over other data: {header['data']}, now {self._data_text()}"
-            )
+        now = self._data_facts
+        had = {key: value for key, value in header["data"].items() if value != now.get(key)}
+        other = [f"{key} {value}, now {now.get(key)}" for key, value in had.items()]
+        if other:
+            raise DataError(f"{what} is of a run over other data: {'; '.join(other)}")
         if header["metrics"] != metrics:
             raise DataError(f"{what} has sums for the metrics {header['metrics']}, now {metrics}")
         self.state.check(what, values)
@@ -127,6 +137,7 @@ class Run:
         self.epoch, self.batch, self.step = header["epoch"], header["batch"], header["step"]
         self._sums, self._seconds = np.array(header["sums"]), header["seconds"]
         self.history = History(**header["history"])
+        self._kernels.resume(what, header.get("kernels", {}))
         self._load_callbacks(saved)
 
     def _load_callbacks(self, saved: Saved) -> None:
@@ -140,10 +151,14 @@ class Run:
                 k, entry = found
                 callback.load_state_dict(entry["state"] | saved.part(f"callback.{k}"))
 
-    def _data_text(self) -> dict[str, Any]:
+    @functools.cached_property
+    def _data_facts(self) -> dict[str, Any]:
         """What tells one loader from another."""
-        chosen = {name: getattr(self.data, name, None) for name in ("seed", "batch_size")}
-        return plain(chosen) | {"samples": self.data.samples, "batches": len(self.data)}
+        names = "seed", "shuffle", "batch_size", "samples"
+        labels = getattr(getattr(self.data, "dataset", None), "labels", None)
+        checksum = None if labels is None else zlib.crc32(np.ascontiguousarray(labels).data)
+        chosen = {name: getattr(self.data, name, None) for name in names}
+        return plain(chosen) | {"batches": len(self.data), "labels' checksum": checksum}
 
     # ---- the loop ----
     def go(self) -> History:
@@ -163,7 +178,7 @@ class Run:
             self.outcome = "stopped" if self.reason is not None else "finished"
             if self.interrupted:
                 self.outcome = "interrupted"
-        if self.interrupted:
+        if keys.pressed:  # perhaps only when no step was left
             raise KeyboardInterrupt("; ".join([self._place(), *self.notes]))
         return self.history
 
@@ -200,6 +215,7 @@ class Run:
         self.history.add_to_curve(record)
         for callback in self.callbacks:
             callback.on_log(self, record)
+        self._kernels.compare()
         if time.monotonic() - self._good.taken > _GOOD_FOR:
             self._take_good()
 

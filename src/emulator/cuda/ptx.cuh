@@ -1,0 +1,77 @@
+// src/cuda/ptx.cuh for a CPU; see there.
+#pragma once
+#include <cuda_runtime.h>
+
+namespace dlsys {
+namespace cuda {
+
+template <class T>
+T* DynamicShared() {
+  return (T*)emulator::DynamicShared();
+}
+
+inline void CopyAsync16(float* shared, const float* p, bool valid) {
+  emulator::CopyLater(shared, p, 4, valid);
+}
+inline void CopyAsync4(float* shared, const float* p, bool valid) {
+  emulator::CopyLater(shared, p, 1, valid);
+}
+inline void CloseCopies() { emulator::CloseCopies(); }
+template <int kLeft>
+void WaitForCopies() {
+  emulator::WaitForCopies(kLeft);
+}
+
+namespace words {
+inline uint32_t Bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+inline float FloatWith(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline float Cut(float x) { return FloatWith(Bits(x) & ~0x1fffu); }  // as tensor cores read it
+}  // namespace words
+
+// A tie goes away from zero.
+inline float RoundedToTf32(float x) {
+  return isfinite(x) ? words::Cut(words::FloatWith(words::Bits(x) + 0x1000u)) : x;
+}
+
+inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&sums)[4]) {
+  struct Factors {
+    float a[4], b[2];
+  };
+  static_assert(sizeof(Factors) <= emulator::kSlotNbytes, "they fit into a slot");
+  const int lane = emulator::Lane();
+  Factors mine;
+  for (int k = 0; k < 4; k++) mine.a[k] = words::Cut(a[k]);
+  for (int k = 0; k < 2; k++) mine.b[k] = words::Cut(b[k]);
+  memcpy(emulator::Slot(lane), &mine, sizeof mine);
+  emulator::MeetWarp();
+  for (int k = 0; k < 4; k++) {
+    const int row = lane / 4 + k / 2 * 8, col = lane % 4 * 2 + k % 2;
+    for (int d = 0; d < 8; d++) {
+      const auto* left = (const Factors*)emulator::Slot(row % 8 * 4 + d % 4);
+      const auto* right = (const Factors*)emulator::Slot(col * 4 + d % 4);
+      sums[k] += left->a[row / 8 + d / 4 * 2] * right->b[d / 4];
+    }
+  }
+  emulator::MeetWarp();
+}
+
+inline void MeetCluster() { emulator::MeetCluster(); }
+inline void LeaveCluster() { emulator::MeetCluster(); }
+inline const float* OfPeer(const float* shared, int peer) {
+  return (const float*)emulator::OfPeer(shared, peer);
+}
+
+inline void WaitForEarlierKernels() {}
+inline void LetNextKernelBegin() {}
+
+}  // namespace cuda
+}  // namespace dlsys

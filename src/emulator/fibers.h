@@ -1,0 +1,59 @@
+// The threads of a block, and how they wait for each other.
+#pragma once
+#include <cstddef>
+#include <cstring>
+
+#include "emulator/vectors.h"
+
+// Of the thread that runs now. Blocks and grids are lines.
+extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace dlsys {
+namespace emulator {
+
+constexpr int kLanes = 32;
+inline int Lane() { return (int)(threadIdx.x % kLanes); }
+
+constexpr size_t kSlotNbytes = 32;
+
+// Until all threads of the block, the warp or the cluster have come here or ended.
+void MeetBlock();
+void MeetWarp();
+void MeetCluster();
+
+// What a lane of this warp shows the others.
+void* Slot(int lane);
+
+template <class T>
+T FromLane(const T& value, int lane) {
+  static_assert(sizeof(T) <= kSlotNbytes, "it fits into a slot");
+  memcpy(Slot(Lane()), &value, sizeof value);
+  MeetWarp();
+  T other;
+  memcpy(&other, Slot(lane), sizeof other);
+  MeetWarp();
+  return other;
+}
+
+// Shared memory: what the launch asked for, and where a place of it is found in another block of
+// the cluster.
+void* DynamicShared();
+const void* OfPeer(const void* shared, int peer);
+
+// Copies `count` floats, or zeros, at some time between now and the end of WaitForCopies.
+void CopyLater(float* to, const float* from, int count, bool valid);
+void CloseCopies();
+void WaitForCopies(int left);  // for all but the last `left` batches
+
+class Call;
+struct Grid {
+  const Call* call;
+  unsigned blocks, threads, cluster;  // blocks in all, of which `cluster` each run together
+  size_t shared_nbytes;
+};
+
+// Runs a grid. False, with a line on stderr, if some threads wait for others that never come.
+bool Run(const Grid& grid);
+
+}  // namespace emulator
+}  // namespace dlsys

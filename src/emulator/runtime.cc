@@ -1,0 +1,248 @@
+// CUDA's runtime over the memory and the time of the CPU: a device, its memory, streams, events and
+// launches. Graphs are in recording.cc.
+#include "emulator/runtime.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <unordered_map>
+
+// What an H200 has, so that launchers take the paths that they take there; less memory.
+constexpr int kMultiprocessors = 132, kMajor = 9, kMinor = 0;
+constexpr size_t kTotalNbytes = size_t(8) << 30;
+constexpr size_t kPlainSharedNbytes = 48 << 10, kMostSharedNbytes = 227 << 10;
+constexpr size_t kSharedOfMultiprocessor = 228 << 10, kSharedOfEachBlock = 1 << 10;
+constexpr unsigned kMostThreads = 1024, kThreadsOfMultiprocessor = 2048;
+
+using dlsys::emulator::Grid;
+
+namespace {
+
+std::mutex mutex;  // over what follows
+std::unordered_map<void*, size_t> blocks;
+size_t in_use = 0;
+std::unordered_map<const void*, size_t> allowed_shared;  // of kernels that asked for more
+cudaError_t lost = cudaSuccess;
+
+CUstream_st legacy;
+
+}  // namespace
+
+namespace dlsys {
+namespace emulator {
+
+CUstream_st& Of(cudaStream_t stream) { return stream ? *stream : legacy; }
+
+cudaError_t Do(cudaStream_t stream, CUgraphNode_st node) {
+  CUgraph_st* graph = Of(stream).graph;
+  if (!graph) return node.Run();
+  node.behind = Of(stream).tail;
+  graph->nodes.push_back(std::make_unique<CUgraphNode_st>(std::move(node)));
+  Of(stream).tail = {graph->nodes.back().get()};
+  return cudaSuccess;
+}
+
+cudaError_t Launch(const cudaLaunchConfig_t& config, std::shared_ptr<Call> call) {
+  if (config.gridDim.x == 0 || config.blockDim.x == 0 || config.blockDim.x > kMostThreads)
+    return cudaErrorInvalidValue;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto allowed = allowed_shared.find(call->function);
+    const size_t most = allowed == allowed_shared.end() ? kPlainSharedNbytes : allowed->second;
+    if (config.dynamicSmemBytes > most) return cudaErrorInvalidValue;
+  }
+  CUgraphNode_st node;
+  node.type = cudaGraphNodeTypeKernel;
+  node.call = std::move(call);
+  node.grid = {nullptr, config.gridDim.x, config.blockDim.x, 1, config.dynamicSmemBytes};
+  for (unsigned k = 0; k < config.numAttrs; k++)
+    if (config.attrs[k].id == cudaLaunchAttributeClusterDimension)
+      node.grid.cluster = config.attrs[k].val.clusterDim.x;
+  if (node.grid.blocks % node.grid.cluster) return cudaErrorInvalidValue;
+  return Do(config.stream, std::move(node));
+}
+
+}  // namespace emulator
+}  // namespace dlsys
+
+cudaError_t CUgraphNode_st::Run() const {
+  if (type != cudaGraphNodeTypeKernel) {
+    act();
+    return cudaSuccess;
+  }
+  Grid full = grid;
+  full.call = call.get();
+  if (lost == cudaSuccess && !dlsys::emulator::Run(full)) lost = cudaErrorLaunchFailure;
+  return lost;
+}
+
+// ---- statuses ----
+
+cudaError_t cudaGetLastError() { return lost; }
+const char* cudaGetErrorName(cudaError_t status) {
+  switch (status) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
+    default:
+      return "an error of the emulated GPU";
+  }
+}
+const char* cudaGetErrorString(cudaError_t status) { return cudaGetErrorName(status); }
+
+// ---- the device ----
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = kMultiprocessors;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = kMajor;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = kMinor;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = (int)kMostSharedNbytes;
+      break;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {"emulated GPU", kMajor, kMinor, kMultiprocessors, kTotalNbytes};
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  attributes->sharedSizeBytes = 0;  // what a kernel declares is not known here
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+  if (value < 0 || (size_t)value > kMostSharedNbytes) return cudaErrorInvalidValue;
+  std::lock_guard<std::mutex> lock(mutex);
+  allowed_shared[kernel] = (size_t)value;
+  return cudaSuccess;
+}
+cudaError_t BlocksAtOnce(int* blocks, int threads, size_t shared_nbytes) {
+  const size_t by_memory = kSharedOfMultiprocessor / (shared_nbytes + kSharedOfEachBlock);
+  *blocks = (int)std::min<size_t>(by_memory, kThreadsOfMultiprocessor / (unsigned)threads);
+  return cudaSuccess;
+}
+
+// ---- streams and events: what is queued is done ----
+
+struct CUevent_st {
+  std::chrono::steady_clock::time_point time;
+};
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new CUstream_st;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return dlsys::emulator::Of(stream).graph ? cudaErrorStreamCaptureUnsupported : lost;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return lost; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  event->time = std::chrono::steady_clock::now();
+  return lost;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return lost; }
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  *ms = std::chrono::duration<float, std::milli>(end->time - start->time).count();
+  return lost;
+}
+
+// ---- memory: not initialised is NaN ----
+
+namespace {
+
+// Calls that take time on the whole device are refused while this thread records.
+bool Unsafe() { return dlsys::emulator::Recording() && lost == cudaSuccess; }
+
+cudaError_t Allocate(void** data, size_t nbytes) {
+  constexpr size_t kAlignment = 256;
+  if (Unsafe()) return cudaErrorStreamCaptureUnsupported;
+  std::lock_guard<std::mutex> lock(mutex);
+  const size_t whole = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (whole > kTotalNbytes - in_use) return cudaErrorMemoryAllocation;
+  *data = aligned_alloc(kAlignment, whole ? whole : kAlignment);
+  if (!*data) return cudaErrorMemoryAllocation;
+  memset(*data, 0xff, whole);
+  in_use += whole;
+  blocks[*data] = whole;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t cudaMalloc(void** data, size_t nbytes) { return Allocate(data, nbytes); }
+cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned) { return Allocate(data, nbytes); }
+cudaError_t cudaFree(void* data) {
+  if (Unsafe()) return cudaErrorStreamCaptureUnsupported;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto found = blocks.find(data);
+  if (found == blocks.end()) return data ? cudaErrorInvalidValue : cudaSuccess;
+  in_use -= found->second;
+  blocks.erase(found);
+  free(data);
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free_nbytes, size_t* total_nbytes) {
+  std::lock_guard<std::mutex> lock(mutex);
+  *free_nbytes = kTotalNbytes - in_use;
+  *total_nbytes = kTotalNbytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t nbytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  CUgraphNode_st node;
+  node.type = cudaGraphNodeTypeMemcpy;
+  node.act = [=] { memmove(dst, src, nbytes); };
+  return dlsys::emulator::Do(stream, std::move(node));
+}
+cudaError_t cudaMemcpyPeerAsync(void* dst, int, const void* src, int, size_t nbytes,
+                                cudaStream_t stream) {
+  return cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDeviceToDevice, stream);
+}
+cudaError_t cudaMemsetAsync(void* data, int byte, size_t nbytes, cudaStream_t stream) {
+  CUgraphNode_st node;
+  node.type = cudaGraphNodeTypeMemset;
+  node.act = [=] { memset(data, byte, nbytes); };
+  return dlsys::emulator::Do(stream, std::move(node));
+}
