@@ -51,12 +51,14 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-gpu asan lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-gpu test-emulated emulator asan lib optional-lib native cxx wheel lint format bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
 	@echo "make test       build what this machine can build and run all tests"
 	@echo "make test-gpu   the same on a GPU; a skipped test is a failure"
+	@echo "make emulator   the native library with a GPU that the CPU emulates, to try kernels without one"
+	@echo "make test-emulated  the tests of the GPU on it"
 	@echo "make asan       the tests of the CPU kernels under AddressSanitizer"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
@@ -81,6 +83,17 @@ test-gpu: $(call READY,test)
 	+@$(SUBMAKE) lib
 	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py $(ARGS)
 
+# The GPU's tests on a GPU that the CPU emulates (src/emulator/): what its kernels compute, not how
+# fast. EMULATED_TESTS=... other tests, by parts of their names.
+EMULATED_LIB := $(BUILD)/emulated/libdlsys.so
+EMULATED_TESTS ?= Gpu gpu TensorCores Emulator
+emulator: cxx
+	+@$(SUBMAKE) native EMULATED=1 CUDA=off BUILD=$(BUILD)/emulated LIB=$(EMULATED_LIB)
+
+test-emulated: $(call READY,test) emulator
+	@DLSYS_LIBRARY=$(abspath $(EMULATED_LIB)) OPENBLAS_NUM_THREADS=1 \
+	  $(RUN) tests/run.py $(addprefix -k ,$(EMULATED_TESTS)) $(ARGS)
+
 # Every buffer has a block of its own and of its true size, so that each overrun is seen.
 ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state
 asan: $(call READY,test)
@@ -88,14 +101,14 @@ asan: $(call READY,test)
 	  CXXFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(CURDIR)/$(BUILD)/asan/libdlsys.so \
+	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(abspath $(BUILD)/asan/libdlsys.so) \
 	  $(RUN) tests/run.py $(ASAN_TESTS)
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib
 	$(RUN) benchmarks/run.py $(ARGS)
 
-NATIVE_FILES := $(wildcard src/*.h src/*.cc src/*.cu src/*/*.h src/*/*.cc src/*/*.cu src/*/*.cuh)
+NATIVE_FILES := $(foreach e,h cc cu cuh,$(wildcard src/*.$(e) src/*/*.$(e) src/*/*/*.$(e)))
 
 lint: $(call READY,lint)
 	$(RUN) -m ruff check .
@@ -176,7 +189,7 @@ lib: $(if $(CXX),,no-lib)
 	+@$(if $(CXX),$(SUBMAKE) native,exit 1)
 
 native: $(LIB)
-	@echo "native library: $(LIB), CPU$(if $(CUDA_ARCHS), and CUDA for $(ARCH_TEXT))"
+	@echo "native library: $(LIB), CPU$(if $(EMULATED), and an emulated GPU)$(if $(CUDA_ARCHS), and CUDA for $(ARCH_TEXT))"
 	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install 'dlsys[gpu]'")
 
 no-lib:

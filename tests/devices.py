@@ -17,11 +17,22 @@ import unittest
 from collections.abc import Callable
 from typing import Any
 
-from dlsys.runtime.device import Context, cpu, gpu, unavailable
+from dlsys.runtime.device import Context, cpu, emulated, gpu, unavailable
 from dlsys.settings import settings
 
 if "DLSYS_TUNE" not in os.environ:
     settings.tune = "off"  # what was measured on this machine changes bits
+
+
+EMULATED = unavailable(gpu(0)) is None and emulated()
+
+
+def fewer(count: int) -> int:
+    """So many rounds of a test, or a few where they would take minutes on an emulated GPU."""
+    return max(3, count // 20) if EMULATED else count
+
+
+not_emulated = unittest.skipIf(EMULATED, "not on an emulated GPU: slow, or of what it has not")
 
 
 def native_contexts() -> list[Context]:

@@ -1,6 +1,7 @@
 """Runs every test and ends with one line: `N passed, N failed, N skipped`.
 
     python tests/run.py [options of nose2, or of unittest where nose2 is not installed]
+    python tests/run.py -k PART [-k PART ...]      tests whose names have one of the parts
 
 Errors and unexpected successes count as failed, and so does a run without a single test. Reasons
 for skipping are printed with their counts. Under DLSYS_REQUIRE_GPU=1 a skipped test is a failure,
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import faulthandler
+import importlib.util
 import os
 import sys
 import unittest
@@ -104,7 +106,9 @@ def run_with_unittest(tally: Tally, arguments: list[str]) -> None:
             super().addUnexpectedSuccess(test)
             tally.note(test, "failed")
 
-    argv = ["unittest", *(arguments or ["discover", "-s", str(FOLDER), "-t", str(FOLDER)])]
+    if not arguments or arguments[0] == "-k":
+        arguments = ["discover", "-s", str(FOLDER), "-t", str(FOLDER), *arguments]
+    argv = ["unittest", *arguments]
     runner = unittest.TextTestRunner(resultclass=Result)
     unittest.main(module=None, argv=argv, testRunner=runner, exit=False)
 
@@ -113,9 +117,7 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "python")]
     tally = Tally(skips_fail=os.environ.get("DLSYS_REQUIRE_GPU") == "1")
-    try:
-        import nose2  # noqa: F401
-    except ImportError:
+    if "-k" in arguments or not importlib.util.find_spec("nose2"):
         run_with_unittest(tally, arguments)
     else:
         run_with_nose2(tally, arguments)

@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from devices import native_contexts, require
+from devices import native_contexts, not_emulated, require
 from dlsys.runtime.device import cpu, gpu
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,10 +114,12 @@ class ConvolutionalAccuracy(unittest.TestCase):
     def test_cnn_after_an_epoch_on_the_cpu(self):
         self.check("cpu", "cnn", 1, 0.975)
 
+    @not_emulated
     @require(gpu(0))
     def test_cnn_on_the_gpu(self):
         self.check("gpu", "cnn", 3, 0.988)
 
+    @not_emulated
     @require(gpu(0))
     def test_resnet_on_the_gpu(self):
         self.check("gpu", "resnet", 3, 0.992)

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from devices import require
+from devices import not_emulated, require
 from dlsys.runtime.device import gpu
 
 FOLDER = Path(__file__).resolve().parent / "gpu"
@@ -85,6 +85,7 @@ class Counted:
         self.assertEqual(*self._by_steps("cupti", "host_allocations"))
 
 
+@not_emulated
 @require(gpu(0))
 class HostFeeds(Counted, unittest.TestCase):
     """The loss is read at each step, which waits."""
@@ -95,11 +96,13 @@ class Unread(Counted):
         self.assertEqual(self._added("synchronizations"), 0)
 
 
+@not_emulated
 @require(gpu(0))
 class DeviceFeeds(Unread, unittest.TestCase):
     feeds = "device"
 
 
+@not_emulated
 @require(gpu(0))
 class RunMany(Unread, unittest.TestCase):
     feeds = "many"

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import require
+from devices import EMULATED, fewer, require
 from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
 from dlsys.errors import OutOfMemoryError
@@ -337,6 +337,7 @@ class GpuLanes(unittest.TestCase):
         """The loss and the state after 40 steps with Adam, and the report."""
         make, rows = NETWORKS[name]
         rng = np.random.default_rng(1)
+        rows = fewer(rows)
         images = on_gpu(rng.random((rows, 784), np.float32))
         labels = on_gpu(rng.integers(0, 10, rows))
         with mock.patch.multiple(settings, capture=capture, lanes=lanes):
@@ -355,7 +356,7 @@ class GpuLanes(unittest.TestCase):
             return [value.asnumpy() for value in (made, *states)], executor.report()
 
     def test_the_bits_of_one_chain(self):
-        for name in NETWORKS:
+        for name in NETWORKS.keys() - ({"resnet"} if EMULATED else set()):  # minutes
             plain, _ = self.trained(name, capture=False)
             chain, _ = self.trained(name, lanes=1)
             ways = {"chain": chain}
@@ -379,7 +380,7 @@ class GpuLanes(unittest.TestCase):
             with mock.patch.multiple(settings, capture=capture, lanes=limit):
                 net = Training((20, 16, 12, 10, 4), momentum=0.9)
                 executor = ad.Executor([net.loss, net.train], gpu(0))
-                loss = executor.run_many(4001, net.batch(8))[0]
+                loss = executor.run_many(fewer(4000) + 1, net.batch(8))[0]
                 ends.append([loss.asnumpy(), *net.values()])
         for values in ends[1:]:
             for a, b in zip(values, ends[0], strict=True):
@@ -391,7 +392,7 @@ class GpuLanes(unittest.TestCase):
         rows = {node: np.repeat(value, 500, 0) for node, value in net.batch(8).items()}
         executor = ad.Executor([net.loss, *ad.gradients(net.loss, net.parameters)], gpu(0))
         first = executor.run(rows, True)
-        for n in (100, 101, 102):
+        for n in (33,) if EMULATED else (100, 101, 102):
             for a, b in zip(executor.run_many(n, rows, True), first, strict=True):
                 np.testing.assert_array_equal(a, b)
 

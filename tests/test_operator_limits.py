@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import require
+from devices import not_emulated, require
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
 from dlsys.errors import DlsysError
@@ -238,6 +238,7 @@ class CpuLargeArrays(LargeArrays, unittest.TestCase):
     ctx = ndarray.cpu(0)
 
 
+@not_emulated
 @require(ndarray.gpu(0))
 class GpuLargeArrays(LargeArrays, unittest.TestCase):
     ctx = ndarray.gpu(0)

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 import dlsys
-from devices import native_contexts, require
+from devices import native_contexts, not_emulated, require
 from dlsys import autodiff as ad
 from dlsys import ndarray, profile
 from dlsys.errors import DlsysError
@@ -340,6 +340,7 @@ class Ranges(unittest.TestCase):
     def test_nothing_is_marked_without_the_switch(self):
         self.assertIsNone(self.heard("0", "cpu(0)")[0])
 
+    @not_emulated
     @require(gpu(0))
     def test_steps_on_the_gpu_too(self):
         ranges, kernels = self.heard("1", "gpu(0)")

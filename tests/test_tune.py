@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import native_contexts, require
+from devices import native_contexts, not_emulated, require
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import KernelError, NotApplicableError, OutOfMemoryError
@@ -324,6 +324,7 @@ class CpuImplementations(Right, unittest.TestCase):
     precisions = ("fp32",)
 
 
+@not_emulated
 @require(gpu(0))
 class GpuImplementations(Right, unittest.TestCase):
     ctx = gpu(0)
@@ -351,6 +352,7 @@ class GpuImplementations(Right, unittest.TestCase):
             self.assertEqual(kinds, {"tiles", "cublas", "cublaslt"})
 
 
+@not_emulated
 @require(gpu(0))
 class GpuChoosing(Cached):
     def test_the_whole_way(self) -> None:

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <string>
 
 #include "cuda/context.cuh"
 #include "device.h"
@@ -148,6 +149,12 @@ void CheckUsable(const char* op) {
              "%s: the GPU was lost by an earlier fault (%s): restart the process to use it again",
              op, lost_text);
 }
+
+std::string BuildText() {
+  const int major = CUDART_VERSION / 1000, minor = CUDART_VERSION % 1000 / 10;
+  return "cuda " + std::to_string(major) + "." + std::to_string(minor) + " " DLSYS_CUDA_ARCHS;
+}
+const BuildRegistrar built(BuildText().c_str());
 
 }  // namespace
 

@@ -101,8 +101,9 @@ const char* cudaGetErrorString(cudaError_t status) { return cudaGetErrorName(sta
 // ---- the device ----
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+  *count = !visible || *visible == '0';
+  return *count ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;

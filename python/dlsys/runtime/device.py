@@ -313,12 +313,19 @@ def unavailable(ctx: Context) -> str | None:
     return None
 
 
+def emulated() -> bool:
+    """Whether the GPU of this library is emulated by the CPU (`make emulator`)."""
+    return "emulated" in load().version
+
+
 def best_context() -> tuple[Context | None, list[str]]:
     """The best device that is there (gpu(0), else cpu(0), else None for numpy), and for each better
     one the sentence that says why it is not used."""
     reasons: list[str] = []
     for ctx in (gpu(0), cpu(0)):
         reason = unavailable(ctx)
+        if reason is None and ctx.device_type == DL_GPU and emulated():
+            reason = "the GPU of this library is emulated, and slow: ask for it with -c gpu"
         if reason is None:
             return ctx, reasons
         if reason not in reasons:

@@ -1,0 +1,154 @@
+// Kernels with faults that a GPU may hide, and the same ones without, on the emulated GPU. Prints a
+// line a check: its name, then yes or no.
+#include <cmath>
+#include <cstdio>
+
+#include "cuda/ptx.cuh"
+#include "cuda_runtime.h"
+
+namespace {
+
+constexpr int kThreads = 96, kLaunches = 40;
+
+float* device;  // kThreads floats
+cudaStream_t stream;
+
+template <class... Params, class... Args>
+cudaError_t Launch(void (*kernel)(Params...), size_t shared, unsigned cluster, Args... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(cluster);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+void Say(const char* name, bool yes) { printf("%s: %s\n", name, yes ? "yes" : "no"); }
+
+// How many of many launches leave k + 1, modulo the threads, in place k.
+template <class Kernel, class... Args>
+int RightOnes(Kernel kernel, Args... args) {
+  int right = 0;
+  for (int n = 0; n < kLaunches; n++) {
+    Launch(kernel, kThreads * sizeof(float), 1, args...);
+    bool all = true;
+    for (int k = 0; k < kThreads; k++) all &= device[k] == (float)((k + 1) % kThreads);
+    right += all;
+  }
+  return right;
+}
+
+__global__ void Exchange(float* out, bool waits) {
+  __shared__ float place[kThreads];
+  const int k = (int)threadIdx.x;
+  place[k] = -1.f;
+  __syncthreads();
+  place[k] = (float)k;
+  if (waits) __syncthreads();
+  out[k] = place[(k + 1) % kThreads];
+}
+
+__global__ void Copies(float* out, const float* in, bool waits) {
+  float* place = dlsys::cuda::DynamicShared<float>() + threadIdx.x;
+  dlsys::cuda::CopyAsync4(place, in + threadIdx.x, true);
+  dlsys::cuda::CloseCopies();
+  if (waits) dlsys::cuda::WaitForCopies<0>();
+  out[threadIdx.x] = *place;
+}
+
+__global__ void Untouched(float* out) {
+  out[threadIdx.x] = dlsys::cuda::DynamicShared<float>()[threadIdx.x];
+}
+
+__global__ void Apart(float* out) {
+  if (threadIdx.x % 32 == 0) {
+    __syncthreads();
+  } else {
+    out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1.f, 1);
+  }
+}
+
+__global__ void AskPeer(float* out) {
+  __shared__ float fixed[kThreads];
+  float* asked = dlsys::cuda::DynamicShared<float>();
+  fixed[threadIdx.x] = 10.f * blockIdx.x;
+  asked[threadIdx.x] = 1.f + blockIdx.x;
+  dlsys::cuda::MeetCluster();
+  const int peer = 1 - (int)blockIdx.x;
+  out[blockIdx.x] = dlsys::cuda::OfPeer(fixed, peer)[5] + dlsys::cuda::OfPeer(asked, peer)[7];
+  dlsys::cuda::LeaveCluster();
+}
+
+__global__ void Put(float* out, float value) { *out = value; }
+__global__ void Twice(float* out) {
+  if (threadIdx.x == 0) *out *= 2.f;
+}
+
+// How many of many replays of "put 1, then twice" end with 2.
+int RightReplays(bool in_turn) {
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  Launch(Put, 0, 1, device, 1.f);
+  if (!in_turn) cudaStreamUpdateCaptureDependencies(stream, nullptr, nullptr, 0, 0);
+  Launch(Twice, 0, 1, device);
+  cudaStreamEndCapture(stream, &graph);
+  cudaGraphInstantiate(&exec, graph, 0);
+  int right = 0;
+  for (int n = 0; n < kLaunches; n++) {
+    cudaGraphLaunch(exec, stream);
+    right += *device == 2.f;
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  return right;
+}
+
+void CheckRecording() {
+  Say("recorded steps run in turn", RightReplays(true) == kLaunches);
+  const int loose = RightReplays(false);
+  Say("a dependency that lacks shows", loose > 0 && loose < kLaunches);
+  void* data = nullptr;
+  cudaGraph_t graph;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  Say("nothing is allocated while recording",
+      cudaMalloc(&data, 16) == cudaErrorStreamCaptureUnsupported);
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  Say("unless it is said to be no part of it", cudaMalloc(&data, 16) == cudaSuccess);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaStreamEndCapture(stream, &graph);
+  cudaGraphDestroy(graph);
+}
+
+}  // namespace
+
+int main() {
+  float* numbers;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  cudaMalloc((void**)&device, kThreads * sizeof(float));
+  cudaMalloc((void**)&numbers, kThreads * sizeof(float));
+  Say("memory is NaN at first", std::isnan(device[3]));
+  for (int k = 0; k < kThreads; k++) numbers[k] = (float)((k + 1) % kThreads);
+
+  Say("a barrier is one", RightOnes(Exchange, device, true) == kLaunches);
+  Say("a barrier that lacks shows", RightOnes(Exchange, device, false) < kLaunches);
+  Say("copies that are waited for are there",
+      RightOnes(Copies, device, (const float*)numbers, true) == kLaunches);
+  Say("copies that are not waited for show",
+      RightOnes(Copies, device, (const float*)numbers, false) < kLaunches);
+  Launch(Untouched, kThreads * sizeof(float), 1, device);
+  Say("shared memory is NaN at first", std::isnan(device[3]));
+  Launch(AskPeer, kThreads * sizeof(float), 2, device);
+  Say("blocks of a cluster see each other", device[0] == 12.f && device[1] == 1.f);
+  Say("too much shared memory is refused",
+      Launch(Untouched, 64 << 10, 1, device) == cudaErrorInvalidValue);
+  CheckRecording();
+  Say("threads that wait for ever are told", Launch(Apart, 0, 1, device) == cudaErrorLaunchFailure);
+  Say("and the GPU is lost", cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
+}
