@@ -59,7 +59,7 @@ help:
 	@echo "make test-gpu   the same on a GPU; a skipped test is a failure"
 	@echo "make emulator   the native library with a GPU that the CPU emulates, to try kernels without one"
 	@echo "make test-emulated  the tests of the GPU on it"
-	@echo "make asan       the tests of the CPU kernels under AddressSanitizer"
+	@echo "make asan       the tests of the CPU kernels under AddressSanitizer; EMULATED=1 and the GPU's"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
@@ -94,14 +94,17 @@ test-emulated: $(call READY,test) emulator
 	@DLSYS_LIBRARY=$(abspath $(EMULATED_LIB)) OPENBLAS_NUM_THREADS=1 \
 	  $(RUN) tests/run.py $(addprefix -k ,$(EMULATED_TESTS)) $(ARGS)
 
-# Every buffer has a block of its own and of its true size, so that each overrun is seen.
+# Every buffer has a block of its own and of its true size, so that each overrun is seen. With
+# EMULATED=1 those of the GPU's kernels too.
 ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state
+ASAN_BUILD := $(BUILD)/asan$(if $(EMULATED),-emulated)
+ASAN_LIB := $(ASAN_BUILD)/libdlsys.so
 asan: $(call READY,test)
-	+@$(SUBMAKE) native CUDA_ARCHS= BUILD=$(BUILD)/asan LIB=$(BUILD)/asan/libdlsys.so \
+	+@$(SUBMAKE) native CUDA=off BUILD=$(ASAN_BUILD) LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
 	  CXXFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(abspath $(BUILD)/asan/libdlsys.so) \
+	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(abspath $(ASAN_LIB)) \
 	  $(RUN) tests/run.py $(ASAN_TESTS)
 
 bench: $(call READY,$(if $(PEERS),peers,run))

@@ -189,9 +189,9 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> float:
 
 PARTS: dict[str, tuple[Callable[..., None], float]] = {
     "build": (build, 170.0),
-    "tests": (tests, 300.0),
-    "mnist": (mnist, 150.0),
-    "sanitizers": (sanitizers, 240.0),
+    "tests": (tests, 480.0),
+    "mnist": (mnist, 300.0),
+    "sanitizers": (sanitizers, 480.0),
 }
 
 

@@ -98,6 +98,7 @@ class CpuMlpAccuracy(MlpAccuracy, unittest.TestCase):
 
 
 @require(gpu(0))
+@not_emulated
 class GpuMlpAccuracy(MlpAccuracy, unittest.TestCase):
     ctx = gpu(0)
 

@@ -20,14 +20,15 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 class Emulator(unittest.TestCase):
     def test_faults_of_kernels_show(self) -> None:
         includes = [f"-I{SOURCES}", f"-I{ROOT / 'src'}"]
-        sources = [str(FAULTS), *map(str, SOURCES.glob("*.cc"))]
+        of_cuda = [ROOT / "src" / name for name in ("cuda/ordering.cu", "cuda/context.cu")]
+        sources = [FAULTS, *SOURCES.glob("*.cc"), *of_cuda, ROOT / "src" / "registry.cc"]
         with tempfile.TemporaryDirectory() as folder:
             program = str(Path(folder) / "faults")
-            command = [str(COMPILER), "-std=c++17", "-O1", "-pthread", *includes, *sources]
-            subprocess.run([*command, "-o", program], check=True, timeout=200)
+            command = [str(COMPILER), "-std=c++17", "-O1", "-pthread", *includes, "-x", "c++"]
+            subprocess.run([*command, *map(str, sources), "-o", program], check=True, timeout=200)
             done = subprocess.run([program], capture_output=True, text=True, timeout=60)
         lines = done.stdout.splitlines()
-        self.assertEqual(len(lines), 14, done)
+        self.assertEqual(len(lines), 16, done)
         for line in lines:
             with self.subTest(line):
                 self.assertTrue(line.endswith(": yes"), line)

@@ -101,7 +101,7 @@ __global__ void PackKernel(const CorrelateTask task, float* packed, int quads) {
       const int64_t w = c.across.tap_from + tap % across * c.across.tap_by;
       const bool valid = row < c.rows && channel < order.channels && tap < order.taps;
       values[e] = valid ? RoundedToTf32(filter[row * c.filter_row + channel * c.filter_channel +
-                                         h * c.filter_width + w])
+                                               h * c.filter_width + w])
                         : 0.f;
     }
     ((float4*)packed)[q] = make_float4(values[0], values[1], values[2], values[3]);

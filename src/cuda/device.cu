@@ -2,12 +2,12 @@
 //
 // Streams are non-blocking: nothing here orders work against the legacy default stream. Memory
 // comes from cudaMalloc, never from managed memory.
-#include <mutex>
 #include <vector>
 
 #include "counters.h"
 #include "cuda/context.cuh"
 #include "cuda/graph.cuh"
+#include "cuda/ordering.cuh"
 #include "cuda/staging.cuh"
 #include "device.h"
 
@@ -116,44 +116,9 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Events are kept for the next call. One may go back as soon as the wait is queued: a later record
-// of the event does not move waits that were queued before it.
-class EventPool {
- public:
-  cudaEvent_t Take() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.empty()) {
-      cudaEvent_t event;
-      Check("create an event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-      return event;
-    }
-    cudaEvent_t event = free_.back();
-    free_.pop_back();
-    return event;
-  }
-  void Give(cudaEvent_t event) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(event);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<cudaEvent_t> free_;
-};
-
-constexpr int kMaxDevices = 64;
-
 void Wait(int id, DLStream stream, DLStream other) {
   Use("wait for a stream", id);
-  if (stream == other) return;
-  // Never destroyed: at exit the driver may be gone before static destructors run.
-  static EventPool* const pools = new EventPool[kMaxDevices];
-  if (id >= kMaxDevices) Fail("wait for a stream: at most %d GPUs are supported", kMaxDevices);
-  cudaEvent_t event = pools[id].Take();
-  cudaError_t status = cudaEventRecord(event, Native(other));
-  if (status == cudaSuccess) status = cudaStreamWaitEvent(Native(stream), event, 0);
-  pools[id].Give(event);
-  Check("wait for a stream", status);
+  Order(id, Native(stream), Native(other));
 }
 
 void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k), void* state,

@@ -7,7 +7,8 @@ namespace dlsys {
 namespace cuda {
 
 // A call, so that a product kernel holds none of these functions' code and registers.
-static __device__ __attribute__((noinline)) float Mapped(int activation, int gradient, float side, float x) {
+static __device__ __attribute__((noinline)) float Mapped(int activation, int gradient, float side,
+                                                         float x) {
 #define DLSYS_CASE(number, F) \
   case number:                \
     return fn::F{}(x);

@@ -14,6 +14,7 @@
 #include "counters.h"
 #include "cuda/graph.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/ordering.cuh"
 #include "device.h"
 #include "kept.h"
 
@@ -240,8 +241,7 @@ struct CudaGraph : Recorded {
 
 // Queues on a stream that records. A failure ends the recording, so that the stream is usable.
 void RecordInto(CudaGraph* made, cudaStream_t stream, const Script& script) {
-  // Thread-local: other threads, and other libraries in them, go on allocating meanwhile.
-  Check("record", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  BeginRecording(made->id, stream);
   try {
     const KeptMemory::Recording recording(&made->memory);
     Weaver weaver(script.lanes, script.count + 2, stream, &made->memory);
@@ -251,12 +251,12 @@ void RecordInto(CudaGraph* made, cudaStream_t stream, const Script& script) {
     weaver.Record(script.count + 1, [&] { made->after.Launch(stream); });
   } catch (...) {
     cudaGraph_t broken = nullptr;
-    cudaStreamEndCapture(stream, &broken);
+    EndRecording(made->id, stream, &broken);
     if (broken) cudaGraphDestroy(broken);
     cudaGetLastError();
     throw;
   }
-  Check("record", cudaStreamEndCapture(stream, &made->graph));
+  Check("record", EndRecording(made->id, stream, &made->graph));
 }
 
 void CountNode(CudaGraph* made, cudaGraphNode_t node) {

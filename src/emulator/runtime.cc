@@ -169,7 +169,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return dlsys::emulator::Of(stream).graph ? cudaErrorStreamCaptureUnsupported : lost;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return lost; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+  return cudaStreamSynchronize(stream);  // on one that records, it would be a part of that
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CUevent_st;
   return cudaSuccess;
@@ -178,9 +180,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->time = std::chrono::steady_clock::now();
-  return lost;
+  return cudaStreamSynchronize(stream);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return lost; }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {

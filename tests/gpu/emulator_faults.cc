@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "cuda/ordering.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda_runtime.h"
 
@@ -126,6 +127,36 @@ void CheckRecording() {
   cudaGraphDestroy(graph);
 }
 
+// Waits around two streams that record, from others and for others.
+void CheckOrder() {
+  cudaStream_t other, second;
+  cudaGraph_t graph = nullptr, graph_of_second = nullptr;
+  cudaEvent_t event;
+  size_t count = 1;
+  cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
+  cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  dlsys::cuda::BeginRecording(0, stream);
+  Say("an event on a stream that records is refused",
+      cudaEventRecord(event, stream) == cudaErrorStreamCaptureUnsupported);
+  bool fine = true;
+  try {
+    dlsys::cuda::Order(0, other, stream);
+    dlsys::cuda::Order(0, stream, other);
+    dlsys::cuda::BeginRecording(0, second);
+    dlsys::cuda::Order(0, stream, second);
+  } catch (const dlsys::Error& error) {
+    fprintf(stderr, "%s\n", error.what());
+    fine = false;
+  }
+  fine &= dlsys::cuda::EndRecording(0, stream, &graph) == cudaSuccess;
+  fine &= dlsys::cuda::EndRecording(0, second, &graph_of_second) == cudaSuccess;
+  cudaGraphGetNodes(graph, nullptr, &count);
+  Say("waits around recordings are no part of them", fine && count == 0);
+  cudaGraphDestroy(graph);
+  cudaGraphDestroy(graph_of_second);
+}
+
 }  // namespace
 
 int main() {
@@ -149,6 +180,7 @@ int main() {
   Say("too much shared memory is refused",
       Launch(Untouched, 64 << 10, 1, device) == cudaErrorInvalidValue);
   CheckRecording();
+  CheckOrder();
   Say("threads that wait for ever are told", Launch(Apart, 0, 1, device) == cudaErrorLaunchFailure);
   Say("and the GPU is lost", cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
 }

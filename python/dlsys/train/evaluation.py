@@ -10,10 +10,11 @@ import numpy as np
 
 from .. import autodiff as ad
 from .. import optim
+from ..data.prefetch import on_device
 from ..errors import DataError, ShapeError
 from ..nn import Module
 from ..ops.source import ANYWHERE
-from ..runtime.device import Context
+from ..runtime.device import DL_GPU, Context
 from .metrics import Metric, accuracy
 from .totals import Totals
 
@@ -47,19 +48,24 @@ def batches_of(
     data: Any, executor: ad.Executor, epoch: int, start: int = 0
 ) -> Iterator[Iterator[Any]]:
     """The feeds of an epoch of a loader that an executor reads (a loss without labels leaves some
-    out). The loader ends its work when the block is left.
+    out), on a GPU copied there ahead. The loader ends its work when the block is left.
     """
     feeds = iter(data.epoch(epoch, start))
-    read = set(executor.topo_order)
-    try:
-        if read.issuperset(data.inputs()):
-            yield feeds
-        else:
-            yield ({node: x for node, x in feed.items() if node in read} for feed in feeds)
-    finally:
-        close = getattr(feeds, "close", None)
-        if close is not None:
-            close()
+    inputs, read = data.inputs(), set(executor.topo_order)
+    with contextlib.ExitStack() as stack:
+        stack.callback(getattr(feeds, "close", _nothing))
+        wanted = feeds
+        if not read.issuperset(inputs):
+            wanted = ({node: x for node, x in feed.items() if node in read} for feed in feeds)
+        ctx = executor.ctx
+        fed = any(node.op.leaf for node in inputs)  # else the data live on the device
+        if ctx is not None and ctx.device_type == DL_GPU and fed:
+            wanted = stack.enter_context(contextlib.closing(on_device(wanted, ctx)))
+        yield wanted
+
+
+def _nothing() -> None:
+    pass
 
 
 class Evaluator:

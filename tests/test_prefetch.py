@@ -1,0 +1,79 @@
+"""Batches of the host, copied to a GPU ahead of their steps on a stream of their own."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from devices import require
+from dlsys import nn, optim, train
+from dlsys.data import Loader
+from dlsys.data.prefetch import on_device
+from dlsys.ndarray import NDArray, gpu
+from dlsys.runtime.device import stream
+
+
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("dlsys.data")}
+
+
+@require(gpu(0))
+class GpuAhead(unittest.TestCase):
+    def setUp(self) -> None:
+        rng = np.random.default_rng(3)
+        self.images = rng.random((50, 12), np.float32)
+        self.labels = rng.integers(0, 4, 50)
+        self.before = threads()
+
+    def loader(self, **options: Any) -> Loader:
+        return Loader((self.images, self.labels), 8, **options)
+
+    def test_each_batch_is_there_in_turn(self) -> None:
+        loader = self.loader(shuffle=True)
+        wanted = list(loader.epoch(1))
+        for feed, host in zip(on_device(loader.epoch(1), gpu(0)), wanted, strict=True):
+            for node, value in host.items():
+                self.assertIsInstance(feed[node], NDArray)
+                self.assertNotEqual(feed[node].block.home, stream(gpu(0)))
+                np.testing.assert_array_equal(feed[node].asnumpy(), value)
+        self.assertEqual(threads(), self.before)
+
+    def test_what_is_left_early_ends_its_thread(self) -> None:
+        feeds = on_device(self.loader().epoch(0), gpu(0))
+        next(feeds)
+        self.assertGreater(len(threads()), len(self.before))
+        feeds.close()
+        self.assertEqual(threads(), self.before)
+
+    def test_an_error_comes_where_its_batch_would(self) -> None:
+        def broken() -> Iterator[dict]:
+            yield {}
+            yield {}
+            raise OSError("the disk is gone")
+
+        feeds = on_device(broken(), gpu(0))
+        self.assertEqual([next(feeds), next(feeds)], [{}, {}])
+        with self.assertRaisesRegex(OSError, "the disk is gone"):
+            next(feeds)
+        self.assertEqual(threads(), self.before)
+
+    def test_training_has_the_bits_of_feeds_from_the_host(self) -> None:
+        ends, copied = [], []
+
+        def watched(feeds: Any, ctx: Any) -> Any:
+            copied.append(ctx)
+            return on_device(feeds, ctx)
+
+        for way in (watched, lambda feeds, ctx: feeds):
+            loader, model = self.loader(shuffle=True, workers=2), nn.MLP([12, 16, 4], seed=1)
+            with mock.patch("dlsys.train.evaluation.on_device", way):
+                train.fit(model, loader, optim.SGD(0.1, momentum=0.9), epochs=4, ctx=gpu(0))
+            ends.append(model.state_dict())
+        self.assertEqual(copied, [gpu(0)] * 4)
+        for name, value in ends[0].items():
+            np.testing.assert_array_equal(value, ends[1][name], name)
