@@ -132,7 +132,7 @@ class Limits:
 
 
 class Accumulation:
-    """Products and running sums are carried in double: on numpy and the CPU, not on a GPU."""
+    """Products and running sums are carried in double."""
 
     ctx: Context | None = None
 
@@ -230,6 +230,11 @@ class NumpyAccumulation(Accumulation, unittest.TestCase):
 @require(ndarray.cpu(0))
 class CpuAccumulation(Accumulation, unittest.TestCase):
     ctx = ndarray.cpu(0)
+
+
+@require(ndarray.gpu(0))
+class GpuAccumulation(Accumulation, unittest.TestCase):
+    ctx = ndarray.gpu(0)
 
 
 @unittest.skipUnless(os.environ.get("DLSYS_TEST_LARGE") == "1", "DLSYS_TEST_LARGE=1 runs it, 10 GB")

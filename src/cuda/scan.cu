@@ -3,7 +3,7 @@
 //
 // Where elements of a column are neighbours (inner 1) a block sums a row, kThreads elements at a
 // time, with sums by warp shuffles and what came before carried along. Else a thread has a column.
-// Sums are carried in double and every addition has its fixed place.
+// Sums and products are carried in double and every addition has its fixed place.
 #include "cuda/launch.cuh"
 
 namespace dlsys {
@@ -68,41 +68,51 @@ __global__ void ColumnCumSumKernel(const float* x, float* y, int64_t columns, in
   }
 }
 
-__global__ void ProdOthersKernel(const float* x, float* y, int64_t columns, int64_t n,
-                                 int64_t inner) {
+// before (outer, n, inner): room for the products of those before each.
+__global__ void ProdOthersKernel(const float* x, double* before, float* y, int64_t columns,
+                                 int64_t n, int64_t inner) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
     const int64_t o = column / inner;
     const int64_t first = o * n * inner + (column - o * inner);
-    float product = 1.f;
-    for (int64_t k = 0; k < n; k++) {  // of those before
-      y[first + k * inner] = product;
+    double product = 1.0;
+    for (int64_t k = 0; k < n; k++) {
+      before[first + k * inner] = product;
       product *= x[first + k * inner];
     }
-    product = 1.f;
+    product = 1.0;
     for (int64_t k = n - 1; k >= 0; k--) {  // of those behind
-      y[first + k * inner] *= product;
+      y[first + k * inner] = (float)(before[first + k * inner] * product);
       product *= x[first + k * inner];
     }
   }
 }
 
+// A product and its change along g.
+struct Pair {
+  double value, change;
+};
+
 // Besides y, as above, its change dy along g.
-__global__ void TangentKernel(const float* x, const float* g, float* y, float* dy, int64_t columns,
-                              int64_t n, int64_t inner) {
+__global__ void TangentKernel(const float* x, const float* g, Pair* before, float* y, float* dy,
+                              int64_t columns, int64_t n, int64_t inner) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
     const int64_t o = column / inner;
     const int64_t first = o * n * inner + (column - o * inner);
-    for (int pass = 0; pass < 2; pass++) {  // those before, those behind
-      float product = 1.f, change = 0.f;
-      for (int64_t k = 0; k < n; k++) {
-        const int64_t at = first + (pass ? n - 1 - k : k) * inner;
-        const float before = pass ? y[at] : 1.f;
-        const float change_before = pass ? dy[at] : 0.f;
-        dy[at] = change_before * product + before * change;
-        y[at] = before * product;
-        change = change * x[at] + product * g[at];
-        product *= x[at];
-      }
+    Pair product = {1.0, 0.0};
+    const auto go_on = [&](int64_t at) {
+      product.change = product.change * x[at] + product.value * g[at];
+      product.value *= x[at];
+    };
+    for (int64_t k = 0; k < n; k++) {
+      before[first + k * inner] = product;
+      go_on(first + k * inner);
+    }
+    product = {1.0, 0.0};
+    for (int64_t k = n - 1; k >= 0; k--) {  // of those behind
+      const int64_t at = first + k * inner;
+      y[at] = (float)(before[at].value * product.value);
+      dy[at] = (float)(before[at].change * product.value + before[at].value * product.change);
+      go_on(at);
     }
   }
 }
@@ -137,8 +147,9 @@ void ProdOthers(const DLArray* x, DLArray* y, DLStream stream) {
   float* out = Out(op, y);
   if (Numel(y) == 0) return;
   const int64_t columns = x->shape[0] * x->shape[2];
-  Launch(op, ProdOthersKernel, Blocks(columns), kThreads, 0, stream, in, out, columns, x->shape[1],
-         x->shape[2]);
+  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(double), stream);
+  Launch(op, ProdOthersKernel, Blocks(columns), kThreads, 0, stream, in, (double*)before.data(),
+         out, columns, x->shape[1], x->shape[2]);
 }
 
 void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* dy,
@@ -154,8 +165,9 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
   float* change = Out(op, dy);
   if (Numel(y) == 0) return;
   const int64_t columns = x->shape[0] * x->shape[2];
-  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, out, change, columns,
-         x->shape[1], x->shape[2]);
+  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(Pair), stream);
+  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, (Pair*)before.data(),
+         out, change, columns, x->shape[1], x->shape[2]);
 }
 
 DLSYS_KERNEL(cuda, cumsum, CumSum);

@@ -31,6 +31,7 @@ template <bool kMax>
 struct ExtremeOf {
   using Input = float;
   using State = float;
+  using Output = float;
   float* y;
   __device__ State Begin(int64_t) const { return kMax ? -kInfinity : kInfinity; }
   __device__ void Add(State* s, float x, int64_t) const { *s = Extreme<kMax>(*s, x); }
@@ -38,14 +39,17 @@ struct ExtremeOf {
   __device__ void Store(int64_t at, State s) const { y[at] = s; }
 };
 
+// In double: roundings add up, and what is on the way may not fit a float.
+template <class In, class Out>
 struct ProdOf {
-  using Input = float;
-  using State = float;
-  float* y;
-  __device__ State Begin(int64_t) const { return 1.f; }
-  __device__ void Add(State* s, float x, int64_t) const { *s *= x; }
+  using Input = In;
+  using State = double;
+  using Output = Out;
+  Out* y;
+  __device__ State Begin(int64_t) const { return 1.0; }
+  __device__ void Add(State* s, In x, int64_t) const { *s *= x; }
   __device__ void Join(State* s, State other) const { *s *= other; }
-  __device__ void Store(int64_t at, State s) const { y[at] = s; }
+  __device__ void Store(int64_t at, State s) const { y[at] = (Out)s; }
 };
 
 // The largest value so far and the sum of exp(x - largest): one pass, stable for any values.
@@ -55,6 +59,7 @@ struct LogSum {
 struct LogSumExpOf {
   using Input = float;
   using State = LogSum;
+  using Output = float;
   float* y;
   __device__ State Begin(int64_t) const { return {-kInfinity, 0.f}; }
   __device__ void Add(State* s, float x, int64_t) const { Join(s, {x, 1.f}); }
@@ -204,8 +209,8 @@ int64_t Splits(const Pass& pass) {
   return splits > 1 ? splits : 1;
 }
 
-// R reduces what it has made of parts just as well.
-template <class R>
+// Part makes of parts what Last reduces; R reduces all at once.
+template <class R, class Part = R, class Last = R>
 void Reduce(const char* op, const DLArray* x, DLArray* y, DLStream stream) {
   Enter(op, y, x);
   Pass pass = CheckedPass(op, x, y);
@@ -216,10 +221,13 @@ void Reduce(const char* op, const DLArray* x, DLArray* y, DLStream stream) {
   if (splits == 1) return Run(op, in, pass, R{out}, stream);
   pass.splits = splits;
   pass.part = CeilDiv(pass.n, splits);
-  const Scratch partial(y->ctx, pass.outer * splits * pass.inner * (int64_t)sizeof(float), stream);
-  Run(op, in, pass, R{partial.floats()}, stream);
+  using Between = typename Part::Output;
+  const int64_t count = pass.outer * splits * pass.inner;
+  const Scratch partial(y->ctx, count * (int64_t)sizeof(Between), stream);
+  Between* between = (Between*)partial.data();
+  Run(op, in, pass, Part{between}, stream);
   const Pass last{pass.outer, splits, pass.inner, 1, splits};
-  Run(op, (const float*)partial.floats(), last, R{out}, stream);
+  Run(op, (const Between*)between, last, Last{out}, stream);
 }
 
 void ReduceMax(const DLArray* x, DLArray* y, DLStream stream) {
@@ -229,7 +237,8 @@ void ReduceMin(const DLArray* x, DLArray* y, DLStream stream) {
   Reduce<ExtremeOf<false>>("reduce_min", x, y, stream);
 }
 void ReduceProd(const DLArray* x, DLArray* y, DLStream stream) {
-  Reduce<ProdOf>("reduce_prod", x, y, stream);
+  Reduce<ProdOf<float, float>, ProdOf<float, double>, ProdOf<double, float>>("reduce_prod", x, y,
+                                                                             stream);
 }
 void ReduceLogSumExp(const DLArray* x, DLArray* y, DLStream stream) {
   Reduce<LogSumExpOf>("reduce_logsumexp", x, y, stream);

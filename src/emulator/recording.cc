@@ -19,7 +19,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* given) {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   CUstream_st& on = dlsys::emulator::Of(stream);
-  if (!stream || on.graph) return cudaErrorStreamCaptureUnsupported;
+  if ((uintptr_t)stream <= 2 || on.graph) return cudaErrorStreamCaptureUnsupported;
   on.graph = new CUgraph_st;
   on.tail.clear();
   recordings++;

@@ -32,7 +32,7 @@ CUstream_st legacy;
 namespace dlsys {
 namespace emulator {
 
-CUstream_st& Of(cudaStream_t stream) { return stream ? *stream : legacy; }
+CUstream_st& Of(cudaStream_t stream) { return (uintptr_t)stream > 2 ? *stream : legacy; }
 
 cudaError_t Do(cudaStream_t stream, CUgraphNode_st node) {
   CUgraph_st* graph = Of(stream).graph;
