@@ -34,6 +34,8 @@ DLSYS_TEST_SEED    (drawn)   seed of the tests that draw their cases anew in eac
 DLSYS_CUDA_LIBRARY_PATH, folders in which the native library looks for cuBLAS, cuDNN and cuRAND, is
 set when it is loaded to those of installed wheels, unless it is set already. DLSYS_BUILD_LIBRARY
 steers the installation: `none` builds no native library, else it is the path of a finished one.
+DLSYS_EMULATED_SEED, a number, has the emulated GPU (`make emulator`) decide otherwise what CUDA
+leaves open, such as the order of a block's threads.
 """
 
 from __future__ import annotations
