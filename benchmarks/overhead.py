@@ -180,7 +180,7 @@ def chain(link: str) -> dict[str, Any]:
 
 def _runner(executor: Any) -> Any:
     """What an executor runs for the feeds it has seen."""
-    ((runner, _),) = executor._runners.values()
+    ((runner, *_),) = executor._runners.values()
     return runner
 
 
