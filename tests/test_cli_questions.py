@@ -139,6 +139,18 @@ class Pictures(unittest.TestCase):
         self.assertEqual(image[14, 13], 255)
         self.assertEqual(image[0, 0], 0)
 
+    @needs("PIL", "images")
+    def test_sixteen_bits_become_eight(self) -> None:
+        from PIL import Image
+
+        grey = np.arange(28 * 28, dtype=np.uint16).reshape(28, 28) * 50
+        grey[0] = grey[-1] = grey[:, 0] = grey[:, -1] = 0  # a dark border
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "grey.png"
+            Image.fromarray(grey).save(path)
+            (image,) = read_pictures(path, digits=True)[:, 0]
+        np.testing.assert_array_equal(image, grey >> 8)
+
 
 if __name__ == "__main__":
     unittest.main()

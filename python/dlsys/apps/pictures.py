@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..data import read_idx
+from ..data.folder import in_bytes
 from ..errors import DataError, DlsysError
 
 SIDE = 28
@@ -70,7 +71,7 @@ def _decoded(path: Path) -> np.ndarray:
     image_class = _pillow()
     try:
         with image_class.open(path) as image:
-            seen = image.convert("RGBA")
+            seen = in_bytes(image_class, image).convert("RGBA")
     except (OSError, ValueError, SyntaxError, image_class.DecompressionBombError) as error:
         raise DataError(
             f"{path} is no IDX file and no image that can be read: {error}; use a PNG or JPEG"

@@ -112,7 +112,7 @@ class FolderImages:
         pillow = _pillow()
         try:
             with pillow.open(path) as file:
-                image = _in_bytes(pillow, file).convert(self.mode)
+                image = in_bytes(pillow, file).convert(self.mode)
         except FileNotFoundError:
             raise DataError(f"{path}: the file has gone since the folder was listed") from None
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
@@ -126,7 +126,7 @@ class FolderImages:
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _in_bytes(pillow: Any, image: Any) -> Any:
+def in_bytes(pillow: Any, image: Any) -> Any:
     """The image with 8 bits a channel. Pillow's own conversion would cut brighter values off."""
     wide = image.mode == "I" and image.format == "PNG"  # 16 bits, to older versions of Pillow
     if wide or image.mode.startswith("I;16"):
