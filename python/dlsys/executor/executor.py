@@ -32,7 +32,7 @@ from . import state
 from .feeds import Feeds
 from .observe import observer, poisoner
 from .plan import Plan, make_plan
-from .reference import Reference
+from .reference import NumpyBackend
 from .schedule import schedule
 from .whole import Whole
 
@@ -81,7 +81,7 @@ class Executor:
         self._told_of_plans = False
         self._since: Since | None = None
         if ctx is None:
-            self._backend: Any = _NumpyBackend()
+            self._backend: Any = NumpyBackend()
         else:
             from .program import NativeBackend
             from .report import Since
@@ -347,35 +347,6 @@ class _OneThread:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
-
-
-class _NumpyBackend:
-    """Memory and runners on numpy."""
-
-    beside = 0  # of its steps one runs at a time
-
-    def __init__(self) -> None:
-        self._arena = state.aligned_bytes(0)
-
-    @staticmethod
-    def workspace(node: Node) -> Sequence[Spec]:
-        inputs = [x.spec for x in node.inputs]
-        outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
-        return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
-
-    @staticmethod
-    def runner(plan: Plan) -> Reference:
-        return Reference(plan)
-
-    def reserve(self, runner: Reference, others: Any) -> None:
-        """Binds a runner to the one arena, which grows to the largest plan and is then bound
-        anew.
-        """
-        if runner.plan.arena_nbytes > len(self._arena):
-            self._arena = state.aligned_bytes(runner.plan.arena_nbytes)
-            for other in others:
-                other.bind(self._arena)
-        runner.bind(self._arena)
 
 
 def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> None:

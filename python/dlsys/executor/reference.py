@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..graph.node import Node, Spec
 from .observe import Observer
 from .plan import Buffer, Plan, Step, Value
 from .state import aligned_bytes
@@ -152,6 +153,35 @@ class Reference:
             if value is not None and value.buffer is buffer:
                 return value.spec.shape
         raise AssertionError("only feeds and fetches are patched")
+
+
+class NumpyBackend:
+    """Memory and runners on numpy."""
+
+    beside = 0  # of its steps one runs at a time
+
+    def __init__(self) -> None:
+        self._arena = aligned_bytes(0)
+
+    @staticmethod
+    def workspace(node: Node) -> Sequence[Spec]:
+        inputs = [x.spec for x in node.inputs]
+        outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
+        return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
+
+    @staticmethod
+    def runner(plan: Plan) -> Reference:
+        return Reference(plan)
+
+    def reserve(self, runner: Reference, others: Any) -> None:
+        """Binds a runner to the one arena, which grows to the largest plan and is then bound
+        anew.
+        """
+        if runner.plan.arena_nbytes > len(self._arena):
+            self._arena = aligned_bytes(runner.plan.arena_nbytes)
+            for other in others:
+                other.bind(self._arena)
+        runner.bind(self._arena)
 
 
 def run_compute(node: Any, inputs: int, use_numpy: bool, *arrays: Any) -> None:
