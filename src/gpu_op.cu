@@ -22,7 +22,6 @@ void CheckStatus(int status) {
 
 // The stream of these functions on a GPU, null on the CPU.
 DLStream OwnStream(DLContext ctx) {
-  constexpr int kMaxDevices = 64;
   static std::mutex mutex;
   static DLStream streams[kMaxDevices];
   if (ctx.device_type != DL_GPU) return nullptr;

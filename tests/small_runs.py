@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+import unittest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,3 +66,28 @@ class OnStep(train.Callback):
 
     def __init__(self, act: Any) -> None:
         self.on_step = act
+
+
+class InFolder(unittest.TestCase):
+    """A folder for each test, and runs of the small model."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def fit(self, *callbacks: train.Callback, **options: Any) -> train.History:
+        options = {"epochs": 10, "metrics": ()} | options
+        net, data = options.pop("net", None) or model(), options.pop("data", None) or loader(20)
+        optimizer = options.pop("optimizer", None) or sgd()
+        return train.fit(net, data, optimizer, callbacks=callbacks, **options)
+
+
+class Scripted(train.Callback):
+    """Gives every epoch's record a figure from a list."""
+
+    def __init__(self, name: str, values: Any) -> None:
+        self.name, self.values = name, values
+
+    def on_epoch_end(self, run: train.Run, record: Any) -> None:
+        record[self.name] = self.values[record["epoch"] - 1]

@@ -18,6 +18,7 @@ class Interrupts:
         self._ours = False
 
     def __enter__(self) -> Interrupts:
+        self.pressed = False
         in_main = threading.current_thread() is threading.main_thread()
         self._ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self._ours:

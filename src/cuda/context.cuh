@@ -13,6 +13,8 @@ namespace cuda {
 // fault. No CUDA call comes before it.
 void Use(const char* op, int device);
 
+constexpr int kMaxDevices = 64;  // for which tables have room
+
 int DeviceCount();                // fails with DL_UNAVAILABLE and the reason when there is none
 int Multiprocessors(int device);  // of a device that was used before
 // 9 on an H200; less where the newest code that this library has for the GPU is for older ones:

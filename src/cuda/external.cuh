@@ -28,8 +28,6 @@ std::string VersionText(int (*property)(int which, int* value));
 // If the GPU is lost, that is the reason for which a library failed.
 void CheckFault(const char* op);
 
-constexpr int kMaxDevices = 64;
-
 // A library's handles, by GPU. A handle serves one call at a time; there are as many as threads
 // ever were in a call at once. Never destroyed: at exit the driver may be gone before static
 // destructors run.

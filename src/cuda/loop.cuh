@@ -70,7 +70,6 @@ inline Loop BroadcastLoop(const char* op, const DLArray* x, const DLArray* y, co
   return Fold(loop);
 }
 
-#if defined(__CUDACC__) || defined(DLSYS_EMULATED)
 struct Offsets {
   int64_t x, y;
 };
@@ -89,7 +88,6 @@ __host__ __device__ inline Offsets Locate(const Loop& loop, int64_t index) {
   offsets.y += index * loop.y[0];
   return offsets;
 }
-#endif
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -10,8 +10,6 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kMaxDevices = 64;
-
 struct Recording {
   cudaStream_t stream;
   cudaEvent_t before;                // behind the work before it

@@ -16,7 +16,6 @@ constexpr size_t kRingNbytes = size_t(16) << 20;
 constexpr size_t kPieceNbytes = size_t(2) << 20;
 constexpr size_t kAlignment = 256;
 constexpr size_t kMaxPieces = 64;
-constexpr int kMaxDevices = 64;
 
 class Ring {
  public:

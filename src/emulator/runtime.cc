@@ -2,6 +2,7 @@
 // launches. Graphs are in recording.cc.
 #include "emulator/runtime.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -23,9 +24,8 @@ std::mutex mutex;  // over what follows
 std::unordered_map<void*, size_t> blocks;
 size_t in_use = 0;
 std::unordered_map<const void*, size_t> allowed_shared;  // of kernels that asked for more
-cudaError_t lost = cudaSuccess;
-
 CUstream_st legacy;
+std::atomic<cudaError_t> lost{cudaSuccess};
 
 }  // namespace
 
@@ -166,7 +166,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return dlsys::emulator::Of(stream).graph ? cudaErrorStreamCaptureUnsupported : lost;
+  return dlsys::emulator::Of(stream).graph ? cudaErrorStreamCaptureUnsupported : lost.load();
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
@@ -195,7 +195,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 namespace {
 
 // Calls that take time on the whole device are refused while this thread records.
-bool Unsafe() { return dlsys::emulator::Recording() && lost == cudaSuccess; }
+bool Unsafe() { return dlsys::emulator::Recording(); }
 
 cudaError_t Allocate(void** data, size_t nbytes) {
   constexpr size_t kAlignment = 256;

@@ -31,14 +31,14 @@ class Whole:
         if self._undone:
             self._before = [parameter.asnumpy() for parameter in self._undone]
         if self._held:
-            self._keys = Interrupts()
             self._keys.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._held:
             self._keys.__exit__()
+        before, self._before = self._before, []
         if kind is not None:
-            for parameter, value in zip(self._undone, self._before):
+            for parameter, value in zip(self._undone, before):
                 parameter.set(value)
         elif self._keys.pressed:
             raise KeyboardInterrupt
