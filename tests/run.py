@@ -14,6 +14,7 @@ import collections
 import faulthandler
 import importlib.util
 import os
+import signal
 import sys
 import unittest
 from pathlib import Path
@@ -115,6 +116,8 @@ def run_with_unittest(tally: Tally, arguments: list[str]) -> None:
 
 def main(arguments: list[str]) -> int:
     faulthandler.enable()
+    # Tests press Ctrl-C, which a shell has its background jobs ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "python")]
     tally = Tally(skips_fail=os.environ.get("DLSYS_REQUIRE_GPU") == "1")
     if "-k" in arguments or not importlib.util.find_spec("nose2"):
