@@ -102,11 +102,13 @@ typedef struct DLCopy {
 // Which parts of a recorded program may run beside each other. Its parts are the copies before,
 // each step, and the copies after. `lane` has a number from 0 for each of them: what is in one lane
 // runs in order. Besides, part waits[2k] begins when part waits[2k + 1], an earlier one, is done;
-// the pairs come in the order of the parts that wait.
+// the pairs come in the order of the parts that wait. `settled` has for each part the inputs of its
+// step, as bits in their order, that the part before it in its lane does not write; or it is null.
 typedef struct DLLanes {
   const int32_t* lane;
   const int32_t* waits;
   int64_t nwaits;
+  const uint64_t* settled;
 } DLLanes;
 
 // What a recording consists of: nodes in all, of them kernels, copies and fills.

@@ -27,6 +27,21 @@ inline const long long* OptionalCount(const char* op, const char* what, const DL
   return a ? (const long long*)a->data : nullptr;
 }
 
+// What a rule's launcher is told, in the order of its arguments.
+inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const DLArrayList* step,
+                                  const DLArrayList* count, const DLArrayList* scale, int64_t every,
+                                  float clip, float l2, float decay, float a, float b, float c) {
+  return {OptionalFloat(op, "learning rate", lr),
+          OptionalCount(op, "step", step),
+          OptionalCount(op, "count", count),
+          OptionalFloat(op, "scale", scale),
+          every,
+          clip,
+          l2,
+          decay,
+          {a, b, c}};
+}
+
 // Each gradient has `states` arrays of its shape: state j of parameter k is at j * count + k.
 inline void CheckStates(const char* op, int states, const DLArrayList* updated,
                         const DLArrayList* grads) {

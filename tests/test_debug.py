@@ -127,7 +127,7 @@ class Debugging:
             self.assertEqual(result, results[0])
 
     def test_separate_shares_no_byte(self):
-        net = Training((6, 5, 4))
+        net = Training((6, 5, 5, 5, 4))
         with mock.patch.object(settings, "separate_arena", True):
             plan = Executor([net.loss, net.train], self.ctx).plan(net.shapes(9))
         taken = sorted((b.offset, b.offset + b.nbytes) for b in plan.buffers if b.kind == "arena")

@@ -61,15 +61,8 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
   const char* op = Rule::name;
   CheckAll(op, {states, grads, lr, step, count, scale});
   CheckStates(op, Rule::kStates, states, grads);
-  const rule::Source source{OptionalFloat(op, "learning rate", lr),
-                            OptionalCount(op, "step", step),
-                            OptionalCount(op, "count", count),
-                            OptionalFloat(op, "scale", scale),
-                            every,
-                            clip,
-                            l2,
-                            decay,
-                            {a, b, c}};
+  const rule::Source source =
+      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c);
   if (!source.Due(Rule::kEveryRun)) return;
   const rule::Step<Rule> made = source.Make<Rule>();
   const Joined joined(grads);

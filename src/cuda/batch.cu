@@ -1,10 +1,12 @@
 // Batches of a resident data set: orders of samples, and rows taken, cast and scaled.
 //
-// samples (count, size) of uint8 or float32 -> x (batch, size) of float32, a block a row: its first
-// thread finds the sample, all of them copy it, four elements at a time where planes and addresses
-// allow. Labels are moved by the same launch. The step is read from device memory, so that a
-// captured program takes the next batch when it has advanced. An index out of range makes its row
-// NaN: a kernel cannot fail. Outputs never overlap inputs.
+// samples (count, size) of uint8 or float32 -> x (batch, size) of float32, a few rows a block, four
+// elements at a time where planes and addresses allow. Labels are moved by the same launch. The
+// step is read from device memory, so that a captured program takes the next batch when it has
+// advanced. An index out of range makes its row NaN: a kernel cannot fail. Outputs never overlap
+// inputs.
+#include <algorithm>
+
 #include "batch.h"
 #include "cuda/launch.cuh"
 
@@ -42,17 +44,9 @@ __global__ void IndexKernel(Next next, int64_t* index) {
   for (int64_t i = FirstItem(); i < next.batch; i += ItemStep()) index[i] = next.At(i);
 }
 
-template <class T>
-struct Quad {
-  T of[4];
-};
-template <>
-struct alignas(4) Quad<uint8_t> {
-  uint8_t of[4];
-};
-template <>
-struct alignas(16) Quad<float> {
-  float of[4];
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Some {
+  T of[kWidth];
 };
 
 // Affine::Of, which without a shift rounds once: then float does, at a fraction of the cost.
@@ -61,52 +55,72 @@ __device__ __forceinline__ float Scaled(T x, float scale, float shift) {
   return shift == 0.f ? fmaf((float)x, scale, 0.f) : Affine::Of(x, scale, shift);
 }
 
-// The row at `from` to the row at `to`, kWidth elements of one plane at a time. `scale` and `shift`
-// are those of the first plane.
-template <int kWidth, class T>
-__device__ void TakeRow(const T* from, const Affine& affine, float scale, float shift, float* to) {
+// Takes `count` of the rows `chosen`, kWidth elements of one plane at a time; rows below 0 do not
+// exist. `scale` and `shift` are those of the first plane; `ready` is called between the first
+// reading and the first writing.
+template <int kWidth, class T, class Ready>
+__device__ __forceinline__ void TakeRows(const int64_t* chosen, int count, const T* samples,
+                                         const Affine& affine, float scale, float shift, float* to,
+                                         Ready&& ready) {
+  constexpr int kBatch = 4;  // rows that are read beside each other
   const int size = (int)affine.size, inner = (int)affine.inner;
   for (int k = kWidth * (int)threadIdx.x; k < size; k += kWidth * (int)blockDim.x) {
     if (affine.channels > 1) {
       scale = affine.scale[k / inner];
       shift = affine.shift[k / inner];
     }
-    if constexpr (kWidth == 4) {
-      const Quad<T> x = *(const Quad<T>*)(from + k);
-      Quad<float> y;
+    for (int first = 0; first < count; first += kBatch) {
+      Some<T, kWidth> x[kBatch];
 #pragma unroll
-      for (int j = 0; j < 4; j++) y.of[j] = Scaled(x.of[j], scale, shift);
-      *(Quad<float>*)(to + k) = y;
-    } else {
-      to[k] = Scaled(from[k], scale, shift);
+      for (int b = 0; b < kBatch; b++)
+        if (first + b < count && chosen[first + b] >= 0)
+          x[b] = *(const Some<T, kWidth>*)(samples + chosen[first + b] * affine.size + k);
+      ready();
+#pragma unroll
+      for (int b = 0; b < kBatch; b++) {
+        if (first + b >= count) break;
+        Some<float, kWidth> y;
+#pragma unroll
+        for (int j = 0; j < kWidth; j++)
+          y.of[j] = chosen[first + b] >= 0 ? Scaled(x[b].of[j], scale, shift) : NAN;
+        *(Some<float, kWidth>*)(to + (int64_t)(first + b) * size + k) = y;
+      }
     }
   }
 }
 
-// What takes long to come is asked for before it is needed: scale and shift while the first thread
-// looks for the sample, the label before the row.
+__device__ __forceinline__ void TakeLabels(const int64_t* chosen, int count, const Labels& labels,
+                                           uint8_t* to) {
+  const int nbytes = (int)labels.nbytes;
+  for (int i = threadIdx.x; i < count * nbytes; i += blockDim.x)
+    to[i] = labels.from[chosen[i / nbytes] * nbytes + i % nbytes];
+}
+
+constexpr int kMostRows = 8;  // of a block
+
+// A thread a row finds the samples, then all threads take them. Where `settled` says that nothing
+// that is read is being written, this begins before the kernels before this one are done.
 template <int kWidth, class T, class Rows>
 __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, float* x, int64_t n,
-                           Labels labels) {
-  __shared__ int64_t chosen;
-  WaitForEarlierKernels();
+                           int of_block, Labels labels, bool settled) {
+  __shared__ int64_t chosen[kMostRows];
+  bool waited = false;
+  const auto ready = [&] {
+    if (waited) return;
+    WaitForEarlierKernels();
+    LetNextKernelBegin();
+    waited = true;
+  };
+  if (!settled) ready();
   const float scale = affine.scale[0], shift = affine.shift[0];
-  for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
-    if (threadIdx.x == 0) chosen = rows.At(i);
+  const int64_t step = (int64_t)gridDim.x * of_block;
+  for (int64_t first = (int64_t)blockIdx.x * of_block; first < n; first += step) {
+    const int count = (int)min((int64_t)of_block, n - first);
+    if ((int)threadIdx.x < count) chosen[threadIdx.x] = rows.At(first + threadIdx.x);
     __syncthreads();
-    const int64_t row = chosen;
-    const uint8_t* label = labels.from + row * labels.nbytes;
-    uint8_t* to_label = labels.to + i * labels.nbytes;
-    const bool has_byte = threadIdx.x < labels.nbytes;
-    const uint8_t byte = has_byte ? label[threadIdx.x] : 0;
-    float* to = x + i * affine.size;
-    if (row < 0)
-      for (int64_t k = threadIdx.x; k < affine.size; k += blockDim.x) to[k] = NAN;
-    else
-      TakeRow<kWidth>(samples + row * affine.size, affine, scale, shift, to);
-    if (has_byte) to_label[threadIdx.x] = byte;
-    for (int64_t k = threadIdx.x + blockDim.x; k < labels.nbytes; k += blockDim.x)
-      to_label[k] = label[k];
+    TakeRows<kWidth>(chosen, count, samples, affine, scale, shift, x + first * affine.size, ready);
+    ready();
+    TakeLabels(chosen, count, labels, labels.to + first * labels.nbytes);
     __syncthreads();  // everybody has read `chosen`
   }
 }
@@ -115,25 +129,32 @@ __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, float* x,
 
 template <class T, class Rows>
 void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affine& affine,
-            float* x, int64_t n, const Labels& labels, DLStream stream) {
+            float* x, int64_t n, const Labels& labels, int inputs, DLStream stream) {
   const T* from = (const T*)samples->data;
   const bool quads = affine.inner % 4 == 0 && Aligned16(from) && Aligned16(x);
   const int64_t items = quads ? affine.size / 4 : affine.size;
   const int64_t threads = items < kThreads ? CeilDiv(items + (items == 0), 32) * 32 : kThreads;
-  const bool early = ComputeMajor(samples->ctx.device_id) >= 9;
-  LaunchClusters(op, quads ? TakeKernel<4, T, Rows> : TakeKernel<1, T, Rows>, Blocks(n, 1), 1,
-                 (unsigned)threads, 0, early, stream, rows, from, affine, x, n, labels);
+  const int device = samples->ctx.device_id;
+  const bool early = ComputeMajor(device) >= 9;
+  // A block on each multiprocessor: more would get in the way of what runs beside this.
+  const int64_t even = CeilDiv(n, Multiprocessors(device));
+  const int of_block = (int)std::max<int64_t>(1, std::min<int64_t>(even, kMostRows));
+  LaunchClusters(op, quads ? TakeKernel<4, T, Rows> : TakeKernel<1, T, Rows>, Blocks(n, of_block),
+                 1, (unsigned)threads, 0, early, stream, rows, from, affine, x, n, of_block, labels,
+                 AreSettled(0, inputs));
 }
 
 template <class Rows>
 void Take(const char* op, const Rows& rows, const DLArray* samples, const Affine& affine, float* x,
-          int64_t n, const Labels& labels, DLStream stream) {
+          int64_t n, const Labels& labels, int inputs, DLStream stream) {
   if (affine.size > INT32_MAX / 2)
     Fail("%s: a sample has %lld elements, too many for a row", op, (long long)affine.size);
+  if (labels.nbytes > INT32_MAX / kMostRows)
+    Fail("%s: a label has %lld bytes, too many for a row", op, (long long)labels.nbytes);
   if (samples->dtype == DL_UINT8)
-    TakeOf<uint8_t>(op, rows, samples, affine, x, n, labels, stream);
+    TakeOf<uint8_t>(op, rows, samples, affine, x, n, labels, inputs, stream);
   else
-    TakeOf<float>(op, rows, samples, affine, x, n, labels, stream);
+    TakeOf<float>(op, rows, samples, affine, x, n, labels, inputs, stream);
 }
 
 void ShuffledIndex(const DLArray* step, int64_t count, int64_t seed, int64_t shuffle,
@@ -153,7 +174,7 @@ void TakeBatch(const DLArray* samples, const DLArray* index, const DLArray* scal
   const Affine affine = batch::AffineOf(op, samples, scale, shift);
   CheckTaken(op, samples, 0, index, y);
   const Given given{IndicesOf(op, index), samples->shape[0]};
-  Take(op, given, samples, affine, Out(op, y), Numel(index), Labels(), stream);
+  Take(op, given, samples, affine, Out(op, y), Numel(index), Labels(), 4, stream);
 }
 
 void ShuffledBatch(const DLArray* samples, const DLArray* labels, const DLArray* step,
@@ -166,7 +187,7 @@ void ShuffledBatch(const DLArray* samples, const DLArray* labels, const DLArray*
   const Order order = batch::BatchOrder(op, samples, seed, shuffle, x, y);
   const int64_t n = x->shape[0];
   const Next next{order, batch::StepOf(op, step), n};
-  Take(op, next, samples, affine, Out(op, x), n, moved, stream);
+  Take(op, next, samples, affine, Out(op, x), n, moved, 5, stream);
 }
 
 DLSYS_KERNEL(cuda, shuffled_index, ShuffledIndex);

@@ -167,8 +167,16 @@ void MoveTo(cudaStream_t stream, Nodes& nodes) {
 class Weaver {
  public:
   Weaver(const DLLanes* lanes, int64_t parts, cudaStream_t stream, KeptMemory* memory)
-      : lanes_(lanes), stream_(stream), memory_(memory), ends_(parts), tails_(parts) {}
-  ~Weaver() { next_may_be_early = true; }
+      : lanes_(lanes),
+        stream_(stream),
+        memory_(memory),
+        ends_(parts),
+        tails_(parts),
+        queued_(parts) {}
+  ~Weaver() {
+    next_may_be_early = true;
+    settled_inputs = 0;
+  }
 
   template <class F>
   void Record(int64_t part, F&& queue) {
@@ -184,8 +192,12 @@ class Weaver {
     MoveTo(stream_, behind);
     memory_->Enter(lane);
     next_may_be_early = behind.size() == 1 && behind == tails_[lane];
+    const bool told = lanes_->settled && next_may_be_early && queued_[lane];
+    settled_inputs = told ? lanes_->settled[part] : 0;
     queue();
+    settled_inputs = 0;
     ends_[part] = tails_[lane] = Place(stream_);
+    queued_[lane] = ends_[part] != behind;
   }
 
  private:
@@ -194,6 +206,7 @@ class Weaver {
   KeptMemory* memory_;
   std::vector<Nodes> ends_;   // of each part
   std::vector<Nodes> tails_;  // of each lane: the ends of its last part so far
+  std::vector<bool> queued_;  // of each lane: whether that part has nodes
   int64_t next_ = 0;          // of the waits
 };
 

@@ -35,17 +35,10 @@ struct Layers {
   Precision precision;  // of products that are launched one by one
   const float* x;
   float* dlogits;
-  int64_t rows;
+  int64_t rows, biases;
   int count;
   Layer of[kMostLayers];
 };
-
-template <int kRows>
-int64_t PartsNumel(const Stage& stage) {
-  const int slots = Slots(stage.width, stage.depth_fastest);
-  const int columns = stage.depth_fastest ? kDeepColumns : kWideColumns;
-  return (int64_t)(kHeadThreads / Across(slots)) * columns * kRows * slots;
-}
 
 // The plan of a block: sheets, then what stays, then what comes and goes; its bytes in *nbytes.
 template <int kRows>
@@ -61,10 +54,9 @@ Head Plan(const Layers& layers, int64_t* nbytes) {
     return (int)(at - numel);
   };
   int sheets[kMostLayers + 1];  // of each layer's x, and of the gradient of the logits
-  for (int l = 0; l < count; l++) sheets[l] = take(SheetNumel<kRows>((int)layers.of[l].k));
-  sheets[count] = head.gradients_at = take(SheetNumel<kRows>(head.classes));
-  head.sheets = (int)at;
-  head.logits_at = take(Whole(head.classes * kRows));
+  for (int l = 0; l < count; l++) sheets[l] = take(kRows * Pitch((int)layers.of[l].k));
+  sheets[count] = head.gradients_at = take(kRows * Pitch(head.classes));
+  head.logits_at = take(kRows * Pitch(head.classes));
   for (int l = 0; l < count; l++) {
     const Layer& layer = layers.of[l];
     const int k = (int)layer.k, n = (int)layer.n;
@@ -76,11 +68,10 @@ Head Plan(const Layers& layers, int64_t* nbytes) {
       bias_at = take(Pitch(n));
       head.copy[head.copies++] = {layer.bias, bias_at, 1, n};
     }
-    if (l == 0) head.first_copies = head.copies;
     const bool last = l == count - 1;
     Stage& stage = head.stage[l];
     stage.weight_at = weight_at, stage.pitch = Pitch(row), stage.depth = k, stage.width = n;
-    stage.depth_fastest = layer.transposed, stage.rows = last;
+    stage.depth_fastest = layer.transposed;
     stage.from_at = sheets[l], stage.to_at = last ? head.logits_at : sheets[l + 1];
     stage.bias_at = bias_at, stage.activation = layer.activation, stage.out = layer.y;
   }
@@ -89,11 +80,15 @@ Head Plan(const Layers& layers, int64_t* nbytes) {
     Stage& stage = head.stage[head.stages++];
     stage = head.stage[l];
     std::swap(stage.depth, stage.width);
-    stage.depth_fastest = !layer.transposed, stage.rows = false;
+    stage.depth_fastest = !layer.transposed;
     stage.from_at = sheets[l + 1], stage.to_at = sheets[l];
     stage.bias_at = -1, stage.activation = 0, stage.slope = layer.slope, stage.out = layer.dx;
   }
-  for (int s = 0; s < head.stages; s++) parts = std::max(parts, PartsNumel<kRows>(head.stage[s]));
+  for (int s = 0; s < head.stages; s++) {
+    const Stage& stage = head.stage[s];
+    parts = std::max<int64_t>(parts, stage.depth_fastest ? PartsNumel<kRows, true>(stage.width)
+                                                         : PartsNumel<kRows, false>(stage.width));
+  }
   head.parts_at = take(parts);
   *nbytes = at * (int64_t)sizeof(float);
   return head;
@@ -144,12 +139,13 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
              const Target& target, DLStream stream) {
   const int device = ctx.device_id, multiprocessors = Multiprocessors(device);
   int64_t nbytes;
-  const Head head = Plan<kRows>(layers, &nbytes);
+  Head head = Plan<kRows>(layers, &nbytes);
   const bool fits = nbytes + (int64_t)sizeof(Head) + 1024 <= SharedLimit(op, device);
   if constexpr (kRows > 1) {
     if (!fits || CeilDiv(layers.rows, kRows / 2) <= multiprocessors)
       return RunHead<kRows / 2>(op, ctx, layers, labels, target, stream);
   }
+  head.early = AreSettled(1, layers.count + (int)layers.biases);
   const int64_t groups = CeilDiv(layers.rows, kRows);
   const int64_t most = std::min(multiprocessors, kMeetingPlaces);
   const int64_t rounds = std::max<int64_t>(1, CeilDiv(groups, most));
@@ -175,6 +171,7 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
   layers.precision = CheckedPrecision(op, code >> 10 * kMostLayers);
   layers.x = In(op, x);
   layers.rows = x->shape[0];
+  layers.biases = biases->count;
   const auto check = [&](const DLArray* a, int64_t rows, int64_t columns) {
     CheckArray(op, a, x->ctx);
     if (a->ndim != 2 || a->shape[0] != rows || a->shape[1] != columns)

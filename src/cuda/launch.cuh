@@ -24,8 +24,18 @@ inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {
 // waits for others than the one before it in its lane.
 inline thread_local bool next_may_be_early = true;
 
+// Which inputs of this thread's next kernel, by bit in the order of its step, are there before the
+// kernel before it is done, and may be read before WaitForEarlierKernels. Only a recording knows.
+inline thread_local uint64_t settled_inputs = 0;
+
+inline bool AreSettled(int first, int count) {
+  const uint64_t wanted = count < 64 ? ((uint64_t(1) << count) - 1) << first : 0;
+  return first + count <= 64 && (settled_inputs & wanted) == wanted;
+}
+
 inline void CountLaunch() {
   next_may_be_early = true;  // within a step each kernel waits for the one before
+  settled_inputs = 0;
   Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -40,6 +50,18 @@ inline void AllowShared(const char* op, const void* kernel, size_t nbytes) {
   Check(op, cudaFuncGetAttributes(&attributes, kernel));
   Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  most - (int)attributes.sharedSizeBytes));
+}
+
+// So much shared memory in place of `nbytes` that no multiprocessor has more blocks of a launch
+// than it has to: where blocks come early, the first that becomes free would take those of others.
+inline size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
+  int device = 0, most = 0, of_block = 0;
+  Check(op, cudaGetDevice(&device));
+  Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+  Check(op, cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  const size_t crowded = (size_t)most / (CeilDiv(blocks, Multiprocessors(device)) + 1);
+  const size_t room = (size_t)of_block - 4096;  // what a kernel declares comes besides
+  return nbytes < crowded && crowded <= room ? crowded : nbytes;
 }
 
 // Queues a kernel on the stream; a grid without blocks is no work and no launch.
@@ -64,6 +86,7 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
                            DLStream stream, Args... args) {
   if (grid == 0) return;
   early = early && next_may_be_early;
+  if (early && shared_nbytes > 0) shared_nbytes = SpreadOut(op, grid, shared_nbytes);
   AllowShared(op, (const void*)kernel, shared_nbytes);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

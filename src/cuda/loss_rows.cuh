@@ -15,18 +15,20 @@ struct DenseLabels {
   const float* of;  // (rows, classes)
   float dy;
   __device__ __forceinline__ int64_t Hold(int64_t row, bool) const { return row; }
-  template <int kLanes, class Put>
+  template <int kLanes, int kUnroll = 4, class Put>
   __device__ float Row(const float* in, int64_t row, int64_t classes, int64_t count, int lane,
                        const Put& put) const {
     const float* target = of + row * classes;
-    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const Stats stats = RowStats<kLanes, kUnroll>(in, count, lane);
     const float log_sum = logf(stats.sum);
     float mass = 0.f, loss = 0.f;
+#pragma unroll kUnroll
     for (int64_t c = lane; c < count; c += kLanes) {
       mass += target[c];
       loss += target[c] * (log_sum - (in[c] - stats.max));
     }
     mass = Join<SumOf, kLanes>(mass);
+#pragma unroll kUnroll
     for (int64_t c = lane; c < count; c += kLanes)
       put(c, (expf(in[c] - stats.max) / stats.sum * mass - target[c]) * dy);
     return Join<SumOf, kLanes>(loss);
@@ -39,14 +41,15 @@ struct SparseLabels {
   __device__ __forceinline__ int64_t Hold(int64_t row, bool exists) const {
     return exists ? of.At(row) : 0;
   }
-  template <int kLanes, class Put>
+  template <int kLanes, int kUnroll = 4, class Put>
   __device__ float Row(const float* in, int64_t label, int64_t classes, int64_t count, int lane,
                        const Put& put) const {
-    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const Stats stats = RowStats<kLanes, kUnroll>(in, count, lane);
     if (count == 0) return 0.f;
     const bool valid = label >= 0 && label < classes;
     const float scale = valid ? dy : NAN;
     const float loss = valid ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+#pragma unroll kUnroll
     for (int64_t c = lane; c < count; c += kLanes)
       put(c, (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale);
     return loss;

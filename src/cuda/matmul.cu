@@ -2,6 +2,7 @@
 // rule or by the caller's choice; and the kernels that come after one: for partial products in
 // scratch, and for epilogues of products by other libraries. matmul.cuh has the contract,
 // matmul_kernel.cuh the kernel.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -45,28 +46,19 @@ struct TileCost {
   double ns, ns_more;  // a layer of the depth: for one block on a multiprocessor, for each further
 };
 
-// By the numbers that LaunchProduct takes.
-constexpr int kTilings = 5;
-constexpr TileCost kFp32Costs[kTilings] = {{128, 64, 1, 4.0, 54.6, 54.6},
-                                           {64, 64, 1, 3.7, 30, 30},
-                                           {64, 32, 2, 2.6, 20.5, 18.6},
-                                           {32, 32, 2, 2.5, 12.3, 8.8},
-                                           {32, 16, 2, 2.8, 6.9, 5.7}};
-constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.6, 27.4, 27.4},
-                                           {64, 64, 1, 3.0, 17.5, 17.5},
-                                           {64, 32, 2, 2.5, 13.4, 9.2},
-                                           {32, 32, 2, 2.8, 7.9, 5.9},
-                                           {32, 16, 2, 2.9, 6.0, 4.6}};
+// By the numbers that WithTiling takes.
+constexpr int kTilings = 6;
+constexpr TileCost kFp32Costs[kTilings] = {
+    {128, 64, 1, 4.0, 54.6, 54.6}, {64, 64, 1, 3.7, 30, 30},   {64, 32, 2, 2.6, 20.5, 18.6},
+    {32, 32, 2, 2.5, 12.3, 8.8},   {32, 16, 2, 2.8, 6.9, 5.7}, {16, 32, 2, 2.8, 6.9, 5.7}};
+constexpr TileCost kTf32Costs[kTilings] = {
+    {128, 64, 1, 3.6, 27.4, 27.4}, {64, 64, 1, 3.0, 17.5, 17.5}, {64, 32, 2, 2.5, 13.4, 9.2},
+    {32, 32, 2, 2.8, 7.9, 5.9},    {32, 16, 2, 2.9, 6.0, 4.6},   {16, 32, 2, 2.9, 6.0, 4.6}};
 constexpr double kRoundUs = 1.5;            // where blocks follow others on their multiprocessor
 constexpr double kKernelUs = 3.5;           // of a further kernel after a product
 constexpr double kReduceUs = 4.5;           // and of the sums of an operand
 constexpr double kCublasUs[] = {7.0, 7.0};  // by precision: of a product without depth
 constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8};  // and the operations of a microsecond
-
-struct Cut {
-  int tiling, splits;
-  double us;
-};
 
 int64_t PartOf(int64_t k, int64_t splits) {
   return CeilDiv(CeilDiv(k, splits), kPartUnit) * kPartUnit;
@@ -78,39 +70,28 @@ double Usable(int multiprocessors, int splits) {
   return multiprocessors * (splits <= 2 ? 1.0 : splits <= 4 ? 0.91 : 0.85);
 }
 
-double ProductUs(const Product& p, const TileCost& cost, int splits, int multiprocessors) {
-  const double blocks = (double)(CeilDiv(p.m, cost.rows) * CeilDiv(p.n, cost.cols) * splits);
-  const double on_each = std::ceil(blocks / Usable(multiprocessors, splits));
+// Of products in one launch, `depth` layers at most.
+double ProductsUs(const Product* products, int count, int64_t depth, const TileCost& cost,
+                  int splits, int multiprocessors) {
+  double tiles = 0;
+  for (const Product* p = products; p < products + count; p++)
+    tiles += (double)(CeilDiv(p->m, cost.rows) * CeilDiv(p->n, cost.cols));
+  const double on_each = std::ceil(tiles * splits / Usable(multiprocessors, splits));
   const double rounds = std::ceil(on_each / cost.resident);
   const double at_once = on_each < cost.resident ? on_each : cost.resident;
   const double layer_ns = rounds * (cost.ns + (at_once - 1) * cost.ns_more);
   const double joining = splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : 1.9;
   return cost.us + joining + (rounds - 1) * kRoundUs +
-         (double)PartOf(p.k, splits) * layer_ns * 1e-3;
+         (double)PartOf(depth, splits) * layer_ns * 1e-3;
 }
 
 // Whether none of the splits would be empty.
-bool HasSplits(const Product& p, int splits) {
-  return splits == 1 || (splits - 1) * PartOf(p.k, splits) < p.k;
+bool HasSplits(int64_t k, int splits) {
+  return splits == 1 || (splits - 1) * PartOf(k, splits) < k;
 }
 
 // The first tiling that a GPU has, as Fp32Tilings says.
 int FirstTiling(int device) { return ComputeMajor(device) >= 8 ? 0 : 1; }
-
-Cut BestCut(const Product& p) {
-  const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
-  const TileCost* costs = p.precision == Precision::kTf32 ? kTf32Costs : kFp32Costs;
-  const int first = FirstTiling(device);
-  Cut best = {first, 1, ProductUs(p, costs[first], 1, multiprocessors)};
-  for (int tiling = first; tiling < kTilings; tiling++) {
-    for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
-      if (!HasSplits(p, splits)) break;
-      const double us = ProductUs(p, costs[tiling], splits, multiprocessors);
-      if (us < best.us) best = {tiling, splits, us};
-    }
-  }
-  return best;
-}
 
 // Whether cuBLAS, with what it lacks in kernels of their own, takes less time.
 bool CublasIsFaster(const Product& p, double own_us) {
@@ -149,19 +130,45 @@ bool OwnIsWanted() {
 
 }  // namespace
 
-void MultiplyTiled(const char* op, const Product& p, int tiling, int splits, DLStream stream) {
+Cut BestCut(const Product* products, int count, int most_splits) {
+  const int device = products->ctx.device_id, multiprocessors = Multiprocessors(device);
+  const TileCost* costs = products->precision == Precision::kTf32 ? kTf32Costs : kFp32Costs;
+  const int first = FirstTiling(device);
+  int64_t depth = 0;
+  for (int k = 0; k < count; k++) depth = std::max(depth, products[k].k);
+  const auto us = [&](int tiling, int splits) {
+    return ProductsUs(products, count, depth, costs[tiling], splits, multiprocessors);
+  };
+  Cut best = {first, 1, us(first, 1)};
+  for (int tiling = first; tiling < kTilings; tiling++) {
+    for (int splits = 1; splits <= most_splits; splits *= 2) {
+      if (!HasSplits(depth, splits)) break;
+      const double found = us(tiling, splits);
+      if (found < best.us) best = {tiling, splits, found};
+    }
+  }
+  return best;
+}
+
+Problem CutInto(const char* op, const Product& p, int tiling, int splits) {
   const TileCost& size = kFp32Costs[tiling];
-  const int64_t rows = CeilDiv(p.m, size.rows), cols = CeilDiv(p.n, size.cols);
+  // One at least: sums of the other operand are made in its rows and columns too.
+  const int64_t rows = std::max<int64_t>(1, CeilDiv(p.m, size.rows));
+  const int64_t cols = std::max<int64_t>(1, CeilDiv(p.n, size.cols));
   if (rows > kMaxTiles / (cols * kMaxSplits))
     Fail("%s: a result of %ld x %ld is too large", op, (long)p.m, (long)p.n);
   const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
-  const int64_t part = PartOf(p.k, splits);
-  if (part > 0) splits = (int)CeilDiv(p.k, part);
   const bool whole_a = Aligned16(p.a) && row_a % 4 == 0;
   const bool whole_b = Aligned16(p.b) && row_b % 4 == 0;
+  return {p,       (int)rows, (int)cols,   splits,  PartOf(p.k, splits),
+          whole_a, whole_b,   WholeOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
+}
+
+void MultiplyTiled(const char* op, const Product& p, int tiling, int splits, DLStream stream) {
+  const int64_t part = PartOf(p.k, splits);
+  if (part > 0) splits = (int)CeilDiv(p.k, part);
+  Problem problem = CutInto(op, p, tiling, splits);
   const int major = ComputeMajor(p.ctx.device_id);
-  Problem problem{p,       (int)rows, (int)cols,   splits,  part,
-                  whole_a, whole_b,   WholeOut(p), nullptr, major >= 9};
   const auto launch = p.precision == Precision::kTf32 && major >= 8 ? LaunchTf32 : LaunchFp32;
   if (splits == 1 || major >= 9) return launch(op, tiling, problem, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
@@ -180,7 +187,7 @@ void MultiplyOwn(const char* op, const Product& p, DLStream stream) {
     if (p.sums) SumOperand(op, p, stream);
     return;
   }
-  const Cut cut = BestCut(p);
+  const Cut cut = BestCut(&p, 1, kMaxSplits);
   MultiplyTiled(op, p, cut.tiling, cut.splits, stream);
 }
 
@@ -193,7 +200,7 @@ void AddTheRest(const char* op, const Product& p, DLStream stream) {
 }
 
 void MultiplyByRule(const char* op, const Product& p, DLStream stream) {
-  if (OwnIsWanted() || !CublasIsFaster(p, BestCut(p).us) || *CublasError())
+  if (OwnIsWanted() || !CublasIsFaster(p, BestCut(&p, 1, kMaxSplits).us) || *CublasError())
     return MultiplyOwn(op, p, stream);
   MultiplyCublas(op, p, stream);
   AddTheRest(op, p, stream);
@@ -208,7 +215,7 @@ bool Applies(const Product& p, int number) {
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
   if (number >= kCuts) return !OwnIsWanted();
   return number / kCutsOfTiling >= FirstTiling(p.ctx.device_id) &&
-         HasSplits(p, 1 << number % kCutsOfTiling);
+         HasSplits(p.k, 1 << number % kCutsOfTiling);
 }
 
 }  // namespace

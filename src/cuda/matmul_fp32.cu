@@ -5,7 +5,9 @@ namespace dlsys {
 namespace cuda {
 
 void LaunchFp32(const char* op, int tiling, const Problem& problem, DLStream stream) {
-  LaunchProduct<Fp32Tilings, Fp32Accumulator>(op, tiling, problem, stream);
+  WithTiling<Fp32Tilings>(tiling, [&](auto of) {
+    LaunchTiles<typename decltype(of)::type, Fp32Accumulator>(op, problem, stream);
+  });
 }
 
 }  // namespace cuda

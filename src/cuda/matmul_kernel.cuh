@@ -30,12 +30,13 @@ struct Place {
 
 __device__ __forceinline__ int CeilDiv32(int n, int d) { return (n + d - 1) / d; }
 
-// Which tile this block computes. Its splits are neighbours, as a cluster's blocks are; tiles go
-// down groups of eight tile rows, so that blocks that run together share panels in the L2 cache.
-__device__ __forceinline__ Place FindPlace(const Problem& problem) {
+// Which tile block number `block` computes. Its splits are neighbours, as a cluster's blocks are;
+// tiles go down groups of eight tile rows, so that blocks that run together share panels in the L2
+// cache.
+__device__ __forceinline__ Place FindPlace(const Problem& problem, int block) {
   constexpr int kGroup = 8;
-  const int split = (int)blockIdx.x % problem.splits;
-  const int tile = (int)blockIdx.x / problem.splits;
+  const int split = block % problem.splits;
+  const int tile = block / problem.splits;
   const int group = tile / (kGroup * problem.col_tiles);
   const int in_group = tile % (kGroup * problem.col_tiles);
   const int height = min(kGroup, problem.row_tiles - group * kGroup);
@@ -53,11 +54,19 @@ __device__ __forceinline__ float SumLayers(const float* panel) {
   return sum;
 }
 
-// Writes a finished operand sum for each of kWidth from `origin` on. `shares` has one of each
-// thread, in this block and the others of its cluster.
-template <class T, int kWidth>
-__device__ __forceinline__ void WriteSums(const Problem& problem, const float* shares, int splits,
-                                          float* to, int64_t origin, int64_t width) {
+// Which operand's sums a block has a share in.
+struct Summed {
+  bool a, b;
+  __device__ __forceinline__ Summed(const Product& product, const Place& place)
+      : a(product.sums && product.sums_of_a && place.col == 0),
+        b(product.sums && !product.sums_of_a && place.row == 0) {}
+};
+
+// Calls write(number, sum) for each finished operand sum of kWidth from `origin` on. `shares` has
+// one of each thread, in this block and the others of its cluster.
+template <class T, int kWidth, class F>
+__device__ __forceinline__ void FinishSums(const float* shares, int splits, int64_t origin,
+                                           int64_t width, F&& write) {
   const int w = threadIdx.x;
   if (w >= kWidth || origin + w >= width) return;
   float sum = 0.f;
@@ -66,7 +75,18 @@ __device__ __forceinline__ void WriteSums(const Problem& problem, const float* s
 #pragma unroll
     for (int share = 0; share < T::kThreads; share += kWidth) sum += of_split[share + w];
   }
-  to[origin + w] = sum;
+  write(origin + w, sum);
+}
+// The same for a block's share.
+template <class T, class F>
+__device__ __forceinline__ void FinishSums(const Problem& problem, const Place& place,
+                                           Summed summed, const float* shares, int splits,
+                                           F&& write) {
+  const Product& product = problem.product;
+  if (summed.a)
+    FinishSums<T, T::kRows>(shares, splits, (int64_t)place.row * T::kRows, product.m, write);
+  if (summed.b)
+    FinishSums<T, T::kCols>(shares, splits, (int64_t)place.col * T::kCols, product.n, write);
 }
 
 // The sum of this block's tiles at one place, or of the whole cluster's.
@@ -85,28 +105,49 @@ __device__ __forceinline__ float4 SumPeers(const float* tile, int splits) {
   return v;
 }
 
+// Of the quads of its tile those that a block finishes, all or its share of the cluster's: a thread
+// takes every T::kThreads-th.
+template <class T>
+struct Share {
+  static constexpr int kInRow = T::kCols / 4, kQuads = T::kRows * kInRow;
+  static_assert(T::kThreads % kInRow == 0, "a thread keeps to its columns");
+  int begin, end;
+  __device__ __forceinline__ Share(int splits, int split) {
+    const int share = splits > 1 ? CeilDiv32(kQuads / kInRow, splits) * kInRow : kQuads;
+    begin = split * share;
+    end = min(begin + share, kQuads);
+  }
+  static __device__ __forceinline__ int At(int q) {
+    return q / kInRow * T::kTilePitch + q % kInRow * 4;
+  }
+};
+
+// Leaves the sum of this block's tiles in the first.
+template <class T>
+__device__ __forceinline__ void AddTiles(float* tile) {
+  if (T::kTiles > 1)
+    for (int q = threadIdx.x; q < Share<T>::kQuads; q += T::kThreads)
+      *(float4*)(tile + Share<T>::At(q)) = SumTiles<T>(tile + Share<T>::At(q));
+}
+
 // Adds up this block's tiles, and those of the cluster, and writes what this block has to write.
 template <class T>
 __device__ __forceinline__ void WriteTile(const Problem& problem, const Place& place, float* tile) {
-  constexpr int kInRow = T::kCols / 4, kQuads = T::kRows * kInRow, kBatch = 4;
-  static_assert(T::kThreads % kInRow == 0, "a thread keeps to its columns");
-  const auto at = [](int q) { return q / kInRow * T::kTilePitch + q % kInRow * 4; };
+  constexpr int kInRow = Share<T>::kInRow, kBatch = 4;
+  const auto at = [](int q) { return Share<T>::At(q); };
   const bool cluster = problem.splits > 1 && !problem.partial;
   Product product = problem.product;
   if (problem.partial) {
     product.c = problem.partial + place.split * product.m * product.n;
     product.epilogue = Epilogue{};
   }
-  const int share = cluster ? CeilDiv32(kQuads / kInRow, problem.splits) * kInRow : kQuads;
-  const int begin = cluster ? place.split * share : 0;
-  const int end = min(begin + share, kQuads);
+  const Share<T> share(cluster ? problem.splits : 1, cluster ? place.split : 0);
+  const int begin = share.begin, end = share.end;
   const int64_t row = (int64_t)place.row * T::kRows;
   const int64_t col = (int64_t)place.col * T::kCols + (begin + threadIdx.x) % kInRow * 4;
   const float4 bias = ReadBias(product, col, problem.whole_out);
   if (cluster) {
-    if (T::kTiles > 1)
-      for (int q = threadIdx.x; q < kQuads; q += T::kThreads)
-        *(float4*)(tile + at(q)) = SumTiles<T>(tile + at(q));
+    AddTiles<T>(tile);
     MeetCluster();
   }
   for (int first = begin + threadIdx.x; first < end; first += kBatch * T::kThreads) {
@@ -130,65 +171,95 @@ __device__ __forceinline__ void WriteTile(const Problem& problem, const Place& p
   }
 }
 
+// A block's tile on its way from panels to shared memory.
 template <class T, template <class, bool, bool> class Accumulator, bool kTransA, bool kTransB>
-__global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const Problem problem) {
+class TileProduct {
   using PanelA = typename TilePlace<T, kTransA, kTransB>::PanelA;
   using PanelB = typename TilePlace<T, kTransA, kTransB>::PanelB;
-  constexpr int kStage = PanelA::kNumel + PanelB::kNumel;
+  static constexpr int kStage = PanelA::kNumel + PanelB::kNumel;
+
+ public:
+  __device__ __forceinline__ TileProduct(const Problem& problem, const Place& place, float* memory)
+      : problem_(problem),
+        memory_(memory),
+        begin_(place.split * problem.part),
+        depth_((int)min(problem.part, problem.product.k - begin_)),
+        panels_((depth_ + T::kDepth - 1) / T::kDepth),
+        a_(problem.product.a, problem.product.m, kTransA ? problem.product.m : problem.product.k,
+           (int64_t)place.row * T::kRows, begin_),
+        b_(problem.product.b, problem.product.n, kTransB ? problem.product.k : problem.product.n,
+           (int64_t)place.col * T::kCols, begin_) {}
+
+  // Begins to copy the first panels.
+  __device__ __forceinline__ void Begin() {
+    for (int panel = 0; panel < T::kStages - 1; panel++) Copy(panel);
+  }
+
+  // Leaves the groups' sums in T::kTiles tiles at the beginning of the memory, and in `shares` what
+  // each thread has of the sums of an operand.
+  __device__ __forceinline__ void Finish(Summed summed, float* shares) {
+    const int group = threadIdx.x / T::kGroupThreads;
+    Accumulator<T, kTransA, kTransB> accumulator;
+    float sum = 0.f;
+    for (int panel = 0; panel < panels_; panel++) {
+      WaitForCopies<T::kStages - 2>();
+      __syncthreads();
+      Copy(panel + T::kStages - 1);
+      const float* from = memory_ + panel % T::kStages * kStage;
+      accumulator.Add(from, from + PanelA::kNumel, group * T::kGroupDepth);
+      if (summed.a) sum += SumLayers<T, PanelA, T::kRows>(from);
+      if (summed.b) sum += SumLayers<T, PanelB, T::kCols>(from + PanelA::kNumel);
+    }
+    WaitForCopies<0>();
+    __syncthreads();
+    LetNextKernelBegin();
+    shares[threadIdx.x] = sum;
+#pragma unroll
+    for (int round = 0; round < T::kGroups; round += T::kTiles) {
+      if (group / T::kTiles * T::kTiles == round)
+        accumulator.Store(memory_ + group % T::kTiles * T::kTileNumel, round > 0);
+      __syncthreads();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void Copy(int panel) {
+    if (panel < panels_) {
+      float* to = memory_ + panel % T::kStages * kStage;
+      a_.Copy(to, depth_ - panel * T::kDepth, problem_.whole_a);
+      b_.Copy(to + PanelA::kNumel, depth_ - panel * T::kDepth, problem_.whole_b);
+    }
+    CloseCopies();
+  }
+
+  const Problem& problem_;
+  float* const memory_;
+  const int64_t begin_;
+  const int depth_, panels_;
+  PanelA a_;
+  PanelB b_;
+};
+
+template <class T, template <class, bool, bool> class Accumulator, bool kTransA, bool kTransB>
+__global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const Problem problem) {
   float* const memory = DynamicShared<float>();
   __shared__ float shares[T::kThreads];
   const Product& product = problem.product;
-  const Place place = FindPlace(problem);
-  const int64_t row = (int64_t)place.row * T::kRows, col = (int64_t)place.col * T::kCols;
-  const int64_t begin = place.split * problem.part;
-  const int depth = (int)min(problem.part, product.k - begin);
-  const int panels = (depth + T::kDepth - 1) / T::kDepth;
-  PanelA a(product.a, product.m, kTransA ? product.m : product.k, row, begin);
-  PanelB b(product.b, product.n, kTransB ? product.k : product.n, col, begin);
-  auto copy = [&](int panel) {
-    if (panel < panels) {
-      float* to = memory + panel % T::kStages * kStage;
-      a.Copy(to, depth - panel * T::kDepth, problem.whole_a);
-      b.Copy(to + PanelA::kNumel, depth - panel * T::kDepth, problem.whole_b);
-    }
-    CloseCopies();
-  };
-  const bool sums_a = product.sums && product.sums_of_a && place.col == 0;
-  const bool sums_b = product.sums && !product.sums_of_a && place.row == 0;
-  const int group = threadIdx.x / T::kGroupThreads;
-  Accumulator<T, kTransA, kTransB> accumulator;
-  float sum = 0.f;
+  const Place place = FindPlace(problem, blockIdx.x);
+  const Summed summed(product, place);
+  TileProduct<T, Accumulator, kTransA, kTransB> tile(problem, place, memory);
   WaitForEarlierKernels();
-  for (int panel = 0; panel < T::kStages - 1; panel++) copy(panel);
-  for (int panel = 0; panel < panels; panel++) {
-    WaitForCopies<T::kStages - 2>();
-    __syncthreads();
-    copy(panel + T::kStages - 1);
-    const float* from = memory + panel % T::kStages * kStage;
-    accumulator.Add(from, from + PanelA::kNumel, group * T::kGroupDepth);
-    if (sums_a) sum += SumLayers<T, PanelA, T::kRows>(from);
-    if (sums_b) sum += SumLayers<T, PanelB, T::kCols>(from + PanelA::kNumel);
-  }
-  WaitForCopies<0>();
-  __syncthreads();
-  LetNextKernelBegin();
-  shares[threadIdx.x] = sum;
-#pragma unroll
-  for (int round = 0; round < T::kGroups; round += T::kTiles) {
-    if (group / T::kTiles * T::kTiles == round)
-      accumulator.Store(memory + group % T::kTiles * T::kTileNumel, round > 0);
-    __syncthreads();
-  }
+  tile.Begin();
+  tile.Finish(summed, shares);
   WriteTile<T>(problem, place, memory);
   const bool cluster = problem.splits > 1 && !problem.partial;
-  if ((sums_a || sums_b) && !(cluster && place.split > 0)) {
-    const int64_t width = sums_a ? product.m : product.n;
-    const int splits = cluster ? problem.splits : 1;
+  if ((summed.a || summed.b) && !(cluster && place.split > 0)) {
     float* to = product.sums;
     if (problem.partial)
-      to = problem.partial + problem.splits * product.m * product.n + place.split * width;
-    if (sums_a) WriteSums<T, T::kRows>(problem, shares, splits, to, row, width);
-    if (sums_b) WriteSums<T, T::kCols>(problem, shares, splits, to, col, width);
+      to = problem.partial + problem.splits * product.m * product.n +
+           place.split * (summed.a ? product.m : product.n);
+    FinishSums<T>(problem, place, summed, shares, cluster ? problem.splits : 1,
+                  [&](int64_t at, float sum) { to[at] = sum; });
   }
   if (cluster) LeaveCluster();  // nobody goes while others read its memory
 }
@@ -218,13 +289,29 @@ void LaunchTiles(const char* op, const Problem& problem, DLStream stream) {
   p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
-// With the tiling of that number.
-template <class Tilings, template <class, bool, bool> class Accumulator, int kNumber = 0>
-void LaunchProduct(const char* op, int tiling, const Problem& problem, DLStream stream) {
+// A tiling, by its number, and splits, with an estimate of the time.
+struct Cut {
+  int tiling, splits;
+  double us;
+};
+// The fastest for products of one precision on one GPU in one launch.
+Cut BestCut(const Product* products, int count, int most_splits);
+// A product cut into tiles of that tiling and its depth into `splits` parts, for clusters.
+Problem CutInto(const char* op, const Product& product, int tiling, int splits);
+
+template <class T>
+struct Type {
+  using type = T;
+};
+
+// Calls f(Type<T>()) for the tiling T of that number.
+template <class Tilings, int kNumber = 0, class F>
+void WithTiling(int tiling, F&& f) {
   if constexpr (kNumber < std::tuple_size_v<Tilings>) {
-    if (tiling > kNumber)
-      return LaunchProduct<Tilings, Accumulator, kNumber + 1>(op, tiling, problem, stream);
-    LaunchTiles<std::tuple_element_t<kNumber, Tilings>, Accumulator>(op, problem, stream);
+    if (tiling > kNumber) return WithTiling<Tilings, kNumber + 1>(tiling, f);
+    f(Type<std::tuple_element_t<kNumber, Tilings>>());
+  } else {
+    Fail("matmul: there is no tiling %d", tiling);
   }
 }
 

@@ -6,7 +6,9 @@ namespace dlsys {
 namespace cuda {
 
 void LaunchTf32(const char* op, int tiling, const Problem& problem, DLStream stream) {
-  LaunchProduct<Tf32Tilings, Tf32Accumulator>(op, tiling, problem, stream);
+  WithTiling<Tf32Tilings>(tiling, [&](auto of) {
+    LaunchTiles<typename decltype(of)::type, Tf32Accumulator>(op, problem, stream);
+  });
 }
 
 }  // namespace cuda

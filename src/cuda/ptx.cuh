@@ -54,6 +54,72 @@ __device__ __forceinline__ void WaitForCopies() {
 #endif
 }
 
+// ---- copies of many bytes by one thread, from sm_90 on; before, they are done on return ----
+
+// Where the threads of a block wait for all of its copies: one thread makes it, all see that, each
+// begins copies and arrives with the bytes of its own, and then waits for the phase, 0 and 1 in
+// turn. Whoever has waited has met all other threads.
+struct Arrivals {
+  uint64_t state;
+};
+
+__device__ __forceinline__ void MakeArrivals(Arrivals* arrivals, int threads) {
+#if __CUDA_ARCH__ >= 900
+  const unsigned at = (unsigned)__cvta_generic_to_shared(arrivals);
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(threads) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// Both sides are aligned to 16 bytes, of which there are whole ones.
+__device__ __forceinline__ void CopyBulk(float* shared, const float* p, int nbytes,
+                                         Arrivals* arrivals) {
+#if __CUDA_ARCH__ >= 900
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  const unsigned at = (unsigned)__cvta_generic_to_shared(arrivals);
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(__cvta_generic_to_global(p)), "r"(nbytes), "r"(at)
+      : "memory");
+#else
+  for (int i = 0; i < nbytes / 16; i++) ((float4*)shared)[i] = ((const float4*)p)[i];
+#endif
+}
+
+// What this thread has read or written of shared memory comes before bulk copies to there.
+__device__ __forceinline__ void LetBulkFollow() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void Arrive(Arrivals* arrivals, int nbytes) {
+#if __CUDA_ARCH__ >= 900
+  const unsigned at = (unsigned)__cvta_generic_to_shared(arrivals);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(nbytes)
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void WaitForArrivals(Arrivals* arrivals, int phase) {
+#if __CUDA_ARCH__ >= 900
+  const unsigned at = (unsigned)__cvta_generic_to_shared(arrivals);
+  unsigned done;
+  do {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done; }"
+        : "=r"(done)
+        : "r"(at), "r"(phase)
+        : "memory");
+  } while (!done);
+#else
+  __syncthreads();
+#endif
+}
+
 // ---- tensor cores, from sm_80 on ----
 
 // To the 10 bits of mantissa that tensor cores read, to nearest.

@@ -9,12 +9,15 @@ struct Stats {
   float max, sum;  // sum of exp(x - max)
 };
 
-template <int kLanes>
+// kUnroll: for how many classes a lane has code; 1 where few rows are all that a kernel has.
+template <int kLanes, int kUnroll = 4>
 __device__ Stats RowStats(const float* x, int64_t classes, int lane) {
   float max = -INFINITY;
+#pragma unroll kUnroll
   for (int64_t c = lane; c < classes; c += kLanes) max = fmaxf(max, x[c]);
   max = Join<MaxOf, kLanes>(max);
   float sum = 0.f;
+#pragma unroll kUnroll
   for (int64_t c = lane; c < classes; c += kLanes) sum += expf(x[c] - max);
   return {max, Join<SumOf, kLanes>(sum)};
 }

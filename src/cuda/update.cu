@@ -5,6 +5,7 @@
 // and nothing is allocated or copied. A block works on one chunk of one array. States are float32
 // of their gradient's shape, read and written; gradients are only read and overlap no state.
 #include "cuda/launch.cuh"
+#include "cuda/lists.cuh"
 #include "update_args.h"
 
 namespace dlsys {
@@ -62,6 +63,7 @@ __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kC
   constexpr int kStates = Rule::kStates;
   const Chunk chunk(table);
   WaitForEarlierKernels();
+  LetNextKernelBegin();
   if (!source.Due(Rule::kEveryRun)) return;
   __shared__ rule::Step<Rule> shared;
   if (threadIdx.x == 0) shared = source.Make<Rule>();
@@ -150,21 +152,12 @@ struct CounterTable {
 __global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, const long long* count,
                               int64_t every) {
   WaitForEarlierKernels();
+  LetNextKernelBegin();
   if (count && (*count + 1) % every != 0) return;
   ++*counters.at[threadIdx.x];
 }
 
 // ---- launchers ----
-
-void EnterAll(const char* op, std::initializer_list<const DLArrayList*> lists) {
-  const DLArray* first = nullptr;
-  for (const DLArrayList* list : lists)
-    for (int64_t k = 0; k < list->count; k++) {
-      if (!first) first = list->arrays[k];
-      CheckArray(op, list->arrays[k], first->ctx);
-    }
-  if (first) Use(op, first->ctx.device_id);
-}
 
 unsigned Chunks(const DLArray* a) { return (unsigned)CeilDiv(Numel(a), kChunk); }
 
@@ -210,15 +203,8 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
   const char* op = Rule::name;
   EnterAll(op, {states, grads, lr, step, count, scale});
   CheckStates(op, Rule::kStates, states, grads);
-  const rule::Source source{OptionalFloat(op, "learning rate", lr),
-                            OptionalCount(op, "step", step),
-                            OptionalCount(op, "count", count),
-                            OptionalFloat(op, "scale", scale),
-                            every,
-                            clip,
-                            l2,
-                            decay,
-                            {a, b, c}};
+  const rule::Source source =
+      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c);
   if (grads->count <= kFewArrays)
     UpdateBy<Rule, kFewArrays>(states, grads, source, stream);
   else

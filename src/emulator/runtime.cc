@@ -124,6 +124,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = (int)kMostSharedNbytes;
       break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = (int)kMostSharedNbytes + 1024;
+      break;
   }
   return cudaSuccess;
 }

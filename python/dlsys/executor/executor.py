@@ -23,6 +23,7 @@ from ..ops.source import Parameter
 from ..passes.fuse import fuse
 from ..passes.fuse_chain import fuse_chains
 from ..passes.fuse_conv import fuse_convolutions
+from ..passes.fuse_update import fuse_updates
 from ..passes.group_updates import group_updates
 from ..passes.precision import check_precision, set_precision
 from ..passes.simplify import simplify
@@ -269,7 +270,7 @@ class Executor:
         if self.ctx is not None:  # on numpy a call costs little, and a gradient dies at its update
             fetches = self._for_kernels(fetches, self.ctx)
             if debug >= 3:
-                print("# after fuse and group_updates", text(fetches), sep="\n")
+                print("# after fuse, group_updates and fuse_updates", text(fetches), sep="\n")
         order, values = schedule(fetches)
         plan = make_plan(
             order,
@@ -291,6 +292,8 @@ class Executor:
         if not settings.debug_nan:  # which names operators; chains change no bits
             fetches = fuse_chains(fetches)
         fetches = group_updates(fetches)
+        if gpu:
+            fetches = fuse_updates(fetches)
         set_precision(fetches, self.precision)
         choose_kernels(fetches, ctx)
         return fetches

@@ -16,6 +16,7 @@ LARGE = 8 << 20  # bytes from which a kernel fills the chip, and company only ge
 # Steps of a program whose order is taken apart, which takes as many bits as its square; longer ones
 # are one chain. ResNet-50's training step has about a thousand.
 MOST = 4096
+_SETTLED = 64  # inputs of a step, of which the kernel is told
 _ROOTS = 2  # steps that wait for nothing; each further one lengthens every launch by over 1 µs
 
 Range = tuple[int, int]  # of addresses: the first byte, and the one behind the last
@@ -108,6 +109,7 @@ class Lanes:
     lane: list[int]
     waits: list[tuple[int, int]]
     longest: int
+    settled: list[int] | None = None  # of each step, as `settled` finds them
 
     @property
     def count(self) -> int:
@@ -117,7 +119,29 @@ class Lanes:
     def padded(self, before: int, after: int) -> Lanes:
         """The same with steps at either end that do nothing."""
         waits = [(k + before, earlier + before) for k, earlier in self.waits]
-        return Lanes([0] * before + self.lane + [0] * after, waits, self.longest)
+        lane = [0] * before + self.lane + [0] * after
+        settled = self.settled and [0] * before + self.settled + [0] * after
+        return Lanes(lane, waits, self.longest, settled)
+
+
+def settled(
+    lane: Sequence[int], inputs: Sequence[Sequence[Range]], accesses: Sequence[Access]
+) -> list[int]:
+    """For each step its inputs, as bits, that the step before it in its lane does not write: where
+    it waits for no other, a kernel may read them while that one still runs.
+    """
+    found = []
+    before: dict[int, int] = {}
+    for k, own in enumerate(lane):
+        written = accesses[before[own]].writes if own in before else None
+        bits = 0
+        if written is not None:
+            for number, (begin, end) in enumerate(inputs[k][:_SETTLED]):
+                free = all(end <= first or last <= begin for first, last in written)
+                bits |= free << number
+        found.append(bits)
+        before[own] = k
+    return found
 
 
 def chain(steps: int) -> Lanes:

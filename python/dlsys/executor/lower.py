@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..ndarray import NDArray, launch
 from ..runtime.device import Context
 from ..runtime.library import DTYPE_CODES, MAX_NDIM, DLArrayList, array_list, load
 from ..settings import settings
-from .lanes import MOST, Access, Lanes, Range, chain, in_lanes, in_turn, needs
+from .lanes import MOST, Access, Lanes, Range, chain, in_lanes, in_turn, needs, settled
 from .plan import Buffer, Plan, Step, Value
 from .recording import Ports, Recording, lanes_struct
 
@@ -117,14 +118,13 @@ class Segment:
             words.extend(arguments)
         self._records = np.array(records, np.int32).reshape(-1, 4)
         self._words = np.array(words or [0], np.uint64)
-        self._handle = self._program()
+        self._handle = self._program(self._records, self._words)
         self._run = partial(self._library.cdll.DLProgramRun, self._handle)
 
-    def _program(self, rounds: int = 1) -> int | None:
-        """The steps, `rounds` times over, as a program of the library."""
+    def _program(self, records: np.ndarray, words: np.ndarray) -> int | None:
+        """A program of the library, which reads the words: keep them alive."""
         handle = ctypes.c_void_p()
-        records = np.tile(self._records, (rounds, 1))
-        tables = (records.ctypes.data, len(records), self._words.ctypes.data, len(self._words))
+        tables = (records.ctypes.data, len(records), words.ctypes.data, len(words))
         create = self._library.cdll.DLProgramCreate
         self._library.check(create(*tables, ctypes.byref(handle)))
         return handle.value
@@ -144,38 +144,51 @@ class Segment:
         if status:
             self._fail(status, self._handle)
 
-    def record(self, on: int, before: Ports, after: Ports, rounds: int = 1) -> Recording:
-        """The steps, `rounds` times over, between two sets of copies, as one recording with the
-        addresses of now.
+    def record(
+        self, on: int, before: Ports, after: Ports, turns: Sequence[Segment] = ()
+    ) -> Recording:
+        """The steps between two sets of copies as one recording with the addresses of now; or
+        `turns`, which are this segment and others of the same steps, one after the other.
         """
         made = ctypes.c_void_p()
         record = self._library.cdll.DLProgramRecord
         ports = (before.address, before.count, after.address, after.count)
-        lanes = self.lanes(before, after, rounds)
+        lanes = self.lanes(before, after, turns)
         struct, _arrays = lanes_struct(lanes)
-        handle = self._handle if rounds == 1 else self._program(rounds)
+        handle, words = self._handle, self._words
+        if turns:
+            records, words = _joined(turns)
+            handle = self._program(records, words)
         try:
             status = record(handle, self._ctx.struct, on, *ports, struct, ctypes.byref(made))
             if status:
                 self._fail(status, handle)
         finally:
-            if rounds > 1:
+            if turns:
                 self._library.cdll.DLProgramFree(handle)
+            del words
         assert made.value is not None
         return Recording(made.value, (before, after), lanes)
 
-    def lanes(self, before: Ports, after: Ports, rounds: int = 1) -> Lanes:
+    def lanes(self, before: Ports, after: Ports, turns: Sequence[Segment] = ()) -> Lanes:
         """The lanes of the copies before, the steps and the copies after, as memory is now."""
-        accesses = [*map(self._access, self._steps)] * rounds
+        turns = turns or (self,)
+        accesses = [turn._access(step) for turn in turns for step in turn._steps]
+        inputs = [
+            [*map(turn._table.bytes_of, step.inputs)] for turn in turns for step in turn._steps
+        ]
         if before.count:  # a feed may show a Parameter: it is read before any is written
             updated = [r for step in self._steps for r in self._updated(step)]
             accesses.insert(0, Access(updated, before.slots()))
+            inputs.insert(0, [])
         if after.count:
             accesses.append(Access(after.slots(), []))
+            inputs.append([])
         if settings.lanes == 1 or len(accesses) > MOST:
             found = chain(len(accesses))
         else:
             found = in_lanes(in_turn(needs(accesses), accesses), settings.lanes)
+            found = replace(found, settled=settled(found.lane, inputs, accesses))
         return found.padded(int(not before.count), int(not after.count))
 
     def _access(self, step: Step) -> Access:
@@ -247,6 +260,15 @@ class Segment:
         made = array_list(addresses)
         self._lists.append(made)
         return ctypes.addressof(made)
+
+
+def _joined(turns: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+    """The records and words of segments of the same number of steps, one after the other."""
+    words_of = {id(turn): turn._words for turn in turns}
+    begins = dict(zip(words_of, itertools.accumulate(map(len, words_of.values()), initial=0)))
+    records = np.concatenate([turn._records for turn in turns])
+    records[:, 1] += np.repeat([begins[id(turn)] for turn in turns], turns[0].count)
+    return records, np.concatenate([*words_of.values()])
 
 
 def in_kernel_order(

@@ -29,6 +29,7 @@ from .recording import Recorded, Rounds, fixed_slots, rounds_in
 from .report import PlanReport, native_segments, plan_report
 
 _POOLED = 8  # arrays that a fetch remembers; those beyond come from the caching allocator
+_TWIN_NBYTES = 32 << 20  # of an arena that several runs recorded together have twice
 _BESIDE = 16  # steps: few networks have more work side by side
 _IDLE = 2  # references to what only its pool holds: the pool's, and the one being counted
 
@@ -109,6 +110,7 @@ class Program:
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: Rounds | None = None
         self._apart = False  # several runs could not be recorded together
+        self._twin_arena: Block | None = None
         self._blocks = [
             arena,
             *self._own.values(),
@@ -185,7 +187,7 @@ class Program:
         if self.rounds is None:
             self._place_slots()
             try:
-                self.rounds = Rounds(self.segments[0], count, on)
+                self.rounds = Rounds([self.segments[0], *self._twin()], count, on)
             except DeviceLostError:
                 raise
             except DlsysError as error:
@@ -194,14 +196,29 @@ class Program:
                 warnings.warn(message, RuntimeWarning, stacklevel=6)
         return self.rounds
 
-    def _place_slots(self) -> None:
+    def _twin(self) -> list[Segment]:
+        """The steps of the only segment in an arena of their own, where that is small."""
+        if self.arena_nbytes > _TWIN_NBYTES:
+            return []
+        if self._twin_arena is None:
+            self._twin_arena = Block(self._ctx, self.plan.arena_nbytes)
+            self._blocks.append(self._twin_arena)
+        table = ArrayTable(self.plan, self._ctx)
+        table.place_arena(self._twin_arena.address)
+        for buffer, held in self._fixed.items():
+            table.place(buffer, held.data_address)
+        self._place_slots(table)
+        return [Segment(table, self._ctx, self.plan.steps)]
+
+    def _place_slots(self, table: ArrayTable | None = None) -> None:
         """Lets the steps read and write the slots."""
+        place = (table or self.table).place
         wanted = [value for value in self.plan.fetches if value is not None]
         if not self._fetch_slots:
             self._fetch_slots = fixed_slots(self._ctx, [value.spec for value in wanted])
         for value, slot in zip((*self.plan.feeds, *wanted), (*self._slots, *self._fetch_slots)):
             assert slot is not None
-            self.table.place(value.buffer, slot.data_address)
+            place(value.buffer, slot.data_address)
 
     def _replay(
         self, recorded: Recorded, feeds: Sequence[Any], on: int, times: int

@@ -88,12 +88,15 @@ class Recording:
 
 
 def lanes_struct(lanes: Lanes) -> tuple[Any, Any]:
-    """The lanes for the native library, None for a single one; and what they must not outlive."""
-    if lanes.count == 1:
+    """The lanes for the native library, None where there is nothing to tell; and what they must not
+    outlive.
+    """
+    if lanes.count == 1 and lanes.settled is None:
         return None, None
     lane, waits = np.array(lanes.lane, np.int32), np.array(lanes.waits, np.int32)
-    struct = DLLanes(lane.ctypes.data, waits.ctypes.data, len(waits))
-    return ctypes.byref(struct), (lane, waits)
+    settled = np.array(lanes.settled or [0] * len(lane), np.uint64)
+    struct = DLLanes(lane.ctypes.data, waits.ctypes.data, len(waits), settled.ctypes.data)
+    return ctypes.byref(struct), (lane, waits, settled)
 
 
 class Copies:
@@ -158,14 +161,17 @@ def rounds_in(recorded: Recorded, times: int) -> int:
 
 class Rounds:
     """Several runs of a program with one segment as one recording, for runs that are queued many at
-    a time: it saves the pauses between launches, and a run begins beside the end of the one before.
-    It reads the feeds from their slots and leaves the fetches in theirs.
+    a time: it saves the pauses between launches, and a run begins beside the one before. For that
+    the runs take turns between `segments`, the same steps in memory of their own: what a run begins
+    with, such as its batch, is then made while the one before computes. It reads the feeds from
+    their slots and leaves the fetches in theirs.
     """
 
-    def __init__(self, segment: Any, count: int, on: int) -> None:
+    def __init__(self, segments: Sequence[Any], count: int, on: int) -> None:
         nothing = Ports((), inward=True)
         self.count = count
-        self._recording = segment.record(on, nothing, nothing, count)
+        turns = [segments[k % len(segments)] for k in range(count)]
+        self._recording = segments[0].record(on, nothing, nothing, turns)
 
     def run(self, recorded: Recorded, on: int, times: int) -> None:
         """Queues runs on a stream; the first and the last are single ones, with their copies."""

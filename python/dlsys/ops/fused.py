@@ -221,6 +221,8 @@ def _expression(node: Node) -> str:
     if not node.inputs:
         return node.name if node.op.leaf else node.op.name
     inputs = [_expression(x) for x in node.inputs]
+    if node.op.selects:
+        return f"{inputs[0]}[{node.attrs['index']}]"
     for k, transposed in enumerate(("trans_A", "trans_B")):
         if node.attrs.get(transposed):
             inputs[k] += "ᵀ"

@@ -35,6 +35,7 @@ class Rule:
     takes_rate = True
     needs_step = False
     every_run = False  # acts in every run of a round, not in the last one only
+    steady = False  # small changes of a gradient change its states a little, at zero too
 
     def constants(self, attrs: Attrs) -> tuple[float, ...]:
         """The kernel's constants, three at most."""
@@ -48,6 +49,7 @@ class Sgd(Rule):
     """p -= lr · g."""
 
     name = "sgd_update"
+    steady = True
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         descend(states[0], g, now.lr, s)
@@ -62,6 +64,7 @@ class Momentum(Rule):
     slots = ("velocity",)
     attributes = {"momentum": None, "dampening": 0.0, "nesterov": False}
     operations = 4
+    steady = True
 
     def constants(self, attrs: Attrs) -> tuple[float, ...]:
         return attrs["momentum"], 1 - attrs["dampening"], attrs["nesterov"]
@@ -214,6 +217,7 @@ class Accumulate(Rule):
     operations = 1
     takes_rate = False
     every_run = True
+    steady = True
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         if now.fresh:

@@ -102,6 +102,7 @@ class DLLanes(ctypes.Structure):
         ("lane", ctypes.c_void_p),
         ("waits", ctypes.c_void_p),
         ("nwaits", ctypes.c_int64),
+        ("settled", ctypes.c_void_p),
     ]
 
 

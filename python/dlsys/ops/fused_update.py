@@ -1,0 +1,94 @@
+"""Updates that make their gradients themselves, by products whose epilogue is the optimizer's rule;
+made by `passes/fuse_update.py` for GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..graph.node import Node, Spec
+from .fused import Body, Fused
+from .matmul import precision_number
+from .update_all import RuleOp, several
+
+MOST_PRODUCTS = 8  # that a launch has room for
+SUMS = ("", "A", "B")  # of which factor, by the kernel's numbers
+
+
+class FusedUpdate(Fused):
+    """A rule applied to parameters whose gradients are Aᵀ B, one of `products`, or the sums over
+    the depth of an A or a B.
+
+    Inputs: the states of all parameters as RuleOp has them, every A, every B, and the rate and
+    options of the rule. The parameters are those of the products, then those of the sums, which
+    `sums` has for each product: a word of SUMS. The body makes the gradients of the factors. The
+    values are the parameters' new ones. Attributes: body, sums, and those of the rule.
+    """
+
+    tolerance = 1e-4
+    precise = True
+
+    def __init__(self, update: RuleOp, products: int) -> None:
+        super().__init__(f"matmul_{update.name}", update.outputs)
+        self.update = update
+        self.writes = update.writes
+        self.chooses = _unsteady(update)
+        self._products = products
+        self._factors = slice(len(self.writes), len(self.writes) + 2 * products)
+        given = len(self.writes) + 2 * products + update.rule.takes_rate
+        self.any_dtype = (given, given + 1)  # step and count
+
+    def infer(self, node: Node, *specs: Spec) -> Any:
+        made = super().infer(node, *specs[self._factors])
+        gradients = (made,) if isinstance(made, Spec) else made
+        return self.update.infer(node, *self._as_update_has(specs, gradients))
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        gradients = inputs[: self.outputs]  # are of the parameters' specs
+        given = self._as_update_has(inputs, gradients)
+        return [*gradients, *self.update.workspace(node, given, outputs)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        inputs, scratch = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
+        gradients, rest = scratch[: self.outputs], scratch[self.outputs :]
+        super().numpy(node, *inputs[self._factors], *gradients)
+        self.update.numpy(node, *self._as_update_has(inputs, gradients), *rest)
+
+    def _as_update_has(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """The update's inputs, with gradients in place of their factors."""
+        return [*inputs[: self._factors.start], *gradients, *inputs[self._factors.stop :]]
+
+    def scalars(self, node: Node) -> tuple[float, ...]:
+        sums = sum(SUMS.index(of) << 2 * k for k, of in enumerate(node.attrs["sums"]))
+        return sums, precision_number(node), *self.update.scalars(node)
+
+    def lists(self, node: Node) -> tuple[int, ...]:
+        states, _, *options = self.update.lists(node)
+        return states, self._products, self._products, *options
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        body: Body = node.attrs["body"]
+        steps = [step for step in body.steps if not step.op.view]
+        made = sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in steps)
+        return made + self.update.cost(node, inputs, output)
+
+
+@lru_cache
+def fused_update(update: RuleOp, products: int, parameters: int) -> FusedUpdate:
+    """The operator for so many products and parameters under the rule of `update`."""
+    return FusedUpdate(several(update, parameters), products)
+
+
+def _unsteady(update: RuleOp) -> tuple[int, ...]:
+    """Of the states that are written those that jump where a gradient passes zero, so that its
+    rounding decides: a rule that divides by a gradient's size, or takes its sign, moves them by the
+    whole rate.
+    """
+    if update.rule.steady:
+        return ()
+    names = [name for name in ("", *update.rule.slots) for _ in range(update.outputs)]
+    return tuple(k for k, name in enumerate(names) if name in ("", "velocity"))
