@@ -18,9 +18,13 @@ SHARED_MEMORY = (
     *("conv*", "*pool*", "batch_norm*", "layer_norm*", "max", "argmax", "prod", "cumsum"),
     *("logsumexp", "scatter*", "embedding*", "chain*", "*update*", "shuffled*", "*head*"),
 )
-SUBSET = tuple(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY)
+SUBSET = (
+    *(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY),
+    "*GpuUpdates.test_groups_of_all_shapes*",
+)
+UPDATES = ("*GpuUpdates.test_*_of_all_shapes*", "*GpuKernel.test_arrays_at_any_address*")
 TOOLS = {
-    "memcheck": ((OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*"), "separate"),
+    "memcheck": ((OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*", *UPDATES), "separate"),
     "racecheck": ((*SUBSET, "*test_fuse.GpuValues*"), "shared"),
     "initcheck": (SUBSET, "shared"),
     "synccheck": (SUBSET, "shared"),
@@ -56,6 +60,7 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "test_operators",
         "test_gpu_op",
         "test_fuse",
+        "test_fuse_update_gpu",
     ]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
     env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}

@@ -15,7 +15,7 @@ import numpy as np
 from devices import require
 from dlsys import autodiff as ad
 from dlsys.executor import lower, program
-from dlsys.executor.lanes import LARGE, Access, Lanes, in_lanes, in_turn, needs
+from dlsys.executor.lanes import LARGE, Access, Lanes, in_lanes, in_turn, needs, settled
 from dlsys.executor.plan import Plan, Step, make_plan
 from dlsys.executor.recording import Ports, fixed_slots
 from dlsys.executor.schedule import schedule
@@ -130,6 +130,25 @@ class Needs(unittest.TestCase):
                 pairs = list(conflicts(accesses))
                 self.assertEqual(reached(len(accesses), edges), reached(len(accesses), pairs))
                 self.assertLessEqual(set(edges), set(pairs))
+
+
+class Settled(unittest.TestCase):
+    ACCESSES = [writes((0, 8)), Access([(0, 8)], [(8, 16)]), reads((0, 8), (8, 16))]
+    INPUTS = [[], [(0, 8)], [(0, 8), (8, 16)]]
+
+    def test_what_the_step_before_does_not_write(self):
+        self.assertEqual(settled([0, 0, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b01])
+
+    def test_the_step_before_is_that_of_the_lane(self):
+        self.assertEqual(settled([0, 1, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b10])
+
+    def test_a_byte_is_enough(self):
+        accesses = [writes((0, 8)), reads((7, 9), (8, 9))]
+        self.assertEqual(settled([0, 0], [[], [(7, 9), (8, 9)]], accesses), [0, 0b10])
+
+    def test_inputs_beyond_the_bits_are_not_settled(self):
+        inputs = [[], [(8, 9)] * 70]
+        self.assertEqual(settled([0, 0], inputs, [writes((0, 8)), reads()]), [0, 2**64 - 1])
 
 
 class LanesOf(unittest.TestCase):

@@ -12,6 +12,7 @@ import numpy as np
 from devices import EMULATED, fewer, require
 from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
+from dlsys.data import Dataset, DeviceLoader
 from dlsys.errors import OutOfMemoryError
 from dlsys.executor import lower, program
 from dlsys.executor.lanes import Lanes
@@ -96,6 +97,56 @@ class GpuLanes(unittest.TestCase):
         for values in ends[1:]:
             for a, b in zip(values, ends[0], strict=True):
                 np.testing.assert_array_equal(a, b)
+
+    def from_device(self, runs: tuple[int, ...], capture: bool = True) -> tuple[list, Any, list]:
+        """The loss and the Parameters after runs, so many at a time, over batches that are taken on
+        the GPU; the report; and the lanes and operators of runs recorded together.
+        """
+        rng = np.random.default_rng(3)
+        images = rng.integers(0, 256, (200, 20), dtype=np.uint8)
+        loader = DeviceLoader(Dataset(images, rng.integers(0, 4, 200)), 16, shuffle=True)
+        found: list = []
+        lanes_of = lower.Segment.lanes
+
+        def noted(self, before, after, turns=()):
+            lanes = lanes_of(self, before, after, turns)
+            found.extend([(lanes, [s.node.op for t in turns for s in t._steps])] if turns else [])
+            return lanes
+
+        with (
+            mock.patch.object(settings, "capture", capture),
+            mock.patch.object(lower.Segment, "lanes", noted),
+        ):
+            x, y = loader.inputs()
+            net = nn.MLP([20, 16, 4], seed=2)
+            loss = ad.softmax_cross_entropy(net(x), y)
+            update = optim.SGD(0.1, momentum=0.9).minimize(loss, net.parameters())
+            executor = ad.Executor([loss, update], gpu(0))
+            for n in runs:
+                made = executor.run_many(n)[0]
+            states = [node for node in executor.topo_order if isinstance(node, ad.Parameter)]
+            return [value.asnumpy() for value in (made, *states)], executor.report(), found
+
+    def test_batches_taken_beside_the_step_before(self):
+        plain, _, _ = self.from_device((41,), capture=False)
+        single, _, none = self.from_device((1,) * 41)
+        many, report, ((lanes, operators),) = self.from_device((1, 40))
+        self.assertEqual(none, [])
+        for a, b, c in zip(plain, single, many, strict=True):
+            np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(a, c)
+        self.assertGreater(report.plans[0].together, 1)
+        behind: list[set[int]] = []  # of each step: those that it comes after
+        for k, lane in enumerate(lanes.lane):
+            before = [e for later, e in lanes.waits if later == k]
+            before += [e for e in range(k) if lanes.lane[e] == lane][-1:]
+            behind.append(set(before).union(*(behind[e] for e in before)))
+        takes = [k for k, op in enumerate(operators, 1) if op.name == "shuffled_batch"]
+        self.assertGreater(len(takes), 2)
+        for first, second in zip(takes, takes[1:]):
+            updates = [k for k in range(first, second) if "momentum" in operators[k - 1].name]
+            self.assertTrue(updates)
+            self.assertTrue(behind[second].isdisjoint(updates))
 
     def test_runs_together_that_change_nothing_share_no_place_to_meet(self):
         """Losses whose blocks add up their sums in one place, in runs that need not wait."""

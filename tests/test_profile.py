@@ -128,6 +128,14 @@ class Table(unittest.TestCase):
         self.assertEqual(row.nbytes, 2 * 4 * (4 * 8 + 8 * 2 + 4 * 2))
         self.assertEqual(row.flops, 2 * 2 * 4 * 8 * 2)
 
+    def test_bytes_of_what_reads_a_part(self):
+        table, k = ad.Variable("table"), ad.Variable("k", shape=(3,), dtype=np.int64)
+        executor = ad.Executor([ad.gather_op(table, k)])
+        rows = profile.Profile()
+        feeds = {table: np.zeros((1000, 8), np.float32), k: np.arange(3)}
+        rows.add(executor.plan(shapes_of(feeds)), [1.0])
+        self.assertEqual(rows.rows()[0].nbytes, 2 * 3 * 8 * 4 + 3 * 8)
+
     def test_every_device_fills_it(self):
         for ctx in CONTEXTS:
             with self.subTest(ctx=ctx):

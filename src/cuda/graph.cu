@@ -162,6 +162,13 @@ void MoveTo(cudaStream_t stream, Nodes& nodes) {
 #endif
 }
 
+// Whether these are one kernel.
+bool IsKernel(const Nodes& nodes) {
+  cudaGraphNodeType type = cudaGraphNodeTypeMemset;
+  if (nodes.size() == 1) Check("record", cudaGraphNodeGetType(nodes[0], &type));
+  return nodes.size() == 1 && type == cudaGraphNodeTypeKernel;
+}
+
 // Hangs each part of a script behind those that it waits for. One stream records them all and is
 // moved about in the graph, which takes neither further streams nor events.
 class Weaver {
@@ -175,6 +182,7 @@ class Weaver {
         queued_(parts) {}
   ~Weaver() {
     next_may_be_early = true;
+    next_is_behind = nullptr;
     settled_inputs = 0;
   }
 
@@ -192,9 +200,15 @@ class Weaver {
     MoveTo(stream_, behind);
     memory_->Enter(lane);
     next_may_be_early = behind.size() == 1 && behind == tails_[lane];
-    const bool told = lanes_->settled && next_may_be_early && queued_[lane];
+    Behind several = {behind.data(), behind.size(), 0};
+    const bool among = behind.size() > 1 && queued_[lane] && IsKernel(tails_[lane]);
+    if (among)
+      several.early = std::find(behind.begin(), behind.end(), tails_[lane][0]) - behind.begin();
+    next_is_behind = among ? &several : nullptr;
+    const bool told = lanes_->settled && (next_may_be_early || among) && queued_[lane];
     settled_inputs = told ? lanes_->settled[part] : 0;
     queue();
+    next_is_behind = nullptr;
     settled_inputs = 0;
     ends_[part] = tails_[lane] = Place(stream_);
     queued_[lane] = ends_[part] != behind;
@@ -293,6 +307,25 @@ void CountNode(CudaGraph* made, cudaGraphNode_t node) {
 }
 
 }  // namespace
+
+bool HangEarly(const char* op, cudaStream_t stream) {
+#if CUDART_VERSION >= 13000
+  if (!next_is_behind) return false;
+  const Nodes behind(next_is_behind->nodes, next_is_behind->nodes + next_is_behind->count);
+  Nodes place = Place(stream);
+  std::sort(place.begin(), place.end());
+  if (place != behind) return false;  // the step has queued something that this kernel waits for
+  std::vector<cudaGraphEdgeData> edges(next_is_behind->count);
+  cudaGraphEdgeData& edge = edges[next_is_behind->early];
+  edge.from_port = cudaGraphKernelNodePortProgrammatic;
+  edge.type = cudaGraphDependencyTypeProgrammatic;
+  Check(op, cudaStreamUpdateCaptureDependencies(stream, next_is_behind->nodes, edges.data(),
+                                                edges.size(), cudaStreamSetCaptureDependencies));
+  return true;
+#else
+  return false;
+#endif
+}
 
 std::unique_ptr<Recorded> Record(int id, DLStream stream, const Script& script) {
   Use("record", id);

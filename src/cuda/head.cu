@@ -86,8 +86,11 @@ Head Plan(const Layers& layers, int64_t* nbytes) {
   }
   for (int s = 0; s < head.stages; s++) {
     const Stage& stage = head.stage[s];
-    parts = std::max<int64_t>(parts, stage.depth_fastest ? PartsNumel<kRows, true>(stage.width)
-                                                         : PartsNumel<kRows, false>(stage.width));
+    const Way way = WayOf(stage.depth_fastest, stage.width);
+    const int numel = way == Way::kTwoDeep ? PartsNumel<kRows, Way::kTwoDeep>(stage.width)
+                      : way == Way::kDeep  ? PartsNumel<kRows, Way::kDeep>(stage.width)
+                                           : PartsNumel<kRows, Way::kWide>(stage.width);
+    parts = std::max<int64_t>(parts, numel);
   }
   head.parts_at = take(parts);
   *nbytes = at * (int64_t)sizeof(float);
@@ -146,12 +149,15 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
       return RunHead<kRows / 2>(op, ctx, layers, labels, target, stream);
   }
   head.early = AreSettled(1, layers.count + (int)layers.biases);
+  if (layers.rows == 0) head.copies = 0;  // nobody would wait for them
   const int64_t groups = CeilDiv(layers.rows, kRows);
   const int64_t most = std::min(multiprocessors, kMeetingPlaces);
   const int64_t rounds = std::max<int64_t>(1, CeilDiv(groups, most));
   if (!fits || rounds > kMostRounds) return RunApart(op, ctx, layers, labels, target, stream);
   const int64_t blocks = std::max<int64_t>(1, CeilDiv(groups, rounds));
-  LaunchClusters(op, HeadKernel<kRows, Labels>, (unsigned)blocks, 1, kHeadThreads, (size_t)nbytes,
+  // Everything waits for the head: little else wants the room beside it.
+  const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
+  LaunchClusters(op, HeadKernel<kRows, Labels>, (unsigned)blocks, 1, kHeadThreads, shared,
                  ComputeMajor(device) >= 9, stream, head, labels, target.meeting, target.scale,
                  target.loss);
 }

@@ -58,19 +58,29 @@ __host__ __device__ constexpr int Pitch(int row) { return Whole(row) | 4; }
 // A thread takes the columns of a slot and a share of the depth. Its sums, a row's after the other
 // of each column, go to parts (groups, slots, sums), where a group has one share of the depth.
 
-// Columns of a slot: slot and slot + slots where the depth is fastest, else 4 slot to 4 slot + 3.
-template <bool kDepthFastest>
-constexpr int kColumns = kDepthFastest ? 2 : 4;
+// How a stage goes about it: along a quad of layers at a time where the depth is fastest, of two
+// columns or, where there are many, of four, which reads less of the sheet; else along four
+// columns.
+enum class Way { kTwoDeep, kDeep, kWide };
+constexpr int kFewColumns = 32;
 
-template <int kRows, bool kDepthFastest>
-constexpr int kSums = kColumns<kDepthFastest> * kRows;
+__host__ __device__ constexpr Way WayOf(bool depth_fastest, int width) {
+  return !depth_fastest ? Way::kWide : width > kFewColumns ? Way::kDeep : Way::kTwoDeep;
+}
+
+// Columns of a slot: slot, slot + slots, ... where the depth is fastest, else 4 slot to 4 slot + 3.
+template <Way kWay>
+constexpr int kColumns = kWay == Way::kTwoDeep ? 2 : 4;
+
+template <int kRows, Way kWay>
+constexpr int kSums = kColumns<kWay> * kRows;
 // Quads and one more, which spreads the slots over the banks.
-template <int kRows, bool kDepthFastest>
-constexpr int kSumsPitch = Whole(kSums<kRows, kDepthFastest>) + 4;
+template <int kRows, Way kWay>
+constexpr int kSumsPitch = Whole(kSums<kRows, kWay>) + 4;
 
-template <bool kDepthFastest>
+template <Way kWay>
 __host__ __device__ constexpr int Slots(int width) {
-  return (width + kColumns<kDepthFastest> - 1) / kColumns<kDepthFastest>;
+  return (width + kColumns<kWay> - 1) / kColumns<kWay>;
 }
 
 // How many threads stand side by side along the slots; the groups of so many share out the depth.
@@ -80,18 +90,19 @@ __host__ __device__ inline int Across(int slots) {
   return across;
 }
 
-template <int kRows, bool kDepthFastest>
+template <int kRows, Way kWay>
 __host__ __device__ int PartsNumel(int width) {
-  const int slots = Slots<kDepthFastest>(width);
-  return kHeadThreads / Across(slots) * slots * kSumsPitch<kRows, kDepthFastest>;
+  const int slots = Slots<kWay>(width);
+  return kHeadThreads / Across(slots) * slots * kSumsPitch<kRows, kWay>;
 }
 
 // Leaves the parts; returns how many there are of each sum.
-template <int kRows, bool kDepthFastest>
+template <int kRows, Way kWay>
 __device__ __forceinline__ int Sum(const Stage stage, const float* w, const float* in,
                                    float* parts) {
-  constexpr int kOfSlot = kColumns<kDepthFastest>;
-  const int slots = Slots<kDepthFastest>(stage.width), across = Across(slots);
+  constexpr bool kDepthFastest = kWay != Way::kWide;
+  constexpr int kOfSlot = kColumns<kWay>;
+  const int slots = Slots<kWay>(stage.width), across = Across(slots);
   const int group = threadIdx.x / across, groups = kHeadThreads / across;
   const int quads = (stage.depth + 3) / 4, share = (quads + groups - 1) / groups;
   const int in_pitch = Pitch(stage.depth);
@@ -119,7 +130,7 @@ __device__ __forceinline__ int Sum(const Stage stage, const float* w, const floa
                 fmaf(kDepthFastest ? v[c][e] : v[e][c], x[e], sums[c * kRows + r]);
       }
     }
-    float* to = parts + (group * slots + slot) * kSumsPitch<kRows, kDepthFastest>;
+    float* to = parts + (group * slots + slot) * kSumsPitch<kRows, kWay>;
     if constexpr (kOfSlot * kRows % 4 == 0) {
 #pragma unroll
       for (int k = 0; k < kOfSlot * kRows; k += 4)
@@ -132,15 +143,16 @@ __device__ __forceinline__ int Sum(const Stage stage, const float* w, const floa
   return (quads + share - 1) / share;
 }
 
-// Adds up `count` parts of each sum and makes of it what the stage says.
-template <int kRows, bool kDepthFastest>
+// Adds up `count` parts of each sum, kBatch sums of a thread beside each other, and makes of it
+// what the stage says.
+template <int kRows, Way kWay, int kBatch>
 __device__ __forceinline__ void Finish(const Stage stage, const float* parts, int count,
                                        int64_t first, int valid, float* memory) {
-  constexpr int kOfSlot = kSums<kRows, kDepthFastest>, kPitch = kSumsPitch<kRows, kDepthFastest>;
-  const int slots = Slots<kDepthFastest>(stage.width), pitch = slots * kPitch;
-  const int along = kDepthFastest ? 1 : kColumns<false>, apart = kDepthFastest ? slots : 1;
+  constexpr int kOfSlot = kSums<kRows, kWay>, kPitch = kSumsPitch<kRows, kWay>;
+  const int slots = Slots<kWay>(stage.width), pitch = slots * kPitch;
+  const int along = kWay == Way::kWide ? kColumns<kWay> : 1;
+  const int apart = kWay == Way::kWide ? 1 : slots;
   const int to_pitch = Pitch(stage.width);
-  constexpr int kBatch = 4;  // sums of a thread that are under way at once
 #pragma unroll 1
   for (int begin = threadIdx.x; begin < slots * kOfSlot; begin += kBatch * kHeadThreads) {
     float x[kBatch];
@@ -153,7 +165,7 @@ __device__ __forceinline__ void Finish(const Stage stage, const float* parts, in
       x[b] = stage.bias_at >= 0 ? memory[stage.bias_at + column[b]] : 0.f;
       at[b] = slot * kPitch + of_slot;
     }
-#pragma unroll 2
+#pragma unroll(8 / kBatch)
     for (int part = 0; part < count; part++) {
 #pragma unroll
       for (int b = 0; b < kBatch; b++) x[b] += parts[part * pitch + at[b]];
@@ -171,14 +183,15 @@ __device__ __forceinline__ void Finish(const Stage stage, const float* parts, in
 }
 
 // One stage for `valid` rows from `first` on; all threads have what it leaves.
-template <int kRows, bool kDepthFastest>
+template <int kRows, Way kWay>
 __device__ __forceinline__ void Run(const Stage& stage, int parts_at, int64_t first, int valid,
                                     float* memory) {
   float* parts = memory + parts_at;
   const int count =
-      Sum<kRows, kDepthFastest>(stage, memory + stage.weight_at, memory + stage.from_at, parts);
+      Sum<kRows, kWay>(stage, memory + stage.weight_at, memory + stage.from_at, parts);
   __syncthreads();
-  Finish<kRows, kDepthFastest>(stage, parts, count, first, valid, memory);
+  constexpr int kBatch = kWay == Way::kTwoDeep ? 1 : 4;  // few columns make no more
+  Finish<kRows, kWay, kBatch>(stage, parts, count, first, valid, memory);
   __syncthreads();
 }
 
@@ -190,7 +203,8 @@ __device__ __forceinline__ int Begin(const Copy copy, float of_grid, float* memo
                                      Arrivals* arrivals) {
   const int ahead = (int)((float)copy.rows * of_grid), pitch = Pitch(copy.row);
   float* const to = memory + copy.at;
-  if (copy.row % 4 == 0 && (uintptr_t)copy.from % 16 == 0) {
+  const bool whole = copy.row % 4 == 0 && (uintptr_t)copy.from % 16 == 0;
+  if (kHasBulkCopies && whole) {
     int nbytes = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i < copy.rows; i += kHeadThreads) {
@@ -208,7 +222,7 @@ __device__ __forceinline__ int Begin(const Copy copy, float of_grid, float* memo
     const int row = i + ahead < copy.rows ? i + ahead : i + ahead - copy.rows;
 #pragma unroll 1
     for (int at = (threadIdx.x & ((1 << log) - 1)) * 4; at < copy.row; at += 4 << log)
-      CopyQuad<false>(to + row * pitch + at, copy.from + row * copy.row + at, copy.row - at);
+      CopyQuad(to + row * pitch + at, copy.from + row * copy.row + at, copy.row - at, whole);
   }
   return 0;
 }
@@ -263,10 +277,13 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
 #pragma unroll 1
     for (int s = 0; s < head.stages; s++) {
       const Stage& stage = head.stage[s];
-      if (stage.depth_fastest)
-        Run<kRows, true>(stage, head.parts_at, first, valid, memory);
+      const Way way = WayOf(stage.depth_fastest, stage.width);
+      if (way == Way::kTwoDeep)
+        Run<kRows, Way::kTwoDeep>(stage, head.parts_at, first, valid, memory);
+      else if (way == Way::kDeep)
+        Run<kRows, Way::kDeep>(stage, head.parts_at, first, valid, memory);
       else
-        Run<kRows, false>(stage, head.parts_at, first, valid, memory);
+        Run<kRows, Way::kWide>(stage, head.parts_at, first, valid, memory);
       if (s != head.layers - 1) continue;
       if (exists) {
         const int classes = head.classes, at = warp * Pitch(classes);

@@ -24,6 +24,15 @@ inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {
 // waits for others than the one before it in its lane.
 inline thread_local bool next_may_be_early = true;
 
+// Where a recording said no: what that kernel waits for. Of nodes[early], a kernel, it need not see
+// the end, if it is hung behind them here; true if it was.
+struct Behind {
+  cudaGraphNode_t* nodes;
+  size_t count, early;
+};
+inline thread_local const Behind* next_is_behind = nullptr;
+bool HangEarly(const char* op, cudaStream_t stream);
+
 // Which inputs of this thread's next kernel, by bit in the order of its step, are there before the
 // kernel before it is done, and may be read before WaitForEarlierKernels. Only a recording knows.
 inline thread_local uint64_t settled_inputs = 0;
@@ -35,6 +44,7 @@ inline bool AreSettled(int first, int count) {
 
 inline void CountLaunch() {
   next_may_be_early = true;  // within a step each kernel waits for the one before
+  next_is_behind = nullptr;
   settled_inputs = 0;
   Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
 }
@@ -85,22 +95,23 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
                            unsigned cluster, unsigned block, size_t shared_nbytes, bool early,
                            DLStream stream, Args... args) {
   if (grid == 0) return;
-  early = early && next_may_be_early;
-  if (early && shared_nbytes > 0) shared_nbytes = SpreadOut(op, grid, shared_nbytes);
+  const bool alone = early && next_may_be_early;
+  early = alone || (early && HangEarly(op, Native(stream)));
+  if (alone && shared_nbytes > 0) shared_nbytes = SpreadOut(op, grid, shared_nbytes);
   AllowShared(op, (const void*)kernel, shared_nbytes);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = cluster;
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = early;
+  attributes[1].val.programmaticStreamSerializationAllowed = alone;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
   config.blockDim = dim3(block);
   config.dynamicSmemBytes = shared_nbytes;
   config.stream = Native(stream);
   config.attrs = cluster > 1 ? attributes : attributes + 1;
-  config.numAttrs = (cluster > 1 ? 1 : 0) + (early ? 1 : 0);
+  config.numAttrs = (cluster > 1 ? 1 : 0) + (alone ? 1 : 0);
   Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
   CountLaunch();
 }

@@ -72,11 +72,9 @@ __device__ __forceinline__ void AddUp(float of_block, const Meeting& meeting, fl
   bool last = false;
   if (threadIdx.x == 0) {
     meeting.sums[blockIdx.x] = of_block;
-    __threadfence();
-    last = atomicAdd(meeting.arrived, 1u) == gridDim.x - 1;
+    last = CountUp(meeting.arrived) == gridDim.x - 1;
   }
   if (!__shfl_sync(0xffffffffu, last, 0)) return;
-  __threadfence();
   float sum = 0.f;
 #pragma unroll 4
   for (int block = threadIdx.x; block < gridDim.x; block += 32) sum += __ldcg(meeting.sums + block);

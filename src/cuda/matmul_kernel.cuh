@@ -67,7 +67,7 @@ struct Summed {
 template <class T, int kWidth, class F>
 __device__ __forceinline__ void FinishSums(const float* shares, int splits, int64_t origin,
                                            int64_t width, F&& write) {
-  const int w = threadIdx.x;
+  const int w = T::kThreads - 1 - (int)threadIdx.x;  // the first ones may have elements of C
   if (w >= kWidth || origin + w >= width) return;
   float sum = 0.f;
   for (int split = 0; split < splits; split++) {

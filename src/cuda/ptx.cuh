@@ -56,6 +56,12 @@ __device__ __forceinline__ void WaitForCopies() {
 
 // ---- copies of many bytes by one thread, from sm_90 on; before, they are done on return ----
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kHasBulkCopies = false;
+#else
+constexpr bool kHasBulkCopies = true;
+#endif
+
 // Where the threads of a block wait for all of its copies: one thread makes it, all see that, each
 // begins copies and arrives with the bytes of its own, and then waits for the phase, 0 and 1 in
 // turn. Whoever has waited has met all other threads.
@@ -144,6 +150,26 @@ __device__ __forceinline__ void MultiplyAddTf32(const float (&a)[4], const float
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
         "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+#endif
+}
+
+// ---- between blocks ----
+
+// Adds one and returns what was there; whoever finds a block counted sees what its thread wrote
+// before, and so do those that this thread tells.
+__device__ __forceinline__ unsigned CountUp(unsigned* count) {
+#if __CUDA_ARCH__ >= 700
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(count))
+               : "memory");
+  return before;
+#else
+  __threadfence();
+  const unsigned before = atomicAdd(count, 1u);
+  __threadfence();
+  return before;
 #endif
 }
 

@@ -267,6 +267,10 @@ enum cudaStreamCaptureMode {
 };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum cudaStreamUpdateCaptureDependenciesFlags { cudaStreamSetCaptureDependencies };
+struct cudaGraphEdgeData {
+  unsigned char from_port, to_port, type;
+};
+enum { cudaGraphKernelNodePortProgrammatic = 1, cudaGraphDependencyTypeProgrammatic = 1 };
 enum cudaGraphNodeType {
   cudaGraphNodeTypeKernel,
   cudaGraphNodeTypeMemcpy,

@@ -59,8 +59,13 @@ def flops(step: Step) -> int:
 
 def traffic(step: Step) -> int:
     """Bytes that a step reads and writes at least."""
-    written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
-    return sum(value.spec.nbytes for value in [*step.inputs, *written])
+    op = step.node.op
+    written = step.outputs or [step.inputs[k] for k in op.writes]
+    picked = sum(
+        min(source.spec.size, made.spec.size) * source.spec.dtype.itemsize  # type: ignore[union-attr]
+        for source, made in zip(step.inputs[: op.picks], step.outputs)
+    )
+    return picked + sum(value.spec.nbytes for value in [*step.inputs[op.picks :], *written])
 
 
 def _line(step: Step, ms: float) -> str:

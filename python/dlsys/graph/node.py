@@ -73,6 +73,7 @@ class Op:
     # Inputs (Parameters) that it updates; its outputs are their new values.
     writes: tuple[int, ...] = ()
     borrows: tuple[int, ...] = ()  # inputs (constants) that its kernel writes and leaves as found
+    picks: int = 0  # first inputs of each of which it reads no more elements than the output has
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
     random: bool = False  # draws numbers: equal uses are never merged
     # Of the largest magnitude, between devices; sums of many terms need more.

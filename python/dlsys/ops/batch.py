@@ -149,6 +149,7 @@ class TakeBatchOp(Op):
     """
 
     name = kernel = "take_batch"
+    picks = 1
     fallible = True
     any_dtype = (0, 1)
 
@@ -185,6 +186,7 @@ class ShuffledBatchOp(Op):
 
     name = kernel = "shuffled_batch"
     outputs = 2
+    picks = 2
     any_dtype = (0, 1, 2)
 
     def __call__(  # type: ignore[override]

@@ -25,6 +25,7 @@ class SliceOp(Op):
     """The elements that a key of integers, slices, None and ... chooses, by numpy's rules."""
 
     name = kernel = "slice"
+    picks = 1
     moves = any_dtype = True
 
     def __call__(self, x: Node, key: Any, name: str | None = None) -> Node:  # type: ignore[override]
@@ -184,6 +185,7 @@ class GatherOp(Op):
     """x at the positions `indices` of one axis; the indices' axes take its place (numpy's take)."""
 
     name = kernel = "gather"
+    picks = 1
     fallible = any_dtype = True
 
     def __call__(self, x: Node, indices: Node, axis: int = 0, name: str | None = None) -> Node:  # type: ignore[override]

@@ -22,6 +22,7 @@ void WaitForCopies() {
   emulator::WaitForCopies(kLeft);
 }
 
+constexpr bool kHasBulkCopies = true;
 struct Arrivals {
   uint64_t state;
 };
@@ -77,6 +78,8 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
   }
   emulator::MeetWarp();
 }
+
+inline unsigned CountUp(unsigned* count) { return atomicAdd(count, 1u); }
 
 inline void MeetCluster() { emulator::MeetCluster(); }
 inline void LeaveCluster() { emulator::MeetCluster(); }
