@@ -62,7 +62,7 @@ def traffic(step: Step) -> int:
     op = step.node.op
     written = step.outputs or [step.inputs[k] for k in op.writes]
     picked = sum(
-        min(source.spec.size, made.spec.size) * source.spec.dtype.itemsize  # type: ignore[union-attr]
+        min(source.spec.size, made.spec.size) * source.spec.dtype.itemsize
         for source, made in zip(step.inputs[: op.picks], step.outputs)
     )
     return picked + sum(value.spec.nbytes for value in [*step.inputs[op.picks :], *written])
