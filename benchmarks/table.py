@@ -90,9 +90,14 @@ def overhead(results: Results) -> str:
 def gpu_record(results: Results) -> str:
     """What was proven on the GPU."""
     record = results.read("gpu_record")
-    counts = ", ".join(f"{record[key]} {key}" for key in ("passed", "failed", "skipped"))
     parts = record["parts"]
-    body = [["tests", counts], *_mnist_rows(parts.get("mnist", {}))]
+    tests = parts.get("tests", {})
+    body = [["tests", _counts(record)]]
+    body += [[f"of them {tests['unfinished']}", "stopped by the time limit"]] * (
+        "unfinished" in tests
+    )
+    body += [[each["what"], _counts(each)] for each in tests.get("besides", ())]
+    body += _mnist_rows(parts.get("mnist", {}))
     for tool, result in parts.get("sanitizers", {}).get("tools", {}).items():
         tests = f", {result['tests']} tests" if result.get("tests") else ""
         body.append([f"compute-sanitizer {tool}{tests}", result["outcome"]])
@@ -103,6 +108,10 @@ def gpu_record(results: Results) -> str:
         f"`{record['command']}`"
     )
     return f"{rows(['proof', 'result'], body)}\n\n{note}"
+
+
+def _counts(of: dict[str, Any]) -> str:
+    return ", ".join(f"{of[key]} {key}" for key in ("passed", "failed", "skipped"))
 
 
 def _mnist_rows(part: dict[str, Any]) -> list[list[str]]:
