@@ -297,6 +297,7 @@ class DeviceCounters(unittest.TestCase):
         self.assertRaises(DlsysError, profile.counters, ndarray.gpu(999))
 
 
+@not_emulated
 class Ranges(unittest.TestCase):
     """DLSYS_NVTX=1, seen by a tool that NVTX loads into the process."""
 

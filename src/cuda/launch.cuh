@@ -38,8 +38,9 @@ bool HangEarly(const char* op, cudaStream_t stream);
 inline thread_local uint64_t settled_inputs = 0;
 
 inline bool AreSettled(int first, int count) {
-  const uint64_t wanted = count < 64 ? ((uint64_t(1) << count) - 1) << first : 0;
-  return first + count <= 64 && (settled_inputs & wanted) == wanted;
+  if (first + count >= 64) return false;
+  const uint64_t wanted = ((uint64_t(1) << count) - 1) << first;
+  return (settled_inputs & wanted) == wanted;
 }
 
 inline void CountLaunch() {
