@@ -91,12 +91,11 @@ def gpu_record(results: Results) -> str:
     """What was proven on the GPU."""
     record = results.read("gpu_record")
     parts = record["parts"]
-    tests = parts.get("tests", {})
-    body = [["tests", _counts(record)]]
-    body += [[f"of them {tests['unfinished']}", "stopped by the time limit"]] * (
-        "unfinished" in tests
-    )
-    body += [[each["what"], _counts(each)] for each in tests.get("besides", ())]
+    body = [[name, _counts(part)] for name, part in parts.items() if "passed" in part]
+    body += [
+        [f"not finished: {modules}", "stopped"]
+        for modules in parts.get("tests", {}).get("unfinished", ())
+    ]
     body += _mnist_rows(parts.get("mnist", {}))
     for tool, result in parts.get("sanitizers", {}).get("tools", {}).items():
         tests = f", {result['tests']} tests" if result.get("tests") else ""

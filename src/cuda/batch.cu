@@ -127,6 +127,7 @@ __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, float* x,
 
 // ---- launchers ----
 
+// `inputs`: how many the step has, all of which are read.
 template <class T, class Rows>
 void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affine& affine,
             float* x, int64_t n, const Labels& labels, int inputs, DLStream stream) {

@@ -213,7 +213,8 @@ __device__ __forceinline__ void WaitForEarlierKernels() {
 }
 
 // Lets the kernel after this one be set up where blocks have come this far; without it, where they
-// are done. Best near the end: blocks that wait take room, and crowd where there is some.
+// are done. In long kernels best near the end: blocks that wait take room, and crowd where there is
+// some.
 __device__ __forceinline__ void LetNextKernelBegin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -127,8 +127,8 @@ class Lanes:
 def settled(
     lane: Sequence[int], inputs: Sequence[Sequence[Range]], accesses: Sequence[Access]
 ) -> list[int]:
-    """For each step its inputs, as bits, that the step before it in its lane does not write: where
-    it waits for no other, a kernel may read them while that one still runs.
+    """For each step its inputs, as bits, that the step before it in its lane does not write: a
+    kernel that is set up while that one still runs may read them at once.
     """
     found = []
     before: dict[int, int] = {}

@@ -155,7 +155,7 @@ class Segment:
         ports = (before.address, before.count, after.address, after.count)
         lanes = self.lanes(before, after, turns)
         struct, _arrays = lanes_struct(lanes)
-        handle, words = self._handle, self._words
+        handle = self._handle
         if turns:
             records, words = _joined(turns)
             handle = self._program(records, words)
@@ -166,7 +166,6 @@ class Segment:
         finally:
             if turns:
                 self._library.cdll.DLProgramFree(handle)
-            del words
         assert made.value is not None
         return Recording(made.value, (before, after), lanes)
 
@@ -174,20 +173,20 @@ class Segment:
         """The lanes of the copies before, the steps and the copies after, as memory is now."""
         turns = turns or (self,)
         accesses = [turn._access(step) for turn in turns for step in turn._steps]
-        inputs = [
-            [*map(turn._table.bytes_of, step.inputs)] for turn in turns for step in turn._steps
-        ]
         if before.count:  # a feed may show a Parameter: it is read before any is written
             updated = [r for step in self._steps for r in self._updated(step)]
             accesses.insert(0, Access(updated, before.slots()))
-            inputs.insert(0, [])
         if after.count:
             accesses.append(Access(after.slots(), []))
-            inputs.append([])
         if settings.lanes == 1 or len(accesses) > MOST:
             found = chain(len(accesses))
         else:
             found = in_lanes(in_turn(needs(accesses), accesses), settings.lanes)
+            inputs: list[list[Range]] = [[]] * bool(before.count)
+            inputs += [
+                [*map(turn._table.bytes_of, s.inputs)] for turn in turns for s in turn._steps
+            ]
+            inputs += [[]] * bool(after.count)
             found = replace(found, settled=settled(found.lane, inputs, accesses))
         return found.padded(int(not before.count), int(not after.count))
 

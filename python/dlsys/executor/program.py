@@ -110,7 +110,6 @@ class Program:
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: Rounds | None = None
         self._apart = False  # several runs could not be recorded together
-        self._twin_arena: Block | None = None
         self._blocks = [
             arena,
             *self._own.values(),
@@ -187,7 +186,9 @@ class Program:
         if self.rounds is None:
             self._place_slots()
             try:
-                self.rounds = Rounds([self.segments[0], *self._twin()], count, on)
+                twins, arenas = self._twins()
+                self.rounds = Rounds([self.segments[0], *twins], count, on)
+                self._blocks += arenas
             except DeviceLostError:
                 raise
             except DlsysError as error:
@@ -196,19 +197,19 @@ class Program:
                 warnings.warn(message, RuntimeWarning, stacklevel=6)
         return self.rounds
 
-    def _twin(self) -> list[Segment]:
-        """The steps of the only segment in an arena of their own, where that is small."""
-        if self.arena_nbytes > _TWIN_NBYTES:
-            return []
-        if self._twin_arena is None:
-            self._twin_arena = Block(self._ctx, self.plan.arena_nbytes)
-            self._blocks.append(self._twin_arena)
+    def _twins(self) -> tuple[list[Segment], list[Block]]:
+        """The steps of the only segment in an arena of their own, and that; none where it would be
+        large.
+        """
+        if self.plan.arena_nbytes > _TWIN_NBYTES:
+            return [], []
+        arena = Block(self._ctx, self.plan.arena_nbytes)
         table = ArrayTable(self.plan, self._ctx)
-        table.place_arena(self._twin_arena.address)
+        table.place_arena(arena.address)
         for buffer, held in self._fixed.items():
             table.place(buffer, held.data_address)
         self._place_slots(table)
-        return [Segment(table, self._ctx, self.plan.steps)]
+        return [Segment(table, self._ctx, self.plan.steps)], [arena]
 
     def _place_slots(self, table: ArrayTable | None = None) -> None:
         """Lets the steps read and write the slots."""

@@ -94,8 +94,9 @@ def lanes_struct(lanes: Lanes) -> tuple[Any, Any]:
     if lanes.count == 1 and lanes.settled is None:
         return None, None
     lane, waits = np.array(lanes.lane, np.int32), np.array(lanes.waits, np.int32)
-    settled = np.array(lanes.settled or [0] * len(lane), np.uint64)
-    struct = DLLanes(lane.ctypes.data, waits.ctypes.data, len(waits), settled.ctypes.data)
+    settled = np.array(lanes.settled or (), np.uint64)
+    told = settled.ctypes.data if len(settled) else None
+    struct = DLLanes(lane.ctypes.data, waits.ctypes.data, len(waits), told)
     return ctypes.byref(struct), (lane, waits, settled)
 
 
