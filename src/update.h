@@ -168,14 +168,22 @@ struct Source {
   DLSYS_HD bool Due(bool every_run) const {
     return every_run || !count || (*count + 1) % every == 0;
   }
+
+  // What is there now.
+  struct Seen {
+    float rate, scale;
+    long long step, count;
+  };
+  DLSYS_HD Seen Look() const {
+    return {lr ? *lr : 0.f, scale ? *scale : 1.f, step ? *step : -1, count ? *count : -1};
+  }
   template <class Rule>
-  DLSYS_HD Step<Rule> Make() const {
-    const float rate = lr ? *lr : 0.f;
-    const Numbers numbers{rate,
-                          step ? *step : -1,
-                          count && *count % every == 0,
+  DLSYS_HD Step<Rule> Make(const Seen& seen) const {
+    const Numbers numbers{seen.rate,
+                          seen.step,
+                          count && seen.count % every == 0,
                           {constants[0], constants[1], constants[2]}};
-    return {Rule::Make(numbers), scale ? *scale : 1.f, clip, l2, decay == 0.f ? 0.f : rate * decay};
+    return {Rule::Make(numbers), seen.scale, clip, l2, decay == 0.f ? 0.f : seen.rate * decay};
   }
 };
 

@@ -64,7 +64,7 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
   const rule::Source source =
       CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c);
   if (!source.Due(Rule::kEveryRun)) return;
-  const rule::Step<Rule> made = source.Make<Rule>();
+  const rule::Step<Rule> made = source.Make<Rule>(source.Look());
   const Joined joined(grads);
   const int64_t stride = grads->count;
   ParallelFor(joined.Size(), kGrain, [&](int64_t begin, int64_t end) {

@@ -1,31 +1,14 @@
 // What the tf32 convolutions stand on: how the planes that a tile sees lie in shared memory, and
 // how tensor cores multiply.
 #pragma once
-#include <algorithm>
 #include <cstdlib>
 
 #include "cuda/conv.cuh"
+#include "cuda/divisor.cuh"
 #include "cuda/matmul_panel.cuh"
 
 namespace dlsys {
 namespace cuda {
-
-// ---- division ----
-
-// Division of numbers from 0 to 2^31 by one that is known before the launch, without dividing:
-// Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (1994).
-struct Divisor {
-  unsigned value = 1, magic = 1, shift = 0;
-
-  Divisor() = default;
-  explicit Divisor(int64_t by) : value((unsigned)std::min<int64_t>(by, INT32_MAX)) {
-    while ((uint64_t(1) << shift) < value) shift++;
-    magic = (unsigned)((uint64_t(1) << 32) * ((uint64_t(1) << shift) - value) / value + 1);
-  }
-};
-__device__ __forceinline__ int operator/(int n, const Divisor& by) {
-  return (int)((__umulhi((unsigned)n, by.magic) + (unsigned)n) >> by.shift);
-}
 
 // ---- planes in shared memory ----
 

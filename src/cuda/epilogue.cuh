@@ -22,12 +22,20 @@ static __device__ __attribute__((noinline)) float Mapped(int activation, int gra
   return x;
 }
 
-// The same, with what is common in line.
-__device__ __forceinline__ float Ended(int activation, int gradient, float side, float x) {
-  if (activation == 1) return fn::Relu{}(x);
-  if (gradient == 1) return fn::ReluGradient{}(side, x);
-  if (activation || gradient) return Mapped(activation, gradient, side, x);
-  return x;
+// The same of several, with what is common in line.
+template <int kCount>
+__device__ __forceinline__ void End(int activation, int gradient, const float (&side)[kCount],
+                                    float (&x)[kCount]) {
+  if (activation == 1) {
+#pragma unroll
+    for (int e = 0; e < kCount; e++) x[e] = fn::Relu{}(x[e]);
+  } else if (gradient == 1) {
+#pragma unroll
+    for (int e = 0; e < kCount; e++) x[e] = fn::ReluGradient{}(side[e], x[e]);
+  } else if (activation || gradient) {
+#pragma unroll
+    for (int e = 0; e < kCount; e++) x[e] = Mapped(activation, gradient, side[e], x[e]);
+  }
 }
 
 // Elements (row, col) to (row, col + 3) of C on their way from the product to memory.
@@ -75,12 +83,11 @@ __device__ __forceinline__ void Write(const Product& product, bool whole, float4
   const float biases[4] = {bias.x, bias.y, bias.z, bias.w};
   const int valid = Valid(product, quad);
   if (valid <= 0) return;
+  if (epilogue.bias) {
 #pragma unroll
-  for (int e = 0; e < 4; e++) {
-    float& x = quad.x[e];
-    if (epilogue.bias) x += biases[e];
-    x = Ended(epilogue.activation, epilogue.gradient, quad.side[e], x);
+    for (int e = 0; e < 4; e++) quad.x[e] += biases[e];
   }
+  End(epilogue.activation, epilogue.gradient, quad.side, quad.x);
   float* c = product.c + quad.row * product.n + quad.col;
   if (whole) {
     *(float4*)c = make_float4(quad.x[0], quad.x[1], quad.x[2], quad.x[3]);

@@ -12,6 +12,7 @@ namespace {
 
 using namespace dense;
 
+constexpr int kLine = 256;          // of what is copied without lines of its own
 constexpr int64_t kMostRounds = 2;  // times that a block goes through the layers
 
 int64_t SharedLimit(const char* op, int device) {
@@ -32,7 +33,7 @@ struct Layer {
 };
 
 struct Layers {
-  Precision precision;  // of products that are launched one by one
+  Precision precision;
   const float* x;
   float* dlogits;
   int64_t rows, biases;
@@ -42,7 +43,7 @@ struct Layers {
 
 // The plan of a block: sheets, then what stays, then what comes and goes; its bytes in *nbytes.
 template <int kRows>
-Head Plan(const Layers& layers, int64_t* nbytes) {
+Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
   const int count = layers.count;
   Head head = {};
   head.x = layers.x, head.rows = layers.rows, head.dlogits = layers.dlogits;
@@ -61,36 +62,45 @@ Head Plan(const Layers& layers, int64_t* nbytes) {
     const Layer& layer = layers.of[l];
     const int k = (int)layer.k, n = (int)layer.n;
     const int rows = layer.transposed ? n : k, row = layer.transposed ? k : n;
-    const int weight_at = take((int64_t)rows * Pitch(row));
-    head.copy[head.copies++] = {layer.weight, weight_at, rows, row};
+    const Way way = WayOf(tensor, layer.transposed, k, n);
+    // Lines that nobody reads in quads are copied as they lie in memory, where they are short.
+    const bool pairs = way == Way::kFew && !layer.dx && row % 2 == 0;
+    const bool joined = pairs || (way == Way::kTensor && row % 4 != 0);
+    const int pitch = joined ? row : Pitch(row), numel = rows * row;
+    const int weight_at = take(Whole(rows * pitch));
+    head.copy[head.copies++] =
+        joined ? Copy{layer.weight, weight_at, Ceil(numel, kLine), kLine, (numel - 1) % kLine + 1,
+                      kLine}
+               : Copy{layer.weight, weight_at, rows, row, row, pitch};
     int bias_at = -1;
     if (layer.bias) {
       bias_at = take(Pitch(n));
-      head.copy[head.copies++] = {layer.bias, bias_at, 1, n};
+      head.copy[head.copies++] = {layer.bias, bias_at, 1, n, n, n};
     }
     const bool last = l == count - 1;
     Stage& stage = head.stage[l];
-    stage.weight_at = weight_at, stage.pitch = Pitch(row), stage.depth = k, stage.width = n;
-    stage.depth_fastest = layer.transposed;
+    stage.way = way, stage.depth = k, stage.width = n;
+    stage.weight_at = weight_at;
+    stage.depth_step = layer.transposed ? 1 : pitch;
+    stage.column_step = layer.transposed ? pitch : 1;
     stage.from_at = sheets[l], stage.to_at = last ? head.logits_at : sheets[l + 1];
     stage.bias_at = bias_at, stage.activation = layer.activation, stage.out = layer.y;
+    stage.whole_out = n % 4 == 0 && Aligned16(layer.y);
   }
   for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
     const Layer& layer = layers.of[l];
     Stage& stage = head.stage[head.stages++];
     stage = head.stage[l];
-    std::swap(stage.depth, stage.width);
-    stage.depth_fastest = !layer.transposed;
+    std::swap(stage.depth, stage.width), std::swap(stage.depth_step, stage.column_step);
+    stage.way = WayOf(tensor, !layer.transposed, stage.depth, stage.width);
     stage.from_at = sheets[l + 1], stage.to_at = sheets[l];
     stage.bias_at = -1, stage.activation = 0, stage.slope = layer.slope, stage.out = layer.dx;
+    stage.whole_out = layer.k % 4 == 0 && Aligned16(layer.dx);
   }
-  for (int s = 0; s < head.stages; s++) {
-    const Stage& stage = head.stage[s];
-    const Way way = WayOf(stage.depth_fastest, stage.width);
-    const int numel = way == Way::kTwoDeep ? PartsNumel<kRows, Way::kTwoDeep>(stage.width)
-                      : way == Way::kDeep  ? PartsNumel<kRows, Way::kDeep>(stage.width)
-                                           : PartsNumel<kRows, Way::kWide>(stage.width);
-    parts = std::max<int64_t>(parts, numel);
+  for (Stage* stage = head.stage; stage < head.stage + head.stages; stage++) {
+    ShareOut<kRows>(stage);
+    if (!OfRows(stage->way))
+      parts = std::max<int64_t>(parts, stage->parts * PartNumel<kRows>(stage->width));
   }
   head.parts_at = take(parts);
   *nbytes = at * (int64_t)sizeof(float);
@@ -142,7 +152,8 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
              const Target& target, DLStream stream) {
   const int device = ctx.device_id, multiprocessors = Multiprocessors(device);
   int64_t nbytes;
-  Head head = Plan<kRows>(layers, &nbytes);
+  const bool tensor = layers.precision == Precision::kTf32 && ComputeMajor(device) >= 8;
+  Head head = Plan<kRows>(layers, tensor, &nbytes);
   const bool fits = nbytes + (int64_t)sizeof(Head) + 1024 <= SharedLimit(op, device);
   if constexpr (kRows > 1) {
     if (!fits || CeilDiv(layers.rows, kRows / 2) <= multiprocessors)
@@ -157,9 +168,9 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   const int64_t blocks = std::max<int64_t>(1, CeilDiv(groups, rounds));
   // Everything waits for the head: little else wants the room beside it.
   const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
-  LaunchClusters(op, HeadKernel<kRows, Labels>, (unsigned)blocks, 1, kHeadThreads, shared,
-                 ComputeMajor(device) >= 9, stream, head, labels, target.meeting, target.scale,
-                 target.loss);
+  const auto kernel = tensor ? HeadKernel<kRows, true, Labels> : HeadKernel<kRows, false, Labels>;
+  LaunchClusters(op, kernel, (unsigned)blocks, 1, kHeadThreads, shared, ComputeMajor(device) >= 9,
+                 stream, head, labels, target.meeting, target.scale, target.loss);
 }
 
 // Ten bits of `code` a layer, the first one's lowest: the activation in four, the slope in four,

@@ -89,7 +89,7 @@ __device__ __forceinline__ void FinishSums(const Problem& problem, const Place& 
     FinishSums<T, T::kCols>(shares, splits, (int64_t)place.col * T::kCols, product.n, write);
 }
 
-// The sum of this block's tiles at one place, or of the whole cluster's.
+// The sum of this block's tiles at one place.
 template <class T>
 __device__ __forceinline__ float4 SumTiles(const float* tile) {
   float4 v = *(const float4*)tile;
@@ -97,12 +97,22 @@ __device__ __forceinline__ float4 SumTiles(const float* tile) {
   for (int k = 1; k < T::kTiles; k++) v = Sum(v, *(const float4*)(tile + k * T::kTileNumel));
   return v;
 }
-__device__ __forceinline__ float4 SumPeers(const float* tile, int splits) {
-  float4 v = *(const float4*)OfPeer(tile, 0);
+// The same of kCount quads, `step` apart, over the whole cluster; there is `count` of them, and
+// copies of the last one. What comes from other blocks takes long, so all is asked for at once.
+template <int kCount>
+__device__ __forceinline__ void SumPeers(const float* tile, int step, int count, int splits,
+                                         float4 (&sums)[kCount]) {
 #pragma unroll
-  for (int peer = 1; peer < kMaxSplits; peer++)
-    if (peer < splits) v = Sum(v, *(const float4*)OfPeer(tile, peer));
-  return v;
+  for (int k = 0; k < kCount; k++) sums[k] = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 2
+  for (int peer = 0; peer < splits; peer++) {
+    const float* from = splits > 1 ? OfPeer(tile, peer) : tile;
+    float4 v[kCount];
+#pragma unroll
+    for (int k = 0; k < kCount; k++) v[k] = *(const float4*)(from + min(k, count - 1) * step);
+#pragma unroll
+    for (int k = 0; k < kCount; k++) sums[k] = Sum(sums[k], v[k]);
+  }
 }
 
 // Of the quads of its tile those that a block finishes, all or its share of the cluster's: a thread
@@ -120,6 +130,7 @@ struct Share {
   static __device__ __forceinline__ int At(int q) {
     return q / kInRow * T::kTilePitch + q % kInRow * 4;
   }
+  static constexpr int kStep = T::kThreads / kInRow * T::kTilePitch;  // to the thread's next
 };
 
 // Leaves the sum of this block's tiles in the first.
@@ -133,8 +144,7 @@ __device__ __forceinline__ void AddTiles(float* tile) {
 // Adds up this block's tiles, and those of the cluster, and writes what this block has to write.
 template <class T>
 __device__ __forceinline__ void WriteTile(const Problem& problem, const Place& place, float* tile) {
-  constexpr int kInRow = Share<T>::kInRow, kBatch = 4;
-  const auto at = [](int q) { return Share<T>::At(q); };
+  constexpr int kInRow = Share<T>::kInRow, kBatch = 2;
   const bool cluster = problem.splits > 1 && !problem.partial;
   Product product = problem.product;
   if (problem.partial) {
@@ -159,13 +169,20 @@ __device__ __forceinline__ void WriteTile(const Problem& problem, const Place& p
       quads[k].row = q < end ? row + q / kInRow : product.m;
       ReadSide(product, problem.whole_out, quads[k]);
     }
+    const float* from = tile + Share<T>::At(first);
+    const int count = (end - first + T::kThreads - 1) / T::kThreads;
+    float4 sums[kBatch];
+    if (cluster) {
+      SumPeers<kBatch>(from, Share<T>::kStep, count, problem.splits, sums);
+    } else {
 #pragma unroll
-    for (int k = 0; k < kBatch; k++) {
-      const int q = first + k * T::kThreads;
-      if (q >= end) break;
-      const float4 v = cluster ? SumPeers(tile + at(q), problem.splits) : SumTiles<T>(tile + at(q));
-      quads[k].x[0] = v.x, quads[k].x[1] = v.y, quads[k].x[2] = v.z, quads[k].x[3] = v.w;
+      for (int k = 0; k < kBatch; k++)
+        sums[k] = SumTiles<T>(from + min(k, count - 1) * Share<T>::kStep);
     }
+#pragma unroll
+    for (int k = 0; k < kBatch; k++)
+      quads[k].x[0] = sums[k].x, quads[k].x[1] = sums[k].y, quads[k].x[2] = sums[k].z,
+      quads[k].x[3] = sums[k].w;
 #pragma unroll
     for (int k = 0; k < kBatch; k++) Write(product, problem.whole_out, bias, quads[k]);
   }
@@ -196,8 +213,9 @@ class TileProduct {
   }
 
   // Leaves the groups' sums in T::kTiles tiles at the beginning of the memory, and in `shares` what
-  // each thread has of the sums of an operand.
-  __device__ __forceinline__ void Finish(Summed summed, float* shares) {
+  // each thread has of the sums of an operand. Calls meanwhile() while panels are on their way.
+  template <class F>
+  __device__ __forceinline__ void Finish(Summed summed, float* shares, F&& meanwhile) {
     const int group = threadIdx.x / T::kGroupThreads;
     Accumulator<T, kTransA, kTransB> accumulator;
     float sum = 0.f;
@@ -205,11 +223,13 @@ class TileProduct {
       WaitForCopies<T::kStages - 2>();
       __syncthreads();
       Copy(panel + T::kStages - 1);
+      if (panel == 0) meanwhile();
       const float* from = memory_ + panel % T::kStages * kStage;
       accumulator.Add(from, from + PanelA::kNumel, group * T::kGroupDepth);
       if (summed.a) sum += SumLayers<T, PanelA, T::kRows>(from);
       if (summed.b) sum += SumLayers<T, PanelB, T::kCols>(from + PanelA::kNumel);
     }
+    if (panels_ == 0) meanwhile();
     WaitForCopies<0>();
     __syncthreads();
     LetNextKernelBegin();
@@ -250,7 +270,7 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const
   TileProduct<T, Accumulator, kTransA, kTransB> tile(problem, place, memory);
   WaitForEarlierKernels();
   tile.Begin();
-  tile.Finish(summed, shares);
+  tile.Finish(summed, shares, [] {});
   WriteTile<T>(problem, place, memory);
   const bool cluster = problem.splits > 1 && !problem.partial;
   if ((summed.a || summed.b) && !(cluster && place.split > 0)) {

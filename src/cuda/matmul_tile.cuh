@@ -146,7 +146,7 @@ class Fp32Accumulator {
 using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,
                                Tiling<64, 32, 4, 8, 4, 32, 3>, Tiling<32, 32, 4, 4, 4, 32, 3>,
                                Tiling<32, 16, 8, 4, 4, 64, 2>, Tiling<16, 32, 8, 4, 4, 64, 2>>;
-using Tf32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 4>,
+using Tf32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64, 4, 8, 8, 64, 4>,
                                Tiling<64, 32, 4, 8, 8, 32, 4>, Tiling<32, 32, 8, 4, 8, 64, 3>,
                                Tiling<32, 16, 8, 4, 4, 64, 2>, Tiling<16, 32, 8, 4, 4, 64, 2>>;
 

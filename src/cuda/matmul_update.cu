@@ -75,10 +75,11 @@ __device__ __forceinline__ void WithRule(int rule, F&& f) {
   }
 }
 
-__device__ __attribute__((noinline)) void MakeStep(const Group& group, AnyStep* to) {
-  WithRule(group.rule, [&](auto of) {
+__device__ __attribute__((noinline)) void MakeStep(int rule, const rule::Source& source,
+                                                   rule::Source::Seen seen, AnyStep* to) {
+  WithRule(rule, [&](auto of) {
     using Rule = typename decltype(of)::type;
-    *(rule::Step<Rule>*)to->bytes = group.source.template Make<Rule>();
+    *(rule::Step<Rule>*)to->bytes = source.template Make<Rule>(seen);
   });
 }
 
@@ -91,7 +92,7 @@ __device__ __forceinline__ rule::Step<Rule> StepOf(const AnyStep& step) {
 template <class Rule>
 class Batch {
  public:
-  static constexpr int kStates = Rule::kStates, kBatch = kStates > 2 ? 2 : 4;
+  static constexpr int kStates = Rule::kStates, kBatch = 2;
 
   __device__ __forceinline__ Batch(const Member& member, const Strip& strip)
       : member_(member), strip_(strip) {}
@@ -114,10 +115,11 @@ class Batch {
   }
 
   __device__ __forceinline__ void Update(int first, const rule::Step<Rule>& step) {
+    float4 sums[kBatch];
+    SumPeers<kBatch>(strip_.tile + first * strip_.pitch, strip_.pitch, strip_.count - first,
+                     strip_.splits, sums);
     ForEach(first, [&](int k, int64_t at, int valid) {
-      const float* tile = strip_.tile + (first + k) * strip_.pitch;
-      const float4 v = strip_.splits > 1 ? SumPeers(tile, strip_.splits) : *(const float4*)tile;
-      const float gradients[4] = {v.x, v.y, v.z, v.w};
+      const float gradients[4] = {sums[k].x, sums[k].y, sums[k].z, sums[k].w};
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         float states[kStates];
@@ -199,7 +201,7 @@ __device__ __forceinline__ Strip StripOf(const Problem& problem, const Place& pl
   const Share<T> share(problem.splits, place.split);
   const int begin = share.begin + threadIdx.x;
   return {tile + Share<T>::At(begin),
-          kStep * T::kTilePitch,
+          Share<T>::kStep,
           begin < share.end ? (share.end - begin + T::kThreads - 1) / T::kThreads : 0,
           kStep,
           problem.splits,
@@ -213,6 +215,7 @@ __global__ __launch_bounds__(T::kThreads,
   float* const memory = DynamicShared<float>();
   __shared__ float shares[T::kThreads];
   __shared__ AnyStep step;
+  __shared__ rule::Source source;
   int k = 0;
   while (k + 1 < group.count && (int)blockIdx.x >= group.first[k + 1]) k++;
   // Parameters that are found by a number are slow to come.
@@ -227,9 +230,12 @@ __global__ __launch_bounds__(T::kThreads,
   TileProduct<T, Accumulator, true, false> tile(problem, place, memory);
   WaitForEarlierKernels();
   if (!group.source.Due(group.every_run)) return;
+  rule::Source::Seen seen = {};  // before the copies, which it would wait for
+  if (threadIdx.x == 0) seen = group.source.Look(), source = group.source;
   tile.Begin();
-  if (threadIdx.x == 0) MakeStep(group, &step);  // while the panels are on their way
-  tile.Finish(summed, shares);
+  tile.Finish(summed, shares, [&] {
+    if (threadIdx.x == 0) MakeStep(group.rule, source, seen, &step);
+  });
   AddTiles<T>(memory);  // a thread alone reads what it wrote, but for a cluster, which meets
   UpdateStrip(group.rule, step, member, StripOf<T>(problem, place, memory));
   if (place.split == 0)

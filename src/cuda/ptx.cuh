@@ -16,6 +16,14 @@ __device__ __forceinline__ T* DynamicShared() {
   return (T*)dynamic_shared;
 }
 
+// Writes four floats, aligned as one: the compiler may take them apart, and then lanes that write
+// quads side by side meet in the banks.
+__device__ __forceinline__ void StoreQuad(float* shared, float x, float y, float z, float w) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+
 // ---- copies to shared memory that are under way while the thread goes on ----
 
 // Begins to copy 16 bytes, both sides aligned, or writes zeros. Before sm_80 it is done on return.
@@ -128,15 +136,10 @@ __device__ __forceinline__ void WaitForArrivals(Arrivals* arrivals, int phase) {
 
 // ---- tensor cores, from sm_80 on ----
 
-// To the 10 bits of mantissa that tensor cores read, to nearest.
+// Rounds to the 10 bits of mantissa that tensor cores read, to nearest, halves away from zero; what
+// is in the bits below, which they leave out, is anything. cvt.rna is three instructions.
 __device__ __forceinline__ float RoundedToTf32(float x) {
-#if __CUDA_ARCH__ >= 800
-  unsigned y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return __uint_as_float(y);
-#else
-  return x;
-#endif
+  return fabsf(x) < INFINITY ? __uint_as_float(__float_as_uint(x) + 0x1000u) : x;
 }
 
 // sums (16, 8) += a (16, 8) b (8, 8), by all lanes of a warp. Lane l holds of a the rows l / 4 and

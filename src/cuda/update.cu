@@ -66,7 +66,7 @@ __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kC
   LetNextKernelBegin();
   if (!source.Due(Rule::kEveryRun)) return;
   __shared__ rule::Step<Rule> shared;
-  if (threadIdx.x == 0) shared = source.Make<Rule>();
+  if (threadIdx.x == 0) shared = source.Make<Rule>(source.Look());
   __syncthreads();
   const rule::Step<Rule> step = shared;
 

@@ -35,6 +35,7 @@
 // ---- what kernels call ----
 
 inline void __syncthreads() { dlsys::emulator::MeetBlock(); }
+inline void __syncwarp() { dlsys::emulator::MeetWarp(); }
 inline void __threadfence() {}
 
 template <class T>

@@ -10,6 +10,10 @@ T* DynamicShared() {
   return (T*)emulator::DynamicShared();
 }
 
+inline void StoreQuad(float* shared, float x, float y, float z, float w) {
+  *(float4*)shared = make_float4(x, y, z, w);
+}
+
 inline void CopyAsync16(float* shared, const float* p, bool valid) {
   emulator::CopyLater(shared, p, 4, valid);
 }
@@ -52,9 +56,8 @@ inline float FloatWith(uint32_t bits) {
 inline float Cut(float x) { return FloatWith(Bits(x) & ~0x1fffu); }  // as tensor cores read it
 }  // namespace words
 
-// A tie goes away from zero.
 inline float RoundedToTf32(float x) {
-  return isfinite(x) ? words::Cut(words::FloatWith(words::Bits(x) + 0x1000u)) : x;
+  return isfinite(x) ? words::FloatWith(words::Bits(x) + 0x1000u) : x;
 }
 
 inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&sums)[4]) {
