@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlsys.ops import norm, row_norm
+from dlsys.ops import running as running_family
 from rows import Sample, case, positive, product, refuse, signed
 
 # ---- formulas ----
@@ -254,7 +255,7 @@ BATCH_ROWS = (
         build=lambda x, scale, bias: norm.batch_normalization(x, scale, bias, None, None, 0.1),
     ),
     Sample(
-        "running_update", norm.running_update_op, running,
+        "running_update", running_family.running_update_op, running,
         tuple(case(*[(n,)] * 4, momentum=0.1, correction=1.25) for n in (1, 7, 0, 513)),
         scale=lambda *states, **attrs: running(*map(np.abs, states), **attrs), ulps=1.5, states=2,
         differentiable=(),

@@ -44,7 +44,7 @@ FLOORS = {
 }
 ENGINE = ("graph", "passes", "executor")
 # Passes that are rules about certain operators.
-PATTERNS = ("fuse.py", "fuse_chain.py", "fuse_conv.py", "fuse_update.py")
+PATTERNS = ("fuse.py", "fuse_chain.py", "fuse_conv.py", "fuse_norm.py", "fuse_update.py")
 
 
 def files() -> list[Path]:

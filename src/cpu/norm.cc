@@ -287,18 +287,20 @@ void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray
                           PerChannel(op, dbias, count), Input(op, dy), share, Output(op, dx)});
 }
 
-// mean = keep * mean + by_mean * new_mean, and so the variance.
-void RunningUpdate(DLArray* mean, DLArray* variance, const DLArray* new_mean,
-                   const DLArray* new_variance, float keep, float by_mean, float by_variance) {
+// mean = keep * mean + by_mean * new mean, and so the variance, for layers that share these
+// numbers: states has all means, then all variances, taken the new ones in the same order.
+void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, float by_mean,
+                   float by_variance) {
   const char* op = "running_update";
-  const int64_t count = Numel(mean);
-  float* m = Output(op, mean);
-  float* v = ChannelResult(op, variance, count);
-  const float* of_mean = PerChannel(op, new_mean, count);
-  const float* of_variance = PerChannel(op, new_variance, count);
-  for (int64_t c = 0; c < count; c++) {
-    m[c] = keep * m[c] + by_mean * of_mean[c];
-    v[c] = keep * v[c] + by_variance * of_variance[c];
+  if (states->count != taken->count || states->count % 2)
+    Fail("%s: expected new means and variances for %ld states, got %ld", op, (long)states->count,
+         (long)taken->count);
+  for (int64_t k = 0; k < states->count; k++) {
+    const float by = k < states->count / 2 ? by_mean : by_variance;
+    float* to = Output(op, states->arrays[k]);
+    const int64_t count = Numel(states->arrays[k]);
+    const float* from = PerChannel(op, taken->arrays[k], count);
+    for (int64_t c = 0; c < count; c++) to[c] = keep * to[c] + by * from[c];
   }
 }
 

@@ -1,12 +1,14 @@
-// Batch normalisation over x (N, C, ...) seen as (outer, channels, inner), forward and backward.
+// Batch normalisation over x (N, C, ...) seen as (outer, channels, inner), forward;
+// norm_gradient.cu has the way back, norm_tile.cuh how channels are gone over.
 //
-// What a channel sums to is found in parts, a block a part: 256 threads along the channel, or 32
-// channels by 8 threads where channels are neighbours (inner == 1). A part is read for its mean and
-// again, from the cache, for its squares; parts are joined in a fixed order, so the bits are the
-// same every run. The output of the elementwise kernels may be one of their inputs of its shape.
-#include "cuda/group.cuh"
+// Statistics read x once: a thread sums what its numbers are beyond its first one, and the squares
+// of that, which keeps the digits of any mean; blocks and then parts are joined by their means
+// (Chan, Golub and LeVeque 1979), in a fixed order, so that the bits are the same every run. The
+// output of a map may be one of its inputs.
+#include "cuda/epilogue.cuh"
+#include "cuda/lists.cuh"
 #include "cuda/norm.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/norm_tile.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -14,301 +16,209 @@ namespace {
 
 // ---- kernels ----
 
-// The sum over the threads of a column, given to all of them; threads lie (kThreads / kCols,
-// kCols).
-template <int kCols>
-__device__ float JoinColumn(float value) {
-  if constexpr (kCols == 1) return Join<SumOf, kThreads>(value);
-  constexpr int kRows = kThreads / kCols;
-  __shared__ float sums[kRows][kCols];
-  const int row = threadIdx.x / kCols;
-  const int col = threadIdx.x % kCols;
-  __syncthreads();  // the previous call's readers are done
-  sums[row][col] = value;
-  __syncthreads();
-  value = 0.f;
-#pragma unroll
-  for (int k = 0; k < kRows; k++) value += sums[k][col];
-  return value;
-}
-
-// One part of one channel, as this thread sees it: positions begin + lane, + kLanes, ... before
-// end.
-struct Walk {
-  int64_t c, begin, end;
-  int lane, lanes;
-
-  // Calls visit(n, where in the array) for the thread's positions; none without a channel.
-  template <class Visit>
-  __device__ __forceinline__ void Each(const Channels& shape, const Visit& visit) const {
-    if (c >= shape.count || begin + lane >= end) return;
-    int64_t n = (begin + lane) / shape.inner;
-    int64_t k = (begin + lane) - n * shape.inner;
-    const int64_t step_n = lanes / shape.inner;
-    const int64_t step_k = lanes - step_n * shape.inner;
-    for (int64_t e = begin + lane; e < end; e += lanes) {
-      visit(n, (n * shape.count + c) * shape.inner + k);
-      n += step_n;
-      k += step_k;
-      if (k >= shape.inner) {
-        k -= shape.inner;
-        n++;
-      }
-    }
-  }
-};
-
-// Runs op.Part<kCols>(walk, where the part's result goes) for each part (parts, channels).
-template <int kCols, class Op>
-__global__ void PartsKernel(Channels shape, int64_t parts, int64_t part, Op op) {
-  constexpr int kLanes = kThreads / kCols;
-  const int64_t tiles = (shape.count + kCols - 1) / kCols;
-  for (int64_t job = blockIdx.x; job < tiles * parts; job += gridDim.x) {
-    const int64_t p = job / tiles;
-    Walk walk;
-    walk.c = (job - p * tiles) * kCols + threadIdx.x % kCols;
-    walk.begin = p * part;
-    walk.end = min(walk.begin + part, shape.PerChannel());
-    walk.lane = threadIdx.x / kCols;
-    walk.lanes = kLanes;
-    op.template Part<kCols>(shape, walk, p * shape.count + walk.c);
-  }
-}
-
+// Means are kept beyond the first number of their channel.
 struct MomentsOp {
   const float* x;
-  float* mean;     // (parts, channels)
-  float* squares;  // (parts, channels), the sum of (x - mean)^2
+  float* means;    // (parts, channels)
+  float* squares;  // (parts, channels), the sums of (x - mean)^2
+  float* mean;     // (channels)
+  float* variance;
 
-  template <int kCols>
-  __device__ void Part(const Channels& shape, const Walk& walk, int64_t result) const {
-    float sum = 0.f;
-    walk.Each(shape, [&](int64_t, int64_t i) { sum += x[i]; });
-    const float m = JoinColumn<kCols>(sum) / (float)(walk.end - walk.begin);
-    sum = 0.f;
-    walk.Each(shape, [&](int64_t, int64_t i) { sum += (x[i] - m) * (x[i] - m); });
-    sum = JoinColumn<kCols>(sum);
-    if (walk.lane != 0 || walk.c >= shape.count) return;
-    mean[result] = m;
-    squares[result] = sum;
-  }
-};
-
-// Joins the parts' moments, a warp a channel: means relative to the first, so that little cancels.
-__global__ void JoinMomentsKernel(const float* means, const float* squares, float* mean,
-                                  float* variance, Channels shape, int64_t parts, int64_t part) {
-  constexpr int kChannels = kThreads / 32;
-  const int lane = threadIdx.x % 32;
-  const float total = (float)shape.PerChannel();
-  for (int64_t first = (int64_t)blockIdx.x * kChannels; first < shape.count;
-       first += (int64_t)gridDim.x * kChannels) {
-    const int64_t c = first + threadIdx.x / 32;
-    const bool exists = c < shape.count;
-    const int64_t count = exists ? parts : 0;
-    const float origin = exists ? means[c] : 0.f;
-    float sum = 0.f;
-    for (int64_t p = lane; p < count; p += 32)
-      sum +=
-          (float)(min(part, shape.PerChannel() - p * part)) * (means[p * shape.count + c] - origin);
-    const float m = origin + Join<SumOf, 32>(sum) / total;
-    sum = 0.f;
-    for (int64_t p = lane; p < count; p += 32) {
-      const float shift = means[p * shape.count + c] - m;
-      sum += squares[p * shape.count + c] +
-             (float)(min(part, shape.PerChannel() - p * part)) * shift * shift;
+  template <int kVector>
+  __device__ void Part(const Channels& shape, const Tiling& tiling, int64_t part,
+                       int64_t tile) const {
+    __shared__ TileTotals sums, spread;
+    Walk<kVector> walk(shape, tiling, part, tile);
+    const float count = (float)walk.count;
+    Unit<kVector> first = {}, sum = {}, square = {};
+    if (walk.count > 0) first = Read<kVector>(x + walk.at);
+    walk.template Each<4>([&](int64_t, int64_t at) { return Read<kVector>(x + at); },
+                          [&](const Unit<kVector>& u, int64_t) {
+#pragma unroll
+                            for (int e = 0; e < kVector; e++) {
+                              const float d = u.v[e] - first.v[e];
+                              sum.v[e] += d;
+                              square.v[e] = fmaf(d, d, square.v[e]);
+                            }
+                          });
+    float own[kVector] = {}, apart[kVector] = {};
+#pragma unroll
+    for (int e = 0; e < kVector; e++) {
+      if (walk.count == 0) continue;
+      apart[e] = first.v[e] - x[walk.c[e] * shape.inner];
+      own[e] = fmaf(count, apart[e], sum.v[e]);
     }
-    sum = Join<SumOf, 32>(sum);
-    if (!exists || lane != 0) continue;
-    mean[c] = m;
-    variance[c] = sum / total;
+    JoinUnits(shape, tiling, own, &sums);
+    const float all = (float)tiling.PerChannel(part);
+    const int64_t begin = tile * tiling.width;
+#pragma unroll
+    for (int e = 0; e < kVector; e++) {
+      if (walk.count == 0) continue;
+      const float m = sum.v[e] / count;
+      const float shift = apart[e] + m - sums.of[walk.c[e] - begin] / all;
+      own[e] = fmaf(count * shift, shift, fmaf(-m, sum.v[e], square.v[e]));
+    }
+    JoinUnits(shape, tiling, own, &spread);
+    const int64_t c = begin + threadIdx.x;
+    if (threadIdx.x >= tiling.width || c >= shape.count) return;
+    means[part * shape.count + c] = all > 0.f ? sums.of[threadIdx.x] / all : 0.f;
+    squares[part * shape.count + c] = spread.of[threadIdx.x];
   }
-}
 
-__device__ __forceinline__ float InverseDeviation(float variance, float eps) {
-  return 1.f / sqrtf(variance + eps);
-}
-
-struct BatchMoments {
-  const float* mean;      // (channels)
-  const float* variance;  // (channels)
-  float eps;
-  struct Channel {
-    Moments moments;
-    __device__ Moments At(int64_t) const { return moments; }
-  };
-  __device__ Channel Of(int64_t c) const { return {{mean[c], InverseDeviation(variance[c], eps)}}; }
+  __device__ void All(const Channels& shape, const Tiling& tiling, int64_t tile) const {
+    __shared__ TileTotals sums, spread;
+    const float total = (float)shape.PerChannel();
+    JoinParts(
+        shape, tiling, tile,
+        [&](int64_t p, int64_t c, int) {
+          return (float)tiling.PerChannel(p) * __ldcg(means + p * shape.count + c);
+        },
+        &sums);
+    JoinParts(
+        shape, tiling, tile,
+        [&](int64_t p, int64_t c, int w) {
+          const float shift = __ldcg(means + p * shape.count + c) - sums.of[w] / total;
+          return fmaf((float)tiling.PerChannel(p) * shift, shift,
+                      __ldcg(squares + p * shape.count + c));
+        },
+        &spread);
+    const int64_t c = tile * tiling.width + threadIdx.x;
+    if (threadIdx.x >= tiling.width || c >= shape.count) return;
+    const float first = total > 0.f ? x[c * shape.inner] : 0.f;
+    mean[c] = first + sums.of[threadIdx.x] / total;  // NaN without values
+    variance[c] = spread.of[threadIdx.x] / total;
+  }
 };
 
-struct GroupMoments {
-  RowMoments rows;
-  struct Channel {
-    const float* mean;
-    const float* inverse;
-    int64_t groups;
-    __device__ Moments At(int64_t n) const { return {mean[n * groups], inverse[n * groups]}; }
-  };
-  __device__ Channel Of(int64_t c) const {
-    return {rows.mean + c / rows.per, rows.inverse + c / rows.per, rows.groups};
+struct NoActivation {
+  __device__ __forceinline__ float operator()(float x) const { return x; }
+};
+struct Numbered {
+  int activation;
+  __device__ __forceinline__ float operator()(float x) const {
+    return Mapped(activation, 0, 0.f, x);
   }
 };
 
-template <class Source>
-struct SumsOp {
+// y = activation(normalised x [+ addend])
+template <class Activation, bool kAdds>
+struct NormalizeOp {
   const float* x;
-  const float* dy;
-  Source source;
-  float* dscale;  // (parts, channels)
-  float* dbias;   // (parts, channels)
-
-  template <int kCols>
-  __device__ void Part(const Channels& shape, const Walk& walk, int64_t result) const {
-    const auto of_channel = source.Of(walk.c < shape.count ? walk.c : 0);
-    float scale = 0.f, bias = 0.f;
-    walk.Each(shape, [&](int64_t n, int64_t i) {
-      const Moments moments = of_channel.At(n);
-      scale += dy[i] * ((x[i] - moments.mean) * moments.inverse);
-      bias += dy[i];
-    });
-    scale = JoinColumn<kCols>(scale);
-    bias = JoinColumn<kCols>(bias);
-    if (walk.lane != 0 || walk.c >= shape.count) return;
-    dscale[result] = scale;
-    dbias[result] = bias;
-  }
-};
-
-__device__ __forceinline__ int64_t ChannelOf(const Channels& shape, int64_t i) {
-  if (shape.small) return (uint32_t)i / (uint32_t)shape.inner % (uint32_t)shape.count;
-  return i / shape.inner % shape.count;
-}
-
-struct NormalizeMap {
-  static constexpr bool kTakesGradient = false;
+  const float* addend;
+  float* y;
   BatchMoments moments;
   const float* scale;  // (channels)
   const float* bias;   // (channels)
-  struct Channel {
-    float mean, factor, bias;
-    __device__ float Apply(float x, float) const { return (x - mean) * factor + bias; }
-  };
-  __device__ Channel Of(int64_t c) const {
-    const Moments m = moments.Of(c).moments;
-    return {m.mean, m.inverse * scale[c], bias[c]};
+  Activation activation;
+
+  template <int kVector>
+  __device__ void Map(Walk<kVector>& walk) const {
+    struct Loaded {
+      Unit<kVector> x, addend;
+    };
+    Affine affine[kVector];
+#pragma unroll
+    for (int e = 0; e < kVector; e++) {
+      const int64_t c = walk.c[e];
+      affine[e] =
+          e > 0 && c == walk.c[e - 1] ? affine[e - 1] : AffineOf(moments.Of(c), scale[c], bias[c]);
+    }
+    walk.template Each<kAdds ? 2 : 4>(
+        [&](int64_t, int64_t at) {
+          Loaded loaded;
+          loaded.x = ReadLast<kVector>(x + at);
+          if constexpr (kAdds) loaded.addend = ReadLast<kVector>(addend + at);
+          return loaded;
+        },
+        [&](const Loaded& loaded, int64_t at) {
+          Unit<kVector> out;
+#pragma unroll
+          for (int e = 0; e < kVector; e++) {
+            float v = affine[e](loaded.x.v[e]);
+            if constexpr (kAdds) v = __fadd_rn(v, loaded.addend.v[e]);
+            out.v[e] = activation(v);
+          }
+          Write(y + at, out);
+        });
   }
 };
 
-struct GradientMap {
-  static constexpr bool kTakesGradient = true;
-  BatchMoments moments;
-  const float* scale;   // (channels)
-  const float* dscale;  // (channels)
-  const float* dbias;   // (channels)
-  float share;          // 1 / values of a channel
-  struct Channel {
-    float mean, factor, shift, slope;
-    __device__ float Apply(float x, float dy) const {
-      return (dy - (shift + (x - mean) * slope)) * factor;
-    }
-  };
-  __device__ Channel Of(int64_t c) const {
-    const Moments m = moments.Of(c).moments;
-    return {m.mean, m.inverse * scale[c], dbias[c] * share, m.inverse * dscale[c] * share};
-  }
+struct Running {
+  float* mean;  // (channels), and so the others
+  float* variance;
+  const float* new_mean;
+  const float* new_variance;
+  int64_t channels;
+};
+constexpr int kLayers = 64;  // of a launch
+struct RunningTable {
+  Running layer[kLayers];
 };
 
-// out[i] = map(x[i], dy[i]) with the constants of i's channel; by quads where a quad has one
-// channel.
-template <class Map>
-__global__ void MapKernel(const float* x, const float* dy, float* out, Channels shape, bool quads,
-                          Map map) {
-  const int64_t n = quads ? shape.Numel() / 4 : shape.Numel();
-  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
-    const auto of_channel = map.Of(ChannelOf(shape, quads ? 4 * i : i));
-    if (!quads) {
-      out[i] = of_channel.Apply(x[i], Map::kTakesGradient ? dy[i] : 0.f);
-      continue;
-    }
-    const float4 v = ((const float4*)x)[i];
-    float4 g = make_float4(0.f, 0.f, 0.f, 0.f);
-    if constexpr (Map::kTakesGradient) g = ((const float4*)dy)[i];
-    ((float4*)out)[i] = make_float4(of_channel.Apply(v.x, g.x), of_channel.Apply(v.y, g.y),
-                                    of_channel.Apply(v.z, g.z), of_channel.Apply(v.w, g.w));
-  }
-}
-
-__global__ void RunningKernel(float* mean, float* variance, const float* new_mean,
-                              const float* new_variance, float keep, float by_mean,
-                              float by_variance, int64_t n) {
-  for (int64_t c = FirstItem(); c < n; c += ItemStep()) {
-    mean[c] = keep * mean[c] + by_mean * new_mean[c];
-    variance[c] = keep * variance[c] + by_variance * new_variance[c];
+// A block a layer.
+__global__ void RunningKernel(const __grid_constant__ RunningTable table, float keep, float by_mean,
+                              float by_variance) {
+  const Running& of = table.layer[blockIdx.x];
+  WaitForEarlierKernels();
+  for (int64_t c = threadIdx.x; c < of.channels; c += kThreads) {
+    of.mean[c] = keep * of.mean[c] + by_mean * of.new_mean[c];
+    of.variance[c] = keep * of.variance[c] + by_variance * of.new_variance[c];
   }
 }
 
 // ---- launchers ----
 
-Channels ChannelsOf(const char* op, const DLArray* x) {
-  if (x->ndim < 2) Fail("%s: expected an array of (N, C, ...), got %s", op, ShapeText(x).c_str());
-  int64_t inner = 1;
-  for (int axis = 2; axis < x->ndim; axis++) inner *= x->shape[axis];
-  return Channels(x->shape[0], x->shape[1], inner);
-}
-
-// Parts of a channel: enough for a full chip, none shorter than is worth a block.
-struct Parts {
-  int64_t count, size, cols;
-
-  explicit Parts(const Channels& shape) {
-    cols = shape.inner == 1 ? 32 : 1;
-    const int64_t whole = shape.PerChannel(), shortest = 2048 / cols;
-    const int64_t most = CeilDiv(2048, std::max<int64_t>(CeilDiv(shape.count, cols), 1));
-    count = std::max<int64_t>(1, std::min(whole / shortest, most));
-    size = CeilDiv(whole, count);
-    count = std::max<int64_t>(1, size ? CeilDiv(whole, size) : 1);
-  }
-};
-
-template <class Op>
-void RunParts(const char* op, const Channels& shape, const Parts& parts, const Op& body,
-              DLStream stream) {
-  const unsigned blocks = Blocks(CeilDiv(shape.count, parts.cols) * parts.count, 1);
-  if (parts.cols == 1) {
-    Launch(op, PartsKernel<1, Op>, blocks, kThreads, 0, stream, shape, parts.count, parts.size,
-           body);
-  } else {
-    Launch(op, PartsKernel<32, Op>, blocks, kThreads, 0, stream, shape, parts.count, parts.size,
-           body);
-  }
+void RunStatistics(const char* op, const DLArray* x, unsigned* arrived, DLArray* mean,
+                   DLArray* variance, const Channels& shape, DLStream stream) {
+  const float* in = In(op, x);
+  const Tiling tiling = Tiling::OfSums(shape, Aligned16(in));
+  const int64_t partials = tiling.parts * shape.count;
+  const Scratch scratch(x->ctx, 2 * partials * (int64_t)sizeof(float), stream);
+  const MomentsOp body{in, scratch.floats(), scratch.floats() + partials,
+                       ChannelResult(op, mean, shape.count),
+                       ChannelResult(op, variance, shape.count)};
+  RunParts(op, x->ctx, shape, tiling, body, arrived, stream);
 }
 
 void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance, DLStream stream) {
   const char* op = "batch_statistics";
   Enter(op, x, mean, variance);
+  RunStatistics(op, x, nullptr, mean, variance, ChannelsOf(op, x), stream);
+}
+
+void BatchStatisticsAtOnce(const DLArray* x, const DLArray* meeting, DLArray* mean,
+                           DLArray* variance, DLStream stream) {
+  const char* op = "batch_statistics_at_once";
+  Enter(op, x, meeting, mean, variance);
   const Channels shape = ChannelsOf(op, x);
-  float* m = ChannelResult(op, mean, shape.count);
-  float* v = ChannelResult(op, variance, shape.count);
-  const Parts parts(shape);
-  const int64_t partials = parts.count * shape.count;
-  const Scratch scratch(x->ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  float* means = scratch.floats();
-  float* squares = means + partials;
-  RunParts(op, shape, parts, MomentsOp{In(op, x), means, squares}, stream);
-  Launch(op, JoinMomentsKernel, Blocks(shape.count, kThreads / 32), kThreads, 0, stream, means,
-         squares, m, v, shape, parts.count, parts.size);
+  RunStatistics(op, x, CheckedMeeting(op, meeting, shape.count), mean, variance, shape, stream);
 }
 
-template <class Map>
-void RunMap(const char* op, const Channels& shape, const float* x, const float* dy, float* out,
-            const Map& map, DLStream stream) {
-  const bool aligned = Aligned16(x) && Aligned16(dy) && Aligned16(out);
-  const bool quads = shape.inner % 4 == 0 && aligned;
-  const int64_t items = quads ? shape.Numel() / 4 : shape.Numel();
-  Launch(op, MapKernel<Map>, Blocks(items), kThreads, 0, stream, x, dy, out, shape, quads, map);
-}
-
-BatchMoments MomentsOf(const char* op, const DLArray* mean, const DLArray* variance, int64_t count,
-                       float eps) {
-  return {PerChannel(op, mean, count), PerChannel(op, variance, count), eps};
+// addend may be null.
+void RunNormalize(const char* op, const DLArray* x, const DLArray* mean, const DLArray* variance,
+                  const DLArray* scale, const DLArray* bias, const DLArray* addend, float eps,
+                  int activation, DLArray* y, DLStream stream) {
+  CheckSameShape(op, x, y);
+  if (addend) CheckSameShape(op, x, addend);
+  const Channels shape = ChannelsOf(op, x);
+  const float* in = In(op, x);
+  const float* added = addend ? In(op, addend) : nullptr;
+  float* out = Out(op, y);
+  const BatchMoments moments = MomentsOf(op, mean, variance, shape.count, eps);
+  const float* factors = PerChannel(op, scale, shape.count);
+  const float* biases = PerChannel(op, bias, shape.count);
+  const bool aligned = Aligned16(in) && Aligned16(added) && Aligned16(out);
+  const auto run = [&](auto ending) {
+    using Ending = decltype(ending);
+    const auto map = [&](auto body) { RunMap(op, x->ctx, shape, aligned, body, stream); };
+    if (added)
+      map(NormalizeOp<Ending, true>{in, added, out, moments, factors, biases, ending});
+    else
+      map(NormalizeOp<Ending, false>{in, added, out, moments, factors, biases, ending});
+  };
+  if (activation == 0) return run(NoActivation{});
+  if (activation == 1) return run(fn::Relu{});
+  run(Numbered{activation});
 }
 
 void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* variance,
@@ -316,80 +226,54 @@ void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* varian
                     DLStream stream) {
   const char* op = "batch_normalize";
   Enter(op, x, mean, variance, scale, bias, y);
-  CheckSameShape(op, x, y);
-  const Channels shape = ChannelsOf(op, x);
-  const NormalizeMap map{MomentsOf(op, mean, variance, shape.count, eps),
-                         PerChannel(op, scale, shape.count), PerChannel(op, bias, shape.count)};
-  RunMap(op, shape, In(op, x), nullptr, Out(op, y), map, stream);
+  RunNormalize(op, x, mean, variance, scale, bias, nullptr, eps, 0, y, stream);
 }
 
-// The parts' sums, then the sums of the parts; a single part writes the result itself.
-template <class Source>
-void RunSums(const char* op, DLContext ctx, const float* x, const float* dy, const Channels& shape,
-             const Source& source, float* dscale, float* dbias, DLStream stream) {
-  const Parts parts(shape);
-  if (parts.count == 1)
-    return RunParts(op, shape, parts, SumsOp<Source>{x, dy, source, dscale, dbias}, stream);
-  const int64_t partials = parts.count * shape.count;
-  const Scratch scratch(ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  float* scales = scratch.floats();
-  float* biases = scales + partials;
-  RunParts(op, shape, parts, SumsOp<Source>{x, dy, source, scales, biases}, stream);
-  SumAxis(op, ctx, scales, 1, parts.count, shape.count, 1.f, dscale, stream);
-  SumAxis(op, ctx, biases, 1, parts.count, shape.count, 1.f, dbias, stream);
+// y = activation(normalised x + addend), where there is an addend; activation 0 is none.
+void BatchNormalizeMap(const DLArray* x, const DLArray* mean, const DLArray* variance,
+                       const DLArray* scale, const DLArray* bias, const DLArrayList* addends,
+                       float eps, int64_t activation, DLArray* y, DLStream stream) {
+  const char* op = "batch_normalize_map";
+  Enter(op, x, mean, variance, scale, bias, y);
+  if (addends->count > 1) Fail("%s: expected one addend or none", op);
+  const DLArray* addend = addends->count ? addends->arrays[0] : nullptr;
+  if (addend) Enter(op, x, addend);
+  RunNormalize(op, x, mean, variance, scale, bias, addend, eps,
+               CheckedMap(op, activation, 0, kActivations), y, stream);
 }
 
-void BatchNormalizeSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
-                        const DLArray* dy, float eps, DLArray* dscale, DLArray* dbias,
-                        DLStream stream) {
-  const char* op = "batch_normalize_sums";
-  Enter(op, x, mean, variance, dy, dscale, dbias);
-  CheckSameShape(op, x, dy);
-  const Channels shape = ChannelsOf(op, x);
-  RunSums(op, x->ctx, In(op, x), In(op, dy), shape, MomentsOf(op, mean, variance, shape.count, eps),
-          ChannelResult(op, dscale, shape.count), ChannelResult(op, dbias, shape.count), stream);
-}
-
-void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray* variance,
-                            const DLArray* scale, const DLArray* dscale, const DLArray* dbias,
-                            const DLArray* dy, float eps, DLArray* dx, DLStream stream) {
-  const char* op = "batch_normalize_gradient";
-  Enter(op, x, mean, variance, scale, dscale, dbias, dy, dx);
-  CheckSameShape(op, x, dy);
-  CheckSameShape(op, x, dx);
-  const Channels shape = ChannelsOf(op, x);
-  const int64_t count = shape.count;
-  const float share = (float)(1.0 / (double)std::max<int64_t>(shape.PerChannel(), 1));
-  const GradientMap map{MomentsOf(op, mean, variance, count, eps), PerChannel(op, scale, count),
-                        PerChannel(op, dscale, count), PerChannel(op, dbias, count), share};
-  RunMap(op, shape, In(op, x), In(op, dy), Out(op, dx), map, stream);
-}
-
-// mean = keep * mean + by_mean * new_mean, and so the variance.
-void RunningUpdate(DLArray* mean, DLArray* variance, const DLArray* new_mean,
-                   const DLArray* new_variance, float keep, float by_mean, float by_variance,
-                   DLStream stream) {
+// mean = keep * mean + by_mean * new mean, and so the variance, for layers that share these
+// numbers: states has all means, then all variances, taken the new ones in the same order.
+void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, float by_mean,
+                   float by_variance, DLStream stream) {
   const char* op = "running_update";
-  Enter(op, mean, variance, new_mean, new_variance);
-  const int64_t n = Numel(mean);
-  Launch(op, RunningKernel, Blocks(n), kThreads, 0, stream, Out(op, mean),
-         ChannelResult(op, variance, n), PerChannel(op, new_mean, n),
-         PerChannel(op, new_variance, n), keep, by_mean, by_variance, n);
+  EnterAll(op, {states, taken});
+  const int64_t layers = states->count / 2;
+  if (states->count != taken->count || states->count % 2 || !layers)
+    Fail("%s: expected new means and variances for %ld states, got %ld", op, (long)states->count,
+         (long)taken->count);
+  for (int64_t first = 0; first < layers; first += kLayers) {
+    RunningTable table;
+    const int64_t count = std::min<int64_t>(kLayers, layers - first);
+    for (int64_t k = 0; k < count; k++) {
+      DLArray* const* mean = states->arrays + first + k;
+      DLArray* const* new_mean = taken->arrays + first + k;
+      const int64_t n = Numel(*mean);
+      table.layer[k] = {Out(op, *mean), ChannelResult(op, mean[layers], n),
+                        PerChannel(op, *new_mean, n), PerChannel(op, new_mean[layers], n), n};
+    }
+    const DLContext ctx = states->arrays[0]->ctx;
+    LaunchClusters(op, RunningKernel, (unsigned)count, 1, kThreads, 0,
+                   ComputeMajor(ctx.device_id) >= 9, stream, table, keep, by_mean, by_variance);
+  }
 }
 
 DLSYS_KERNEL(cuda, batch_statistics, BatchStatistics);
+DLSYS_KERNEL(cuda, batch_statistics_at_once, BatchStatisticsAtOnce);
 DLSYS_KERNEL(cuda, batch_normalize, BatchNormalize);
-DLSYS_KERNEL(cuda, batch_normalize_sums, BatchNormalizeSums);
-DLSYS_KERNEL(cuda, batch_normalize_gradient, BatchNormalizeGradient);
+DLSYS_KERNEL(cuda, batch_normalize_map, BatchNormalizeMap);
 DLSYS_KERNEL(cuda, running_update, RunningUpdate);
 
 }  // namespace
-
-void ChannelSums(const char* op, DLContext ctx, const float* x, const float* dy,
-                 const Channels& shape, const RowMoments& moments, float* dscale, float* dbias,
-                 DLStream stream) {
-  RunSums(op, ctx, x, dy, shape, GroupMoments{moments}, dscale, dbias, stream);
-}
-
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,4 +1,5 @@
-// Sums over the channels of arrays (outer, channels, inner), for normalisations of every kind.
+// What batch normalisation's forward and backward kernels share, and sums over the channels of
+// arrays (outer, channels, inner) for normalisations of every kind.
 #pragma once
 #include "cuda/context.cuh"
 
@@ -7,13 +8,20 @@ namespace cuda {
 
 struct Channels {
   int64_t outer, count, inner;
-  bool small;  // all positions fit 32 bits, in which division is several times faster
 
   Channels(int64_t outer, int64_t count, int64_t inner)
-      : outer(outer), count(count), inner(inner), small(Numel() < int64_t(1) << 32) {}
+      : outer(outer), count(count), inner(inner) {}
   __host__ __device__ int64_t Numel() const { return outer * count * inner; }
   __host__ __device__ int64_t PerChannel() const { return outer * inner; }
 };
+
+// x (N, C, ...) as (outer, channels, inner).
+inline Channels ChannelsOf(const char* op, const DLArray* x) {
+  if (x->ndim < 2) Fail("%s: expected an array of (N, C, ...), got %s", op, ShapeText(x).c_str());
+  int64_t inner = 1;
+  for (int axis = 2; axis < x->ndim; axis++) inner *= x->shape[axis];
+  return Channels(x->shape[0], x->shape[1], inner);
+}
 
 // The data of an array of one value a channel.
 inline void CheckCount(const char* op, const DLArray* values, int64_t count) {
@@ -30,9 +38,43 @@ inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
   return Out(op, values);
 }
 
+// Where the blocks that have parts of a channel meet: the int32 array of zeros, one a channel, that
+// a plan holds for the launch.
+inline unsigned* CheckedMeeting(const char* op, const DLArray* meeting, int64_t count) {
+  if (meeting->dtype != DL_INT32 || Numel(meeting) != count)
+    Fail("%s: expected %ld int32 zeros to meet at, got %s of %s", op, (long)count,
+         ShapeText(meeting).c_str(), DtypeText(meeting->dtype));
+  return (unsigned*)meeting->data;
+}
+
 struct Moments {
   float mean, inverse;  // inverse: 1 / sqrt(variance + eps)
 };
+
+struct BatchMoments {
+  const float* mean;      // (channels)
+  const float* variance;  // (channels)
+  float eps;
+  __device__ Moments Of(int64_t c) const { return {mean[c], 1.f / sqrtf(variance[c] + eps)}; }
+};
+
+inline BatchMoments MomentsOf(const char* op, const DLArray* mean, const DLArray* variance,
+                              int64_t count, float eps) {
+  return {PerChannel(op, mean, count), PerChannel(op, variance, count), eps};
+}
+
+// What a channel is multiplied by and what is added. Backward finds by it again what forward made,
+// to the bit, so that no compiler may choose how it is rounded.
+struct Affine {
+  float mean, factor, bias;
+  __device__ __forceinline__ float operator()(float x) const {
+    return fmaf(__fsub_rn(x, mean), factor, bias);
+  }
+};
+
+__device__ __forceinline__ Affine AffineOf(const Moments& m, float scale, float bias) {
+  return {m.mean, __fmul_rn(m.inverse, scale), bias};
+}
 
 // Moments of rows (outer, groups), each of `per` channels.
 struct RowMoments {

@@ -62,7 +62,14 @@ template <class T>
 T __ldcg(const T* p) {
   return *p;
 }
+template <class T>
+T __ldcs(const T* p) {
+  return *p;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 template <class A, class B>

@@ -23,6 +23,7 @@ from ..ops.source import Parameter
 from ..passes.fuse import fuse
 from ..passes.fuse_chain import fuse_chains
 from ..passes.fuse_conv import fuse_convolutions
+from ..passes.fuse_norm import fuse_norms
 from ..passes.fuse_update import fuse_updates
 from ..passes.group_updates import group_updates
 from ..passes.precision import check_precision, set_precision
@@ -289,6 +290,8 @@ class Executor:
 
         gpu = ctx.device_type == DL_GPU
         fetches = fuse(fuse_convolutions(fetches, gpu), gpu)
+        if gpu:
+            fetches = fuse_norms(fetches)
         if not settings.debug_nan:  # which names operators; chains change no bits
             fetches = fuse_chains(fetches)
         fetches = group_updates(fetches)

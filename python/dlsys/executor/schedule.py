@@ -4,7 +4,8 @@ Every read of a Parameter in a run sees the value from the run's start. Readers 
 the update; where that is impossible (a reader that itself needs an update's result, or writes other
 state) it reads a copy made before. Fetched state, feeds, constants and values fetched twice are
 copied, so that results are never aliases. Among the steps that are ready, updates go first (they
-end a gradient's life) and operators of several values, then the oldest node.
+end a gradient's life), operators of several values and those that are to run soon, then the oldest
+node.
 """
 
 from __future__ import annotations
@@ -156,8 +157,9 @@ _POSITION = (1 << 40) - 1
 
 
 def _urgency(node: Node, position: int) -> int:
-    """Smaller is sooner: updates, views, and what has several values or none, then by age; one
-    integer compares faster than a tuple.
+    """Smaller is sooner: updates, views, what is to run soon, and what has several values or none,
+    then by age; one integer compares faster than a tuple.
     """
-    computes = not (node.op.writes or node.op.view) and node.op.outputs == 1
+    op = node.op
+    computes = not (op.writes or op.view or op.soon) and op.outputs == 1
     return computes << 100 | node.number << 40 | position

@@ -72,6 +72,7 @@ class Op:
     inplace: bool = False  # the output may take over an input of its shape and dtype that dies here
     # Inputs (Parameters) that it updates; its outputs are their new values.
     writes: tuple[int, ...] = ()
+    soon: bool = False  # reads what the step before it has read, and may find it in a cache
     borrows: tuple[int, ...] = ()  # inputs (constants) that its kernel writes and leaves as found
     picks: int = 0  # first inputs of each of which it reads no more elements than the output has
     fallible: bool = False  # may fail on the values it sees, so updates wait for it

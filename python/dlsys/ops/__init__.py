@@ -30,6 +30,7 @@ from . import (
     random,
     reduce,
     row_norm,
+    running,
     softmax,
     source,
     statistics,
@@ -58,6 +59,6 @@ FAMILIES = (
     convolution, conv, pooling, pool,
     activation, compare, statistics, product, einsum,
     source, elementwise, reduce, layout, index, join, pad, image,
-    matmul, softmax, loss, losses, norm, row_norm, random, update, update_all,
+    matmul, softmax, loss, losses, norm, row_norm, running, random, update, update_all,
     accumulate, batch, fused, fused_chain, fused_conv,
 )  # fmt: skip

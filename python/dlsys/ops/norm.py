@@ -19,6 +19,7 @@ from ..graph.shapes import floating, promote
 from .elementwise import pow_byconst_op
 from .layout import reshape_like_op, reshape_op
 from .reduce import expand_like_op, sum_op
+from .running import running_update_op
 from .source import Parameter, oneslike_op, zeroslike_op
 from .update import check_parameter
 
@@ -177,7 +178,7 @@ class BatchNormalizeGradientOp(Op):
     """
 
     name = kernel = "batch_normalize_gradient"
-    inplace = True
+    inplace = soon = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_channels(node, specs[0], specs[1:6])
@@ -257,31 +258,6 @@ class RunningStatisticsUpdateOp(Op):
         return running_update_op(
             *node.inputs[:4], momentum=node.attrs["momentum"], correction=correction
         )
-
-
-class RunningUpdateOp(Op):
-    """`running_statistics` once the number of values is known."""
-
-    name = kernel = "running_update"
-    writes = (0, 1)
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        return specs[0]
-
-    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return [inputs[2]]
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        *states, mean, variance, scratch = arrays
-        momentum, correction = node.attrs["momentum"], node.attrs["correction"]
-        for state, value, factor in zip(states, (mean, variance), (1.0, correction)):
-            np.multiply(value, momentum * factor, out=scratch)
-            np.multiply(state, 1 - momentum, out=state)
-            np.add(state, scratch, out=state)
-
-    def scalars(self, node: Node) -> tuple[float, float, float]:
-        momentum = node.attrs["momentum"]
-        return 1 - momentum, momentum, momentum * node.attrs["correction"]
 
 
 def batch_normalization(
@@ -397,4 +373,3 @@ batch_normalize_op = BatchNormalizeOp()
 batch_normalize_sums_op = BatchNormalizeSumsOp()
 batch_normalize_gradient_op = BatchNormalizeGradientOp()
 running_statistics_op = RunningStatisticsUpdateOp()
-running_update_op = RunningUpdateOp()

@@ -1,0 +1,68 @@
+"""The update of running statistics, once the number of values that they were taken of is known."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..graph.node import Node, Op, Spec
+
+
+class RunningUpdateOp(Op):
+    """running = (1 - momentum) · running + momentum · new, the new variance times `correction`, of
+    one layer or of several that share these numbers.
+
+    Inputs: the means of all, their variances, then the new means and the new variances. The values
+    are the means' new ones.
+    """
+
+    name = kernel = "running_update"
+
+    def __init__(self, count: int = 1) -> None:
+        self.outputs = count
+        self.writes = tuple(range(2 * count))
+
+    def infer(self, node: Node, *specs: Spec) -> Any:
+        return specs[0] if self.outputs == 1 else tuple(specs[: self.outputs])
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [max(inputs, key=lambda spec: spec.size)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        n = self.outputs
+        states, taken, scratch = arrays[: 2 * n], arrays[2 * n : 4 * n], arrays[4 * n]
+        momentum = node.attrs["momentum"]
+        for k, (state, value) in enumerate(zip(states, taken)):
+            factor = 1.0 if k < n else node.attrs["correction"]
+            part = scratch[: value.size]
+            np.multiply(value, momentum * factor, out=part)
+            np.multiply(state, 1 - momentum, out=state)
+            np.add(state, part, out=state)
+
+    def scalars(self, node: Node) -> tuple[float, float, float]:
+        momentum = node.attrs["momentum"]
+        return 1 - momentum, momentum, momentum * node.attrs["correction"]
+
+    def lists(self, node: Node) -> tuple[int, int]:
+        return 2 * self.outputs, 2 * self.outputs
+
+    def merge_key(self, node: Node) -> Hashable | None:
+        dtype = node.inputs[0].spec.dtype
+        return ("running_update", dtype, *sorted(node.attrs.items())) if self.outputs == 1 else None
+
+    def merged(self, nodes: Sequence[Node]) -> Node:
+        inputs = [node.inputs[k] for k in range(4) for node in nodes]
+        name = f"{self.name} of {len(nodes)}"
+        return Node(running_updates_op(len(nodes)), inputs, nodes[0].attrs, name)
+
+
+@lru_cache
+def running_updates_op(count: int) -> RunningUpdateOp:
+    """The update of so many layers at once."""
+    return RunningUpdateOp(count)
+
+
+running_update_op = RunningUpdateOp()
