@@ -101,6 +101,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
     nbytes += Begin(head.copy[c], (float)blockIdx.x / (float)gridDim.x, memory, &arrivals);
   ClearRest<kRows>(memory + head.gradients_at, head.classes);
   if (head.early) WaitForEarlierKernels();
+  const unsigned came_before = Come(meeting);
 #pragma unroll 1
   for (int64_t first = (int64_t)blockIdx.x * kRows; first < head.rows;
        first += (int64_t)gridDim.x * kRows) {
@@ -140,7 +141,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   sum = of_warp[0];
 #pragma unroll
   for (int k = 1; k < kWarps; k++) sum += of_warp[k];
-  AddUp(sum, meeting, scale, loss);
+  AddUp(sum, came_before, meeting, scale, loss);
 }
 
 }  // namespace dense

@@ -15,6 +15,7 @@ __global__ void LossKernel(int64_t rows, int64_t classes, const float* x, Op op,
   const int group = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
   WaitForEarlierKernels();
+  const unsigned came_before = Come(meeting);
   float sum = 0.f;
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < rows;
        first += (int64_t)gridDim.x * kGroups) {
@@ -27,7 +28,7 @@ __global__ void LossKernel(int64_t rows, int64_t classes, const float* x, Op op,
     if (exists && lane == 0) sum += of_row;
   }
   LetNextKernelBegin();
-  AddUp(Join<SumOf, kThreads>(sum), meeting, scale, loss);
+  AddUp(Join<SumOf, kThreads>(sum), came_before, meeting, scale, loss);
 }
 
 template <class Op>

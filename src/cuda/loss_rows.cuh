@@ -56,32 +56,46 @@ struct SparseLabels {
   }
 };
 
-// Where the blocks of one launch meet: sums (kMeetingPlaces), one a block, and how many blocks have
-// arrived, 0 between launches.
+// Where the blocks of one launch meet: a place for each block's sum (kMeetingPlaces), and how many
+// blocks have come. All are 0 between launches.
 struct Meeting {
-  float* sums;
-  unsigned* arrived;
+  unsigned *places, *come;
 };
 constexpr int kMeetingPlaces = 511;
 
-// total[0] is `scale` times the sum of the blocks' sums, which their first threads have. The last
-// block to arrive adds them, always in the order of the blocks. A whole block calls it.
-__device__ __forceinline__ void AddUp(float of_block, const Meeting& meeting, float scale,
-                                      float* total) {
-  if (threadIdx.x >= 32) return;
-  bool last = false;
+// How many blocks came before this one, for its first thread. Call it after WaitForEarlierKernels,
+// and long before AddUp: the answer takes a while.
+__device__ __forceinline__ unsigned Come(const Meeting& meeting) {
+  return threadIdx.x == 0 ? atomicAdd(meeting.come, 1u) : 0;
+}
+
+// total[0] is `scale` times the sum of the blocks' sums, which their first threads have. The block
+// that came last adds them, always in the order of the blocks: it waits for the others, which have
+// all begun, and these wait for nobody. A whole block of kThreads calls it.
+__device__ __forceinline__ void AddUp(float of_block, unsigned came_before, const Meeting& meeting,
+                                      float scale, float* total) {
+  __shared__ bool came_last;
   if (threadIdx.x == 0) {
-    meeting.sums[blockIdx.x] = of_block;
-    last = CountUp(meeting.arrived) == gridDim.x - 1;
+    // A place that is taken is not 0: it has the sum's bits and 1 more.
+    const unsigned bits = __float_as_uint(isnan(of_block) ? NAN : of_block);
+    *(volatile unsigned*)(meeting.places + blockIdx.x) = bits + 1u;
+    came_last = came_before == gridDim.x - 1;
   }
-  if (!__shfl_sync(0xffffffffu, last, 0)) return;
+  __syncthreads();
+  if (!came_last) return;
   float sum = 0.f;
-#pragma unroll 4
-  for (int block = threadIdx.x; block < gridDim.x; block += 32) sum += __ldcg(meeting.sums + block);
-  sum = Join<SumOf, 32>(sum);
+  for (int block = threadIdx.x; block < gridDim.x; block += kThreads) {
+    volatile unsigned* place = meeting.places + block;
+    unsigned there;
+    do there = *place;
+    while (there == 0);
+    *place = 0;
+    sum += __uint_as_float(there - 1u);
+  }
+  sum = Join<SumOf, kThreads>(sum);
   if (threadIdx.x == 0) {
     *total = scale * sum;
-    *meeting.arrived = 0;
+    *meeting.come = 0;
   }
 }
 
@@ -99,7 +113,8 @@ inline Meeting CheckedMeeting(const char* op, const DLArray* meeting) {
   if (meeting->dtype != DL_INT32 || Numel(meeting) != kMeetingPlaces + 1)
     Fail("%s: expected %d int32 zeros to meet at, got %s of %s", op, kMeetingPlaces + 1,
          ShapeText(meeting).c_str(), DtypeText(meeting->dtype));
-  return Meeting{(float*)meeting->data + 1, (unsigned*)meeting->data};
+  unsigned* come = (unsigned*)meeting->data;
+  return Meeting{come + 1, come};
 }
 
 inline float* CheckedLoss(const char* op, DLArray* loss) {

@@ -48,10 +48,10 @@ template <class T, class P, int kWidth>
 __device__ __forceinline__ float SumLayers(const float* panel) {
   constexpr int kShare = T::kDepth / (T::kThreads / kWidth);
   const int w = threadIdx.x % kWidth, d = threadIdx.x / kWidth * kShare;
-  float sum = 0.f;
+  float sums[4] = {};
 #pragma unroll
-  for (int k = 0; k < kShare; k++) sum += P::At(panel, w, d + k);
-  return sum;
+  for (int k = 0; k < kShare; k++) sums[k % 4] += P::At(panel, w, d + k);
+  return sums[0] + sums[1] + (sums[2] + sums[3]);
 }
 
 // Which operand's sums a block has a share in.

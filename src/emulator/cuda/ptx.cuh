@@ -41,23 +41,11 @@ inline void WaitForArrivals(Arrivals*, int) {
   emulator::MeetBlock();
 }
 
-namespace words {
-inline uint32_t Bits(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-inline float FloatWith(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-inline float Cut(float x) { return FloatWith(Bits(x) & ~0x1fffu); }  // as tensor cores read it
-}  // namespace words
+// As tensor cores read it.
+inline float Cut(float x) { return __uint_as_float(__float_as_uint(x) & ~0x1fffu); }
 
 inline float RoundedToTf32(float x) {
-  return isfinite(x) ? words::FloatWith(words::Bits(x) + 0x1000u) : x;
+  return isfinite(x) ? __uint_as_float(__float_as_uint(x) + 0x1000u) : x;
 }
 
 inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&sums)[4]) {
@@ -67,8 +55,8 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
   static_assert(sizeof(Factors) <= emulator::kSlotNbytes, "they fit into a slot");
   const int lane = emulator::Lane();
   Factors mine;
-  for (int k = 0; k < 4; k++) mine.a[k] = words::Cut(a[k]);
-  for (int k = 0; k < 2; k++) mine.b[k] = words::Cut(b[k]);
+  for (int k = 0; k < 4; k++) mine.a[k] = Cut(a[k]);
+  for (int k = 0; k < 2; k++) mine.b[k] = Cut(b[k]);
   memcpy(emulator::Slot(lane), &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
