@@ -29,7 +29,8 @@ struct Head {
   int copies;
   int layers, stages;  // a stage of each layer, then as many as there are gradients
   int logits_at, gradients_at, parts_at;
-  bool early;  // weights and biases may be read before earlier kernels are done
+  bool early;       // weights and biases may be read before earlier kernels are done
+  bool rows_early;  // and so may x, by bulk copies
   float* dlogits;
   Copy copy[2 * kMostLayers];
   Stage stage[2 * kMostLayers];
@@ -95,6 +96,12 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float sum = 0.f;
   int nbytes = 0, phase = 0;
+  const int64_t begin = (int64_t)blockIdx.x * kRows;
+  if (head.rows_early && threadIdx.x < kRows && begin + threadIdx.x < head.rows) {
+    nbytes = head.k * (int)sizeof(float);
+    CopyBulk(memory + head.stage[0].from_at + threadIdx.x * Pitch(head.k),
+             head.x + (begin + threadIdx.x) * head.k, nbytes, &arrivals);
+  }
   if (!head.early) WaitForEarlierKernels();
 #pragma unroll 1
   for (int c = 0; c < head.copies; c++)
@@ -103,13 +110,12 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   if (head.early) WaitForEarlierKernels();
   const unsigned came_before = Come(meeting);
 #pragma unroll 1
-  for (int64_t first = (int64_t)blockIdx.x * kRows; first < head.rows;
-       first += (int64_t)gridDim.x * kRows) {
+  for (int64_t first = begin; first < head.rows; first += (int64_t)gridDim.x * kRows) {
     const int valid = (int)min((int64_t)kRows, head.rows - first);
     const bool exists = warp < valid;
     const Copy rows = {
         head.x + first * head.k, head.stage[0].from_at, valid, head.k, head.k, Pitch(head.k)};
-    nbytes += Begin(rows, 0.f, memory, &arrivals);
+    if (first > begin || !head.rows_early) nbytes += Begin(rows, 0.f, memory, &arrivals);
     CloseCopies();
     const auto label = labels.Hold(first + warp, exists);
     WaitForCopies<0>();

@@ -51,9 +51,9 @@ constexpr int kTilings = 6;
 constexpr TileCost kFp32Costs[kTilings] = {
     {128, 64, 1, 4.0, 54.6, 54.6}, {64, 64, 1, 3.7, 30, 30},   {64, 32, 2, 2.6, 20.5, 18.6},
     {32, 32, 2, 2.5, 12.3, 8.8},   {32, 16, 2, 2.8, 6.9, 5.7}, {16, 32, 2, 2.8, 6.9, 5.7}};
-constexpr TileCost kTf32Costs[kTilings] = {
-    {128, 64, 1, 3.6, 27.4, 27.4}, {64, 64, 1, 3.0, 17.5, 17.5}, {64, 32, 2, 2.5, 13.4, 9.2},
-    {32, 32, 2, 2.8, 7.9, 5.9},    {32, 16, 2, 2.9, 6.0, 4.6},   {16, 32, 2, 2.9, 6.0, 4.6}};
+constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},   {64, 64, 1, 3.0, 12, 12},
+                                           {64, 32, 2, 2.5, 13.4, 9.2}, {32, 32, 2, 2.8, 7.9, 5.9},
+                                           {32, 16, 2, 2.9, 6.0, 4.6},  {16, 32, 2, 2.9, 6.0, 4.6}};
 constexpr double kRoundUs = 1.5;            // where blocks follow others on their multiprocessor
 constexpr double kKernelUs = 3.5;           // of a further kernel after a product
 constexpr double kReduceUs = 4.5;           // and of the sums of an operand

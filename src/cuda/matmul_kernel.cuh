@@ -62,31 +62,48 @@ struct Summed {
         b(product.sums && !product.sums_of_a && place.row == 0) {}
 };
 
-// Calls write(number, sum) for each finished operand sum of kWidth from `origin` on. `shares` has
-// one of each thread, in this block and the others of its cluster.
-template <class T, int kWidth, class F>
-__device__ __forceinline__ void FinishSums(const float* shares, int splits, int64_t origin,
-                                           int64_t width, F&& write) {
-  const int w = T::kThreads - 1 - (int)threadIdx.x;  // the first ones may have elements of C
-  if (w >= kWidth || origin + w >= width) return;
-  float sum = 0.f;
-  for (int split = 0; split < splits; split++) {
-    const float* of_split = splits == 1 ? shares : OfPeer(shares, split);
-#pragma unroll
-    for (int share = 0; share < T::kThreads; share += kWidth) sum += of_split[share + w];
-  }
-  write(origin + w, sum);
+// The number, in its tile, of the operand sum that a thread makes; the first threads may have
+// elements of C.
+template <class T>
+__device__ __forceinline__ int OfSums() {
+  return T::kThreads - 1 - (int)threadIdx.x;
 }
-// The same for a block's share.
+
+// Leaves a block's share of the sums in the first of `shares`, which has one of each thread.
+template <class T>
+__device__ __forceinline__ void AddShares(Summed summed, float* shares) {
+  const int w = OfSums<T>();
+  const auto add = [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    if (w >= kWidth) return;
+    float sum = 0.f;
+#pragma unroll
+    for (int share = 0; share < T::kThreads; share += kWidth) sum += shares[share + w];
+    shares[w] = sum;
+  };
+  if (summed.a) add(std::integral_constant<int, T::kRows>());
+  if (summed.b) add(std::integral_constant<int, T::kCols>());
+}
+
+// Calls write(number, sum) for each finished operand sum of this block's tile, from the shares of
+// the blocks of its cluster.
 template <class T, class F>
 __device__ __forceinline__ void FinishSums(const Problem& problem, const Place& place,
                                            Summed summed, const float* shares, int splits,
                                            F&& write) {
-  const Product& product = problem.product;
-  if (summed.a)
-    FinishSums<T, T::kRows>(shares, splits, (int64_t)place.row * T::kRows, product.m, write);
-  if (summed.b)
-    FinishSums<T, T::kCols>(shares, splits, (int64_t)place.col * T::kCols, product.n, write);
+  const int w = OfSums<T>();
+  const int64_t at =
+      summed.a ? (int64_t)place.row * T::kRows + w : (int64_t)place.col * T::kCols + w;
+  if (!(summed.a && w < T::kRows && at < problem.product.m) &&
+      !(summed.b && w < T::kCols && at < problem.product.n))
+    return;
+  float of[kMaxSplits], sum = 0.f;
+#pragma unroll
+  for (int k = 0; k < kMaxSplits; k++)
+    of[k] = k >= splits ? 0.f : splits > 1 ? OfPeer(shares, k)[w] : shares[w];
+#pragma unroll
+  for (int k = 0; k < kMaxSplits; k++) sum += of[k];
+  write(at, sum);
 }
 
 // The sum of this block's tiles at one place.
@@ -209,11 +226,13 @@ class TileProduct {
 
   // Begins to copy the first panels.
   __device__ __forceinline__ void Begin() {
+#pragma unroll 1
     for (int panel = 0; panel < T::kStages - 1; panel++) Copy(panel);
   }
 
-  // Leaves the groups' sums in T::kTiles tiles at the beginning of the memory, and in `shares` what
-  // each thread has of the sums of an operand. Calls meanwhile() while panels are on their way.
+  // Leaves the groups' sums in T::kTiles tiles at the beginning of the memory, and the block's
+  // share of the sums of an operand in the first of `shares`, one a thread. Calls meanwhile() while
+  // panels are on their way.
   template <class F>
   __device__ __forceinline__ void Finish(Summed summed, float* shares, F&& meanwhile) {
     const int group = threadIdx.x / T::kGroupThreads;
@@ -240,6 +259,7 @@ class TileProduct {
         accumulator.Store(memory_ + group % T::kTiles * T::kTileNumel, round > 0);
       __syncthreads();
     }
+    AddShares<T>(summed, shares);
   }
 
  private:

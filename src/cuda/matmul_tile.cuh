@@ -144,11 +144,11 @@ class Fp32Accumulator {
 // By the numbers that WithTiling takes: large, square, narrow, small, thin, flat. The panels of the
 // first take more shared memory than a chip before sm_80 has.
 using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,
-                               Tiling<64, 32, 4, 8, 4, 32, 3>, Tiling<32, 32, 4, 4, 4, 32, 3>,
-                               Tiling<32, 16, 8, 4, 4, 64, 2>, Tiling<16, 32, 8, 4, 4, 64, 2>>;
+                               Tiling<64, 32, 4, 8, 4, 32, 4>, Tiling<32, 32, 4, 4, 4, 32, 5>,
+                               Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
 using Tf32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64, 4, 8, 8, 64, 4>,
                                Tiling<64, 32, 4, 8, 8, 32, 4>, Tiling<32, 32, 8, 4, 8, 64, 3>,
-                               Tiling<32, 16, 8, 4, 4, 64, 2>, Tiling<16, 32, 8, 4, 4, 64, 2>>;
+                               Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
 
 // Tensor cores, 16 x 8 of C by 8 layers at a time: factors of 10 bits of mantissa, rounded to
 // nearest, and sums in float32.

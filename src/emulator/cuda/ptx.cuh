@@ -42,7 +42,7 @@ inline void WaitForArrivals(Arrivals*, int) {
 }
 
 // As tensor cores read it.
-inline float Cut(float x) { return __uint_as_float(__float_as_uint(x) & ~0x1fffu); }
+inline float CutToTf32(float x) { return __uint_as_float(__float_as_uint(x) & ~0x1fffu); }
 
 inline float RoundedToTf32(float x) {
   return isfinite(x) ? __uint_as_float(__float_as_uint(x) + 0x1000u) : x;
@@ -55,8 +55,8 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
   static_assert(sizeof(Factors) <= emulator::kSlotNbytes, "they fit into a slot");
   const int lane = emulator::Lane();
   Factors mine;
-  for (int k = 0; k < 4; k++) mine.a[k] = Cut(a[k]);
-  for (int k = 0; k < 2; k++) mine.b[k] = Cut(b[k]);
+  for (int k = 0; k < 4; k++) mine.a[k] = CutToTf32(a[k]);
+  for (int k = 0; k < 2; k++) mine.b[k] = CutToTf32(b[k]);
   memcpy(emulator::Slot(lane), &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
