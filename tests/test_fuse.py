@@ -235,9 +235,7 @@ class Values:
             parameter.to(executor.ctx)
         return executor.run(feeds, convert_to_numpy_ret_vals=True)
 
-    def check(
-        self, fetches: Sequence[Node], bound: float = 2e-5, precision: str = "fp32"
-    ) -> None:
+    def check(self, fetches: Sequence[Node], bound: float = 2e-5, precision: str = "fp32") -> None:
         """Fused, unfused and numpy agree; and fused runs give the same bits."""
         feeds = feeds_of(fetches)
         expected = self.run_on(fetches, feeds, ctx=None)
