@@ -23,11 +23,15 @@ SUBSET = (
     "*GpuUpdates.test_groups_of_all_shapes*",
 )
 UPDATES = ("*GpuUpdates.test_*_of_all_shapes*", "*GpuKernel.test_arrays_at_any_address*")
+NORMS = "*GpuNorms.test_[vns]*"  # of all forms and shapes
 TOOLS = {
-    "memcheck": ((OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*", *UPDATES), "separate"),
-    "racecheck": ((*SUBSET, "*test_fuse.GpuValues*"), "shared"),
-    "initcheck": (SUBSET, "shared"),
-    "synccheck": (SUBSET, "shared"),
+    "memcheck": (
+        (OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*", *UPDATES, NORMS),
+        "separate",
+    ),
+    "racecheck": ((*SUBSET, "*test_fuse.GpuValues*", NORMS), "shared"),
+    "initcheck": ((*SUBSET, NORMS), "shared"),
+    "synccheck": ((*SUBSET, NORMS), "shared"),
 }
 
 
@@ -61,6 +65,7 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "test_gpu_op",
         "test_fuse",
         "test_fuse_update_gpu",
+        "test_fuse_norm",
     ]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
     env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}
