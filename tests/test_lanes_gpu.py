@@ -79,7 +79,7 @@ class GpuLanes(unittest.TestCase):
                 self.assertLess(segment.longest, segment.steps, name)
             for limit in (1, 4):
                 ways[f"many, {limit} lane(s)"], report = self.trained(name, True, lanes=limit)
-                self.assertEqual(report.plans[0].together > 1, name != "resnet")
+                self.assertGreater(report.plans[0].together, 1, name)
             for way, values in ways.items():
                 with self.subTest(network=name, way=way):
                     for a, b in zip(values, plain, strict=True):
