@@ -83,7 +83,7 @@ template <int kRows, bool kTensor, class Labels>
 __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_constant__ Head given,
                                                               Labels labels, Meeting meeting,
                                                               float scale, float* loss) {
-  static_assert(kRows <= kWarps, "a warp has a row's loss");
+  static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; AddUp");
   float* const memory = DynamicShared<float>();
   __shared__ float of_warp[kWarps];
   __shared__ Arrivals arrivals;

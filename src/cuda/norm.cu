@@ -25,7 +25,7 @@ struct MomentsOp {
   float* variance;
 
   template <int kVector>
-  __device__ void Part(const Channels& shape, const Tiling& tiling, int64_t part,
+  __device__ void Part(const Channels& shape, const ChannelTiling& tiling, int64_t part,
                        int64_t tile) const {
     __shared__ TileTotals sums, spread;
     Walk<kVector> walk(shape, tiling, part, tile);
@@ -65,7 +65,7 @@ struct MomentsOp {
     squares[part * shape.count + c] = spread.of[threadIdx.x];
   }
 
-  __device__ void All(const Channels& shape, const Tiling& tiling, int64_t tile) const {
+  __device__ void All(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
     __shared__ TileTotals sums, spread;
     const float total = (float)shape.PerChannel();
     JoinParts(
@@ -171,7 +171,7 @@ __global__ void RunningKernel(const __grid_constant__ RunningTable table, float 
 void RunStatistics(const char* op, const DLArray* x, unsigned* arrived, DLArray* mean,
                    DLArray* variance, const Channels& shape, DLStream stream) {
   const float* in = In(op, x);
-  const Tiling tiling = Tiling::OfSums(shape, Aligned16(in));
+  const ChannelTiling tiling = ChannelTiling::OfSums(shape, Aligned16(in));
   const int64_t partials = tiling.parts * shape.count;
   const Scratch scratch(x->ctx, 2 * partials * (int64_t)sizeof(float), stream);
   const MomentsOp body{in, scratch.floats(), scratch.floats() + partials,

@@ -23,7 +23,7 @@ struct SumsOp {
   float* dbias;   // (channels)
 
   template <int kVector>
-  __device__ void Part(const Channels& shape, const Tiling& tiling, int64_t part,
+  __device__ void Part(const Channels& shape, const ChannelTiling& tiling, int64_t part,
                        int64_t tile) const {
     struct Loaded {
       int64_t n;
@@ -67,7 +67,7 @@ struct SumsOp {
     biases[part * shape.count + c] = of_bias.of[threadIdx.x];
   }
 
-  __device__ void All(const Channels& shape, const Tiling& tiling, int64_t tile) const {
+  __device__ void All(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
     __shared__ TileTotals of_scale, of_bias;
     const auto sum = [&](const float* of, TileTotals* totals) {
       JoinParts(
@@ -144,7 +144,7 @@ template <class Source, class Flow>
 void RunSums(const char* op, DLContext ctx, const float* x, const Channels& shape, bool aligned,
              const Source& source, const Flow& flow, unsigned* arrived, float* dscale, float* dbias,
              DLStream stream) {
-  const Tiling tiling = Tiling::OfSums(shape, aligned && Aligned16(x));
+  const ChannelTiling tiling = ChannelTiling::OfSums(shape, aligned && Aligned16(x));
   const int64_t partials = tiling.parts * shape.count;
   const Scratch scratch(ctx, 2 * partials * (int64_t)sizeof(float), stream);
   const SumsOp<Source, Flow> body{

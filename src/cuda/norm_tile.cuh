@@ -19,7 +19,7 @@ namespace cuda {
 constexpr int kMostWidth = 128;
 constexpr int64_t kBlocksAtOnce = 4 * 132;  // of a large chip
 
-struct Tiling {
+struct ChannelTiling {
   int width;      // channels of a tile
   int joiners;    // threads a channel where few are left to be joined, a power of 2
   int lanes;      // threads of a block that take units
@@ -35,8 +35,8 @@ struct Tiling {
   bool back;                 // from the last n to the first
 
   // For sums: as many parts as the chip has room for at once, each of four units a thread or more.
-  static Tiling OfSums(const Channels& shape, bool aligned) {
-    Tiling t(shape, aligned);
+  static ChannelTiling OfSums(const Channels& shape, bool aligned) {
+    ChannelTiling t(shape, aligned);
     const int64_t worth = CeilDiv(t.units, 4 * t.lanes);
     t.parts = std::max<int64_t>(1, std::min(worth, kBlocksAtOnce / std::max<int64_t>(t.tiles, 1)));
     t.first = t.lanes;
@@ -45,8 +45,8 @@ struct Tiling {
     return t;
   }
   // For maps: a part is neighbouring images, of 4 to 16 units a thread.
-  static Tiling OfMap(const Channels& shape, bool aligned) {
-    Tiling t(shape, aligned);
+  static ChannelTiling OfMap(const Channels& shape, bool aligned) {
+    ChannelTiling t(shape, aligned);
     const int64_t all = CeilDiv(t.units, t.lanes);
     const int64_t fair = CeilDiv(all * t.tiles, 2 * kBlocksAtOnce);
     t.most = (int)std::max<int64_t>(4, std::min<int64_t>(16, fair));
@@ -66,7 +66,7 @@ struct Tiling {
   }
 
  private:
-  Tiling(const Channels& shape, bool aligned) {
+  ChannelTiling(const Channels& shape, bool aligned) {
     const bool empty = shape.Numel() == 0;
     by_four = aligned && !empty && shape.count * shape.inner % 4 == 0;
     const int64_t even = !by_four || shape.inner % 4 == 0 ? 1 : shape.inner % 2 == 0 ? 2 : 4;
@@ -141,7 +141,7 @@ struct Walk {
   int64_t n, at;       // of the next one: its image, and where in the array it begins
   int64_t c[kVector];  // the channel of each of its numbers
 
-  __device__ Walk(const Channels& shape, const Tiling& tiling, int64_t part, int64_t tile)
+  __device__ Walk(const Channels& shape, const ChannelTiling& tiling, int64_t part, int64_t tile)
       : count(0), n(0), tiling_(tiling) {
     const int64_t begin = tile * tiling.width;
     const int64_t unit = part * tiling.first + threadIdx.x;
@@ -168,7 +168,7 @@ struct Walk {
   }
 
  private:
-  const Tiling& tiling_;
+  const ChannelTiling& tiling_;
   int k_ = 0;
 
   template <int kBatch, bool kFull, class Load, class Add>
@@ -205,7 +205,8 @@ struct TileTotals {
 };
 
 // The sums of what threads have for channels, kThreads / width neighbours for each.
-__device__ __forceinline__ void JoinThreads(const Tiling& tiling, float value, TileTotals* totals) {
+__device__ __forceinline__ void JoinThreads(const ChannelTiling& tiling, float value,
+                                            TileTotals* totals) {
   if (tiling.width == 1) {
     value = Join<SumOf, kThreads>(value);
     if (threadIdx.x == 0) totals->of[0] = value;
@@ -229,7 +230,7 @@ __device__ __forceinline__ void JoinThreads(const Tiling& tiling, float value, T
 
 // The sums over a tile's channels of what each thread has for each number of its units.
 template <int kVector>
-__device__ __forceinline__ void JoinUnits(const Channels& shape, const Tiling& tiling,
+__device__ __forceinline__ void JoinUnits(const Channels& shape, const ChannelTiling& tiling,
                                           const float (&of)[kVector], TileTotals* totals) {
   float sum = 0.f;
   if (tiling.width == 1) {
@@ -256,8 +257,8 @@ __device__ __forceinline__ void JoinUnits(const Channels& shape, const Tiling& t
 // sum of value(p) over the parts, for each channel of a tile. Where the parts are to be seen by
 // others, value has to read what other blocks wrote.
 template <class Value>
-__device__ __forceinline__ void JoinParts(const Channels& shape, const Tiling& tiling, int64_t tile,
-                                          const Value& value, TileTotals* totals) {
+__device__ __forceinline__ void JoinParts(const Channels& shape, const ChannelTiling& tiling,
+                                          int64_t tile, const Value& value, TileTotals* totals) {
   const int each = kThreads / tiling.width;
   const int w = threadIdx.x / each;
   const int64_t c = tile * tiling.width + w;
@@ -276,8 +277,9 @@ __device__ __forceinline__ void JoinParts(const Channels& shape, const Tiling& t
 // all; else JoinKernel does.
 template <int kVector, class Op>
 __global__ void __launch_bounds__(kThreads, 4)
-    PartsKernel(const __grid_constant__ Channels shape, const __grid_constant__ Tiling tiling,
-                const __grid_constant__ Op op, unsigned* arrived) {
+    PartsKernel(const __grid_constant__ Channels shape,
+                const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
+                unsigned* arrived) {
   __shared__ bool last;
   const int64_t part = blockIdx.x / tiling.tiles;
   const int64_t tile = blockIdx.x - part * tiling.tiles;
@@ -295,14 +297,14 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 template <class Op>
 __global__ void __launch_bounds__(kThreads)
-    JoinKernel(const __grid_constant__ Channels shape, const __grid_constant__ Tiling tiling,
+    JoinKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
                const __grid_constant__ Op op) {
   WaitForEarlierKernels();
   op.All(shape, tiling, blockIdx.x);
 }
 
 template <class Op>
-void RunParts(const char* op, DLContext ctx, const Channels& shape, const Tiling& tiling,
+void RunParts(const char* op, DLContext ctx, const Channels& shape, const ChannelTiling& tiling,
               const Op& body, unsigned* arrived, DLStream stream) {
   const bool early = ComputeMajor(ctx.device_id) >= 9;
   const auto run = [&](auto kernel) {
@@ -320,7 +322,7 @@ void RunParts(const char* op, DLContext ctx, const Channels& shape, const Tiling
 // op.Map makes one part of one tile.
 template <int kVector, class Op>
 __global__ void __launch_bounds__(kThreads, 4)
-    MapKernel(const __grid_constant__ Channels shape, const __grid_constant__ Tiling tiling,
+    MapKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
               const __grid_constant__ Op op) {
   const int64_t part = blockIdx.x / tiling.tiles;
   WaitForEarlierKernels();
@@ -331,7 +333,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 template <class Op>
 void RunMap(const char* op, DLContext ctx, const Channels& shape, bool aligned, const Op& body,
             DLStream stream) {
-  const Tiling tiling = Tiling::OfMap(shape, aligned);
+  const ChannelTiling tiling = ChannelTiling::OfMap(shape, aligned);
   const auto run = [&](auto kernel) {
     LaunchClusters(op, kernel, tiling.Blocks(), 1, kThreads, 0, ComputeMajor(ctx.device_id) >= 9,
                    stream, shape, tiling, body);
