@@ -14,7 +14,7 @@ from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
 from dlsys.data import Dataset, DeviceLoader
 from dlsys.errors import OutOfMemoryError
-from dlsys.executor import lower, program
+from dlsys.executor import lower, program, recording
 from dlsys.executor.lanes import Lanes
 from dlsys.runtime.device import counters, gpu
 from dlsys.settings import settings
@@ -84,6 +84,13 @@ class GpuLanes(unittest.TestCase):
                 with self.subTest(network=name, way=way):
                     for a, b in zip(values, plain, strict=True):
                         np.testing.assert_array_equal(a, b)
+
+    def test_runs_of_many_kernels_are_recorded_one_by_one(self):
+        with mock.patch.object(recording, "_NODES", 1):
+            many, report = self.trained("mlp", True)
+        self.assertEqual(report.plans[0].together, 1)
+        for a, b in zip(many, self.trained("mlp")[0], strict=True):
+            np.testing.assert_array_equal(a, b)
 
     def test_many_replays(self):
         """Steps that overwrite what others read a moment before, thousands of times."""

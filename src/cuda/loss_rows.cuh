@@ -107,13 +107,8 @@ void RunPair(const char* op, int device, const float* x, int64_t rows, int64_t c
              const SparseLabels& labels, float* dx, const Meeting& meeting, float scale,
              float* loss, DLStream stream);
 
-// The meeting is the int32 array of kMeetingPlaces + 1 zeros that a plan holds for the launch; it
-// is zero again when the launch is done, in what other launches may see.
 inline Meeting CheckedMeeting(const char* op, const DLArray* meeting) {
-  if (meeting->dtype != DL_INT32 || Numel(meeting) != kMeetingPlaces + 1)
-    Fail("%s: expected %d int32 zeros to meet at, got %s of %s", op, kMeetingPlaces + 1,
-         ShapeText(meeting).c_str(), DtypeText(meeting->dtype));
-  unsigned* come = (unsigned*)meeting->data;
+  unsigned* come = CheckedMeeting(op, meeting, kMeetingPlaces + 1);
   return Meeting{come + 1, come};
 }
 

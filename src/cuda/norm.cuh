@@ -38,15 +38,6 @@ inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
   return Out(op, values);
 }
 
-// Where the blocks that have parts of a channel meet: the int32 array of zeros, one a channel, that
-// a plan holds for the launch.
-inline unsigned* CheckedMeeting(const char* op, const DLArray* meeting, int64_t count) {
-  if (meeting->dtype != DL_INT32 || Numel(meeting) != count)
-    Fail("%s: expected %ld int32 zeros to meet at, got %s of %s", op, (long)count,
-         ShapeText(meeting).c_str(), DtypeText(meeting->dtype));
-  return (unsigned*)meeting->data;
-}
-
 struct Moments {
   float mean, inverse;  // inverse: 1 / sqrt(variance + eps)
 };
