@@ -17,6 +17,7 @@ namespace {
 using batch::Affine;
 using batch::Labels;
 using batch::Order;
+using batch::Scaled;
 
 // ---- which samples: At(i) is the one of row i, -1 where it does not exist ----
 
@@ -49,18 +50,21 @@ struct alignas(sizeof(T) * kWidth) Some {
   T of[kWidth];
 };
 
-// Affine::Of, which without a shift rounds once: then float does, at a fraction of the cost.
-template <class T>
-__device__ __forceinline__ float Scaled(T x, float scale, float shift) {
-  return shift == 0.f ? fmaf((float)x, scale, 0.f) : Affine::Of(x, scale, shift);
+// What becomes of an element: itself, or a float.
+template <class To, class T>
+__device__ __forceinline__ To Taken(bool exists, T x, float scale, float shift) {
+  if constexpr (std::is_same_v<To, float>)
+    return exists ? Scaled(x, scale, shift) : NAN;
+  else
+    return exists ? x : T(0);
 }
 
 // Takes `count` of the rows `chosen`, kWidth elements of one plane at a time; rows below 0 do not
 // exist. `scale` and `shift` are those of the first plane; `ready` is called between the first
 // reading and the first writing.
-template <int kWidth, class T, class Ready>
+template <int kWidth, class T, class To, class Ready>
 __device__ __forceinline__ void TakeRows(const int64_t* chosen, int count, const T* samples,
-                                         const Affine& affine, float scale, float shift, float* to,
+                                         const Affine& affine, float scale, float shift, To* to,
                                          Ready&& ready) {
   constexpr int kBatch = 4;  // rows that are read beside each other
   const int size = (int)affine.size, inner = (int)affine.inner;
@@ -79,11 +83,11 @@ __device__ __forceinline__ void TakeRows(const int64_t* chosen, int count, const
 #pragma unroll
       for (int b = 0; b < kBatch; b++) {
         if (first + b >= count) break;
-        Some<float, kWidth> y;
+        Some<To, kWidth> y;
 #pragma unroll
         for (int j = 0; j < kWidth; j++)
-          y.of[j] = chosen[first + b] >= 0 ? Scaled(x[b].of[j], scale, shift) : NAN;
-        *(Some<float, kWidth>*)(to + (int64_t)(first + b) * size + k) = y;
+          y.of[j] = Taken<To>(chosen[first + b] >= 0, x[b].of[j], scale, shift);
+        *(Some<To, kWidth>*)(to + (int64_t)(first + b) * size + k) = y;
       }
     }
   }
@@ -100,8 +104,8 @@ constexpr int kMostRows = 8;  // of a block
 
 // A thread a row finds the samples, then all threads take them. Where `settled` says that nothing
 // that is read is being written, this begins before the kernels before this one are done.
-template <int kWidth, class T, class Rows>
-__global__ void TakeKernel(Rows rows, const T* samples, Affine affine, float* x, int64_t n,
+template <int kWidth, class T, class To, class Rows>
+__global__ void TakeKernel(Rows rows, const T* samples, Affine affine, To* x, int64_t n,
                            int of_block, Labels labels, bool settled) {
   __shared__ int64_t chosen[kMostRows];
   bool waited = false;
@@ -112,7 +116,8 @@ __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, float* x,
     waited = true;
   };
   if (!settled) ready();
-  const float scale = affine.scale[0], shift = affine.shift[0];
+  const float scale = affine.scale ? affine.scale[0] : 1.f;
+  const float shift = affine.shift ? affine.shift[0] : 0.f;
   const int64_t step = (int64_t)gridDim.x * of_block;
   for (int64_t first = (int64_t)blockIdx.x * of_block; first < n; first += step) {
     const int count = (int)min((int64_t)of_block, n - first);
@@ -128,30 +133,31 @@ __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, float* x,
 // ---- launchers ----
 
 // `inputs`: how many the step has, all of which are read.
-template <class T, class Rows>
-void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affine& affine,
-            float* x, int64_t n, const Labels& labels, int inputs, DLStream stream) {
+template <class T, class To, class Rows>
+void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affine& affine, To* x,
+            int64_t n, const Labels& labels, int inputs, DLStream stream) {
+  if (affine.size > INT32_MAX / 2)
+    Fail("%s: a sample has %lld elements, too many for a row", op, (long long)affine.size);
+  if (labels.nbytes > INT32_MAX / kMostRows)
+    Fail("%s: a label has %lld bytes, too many for a row", op, (long long)labels.nbytes);
+  constexpr int kWidth = 16 / sizeof(To);
   const T* from = (const T*)samples->data;
-  const bool quads = affine.inner % 4 == 0 && Aligned16(from) && Aligned16(x);
-  const int64_t items = quads ? affine.size / 4 : affine.size;
+  const bool whole = affine.inner % kWidth == 0 && Aligned16(from) && Aligned16(x);
+  const int64_t items = whole ? affine.size / kWidth : affine.size;
   const int64_t threads = items < kThreads ? CeilDiv(items + (items == 0), 32) * 32 : kThreads;
   const int device = samples->ctx.device_id;
   const bool early = ComputeMajor(device) >= 9;
   // A block on each multiprocessor: more would get in the way of what runs beside this.
   const int64_t even = CeilDiv(n, Multiprocessors(device));
   const int of_block = (int)std::max<int64_t>(1, std::min<int64_t>(even, kMostRows));
-  LaunchClusters(op, quads ? TakeKernel<4, T, Rows> : TakeKernel<1, T, Rows>, Blocks(n, of_block),
-                 1, (unsigned)threads, 0, early, stream, rows, from, affine, x, n, of_block, labels,
-                 AreSettled(0, inputs));
+  const auto kernel = whole ? TakeKernel<kWidth, T, To, Rows> : TakeKernel<1, T, To, Rows>;
+  LaunchClusters(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, early, stream, rows, from,
+                 affine, x, n, of_block, labels, AreSettled(0, inputs));
 }
 
 template <class Rows>
 void Take(const char* op, const Rows& rows, const DLArray* samples, const Affine& affine, float* x,
           int64_t n, const Labels& labels, int inputs, DLStream stream) {
-  if (affine.size > INT32_MAX / 2)
-    Fail("%s: a sample has %lld elements, too many for a row", op, (long long)affine.size);
-  if (labels.nbytes > INT32_MAX / kMostRows)
-    Fail("%s: a label has %lld bytes, too many for a row", op, (long long)labels.nbytes);
   if (samples->dtype == DL_UINT8)
     TakeOf<uint8_t>(op, rows, samples, affine, x, n, labels, inputs, stream);
   else
@@ -191,9 +197,25 @@ void ShuffledBatch(const DLArray* samples, const DLArray* labels, const DLArray*
   Take(op, next, samples, affine, Out(op, x), n, moved, 5, stream);
 }
 
+// The same batch as it is stored, in bytes.
+void ShuffledRows(const DLArray* samples, const DLArray* labels, const DLArray* step, int64_t seed,
+                  int64_t shuffle, DLArray* x, DLArray* y, DLStream stream) {
+  const char* op = "shuffled_rows";
+  Enter(op, x, samples, labels, step, y);
+  if (samples->dtype != DL_UINT8 || x->dtype != DL_UINT8)
+    Fail("%s: expected bytes, got %s into %s", op, DtypeText(samples->dtype), DtypeText(x->dtype));
+  const Labels moved = batch::LabelsOf(op, samples, labels, y);
+  const Order order = batch::BatchOrder(op, samples, seed, shuffle, x, y);
+  const int64_t n = x->shape[0], size = n ? Numel(x) / n : 0;
+  const Affine as_they_are = {nullptr, nullptr, size, 1, size};
+  const Next next{order, batch::StepOf(op, step), n};
+  TakeOf<uint8_t>(op, next, samples, as_they_are, (uint8_t*)x->data, n, moved, 3, stream);
+}
+
 DLSYS_KERNEL(cuda, shuffled_index, ShuffledIndex);
 DLSYS_KERNEL(cuda, take_batch, TakeBatch);
 DLSYS_KERNEL(cuda, shuffled_batch, ShuffledBatch);
+DLSYS_KERNEL(cuda, shuffled_rows, ShuffledRows);
 
 }  // namespace
 }  // namespace cuda

@@ -29,11 +29,7 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
                 DLStream stream) {
   const char* op = "matmul_bias";
   Product product = Checked(op, a, trans_a, b, trans_b, precision, y);
-  Enter(op, y, bias);
-  if (Numel(bias) != product.n)
-    Fail("%s: expected a bias of %ld elements, got shape %s", op, (long)product.n,
-         ShapeText(bias).c_str());
-  product.epilogue.bias = In(op, bias);
+  TakeBias(op, bias, y, &product);
   product.epilogue.activation = CheckedMap(op, activation, 0, kActivations);
   Multiply(op, product, stream, choice);
 }
@@ -76,5 +72,14 @@ DLSYS_CHOICES(cuda, matmul_gradient, ProductChoices);
 DLSYS_CHOICES(cuda, matmul_sums, ProductChoices);
 
 }  // namespace
+
+void TakeBias(const char* op, const DLArray* bias, const DLArray* y, Product* product) {
+  Enter(op, y, bias);
+  if (Numel(bias) != product->n)
+    Fail("%s: expected a bias of %ld elements, got shape %s", op, (long)product->n,
+         ShapeText(bias).c_str());
+  product->epilogue.bias = In(op, bias);
+}
+
 }  // namespace cuda
 }  // namespace dlsys

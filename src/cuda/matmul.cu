@@ -158,8 +158,8 @@ Problem CutInto(const char* op, const Product& p, int tiling, int splits) {
   if (rows > kMaxTiles / (cols * kMaxSplits))
     Fail("%s: a result of %ld x %ld is too large", op, (long)p.m, (long)p.n);
   const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
-  const bool whole_a = Aligned16(p.a) && row_a % 4 == 0;
-  const bool whole_b = Aligned16(p.b) && row_b % 4 == 0;
+  const bool whole_a = Aligned16(p.a) && row_a % (p.bytes == Bytes::kA ? 16 : 4) == 0;
+  const bool whole_b = Aligned16(p.b) && row_b % (p.bytes == Bytes::kB ? 16 : 4) == 0;
   return {p,       (int)rows, (int)cols,   splits,  PartOf(p.k, splits),
           whole_a, whole_b,   WholeOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
 }
@@ -169,7 +169,9 @@ void MultiplyTiled(const char* op, const Product& p, int tiling, int splits, DLS
   if (part > 0) splits = (int)CeilDiv(p.k, part);
   Problem problem = CutInto(op, p, tiling, splits);
   const int major = ComputeMajor(p.ctx.device_id);
-  const auto launch = p.precision == Precision::kTf32 && major >= 8 ? LaunchTf32 : LaunchFp32;
+  const auto launch = p.bytes != Bytes::kNone                         ? LaunchBytes
+                      : p.precision == Precision::kTf32 && major >= 8 ? LaunchTf32
+                                                                      : LaunchFp32;
   if (splits == 1 || major >= 9) return launch(op, tiling, problem, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
@@ -200,7 +202,8 @@ void AddTheRest(const char* op, const Product& p, DLStream stream) {
 }
 
 void MultiplyByRule(const char* op, const Product& p, DLStream stream) {
-  if (OwnIsWanted() || !CublasIsFaster(p, BestCut(&p, 1, kMaxSplits).us) || *CublasError())
+  const bool own = OwnIsWanted() || p.bytes != Bytes::kNone;
+  if (own || !CublasIsFaster(p, BestCut(&p, 1, kMaxSplits).us) || *CublasError())
     return MultiplyOwn(op, p, stream);
   MultiplyCublas(op, p, stream);
   AddTheRest(op, p, stream);
@@ -213,7 +216,7 @@ static_assert(1 << (kCutsOfTiling - 1) == kMaxSplits);
 
 bool Applies(const Product& p, int number) {
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
-  if (number >= kCuts) return !OwnIsWanted();
+  if (number >= kCuts) return !OwnIsWanted() && p.bytes == Bytes::kNone;
   return number / kCutsOfTiling >= FirstTiling(p.ctx.device_id) &&
          HasSplits(p.k, 1 << number % kCutsOfTiling);
 }
@@ -261,7 +264,7 @@ Precision CheckedPrecision(const char* op, int64_t precision) {
 }
 
 Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
-                       int64_t trans_b, DLArray* c) {
+                       int64_t trans_b, DLArray* c, Bytes bytes, const DLArray* scale) {
   Enter(op, c, a, b);
   if (a->ndim != 2 || b->ndim != 2 || c->ndim != 2)
     Fail("%s: expected matrices, got %s and %s into %s", op, ShapeText(a).c_str(),
@@ -272,7 +275,19 @@ Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const 
     Fail("%s: shapes do not fit: %s%s and %s%s into %s", op, ShapeText(a).c_str(),
          trans_a ? " transposed" : "", ShapeText(b).c_str(), trans_b ? " transposed" : "",
          ShapeText(c).c_str());
-  return Product{In(op, a), In(op, b), Out(op, c), m, n, k, trans_a != 0, trans_b != 0, c->ctx};
+  const auto factor = [&](const DLArray* x, Bytes number) {
+    if (bytes != number) return In(op, x);
+    if (x->dtype != DL_UINT8) Fail("%s: expected bytes, got %s", op, DtypeText(x->dtype));
+    return (const float*)x->data;
+  };
+  const float *left = factor(a, Bytes::kA), *right = factor(b, Bytes::kB);
+  Product product{left, right, Out(op, c), m, n, k, trans_a != 0, trans_b != 0, c->ctx};
+  if (bytes == Bytes::kNone) return product;
+  Enter(op, c, scale);
+  if (Numel(scale) != 1)
+    Fail("%s: expected one scale of bytes, got shape %s", op, ShapeText(scale).c_str());
+  product.bytes = bytes, product.scale = In(op, scale);
+  return product;
 }
 
 namespace {

@@ -1,5 +1,7 @@
 // The matrix products, own and cuBLAS, behind one description of the problem.
 #pragma once
+#include <memory>
+
 #include "cuda/context.cuh"
 
 namespace dlsys {
@@ -17,10 +19,14 @@ struct Epilogue {
   bool Empty() const { return !bias && !activation && !gradient; }
 };
 
-// C (m, n) = op(A) (m, k) op(B) (k, n), all float32, contiguous and row-major; op transposes where
-// told to. C overlaps nothing that is read.
+// Which factor is uint8, each of whose elements counts as so many times a scale. Only tiles of tf32
+// take it.
+enum class Bytes { kNone, kA, kB };
+
+// C (m, n) = op(A) (m, k) op(B) (k, n), all float32 but for a factor of bytes, contiguous and
+// row-major; op transposes where told to. C overlaps nothing that is read.
 struct Product {
-  const float* a;  // (m, k), or (k, m) with trans_a
+  const float* a;  // (m, k), or (k, m) with trans_a; of bytes, the address
   const float* b;  // (k, n), or (n, k) with trans_b
   float* c;        // (m, n)
   int64_t m, n, k;
@@ -31,11 +37,25 @@ struct Product {
   // The sums over k of op(A), which are (m), or of op(B), which are (n), in true float32; or null.
   float* sums = nullptr;
   bool sums_of_a = false;
+  Bytes bytes = Bytes::kNone;
+  const float* scale = nullptr;  // of them: one number on the device
 };
 
 // Makes the GPU of the arrays current and checks dtypes and shapes.
 Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
-                       int64_t trans_b, DLArray* c);
+                       int64_t trans_b, DLArray* c, Bytes bytes = Bytes::kNone,
+                       const DLArray* scale = nullptr);
+// Lets it have a bias.
+void TakeBias(const char* op, const DLArray* bias, const DLArray* y, Product* product);
+// A factor of bytes as floats, where the product has to be of those, which it is then.
+class Widened {
+ public:
+  Widened(const char* op, Product* product, DLStream stream);
+
+ private:
+  std::unique_ptr<Scratch> floats_;
+};
+
 Precision CheckedPrecision(const char* op, int64_t precision);
 
 // The product by a choice of ProductChoices, whose first has the number 1. By 0 it is the kernel

@@ -208,8 +208,8 @@ __device__ __forceinline__ void WriteTile(const Problem& problem, const Place& p
 // A block's tile on its way from panels to shared memory.
 template <class T, template <class, bool, bool> class Accumulator, bool kTransA, bool kTransB>
 class TileProduct {
-  using PanelA = typename TilePlace<T, kTransA, kTransB>::PanelA;
-  using PanelB = typename TilePlace<T, kTransA, kTransB>::PanelB;
+  using PanelA = typename Accumulator<T, kTransA, kTransB>::PanelA;
+  using PanelB = typename Accumulator<T, kTransA, kTransB>::PanelB;
   static constexpr int kStage = PanelA::kNumel + PanelB::kNumel;
 
  public:
@@ -236,17 +236,20 @@ class TileProduct {
   template <class F>
   __device__ __forceinline__ void Finish(Summed summed, float* shares, F&& meanwhile) {
     const int group = threadIdx.x / T::kGroupThreads;
-    Accumulator<T, kTransA, kTransB> accumulator;
+    Accumulator<T, kTransA, kTransB> accumulator(problem_.product);
     float sum = 0.f;
     for (int panel = 0; panel < panels_; panel++) {
       WaitForCopies<T::kStages - 2>();
       __syncthreads();
-      Copy(panel + T::kStages - 1);
-      if (panel == 0) meanwhile();
       const float* from = memory_ + panel % T::kStages * kStage;
-      accumulator.Add(from, from + PanelA::kNumel, group * T::kGroupDepth);
-      if (summed.a) sum += SumLayers<T, PanelA, T::kRows>(from);
-      if (summed.b) sum += SumLayers<T, PanelB, T::kCols>(from + PanelA::kNumel);
+      accumulator.Add(from, from + PanelA::kNumel, group * T::kGroupDepth, [&] {
+        Copy(panel + T::kStages - 1);
+        if (panel == 0) meanwhile();
+      });
+      if constexpr (PanelA::kHasSums)
+        if (summed.a) sum += SumLayers<T, PanelA, T::kRows>(from);
+      if constexpr (PanelB::kHasSums)
+        if (summed.b) sum += SumLayers<T, PanelB, T::kCols>(from + PanelA::kNumel);
     }
     if (panels_ == 0) meanwhile();
     WaitForCopies<0>();
@@ -305,27 +308,30 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const
 }
 
 // What a block keeps in shared memory: panels, and then tiles.
-template <class T, bool kTransA, bool kTransB>
+template <class T, class Accumulator>
 constexpr size_t MemoryNbytes() {
-  using Place = TilePlace<T, kTransA, kTransB>;
-  constexpr int kPanels = T::kStages * (Place::PanelA::kNumel + Place::PanelB::kNumel);
+  using PanelA = typename Accumulator::PanelA;
+  using PanelB = typename Accumulator::PanelB;
+  constexpr int kPanels = T::kStages * (PanelA::kNumel + PanelB::kNumel);
   constexpr int kTiles = T::kTiles * T::kTileNumel;
   return (kPanels > kTiles ? kPanels : kTiles) * sizeof(float);
 }
 
-template <class T, template <class, bool, bool> class Accumulator>
+// kPlainA: where A is never transposed.
+template <class T, template <class, bool, bool> class Accumulator, bool kPlainA = false>
 void LaunchTiles(const char* op, const Problem& problem, DLStream stream) {
   const Product& p = problem.product;
   const unsigned blocks = (unsigned)(problem.row_tiles * problem.col_tiles * problem.splits);
   const unsigned cluster = problem.partial ? 1 : (unsigned)problem.splits;
   const auto launch = [&](auto trans_a, auto trans_b) {
     LaunchClusters(op, ProductKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster,
-                   T::kThreads, MemoryNbytes<T, trans_a, trans_b>(), problem.early, stream,
-                   problem);
+                   T::kThreads, MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), problem.early,
+                   stream, problem);
   };
   using Yes = std::true_type;
   using No = std::false_type;
-  if (p.trans_a) return p.trans_b ? launch(Yes(), Yes()) : launch(Yes(), No());
+  if constexpr (!kPlainA)
+    if (p.trans_a) return p.trans_b ? launch(Yes(), Yes()) : launch(Yes(), No());
   p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
@@ -357,6 +363,8 @@ void WithTiling(int tiling, F&& f) {
 
 void LaunchFp32(const char* op, int tiling, const Problem& problem, DLStream stream);
 void LaunchTf32(const char* op, int tiling, const Problem& problem, DLStream stream);
+// The same where A is bytes and is not transposed.
+void LaunchBytes(const char* op, int tiling, const Problem& problem, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -25,12 +25,14 @@ __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, b
 
 // Panels of width x kDepth of a matrix, one after the other along the depth. kDepthFastest: the
 // matrix is (width, depth) in memory and so is the panel, else both are (depth, width).
-template <int kWidth, int kDepth, int kThreads, bool kDepthFastest>
+template <int kWidth, int kDepth, int kThreads, bool kDepthFastest,
+          int kPadding = kDepthFastest ? 4 : 8>
 class Panel {
  public:
   // The padding keeps quads aligned and spreads what the accumulators read over the banks.
-  static constexpr int kPitch = kDepthFastest ? kDepth + 4 : kWidth + 8;
+  static constexpr int kPitch = (kDepthFastest ? kDepth : kWidth) + kPadding;
   static constexpr int kNumel = kPitch * (kDepthFastest ? kWidth : kDepth);
+  static constexpr bool kHasSums = true;
 
   // Begins at `origin` of the `width` rows of op(A) or columns of op(B), and at `depth`; pitch is
   // the length of a row in memory.

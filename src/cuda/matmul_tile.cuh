@@ -7,6 +7,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "cuda/matmul.cuh"
 #include "cuda/matmul_panel.cuh"
 
 namespace dlsys {
@@ -58,15 +59,21 @@ class Fp32Accumulator {
   using Place = TilePlace<T, kTransA, kTransB>;
 
  public:
+  using PanelA = typename Place::PanelA;
+  using PanelB = typename Place::PanelB;
+
   // Neighbouring lanes share a column, and those two apart a row: what they read together is then
   // read once.
-  __device__ Fp32Accumulator() : lane_row_(place_.lane % 2 + place_.lane / (2 * T::kLaneCols) * 2) {
+  __device__ explicit Fp32Accumulator(const Product&)
+      : lane_row_(place_.lane % 2 + place_.lane / (2 * T::kLaneCols) * 2) {
     lane_col_ = place_.lane / 2 % T::kLaneCols;
   }
 
   // Adds the product of kGroupDepth layers from `depth` on: four layers of B are held while quads
-  // of A, four layers of a row or four rows of a layer, pass by.
-  __device__ __forceinline__ void Add(const float* a, const float* b, int depth) {
+  // of A, four layers of a row or four rows of a layer, pass by. Calls meanwhile() once.
+  template <class F>
+  __device__ __forceinline__ void Add(const float* a, const float* b, int depth, F&& meanwhile) {
+    meanwhile();
 #pragma unroll
     for (int step = 0; step < T::kGroupDepth; step += 4) {
       float right[4][T::kThreadCols];
@@ -158,25 +165,19 @@ class Tf32Accumulator {
   static constexpr int kDown = T::kWarpRows / 16, kAcross = T::kWarpCols / 8;
 
  public:
-  __device__ __forceinline__ void Add(const float* a, const float* b, int depth) {
+  using PanelA = typename Place::PanelA;
+  using PanelB = typename Place::PanelB;
+
+  __device__ explicit Tf32Accumulator(const Product&) {}
+
+  // Calls meanwhile() once, when the first factors are on their way.
+  template <class F>
+  __device__ __forceinline__ void Add(const float* a, const float* b, int depth, F&& meanwhile) {
 #pragma unroll
     for (int step = 0; step < T::kGroupDepth; step += 8) {
-      const int d = depth + step + place_.lane % 4;
       float left[kDown][4], right[kAcross][2];
-#pragma unroll
-      for (int i = 0; i < kDown; i++) {
-        const int w = place_.row + 16 * i + place_.lane / 4;
-        left[i][0] = RoundedToTf32(Place::PanelA::At(a, w, d));
-        left[i][1] = RoundedToTf32(Place::PanelA::At(a, w + 8, d));
-        left[i][2] = RoundedToTf32(Place::PanelA::At(a, w, d + 4));
-        left[i][3] = RoundedToTf32(Place::PanelA::At(a, w + 8, d + 4));
-      }
-#pragma unroll
-      for (int j = 0; j < kAcross; j++) {
-        const int w = place_.col + 8 * j + place_.lane / 4;
-        right[j][0] = RoundedToTf32(Place::PanelB::At(b, w, d));
-        right[j][1] = RoundedToTf32(Place::PanelB::At(b, w, d + 4));
-      }
+      Read(a, b, depth + step, left, right);
+      if (step == 0) meanwhile();
 #pragma unroll
       for (int i = 0; i < kDown; i++)
 #pragma unroll
@@ -200,6 +201,25 @@ class Tf32Accumulator {
   }
 
  private:
+  __device__ __forceinline__ void Read(const float* a, const float* b, int depth,
+                                       float (&left)[kDown][4], float (&right)[kAcross][2]) const {
+    const int d = depth + place_.lane % 4;
+#pragma unroll
+    for (int i = 0; i < kDown; i++) {
+      const int w = place_.row + 16 * i + place_.lane / 4;
+      left[i][0] = RoundedToTf32(Place::PanelA::At(a, w, d));
+      left[i][1] = RoundedToTf32(Place::PanelA::At(a, w + 8, d));
+      left[i][2] = RoundedToTf32(Place::PanelA::At(a, w, d + 4));
+      left[i][3] = RoundedToTf32(Place::PanelA::At(a, w + 8, d + 4));
+    }
+#pragma unroll
+    for (int j = 0; j < kAcross; j++) {
+      const int w = place_.col + 8 * j + place_.lane / 4;
+      right[j][0] = RoundedToTf32(Place::PanelB::At(b, w, d));
+      right[j][1] = RoundedToTf32(Place::PanelB::At(b, w, d + 4));
+    }
+  }
+
   static __device__ __forceinline__ void Put(float* to, float x, float y, bool add) {
     const float2 old = add ? *(const float2*)to : make_float2(0.f, 0.f);
     *(float2*)to = make_float2(old.x + x, old.y + y);

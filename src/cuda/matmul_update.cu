@@ -21,13 +21,14 @@ using namespace grouped;
 
 // ---- launchers ----
 
-template <class Tilings, template <class, bool, bool> class Accumulator>
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kBytes>
 void LaunchGroup(const char* op, int tiling, const Group& group, unsigned blocks, bool early,
                  DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
-    LaunchClusters(op, GroupKernel<T, Accumulator>, blocks, (unsigned)group.splits, T::kThreads,
-                   MemoryNbytes<T, true, false>(), early, stream, group);
+    LaunchClusters(op, GroupKernel<T, Accumulator, kBytes>, blocks, (unsigned)group.splits,
+                   T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), early, stream,
+                   group);
   });
 }
 
@@ -35,10 +36,13 @@ void LaunchGroup(const char* op, int tiling, const Group& group, unsigned blocks
 // j of parameter k is at j * parameters + k.
 struct Lists {
   const DLArrayList *states, *left, *right;
-  int of_each;   // states of a parameter
-  int64_t sums;  // two bits a product, the first one's lowest: 1 has the sums of A, 2 those of B
+  const DLArrayList* byte_scale;  // of a factor of bytes, or nothing
+  int of_each;                    // states of a parameter
+  // Two bits a product, the first one's lowest: which factor has sums, which is bytes; 1 is A, 2 B.
+  int64_t sums, bytes;
 
   int SumsOf(int64_t product) const { return (int)(sums >> 2 * product & 3); }
+  Bytes BytesOf(int64_t product) const { return (Bytes)(bytes >> 2 * product & 3); }
   int64_t Parameters() const {
     int64_t count = left->count;
     for (int64_t k = 0; k < left->count; k++) count += SumsOf(k) != 0;
@@ -54,6 +58,8 @@ void CheckLists(const char* op, const Lists& lists) {
   if (lists.states->count != lists.of_each * lists.Parameters())
     Fail("%s: %ld parameters need %ld states, got %ld", op, (long)lists.Parameters(),
          (long)(lists.of_each * lists.Parameters()), (long)lists.states->count);
+  if (lists.byte_scale->count != (lists.bytes != 0) || (lists.bytes & lists.sums) != 0)
+    Fail("%s: expected a scale where there are bytes, and no sums of these", op);
 }
 
 // The addresses of a parameter's states, of `numel` elements each.
@@ -67,9 +73,11 @@ void TakeStates(const char* op, const Lists& lists, int64_t parameter, int64_t n
   }
 }
 
+int64_t Nbytes(const DLArray* a) { return Numel(a) * DtypeNbytes(a->dtype); }
+
 bool Overlap(const DLArray* a, const DLArray* b) {
   const auto begin = [](const DLArray* x) { return (uintptr_t)x->data; };
-  const auto end = [&](const DLArray* x) { return begin(x) + Numel(x) * sizeof(float); };
+  const auto end = [&](const DLArray* x) { return begin(x) + (uintptr_t)Nbytes(x); };
   return begin(a) < end(b) && begin(b) < end(a);
 }
 
@@ -84,11 +92,16 @@ class Factors {
     const auto shown = [&](const DLArray* state) { return Overlap(state, factor); };
     if (std::none_of(states_->arrays, states_->arrays + states_->count, shown))
       return (const float*)factor->data;
-    const size_t nbytes = Numel(factor) * sizeof(float);
-    copies_.push_back(std::make_unique<Scratch>(factor->ctx, (int64_t)nbytes, stream_));
+    const int64_t nbytes = Nbytes(factor);
+    copies_.push_back(std::make_unique<Scratch>(factor->ctx, nbytes, stream_));
     Check(op_, cudaMemcpyAsync(copies_.back()->data(), factor->data, nbytes,
                                cudaMemcpyDeviceToDevice, Native(stream_)));
     return copies_.back()->floats();
+  }
+
+  // Makes floats of a product's bytes where it has to be of those.
+  void Widen(Product* product) {
+    widened_.push_back(std::make_unique<Widened>(op_, product, stream_));
   }
 
  private:
@@ -96,6 +109,7 @@ class Factors {
   const DLArrayList* states_;
   DLStream stream_;
   std::vector<std::unique_ptr<Scratch>> copies_;
+  std::vector<std::unique_ptr<Widened>> widened_;
 };
 
 // Products with all but how they are cut, the one with most work first.
@@ -112,9 +126,13 @@ void TakeMembers(const char* op, const Lists& lists, Precision precision, Factor
     c.ndim = 2, c.shape = shape;
     Member& member = group->of[group->count++];
     Product& product = member.problem.product;
-    product = CheckedProduct(op, a, true, b, false, &c);
+    const Bytes bytes = lists.BytesOf(k);
+    const DLArray* scale = bytes == Bytes::kNone ? nullptr : lists.byte_scale->arrays[0];
+    product = CheckedProduct(op, a, true, b, false, &c, bytes, scale);
     product.a = factors->Of(a), product.b = factors->Of(b);
     product.precision = precision;
+    factors->Widen(&product);
+    group->bytes |= product.bytes != Bytes::kNone;
     TakeStates(op, lists, k, product.m * product.n, member.states);
     if (const int sums = lists.SumsOf(k)) {
       product.sums_of_a = sums == 1;
@@ -149,10 +167,11 @@ void RunGroup(const char* op, const Lists& lists, Precision precision, Group* gr
     group->first[k] = (int)blocks;
     blocks += (unsigned)(problem.row_tiles * problem.col_tiles * cut.splits);
   }
-  if (precision == Precision::kTf32 && major >= 8)
-    LaunchGroup<Tf32Tilings, Tf32Accumulator>(op, cut.tiling, *group, blocks, major >= 9, stream);
-  else
-    LaunchGroup<Fp32Tilings, Fp32Accumulator>(op, cut.tiling, *group, blocks, major >= 9, stream);
+  const auto launch = precision != Precision::kTf32 || major < 8
+                          ? LaunchGroup<Fp32Tilings, Fp32Accumulator, false>
+                      : group->bytes ? LaunchGroup<Tf32Tilings, Tf32Accumulator, true>
+                                     : LaunchGroup<Tf32Tilings, Tf32Accumulator, false>;
+  launch(op, cut.tiling, *group, blocks, major >= 9, stream);
 }
 
 // Each parameter by the rule of that number, with the gradient left[k]^T right[k] or the sums of
@@ -160,18 +179,19 @@ void RunGroup(const char* op, const Lists& lists, Precision precision, Group* gr
 template <int kRule>
 void MatmulUpdate(DLArrayList* states, const DLArrayList* left, const DLArrayList* right,
                   const DLArrayList* lr, const DLArrayList* step, const DLArrayList* count,
-                  const DLArrayList* scale, int64_t sums, int64_t precision, int64_t every,
-                  float clip, float l2, float decay, float a, float b, float c, DLStream stream) {
+                  const DLArrayList* scale, const DLArrayList* byte_scale, int64_t sums,
+                  int64_t bytes, int64_t precision, int64_t every, float clip, float l2,
+                  float decay, float a, float b, float c, DLStream stream) {
   using Rule = std::tuple_element_t<kRule, Rules>;
   static const std::string name = std::string("matmul_") + Rule::name;
   const char* op = name.c_str();
-  EnterAll(op, {states, left, right, lr, step, count, scale});
+  EnterAll(op, {states, left, right, lr, step, count, scale, byte_scale});
   Group group = {};
   group.source = CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c);
   group.rule = kRule;
   group.every_run = Rule::kEveryRun;
-  RunGroup(op, {states, left, right, Rule::kStates, sums}, CheckedPrecision(op, precision), &group,
-           stream);
+  RunGroup(op, {states, left, right, byte_scale, Rule::kStates, sums, bytes},
+           CheckedPrecision(op, precision), &group, stream);
 }
 
 DLSYS_KERNEL(cuda, matmul_sgd_update, MatmulUpdate<0>);

@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 
+#include "cuda/matmul_bytes.cuh"
 #include "cuda/matmul_kernel.cuh"
 #include "update.h"
 
@@ -34,6 +35,7 @@ struct Group {
   int rule;
   bool every_run;
   int count, splits;
+  bool bytes;                // whether there is a factor of them
   int first[kMostProducts];  // block of each
   Member of[kMostProducts];
 };
@@ -203,13 +205,32 @@ __device__ __forceinline__ Strip StripOf(const Problem& problem, const Place& pl
           (int64_t)place.col * T::kCols + begin % kInRow * 4};
 }
 
+// A block's tile and sums as TileProduct leaves them, and the step of the rule; false where nothing
+// is to be done in this run.
 template <class T, template <class, bool, bool> class Accumulator>
+__device__ __forceinline__ bool Multiply(const Group& group, const Problem& problem,
+                                         const Place& place, Summed summed, float* memory,
+                                         float* shares, AnyStep* step) {
+  __shared__ rule::Source source;
+  TileProduct<T, Accumulator, true, false> tile(problem, place, memory);
+  WaitForEarlierKernels();
+  if (!group.source.Due(group.every_run)) return false;
+  rule::Source::Seen seen = {};  // before the copies, which it would wait for
+  if (threadIdx.x == 0) seen = group.source.Look(), source = group.source;
+  tile.Begin();
+  tile.Finish(summed, shares, [&] {
+    if (threadIdx.x == 0) MakeStep(group.rule, source, seen, step);
+  });
+  return true;
+}
+
+// kBytes: there may be factors of bytes.
+template <class T, template <class, bool, bool> class Accumulator, bool kBytes>
 __global__ __launch_bounds__(T::kThreads,
                              T::kResident) void GroupKernel(const __grid_constant__ Group group) {
   float* const memory = DynamicShared<float>();
   __shared__ float shares[T::kThreads];
   __shared__ AnyStep step;
-  __shared__ rule::Source source;
   int k = 0;
   while (k + 1 < group.count && (int)blockIdx.x >= group.first[k + 1]) k++;
   // Parameters that are found by a number are slow to come.
@@ -221,15 +242,16 @@ __global__ __launch_bounds__(T::kThreads,
   const Problem problem = member.problem;
   const Place place = FindPlace(problem, blockIdx.x - group.first[k]);
   const Summed summed(problem.product, place);
-  TileProduct<T, Accumulator, true, false> tile(problem, place, memory);
-  WaitForEarlierKernels();
-  if (!group.source.Due(group.every_run)) return;
-  rule::Source::Seen seen = {};  // before the copies, which it would wait for
-  if (threadIdx.x == 0) seen = group.source.Look(), source = group.source;
-  tile.Begin();
-  tile.Finish(summed, shares, [&] {
-    if (threadIdx.x == 0) MakeStep(group.rule, source, seen, &step);
-  });
+  bool due;
+  if (kBytes && problem.product.bytes == Bytes::kA)
+    due = Multiply<T, BytesIn<Bytes::kA>::template Accumulator>(group, problem, place, summed,
+                                                                memory, shares, &step);
+  else if (kBytes && problem.product.bytes == Bytes::kB)
+    due = Multiply<T, BytesIn<Bytes::kB>::template Accumulator>(group, problem, place, summed,
+                                                                memory, shares, &step);
+  else
+    due = Multiply<T, Accumulator>(group, problem, place, summed, memory, shares, &step);
+  if (!due) return;
   AddTiles<T>(memory);  // a thread alone reads what it wrote, but for a cluster, which meets
   UpdateStrip(group.rule, step, member, StripOf<T>(problem, place, memory));
   if (place.split == 0)

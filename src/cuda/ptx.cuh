@@ -24,6 +24,12 @@ __device__ __forceinline__ void StoreQuad(float* shared, float x, float y, float
                : "memory");
 }
 
+// Byte k of a word as a float: as the last bits of 2^23 and more, less 2^23, which is no conversion
+// of the few that a multiprocessor makes at a time.
+__device__ __forceinline__ float WholeNumber(unsigned word, int k) {
+  return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + k)) - 8388608.f;
+}
+
 // ---- copies to shared memory that are under way while the thread goes on ----
 
 // Begins to copy 16 bytes, both sides aligned, or writes zeros. Before sm_80 it is done on return.

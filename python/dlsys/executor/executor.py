@@ -26,6 +26,7 @@ from ..passes.fuse_conv import fuse_convolutions
 from ..passes.fuse_norm import fuse_norms
 from ..passes.fuse_update import fuse_updates
 from ..passes.group_updates import group_updates
+from ..passes.keep_bytes import keep_bytes
 from ..passes.precision import check_precision, set_precision
 from ..passes.simplify import simplify
 from ..runtime.device import DL_GPU, Context
@@ -297,6 +298,8 @@ class Executor:
         fetches = group_updates(fetches)
         if gpu:
             fetches = fuse_updates(fetches)
+            if self.precision == "tf32":
+                fetches = keep_bytes(fetches)
         set_precision(fetches, self.precision)
         choose_kernels(fetches, ctx)
         return fetches

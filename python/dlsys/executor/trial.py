@@ -173,7 +173,10 @@ def _drawn(exact: bool) -> np.ndarray:
 def _data(spec: Spec, drawn: np.ndarray, k: int) -> np.ndarray:
     """The values of input `k`, other numbers than those of the rest."""
     assert spec.dtype is not None
-    return np.resize(np.roll(drawn, 7919 * k), spec.shape).astype(spec.dtype, copy=False)
+    values = np.resize(np.roll(drawn, 7919 * k), spec.shape)
+    if spec.dtype == np.uint8:
+        values = 255 * (values > 0)  # 0.0 and 1.0 of what are often 256 steps
+    return values.astype(spec.dtype, copy=False)
 
 
 def _error(got: np.ndarray, wanted: np.ndarray) -> float:

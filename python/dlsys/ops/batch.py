@@ -212,11 +212,8 @@ class ShuffledBatchOp(Op):
         if labels.shape[:1] != samples.shape[:1]:
             raise node.error(f"a label a sample is needed, got {describe(node, specs[:2])}")
         _check_counts(node, samples.shape[0])
-        batch = (node.attrs["batch"],)
-        return (
-            Spec(batch + samples.shape[1:], dtype, scale.declared),
-            labels._replace(shape=batch + labels.shape[1:]),
-        )
+        x, y = _batch_of(node, samples, labels)
+        return x._replace(dtype=dtype, declared=scale.declared), y
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         samples, labels, step, scale, shift, x, y = arrays
@@ -229,6 +226,53 @@ class ShuffledBatchOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [None] * 5
+
+
+class ShuffledRowsOp(Op):
+    """The batch of a `shuffled_batch_op` as it is stored: (samples, labels), of uint8 and of any
+    dtype. Inputs: samples, labels and step. Made by `passes/keep_bytes.py`; no gradient.
+    """
+
+    name = kernel = "shuffled_rows"
+    outputs = 2
+    picks = 2
+    any_dtype = True
+
+    def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
+        return _batch_of(node, *specs[:2])
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        samples, labels, step, x, y = arrays
+        index = _stream(node, step, len(samples), len(x))
+        x[...] = samples[index]
+        y[...] = labels[index]
+
+    def scalars(self, node: Node) -> tuple[int, int]:
+        return node.attrs["seed"], int(node.attrs["shuffle"])
+
+
+class ScaledOp(Op):
+    """scale · x of bytes x, one number for all: what kernels that read bytes take them for. It has
+    no kernel of its own.
+    """
+
+    name = "scaled"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        x, scale = specs
+        return Spec(x.shape, _check_samples(node, x, scale, scale), scale.declared)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, scale, y = arrays
+        _scaled(x, scale, np.zeros_like(scale), y)
+
+
+def _batch_of(node: Node, samples: Spec, labels: Spec) -> tuple[Spec, Spec]:
+    batch = (node.attrs["batch"],)
+    return (
+        samples._replace(shape=batch + samples.shape[1:]),
+        labels._replace(shape=batch + labels.shape[1:]),
+    )
 
 
 def _check_step(node: Node, step: Spec) -> None:
@@ -262,3 +306,5 @@ def _check_samples(node: Node, samples: Spec, scale: Spec, shift: Spec) -> np.dt
 shuffled_index_op = ShuffledIndexOp()
 take_batch_op = TakeBatchOp()
 shuffled_batch_op = ShuffledBatchOp()
+shuffled_rows_op = ShuffledRowsOp()
+scaled_op = ScaledOp()

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph.node import Node, Op, Spec, find_topo_sort
+from ..graph.shapes import FLOAT32
+from .batch import scaled_op
 from .layout import reshape_op
 from .matmul import choice_number, precision_number
 from .source import constant_op, placeholder_op
@@ -63,6 +65,22 @@ def close(
 
     made = tuple(_copy(node, copies) for node in outputs)
     return Body(tuple(copies[x] for x in inputs), made)
+
+
+def on_bytes(body: Body, numbers: Sequence[int]) -> Body:
+    """The body with bytes for the inputs of those numbers, and behind all inputs the scale of
+    these.
+    """
+    scale = placeholder_op("scale")
+    scale.spec = Spec((), FLOAT32)
+    inputs, copies = list(body.inputs), {x: x for x in body.inputs}
+    for k in numbers:
+        x = body.inputs[k]
+        inputs[k] = stored = placeholder_op(x.name)
+        stored.spec = x.spec._replace(dtype=np.dtype(np.uint8))
+        copies[x] = scaled_op(stored, scale)
+    made = tuple(_copy(node, copies) for node in body.outputs)
+    return Body((*inputs, scale), made)
 
 
 def _copy(node: Node, copies: dict[Node, Node]) -> Node:
@@ -231,6 +249,9 @@ def _expression(node: Node) -> str:
 
 matmul_bias_op = FusedProduct("matmul_bias", "activation", ACTIVATIONS)  # activation(A B + bias)
 matmul_map_op = FusedProduct("matmul_map", "activation", ACTIVATIONS)  # activation(A B)
+# The two of scale · A, where A is bytes: the scale is a further input.
+matmul_bytes_op = FusedProduct("matmul_bytes", "activation", ACTIVATIONS)
+matmul_bytes_bias_op = FusedProduct("matmul_bytes_bias", "activation", ACTIVATIONS)
 matmul_gradient_op = FusedProduct("matmul_gradient", "gradient", GRADIENTS)  # gradient(side, A B)
 matmul_sums_op = FusedProduct("matmul_sums", "of_A", outputs=2)  # A B, Σ over the depth of A or B
 cross_entropy_pair_op = FusedLoss("softmax_cross_entropy_pair", (2,))

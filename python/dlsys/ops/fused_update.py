@@ -16,34 +16,44 @@ from .matmul import precision_number
 from .update_all import RuleOp, several
 
 MOST_PRODUCTS = 8  # that a launch has room for
-SUMS = ("", "A", "B")  # of which factor, by the kernel's numbers
+OF = ("", "A", "B")  # which factor, by the kernel's numbers
 
 
 class FusedUpdate(Fused):
     """A rule applied to parameters whose gradients are Aᵀ B, one of `products`, or the sums over
     the depth of an A or a B.
 
-    Inputs: the states of all parameters as RuleOp has them, every A, every B, and the rate and
-    options of the rule. The parameters are those of the products, then those of the sums, which
-    `sums` has for each product: a word of SUMS. The body makes the gradients of the factors. The
-    values are the parameters' new ones. Attributes: body, sums, and those of the rule.
+    Inputs: the states of all parameters as RuleOp has them, every A, every B, the rate and options
+    of the rule, and where a factor is bytes the scale of those. The parameters are those of the
+    products, then those of the sums, which `sums` has for each product: a word of OF; `of_bytes`
+    has the same for factors of bytes. The body makes the gradients of the factors and the scale.
+    The values are the parameters' new ones. Attributes: body, sums, and those of the rule.
     """
 
     tolerance = 1e-4
     precise = True
 
-    def __init__(self, update: RuleOp, products: int) -> None:
+    def __init__(self, update: RuleOp, products: int, of_bytes: tuple[str, ...] = ()) -> None:
         super().__init__(f"matmul_{update.name}", update.outputs)
         self.update = update
         self.writes = update.writes
         self.chooses = _unsteady(update)
-        self._products = products
+        self.products = products
+        self.of_bytes = of_bytes
+        self._scales = int(bool(of_bytes))  # inputs at the end
         self._factors = slice(len(self.writes), len(self.writes) + 2 * products)
         given = len(self.writes) + 2 * products + update.rule.takes_rate
         self.any_dtype = (given, given + 1)  # step and count
 
+    def factor(self, number: int) -> tuple[int, str] | None:
+        """Of which product an input is which factor, a word of OF; None where it is none."""
+        if number not in range(self._factors.start, self._factors.stop):
+            return None
+        right, product = divmod(number - self._factors.start, self.products)
+        return product, OF[1 + right]
+
     def infer(self, node: Node, *specs: Spec) -> Any:
-        made = super().infer(node, *specs[self._factors])
+        made = super().infer(node, *self._read(specs))
         gradients = (made,) if isinstance(made, Spec) else made
         return self.update.infer(node, *self._as_update_has(specs, gradients))
 
@@ -55,20 +65,25 @@ class FusedUpdate(Fused):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         inputs, scratch = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
         gradients, rest = scratch[: self.outputs], scratch[self.outputs :]
-        super().numpy(node, *inputs[self._factors], *gradients)
+        super().numpy(node, *self._read(inputs), *gradients)
         self.update.numpy(node, *self._as_update_has(inputs, gradients), *rest)
+
+    def _read(self, inputs: Sequence[Any]) -> list[Any]:
+        """The body's inputs."""
+        return [*inputs[self._factors], *inputs[len(inputs) - self._scales :]]
 
     def _as_update_has(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """The update's inputs, with gradients in place of their factors."""
-        return [*inputs[: self._factors.start], *gradients, *inputs[self._factors.stop :]]
+        rest = inputs[self._factors.stop : len(inputs) - self._scales]
+        return [*inputs[: self._factors.start], *gradients, *rest]
 
     def scalars(self, node: Node) -> tuple[float, ...]:
-        sums = sum(SUMS.index(of) << 2 * k for k, of in enumerate(node.attrs["sums"]))
-        return sums, precision_number(node), *self.update.scalars(node)
+        numbers = _numbers(node.attrs["sums"]), _numbers(self.of_bytes)
+        return *numbers, precision_number(node), *self.update.scalars(node)
 
     def lists(self, node: Node) -> tuple[int, ...]:
         states, _, *options = self.update.lists(node)
-        return states, self._products, self._products, *options
+        return states, self.products, self.products, *options, self._scales
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         body: Body = node.attrs["body"]
@@ -78,9 +93,16 @@ class FusedUpdate(Fused):
 
 
 @lru_cache
-def fused_update(update: RuleOp, products: int, parameters: int) -> FusedUpdate:
+def fused_update(
+    update: RuleOp, products: int, parameters: int, of_bytes: tuple[str, ...] = ()
+) -> FusedUpdate:
     """The operator for so many products and parameters under the rule of `update`."""
-    return FusedUpdate(several(update, parameters), products)
+    return FusedUpdate(several(update, parameters), products, of_bytes)
+
+
+def _numbers(words: Sequence[str]) -> int:
+    """Words of OF as the kernel reads them, two bits each."""
+    return sum(OF.index(word) << 2 * k for k, word in enumerate(words))
 
 
 def _unsteady(update: RuleOp) -> tuple[int, ...]:
