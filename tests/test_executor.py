@@ -285,6 +285,22 @@ class Runs:
         np.testing.assert_array_equal(on_host(results[0]), 2 * self.host)
         np.testing.assert_array_equal(on_host(executor.run(feeds)[0]), 2 * self.host)
 
+    def test_a_run_inside_a_run_is_refused_and_leaves_the_executor_usable(self):
+        feeds, inside = {self.x: self.host}, [True]
+
+        def again():
+            if inside.pop():
+                executor.run(feeds)
+
+        executor = ad.Executor([double_op(self.x, before=again)], self.ctx)
+        for call in (executor.run, lambda feeds: executor.run_many(2, feeds), executor.check):
+            inside[:] = [False] * 4 + [True]
+            with self.assertRaises(GraphError):
+                call(feeds)
+            with self.assertRaisesRegex(GraphError, "x is not fed"):
+                call({})
+            np.testing.assert_array_equal(on_host(executor.run(feeds)[0]), 2 * self.host)
+
 
 def _native_cpu():
     from devices import native_contexts

@@ -321,7 +321,7 @@ class Segments(unittest.TestCase):
         for inward in (True, False):
             ports = Ports(slots, inward)
             for k in range(2):
-                ports.connect(k, 4096 * (k + 1))
+                ports.addresses[k] = 4096 * (k + 1)
             self.assertEqual([row[inward] for row in ports.rows()], [4096, 8192])
             ports.close()
             addresses = [slot.data_address for slot in slots]

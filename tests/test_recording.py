@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import unittest
 import warnings
@@ -120,6 +122,62 @@ class GpuRuns(Runs, unittest.TestCase):
         (plan,) = executor.report().plans
         self.assertEqual((plan.launches, plan.runs), (1, 11))
         self.assertGreaterEqual(plan.segments[0].kernels, plan.steps)
+
+    def test_a_replay_is_few_calls_of_python(self):
+        net = Training((20, 16, 4))
+        executor = ad.Executor([net.loss, net.train], self.ctx)
+        feeds = self.on_device(net.batch(8))
+        for _ in range(3):
+            executor.run(feeds)
+        calls: list[str] = []
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            if event == "call":
+                calls.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            executor.run(feeds)
+        finally:
+            sys.setprofile(None)
+        self.assertLessEqual(len(calls), 26, calls)  # 5 of them for each feed, 1 for each fetch
+
+    def test_every_mix_of_feeds(self):
+        xs = [ad.Variable(f"x{k}") for k in range(3)]
+        executor = ad.Executor([xs[0] - 10 * xs[1] + 100 * xs[2]], self.ctx)
+        ways = {
+            "host": lambda host: host,
+            "here": lambda host: ndarray.array(host, self.ctx),
+            "on the CPU": lambda host: ndarray.array(host, cpu(0)),
+        }
+        values = itertools.count(1)
+        for _, names in itertools.product(range(2), itertools.product(ways, repeat=len(xs))):
+            hosts = [np.full(5, next(values), np.float32) for _ in xs]
+            fed = {x: ways[name](host) for x, name, host in zip(xs, names, hosts)}
+            with self.subTest(feeds=names):
+                (got,) = executor.run(fed, convert_to_numpy_ret_vals=True)
+                np.testing.assert_array_equal(got, hosts[0] - 10 * hosts[1] + 100 * hosts[2])
+
+    def test_feeds_of_another_dtype(self):
+        x, y = ad.Variable("x"), ad.Variable("y")
+        executor = ad.Executor([x - y], self.ctx)
+        for k in range(6):
+            dtypes = (np.float64, np.float32) if k % 2 else (np.float32, np.int32)
+            fed = [ndarray.array([k, 3], self.ctx, dtype) for dtype in dtypes]
+            (got,) = executor.run(dict(zip((x, y), fed)), convert_to_numpy_ret_vals=True)
+            np.testing.assert_array_equal(got, [0, 0])
+
+    def test_groups_among_the_fetches(self):
+        net = Training((20, 16, 4), momentum=0.9)
+        fetches = [net.train, net.loss, net.train, net.x * 2, net.train]
+        executor = ad.Executor(fetches, self.ctx)
+        losses, _ = trained(self.ctx, 4, lambda other, k: other.batch(8, seed=k))
+        for k in range(4):
+            feeds = net.batch(8, seed=k)
+            first, loss, second, doubled, third = executor.run(feeds)
+            self.assertEqual([first, second, third], [None] * 3)
+            np.testing.assert_array_equal(loss.asnumpy(), losses[k])
+            np.testing.assert_array_equal(doubled.asnumpy(), 2 * feeds[net.x])
 
     def test_python_between_two_recordings(self):
         x = ad.Variable("x")
@@ -248,6 +306,11 @@ class GpuRuns(Runs, unittest.TestCase):
         self.assertEqual(counters().program_launches, before.program_launches)
         float(executor.run(feeds)[0])
         self.assertEqual(counters().program_launches, before.program_launches + 1)
+        with mock.patch.object(settings, "debug_nan", True):
+            float(executor.run(feeds)[0])
+        self.assertEqual(counters().program_launches, before.program_launches + 1)
+        float(executor.run(feeds)[0])
+        self.assertEqual(counters().program_launches, before.program_launches + 2)
 
 
 if __name__ == "__main__":

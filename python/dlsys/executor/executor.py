@@ -32,7 +32,7 @@ from ..passes.simplify import simplify
 from ..runtime.device import DL_GPU, Context
 from ..settings import settings
 from . import state
-from .feeds import Feeds
+from .feeds import Feeds, Form
 from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import NumpyBackend
@@ -77,8 +77,8 @@ class Executor:
         self.recorder: Any = None  # a profile.Profile that times every step of every run
         self._feeds = Feeds(self.topo_order, ctx)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
-        self._runners: OrderedDict[tuple, Any] = OrderedDict()
-        self._alone = _OneThread()
+        self._runners: OrderedDict[tuple[Form, ...], Any] = OrderedDict()
+        self._running = threading.Lock()
         self._moves = -1
         self._changes = Node.changes
         self._told_of_plans = False
@@ -106,9 +106,12 @@ class Executor:
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device.
         """
-        with self._alone:
+        self._begin()
+        try:
             runner, whole, values = self._ready(feed_dict)
             fetched = self._run(runner, whole, values)
+        finally:
+            self._running.release()
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
     def run_many(
@@ -125,13 +128,23 @@ class Executor:
         """
         if n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n}")
-        with self._alone:
+        self._begin()
+        try:
             runner, whole, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
                 self._run(runner, whole, values)  # the run after the first is recorded
                 n -= 1
             fetched = self._run(runner, whole, values, n)
+        finally:
+            self._running.release()
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
+
+    def _begin(self) -> None:
+        """Takes the lock that a run holds; a second thread is refused rather than made to wait."""
+        if not self._running.acquire(False):
+            raise GraphError(
+                "this executor is running in another thread; make one executor a thread"
+            )
 
     def _run(self, runner: Any, whole: Whole, values: list[Any], times: int = 1) -> list[Any]:
         watching = self._watching()
@@ -189,7 +202,8 @@ class Executor:
         """
         from .check import checker
 
-        with self._alone:
+        self._begin()
+        try:
             runner, _, values = self._ready(feed_dict)
             before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
             try:
@@ -197,14 +211,16 @@ class Executor:
             finally:
                 for parameter, value in before:
                     parameter.set(value)
+        finally:
+            self._running.release()
 
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, Whole, list[Any]]:
         """The bound plan for these feeds, what keeps its runs whole, and the feeds in its order."""
-        values = self._feeds.values(feed_dict or {})
-        runner, whole, picks = self._runner(tuple([(value.shape, value.dtype) for value in values]))
+        values, forms = self._feeds.values(feed_dict or {})
+        runner, whole, picks = self._runner(forms)
         return runner, whole, values if picks is None else [values[k] for k in picks]
 
-    def _runner(self, key: tuple) -> tuple[Any, Whole, tuple[int, ...] | None]:
+    def _runner(self, key: tuple[Form, ...]) -> tuple[Any, Whole, tuple[int, ...] | None]:
         """The plan for these feeds bound to memory, and which feeds it reads (None: all)."""
         if self._moves != Parameter.moves:
             self._runners.clear()  # a Parameter moved to other storage
@@ -340,22 +356,6 @@ class Executor:
                 if node.op.outputs == 1 and not node.op.leaf
             }
         return self._arrays
-
-
-class _OneThread:
-    """Entered by one thread at a time; a second is refused rather than made to wait."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise GraphError(
-                "this executor is running in another thread; make one executor a thread"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
 
 
 def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> None:

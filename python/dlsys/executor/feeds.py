@@ -14,6 +14,8 @@ from ..ndarray import NDArray
 from ..ops.source import Parameter
 from ..runtime.device import Context
 
+Form = tuple[tuple[int, ...], np.dtype | None]  # the shape and dtype of an array
+
 
 class Feeds:
     """The Variables of a graph, `nodes`, in the order in which plans are given them."""
@@ -22,14 +24,15 @@ class Feeds:
         self.nodes = [node for node in order if node.op.leaf == "feed"]
         self._known = frozenset(self.nodes)
         self._ctx = ctx
+        self._asis = NDArray if ctx is not None else None  # what is fed without a look at it
         floats = [p.dtype for p in order if isinstance(p, Parameter) and p.dtype.kind == "f"]
         self._assumed = floats[0] if floats else FLOAT32  # where only shapes are asked about
 
-    def values(self, feed_dict: Mapping[Node, Any]) -> list[Any]:
-        """The array of each node. GraphError for a missing or unknown one, ShapeError for what is
-        no array.
+    def values(self, feed_dict: Mapping[Node, Any]) -> tuple[list[Any], tuple[Form, ...]]:
+        """The array of each node, and the form of each. GraphError for a missing or unknown feed,
+        ShapeError for what is no array.
         """
-        values = []
+        values, forms = [], []
         for node in self.nodes:
             try:
                 value = feed_dict[node]
@@ -38,16 +41,18 @@ class Feeds:
                     f"{node.name} is not fed; the graph reads it, so add it to feed_dict "
                     f"[{node.where}]"
                 ) from None
-            if type(value) is not np.ndarray or not value.dtype.isnative:
+            kind = type(value)
+            if kind is not self._asis and (kind is not np.ndarray or not value.dtype.isnative):
                 value = self._as_array(node, value)
             values.append(value)
+            forms.append((value.shape, value.dtype))
         if len(feed_dict) != len(values):
             self._refuse_unknown(feed_dict)
-        return values
+        return values, tuple(forms)
 
-    def specs(self, given: Sequence[tuple[tuple[int, ...], np.dtype | None]]) -> dict[Node, Spec]:
-        """The spec of each node for arrays of these shapes and dtypes; a dtype of None is one that
-        is not known. ShapeError for what does not fit what was declared.
+    def specs(self, given: Sequence[Form]) -> dict[Node, Spec]:
+        """The spec of each node for arrays of these forms; a dtype of None is one not yet known.
+        ShapeError for what does not fit what was declared.
         """
         return {node: self._spec(node, *one) for node, one in zip(self.nodes, given)}
 
@@ -64,9 +69,9 @@ class Feeds:
         return self.specs([(tuple(shapes[node]), None) for node in self.nodes])
 
     def _as_array(self, node: Node, value: Any) -> Any:
-        """Anything that can be fed as an array; lists and numbers adapt to the declared dtype."""
+        """Anything else that can be fed, as an array; lists and numbers get the declared dtype."""
         if type(value) is NDArray:
-            return value if self._ctx is not None else value.asnumpy()
+            return value.asnumpy()
         try:
             array = np.asarray(value)
         except ValueError:

@@ -7,7 +7,6 @@ Feeds and fetches may change between runs, so their addresses are patched in the
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,13 +24,12 @@ from .lower import ArrayTable, Segment
 from .observe import Observer
 from .pack import aligned
 from .plan import Buffer, Plan, Step, Value
+from .pool import Pool
 from .recording import Recorded, Rounds, fixed_slots, rounds_in
 from .report import PlanReport, native_segments, plan_report
 
-_POOLED = 8  # arrays that a fetch remembers; those beyond come from the caching allocator
 _TWIN_NBYTES = 32 << 20  # of an arena that several runs recorded together have twice
 _BESIDE = 16  # steps: few networks have more work side by side
-_IDLE = 2  # references to what only its pool holds: the pool's, and the one being counted
 
 
 class NativeBackend:
@@ -87,7 +85,11 @@ class Program:
             value.buffer: array(value.node.attrs["value"], ctx, value.spec.dtype)
             for value in plan.constants
         }
-        self._pools: list[list[NDArray]] = [[] for _ in plan.fetches]
+        wanted = [(k, value) for k, value in enumerate(plan.fetches) if value is not None]
+        self._wanted = [value for _, value in wanted]
+        # The number of each among these, its number among all fetches, and its arrays.
+        self._pools = [(j, k, Pool(ctx, value.spec)) for j, (k, value) in enumerate(wanted)]
+        self._blank: list[NDArray | None] = [None] * len(plan.fetches)  # groups stay None
         self._shown: dict[Buffer, NDArray] = {}
         self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
         self.runs = 0
@@ -175,8 +177,7 @@ class Program:
 
     def _record(self, kinds: tuple[bool, ...], on: int) -> Recorded:
         self._place_slots()
-        copied = [slot for slot, on_device in zip(self._slots, kinds) if on_device]
-        return Recorded(self._ctx, self.segments, copied, self._fetch_slots, on)  # type: ignore[arg-type]
+        return Recorded(self._ctx, self.segments, kinds, self._slots, self._fetch_slots, on)  # type: ignore[arg-type]
 
     def _rounds_for(self, recorded: Recorded, times: int, on: int) -> Rounds | None:
         """The recording of several runs, where so many are worth one and the device can make it."""
@@ -214,34 +215,29 @@ class Program:
     def _place_slots(self, table: ArrayTable | None = None) -> None:
         """Lets the steps read and write the slots."""
         place = (table or self.table).place
-        wanted = [value for value in self.plan.fetches if value is not None]
         if not self._fetch_slots:
-            self._fetch_slots = fixed_slots(self._ctx, [value.spec for value in wanted])
-        for value, slot in zip((*self.plan.feeds, *wanted), (*self._slots, *self._fetch_slots)):
+            self._fetch_slots = fixed_slots(self._ctx, [value.spec for value in self._wanted])
+        values = *self.plan.feeds, *self._wanted
+        for value, slot in zip(values, (*self._slots, *self._fetch_slots)):
             assert slot is not None
             place(value.buffer, slot.data_address)
 
     def _replay(
         self, recorded: Recorded, feeds: Sequence[Any], on: int, times: int
     ) -> list[NDArray | None]:
-        for block in self._blocks:
-            if block.stream != on:
-                block.use(on)
-        rounds = self._rounds_for(recorded, times, on)
-        keep, copied = [], 0
-        for value, planned, slot in zip(feeds, self.plan.feeds, self._slots):
-            address, held = self._feed(value, planned.spec, slot, on, False)
+        self._take_blocks(on)
+        rounds = self._rounds_for(recorded, times, on) if times > 1 else None
+        keep, addresses = [], recorded.feeds.addresses
+        for j, k, dtype in recorded.device_feeds:
+            held = self._here(feeds[k], dtype, on)
+            addresses[j] = held.data_address
             keep.append(held)
-            if type(value) is NDArray:
-                recorded.feeds.connect(copied, address)
-                copied += 1
-        fetched: list[NDArray | None] = []
-        taken = 0
-        for pool, fetch in zip(self._pools, self.plan.fetches):
-            fetched.append(None if fetch is None else self._fetch(pool, fetch, on))
-            if fetch is not None:
-                recorded.fetches.connect(taken, fetched[-1].data_address)  # type: ignore[union-attr]
-                taken += 1
+        for k, slot in recorded.host_feeds:
+            slot[:] = feeds[k]
+        fetched, addresses = self._blank.copy(), recorded.fetches.addresses
+        for j, k, pool in self._pools:
+            fetched[k] = held = pool.take(on)
+            addresses[j] = held.data_address
         if self._python:
             self._show_slots()
         try:
@@ -259,8 +255,7 @@ class Program:
         for planned, slot in zip(self.plan.feeds, self._slots):
             assert slot is not None
             self._shown[planned.buffer] = slot
-        wanted = (value for value in self.plan.fetches if value is not None)
-        for fetch, slot in zip(wanted, self._fetch_slots):
+        for fetch, slot in zip(self._wanted, self._fetch_slots):
             self._shown[fetch.buffer] = slot
 
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[NDArray | None]:
@@ -316,9 +311,7 @@ class Program:
         """Puts feeds and fetches in place. What comes back second must live until the steps are
         queued.
         """
-        for block in self._blocks:
-            if block.stream != on:
-                block.use(on)
+        self._take_blocks(on)
         place = self.table.place
         keep = []
         for value, planned, slot in zip(feeds, self.plan.feeds, self._slots):
@@ -327,15 +320,13 @@ class Program:
             keep.append(held)
             if show:
                 self._shown[planned.buffer] = held
-        fetched = [
-            None if planned is None else self._fetch(pool, planned, on)
-            for pool, planned in zip(self._pools, self.plan.fetches)
-        ]
-        for held, wanted in zip(fetched, self.plan.fetches):
-            if wanted is not None and held is not None:
-                place(wanted.buffer, held.data_address)
-                if show:
-                    self._shown[wanted.buffer] = held
+        fetched = self._blank.copy()
+        for j, k, pool in self._pools:
+            fetched[k] = held = pool.take(on)
+            buffer = self._wanted[j].buffer
+            place(buffer, held.data_address)
+            if show:
+                self._shown[buffer] = held
         return fetched, keep
 
     def _feed(
@@ -343,9 +334,7 @@ class Program:
     ) -> tuple[int, Any]:
         """The address of a feed, and what keeps it alive."""
         if type(value) is NDArray:
-            if value.ctx is not self._ctx or value.dtype != spec.dtype:
-                value = array(value, self._ctx, spec.dtype)
-            value.block.use(on)
+            value = self._here(value, spec.dtype, on)
             return value.data_address, value
         if slot is not None:
             slot[:] = value
@@ -356,19 +345,19 @@ class Program:
         host = np.ascontiguousarray(value, spec.dtype)
         return host.__array_interface__["data"][0], host
 
-    def _fetch(self, pool: list[NDArray], value: Value, on: int) -> NDArray:
-        """An array of the pool that nobody holds, else a new one."""
-        for k in range(len(pool)):
-            if sys.getrefcount(pool[k]) == _IDLE and sys.getrefcount(pool[k].block) == _IDLE:
-                break
-        else:
-            if len(pool) == _POOLED:
-                del pool[0]  # its holder keeps it alive
-            k = len(pool)
-            block = Block(self._ctx, value.spec.nbytes)
-            pool.append(NDArray.from_block(block, 0, value.spec.shape, value.spec.dtype))
-        pool[k].block.use(on)
-        return pool[k]
+    def _take_blocks(self, on: int) -> None:
+        """Orders a run on a stream after the last work on its memory."""
+        for block in self._blocks:
+            if block.stream != on:
+                block.use(on)
+
+    def _here(self, value: NDArray, dtype: Any, on: int) -> NDArray:
+        """A feed as an array of this device, for reading on a stream."""
+        if value.ctx is not self._ctx or value.dtype != dtype:
+            value = array(value, self._ctx, dtype)
+        if value.block.stream != on:
+            value.block.use(on)
+        return value
 
 
 def _why_unrecorded(segments: Sequence[Segment | Callback], ctx: Context) -> str:

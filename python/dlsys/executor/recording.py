@@ -44,12 +44,9 @@ class Ports:
             row[2] = slot.nbytes
         self.address = self._table.ctypes.data
         self.count = len(arrays)
-        self._words = memoryview(self._table.data).cast("B").cast("Q")
         self._open, self._fixed = (1, 0) if inward else (0, 1)
-
-    def connect(self, k: int, address: int) -> None:
-        """Says where copy `k` comes from, or goes to."""
-        self._words[3 * k + self._open] = address
+        # Where each copy comes from, or goes to: set them before a replay.
+        self.addresses = self._table[:, self._open].data
 
     def close(self) -> None:
         """Lets each copy be one from its slot to itself, until it is connected again."""
@@ -122,10 +119,16 @@ class Recorded:
         self,
         ctx: Context,
         segments: Sequence[Any],
-        feeds: Sequence[NDArray],
+        kinds: Sequence[bool],
+        slots: Sequence[NDArray],
         fetches: Sequence[NDArray],
         on: int,
     ) -> None:
+        copied = [k for k, on_device in enumerate(kinds) if on_device]  # the host writes the others
+        # The number of a feed among those, its number among all, and the dtype that is read.
+        self.device_feeds = [(j, k, slots[k].dtype) for j, k in enumerate(copied)]
+        self.host_feeds = [(k, slot) for k, slot in enumerate(slots) if not kinds[k]]
+        feeds = [slots[k] for k in copied]
         self.feeds, self.fetches = Ports(feeds, inward=True), Ports(fetches, inward=False)
         nothing = Ports((), inward=True)
         self.segments: list[Any] = []
