@@ -11,11 +11,12 @@ from unittest import mock
 import numpy as np
 
 from devices import require
+from dlsys import autodiff as ad
 from dlsys import nn, optim, train
 from dlsys.data import Loader
 from dlsys.data.prefetch import on_device
 from dlsys.ndarray import NDArray, gpu
-from dlsys.runtime.device import stream
+from dlsys.runtime.device import SideStream, stream
 
 
 def threads() -> set[threading.Thread]:
@@ -42,6 +43,34 @@ class GpuAhead(unittest.TestCase):
                 self.assertNotEqual(feed[node].block.home, stream(gpu(0)))
                 np.testing.assert_array_equal(feed[node].asnumpy(), value)
         self.assertEqual(threads(), self.before)
+
+    def test_a_stream_is_given_no_batch_before_the_run_of_its_last_one(self) -> None:
+        homes = []
+        for feed in on_device(self.loader().epoch(0), gpu(0)):
+            images, labels = feed.values()
+            self.assertEqual(images.block.home, labels.block.home)
+            homes.append(images.block.home)
+        ahead = len(set(homes)) - 1
+        self.assertGreater(ahead, 1)
+        for k in range(len(homes) - ahead):
+            self.assertEqual(len(set(homes[k : k + ahead + 1])), ahead + 1)
+
+    def test_large_batches_that_several_threads_copy(self) -> None:
+        x = ad.Variable("x", dtype=np.int32)
+        sizes = [40 * 2**20 // 4 + 1, 3, 2**19 // 4, 5 * 2**20 // 4]  # of numbers: pieces, slots
+        wanted = [np.arange(k, k + size, dtype=np.int32) for k, size in enumerate(sizes * 2)]
+        feeds = ({x: values} for values in wanted)
+        for feed, values in zip(on_device(feeds, gpu(0)), wanted, strict=True):
+            np.testing.assert_array_equal(feed[x].asnumpy(), values)
+
+    def test_work_beside_goes_to_a_stream_of_its_own(self) -> None:
+        own, side = stream(gpu(0)), SideStream(gpu(0))
+        with side:
+            self.assertNotEqual(stream(gpu(0)), own)
+            with SideStream(gpu(0)):
+                inner = stream(gpu(0))
+            self.assertNotIn(inner, (own, stream(gpu(0))))
+        self.assertEqual(stream(gpu(0)), own)
 
     def test_what_is_left_early_ends_its_thread(self) -> None:
         feeds = on_device(self.loader().epoch(0), gpu(0))
