@@ -16,7 +16,7 @@ from dlsys import nn, optim, train
 from dlsys.data import Loader
 from dlsys.data.prefetch import on_device
 from dlsys.ndarray import NDArray, gpu
-from dlsys.runtime.device import SideStream, stream
+from dlsys.runtime.device import SideStream, memory_stats, stream
 
 
 def threads() -> set[threading.Thread]:
@@ -44,16 +44,26 @@ class GpuAhead(unittest.TestCase):
                 np.testing.assert_array_equal(feed[node].asnumpy(), value)
         self.assertEqual(threads(), self.before)
 
-    def test_a_stream_is_given_no_batch_before_the_run_of_its_last_one(self) -> None:
+    def test_batches_take_turns_between_streams(self) -> None:
         homes = []
         for feed in on_device(self.loader().epoch(0), gpu(0)):
             images, labels = feed.values()
             self.assertEqual(images.block.home, labels.block.home)
             homes.append(images.block.home)
-        ahead = len(set(homes)) - 1
-        self.assertGreater(ahead, 1)
-        for k in range(len(homes) - ahead):
-            self.assertEqual(len(set(homes[k : k + ahead + 1])), ahead + 1)
+        turns = len(set(homes))
+        self.assertGreater(turns, 2)
+        for k in range(len(homes) - turns + 1):
+            self.assertEqual(len(set(homes[k : k + turns])), turns)
+
+    def test_memory_is_taken_once(self) -> None:
+        x = ad.Variable("x", dtype=np.float32)
+        for epoch in range(6):
+            for feed in on_device(({x: self.images} for _ in range(40)), gpu(0)):
+                feed[x].block.use(stream(gpu(0)))
+            del feed
+            if epoch == 0:
+                before = memory_stats(gpu(0)).device_allocations
+        self.assertEqual(memory_stats(gpu(0)).device_allocations, before)
 
     def test_large_batches_that_several_threads_copy(self) -> None:
         x = ad.Variable("x", dtype=np.int32)

@@ -21,7 +21,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _AHEAD = 3  # batches that may be on the GPU before they are asked for
-_COPIERS = 3  # threads: a GPU takes in several times as much as one thread reads from memory
+_COPIERS = 3  # threads: a GPU takes in more than one reads from memory
 _END = object()
 
 
@@ -67,9 +67,9 @@ def on_device(
     steps run on the caller's; each run waits for its batch alone on the GPU, not on the host.
     """
     # Who waits for a stream waits for all that it was given. By turns, a stream is given a batch
-    # when the run of its last one is queued: no run waits for a later batch, and no batch for a
-    # run but the one whose memory it takes.
-    streams = cycle([SideStream(ctx) for _ in range(_AHEAD + 1)])
+    # when the run of its last one is queued and the memory of that is free: no run waits for a
+    # later batch, and no batch for a run but the one whose memory it takes.
+    streams = cycle([SideStream(ctx) for _ in range(_AHEAD + 2)])
 
     def copied(task: tuple[SideStream, dict[Node, Any]]) -> dict[Node, Any]:
         side, feed = task
