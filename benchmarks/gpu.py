@@ -162,7 +162,9 @@ def main() -> int:
     race.add_options(parser)
     options = parser.parse_args()
     from dlsys.runtime.device import gpu, unavailable
+    from dlsys.settings import settings
 
+    settings.tune = "off"  # by rule, whatever this machine's user has measured; the race asks anew
     reason = unavailable(gpu(0))
     if reason is not None:
         print(f"no GPU benchmark here: {reason}", file=sys.stderr)

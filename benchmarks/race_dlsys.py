@@ -1,4 +1,8 @@
-"""dlsys in the race: run_many over data on the device, and single runs with feeds there."""
+"""dlsys in the race: run_many over data on the device, and single runs with feeds there.
+
+`run_many` and `tuned` measure the same, `warm` how long the first two steps of it take; DLSYS_TUNE
+and DLSYS_TUNE_CACHE say with which implementations (race.py sets them).
+"""
 
 from __future__ import annotations
 
@@ -56,15 +60,27 @@ def wait() -> None:
     synchronize(GPU)
 
 
-def resident(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
-    """Steps that take their batches from data on the device."""
+def started(work: Work, precision: str, dataset: Dataset) -> tuple[ad.Executor, float]:
+    """The executor of steps that take their batches from data on the device; and how many seconds
+    it took to plan (and where DLSYS_TUNE=full to measure), to run once and to record.
+    """
     loader = DeviceLoader(dataset, work.batch, shuffle=True, normalize=(0.0, 1.0))
     start = time.perf_counter()
     executor = step(work, precision, loader.inputs())
     executor.run()
     executor.run()
     wait()
-    first = time.perf_counter() - start
+    return executor, round(time.perf_counter() - start, 3)
+
+
+def chosen(executor: ad.Executor) -> dict[str, str]:
+    """The implementations that are not those by rule, by what they are of."""
+    return {key: name for key, name in executor.choices().items() if name}
+
+
+def resident(work: Work, precision: str, mode: str, dataset: Dataset, rounds: int) -> None:
+    """Steps that take their batches from data on the device."""
+    executor, first_s = started(work, precision, dataset)
     gc.collect()  # earlier works' graphs
     reset_peak(GPU)
     ms, steps = workloads.queued_ms(executor.run_many, wait, rounds)
@@ -73,16 +89,23 @@ def resident(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
     workloads.tell(
         work,
         precision,
-        "run_many",
+        mode,
         ms=ms,
         steps=steps,
-        first_s=round(first, 3),
+        first_s=first_s,
         launches=plan.launches,
         kernels=sum(segment.kernels for segment in plan.segments),
         peak_nbytes=memory_stats(GPU).peak_in_use_nbytes,
         data_nbytes=dataset.images.nbytes + dataset.labels.nbytes,
         floor_ms=round(LAUNCH_MS + work_flops / PEAK_FLOPS * 1e3, 5),
+        choices=chosen(executor),
     )
+
+
+def first(work: Work, precision: str, mode: str, dataset: Dataset, rounds: int) -> None:
+    """The first two steps alone."""
+    executor, first_s = started(work, precision, dataset)
+    workloads.tell(work, precision, mode, first_s=first_s, choices=chosen(executor))
 
 
 def planned(executor: ad.Executor) -> list[Any]:
@@ -90,7 +113,7 @@ def planned(executor: ad.Executor) -> list[Any]:
     return executor.plan({}).steps
 
 
-def fed(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
+def fed(work: Work, precision: str, mode: str, dataset: Dataset, rounds: int) -> None:
     """Single runs whose feeds lie on the device."""
     inputs = (
         ad.Variable("images", shape=(None, 784), dtype=np.float32),
@@ -107,7 +130,10 @@ def fed(work: Work, precision: str, dataset: Dataset, rounds: int) -> None:
 
     ms, steps = workloads.queued_ms(queue, wait, rounds)
     us = workloads.host_us(lambda: executor.run(feeds), wait)
-    workloads.tell(work, precision, "run", ms=ms, steps=steps, host_us=us)
+    workloads.tell(work, precision, mode, ms=ms, steps=steps, host_us=us)
+
+
+MODES = {"run_many": resident, "run": fed, "tuned": resident, "warm": first}
 
 
 def main() -> None:
@@ -116,9 +142,8 @@ def main() -> None:
     dataset = Dataset(*workloads.data())
     for work in workloads.chosen(options):
         for precision in PRECISIONS:
-            for mode, measured in (("run_many", resident), ("run", fed)):
-                if mode in modes:
-                    measured(work, precision, dataset, options.rounds)
+            for mode in modes:
+                MODES[mode](work, precision, mode, dataset, options.rounds)
 
 
 if __name__ == "__main__":

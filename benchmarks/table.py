@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import table_gpu
+import table_overlap
 from table_gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parent
@@ -200,6 +201,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu kernels": table_gpu.kernels,
     "gpu limits": table_gpu.limits,
     "gpu to99": table_gpu.to99,
+    "gpu overlap": table_overlap.table,
     "gpu record": gpu_record,
     "accuracy": accuracy,
     "figures": figures,
@@ -230,6 +232,7 @@ def main() -> None:
         if path.exists():
             path.write_text(fill(path.read_text(), Results(options.results)))
     print(table_gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
+    print(table_overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))
 
 
 if __name__ == "__main__":

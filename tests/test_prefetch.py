@@ -11,11 +11,12 @@ from unittest import mock
 import numpy as np
 
 from devices import require
+from dlsys import autodiff as ad
 from dlsys import nn, optim, train
 from dlsys.data import Loader
 from dlsys.data.prefetch import on_device
 from dlsys.ndarray import NDArray, gpu
-from dlsys.runtime.device import stream
+from dlsys.runtime.device import SideStream, memory_stats, stream
 
 
 def threads() -> set[threading.Thread]:
@@ -42,6 +43,44 @@ class GpuAhead(unittest.TestCase):
                 self.assertNotEqual(feed[node].block.home, stream(gpu(0)))
                 np.testing.assert_array_equal(feed[node].asnumpy(), value)
         self.assertEqual(threads(), self.before)
+
+    def test_batches_take_turns_between_streams(self) -> None:
+        homes = []
+        for feed in on_device(self.loader().epoch(0), gpu(0)):
+            images, labels = feed.values()
+            self.assertEqual(images.block.home, labels.block.home)
+            homes.append(images.block.home)
+        turns = len(set(homes))
+        self.assertGreater(turns, 2)
+        for k in range(len(homes) - turns + 1):
+            self.assertEqual(len(set(homes[k : k + turns])), turns)
+
+    def test_memory_is_taken_once(self) -> None:
+        x = ad.Variable("x", dtype=np.float32)
+        for epoch in range(6):
+            for feed in on_device(({x: self.images} for _ in range(40)), gpu(0)):
+                feed[x].block.use(stream(gpu(0)))
+            del feed
+            if epoch == 0:
+                before = memory_stats(gpu(0)).device_allocations
+        self.assertEqual(memory_stats(gpu(0)).device_allocations, before)
+
+    def test_large_batches_that_several_threads_copy(self) -> None:
+        x = ad.Variable("x", dtype=np.int32)
+        sizes = [40 * 2**20 // 4 + 1, 3, 2**19 // 4, 5 * 2**20 // 4]  # of numbers: pieces, slots
+        wanted = [np.arange(k, k + size, dtype=np.int32) for k, size in enumerate(sizes * 2)]
+        feeds = ({x: values} for values in wanted)
+        for feed, values in zip(on_device(feeds, gpu(0)), wanted, strict=True):
+            np.testing.assert_array_equal(feed[x].asnumpy(), values)
+
+    def test_work_beside_goes_to_a_stream_of_its_own(self) -> None:
+        own, side = stream(gpu(0)), SideStream(gpu(0))
+        with side:
+            self.assertNotEqual(stream(gpu(0)), own)
+            with SideStream(gpu(0)):
+                inner = stream(gpu(0))
+            self.assertNotIn(inner, (own, stream(gpu(0))))
+        self.assertEqual(stream(gpu(0)), own)
 
     def test_what_is_left_early_ends_its_thread(self) -> None:
         feeds = on_device(self.loader().epoch(0), gpu(0))

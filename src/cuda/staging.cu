@@ -1,10 +1,12 @@
-// A ring of pinned memory a device. A copy is cut into pieces; each is copied into the ring by the
-// host and from there by the GPU, and its bytes are free again when the event behind it has passed.
-// Pieces leave in the order in which they came, whatever their stream, so the ring is a queue.
+// Slots of pinned memory, a set for each device. A copy is cut into pieces; each is copied into a
+// slot by the host and from there by the GPU, and the slot is free again when the event behind it
+// has passed. Several threads copy at once: a slot is one thread's from when it is taken until it
+// is sent. One that is free again is taken before one that was never used, so that only as many
+// take turns as are under way at once, and these stay in the caches.
+#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <vector>
 
 #include "cuda/staging.cuh"
 
@@ -12,88 +14,89 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr size_t kRingNbytes = size_t(16) << 20;
-constexpr size_t kPieceNbytes = size_t(2) << 20;
-constexpr size_t kAlignment = 256;
-constexpr size_t kMaxPieces = 64;
+// The GPU waits while the first piece is copied, and each piece costs calls: about a tenth of the
+// time that the host takes to copy one of this size.
+constexpr size_t kSlotNbytes = size_t(512) << 10;
+constexpr size_t kSlots = 32;
+const char* const kCopy = "copy to the GPU";
 
-class Ring {
+class Staging {
  public:
   void Copy(char* dst, const char* src, size_t nbytes, cudaStream_t stream) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!data_)
-      Check("copy to the GPU", cudaHostAlloc((void**)&data_, kRingNbytes, cudaHostAllocDefault));
-    for (size_t done = 0; done < nbytes; done += kPieceNbytes) {
-      const size_t piece = nbytes - done < kPieceNbytes ? nbytes - done : kPieceNbytes;
-      CopyPiece(dst + done, src + done, piece, stream);
+    for (size_t done = 0; done < nbytes; done += kSlotNbytes) {
+      const size_t piece = nbytes - done < kSlotNbytes ? nbytes - done : kSlotNbytes;
+      const Slot slot = Take();
+      memcpy(slot.data, src + done, piece);
+      const cudaError_t status = Send(slot, dst + done, piece, stream);
+      GiveBack(slot);
+      Check(kCopy, status);
     }
   }
 
  private:
-  struct Piece {
-    size_t end;  // a position, see head_
-    cudaEvent_t event;
+  struct Slot {
+    char* data;
+    cudaEvent_t sent;  // behind the last copy from it
   };
 
-  void CopyPiece(char* dst, const char* src, size_t nbytes, cudaStream_t stream) {
-    cudaEvent_t event = TakeEvent();
-    char* place = data_ + Reserve(nbytes);
-    memcpy(place, src, nbytes);
-    const cudaError_t copied = cudaMemcpyAsync(dst, place, nbytes, cudaMemcpyHostToDevice, stream);
-    const cudaError_t recorded = copied == cudaSuccess ? cudaEventRecord(event, stream) : copied;
-    // Without its event the piece would be handed out while the GPU may still read it.
+  Slot Take() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    given_back_.wait(lock, [&] { return made_ < kSlots || !sent_.empty(); });
+    const bool passed = !sent_.empty() && Passed(sent_.front());
+    if (!passed && made_ < kSlots) return Make();
+    const Slot oldest = sent_.front();
+    sent_.pop_front();
+    lock.unlock();
+    if (!passed) Check(kCopy, cudaEventSynchronize(oldest.sent));
+    return oldest;
+  }
+
+  static bool Passed(const Slot& slot) {
+    const cudaError_t status = cudaEventQuery(slot.sent);
+    if (status != cudaErrorNotReady) Check(kCopy, status);
+    if (status != cudaSuccess) cudaGetLastError();  // else the next launch would seem to fail
+    return status == cudaSuccess;
+  }
+
+  Slot Make() {
+    if (!data_)
+      Check(kCopy, cudaHostAlloc((void**)&data_, kSlots * kSlotNbytes, cudaHostAllocDefault));
+    Slot slot = {data_ + made_ * kSlotNbytes, nullptr};
+    Check(kCopy, cudaEventCreateWithFlags(&slot.sent, cudaEventDisableTiming));
+    made_++;
+    return slot;
+  }
+
+  static cudaError_t Send(const Slot& slot, char* dst, size_t nbytes, cudaStream_t stream) {
+    const cudaError_t copied =
+        cudaMemcpyAsync(dst, slot.data, nbytes, cudaMemcpyHostToDevice, stream);
+    const cudaError_t recorded =
+        copied == cudaSuccess ? cudaEventRecord(slot.sent, stream) : copied;
+    // Without its event the slot would be handed out while the GPU may still read it.
     if (recorded != cudaSuccess) cudaStreamSynchronize(stream);
-    pieces_.push_back({head_, event});
-    Check("copy to the GPU", recorded);
+    return recorded;
   }
 
-  // The offset of nbytes contiguous free bytes; waits for the oldest pieces while there are none.
-  size_t Reserve(size_t nbytes) {
-    const size_t size = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
-    const size_t to_end = kRingNbytes - head_ % kRingNbytes;
-    const size_t begin = size <= to_end ? head_ : head_ + to_end;
-    while (!pieces_.empty() && (begin + size - tail_ > kRingNbytes || pieces_.size() >= kMaxPieces))
-      Retire();
-    if (pieces_.empty()) tail_ = begin;
-    head_ = begin + size;
-    return begin % kRingNbytes;
-  }
-
-  void Retire() {
-    const Piece oldest = pieces_.front();
-    Check("copy to the GPU", cudaEventSynchronize(oldest.event));
-    tail_ = oldest.end;
-    free_events_.push_back(oldest.event);
-    pieces_.pop_front();
-  }
-
-  cudaEvent_t TakeEvent() {
-    cudaEvent_t event;
-    if (free_events_.empty()) {
-      Check("copy to the GPU", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-      return event;
-    }
-    event = free_events_.back();
-    free_events_.pop_back();
-    return event;
+  void GiveBack(const Slot& slot) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sent_.push_back(slot);
+    given_back_.notify_one();
   }
 
   std::mutex mutex_;
+  std::condition_variable given_back_;
   char* data_ = nullptr;
-  // Positions count all bytes that ever passed; position % kRingNbytes is the place in the ring.
-  // The bytes in [tail_, head_) are in use.
-  size_t head_ = 0, tail_ = 0;
-  std::deque<Piece> pieces_;
-  std::vector<cudaEvent_t> free_events_;
+  size_t made_ = 0;
+  std::deque<Slot> sent_;  // in the order in which they were
 };
 
 }  // namespace
 
 void CopyFromHost(int device, void* dst, const void* src, size_t nbytes, cudaStream_t stream) {
   // Never destroyed: at exit the driver may be gone before static destructors run.
-  static Ring* const rings = new Ring[kMaxDevices];
-  if (device >= kMaxDevices) Fail("copy to the GPU: at most %d GPUs are supported", kMaxDevices);
-  rings[device].Copy((char*)dst, (const char*)src, nbytes, stream);
+  static Staging* const staging = new Staging[kMaxDevices];
+  if (device >= kMaxDevices) Fail("%s: at most %d GPUs are supported", kCopy, kMaxDevices);
+  staging[device].Copy((char*)dst, (const char*)src, nbytes, stream);
 }
 
 }  // namespace cuda

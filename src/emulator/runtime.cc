@@ -188,6 +188,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaStreamSynchronize(stream);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return lost; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return lost; }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
   *ms = std::chrono::duration<float, std::milli>(end->time - start->time).count();
   return lost;

@@ -130,6 +130,27 @@ def stream(ctx: Context) -> int:
     return lease.stream
 
 
+class SideStream:
+    """A stream of a GPU besides those of threads: what a `with` block queues goes there. One thread
+    at a time enters it.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._lease = _Lease(ctx)
+
+    def __enter__(self) -> None:
+        leases, ctx = _streams.leases, self._lease.ctx
+        self._before = leases.get(ctx)
+        leases[ctx] = self._lease
+
+    def __exit__(self, *error: object) -> None:
+        leases, ctx = _streams.leases, self._lease.ctx
+        if self._before is None:
+            del leases[ctx]
+        else:
+            leases[ctx] = self._before
+
+
 def synchronize(ctx: Context) -> None:
     """Waits until the calling thread's work on `ctx` is done; its late errors are raised here."""
     library = load()
