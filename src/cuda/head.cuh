@@ -38,6 +38,12 @@ struct Head {
 
 // ---- the kernel ----
 
+// The lanes of a warp begin bulk copies one after the other, each in some 75 cycles: lines go to
+// warps in turn.
+__device__ __forceinline__ int FirstLine() {
+  return (int)threadIdx.x % 32 * kWarps + (int)threadIdx.x / 32;
+}
+
 // Begins a copy and returns how many bytes of it arrive by this thread's bulk copies. Each block
 // begins with other lines, so that not all ask for the same bytes at once.
 __device__ __forceinline__ int Begin(const Copy copy, float of_grid, float* memory,
@@ -52,7 +58,7 @@ __device__ __forceinline__ int Begin(const Copy copy, float of_grid, float* memo
   if (kHasBulkCopies && whole) {
     int nbytes = 0;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < copy.lines; i += kHeadThreads) {
+    for (int i = FirstLine(); i < copy.lines; i += kHeadThreads) {
       const int line = line_of(i), of_line = numel_of(line) * (int)sizeof(float);
       CopyBulk(to + line * copy.pitch, copy.from + line * copy.line, of_line, arrivals);
       nbytes += of_line;
@@ -97,10 +103,11 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   float sum = 0.f;
   int nbytes = 0, phase = 0;
   const int64_t begin = (int64_t)blockIdx.x * kRows;
-  if (head.rows_early && threadIdx.x < kRows && begin + threadIdx.x < head.rows) {
+  const int row = FirstLine();
+  if (head.rows_early && row < kRows && begin + row < head.rows) {
     nbytes = head.k * (int)sizeof(float);
-    CopyBulk(memory + head.stage[0].from_at + threadIdx.x * Pitch(head.k),
-             head.x + (begin + threadIdx.x) * head.k, nbytes, &arrivals);
+    CopyBulk(memory + head.stage[0].from_at + row * Pitch(head.k), head.x + (begin + row) * head.k,
+             nbytes, &arrivals);
   }
   if (!head.early) WaitForEarlierKernels();
 #pragma unroll 1

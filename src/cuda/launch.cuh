@@ -63,6 +63,17 @@ inline void AllowShared(const char* op, const void* kernel, size_t nbytes) {
                                  most - (int)attributes.sharedSizeBytes));
 }
 
+// Whether a multiprocessor has registers for no more than so many blocks.
+inline bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t blocks) {
+  int device = 0, most = 0;
+  cudaFuncAttributes attributes;
+  Check(op, cudaGetDevice(&device));
+  Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxRegistersPerMultiprocessor, device));
+  Check(op, cudaFuncGetAttributes(&attributes, kernel));
+  const int64_t of_block = CeilDiv(attributes.numRegs, 8) * 8 * threads;
+  return (blocks + 1) * of_block > most;
+}
+
 // So much shared memory in place of `nbytes` that no multiprocessor has more blocks of a launch
 // than it has to: where blocks come early, the first that becomes free would take those of others.
 inline size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
@@ -98,7 +109,13 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
   if (grid == 0) return;
   const bool alone = early && next_may_be_early;
   early = alone || (early && HangEarly(op, Native(stream)));
-  if (alone && shared_nbytes > 0) shared_nbytes = SpreadOut(op, grid, shared_nbytes);
+  if (alone && shared_nbytes > 0) {
+    int device = 0;
+    Check(op, cudaGetDevice(&device));
+    const int64_t on_each = CeilDiv(grid, Multiprocessors(device));
+    if (!RegistersHold(op, (const void*)kernel, block, on_each))
+      shared_nbytes = SpreadOut(op, grid, shared_nbytes);
+  }
   AllowShared(op, (const void*)kernel, shared_nbytes);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -131,6 +131,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+  cudaDevAttrMaxRegistersPerMultiprocessor,
 };
 struct cudaDeviceProp {
   char name[256];
@@ -262,6 +263,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 struct cudaFuncAttributes {
   size_t sharedSizeBytes;
+  int numRegs;
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);

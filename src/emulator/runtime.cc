@@ -127,6 +127,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       *value = (int)kMostSharedNbytes + 1024;
       break;
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      *value = 65536;
+      break;
   }
   return cudaSuccess;
 }
@@ -140,6 +143,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   attributes->sharedSizeBytes = 0;  // what a kernel declares is not known here
+  attributes->numRegs = 0;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
