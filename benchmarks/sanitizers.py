@@ -23,15 +23,19 @@ SUBSET = (
     "*GpuUpdates.test_groups_of_all_shapes*",
 )
 UPDATES = ("*GpuUpdates.test_*_of_all_shapes*", "*GpuKernel.test_arrays_at_any_address*")
+BYTES = (
+    *("*test_bytes_kernels.*sizes_by_the_rule*", "*test_bytes_kernels.*test_groups*"),
+    *("*test_bytes_kernels.*any_address*", "*test_bytes_kernels.*rows_are_numpys*"),
+)
 NORMS = "*GpuNorms.test_[vns]*"  # of all forms and shapes
 TOOLS = {
     "memcheck": (
-        (OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*", *UPDATES, NORMS),
+        (OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*", *UPDATES, *BYTES, NORMS),
         "separate",
     ),
-    "racecheck": ((*SUBSET, "*test_fuse.GpuValues*", NORMS), "shared"),
-    "initcheck": ((*SUBSET, NORMS), "shared"),
-    "synccheck": ((*SUBSET, NORMS), "shared"),
+    "racecheck": ((*SUBSET, *BYTES, "*test_fuse.GpuValues*", NORMS), "shared"),
+    "initcheck": ((*SUBSET, *BYTES, NORMS), "shared"),
+    "synccheck": ((*SUBSET, *BYTES, NORMS), "shared"),
 }
 
 
@@ -65,6 +69,7 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "test_gpu_op",
         "test_fuse",
         "test_fuse_update_gpu",
+        "test_bytes_kernels",
         "test_fuse_norm",
     ]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
