@@ -44,7 +44,9 @@ FLOORS = {
 }
 ENGINE = ("graph", "passes", "executor")
 # Passes that are rules about certain operators.
-PATTERNS = ("fuse.py", "fuse_chain.py", "fuse_conv.py", "fuse_norm.py", "fuse_update.py")
+PATTERNS = (
+    "fuse.py", "fuse_chain.py", "fuse_conv.py", "fuse_norm.py", "fuse_update.py", "keep_bytes.py",
+)  # fmt: skip
 
 
 def files() -> list[Path]:

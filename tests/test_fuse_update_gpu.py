@@ -242,8 +242,8 @@ class GpuKernel(unittest.TestCase):
     def call(self, states: list, left: list, right: list, sums: int = 0, precision: int = 0):
         lr = array(np.float32(0.5), self.ctx)
         launch(
-            "matmul_sgd_update", self.ctx, states, left, right, [lr], [], [], [], sums, precision,
-            *self.NUMBERS,
+            "matmul_sgd_update", self.ctx, states, left, right, [lr], [], [], [], [], sums, 0,
+            precision, *self.NUMBERS,
         )  # fmt: skip
 
     def test_arrays_at_any_address(self) -> None:
