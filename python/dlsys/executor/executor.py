@@ -288,7 +288,11 @@ class Executor:
         if self.ctx is not None:  # on numpy a call costs little, and a gradient dies at its update
             fetches = self._for_kernels(fetches, self.ctx)
             if debug >= 3:
-                print("# after fuse, group_updates and fuse_updates", text(fetches), sep="\n")
+                print(
+                    "# after fuse, group_updates, fuse_updates and keep_bytes",
+                    text(fetches),
+                    sep="\n",
+                )
         order, values = schedule(fetches)
         plan = make_plan(
             order,

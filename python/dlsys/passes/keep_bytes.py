@@ -95,8 +95,9 @@ def _replaced(graph: Graph, batch: Node, readers: dict[Node, list[Node]]) -> dic
         rows = Node(shuffled_rows_op, (samples, labels, step), batch.attrs, batch.name)
         rows.stand_for(batch)
         stored = value_of(rows, 0)
-        for value in graph.users[batch]:
-            if value.attrs["index"] == 1:
+    for value in graph.users[batch]:
+        if value.attrs["index"] == 1:
+            with attributed_to(value):
                 replaced[value] = value_of(rows, 1, value)
     for reader, shown in readers.items():
         with attributed_to(reader):
