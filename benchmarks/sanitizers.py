@@ -93,7 +93,8 @@ def verdict_of(tool: str, done: dict[str, Any]) -> str:
         return f"not run: {refused[0].strip('= ')}"
     summary = re.search(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (.*)$", output, re.M)
     if done["status"] is None:
-        found = re.findall(r"^=+ ((?:Invalid|Uninitialized|Race|Error|Barrier).*)$", output, re.M)
+        wanted = r"=========\s((?:Invalid|Uninitialized|Race|Error|Warning|Barrier).*)$"
+        found = re.findall(wanted, output, re.M)
         return f"found: {found[0]}" if found else "unfinished: nothing found within the time limit"
     if summary and not re.match(r"0 (errors|hazards)", summary[1]):
         return f"found: {summary[1]}"

@@ -174,9 +174,9 @@ __device__ __forceinline__ void RunShallow(const Stage& stage, const float* w, c
     }
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-      const int col = min(first + 32 * c, last);
-      old[c] = row.sheet[col];
-      if (row.bias) sums[c] += row.bias[col];
+      const int col = first + 32 * c;
+      old[c] = row.sheet[col < Whole(width) ? col : first];  // no other lane writes there
+      if (row.bias) sums[c] += row.bias[min(col, last)];
     }
     End(stage.activation, stage.slope, old, sums);
 #pragma unroll
