@@ -247,8 +247,3 @@ flatten_op = FlattenOp()
 transpose_op = TransposeOp()
 broadcast_to_op = BroadcastToOp()
 copy_op = CopyOp()
-
-
-def reshaped(node: Node, shape: tuple[int, ...]) -> Node:
-    """A node of known shape in another one, itself where that is its own."""
-    return node if node.spec.shape == shape else reshape_op(node, shape)

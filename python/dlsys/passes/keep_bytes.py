@@ -22,7 +22,7 @@ from ..ops.fused import (
     on_bytes,
 )
 from ..ops.fused_update import FusedUpdate, fused_update
-from ..ops.layout import reshaped
+from ..ops.layout import reshape_op
 from ..ops.matmul import matmul_op
 from ..ops.source import constant_op
 from .graph import Graph, exchange, value_of, whole
@@ -101,15 +101,19 @@ def _replaced(graph: Graph, batch: Node, readers: dict[Node, list[Node]]) -> dic
                 replaced[value] = value_of(rows, 1, value)
     for reader, shown in readers.items():
         with attributed_to(reader):
-            views = {x: reshaped(stored, x.spec.shape) for x in shown}
+            views = {x: _shaped(stored, x) for x in shown}
             made = _reading_bytes(reader, views, scale)
             made.stand_for(reader)
-            if reader.op.outputs == 1:
-                replaced[reader] = made
-            else:
+            replaced[reader] = made
+            if reader.op.outputs > 1:
+                del replaced[reader]
                 for value in graph.users[reader]:
                     replaced[value] = value_of(made, value.attrs["index"], value)
     return replaced
+
+
+def _shaped(stored: Node, like: Node) -> Node:
+    return stored if stored.spec.shape == like.spec.shape else reshape_op(stored, like.spec.shape)
 
 
 def _reading_bytes(reader: Node, views: dict[Node, Node], scale: Node) -> Node:
