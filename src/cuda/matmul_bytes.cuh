@@ -37,6 +37,7 @@ class BytePanel {
 #pragma unroll
     for (int q = 0; q < kChunks; q++) {
       if (kUneven && Slow(q) >= kSlow) break;
+      if (!kDepthFastest && Fast() >= room_) break;
       const uint8_t* from = from_ + q * kSlowStep * pitch_;
       uint8_t* at = (uint8_t*)to + Slow(q) * kPitch + Fast();
       const int valid =

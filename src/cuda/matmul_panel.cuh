@@ -24,7 +24,8 @@ __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, b
 }
 
 // Panels of width x kDepth of a matrix, one after the other along the depth. kDepthFastest: the
-// matrix is (width, depth) in memory and so is the panel, else both are (depth, width).
+// matrix is (width, depth) in memory and so is the panel, else both are (depth, width). Layers that
+// do not exist are zeros; what is beyond the width may be anything.
 template <int kWidth, int kDepth, int kThreads, bool kDepthFastest,
           int kPadding = kDepthFastest ? 4 : 8>
 class Panel {
@@ -68,6 +69,7 @@ class Panel {
 
   template <bool kWhole>
   __device__ __forceinline__ void CopyAll(float* to, int slow_room, int fast_room) const {
+    if (!kDepthFastest && fast_room <= 0) return;
 #pragma unroll
     for (int q = 0; q < kQuads; q++) {
       if (kUneven && Slow(q) >= kSlow) break;

@@ -212,11 +212,12 @@ __device__ __forceinline__ bool Multiply(const Group& group, const Problem& prob
                                          const Place& place, Summed summed, float* memory,
                                          float* shares, AnyStep* step) {
   __shared__ rule::Source source;
+  if (threadIdx.x == 0) source = group.source;
   TileProduct<T, Accumulator, true, false> tile(problem, place, memory);
   WaitForEarlierKernels();
   if (!group.source.Due(group.every_run)) return false;
   rule::Source::Seen seen = {};  // before the copies, which it would wait for
-  if (threadIdx.x == 0) seen = group.source.Look(), source = group.source;
+  if (threadIdx.x == 0) seen = group.source.Look();
   tile.Begin();
   tile.Finish(summed, shares, [&] {
     if (threadIdx.x == 0) MakeStep(group.rule, source, seen, step);
