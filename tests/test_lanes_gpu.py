@@ -249,10 +249,15 @@ class GpuLanes(unittest.TestCase):
         after = counters()
         self.assertEqual(after.program_launches - before.program_launches, 10)
         self.assertEqual(after.kernel_launches, before.kernel_launches)
-        executor.run_many(66, feeds)  # records runs together: 1 run, 8 times 8, 1 run
+        before = counters()
+        executor.run_many(66, feeds)  # records runs together: 1 run, 4 times 16, 1 run
+        after = counters()
+        self.assertEqual(after.program_launches - before.program_launches, 6)
+        executor.run_many(34, feeds)  # the same by half as many: 1 run, 4 times 8, 1 run
         again = counters()
-        self.assertEqual(again.program_launches - after.program_launches, 10)
+        self.assertEqual(again.program_launches - after.program_launches, 6)
         executor.run_many(66, feeds)
+        executor.run_many(34, feeds)
         self.assertEqual(counters().kernel_launches, again.kernel_launches)
         self.assertIn("lane(s), at most", str(executor.report()))
 

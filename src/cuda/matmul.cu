@@ -54,6 +54,9 @@ constexpr TileCost kFp32Costs[kTilings] = {
 constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},   {64, 64, 1, 3.0, 12, 12},
                                            {64, 32, 2, 2.5, 13.4, 9.2}, {32, 32, 2, 2.8, 7.9, 5.9},
                                            {32, 16, 2, 2.9, 6.0, 4.6},  {16, 32, 2, 2.9, 6.0, 4.6}};
+constexpr TileCost kBytesCosts[kTilings] = {
+    {128, 64, 1, 3.5, 18, 18},  {64, 64, 1, 3.1, 10.3, 10.3}, {64, 32, 1, 3.3, 5.0, 5.0},
+    {32, 32, 2, 2.8, 4.7, 2.9}, {32, 16, 2, 2.7, 3.2, 3.9},   {16, 32, 2, 2.7, 3.2, 3.9}};
 constexpr double kRoundUs = 1.5;            // where blocks follow others on their multiprocessor
 constexpr double kKernelUs = 3.5;           // of a further kernel after a product
 constexpr double kReduceUs = 4.5;           // and of the sums of an operand
@@ -132,7 +135,9 @@ bool OwnIsWanted() {
 
 Cut BestCut(const Product* products, int count, int most_splits) {
   const int device = products->ctx.device_id, multiprocessors = Multiprocessors(device);
-  const TileCost* costs = products->precision == Precision::kTf32 ? kTf32Costs : kFp32Costs;
+  const TileCost* costs = products->precision != Precision::kTf32 ? kFp32Costs
+                          : products->bytes == Bytes::kA          ? kBytesCosts
+                                                                  : kTf32Costs;
   const int first = FirstTiling(device);
   int64_t depth = 0;
   for (int k = 0; k < count; k++) depth = std::max(depth, products[k].k);

@@ -63,7 +63,7 @@ Widened::Widened(const char* op, Product* product, DLStream stream) {
 }
 
 void LaunchBytes(const char* op, int tiling, const Problem& problem, DLStream stream) {
-  WithTiling<Tf32Tilings>(tiling, [&](auto of) {
+  WithTiling<BytesTilings>(tiling, [&](auto of) {
     LaunchTiles<typename decltype(of)::type, BytesIn<Bytes::kA>::Accumulator, true>(op, problem,
                                                                                     stream);
   });

@@ -25,9 +25,10 @@ struct Tiling {
   static constexpr int kWarpsAcross = Cols / kWarpCols;
   static constexpr int kGroupThreads = Rows / kWarpRows * kWarpsAcross * 32;
   static constexpr int kThreads = Groups * kGroupThreads;
-  // Of a tile in shared memory, where as many lie as fit; groups beyond add to those.
+  // Of a tile in shared memory, where as many lie as fit; groups beyond add to those, in rounds.
   static constexpr int kTilePitch = Cols + 8, kTileNumel = Rows * kTilePitch;
-  static constexpr int kTiles = Groups * kTileNumel <= 12000 ? Groups : Groups > 2 ? 2 : 1;
+  static constexpr bool kAllFit = Groups > 4 || Groups* kTileNumel <= 12000;
+  static constexpr int kTiles = kAllFit ? Groups : Groups > 2 ? 2 : 1;
   // Blocks on a multiprocessor, at least: what a thread holds of C decides.
   static constexpr int kHeld = ThreadRows * ThreadCols;
   static constexpr int kResident = (kHeld > 64 ? 256 : kHeld > 32 ? 384 : 512) / kThreads;
@@ -156,6 +157,11 @@ using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4
 using Tf32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64, 4, 8, 8, 64, 4>,
                                Tiling<64, 32, 4, 8, 8, 32, 4>, Tiling<32, 32, 8, 4, 8, 64, 3>,
                                Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
+
+// Where A is bytes, whose panels are small: no splits where 64 x 32 are as many as multiprocessors.
+using BytesTilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64, 4, 8, 8, 64, 4>,
+                                Tiling<64, 32, 8, 8, 8, 128, 4>, Tiling<32, 32, 8, 4, 8, 64, 3>,
+                                Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
 
 // Tensor cores, 16 x 8 of C by 8 layers at a time: factors of 10 bits of mantissa, rounded to
 // nearest, and sums in float32.

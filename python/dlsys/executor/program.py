@@ -110,7 +110,8 @@ class Program:
             self.table.place(buffer, held.data_address)
         self._fixed = fixed
         self.recordings.clear()  # they hold the addresses of before
-        self.rounds: Rounds | None = None
+        self.rounds: dict[int, Rounds] = {}  # by how many runs they are
+        self._turns: list[Segment] = []  # what these take turns between
         self._apart = False  # several runs could not be recorded together
         self._blocks = [
             arena,
@@ -155,7 +156,7 @@ class Program:
         recorded = next(iter(self.recordings.values()), None)
         why = self.unrecorded or "recorded at its second run"
         segments = native_segments(self.segments, recorded, why)
-        return plan_report(self.plan, self.runs, segments, self.rounds.count if self.rounds else 1)
+        return plan_report(self.plan, self.runs, segments, max(self.rounds, default=1))
 
     def _recorded(self, feeds: Sequence[Any], on: int) -> Recorded | None:
         """The recording for feeds of this kind, made now if there is none; None where the device
@@ -184,33 +185,32 @@ class Program:
         count = rounds_in(recorded, times)
         if count == 1 or self._apart:
             return None
-        if self.rounds is None:
+        if count not in self.rounds:
             self._place_slots()
             try:
-                twins, arenas = self._twins()
-                self.rounds = Rounds([self.segments[0], *twins], count, on)
-                self._blocks += arenas
+                self._turns = self._turns or self._make_turns()
+                self.rounds[count] = Rounds(self._turns, count, on)
             except DeviceLostError:
                 raise
             except DlsysError as error:
                 self._apart = True
                 message = f"runs of this plan are launched one by one: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=6)
-        return self.rounds
+        return self.rounds.get(count)
 
-    def _twins(self) -> tuple[list[Segment], list[Block]]:
-        """The steps of the only segment in an arena of their own, and that; none where it would be
-        large.
-        """
+    def _make_turns(self) -> list[Segment]:
+        """The only segment, and its steps in an arena of their own unless that would be large."""
+        own = self.segments[0]
         if self.plan.arena_nbytes > _TWIN_NBYTES:
-            return [], []
+            return [own]
         arena = Block(self._ctx, self.plan.arena_nbytes)
         table = ArrayTable(self.plan, self._ctx)
         table.place_arena(arena.address)
         for buffer, held in self._fixed.items():
             table.place(buffer, held.data_address)
         self._place_slots(table)
-        return [Segment(table, self._ctx, self.plan.steps)], [arena]
+        self._blocks.append(arena)
+        return [own, Segment(table, self._ctx, self.plan.steps)]
 
     def _place_slots(self, table: ArrayTable | None = None) -> None:
         """Lets the steps read and write the slots."""
