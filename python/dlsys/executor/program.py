@@ -201,6 +201,7 @@ class Program:
     def _make_turns(self) -> list[Segment]:
         """The only segment, and its steps in an arena of their own unless that would be large."""
         own = self.segments[0]
+        assert isinstance(own, Segment)
         if self.plan.arena_nbytes > _TWIN_NBYTES:
             return [own]
         arena = Block(self._ctx, self.plan.arena_nbytes)
