@@ -253,7 +253,7 @@ class GpuLanes(unittest.TestCase):
         executor.run_many(66, feeds)  # records runs together: 1 run, 4 times 16, 1 run
         after = counters()
         self.assertEqual(after.program_launches - before.program_launches, 6)
-        executor.run_many(34, feeds)  # the same by half as many: 1 run, 4 times 8, 1 run
+        executor.run_many(34, feeds)  # fewer together: 1 run, 4 times 8, 1 run
         again = counters()
         self.assertEqual(again.program_launches - after.program_launches, 6)
         executor.run_many(66, feeds)

@@ -20,7 +20,7 @@ from ..runtime.library import DLGraphInfo, DLLanes, load
 from .lanes import Lanes, Range
 from .pack import aligned
 
-_ROUNDS = 16  # runs that one launch makes: twice as many gain another 0.2 %
+_ROUNDS = 32  # runs that one launch makes: twice as many gain nothing more
 _NODES = 160  # of a recording of several runs: longer ones hardly notice the pause between two
 _WORTH = 4  # launches of several runs that pay for recording them
 
@@ -155,14 +155,15 @@ class Recorded:
 
 
 def rounds_in(recorded: Recorded, times: int) -> int:
-    """How many runs to record together where `times` are queued: as many as one launch makes, or
-    half of them; 1 where that gains nothing.
+    """How many runs to record together where `times` are queued: as many as one launch makes, a half
+    or a quarter of them; 1 where that gains nothing.
     """
     (first, *others) = recorded.segments
     if others or not isinstance(first, Recording):
         return 1
     most = max(1, min(_ROUNDS, _NODES // max(first.info.nodes, 1)))
-    return next((count for count in (most, most // 2) if count and times >= _WORTH * count), 1)
+    counts = most, most // 2, most // 4
+    return next((count for count in counts if count and times >= _WORTH * count), 1)
 
 
 class Rounds:
