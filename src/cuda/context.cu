@@ -183,6 +183,12 @@ int Multiprocessors(int device) {
   return count;
 }
 
+size_t SharedLimit(int device) {
+  int nbytes = 0;
+  Check("device", cudaDeviceGetAttribute(&nbytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return (size_t)nbytes;
+}
+
 int ComputeMajor(int device) {
   int major = 0, minor = 0, found = 0;
   Check("device", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));

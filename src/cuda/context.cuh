@@ -17,6 +17,7 @@ constexpr int kMaxDevices = 64;  // for which tables have room
 
 int DeviceCount();                // fails with DL_UNAVAILABLE and the reason when there is none
 int Multiprocessors(int device);  // of a device that was used before
+size_t SharedLimit(int device);   // bytes of shared memory that a block can have
 // 9 on an H200; less where the newest code that this library has for the GPU is for older ones:
 // kernels compiled for those neither wait for earlier ones nor meet in clusters.
 int ComputeMajor(int device);

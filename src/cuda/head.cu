@@ -15,12 +15,6 @@ using namespace dense;
 constexpr int kLine = 256;          // of what is copied without lines of its own
 constexpr int64_t kMostRounds = 2;  // times that a block goes through the layers
 
-int64_t SharedLimit(const char* op, int device) {
-  int nbytes = 0;
-  Check(op, cudaDeviceGetAttribute(&nbytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return nbytes;
-}
-
 // y (rows, n) = activation(x (rows, k) op(W) + bias); and dx = slope(x, dy op(W)^T).
 struct Layer {
   const float* weight;  // (k, n), or (n, k) with transposed
@@ -154,7 +148,7 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   int64_t nbytes;
   const bool tensor = layers.precision == Precision::kTf32 && ComputeMajor(device) >= 8;
   Head head = Plan<kRows>(layers, tensor, &nbytes);
-  const bool fits = nbytes + (int64_t)sizeof(Head) + 1024 <= SharedLimit(op, device);
+  const bool fits = (size_t)nbytes + sizeof(Head) + 1024 <= SharedLimit(device);
   if constexpr (kRows > 1) {
     if (!fits || CeilDiv(layers.rows, kRows / 2) <= multiprocessors)
       return RunHead<kRows / 2>(op, ctx, layers, labels, target, stream);

@@ -3,10 +3,12 @@
 // scratch, and for epilogues of products by other libraries. matmul.cuh has the contract,
 // matmul_kernel.cuh the kernel.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 
+#include "cuda/matmul_bytes.cuh"
 #include "cuda/matmul_kernel.cuh"
 #include "cuda/reduce.cuh"
 
@@ -57,6 +59,33 @@ constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},   {64, 64,
 constexpr TileCost kBytesCosts[kTilings] = {
     {128, 64, 1, 3.5, 18, 18},  {64, 64, 1, 3.1, 10.3, 10.3}, {64, 32, 1, 3.3, 5.0, 5.0},
     {32, 32, 2, 2.8, 4.7, 2.9}, {32, 16, 2, 2.7, 3.2, 3.9},   {16, 32, 2, 2.7, 3.2, 3.9}};
+
+// The shared memory of a block, at most.
+template <class T, template <class, bool, bool> class Accumulator, bool kPlainA>
+constexpr size_t MostNbytes() {
+  return std::max({MemoryNbytes<T, Accumulator<T, !kPlainA, false>>(),
+                   MemoryNbytes<T, Accumulator<T, !kPlainA, true>>(),
+                   MemoryNbytes<T, Accumulator<T, false, false>>(),
+                   MemoryNbytes<T, Accumulator<T, false, true>>()});
+}
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kPlainA, size_t... k>
+constexpr std::array<size_t, kTilings> EachNbytes(std::index_sequence<k...>) {
+  return {MostNbytes<std::tuple_element_t<k, Tilings>, Accumulator, kPlainA>()...};
+}
+
+struct Family {
+  const TileCost* costs;
+  std::array<size_t, kTilings> nbytes;
+};
+const Family& FamilyOf(Tiles tiles) {
+  using Numbers = std::make_index_sequence<kTilings>;
+  static constexpr Family kFamilies[] = {
+      {kFp32Costs, EachNbytes<Fp32Tilings, Fp32Accumulator, false>(Numbers())},
+      {kTf32Costs, EachNbytes<Tf32Tilings, Tf32Accumulator, false>(Numbers())},
+      {kBytesCosts, EachNbytes<BytesTilings, BytesIn<Bytes::kA>::Accumulator, true>(Numbers())}};
+  return kFamilies[(int)tiles];
+}
+
 constexpr double kRoundUs = 1.5;            // where blocks follow others on their multiprocessor
 constexpr double kKernelUs = 3.5;           // of a further kernel after a product
 constexpr double kReduceUs = 4.5;           // and of the sums of an operand
@@ -93,8 +122,10 @@ bool HasSplits(int64_t k, int splits) {
   return splits == 1 || (splits - 1) * PartOf(k, splits) < k;
 }
 
-// The first tiling that a GPU has, as Fp32Tilings says.
-int FirstTiling(int device) { return ComputeMajor(device) >= 8 ? 0 : 1; }
+// Whether a multiprocessor of the GPU has the shared memory; a kernel declares some besides.
+bool HasTiling(int device, const Family& family, int tiling) {
+  return family.nbytes[tiling] + 4096 <= SharedLimit(device);
+}
 
 // Whether cuBLAS, with what it lacks in kernels of their own, takes less time.
 bool CublasIsFaster(const Product& p, double own_us) {
@@ -133,23 +164,24 @@ bool OwnIsWanted() {
 
 }  // namespace
 
-Cut BestCut(const Product* products, int count, int most_splits) {
+Tiles TilesOf(const Product& p) {
+  if (p.bytes != Bytes::kNone) return Tiles::kBytes;
+  const bool tensor = p.precision == Precision::kTf32 && ComputeMajor(p.ctx.device_id) >= 8;
+  return tensor ? Tiles::kTf32 : Tiles::kFp32;
+}
+
+Cut BestCut(Tiles tiles, const Product* products, int count, int most_splits) {
   const int device = products->ctx.device_id, multiprocessors = Multiprocessors(device);
-  const TileCost* costs = products->precision != Precision::kTf32 ? kFp32Costs
-                          : products->bytes == Bytes::kA          ? kBytesCosts
-                                                                  : kTf32Costs;
-  const int first = FirstTiling(device);
+  const Family& family = FamilyOf(tiles);
   int64_t depth = 0;
   for (int k = 0; k < count; k++) depth = std::max(depth, products[k].k);
-  const auto us = [&](int tiling, int splits) {
-    return ProductsUs(products, count, depth, costs[tiling], splits, multiprocessors);
-  };
-  Cut best = {first, 1, us(first, 1)};
-  for (int tiling = first; tiling < kTilings; tiling++) {
-    for (int splits = 1; splits <= most_splits; splits *= 2) {
-      if (!HasSplits(depth, splits)) break;
-      const double found = us(tiling, splits);
-      if (found < best.us) best = {tiling, splits, found};
+  Cut best = {kTilings - 1, 1, INFINITY};
+  for (int tiling = 0; tiling < kTilings; tiling++) {
+    if (!HasTiling(device, family, tiling)) continue;
+    for (int splits = 1; splits <= most_splits && HasSplits(depth, splits); splits *= 2) {
+      const double us =
+          ProductsUs(products, count, depth, family.costs[tiling], splits, multiprocessors);
+      if (us < best.us) best = {tiling, splits, us};
     }
   }
   return best;
@@ -173,11 +205,11 @@ void MultiplyTiled(const char* op, const Product& p, int tiling, int splits, DLS
   const int64_t part = PartOf(p.k, splits);
   if (part > 0) splits = (int)CeilDiv(p.k, part);
   Problem problem = CutInto(op, p, tiling, splits);
-  const int major = ComputeMajor(p.ctx.device_id);
-  const auto launch = p.bytes != Bytes::kNone                         ? LaunchBytes
-                      : p.precision == Precision::kTf32 && major >= 8 ? LaunchTf32
-                                                                      : LaunchFp32;
-  if (splits == 1 || major >= 9) return launch(op, tiling, problem, stream);
+  const Tiles tiles = TilesOf(p);
+  const auto launch = tiles == Tiles::kBytes  ? LaunchBytes
+                      : tiles == Tiles::kTf32 ? LaunchTf32
+                                              : LaunchFp32;
+  if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, problem, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   problem.partial = partial.floats();
@@ -194,7 +226,7 @@ void MultiplyOwn(const char* op, const Product& p, DLStream stream) {
     if (p.sums) SumOperand(op, p, stream);
     return;
   }
-  const Cut cut = BestCut(&p, 1, kMaxSplits);
+  const Cut cut = BestCut(TilesOf(p), &p, 1, kMaxSplits);
   MultiplyTiled(op, p, cut.tiling, cut.splits, stream);
 }
 
@@ -208,7 +240,7 @@ void AddTheRest(const char* op, const Product& p, DLStream stream) {
 
 void MultiplyByRule(const char* op, const Product& p, DLStream stream) {
   const bool own = OwnIsWanted() || p.bytes != Bytes::kNone;
-  if (own || !CublasIsFaster(p, BestCut(&p, 1, kMaxSplits).us) || *CublasError())
+  if (own || !CublasIsFaster(p, BestCut(TilesOf(p), &p, 1, kMaxSplits).us) || *CublasError())
     return MultiplyOwn(op, p, stream);
   MultiplyCublas(op, p, stream);
   AddTheRest(op, p, stream);
@@ -222,7 +254,7 @@ static_assert(1 << (kCutsOfTiling - 1) == kMaxSplits);
 bool Applies(const Product& p, int number) {
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
   if (number >= kCuts) return !OwnIsWanted() && p.bytes == Bytes::kNone;
-  return number / kCutsOfTiling >= FirstTiling(p.ctx.device_id) &&
+  return HasTiling(p.ctx.device_id, FamilyOf(TilesOf(p)), number / kCutsOfTiling) &&
          HasSplits(p.k, 1 << number % kCutsOfTiling);
 }
 

@@ -335,13 +335,17 @@ void LaunchTiles(const char* op, const Problem& problem, DLStream stream) {
   p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
+// The kernels by their tilings: those of one number have tiles of one size in all of them.
+enum class Tiles { kFp32, kTf32, kBytes };
+Tiles TilesOf(const Product& product);
+
 // A tiling, by its number, and splits, with an estimate of the time.
 struct Cut {
   int tiling, splits;
   double us;
 };
-// The fastest for products of one precision on one GPU in one launch.
-Cut BestCut(const Product* products, int count, int most_splits);
+// The fastest for products on one GPU in one launch, of what its shared memory has room for.
+Cut BestCut(Tiles tiles, const Product* products, int count, int most_splits);
 // A product cut into tiles of that tiling and its depth into `splits` parts, for clusters.
 Problem CutInto(const char* op, const Product& product, int tiling, int splits);
 

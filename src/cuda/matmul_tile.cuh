@@ -149,19 +149,17 @@ class Fp32Accumulator {
   float sums_[T::kThreadRows][T::kThreadCols] = {};
 };
 
-// By the numbers that WithTiling takes: large, square, narrow, small, thin, flat. The panels of the
-// first take more shared memory than a chip before sm_80 has.
+// By the numbers that WithTiling takes: large, square, narrow, small, thin, flat.
 using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,
                                Tiling<64, 32, 4, 8, 4, 32, 4>, Tiling<32, 32, 4, 4, 4, 32, 5>,
                                Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
-using Tf32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64, 4, 8, 8, 64, 4>,
-                               Tiling<64, 32, 4, 8, 8, 32, 4>, Tiling<32, 32, 8, 4, 8, 64, 3>,
-                               Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
-
-// Where A is bytes, whose panels are small: no splits where 64 x 32 are as many as multiprocessors.
-using BytesTilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64, 4, 8, 8, 64, 4>,
-                                Tiling<64, 32, 8, 8, 8, 128, 4>, Tiling<32, 32, 8, 4, 8, 64, 3>,
-                                Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
+template <class Narrow>
+using TensorTilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64, 4, 8, 8, 64, 4>,
+                                 Narrow, Tiling<32, 32, 8, 4, 8, 64, 3>,
+                                 Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
+using Tf32Tilings = TensorTilings<Tiling<64, 32, 4, 8, 8, 32, 4>>;
+// Where A is bytes: panels of it are small, and deep ones have room.
+using BytesTilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
 // Tensor cores, 16 x 8 of C by 8 layers at a time: factors of 10 bits of mantissa, rounded to
 // nearest, and sums in float32.

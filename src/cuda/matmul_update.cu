@@ -154,9 +154,10 @@ void RunGroup(const char* op, const Lists& lists, Precision precision, Group* gr
   Factors factors(op, lists.states, stream);
   TakeMembers(op, lists, precision, &factors, group);
   const int device = lists.states->arrays[0]->ctx.device_id, major = ComputeMajor(device);
+  const Tiles tiles = precision == Precision::kTf32 && major >= 8 ? Tiles::kTf32 : Tiles::kFp32;
   std::vector<Product> products;
   for (int k = 0; k < group->count; k++) products.push_back(group->of[k].problem.product);
-  const Cut cut = BestCut(products.data(), group->count, major >= 9 ? kMaxSplits : 1);
+  const Cut cut = BestCut(tiles, products.data(), group->count, major >= 9 ? kMaxSplits : 1);
   group->splits = cut.splits;
   unsigned blocks = 0;
   for (int k = 0; k < group->count; k++) {
@@ -167,10 +168,9 @@ void RunGroup(const char* op, const Lists& lists, Precision precision, Group* gr
     group->first[k] = (int)blocks;
     blocks += (unsigned)(problem.row_tiles * problem.col_tiles * cut.splits);
   }
-  const auto launch = precision != Precision::kTf32 || major < 8
-                          ? LaunchGroup<Fp32Tilings, Fp32Accumulator, false>
-                      : group->bytes ? LaunchGroup<Tf32Tilings, Tf32Accumulator, true>
-                                     : LaunchGroup<Tf32Tilings, Tf32Accumulator, false>;
+  const auto launch = tiles == Tiles::kFp32 ? LaunchGroup<Fp32Tilings, Fp32Accumulator, false>
+                      : group->bytes        ? LaunchGroup<Tf32Tilings, Tf32Accumulator, true>
+                                            : LaunchGroup<Tf32Tilings, Tf32Accumulator, false>;
   launch(op, cut.tiling, *group, blocks, major >= 9, stream);
 }
 

@@ -155,8 +155,8 @@ class Recorded:
 
 
 def rounds_in(recorded: Recorded, times: int) -> int:
-    """How many runs to record together where `times` are queued: as many as one launch makes, a half
-    or a quarter of them; 1 where that gains nothing.
+    """How many runs to record together where `times` are queued: as many as one launch makes, a
+    half or a quarter of them; 1 where that gains nothing.
     """
     (first, *others) = recorded.segments
     if others or not isinstance(first, Recording):
