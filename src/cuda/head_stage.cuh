@@ -134,8 +134,8 @@ __device__ __forceinline__ void RunFew(const Stage& stage, const float* w, const
       }
     }
     float x[1] = {SumOfLanes(sums)}, old[1];
-    const int c = lane / 2, col = first + c;
-    if (lane % 2 || col >= Whole(width) || (col < width && c >= kColumns)) continue;
+    const int col = first + lane / 2, end = first + kColumns;
+    if (lane % 2 || col >= (end < width ? end : Whole(width))) continue;  // the last have the rest
     old[0] = row.sheet[col];
     if (row.bias) x[0] += row.bias[col];
     End(stage.activation, stage.slope, old, x);

@@ -22,6 +22,7 @@ from .pack import aligned
 
 _ROUNDS = 32  # runs that one launch makes: twice as many gain nothing more
 _NODES = 160  # of a recording of several runs: longer ones hardly notice the pause between two
+_FEW = 8  # of them, at least, where more are not worth it
 _WORTH = 4  # launches of several runs that pay for recording them
 
 
@@ -155,15 +156,18 @@ class Recorded:
 
 
 def rounds_in(recorded: Recorded, times: int) -> int:
-    """How many runs to record together where `times` are queued: as many as one launch makes, a
-    half or a quarter of them; 1 where that gains nothing.
+    """How many runs to record together where `times` are queued: as many as one launch makes, or
+    half as many, down to a few; 1 where that gains nothing.
     """
     (first, *others) = recorded.segments
     if others or not isinstance(first, Recording):
         return 1
-    most = max(1, min(_ROUNDS, _NODES // max(first.info.nodes, 1)))
-    counts = most, most // 2, most // 4
-    return next((count for count in counts if count and times >= _WORTH * count), 1)
+    count = max(1, min(_ROUNDS, _NODES // max(first.info.nodes, 1)))
+    while times < _WORTH * count:
+        if count <= _FEW:
+            return 1
+        count = max(count // 2, _FEW)
+    return count
 
 
 class Rounds:
