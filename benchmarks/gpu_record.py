@@ -227,14 +227,13 @@ def versions() -> dict[str, str]:
     return said
 
 
-def merge(out: Path, commit: str | None, seconds: float) -> dict[str, Any]:
-    """record.json from the parts that are there."""
+def merge(out: Path, commit: str, seconds: float) -> dict[str, Any]:
+    """record.json from the parts that are there; each says of which commit it is."""
     parts = {}
     for name in PARTS:
         path = out / f"{name}.json"
         if path.exists():
             parts[name] = json.loads(path.read_text())
-    commit = commit or measure.commit()
     record = {
         "commit": commit,
         "date": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
@@ -259,12 +258,13 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    names = options.parts.split(",")
+    names, commit = options.parts.split(","), options.commit or measure.commit()
 
     def run(name: str) -> None:
         do, limit = PARTS[name]
         left = options.seconds - (time.monotonic() - start)
         part = Part(name, options.out, max(1.0, min(limit, left)))
+        part.result["commit"] = commit
         try:
             do(part, options.keep_library) if name == "build" else do(part)
         except Exception as error:  # the other parts are still worth their time
@@ -277,7 +277,7 @@ def main() -> int:
         run("build")
     with concurrent.futures.ThreadPoolExecutor() as pool:  # nothing is timed: side by side
         list(pool.map(run, [name for name in names if name != "build"]))
-    record = merge(options.out, options.commit, time.monotonic() - start)
+    record = merge(options.out, commit, time.monotonic() - start)
     print(f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped")
     return 0 if record["ok"] else 1
 
