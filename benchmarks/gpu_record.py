@@ -227,7 +227,7 @@ def versions() -> dict[str, str]:
     return said
 
 
-def merge(out: Path, commit: str, seconds: float) -> dict[str, Any]:
+def merge(out: Path, commit: str | None, seconds: float) -> dict[str, Any]:
     """record.json from the parts that are there; each says of which commit it is."""
     parts = {}
     for name in PARTS:
