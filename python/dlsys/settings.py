@@ -35,7 +35,8 @@ DLSYS_CUDA_LIBRARY_PATH, folders in which the native library looks for cuBLAS, c
 set when it is loaded to those of installed wheels, unless it is set already. DLSYS_BUILD_LIBRARY
 steers the installation: `none` builds no native library, else it is the path of a finished one.
 DLSYS_EMULATED_SEED, a number, has the emulated GPU (`make emulator`) decide otherwise what CUDA
-leaves open, such as the order of a block's threads.
+leaves open, such as the order of a block's threads; DLSYS_EMULATED_SHARED is the shared memory of a
+block there, in bytes.
 """
 
 from __future__ import annotations

@@ -12,9 +12,15 @@
 // What an H200 has, so that launchers take the paths that they take there; less memory.
 constexpr int kMultiprocessors = 132, kMajor = 9, kMinor = 0;
 constexpr size_t kTotalNbytes = size_t(8) << 30;
-constexpr size_t kPlainSharedNbytes = 48 << 10, kMostSharedNbytes = 227 << 10;
+constexpr size_t kPlainSharedNbytes = 48 << 10;
 constexpr size_t kSharedOfMultiprocessor = 228 << 10, kSharedOfEachBlock = 1 << 10;
 constexpr unsigned kMostThreads = 1024, kThreadsOfMultiprocessor = 2048;
+// Of a block, at most; DLSYS_EMULATED_SHARED says what a smaller GPU has.
+static size_t MostSharedNbytes() {
+  static const char* const said = getenv("DLSYS_EMULATED_SHARED");
+  static const size_t nbytes = said ? strtoull(said, nullptr, 10) : 227 << 10;
+  return nbytes;
+}
 
 using dlsys::emulator::Grid;
 
@@ -122,10 +128,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       *value = kMinor;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = (int)kMostSharedNbytes;
+      *value = (int)MostSharedNbytes();
       break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      *value = (int)kMostSharedNbytes + 1024;
+      *value = (int)MostSharedNbytes() + 1024;
       break;
     case cudaDevAttrMaxRegistersPerMultiprocessor:
       *value = 65536;
@@ -147,7 +153,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
-  if (value < 0 || (size_t)value > kMostSharedNbytes) return cudaErrorInvalidValue;
+  if (value < 0 || (size_t)value > MostSharedNbytes()) return cudaErrorInvalidValue;
   std::lock_guard<std::mutex> lock(mutex);
   allowed_shared[kernel] = (size_t)value;
   return cudaSuccess;
