@@ -10,8 +10,8 @@ from pathlib import Path
 
 from devices import EMULATED
 
-# Of small integers, which both precisions multiply exactly, and so large that a GPU with more shared
-# memory takes larger tiles than the smaller ones have room for.
+# Of small integers, which both precisions multiply exactly, and so large that a GPU with more
+# shared memory takes larger tiles than the smaller ones have room for.
 PROGRAM = """
 import numpy as np
 from dlsys import autodiff as ad, ndarray
