@@ -286,7 +286,7 @@ bool LaunchTiling(const Place& at, CorrelateTask& task) {
   const int64_t filters = T::kRows / 16 * order.steps * 128;
   const int64_t stage = filters + order.Planes() * (span + 32);
   const int buffers = std::min(kStages, order.stages);
-  const int64_t most = MostShared(at);
+  const int64_t most = (int64_t)SharedLimit(at.ctx.device_id);
   if (4 * (buffers * stage + span) > most) return false;
   task.span = (int)span;
   task.pitch = PitchOf(span);
@@ -339,13 +339,6 @@ bool FitsIndices(const Correlation& c, const Strip& strip) {
 }
 
 }  // namespace
-
-int64_t MostShared(const Place& at) {
-  int nbytes = 0;
-  Check(at.op,
-        cudaDeviceGetAttribute(&nbytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, at.ctx.device_id));
-  return nbytes;
-}
 
 std::vector<std::string> CorrelateTilesTf32() {
   std::vector<std::string> names;

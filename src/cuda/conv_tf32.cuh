@@ -122,9 +122,6 @@ void LaunchTask(const Place& at, void (*kernel)(Task), int64_t blocks, int threa
   Launch(at.op, kernel, (unsigned)blocks, (unsigned)threads, (size_t)nbytes, at.stream, task);
 }
 
-// How many bytes of shared memory a block may have at most.
-int64_t MostShared(const Place& at);
-
 // The names of their variants.
 std::vector<std::string> CorrelateTilesTf32();
 std::vector<std::string> FilterTilesTf32();

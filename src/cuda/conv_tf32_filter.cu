@@ -233,7 +233,7 @@ bool LaunchTiling(const Place& at, FilterTask& task, float* df) {
   task.width = task.col_tiles * T::kEights * 8;
   task.planes = task.columns.Channels(T::kEights);
   const int64_t span = Span(task.strip, task.c.size.h, kPlaces);
-  const int64_t most = MostShared(at);
+  const int64_t most = (int64_t)SharedLimit(at.ctx.device_id);
   if (span > most || task.planes * span > most) return false;
   task.span = (int)span;
   task.pitch = PitchOf(span);

@@ -54,13 +54,12 @@ inline void CountLaunch() {
 // can: a limit by launch would fall under that of another thread's.
 inline void AllowShared(const char* op, const void* kernel, size_t nbytes) {
   if (nbytes <= kPlainShared) return;
-  int device = 0, most = 0;
+  int device = 0;
   cudaFuncAttributes attributes;
   Check(op, cudaGetDevice(&device));
-  Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   Check(op, cudaFuncGetAttributes(&attributes, kernel));
   Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 most - (int)attributes.sharedSizeBytes));
+                                 (int)(SharedLimit(device) - attributes.sharedSizeBytes)));
 }
 
 // Whether a multiprocessor has registers for no more than so many blocks.
@@ -77,12 +76,11 @@ inline bool RegistersHold(const char* op, const void* kernel, unsigned threads, 
 // So much shared memory in place of `nbytes` that no multiprocessor has more blocks of a launch
 // than it has to: where blocks come early, the first that becomes free would take those of others.
 inline size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
-  int device = 0, most = 0, of_block = 0;
+  int device = 0, most = 0;
   Check(op, cudaGetDevice(&device));
   Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-  Check(op, cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   const size_t crowded = (size_t)most / (CeilDiv(blocks, Multiprocessors(device)) + 1);
-  const size_t room = (size_t)of_block - 4096;  // what a kernel declares comes besides
+  const size_t room = SharedLimit(device) - 4096;  // what a kernel declares comes besides
   return nbytes < crowded && crowded <= room ? crowded : nbytes;
 }
 

@@ -122,9 +122,9 @@ bool HasSplits(int64_t k, int splits) {
   return splits == 1 || (splits - 1) * PartOf(k, splits) < k;
 }
 
-// Whether a multiprocessor of the GPU has the shared memory; a kernel declares some besides.
-bool HasTiling(int device, const Family& family, int tiling) {
-  return family.nbytes[tiling] + 4096 <= SharedLimit(device);
+// Whether a block may have the shared memory; a kernel declares some besides.
+bool HasTiling(size_t shared_limit, const Family& family, int tiling) {
+  return family.nbytes[tiling] + 4096 <= shared_limit;
 }
 
 // Whether cuBLAS, with what it lacks in kernels of their own, takes less time.
@@ -172,12 +172,13 @@ Tiles TilesOf(const Product& p) {
 
 Cut BestCut(Tiles tiles, const Product* products, int count, int most_splits) {
   const int device = products->ctx.device_id, multiprocessors = Multiprocessors(device);
+  const size_t shared_limit = SharedLimit(device);
   const Family& family = FamilyOf(tiles);
   int64_t depth = 0;
   for (int k = 0; k < count; k++) depth = std::max(depth, products[k].k);
   Cut best = {kTilings - 1, 1, INFINITY};
   for (int tiling = 0; tiling < kTilings; tiling++) {
-    if (!HasTiling(device, family, tiling)) continue;
+    if (!HasTiling(shared_limit, family, tiling)) continue;
     for (int splits = 1; splits <= most_splits && HasSplits(depth, splits); splits *= 2) {
       const double us =
           ProductsUs(products, count, depth, family.costs[tiling], splits, multiprocessors);
@@ -254,7 +255,8 @@ static_assert(1 << (kCutsOfTiling - 1) == kMaxSplits);
 bool Applies(const Product& p, int number) {
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
   if (number >= kCuts) return !OwnIsWanted() && p.bytes == Bytes::kNone;
-  return HasTiling(p.ctx.device_id, FamilyOf(TilesOf(p)), number / kCutsOfTiling) &&
+  const size_t shared_limit = SharedLimit(p.ctx.device_id);
+  return HasTiling(shared_limit, FamilyOf(TilesOf(p)), number / kCutsOfTiling) &&
          HasSplits(p.k, 1 << number % kCutsOfTiling);
 }
 

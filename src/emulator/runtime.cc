@@ -15,12 +15,6 @@ constexpr size_t kTotalNbytes = size_t(8) << 30;
 constexpr size_t kPlainSharedNbytes = 48 << 10;
 constexpr size_t kSharedOfMultiprocessor = 228 << 10, kSharedOfEachBlock = 1 << 10;
 constexpr unsigned kMostThreads = 1024, kThreadsOfMultiprocessor = 2048;
-// Of a block, at most; DLSYS_EMULATED_SHARED says what a smaller GPU has.
-static size_t MostSharedNbytes() {
-  static const char* const said = getenv("DLSYS_EMULATED_SHARED");
-  static const size_t nbytes = said ? strtoull(said, nullptr, 10) : 227 << 10;
-  return nbytes;
-}
 
 using dlsys::emulator::Grid;
 
@@ -32,6 +26,13 @@ size_t in_use = 0;
 std::unordered_map<const void*, size_t> allowed_shared;  // of kernels that asked for more
 CUstream_st legacy;
 std::atomic<cudaError_t> lost{cudaSuccess};
+
+// Of a block, at most; DLSYS_EMULATED_SHARED says what a smaller GPU has.
+size_t MostSharedNbytes() {
+  static const char* const said = getenv("DLSYS_EMULATED_SHARED");
+  static const size_t nbytes = said ? strtoull(said, nullptr, 10) : 227 << 10;
+  return nbytes;
+}
 
 }  // namespace
 
