@@ -183,11 +183,9 @@ DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out) {
 }
 
 DLSYS_API int DLRecordingFree(DLRecording* recording) {
-  delete recording;
-  return DL_OK;
+  return Guard([&] { delete recording; });
 }
 
 DLSYS_API int DLProgramFree(DLProgram* program) {
-  delete program;
-  return DL_OK;
+  return Guard([&] { delete program; });
 }

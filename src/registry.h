@@ -54,9 +54,26 @@ void RegisterChoices(const char* device, const char* kernel, Choices choices) no
   FailWith(DL_NOT_APPLICABLE, "%s: %s does not do this; choice 0 finds what does", op, choice);
 }
 
+// While a thread is inside this library. What a device's code changes about the thread, such as
+// which GPU is current, it puts right as the thread leaves: others in this process count on it.
+class Visit {
+ public:
+  Visit() { depth_++; }
+  ~Visit() {
+    if (--depth_ == 0 && on_leaving) std::exchange(on_leaving, nullptr)();
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  static inline thread_local void (*on_leaving)() = nullptr;
+
+ private:
+  static inline thread_local int depth_ = 0;
+};
+
 // Runs f and turns whatever it throws into a status and the thread's error text.
 template <class F>
 inline int Guard(F&& f) noexcept {
+  const Visit visit;
   try {
     f();
     return DL_OK;

@@ -32,6 +32,8 @@ def fewer(count: int) -> int:
     return max(3, count // 20) if EMULATED else count
 
 
+_no_second = unavailable(gpu(1)) or ""
+two_gpus = unittest.skipIf(_no_second, f"two GPUs are wanted: {_no_second}")
 not_emulated = unittest.skipIf(EMULATED, "not on an emulated GPU: slow, or of what it has not")
 
 

@@ -150,6 +150,20 @@ void CheckUsable(const char* op) {
              op, lost_text);
 }
 
+// The GPU that was current as this thread came into the library, where another had to be.
+thread_local int found_current = 0;
+
+void MakeCurrent(const char* op, int device) {
+  int current = 0;
+  Check(op, cudaGetDevice(&current));
+  if (current == device) return;
+  if (!Visit::on_leaving) {
+    found_current = current;
+    Visit::on_leaving = [] { cudaSetDevice(found_current); };
+  }
+  Check(op, cudaSetDevice(device));
+}
+
 std::string BuildText() {
   const int major = CUDART_VERSION / 1000, minor = CUDART_VERSION % 1000 / 10;
   return "cuda " + std::to_string(major) + "." + std::to_string(minor) + " " DLSYS_CUDA_ARCHS;
@@ -172,9 +186,9 @@ void Use(const char* op, int device) {
   if (device < 0 || device >= presence.count)
     FailWith(DL_UNAVAILABLE, "%s: no GPU %d: this machine has GPUs 0 to %d", op, device,
              presence.count - 1);
-  // With one GPU the current device cannot be another. With several it is set every time: another
+  // With one GPU the current device cannot be another. With several it is asked every time: another
   // library in this process may have changed it.
-  if (presence.count > 1) Check(op, cudaSetDevice(device));
+  if (presence.count > 1) MakeCurrent(op, device);
 }
 
 int Multiprocessors(int device) {

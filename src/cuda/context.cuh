@@ -8,9 +8,9 @@
 namespace dlsys {
 namespace cuda {
 
-// Makes `device` current for this thread. Fails with DL_UNAVAILABLE when there is no usable GPU or
-// this process is a fork of one that used it, and with DL_DEVICE_LOST and the first cause after a
-// fault. No CUDA call comes before it.
+// Makes `device` current for this thread until it leaves the library. Fails with DL_UNAVAILABLE
+// when there is no usable GPU or this process is a fork of one that used it, and with
+// DL_DEVICE_LOST and the first cause after a fault. No CUDA call comes before it.
 void Use(const char* op, int device);
 
 constexpr int kMaxDevices = 64;  // for which tables have room

@@ -17,6 +17,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "emulator/fibers.h"
 #include "emulator/vectors.h"
@@ -105,6 +106,7 @@ enum cudaError_t : int {
   cudaErrorECCUncorrectable = 214,
   cudaErrorNvlinkUncorrectable = 220,
   cudaErrorUnsupportedPtxVersion = 222,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
   cudaErrorLaunchTimeout = 702,
@@ -123,7 +125,7 @@ cudaError_t cudaGetLastError();
 const char* cudaGetErrorName(cudaError_t status);
 const char* cudaGetErrorString(cudaError_t status);
 
-// ---- the device ----
+// ---- the devices ----
 
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
@@ -216,6 +218,7 @@ class Call {
   virtual void** Arguments() = 0;          // the address of each
   virtual void Set(void** arguments) = 0;  // copies new ones
   virtual std::shared_ptr<Call> Copy() const = 0;
+  virtual std::vector<const void*> Pointers() const = 0;  // those that are arguments themselves
   const void* const function;
 };
 
@@ -241,6 +244,15 @@ class CallOf : public Call {
         values_);
   }
   std::shared_ptr<Call> Copy() const override { return std::make_shared<CallOf>(kernel_, values_); }
+  std::vector<const void*> Pointers() const override {
+    std::vector<const void*> found;
+    const auto look = [&](const auto& value) {
+      if constexpr (std::is_pointer_v<std::remove_reference_t<decltype(value)>>)
+        found.push_back((const void*)value);
+    };
+    std::apply([&](const auto&... value) { (look(value), ...); }, values_);
+    return found;
+  }
 
  private:
   Kernel kernel_;

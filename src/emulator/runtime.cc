@@ -1,15 +1,17 @@
-// CUDA's runtime over the memory and the time of the CPU: a device, its memory, streams, events and
-// launches. Graphs are in recording.cc.
+// CUDA's runtime over the memory and the time of the CPU: two devices, their memory, streams,
+// events and launches. Graphs are in recording.cc.
 #include "emulator/runtime.h"
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <mutex>
-#include <unordered_map>
+#include <utility>
 
 // What an H200 has, so that launchers take the paths that they take there; less memory.
+constexpr int kGpus = 2;
 constexpr int kMultiprocessors = 132, kMajor = 9, kMinor = 0;
 constexpr size_t kTotalNbytes = size_t(8) << 30;
 constexpr size_t kPlainSharedNbytes = 48 << 10;
@@ -20,11 +22,18 @@ using dlsys::emulator::Grid;
 
 namespace {
 
+struct Block {
+  size_t nbytes;
+  int device;  // kHost of pinned memory
+};
+
 std::mutex mutex;  // over what follows
-std::unordered_map<void*, size_t> blocks;
-size_t in_use = 0;
-std::unordered_map<const void*, size_t> allowed_shared;  // of kernels that asked for more
+std::map<const void*, Block> blocks;
+size_t in_use[kGpus] = {};
+// Of kernels that asked for more, each device by itself.
+std::map<std::pair<int, const void*>, size_t> allowed_shared;
 CUstream_st legacy;
+thread_local int current = 0;
 std::atomic<cudaError_t> lost{cudaSuccess};
 
 // Of a block, at most; DLSYS_EMULATED_SHARED says what a smaller GPU has.
@@ -32,6 +41,16 @@ size_t MostSharedNbytes() {
   static const char* const said = getenv("DLSYS_EMULATED_SHARED");
   static const size_t nbytes = said ? strtoull(said, nullptr, 10) : 227 << 10;
   return nbytes;
+}
+
+// Whether a pointer leads to another GPU's memory, where a kernel of this one faults. Under the
+// mutex.
+bool IsElsewhere(const void* pointer) {
+  auto after = blocks.upper_bound(pointer);
+  if (after == blocks.begin()) return false;
+  const auto& [data, block] = *--after;
+  const bool inside = (const char*)pointer < (const char*)data + block.nbytes;
+  return inside && block.device != current && block.device != kHost;
 }
 
 }  // namespace
@@ -53,9 +72,13 @@ cudaError_t Do(cudaStream_t stream, CUgraphNode_st node) {
 cudaError_t Launch(const cudaLaunchConfig_t& config, std::shared_ptr<Call> call) {
   if (config.gridDim.x == 0 || config.blockDim.x == 0 || config.blockDim.x > kMostThreads)
     return cudaErrorInvalidValue;
+  const int device = Of(config.stream).device;
+  if (device != current && device != kHost) return cudaErrorInvalidResourceHandle;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    const auto allowed = allowed_shared.find(call->function);
+    for (const void* pointer : call->Pointers())
+      if (IsElsewhere(pointer)) return cudaErrorIllegalAddress;
+    const auto allowed = allowed_shared.find({current, call->function});
     const size_t most = allowed == allowed_shared.end() ? kPlainSharedNbytes : allowed->second;
     if (config.dynamicSmemBytes > most) return cudaErrorInvalidValue;
   }
@@ -95,6 +118,10 @@ const char* cudaGetErrorName(cudaError_t status) {
       return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation:
       return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidResourceHandle:
+      return "cudaErrorInvalidResourceHandle";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
     case cudaErrorStreamCaptureUnsupported:
@@ -105,18 +132,27 @@ const char* cudaGetErrorName(cudaError_t status) {
 }
 const char* cudaGetErrorString(cudaError_t status) { return cudaGetErrorName(status); }
 
-// ---- the device ----
+// ---- the devices ----
 
+// Those that CUDA_VISIBLE_DEVICES names, before the first number that none of them has.
 cudaError_t cudaGetDeviceCount(int* count) {
   const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-  *count = !visible || *visible == '0';
+  if (!visible) visible = "0,1";
+  *count = 0;
+  while (*count < kGpus && visible[2 * *count] >= '0' && visible[2 * *count] < '0' + kGpus) {
+    if (visible[2 * (*count)++ + 1] != ',') break;
+  }
   return *count ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= kGpus) return cudaErrorInvalidValue;
+  current = device;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
@@ -156,7 +192,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
   if (value < 0 || (size_t)value > MostSharedNbytes()) return cudaErrorInvalidValue;
   std::lock_guard<std::mutex> lock(mutex);
-  allowed_shared[kernel] = (size_t)value;
+  allowed_shared[{current, kernel}] = (size_t)value;
   return cudaSuccess;
 }
 cudaError_t BlocksAtOnce(int* blocks, int threads, size_t shared_nbytes) {
@@ -169,10 +205,12 @@ cudaError_t BlocksAtOnce(int* blocks, int threads, size_t shared_nbytes) {
 
 struct CUevent_st {
   std::chrono::steady_clock::time_point time;
+  int device;
 };
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new CUstream_st;
+  (*stream)->device = current;
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -187,7 +225,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
   return cudaStreamSynchronize(stream);  // on one that records, it would be a part of that
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st;
+  *event = new CUevent_st{{}, current};
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -195,6 +233,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const int device = dlsys::emulator::Of(stream).device;
+  if (device != event->device && device != kHost) return cudaErrorInvalidResourceHandle;
   event->time = std::chrono::steady_clock::now();
   return cudaStreamSynchronize(stream);
 }
@@ -212,37 +252,40 @@ namespace {
 // Calls that take time on the whole device are refused while this thread records.
 bool Unsafe() { return dlsys::emulator::Recording(); }
 
-cudaError_t Allocate(void** data, size_t nbytes) {
+cudaError_t Allocate(void** data, size_t nbytes, int device) {
   constexpr size_t kAlignment = 256;
   if (Unsafe()) return cudaErrorStreamCaptureUnsupported;
   std::lock_guard<std::mutex> lock(mutex);
   const size_t whole = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (whole > kTotalNbytes - in_use) return cudaErrorMemoryAllocation;
+  if (device != kHost && whole > kTotalNbytes - in_use[device]) return cudaErrorMemoryAllocation;
   *data = aligned_alloc(kAlignment, whole ? whole : kAlignment);
   if (!*data) return cudaErrorMemoryAllocation;
   memset(*data, 0xff, whole);
-  in_use += whole;
-  blocks[*data] = whole;
+  if (device != kHost) in_use[device] += whole;
+  blocks[*data] = {whole, device};
   return cudaSuccess;
 }
 
 }  // namespace
 
-cudaError_t cudaMalloc(void** data, size_t nbytes) { return Allocate(data, nbytes); }
-cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned) { return Allocate(data, nbytes); }
+cudaError_t cudaMalloc(void** data, size_t nbytes) { return Allocate(data, nbytes, current); }
+cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned) {
+  return Allocate(data, nbytes, kHost);
+}
 cudaError_t cudaFree(void* data) {
   if (Unsafe()) return cudaErrorStreamCaptureUnsupported;
   std::lock_guard<std::mutex> lock(mutex);
   const auto found = blocks.find(data);
   if (found == blocks.end()) return data ? cudaErrorInvalidValue : cudaSuccess;
-  in_use -= found->second;
+  const Block& block = found->second;
+  if (block.device != kHost) in_use[block.device] -= block.nbytes;
   blocks.erase(found);
   free(data);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_nbytes, size_t* total_nbytes) {
   std::lock_guard<std::mutex> lock(mutex);
-  *free_nbytes = kTotalNbytes - in_use;
+  *free_nbytes = kTotalNbytes - in_use[current];
   *total_nbytes = kTotalNbytes;
   return cudaSuccess;
 }

@@ -19,7 +19,10 @@ struct CUgraph_st {
   std::vector<std::unique_ptr<CUgraphNode_st>> nodes;
 };
 
+constexpr int kHost = -1;  // of what belongs to no device
+
 struct CUstream_st {
+  int device = kHost;                 // of the legacy stream, which is any device's
   CUgraph_st* graph = nullptr;        // that it records
   std::vector<cudaGraphNode_t> tail;  // that what it records next will wait for
 };

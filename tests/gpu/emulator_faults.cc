@@ -157,6 +157,30 @@ void CheckOrder() {
   cudaGraphDestroy(graph_of_second);
 }
 
+// What a second GPU has is not the first one's, and whoever calls keeps the GPU that was current.
+void CheckSecond() {
+  float* numbers;
+  cudaEvent_t event;
+  int current = -1, inside = -1;
+  cudaSetDevice(1);
+  cudaMalloc((void**)&numbers, kThreads * sizeof(float));
+  cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  Say("a stream of another GPU is refused",
+      Launch(Untouched, 0, 1, numbers) == cudaErrorInvalidResourceHandle &&
+          cudaEventRecord(event, stream) == cudaErrorInvalidResourceHandle);
+  cudaSetDevice(0);
+  Say("memory of another GPU is refused",
+      Launch(Untouched, 0, 1, numbers + 1) == cudaErrorIllegalAddress);
+  dlsys::Guard([&] {
+    dlsys::Guard([] { dlsys::cuda::Use("second", 1); });
+    cudaGetDevice(&inside);
+    dlsys::cuda::Use("first again", 0);
+    dlsys::cuda::Use("second again", 1);
+  });
+  cudaGetDevice(&current);
+  Say("a GPU is current within a call, and not behind it", inside == 1 && current == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -181,6 +205,7 @@ int main() {
       Launch(Untouched, 64 << 10, 1, device) == cudaErrorInvalidValue);
   CheckRecording();
   CheckOrder();
+  CheckSecond();
   Say("threads that wait for ever are told", Launch(Apart, 0, 1, device) == cudaErrorLaunchFailure);
   Say("and the GPU is lost", cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
 }
