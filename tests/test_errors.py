@@ -328,6 +328,7 @@ class Devices(unittest.TestCase):
                 ad.Executor([x], ctx)
             self.assertRegex(str(caught.exception), "ndarray.cpu|context")
 
+    @require(cpu(0))
     def test_no_such_device(self):
         with self.assertRaises(DeviceError) as caught:
             ad.Executor([ad.Variable("x")], cpu(5))
