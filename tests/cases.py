@@ -89,7 +89,8 @@ class Gradients:
         ]
         wrapped = [wrap(x) if a.dtype == dtype else x for x, a in zip(self.inputs, self.arrays)]
         self.node = sample.node(*wrapped[:-1], **case.attrs)
-        self.total = ad.sum_op(self.inputs[-1] * self.node)
+        self.terms = [self.inputs[-1] * self.node]  # the number is their sum
+        self.total = ad.sum_op(self.terms[0])
         chosen = sample.differentiable
         self.chosen = list(range(len(arrays)) if chosen is None else chosen)
         self.gradients = ad.gradients(self.total, [self.inputs[k] for k in self.chosen])
@@ -105,8 +106,8 @@ class Gradients:
     def differentiate_again(self, rng: np.random.Generator) -> None:
         """The number becomes Σ random · gradient, with gradients of its own."""
         directions = [ad.constant(rng.uniform(-1, 1, self.arrays[k].shape)) for k in self.chosen]
-        terms = [ad.sum_op(d * gradient) for d, gradient in zip(directions, self.gradients)]
-        self.total = ad.sum_node_list(terms)
+        self.terms = [d * gradient for d, gradient in zip(directions, self.gradients)]
+        self.total = ad.sum_node_list([ad.sum_op(term) for term in self.terms])
         self.chosen = [*self.chosen, len(self.inputs) - 1]
         self.gradients = ad.gradients(self.total, [self.inputs[k] for k in self.chosen])
 
@@ -125,4 +126,5 @@ class Gradients:
                 arrays[k] = x
             return executor.run(self.feeds_of(executor, arrays))[0]
 
-        check_gradients(value, gradients, point, rng, factor)
+        magnitude = sum(float(np.abs(term).sum()) for term in self.run(self.terms))
+        check_gradients(value, gradients, point, rng, factor, magnitude)

@@ -21,11 +21,13 @@ def check_gradients(
     point: Sequence[np.ndarray],
     rng: np.random.Generator,
     factor: float = 1.0,
+    magnitude: float = 0.0,
 ) -> None:
     """Raises AssertionError unless `gradients` are `factor` times those of `function` at `point`.
 
     function: a number from float64 arrays, smooth within 2 * STEP of `point` in every element.
-    gradients: an array for each array of `point`, in its shape.
+    gradients: an array for each array of `point`, in its shape. magnitude: of the terms that the
+    function adds up, where these may cancel: their rounding is that of their size, not of the sum's.
     """
     for k, (x, gradient) in enumerate(zip(point, gradients)):
         if gradient.shape != x.shape:
@@ -43,7 +45,8 @@ def check_gradients(
         expected = 8 * (ahead - behind) - (along(2 * STEP) - along(-2 * STEP))
         expected *= factor / (12 * STEP)
         terms = gradient * direction
-        size = np.abs(terms).sum() + abs(factor) * 1e-5 * max(abs(ahead), abs(behind))
+        values = max(abs(ahead), abs(behind), magnitude)
+        size = np.abs(terms).sum() + abs(factor) * 1e-5 * values
         if not abs(terms.sum() - expected) <= RTOL * size + UNDERFLOW < np.inf:
             raise AssertionError(
                 f"input {k} of shape {x.shape}: along a random direction the gradient gives "

@@ -64,6 +64,18 @@ class GradientChecker(unittest.TestCase):
         with self.assertRaises(AssertionError):
             check_gradients(lambda point: 1.0, [np.full(6, 1e-3)], x, self.rng)
 
+    def test_takes_the_rounding_of_terms_that_cancel(self) -> None:
+        x = self.rng.uniform(-1, 1, 6)
+
+        def cancelling(point: Sequence[np.ndarray]) -> float:
+            return float((1e4 + 1e-7 * point[0].sum()) - 1e4)
+
+        with self.assertRaises(AssertionError):
+            check_gradients(cancelling, [np.full(6, 1e-7)], [x], self.rng)
+        check_gradients(cancelling, [np.full(6, 1e-7)], [x], self.rng, magnitude=2e4)
+        with self.assertRaises(AssertionError):
+            check_gradients(cancelling, [np.full(6, 1e-5)], [x], self.rng, magnitude=2e4)
+
     def test_accepts_empty_inputs(self) -> None:
         check_gradients(lambda point: 0.0, [np.zeros((0, 3))], [np.zeros((0, 3))], self.rng)
 
