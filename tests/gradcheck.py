@@ -27,7 +27,7 @@ def check_gradients(
 
     function: a number from float64 arrays, smooth within 2 * STEP of `point` in every element.
     gradients: an array for each array of `point`, in its shape. magnitude: of the terms that the
-    function adds up, where these may cancel: their rounding is that of their size, not of the sum's.
+    function adds up, where these may cancel: their rounding is that of their size, not of the sum.
     """
     for k, (x, gradient) in enumerate(zip(point, gradients)):
         if gradient.shape != x.shape:
