@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import table_gpu
+import table_losses
 import table_overlap
 from table_gpu import Results, rows, source
 
@@ -204,6 +205,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu overlap": table_overlap.table,
     "gpu record": gpu_record,
     "accuracy": accuracy,
+    "losses": table_losses.table,
     "figures": figures,
 }
 
