@@ -47,7 +47,9 @@ class Staging {
     const Slot oldest = sent_.front();
     sent_.pop_front();
     lock.unlock();
-    if (!passed) Check(kCopy, cudaEventSynchronize(oldest.sent));
+    const cudaError_t status = passed ? cudaSuccess : cudaEventSynchronize(oldest.sent);
+    if (status != cudaSuccess) GiveBack(oldest);
+    Check(kCopy, status);
     return oldest;
   }
 

@@ -114,7 +114,7 @@ def loss_pairs(graph: Graph) -> dict[Node, Node]:
         ]
         with attributed_to(node):
             total = totals[0] if totals else sum_op(rows_op(x, labels))
-            body = close((x, labels), (_flat(total, ()), node))
+            body = close((x, labels), (in_shape(total, ()), node))
             count = total.inputs[0].spec.size if total.op is mean_op else 1
             scale = 1.0 / count if count else float("nan")
             pair = pair_op(x, labels, body, scale=scale, dy=float(dy.attrs["value"]))
@@ -146,12 +146,16 @@ def dense_heads(graph: Graph) -> dict[Node, Node]:
     return replaced
 
 
+def in_shape(node: Node, shape: tuple[int, ...]) -> Node:
+    """A node's numbers in a shape."""
+    return node if node.spec.shape == shape else reshape_op(node, shape)
+
+
 def shaped(node: Node, like: Node) -> Node:
     """A node in the shape of the one that it replaces."""
-    if node.spec.shape == like.spec.shape:
-        return node
-    view = reshape_op(node, like.spec.shape)
-    view.stand_for(like)
+    view = in_shape(node, like.spec.shape)
+    if view is not node:
+        view.stand_for(like)
     return view
 
 
@@ -203,7 +207,7 @@ def _fused_product(
 ) -> Node:
     flags = {name: product.attrs[name] for name in ("trans_A", "trans_B")}
     if side is not None:
-        flat = _flat(side, product.spec.shape)
+        flat = in_shape(side, product.spec.shape)
         body = _body(product, flat, last, {side: flat} if flat is not side else {})
         fused = matmul_gradient_op(
             *product.inputs, flat, body=body, gradient=last.op.kernel, **flags
@@ -223,11 +227,11 @@ def _body(
     product: Node, third: Node | None, last: Node, shown: dict[Node, Node] | None = None
 ) -> Body:
     inputs = [*product.inputs] if third is None else [*product.inputs, third]
-    return close(inputs, [_flat(last, product.spec.shape)], shown)
+    return close(inputs, [in_shape(last, product.spec.shape)], shown)
 
 
 def _with_sums(product: Node, total: Node, operand: Node, of_A: bool) -> Node:
-    flat = _flat(total, (total.spec.size,))
+    flat = in_shape(total, (total.spec.size,))
     shown = {total.inputs[0]: operand}
     body = close(product.inputs, (product, flat), shown if total.inputs[0] is not operand else {})
     flags = {name: product.attrs[name] for name in ("trans_A", "trans_B")}
@@ -349,7 +353,7 @@ def _fused_head(head: _Head) -> Node:
         for layer, slope in zip(layers, reversed(slopes))
     ]
     rows, classes = layers[-1].spec.shape
-    flat = [_flat(head.loss, ()), _flat(head.dlogits, (rows, classes))]
+    flat = [in_shape(head.loss, ()), in_shape(head.dlogits, (rows, classes))]
     x = head.inputs[0]
     sides = [dx.inputs[2] for dx in gradients if dx.op is matmul_gradient_op]
     shown = {side: x for side in sides if side is not x and whole(side) is whole(x)}
@@ -370,7 +374,3 @@ def _keeps_last(node: Node) -> bool:
     ndim = len(node.inputs[0].spec.shape)
     axes = normalize_axes(node, node.attrs["axis"], ndim)
     return ndim > 1 and axes == tuple(range(ndim - 1))
-
-
-def _flat(node: Node, shape: tuple[int, ...]) -> Node:
-    return node if node.spec.shape == shape else reshape_op(node, shape)

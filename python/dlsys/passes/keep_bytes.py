@@ -22,9 +22,9 @@ from ..ops.fused import (
     on_bytes,
 )
 from ..ops.fused_update import FusedUpdate, fused_update
-from ..ops.layout import reshape_op
 from ..ops.matmul import matmul_op
 from ..ops.source import constant_op
+from .fuse import in_shape
 from .graph import Graph, exchange, value_of, whole
 
 PRODUCTS = {
@@ -101,7 +101,7 @@ def _replaced(graph: Graph, batch: Node, readers: dict[Node, list[Node]]) -> dic
                 replaced[value] = value_of(rows, 1, value)
     for reader, shown in readers.items():
         with attributed_to(reader):
-            views = {x: _shaped(stored, x) for x in shown}
+            views = {x: in_shape(stored, x.spec.shape) for x in shown}
             made = _reading_bytes(reader, views, scale)
             made.stand_for(reader)
             replaced[reader] = made
@@ -110,10 +110,6 @@ def _replaced(graph: Graph, batch: Node, readers: dict[Node, list[Node]]) -> dic
                 for value in graph.users[reader]:
                     replaced[value] = value_of(made, value.attrs["index"], value)
     return replaced
-
-
-def _shaped(stored: Node, like: Node) -> Node:
-    return stored if stored.spec.shape == like.spec.shape else reshape_op(stored, like.spec.shape)
 
 
 def _reading_bytes(reader: Node, views: dict[Node, Node], scale: Node) -> Node:
