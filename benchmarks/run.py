@@ -23,9 +23,9 @@ def main() -> int:
     names = ["overhead", "cpu"]
     reason = unavailable(gpu(0))
     if reason is None:
-        names += ["gpu", "overlap"]
+        names += ["gpu", "overlap", "losses"]
     else:
-        print(f"benchmarks/gpu.py and overlap.py are left out: {reason}", flush=True)
+        print(f"benchmarks/gpu.py, overlap.py and losses.py are left out: {reason}", flush=True)
     for name in names:
         print(f"benchmarks/{name}.py", flush=True)
         command = [sys.executable, str(measure.HERE / f"{name}.py"), "--out", str(options.out)]
