@@ -14,7 +14,7 @@ import numpy as np
 
 from devices import require
 from dlsys import autodiff as ad
-from dlsys.errors import DlsysError
+from dlsys.errors import DlsysError, KernelError
 from dlsys.graph.node import Node
 from dlsys.ndarray import cpu, gpu
 from dlsys.profile import Profile
@@ -171,6 +171,17 @@ class Whole:
         updates = [ad.assign_op(p, p + 1) for p in (self.a, self.b)]
         with mock.patch.object(settings, "debug_nan", True):
             self.check_ctrl_c_everywhere(ad.Executor(updates, self.ctx))
+
+    def test_what_debugging_refuses_after_an_update(self) -> None:
+        x = ad.Variable("x")
+        new = ad.assign_op(self.a, self.a + x)
+        executor = ad.Executor([ad.assign_op(self.b, ad.log_op(new))], self.ctx)
+        with mock.patch.object(settings, "debug_nan", True):
+            executor.run({x: np.ones(3, np.float32)})
+            for _ in range(2):
+                with self.assertRaisesRegex(KernelError, "first node that made NaN"):
+                    executor.run({x: np.full(3, -2, np.float32)})
+                self.assertEqual(self.values(), [1, 0])
 
 
 class JudgedAtOnce(Whole):

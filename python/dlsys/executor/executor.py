@@ -147,6 +147,7 @@ class Executor:
         watching = self._watching()
         if not watching and not whole.needed:
             return runner.run(values, times)
+        whole.judged = watching and (settings.debug >= 4 or settings.debug_nan)
         for _ in range(times):
             with whole:
                 fetched = self._watched(runner, values) if watching else runner.run(values)

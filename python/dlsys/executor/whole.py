@@ -21,14 +21,17 @@ class Whole:
     def __init__(self, plan: Plan, ctx: Context | None) -> None:
         python = [_runs_python(step) for step in plan.steps]
         self._held = any(step.node.op.writes for step in plan.steps)
+        self._written = _written(plan.steps)
         self._undone = _undone(plan.steps, python, ctx)
         # Whether a run needs it that is not watched step by step.
         self.needed = self._held and (ctx is None or any(python)) or bool(self._undone)
+        self.judged = False  # whether the next runs are debugged, which may stop them at any step
         self._keys = Interrupts()
-        self._before: list[Any] = []
+        self._before: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
-        self._before = [parameter.asnumpy() for parameter in self._undone]
+        undone = self._written if self.judged else self._undone
+        self._before = [(parameter, parameter.asnumpy()) for parameter in undone]
         if self._held:
             self._keys.__enter__()
 
@@ -36,7 +39,7 @@ class Whole:
         before, self._before = self._before, []
         try:
             if kind is not None:
-                for parameter, value in zip(self._undone, before):
+                for parameter, value in before:
                     parameter.set(value)
         finally:
             if self._held:  # until here: a run is taken back as a whole, too
@@ -56,5 +59,10 @@ def _undone(steps: Sequence[Step], python: Sequence[bool], ctx: Context | None) 
     for k, step in enumerate(steps):
         if python[k] or (step.node.op.fallible and not on_gpu):
             last = k
-    written = (step.inputs[k].node for step in steps[: max(last, 0)] for k in step.node.op.writes)
+    return _written(steps[: max(last, 0)])
+
+
+def _written(steps: Sequence[Step]) -> list[Any]:
+    """The Parameters that steps write."""
+    written = (step.inputs[k].node for step in steps for k in step.node.op.writes)
     return list(dict.fromkeys(node.origin for node in written))
