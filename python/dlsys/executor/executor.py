@@ -121,10 +121,10 @@ class Executor:
 
         For graphs that advance by themselves: a training step whose batch is drawn on the device.
         On a GPU a launch makes one run, or several of short ones, and the host is free as soon as
-        they are queued. Raises as `run` does, and GraphError for n < 1.
+        they are queued. Raises as `run` does, and GraphError for another n than 1, 2 and so on.
         """
-        if n < 1:
-            raise GraphError(f"run_many: expected at least 1 run, got {n}")
+        if not isinstance(n, (int, np.integer)) or n < 1:
+            raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
         with self._alone():
             runner, whole, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
