@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -92,13 +93,14 @@ class File(InFolder):
             (b"", "no JSON"),
             (b'{"format": "dlsys kernel cho', "no JSON"),
             (b"\xff\x00", "no JSON"),
+            (b"[" * 100_000, "no JSON"),
             (b"[1]", "does not say"),
             (b'{"a": 1}', "does not say"),
             (json.dumps(good | {"version": 2}).encode(), "version 2, expected 1"),
             (json.dumps(good).encode(), "another shape"),
             (json.dumps(good | {"choices": {"chip": {"a": {"us": 1}}}}).encode(), "another shape"),
         ]:
-            with self.subTest(content=content):
+            with self.subTest(content=content[:40]):
                 self.path.write_bytes(content)
                 file = ChoiceFile(self.path)
                 with self.assertWarnsRegex(RuntimeWarning, f"is not used.*{reason}"):
@@ -108,6 +110,20 @@ class File(InFolder):
                     self.assertEqual(file.measurements("chip"), {})
                     file.add("chip", {"a": SOME})
                 self.assertEqual(self.keys(), {"a"})
+
+    def test_what_is_no_file_stays(self) -> None:
+        """As /dev/null has to, which root could replace."""
+        self.path.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as there:
+            there.bind(str(self.path))
+            file = ChoiceFile(self.path)
+            with self.assertWarnsRegex(RuntimeWarning, "is not used: it is there and is no file"):
+                self.assertEqual(file.measurements("chip"), {})
+            with self.assertWarnsRegex(RuntimeWarning, "cannot be kept in .*is no file"):
+                file.add("chip", {"a": SOME})
+            self.assertEqual(file.measurements("chip"), {"a": SOME})
+            self.assertTrue(self.path.is_socket())
+        self.assertEqual(list(self.path.parent.iterdir()), [self.path])
 
     def test_a_folder_that_cannot_be_written(self) -> None:
         """Measurements hold in this process, and it is told once."""

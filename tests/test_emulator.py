@@ -28,7 +28,7 @@ class Emulator(unittest.TestCase):
             subprocess.run([*command, *map(str, sources), "-o", program], check=True, timeout=200)
             done = subprocess.run([program], capture_output=True, text=True, timeout=60)
         lines = done.stdout.splitlines()
-        self.assertEqual(len(lines), 19, done)
+        self.assertEqual(len(lines), 20, done)
         for line in lines:
             with self.subTest(line):
                 self.assertTrue(line.endswith(": yes"), line)

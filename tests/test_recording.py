@@ -56,6 +56,18 @@ class Runs:
         with self.assertRaisesRegex(GraphError, "at least 1 run, got 0"):
             executor.run_many(0, net.batch(4))
 
+    def test_run_many_refuses_a_part_of_a_run(self):
+        net = Training()
+        before = net.values()
+        executor = ad.Executor([net.loss, net.train], self.ctx)
+        for n in (2.5, np.float64(3), "3", None):
+            with self.assertRaisesRegex(GraphError, "at least 1 run, got "):
+                executor.run_many(n, net.batch(4))  # type: ignore[arg-type]
+        for value, wanted in zip(net.values(), before, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+        executor.run_many(np.int64(2), net.batch(4))  # type: ignore[arg-type]
+        self.assertEqual(executor.report().plans[0].runs, 2)
+
     def test_report_names_what_breaks_a_step(self):
         x = ad.Variable("x")
         executor = ad.Executor([ad.sum_op(double_op(ad.exp_op(x)) + x)], self.ctx)

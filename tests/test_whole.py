@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import unittest
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from devices import require
 from dlsys import autodiff as ad
-from dlsys.errors import DlsysError
+from dlsys.errors import DlsysError, KernelError
 from dlsys.graph.node import Node
 from dlsys.ndarray import cpu, gpu
+from dlsys.profile import Profile
+from dlsys.settings import settings
 
 
 class AndThenOp(ad.Op):
@@ -46,6 +51,34 @@ def fail() -> None:
 def press() -> None:
     """Ctrl-C."""
     os.kill(os.getpid(), signal.SIGINT)
+
+
+class Press:
+    """A profile function that presses Ctrl-C at the given one of the points at which Python looks
+    for it: where a function begins, and behind a call of one in C.
+    """
+
+    def __init__(self, point: int) -> None:
+        self.left = point
+
+    def __call__(self, frame: Any, event: str, _: Any) -> None:
+        if event in ("call", "c_return"):
+            self.left -= 1
+            if self.left == -1:
+                signal.raise_signal(signal.SIGINT)
+
+
+def reached(point: int, run: Callable[[], Any]) -> bool:
+    """Whether a run comes to a point; Ctrl-C is pressed there."""
+    press = Press(point)
+    try:
+        sys.setprofile(press)
+        run()
+    except (KeyboardInterrupt, Failure):
+        pass
+    finally:
+        sys.setprofile(None)
+    return press.left < 0
 
 
 class Whole:
@@ -100,6 +133,55 @@ class Whole:
         with self.assertRaises(KeyboardInterrupt):
             self.executor(press_twice).run()
         self.assertEqual(self.values(), [0, 0])
+
+    def check_ctrl_c_everywhere(self, executor: ad.Executor) -> None:
+        """Wherever it is pressed, the run has happened or not, and the next one works."""
+        next_one = self.executor(lambda: None)
+        point = 0
+        for _ in range(3):  # a GPU records the second run
+            reached(-1, executor.run)
+        while reached(point, executor.run):
+            before, after = self.values()
+            self.assertEqual(before, after, f"point {point}")
+            self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+            reached(-1, executor.run)
+            next_one.run()
+            self.assertEqual(*self.values())
+            self.assertGreater(self.values()[0], before)
+            point += 1
+        self.assertGreater(point, 20)
+
+    def test_ctrl_c_anywhere(self) -> None:
+        self.check_ctrl_c_everywhere(self.executor(lambda: None))
+
+    def test_ctrl_c_anywhere_in_a_run_that_fails(self) -> None:
+        self.check_ctrl_c_everywhere(self.executor(fail))
+
+    def test_ctrl_c_anywhere_in_a_run_without_python(self) -> None:
+        updates = [ad.assign_op(p, p + 1) for p in (self.a, self.b)]
+        self.check_ctrl_c_everywhere(ad.Executor(updates, self.ctx))
+
+    def test_ctrl_c_anywhere_in_a_profiled_run(self) -> None:
+        updates = [ad.assign_op(p, p + 1) for p in (self.a, self.b)]
+        executor = ad.Executor(updates, self.ctx)
+        executor.recorder = Profile()
+        self.check_ctrl_c_everywhere(executor)
+
+    def test_ctrl_c_anywhere_in_a_debugged_run(self) -> None:
+        updates = [ad.assign_op(p, p + 1) for p in (self.a, self.b)]
+        with mock.patch.object(settings, "debug_nan", True):
+            self.check_ctrl_c_everywhere(ad.Executor(updates, self.ctx))
+
+    def test_what_debugging_refuses_after_an_update(self) -> None:
+        x = ad.Variable("x")
+        new = ad.assign_op(self.a, self.a + x)
+        executor = ad.Executor([ad.assign_op(self.b, ad.log_op(new))], self.ctx)
+        with mock.patch.object(settings, "debug_nan", True):
+            executor.run({x: np.ones(3, np.float32)})
+            for _ in range(2):
+                with self.assertRaisesRegex(KernelError, "first node that made NaN"):
+                    executor.run({x: np.full(3, -2, np.float32)})
+                self.assertEqual(self.values(), [1, 0])
 
 
 class JudgedAtOnce(Whole):

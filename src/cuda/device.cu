@@ -95,7 +95,7 @@ void StreamFree(int id, DLStream stream) {
 
 void Synchronize(int id, DLStream stream) {
   Use("synchronize", id);
-  Check("synchronize", cudaStreamSynchronize(Native(stream)));
+  WaitFor("synchronize", id, Native(stream));
   Counters::synchronizations++;
 }
 

@@ -233,9 +233,12 @@ struct CudaGraph : Recorded {
         before(script.before, script.nbefore),
         after(script.after, script.nafter) {}
   ~CudaGraph() override {
-    // The last replay may still be running on memory that goes back now. At exit the driver may be
-    // gone already: nobody is left to be told.
-    if (stream) cudaStreamSynchronize(stream);
+    // The last replay may still be running on memory that goes back now, and another thread's
+    // stream may have made it. At exit the driver may be gone already: nobody is left to be told.
+    try {
+      if (stream) Settle();
+    } catch (const Error&) {
+    }
     if (exec) cudaGraphExecDestroy(exec);
     if (graph) cudaGraphDestroy(graph);
     cudaGetLastError();
@@ -253,6 +256,11 @@ struct CudaGraph : Recorded {
       Check("replay", cudaGraphLaunch(exec, stream));
     }
     Counters::program_launches += times;
+  }
+
+  void Settle() const {
+    Use("free a recording", id);
+    WaitFor("free a recording", id, stream);
   }
 
   void Describe(DLGraphInfo* out) const override { *out = info; }

@@ -40,6 +40,17 @@ class Orders {
     }
   }
 
+  void WaitFor(const char* op, cudaStream_t stream) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (const Recording* runs = Find(stream)) return Check(op, cudaEventSynchronize(runs->before));
+    const cudaEvent_t event = Mark(stream);
+    lock.unlock();  // others go on meanwhile
+    const cudaError_t status = cudaEventSynchronize(event);
+    lock.lock();
+    free_.push_back(event);
+    Check(op, status);
+  }
+
   void Begin(cudaStream_t stream) {
     std::lock_guard<std::mutex> lock(mutex_);
     const cudaEvent_t before = Mark(stream);
@@ -101,6 +112,10 @@ class Orders {
 
 void Order(int device, cudaStream_t stream, cudaStream_t other) {
   if (stream != other) Orders::Of(device)->Wait(stream, other);
+}
+
+void WaitFor(const char* op, int device, cudaStream_t stream) {
+  Orders::Of(device)->WaitFor(op, stream);
 }
 
 void BeginRecording(int device, cudaStream_t stream) { Orders::Of(device)->Begin(stream); }

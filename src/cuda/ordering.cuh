@@ -10,6 +10,10 @@ namespace cuda {
 // Any thread may ask, such as one that frees what another thread's stream has used.
 void Order(int device, cudaStream_t stream, cudaStream_t other);
 
+// Lets the host wait for that work, from any thread too: a wait for the stream itself would break
+// what it records.
+void WaitFor(const char* op, int device, cudaStream_t stream);
+
 // Begins to record what the calling thread queues on the stream; ends it, and gives the graph.
 void BeginRecording(int device, cudaStream_t stream);
 cudaError_t EndRecording(int device, cudaStream_t stream, cudaGraph_t* graph);

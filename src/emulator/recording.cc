@@ -21,6 +21,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   CUstream_st& on = dlsys::emulator::Of(stream);
   if ((uintptr_t)stream <= 2 || on.graph) return cudaErrorStreamCaptureUnsupported;
   on.graph = new CUgraph_st;
+  on.broken = false;
   on.tail.clear();
   recordings++;
   return cudaSuccess;
@@ -32,7 +33,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = std::exchange(on.graph, nullptr);
   on.tail.clear();
   recordings--;
-  return cudaSuccess;
+  if (!on.broken) return cudaSuccess;
+  delete std::exchange(*graph, nullptr);
+  return cudaErrorStreamCaptureInvalidated;
 }
 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, void*,

@@ -126,6 +126,8 @@ const char* cudaGetErrorName(cudaError_t status) {
       return "cudaErrorLaunchFailure";
     case cudaErrorStreamCaptureUnsupported:
       return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated:
+      return "cudaErrorStreamCaptureInvalidated";
     default:
       return "an error of the emulated GPU";
   }
@@ -217,12 +219,21 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+namespace {
+
+cudaError_t Usable(cudaStream_t stream) {
   return dlsys::emulator::Of(stream).graph ? cudaErrorStreamCaptureUnsupported : lost.load();
+}
+
+}  // namespace
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  dlsys::emulator::Of(stream).broken = true;  // if it records
+  return Usable(stream);
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
-  return cudaStreamSynchronize(stream);  // on one that records, it would be a part of that
+  return Usable(stream);  // on one that records, it would be a part of that
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CUevent_st{{}, current};
@@ -236,7 +247,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const int device = dlsys::emulator::Of(stream).device;
   if (device != event->device && device != kHost) return cudaErrorInvalidResourceHandle;
   event->time = std::chrono::steady_clock::now();
-  return cudaStreamSynchronize(stream);
+  return Usable(stream);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return lost; }
 cudaError_t cudaEventQuery(cudaEvent_t) { return lost; }

@@ -24,6 +24,7 @@ constexpr int kHost = -1;  // of what belongs to no device
 struct CUstream_st {
   int device = kHost;                 // of the legacy stream, which is any device's
   CUgraph_st* graph = nullptr;        // that it records
+  bool broken = false;                // whether somebody waited for it meanwhile
   std::vector<cudaGraphNode_t> tail;  // that what it records next will wait for
 };
 

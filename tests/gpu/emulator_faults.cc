@@ -125,6 +125,10 @@ void CheckRecording() {
   cudaThreadExchangeStreamCaptureMode(&mode);
   cudaStreamEndCapture(stream, &graph);
   cudaGraphDestroy(graph);
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  cudaStreamSynchronize(stream);
+  Say("who waits for a stream that records breaks what it records",
+      cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
 }
 
 // Waits around two streams that record, from others and for others.
@@ -145,6 +149,8 @@ void CheckOrder() {
     dlsys::cuda::Order(0, stream, other);
     dlsys::cuda::BeginRecording(0, second);
     dlsys::cuda::Order(0, stream, second);
+    dlsys::cuda::WaitFor("wait", 0, stream);
+    dlsys::cuda::WaitFor("wait", 0, other);
   } catch (const dlsys::Error& error) {
     fprintf(stderr, "%s\n", error.what());
     fine = false;

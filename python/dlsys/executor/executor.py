@@ -106,12 +106,9 @@ class Executor:
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device.
         """
-        self._begin()
-        try:
+        with self._alone():
             runner, whole, values = self._ready(feed_dict)
             fetched = self._run(runner, whole, values)
-        finally:
-            self._running.release()
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
     def run_many(
@@ -124,32 +121,33 @@ class Executor:
 
         For graphs that advance by themselves: a training step whose batch is drawn on the device.
         On a GPU a launch makes one run, or several of short ones, and the host is free as soon as
-        they are queued. Raises as `run` does, and GraphError for n < 1.
+        they are queued. Raises as `run` does, and GraphError for another n than 1, 2 and so on.
         """
-        if n < 1:
-            raise GraphError(f"run_many: expected at least 1 run, got {n}")
-        self._begin()
-        try:
+        if not isinstance(n, (int, np.integer)) or n < 1:
+            raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
+        with self._alone():
             runner, whole, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
                 self._run(runner, whole, values)  # the run after the first is recorded
                 n -= 1
             fetched = self._run(runner, whole, values, n)
-        finally:
-            self._running.release()
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
-    def _begin(self) -> None:
-        """Takes the lock that a run holds; a second thread is refused rather than made to wait."""
-        if not self._running.acquire(False):
+    def _alone(self) -> threading.Lock:
+        """The lock that a run holds; a second thread is refused rather than made to wait. Only
+        `with` takes it in one piece: a Ctrl-C behind a call of `acquire` would leave it taken.
+        """
+        if self._running.locked():
             raise GraphError(
                 "this executor is running in another thread; make one executor a thread"
             )
+        return self._running
 
     def _run(self, runner: Any, whole: Whole, values: list[Any], times: int = 1) -> list[Any]:
         watching = self._watching()
         if not watching and not whole.needed:
             return runner.run(values, times)
+        whole.judged = watching and (settings.debug >= 4 or settings.debug_nan)
         for _ in range(times):
             with whole:
                 fetched = self._watched(runner, values) if watching else runner.run(values)
@@ -202,8 +200,7 @@ class Executor:
         """
         from .check import checker
 
-        self._begin()
-        try:
+        with self._alone():
             runner, _, values = self._ready(feed_dict)
             before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
             try:
@@ -211,8 +208,6 @@ class Executor:
             finally:
                 for parameter, value in before:
                     parameter.set(value)
-        finally:
-            self._running.release()
 
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, Whole, list[Any]]:
         """The bound plan for these feeds, what keeps its runs whole, and the feeds in its order."""

@@ -13,34 +13,38 @@ from .plan import Plan, Step
 class Whole:
     """`with whole:` around one run of a plan.
 
-    Ctrl-C takes effect when the run is complete, where Python is between its steps and could be
-    stopped between two updates. A step that fails after an update (most run before all updates,
-    see schedule.py) leaves the Parameters as they were before the run.
+    Ctrl-C takes effect when the run is complete or taken back, where Python is between its steps
+    and could be stopped between two updates. A step that fails after an update (most run before
+    all updates, see schedule.py) leaves the Parameters as they were before the run.
     """
 
     def __init__(self, plan: Plan, ctx: Context | None) -> None:
         python = [_runs_python(step) for step in plan.steps]
-        updates = any(step.node.op.writes for step in plan.steps)
-        self._held = updates and (ctx is None or any(python))
+        self._held = any(step.node.op.writes for step in plan.steps)
+        self._written = _written(plan.steps)
         self._undone = _undone(plan.steps, python, ctx)
-        self.needed = self._held or bool(self._undone)
+        # Whether a run needs it that is not watched step by step.
+        self.needed = self._held and (ctx is None or any(python)) or bool(self._undone)
+        self.judged = False  # whether the next runs are debugged, which may stop them at any step
         self._keys = Interrupts()
-        self._before: list[Any] = []
+        self._before: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
-        if self._undone:
-            self._before = [parameter.asnumpy() for parameter in self._undone]
+        undone = self._written if self.judged else self._undone
+        self._before = [(parameter, parameter.asnumpy()) for parameter in undone]
         if self._held:
             self._keys.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self._held:
-            self._keys.__exit__()
         before, self._before = self._before, []
-        if kind is not None:
-            for parameter, value in zip(self._undone, before):
-                parameter.set(value)
-        elif self._keys.pressed:
+        try:
+            if kind is not None:
+                for parameter, value in before:
+                    parameter.set(value)
+        finally:
+            if self._held:  # until here: a run is taken back as a whole, too
+                self._keys.__exit__()
+        if kind is None and self._keys.pressed:
             raise KeyboardInterrupt
 
 
@@ -55,5 +59,10 @@ def _undone(steps: Sequence[Step], python: Sequence[bool], ctx: Context | None) 
     for k, step in enumerate(steps):
         if python[k] or (step.node.op.fallible and not on_gpu):
             last = k
-    written = (step.inputs[k].node for step in steps[: max(last, 0)] for k in step.node.op.writes)
+    return _written(steps[: max(last, 0)])
+
+
+def _written(steps: Sequence[Step]) -> list[Any]:
+    """The Parameters that steps write."""
+    written = (step.inputs[k].node for step in steps for k in step.node.op.writes)
     return list(dict.fromkeys(node.origin for node in written))

@@ -58,6 +58,7 @@ class ChoiceFile:
         """
         self._own.setdefault(environment, {}).update(made)
         try:
+            self._check_file()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 table = dict(self._load())
@@ -68,6 +69,11 @@ class ChoiceFile:
                 self._told = True
                 message = f"measurements of kernels cannot be kept in {self.path}: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    def _check_file(self) -> None:
+        """OSError for what is no file: /dev/null would be replaced, a pipe read for ever."""
+        if self.path.exists() and not self.path.is_file():
+            raise OSError("it is there and is no file")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -94,10 +100,12 @@ class ChoiceFile:
         seen = stat.st_ino, stat.st_mtime_ns, stat.st_size
         if seen != self._seen:
             try:
+                self._check_file()
                 self._read = _parsed(self.path.read_bytes())
             except (OSError, ValueError) as error:
                 self._read = {}
-                message = f"{self.path} is not used, the next measurement replaces it: {error}"
+                replaced = ", the next measurement replaces it" * isinstance(error, ValueError)
+                message = f"{self.path} is not used{replaced}: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=4)
             self._seen = seen
         return self._read
@@ -106,7 +114,7 @@ class ChoiceFile:
 def _parsed(data: bytes) -> _Table:
     try:
         whole = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON ({error})") from None
     if not isinstance(whole, dict) or whole.get("format") != _FORMAT:
         raise ValueError(f'it does not say "format": "{_FORMAT}"')
