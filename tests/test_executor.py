@@ -278,7 +278,7 @@ class Runs:
         thread = threading.Thread(target=lambda: results.extend(executor.run(feeds)))
         thread.start()
         self.assertTrue(inside.wait(10))
-        with self.assertRaisesRegex(GraphError, "running in another thread"):
+        with self.assertRaisesRegex(GraphError, "running already"):
             executor.run(feeds)
         release.set()
         thread.join()

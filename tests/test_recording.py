@@ -15,7 +15,8 @@ import numpy as np
 from devices import require
 from dlsys import autodiff as ad
 from dlsys import ndarray
-from dlsys.errors import GraphError, KernelError
+from dlsys.errors import GraphError, KernelError, OutOfMemoryError
+from dlsys.executor import undo
 from dlsys.executor.lower import Segment
 from dlsys.runtime.device import counters, cpu, gpu, memory_stats, synchronize, trim
 from dlsys.settings import settings
@@ -260,6 +261,30 @@ class GpuRuns(Runs, unittest.TestCase):
         self.assertAlmostEqual(float(executor.run(feeds)[0]), np.log(4), places=5)
         self.assertAlmostEqual(float(executor.run(feeds)[0]), np.log(4), places=5)
         self.assertNotAlmostEqual(first[-1], np.log(4), places=3)
+
+    def test_launches_that_fail_are_taken_back(self):
+        net, again = Training((20, 16, 4), momentum=0.9), Training((20, 16, 4), momentum=0.9)
+        executor = ad.Executor([net.loss, net.train], self.ctx)
+        feeds, run = net.batch(8), Segment.run
+        executor.run(feeds)
+
+        def fails(segment: Segment, on: int) -> None:
+            run(segment, on)
+            raise KernelError("behind the updates")
+
+        plain = mock.patch.object(settings, "capture", False)
+        failing = mock.patch.object(Segment, "run", fails)
+        none_left = mock.Mock(side_effect=OutOfMemoryError("none for copies"))
+        for block in (undo.Block, none_left):
+            before = net.values()
+            with plain, failing, mock.patch.object(undo, "Block", block):
+                with self.assertRaisesRegex(KernelError, "behind the updates"):
+                    ad.Executor([net.loss, net.train], self.ctx).run(feeds)
+            for value, old in zip(net.values(), before, strict=True):
+                np.testing.assert_array_equal(value, old)
+        reference = ad.Executor([again.loss, again.train], self.ctx)
+        wanted = [reference.run(again.batch(8))[0] for _ in range(2)]
+        self.assertEqual(float(executor.run(feeds)[0]), float(wanted[1]))
 
     def test_what_cannot_be_recorded_is_told_once_and_runs(self):
         x = ad.Variable("x")

@@ -13,7 +13,6 @@
 // What an H200 has, so that launchers take the paths that they take there; less memory.
 constexpr int kGpus = 2;
 constexpr int kMultiprocessors = 132, kMajor = 9, kMinor = 0;
-constexpr size_t kTotalNbytes = size_t(8) << 30;
 constexpr size_t kPlainSharedNbytes = 48 << 10;
 constexpr size_t kSharedOfMultiprocessor = 228 << 10, kSharedOfEachBlock = 1 << 10;
 constexpr unsigned kMostThreads = 1024, kThreadsOfMultiprocessor = 2048;
@@ -36,10 +35,18 @@ CUstream_st legacy;
 thread_local int current = 0;
 std::atomic<cudaError_t> lost{cudaSuccess};
 
-// Of a block, at most; DLSYS_EMULATED_SHARED says what a smaller GPU has.
+size_t Said(const char* variable, size_t usual) {
+  const char* text = getenv(variable);
+  return text ? strtoull(text, nullptr, 10) : usual;
+}
+
+// What a smaller GPU has of shared memory for a block, at most, and of memory in all.
 size_t MostSharedNbytes() {
-  static const char* const said = getenv("DLSYS_EMULATED_SHARED");
-  static const size_t nbytes = said ? strtoull(said, nullptr, 10) : 227 << 10;
+  static const size_t nbytes = Said("DLSYS_EMULATED_SHARED", 227 << 10);
+  return nbytes;
+}
+size_t TotalNbytes() {
+  static const size_t nbytes = Said("DLSYS_EMULATED_MEMORY", size_t(8) << 30);
   return nbytes;
 }
 
@@ -179,7 +186,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = {"emulated GPU", kMajor, kMinor, kMultiprocessors, kTotalNbytes};
+  *properties = {"emulated GPU", kMajor, kMinor, kMultiprocessors, TotalNbytes()};
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
@@ -268,7 +275,7 @@ cudaError_t Allocate(void** data, size_t nbytes, int device) {
   if (Unsafe()) return cudaErrorStreamCaptureUnsupported;
   std::lock_guard<std::mutex> lock(mutex);
   const size_t whole = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (device != kHost && whole > kTotalNbytes - in_use[device]) return cudaErrorMemoryAllocation;
+  if (device != kHost && whole > TotalNbytes() - in_use[device]) return cudaErrorMemoryAllocation;
   *data = aligned_alloc(kAlignment, whole ? whole : kAlignment);
   if (!*data) return cudaErrorMemoryAllocation;
   memset(*data, 0xff, whole);
@@ -296,8 +303,8 @@ cudaError_t cudaFree(void* data) {
 }
 cudaError_t cudaMemGetInfo(size_t* free_nbytes, size_t* total_nbytes) {
   std::lock_guard<std::mutex> lock(mutex);
-  *free_nbytes = kTotalNbytes - in_use[current];
-  *total_nbytes = kTotalNbytes;
+  *free_nbytes = TotalNbytes() - in_use[current];
+  *total_nbytes = TotalNbytes();
   return cudaSuccess;
 }
 

@@ -139,7 +139,8 @@ class Executor:
         """
         if self._running.locked():
             raise GraphError(
-                "this executor is running in another thread; make one executor a thread"
+                "this executor is running already, in another thread or around an operator of its "
+                "own; make one executor for each"
             )
         return self._running
 

@@ -27,6 +27,8 @@ from .plan import Buffer, Plan, Step, Value
 from .pool import Pool
 from .recording import Recorded, Rounds, fixed_slots, rounds_in
 from .report import PlanReport, native_segments, plan_report
+from .undo import Undo
+from .whole import written
 
 _TWIN_NBYTES = 32 << 20  # of an arena that several runs recorded together have twice
 _BESIDE = 16  # steps: few networks have more work side by side
@@ -109,6 +111,9 @@ class Program:
         for buffer, held in fixed.items():
             self.table.place(buffer, held.data_address)
         self._fixed = fixed
+        on_gpu = self._ctx.device_type != DL_CPU
+        states = [p.storage.array for p in written(self.plan.steps)] if on_gpu else []
+        self._undo = Undo(states, self._ctx)
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: dict[int, Rounds] = {}  # by how many runs they are
         self._turns: list[Segment] = []  # what these take turns between
@@ -144,8 +149,9 @@ class Program:
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
             for _ in range(times):
-                for segment in self.segments:
-                    segment.run(on)
+                with self._undo:
+                    for segment in self.segments:
+                        segment.run(on)
         finally:
             del keep
             self._shown.clear()
@@ -264,11 +270,12 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, show=True)
         try:
-            for segment in self.segments:
-                for step, call in segment.calls(on):
-                    written = step.outputs or [step.inputs[k] for k in step.node.op.writes]
-                    inputs = [self.array(value) for value in step.inputs]
-                    observe(step, call, inputs, [self.array(value) for value in written])
+            with self._undo:
+                for segment in self.segments:
+                    for step, call in segment.calls(on):
+                        made = step.outputs or [step.inputs[k] for k in step.node.op.writes]
+                        inputs = [self.array(value) for value in step.inputs]
+                        observe(step, call, inputs, [self.array(value) for value in made])
         finally:
             del keep
             self._shown.clear()
@@ -279,7 +286,8 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
-            ms = [t for segment in self.segments for t in segment.timed(on)]
+            with self._undo:
+                ms = [t for segment in self.segments for t in segment.timed(on)]
         finally:
             del keep
             self._shown.clear()

@@ -21,7 +21,7 @@ class Whole:
     def __init__(self, plan: Plan, ctx: Context | None) -> None:
         python = [_runs_python(step) for step in plan.steps]
         self._held = any(step.node.op.writes for step in plan.steps)
-        self._written = _written(plan.steps)
+        self._written = written(plan.steps)
         self._undone = _undone(plan.steps, python, ctx)
         # Whether a run needs it that is not watched step by step.
         self.needed = self._held and (ctx is None or any(python)) or bool(self._undone)
@@ -59,10 +59,10 @@ def _undone(steps: Sequence[Step], python: Sequence[bool], ctx: Context | None) 
     for k, step in enumerate(steps):
         if python[k] or (step.node.op.fallible and not on_gpu):
             last = k
-    return _written(steps[: max(last, 0)])
+    return written(steps[: max(last, 0)])
 
 
-def _written(steps: Sequence[Step]) -> list[Any]:
+def written(steps: Sequence[Step]) -> list[Any]:
     """The Parameters that steps write."""
-    written = (step.inputs[k].node for step in steps for k in step.node.op.writes)
-    return list(dict.fromkeys(node.origin for node in written))
+    nodes = (step.inputs[k].node for step in steps for k in step.node.op.writes)
+    return list(dict.fromkeys(node.origin for node in nodes))

@@ -1,0 +1,73 @@
+"""undo: takes back what a run on a GPU has written when one of its launches fails.
+
+A kernel takes memory for its intermediate results as it is launched. Where none is left the run
+ends there, behind updates that are queued already. A replay takes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..errors import DeviceLostError, OutOfMemoryError
+from ..ndarray import NDArray
+from ..runtime.device import Block, Context, stream
+from ..runtime.library import load
+from .pack import aligned
+
+
+class Undo:
+    """`with undo:` around launches that write `arrays`. The copies lie on the device, else on the
+    host.
+    """
+
+    def __init__(self, arrays: Iterable[NDArray], ctx: Context) -> None:
+        self._arrays = list(arrays)
+        self._ctx = ctx
+        self._spans = _spans(self._arrays)
+        self._nbytes = sum(aligned(nbytes) for _, nbytes in self._spans)
+        self._kept: Block | None = None
+        self._on_host: list[np.ndarray] = []
+
+    def __enter__(self) -> None:
+        if not self._spans:
+            return
+        try:
+            self._kept = Block(self._ctx, self._nbytes)
+        except OutOfMemoryError:
+            self._on_host = [array.asnumpy() for array in self._arrays]
+        else:
+            self._copy(self._kept, back=False)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        kept, on_host = self._kept, self._on_host
+        self._kept, self._on_host = None, []
+        if kind is None or issubclass(kind, DeviceLostError):
+            return
+        if kept is not None:
+            self._copy(kept, back=True)
+        for array, value in zip(self._arrays, on_host):
+            array[:] = value
+
+    def _copy(self, kept: Block, back: bool) -> None:
+        library = load()
+        ctx, on, at = self._ctx.struct, stream(self._ctx), kept.address
+        for address, nbytes in self._spans:
+            dst, src = (address, at) if back else (at, address)
+            library.check(library.cdll.DLMemoryCopy(dst, ctx, src, ctx, nbytes, on))
+            at += aligned(nbytes)
+
+
+def _spans(arrays: Iterable[NDArray]) -> list[tuple[int, int]]:
+    """Addresses and bytes of the arrays; those that lie one behind the other in a block are one."""
+    spans: list[tuple[int, int]] = []
+    last: Block | None = None
+    for array in sorted(arrays, key=lambda array: array.data_address):
+        start, end = array.data_address, array.data_address + array.nbytes
+        if array.block is last and start == aligned(sum(spans[-1])):
+            spans[-1] = spans[-1][0], end - spans[-1][0]
+        elif array.nbytes:
+            spans.append((start, end - start))
+            last = array.block
+    return spans
