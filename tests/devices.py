@@ -33,7 +33,7 @@ def fewer(count: int) -> int:
 
 
 _no_second = unavailable(gpu(1)) or ""
-two_gpus = unittest.skipIf(_no_second, f"two GPUs are wanted: {_no_second}")
+two_gpus = unittest.skipIf(_no_second, f"not here: a second GPU; {_no_second}")
 not_emulated = unittest.skipIf(EMULATED, "not on an emulated GPU: slow, or of what it has not")
 
 

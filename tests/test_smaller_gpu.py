@@ -75,7 +75,7 @@ for each in sorted(found):
 """
 
 
-@unittest.skipUnless(EMULATED, "only an emulated GPU can be made smaller")
+@unittest.skipUnless(EMULATED, "not here: an emulated GPU, which can be made smaller")
 class SmallerGpu(unittest.TestCase):
     def printed(self, program: str, variable: str, nbytes: int) -> str:
         """What a program prints on a GPU that has so much of something."""

@@ -17,7 +17,7 @@ from ..errors import DeviceError, DeviceLostError, DlsysError
 from ..graph.node import Node, Spec
 from ..ndarray import NDArray, array
 from ..runtime.device import Block, Context, stream, unavailable
-from ..runtime.library import DL_CPU, load
+from ..runtime.library import DL_CPU
 from ..settings import settings
 from .callback import Callback
 from .lower import ArrayTable, Segment
@@ -295,10 +295,7 @@ class Program:
 
     def poison(self, buffer: Buffer) -> None:
         """Overwrites a buffer that has a block of its own with NaN bytes, in stream order."""
-        block = self._own[buffer]
-        library = load()
-        fill = library.cdll.DLMemoryFill
-        library.check(fill(self._ctx.struct, block.address, 0xFF, buffer.nbytes, block.stream))
+        self._own[buffer].fill(0xFF)
 
     def array(self, value: Value) -> NDArray:
         """The array that shows a value during a run that shows its feeds and fetches."""

@@ -70,6 +70,8 @@ def place(parameters: Iterable[Node], ctx: Context | None) -> None:
     if not new:
         return
     block = Block(ctx, offsets[-1]) if ctx is not None else aligned_bytes(offsets[-1])
+    if isinstance(block, Block):
+        block.fill(0)  # what lies between them is copied along (undo.py)
     slots = []
     for parameter, dtype, offset in zip(new, dtypes, offsets):
         if isinstance(block, Block):

@@ -210,6 +210,11 @@ class Block:
         self._process = self.process
         self.address = out.value or 0
 
+    def fill(self, byte: int) -> None:
+        """Queues the same byte for all of it, behind its last use."""
+        fill = self._library.cdll.DLMemoryFill
+        self._library.check(fill(self.ctx.struct, self.address, byte, self.nbytes, self.stream))
+
     def use(self, stream: int) -> None:
         """Orders the work on `stream` that follows after that of the block's last user."""
         if stream != self.stream:
