@@ -9,7 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -78,6 +78,8 @@ class Executor:
         self._feeds = Feeds(self.topo_order, ctx)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
         self._runners: OrderedDict[tuple[Form, ...], Any] = OrderedDict()
+        # Held by a run. Only `with` takes it in one piece: Ctrl-C behind a call of `acquire` would
+        # leave it taken.
         self._running = threading.Lock()
         self._moves = -1
         self._changes = Node.changes
@@ -106,7 +108,9 @@ class Executor:
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device.
         """
-        with self._alone():
+        if self._running.locked():
+            _refuse_second()
+        with self._running:
             runner, whole, values = self._ready(feed_dict)
             fetched = self._run(runner, whole, values)
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
@@ -125,7 +129,9 @@ class Executor:
         """
         if not isinstance(n, (int, np.integer)) or n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
-        with self._alone():
+        if self._running.locked():
+            _refuse_second()
+        with self._running:
             runner, whole, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
                 self._run(runner, whole, values)  # the run after the first is recorded
@@ -133,19 +139,9 @@ class Executor:
             fetched = self._run(runner, whole, values, n)
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
-    def _alone(self) -> threading.Lock:
-        """The lock that a run holds; a second thread is refused rather than made to wait. Only
-        `with` takes it in one piece: a Ctrl-C behind a call of `acquire` would leave it taken.
-        """
-        if self._running.locked():
-            raise GraphError(
-                "this executor is running already, in another thread or around an operator of its "
-                "own; make one executor for each"
-            )
-        return self._running
-
     def _run(self, runner: Any, whole: Whole, values: list[Any], times: int = 1) -> list[Any]:
-        watching = self._watching()
+        seen = settings.debug >= 2 or settings.debug_nan or settings.separate_arena
+        watching = seen or self.recorder is not None  # whether something wants to see every step
         if not watching and not whole.needed:
             return runner.run(values, times)
         whole.judged = watching and (settings.debug >= 4 or settings.debug_nan)
@@ -153,11 +149,6 @@ class Executor:
             with whole:
                 fetched = self._watched(runner, values) if watching else runner.run(values)
         return fetched
-
-    def _watching(self) -> bool:
-        """Whether something wants to see every step."""
-        seen = settings.debug >= 2 or settings.debug_nan or settings.separate_arena
-        return self.recorder is not None or seen
 
     def _watched(self, runner: Any, values: list[Any]) -> list[Any]:
         if self.recorder is not None:
@@ -201,7 +192,9 @@ class Executor:
         """
         from .check import checker
 
-        with self._alone():
+        if self._running.locked():
+            _refuse_second()
+        with self._running:
             runner, _, values = self._ready(feed_dict)
             before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
             try:
@@ -369,6 +362,14 @@ def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> 
 
 
 hooks["compute"] = _compute
+
+
+def _refuse_second() -> NoReturn:
+    """A second run at the same time is refused rather than made to wait."""
+    raise GraphError(
+        "this executor is running already, in another thread or around an operator of its own; "
+        "make one executor for each"
+    )
 
 
 def _as_numpy(fetched: list[Any]) -> list[Any]:

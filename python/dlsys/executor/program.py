@@ -7,6 +7,7 @@ Feeds and fetches may change between runs, so their addresses are patched in the
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -111,9 +112,9 @@ class Program:
         for buffer, held in fixed.items():
             self.table.place(buffer, held.data_address)
         self._fixed = fixed
+        states = [p.storage.array for p in written(self.plan.steps)]
         on_gpu = self._ctx.device_type != DL_CPU
-        states = [p.storage.array for p in written(self.plan.steps)] if on_gpu else []
-        self._undo = Undo(states, self._ctx)
+        self._undo = Undo(states, self._ctx) if on_gpu and states else None
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: dict[int, Rounds] = {}  # by how many runs they are
         self._turns: list[Segment] = []  # what these take turns between
@@ -149,13 +150,19 @@ class Program:
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
             for _ in range(times):
-                with self._undo:
-                    for segment in self.segments:
-                        segment.run(on)
+                if self._undo is None:
+                    self._launch(on)
+                else:
+                    with self._undo:
+                        self._launch(on)
         finally:
             del keep
             self._shown.clear()
         return fetched
+
+    def _launch(self, on: int) -> None:
+        for segment in self.segments:
+            segment.run(on)
 
     def report(self) -> PlanReport:
         """How the plan runs now."""
@@ -270,7 +277,7 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, show=True)
         try:
-            with self._undo:
+            with self._undo or contextlib.nullcontext():
                 for segment in self.segments:
                     for step, call in segment.calls(on):
                         made = step.outputs or [step.inputs[k] for k in step.node.op.writes]
@@ -286,7 +293,7 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
-            with self._undo:
+            with self._undo or contextlib.nullcontext():
                 ms = [t for segment in self.segments for t in segment.timed(on)]
         finally:
             del keep

@@ -31,8 +31,6 @@ class Undo:
         self._on_host: list[np.ndarray] = []
 
     def __enter__(self) -> None:
-        if not self._spans:
-            return
         try:
             self._kept = Block(self._ctx, self._nbytes)
         except OutOfMemoryError:
