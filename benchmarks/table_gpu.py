@@ -234,6 +234,7 @@ def to99(results: Results) -> str:
         f"Median, a seed below 99 % counting as infinite: "
         f"{'none' if median is None else f'{median:.3f} s'}; {record['reached']} of "
         f"{len(record['runs'])} seeds reached it. {recipe}."
+        + (f" Of commit {record['commit']}." if "commit" in record else "")
     )
     return f"{rows(['seed', 'test accuracy', 's of training'], body)}\n\n{note}"
 
