@@ -14,7 +14,7 @@ import numpy as np
 
 from devices import require
 from dlsys import autodiff as ad
-from dlsys.executor import lower, program
+from dlsys.executor import backend, lower
 from dlsys.executor.lanes import LARGE, Access, Lanes, in_lanes, in_turn, needs, settled
 from dlsys.executor.plan import Plan, Step, make_plan
 from dlsys.executor.recording import Ports, fixed_slots
@@ -267,7 +267,7 @@ class MemoryForLanes(unittest.TestCase):
 
     @require(cpu(0))
     def test_a_network_keeps_its_bounds(self):
-        with mock.patch.object(program.NativeBackend, "beside", 16):
+        with mock.patch.object(backend.NativeBackend, "beside", 16):
             net = Training()
             executor = ad.Executor([net.loss, net.train], cpu(0))
             plan = executor.plan(net.shapes(1000))
@@ -284,11 +284,11 @@ class Segments(unittest.TestCase):
         net = Training((20, 16, 12, 4), momentum=0.9)
         executor = ad.Executor([net.loss, net.train], cpu(0))
         executor.run(net.batch(8))
-        with mock.patch.object(program.NativeBackend, "beside", 16):
+        with mock.patch.object(backend.NativeBackend, "beside", 16):
             plan = executor.plan(net.shapes(8))
-        backend = program.NativeBackend(cpu(0))
-        runner = backend.runner(plan)
-        backend.reserve(runner, [])
+        native = backend.NativeBackend(cpu(0))
+        runner = native.runner(plan)
+        native.reserve(runner, [])
         slots = fixed_slots(cpu(0), [value.spec for value in plan.feeds])
         for value, slot in zip(plan.feeds, slots):
             runner.table.place(value.buffer, slot.data_address)

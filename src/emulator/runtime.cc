@@ -145,11 +145,12 @@ const char* cudaGetErrorString(cudaError_t status) { return cudaGetErrorName(sta
 
 // Those that CUDA_VISIBLE_DEVICES names, before the first number that none of them has.
 cudaError_t cudaGetDeviceCount(int* count) {
-  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-  if (!visible) visible = "0,1";
+  const char* next = getenv("CUDA_VISIBLE_DEVICES");
+  if (!next) next = "0,1";
   *count = 0;
-  while (*count < kGpus && visible[2 * *count] >= '0' && visible[2 * *count] < '0' + kGpus) {
-    if (visible[2 * (*count)++ + 1] != ',') break;
+  while (*count < kGpus && *next >= '0' && *next < '0' + kGpus) {
+    (*count)++;
+    if (*++next == ',') next++;
   }
   return *count ? cudaSuccess : cudaErrorNoDevice;
 }

@@ -88,7 +88,7 @@ class Executor:
         if ctx is None:
             self._backend: Any = NumpyBackend()
         else:
-            from .program import NativeBackend
+            from .backend import NativeBackend
             from .report import Since
 
             self._backend = NativeBackend(ctx)

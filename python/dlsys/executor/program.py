@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, DeviceLostError, DlsysError
-from ..graph.node import Node, Spec
+from ..errors import DeviceLostError, DlsysError
+from ..graph.node import Spec
 from ..ndarray import NDArray, array
-from ..runtime.device import Block, Context, stream, unavailable
+from ..runtime.device import Block, Context, stream
 from ..runtime.library import DL_CPU
 from ..settings import settings
 from .callback import Callback
@@ -32,43 +32,6 @@ from .undo import Undo
 from .whole import written
 
 _TWIN_NBYTES = 32 << 20  # of an arena that several runs recorded together have twice
-_BESIDE = 16  # steps: few networks have more work side by side
-
-
-class NativeBackend:
-    """Memory and programs on one native device."""
-
-    def __init__(self, ctx: Context) -> None:
-        reason = unavailable(ctx)
-        if reason is not None:
-            raise DeviceError(reason)
-        self._ctx = ctx
-        self._arena: Block | None = None
-
-    @property
-    def beside(self) -> int:
-        """How many steps apart two may be that run at the same time."""
-        alone = self._ctx.device_type == DL_CPU or not settings.capture or settings.lanes == 1
-        return 0 if alone else _BESIDE
-
-    @staticmethod
-    def workspace(node: Node) -> Sequence[Spec]:
-        """Native kernels take no scratch from the arena."""
-        return ()
-
-    def runner(self, plan: Plan) -> Program:
-        """A program for the plan; give it memory with `reserve`."""
-        return Program(plan, self._ctx)
-
-    def reserve(self, runner: Program, others: Iterable[Program]) -> None:
-        """Binds a program to the one arena, which grows to the largest plan and is then bound
-        anew.
-        """
-        if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
-            self._arena = Block(self._ctx, runner.arena_nbytes)
-            for other in others:
-                other.bind(self._arena)
-        runner.bind(self._arena)
 
 
 class Program:
@@ -252,10 +215,12 @@ class Program:
         for j, k, pool in self._pools:
             fetched[k] = held = pool.take(on)
             addresses[j] = held.data_address
-        if self._python:
-            self._show_slots()
         try:
-            if rounds is None:
+            if self._python:
+                self._show_slots()
+                with self._undo or contextlib.nullcontext():
+                    recorded.run(on, times)
+            elif rounds is None:
                 recorded.run(on, times)
             else:
                 rounds.run(recorded, on, times)

@@ -1,7 +1,8 @@
-"""undo: takes back what a run on a GPU has written when one of its launches fails.
+"""undo: takes back what a run on a GPU has written when the run fails.
 
-A kernel takes memory for its intermediate results as it is launched. Where none is left the run
-ends there, behind updates that are queued already. A replay takes none.
+A kernel takes memory for its intermediate results as it is launched; where none is left the run
+ends there, behind updates that are queued already. So it may at a user's own compute, or where
+debugging stops it. A replay of nothing but kernels takes no memory and ends nowhere.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .pack import aligned
 
 
 class Undo:
-    """`with undo:` around launches that write `arrays`. The copies lie on the device, else on the
-    host.
+    """`with undo:` around a run that writes `arrays`. The copies lie on the device; on the host where
+    that has no room.
     """
 
     def __init__(self, arrays: Iterable[NDArray], ctx: Context) -> None:

@@ -15,22 +15,25 @@ class Whole:
 
     Ctrl-C takes effect when the run is complete or taken back, where Python is between its steps
     and could be stopped between two updates. A step that fails after an update (most run before
-    all updates, see schedule.py) leaves the Parameters as they were before the run.
+    all updates, see schedule.py) leaves the Parameters as they were before the run; on a GPU that
+    is undo.py's work, which copies them there.
     """
 
     def __init__(self, plan: Plan, ctx: Context | None) -> None:
-        python = [_runs_python(step) for step in plan.steps]
-        self._held = any(step.node.op.writes for step in plan.steps)
-        self._written = written(plan.steps)
-        self._undone = _undone(plan.steps, python, ctx)
+        python = any(map(_runs_python, plan.steps))
+        on_gpu = ctx is not None and ctx.device_type == DL_GPU
+        changed = written(plan.steps)
+        self._held = bool(changed)
+        self._undone = [] if on_gpu else _undone(plan.steps)
+        self._undone_if_judged = [] if on_gpu else changed
         # Whether a run needs it that is not watched step by step.
-        self.needed = self._held and (ctx is None or any(python)) or bool(self._undone)
+        self.needed = self._held and (ctx is None or python) or bool(self._undone)
         self.judged = False  # whether the next runs are debugged, which may stop them at any step
         self._keys = Interrupts()
         self._before: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
-        undone = self._written if self.judged else self._undone
+        undone = self._undone_if_judged if self.judged else self._undone
         self._before = [(parameter, parameter.asnumpy()) for parameter in undone]
         if self._held:
             self._keys.__enter__()
@@ -52,14 +55,13 @@ def _runs_python(step: Step) -> bool:
     return step.node.op.kernel is None
 
 
-def _undone(steps: Sequence[Step], python: Sequence[bool], ctx: Context | None) -> list[Any]:
+def _undone(steps: Sequence[Step]) -> list[Any]:
     """The Parameters that are written before the last step that may fail."""
-    on_gpu = ctx is not None and ctx.device_type == DL_GPU  # where values are judged later
-    last = -1
+    last = 0
     for k, step in enumerate(steps):
-        if python[k] or (step.node.op.fallible and not on_gpu):
+        if _runs_python(step) or step.node.op.fallible:
             last = k
-    return written(steps[: max(last, 0)])
+    return written(steps[:last])
 
 
 def written(steps: Sequence[Step]) -> list[Any]:

@@ -104,7 +104,8 @@ class ChoiceFile:
                 self._read = _parsed(self.path.read_bytes())
             except (OSError, ValueError) as error:
                 self._read = {}
-                replaced = ", the next measurement replaces it" * isinstance(error, ValueError)
+                spoilt = isinstance(error, ValueError)
+                replaced = ", the next measurement replaces it" if spoilt else ""
                 message = f"{self.path} is not used{replaced}: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=4)
             self._seen = seen
