@@ -45,8 +45,8 @@ def check_gradients(
         expected = 8 * (ahead - behind) - (along(2 * STEP) - along(-2 * STEP))
         expected *= factor / (12 * STEP)
         terms = gradient * direction
-        # A softmax whose terms, 12.7 in all, add up to -0.089 was 1.5e-13 off: a tenth of eps of its
-        # terms over 2 STEP, yet more than the 9e-14 that the sum by itself is given.
+        # A softmax whose terms, 12.7 in all, add up to -0.089 was 1.5e-13 off: a tenth of eps of
+        # its terms over 2 STEP, yet more than the 9e-14 that the sum by itself is given.
         values = max(abs(ahead), abs(behind), magnitude)
         size = np.abs(terms).sum() + abs(factor) * 1e-5 * values
         if not abs(terms.sum() - expected) <= RTOL * size + UNDERFLOW < np.inf:

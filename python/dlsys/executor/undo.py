@@ -19,8 +19,8 @@ from .pack import aligned
 
 
 class Undo:
-    """`with undo:` around a run that writes `arrays`. The copies lie on the device; on the host where
-    that has no room.
+    """`with undo:` around a run that writes `arrays`. The copies lie on the device, or on the host
+    where that has no room.
     """
 
     def __init__(self, arrays: Iterable[NDArray], ctx: Context) -> None:
