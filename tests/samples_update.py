@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,14 @@ import numpy as np
 
 from dlsys.ops import update, update_all
 from rows import Case, Domain, Sample, Shape, case, positive, refuse, signed, uniform
+
+
+def exact_norm(*arrays: np.ndarray) -> float:
+    """The root of the sum of squares, added up without rounding: BLAS sums 70,000 terms in an order
+    of its own, with one thread by up to 17 eps from the exact sum.
+    """
+    return math.sqrt(math.fsum(float(x) ** 2 for array in arrays for x in array.flat))
+
 
 PARAMETERS = [(), (1,), (0, 3), (37, 41), (70_001,)]
 EVERY_OPTION = dict(clip=0.75, l2=0.5, decay=0.125)
@@ -259,7 +268,7 @@ RULES = (
     ),
     Sample(
         "global_norm", update_all.global_norm_op,
-        lambda *arrays: np.linalg.norm(np.concatenate([np.ravel(x) for x in arrays])),
+        exact_norm,
         (
             case((7,)), case(()), case((0, 3), (5,)), case((37, 41), (), (3,)),
             case((70_001,), (5,), (33, 31)), case(*[(3,)] * 40),
