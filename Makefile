@@ -76,12 +76,12 @@ mnist: $(call READY,run)
 test: $(call READY,test)
 	+@$(SUBMAKE) $(if $(CXX),native,no-lib) \
 	  CUDA_ARCHS="$(if $(NVCC),$(or $(GPU_ARCHS),$(TEST_ARCH)))"
-	@$(RUN) tests/run.py $(ARGS)
+	@$(RUN) tests/run.py -j $(JOBS) $(ARGS)
 
 test-gpu: $(call READY,test)
 	@$(if $(GPU_ARCHS),,echo "make test-gpu: nvidia-smi shows no GPU on this machine"; exit 1)
 	+@$(SUBMAKE) lib
-	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py $(ARGS)
+	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py -j $(JOBS) $(ARGS)
 
 # The GPU's tests on a GPU that the CPU emulates (src/emulator/): what its kernels compute, not how
 # fast. EMULATED_TESTS=... other tests, by parts of their names.
@@ -91,8 +91,8 @@ emulator: cxx
 	+@$(SUBMAKE) native EMULATED=1 CUDA=off BUILD=$(BUILD)/emulated LIB=$(EMULATED_LIB)
 
 test-emulated: $(call READY,test) emulator
-	@DLSYS_LIBRARY=$(abspath $(EMULATED_LIB)) OPENBLAS_NUM_THREADS=1 \
-	  $(RUN) tests/run.py $(addprefix -k ,$(EMULATED_TESTS)) $(ARGS)
+	@DLSYS_LIBRARY=$(abspath $(EMULATED_LIB)) \
+	  $(RUN) tests/run.py -j $(JOBS) $(addprefix -k ,$(EMULATED_TESTS)) $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen. With
 # EMULATED=1 those of the GPU's kernels too.
@@ -105,7 +105,7 @@ asan: $(call READY,test)
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(abspath $(ASAN_LIB)) \
-	  $(RUN) tests/run.py $(ASAN_TESTS)
+	  $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib

@@ -29,8 +29,7 @@ from sanitizers import sanitizers
 
 ROOT = measure.ROOT
 COUNTED = "tests/gpu/counted.py"
-HANDS = 10  # processes that share the tests
-LONGEST = "test_operators"  # has one of them for itself
+PROCESSES = 10  # share the tests
 EPOCHS = (10, 30)
 DEVICES = ("numpy", "cpu", "gpu")
 MODELS = {"logreg": 0.92, "mlp": 0.965}  # with the validation accuracy that is expected
@@ -55,30 +54,19 @@ def build(part: Part, keep: bool = False) -> None:
 
 
 def tests(part: Part) -> None:
-    """Every test, the modules dealt to several processes; a skip for want of a GPU is a failure."""
-    modules = {path.stem for path in (ROOT / "tests").glob("test_*.py")} - {LONGEST}
-    hands = [[LONGEST], *(sorted(modules)[k :: HANDS - 1] for k in range(HANDS - 1))]
+    """Every test, dealt to several processes; a skip for want of a GPU is a failure."""
     env = {"DLSYS_REQUIRE_GPU": "1", "DLSYS_TEST_LARGE": "1", **FEW_THREADS}
-
-    def run(hand: Sequence[str]) -> dict[str, Any]:
-        return part.run([sys.executable, "tests/run.py", *hand], env=env)
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        done = list(pool.map(run, hands))
-    found = [counts(each["output"]) for each in done]
-    total = {kind: sum(each[kind] for each in found) for kind in found[0]}
-    # A process that broke down, or that the time limit stopped, counts nothing.
-    unfinished = [" ".join(hand) for hand, each in zip(hands, found) if not each["passed"]]
+    done = part.run([sys.executable, "tests/run.py", "-j", str(PROCESSES)], env=env)
     part.result.update(
-        **total,
-        processes=HANDS,
-        unfinished=unfinished,
-        seconds=max(each["seconds"] for each in done),
+        **counts(done["output"]),
+        processes=PROCESSES,
+        seconds=done["seconds"],
         command="DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 python tests/run.py",
-        failures=[brief(each)["tail"] for each in done if each["status"] != 0],
-        skips=sorted({line.split(" x ", 1)[1] for each in done for line in skips(each["output"])}),
+        skips=sorted(line.split(" x ", 1)[1] for line in skips(done["output"])),
     )
-    part.result["ok"] = not (unfinished or part.result["failures"] or total["failed"])
+    if done["status"] != 0:  # None where a limit ended it, which prints no counts
+        part.result["failures"] = [brief(done)["tail"]]
+    part.result["ok"] = done["status"] == 0
 
 
 def skips(output: str) -> list[str]:

@@ -94,10 +94,6 @@ def gpu_record(results: Results) -> str:
     record = results.read("gpu_record")
     parts = record["parts"]
     body = [[name, _counts(part)] for name, part in parts.items() if "passed" in part]
-    body += [
-        [f"not finished: {modules}", "stopped"]
-        for modules in parts.get("tests", {}).get("unfinished", ())
-    ]
     body += _mnist_rows(parts.get("mnist", {}))
     for tool, result in parts.get("sanitizers", {}).get("tools", {}).items():
         tests = f", {result['tests']} tests" if result.get("tests") else ""
