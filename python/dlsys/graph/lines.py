@@ -31,17 +31,16 @@ class attributed_to:  # noqa: N801 (used as a function; a class costs half of a 
 
 def current_line() -> tuple[str, int, bool]:
     """File and line of the user's code that is building a graph, and whether it is a gradient's."""
-    return getattr(_building, "line", None) or _first_outside()
+    line = getattr(_building, "line", None)
+    if line is not None:
+        return line
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, False
 
 
 def where() -> str:
     """The user's line as errors show it, such as `model.py:31`."""
     file, line, _ = current_line()
     return f"{os.path.basename(file)}:{line}"
-
-
-def _first_outside() -> tuple[str, int, bool]:
-    frame = sys._getframe(3)
-    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, False

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import GraphError, ShapeError
+from ..errors import GraphError, ShapeError, SignatureError
 from .lines import attributed_to as attributed_to
 from .lines import current_line
 from .signature import Signature
@@ -53,6 +53,22 @@ class Spec(NamedTuple):
         return self.size * self.dtype.itemsize
 
 
+class _Docstring:
+    """What a class of operators is said to be; of an operator, its own text where it has one, and
+    its attributes.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+
+    def __get__(self, op: Op | None, owner: type) -> str | None:
+        if op is None:
+            return self.text
+        text = op.doc or inspect.cleandoc(self.text or "")
+        # pydoc takes a text that equals the class's for inherited and leaves it out.
+        return text + (op.signature.described() if op.signature is not None else "") + "\n"
+
+
 class _PythonSignature:
     """An operator's signature for `inspect`, which has its own for the class."""
 
@@ -76,6 +92,7 @@ class Op:
     name: str = ""  # in texts, messages and profiles
     # Its inputs and attributes; None: any nodes and keywords.
     signature: Signature | None = None
+    doc: str = ""  # what `help` says of it, instead of its class's docstring
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
     # Values it makes: several are reached as node[0], node[1], …; 0 only groups its inputs.
     outputs: int = 1
@@ -104,6 +121,7 @@ class Op:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.__doc__ = _Docstring(cls.__dict__.get("__doc__"))  # type: ignore[assignment]
         if not cls.name:
             cls.name = cls.__name__.removesuffix("Op").lower()
 
@@ -422,7 +440,7 @@ def _refuse_input(node: Node, value: Any) -> None:
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"
         raise GraphError(f"{node.op.name}: {what}; {advice} [{node.where}]")
-    raise GraphError(
+    raise SignatureError(
         f"{node.op.name}: an input is {type(value).__name__}, expected a node; wrap arrays in "
         f"ad.constant [{node.where}]"
     )

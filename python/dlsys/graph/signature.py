@@ -17,6 +17,7 @@ import functools
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -76,7 +77,7 @@ class Input(Kind):
     expected = "a node"
 
     def take(self, value: Any) -> Any:
-        if not is_node(value):
+        if not hasattr(value, "op"):
             raise TypeError
         return value
 
@@ -175,36 +176,36 @@ class Number(Kind):
         low: float = -math.inf,
         high: float = math.inf,
         *,
-        above: float = -math.inf,
+        above: float | None = None,
         finite: bool = False,
         nan: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(default, **more)
-        self.low, self.high, self.above = low, high, above
+        most = sys.float_info.max if finite else math.inf
+        self.low, self.high, self.above = max(low, -most), min(high, most), above
         self.finite, self.nan = finite, nan
 
     @property
     def expected(self) -> str:  # type: ignore[override]
         kind = "a finite number" if self.finite else "a number"
-        if self.above > -math.inf:
+        low, high = (math.nan if abs(x) == sys.float_info.max else x for x in (self.low, self.high))
+        if self.above is not None:
             return f"{kind} above {self.above:g}" + (
-                f" and up to {self.high:g}" if self.high < math.inf else ""
+                f" and up to {high:g}" if high < math.inf else ""
             )
-        if self.low == 0 and self.high == math.inf:
+        if low == 0 and not high < math.inf:
             return f"{kind} that is not negative"
-        return kind + _range(self.low, self.high)
+        return kind + _range(low, high)
 
     def take(self, value: Any) -> float:
-        value = number(value)
-        if value != value:
-            if not self.nan:
-                raise ValueError
-        elif not self.low <= value <= self.high or value <= self.above > -math.inf:
-            raise ValueError
-        if self.finite and not math.isfinite(value):
-            raise ValueError
-        return value
+        if type(value) is not float and type(value) is not int:
+            value = number(value)
+        if self.low <= value <= self.high and (self.above is None or value > self.above):
+            return value
+        if self.nan and value != value:
+            return value
+        raise ValueError
 
 
 class Axes(Kind):
@@ -232,8 +233,10 @@ class Shape(Kind):
         return "a tuple of extents such as (3, 4)" + ", None where any will do" * self.free
 
     def take(self, value: Any) -> tuple[Any, ...]:
-        free = self.free
-        extents = tuple(None if free and n is None else integer(n) for n in _items(value))
+        if self.free:
+            extents = tuple([None if n is None else integer(n) for n in _items(value)])
+        else:
+            extents = integers(value)
         for extent in extents:
             if extent is not None and extent < self.low:
                 raise ValueError
@@ -271,10 +274,15 @@ class IntPair(Kind):
         return f"one or two {how}"
 
     def take(self, value: Any) -> tuple[int, int]:
-        pair = (operator.index(value),) * 2 if is_integer(value) else integers(value)
-        if len(pair) != 2 or min(pair) < self.low:
+        if type(value) is int:
+            height = width = value
+        elif is_integer(value):
+            height = width = operator.index(value)
+        else:
+            height, width = integers(value)
+        if height < self.low or width < self.low:
             raise ValueError
-        return pair
+        return height, width
 
 
 class DType(Kind):
@@ -283,7 +291,7 @@ class DType(Kind):
     expected = "a dtype of numbers such as 'float32'"
 
     def take(self, value: Any) -> np.dtype:
-        dtype = np.dtype(value)
+        dtype = value if isinstance(value, np.dtype) else np.dtype(value)
         if value is None or dtype.kind not in "fiub":
             raise TypeError
         return dtype
@@ -329,14 +337,14 @@ class Instance(Kind):
 
 def is_node(value: Any) -> bool:
     """Whether a value is a node: this floor of the graph does not know the class."""
-    return hasattr(value, "op") and hasattr(value, "inputs")
+    return hasattr(value, "op")
 
 
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer, Python's or numpy's, and no truth value."""
     if type(value) is int:
         return True
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, (tuple, bool, np.bool_)):
         return False
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and value.dtype.kind in "iu"
@@ -352,7 +360,7 @@ def integer(value: Any) -> int:
 
 def integers(value: Any) -> tuple[int, ...]:
     """Integers as a tuple. TypeError for what is none."""
-    return tuple([integer(item) for item in _items(value)])
+    return tuple([x if type(x) is int else integer(x) for x in _items(value)])
 
 
 def number(value: Any) -> float:
@@ -441,24 +449,33 @@ class Signature:
         others = [key for key in kinds if key not in self.inputs and key != "name"]
         self.attributes = {key: kinds[key] for key in others}
         self._words = {kind.also: key for key, kind in kinds.items() if kind.also}
-        self._items = [(key, kind, kind.settled(key)) for key, kind in kinds.items()]
-        self._defaults = {
-            key: value
-            for key, kind, value in self._items
-            if key in self.attributes and not kind.omitted
-        }
-        self._optional = any(kinds[key].default is not REQUIRED for key in self.inputs)
+        self._settled = {key: kind.settled(key) for key, kind in kinds.items() if not kind.omitted}
+        self._defaults = {key: self._settled[key] for key in others if key in self._settled}
+        self._needed = [key for key, kind in kinds.items() if kind.default is REQUIRED]
+        self._nullable = frozenset(key for key, kind in kinds.items() if kind.default is None)
+        self._optional = not self._nullable.isdisjoint(self.inputs)
         plain = all(type(kinds[key]) is Input for key in self.inputs)
-        given = any(value is REQUIRED for value in self._defaults.values())
-        quick = plain and not (given or variadic or self._optional)
-        self._quick = len(self.inputs) if quick else -1  # inputs of a call that needs no look
+        # How many inputs a call has of which only the attributes need a look, and whether not
+        # even these do when none is given.
+        self._plain = len(self.inputs) if plain and not (variadic or self._optional) else -1
+        self._given = [key for key in self._needed if key in self.attributes]
+        self._quick = not self._given
 
     def bind(
         self, called: str, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[Sequence[Any], dict[str, Any], str | None]:
-        """Inputs, attributes and the node's name of a call. SignatureError where it does not fit."""
-        if not given and len(args) == self._quick:
-            return args, self._defaults.copy(), None
+        """Inputs, attributes and the node's name of a call. SignatureError where it does not
+        fit.
+        """
+        if len(args) == self._plain:
+            if not given:
+                if self._quick:
+                    return args, self._defaults.copy(), None
+            else:
+                name = given.get("name")
+                attrs = self._attributes(given)
+                if attrs is not None and (name is None or type(name) is str):
+                    return args, attrs, name
         rest: tuple[Any, ...] = ()
         if self.variadic:
             count = len(self._positional)
@@ -470,36 +487,65 @@ class Signature:
         name = bound.pop("name")
         return [*inputs, *rest] if rest else inputs, bound, name
 
+    def _attributes(self, given: dict[str, Any]) -> dict[str, Any] | None:
+        """The attributes of a usual call, in which they are keywords and fit, else None. Whether
+        inputs are nodes, the node itself asks.
+        """
+        made = self._defaults.copy()
+        kinds, nullable = self.attributes, self._nullable
+        try:
+            for key, value in given.items():
+                if key in kinds:
+                    if value is not None or key not in nullable:
+                        made[key] = kinds[key].take(value)
+                elif key != "name":
+                    return None
+        except _WRONG:
+            return None
+        for key in self._given:
+            if made[key] is REQUIRED:
+                return None
+        return made
+
     def arguments(self, called: str, args: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
-        """All that a call gives and the defaults of the rest, by name and in order. SignatureError
-        where it does not fit.
+        """All that a call gives and the defaults of the rest, by name. SignatureError where it does
+        not fit.
         """
         if len(args) > len(self._positional):
             raise self._count_error(called, args, given)
-        bound = dict(zip(self._positional, args))
-        for key, value in given.items():
-            key = self._words.get(key, key)
-            if key in bound or key not in self._kinds:
-                raise self._key_error(called, key, bound)
-            bound[key] = value
-        made = {}
-        for key, kind, default in self._items:
-            if key not in bound:
-                if default is REQUIRED:
-                    raise self._missing_error(called, args, given, key)
-                if not kind.omitted:
-                    made[key] = default
-                continue
-            value = bound[key]
-            if value is None and default is None:
-                if not kind.omitted:
-                    made[key] = None
-                continue
-            try:
-                made[key] = kind.take(value)
-            except _WRONG as error:
-                raise self._value_error(called, args, key, value, error) from None
+        made = self._settled.copy()
+        kinds, nullable = self._kinds, self._nullable
+        taken = self._positional[: len(args)]
+        key = value = None
+        try:
+            for key, value in zip(taken, args):
+                if value is not None or key not in nullable:
+                    made[key] = kinds[key].take(value)
+            for key, value in given.items():
+                if key not in kinds or key in taken:
+                    key = self._key(called, key, args, given)
+                if value is not None or key not in nullable:
+                    made[key] = kinds[key].take(value)
+        except _WRONG as error:
+            if isinstance(error, SignatureError):
+                raise
+            raise self._value_error(called, args, key, value, error) from None
+        for key in self._needed:
+            if made[key] is REQUIRED:
+                raise self._missing_error(called, args, given, key)
         return made
+
+    def _key(self, called: str, key: str, args: Sequence[Any], given: dict[str, Any]) -> str:
+        """The attribute that another word stands for."""
+        taken = self._positional[: len(args)]
+        own = self._words.get(key, key)
+        if own in taken or own != key and own in given:
+            raise _error(called, f"{own} is given twice", self)
+        if own in self._kinds:
+            return own
+        close = difflib.get_close_matches(key, self._kinds, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise _error(called, f"unexpected attribute {key!r}{hint}", self)
 
     # ---- what is refused ----
 
@@ -519,13 +565,6 @@ class Signature:
         names = f" ({', '.join(most)})" if most else ""
         return _error(called, f"takes {count} input{plural}{names}, got {got}")
 
-    def _key_error(self, called: str, key: str, bound: dict[str, Any]) -> SignatureError:
-        if key in bound:
-            return _error(called, f"{key} is given twice", self)
-        close = difflib.get_close_matches(key, self._kinds, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        return _error(called, f"unexpected attribute {key!r}{hint}", self)
-
     def _missing_error(
         self, called: str, args: Sequence[Any], given: dict[str, Any], key: str
     ) -> SignatureError:
@@ -536,7 +575,7 @@ class Signature:
     def _value_error(
         self, called: str, args: Sequence[Any], key: str, value: Any, error: Exception
     ) -> SignatureError:
-        if is_node(value) and key in self._positional[: len(args)]:
+        if is_node(value) and self.inputs and key in self._positional[: len(args)]:
             return self._count_error(called, args, {})  # one input too many
         wrong = str(error) if isinstance(error, Misfit) else self._kinds[key].refusal(key, value)
         return _error(called, wrong)
@@ -548,13 +587,18 @@ class Signature:
         parameter = inspect.Parameter
         made = []
         for key, kind in self._kinds.items():
-            place = parameter.KEYWORD_ONLY
+            place: Any = parameter.KEYWORD_ONLY
             if key in self._positional:
                 place = parameter.POSITIONAL_OR_KEYWORD
             made.append(parameter(key, place, default=kind.default))
         if self.variadic:
             made.append(parameter(self.variadic, parameter.VAR_POSITIONAL))
         return inspect.Signature(sorted(made, key=lambda one: one.kind))
+
+    def described(self) -> str:
+        """The attributes, a line each, below an empty one."""
+        lines = [f"\n{key}: {kind.expected}." for key, kind in self.attributes.items()]
+        return "".join(["\n", *lines]) if lines else ""
 
     def usage(self, called: str) -> str:
         """A call of it in short, without the node's name: `softmax(x, *, axis=-1)`."""

@@ -123,11 +123,14 @@ class PlaceOp(Op):
     )
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
-        if inputs[0].spec is None:
-            raise GraphError(f"place: the shape of {inputs[0].name} is not known yet; use pad_op")
         if attrs["steps"] is None:
             attrs["steps"] = (1,) * len(attrs["starts"])
-        return Node(self, inputs, attrs, name)
+        node = Node(self, inputs, attrs, name)
+        if node.spec is None:
+            raise GraphError(
+                f"place: the shape of {inputs[0].name} is not known yet; use pad_op [{node.where}]"
+            )
+        return node
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         self._region(node, specs[0].shape)

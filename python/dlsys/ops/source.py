@@ -35,7 +35,8 @@ class Array(Kind):
     expected = "a number or an array of numbers"
 
     def take(self, value: Any) -> Any:
-        if is_node(value) or np.asarray(value).dtype.kind not in "fiub":
+        array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.dtype.kind not in "fiub" or is_node(value):
             raise TypeError
         return value
 

@@ -73,22 +73,15 @@ class Padding(Kind):
             if value not in ("same", "valid"):
                 raise ValueError
             return value
-        if is_integer(value) or all(map(is_integer, value)):
+        if is_integer(value):
             return _PAIR.take(value)
-        both = tuple(_sides(side) for side in value)
-        if len(both) != 2:
-            raise ValueError
-        return both
+        height, width = value
+        if is_integer(height) or is_integer(width):
+            return _PAIR.take((height, width))
+        return _PAIR.take(height), _PAIR.take(width)
 
 
 _PAIR = IntPair()
-
-
-def _sides(value: Any) -> tuple[int, int]:
-    """(before, after) of one axis."""
-    if is_integer(value):
-        raise TypeError
-    return _PAIR.take(value)
 
 
 def slide(
