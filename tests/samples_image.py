@@ -40,7 +40,7 @@ def resize_rows(mode: str) -> tuple[Sample, Sample]:
             scale=lambda x, **attrs: resized(np.abs(x), mode=mode, **attrs),
             refusals=(
                 refuse(
-                    r"cannot be resized to \(0, 3\); an image has at least one pixel",
+                    r"size must be one or two positive integers, got \(0, 3\)",
                     (2, 3),
                     size=(0, 3),
                     align_corners=False,
@@ -85,7 +85,7 @@ IMAGES = (
             ),
             refuse(r"expected \(n, c, height, width\), got \S+ \(4, 2\)", (4, 2), block=2),
             refuse(
-                r"block must be at least 1 and mode DCR or CRD, got 0 and 'DCR'",
+                r"block must be a positive integer, got 0",
                 (1, 4, 2, 2),
                 block=0,
             ),
@@ -133,7 +133,7 @@ IMAGES = (
             ),
             refuse(r"resize: expected either size or scale", (2, 3)),
             refuse(
-                r"resize: expected two numbers, for height and width, got \(1, 2, 3\)",
+                r"resize: size must be one or two positive integers, got \(1, 2, 3\)",
                 (2, 3),
                 size=(1, 2, 3),
             ),

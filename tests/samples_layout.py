@@ -258,7 +258,13 @@ INDEX = (
         refusals=(
             refuse(r"indices must be int32 or int64", (4, 3), (4,), size=3),
             refuse(r"updates need the indices' shape", (4, 3), (3,), dtypes=INT, size=3),
-            refuse(r"size must not be negative", (4, 3), (4,), dtypes=INT, size=-1),
+            refuse(
+                r"size must be an integer that is not negative, got -1",
+                (4, 3),
+                (4,),
+                dtypes=INT,
+                size=-1,
+            ),
         ),
     ),
     Sample(
@@ -293,7 +299,12 @@ INDEX = (
         differentiable=(),
         refusals=(
             refuse(r"indices must be int32 or int64, got \S+ of float32", (4,), depth=3),
-            refuse(r"depth must not be negative, got -1", (4,), dtypes=("int32",), depth=-1),
+            refuse(
+                r"depth must be an integer that is not negative, got -1",
+                (4,),
+                dtypes=("int32",),
+                depth=-1,
+            ),
         ),
     ),
     Sample(

@@ -217,7 +217,7 @@ LOSS_ROWS = (
         "softmax_cross_entropy_dense_options", loss.softmax_cross_entropy, class_loss,
         DENSE_OPTIONS, domain=(signed, one_hot), ulps=8, scale=class_scale, specials=False,
         refusals=(
-            refuse("expected 0 <= label_smoothing <= 1", (3, 4), (3, 4), label_smoothing=1.5),
+            refuse("label_smoothing must be a number from 0 to 1, got 1.5", (3, 4), (3, 4), label_smoothing=1.5),
             refuse("ignore_index needs class numbers as labels", (3, 4), (3, 4), ignore_index=0),
         ),
     ),
@@ -229,7 +229,7 @@ LOSS_ROWS = (
     elementwise("mean_absolute_error", lambda p, t, reduction: REDUCE[reduction](np.abs(p - t))),
     elementwise(
         "huber_loss", huber, {"delta": 1.0}, {"delta": 0.25}, specials=False,
-        refusals=(refuse("expected delta > 0, got 0", (3,), (3,), delta=0),),
+        refusals=(refuse("delta must be a number above 0, got 0", (3,), (3,), delta=0),),
     ),
     elementwise(
         "binary_cross_entropy", cross_entropy, domain=(inside, probability), gradient_ulps=64,

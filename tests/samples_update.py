@@ -201,7 +201,7 @@ RULES = (
                 momentum=0.9,
             ),
             refuse(
-                r"expected 4 nodes, momentum and any of .*; got 4 and damping", (3,), (3,), (3,),
+                r"unexpected attribute 'damping' \(did you mean 'dampening'\?\)", (3,), (3,), (3,),
                 (), states=2, damping=0.9,
             ),
         ),

@@ -17,6 +17,12 @@ class GraphError(DlsysError, ValueError):
     """
 
 
+class SignatureError(GraphError, ShapeError):
+    """A call does not fit what an operator or a function takes: the number of its inputs, a keyword
+    that it does not have, an attribute of another type or out of its range.
+    """
+
+
 class DataError(DlsysError, ValueError):
     """A data file is missing, truncated, corrupt or not what its name says."""
 

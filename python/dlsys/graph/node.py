@@ -8,21 +8,22 @@ reads its *traits* and never its class.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
-import sys
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import GraphError, ShapeError
+from ..errors import GraphError, ShapeError, SignatureError
+from .lines import attributed_to as attributed_to
+from .lines import current_line
+from .signature import Signature
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _numbers = itertools.count()
-_building = threading.local()
 
 # The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
 # none of them.
@@ -52,6 +53,33 @@ class Spec(NamedTuple):
         return self.size * self.dtype.itemsize
 
 
+class _Docstring:
+    """What a class of operators is said to be; of an operator, its own text where it has one, and
+    its attributes.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+
+    def __get__(self, op: Op | None, owner: type) -> str | None:
+        if op is None:
+            return self.text
+        text = op.doc or inspect.cleandoc(self.text or "")
+        # pydoc takes a text that equals the class's for inherited and leaves it out.
+        return text + (op.signature.described() if op.signature is not None else "") + "\n"
+
+
+class _PythonSignature:
+    """An operator's signature for `inspect`, which has its own for the class."""
+
+    def __get__(self, op: Op | None, owner: type) -> inspect.Signature:
+        if op is None:
+            raise AttributeError("__signature__")
+        if op.signature is None:
+            return inspect.signature(MethodType(owner.__call__, op))
+        return op.signature.python()
+
+
 class Op:
     """An operator. Subclass it, override what differs, and make one instance.
 
@@ -62,6 +90,9 @@ class Op:
 
     # ---- traits: all that the engine knows of an operator ----
     name: str = ""  # in texts, messages and profiles
+    # Its inputs and attributes; None: any nodes and keywords.
+    signature: Signature | None = None
+    doc: str = ""  # what `help` says of it, instead of its class's docstring
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
     # Values it makes: several are reached as node[0], node[1], …; 0 only groups its inputs.
     outputs: int = 1
@@ -90,12 +121,38 @@ class Op:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.__doc__ = _Docstring(cls.__dict__.get("__doc__"))  # type: ignore[assignment]
         if not cls.name:
             cls.name = cls.__name__.removesuffix("Op").lower()
 
-    def __call__(self, *inputs: Node, name: str | None = None, **attrs: Any) -> Node:
-        """A node that applies this operator; attributes are keywords."""
+    def __call__(self, *inputs: Any, **attrs: Any) -> Node:
+        """A node that applies this operator to inputs, under attributes and a `name`.
+
+        SignatureError where the call does not fit the signature. An operator that declares none
+        takes any nodes, and keywords as attributes.
+        """
+        if self.signature is None:
+            return Node(self, inputs, attrs, attrs.pop("name", None))
+        nodes, values, name = self.signature.bind(self.name, inputs, attrs)
+        return self.make(nodes, values, name)
+
+    def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
+        """The node of a call that fits the signature; overridden where attributes depend on each
+        other or inputs may be arrays.
+        """
         return Node(self, inputs, attrs, name)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Op:
+        """Itself: what has a `__get__` counts as a routine for `help`, which then shows the
+        operator instead of its class. As an attribute of a class an operator is a plain value.
+        """
+        return self
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    __signature__ = _PythonSignature()
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs."""
@@ -215,7 +272,7 @@ class Node:
         self.attrs = attrs if attrs is not None else {}
         self.number = next(_numbers)
         self.name = name or f"{op.name}.{self.number}"
-        self._line = getattr(_building, "line", None) or _user_line()
+        self._line = current_line()
         self._values: dict[int, Node] | None = None
         self.spec: Any = None
         self._origin: Node | None = None
@@ -375,31 +432,6 @@ def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
     return order
 
 
-class attributed_to:  # noqa: N801 (used as a function; a class costs half of a generator)
-    """Nodes made inside `with attributed_to(node):` are said to come from the same source line
-    as `node`, and to be backward if it is or if that is said.
-    """
-
-    __slots__ = ("_line", "_before")
-
-    def __init__(self, node: Node, backward: bool = False) -> None:
-        self._line = (*node._line[:2], True) if backward else node._line
-
-    def __enter__(self) -> None:
-        self._before = getattr(_building, "line", None)
-        _building.line = self._line
-
-    def __exit__(self, *error: object) -> None:
-        _building.line = self._before
-
-
-def _user_line() -> tuple[str, int, bool]:
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, False
-
-
 def _refuse_input(node: Node, value: Any) -> None:
     """An input must be one value; only `group` takes whatever can be fetched."""
     if isinstance(value, Node):
@@ -408,7 +440,7 @@ def _refuse_input(node: Node, value: Any) -> None:
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"
         raise GraphError(f"{node.op.name}: {what}; {advice} [{node.where}]")
-    raise GraphError(
+    raise SignatureError(
         f"{node.op.name}: an input is {type(value).__name__}, expected a node; wrap arrays in "
         f"ad.constant [{node.where}]"
     )

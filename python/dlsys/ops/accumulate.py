@@ -11,6 +11,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe
+from ..graph.signature import Signature
 from .update import check_parameter
 
 
@@ -19,6 +20,7 @@ class AccumulateOp(Op):
 
     name = kernel = "accumulate"
     writes = (0,)
+    signature = Signature("total", "x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_parameter(node, node.inputs[0])

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from ..graph.node import Node
+from ..graph.signature import declared
 from .compare import less_equal_op, where_op
 from .elementwise import (
     Parametric,
@@ -291,6 +292,7 @@ hard_swish_gradient_op: Parametric = Parametric(
 )  # fmt: skip
 
 
+@declared()
 def relu6_op(x: Node, name: str | None = None) -> Node:
     """min(max(x, 0), 6), with gradient 0 at both bounds."""
     return clip_op(x, 0.0, 6.0, name=name)

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import GraphError, ShapeError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, describe, floating
+from ..graph.signature import Bool, Int, Kind, Signature
 from .philox import philox
 
 _ORDERS = 0x6F726472  # the fourth word of counters, where nodes are numbered
@@ -100,6 +101,8 @@ def _scaled(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, y: np.ndarray) 
 
 # ---- operators ----
 
+BATCHES: dict[str, Kind] = dict(batch=Int(), seed=Int(0), shuffle=Bool(True))
+
 
 class ShuffledIndexOp(Op):
     """The samples of the next batch: (batch,) int64 below `count`; the one input is the step.
@@ -110,19 +113,7 @@ class ShuffledIndexOp(Op):
 
     name = kernel = "shuffled_index"
     any_dtype = True
-
-    def __call__(  # type: ignore[override]
-        self,
-        step: Node,
-        *,
-        count: int,
-        batch: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        name: str | None = None,
-    ) -> Node:
-        attrs = dict(count=int(count), batch=int(batch), seed=int(seed), shuffle=bool(shuffle))
-        return Node(self, (step,), attrs, name)
+    signature = Signature("step", "*", count=Int(), **BATCHES)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _check_step(node, specs[0])
@@ -149,6 +140,7 @@ class TakeBatchOp(Op):
     """
 
     name = kernel = "take_batch"
+    signature = Signature("samples", "index", "scale", "shift")
     picks = 1
     fallible = True
     any_dtype = (0, 1)
@@ -188,22 +180,7 @@ class ShuffledBatchOp(Op):
     outputs = 2
     picks = 2
     any_dtype = (0, 1, 2)
-
-    def __call__(  # type: ignore[override]
-        self,
-        samples: Node,
-        labels: Node,
-        step: Node,
-        scale: Node,
-        shift: Node,
-        *,
-        batch: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        name: str | None = None,
-    ) -> Node:
-        attrs = dict(batch=int(batch), seed=int(seed), shuffle=bool(shuffle))
-        return Node(self, (samples, labels, step, scale, shift), attrs, name)
+    signature = Signature("samples", "labels", "step", "scale", "shift", "*", **BATCHES)
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
         samples, labels, step, scale, shift = specs
@@ -234,6 +211,7 @@ class ShuffledRowsOp(Op):
     """
 
     name = kernel = "shuffled_rows"
+    signature = Signature("samples", "labels", "step", "*", **BATCHES)
     outputs = 2
     picks = 2
     any_dtype = True
@@ -257,6 +235,7 @@ class ScaledOp(Op):
     """
 
     name = "scaled"
+    signature = Signature("x", "scale")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         x, scale = specs

@@ -7,7 +7,7 @@ Natively a bool is a byte of 0 or 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast, floating, promote
+from ..graph.signature import Number, Operand, Signature
 from .elementwise import Elementwise, as_node, cast_op, holding, is_number, number_of
 from .source import constant_op
 
@@ -25,6 +26,7 @@ class NumberLikeOp(Op):
     """One number in the dtype that it takes beside x: a Python number adapts to its partner."""
 
     name = "number_like"
+    signature = Signature("x", value=Number(nan=True))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype, value = specs[0].dtype, node.attrs["value"]
@@ -47,9 +49,10 @@ class Compare(Elementwise):
     def __init__(self, name: str, numpy: Callable, swapped: Compare | None = None) -> None:
         super().__init__(name, numpy, _no_gradients)
         self._swapped = swapped  # the comparison that gives the same with its inputs exchanged
+        self.signature = Signature(a=Operand(), b=Operand())
 
-    def __call__(self, a: Any, b: Any, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, as_nodes(self.name, a, b), {}, name)
+    def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
+        return Node(self, as_nodes(self.name, *inputs), attrs, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         promote(node, *specs)  # refuses float32 with float64
@@ -68,6 +71,7 @@ class Logical(Elementwise):
 
     def __init__(self, name: str, numpy: Callable) -> None:
         super().__init__(name, numpy, _no_gradients)
+        self.signature = Signature("x") if name == "logical_not" else Signature("a", "b")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return Spec(broadcast(node, *specs), BOOL, False)
@@ -87,13 +91,15 @@ class WhereOp(Elementwise):
 
     def __init__(self) -> None:
         super().__init__("where", _where, _no_gradients, scratch=True)
+        self.signature = Signature(condition=Operand(), a=Operand(), b=Operand())
 
-    def __call__(self, condition: Any, a: Any, b: Any, name: str | None = None) -> Node:  # type: ignore[override]
+    def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
+        condition, a, b = inputs
         if not isinstance(condition, Node):
             condition = constant_op(np.asarray(condition))
         if is_number(a) and is_number(b):
             a = constant_op(a)
-        return Node(self, (condition, *as_nodes(self.name, a, b)), {}, name)
+        return Node(self, (condition, *as_nodes(self.name, a, b)), attrs, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype = promote(node, specs[0]._replace(dtype=BOOL), *specs[1:])
@@ -114,8 +120,12 @@ class WhereOp(Elementwise):
 class Extreme(Elementwise):
     """The smaller or larger of two inputs; NaN where either is NaN."""
 
-    def __call__(self, a: Any, b: Any, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, as_nodes(self.name, a, b), {}, name)
+    def __init__(self, name: str, numpy: Callable, gradient: Callable) -> None:
+        super().__init__(name, numpy, gradient)
+        self.signature = Signature(a=Operand(), b=Operand())
+
+    def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
+        return Node(self, as_nodes(self.name, *inputs), attrs, name)
 
 
 def as_nodes(name: str, a: Any, b: Any) -> tuple[Node, Node]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating, promote
+from ..graph.signature import Int, IntPair, Kind, Signature
 from .matmul import choice_number, precision_number
 from .reduce import sum_op
 from .unfold import (
@@ -31,9 +32,11 @@ from .unfold import (
     unfold,
     unfolded,
 )
-from .window import Pair, Windows, check_attributes, check_planes, in_floats, packed, pair, slide
+from .window import Padding, Pair, Windows, check_planes, in_floats, packed, slide
 
-Padding = Any  # a number, a pair, a pair of pairs, "same" or "valid"
+SHARED: dict[str, Kind] = dict(  # the attributes that all of the family have
+    stride=IntPair(1, low=1), padding=Padding(0), dilation=IntPair(1, low=1), groups=Int(1, low=1)
+)
 
 
 class ConvolutionOp(Op):
@@ -41,23 +44,6 @@ class ConvolutionOp(Op):
 
     precise = tunable = True
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
-
-    def __call__(
-        self,
-        *inputs: Node,
-        stride: int | Pair = 1,
-        padding: Padding = 0,
-        dilation: int | Pair = 1,
-        groups: int = 1,
-        name: str | None = None,
-        **attrs: Any,
-    ) -> Node:
-        attrs.update(
-            stride=pair(stride), padding=pair(padding), dilation=pair(dilation), groups=groups
-        )
-        node = Node(self, inputs, attrs, name)
-        check_attributes(node)
-        return node
 
     def simplify(self, node: Node) -> Node | None:
         """Integers become floats; `same` and `valid` become numbers."""
@@ -78,6 +64,7 @@ class Conv2dOp(ConvolutionOp):
     """x (N, C, H, W) convolved with f (O, C/groups, kH, kW): (N, O, oH, oW)."""
 
     name = kernel = "conv2d"
+    signature = Signature("x", "f", "*", **SHARED)
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
         return slide(node, specs[0].shape[2:], specs[1].shape[2:])
@@ -85,7 +72,6 @@ class Conv2dOp(ConvolutionOp):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_planes(node, 0, specs[0])
         check_planes(node, 1, specs[1], "a filter (O, C/groups, kH, kW)")
-        check_attributes(node)
         check_groups(node, specs[0].shape[1], specs[1].shape[0])
         groups = node.attrs["groups"]
         if specs[0].shape[1] != specs[1].shape[1] * groups:
@@ -130,6 +116,7 @@ class Conv2dBiasOp(Conv2dOp):
     """A convolution that adds bias[o] to every element of plane o."""
 
     name = kernel = "conv2d_bias"
+    signature = Signature("x", "f", "bias", "*", **SHARED)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [*super().gradient(node, output_grad), sum_op(output_grad, axis=(0, 2, 3))]
@@ -144,6 +131,7 @@ class DataGradientOp(ConvolutionOp):
     """
 
     name = kernel = "conv2d_data_gradient"
+    signature = Signature("f", "dy", "*", **SHARED, output_padding=IntPair(None, omitted=True))
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
         f, dy = specs[0].shape, specs[1].shape
@@ -168,7 +156,6 @@ class DataGradientOp(ConvolutionOp):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_planes(node, 0, specs[0], "a filter (O, C/groups, kH, kW)")
         check_planes(node, 1, specs[1], "(N, O, H, W)")
-        check_attributes(node)
         check_groups(node, specs[0].shape[1] * node.attrs["groups"], specs[0].shape[0])
         if specs[0].shape[0] != specs[1].shape[1]:
             raise node.error(
@@ -214,6 +201,7 @@ class DataGradientLikeOp(ConvolutionOp):
     """D(f, dy) in the shape of the convolution's data x: (f, dy, x) → (N, C, H, W)."""
 
     name = "conv2d_data_gradient_like"
+    signature = Signature("f", "dy", "x", "*", **SHARED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         f, dy, x = specs
@@ -246,6 +234,7 @@ class FilterGradientOp(ConvolutionOp):
     """
 
     name = kernel = "conv2d_filter_gradient"
+    signature = Signature("x", "dy", "*", **SHARED, size=IntPair(None, low=1, omitted=True))
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
         x, dy = specs[0].shape, specs[1].shape
@@ -276,7 +265,6 @@ class FilterGradientOp(ConvolutionOp):
         x, dy = specs
         check_planes(node, 0, x)
         check_planes(node, 1, dy, "(N, O, oH, oW)")
-        check_attributes(node)
         check_groups(node, x.shape[1], dy.shape[1])
         if x.shape[0] != dy.shape[0]:
             raise node.error(f"expected as many images in both, got {describe(node, specs)}")
@@ -329,6 +317,7 @@ class FilterGradientLikeOp(ConvolutionOp):
     """F(x, dy) in the shape of the filter f: (x, dy, f) → (O, C/groups, kH, kW)."""
 
     name = "conv2d_filter_gradient_like"
+    signature = Signature("x", "dy", "f", "*", **SHARED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         x, dy, f = specs
@@ -383,4 +372,4 @@ def check_output(node: Node, x: Spec, f: Spec, dy: Spec) -> None:
 
 def shared(node: Node) -> dict[str, Any]:
     """The attributes that all of the family have."""
-    return {name: node.attrs[name] for name in ("stride", "padding", "dilation", "groups")}
+    return {name: node.attrs[name] for name in SHARED}

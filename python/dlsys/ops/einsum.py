@@ -6,16 +6,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import GraphError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, promote
+from ..graph.signature import Bool, Instance, Kind, Signature, shown
 from .elementwise import mul_op
 from .layout import broadcast_to_op, reshape_op, transpose_op
 from .product import batched_matmul_op
 from .reduce import sum_op
 
 SYNTAX = "expected letters, commas and one ->, such as 'ij,jk->ik'"
+
+
+class Words(Kind):
+    """A tuple of strings."""
+
+    expected = "a tuple of strings"
+
+    def take(self, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) or not all(isinstance(word, str) for word in value):
+            raise TypeError
+        return tuple(value)
 
 
 class EinsumOp(Op):
@@ -26,6 +40,7 @@ class EinsumOp(Op):
     """
 
     name = "einsum"
+    signature = Signature("*inputs", operands=Words(), result=Instance(str), like=Bool(False))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         attrs = node.attrs
@@ -133,6 +148,8 @@ def einsum(text: str, *operands: Node) -> Node:
     letter twice in one operand (a diagonal) or in the result; ShapeError when a letter would have
     two extents.
     """
+    if not isinstance(text, str):
+        raise GraphError(f"einsum: {SYNTAX}, got {shown(text)} [{where()}]")
     compact = text.replace(" ", "")
     left, arrow, result = compact.partition("->")
     parts = left.split(",")

@@ -8,15 +8,16 @@ mathematics allows it.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast, floating, promote
+from ..graph.signature import DType, Number, Signature
 from .source import constant_op, oneslike_op
 
 
@@ -41,6 +42,7 @@ class Elementwise(Op):
         self._gradient = gradient
         self._scratch = scratch  # numpy wants an array of bools besides
         self._with_const = with_const  # rebuilds a op b through the operators of numbers
+        self.signature = Signature(*inputs_of(gradient))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype = promote(node, *specs)
@@ -101,9 +103,7 @@ class WithConst(Elementwise):
         super().__init__(name, numpy, gradient)
         self._identity = identity  # the constant that changes nothing
         self._integral = integral  # integers with an integer constant stay integers
-
-    def __call__(self, x: Node, const: float, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"const": number_of(const)}, name)
+        self.signature = Signature("x", const=Number(nan=True))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype, const = specs[0].dtype, node.attrs["const"]
@@ -145,20 +145,16 @@ class Parametric(Elementwise):
         defaults: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(name, numpy, gradient, mask)
-        self._defaults = dict(defaults or {})
         self._numbers = numbers
         self._arrays = scratch  # working arrays like the output that numpy wants, before the mask
         self._check = check  # what is wrong with the numbers, or None
         self._integral = integral  # integers with integer numbers stay integers
+        given = defaults or {}
+        kinds = {key: Number(given[key]) if key in given else Number() for key in numbers}
+        self.signature = Signature(*inputs_of(gradient, len(numbers)), **kinds)
 
-    def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Node:
-        """A node over the inputs; the numbers follow them or are given by name."""
-        nodes = [x for x in inputs if isinstance(x, Node)]
-        given = self._defaults | dict(zip(self._numbers, inputs[len(nodes) :])) | attrs
-        if set(given) != set(self._numbers) or not all(map(is_number, given.values())):
-            wanted = ", ".join(self._numbers)
-            raise GraphError(f"{self.name}: expected nodes and then numbers ({wanted})")
-        node = Node(self, nodes, {key: number_of(given[key]) for key in self._numbers}, name)
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        node = Node(self, inputs, attrs, name)
         wrong = self._check(**node.attrs) if self._check else None
         if wrong:
             raise node.error(wrong)
@@ -192,9 +188,7 @@ class CastOp(Op):
 
     name = kernel = "cast"
     elementwise = any_dtype = True
-
-    def __call__(self, x: Node, dtype: Any, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"dtype": np.dtype(dtype)}, name)
+    signature = Signature("x", dtype=DType())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]._replace(dtype=node.attrs["dtype"])
@@ -213,6 +207,14 @@ class CastOp(Op):
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
         return x if x.spec is not None and x.spec.dtype == node.attrs["dtype"] else None
+
+
+def inputs_of(gradient: Callable, numbers: int = 0) -> list[str]:
+    """What a gradient rule calls the inputs: its parameters before the output, the output's
+    gradient and the numbers.
+    """
+    names = list(inspect.signature(gradient).parameters)
+    return names[: len(names) - 2 - numbers]
 
 
 def in_one_dtype(node: Node) -> Node | None:

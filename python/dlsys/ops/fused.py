@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import GraphError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec, find_topo_sort
 from ..graph.shapes import FLOAT32
+from ..graph.signature import Bool, Choice, Instance, Kind, Number, Signature
 from .batch import scaled_op
 from .layout import reshape_op
 from .matmul import choice_number, precision_number
@@ -93,10 +96,16 @@ def _copy(node: Node, copies: dict[Node, Node]) -> Node:
 class Fused(Op):
     """What all fused operators share: their attribute `body` says what they compute."""
 
+    signature = Signature("*inputs", body=Instance(Body))
+
     def __init__(self, name: str, outputs: int = 1, any_dtype: bool | tuple[int, ...] = ()) -> None:
         self.name = self.kernel = name
         self.outputs = outputs
         self.any_dtype = any_dtype
+
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        check_body(self, inputs, attrs["body"])
+        return Node(self, inputs, attrs, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         body: Body = node.attrs["body"]
@@ -139,6 +148,19 @@ class Fused(Op):
         return sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in steps)
 
 
+def chosen(choices: Sequence[Any]) -> Kind:
+    """The kind of an attribute that selects one of some words, or none of them."""
+    return Bool() if True in choices else Choice("", *choices)
+
+
+def check_body(op: Op, inputs: Sequence[Any], body: Body) -> None:
+    """Refuses inputs that are not one for each of the body's."""
+    if len(inputs) != len(body.inputs):
+        raise GraphError(
+            f"{op.name}: its body takes {len(body.inputs)} inputs, got {len(inputs)} [{where()}]"
+        )
+
+
 class FusedProduct(Fused):
     """A matrix product with what follows it. `select` names the attribute that chooses among
     `choices`, whose numbers count from 1; without one the number is 0.
@@ -153,6 +175,8 @@ class FusedProduct(Fused):
         super().__init__(name, outputs)
         self._select = select
         self._choices = choices
+        kinds: dict[str, Kind] = {"body": Instance(Body), select: chosen(choices)}
+        self.signature = Signature("*inputs", **kinds, trans_A=Bool(), trans_B=Bool())
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         attrs = node.attrs
@@ -175,11 +199,14 @@ class FusedLoss(Fused):
     def __init__(self, name: str, of_any_dtype: tuple[int, ...]) -> None:
         super().__init__(name, 2, of_any_dtype)
         self.of_any_dtype = of_any_dtype
+        numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
+        self.signature = Signature("logits", "labels", body=Instance(Body), **numbers)
 
-    def __call__(self, x: Node, labels: Node, body: Body, scale: float, dy: float) -> Node:  # type: ignore[override]
-        inputs = (x, labels, constant_op(np.zeros(_MEETING, np.int32), name="meeting"))
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        body: Body = attrs["body"]
+        inputs = (*inputs, constant_op(np.zeros(_MEETING, np.int32), name="meeting"))
         whole = Body((*body.inputs, placeholder_op("meeting")), body.outputs)
-        return Node(self, inputs, {"body": whole, "scale": scale, "dy": dy})
+        return super().make(inputs, attrs | {"body": whole}, name)
 
     def scalars(self, node: Node) -> tuple[float, float]:
         return node.attrs["scale"], node.attrs["dy"]
@@ -218,6 +245,10 @@ class FusedHead(Fused):
     def __init__(self, loss: FusedLoss, layers: int, biases: int, back: int) -> None:
         super().__init__(loss.name.replace("_pair", "_head"), 1 + layers + back)
         self._lists = layers, biases, layers - 1, back
+        numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
+        self.signature = Signature(
+            "*inputs", body=Instance(Body), layers=Instance(tuple), **numbers
+        )
         self.any_dtype = tuple(layers + biases + k for k in loss.of_any_dtype)
 
     def scalars(self, node: Node) -> tuple[int, float, float]:

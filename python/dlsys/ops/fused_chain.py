@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import GraphError
 from ..graph.node import Node, Spec
 from ..graph.shapes import FLOAT32
+from ..graph.signature import Instance, Signature
 from .compare import BOOL
 from .fused import Body, Fused, close
 from .source import full_op
@@ -83,10 +84,11 @@ class ChainOp(Fused):
 
     def __init__(self) -> None:
         super().__init__("chain", any_dtype=True)
+        self.signature = Signature("*inputs", output=Instance(Node))
 
-    def __call__(self, *inputs: Node, output: Node, name: str | None = None) -> Node:  # type: ignore[override]
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         """The node that computes what `output` is of `inputs`."""
-        return Node(self, inputs, {"body": steps_between(inputs, output)}, name)
+        return Node(self, inputs, {"body": steps_between(inputs, attrs["output"])}, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         known = node.attrs["body"].outputs[0].spec  # natively no float64, whatever a cast asks for

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ..graph.node import Node, Spec
+from ..graph.signature import Bool, Instance, Signature
 from .fused import Body, Fused
 from .window import Pair, Windows, packed
 
@@ -139,9 +140,7 @@ class ConvPoolOp(Fused):
 
     tolerance = 1e-4
     chooses = (1,)
-
-    def __call__(self, *inputs: Node, body: Body, geometry: Geometry, relu: bool) -> Node:  # type: ignore[override]
-        return Node(self, inputs, {"body": body, "geometry": geometry, "relu": relu})
+    signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
         y, argmax = cast(tuple[Spec, Spec], super().infer(node, *specs))
@@ -173,9 +172,8 @@ class ConvPoolGradientOp(Fused):
 
     def __init__(self, name: str, outputs: int = 1) -> None:
         super().__init__(name, outputs, any_dtype=(2,))
-
-    def __call__(self, *inputs: Node, body: Body, geometry: Geometry) -> Node:  # type: ignore[override]
-        return Node(self, inputs, {"body": body, "geometry": geometry})
+        kinds = dict(body=Instance(Body), geometry=Instance(Geometry))
+        self.signature = Signature("other", "dy", "code", "*", **kinds)
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         other, dy, code = specs

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..graph.node import Node
-from .fused import ACTIVATIONS, GRADIENTS, Body, Fused
+from ..graph.signature import Instance, Kind, Signature
+from .fused import ACTIVATIONS, GRADIENTS, Body, Fused, check_body, chosen
+from .norm import EPS
 from .source import constant_op, placeholder_op
 
 
@@ -33,6 +35,10 @@ class FusedNorm(Fused):
         self.inplace = outputs == 1
         self._select = select
         self._choices = choices
+        kinds: dict[str, Kind] = {"body": Instance(Body), "eps": EPS}
+        if select:
+            kinds[select] = chosen(choices)
+        self.signature = Signature("*inputs", **kinds)
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
         eps = float(node.attrs["eps"])
@@ -64,15 +70,22 @@ class Sums(FusedNorm):
         super().__init__(name, outputs, **select)
         self.any_dtype = (inputs,)  # the meeting
 
-    def __call__(self, *inputs: Node, body: Body, **attrs: Any) -> Node:  # type: ignore[override]
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        body: Body = attrs["body"]
+        check_body(self, inputs, body)
+        assert inputs[0].spec is not None
         channels = inputs[0].spec.shape[1]
         meeting = constant_op(np.zeros(channels, np.int32), name="meeting")
         whole = Body((*body.inputs, placeholder_op("meeting")), body.outputs)
-        return Node(self, (*inputs, meeting), {"body": whole, **attrs})
+        return Node(self, (*inputs, meeting), attrs | {"body": whole}, name)
 
 
 class Statistics(Sums):
     """Mean and variance of x, as `batch_statistics` has them."""
+
+    def __init__(self, name: str, inputs: int) -> None:
+        super().__init__(name, inputs)
+        self.signature = Signature("*inputs", body=Instance(Body))
 
     def scalars(self, node: Node) -> tuple[()]:
         return ()

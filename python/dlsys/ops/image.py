@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating
+from ..graph.signature import (
+    Bool,
+    Choice,
+    Input,
+    Int,
+    IntPair,
+    Kind,
+    Signature,
+    declared,
+    number,
+)
 from .elementwise import cast_op
 from .layout import reshape_op, transpose_op
+
+
+class Factors(Kind):
+    """Two positive numbers, for height and width; one stands for both."""
+
+    expected = "one or two finite positive numbers"
+
+    def take(self, value: Any) -> tuple[float, float]:
+        both = (number(value),) * 2 if np.ndim(value) == 0 else tuple(map(number, value))
+        if len(both) != 2 or not 0 < min(both) <= max(both) < math.inf:
+            raise ValueError
+        return float(both[0]), float(both[1])
 
 
 class DepthToSpaceOp(Op):
@@ -23,9 +48,7 @@ class DepthToSpaceOp(Op):
     """
 
     name = "depth_to_space"
-
-    def __call__(self, x: Node, block: int, mode: str = "DCR", name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), _block_attrs(self, block, mode), name)
+    signature = Signature("x", block=Int(low=1), mode=Choice("DCR", "CRD", default="DCR"))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         r = node.attrs["block"]
@@ -58,9 +81,7 @@ class SpaceToDepthOp(Op):
     """
 
     name = "space_to_depth"
-
-    def __call__(self, x: Node, block: int, mode: str = "DCR", name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), _block_attrs(self, block, mode), name)
+    signature = Signature("x", block=Int(low=1), mode=Choice("DCR", "CRD", default="DCR"))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         r = node.attrs["block"]
@@ -91,6 +112,11 @@ class ResizeOp(Op):
     the image; with `align_corners` at i · (old - 1) / (new - 1). The size is given, or that of a
     second input, of which only the shape counts.
     """
+
+    signature = Signature(
+        "x", "*", like=Input(None), size=IntPair(None, low=1, omitted=True),
+        scale=Factors(None, omitted=True), align_corners=Bool(False),
+    )  # fmt: skip
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -156,6 +182,11 @@ class ResizeGradientOp(Op):
 
     The images have the size of a second input, of which only the shape counts, or the given one.
     """
+
+    signature = Signature(
+        "dy", "*", like=Input(None), size=IntPair(None, low=1, omitted=True),
+        align_corners=Bool(False),
+    )  # fmt: skip
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -244,14 +275,6 @@ def _spread(dy: np.ndarray, taps: Taps, axis: int, scratch: np.ndarray, dx: np.n
                 np.add(into[k], scratch, out=into[k])
 
 
-def _block_attrs(op: Op, block: int, mode: str) -> dict[str, Any]:
-    if block < 1 or mode not in ("DCR", "CRD"):
-        raise GraphError(
-            f"{op.name}: block must be at least 1 and mode DCR or CRD, got {block} and {mode!r}"
-        )
-    return {"block": int(block), "mode": mode}
-
-
 def _image_shape(node: Node, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     if len(shape) != 4:
         raise node.error(f"expected (n, c, height, width), got {node.inputs[0].name} {shape}")
@@ -264,6 +287,9 @@ resize_ops = {mode: ResizeOp(mode) for mode in ("nearest", "bilinear")}
 resize_gradient_ops = {mode: ResizeGradientOp(mode) for mode in resize_ops}
 
 
+@declared(
+    size=IntPair(low=1), scale=Factors(), mode=Choice("nearest", "bilinear"), align_corners=Bool()
+)
 def resize(
     x: Node,
     size: Sequence[int] | None = None,
@@ -278,18 +304,6 @@ def resize(
     the lower) or "bilinear". align_corners=False has half-pixel centres, PyTorch's "nearest-exact"
     and "bilinear"; True keeps the corners' centres where they are. Its gradient is exact.
     """
-    if mode not in resize_ops:
-        raise GraphError(f"resize: mode must be nearest or bilinear, got {mode!r}")
     if (size is None) == (scale is None):
-        raise GraphError("resize: expected either size or scale")
-    factors = None if scale is None else _pair(scale, float)
-    sizes = None if size is None else _pair(size, int)
-    attrs = dict(size=sizes, scale=factors, align_corners=bool(align_corners))
-    return resize_ops[mode](x, name=name, **attrs)
-
-
-def _pair(value: Any, kind: type) -> tuple:
-    pair = (value, value) if np.ndim(value) == 0 else tuple(value)
-    if len(pair) != 2:
-        raise GraphError(f"resize: expected two numbers, for height and width, got {pair}")
-    return kind(pair[0]), kind(pair[1])
+        raise GraphError(f"resize: expected either size or scale [{where()}]")
+    return resize_ops[mode](x, name=name, size=size, scale=scale, align_corners=align_corners)

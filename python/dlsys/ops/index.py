@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError, ShapeError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, describe
+from ..graph.signature import DType, Int, Ints, Number, Shape, Signature, declared
 from .elementwise import add, cast_op
 from .layout import reshape_like_op, reshape_op
-from .region import Region, Span, key_of, nowhere, region_of
+from .region import Key, Region, Span, nowhere, region_of
 
 _ALIGNMENT = 16  # bytes that kernels may read at once
 _INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
@@ -27,9 +29,7 @@ class SliceOp(Op):
     name = kernel = "slice"
     picks = 1
     moves = any_dtype = True
-
-    def __call__(self, x: Node, key: Any, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"key": key_of(key)}, name)
+    signature = Signature("x", key=Key())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]._replace(shape=region_of(node, node.inputs[0].name, specs[0].shape).shape)
@@ -69,11 +69,7 @@ class WindowOp(Op):
 
     name = "window"
     view = moves = True
-
-    def __call__(  # type: ignore[override]
-        self, x: Node, offset: int, shape: Sequence[int], name: str | None = None
-    ) -> Node:
-        return Node(self, (x,), {"offset": int(offset), "shape": tuple(shape)}, name)
+    signature = Signature("x", offset=Int(low=0), shape=Shape())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         offset, spec = node.attrs["offset"], specs[0]._replace(shape=node.attrs["shape"])
@@ -95,9 +91,7 @@ class SliceGradientOp(Op):
     """Zeros in the shape of a node, with dy where `key` chooses elements of it."""
 
     name = "slice_gradient"
-
-    def __call__(self, dy: Node, x: Node, key: Any, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (dy, x), {"key": key_of(key)}, name)
+    signature = Signature("dy", "x", key=Key())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         region = region_of(node, node.inputs[1].name, specs[1].shape)
@@ -124,21 +118,19 @@ class PlaceOp(Op):
 
     name = kernel = "place"
     any_dtype = True
+    signature = Signature(
+        "x", shape=Shape(), starts=Ints(), steps=Ints(None), value=Number(0, nan=True)
+    )
 
-    def __call__(  # type: ignore[override]
-        self,
-        x: Node,
-        shape: Sequence[int],
-        starts: Sequence[int],
-        steps: Sequence[int] | None = None,
-        value: float = 0,
-        name: str | None = None,
-    ) -> Node:
-        if x.spec is None:
-            raise GraphError(f"place: the shape of {x.name} is not known yet; use pad_op")
-        steps = (1,) * len(starts) if steps is None else steps
-        attrs = dict(shape=tuple(shape), starts=tuple(starts), steps=tuple(steps), value=value)
-        return Node(self, (x,), attrs, name)
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        if attrs["steps"] is None:
+            attrs["steps"] = (1,) * len(attrs["starts"])
+        node = Node(self, inputs, attrs, name)
+        if node.spec is None:
+            raise GraphError(
+                f"place: the shape of {inputs[0].name} is not known yet; use pad_op [{node.where}]"
+            )
+        return node
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         self._region(node, specs[0].shape)
@@ -187,9 +179,7 @@ class GatherOp(Op):
     name = kernel = "gather"
     picks = 1
     fallible = any_dtype = True
-
-    def __call__(self, x: Node, indices: Node, axis: int = 0, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x, indices), {"axis": int(axis)}, name)
+    signature = Signature("x", "indices", axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _check_indices(node, specs[1], node.inputs[1].name)
@@ -218,6 +208,7 @@ class GatherGradientOp(Op):
     """The sum of dy over the positions of `x` that it was gathered from; only x's shape counts."""
 
     name = "gather_gradient"
+    signature = Signature("dy", "indices", "x", axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _check_indices(node, specs[1], node.inputs[1].name)
@@ -245,21 +236,16 @@ class ScatterOp(Op):
     name = kernel = "scatter_add"
     fallible = True
     any_dtype = (1,)
-
-    def __call__(  # type: ignore[override]
-        self, updates: Node, indices: Node, size: int, axis: int = 0, name: str | None = None
-    ) -> Node:
-        return Node(self, (updates, indices), {"size": int(size), "axis": int(axis)}, name)
+    signature = Signature("updates", "indices", size=Int(low=0), axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _check_indices(node, specs[1], node.inputs[1].name)
         updates, indices = specs[0].shape, specs[1].shape
         axis = _axis(node, len(updates) - len(indices) + 1, updates)
         behind = axis + len(indices)
-        if updates[axis:behind] != indices or node.attrs["size"] < 0:
+        if updates[axis:behind] != indices:
             raise node.error(
-                f"updates need the indices' shape from axis {axis} on and size must not be "
-                f"negative, got {describe(node, specs)} and size {node.attrs['size']}"
+                f"updates need the indices' shape from axis {axis} on, got {describe(node, specs)}"
             )
         return specs[0]._replace(shape=(*updates[:axis], node.attrs["size"], *updates[behind:]))
 
@@ -302,16 +288,10 @@ class OneHotOp(Op):
     name = kernel = "one_hot"
     fallible = True
     any_dtype = (0,)
-
-    def __call__(  # type: ignore[override]
-        self, indices: Node, depth: int, dtype: Any = FLOAT32, name: str | None = None
-    ) -> Node:
-        return Node(self, (indices,), {"depth": int(depth), "dtype": np.dtype(dtype)}, name)
+    signature = Signature("indices", depth=Int(low=0), dtype=DType(FLOAT32))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _check_indices(node, specs[0], node.inputs[0].name)
-        if node.attrs["depth"] < 0:
-            raise node.error(f"depth must not be negative, got {node.attrs['depth']}")
         return Spec((*specs[0].shape, node.attrs["depth"]), node.attrs["dtype"], declared=False)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
@@ -365,16 +345,20 @@ scatter_op = ScatterOp()
 one_hot_op = OneHotOp()
 
 
+@declared(begin=Ints(), size=Ints())
 def slice_op(x: Node, begin: Sequence[int], size: Sequence[int], name: str | None = None) -> Node:
     """`size[k]` positions from `begin[k]` on along each axis k of x; -1 is all that follow.
 
     Other than with `x[...]`, all of them must exist: ShapeError names the axis where they do not.
     """
     if len(begin) != len(size):
-        raise GraphError(f"slice: begin {tuple(begin)} and size {tuple(size)} differ in length")
-    return getitem_op(x, tuple(Span(int(b), int(n)) for b, n in zip(begin, size)), name)
+        raise GraphError(
+            f"slice: begin {tuple(begin)} and size {tuple(size)} differ in length [{where()}]"
+        )
+    return getitem_op(x, tuple(map(Span, begin, size)), name)
 
 
+@declared(axis=Int())
 def scatter_add_op(x: Node, indices: Node, updates: Node, axis: int = 0) -> Node:
     """x with `updates` added at the positions `indices` of one axis, repeated ones each time.
 
@@ -382,9 +366,10 @@ def scatter_add_op(x: Node, indices: Node, updates: Node, axis: int = 0) -> Node
     out of range raises on numpy and CPU and makes the result NaN on the GPU. The order of the sums
     is the same in every run.
     """
-    return add(x, gather_gradient_op(updates, indices, x, axis=int(axis)))
+    return add(x, gather_gradient_op(updates, indices, x, axis=axis))
 
 
+@declared()
 def embedding_op(table: Node, indices: Node, name: str | None = None) -> Node:
     """Rows of a table (n, …) at indices of any shape, int32 or int64: (*indices, …).
 

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, promote
+from ..graph.signature import Axes, Int, Misfit, Nodes, Shape, Signature, declared
 from .elementwise import cast_op
 from .index import getitem_op
 from .layout import broadcast_to_op, expand_dims_op, reshape_op
@@ -23,6 +25,21 @@ _MOST = 8  # arrays that one kernel joins; more go through a tree
 _MAX_NDIM = 8  # dimensions that native devices have
 
 
+class Sections(Axes):
+    """How many equal parts there are, or the sizes of all."""
+
+    expected = "an integer or a tuple of sizes"
+
+    def take(self, value: Any) -> int | tuple[int, ...]:
+        parts = super().take(value)
+        if isinstance(parts, int):
+            if parts < 1:
+                raise Misfit(f"expected at least one part, got {parts}")
+        elif min(parts, default=0) < 0:
+            raise Misfit(f"sizes must not be negative, got {parts}")
+        return parts
+
+
 class ConcatOp(Op):
     """Arrays one after the other along `axis`; `concat` takes any number of them."""
 
@@ -31,6 +48,7 @@ class ConcatOp(Op):
 
     def __init__(self, count: int) -> None:
         self.kernel = f"concat_{count}"
+        self.signature = Signature(*[f"x{k}" for k in range(count)], "*", axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         shape = list(specs[0].shape)
@@ -68,6 +86,7 @@ class ConcatGradientOp(Op):
     """The part of dy that belongs to input number `index`; of the inputs only shapes count."""
 
     name = "concat_gradient"
+    signature = Signature("dy", "*inputs", index=Int(low=0), axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]._replace(shape=specs[1 + node.attrs["index"]].shape)
@@ -92,6 +111,7 @@ class TileOp(Op):
     """x repeated `reps[k]` times along each axis k; fewer reps than axes count from the right."""
 
     name = "tile"
+    signature = Signature("x", reps=Shape())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         x, reps = _aligned(specs[0].shape, node.attrs["reps"])
@@ -116,6 +136,7 @@ class TileGradientOp(Op):
     """The sum of dy over the repetitions of `x`, of which only the shape counts."""
 
     name = "tile_gradient"
+    signature = Signature("dy", "x", reps=Shape())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         shape, reps = _aligned(specs[1].shape, node.attrs["reps"])
@@ -199,48 +220,49 @@ tile_op = TileOp()
 tile_gradient_op = TileGradientOp()
 
 
+@declared(nodes=Nodes(), axis=Int())
 def concat(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Node:
     """Arrays one after the other along an axis; their shapes agree in all others."""
     level = list(nodes)
     if not level:
-        raise GraphError("concat: expected at least one node")
+        raise GraphError(f"concat: expected at least one node [{where()}]")
     while len(level) > _MOST:
         groups = [level[k : k + _MOST] for k in range(0, len(level), _MOST)]
-        level = [concat_ops[len(group)](*group, axis=int(axis)) for group in groups]
-    return concat_ops[len(level)](*level, axis=int(axis), name=name)
+        level = [concat_ops[len(group)](*group, axis=axis) for group in groups]
+    return concat_ops[len(level)](*level, axis=axis, name=name)
 
 
+@declared(axis=Int())
 def concat_op(A: Node, B: Node, axis: int = 0, name: str | None = None) -> Node:
     """Two arrays one after the other along an axis; `concat` takes any number."""
     return concat([A, B], axis, name)
 
 
+@declared(nodes=Nodes(), axis=Int())
 def stack(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Node:
     """Arrays of one shape side by side along a new axis."""
     return concat([expand_dims_op(node, axis) for node in nodes], axis, name)
 
 
+@declared(sections=Sections(), axis=Int())
 def split(x: Node, sections: int | Sequence[int], axis: int = 0) -> list[Node]:
     """x cut along an axis into `sections` equal parts, or into parts of the given sizes.
 
     ShapeError when the parts are not equal, or when the sizes do not add up to the axis.
     """
-    if isinstance(sections, (int, np.integer)):
-        if sections < 1:
-            raise GraphError(f"split: expected at least one part, got {sections}")
-        return [getitem_op(x, _along(axis, Share(k, int(sections)))) for k in range(sections)]
-    begins = [0, *itertools.accumulate(int(size) for size in sections)]
-    if min(sections, default=0) < 0:
-        raise GraphError(f"split: sizes must not be negative, got {tuple(sections)}")
+    if isinstance(sections, int):
+        return [getitem_op(x, _along(axis, Share(k, sections))) for k in range(sections)]
+    begins = [0, *itertools.accumulate(sections)]
     return [
-        getitem_op(x, _along(axis, Span(begin, int(size), begins[-1])))
+        getitem_op(x, _along(axis, Span(begin, size, begins[-1])))
         for begin, size in zip(begins, sections)
     ]
 
 
+@declared(reps=Axes())
 def tile(x: Node, reps: int | Sequence[int], name: str | None = None) -> Node:
     """x repeated `reps[k]` times along axis k; numpy's rule where their numbers differ."""
-    counts = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
+    counts = (reps,) if isinstance(reps, int) else tuple(reps)
     if any(count < 0 for count in counts):
-        raise GraphError(f"tile: repetitions must not be negative, got {counts}")
-    return tile_op(x, reps=tuple(int(count) for count in counts), name=name)
+        raise GraphError(f"tile: repetitions must not be negative, got {counts} [{where()}]")
+    return tile_op(x, reps=counts, name=name)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, merge_shapes, normalize_axes
+from ..graph.signature import Axes, Int, Ints, Shape, Signature
 
 
 class ReshapeOp(Op):
@@ -19,9 +21,7 @@ class ReshapeOp(Op):
     name = "reshape"
     view = True
     moves = True
-
-    def __call__(self, x: Node, shape: Sequence[int], name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"shape": tuple(int(n) for n in shape)}, name)
+    signature = Signature("x", shape=Shape(low=-1))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         wanted = node.attrs["shape"]
@@ -55,6 +55,7 @@ class ReshapeLikeOp(Op):
     """x in the shape of another node with as many elements."""
 
     name = "reshape_like"
+    signature = Signature("x", "like")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if specs[0].size != specs[1].size:
@@ -91,12 +92,7 @@ class SqueezeOp(ReshapedOp):
     """x without the axes `axis`, which have extent 1; by default without all such axes. A view."""
 
     name = "squeeze"
-
-    def __call__(  # type: ignore[override]
-        self, x: Node, axis: int | Sequence[int] | None = None, name: str | None = None
-    ) -> Node:
-        axes = axis if axis is None or isinstance(axis, (int, np.integer)) else tuple(axis)
-        return Node(self, (x,), {"axis": axes}, name)
+    signature = Signature("x", axis=Axes(None))
 
     def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
         if node.attrs["axis"] is None:
@@ -111,10 +107,12 @@ class ExpandDimsOp(ReshapedOp):
     """x with new axes of extent 1, which are the axes `axis` of the output. A view."""
 
     name = "expand_dims"
+    signature = Signature("x", axis=Axes())
 
-    def __call__(self, x: Node, axis: int | Sequence[int], name: str | None = None) -> Node:  # type: ignore[override]
-        axes = (int(axis),) if isinstance(axis, (int, np.integer)) else tuple(axis)
-        return Node(self, (x,), {"axis": axes}, name)
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        if isinstance(attrs["axis"], int):
+            attrs["axis"] = (attrs["axis"],)
+        return Node(self, inputs, attrs, name)
 
     def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
         ndim = len(shape) + len(node.attrs["axis"])
@@ -127,9 +125,7 @@ class FlattenOp(ReshapedOp):
     """x with all axes from `axis` on as one; the axes before it stay. A view."""
 
     name = "flatten"
-
-    def __call__(self, x: Node, axis: int = 1, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"axis": int(axis)}, name)
+    signature = Signature("x", axis=Int(1))
 
     def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
         axis = node.attrs["axis"]
@@ -144,9 +140,7 @@ class TransposeOp(Op):
 
     name = kernel = "transpose"
     moves = any_dtype = True
-
-    def __call__(self, x: Node, axes: Sequence[int] | None = None, name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"axes": None if axes is None else tuple(axes)}, name)
+    signature = Signature("x", axes=Ints(None))
 
     def permutation(self, node: Node, ndim: int) -> tuple[int, ...]:
         """The order of the input's axes in the output, without negative numbers."""
@@ -194,9 +188,7 @@ class BroadcastToOp(Op):
 
     name = kernel = "broadcast_to"
     moves = any_dtype = True
-
-    def __call__(self, x: Node, shape: Sequence[int], name: str | None = None) -> Node:  # type: ignore[override]
-        return Node(self, (x,), {"shape": tuple(int(n) for n in shape)}, name)
+    signature = Signature("x", shape=Shape())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         shape = node.attrs["shape"]
@@ -228,6 +220,7 @@ class CopyOp(Op):
     name = "copy"
     kernel = "cast"
     any_dtype = True
+    signature = Signature("x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError, ShapeError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating, promote
+from ..graph.signature import Choice, Int, Number, Numbers, Signature, declared, is_node
 from .compare import equal_op, where_op
 from .elementwise import cast_op
 from .index import gather_op
@@ -20,6 +22,17 @@ from .reduce import mean_op, sum_op
 from .softmax import log_softmax, log_softmax_op, softmax_op
 from .source import constant_op, full_op, oneslike_op
 
+REDUCTION = Choice("mean", "sum", "none")
+
+
+class Weights(Numbers):
+    """A number a class, or a node of them."""
+
+    expected = "one number a class, or a node of them"
+
+    def take(self, value: Any) -> Any:
+        return value if is_node(value) else super().take(value)
+
 
 class SoftmaxCrossEntropyRowsOp(Op):
     """Σ_c y_c · (log Σ exp(x) - x_c) of each row; logits x and labels y are (…, classes), the
@@ -27,6 +40,7 @@ class SoftmaxCrossEntropyRowsOp(Op):
     """
 
     name = kernel = "softmax_cross_entropy"
+    signature = Signature("logits", "labels")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if specs[0].shape != specs[1].shape or not specs[0].shape:
@@ -66,6 +80,7 @@ class SparseSoftmaxCrossEntropyRowsOp(Op):
     """
 
     name = kernel = "sparse_softmax_cross_entropy"
+    signature = Signature("logits", "labels")
     fallible = True
     any_dtype = (1,)
 
@@ -94,6 +109,7 @@ class CrossEntropyGradientOp(Op):
     """(softmax(x) · Σ_c y_c - y) · dy, the gradient of the rows' loss; dy has one element a row."""
 
     name = kernel = "softmax_cross_entropy_gradient"
+    signature = Signature("logits", "labels", "dy")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if specs[0].shape != specs[1].shape or not specs[0].shape:
@@ -133,6 +149,7 @@ class SparseCrossEntropyGradientOp(Op):
     """
 
     name = kernel = "sparse_softmax_cross_entropy_gradient"
+    signature = Signature("logits", "labels", "dy")
     fallible = True
     any_dtype = (1,)
 
@@ -173,6 +190,7 @@ class ClassWeightsOp(Op):
     """Given numbers, one a class, in the dtype of logits (…, classes)."""
 
     name = "class_weights"
+    signature = Signature("logits", "*", values=Numbers())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         count = len(node.attrs["values"])
@@ -192,6 +210,7 @@ class UniformLikeOp(Op):
     """1 / classes in the shape of labels (…, classes)."""
 
     name = "uniform_like"
+    signature = Signature("labels")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]._replace(dtype=floating(specs[0].dtype))
@@ -212,6 +231,7 @@ class AssignmentCrossEntropyOp(Op):
     """
 
     name = "softmaxcrossentropy"
+    signature = Signature("logits", "labels")
     kernel = "softmax_cross_entropy_mean"
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -235,6 +255,10 @@ class AssignmentCrossEntropyOp(Op):
         return [(softmax_op(x) - labels) * output_grad, None]
 
 
+@declared(
+    reduction=REDUCTION, label_smoothing=Number(low=0, high=1), weights=Weights(),
+    ignore_index=Int(),
+)  # fmt: skip
 def softmax_cross_entropy(
     logits: Node,
     labels: Node,
@@ -255,14 +279,12 @@ def softmax_cross_entropy(
     Differentiable to any order in the logits. Class numbers out of range raise on numpy and CPU; on
     the GPU they make that row NaN. GraphError for a reduction or smoothing that does not exist.
     """
-    if not 0 <= label_smoothing <= 1:
-        raise GraphError(
-            f"softmax_cross_entropy: expected 0 <= label_smoothing <= 1, got {label_smoothing}"
-        )
     weights = None if weights is None else class_weights(weights, logits)
     if not is_integer(labels):
         if ignore_index is not None:
-            raise GraphError("softmax_cross_entropy: ignore_index needs class numbers as labels")
+            raise GraphError(
+                f"softmax_cross_entropy: ignore_index needs class numbers as labels [{where()}]"
+            )
         if label_smoothing:
             labels = labels * (1 - label_smoothing) + label_smoothing * uniform_like_op(labels)
         labels = labels if weights is None else labels * weights
@@ -323,10 +345,7 @@ def class_weights(weights: Any, logits: Node) -> Node:
     """Weights as a node (classes,): a node as it is, numbers in the dtype of the logits."""
     if isinstance(weights, Node):
         return weights
-    values = np.asarray(weights, np.float64)
-    if values.ndim != 1:
-        raise GraphError(f"class weights: expected one number a class, got shape {values.shape}")
-    return class_weights_op(logits, values=tuple(values.tolist()))
+    return class_weights_op(logits, values=weights)
 
 
 def expand_last(x: Node, like: Node) -> Node:

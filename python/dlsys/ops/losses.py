@@ -10,14 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, floating
+from ..graph.signature import Int, Number, Operand, Signature, declared
 from .activation import softplus_op
 from .compare import equal_op, greater_op, where_op
 from .elementwise import abs_op, as_node, cast_op, clip_op, log1p_op, log_op, relu_op
 from .index import gather_op, one_hot_op
-from .loss import check_integer_labels, class_weights, expand_last, is_integer, reduce_rows
+from .loss import (
+    REDUCTION,
+    Weights,
+    check_integer_labels,
+    class_weights,
+    expand_last,
+    is_integer,
+    reduce_rows,
+)
 from .reduce import mean_op, sum_op
 
 _SMALLEST = 2.0**-126  # of float32 with all its digits: log is -87.3
@@ -29,6 +37,7 @@ class ClassesLikeOp(Op):
 
     name = "classes_like"
     any_dtype = True
+    signature = Signature("logits", "labels")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_integer_labels(node, specs)
@@ -46,6 +55,7 @@ class ClassesLikeOp(Op):
 classes_like_op = ClassesLikeOp()
 
 
+@declared(reduction=REDUCTION, weights=Weights(), ignore_index=Int())
 def negative_log_likelihood(
     log_probabilities: Node,
     labels: Node,
@@ -75,29 +85,31 @@ def negative_log_likelihood(
     return reduce_rows("negative_log_likelihood", rows, reduction, row_weights, ignored)
 
 
+@declared(target=Operand(), reduction=REDUCTION)
 def mean_squared_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
     """(prediction - target)²."""
     difference = prediction - target
     return reduce_rows("mean_squared_error", difference * difference, reduction)
 
 
+@declared(target=Operand(), reduction=REDUCTION)
 def mean_absolute_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
     """|prediction - target|; its gradient is 0 where the two are equal."""
     return reduce_rows("mean_absolute_error", abs_op(prediction - target), reduction)
 
 
+@declared(target=Operand(), delta=Number(above=0), reduction=REDUCTION)
 def huber_loss(prediction: Node, target: Any, delta: float = 1.0, reduction: str = "mean") -> Node:
     """d² / 2 where d = |prediction - target| <= delta, else delta · (d - delta / 2).
 
     GraphError unless delta > 0. After Huber (1964).
     """
-    if not delta > 0:
-        raise GraphError(f"huber_loss: expected delta > 0, got {delta}")
     distance = abs_op(prediction - target)
     inner = clip_op(distance, 0.0, float(delta))
     return reduce_rows("huber_loss", inner * (distance - 0.5 * inner), reduction)
 
 
+@declared(labels=Operand(), reduction=REDUCTION)
 def binary_cross_entropy(probability: Node, labels: Any, reduction: str = "mean") -> Node:
     """-(y · log(p) + (1 - y) · log(1 - p)) of probabilities p and labels y in [0, 1].
 
@@ -110,11 +122,13 @@ def binary_cross_entropy(probability: Node, labels: Any, reduction: str = "mean"
     return reduce_rows("binary_cross_entropy", rows, reduction)
 
 
+@declared()
 def binarycrossentropy_op(prediction: Node, labels: Node) -> Node:
     """`binary_cross_entropy` of each element."""
     return binary_cross_entropy(prediction, labels, "none")
 
 
+@declared(labels=Operand(), reduction=REDUCTION, positive_weight=Number(low=0, finite=True))
 def binary_cross_entropy_with_logits(
     logits: Node, labels: Any, reduction: str = "mean", positive_weight: float = 1.0
 ) -> Node:
@@ -126,11 +140,13 @@ def binary_cross_entropy_with_logits(
     return reduce_rows("binary_cross_entropy_with_logits", rows, reduction)
 
 
+@declared(labels=Operand(), reduction=REDUCTION)
 def hinge_loss(scores: Node, labels: Any, reduction: str = "mean") -> Node:
     """max(0, 1 - y · score) for labels y of 1 and -1."""
     return reduce_rows("hinge_loss", relu_op(1 - labels * scores), reduction)
 
 
+@declared(margin=Number(finite=True), reduction=REDUCTION)
 def multiclass_hinge_loss(
     scores: Node, labels: Node, margin: float = 1.0, reduction: str = "mean"
 ) -> Node:
@@ -145,6 +161,7 @@ def multiclass_hinge_loss(
     return reduce_rows("multiclass_hinge_loss", rows, reduction)
 
 
+@declared(p=Operand(), reduction=REDUCTION)
 def kl_divergence(log_q: Node, p: Any, reduction: str = "mean") -> Node:
     """Σ p · (log p - log_q) over the last axis, of probabilities p and logarithms log_q, such as
     log_softmax of logits, both (…, classes); p = 0 adds 0. The mean is over the rows.

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, promote
+from ..graph.signature import Bool, Signature
 from .layout import transpose_op
 
 # The precisions of products and the numbers by which kernels know them; see passes/precision.py.
@@ -26,16 +27,7 @@ class Product(Op):
     """What products of matrices share: flags for transposes, and the rule of the inner extents."""
 
     tolerance = 1e-4
-
-    def __call__(  # type: ignore[override]
-        self,
-        A: Node,
-        B: Node,
-        trans_A: bool = False,
-        trans_B: bool = False,
-        name: str | None = None,
-    ) -> Node:
-        return Node(self, (A, B), {"trans_A": bool(trans_A), "trans_B": bool(trans_B)}, name)
+    signature = Signature("A", "B", trans_A=Bool(False), trans_B=Bool(False))
 
     def extents(self, node: Node, *specs: Spec) -> tuple[int, int]:
         """Rows and columns of the product over the last two axes. ShapeError where it has none."""

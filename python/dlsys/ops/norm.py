@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import floating, promote
+from ..graph.signature import Bool, Number, Signature, declared
 from .elementwise import pow_byconst_op
 from .layout import reshape_like_op, reshape_op
 from .reduce import expand_like_op, sum_op
@@ -23,11 +25,14 @@ from .running import running_update_op
 from .source import Parameter, oneslike_op, zeroslike_op
 from .update import check_parameter
 
+EPS = Number(above=0, finite=True)
+
 
 class ChannelsOp(Op):
     """x (N, C, …) seen as (N, C, positions), whatever its dimensions."""
 
     name = "channels"
+    signature = Signature("x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         shape = check_channels(node, specs[0])
@@ -45,6 +50,7 @@ class BatchStatisticsOp(Op):
     """Mean and variance (over the count, not the count less one) of each channel of x (N, C, …)."""
 
     name = kernel = "batch_statistics"
+    signature = Signature("x")
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
@@ -91,6 +97,7 @@ class BatchNormalizeOp(Op):
     """
 
     name = kernel = "batch_normalize"
+    signature = Signature("x", "mean", "variance", "scale", "bias", "*", eps=EPS, training=Bool())
     inplace = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -132,6 +139,7 @@ class BatchNormalizeSumsOp(Op):
     """
 
     name = kernel = "batch_normalize_sums"
+    signature = Signature("x", "mean", "variance", "dy", "*", eps=EPS, training=Bool())
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
@@ -178,6 +186,7 @@ class BatchNormalizeGradientOp(Op):
     """
 
     name = kernel = "batch_normalize_gradient"
+    signature = Signature("x", "mean", "variance", "scale", "dscale", "dbias", "dy", "*", eps=EPS)
     inplace = soon = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -242,6 +251,10 @@ class RunningStatisticsUpdateOp(Op):
     """
 
     name = "running_statistics"
+    signature = Signature(
+        "running_mean", "running_variance", "mean", "variance", "x", "*",
+        momentum=Number(low=0, high=1),
+    )  # fmt: skip
     writes = (0, 1)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -260,6 +273,7 @@ class RunningStatisticsUpdateOp(Op):
         )
 
 
+@declared(momentum=Number(low=0, high=1), eps=EPS, training=Bool())
 def batch_normalization(
     x: Node,
     scale: Node,
@@ -285,12 +299,7 @@ def batch_normalization(
     if len(running) == 1 or not (training or running):
         raise GraphError(
             "batch_normalization: expected running_mean and running_variance, "
-            f"got {running_mean} and {running_variance}"
-        )
-    if not eps > 0 or not 0 <= momentum <= 1:
-        raise GraphError(
-            "batch_normalization: expected eps > 0 and 0 <= momentum <= 1, "
-            f"got eps={eps}, momentum={momentum}"
+            f"got {running_mean} and {running_variance} [{where()}]"
         )
     mean, variance = batch_statistics_op(x) if training else running
     y = batch_normalize_op(x, mean, variance, scale, bias, eps=eps, training=training)
@@ -299,6 +308,7 @@ def batch_normalization(
     return y
 
 
+@declared(momentum=Number(low=0, high=1), eps=EPS)
 def batch_normalization_op(
     x: Node, scale: Node, bias: Node, momentum: float = 0.1, eps: float = 1e-5
 ) -> Node:

@@ -7,15 +7,52 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
+from ..graph.signature import (
+    Choice,
+    Kind,
+    Misfit,
+    Number,
+    Signature,
+    declared,
+    integer,
+    integers,
+    is_integer,
+)
 from .index import getitem_op, place_op
+
+
+class Paddings(Kind):
+    """(before, after) for each axis, or one number for both."""
+
+    expected = "a pair (before, after) or a number for each axis"
+
+    def take(self, value: Any) -> tuple[tuple[int, int], ...]:
+        if isinstance(value, str) or is_integer(value):
+            raise TypeError
+        pairs = []
+        for one in value:
+            both = (integer(one),) * 2 if is_integer(one) else integers(one)
+            if len(both) != 2:
+                raise ValueError
+            pairs.append((both[0], both[1]))
+        if any(n < 0 for pair in pairs for n in pair):
+            raise Misfit(f"paddings must not be negative, got {tuple(pairs)}; a slice takes away")
+        return tuple(pairs)
+
+
+class Mode(Choice):
+    """A word in small letters or capitals."""
+
+    def take(self, value: Any) -> str:
+        return super().take(value.lower() if isinstance(value, str) else value)
 
 
 class ConstantPadOp(Op):
     """x with `value` around it, as many positions as `paddings` says for each axis."""
 
     name = "pad"
+    signature = Signature("x", "*", paddings=Paddings(), value=Number(0, nan=True))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]._replace(shape=_padded(node, specs[0].shape))
@@ -36,6 +73,7 @@ class PadOp(Op):
     """
 
     any_dtype = moves = True
+    signature = Signature("x", "*", paddings=Paddings())
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -75,6 +113,8 @@ class PadOp(Op):
 
 class PadGradientOp(Op):
     """The sum of dy over all copies that padding made of an element."""
+
+    signature = Signature("dy", "*", paddings=Paddings())
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -154,6 +194,9 @@ pad_ops = {mode: PadOp(mode) for mode in ("edge", "reflect")}
 pad_gradient_ops = {mode: PadGradientOp(mode) for mode in pad_ops}
 
 
+@declared(
+    paddings=Paddings(), mode=Mode("constant", "edge", "reflect"), constant_values=Number(nan=True)
+)
 def pad_op(
     x: Node,
     paddings: Sequence[Any],
@@ -167,12 +210,6 @@ def pad_op(
     `constant_values`, "edge" repeats the border, "reflect" mirrors without repeating it and adds
     at most the axis less 1. Capitals are taken too.
     """
-    pairs = tuple((int(p), int(p)) if np.ndim(p) == 0 else (int(p[0]), int(p[1])) for p in paddings)
-    if any(n < 0 for pair in pairs for n in pair):
-        raise GraphError(f"pad: paddings must not be negative, got {pairs}; a slice takes away")
-    mode = mode.lower()
     if mode == "constant":
-        return constant_pad_op(x, paddings=pairs, value=constant_values, name=name)
-    if mode not in pad_ops:
-        raise GraphError(f"pad: mode must be constant, edge or reflect, got {mode!r}")
-    return pad_ops[mode](x, paddings=pairs, name=name)
+        return constant_pad_op(x, paddings=paddings, value=constant_values, name=name)
+    return pad_ops[mode](x, paddings=paddings, name=name)

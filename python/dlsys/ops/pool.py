@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.node import Node
+from ..graph.signature import Bool, Int, IntPair, Kind, declared
 from .pooling import (
+    COUNTED,
+    SHARED,
     avg_pool_gradient_like_op,
     avg_pool_op,
     max_pool_gradient_like_op,
     max_pool_op,
 )
 from .reduce import mean_op, sum_op
-from .window import Pair
+from .window import Padding, Pair
+
+OLD: dict[str, Kind] = dict(  # attributes of the operators of older scripts
+    kernel_H=Int(low=1), kernel_W=Int(low=1), padding=Padding(), stride=IntPair(low=1)
+)
 
 
+@declared(**(SHARED | {"window": IntPair(low=1)}))
 def max_pool2d(
     x: Node,
     window: int | Pair,
@@ -37,6 +45,7 @@ def max_pool2d(
     return pooled[0]
 
 
+@declared(**(COUNTED | {"window": IntPair(low=1)}))
 def avg_pool2d(
     x: Node,
     window: int | Pair,
@@ -53,21 +62,24 @@ def avg_pool2d(
     """
     return avg_pool_op(
         x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode,
-        count_include_pad=bool(count_include_pad), name=name,
+        count_include_pad=count_include_pad, name=name,
     )  # fmt: skip
 
 
+@declared(keepdims=Bool())
 def global_max_pool2d(x: Node, keepdims: bool = False) -> Node:
     """The largest element of each plane of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
     largest = max_pool_op(x)[0]
     return largest if keepdims else sum_op(largest, axis=(2, 3))  # over extents of 1: a view
 
 
+@declared(keepdims=Bool())
 def global_avg_pool2d(x: Node, keepdims: bool = False) -> Node:
     """The mean of each plane of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
     return mean_op(x, axis=(2, 3), keepdims=keepdims)
 
 
+@declared(**OLD)
 def max_pool2d_op(
     A: Node, kernel_H: int, kernel_W: int, padding: Any = 0, stride: int | Pair = 1
 ) -> Node:
@@ -75,6 +87,7 @@ def max_pool2d_op(
     return max_pool2d(A, (kernel_H, kernel_W), stride, padding)
 
 
+@declared(**OLD)
 def avg_pool2d_op(
     A: Node, kernel_H: int, kernel_W: int, padding: Any = 0, stride: int | Pair = 1
 ) -> Node:
@@ -82,6 +95,7 @@ def avg_pool2d_op(
     return avg_pool2d(A, (kernel_H, kernel_W), stride, padding)
 
 
+@declared(**OLD)
 def max_pool2d_gradient_op(
     y: Node, dy: Node, x: Node, kernel_H: int, kernel_W: int, padding: Any = 0, stride: Any = 1
 ) -> Node:
@@ -90,6 +104,7 @@ def max_pool2d_gradient_op(
     return max_pool_gradient_like_op(dy, max_pool_op(x, **attrs)[1], x, **attrs)
 
 
+@declared(**OLD)
 def avg_pool2d_gradient_op(
     y: Node, dy: Node, x: Node, kernel_H: int, kernel_W: int, padding: Any = 0, stride: Any = 1
 ) -> Node:

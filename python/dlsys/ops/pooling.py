@@ -9,41 +9,37 @@ there are each other's gradients, as are mean pooling and its gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating
-from .window import Pair, Windows, check_attributes, check_planes, in_floats, packed, pair, slide
+from ..graph.signature import Bool, IntPair, Kind, Signature
+from .window import Padding, Windows, check_planes, in_floats, packed, slide
 
 INT32 = np.dtype(np.int32)
 UINT8 = np.dtype(np.uint8)
 BOOL = np.dtype(np.bool_)
 
 
+SHARED: dict[str, Kind] = dict(
+    window=IntPair(None, low=1),
+    stride=IntPair(None, low=1),
+    padding=Padding(0),
+    ceil_mode=Bool(False),
+)
+COUNTED: dict[str, Kind] = SHARED | {"count_include_pad": Bool(True, omitted=True)}
+
+
 class PoolOp(Op):
     """What the operators share: window (None: the whole plane), stride, padding and ceil_mode."""
 
-    def __call__(
-        self,
-        *inputs: Node,
-        window: int | Pair | None = None,
-        stride: int | Pair | None = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        name: str | None = None,
-        **attrs: Any,
-    ) -> Node:
-        window = pair(window)
-        if stride is None:
-            stride = 1 if window is None else window
-        attrs.update(
-            window=window, stride=pair(stride), padding=pair(padding), ceil_mode=bool(ceil_mode)
-        )
-        node = Node(self, inputs, attrs, name)
-        check_attributes(node)
-        return node
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        if attrs["stride"] is None:
+            attrs["stride"] = attrs["window"] or (1, 1)
+        return Node(self, inputs, attrs, name)
 
     def windows(self, node: Node, plane: tuple[int, ...]) -> Windows:
         """The windows over a plane; each meets at least one element."""
@@ -89,6 +85,7 @@ class MaxPoolOp(PoolOp):
     """x (N, C, H, W) → the largest element of each window and its index, both (N, C, oH, oW)."""
 
     name = kernel = "max_pool2d"
+    signature = Signature("x", "*", **SHARED)
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
@@ -145,6 +142,7 @@ class MaxPoolGradientOp(PoolOp):
     """Adds each dy (N, C, oH, oW) to where its maximum was found: (N, C, *plane)."""
 
     name = kernel = "max_pool2d_gradient"
+    signature = Signature("dy", "argmax", "*", **SHARED, plane=IntPair())
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -185,6 +183,7 @@ class MaxPoolGradientLikeOp(PoolOp):
     """The gradient of max-pooling x: (dy, argmax, x) → (N, C, H, W)."""
 
     name = "max_pool2d_gradient_like"
+    signature = Signature("dy", "argmax", "x", "*", **SHARED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_indices(node, specs[0], specs[1])
@@ -205,6 +204,7 @@ class MaxPoolReadOp(PoolOp):
     """x (N, C, H, W) at the indices that a pooling of its windows found: (N, C, oH, oW)."""
 
     name = kernel = "max_pool2d_read"
+    signature = Signature("x", "argmax", "*", **SHARED)
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -239,6 +239,7 @@ class AvgPoolOp(PoolOp):
     """x (N, C, H, W) → the mean of each window, (N, C, oH, oW)."""
 
     name = kernel = "avg_pool2d"
+    signature = Signature("x", "*", **COUNTED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_planes(node, 0, specs[0])
@@ -272,6 +273,7 @@ class AvgPoolGradientOp(PoolOp):
     """Spreads each dy (N, C, oH, oW) evenly over its window: (N, C, *plane)."""
 
     name = kernel = "avg_pool2d_gradient"
+    signature = Signature("dy", "*", **COUNTED, plane=IntPair())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_planes(node, 0, specs[0])
@@ -304,6 +306,7 @@ class AvgPoolGradientLikeOp(PoolOp):
     """The gradient of mean pooling x: (dy, x) → (N, C, H, W)."""
 
     name = "avg_pool2d_gradient_like"
+    signature = Signature("dy", "x", "*", **COUNTED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         self.check_result(node, specs[1], specs[0])

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, merge_shapes, promote
+from ..graph.signature import Bool, Signature, declared
 from .elementwise import add
 from .layout import reshape_op, transpose_op
 from .matmul import Product, matmul_op
@@ -69,6 +70,7 @@ class ProductLikeOp(Op):
     """
 
     name = "product_like"
+    signature = Signature("A", "B", "like", trans_A=Bool(False), trans_B=Bool(False))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return Spec(specs[2].shape, promote(node, *specs[:2]), any(s.declared for s in specs[:2]))
@@ -114,6 +116,7 @@ class OuterOp(Op):
     """a_i b_j of two vectors."""
 
     name = "outer"
+    signature = Signature("a", "b")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if len(specs[0].shape) != 1 or len(specs[1].shape) != 1:
@@ -135,6 +138,7 @@ class TimesVectorOp(Op):
     """The product of a matrix (m, n) with a vector (n,)."""
 
     name = "times_vector"
+    signature = Signature("A", "v")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if len(specs[0].shape) != 2 or specs[1].shape != specs[0].shape[1:]:
@@ -158,6 +162,7 @@ outer_op = OuterOp()
 times_vector_op = TimesVectorOp()
 
 
+@declared(trans_A=Bool(), trans_B=Bool())
 def linear_op(
     A: Node, B: Node, bias: Node | None = None, trans_A: bool = False, trans_B: bool = False
 ) -> Node:

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, floating
+from ..graph.signature import Bool, Instance, Int, Kind, Number, Shape, Signature, declared
 from .philox import normal_quantile, unit, words
 from .source import Parameter
 from .update import advance_step_op, check_count
@@ -34,8 +36,9 @@ class Generator:
     `step` is a Parameter of one int64; `generator.step.set(0)` starts anew.
     """
 
+    @declared(seed=Int())
     def __init__(self, seed: int = 0) -> None:
-        self.seed = int(seed)
+        self.seed = seed
         self.step = Parameter(np.int64(0), name="random.step", trainable=False)
         self.advance = advance_step_op(self.step)
         self._nodes = itertools.count()
@@ -54,9 +57,10 @@ class _Default:
     nodes = itertools.count()
 
 
+@declared(value=Int())
 def seed(value: int) -> None:
     """Sets the seed of random nodes that are made without a generator, and numbers them anew."""
-    _Default.seed_value = int(value)
+    _Default.seed_value = value
     _Default.nodes = itertools.count()
 
 
@@ -79,6 +83,8 @@ def _for_words(
 
 
 # ---- operators ----
+
+IDENTITY: dict[str, Kind] = dict(shape=Shape(), seed=Int(), node=Int())  # of a random node
 
 
 class RandomOp(Op):
@@ -105,6 +111,7 @@ class UniformOp(RandomOp):
     """low + range · u, u uniform in [0, 1) in steps of 2^-24; equal on all devices."""
 
     name = kernel = "random_uniform"
+    signature = Signature("step", "*", **IDENTITY, low=Number(), range=Number(low=0))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         step, y = arrays
@@ -121,6 +128,7 @@ class BernoulliOp(RandomOp):
     """1 where the word is below `threshold`, a count of 2^32, else 0; equal on all devices."""
 
     name = kernel = "random_bernoulli"
+    signature = Signature("step", "*", **IDENTITY, threshold=Int(low=0, high=2**32))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         step, y = arrays
@@ -138,6 +146,10 @@ class NormalOp(RandomOp):
     """
 
     name = kernel = "random_normal"
+    signature = Signature(
+        "step", "*", **IDENTITY, mean=Number(), deviation=Number(low=0), below=Number(),
+        within=Number(), low=Number(), high=Number(),
+    )  # fmt: skip
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         step, y = arrays
@@ -164,6 +176,9 @@ class DropoutOp(Op):
     random = True
     inplace = True
     any_dtype = (1,)
+    signature = Signature(
+        "x", "step", "*", seed=Int(), node=Int(), threshold=Int(low=0, high=2**32), scale=Number()
+    )
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_count(node, "step", specs[1])
@@ -197,6 +212,7 @@ bernoulli_op = BernoulliOp()
 normal_op = NormalOp()
 
 
+@declared(keep_prob=Number(above=0, high=1), generator=Instance(Generator), training=Bool())
 def dropout(
     x: Node, keep_prob: float, generator: Generator | None = None, training: bool = True
 ) -> Node:
@@ -206,8 +222,6 @@ def dropout(
     form (`training=False`) it is x itself; which of the two is settled here, when the graph is
     built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
     """
-    if not 0 < keep_prob <= 1:
-        raise GraphError(f"dropout: expected 0 < keep_prob <= 1, got {keep_prob}")
     if not training or keep_prob == 1:
         return x
     generator, attrs = _attached(generator)
@@ -217,11 +231,16 @@ def dropout(
     return y
 
 
+@declared(keep_prob=Number(above=0, high=1))
 def dropout_op(x: Node, keep_prob: float) -> Node:
     """`dropout` in training form."""
     return dropout(x, keep_prob)
 
 
+@declared(
+    shape=Shape(), low=Number(finite=True), high=Number(finite=True),
+    generator=Instance(Generator),
+)  # fmt: skip
 def random_uniform(
     shape: Sequence[int], low: float = 0.0, high: float = 1.0, generator: Generator | None = None
 ) -> Node:
@@ -230,19 +249,22 @@ def random_uniform(
     GraphError unless low <= high.
     """
     if not low <= high:
-        raise GraphError(f"random_uniform: expected low <= high, got {low} and {high}")
+        raise GraphError(f"random_uniform: expected low <= high, got {low} and {high} [{where()}]")
     return _random(uniform_op, shape, generator, low=float(low), range=float(high) - float(low))
 
 
+@declared(shape=Shape(), probability=Number(low=0, high=1), generator=Instance(Generator))
 def random_bernoulli(
     shape: Sequence[int], probability: float, generator: Generator | None = None
 ) -> Node:
     """float32 ones with the given probability, else zeros. GraphError unless it is in [0, 1]."""
-    if not 0 <= probability <= 1:
-        raise GraphError(f"random_bernoulli: expected a probability, got {probability}")
     return _random(bernoulli_op, shape, generator, threshold=round(probability * 2**32))
 
 
+@declared(
+    shape=Shape(), mean=Number(finite=True), deviation=Number(low=0, finite=True),
+    generator=Instance(Generator),
+)  # fmt: skip
 def random_normal(
     shape: Sequence[int],
     mean: float = 0.0,
@@ -250,9 +272,13 @@ def random_normal(
     generator: Generator | None = None,
 ) -> Node:
     """float32 numbers of a normal distribution. GraphError unless deviation >= 0."""
-    return _normal("random_normal", shape, mean, deviation, -math.inf, math.inf, generator)
+    return _normal(shape, mean, deviation, -math.inf, math.inf, generator)
 
 
+@declared(
+    shape=Shape(), mean=Number(finite=True), deviation=Number(low=0, finite=True), low=Number(),
+    high=Number(), generator=Instance(Generator),
+)  # fmt: skip
 def random_truncated_normal(
     shape: Sequence[int],
     mean: float = 0.0,
@@ -264,21 +290,21 @@ def random_truncated_normal(
     """float32 numbers of a normal distribution within mean + low · deviation and mean + high ·
     deviation. GraphError unless deviation >= 0 and low < high.
     """
-    return _normal("random_truncated_normal", shape, mean, deviation, low, high, generator)
+    if not low < high:
+        raise GraphError(
+            f"random_truncated_normal: expected low < high, got {low} and {high} [{where()}]"
+        )
+    return _normal(shape, mean, deviation, low, high, generator)
 
 
 def _random(op: Op, shape: Sequence[int], generator: Generator | None, **attrs: Any) -> Node:
     generator, identity = _attached(generator)
-    extents = tuple(int(n) for n in shape)
-    if min(extents, default=0) < 0:
-        raise GraphError(f"{op.name}: expected extents >= 0, got {extents}")
-    node = op(generator.step, shape=extents, **identity, **attrs)
+    node = op(generator.step, shape=shape, **identity, **attrs)
     node.effects = (generator.advance,)
     return node
 
 
 def _normal(
-    name: str,
     shape: Sequence[int],
     mean: float,
     deviation: float,
@@ -286,10 +312,6 @@ def _normal(
     high: float,
     generator: Generator | None,
 ) -> Node:
-    if not deviation >= 0 or not low < high:
-        raise GraphError(
-            f"{name}: expected deviation >= 0 and low < high, got {deviation}, {low} and {high}"
-        )
     below = 0.5 * math.erfc(-low / math.sqrt(2))
     within = 0.5 * math.erfc(-high / math.sqrt(2)) - below
     attrs = dict(mean=mean, deviation=deviation, below=below, within=within, low=low, high=high)

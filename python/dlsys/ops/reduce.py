@@ -4,17 +4,14 @@ shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast_axes, floating, merge_shapes, normalize_axes
+from ..graph.signature import Axes, Bool, Signature
 from .elementwise import cast_op, mul_byconst_op
 from .layout import broadcast_to_op, reshape_op
 from .source import full_op
-
-Axes = int | Iterable[int] | None
 
 
 class SumOp(Op):
@@ -25,16 +22,11 @@ class SumOp(Op):
     name = "sum"
     kernel = "reduce_sum"
     tolerance = 1e-4
+    signature = Signature("x", axis=Axes(None, also="axes"), keepdims=Bool(False))
 
     def __init__(self, mean: bool = False) -> None:
         self._mean = mean
         self.name = "mean" if mean else "sum"
-
-    def __call__(  # type: ignore[override]
-        self, x: Node, axis: Axes = None, keepdims: bool = False, name: str | None = None
-    ) -> Node:
-        axes = axis if axis is None or isinstance(axis, (int, np.integer)) else tuple(axis)
-        return Node(self, (x,), {"axis": axes, "keepdims": keepdims}, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         axes = normalize_axes(node, node.attrs["axis"], len(specs[0].shape))
@@ -93,6 +85,7 @@ class SumAxisZeroOp(Op):
     """The assignment's sum over axis 0; of a vector it has the shape (1,)."""
 
     name = "reducesumaxiszero"
+    signature = Signature("x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if not specs[0].shape:
@@ -111,11 +104,9 @@ class ExpandLikeOp(Op):
     """The opposite of a sum or mean: x repeated over `axis` to the shape of `like`."""
 
     name = "expand_like"
-
-    def __call__(  # type: ignore[override]
-        self, x: Node, like: Node, axis: Axes = None, keepdims: bool = False, mean: bool = False
-    ) -> Node:
-        return Node(self, (x, like), {"axis": axis, "keepdims": keepdims, "mean": mean})
+    signature = Signature(
+        "x", "like", axis=Axes(None, also="axes"), keepdims=Bool(False), mean=Bool(False)
+    )
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype = floating(specs[0].dtype) if node.attrs["mean"] else specs[0].dtype
@@ -143,6 +134,7 @@ class BroadcastLikeOp(Op):
     """
 
     name = "broadcast_like"
+    signature = Signature("x", "like")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if merge_shapes(specs[0].shape, specs[1].shape) != specs[1].shape:
@@ -164,6 +156,7 @@ class SumToLikeOp(Op):
     """The gradient of broadcasting: x summed over the axes along which `like` was repeated."""
 
     name = "sum_to_like"
+    signature = Signature("x", "like")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if merge_shapes(specs[0].shape, specs[1].shape) != specs[0].shape:

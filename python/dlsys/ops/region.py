@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import GraphError
 from ..graph.node import Node
+from ..graph.signature import Kind, Misfit
 
 _MAX_NDIM = 8  # steps that the kernels take
 
@@ -130,12 +130,14 @@ def _positions(
     return begin, 1, size
 
 
-def key_of(key: Any) -> tuple[Entry, ...]:
-    """A key as a tuple of its entries; GraphError for what cannot index."""
-    entries = tuple(map(_entry, key if type(key) is tuple else (key,)))
-    if entries.count(Ellipsis) > 1:
-        raise GraphError("slice: a key has at most one ...")
-    return entries
+class Key(Kind):
+    """A key as a tuple of its entries."""
+
+    def take(self, value: Any) -> tuple[Entry, ...]:
+        entries = tuple(map(_entry, value if type(value) is tuple else (value,)))
+        if entries.count(Ellipsis) > 1:
+            raise Misfit("a key has at most one ...")
+        return entries
 
 
 def _entry(entry: Any) -> Entry:
@@ -145,13 +147,13 @@ def _entry(entry: Any) -> Entry:
         if isinstance(entry, slice):
             parts = (entry.start, entry.stop, entry.step)
             if entry.step == 0:
-                raise GraphError("slice: a step must not be 0")
+                raise Misfit("a step must not be 0")
             return slice(*(None if part is None else operator.index(part) for part in parts))
         if not isinstance(entry, (bool, np.bool_)):
             return operator.index(entry)
     except TypeError:
         pass
-    raise GraphError(
-        f"slice: cannot index a node with {type(entry).__name__}; expected integers, slices, None "
+    raise Misfit(
+        f"cannot index a node with {type(entry).__name__}; expected integers, slices, None "
         "and ...; for indices in a node or an array use gather_op"
     )

@@ -11,21 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import floating, promote
+from ..graph.signature import Bool, Int, Number, Signature, declared
 from .elementwise import pow_byconst_op
 from .layout import reshape_like_op, reshape_op
 from .reduce import mean_op, sum_op
 from .source import zeroslike_op
 
 Extents = tuple[int, int, int]
+EPS = Number(above=0, finite=True)
+GROUPS = Int(None, low=0)
 
 
 class ViewOp(Op):
     """x as (outer, channels, inner), or with `rows` as (rows, length); the channels are scale's."""
 
     name = "normalization_view"
+    signature = Signature("x", "scale", "*", groups=GROUPS, rows=Bool())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         outer, channels, inner = extents = _extents(node, *specs)
@@ -83,6 +86,7 @@ class RowNormalizeOp(RowNormalizationOp):
     """
 
     name = kernel = "row_normalize"
+    signature = Signature("x", "scale", "bias", "*", groups=GROUPS, centered=Bool(), eps=EPS)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _extents(node, *specs[:2])
@@ -115,6 +119,7 @@ class RowNormalizeGradientOp(RowNormalizationOp):
     """
 
     name = kernel = "row_normalize_gradient"
+    signature = Signature("x", "scale", "dy", "*", groups=GROUPS, centered=Bool(), eps=EPS)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _extents(node, *specs[:2])
@@ -178,6 +183,7 @@ class RowNormalizeSumsOp(RowNormalizationOp):
     """
 
     name = kernel = "row_normalize_sums"
+    signature = Signature("x", "scale", "dy", "*", groups=GROUPS, centered=Bool(), eps=EPS)
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
@@ -208,6 +214,7 @@ class RowNormalizeSumsOp(RowNormalizationOp):
         return 8 * inputs[0].size
 
 
+@declared(eps=EPS)
 def layer_normalization(x: Node, scale: Node, bias: Node, eps: float = 1e-5) -> Node:
     """(x - mean) / sqrt(variance + eps) · scale + bias over the trailing axes that scale and bias
     have, such as x (…, features) with scale and bias (features,).
@@ -215,40 +222,33 @@ def layer_normalization(x: Node, scale: Node, bias: Node, eps: float = 1e-5) -> 
     Mean and variance (over the count) are of each of the leading positions alone. ShapeError where
     the shapes do not fit. After Ba, Kiros and Hinton, "Layer normalization" (2016).
     """
-    return _normalize("layer_normalization", x, scale, bias, None, True, eps)
+    return row_normalize_op(x, scale, bias, groups=None, centered=True, eps=eps)
 
 
+@declared(eps=EPS)
 def rms_normalization(x: Node, scale: Node, bias: Node | None = None, eps: float = 1e-5) -> Node:
     """x / sqrt(mean(x²) + eps) · scale (+ bias) over the trailing axes that scale has.
 
     ShapeError where the shapes do not fit. After Zhang and Sennrich (2019).
     """
     bias = zeroslike_op(scale) if bias is None else bias
-    return _normalize("rms_normalization", x, scale, bias, None, False, eps)
+    return row_normalize_op(x, scale, bias, groups=None, centered=False, eps=eps)
 
 
+@declared(groups=Int(low=1), eps=EPS)
 def group_normalization(x: Node, scale: Node, bias: Node, groups: int, eps: float = 1e-5) -> Node:
     """(x - mean) / sqrt(variance + eps) · scale + bias of x (N, C, …), the statistics those of each
     of `groups` groups of neighbouring channels of each of the N; scale and bias are (C,).
 
     ShapeError where the shapes do not fit or groups does not divide C. After Wu and He (2018).
     """
-    if not groups >= 1:
-        raise GraphError(f"group_normalization: expected groups >= 1, got {groups}")
-    return _normalize("group_normalization", x, scale, bias, int(groups), True, eps)
+    return row_normalize_op(x, scale, bias, groups=groups, centered=True, eps=eps)
 
 
+@declared(eps=EPS)
 def instance_normalization(x: Node, scale: Node, bias: Node, eps: float = 1e-5) -> Node:
     """`group_normalization` with a group a channel. After Ulyanov, Vedaldi and Lempitsky (2016)."""
-    return _normalize("instance_normalization", x, scale, bias, 0, True, eps)
-
-
-def _normalize(
-    name: str, x: Node, scale: Node, bias: Node, groups: int | None, centered: bool, eps: float
-) -> Node:
-    if not eps > 0:
-        raise GraphError(f"{name}: expected eps > 0, got {eps}")
-    return row_normalize_op(x, scale, bias, groups=groups, centered=centered, eps=eps)
+    return row_normalize_op(x, scale, bias, groups=0, centered=True, eps=eps)
 
 
 def _extents(node: Node, x: Spec, scale: Spec) -> Extents:

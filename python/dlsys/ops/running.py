@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..graph.node import Node, Op, Spec
+from ..graph.signature import Number, Signature
 
 
 class RunningUpdateOp(Op):
@@ -23,6 +24,9 @@ class RunningUpdateOp(Op):
 
     def __init__(self, count: int = 1) -> None:
         self.outputs = count
+        kinds = dict(momentum=Number(low=0, high=1), correction=Number(low=0))
+        states = ("running_mean", "running_variance", "mean", "variance", "*")
+        self.signature = Signature(*(states if count == 1 else ("*inputs",)), **kinds)
         self.writes = tuple(range(2 * count))
 
     def infer(self, node: Node, *specs: Spec) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import floating
+from ..graph.signature import Signature
 from .elementwise import exp_op
 from .reduce import sum_op
 
@@ -14,6 +15,7 @@ class SoftmaxOp(Op):
     """exp(x - max) / Σ exp(x - max) over the last axis."""
 
     name = kernel = "softmax"
+    signature = Signature("x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if not specs[0].shape:

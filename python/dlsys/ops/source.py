@@ -4,17 +4,51 @@ arrays.
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import GraphError, ShapeError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32
+from ..graph.signature import (
+    Bool,
+    DType,
+    Kind,
+    Name,
+    Number,
+    Shape,
+    Signature,
+    declared,
+    is_node,
+    shown,
+)
 
-Shape = tuple[int, ...]
 ANYWHERE = object()  # the home of a Parameter that the first executor to use it may choose
+
+
+class Array(Kind):
+    """A number, or numbers in an array or in lists."""
+
+    expected = "a number or an array of numbers"
+
+    def take(self, value: Any) -> Any:
+        array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.dtype.kind not in "fiub" or is_node(value):
+            raise TypeError
+        return value
+
+
+class Scalar(Number):
+    """A number, or a truth value as 1 or 0."""
+
+    def __init__(self) -> None:
+        super().__init__(nan=True)
+
+    def take(self, value: Any) -> float:
+        return super().take(int(value) if isinstance(value, (bool, np.bool_)) else value)
 
 
 class PlaceholderOp(Op):
@@ -22,16 +56,14 @@ class PlaceholderOp(Op):
 
     name = "Variable"
     leaf = "feed"
+    signature = Signature(
+        name=Name(), shape=Shape(None, free=True, omitted=True), dtype=DType(None, omitted=True)
+    )
 
-    def __call__(self, name: str | None = None, shape: Any = None, dtype: Any = None) -> Node:  # type: ignore[override]
-        attrs: dict[str, Any] = {}
-        if shape is not None:
-            attrs["shape"] = _extents(f"Variable {name}", shape, free=True)
-        if dtype is not None:
-            attrs["dtype"] = np.dtype(dtype)
-        node = Node(self, (), attrs, name)
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        node = Node(self, inputs, attrs, name)
         if "shape" in attrs and None not in attrs["shape"]:
-            node.spec = Spec(attrs["shape"], attrs.get("dtype"), dtype is not None)
+            node.spec = Spec(attrs["shape"], attrs.get("dtype"), "dtype" in attrs)
         return node
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -43,19 +75,19 @@ class ConstantOp(Op):
 
     name = "constant"
     leaf = "constant"
+    signature = Signature(value=Array(), name=Name(), dtype=DType(None))
 
-    def __call__(self, value: Any, name: str | None = None, dtype: Any = None) -> Node:  # type: ignore[override]
-        array = np.array(value, dtype=dtype, order="C")
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        value, dtype = attrs["value"], attrs["dtype"]
+        array = array_of("constant", value, dtype)
         if (
             dtype is None
             and isinstance(value, (int, float, list, tuple))
             and array.dtype.kind == "f"
         ):
             array = array.astype(FLOAT32)
-        if array.dtype.kind not in "fiub":
-            raise ShapeError(f"constant: expected numbers, got an array of {array.dtype}")
         array.flags.writeable = False
-        node = Node(self, (), {"value": array}, name)
+        node = Node(self, inputs, {"value": array}, name)
         declared = dtype is not None or array.dtype == FLOAT32
         node.spec = Spec(array.shape, array.dtype, declared)
         return node
@@ -68,13 +100,14 @@ class FullOp(Op):
     kernel = "fill"
     filled = True
     any_dtype = True
+    signature = Signature(shape=Shape(), value=Scalar(), dtype=DType(FLOAT32))
 
-    def __call__(  # type: ignore[override]
-        self, shape: Shape, value: float, dtype: Any = FLOAT32, name: str | None = None
-    ) -> Node:
-        kind = np.dtype(dtype)
-        attrs = {"shape": _extents("full", shape), "value": kind.type(value).item(), "dtype": kind}
-        node = Node(self, (), attrs, name)
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        value, dtype = attrs["value"], attrs["dtype"]
+        attrs["value"] = array_of("full", value, dtype).item()
+        if dtype.kind in "iu" and attrs["value"] != value:
+            raise GraphError(f"full: no {dtype} is {value} [{where()}]")
+        node = Node(self, inputs, attrs, name)
         node.spec = self.infer(node)
         return node
 
@@ -100,6 +133,7 @@ class FillLikeOp(Op):
     def __init__(self, name: str, value: float) -> None:
         self.name = name
         self.value = value
+        self.signature = Signature("x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]
@@ -117,23 +151,24 @@ class ParameterOp(Op):
 
     name = "Parameter"
     leaf = "state"
+    signature = Signature(value=Array(), name=Name(), dtype=DType(None), trainable=Bool(True))
+
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        return Parameter(name=name, **attrs)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         assert isinstance(node, Parameter)
         return Spec(node.shape, node.dtype, node.declared)
 
 
-def _extents(what: str, shape: Any, free: bool = False) -> tuple:
-    """A shape as a tuple of non-negative numbers, or None where an extent may be free."""
+def array_of(what: str, value: Any, dtype: Any) -> np.ndarray:
+    """An array of its own of numbers, in row-major order. GraphError where the dtype cannot hold
+    them.
+    """
     try:
-        extents = tuple(None if free and n is None else operator.index(n) for n in shape)
-    except TypeError:
-        extents = (-1,)
-    if any(n is not None and n < 0 for n in extents):
-        raise ShapeError(
-            f"{what}: {shape!r} is no shape, expected a tuple of extents such as (3, 4)"
-        )
-    return extents
+        return np.array(value, dtype=dtype, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise GraphError(f"{what}: {dtype} cannot hold {shown(value)} [{where()}]") from error
 
 
 placeholder_op = PlaceholderOp()
@@ -166,14 +201,11 @@ class Parameter(Node):
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home")
     moves = 0  # counts calls of `to`, which executors watch
 
+    @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
         self, value: Any, name: str | None = None, dtype: Any = None, trainable: bool = True
     ) -> None:
-        array = np.array(value, dtype=dtype, order="C")
-        if array.dtype.kind not in "fiub":
-            raise ShapeError(
-                f"Parameter {name or ''}: expected numbers, got an array of {array.dtype}"
-            )
+        array = array_of("Parameter", value, dtype)
         if (
             dtype is None
             and array.dtype.kind == "f"
@@ -198,7 +230,7 @@ class Parameter(Node):
         return type(self), (value, self.name, dtype, self.trainable)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
         assert self.spec is not None
         return self.spec.shape

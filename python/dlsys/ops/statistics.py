@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import floating, normalize_axes
+from ..graph.signature import Axes, Bool, Int, Signature, declared
 from .compare import where_op
 from .elementwise import cast_op, exp_op
 from .layout import reshape_op, transpose_op
-from .reduce import Axes, expand_like_op, mean_op
+from .reduce import expand_like_op, mean_op
 from .source import full_op
 
 INT64 = np.dtype(np.int64)
@@ -51,6 +53,7 @@ class Middle(Op):
         free: bool = False,
         workspace: Callable = lambda x, y: [],
         outputs: int = 1,
+        signature: Signature = Signature("x"),  # noqa: B008 (never changed)
     ) -> None:
         self.name = self.kernel = name
         self.any_dtype = free
@@ -59,6 +62,7 @@ class Middle(Op):
         self._keeps = keeps
         self._workspace = workspace
         self.outputs = outputs
+        self.signature = signature
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         outer, n, inner = specs[0].shape
@@ -174,12 +178,16 @@ _middle_prod = Middle("reduce_prod", _prod, _summed)
 _middle_logsumexp = Middle("reduce_logsumexp", _logsumexp, floating, workspace=_logsumexp_workspace)
 _middle_argmax = Middle("argmax", _along(np.argmax), lambda dtype: INT64, free=True)
 _middle_argmin = Middle("argmin", _along(np.argmin), lambda dtype: INT64, free=True)
-_middle_match = Middle("first_match", _match, lambda dtype: BOOL, keeps=True, free=True)
-_middle_cumsum = Middle("cumsum", _cumsum, _summed, keeps=True)
+_middle_match = Middle(
+    "first_match", _match, lambda dtype: BOOL, keeps=True, free=True, signature=Signature("x", "y")
+)
+_middle_cumsum = Middle(
+    "cumsum", _cumsum, _summed, keeps=True, signature=Signature("x", reverse=Bool())
+)
 _middle_others = Middle("prod_others", _others, floating, keeps=True, workspace=_others_workspace)
 _middle_tangent = Middle(
     "prod_others_tangent", _others_tangent, floating, keeps=True, outputs=2,
-    workspace=_others_workspace,
+    workspace=_others_workspace, signature=Signature("x", "g"),
 )  # fmt: skip
 
 
@@ -212,6 +220,8 @@ def _in_place_of(result: Node, order: Order, before: Shape) -> Node:
 class Reduction(Op):
     """A reduction of x over `axis` (None: all); `keepdims` keeps the axes as extent 1."""
 
+    signature = Signature("x", axis=Axes(None, also="axes"), keepdims=Bool(False))
+
     def __init__(
         self, name: str, middle: Middle, gradient: Callable | None = None, empty: bool = True
     ) -> None:
@@ -219,12 +229,6 @@ class Reduction(Op):
         self._middle = middle
         self._gradient = gradient  # from x, y, the repeated dy and the axis
         self._empty = empty  # no elements have a result
-
-    def __call__(  # type: ignore[override]
-        self, x: Node, axis: Axes = None, keepdims: bool = False, name: str | None = None
-    ) -> Node:
-        axes = axis if axis is None or isinstance(axis, (int, np.integer)) else tuple(axis)
-        return Node(self, (x,), {"axis": axes, "keepdims": bool(keepdims)}, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         x = specs[0]
@@ -257,8 +261,9 @@ class AlongAxesOp(Op):
     input is a reduction of x over these axes.
     """
 
-    def __init__(self, name: str, middle: Middle, gradient: Callable) -> None:
+    def __init__(self, name: str, middle: Middle, gradient: Callable, signature: Signature) -> None:
         self.name = name
+        self.signature = signature
         self._middle = middle
         self._gradient = gradient
 
@@ -285,6 +290,7 @@ class OthersChangeOp(Op):
     """The change of `prod_others` of x along g, and, since it is symmetric, its gradient for g."""
 
     name = "prod_others_change"
+    signature = Signature("x", "g", axis=Axes(None))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]._replace(dtype=floating(specs[0].dtype))
@@ -302,6 +308,7 @@ class CorrectionOp(Op):
     """n / (n - ddof) for the n elements of x that a reduction over `axis` joins."""
 
     name = "correction"
+    signature = Signature("x", axis=Axes(None), ddof=Int())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return Spec((), floating(specs[0].dtype), False)
@@ -340,26 +347,35 @@ _correction = CorrectionOp()
 _others_change = OthersChangeOp()
 
 # True at the first element that equals the extreme y of its reduction (a NaN equals a NaN)
-_first_match = AlongAxesOp("first_match", _middle_match, lambda node, dy: [None, None])
+_first_match = AlongAxesOp(
+    "first_match",
+    _middle_match,
+    lambda node, dy: [None, None],
+    Signature("x", "y", axis=Axes(None)),
+)
 # for each element the product of all others, so that a zero among them does no harm
 _prod_others: AlongAxesOp = AlongAxesOp(
     "prod_others",
     _middle_others,
     lambda node, dy: [_others_change(node.inputs[0], dy, axis=node.attrs["axis"])],
+    Signature("x", axis=Axes(None)),
 )
 _cumulative: AlongAxesOp = AlongAxesOp(
     "cumsum",
     _middle_cumsum,
     lambda node, dy: [_cumulative(dy, axis=node.attrs["axis"], reverse=not node.attrs["reverse"])],
+    Signature("x", axis=Int(-1), reverse=Bool(False)),
 )
 
 
+@declared(axis=Int(), reverse=Bool())
 def cumsum_op(x: Node, axis: int = -1, reverse: bool = False, name: str | None = None) -> Node:
     """Sums of x along one axis up to and with each element; from the end with `reverse`."""
-    return _cumulative(x, axis=int(axis), reverse=bool(reverse), name=name)
+    return _cumulative(x, axis=axis, reverse=reverse, name=name)
 
 
-def var_op(x: Node, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Node:
+@declared(axis=Axes(), keepdims=Bool(), ddof=Int())
+def var_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Node:
     """The variance of x over `axis`: the mean of (x - mean)², times n / (n - ddof); NaN where
     n <= ddof.
     """

@@ -14,12 +14,14 @@ import numpy as np
 from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe
+from ..graph.signature import Input, Int, Signature
 
 
 class AssignOp(Op):
     """Stores a value in a Parameter; every other reader of this run sees the value from before."""
 
     name = "assign"
+    signature = Signature("target", "value")
     kernel = "cast"
     writes = (0,)
     any_dtype = True
@@ -52,12 +54,11 @@ class AdvanceStepOp(Op):
     def __init__(self, steps: int) -> None:
         self.outputs = steps
         self.writes = tuple(range(steps))
+        names = ["step"] if steps == 1 else [f"step{k}" for k in range(steps)]
+        self.signature = Signature(*names, "*", count=Input(None), every=Int(1, low=1))
 
-    def __call__(  # type: ignore[override]
-        self, *steps: Node, count: Node | None = None, every: int = 1, name: str | None = None
-    ) -> Node:
-        counts = () if count is None else (count,)
-        return Node(self, (*steps, *counts), {"every": every} if counts else {}, name)
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        return Node(self, inputs, attrs if len(inputs) > self.outputs else {}, name)
 
     def infer(self, node: Node, *specs: Spec) -> Any:
         for k, spec in enumerate(specs):
@@ -94,6 +95,7 @@ class GroupOp(Op):
     """Several nodes as one to fetch; its own value is None."""
 
     name = "group"
+    signature = Signature("*nodes")
     outputs = 0
 
     def infer(self, node: Node, *specs: Any) -> tuple[Spec, ...]:

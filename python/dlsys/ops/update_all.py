@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating, promote
+from ..graph.signature import Bool, Input, Int, Kind, Number, Signature
 from .rules import (
     Accumulate,
     Adagrad,
@@ -41,6 +41,11 @@ from .update import check_count, check_parameter
 
 _CHUNK = 32768  # elements updated at a time on numpy, so that scratch stays in the cache
 _SHARED = {"clip": math.inf, "l2": 0.0, "decay": 0.0, "every": 1}  # attributes of every rule
+_OPTIONS = ("step", "count", "scale")  # inputs that may be left out
+_KINDS: dict[str, dict[str, Any]] = {  # ranges of attributes
+    **dict.fromkeys(("beta1", "beta2", "alpha", "keep"), {"low": 0, "high": 1}),
+    **dict.fromkeys(("momentum", "eps", "clip"), {"low": 0}),
+}
 _UNTREATED = (None, math.inf, 0.0, 0.0)  # scale, clip, l2 and lr · decay that change nothing
 
 
@@ -62,34 +67,19 @@ class RuleOp(Op):
         self.writes = tuple(range(self._states))
         self._plain = self._states + count + rule.takes_rate  # inputs before step, count and scale
         self.any_dtype = (self._plain, self._plain + 1)
+        self.signature = _signature(rule, count)
 
-    def __call__(
-        self,
-        *inputs: Node,
-        step: Node | None = None,
-        count: Node | None = None,
-        scale: Node | None = None,
-        name: str | None = None,
-        **attrs: Any,
-    ) -> Node:
-        """A node that updates; a step may also follow the rate."""
-        if len(inputs) == self._plain + 1 and step is None:
-            *inputs, step = inputs  # type: ignore[assignment]
-        known = self._defaults
-        missing = [key for key, value in self.rule.attributes.items() if value is None]
-        if len(inputs) != self._plain or set(missing) - set(attrs) or set(attrs) - set(known):
-            raise GraphError(
-                f"{self.name}: expected {self._plain} nodes, {', '.join(missing) or 'no attribute'}"
-                f" and any of {', '.join(known)}; got {len(inputs)} and {', '.join(attrs)}"
-            )
-        if self.rule.needs_step and step is None:
-            raise GraphError(f"{self.name}: expected a step, a node of one int64")
-        options = {"step": step, "count": count, "scale": scale}
-        given = tuple(key for key, value in options.items() if value is not None)
-        extra = [value for value in options.values() if value is not None]
+    def __call__(self, *inputs: Any, **attrs: Any) -> Node:
+        """A node that updates; a step may also follow the rate. SignatureError where the call does
+        not fit the signature.
+        """
+        values = self.signature.arguments(self.name, inputs, attrs)
+        name = values.pop("name")
+        nodes = [values.pop(key) for key in self.signature.inputs]
+        given = tuple(key for key, x in zip(_OPTIONS, nodes[self._plain :]) if x is not None)
         if given:
-            attrs["given"] = given
-        return Node(self, (*inputs, *extra), attrs, name)
+            values["given"] = given
+        return Node(self, [x for x in nodes if x is not None], values, name)
 
     def infer(self, node: Node, *specs: Spec) -> Any:
         for target in node.inputs[: self._states]:
@@ -167,10 +157,29 @@ class RuleOp(Op):
         return self.rule.operations * sum(spec.size for spec in inputs[: self.outputs])
 
 
+def _signature(rule: Rule, count: int) -> Signature:
+    """Of a rule for so many parameters: what is not given is left out."""
+    own = ["parameter", *rule.slots, "gradient"]
+    names = own if count == 1 else [f"{name}{k}" for name in own for k in range(count)]
+    names = [*names, *["rate"] * rule.takes_rate]
+    step = Input() if rule.needs_step else Input(None)
+    kinds: dict[str, Kind] = {"step": step, "count": Input(None), "scale": Input(None)}
+    for key, value in (rule.attributes | _SHARED).items():
+        more: dict[str, Any] = {} if value is None else {"default": value, "omitted": True}
+        if key == "every":
+            kinds[key] = Int(low=1, **more)
+        elif isinstance(value, bool):
+            kinds[key] = Bool(**more)
+        else:
+            kinds[key] = Number(**_KINDS.get(key, {}), **more)
+    return Signature(*names, "*", **kinds)
+
+
 class GlobalNormOp(Op):
     """The root of the sum of the squares of all elements of all inputs, as one number."""
 
     name = kernel = "global_norm"
+    signature = Signature("*arrays")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return Spec((), floating(promote(node, *specs)), any(spec.declared for spec in specs))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph.node import Node, Spec
+from ..graph.signature import IntPair, Kind, is_integer
 from .elementwise import cast_op
 
 Pair = tuple[int, int]
@@ -57,38 +58,30 @@ class Windows(NamedTuple):
         return slice(start, stop), slice(seen, seen + (stop - start - 1) * stride + 1, stride)
 
 
-def pair(value: Any) -> Any:
-    """A number for both axes as two; everything else as tuples, to be checked later."""
-    if isinstance(value, (int, np.integer)):
-        return (int(value), int(value))
-    if isinstance(value, str) or value is None:
-        return value
-    return tuple(int(v) if isinstance(v, np.integer) else pair_or_item(v) for v in value)
+class Padding(Kind):
+    """Rows and columns around a plane: a number or a pair for both sides of each axis, pairs of
+    them for (before, after), or a word that says how many.
+    """
 
-
-def pair_or_item(value: Any) -> Any:
-    """Inner pairs as tuples."""
-    return tuple(value) if isinstance(value, (list, tuple)) else value
-
-
-def check_attributes(node: Node) -> None:
-    """Refuses strides, windows, dilations, groups and paddings that no plane could have."""
-    for name in ("window", "stride", "dilation"):
-        value = node.attrs.get(name)
-        if value is not None and not _is_pair(value, 1):
-            raise node.error(f"{name} must be one or two positive integers, got {_shown(value)}")
-    groups = node.attrs.get("groups", 1)
-    if not isinstance(groups, int) or groups < 1:
-        raise node.error(f"groups must be a positive integer, got {groups!r}")
-    padding = node.attrs.get("padding")
-    if padding in ("same", "valid") or padding is None or _is_pair(padding, 0):
-        return
-    if isinstance(padding, tuple) and len(padding) == 2 and all(_is_pair(p, 0) for p in padding):
-        return
-    raise node.error(
-        "padding must be 'same', 'valid' or one or two integers (or pairs of them, before and "
-        f"after) that are not negative, got {_shown(padding)}"
+    expected = (
+        "'same', 'valid' or one or two integers (or pairs of them, before and after) that are not "
+        "negative"
     )
+
+    def take(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if value not in ("same", "valid"):
+                raise ValueError
+            return value
+        if is_integer(value):
+            return _PAIR.take(value)
+        height, width = value
+        if is_integer(height) or is_integer(width):
+            return _PAIR.take((height, width))
+        return _PAIR.take(height), _PAIR.take(width)
+
+
+_PAIR = IntPair()
 
 
 def slide(
@@ -96,9 +89,8 @@ def slide(
 ) -> Windows:
     """The windows of `node`, of its stride, padding and dilation, over a plane.
 
-    Raises ShapeError when the attributes make no sense or no window fits into the padded plane.
+    Raises ShapeError when no window fits into the padded plane.
     """
-    check_attributes(node)
     stride, dilation = node.attrs["stride"], node.attrs.get("dilation", (1, 1))
     before, after, out = [], [], []
     for axis in (0, 1):
@@ -109,7 +101,7 @@ def slide(
             dilated = f" with dilation {dilation}" if dilation != (1, 1) else ""
             raise node.error(
                 f"window {size}{dilated} is larger than the plane {plane} with padding "
-                f"{_shown(node.attrs['padding'])}"
+                f"{node.attrs['padding']!r}"
             )
         count = -(-room // stride[axis]) + 1 if ceil_mode else room // stride[axis] + 1
         if ceil_mode and (count - 1) * stride[axis] >= plane[axis] + lead:
@@ -137,7 +129,7 @@ def in_floats(node: Node, dtype: np.dtype, free: tuple[int, ...] = ()) -> Node |
 
 
 def packed(value: Pair) -> int:
-    """Two numbers in one kernel argument: the height in the high half."""
+    """Pair numbers in one kernel argument: the height in the high half."""
     return value[0] << 32 | value[1]
 
 
@@ -149,15 +141,3 @@ def _padding(node: Node, axis: int, plane: int, extent: int, stride: int) -> Pai
         total = max((-(-plane // stride) - 1) * stride + extent - plane, 0)
         return total // 2, total - total // 2
     return padding[axis] if isinstance(padding[axis], tuple) else (padding[axis], padding[axis])
-
-
-def _is_pair(value: Any, least: int) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and all(isinstance(v, int) and v >= least for v in value)
-    )
-
-
-def _shown(value: Any) -> str:
-    return repr(value)
