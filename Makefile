@@ -193,7 +193,7 @@ lib: $(if $(CXX),,no-lib)
 
 native: $(LIB)
 	@echo "native library: $(LIB), CPU$(if $(EMULATED), and an emulated GPU)$(if $(CUDA_ARCHS), and CUDA for $(ARCH_TEXT))"
-	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install 'dlsys[gpu]'")
+	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install '.[gpu]' in this folder")
 
 no-lib:
 	@echo "native library: not built, no C++ compiler here (g++, clang++, c++); numpy does the work"
