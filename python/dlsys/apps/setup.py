@@ -93,8 +93,8 @@ class Setup:
         return found
 
     def check_weights(self, what: str, arrays: Iterable[Any]) -> None:
-        """Raises DataError unless the matrices among a model's arrays are as large as the network's,
-        which is not built before that: a few bytes of a file may ask for any size.
+        """Raises DataError unless the matrices among a model's arrays are as large as the
+        network's, which is not built before that: a few bytes of a file may ask for any size.
         """
         if self.model != "mlp":
             return
@@ -103,8 +103,8 @@ class Setup:
         found = sum(array.size for array in arrays if array.ndim == 2)
         if found != wanted:
             raise DataError(
-                f"{what} is damaged or forged: it has {found} weights, and the layers that it names "
-                f"have {shown(wanted)}"
+                f"{what} is damaged or forged: it has {found} weights, and the layers that it "
+                f"names have {shown(wanted)}"
             )
 
     def lasting(self, epochs: int) -> Setup:
