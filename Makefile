@@ -45,7 +45,9 @@ CUDA_LIBS = $(eval CUDA_LIBS := $$(shell $$(TOOLCHAIN) libs))$(CUDA_LIBS)
 GPU_ARCHS = $(eval GPU_ARCHS := $$(shell \
   nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   grep -E '^[0-9]+\.[0-9]+$$$$' | tr -d . | sed 's/^90$$$$/90a/' | sort -u))$(GPU_ARCHS)
-ifeq ($(CUDA),off)
+# nvcc has a shell of its own for the paths of what it compiles, and puts them between double quotes.
+OBEYED := $(shell case "$$PWD$$TMPDIR" in (*[\"\$$\`\\]*) echo yes;; esac)
+ifneq ($(OBEYED)$(filter off,$(CUDA)),)
 NVCC :=
 GPU_ARCHS :=
 endif
@@ -179,13 +181,16 @@ NO_NVCC = $(if $(GPU_ARCHS),$(if $(NVCC),,yes))
 EMPTY :=
 ARCH_TEXT = $(subst $(EMPTY) $(EMPTY),+,$(strip $(CUDA_ARCHS:%=sm_%) $(CUDA_PTX:%=compute_%)))
 
+# A link to the folder of nvcc.
+NVCC_HERE := $(BUILD)/obj/nvcc
+
 OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cc src/cpu/*.cc))
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cu src/cuda/*.cu))
 OBJECTS_EMULATED := $(OBJECTS_CUDA) $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/emulator/*.cc))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
-LINK_CUDA = $(call quoted,$(NVCC)) -shared -cudart static -ccbin $(CXX) $(GENCODE) \
+LINK_CUDA = $(NVCC_HERE)/nvcc -shared -cudart static -ccbin $(CXX) $(GENCODE) \
   $(if $(CUDA_LIBS),-L$(call quoted,$(CUDA_LIBS))) -Xcompiler -pthread \
   -Xlinker --version-script=src/exports.map -Xlinker -z,defs -Xlinker -z,nodelete
 LINK = $(if $(CUDA_ARCHS),$(LINK_CUDA),$(LINK_CXX))
@@ -198,6 +203,7 @@ lib: $(if $(CXX),,no-lib)
 
 native: $(LIB)
 	@echo "native library: $(LIB), CPU$(if $(EMULATED), and an emulated GPU)$(if $(CUDA_ARCHS), and CUDA for $(ARCH_TEXT))"
+	@$(if $(OBEYED),echo "native library: without the GPU: nvcc would obey what stands in the name of this folder; move it")
 	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install '.[gpu]' in this folder")
 
 no-lib:
@@ -211,7 +217,7 @@ optional-lib:
 	  echo "native library: it did not build, the messages are above; numpy does the work"
 endif
 
-$(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/link.flags
+$(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/link.flags $(if $(CUDA_ARCHS),| $(NVCC_HERE))
 	@mkdir -p $(@D)
 	@echo "linking $@"
 	$(Q)$(LINK) $(LDFLAGS) -o $@.new $(OBJECTS) -ldl
@@ -228,11 +234,16 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cxx.flags
 	@echo "compiling $< for the emulator"
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 else
-$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags
+$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< for $(ARCH_TEXT)"
-	$(Q)$(call quoted,$(NVCC)) $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 endif
+
+# Its own path is one of those that nvcc puts between double quotes.
+$(NVCC_HERE): FORCE
+	@mkdir -p $(@D)
+	@ln -sfn "$$(dirname $(call quoted,$(NVCC)))" $@
 
 # Rewritten only when a command line changes, which then rebuilds what was made with the old one.
 $(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS)

@@ -22,9 +22,27 @@ from dlsys.runtime import library
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTILE = "a b'c $(touch pwned1);`touch pwned2` \"é& #"
+BLANKS = "a b'c;é& #"  # nvcc itself would obey the rest
 SHIPPED = ("Makefile", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
            "mnist_dlsys.py", "src", "python")  # fmt: skip
-TOOLS = ("make", "sh", "mkdir", "mv", "cmp", "cp", "nproc", "touch", "grep", "tr", "sed", "sort")
+TOOLS = (
+    "make",
+    "sh",
+    "mkdir",
+    "mv",
+    "cmp",
+    "cp",
+    "nproc",
+    "touch",
+    "grep",
+    "tr",
+    "sed",
+    "sort",
+    "ln",
+    "dirname",
+    "mktemp",
+    "rm",
+)
 
 # What it is asked to write with -o; a whole library where it links.
 COMPILER = """#!/bin/sh
@@ -111,6 +129,11 @@ class Installed(unittest.TestCase):
         self.assertEqual(ran, [])
 
     def test_paths_are_data(self) -> None:
+        self.script(self.tools / "g++", COMPILER)
+        self.check_installed_beside_a_neighbor()
+
+    def test_paths_of_cuda_are_data(self) -> None:
+        self.checkout = self.checkout.rename(self.base / BLANKS)
         cuda = self.base / f"cuda {HOSTILE}"
         self.script(self.tools / "g++", COMPILER)
         self.script(cuda / "bin" / "nvcc", COMPILER)
@@ -118,16 +141,24 @@ class Installed(unittest.TestCase):
         for name in ("include/cuda_runtime.h", "lib64/libcudart_static.a"):
             (cuda / name).parent.mkdir()
             (cuda / name).write_text("")
+        self.environment |= {"CUDA": "auto", "CUDA_HOME": str(cuda)}
+        self.check_installed_beside_a_neighbor()
+        self.assertTrue((self.checkout / "build" / "obj" / "gpu_op.cu.o").is_file())
+        shutil.rmtree(self.checkout / "build")
+        self.checkout = self.checkout.rename(self.base / HOSTILE)
+        shutil.rmtree(self.target)
+        self.check_installed_beside_a_neighbor()
+        self.assertFalse((self.checkout / "build" / "obj" / "gpu_op.cu.o").exists())
+
+    def check_installed_beside_a_neighbor(self) -> None:
         neighbor = self.base / HOSTILE.split()[0]
         neighbor.write_text("a neighbor's")
-        self.environment |= {"CUDA": "auto", "CUDA_HOME": str(cuda)}
         self.assertIn("-py3-none-linux", self.install())
         self.check_nothing_ran()
         self.assertEqual(neighbor.read_text(), "a neighbor's")
         real = Path(library.library_path())
         content = real.read_bytes() if real.is_file() else b"compiled\n"
         self.assertEqual((self.target / "dlsys" / "libdlsys.so").read_bytes(), content)
-        self.assertTrue((self.checkout / "build" / "obj" / "gpu_op.cu.o").is_file())
 
     def test_a_missing_compiler_is_said_and_the_installed_package_is_used(self) -> None:
         self.assertIn("-0_without_native_library-py3-none-any.whl", self.install())
