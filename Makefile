@@ -19,28 +19,35 @@ Q := $(if $(V),,@)
 WHEEL_ARCHS ?= 75 80 86 89 90a 100 120
 TEST_ARCH := 90a
 
+# A value as one word of the shell, whatever characters it has. Files of this folder go by relative
+# paths, since make itself splits what has blanks, and the folder may have any name.
+quoted = '$(subst ','\'',$(1))'
+absolute = $(if $(filter /%,$(1)),$(1),"$$PWD"/$(1))
+
 ifeq ($(origin CXX),default)
-CXX := $(shell for c in g++ clang++ c++; do command -v $$c && break; done)
+CXX := $(shell for c in g++ clang++ c++; do command -v $$c >/dev/null && echo $$c && break; done)
 endif
 ifneq ($(VENV),)
 RUN := $(VENV)/bin/python
 READY = $(VENV)/.ready-$(1)
 else
-RUN := PYTHONPATH="$(CURDIR)/python$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+RUN = PYTHONPATH="$$PWD/python$${PYTHONPATH:+:$$PYTHONPATH}" $(call quoted,$(PYTHON))
 READY =
 endif
 SUBMAKE = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
-TOOLCHAIN := $(or $(if $(VENV),$(wildcard $(VENV)/bin/python)),$(PYTHON)) \
+TOOLCHAIN = $(call quoted,$(or $(if $(VENV),$(wildcard $(VENV)/bin/python)),$(PYTHON))) \
   python/dlsys/runtime/toolchain.py
 
 # Asked for only where needed, and once: these start processes.
-NVCC = $(eval NVCC := $$(shell $(TOOLCHAIN) nvcc))$(NVCC)
-CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $(TOOLCHAIN) include))$(CUDA_INCLUDE)
-CUDA_LIBS = $(eval CUDA_LIBS := $$(shell $(TOOLCHAIN) libs))$(CUDA_LIBS)
+NVCC = $(eval NVCC := $$(shell $$(TOOLCHAIN) nvcc))$(NVCC)
+CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $$(TOOLCHAIN) include))$(CUDA_INCLUDE)
+CUDA_LIBS = $(eval CUDA_LIBS := $$(shell $$(TOOLCHAIN) libs))$(CUDA_LIBS)
 GPU_ARCHS = $(eval GPU_ARCHS := $$(shell \
   nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   grep -E '^[0-9]+\.[0-9]+$$$$' | tr -d . | sed 's/^90$$$$/90a/' | sort -u))$(GPU_ARCHS)
-ifeq ($(CUDA),off)
+# nvcc has a shell of its own for the paths of what it compiles, and puts them between double quotes.
+OBEYED := $(shell case "$$PWD$$TMPDIR" in (*[\"\$$\`\\]*) echo yes;; esac)
+ifneq ($(OBEYED)$(filter off,$(CUDA)),)
 NVCC :=
 GPU_ARCHS :=
 endif
@@ -91,7 +98,7 @@ emulator: cxx
 	+@$(SUBMAKE) native EMULATED=1 CUDA=off BUILD=$(BUILD)/emulated LIB=$(EMULATED_LIB)
 
 test-emulated: $(call READY,test) emulator
-	@DLSYS_LIBRARY=$(abspath $(EMULATED_LIB)) \
+	@DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
 	  $(RUN) tests/run.py -j $(JOBS) $(addprefix -k ,$(EMULATED_TESTS)) $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen. With
@@ -104,7 +111,7 @@ asan: $(call READY,test)
 	  CXXFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(abspath $(ASAN_LIB)) \
+	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) \
 	  $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
 
 bench: $(call READY,$(if $(PEERS),peers,run))
@@ -128,7 +135,7 @@ wheel: $(call READY,run)
 	@$(if $(NVCC),,echo "make wheel: no nvcc; install one with $(RUN) -m pip install '.[gpu]'"; exit 1)
 	+@$(SUBMAKE) native LIB=$(BUILD)/wheel/libdlsys.so CUDA_ARCHS="$(WHEEL_ARCHS)" \
 	  CUDA_PTX=$(lastword $(WHEEL_ARCHS))
-	DLSYS_BUILD_LIBRARY=$(CURDIR)/$(BUILD)/wheel/libdlsys.so \
+	DLSYS_BUILD_LIBRARY=$(call absolute,$(BUILD)/wheel/libdlsys.so) \
 	  $(RUN) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls -l dist
 
@@ -139,7 +146,7 @@ clean:
 # ---- the Python environment: one stamp for each set of extras ----
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv --clear $(VENV)
+	$(call quoted,$(PYTHON)) -m venv --clear $(VENV)
 
 $(VENV)/.ready-%: $(VENV)/bin/python pyproject.toml setup.py
 	@echo "installing dlsys into $(VENV) ($*)"
@@ -156,7 +163,7 @@ LDFLAGS ?=
 BASE_CXXFLAGS := -std=c++17 -O3 -fPIC -pthread -Isrc -fno-math-errno -fno-trapping-math \
   -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra
 BASE_NVCCFLAGS = -std=c++17 -O3 -Isrc -Xfatbin -compress-all --threads $(JOBS) $(GENCODE) \
-  -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(addprefix -I,$(CUDA_INCLUDE)) -ccbin $(CXX) \
+  -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(if $(CUDA_INCLUDE),-I$(call quoted,$(CUDA_INCLUDE))) -ccbin $(CXX) \
   -Xcompiler -fPIC,-pthread,-fvisibility=hidden,-fvisibility-inlines-hidden,-Wall,-Wextra
 
 # With EMULATED=1 src/cuda/ becomes C++, over the GPU of src/emulator/.
@@ -174,14 +181,17 @@ NO_NVCC = $(if $(GPU_ARCHS),$(if $(NVCC),,yes))
 EMPTY :=
 ARCH_TEXT = $(subst $(EMPTY) $(EMPTY),+,$(strip $(CUDA_ARCHS:%=sm_%) $(CUDA_PTX:%=compute_%)))
 
+# A link to the folder of nvcc.
+NVCC_HERE := $(BUILD)/obj/nvcc
+
 OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cc src/cpu/*.cc))
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cu src/cuda/*.cu))
 OBJECTS_EMULATED := $(OBJECTS_CUDA) $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/emulator/*.cc))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
-LINK_CUDA = $(NVCC) -shared -cudart static -ccbin $(CXX) $(GENCODE) \
-  $(addprefix -L,$(CUDA_LIBS)) -Xcompiler -pthread \
+LINK_CUDA = $(NVCC_HERE)/nvcc -shared -cudart static -ccbin $(CXX) $(GENCODE) \
+  $(if $(CUDA_LIBS),-L$(call quoted,$(CUDA_LIBS))) -Xcompiler -pthread \
   -Xlinker --version-script=src/exports.map -Xlinker -z,defs -Xlinker -z,nodelete
 LINK = $(if $(CUDA_ARCHS),$(LINK_CUDA),$(LINK_CXX))
 
@@ -193,7 +203,8 @@ lib: $(if $(CXX),,no-lib)
 
 native: $(LIB)
 	@echo "native library: $(LIB), CPU$(if $(EMULATED), and an emulated GPU)$(if $(CUDA_ARCHS), and CUDA for $(ARCH_TEXT))"
-	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install 'dlsys[gpu]'")
+	@$(if $(OBEYED),echo "native library: without the GPU: nvcc would obey what stands in the name of this folder; move it")
+	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install '.[gpu]' in this folder")
 
 no-lib:
 	@echo "native library: not built, no C++ compiler here (g++, clang++, c++); numpy does the work"
@@ -206,7 +217,7 @@ optional-lib:
 	  echo "native library: it did not build, the messages are above; numpy does the work"
 endif
 
-$(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/link.flags
+$(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/link.flags $(if $(CUDA_ARCHS),| $(NVCC_HERE))
 	@mkdir -p $(@D)
 	@echo "linking $@"
 	$(Q)$(LINK) $(LDFLAGS) -o $@.new $(OBJECTS) -ldl
@@ -223,11 +234,16 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cxx.flags
 	@echo "compiling $< for the emulator"
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 else
-$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags
+$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< for $(ARCH_TEXT)"
-	$(Q)$(NVCC) $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 endif
+
+# Its own path is one of those that nvcc puts between double quotes.
+$(NVCC_HERE): FORCE
+	@mkdir -p $(@D)
+	@ln -sfn "$$(dirname $(call quoted,$(NVCC)))" $@
 
 # Rewritten only when a command line changes, which then rebuilds what was made with the old one.
 $(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
-if __package__ in (None, ""):  # from a checkout, installed or not
-    sys.path.insert(0, str(Path(__file__).resolve().parent / "python"))
+# From a checkout: what is installed, with its library, or else what is here.
+if __package__ in (None, ""):
+    installed = importlib.util.find_spec("dlsys")
+    folders = installed.submodule_search_locations if installed else None
+    if not any((Path(folder) / "apps" / "mnist.py").is_file() for folder in folders or ()):
+        sys.path.insert(0, str(Path(__file__).resolve().parent / "python"))
 
 from dlsys import ndarray
 from dlsys.apps import options as command_line

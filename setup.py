@@ -16,6 +16,9 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 ROOT = Path(__file__).parent.resolve()
+BUILT = Path("build", "install", "libdlsys.so")  # where make puts it, a path without blanks
+NOTE = "no_library.txt"  # in the package: why there is no library beside it
+NO_LIBRARY = "0_without_native_library"
 
 
 def make(*arguments: str) -> bool:
@@ -25,45 +28,62 @@ def make(*arguments: str) -> bool:
     return subprocess.run(["make", *arguments], cwd=ROOT, env=environment).returncode == 0
 
 
-def build_library(library: Path) -> bool:
-    """Puts the native library at `library`; False, with a notice, where that is not possible."""
+def build_library(library: Path) -> str | None:
+    """Puts the native library at `library`; where that is not possible, the reason."""
     choice = os.environ.get("DLSYS_BUILD_LIBRARY")
     if choice == "none":
-        return False
-    library.parent.mkdir(parents=True, exist_ok=True)
+        return "DLSYS_BUILD_LIBRARY=none left it out"
     if choice:
-        shutil.copyfile(choice, library)
-        return True
+        place(Path(choice), library)
+        return None
     if not shutil.which("make"):
-        notice("there is no make on this machine")
-    elif not make("--silent", "cxx"):
-        notice("there is no C++ compiler on this machine")
-    elif not make("lib", f"LIB={library}", f"PYTHON={sys.executable}", "VENV="):
-        notice("the compiler failed, its messages are above")
-    else:
-        return True
-    return False
+        return "there was no make on this machine"
+    if not make("--silent", "cxx"):
+        return "there was no C++ compiler on this machine (g++, clang++ or c++ on PATH)"
+    # make expands what its variables hold once more, and splits paths at blanks.
+    interpreter = sys.executable.replace("$", "$$")
+    if not make("lib", f"LIB={BUILT}", f"PYTHON={interpreter}", "VENV="):
+        return "the compiler failed, `pip install -v .` shows its messages"
+    place(ROOT / BUILT, library)
+    return None
 
 
-def notice(reason: str) -> None:
-    print(f"dlsys: installing without the native library, numpy does the work: {reason}.")
+def place(source: Path, library: Path) -> None:
+    """Copies a library to its place, where a process may have the previous one open."""
+    library.parent.mkdir(parents=True, exist_ok=True)
+    fresh = library.with_name(f"{library.name}.new")
+    shutil.copyfile(source, fresh)
+    os.replace(fresh, library)
 
 
 class BuildWithLibrary(build_py):
     def run(self) -> None:
         super().run()
         folder = ROOT / "python" if self.editable_mode else Path(self.build_lib).resolve()
-        library = folder / "dlsys" / "libdlsys.so"
-        if not self.editable_mode:
-            library.unlink(missing_ok=True)
-        self.distribution.has_library = build_library(library)
+        library, note = (folder / "dlsys" / name for name in ("libdlsys.so", NOTE))
+        for stale in (note,) if self.editable_mode else (note, library):
+            stale.unlink(missing_ok=True)
+        reason = build_library(library)
+        self.distribution.has_library = reason is None
+        if reason is not None and not self.editable_mode:
+            note.write_text(reason)  # pip shows nothing of an installation that succeeds
+        if reason is not None:
+            print(
+                f"dlsys: installing without the native library, numpy does the work: {reason}.",
+                file=sys.stderr,
+            )
 
 
 class PlatformWheel(bdist_wheel):
-    """The library knows no Python, so that one wheel serves every version on a platform."""
+    """The library knows no Python, so that one wheel serves every version on a platform.
+
+    A wheel without it says so in its name, the only thing of a build that pip shows of its own.
+    """
 
     def get_tag(self) -> tuple[str, str, str]:
         platform = super().get_tag()[2]
+        if not self.distribution.has_library:
+            self.build_number = NO_LIBRARY
         return ("py3", "none", platform if self.distribution.has_library else "any")
 
 

@@ -87,7 +87,7 @@ def run(*arguments: object) -> Done:
 def needs(module: str, extra: str) -> Any:
     """Skips a test where an optional library is missing."""
     missing = importlib.util.find_spec(module) is None
-    return unittest.skipIf(missing, f"no {module}: pip install 'dlsys[{extra}]'")
+    return unittest.skipIf(missing, f"no {module}: pip install '.[{extra}]'")
 
 
 class Folder(unittest.TestCase):

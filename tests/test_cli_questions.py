@@ -97,7 +97,7 @@ class Questions(Folder):
     def test_what_is_no_image_is_refused(self) -> None:
         text = self.folder / "text.png"
         text.write_text("no image")
-        pattern = "is no IDX file and no image that can be read"
+        pattern = "cannot be read as an image"
         self.refused(pattern, "predict", self.run_folder, text, "-c", "numpy", status=1)
 
 

@@ -350,7 +350,7 @@ class TestImageFolder(InFolder):
 
     def test_without_pillow(self):
         with mock.patch.dict("sys.modules", {"PIL": None}):
-            self.fails("pip install 'dlsys[images]'", data.image_folder, self.folder)
+            self.fails("pip install Pillow", data.image_folder, self.folder)
 
 
 class TestDataset(InFolder):

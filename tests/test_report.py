@@ -29,7 +29,7 @@ try:
 except ImportError:
     imread = None
 
-needs_matplotlib = unittest.skipIf(imread is None, "no matplotlib: pip install 'dlsys[viz]'")
+needs_matplotlib = unittest.skipIf(imread is None, "no matplotlib: pip install matplotlib")
 VOID = {"meta", "link", "br", "input", "img", "hr"}
 SECTIONS = {
     "run": "Run",
@@ -266,7 +266,7 @@ class Writing(unittest.TestCase):
         with mock.patch.dict(sys.modules, missing):
             report.write(self.path, Report("plain", graph=[ad.Variable("x")]))
             before = self.path.read_bytes()
-            with self.assertRaisesRegex(DlsysError, r"pip install 'dlsys\[viz\]'"):
+            with self.assertRaisesRegex(DlsysError, r"pip install matplotlib"):
                 report.write(self.path, Report("curves", history=[{"loss": 1.0}]))
         self.assertEqual(self.path.read_bytes(), before)
 

@@ -204,7 +204,7 @@ class Resume:
         steps = self.folder / "steps.safetensors"
         train.save(steps, model().state_dict(), {"step": 4})
         no_run = "not the state of a run"
-        for path, message in ((text, "no safetensors file"), (weights, no_run), (steps, no_run)):
+        for path, message in ((text, "is no safetensors file"), (weights, no_run), (steps, no_run)):
             net = model()
             before = net.state_dict()
             with self.assertRaisesRegex(DataError, message):

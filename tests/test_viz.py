@@ -27,7 +27,7 @@ try:
 except ImportError:
     matplotlib = None
 
-needs_matplotlib = unittest.skipIf(matplotlib is None, "no matplotlib: pip install 'dlsys[viz]'")
+needs_matplotlib = unittest.skipIf(matplotlib is None, "no matplotlib: pip install matplotlib")
 
 
 @needs_matplotlib
@@ -346,7 +346,7 @@ class Saving(unittest.TestCase):
 class WithoutMatplotlib(unittest.TestCase):
     def test_one_sentence_names_the_extra(self):
         with mock.patch.dict(sys.modules, {"matplotlib": None, "matplotlib.figure": None}):
-            with self.assertRaisesRegex(DlsysError, r"pip install 'dlsys\[viz\]'"):
+            with self.assertRaisesRegex(DlsysError, r"pip install matplotlib"):
                 viz.curves([{"loss": 1.0}])
 
     @needs_matplotlib

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
+
 
 class DlsysError(Exception):
-    """Base of every error that dlsys raises on purpose."""
+    """Base of every error that dlsys raises on purpose.
+
+    Its text is one printable line: what a file's name or content brings into it that a terminal
+    would obey, or that no encoding has, is shown escaped.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ShapeError(DlsysError, ValueError):
@@ -51,3 +64,29 @@ class OutOfMemoryError(KernelError, MemoryError):
 
 class DeviceLostError(KernelError):
     """The GPU faulted and serves this process no more; numpy and the CPU device go on."""
+
+
+# ---- what messages quote ----
+def printable(text: str) -> str:
+    """The text with control characters, line breaks and lone surrogates as Python would escape
+    them: `a\\x1b[2Jb`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: Any) -> str:
+    """A value from outside as a message quotes it: its repr, cut where it is long or deep."""
+    return _SHORT.repr(value)
+
+
+# ---- what is installed beside dlsys ----
+# The packages of optional parts, by the name that imports them. No hint names dlsys itself: a
+# package index may know something else by that name.
+PACKAGES = {"matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX"}
+
+
+def how_to_install(module: str) -> str:
+    """The command that installs what an optional part needs, as hints say it."""
+    return f"pip install {PACKAGES[module]}"

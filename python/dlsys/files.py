@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -39,6 +40,19 @@ def make_folder(path: Path) -> None:
         raise DataError(f"{path}: no folder can be made there: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise DataError(f"{path}: nothing can be written into this folder; choose another one")
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Opens a file to read. DataError for a pipe or a device, whose reader might wait or read for
+    ever; OSError where it cannot be opened.
+    """
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    mode = os.fstat(file.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        file.close()
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise DataError(f"{os.fspath(path)} is {kind}, expected a file")
+    return file
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,10 +13,11 @@ from .. import autodiff as ad
 from .. import optim, profile, train
 from ..data import Dataset, DeviceLoader, Loader, fashion_mnist_sets, mnist_sets, read_idx
 from ..data.dataset import Sets
-from ..errors import DataError, DlsysError
+from ..errors import DataError, DlsysError, how_to_install
 from ..files import make_folder
 from ..nn import Module
 from ..runtime.device import Context
+from ..train.schema import CALLBACKS, check, fields
 from .pictures import read_pictures
 from .report import Sampled, write_report
 from .setup import Setup
@@ -112,7 +113,7 @@ def _check_report(path: Path | None) -> None:
     if path is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        raise DlsysError("--report needs matplotlib: pip install 'dlsys[viz]'")
+        raise DlsysError(f"--report needs matplotlib: {how_to_install('matplotlib')}")
     if path.is_dir():
         raise DlsysError(f"--report {path}: this is a folder; name a file, such as {path}/run.html")
     make_folder(path.parent)
@@ -199,9 +200,12 @@ def load_model(path: Path) -> tuple[Setup, Module]:
 
 
 def _setup_in(what: str, saved: train.Saved) -> Setup:
-    states = saved.header.get("callbacks", ())
+    states = saved.header.get("callbacks", [])
+    check(what, {"callbacks": states}, fields(callbacks=CALLBACKS))
     own = [state["state"] for state in states if state["name"] == Chosen.__name__]
-    return Setup.from_dict(what, own[0] if own else {})
+    setup = Setup.from_dict(what, own[0] if own else {})
+    setup.check_weights(what, saved.part("model").values())
+    return setup
 
 
 def evaluate(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..data import read_idx
-from ..data.folder import in_bytes
-from ..errors import DataError, DlsysError
+from ..data.decode import decoded, require_pillow
+from ..errors import DataError
+from ..files import open_regular
 
 SIDE = 28
 _BOX = 20  # that a digit is scaled to, as MNIST's were (LeCun et al., 1998)
@@ -21,17 +22,17 @@ def read_pictures(path: Path, digits: bool) -> np.ndarray:
 
     Dark on light is turned into light on dark. An image of another size is cut to what is drawn;
     with `digits` it is scaled into 20 by 20 pixels and its centre of mass is put into the middle,
-    as MNIST was made, else it fills 28 by 28. DataError for what is no such file, DlsysError
-    without Pillow.
+    as MNIST was made, else it fills 28 by 28. DataError for what is no such file, or without
+    Pillow.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(3)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     if start[:2] == b"\x1f\x8b" or (start[:2] == b"\0\0" and start[2:3] >= b"\x08"):
         return _idx_images(path)
-    return normal_form(_decoded(path), digits)[None, None]
+    return normal_form(decoded(path, _grey), digits)[None, None]
 
 
 def normal_form(pixels: np.ndarray, digits: bool) -> np.ndarray:
@@ -66,25 +67,19 @@ def _idx_images(path: Path) -> np.ndarray:
     return array.reshape(-1, 1, SIDE, SIDE)
 
 
-def _decoded(path: Path) -> np.ndarray:
-    """Grey values; what is transparent is white."""
-    image_class = _pillow()
-    try:
-        with image_class.open(path) as image:
-            seen = in_bytes(image_class, image).convert("RGBA")
-    except (OSError, ValueError, SyntaxError, image_class.DecompressionBombError) as error:
-        raise DataError(
-            f"{path} is no IDX file and no image that can be read: {error}; use a PNG or JPEG"
-        ) from None
-    paper = image_class.new("RGBA", seen.size, "white")
-    return np.asarray(image_class.alpha_composite(paper, seen).convert("L"))
+def _grey(image: Any) -> np.ndarray:
+    """Grey values of a Pillow image; what is transparent is white."""
+    seen = image.convert("RGBA")
+    pillow = require_pillow()
+    paper = pillow.new("RGBA", seen.size, "white")
+    return np.asarray(pillow.alpha_composite(paper, seen).convert("L"))
 
 
 def _scaled(pixels: np.ndarray, side: int) -> np.ndarray:
     """The longer side becomes `side`, the other one keeps its share of it."""
     factor = side / max(pixels.shape)
     height, width = (max(1, round(extent * factor)) for extent in pixels.shape)
-    image_class = _pillow()
+    image_class = require_pillow()
     image = image_class.fromarray(np.ascontiguousarray(pixels))
     return np.asarray(image.resize((width, height), image_class.Resampling.LANCZOS))
 
@@ -97,13 +92,3 @@ def _centre_of_mass(pixels: np.ndarray) -> np.ndarray:
 def _axes(shape: tuple[int, ...]) -> list[tuple[int, np.ndarray]]:
     """The axis to sum away, and the positions along the other one: rows first."""
     return [(1, np.arange(shape[0])), (0, np.arange(shape[1]))]
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DlsysError(
-            "reading images needs Pillow: pip install 'dlsys[images]'; IDX files need nothing"
-        ) from None
-    return Image

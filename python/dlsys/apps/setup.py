@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DlsysError
+from ..errors import DataError, DlsysError, shown
 
 if TYPE_CHECKING:  # what a bare run of the assignment's networks does without is imported late
     from ..data import Augmentation
@@ -27,6 +27,8 @@ AUGMENTATIONS = {
 }  # fmt: skip
 WHOLE = ("shift", "cutout")  # those whose number is a whole one
 HIDDEN = (256, 100)
+LARGEST_BATCH = 1 << 17  # images, which take 400 MB as floats; no set here has as many
+_WEIGHTS_OF_ASSIGNMENT: dict[str, tuple[int, ...]] = {"logreg": (), "mlp": HIDDEN}
 
 _RATES = {
     "sgd": 0.5, "momentum": 0.1, "nesterov": 0.1, "adam": 3e-3, "adamw": 3e-3, "rmsprop": 1e-3,
@@ -76,20 +78,34 @@ class Setup:
     @classmethod
     def from_dict(cls, what: str, values: Mapping[str, Any]) -> Setup:
         """What `as_dict` gave, after JSON. DataError, naming `what`, for anything else."""
-        try:
-            made = dict(values)
-            made["hidden"] = tuple(made["hidden"])
-            made["augment"] = tuple((name, number) for name, number in made["augment"])
-            known = made["model"] in MODELS and made["dataset"] in DATASETS
-            found = cls(**made) if known else None
-        except (TypeError, KeyError, ValueError):
-            found = None
-        if found is None:
+        if values.keys() != {field.name for field in fields(cls)}:
             raise DataError(
                 f"{what} does not say which network it is of; expected a checkpoint that "
                 "mnist_dlsys.py wrote with --checkpoint"
             )
+        _check_form(what, values)
+        pairs = tuple((name, number) for name, number in values["augment"])
+        found = cls(**{**values, "hidden": tuple(values["hidden"]), "augment": pairs})
+        if found.assignment and found.model not in _WEIGHTS_OF_ASSIGNMENT:
+            raise DataError(f"{what} is damaged or forged: {found.model} is none of the assignment")
+        if found.assignment and found.hidden != _WEIGHTS_OF_ASSIGNMENT[found.model]:
+            raise DataError(f"{what} is damaged or forged: the assignment has other hidden layers")
         return found
+
+    def check_weights(self, what: str, arrays: Iterable[Any]) -> None:
+        """Raises DataError unless the matrices among a model's arrays are as large as the
+        network's, which is not built before that: a few bytes of a file may ask for any size.
+        """
+        if self.model != "mlp":
+            return
+        sizes = (784, *self.hidden, 10)
+        wanted = sum(a * b for a, b in zip(sizes, sizes[1:]))
+        found = sum(array.size for array in arrays if array.ndim == 2)
+        if found != wanted:
+            raise DataError(
+                f"{what} is damaged or forged: it has {found} weights, and the layers that it "
+                f"names have {shown(wanted)}"
+            )
 
     def lasting(self, epochs: int) -> Setup:
         """The same for another number of epochs."""
@@ -230,6 +246,8 @@ TRAINING = frozenset(
 def _check(model: str, given: Mapping[str, Any]) -> None:
     """Raises UsageError for options that do not go together, with what to use instead."""
     optimizer, schedule = given.get("optimizer", "momentum"), given.get("schedule", "one-cycle")
+    if given.get("batch_size", 1) > LARGEST_BATCH:
+        raise UsageError(f"--batch-size is at most {LARGEST_BATCH:,}, more than any set here has")
     if "momentum" in given and optimizer == "sgd":
         raise UsageError(f"--optimizer sgd has no momentum: use {_ONE_OF_THESE} with --momentum")
     if "momentum" in given and optimizer not in _MOMENTA:
@@ -252,6 +270,34 @@ def _check(model: str, given: Mapping[str, Any]) -> None:
     flips = any(name == "flip" for name, _ in given.get("augment", ()))
     if flips and given.get("dataset", "mnist") == "mnist":
         raise UsageError("a digit flipped is no digit: use flip with --dataset fashion only")
+
+
+def _check_form(what: str, values: Mapping[str, Any]) -> None:
+    """Raises DataError where a value of a setup from a file is none that `choose` could give."""
+    from ..train import schema as is_
+
+    strengths = [
+        is_.row(is_.one_of(name), is_.number(0, most)) for name, (_, most) in AUGMENTATIONS.items()
+    ]
+    form = is_.fields(
+        model=is_.one_of(*MODELS),
+        dataset=is_.one_of(*DATASETS),
+        epochs=is_.whole(1),
+        seed=is_.whole(0, 2**32 - 1),
+        batch_size=is_.whole(1, LARGEST_BATCH),
+        optimizer=is_.one_of(*OPTIMIZERS),
+        lr=is_.number(0),
+        momentum=is_.number(0, 1),
+        weight_decay=is_.number(0),
+        schedule=is_.one_of(*SCHEDULES),
+        warmup=is_.number(0),
+        hidden=is_.items(is_.whole(1)),
+        dropout=is_.number(0, 1),
+        augment=is_.items(is_.either(*strengths)),
+        early_stop=is_.maybe(is_.whole(1)),
+        assignment=is_.flag,
+    )
+    is_.check(what, values, form)
 
 
 def _as_option(value: Any) -> str:

@@ -122,9 +122,13 @@ def _unpack(archive: Path, folder: Path) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for name in FILES:
-                member = tar.extractfile(f"{FOLDER}/{name}")
-                if member is None:
-                    raise DataError(f"{archive}: {FOLDER}/{name} is no file")
+                entry = tar.getmember(f"{FOLDER}/{name}")
+                member = tar.extractfile(entry) if entry.isreg() else None
+                if member is None or entry.size != N_RECORDS * _RECORD_NBYTES:
+                    raise DataError(
+                        f"{archive}: {FOLDER}/{name} is no file of {N_RECORDS} records; fetch the "
+                        "archive again"
+                    )
                 with member, open(folder / name, "wb") as output:
                     shutil.copyfileobj(member, output)
     except (KeyError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -93,7 +93,8 @@ def _fetch_from(url: str, file: Remote, partial: Path, timeout_s: float) -> str 
             reason = "the content is not that of the file"
             if start == 0:
                 return reason
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # ValueError: what urllib makes of a redirect to what is no URL.
             reason = _reason(error)
             if _size(partial) <= start:
                 return reason

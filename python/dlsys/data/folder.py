@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import DataError
 from .dataset import Array, Dataset
+from .decode import decoded, planes, require_pillow
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -62,13 +63,29 @@ def _is_hidden(name: str) -> bool:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    """The images in a folder and the folders within it."""
+    """The images in a folder and the folders within it, each folder once: links may lead in circles
+    and to one place on many ways.
+    """
     found = []
+    seen = {_identity(folder)}
+
+    def first(path: Path) -> bool:
+        known = len(seen)
+        seen.add(_identity(path))
+        return len(seen) > known
+
     for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not _is_hidden(name)]
+        inside = (name for name in sorted(folders) if not _is_hidden(name))
+        folders[:] = [name for name in inside if first(Path(parent) / name)]
         files = (Path(parent) / name for name in names if not _is_hidden(name))
         found += [path for path in files if path.suffix.lower() in SUFFIXES]
     return sorted(found)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """What tells a folder from all others, whatever its names."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 class FolderImages:
@@ -109,36 +126,11 @@ class FolderImages:
 
     def _decode(self, path: Path) -> Array:
         """The image as (channels, height, width)."""
-        pillow = _pillow()
-        try:
-            with pillow.open(path) as file:
-                image = in_bytes(pillow, file).convert(self.mode)
-        except FileNotFoundError:
-            raise DataError(f"{path}: the file has gone since the folder was listed") from None
-        except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-            raise DataError(
-                f"{path}: cannot be read as an image ({error}); remove it or replace it"
-            ) from error
-        if self._resize:
-            height, width = self.size
-            image = image.resize((width, height), pillow.Resampling.BILINEAR)
-        pixels = np.asarray(image)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return planes(decoded(path, self._fitted))
 
-
-def in_bytes(pillow: Any, image: Any) -> Any:
-    """The image with 8 bits a channel. Pillow's own conversion would cut brighter values off."""
-    wide = image.mode == "I" and image.format == "PNG"  # 16 bits, to older versions of Pillow
-    if wide or image.mode.startswith("I;16"):
-        return pillow.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels are numbers of 32 bits, mode {image.mode}, of no known range")
-    return image
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError("image folders need Pillow: pip install 'dlsys[images]'") from None
-    return Image
+    def _fitted(self, image: Any) -> Any:
+        image = image.convert(self.mode)
+        if not self._resize:
+            return image
+        height, width = self.size
+        return image.resize((width, height), require_pillow().Resampling.BILINEAR)

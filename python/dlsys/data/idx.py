@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import replacing
+from ..files import open_regular, replacing
 
 _TYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype("u1"),
@@ -32,7 +32,11 @@ Stream = IO[bytes] | gzip.GzipFile
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_NDIM = 32  # of numpy before 2.0
-_DEFLATE_MAX_RATIO = 1032  # a block of deflate holds at most so many bytes for each of its own
+# A block of deflate holds at most 1032 bytes for each of its own. Data hold a fraction of that, and
+# a small file must not fill the memory: beyond so many bytes a smaller ratio is believed.
+_DEFLATE_MAX_RATIO = 1032
+_DATA_MAX_RATIO = 64
+_ANY_RATIO_NBYTES = 1 << 28
 _CHUNK_NBYTES = 1 << 20
 
 
@@ -58,8 +62,9 @@ def read_idx(
     Raises OSError where the file cannot be opened or read.
     """
     path = Path(path)
-    packed = is_gzip(path)
-    with open(path, "rb") as raw:
+    with open_regular(path) as raw:
+        packed = raw.read(2) == _GZIP_MAGIC
+        raw.seek(0)
         nbytes = os.fstat(raw.fileno()).st_size
         with gzip.GzipFile(fileobj=raw) if packed else nullcontext(raw) as stream:
             try:
@@ -87,7 +92,7 @@ def _read(
             f"does it bear another file's name?"
         )
     nbytes = math.prod(found) * dtype.itemsize
-    available = file_nbytes * _DEFLATE_MAX_RATIO if packed else file_nbytes - len(header)
+    available = _unpacked_at_most(file_nbytes) if packed else file_nbytes - len(header)
     if nbytes > available:
         raise DataError(
             f"{path}: the file is truncated: its header {found} {dtype.name} asks for {nbytes} "
@@ -107,6 +112,12 @@ def _read(
             f"expected {sha256}; fetch the file again"
         )
     return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _unpacked_at_most(file_nbytes: int) -> int:
+    """The bytes that a packed file is believed to hold."""
+    most = min(file_nbytes * _DEFLATE_MAX_RATIO, _ANY_RATIO_NBYTES)
+    return max(most, file_nbytes * _DATA_MAX_RATIO)
 
 
 def _read_header(path: Path, stream: Stream) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
+import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from ..errors import DataError
 
@@ -15,15 +19,38 @@ _CHUNK_NBYTES = 1 << 20
 
 
 def default_folder(name: str) -> Path:
-    """data/NAME of the repository where dlsys runs from one and has it, else a folder of the user's
-    cache.
+    """data/NAME of the checkout that dlsys runs in or was installed from, or beside the program,
+    where it is there, else a folder of the user's cache.
     """
-    checkout = Path(__file__).resolve().parents[3] / "data" / name
-    if checkout.is_dir():
-        return checkout
+    for place in _checkouts():
+        if (place / "data" / name).is_dir():
+            return place / "data" / name
     cache = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
     return base / "dlsys" / name
+
+
+def _checkouts() -> Iterator[Path]:
+    yield Path(__file__).resolve().parents[3]
+    installed_from = _installed_from()
+    if installed_from is not None:
+        yield installed_from
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if program is not None:
+        yield Path(program).resolve().parent
+
+
+def _installed_from() -> Path | None:
+    """The folder that `pip install .` was given, which it notes beside the package (PEP 610)."""
+    found = importlib.metadata.distributions(
+        name="dlsys-graph", path=[str(Path(__file__).resolve().parents[2])]
+    )
+    for distribution in found:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            url = urlsplit(json.loads(distribution.read_text("direct_url.json") or "{}")["url"])
+            if url.scheme == "file" and url.netloc in ("", "localhost"):
+                return Path(unquote(url.path))
+    return None
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ generated from that at first use. The structures mirror src/dlsys.h.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -320,6 +321,24 @@ def library_path() -> str:
     return os.path.realpath(settings.library or os.path.join(package, "libdlsys.so"))
 
 
+def _why_not_built() -> str:
+    if settings.library:
+        place = f" [DLSYS_LIBRARY: {settings.library}]"
+    else:
+        place = ""
+        # setup.py leaves this beside the package where it could not build the library.
+        note = os.path.join(os.path.dirname(library_path()), "no_library.txt")
+        with contextlib.suppress(OSError), open(note, encoding="utf-8") as file:
+            return (
+                f"the native library is not built: when dlsys was installed {file.read()}; install "
+                "it again from the checkout (`pip install .`), or use numpy (ctx=None)"
+            )
+    return (
+        "the native library is not built: run `make lib` (needs a C++ compiler), or use numpy "
+        f"(ctx=None){place}"
+    )
+
+
 @functools.cache
 def load() -> Library:
     """The native library, loaded at the first call.
@@ -330,11 +349,7 @@ def load() -> Library:
     """
     path = library_path()
     if not os.path.exists(path):
-        raise DeviceError(
-            "the native library is not built: run `make lib` (needs a C++ compiler), "
-            "or use numpy (ctx=None)"
-            + (f" [DLSYS_LIBRARY: {settings.library}]" if settings.library else "")
-        )
+        raise DeviceError(_why_not_built())
     if toolchain.gpu_present():
         os.environ.setdefault(
             "DLSYS_CUDA_LIBRARY_PATH", os.pathsep.join(toolchain.cuda_library_dirs())

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ..optim import EMA, ReduceOnPlateau
 from .checkpoint import save
 from .evaluation import Evaluator
 from .history import Record
+from .schema import Form, maybe, number, whole
 
 if TYPE_CHECKING:
     from .run import Run
@@ -43,6 +45,7 @@ class Callback:
     """
 
     adds: frozenset[str] = frozenset()  # names of figures that it adds to some records only
+    forms: Mapping[str, Form] = {}  # of entries that a state must have to be loaded
 
     def on_start(self, run: Run) -> None:
         """The graphs are built and a state that is resumed is loaded."""
@@ -70,7 +73,9 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned in the run that is resumed."""
+        """Takes over what `state_dict` returned in the run that is resumed, once `forms` (see
+        schema.py) hold.
+        """
 
 
 class Best:
@@ -144,6 +149,8 @@ class EarlyStopping(Callback):
     epochs. With `restore_best` the model ends as it was after its best epoch.
     """
 
+    forms = {"value": maybe(number(finite=False)), "epoch": whole(), "waited": whole()}
+
     def __init__(
         self,
         patience: int = 5,
@@ -167,6 +174,7 @@ class EarlyStopping(Callback):
     def on_start(self, run: Run) -> None:
         if not run.step:  # what an earlier run has left here is none of this one's
             self.load_state_dict({"value": None, "epoch": 0, "waited": 0})
+        self._check_weights(run)
         self._stop_if_due(run)
 
     def on_record(self, run: Run, record: Record) -> None:
@@ -194,6 +202,14 @@ class EarlyStopping(Callback):
         self._best.value = rest.pop("value")
         self.best_epoch, self._waited = rest.pop("epoch"), rest.pop("waited")
         self._weights = {name.removeprefix("best."): value for name, value in rest.items()}
+
+    def _check_weights(self, run: Run) -> None:
+        """Now rather than when the run ends, and has them taken over."""
+        own = {name: (p.shape, p.dtype) for name, p in run.model.named_state()}
+        arrays = {n: v for n, v in self._weights.items() if isinstance(v, np.ndarray)}
+        kept = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        if self._weights and kept != own:
+            raise DataError("the best weights that EarlyStopping has kept are of another model")
 
     def _stop_if_due(self, run: Run) -> None:
         if self._waited < self._patience:
@@ -230,6 +246,8 @@ class Checkpoint(Callback):
     state with NaN or infinity is never written. `fit(..., resume=folder)` goes on from `last`.
     DataError for a folder that cannot be written, or that another run is writing to.
     """
+
+    forms = {"value": maybe(number(finite=False))}
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ import numpy as np
 from .. import __version__
 from ..errors import DataError
 from . import safetensors
+from .schema import check, fields, whole
+from .schema import text as text_form
 
 FORMAT = 1  # grows when a file means something that older versions would misread
 
@@ -44,6 +46,7 @@ def save(path: str | Path, tensors: Mapping[str, np.ndarray], header: Mapping[st
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: the checkpoint's header is not JSON values: {error}") from None
     arrays = {name: safetensors.little(name, array) for name, array in tensors.items()}
+    arrays = safetensors.in_file_order(arrays)
     metadata = {"dlsys": text, "sha256": _digest(text, arrays)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,12 +77,13 @@ def load(path: str | Path) -> Saved:
         )
     try:
         header = json.loads(text)
-        version = int(header["format"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, RecursionError):
         raise DataError(f"{path} is corrupt: its header cannot be read") from None
+    check(str(path), header, fields(format=whole(1), version=text_form))
+    version = header["format"]
     if version > FORMAT:
         raise DataError(
-            f"{path} was written by dlsys {header.get('version')} in format {version}; this is "
+            f"{path} was written by dlsys {header['version']:.20} in format {version}; this is "
             f"dlsys {__version__}, which reads format {FORMAT}: install the newer one"
         )
     if metadata.get("sha256") != _digest(text, tensors):

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import replacing
+from .schema import HISTORY, check
 
 Record = dict[str, Any]
 _MAX_CURVE = 4096  # entries; a longer curve keeps every second one
@@ -55,9 +56,16 @@ class History:
     def load(cls, path: str | Path) -> History:
         """Reads what `save` wrote. DataError for anything else."""
         try:
-            return cls(**json.loads(Path(path).read_bytes()))
-        except (ValueError, TypeError) as error:
+            values = json.loads(Path(path).read_bytes())
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is no history of a run: {error}") from None
+        return cls.from_dict(str(path), values)
+
+    @classmethod
+    def from_dict(cls, what: str, values: Any) -> History:
+        """What `as_dict` gave. DataError, naming `what`, for anything else."""
+        check(what, values, HISTORY, "is no history of a run")
+        return cls(**{name: values[name] for name in ("epochs", "curve", "kept", "logged")})
 
 
 def plain(value: Any) -> Any:

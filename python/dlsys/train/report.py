@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DlsysError
+from ..errors import DataError, DlsysError, how_to_install
 from .callbacks import Callback
 from .history import Record, plain
+from .schema import latin, maybe, whole
 
 if TYPE_CHECKING:
     from .run import Run
@@ -79,6 +80,8 @@ class JsonLog(Callback):
     "epoch", …} after each epoch. A run that is resumed takes back the lines behind its checkpoint.
     DataError for a file that cannot be written.
     """
+
+    forms = {"nbytes": maybe(whole()), "tail": latin}
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -149,7 +152,7 @@ class TensorBoard(Callback):
             from tensorboardX import SummaryWriter
         except ImportError:
             raise DlsysError(
-                "TensorBoard needs tensorboardX: pip install 'dlsys[tensorboard]'"
+                f"TensorBoard needs tensorboardX: {how_to_install('tensorboardX')}"
             ) from None
         self._folder = str(folder)
         self._writer_class = SummaryWriter

@@ -16,6 +16,7 @@ from ..errors import DataError
 from ..interrupts import Interrupts
 from ..nn import Module
 from ..runtime.device import Context
+from . import schema
 from .callbacks import Callback
 from .checkpoint import Saved
 from .evaluation import Loss, batches_of, in_mode, inputs_of
@@ -26,10 +27,7 @@ from .search import Good, diverged
 from .state import State
 from .totals import Totals
 
-# What the header of a checkpoint has if a run can go on from it.
-_OF_A_RUN = {
-    "epoch", "batch", "step", "data", "metrics", "sums", "seconds", "random", "history", "callbacks"
-}  # fmt: skip
+_NO_KERNELS: dict[str, Any] = {"device": "", "choices": {}}
 _GOOD_FOR = 60.0  # seconds until a state to go back to is taken anew within an epoch
 
 
@@ -119,9 +117,10 @@ class Run:
         """Goes on from what `saved` returned. DataError, and nothing is changed, where that was a
         run over other data, with other metrics, or of another model or optimizer.
         """
-        header = saved.header
-        if not _OF_A_RUN <= header.keys():
+        if "epoch" not in saved.header or "history" not in saved.header:
             raise DataError(f"{what} has arrays, but not the state of a run to go on with")
+        header = {"kernels": _NO_KERNELS} | saved.header  # older checkpoints do not say
+        schema.check(what, header, schema.RUN)
         values = {n: v for n, v in saved.tensors.items() if not n.startswith("callback.")}
         metrics = [metric.name for metric in self.metrics]
         now = self._data_facts
@@ -131,25 +130,45 @@ class Run:
             raise DataError(f"{what} is of a run over other data: {'; '.join(other)}")
         if header["metrics"] != metrics:
             raise DataError(f"{what} has sums for the metrics {header['metrics']}, now {metrics}")
+        self._check_counts(what, header)
         self.state.check(what, values)
+        pairs = self._states_of_callbacks(what, saved)
+        history = History.from_dict(what, header["history"])
         self.state.set_random_keys(what, header["random"])
         self.state.write(values)
         self.epoch, self.batch, self.step = header["epoch"], header["batch"], header["step"]
         self._sums, self._seconds = np.array(header["sums"]), header["seconds"]
-        self.history = History(**header["history"])
-        self._kernels.resume(what, header.get("kernels", {}))
-        self._load_callbacks(saved)
+        self.history = history
+        self._kernels.resume(what, header["kernels"])
+        for callback, state in pairs:
+            _take_over(what, callback, state)
 
-    def _load_callbacks(self, saved: Saved) -> None:
-        """Each callback gets the state of the one in the same place among those of its class."""
-        unused = list(enumerate(saved.header["callbacks"]))
+    def _check_counts(self, what: str, header: dict[str, Any]) -> None:
+        """DataError unless the counts in a run's header fit each other and this run."""
+        sums = schema.items(schema.number(), len(self._sums))
+        schema.check(what, header, schema.fields(sums=sums))
+        epoch, batch, step = header["epoch"], header["batch"], header["step"]
+        if batch > len(self.data) or step != epoch * len(self.data) + batch:
+            raise DataError(
+                f"{what} is damaged or forged, or of a run over other data: step {step} is not "
+                f"batch {batch} of epoch {epoch} where an epoch has {len(self.data)} batches"
+            )
+
+    def _states_of_callbacks(
+        self, what: str, saved: Saved
+    ) -> list[tuple[Callback, dict[str, Any]]]:
+        """Each callback with the state of the one in the same place among those of its class."""
+        unused, pairs = list(enumerate(saved.header["callbacks"])), []
         for callback in self.callbacks:
             name = type(callback).__name__
             found = next((entry for entry in unused if entry[1]["name"] == name), None)
             if found is not None:
                 unused.remove(found)
                 k, entry = found
-                callback.load_state_dict(entry["state"] | saved.part(f"callback.{k}"))
+                state = entry["state"] | saved.part(f"callback.{k}")
+                schema.check(f"{what}: {name}", state, schema.fields(**callback.forms))
+                pairs.append((callback, state))
+        return pairs
 
     @functools.cached_property
     def _data_facts(self) -> dict[str, Any]:
@@ -254,3 +273,12 @@ class Run:
             raise diverged(self, self._good)
         self._good = Good(values, self.epoch, self.batch, self.step, time.monotonic())
         return values
+
+
+def _take_over(what: str, callback: Callback, state: dict[str, Any]) -> None:
+    """Gives a callback its state; DataError where one without forms for it stumbles over it."""
+    try:
+        callback.load_state_dict(state)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        name, reason = type(callback).__name__, f"{type(error).__name__}: {error}"
+        raise DataError(f"{what}: {name} cannot take over its state ({reason})") from error

@@ -1,6 +1,6 @@
 """Pictures of networks, training and plans.
 
-Pictures of data are matplotlib Figures (`pip install 'dlsys[viz]'`), made without pyplot and its
+Pictures of data are matplotlib Figures (`pip install matplotlib`), made without pyplot and its
 global state; those of graphs, plans and profiles are SVG text, for which nothing is needed. `save`
 writes either; `viz.report` puts all of them on one page.
 """

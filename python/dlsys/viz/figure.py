@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DlsysError, ShapeError
+from ..errors import DataError, DlsysError, ShapeError, how_to_install
 from ..files import replacing
 from .svg import cut, shown
 
@@ -30,7 +30,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError:
         raise DlsysError(
-            "pictures of data need matplotlib: pip install 'dlsys[viz]' (graphs, plans and "
+            f"pictures of data need matplotlib: {how_to_install('matplotlib')} (graphs, plans and "
             "operator times are drawn without it)"
         ) from None
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")

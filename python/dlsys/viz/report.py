@@ -115,7 +115,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
     """Writes the report as one HTML file that loads nothing from elsewhere; an earlier file is
     replaced only by a whole one.
 
-    Raises DlsysError where a part needs matplotlib (`pip install 'dlsys[viz]'`) and it is missing.
+    Raises DlsysError where a part needs matplotlib (`pip install matplotlib`) and it is missing.
     """
     content = html(report).encode()
     with replacing(Path(path)) as file:

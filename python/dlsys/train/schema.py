@@ -1,0 +1,197 @@
+"""Forms of JSON values: what comes out of a file is held against one before any of it is used.
+
+A form is a function of a value that returns None where the value has the form, else what is wrong,
+beginning with the place of the fault in the value: `.history.epochs[3].step is 'x', expected a
+whole number`. `check` makes that an error. Mappings may have more entries than their form says, so
+that newer files can be read.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import DataError, shown
+
+Form = Callable[[Any], "str | None"]
+
+_LARGEST = 2**53  # of counts, which pass through float64 in places
+_DEEPEST = 8  # lists within lists of a figure
+
+
+def check(what: str, value: Any, form: Form, verdict: str = "is damaged or forged") -> None:
+    """DataError, naming `what` and the place in it, unless the value has the form."""
+    fault = form(value)
+    if fault is not None:
+        fault = f"its {fault[1:]}" if fault.startswith(".") else f"it{fault}"
+        raise DataError(f"{what} {verdict}: {fault}")
+
+
+# ---- single values ----
+def whole(low: int = 0, high: int = _LARGEST) -> Form:
+    """A whole number from low to high."""
+
+    def form(value: Any) -> str | None:
+        right = type(value) is int and low <= value <= high
+        return None if right else _wrong(value, f"a whole number from {low} to {high}")
+
+    return form
+
+
+def number(low: float = -math.inf, high: float = math.inf, finite: bool = True) -> Form:
+    """A number from low to high; NaN never."""
+
+    def form(value: Any) -> str | None:
+        right = type(value) in (int, float) and low <= value <= high
+        right = right and (not finite or abs(value) <= sys.float_info.max)
+        if right:
+            return None
+        kind = "a finite number" if finite else "a number"
+        bounds = "" if math.isinf(low) and math.isinf(high) else f" from {low} to {high}"
+        return _wrong(value, kind + bounds)
+
+    return form
+
+
+def text(value: Any) -> str | None:
+    """A text."""
+    return None if isinstance(value, str) else _wrong(value, "a text")
+
+
+def latin(value: Any) -> str | None:
+    """A text whose characters stand for bytes."""
+    right = isinstance(value, str) and all(ord(c) < 256 for c in value)
+    return None if right else _wrong(value, "a text of bytes")
+
+
+def flag(value: Any) -> str | None:
+    """True or false."""
+    return None if isinstance(value, bool) else _wrong(value, "true or false")
+
+
+def anything(value: Any) -> str | None:
+    """Any value that is not nested absurdly."""
+    depth, level = 0, [value]
+    while level:
+        level = [x for v in level if isinstance(v, (list, dict)) for x in _parts(v)]
+        depth += 1
+        if depth > _DEEPEST:
+            return f" is nested more than {_DEEPEST} deep"
+    return None
+
+
+def _parts(value: list[Any] | dict[str, Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def one_of(*values: Any) -> Form:
+    """One of these."""
+
+    def form(value: Any) -> str | None:
+        right = any(type(value) is type(known) and value == known for known in values)
+        return None if right else _wrong(value, f"one of {', '.join(map(str, values))}")
+
+    return form
+
+
+def either(*forms: Form) -> Form:
+    """What one of the forms says."""
+
+    def form(value: Any) -> str | None:
+        right = any(one(value) is None for one in forms)
+        return None if right else f" is {shown(value)}, which is none of the known ones"
+
+    return form
+
+
+def maybe(form: Form) -> Form:
+    """Null, or what the form says."""
+    return lambda value: None if value is None else form(value)
+
+
+# ---- containers ----
+def items(form: Form, count: int | None = None) -> Form:
+    """A list, of so many values if a count is given, each of the form."""
+
+    def whole_list(value: Any) -> str | None:
+        if not isinstance(value, (list, tuple)):
+            return _wrong(value, "a list")
+        if count is not None and len(value) != count:
+            return f" has {len(value)} entries, expected {count}"
+        faults = ((k, form(item)) for k, item in enumerate(value))
+        return next((f"[{k}]{fault}" for k, fault in faults if fault is not None), None)
+
+    return whole_list
+
+
+def row(*forms: Form) -> Form:
+    """A list with a value for each form."""
+
+    def whole_row(value: Any) -> str | None:
+        fault = items(anything, len(forms))(value)
+        if fault is not None:
+            return fault
+        faults = ((k, form(item)) for k, (form, item) in enumerate(zip(forms, value)))
+        return next((f"[{k}]{fault}" for k, fault in faults if fault is not None), None)
+
+    return whole_row
+
+
+def named(form: Form) -> Form:
+    """A mapping from any names to values of the form."""
+
+    def mapping(value: Any) -> str | None:
+        if not isinstance(value, Mapping):
+            return _wrong(value, "a mapping")
+        faults = ((name, form(item)) for name, item in value.items())
+        return next((f".{_name(n)}{fault}" for n, fault in faults if fault is not None), None)
+
+    return mapping
+
+
+def fields(**forms: Form) -> Form:
+    """A mapping that has at least these names, each with a value of its form."""
+
+    def mapping(value: Any) -> str | None:
+        if not isinstance(value, Mapping):
+            return _wrong(value, "a mapping")
+        for name, form in forms.items():
+            if name not in value:
+                return f" lacks {name}"
+            fault = form(value[name])
+            if fault is not None:
+                return f".{name}{fault}"
+        return None
+
+    return mapping
+
+
+def _wrong(value: Any, expected: str) -> str:
+    return f" is {shown(value)}, expected {expected}"
+
+
+def _name(name: str) -> str:
+    return name if name.isidentifier() else shown(name)
+
+
+# ---- what checkpoints and histories hold ----
+# A run's header has RUN; CALLBACKS are the states of its callbacks, in their order.
+RECORD = fields(epoch=whole(), step=whole())
+HISTORY = fields(epochs=items(RECORD), curve=items(RECORD), kept=whole(1), logged=whole())
+CALLBACKS = items(fields(name=text, state=named(anything)))
+KERNELS = fields(device=text, choices=named(text))
+RUN = fields(
+    epoch=whole(),
+    batch=whole(),
+    step=whole(),
+    data=named(anything),
+    metrics=items(text),
+    sums=items(number()),
+    seconds=number(0),
+    random=items(row(whole(-(2**128), 2**128), whole(0, 2**32 - 1))),
+    kernels=KERNELS,
+    history=HISTORY,
+    callbacks=CALLBACKS,
+)
