@@ -37,6 +37,9 @@ class Reference:
         }
         for value in plan.constants:
             self._outside[value.buffer] = value.node.attrs["value"]
+        fetched = (value for value in plan.fetches if value is not None)
+        self._brought = [*plan.feeds, *fetched]  # whose arrays each run brings
+        self._whole = {value.buffer: value.spec.shape for value in self._brought}
         self._patches: dict[Buffer, Patches] = {}
         self._arena = aligned_bytes(0)
         self._steps: list[tuple[Callable, list]] = []
@@ -45,10 +48,7 @@ class Reference:
         """Takes an arena of at least `plan.arena_nbytes` bytes; every later run uses it."""
         self._arena = arena
         self._views.clear()
-        self._patches = {value.buffer: {} for value in self.plan.feeds}
-        for fetch in self.plan.fetches:
-            if fetch is not None:
-                self._patches[fetch.buffer] = {}
+        self._patches = {value.buffer: {} for value in self._brought}
         self._steps = [self._bound(step) for step in self.plan.steps]
         self._feeds = [self._patches[value.buffer] for value in self.plan.feeds]
         self._fetches = [
@@ -135,7 +135,7 @@ class Reference:
         patches = self._patches.get(buffer)
         if patches is not None:
             shown = None
-            if self._whole_shape(buffer) != spec.shape:
+            if self._whole[buffer] != spec.shape:
                 shown = (value.offset, spec.shape)
             patches.setdefault(shown, []).append((arguments, k))
             return None
@@ -147,12 +147,6 @@ class Reference:
         if key not in self._views:  # equal views are one object, which shows in-place use
             self._views[key] = np.ndarray(spec.shape, spec.dtype, self._arena, start)
         return self._views[key]
-
-    def _whole_shape(self, buffer: Buffer) -> tuple[int, ...]:
-        for value in (*self.plan.feeds, *self.plan.fetches):
-            if value is not None and value.buffer is buffer:
-                return value.spec.shape
-        raise AssertionError("only feeds and fetches are patched")
 
 
 class NumpyBackend:
