@@ -17,7 +17,7 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -74,8 +74,9 @@ class Compute:
         """Calls it in the form of the assignment."""
         node = self._node
         output = outputs[0] if node.op.outputs == 1 else outputs
+        call: Callable[..., Any] = node.op.compute
         try:
-            returned = node.op.compute(node.origin, inputs, output, self._use_numpy)
+            returned: Any = call(node.origin, inputs, output, self._use_numpy)
         except ValueError as error:
             if not self._use_numpy or "read-only" not in str(error):
                 raise
@@ -132,4 +133,3 @@ def _left(array: Any, pattern: np.ndarray | None) -> bool:
     if kind in "fb" or size >= 4:
         return count > 0
     return count > _FEW + same.size / _ONE_IN or (count == same.size and same.nbytes >= 4)
-
