@@ -9,6 +9,7 @@ import numpy as np
 from devices import require
 from dlsys import autodiff as ad
 from dlsys import gpu_op, ndarray
+from dlsys.errors import ShapeError
 from dlsys.runtime.device import Context, cpu, gpu
 
 BATCH, INPUTS, HIDDEN, CLASSES = 32, 20, 16, 5
@@ -263,6 +264,24 @@ class Scripts:
         executor.infer_shape({x: (8, 3), w: (3, 2), y_: (8, 2)})
         self.assertEqual(executor.node_to_shape_map[z], (8, 2))
         self.assertEqual(tuple(executor.node_to_arr_map[z].shape), (8, 2))
+
+    def test_a_run_fills_the_views(self):
+        x, w = ad.Variable(name="x"), ad.Variable(name="w")
+        z = ad.relu_op(ad.matmul_op(x, w))
+        executor = ad.Executor([z], ctx=self.ctx)
+        self.assertIsNone(executor.node_to_shape_map)
+        self.assertEqual(executor.node_to_arr_map, {})
+        for rows in (4, 4, 6):
+            executor.run({x: np.ones((rows, 3)), w: np.ones((3, 2))})
+            wanted = {x: (rows, 3), w: (3, 2), z.inputs[0]: (rows, 2), z: (rows, 2)}
+            self.assertEqual(executor.node_to_shape_map, wanted)
+            self.assertEqual(tuple(executor.node_to_arr_map[z].shape), (rows, 2))
+        self.assertIs(executor.node_to_shape_map, executor.node_to_shape_map)
+        executor.infer_shape({x: (8, 3), w: (3, 2)})
+        self.assertEqual(executor.node_to_shape_map[z], (8, 2))
+        with self.assertRaises(ShapeError):
+            executor.run({x: np.ones((5, 2)), w: np.ones((3, 2))})
+        self.assertEqual(executor.node_to_shape_map[z], (8, 2))
 
     def test_infer_shape_of_one_operator(self):
         x, y = ad.Variable(name="x"), ad.Variable(name="y")

@@ -28,9 +28,9 @@ class Dtypes(unittest.TestCase):
         self.assertEqual(self.dtype(ad.matmul_op(x, y), matrices), np.float64)
 
     def test_declared_and_other_float_is_refused_naming_both(self):
-        x, w = ad.Variable("x"), ad.Parameter(np.ones(2, np.float32), "w")
-        with self.assertRaisesRegex(ShapeError, "mul: x is float64 and w is float32"):
-            evaluate([x * w], {x: np.ones(2)})
+        x, y = ad.Variable("x"), ad.Variable("y", dtype=np.float32)
+        with self.assertRaisesRegex(ShapeError, "mul: x is float64 and y is float32"):
+            evaluate([x * y], {x: np.ones(2), y: np.ones(2, np.float32)})
         z = ad.Variable("z", dtype=np.float64)
         with self.assertRaisesRegex(ShapeError, "add: x is float32 and z is float64"):
             evaluate([x + z], {x: np.ones(2, np.float32), z: np.ones(2)})
@@ -85,10 +85,16 @@ class Dtypes(unittest.TestCase):
         value = evaluate([ad.cast_op(x, np.int32)], {x: np.array([1.7, -1.7])})[0]
         self.assertEqual((value.dtype, value.tolist()), (np.int32, [1, -1]))
 
-    def test_declared_dtype_is_checked(self):
-        x = ad.Variable("x", dtype=np.float32)
-        with self.assertRaisesRegex(ShapeError, "x is fed float64, declared float32"):
-            evaluate([x + 1], {x: np.ones(2)})
+    def test_a_float_feed_takes_the_dtype_of_what_is_trained(self):
+        x, w = ad.Variable("x"), ad.Parameter(np.ones(2, np.float64), "w")
+        rate = ad.Parameter(np.float32(0.5), "rate", trainable=False)
+        half, double = np.float32([0.5, 1.5]), np.float64([0.1, 0.2])
+        self.assertEqual(evaluate([x * w, rate * 2], {x: double})[0].dtype, np.float64)
+        self.assertEqual(self.dtype(x + 1, {x: double}), np.float64)  # nothing is trained here
+        fetched = evaluate([x + 0, x * w], {x: half})
+        self.assertEqual([value.dtype for value in fetched], [np.float64] * 2)
+        other = ad.Parameter(np.ones(2, np.float32), "other")
+        self.assertEqual(evaluate([x + 0, w, other], {x: double})[0].dtype, np.float64)
 
     def test_lists_and_numbers_take_the_declared_dtype_or_float32(self):
         w = ad.Parameter(np.float32([1, 2]))
@@ -99,7 +105,32 @@ class Dtypes(unittest.TestCase):
         self.assertEqual(self.dtype(labels * 1, {labels: [1, 2]}), np.int32)
 
 
-class NativeDtypes:
+class Feeds:
+    """What holds of feeds on every device."""
+
+    ctx: Context | None = None
+
+    def test_float64_feeds_of_a_float32_model_are_cast(self):
+        x, w = ad.Variable("x"), ad.Parameter(np.ones(2, np.float32), "w")
+        executor = ad.Executor([x * w, x + 1], self.ctx)
+        host = np.array([0.1, 1 / 3])
+        for fed in (host, host.astype(">f8"), host.astype(np.float32), host.tolist()):
+            values = executor.run({x: fed}, True)
+            self.assertEqual([value.dtype for value in values], [np.float32] * 2)
+            np.testing.assert_array_equal(values[0], host.astype(np.float32))
+
+    def test_declared_dtype_is_checked(self):
+        x, w = ad.Variable("x", dtype=np.float32), ad.Parameter(np.ones(2, np.float32), "w")
+        for node in (x + 1, x * w):
+            with self.assertRaisesRegex(ShapeError, "x is fed float64, declared float32"):
+                evaluate([node], {x: np.ones(2)}, self.ctx)
+
+
+class NumpyFeeds(Feeds, unittest.TestCase):
+    pass
+
+
+class NativeDtypes(Feeds):
     """What native devices compute in: float32."""
 
     ctx: Context

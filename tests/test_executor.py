@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import tracemalloc
 import unittest
@@ -17,6 +18,38 @@ from dlsys.errors import GraphError
 from dlsys.executor.lower import Segment
 from dlsys.runtime.device import Context, cpu, gpu, memory_stats
 from graphs import Training, double_op, evaluate, on_host
+
+
+class Seen(ad.Op):
+    """Its input, whose address it notes."""
+
+    def infer_shape(self, node, input_shapes):
+        return input_shapes[0]
+
+    def compute(self, node, input_vals, output_val, use_numpy=True):
+        x = input_vals[0]
+        node.attrs["seen"].append(x.ctypes.data if use_numpy else x.data_address)
+        output_val[:] = x
+
+
+def lines_of(call):
+    """How many lines of the package a call runs."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if "dlsys" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 class Runs:
@@ -67,6 +100,22 @@ class Runs:
                     self.assertTrue(value.dtype.isnative)
                     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
+    def test_unaligned_feeds_are_copied(self):
+        seen = []
+        x = ad.Variable("x")
+        y = Seen()(x, seen=seen)
+        raw = np.zeros(25, np.uint8)
+        raw[1:] = np.frombuffer(self.host.tobytes(), np.uint8)
+        records = np.zeros(6, np.dtype([("byte", "u1"), ("value", "f4")]))
+        records["value"] = self.host.ravel()
+        shared = [raw[1:].view(np.float32), np.frombuffer(raw.data, np.float32, 6, 1)]
+        if _native_cpu():
+            shared.append(ndarray.from_dlpack(shared[0]))
+        for fed in (*shared, records["value"]):
+            value = self.run_once([y], {x: fed})[0]
+            np.testing.assert_array_equal(value, self.host.ravel())
+        self.assertEqual({address % 4 for address in seen}, {0})
+
     def test_a_feed_is_not_changed(self):
         host = self.host.copy()
         y = ad.relu_op(ad.exp_op(self.x * 2) + self.x)
@@ -106,6 +155,16 @@ class Runs:
         self.assertTrue(np.isnan(values[2]))
 
     # ---- fetches ----
+    def test_the_work_is_proportional_to_feeds_and_fetches(self):
+        def run(count):
+            feeds = {ad.Variable(f"x{k}"): self.host for k in range(count)}
+            fetches = [y for x in feeds for y in (x + 1, ad.reshape_op(x * 2, (6,)))]
+            return lines_of(lambda: ad.Executor(fetches, self.ctx).run(feeds))
+
+        run(1)
+        few, many = run(100), run(200)
+        self.assertLess(many, 2.2 * few)
+
     def test_results_are_fresh_writable_and_unaliased(self):
         x, host = self.x, self.host.copy()
         p = ad.Parameter(host[0].copy(), "p")

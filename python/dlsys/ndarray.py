@@ -289,14 +289,15 @@ def empty(
 def from_dlpack(x: Any) -> NDArray:
     """An NDArray that shares the memory of `x`, an array of numpy, PyTorch, JAX or CuPy.
 
-    What is read-only is copied.
+    What is read-only is copied, and what does not lie at a multiple of its elements' size.
 
     Raises:
         ShapeError: not contiguous, or a dtype or device that is not supported.
     """
     block, shape, dtype, read_only = dlpack.consume(x)
     shared = NDArray.from_block(block, 0, _checked_shape(shape), dtype)
-    return array(shared, shared.ctx) if read_only else shared
+    copied = read_only or shared.data_address % dtype.itemsize
+    return array(shared, shared.ctx, dtype) if copied else shared
 
 
 def _is_number(value: Any) -> bool:

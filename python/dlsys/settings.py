@@ -83,5 +83,10 @@ class Settings:
     tune_cache: str | None = field(default_factory=lambda: os.environ.get("DLSYS_TUNE_CACHE"))
     require_gpu: bool = field(default_factory=lambda: _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1")
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether runs go step by step, to be seen."""
+        return self.debug >= 2 or self.debug_nan or self.separate_arena
+
 
 settings = Settings()

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import GraphError
+from .compute import Compute
 from .plan import Step
-from .reference import run_compute
 
 
 class Callback:
@@ -26,12 +26,13 @@ class Callback:
         self.name = step.node.op.name
         self._program = weakref.proxy(program)
         self._step = step
+        self._compute = Compute(step, use_numpy=False)
 
     def run(self, on: int) -> None:
         """Calls `compute` with NDArrays on the same stream."""
         step = self._step
         arrays = [self._program.array(value) for value in (*step.inputs, *step.outputs)]
-        run_compute(step.node, len(step.inputs), False, *arrays)
+        self._compute(*arrays)
 
     def calls(self, on: int) -> list[tuple[Step, Any]]:
         """The step with what runs it."""

@@ -9,6 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -72,8 +73,9 @@ class Executor:
         self.ctx = ctx
         self.precision = check_precision(precision)
         self.topo_order = find_topo_sort(self.eval_node_list)
-        self.node_to_shape_map: dict[Node, Any] | None = None
-        self._arrays: dict[Node, Any] | None = None
+        self._forms: tuple[Form, ...] | None = None  # of the last run's feeds, or as last asked for
+        self._shapes: tuple[tuple[Form, ...], dict[Node, Any]] | None = None  # those seen last
+        self._arrays: tuple[dict[Node, Any], dict[Node, Any]] | None = None  # by the shapes
         self.recorder: Any = None  # a profile.Profile that times every step of every run
         self._feeds = Feeds(self.topo_order, ctx)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
@@ -140,8 +142,8 @@ class Executor:
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
     def _run(self, runner: Any, whole: Whole, values: list[Any], times: int = 1) -> list[Any]:
-        seen = settings.debug >= 2 or settings.debug_nan or settings.separate_arena
-        watching = seen or self.recorder is not None  # whether something wants to see every step
+        # Whether something wants to see every step.
+        watching = settings.stepwise or self.recorder is not None
         if not watching and not whole.needed:
             return runner.run(values, times)
         whole.judged = watching and (settings.debug >= 4 or settings.debug_nan)
@@ -206,11 +208,14 @@ class Executor:
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, Whole, list[Any]]:
         """The bound plan for these feeds, what keeps its runs whole, and the feeds in its order."""
         values, forms = self._feeds.values(feed_dict or {})
-        runner, whole, picks = self._runner(forms)
-        return runner, whole, values if picks is None else [values[k] for k in picks]
+        runner, whole, taken = self._runner(forms)
+        self._forms = forms
+        return runner, whole, values if taken is None else [take(values) for take in taken]
 
-    def _runner(self, key: tuple[Form, ...]) -> tuple[Any, Whole, tuple[int, ...] | None]:
-        """The plan for these feeds bound to memory, and which feeds it reads (None: all)."""
+    def _runner(self, key: tuple[Form, ...]) -> tuple[Any, Whole, list[Any] | None]:
+        """The plan for these feeds bound to memory, and what takes each feed that it reads from all
+        (None: they are taken as they come).
+        """
         if self._moves != Parameter.moves:
             self._runners.clear()  # a Parameter moved to other storage
             self._moves = Parameter.moves
@@ -221,10 +226,7 @@ class Executor:
         entry = self._runners.get(key)
         if entry is None:
             runner = self._bind(self._make_plan(self._feeds.specs(key)))
-            fed = self._feeds.nodes
-            picks = tuple(fed.index(value.node.origin) for value in runner.plan.feeds)
-            whole = Whole(runner.plan, self.ctx)
-            entry = runner, whole, None if picks == tuple(range(len(fed))) else picks
+            entry = runner, Whole(runner.plan, self.ctx), self._taken(runner.plan, key)
             self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
@@ -232,6 +234,20 @@ class Executor:
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
         return entry
+
+    def _taken(self, plan: Plan, key: tuple[Form, ...]) -> list[Any] | None:
+        """What takes each feed of a plan from those of a run, None where that changes nothing."""
+        at = {node: k for k, node in enumerate(self._feeds.nodes)}
+        picks = [at[value.node.origin] for value in plan.feeds]
+        dtypes = [value.spec.dtype for value in plan.feeds]
+        # Native devices cast as they copy.
+        cast = [self.ctx is None and key[k][1] != dtype for k, dtype in zip(picks, dtypes)]
+        if picks == [*range(len(at))] and not any(cast):
+            return None
+        return [
+            partial(_cast, k, dtype) if c else itemgetter(k)
+            for k, dtype, c in zip(picks, dtypes, cast)
+        ]
 
     def _tell_of_plans(self) -> None:
         """Warns once of shapes that change all the time: each new one is slow, and nobody sees."""
@@ -315,40 +331,59 @@ class Executor:
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
         """The plan for these feed shapes, without running it: print it, or read its byte counts."""
-        return self._make_plan(self._feeds.specs_of_shapes(feed_shapes))
+        return self._make_plan(self._feeds.specs(self._feeds.forms_of_shapes(feed_shapes)))
 
     # ---- the assignment's views ----
     def infer_shape(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
         """Fills `node_to_shape_map` with the shape of every node of the graph, with no
         execution.
         """
-        specs = self._infer(self._feeds.specs_of_shapes(feed_shapes))
-        self.node_to_shape_map = {
-            node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
-            for node, spec in specs.items()
-        }
-        self._arrays = None
+        forms = self._feeds.forms_of_shapes(feed_shapes)
+        self._shapes = forms, self._shapes_for(forms)
+        self._forms = forms
 
     def memory_plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
         """Fills `node_to_arr_map` lazily; runs use plans of their own."""
         self.infer_shape(feed_shapes)
 
+    def _shapes_for(self, forms: tuple[Form, ...]) -> dict[Node, Any]:
+        return {
+            node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
+            for node, spec in self._infer(self._feeds.specs(forms)).items()
+        }
+
+    @property
+    def node_to_shape_map(self) -> dict[Node, Any] | None:
+        """The shape of every node of the graph in the last run, or as `infer_shape` was asked since
+        (a tuple of shapes for an operator with several outputs); None before either.
+        """
+        if self._forms is None:
+            return None
+        if self._shapes is None or self._shapes[0] != self._forms:
+            self._shapes = self._forms, self._shapes_for(self._forms)
+        return self._shapes[1]
+
     @property
     def node_to_arr_map(self) -> dict[Node, Any]:
-        """An array for every computed node, in the shapes of the last `infer_shape`; made when
-        asked for.
+        """An array for every computed node, in the shapes of `node_to_shape_map`; made when asked
+        for.
         """
         from .. import ndarray
 
-        if self._arrays is None:
+        shapes = self.node_to_shape_map or {}
+        if self._arrays is None or self._arrays[0] is not shapes:
             empty = np.empty if self.ctx is None else partial(ndarray.empty, ctx=self.ctx)
-            shapes = (self.node_to_shape_map or {}).items()
-            self._arrays = {
+            arrays = {
                 node: empty(shape)
-                for node, shape in shapes
+                for node, shape in shapes.items()
                 if node.op.outputs == 1 and not node.op.leaf
             }
-        return self._arrays
+            self._arrays = shapes, arrays
+        return self._arrays[1]
+
+
+def _cast(k: int, dtype: np.dtype, values: Sequence[np.ndarray]) -> np.ndarray:
+    return values[k].astype(dtype)
 
 
 def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> None:

@@ -25,8 +25,7 @@ class Feeds:
         self._known = frozenset(self.nodes)
         self._ctx = ctx
         self._asis = NDArray if ctx is not None else None  # what is fed without a look at it
-        floats = [p.dtype for p in order if isinstance(p, Parameter) and p.dtype.kind == "f"]
-        self._assumed = floats[0] if floats else FLOAT32  # where only shapes are asked about
+        self._floating = _floating_of([p for p in order if isinstance(p, Parameter)])
 
     def values(self, feed_dict: Mapping[Node, Any]) -> tuple[list[Any], tuple[Form, ...]]:
         """The array of each node, and the form of each. GraphError for a missing or unknown feed,
@@ -42,7 +41,7 @@ class Feeds:
                     f"[{node.where}]"
                 ) from None
             kind = type(value)
-            if kind is not self._asis and (kind is not np.ndarray or not value.dtype.isnative):
+            if kind is not self._asis and (kind is not np.ndarray or not value.flags.aligned):
                 value = self._as_array(node, value)
             values.append(value)
             forms.append((value.shape, value.dtype))
@@ -52,12 +51,15 @@ class Feeds:
 
     def specs(self, given: Sequence[Form]) -> dict[Node, Spec]:
         """The spec of each node for arrays of these forms; a dtype of None is one not yet known.
-        ShapeError for what does not fit what was declared.
+
+        What was declared must fit: ShapeError. A float that is fed where no dtype was declared is
+        cast, to the floating dtype of the graph's Parameters on numpy and to float32 on native
+        devices; without Parameters numpy computes in the dtype that is fed.
         """
         return {node: self._spec(node, *one) for node, one in zip(self.nodes, given)}
 
-    def specs_of_shapes(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[Node, Spec]:
-        """The same for shapes alone. GraphError for missing ones."""
+    def forms_of_shapes(self, shapes: Mapping[Node, tuple[int, ...]]) -> tuple[Form, ...]:
+        """The forms of arrays of which only the shapes are known. GraphError for missing ones."""
         missing = [node.name for node in self.nodes if node not in shapes]
         if missing:
             raise GraphError(f"the shapes of these Variables are missing: {', '.join(missing)}")
@@ -66,10 +68,12 @@ class Feeds:
                 raise ShapeError(
                     f"{node.name}: {shapes[node]!r} is no shape, expected a tuple of extents"
                 )
-        return self.specs([(tuple(shapes[node]), None) for node in self.nodes])
+        return tuple([(tuple(shapes[node]), None) for node in self.nodes])
 
     def _as_array(self, node: Node, value: Any) -> Any:
-        """Anything else that can be fed, as an array; lists and numbers get the declared dtype."""
+        """Anything else that can be fed, as an array whose elements lie at multiples of their size;
+        lists and numbers get the declared dtype.
+        """
         if type(value) is NDArray:
             return value.asnumpy()
         try:
@@ -84,7 +88,7 @@ class Feeds:
         if not hasattr(value, "dtype"):
             weak = FLOAT32 if array.dtype.kind == "f" else array.dtype
             return array.astype(node.attrs.get("dtype", weak))
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
+        return array if array.flags.aligned else array.copy()
 
     def _refuse_unknown(self, feed_dict: Mapping[Node, Any]) -> NoReturn:
         unknown = next(node for node in feed_dict if node not in self._known)
@@ -107,16 +111,29 @@ class Feeds:
                 raise ShapeError(
                     f"{node.name} is fed shape {shape}, expected {declared_shape} [{node.where}]"
                 )
+        if dtype is not None:
+            dtype = dtype.newbyteorder("=")
         if declared is not None:
             if dtype is not None and dtype != declared:
                 raise ShapeError(f"{node.name} is fed {dtype}, declared {declared} [{node.where}]")
             return Spec(shape, declared)
         if dtype is None:
-            dtype = self._assumed
+            dtype = self._floating or FLOAT32
         if dtype.kind not in "fiub":
             raise ShapeError(
                 f"{node.name} is fed an array of {dtype}, expected numbers [{node.where}]"
             )
         if self._ctx is not None:
             dtype = FLOAT32
+        elif dtype.kind == "f":
+            dtype = self._floating or dtype
         return Spec(shape, dtype, declared=False)
+
+
+def _floating_of(parameters: Sequence[Parameter]) -> np.dtype | None:
+    """The floating dtype of a graph's Parameters, those that are trained before others; None where
+    there is none, or several.
+    """
+    trained = [p for p in parameters if p.trainable and p.dtype.kind == "f"]
+    dtypes = {p.dtype for p in trained or parameters if p.dtype.kind == "f"}
+    return dtypes.pop() if len(dtypes) == 1 else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph.node import Node, Spec
+from .compute import Compute, read_only
 from .observe import Observer
 from .plan import Buffer, Plan, Step, Value
 from .state import aligned_bytes
@@ -20,9 +21,9 @@ from .state import aligned_bytes
 if TYPE_CHECKING:  # only those who ask for a report load it
     from .report import PlanReport
 
-# How steps see a feed or fetch: from which element on and in which shape (None: as it is), with
-# their arguments and positions.
-Patches = dict[tuple[int, tuple[int, ...]] | None, list[tuple[list, int]]]
+# How steps see a feed or fetch: from which element on, in which shape and whether read-only (None:
+# as it is), with their arguments and positions.
+Patches = dict[tuple[int, tuple[int, ...], bool] | None, list[tuple[list, int]]]
 
 
 class Reference:
@@ -37,6 +38,9 @@ class Reference:
         }
         for value in plan.constants:
             self._outside[value.buffer] = value.node.attrs["value"]
+        fetched = (value for value in plan.fetches if value is not None)
+        self._brought = [*plan.feeds, *fetched]  # whose arrays each run brings
+        self._whole = {value.buffer: value.spec.shape for value in self._brought}
         self._patches: dict[Buffer, Patches] = {}
         self._arena = aligned_bytes(0)
         self._steps: list[tuple[Callable, list]] = []
@@ -45,10 +49,7 @@ class Reference:
         """Takes an arena of at least `plan.arena_nbytes` bytes; every later run uses it."""
         self._arena = arena
         self._views.clear()
-        self._patches = {value.buffer: {} for value in self.plan.feeds}
-        for fetch in self.plan.fetches:
-            if fetch is not None:
-                self._patches[fetch.buffer] = {}
+        self._patches = {value.buffer: {} for value in self._brought}
         self._steps = [self._bound(step) for step in self.plan.steps]
         self._feeds = [self._patches[value.buffer] for value in self.plan.feeds]
         self._fetches = [
@@ -124,21 +125,23 @@ class Reference:
             values = [*step.inputs, *step.outputs]
         arguments: list[Any] = [None] * len(values)
         for k, value in enumerate(values):
-            arguments[k] = self._array(value, arguments, k)
-        if op.kernel is not None:
-            return partial(op.numpy, node), arguments
-        return partial(run_compute, node, len(step.inputs), True), arguments
+            sealed = op.kernel is None and k < len(step.inputs)
+            if value.buffer in self._patches:
+                self._note(value, arguments, k, sealed)
+            else:
+                array = self._array(value)
+                arguments[k] = read_only(array) if sealed else array
+        return partial(op.numpy, node) if op.kernel is not None else Compute(step, True), arguments
 
-    def _array(self, value: Value, arguments: list, k: int) -> np.ndarray | None:
-        """The array of a value, or None with a note of where it goes once a run brings it."""
+    def _note(self, value: Value, arguments: list, k: int, sealed: bool) -> None:
+        """Notes where the array of a value goes once a run brings it."""
+        shown = None
+        if sealed or self._whole[value.buffer] != value.spec.shape:
+            shown = (value.offset, value.spec.shape, sealed)
+        self._patches[value.buffer].setdefault(shown, []).append((arguments, k))
+
+    def _array(self, value: Value) -> np.ndarray:
         buffer, spec = value.buffer, value.spec
-        patches = self._patches.get(buffer)
-        if patches is not None:
-            shown = None
-            if self._whole_shape(buffer) != spec.shape:
-                shown = (value.offset, spec.shape)
-            patches.setdefault(shown, []).append((arguments, k))
-            return None
         if buffer in self._outside:
             array = self._outside[buffer]
             return array if array.shape == spec.shape else _part(array, value.offset, spec.shape)
@@ -147,12 +150,6 @@ class Reference:
         if key not in self._views:  # equal views are one object, which shows in-place use
             self._views[key] = np.ndarray(spec.shape, spec.dtype, self._arena, start)
         return self._views[key]
-
-    def _whole_shape(self, buffer: Buffer) -> tuple[int, ...]:
-        for value in (*self.plan.feeds, *self.plan.fetches):
-            if value is not None and value.buffer is buffer:
-                return value.spec.shape
-        raise AssertionError("only feeds and fetches are patched")
 
 
 class NumpyBackend:
@@ -184,13 +181,6 @@ class NumpyBackend:
         runner.bind(self._arena)
 
 
-def run_compute(node: Any, inputs: int, use_numpy: bool, *arrays: Any) -> None:
-    """Calls an operator's own `compute` in the form of the assignment."""
-    outputs = list(arrays[inputs:])
-    output = outputs[0] if node.op.outputs == 1 else outputs
-    node.op.compute(node.origin, list(arrays[:inputs]), output, use_numpy)
-
-
 def _show(array: np.ndarray, patches: Patches) -> None:
     """Puts an array where the steps see it: one object a shape, so that in-place use shows."""
     for part, places in patches.items():
@@ -199,12 +189,15 @@ def _show(array: np.ndarray, patches: Patches) -> None:
             arguments[k] = shown
 
 
-def _part(array: np.ndarray, offset: int, shape: tuple[int, ...]) -> np.ndarray:
+def _part(
+    array: np.ndarray, offset: int, shape: tuple[int, ...], sealed: bool = False
+) -> np.ndarray:
     """The elements from number `offset` on, as many as the shape has."""
     size = math.prod(shape)
-    if size == array.size:
-        return array.reshape(shape)
-    return array.reshape(-1)[offset : offset + size].reshape(shape)
+    if size != array.size:
+        array = array.reshape(-1)[offset : offset + size]
+    part = array.reshape(shape)
+    return read_only(part) if sealed else part
 
 
 def _written(step: Step) -> Sequence[int]:

@@ -180,7 +180,11 @@ class Op:
     def compute(
         self, node: Node, input_vals: list, output_val: Any, use_numpy: bool = True
     ) -> None:
-        """Writes the output's values: numpy arrays, or NDArrays when `use_numpy` is False."""
+        """Writes the output's values: numpy arrays, or NDArrays when `use_numpy` is False.
+
+        It writes all of them, returns nothing and leaves the inputs alone; an executor raises
+        GraphError for one that does not, at the latest in its first run.
+        """
         if not use_numpy:
             hooks["compute"](node, input_vals, output_val)
             return

@@ -183,8 +183,8 @@ def Variable(name: str | None = None, shape: Any = None, dtype: Any = None) -> N
     """A value that is fed at run time.
 
     `shape` may declare extents, None for any (`(None, 784)`); `dtype` may declare a dtype. What is
-    declared is checked when fed. Without a dtype it takes the fed array's on numpy and float32 on
-    native devices.
+    declared is checked when fed. Without a dtype, floats that are fed take the dtype of the graph's
+    Parameters; where there are none numpy keeps the fed array's. Native devices compute in float32.
     """
     return placeholder_op(name, shape, dtype)
 
