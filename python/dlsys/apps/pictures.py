@@ -10,6 +10,7 @@ import numpy as np
 from ..data import read_idx
 from ..data.folder import in_bytes
 from ..errors import DataError, DlsysError
+from ..files import opened
 
 SIDE = 28
 _BOX = 20  # that a digit is scaled to, as MNIST's were (LeCun et al., 1998)
@@ -25,7 +26,7 @@ def read_pictures(path: Path, digits: bool) -> np.ndarray:
     without Pillow.
     """
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             start = file.read(3)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import replacing
+from ..files import opened, replacing
 
 _TYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype("u1"),
@@ -38,7 +38,7 @@ _CHUNK_NBYTES = 1 << 20
 
 def is_gzip(path: Path) -> bool:
     """Whether the file is packed; its content tells, not its name."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return file.read(2) == _GZIP_MAGIC
 
 
@@ -59,7 +59,7 @@ def read_idx(
     """
     path = Path(path)
     packed = is_gzip(path)
-    with open(path, "rb") as raw:
+    with opened(path) as raw:
         nbytes = os.fstat(raw.fileno()).st_size
         with gzip.GzipFile(fileobj=raw) if packed else nullcontext(raw) as stream:
             try:

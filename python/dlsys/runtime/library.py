@@ -335,6 +335,8 @@ def load() -> Library:
             "or use numpy (ctx=None)"
             + (f" [DLSYS_LIBRARY: {settings.library}]" if settings.library else "")
         )
+    if not os.path.isfile(path):  # opening a FIFO would wait for whoever writes into it
+        raise DeviceError(f"the native library {path} is no file; set DLSYS_LIBRARY to one")
     if toolchain.gpu_present():
         os.environ.setdefault(
             "DLSYS_CUDA_LIBRARY_PATH", os.pathsep.join(toolchain.cuda_library_dirs())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import replacing
+from ..files import opened, replacing
 
 Record = dict[str, Any]
 _MAX_CURVE = 4096  # entries; a longer curve keeps every second one
@@ -55,7 +55,8 @@ class History:
     def load(cls, path: str | Path) -> History:
         """Reads what `save` wrote. DataError for anything else."""
         try:
-            return cls(**json.loads(Path(path).read_bytes()))
+            with opened(path) as file:
+                return cls(**json.loads(file.read()))
         except (ValueError, TypeError) as error:
             raise DataError(f"{path} is no history of a run: {error}") from None
 

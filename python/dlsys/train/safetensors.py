@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DataError
-from ..files import replacing
+from ..files import opened, replacing
 
 _CODES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
@@ -71,7 +71,7 @@ def read(path: Path) -> File:
     DataError, in one sentence, for what is no safetensors file, truncated or inconsistent.
     """
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             header = _header(path, file.read(8), size, file)
             data = bytearray(file.read())
