@@ -73,8 +73,9 @@ def fit(
         log_every,
         parameters,
     )
-    if saved is not None:
+    if resume is not None and saved is not None:
         run.resume(str(resume), saved)
+        run.resumed_folder = Path(resume) if Path(resume).is_dir() else Path(resume).parent
     return run.go()
 
 

@@ -7,6 +7,7 @@ import functools
 import time
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class Run:
         self.reason: str | None = None  # why a callback stopped the run
         self.interrupted = False
         self.notes: list[str] = []  # what callbacks did about an interruption
+        self.resumed_folder: Path | None = None  # of the checkpoint that this run goes on from
         self._log_every = log_every
         self._build(parameters)
         self._sums = self.totals.zeros()  # of this epoch, up to the last log
