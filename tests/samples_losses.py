@@ -118,7 +118,7 @@ def pairs(*settings: dict) -> tuple[Case, ...]:
     return tuple(
         one
         for attrs in settings or ({},)
-        for a, b in [((), ()), ((7,), (7,)), ((33, 17), (33, 17)), ((4, 3), (3,)), ((0, 3), (0, 3))]
+        for a, b in [((), ()), ((7,), (7,)), ((33, 17), (33, 17)), ((4, 3), (4, 3)), ((0, 3), (0, 3))]
         for one in reduced(a, b, **attrs)
     )
 
@@ -159,6 +159,13 @@ BAD_REDUCTION = refuse(
 )
 
 
+def unequal(name: str, *more: tuple[Any, Any], **attrs: Any) -> tuple[Any, ...]:
+    """Targets that numpy would broadcast against their predictions, and others."""
+    message = rf"{name}: prediction and target must have one shape, got \S+ \(.*\) and \S+ \(.*\); "
+    shapes = [((7, 1), (7,)), ((7,), (7, 1)), ((4, 3), (3,)), ((4, 3), (4, 1)), ((3,), (1,)), *more]
+    return tuple(refuse(message + "reshape one of them", *pair, **attrs) for pair in shapes)
+
+
 def apart(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Multiples of 1/4 plus 1/8: differences from multiples of 1/4 have no kinks nearby."""
     return rng.integers(-8, 8, shape) / 4 + 0.125
@@ -173,7 +180,8 @@ def signs(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def elementwise(name: str, formula: Callable, *settings: dict, **more: Any) -> Sample:
-    more = {"domain": (apart, quarters), "ulps": 8, "refusals": (BAD_REDUCTION,)} | more
+    refusals = (BAD_REDUCTION, *unequal(name, ((5,), (6,)), ((3,), ())), *more.pop("refusals", ()))
+    more = {"domain": (apart, quarters), "ulps": 8, "refusals": refusals} | more
     return Sample(
         name, getattr(losses, name), formula, pairs(*settings), scale=largest(formula), **more
     )
@@ -238,6 +246,7 @@ LOSS_ROWS = (
     Sample(
         "binarycrossentropy", losses.binarycrossentropy_op, cross_entropy, (case((5, 3), (5, 3)),),
         domain=(inside, probability), ulps=8, specials=False,
+        refusals=unequal("binary_cross_entropy"),
     ),
     elementwise(
         "binary_cross_entropy_with_logits", logit_loss, {}, {"positive_weight": 2.5},
@@ -259,6 +268,7 @@ LOSS_ROWS = (
         "multiclass_hinge_loss_of_one_hot", losses.multiclass_hinge_loss, multiclass_hinge,
         tuple(reduced((7, 4), (7, 4), domain=(signed, one_hot), margin=1.0)),
         ulps=8, scale=largest(multiclass_hinge), differentiable=(0,), specials=False,
+        refusals=unequal("multiclass_hinge_loss", ((5, 3), (1, 3))),
     ),
     Sample(
         "kl_divergence", losses.kl_divergence, divergence,
@@ -267,5 +277,24 @@ LOSS_ROWS = (
             *reduced((3, 2, 5), (3, 2, 5), domain=(LOG, probability)),
         ),
         ulps=8, scale=largest(divergence), differentiable=(0,), specials=False,
+        refusals=unequal("kl_divergence", ((5, 3), (1, 3))),
+    ),
+    Sample(
+        "target", losses.target_op, lambda x, y, loss: y,
+        tuple(case(s, s, loss="a_loss") for s in [(), (7,), (3, 5), (0, 4)]), ulps=0,
+        differentiable=(1,), refusals=unequal("a_loss", loss="a_loss"),
+    ),
+    Sample(
+        "target_of", losses.target_of, lambda x, y: y, (case((3, 5), (3, 5)),), ulps=0,
+        build=lambda x, y: losses.target_of("a_loss", x, y), differentiable=(1,),
+        refusals=unequal("a_loss"),
+    ),
+    Sample(
+        "class_scores", losses.class_scores_op, lambda x: x,
+        tuple(case(s) for s in [(2,), (7, 4), (0, 3), (2, 3, 5)]), ulps=0, integers="moved",
+        refusals=tuple(
+            refuse(r"class_scores: expected scores .* got \S+ \(.*\); train.BinaryAccuracy", s)
+            for s in [(), (1,), (7, 1), (7, 0)]
+        ),
     ),
 )  # fmt: skip

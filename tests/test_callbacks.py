@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
 import unittest
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 
 from dlsys import optim, train
 from dlsys.errors import DataError, DlsysError, GraphError
+from dlsys.files import FolderLock
 from small_runs import InFolder, OnStep, Scripted, loader, model
 
 
@@ -167,6 +170,8 @@ class Stopping(InFolder):
     def test_one_that_has_served_serves_again(self) -> None:
         stop, keep = train.EarlyStopping(2), train.Checkpoint(self.folder)
         self.assertEqual(len(self.fit(Scripted("val_loss", [1] * 9), stop, keep).epochs), 3)
+        for path in (keep.last, keep.best):
+            path.unlink()
         history = self.fit(Scripted("val_loss", [3, 2, 2, 2]), stop, keep)
         self.assertEqual((len(history.epochs), stop.best_epoch), (4, 2))
         self.assertEqual(train.load(keep.best).header["epoch"], 4)  # of all, since loss falls
@@ -260,12 +265,12 @@ class Checkpoints(InFolder):
 
         falling = Scripted("loss", [1, 2, 3, 4, 5])  # only the first is the best
         with mock.patch.object(train.callbacks, "save", counted):
-            self.fit(falling, train.Checkpoint(self.folder, epochs=2), epochs=5)
+            self.fit(falling, train.Checkpoint(self.folder / "a", epochs=2), epochs=5)
             self.assertEqual(
                 written, [("best", 1, 0), ("last", 2, 0), ("last", 4, 0), ("last", 5, 0)]
             )
             written.clear()
-            self.fit(falling, train.Checkpoint(self.folder, epochs=9, steps=3), epochs=4)
+            self.fit(falling, train.Checkpoint(self.folder / "b", epochs=9, steps=3), epochs=4)
             last = [entry[1:] for entry in written if entry[0] == "last"]
             self.assertEqual(last, [(1, 1), (2, 2), (4, 0)])  # steps 3 and 6, and the end
 
@@ -279,15 +284,17 @@ class Checkpoints(InFolder):
         self.assertEqual(train.load(self.folder / "best.safetensors").header["epoch"], 2)
 
     def test_what_a_killed_process_left_is_removed(self) -> None:
-        for name in (".last.safetensors.x1y2", ".best.safetensors.abc", "other.txt"):
+        half = ".0123456789abcdef.dlsys-partial"
+        kept = {"other.txt", ".last.safetensors.old", f"x.last.safetensors{half}"}
+        for name in {f".last.safetensors{half}", f".best.safetensors{half}"} | kept:
             (self.folder / name).write_text("half")
         self.fit(train.Checkpoint(self.folder), epochs=1)
         left = {path.name for path in self.folder.iterdir()}
-        self.assertEqual(left, {"other.txt", "last.safetensors", "best.safetensors"})
+        self.assertEqual(left, {"last.safetensors", "best.safetensors"} | kept)
 
     def test_a_folder_is_one_run_s_at_a_time(self) -> None:
         other = train.Checkpoint(self.folder)
-        half = self.folder / ".last.safetensors.x1y2"
+        half = self.folder / ".last.safetensors.0123456789abcdef.dlsys-partial"
 
         def begin(run: train.Run) -> None:
             if run.step == 2:
@@ -297,7 +304,56 @@ class Checkpoints(InFolder):
                 self.assertTrue(half.exists())
 
         self.fit(train.Checkpoint(self.folder), OnStep(begin), epochs=1)
-        self.fit(other, epochs=1)
+        self.assertTrue(half.exists())
+        self.fit(other, epochs=2, resume=self.folder)
+        self.assertFalse(half.exists())
+
+    def test_the_checkpoints_of_another_run_are_never_overwritten(self) -> None:
+        steps: list[int] = []
+        seen = OnStep(lambda run: steps.append(run.step))
+        run, other = self.folder / "run", self.folder / "other"
+        keep = train.Checkpoint(run)
+        for folder in (run, other):
+            self.fit(train.Checkpoint(folder), epochs=1)
+        before = {path: path.read_bytes() for path in self.folder.rglob("*.safetensors")}
+        self.assertEqual(len(before), 4)
+        refused = r"run has the checkpoints of another run \(.*\): .*resume=.*run|another folder"
+        for options in ({}, {"resume": other, "epochs": 2}, {"resume": other / keep.last.name}):
+            with self.assertRaisesRegex(DataError, refused):
+                self.fit(keep, seen, **options)
+        for path, content in before.items():
+            self.assertEqual(path.read_bytes(), content)
+        self.assertEqual(steps, [])
+        keep.last.unlink()
+        with self.assertRaisesRegex(DataError, r"another run \(best.safetensors\)"):
+            self.fit(keep, seen)
+        self.fit(keep, seen, resume=keep.best, epochs=2)
+        self.assertTrue(steps)
+
+    def test_a_folder_that_is_removed_is_made_again(self) -> None:
+        keep = train.Checkpoint(self.folder / "run", steps=1)
+
+        def remove(run: train.Run) -> None:
+            if run.step == 2:
+                shutil.rmtree(keep.folder)
+
+        self.fit(keep, OnStep(remove), epochs=1)
+        self.assertEqual(train.load(keep.last).header["epoch"], 1)
+
+    def test_a_folder_that_became_another_runs_is_left_to_it(self) -> None:
+        """It is removed, and another run makes and locks one of the same name."""
+        keep = train.Checkpoint(self.folder / "run", steps=1)
+
+        def replace(run: train.Run) -> None:
+            if run.step == 2:
+                shutil.rmtree(keep.folder)
+                keep.folder.mkdir()
+                self.lock = FolderLock(keep.folder)
+
+        with self.assertRaisesRegex(DataError, "another run keeps its checkpoints"):
+            self.fit(keep, OnStep(replace), epochs=1)
+        self.assertEqual(os.listdir(keep.folder), [])
+        self.lock.release()
 
     def test_a_folder_that_takes_no_files_is_told_before_the_training(self) -> None:
         steps: list[int] = []
@@ -344,22 +400,22 @@ class Checkpoints(InFolder):
     def test_a_schedule_on_a_plateau_goes_on_where_it_was(self) -> None:
         values = [1.0, 1, 1, 1, 1, 1, 1, 1]
 
-        def run(epochs: int, **options: Any) -> list[float]:
+        def run(epochs: int, folder: str, **options: Any) -> list[float]:
             schedule = optim.ReduceOnPlateau(0.1, factor=0.5, patience=1)
             callbacks = [
                 Scripted("val_loss", values),
                 train.PlateauSchedule(schedule),
-                train.Checkpoint(self.folder, monitor="val_loss"),
+                train.Checkpoint(self.folder / folder, monitor="val_loss"),
             ]
             history = self.fit(*callbacks, optimizer=optim.SGD(schedule), epochs=epochs, **options)
             return [record["lr"] for record in history.epochs]
 
-        rates = run(8)
+        rates = run(8, "whole")
         np.testing.assert_allclose(
             rates, [0.1] * 3 + [0.05] * 2 + [0.025] * 2 + [0.0125], rtol=1e-6
         )
-        run(4)
-        self.assertEqual(run(8, resume=self.folder), rates)
+        run(4, "cut")
+        self.assertEqual(run(8, "cut", resume=self.folder / "cut"), rates)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import numpy as np
 
 from devices import require
 from dlsys import autodiff as ad
-from dlsys import train
-from dlsys.errors import GraphError
+from dlsys import nn, optim, train
+from dlsys.data import Loader
+from dlsys.errors import GraphError, ShapeError
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.train.metrics import Metric
 from dlsys.train.totals import Totals
@@ -64,6 +65,18 @@ class Metrics:
         x, y = rng.standard_normal((20, CLASSES)), rng.random((20, CLASSES))
         got = scored(train.accuracy, [(x, y)], self.ctx, np.float32)
         self.assertAlmostEqual(got, np.mean(x.argmax(1) == y.argmax(1)), places=12)
+
+    def test_binary_accuracy(self) -> None:
+        rng = np.random.default_rng(3)
+        x, y = rng.standard_normal((60, 1)), rng.integers(0, 2, (60, 1))
+        x[0], y[0] = np.nan, 0
+        right = (x > 0) == y
+        right[0] = False
+        given = [(x[:40], y[:40]), (x[40:], y[40:])]
+        self.check(train.BinaryAccuracy(), right.mean(), given)
+        signs = [(a, 2 * b - 1) for a, b in given]
+        self.check(train.BinaryAccuracy(label_threshold=0), right.mean(), signs)
+        self.check(train.BinaryAccuracy(0.5), np.mean((x > 0.5) == y) - 1 / 60, given)
 
     def test_small_integers_are_labels_too(self) -> None:
         x, y = joined(batches())
@@ -166,12 +179,89 @@ class GpuMetrics(Metrics, unittest.TestCase):
     ctx = gpu(0)
 
 
+class Suiting(unittest.TestCase):
+    """What `fit` and `evaluate` report by themselves."""
+
+    def names(self, loss: Any, width: int, labels: np.ndarray) -> set[str]:
+        x = np.random.default_rng(0).standard_normal((len(labels), 4)).astype(np.float32)
+        data, net = Loader((x, labels), 10), nn.Linear(4, width)
+        history = train.fit(net, data, optim.SGD(0.1), loss, validation=data)
+        found = train.evaluate(net, data, loss=loss)
+        record = history.epochs[0]
+        for name, value in found.items():
+            self.assertEqual(record[f"val_{name}"], value)
+        usual = {"epoch", "step", "lr", "seconds", "samples_per_second", "loss"}
+        return {name for name in record if not name.startswith("val_")} - usual
+
+    def test_only_what_means_something_is_reported(self) -> None:
+        numbers, ones = np.arange(20) % 3, np.float32(np.arange(20).reshape(20, 1) % 2)
+        rows = np.eye(3, dtype=np.float32)[numbers]
+
+        def smooth(output: ad.Node, label: ad.Node) -> ad.Node:
+            return ad.softmax_cross_entropy(output, label, label_smoothing=0.1)
+
+        def likelihood(output: ad.Node, label: ad.Node) -> ad.Node:
+            return ad.negative_log_likelihood(ad.log_softmax_op(output), label)
+
+        def square(output: ad.Node, label: ad.Node) -> ad.Node:
+            return ad.mean_op(output * output)
+
+        def probability(output: ad.Node, label: ad.Node) -> ad.Node:
+            return ad.binary_cross_entropy(ad.sigmoid_op(output), label)
+
+        cases: tuple[tuple[Any, int, np.ndarray, set[str]], ...] = (
+            (ad.softmax_cross_entropy, 3, numbers, {"accuracy"}),
+            (ad.softmax_cross_entropy, 3, rows, {"accuracy"}),
+            (smooth, 3, numbers, {"accuracy"}),
+            (smooth, 3, rows, {"accuracy"}),
+            (likelihood, 3, numbers, {"accuracy"}),
+            (ad.multiclass_hinge_loss, 3, numbers, {"accuracy"}),
+            (ad.multiclass_hinge_loss, 3, rows, {"accuracy"}),
+            (square, 3, numbers, {"accuracy"}),
+            (square, 1, numbers, set()),
+            (square, 3, rows, set()),
+            (ad.binary_cross_entropy_with_logits, 1, ones, {"binary_accuracy"}),
+            (probability, 1, ones, {"binary_accuracy"}),
+            (ad.hinge_loss, 1, 2 * ones - 1, {"binary_accuracy"}),
+            (ad.mean_squared_error, 1, ones, set()),
+            (ad.mean_absolute_error, 3, rows, set()),
+            (ad.huber_loss, 3, rows, set()),
+            (ad.kl_divergence, 3, rows, set()),
+        )
+        for loss, width, labels, expected in cases:
+            with self.subTest(loss=loss.__name__, width=width, labels=labels.shape):
+                self.assertEqual(self.names(loss, width, labels), expected)
+
+    def test_a_binary_accuracy_is_the_right_one(self) -> None:
+        x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+        labels = (x[:, :1] > 0).astype(np.float32)
+        net = nn.Linear(4, 1)
+        loss = ad.binary_cross_entropy_with_logits
+        train.fit(net, Loader((x, labels), 20), optim.SGD(0.5), loss, epochs=3)
+        found = train.evaluate(net, Loader((x, labels), 64), loss=loss)
+        right = np.mean((train.predict(net, x) > 0) == (labels > 0))
+        self.assertAlmostEqual(found["binary_accuracy"], right, places=12)
+        self.assertGreater(right, 0.9)
+
+
 class Refusals(unittest.TestCase):
     def test_two_metrics_of_one_name(self) -> None:
         output, label = ad.Variable("output"), ad.Variable("label", dtype=np.int64)
         twice = [train.Accuracy(), train.Accuracy()]
         with self.assertRaisesRegex(GraphError, "names of their own, got loss, accuracy, accuracy"):
             Totals(ad.mean_op(output), output, label, twice)
+
+    def test_shapes_that_mean_nothing(self) -> None:
+        for metric, outputs, labels, message in (
+            (train.accuracy, (6, 1), (6,), r"two classes at least, got .* \(6, 1\); train.Binary"),
+            (train.F1(2), (6,), (6,), "f1: prediction and target must have one shape"),
+            (train.accuracy, (6, 3), (6, 1), r"accuracy: prediction and target .* \(6, 1\)"),
+            (train.BinaryAccuracy(), (6, 1), (6,), r"binary_accuracy: .*one shape, .* \(6,\)"),
+        ):
+            with self.subTest(outputs=outputs, labels=labels):
+                given = [(np.zeros(outputs), np.zeros(labels))]
+                with self.assertRaisesRegex(ShapeError, message):
+                    scored(metric, given, None)
 
     def test_attributes_that_mean_nothing(self) -> None:
         with self.assertRaisesRegex(GraphError, "k >= 1, got 0"):

@@ -69,7 +69,7 @@ class Reports(InFolder):
         self.assertLessEqual({"loss", "accuracy", "lr", "seconds"}, set(lines[2]))
 
     def test_a_log_that_cannot_be_written(self) -> None:
-        with self.assertRaisesRegex(DataError, "the log cannot be written: Is a directory"):
+        with self.assertRaisesRegex(DataError, "is a folder: name a file to write to"):
             self.fit(train.JsonLog(self.folder))
         full = Path("/dev/full")  # Linux's disk without a byte left
         if full.exists():

@@ -3,33 +3,98 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import re
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from .errors import DataError
 
+_ENDING = ".dlsys-partial"  # of the files that `replacing` writes to; nobody else's end so
+_DIGITS = 16
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFCHR: "a device",
+}
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that becomes `path` when the block ends, and vanishes if it raises.
 
-    It is on the disk when it gets its name, so that `path` is whole after a power failure too.
+    It is on the disk when it gets its name, so that `path` is whole after a power failure too. A
+    symbolic link stays, and what it points to is replaced; a file that is there keeps its mode.
+    What cannot be replaced is written to as it is: a device such as /dev/null, a FIFO that somebody
+    reads, and standard output under any of its names. DataError for a folder, a socket, a block
+    device, a FIFO without a reader and a file that is write-protected; OSErrors name `path`.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(path.parent)
+    with _naming(path):
+        found = _checked(path)
+        if found is not None and not _is_replaceable(found):
+            with _written_through(path, found) as file:
+                yield file
+            return
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".{target.name}.{os.urandom(_DIGITS // 2).hex()}{_ENDING}")
+        try:
+            with _new_file(temporary, found) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(target.parent)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises DataError where `replacing` would, as far as that can be known beforehand."""
+    _checked(path)
+
+
+def appending(path: Path) -> IO[bytes]:
+    """A binary file to write behind what `path` has, or to what is written to as it is (see
+    `replacing`, whose DataErrors it raises). OSError where it cannot be opened.
+    """
+    found = _checked(path)
+    if found is not None and not _is_replaceable(found):
+        return _written_through(path, found)
+    return open(path, "ab")
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """A regular file to read. DataError for anything else, without waiting for whoever may write
+    into a FIFO; OSError where it cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise DataError(f"{os.fspath(path)} is {_kind(mode)}, expected a file")
+    return os.fdopen(handle, "rb")
+
+
+def sweep(path: Path) -> None:
+    """Removes what processes that were killed had written of `path` with `replacing`. A file that
+    a process is still writing is locked by it and stays.
+    """
+    target = Path(os.path.realpath(path))
+    own = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{_DIGITS}}}{re.escape(_ENDING)}")
+    for found in target.parent.iterdir():
+        if own.fullmatch(found.name) and stat.S_ISREG(found.lstat().st_mode):
+            with contextlib.suppress(OSError), open(found, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found.unlink()
 
 
 def make_folder(path: Path) -> None:
@@ -42,17 +107,142 @@ def make_folder(path: Path) -> None:
         raise DataError(f"{path}: nothing can be written into this folder; choose another one")
 
 
-def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a file to read. DataError for a pipe or a device, whose reader might wait or read for
-    ever; OSError where it cannot be opened.
+class FolderLock:
+    """A folder that nobody else can lock until `release`, or the end of this process; a fork's
+    child does not hold it. BlockingIOError where somebody has it. File systems without locks give
+    it to everybody.
     """
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    mode = os.fstat(file.fileno()).st_mode
-    if not stat.S_ISREG(mode):
-        file.close()
-        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-        raise DataError(f"{os.fspath(path)} is {kind}, expected a file")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise
+        except OSError:
+            pass  # the file system has none; the handle still tells whether the folder is the same
+        self._handle: int | None = handle
+        _locks.add(self)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the folder of that name is still the one that was locked, and by this process."""
+        try:
+            there = os.stat(self._folder)
+        except OSError:
+            return False
+        return self._handle is not None and os.path.samestat(os.fstat(self._handle), there)
+
+    def release(self) -> None:
+        """Lets go of the folder."""
+        if self._handle is not None:
+            with contextlib.suppress(OSError):  # the file system has none
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Closes this process's handle; another one that has a copy of it still holds the lock."""
+        _locks.discard(self)
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+_locks: set[FolderLock] = set()
+
+
+def _forget_in_child() -> None:
+    """The lock is the parent's, and with a copy of its handle the child would keep it when the
+    parent has ended.
+    """
+    for lock in list(_locks):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _checked(path: Path) -> os.stat_result | None:
+    """What is there under a name, links followed; None for nothing. DataError where nothing can be
+    written.
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if _standard_stream(found) is not None:
+        return found
+    mode = found.st_mode
+    if stat.S_ISDIR(mode) or stat.S_ISSOCK(mode) or stat.S_ISBLK(mode):
+        raise DataError(f"{path} is {_kind(mode)}: name a file to write to")
+    if not os.access(path, os.W_OK):
+        raise DataError(f"{path} is write-protected: name another file, or change its mode")
+    return found
+
+
+def _is_replaceable(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and _standard_stream(found) is None
+
+
+def _standard_stream(found: os.stat_result) -> int | None:
+    """The number of standard output or error if that is what was found, else None."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(number), found):
+                return number
+    return None
+
+
+def _written_through(path: Path, found: os.stat_result) -> IO[bytes]:
+    """What is there, opened for writing; no FIFO is waited for."""
+    number = _standard_stream(found)
+    if number is not None:  # opened anew it would be written from its beginning
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return os.fdopen(os.dup(number), "wb")
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise DataError(
+            f"{path} is {_kind(found.st_mode)} that nobody reads: name a file to write to"
+        ) from None
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "wb")
+
+
+def _new_file(temporary: Path, before: os.stat_result | None) -> IO[bytes]:
+    """A new file with the mode and, where that is allowed, the owner of the one before; locked, so
+    that `sweep` leaves it alone.
+    """
+    mode = 0o666 if before is None else stat.S_IMODE(before.st_mode) & 0o600
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    file = os.fdopen(os.open(temporary, flags, mode), "wb")
+    with contextlib.suppress(OSError):  # the file system has no locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if before is not None:
+        with contextlib.suppress(OSError):
+            os.fchown(file.fileno(), before.st_uid, before.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
     return file
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """OSErrors name `path`, not a temporary file or nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and str(error.filename or _ENDING).endswith(_ENDING):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -42,7 +42,7 @@ _CHUNK_NBYTES = 1 << 20
 
 def is_gzip(path: Path) -> bool:
     """Whether the file is packed; its content tells, not its name."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return file.read(2) == _GZIP_MAGIC
 
 

@@ -1,7 +1,10 @@
 """Losses built of other operators: their gradients, of any order, are those of the parts.
 
-All take `reduction`: "mean" or "sum" over all elements or rows, or "none". Elementwise losses
-broadcast as their operators do.
+All take `reduction`: "mean" or "sum" over all elements or rows, or "none". A target is a node or an
+array of the prediction's shape, or one Python number for all elements; class numbers, where a loss
+takes them, have the shape without the last axis. Nothing is broadcast: predictions (n, 1) against
+targets (n,) would be n · n differences. ShapeError says so, when the loss is built if the shapes are
+known then, else when they are inferred.
 """
 
 from __future__ import annotations
@@ -10,12 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ShapeError
 from ..graph.node import Node, Op, Spec
-from ..graph.shapes import FLOAT32, floating
+from ..graph.shapes import FLOAT32, describe, floating
 from ..graph.signature import Int, Number, Operand, Signature, declared
 from .activation import softplus_op
 from .compare import equal_op, greater_op, where_op
-from .elementwise import abs_op, as_node, cast_op, clip_op, log1p_op, log_op, relu_op
+from .elementwise import (
+    abs_op,
+    as_node,
+    cast_op,
+    clip_op,
+    is_number,
+    log1p_op,
+    log_op,
+    relu_op,
+)  # fmt: skip
 from .index import gather_op, one_hot_op
 from .loss import (
     REDUCTION,
@@ -52,7 +65,60 @@ class ClassesLikeOp(Op):
         return [None, None]
 
 
+class TargetOp(Op):
+    """A loss's target (input 1), which has the shape of its prediction (input 0) or is refused."""
+
+    name = "target"
+    any_dtype = True
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if specs[0].shape != specs[1].shape:
+            raise ShapeError(
+                f"{node.attrs['loss']}: prediction and target must have one shape, got "
+                f"{describe(node, specs)}; reshape one of them [{node.where}]"
+            )
+        return specs[1]
+
+    def simplify(self, node: Node) -> Node:
+        return node.inputs[1]
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None, output_grad]
+
+
+class ClassScoresOp(Op):
+    """Scores (…, classes) as they are, of at least two classes: the largest of one says nothing."""
+
+    name = "class_scores"
+    any_dtype = True
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if specs[0].shape[-1:] in ((), (0,), (1,)):
+            raise node.error(
+                f"expected scores (…, classes) of two classes at least, got {describe(node, specs)}"
+                "; train.BinaryAccuracy is for one output a label"
+            )
+        return specs[0]
+
+    def simplify(self, node: Node) -> Node:
+        return node.inputs[0]
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [output_grad]
+
+
 classes_like_op = ClassesLikeOp()
+target_op = TargetOp()
+class_scores_op = ClassScoresOp()
+
+
+def target_of(loss: str, prediction: Node, target: Any) -> Any:
+    """What a loss compares a prediction with: a number as it is, anything else as a node of the
+    prediction's shape.
+    """
+    if is_number(target):
+        return target
+    return target_op(prediction, as_node(target), loss=loss)
 
 
 @declared(reduction=REDUCTION, weights=Weights(), ignore_index=Int())
@@ -88,14 +154,15 @@ def negative_log_likelihood(
 @declared(target=Operand(), reduction=REDUCTION)
 def mean_squared_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
     """(prediction - target)²."""
-    difference = prediction - target
+    difference = prediction - target_of("mean_squared_error", prediction, target)
     return reduce_rows("mean_squared_error", difference * difference, reduction)
 
 
 @declared(target=Operand(), reduction=REDUCTION)
 def mean_absolute_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
     """|prediction - target|; its gradient is 0 where the two are equal."""
-    return reduce_rows("mean_absolute_error", abs_op(prediction - target), reduction)
+    difference = prediction - target_of("mean_absolute_error", prediction, target)
+    return reduce_rows("mean_absolute_error", abs_op(difference), reduction)
 
 
 @declared(target=Operand(), delta=Number(above=0), reduction=REDUCTION)
@@ -104,7 +171,7 @@ def huber_loss(prediction: Node, target: Any, delta: float = 1.0, reduction: str
 
     GraphError unless delta > 0. After Huber (1964).
     """
-    distance = abs_op(prediction - target)
+    distance = abs_op(prediction - target_of("huber_loss", prediction, target))
     inner = clip_op(distance, 0.0, float(delta))
     return reduce_rows("huber_loss", inner * (distance - 0.5 * inner), reduction)
 
@@ -117,6 +184,7 @@ def binary_cross_entropy(probability: Node, labels: Any, reduction: str = "mean"
     that clips, the gradient is 0. With logits at hand, `binary_cross_entropy_with_logits` loses
     nothing.
     """
+    labels = target_of("binary_cross_entropy", probability, labels)
     p = clip_op(probability, _SMALLEST, _LARGEST)
     rows = -(labels * log_op(p) + (1 - labels) * log1p_op(-p))
     return reduce_rows("binary_cross_entropy", rows, reduction)
@@ -135,6 +203,7 @@ def binary_cross_entropy_with_logits(
     """positive_weight · y · softplus(-x) + (1 - y) · softplus(x): the binary cross-entropy of
     sigmoid(x) and labels y in [0, 1], exact for logits of any size.
     """
+    labels = target_of("binary_cross_entropy_with_logits", logits, labels)
     positive = labels if positive_weight == 1 else positive_weight * labels
     rows = positive * softplus_op(-logits) + (1 - labels) * softplus_op(logits)
     return reduce_rows("binary_cross_entropy_with_logits", rows, reduction)
@@ -143,6 +212,7 @@ def binary_cross_entropy_with_logits(
 @declared(labels=Operand(), reduction=REDUCTION)
 def hinge_loss(scores: Node, labels: Any, reduction: str = "mean") -> Node:
     """max(0, 1 - y · score) for labels y of 1 and -1."""
+    labels = target_of("hinge_loss", scores, labels)
     return reduce_rows("hinge_loss", relu_op(1 - labels * scores), reduction)
 
 
@@ -154,7 +224,10 @@ def multiclass_hinge_loss(
     as 0, of each row; scores are (…, classes), labels one-hot (…, classes), or class numbers (…)
     declared with an integer dtype. After Weston and Watkins (1999).
     """
-    chosen = classes_like_op(scores, labels) if is_integer(labels) else labels
+    if is_integer(labels):
+        chosen = classes_like_op(scores, labels)
+    else:
+        chosen = target_of("multiclass_hinge_loss", scores, labels)
     own = sum_op(chosen * scores, axis=-1)
     excess = relu_op(scores - expand_last(own, scores) + margin)
     rows = mean_op((1 - chosen) * excess, axis=-1)
@@ -166,6 +239,6 @@ def kl_divergence(log_q: Node, p: Any, reduction: str = "mean") -> Node:
     """Σ p · (log p - log_q) over the last axis, of probabilities p and logarithms log_q, such as
     log_softmax of logits, both (…, classes); p = 0 adds 0. The mean is over the rows.
     """
-    p = as_node(p)
+    p = target_of("kl_divergence", log_q, as_node(p))
     rows = sum_op(p * (log_op(clip_op(p, _SMALLEST, 1.0)) - log_q), axis=-1)
     return reduce_rows("kl_divergence", rows, reduction)

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files import replacing
+from ..errors import DataError
+from ..files import appending, replacing
 from ..settings import settings
 
 _FORMAT, _VERSION = "dlsys kernel choices", 1
@@ -64,7 +65,7 @@ class ChoiceFile:
                 table = dict(self._load())
                 table[environment] = table.get(environment, {}) | dict(made)
                 self._write(table)
-        except OSError as error:
+        except (OSError, DataError) as error:
             if not self._told:
                 self._told = True
                 message = f"measurements of kernels cannot be kept in {self.path}: {error}"
@@ -78,7 +79,7 @@ class ChoiceFile:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         # A file of its own: the table's is another one after each replacement.
-        with open(self.path.with_name(self.path.name + ".lock"), "ab") as lock:
+        with appending(self.path.with_name(self.path.name + ".lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # let go when it is closed, or the process ends
             yield
 

@@ -350,6 +350,8 @@ def load() -> Library:
     path = library_path()
     if not os.path.exists(path):
         raise DeviceError(_why_not_built())
+    if not os.path.isfile(path):  # opening a FIFO would wait for whoever writes into it
+        raise DeviceError(f"the native library {path} is no file; set DLSYS_LIBRARY to one")
     if toolchain.gpu_present():
         os.environ.setdefault(
             "DLSYS_CUDA_LIBRARY_PATH", os.pathsep.join(toolchain.cuda_library_dirs())

@@ -6,6 +6,16 @@ from .checkpoint import Saved, load, save
 from .evaluation import Evaluator, evaluate, predict
 from .history import History
 from .loop import fit
-from .metrics import F1, Accuracy, ConfusionMatrix, Metric, Precision, Recall, TopK, accuracy
+from .metrics import (
+    F1,
+    Accuracy,
+    BinaryAccuracy,
+    ConfusionMatrix,
+    Metric,
+    Precision,
+    Recall,
+    TopK,
+    accuracy,
+)
 from .report import JsonLog, Progress, TensorBoard
 from .run import Run

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import DataError, DlsysError, GraphError
-from ..files import make_folder
+from ..files import FolderLock, check_replaceable, make_folder, sweep
 from ..optim import EMA, ReduceOnPlateau
 from .checkpoint import save
 from .evaluation import Evaluator
@@ -244,7 +242,9 @@ class Checkpoint(Callback):
 
     monitor: by default val_loss, or loss without a validation set. Ctrl-C writes `last` too. A
     state with NaN or infinity is never written. `fit(..., resume=folder)` goes on from `last`.
-    DataError for a folder that cannot be written, or that another run is writing to.
+    DataError for a folder that cannot be written, that another run is writing to, or that has the
+    checkpoints of a run that this one does not go on with. A folder that is removed during the run
+    is made again.
     """
 
     forms = {"value": maybe(number(finite=False))}
@@ -268,7 +268,7 @@ class Checkpoint(Callback):
         self._value: float | None = None
         self._improved = False
         self._saved_step = -1
-        self._lock: int | None = None
+        self._lock: FolderLock | None = None
 
     @property
     def last(self) -> Path:
@@ -281,11 +281,7 @@ class Checkpoint(Callback):
         return self.folder / "best.safetensors"
 
     def on_start(self, run: Run) -> None:
-        make_folder(self.folder)
-        self._lock = _locked(self.folder)
-        for path in (self.last, self.best):  # what a killed process was writing
-            for stale in self.folder.glob(f".{path.name}.*"):
-                stale.unlink(missing_ok=True)
+        self._take_folder(run.resumed_folder)
         if not run.step:  # what an earlier run has left here is none of this one's
             self._value = None
         self._improved = False
@@ -314,7 +310,7 @@ class Checkpoint(Callback):
         if run.outcome == "interrupted":
             run.notes.append(f"the state of step {self._saved_step} is in {self.last}")
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,24 +320,29 @@ class Checkpoint(Callback):
         self._value = state["value"]
 
     def _write(self, run: Run, path: Path) -> None:
+        assert self._lock is not None
+        if not self._lock.holds:  # removed or replaced since: the lock is of what is gone
+            self._lock.release()
+            self._take_folder(None)
         tensors, header = run.saved()
         save(path, tensors, header)
 
-
-def _locked(folder: Path) -> int | None:
-    """A handle that is ours alone until it is closed or the process ends; None where the file
-    system has no locks.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise DataError(
-            f"{folder}: another run keeps its checkpoints in this folder: choose another one, or "
-            "wait until it has ended"
-        ) from None
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
+    def _take_folder(self, own: Path | None) -> None:
+        """Makes the folder this run's. own: the folder whose run goes on, which may have files."""
+        make_folder(self.folder)
+        try:
+            self._lock = FolderLock(self.folder)
+        except BlockingIOError:
+            raise DataError(
+                f"{self.folder}: another run keeps its checkpoints in this folder: choose another "
+                "one, or wait until it has ended"
+            ) from None
+        there = [path.name for path in (self.last, self.best) if path.exists()]
+        if there and not (own is not None and own.samefile(self.folder)):
+            raise DataError(
+                f"{self.folder} has the checkpoints of another run ({', '.join(there)}): go on "
+                f'with that one, fit(..., resume="{self.folder}"), or choose another folder'
+            )
+        for path in (self.last, self.best):
+            check_replaceable(path)
+            sweep(path)

@@ -15,7 +15,7 @@ from ..errors import DataError, ShapeError
 from ..nn import Module
 from ..ops.source import ANYWHERE
 from ..runtime.device import DL_GPU, Context
-from .metrics import Metric, accuracy
+from .metrics import Metric, suiting
 from .totals import Totals
 
 Loss = Callable[[ad.Node, ad.Node], ad.Node]  # (output, label) -> the mean loss of a batch
@@ -72,13 +72,20 @@ class Evaluator:
     """The loss and metrics of a model over a data set, as often as wanted."""
 
     def __init__(
-        self, model: Module, data: Any, metrics: Sequence[Metric], loss: Loss, ctx: Context | None
+        self,
+        model: Module,
+        data: Any,
+        metrics: Sequence[Metric] | None,
+        loss: Loss,
+        ctx: Context | None,
     ) -> None:
         *inputs, label = inputs_of(data)
         with in_mode(model, training=False):
             output = model(*inputs)
         self._data = data
-        self._totals = Totals(loss(output, label), output, label, metrics)
+        mean = loss(output, label)
+        metrics = suiting(mean, output, label) if metrics is None else metrics
+        self._totals = Totals(mean, output, label, metrics)
         # What the data do besides each batch, such as counting batches on the device.
         effects = [effect for node in (*inputs, label) for effect in optim.effects_of(node)]
         step = ad.group_op(self._totals.update, *dict.fromkeys(effects), name="evaluate")
@@ -96,12 +103,13 @@ class Evaluator:
 def evaluate(
     model: Module,
     data: Any,
-    metrics: Sequence[Metric] = (accuracy,),
+    metrics: Sequence[Metric] | None = None,
     ctx: Context | None = None,
     loss: Loss = ad.softmax_cross_entropy,
 ) -> dict[str, Any]:
     """The mean loss and the metrics of a model over one epoch of `data` (a Loader), by name.
 
+    metrics: None is what means something for the loss, as for `fit`.
     ctx: by default where the model's Parameters are; numpy if they are nowhere yet. A model is
     evaluated in its inference mode.
     """

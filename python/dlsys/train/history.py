@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import replacing
+from ..files import open_regular, replacing
 from .schema import HISTORY, check
 
 Record = dict[str, Any]
@@ -56,7 +56,8 @@ class History:
     def load(cls, path: str | Path) -> History:
         """Reads what `save` wrote. DataError for anything else."""
         try:
-            values = json.loads(Path(path).read_bytes())
+            with open_regular(path) as file:
+                values = json.loads(file.read())
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is no history of a run: {error}") from None
         return cls.from_dict(str(path), values)

@@ -15,7 +15,7 @@ from . import checkpoint
 from .callbacks import Callback, Validation
 from .evaluation import Loss, inputs_of
 from .history import History
-from .metrics import Metric, accuracy
+from .metrics import Metric
 from .run import Run
 
 
@@ -28,7 +28,7 @@ def fit(
     *,
     validation: Any = None,
     ctx: Context | None = None,
-    metrics: Sequence[Metric] = (accuracy,),
+    metrics: Sequence[Metric] | None = None,
     callbacks: Sequence[Callback] = (),
     log_every: int = 50,
     parameters: Sequence[Any] | None = None,
@@ -39,7 +39,8 @@ def fit(
     model: in whichever mode; it is trained in training mode. data: a Loader, whose last input is
     the label. optimizer: from dlsys.optim. loss: a function (output, label) -> the mean loss of the
     batch; None is softmax_cross_entropy. validation: a Loader, over which the loss and metrics are
-    measured after each epoch as val_*. ctx: None for numpy, `ndarray.cpu(0)`, `ndarray.gpu(0)`.
+    measured after each epoch as val_*. metrics: None is what means something for the loss, see
+    train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy, `ndarray.cpu(0)`, `ndarray.gpu(0)`.
     log_every: steps between two readings of the loss; between them nothing leaves the device, but
     for what callbacks ask. parameters: what to train, or the optimizer's groups; by default
     `model.parameters()`. resume: a checkpoint, or the folder of one, to go on from; the run then
@@ -51,7 +52,7 @@ def fit(
     """
     if epochs < 1 or log_every < 1:
         raise GraphError(f"fit: expected epochs and log_every >= 1, got {epochs} and {log_every}")
-    metrics = _all_of("metrics", metrics, Metric)
+    metrics = None if metrics is None else _all_of("metrics", metrics, Metric)
     callbacks = _all_of("callbacks", callbacks, Callback)
     if not isinstance(optimizer, Optimizer):
         raise GraphError(f"fit: expected an optimizer such as optim.Adam(1e-3), got {optimizer!r}")
@@ -73,8 +74,9 @@ def fit(
         log_every,
         parameters,
     )
-    if saved is not None:
+    if resume is not None and saved is not None:
         run.resume(str(resume), saved)
+        run.resumed_folder = Path(resume) if Path(resume).is_dir() else Path(resume).parent
     return run.go()
 
 

@@ -11,11 +11,27 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
-from ..errors import GraphError
-from ..ops.loss import is_integer
-from ..ops.losses import classes_like_op
+from ..errors import DlsysError, GraphError
+from ..graph.shapes import infer
+from ..ops.loss import (
+    cross_entropy_rows_op,
+    is_integer,
+    softmaxcrossentropy_op,
+    sparse_cross_entropy_rows_op,
+)
+from ..ops.losses import class_scores_op, classes_like_op, target_of, target_op
 
 _AVERAGES = ("macro", "micro", None)
+_OF_CLASSES = {
+    cross_entropy_rows_op, sparse_cross_entropy_rows_op, softmaxcrossentropy_op, classes_like_op,
+}  # fmt: skip
+# Losses of outputs that decide between two classes: above which output, and which label, it is the
+# positive one.
+_BINARY = {
+    "binary_cross_entropy": (0.5, 0.5),
+    "binary_cross_entropy_with_logits": (0.0, 0.5),
+    "hinge_loss": (0.0, 0.0),
+}
 
 
 class Metric:
@@ -42,7 +58,30 @@ class Accuracy(Metric):
     size = 2
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
-        return _hits(ad.equal_op(predicted(output), class_numbers(label)))
+        taken = predicted(output)
+        return _hits(ad.equal_op(taken, target_of(self.name, taken, class_numbers(label))))
+
+    def result(self, sums: np.ndarray) -> float:
+        return _ratio(sums[0], sums[1])
+
+
+class BinaryAccuracy(Metric):
+    """The share of outputs that are on their label's side: above `threshold` where the label is
+    above `label_threshold`, and not above it elsewhere; NaN is on no side. Outputs and labels have
+    one shape. The default is for logits and labels of 0 and 1.
+    """
+
+    name = "binary_accuracy"
+    size = 2
+
+    def __init__(self, threshold: float = 0.0, label_threshold: float = 0.5) -> None:
+        self._threshold, self._label_threshold = float(threshold), float(label_threshold)
+
+    def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
+        label = ad.cast_op(target_of(self.name, output, label), np.float32)
+        taken = ad.greater_op(output, self._threshold)
+        right = ad.equal_op(taken, ad.greater_op(label, self._label_threshold))
+        return _hits(ad.logical_and_op(right, ad.equal_op(output, output)))
 
     def result(self, sums: np.ndarray) -> float:
         return _ratio(sums[0], sums[1])
@@ -84,7 +123,7 @@ class ConfusionMatrix(Metric):
         self.size = classes * classes
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
-        labels, taken = _one_hot_pair(output, label, self._classes)
+        labels, taken = _one_hot_pair(self.name, output, label, self._classes)
         return ad.reshape_op(ad.matmul_op(labels, taken, trans_A=True), (self.size,))
 
     def result(self, sums: np.ndarray) -> np.ndarray:
@@ -109,7 +148,7 @@ class _PerClass(Metric):
         self.name = type(self).__name__.lower() + suffix
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
-        labels, taken = _one_hot_pair(output, label, self._classes)
+        labels, taken = _one_hot_pair(self.name, output, label, self._classes)
         return ad.concat([ad.sum_op(x, axis=0) for x in (labels * taken, taken, labels)])
 
     def result(self, sums: np.ndarray) -> Any:
@@ -154,9 +193,46 @@ class F1(_PerClass):
 accuracy = Accuracy()
 
 
+def suiting(loss: ad.Node, output: ad.Node, label: ad.Node) -> tuple[Metric, ...]:
+    """The metrics that mean something for a loss of `output` and `label`: the accuracy where it
+    compares scores of classes with labels, the binary accuracy where one output decides between two
+    classes, none where it compares numbers. For a loss of other operators: the accuracy if the
+    labels are integers and there is a row of scores for each, as far as shapes are known.
+    """
+    given = set(ad.find_topo_sort([output, label]))
+    made = [node for node in ad.find_topo_sort([loss]) if node not in given]
+    compared = {node.attrs["loss"] for node in made if node.op is target_op}
+    if "multiclass_hinge_loss" in compared or any(node.op in _OF_CLASSES for node in made):
+        return (accuracy,)
+    binary = {_BINARY[name] for name in compared if name in _BINARY}
+    if compared:
+        return (BinaryAccuracy(*binary.pop()),) if len(binary) == 1 else ()
+    scores, labels = _shape(output), _shape(label)
+    rows = scores is not None and scores[:-1] == labels and scores[-1:] > (1,)
+    return (accuracy,) if rows and is_integer(label) else ()
+
+
+def _shape(node: ad.Node) -> tuple[int, ...] | None:
+    """The shape of a node for batches of one, None where what is fed has no declared shape."""
+    order = ad.find_topo_sort([node])
+    feeds = [x for x in order if x.op.leaf == "feed" and x.spec is None]
+    if any("shape" not in x.attrs for x in feeds):
+        return None
+    leaves = {
+        x: ad.Spec(tuple(n or 1 for n in x.attrs["shape"]), x.attrs.get("dtype", np.float32))
+        for x in feeds
+    }
+    try:
+        return infer(order, leaves)[node].shape
+    except DlsysError:  # the graph takes batches of one size alone
+        return None
+
+
 def predicted(output: ad.Node) -> ad.Node:
-    """The class numbers (…) of the largest outputs (…, classes), int64."""
-    return ad.argmax_op(output, axis=-1)
+    """The class numbers (…) of the largest outputs (…, classes), int64; ShapeError for outputs of
+    a single class.
+    """
+    return ad.argmax_op(class_scores_op(output), axis=-1)
 
 
 def class_numbers(label: ad.Node) -> ad.Node:
@@ -171,8 +247,11 @@ def _hits(right: ad.Node) -> ad.Node:
     return ad.concat([ad.reshape_op(count, (1,)) for count in counts])
 
 
-def _one_hot_pair(output: ad.Node, label: ad.Node, classes: int) -> tuple[ad.Node, ad.Node]:
-    numbers = (class_numbers(label), predicted(output))
+def _one_hot_pair(
+    name: str, output: ad.Node, label: ad.Node, classes: int
+) -> tuple[ad.Node, ad.Node]:
+    taken = predicted(output)
+    numbers = (target_of(name, taken, class_numbers(label)), taken)
     labels, taken = (ad.one_hot_op(ad.reshape_op(x, (-1,)), classes) for x in numbers)
     return labels, taken
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, DlsysError, how_to_install
+from ..files import appending
 from .callbacks import Callback
 from .history import Record, plain
 from .schema import latin, maybe, whole
@@ -93,7 +94,7 @@ class JsonLog(Callback):
     def on_start(self, run: Run) -> None:
         with self._told():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "ab")  # noqa: SIM115 (closed in on_stop)
+            self._file = appending(self._path)
             found = self._path.read_bytes() if self._path.is_file() else b""  # no pipe
             kept = found[: self._nbytes] if run.step and self._nbytes is not None else found
             if not kept.endswith(self._tail):

@@ -7,6 +7,7 @@ import functools
 import time
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from .checkpoint import Saved
 from .evaluation import Loss, batches_of, in_mode, inputs_of
 from .history import History, Record, plain
 from .kernels import Kernels
-from .metrics import Metric
+from .metrics import Metric, suiting
 from .search import Good, diverged
 from .state import State
 from .totals import Totals
@@ -42,13 +43,13 @@ class Run:
         loss: Loss,
         epochs: int,
         ctx: Context | None,
-        metrics: Sequence[Metric],
+        metrics: Sequence[Metric] | None,
         callbacks: Sequence[Callback],
         log_every: int,
         parameters: Sequence[Any] | None = None,
     ) -> None:
         self.model, self.data, self.optimizer = model, data, optimizer
-        self.loss, self.metrics, self.callbacks = loss, tuple(metrics), tuple(callbacks)
+        self.loss, self.callbacks = loss, tuple(callbacks)
         self.epochs, self.ctx = epochs, ctx
         self.history = History()
         self.epoch = self.batch = self.step = 0
@@ -56,18 +57,22 @@ class Run:
         self.reason: str | None = None  # why a callback stopped the run
         self.interrupted = False
         self.notes: list[str] = []  # what callbacks did about an interruption
+        self.resumed_folder: Path | None = None  # of the checkpoint that this run goes on from
         self._log_every = log_every
-        self._build(parameters)
+        self._build(parameters, metrics)
         self._sums = self.totals.zeros()  # of this epoch, up to the last log
         self._seconds = 0.0  # that this epoch has taken in runs before this one
         self._clock = time.monotonic()
         self._good: Good
 
-    def _build(self, parameters: Sequence[Any] | None) -> None:
+    def _build(
+        self, parameters: Sequence[Any] | None, metrics: Sequence[Metric] | None
+    ) -> None:
         *inputs, label = inputs_of(self.data)
         with in_mode(self.model, training=True):
             output = self.model(*inputs)
             loss = self.loss(output, label)
+        self.metrics = suiting(loss, output, label) if metrics is None else tuple(metrics)
         self.totals = Totals(loss, output, label, self.metrics)
         trained = self.model.parameters() if parameters is None else parameters
         update = self.optimizer.minimize(loss, trained)
