@@ -222,7 +222,8 @@ class Executor:
         if entry is None:
             runner = self._bind(self._make_plan(self._feeds.specs(key)))
             fed = self._feeds.nodes
-            picks = tuple(fed.index(value.node.origin) for value in runner.plan.feeds)
+            position = {node: k for k, node in enumerate(fed)}
+            picks = tuple(position[value.node.origin] for value in runner.plan.feeds)
             whole = Whole(runner.plan, self.ctx)
             entry = runner, whole, None if picks == tuple(range(len(fed))) else picks
             self._runners[key] = entry

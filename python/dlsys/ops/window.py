@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph.node import Node, Spec
+from ..graph.node import Node, Spec, same_nodes
 from .elementwise import cast_op
 
 Pair = tuple[int, int]
@@ -133,7 +133,7 @@ def in_floats(node: Node, dtype: np.dtype, free: tuple[int, ...] = ()) -> Node |
         x if k in free or x.spec.dtype == dtype else cast_op(x, dtype)
         for k, x in enumerate(node.inputs)
     ]
-    return node.derive(inputs, node.spec) if inputs != node.inputs else None
+    return None if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
 
 
 def packed(value: Pair) -> int:
