@@ -166,7 +166,9 @@ class Rewrites(unittest.TestCase):
     def test_overlapping_or_padded_windows_are_left(self):
         x = ad.Variable("x", shape=(2, 1, 9, 9), dtype=np.float32)
         f = ad.Variable("f", shape=(2, 1, 2, 2), dtype=np.float32)
-        for attrs in (dict(stride=1), dict(padding=1), dict(ceil_mode=True), dict(stride=3)):
+        for attrs in (
+            dict(stride=1), dict(padding=1), dict(ceil_mode=True), dict(stride=3), dict(dilation=2)
+        ):  # fmt: skip
             with self.subTest(**attrs):
                 conv = ad.conv2d(x, f, padding=((1, 0), (0, 0)))  # 9 x 8
                 y = ad.max_pool2d(conv, 2, **attrs)

@@ -23,7 +23,11 @@ BOOL = np.dtype(np.bool_)
 
 
 class PoolOp(Op):
-    """What the operators share: window (None: the whole plane), stride, padding and ceil_mode."""
+    """What the operators share: window (None: the whole plane), stride, padding, ceil_mode and, for
+    the maximum alone, dilation.
+    """
+
+    dilates = True
 
     def __call__(
         self,
@@ -32,6 +36,7 @@ class PoolOp(Op):
         stride: int | Pair | None = None,
         padding: Any = 0,
         ceil_mode: bool = False,
+        dilation: int | Pair = 1,
         name: str | None = None,
         **attrs: Any,
     ) -> Node:
@@ -41,20 +46,29 @@ class PoolOp(Op):
         attrs.update(
             window=window, stride=pair(stride), padding=pair(padding), ceil_mode=bool(ceil_mode)
         )
+        if self.dilates:
+            attrs["dilation"] = pair(dilation)
         node = Node(self, inputs, attrs, name)
         check_attributes(node)
+        if not self.dilates and pair(dilation) != (1, 1):
+            raise node.error(f"the windows of a mean are not dilated, got dilation={dilation!r}")
         return node
 
     def windows(self, node: Node, plane: tuple[int, ...]) -> Windows:
         """The windows over a plane; each meets at least one element."""
         size = node.attrs["window"] or plane
         windows = slide(node, (plane[0], plane[1]), size, node.attrs["ceil_mode"])
-        for extent, around in zip(size, windows.padding):
+        for extent, around in zip(windows.extents, windows.padding):
             if max(around) >= extent:
                 raise node.error(
-                    f"padding {node.attrs['padding']} must be below the window {size}, else a "
-                    "window would see padding alone"
+                    f"padding {node.attrs['padding']} must be below the window {windows.extents}, "
+                    "else a window would see padding alone"
                 )
+        if windows.dilation != (1, 1) and windows.blind:
+            raise node.error(
+                f"a window {size} with dilation {windows.dilation} and padding "
+                f"{node.attrs['padding']} sees nothing of the plane {windows.plane}"
+            )
         return windows
 
     def attributes(self, node: Node, windows: Windows | None = None) -> dict[str, Any]:
@@ -125,8 +139,7 @@ class MaxPoolOp(PoolOp):
         np.add(argmax, corners(windows), out=argmax)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        windows = self.windows(node, node.inputs[0].spec.shape[2:])
-        return packed(windows.size), packed(windows.stride), packed(windows.before)
+        return geometry(self.windows(node, node.inputs[0].spec.shape[2:]))
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec[0].dtype)
@@ -171,8 +184,7 @@ class MaxPoolGradientOp(PoolOp):
             np.add(into, dy[to], out=into, where=mask)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        windows = self.windows(node, node.attrs["plane"])
-        return packed(windows.size), packed(windows.stride), packed(windows.before)
+        return geometry(self.windows(node, node.attrs["plane"]))
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec.dtype, free=(1,))
@@ -238,6 +250,7 @@ class MaxPoolReadOp(PoolOp):
 class AvgPoolOp(PoolOp):
     """x (N, C, H, W) → the mean of each window, (N, C, oH, oW)."""
 
+    dilates = False
     name = kernel = "avg_pool2d"
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -271,6 +284,7 @@ class AvgPoolOp(PoolOp):
 class AvgPoolGradientOp(PoolOp):
     """Spreads each dy (N, C, oH, oW) evenly over its window: (N, C, *plane)."""
 
+    dilates = False
     name = kernel = "avg_pool2d_gradient"
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -303,6 +317,7 @@ class AvgPoolGradientOp(PoolOp):
 class AvgPoolGradientLikeOp(PoolOp):
     """The gradient of mean pooling x: (dy, x) → (N, C, H, W)."""
 
+    dilates = False
     name = "avg_pool2d_gradient_like"
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -336,6 +351,12 @@ def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
         )
 
 
+def geometry(windows: Windows) -> tuple[int, ...]:
+    """The arguments of the native kernels of max-pooling."""
+    pairs = windows.size, windows.stride, windows.before, windows.dilation
+    return tuple(map(packed, pairs))
+
+
 def averages(node: Node, windows: Windows) -> tuple[int, ...]:
     """The arguments of the native kernels of mean pooling."""
     lists = windows.size, windows.stride, windows.before, windows.after
@@ -362,7 +383,7 @@ def corners(windows: Windows) -> np.ndarray:
 
 def offsets(windows: Windows) -> np.ndarray:
     """How far each tap of a window lies behind its corner."""
-    down, across = (np.arange(n, dtype=INT32) for n in windows.size)
+    down, across = (np.arange(n, dtype=INT32) * d for n, d in zip(windows.size, windows.dilation))
     return (down[:, None] * windows.plane[1] + across).reshape(-1)
 
 

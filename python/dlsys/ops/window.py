@@ -31,10 +31,26 @@ class Windows(NamedTuple):
         return (self.before[0], self.after[0]), (self.before[1], self.after[1])
 
     @property
+    def extents(self) -> Pair:
+        """How far a window reaches, from its first tap to its last."""
+        height, width = ((n - 1) * d + 1 for n, d in zip(self.size, self.dilation))
+        return height, width
+
+    @property
     def overlap(self) -> bool:
         """Whether an element may lie in two windows."""
-        extents = ((n - 1) * d + 1 for n, d in zip(self.size, self.dilation))
-        return any(extent > stride for extent, stride in zip(extents, self.stride))
+        return any(extent > stride for extent, stride in zip(self.extents, self.stride))
+
+    @property
+    def blind(self) -> bool:
+        """Whether there is a window none of whose taps lies on the plane."""
+        for axis in (0, 1):
+            met = np.zeros(self.out[axis], np.bool_)
+            for tap in range(self.size[axis]):
+                met[self._reach(axis, tap)[0]] = True
+            if not met.all():
+                return True
+        return False
 
     def taps(self) -> Iterator[tuple[Pair, Slices, Slices]]:
         """Each tap of the windows in row-major order, with the windows in which it lies on the
