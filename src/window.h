@@ -169,11 +169,25 @@ inline Correlation DataGradient(const Conv& c, const float* f, const float* dy, 
 // Windows of one size over planes (n, c, plane), giving (n, c, out).
 struct Pool {
   int64_t planes;
-  Pair plane, out, size, stride, before;
+  Pair plane, out, size, stride, before, dilation;
+
+  bool Dilated() const { return dilation.h != 1 || dilation.w != 1; }
+  Pair Extent() const { return {(size.h - 1) * dilation.h + 1, (size.w - 1) * dilation.w + 1}; }
 };
 
+// Whether each window has a tap on the plane, along one axis.
+inline bool AllSee(int64_t out, int64_t size, int64_t stride, int64_t before, int64_t dilation,
+                   int64_t plane) {
+  for (int64_t k = 0; k < out; k++) {
+    const int64_t first = k * stride - before;
+    const int64_t tap = first < 0 ? (dilation - 1 - first) / dilation : 0;
+    if (tap >= size || first + tap * dilation >= plane) return false;
+  }
+  return true;
+}
+
 inline Pool CheckedPool(const char* op, const DLArray* x, const DLArray* y, int64_t size,
-                        int64_t stride, int64_t before) {
+                        int64_t stride, int64_t before, int64_t dilation = int64_t(1) << 32 | 1) {
   CheckPlanes(op, x);
   CheckPlanes(op, y);
   Pool p{x->shape[0] * x->shape[1],
@@ -181,16 +195,27 @@ inline Pool CheckedPool(const char* op, const DLArray* x, const DLArray* y, int6
          PlaneOf(y),
          Unpack(size),
          Unpack(stride),
-         Unpack(before)};
+         Unpack(before),
+         Unpack(dilation)};
   if (x->shape[0] != y->shape[0] || x->shape[1] != y->shape[1])
     Fail("%s: shapes do not fit: %s and %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
-  const Pair reach{p.plane.h + p.size.h, p.plane.w + p.size.w};
+  if (p.dilation.h < 1 || p.dilation.w < 1 || p.size.h > kMostCoordinate / p.dilation.h ||
+      p.size.w > kMostCoordinate / p.dilation.w)
+    Fail("%s: dilation must be positive and not too large, got (%ld, %ld)", op, (long)p.dilation.h,
+         (long)p.dilation.w);
+  const Pair extent = p.Extent();
+  const Pair reach{p.plane.h + extent.h, p.plane.w + extent.w};
   CheckAttributes(op, p.stride, p.before, reach, p.out);
   // The first and the last window must meet the plane.
-  if (Numel(y) && (p.before.h >= p.size.h || p.before.w >= p.size.w ||
+  if (Numel(y) && (p.before.h >= extent.h || p.before.w >= extent.w ||
                    (p.out.h - 1) * p.stride.h - p.before.h >= p.plane.h ||
                    (p.out.w - 1) * p.stride.w - p.before.w >= p.plane.w))
     Fail("%s: windows lie outside of the plane: %s and %s", op, ShapeText(x).c_str(),
+         ShapeText(y).c_str());
+  if (Numel(y) && p.Dilated() &&
+      !(AllSee(p.out.h, p.size.h, p.stride.h, p.before.h, p.dilation.h, p.plane.h) &&
+        AllSee(p.out.w, p.size.w, p.stride.w, p.before.w, p.dilation.w, p.plane.w)))
+    Fail("%s: dilated windows see nothing of the plane: %s and %s", op, ShapeText(x).c_str(),
          ShapeText(y).c_str());
   if (p.plane.h > kMostCoordinate || p.plane.w > kMostCoordinate || Size(p.plane) > INT32_MAX)
     Fail("%s: a plane of %s is too large for its indices", op, ShapeText(x).c_str());

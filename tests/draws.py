@@ -134,7 +134,7 @@ def row_convolution(d: Draw) -> Case:
     return Case(shapes, attrs)
 
 
-def max_pooling(d: Draw) -> Case:
+def pooling(d: Draw) -> Case:
     window = d.pair(1, 4)
     padding = paddings(d, (window[0] - 1, window[1] - 1))
     attrs: dict[str, Any] = dict(window=window, padding=padding, ceil_mode=d.flag())
@@ -143,8 +143,21 @@ def max_pooling(d: Draw) -> Case:
     return Case(((d.number(1, 3), d.number(1, 9), *plane_for(d, window, padding)),), attrs)
 
 
+def max_pooling(d: Draw) -> Case:
+    """Dilated in half of all cases, on planes and with padding that leave no window blind."""
+    one = pooling(d)
+    dilation = d.pair(1, 3)
+    if d.flag():
+        return one
+    window = one.attrs["window"]
+    padding = tuple(d.number(0, (k - 1) * n // 2) for k, n in zip(window, dilation))
+    plane = tuple((k - 1) * n + d.number(1, 7) for k, n in zip(window, dilation))
+    attrs = {**one.attrs, "dilation": dilation, "padding": padding}
+    return Case(((*one.shapes[0][:2], *plane),), attrs)
+
+
 def mean_pooling(d: Draw) -> Case:
-    one = max_pooling(d)
+    one = pooling(d)
     return Case(one.shapes, {**one.attrs, "count_include_pad": d.flag()})
 
 

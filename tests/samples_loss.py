@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from dlsys.ops import loss, matmul, softmax
@@ -34,6 +36,7 @@ from rows import (
     product,
     refuse,
     signed,
+    uniform,
     weights,
 )
 
@@ -53,6 +56,27 @@ def flipped(rows: int, inner: int, columns: int) -> list[Case]:
 LOGITS = ((1, 1), (4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129))
 ROWS = tuple(case(s) for s in [(1,), (5,), *LOGITS, (3, 0), (0,), WIDE])
 ROWS += (case((61, 130)), case((7, 10), domain=extreme), case((3, 2), domain=extreme))
+# the last of several, short and long columns, few and many, wide rows, and nothing
+AXES = tuple(
+    case(shape, axis=axis)
+    for shape, axis in [
+        ((3, 4), 0), ((3, 4), 1), ((3, 4), -2), ((2, 3, 5), 1), ((2, 3, 5), -3), ((5, 7, 1, 1), 1),
+        (WIDE, 2), ((1, 5), 0), ((0, 3), 0), ((3, 0), 0), ((2, 0, 3), 1), ((33, 40), 0),
+        ((103, 3), 0), ((5, 50, 20), 1), ((2, 40, 600), 1), ((3, 7, 300), 1), ((100, 2), 0),
+        ((61, 5, 7), 1),
+    ]
+)  # fmt: skip
+AXES += (case((7, 10), axis=0, domain=extreme), case((70, 9), axis=0, domain=uniform(-90, 90)))
+NO_AXES = (
+    *(
+        refuse(rf"axes \({k},\) do not fit an array of 2 dimensions", (3, 4), axis=k)
+        for k in (2, -3)
+    ),
+    *(
+        refuse(r"expected an integer for axis, got ", (3, 4), axis=k)
+        for k in (1.0, "0", None, True)
+    ),
+)
 DENSE = tuple(case(s, s) for s in [(5,), *LOGITS, WIDE, (61, 130)])
 DENSE += (case((7, 10), (7, 10), domain=(extreme, one_hot)),)
 LABELS = (classes(10, np.int32), classes(10, np.int64), classes(10, np.uint8))
@@ -63,6 +87,11 @@ SPARSE = tuple(
 )
 REDUCTION = tuple({"reduction": name} for name in ("mean", "sum", "none"))
 INTEGER = ("float32", "int32", "float32")  # dtypes
+
+
+def over_axis(formula: Callable) -> Callable:
+    """A formula over the last axis as one over any."""
+    return lambda x, axis=-1: np.moveaxis(formula(np.moveaxis(x, axis, -1)), -1, axis)
 
 
 def bad_labels(*dy: Shape) -> tuple[Refusal, ...]:
@@ -119,14 +148,15 @@ PRODUCTS = (
 # log_softmax 0.8, losses 1.2, their gradients 2.1.
 SOFTMAX = (
     Sample(
-        "softmax", softmax.softmax_op, lambda x: np.exp(log_softmax(x)), ROWS, scale=softmax_scale,
+        "softmax", softmax.softmax_op, over_axis(lambda x: np.exp(log_softmax(x))), ROWS + AXES,
+        scale=over_axis(softmax_scale),
         ulps=4, integers="float",
-        refusals=(refuse(r"softmax: expected at least one dimension, got \S+ \(\)", ()),),
+        refusals=(refuse(r"softmax: expected at least one dimension, got \S+ \(\)", ()), *NO_AXES),
     ),
     Sample(
-        "log_softmax", softmax.log_softmax_op, log_softmax, ROWS, ulps=4, integers="float",
-        scale=lambda x: 1 + np.abs(log_softmax(x)),
-        refusals=(refuse(r"log_softmax: expected at least one dimension", ()),),
+        "log_softmax", softmax.log_softmax_op, over_axis(log_softmax), ROWS + AXES, ulps=4,
+        integers="float", scale=over_axis(lambda x: 1 + np.abs(log_softmax(x))),
+        refusals=(refuse(r"log_softmax: expected at least one dimension", ()), *NO_AXES),
     ),
 )  # fmt: skip
 

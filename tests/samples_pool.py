@@ -18,10 +18,12 @@ class Naive:
 
     def __init__(
         self, plane: Any, window: Any = None, stride: Any = None, padding: Any = 0,
-        ceil_mode: bool = False,
+        ceil_mode: bool = False, dilation: Any = 1,
     ) -> None:  # fmt: skip
         self.plane = tuple(plane)
-        self.size = pair(plane if window is None else window)
+        self.dilation = pair(dilation)
+        taps = pair(plane if window is None else window)
+        self.size = tuple((n - 1) * d + 1 for n, d in zip(taps, self.dilation))
         default = 1 if window is None else window
         self.stride = pair(default if stride is None else stride)
         self.pads = around(padding, self.plane, self.size, self.stride, (1, 1))
@@ -42,7 +44,9 @@ class Naive:
             for axis in (0, 1):
                 start = at[axis] * self.stride[axis] - self.pads[axis][0]
                 stop = start + self.size[axis]
-                slices.append(slice(max(start, 0), min(stop, self.plane[axis])))
+                step = self.dilation[axis]
+                first = next(k for k in range(start, stop, step) if k >= 0)
+                slices.append(slice(first, min(stop, self.plane[axis]), step))
                 padded *= min(stop, self.plane[axis] + self.pads[axis][1]) - start
             yield at, tuple(slices), padded
 
@@ -141,6 +145,17 @@ CASES = (
     case((3, 6, 28, 28), window=2),
     case((2, 17, 13, 11), window=3, stride=2, padding=1),
 )
+# taps that leave elements out, windows that overlap and that do not, padding all around
+DILATED = (
+    case((2, 3, 7, 8), window=2, dilation=2),
+    case((2, 2, 9, 8), window=(2, 3), stride=1, dilation=(3, 2)),
+    case((2, 3, 6, 7), window=3, stride=2, padding=2, dilation=2),
+    case((1, 2, 8, 9), window=(3, 1), stride=(1, 3), dilation=(2, 5), ceil_mode=True),
+    case((2, 2, 7, 7), window=3, stride=2, padding="same", dilation=2),
+    case((1, 1, 5, 6), window=2, stride=2, padding=((1, 3), (0, 2)), dilation=3),
+    case((2, 0, 6, 6), window=2, dilation=2),
+)
+ALL = CASES + DILATED
 UNPADDED = tuple(Case(c.shapes, {**c.attrs, "count_include_pad": False}) for c in CASES[1:5])
 WHOLE = (case((2, 3, 4, 5)), case((1, 1, 1, 1)), case((0, 3, 2, 2)), case((3, 65, 7, 7)))
 OLD = (
@@ -158,6 +173,19 @@ REFUSALS = (
     refuse(r"padding \(2, 2\) must be below the window \(2, 2\)", GOOD, window=2, padding=2),
     refuse(r"expected \(N, C, H, W\), got \S+ \(2, 3\)", (2, 3), window=2),
 )
+REFUSALS_OF_MAX = (
+    *REFUSALS,
+    refuse(rf"dilation {PAIR} \(0, 0\)", GOOD, window=2, dilation=0),
+    refuse(r"window \(3, 3\) with dilation \(3, 3\) is larger than the plane", GOOD, window=3,
+           dilation=3),
+    refuse(r"padding \(4, 4\) must be below the window \(4, 4\)", GOOD, window=2, dilation=3,
+           padding=4),
+    refuse(r"a window \(2, 2\) with dilation \(3, 3\) and padding \(1, 1\) sees nothing of the "
+           r"plane \(2, 6\)", (2, 3, 2, 6), window=2, dilation=3, padding=1),
+)  # fmt: skip
+REFUSALS_OF_MEAN = (
+    *REFUSALS, refuse(r"unexpected attribute 'dilation'", GOOD, window=2, dilation=2),
+)  # fmt: skip
 
 
 def first(op: Any) -> Any:
@@ -225,14 +253,14 @@ BOTH = tuple(Case(c.shapes, {**c.attrs, "count_include_pad": True}) for c in CAS
 MIXED_DY = r"pooling gives \(2, 3, 3, 3\), its gradient is \(2, 3, 2, 3\)"
 
 POOLING = (
-    exact("max_pool2d", pooling.max_pool_op, max_pooled, CASES, build=first(pooling.max_pool_op),
-          refusals=REFUSALS, integers="float"),
-    exact("max_pool2d_function", pool.max_pool2d, max_pooled, CASES[:4]),
+    exact("max_pool2d", pooling.max_pool_op, max_pooled, ALL,
+          build=first(pooling.max_pool_op), refusals=REFUSALS_OF_MAX, integers="float"),
+    exact("max_pool2d_function", pool.max_pool2d, max_pooled, CASES[:4] + DILATED[:3]),
     exact("max_pool2d_op", pool.max_pool2d_op, lambda x, **a: max_pooled(x, **windows_of(a)), OLD),
     exact("global_max_pool2d", pool.global_max_pool2d, lambda x: x.max(axis=(2, 3)), WHOLE),
     summed(
         "max_pool2d_gradient", pooling.max_pool_gradient_op,
-        lambda dy, places, plane, **attrs: spread(dy, places, plane), with_indices(CASES, "di"),
+        lambda dy, places, plane, **attrs: spread(dy, places, plane), with_indices(ALL, "di"),
         differentiable=(0,), specials=False,
         refusals=(
             refuse(r"expected one index for each gradient, got", (1, 1, 2, 2), (1, 1, 2, 1),
@@ -243,7 +271,7 @@ POOLING = (
     ),
     summed(
         "max_pool2d_gradient_like", pooling.max_pool_gradient_like_op,
-        lambda dy, places, x, **attrs: spread(dy, places, x.shape[2:]), with_indices(CASES, "dix"),
+        lambda dy, places, x, **attrs: spread(dy, places, x.shape[2:]), with_indices(ALL, "dix"),
         differentiable=(0,), specials=False,
         refusals=(
             refuse(MIXED_DY, (2, 3, 2, 3), (2, 3, 2, 3), GOOD,
@@ -251,7 +279,7 @@ POOLING = (
         ),
     ),
     exact(
-        "max_pool2d_read", pooling.max_pool_read_op, read, with_indices(CASES, "xi"),
+        "max_pool2d_read", pooling.max_pool_read_op, read, with_indices(ALL, "xi"),
         differentiable=(0,), specials=False,
         refusals=(
             refuse(r"expected indices \(2, 3, 3, 3\), got", GOOD, (2, 3, 2, 3),
@@ -261,7 +289,7 @@ POOLING = (
     summed("max_pool2d_gradient_op", pool.max_pool2d_gradient_op, max_gradient, triples(OLD),
            differentiable=(1,), specials=False, domain=apart),
     summed("avg_pool2d", pooling.avg_pool_op, averaged, BOTH + UNPADDED, integers="float",
-           refusals=REFUSALS),
+           refusals=REFUSALS_OF_MEAN),
     summed("avg_pool2d_function", pool.avg_pool2d, averaged, CASES[:4] + UNPADDED),
     summed("avg_pool2d_op", pool.avg_pool2d_op, lambda x, **a: averaged(x, **windows_of(a)), OLD),
     summed("global_avg_pool2d", pool.global_avg_pool2d,

@@ -55,7 +55,7 @@ class Names(unittest.TestCase):
     def test_helpers(self):
         x, y = ad.Variable(name="x"), ad.Variable(name="y")
         total = ad.sum_node_list([x, y, x])
-        self.assertEqual(ad.sum_node_list([x]), x)
+        self.assertIs(ad.sum_node_list([x]), x)
         order = ad.find_topo_sort([total])
         self.assertEqual((order[-1], set(order) >= {x, y}), (total, True))
         logits = np.array([[1000.0, 1000.0], [0.0, np.log(3)]])

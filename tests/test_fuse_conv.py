@@ -58,7 +58,7 @@ class Layer:
     def names(self, feeds, ctx, fetches=None):
         """The operators of the plan."""
         executor = ad.Executor(self.fetches if fetches is None else fetches, ctx)
-        used = {x: array.shape for x, array in feeds.items() if x in executor.topo_order}
+        used = {x: array.shape for x, array in feeds.items() if x in set(executor.topo_order)}
         return [step.node.op.name for step in executor.plan(used).steps]
 
 
@@ -75,7 +75,7 @@ def for_a_gpu(fetches, gpu):
 def run(fetches, feeds, ctx, fused=True):
     """The values, with the pass or without."""
     executor = ad.Executor(fetches, ctx)
-    used = {x: array for x, array in feeds.items() if x in executor.topo_order}
+    used = {x: array for x, array in feeds.items() if x in set(executor.topo_order)}
     if fused:
         return executor.run(used, convert_to_numpy_ret_vals=True)
     with mock.patch.object(engine, "fuse_convolutions", unfused):
@@ -166,7 +166,9 @@ class Rewrites(unittest.TestCase):
     def test_overlapping_or_padded_windows_are_left(self):
         x = ad.Variable("x", shape=(2, 1, 9, 9), dtype=np.float32)
         f = ad.Variable("f", shape=(2, 1, 2, 2), dtype=np.float32)
-        for attrs in (dict(stride=1), dict(padding=1), dict(ceil_mode=True), dict(stride=3)):
+        for attrs in (
+            dict(stride=1), dict(padding=1), dict(ceil_mode=True), dict(stride=3), dict(dilation=2)
+        ):  # fmt: skip
             with self.subTest(**attrs):
                 conv = ad.conv2d(x, f, padding=((1, 0), (0, 0)))  # 9 x 8
                 y = ad.max_pool2d(conv, 2, **attrs)

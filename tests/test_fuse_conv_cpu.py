@@ -50,7 +50,7 @@ class Blocks(unittest.TestCase):
             for first, last in ((0, 1), (1, 3), (5, 10), (2, 15), (3, 19), (36, 37)):
                 with self.subTest(name, first=first, last=last):
                     part = {
-                        node: value[first:last] if node in (layer.x, layer.weights) else value
+                        node: value[first:last] if node in {layer.x, layer.weights} else value
                         for node, value in feeds.items()
                     }
                     for of_part, of_whole in zip(run(layer.fetches, part, cpu(0)), whole):

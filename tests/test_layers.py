@@ -120,6 +120,8 @@ class Layers:
             (nn.Tanh(), np.tanh(x)),
             (nn.Softmax(), e / e.sum(-1, keepdims=True)),
             (nn.LogSoftmax(), x - np.log(e.sum(-1, keepdims=True))),
+            (nn.Softmax(axis=0), e / e.sum(0, keepdims=True)),
+            (nn.LogSoftmax(axis=0), x - np.log(e.sum(0, keepdims=True))),
         ):
             self.check(layer, x, expected)
 

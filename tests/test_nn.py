@@ -88,7 +88,7 @@ class Naming(unittest.TestCase):
         self.assertEqual([name for name, _ in block.named_buffers()], ["count"])
         self.assertEqual(block.buffers(), [block.count])
         self.assertEqual(block.parameters(), [p for _, p in block.named_parameters()])
-        self.assertNotIn(block.count, block.parameters())
+        self.assertNotIn(block.count, set(block.parameters()))
         self.assertEqual(len(block.parameters()), 5)
 
     def test_modules_are_listed_parents_first_in_order(self) -> None:

@@ -70,7 +70,7 @@ def check_random_graph(ctx, seed):
         pairs.append((node, np.asarray(value, np.float32)))
     fetches = rng.sample(pairs, 8) + pairs[-1:]
     updates = [node for node, _ in pairs if node.op is ad.assign_op]
-    used = ad.find_topo_sort([node for node, _ in fetches] + updates)
+    used = set(ad.find_topo_sort([node for node, _ in fetches] + updates))
     fed = {node: value for node, value in feeds.items() if node in used}
     executor = ad.Executor([*(node for node, _ in fetches), *updates], ctx)
     values = executor.run(fed, convert_to_numpy_ret_vals=True)

@@ -148,7 +148,8 @@ class Network:
         """How many numbers a row has."""
         rows = {node: arrays(2) for node, arrays in self.fed.items()}
         executor = ad.Executor([x])
-        used = {node: value.shape for node, value in rows.items() if node in executor.topo_order}
+        read = set(executor.topo_order)
+        used = {node: value.shape for node, value in rows.items() if node in read}
         executor.infer_shape(used)
         return executor.node_to_shape_map[x][1]
 

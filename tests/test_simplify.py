@@ -50,6 +50,17 @@ class Simplify(unittest.TestCase):
         plus, minus = evaluate([x / 0.0, x / -0.0], {x: host})
         np.testing.assert_array_equal([plus, minus], [host * np.inf, host * -np.inf])
 
+    def test_softmax_over_any_axis(self):
+        x = ad.Variable("x", shape=(2, 3, 4, 1), dtype=np.float32)
+        for axis, found in [
+            (-1, ["softmax"]), (3, ["softmax"]), (1, ["reshape", "reshape", "softmax_columns"]),
+            (-2, ["reshape", "reshape", "softmax"]),
+        ]:  # fmt: skip
+            self.assertEqual(operators(simplified([ad.softmax_op(x, axis=axis)])), found, axis)
+        same = [ad.log_softmax_op(x, axis=1), ad.log_softmax_op(x, axis=-3)]
+        first, second = simplified(same)
+        self.assertIs(first.inputs[0], second.inputs[0])
+
     def test_attributes_given_in_another_order_keep_their_names(self):
         class PairOp(ad.Op):
             kernel = "pair"

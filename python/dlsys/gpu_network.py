@@ -66,7 +66,7 @@ def max_pooling2d(
     in_arr: NDArray, kernel_h: int, kernel_w: int, out: NDArray, padding: Any = 0, stride: Any = 1
 ) -> None:
     """out (N, C, oH, oW) = the largest value of each window of in (N, C, H, W)."""
-    sizes = _pool("max_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
+    sizes = _max_pool("max_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
     check_separate("max_pool2d", out, in_arr)
     launch("max_pool2d", out.ctx, in_arr, out, empty(out.shape, out.ctx, np.int32), *sizes)
 
@@ -85,7 +85,7 @@ def max_pooling2d_gradient(
     The windows are searched again; in a graph, `ad.max_pool2d` keeps what it has found.
     """
     op = "max_pool2d_gradient"
-    sizes = _pool(op, in_arr, (kernel_h, kernel_w), out_grad, padding, stride)
+    sizes = _max_pool(op, in_arr, (kernel_h, kernel_w), out_grad, padding, stride)
     check_arrays(op, in_arr, in_grad)
     check_shape(op, "the gradient", in_grad, in_arr.shape)
     check_separate(op, in_grad, out_grad)
@@ -116,6 +116,11 @@ def average_pooling2d_gradient(
     sizes = _pool(op, in_grad, (kernel_h, kernel_w), out_grad, padding, stride)
     check_separate(op, in_grad, out_grad)
     launch(op, in_grad.ctx, out_grad, in_grad, *sizes, sizes[-1], 1)
+
+
+def _max_pool(*arguments: Any) -> tuple[int, ...]:
+    """The arguments of the kernels of max-pooling, whose windows are not dilated here."""
+    return *_pool(*arguments), _packed((1, 1))
 
 
 def _pool(

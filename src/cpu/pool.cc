@@ -21,6 +21,14 @@ DLSYS_INLINE Seen SeenBy(int64_t k, int64_t size, int64_t stride, int64_t before
   return {std::max<int64_t>(0, -first), std::min(size, plane - first), first};
 }
 
+// The same where the taps lie `dilation` apart.
+DLSYS_INLINE Seen SeenBy(int64_t k, int64_t size, int64_t stride, int64_t before, int64_t plane,
+                         int64_t dilation) {
+  const int64_t first = k * stride - before;
+  return {first < 0 ? (dilation - 1 - first) / dilation : 0,
+          std::min(size, (plane - 1 - first) / dilation + 1), first};
+}
+
 const int32_t* Indices(const char* op, const DLArray* a) {
   Check(op, a);
   if (a->dtype != DL_INT32) Fail("%s: expected int32 indices, got %s", op, DtypeText(a->dtype));
@@ -35,55 +43,72 @@ void ForPlanes(const Pool& p, const F& body) {
   });
 }
 
-// The first largest element of a window, where NaN is larger than every number.
-DLSYS_INLINE int64_t FindMax(const Pool& p, const float* x, const Seen& down, const Seen& across) {
-  int64_t best = (down.first + down.begin) * p.plane.w + across.first + across.begin;
+// The first largest element of a window, where NaN is larger than every number. Dilation is a
+// constant where there is none.
+DLSYS_INLINE int64_t FindMax(const Pool& p, const float* x, const Seen& down, const Seen& across,
+                             Pair dilation) {
+  int64_t best =
+      (down.first + down.begin * dilation.h) * p.plane.w + across.first + across.begin * dilation.w;
   float largest = x[best];
   for (int64_t a = down.begin; a < down.end; a++) {
-    const int64_t row = (down.first + a) * p.plane.w + across.first;
+    const int64_t row = (down.first + a * dilation.h) * p.plane.w + across.first;
     for (int64_t b = across.begin; b < across.end; b++) {
-      const float value = x[row + b];
+      const int64_t at = row + b * dilation.w;
+      const float value = x[at];
       const bool larger = !(value <= largest) && largest == largest;
       largest = larger ? value : largest;
-      best = larger ? row + b : best;
+      best = larger ? at : best;
     }
   }
   return best;
 }
 
+template <bool kDilated>
+DLSYS_INLINE void MaxOfPlane(const Pool& p, const float* data, float* to, int32_t* at) {
+  int64_t k = 0;
+  for (int64_t i = 0; i < p.out.h; i++) {
+    const Seen down = kDilated
+                          ? SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h, p.dilation.h)
+                          : SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h);
+    for (int64_t j = 0; j < p.out.w; j++, k++) {
+      const Seen across = kDilated
+                              ? SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w, p.dilation.w)
+                              : SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w);
+      const int64_t best = FindMax(p, data, down, across, kDilated ? p.dilation : Pair{1, 1});
+      to[k] = data[best];
+      at[k] = (int32_t)best;
+    }
+  }
+}
+
 void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int64_t stride,
-               int64_t before) {
+               int64_t before, int64_t dilation) {
   const char* op = "max_pool2d";
   const float* from = Input(op, x);
   float* to = Output(op, y);
   int32_t* at = (int32_t*)Indices(op, argmax);
   CheckSameShape(op, y, argmax);
-  const Pool p = CheckedPool(op, x, y, size, stride, before);
+  const Pool p = CheckedPool(op, x, y, size, stride, before, dilation);
   if (!Numel(y)) return;
   ForPlanes(p, [&](int64_t plane) {
     const float* data = from + plane * Size(p.plane);
-    int64_t k = plane * Size(p.out);
-    for (int64_t i = 0; i < p.out.h; i++) {
-      const Seen down = SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h);
-      for (int64_t j = 0; j < p.out.w; j++, k++) {
-        const Seen across = SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w);
-        const int64_t best = FindMax(p, data, down, across);
-        to[k] = data[best];
-        at[k] = (int32_t)best;
-      }
-    }
+    const int64_t first = plane * Size(p.out);
+    if (p.Dilated())
+      MaxOfPlane<true>(p, data, to + first, at + first);
+    else
+      MaxOfPlane<false>(p, data, to + first, at + first);
   });
 }
 
 // Where an index counts: windows do not cross planes, so a plane has one writer.
 void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, int64_t size,
-                       int64_t stride, int64_t before) {
+                       int64_t stride, int64_t before, int64_t dilation) {
   const char* op = "max_pool2d_gradient";
   const float* from = Input(op, dy);
   const int32_t* at = Indices(op, argmax);
   float* to = Output(op, dx);
   CheckSameShape(op, dy, argmax);
-  const Pool p = CheckedPool(op, dx, dy, size, stride, before);
+  const Pool p = CheckedPool(op, dx, dy, size, stride, before, dilation);
   ForPlanes(p, [&](int64_t plane) {
     float* data = to + plane * Size(p.plane);
     std::fill(data, data + Size(p.plane), 0.f);

@@ -17,6 +17,7 @@ struct Windows {
   int plane_h, plane_w, out_h, out_w, size_h, size_w, stride_h, stride_w, before_h, before_w;
   int padded_h, padded_w;
   bool count_padding;
+  int dilation_h, dilation_w;
 
   __device__ int Plane() const { return plane_h * plane_w; }
   __device__ int Out() const { return out_h * out_w; }
@@ -30,6 +31,18 @@ struct Range {
 __device__ __forceinline__ Range Seen(int window, int size, int stride, int before, int plane) {
   const int first = window * stride - before;
   return {max(first, 0), min(first + size, plane)};
+}
+
+// The taps [begin, end) along one axis that lie on the plane, `dilation` apart from `first` on.
+struct Taps {
+  int first, begin, end;
+};
+
+__device__ __forceinline__ Taps Met(int window, int size, int stride, int before, int dilation,
+                                    int plane) {
+  const int first = window * stride - before;
+  return {first, first < 0 ? (dilation - 1 - first) / dilation : 0,
+          min(size, (plane - 1 - first) / dilation + 1)};
 }
 
 // The windows [begin, end) along one axis that cover an element.
@@ -75,6 +88,34 @@ __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t
   }
 }
 
+// The same where taps lie apart.
+template <class Index>
+__global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
+                                     int64_t numel) {
+  for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
+    const Spot spot = SpotOf((Index)k, p.Out(), p.out_w);
+    const float* plane = x + spot.plane * p.Plane();
+    const Taps rows = Met(spot.h, p.size_h, p.stride_h, p.before_h, p.dilation_h, p.plane_h);
+    const Taps cols = Met(spot.w, p.size_w, p.stride_w, p.before_w, p.dilation_w, p.plane_w);
+    int best = -1;
+    float largest = 0.f;
+    for (int i = rows.begin; i < rows.end; i++) {
+      const int row = (rows.first + i * p.dilation_h) * p.plane_w + cols.first;
+      for (int j = cols.begin; j < cols.end; j++) {
+        const float value = plane[row + j * p.dilation_w];
+        if (best < 0 || (!(value <= largest) && largest == largest)) {
+          largest = value;
+          best = row + j * p.dilation_w;
+        }
+      }
+    }
+    y[k] = largest;
+    argmax[k] = best;
+  }
+}
+
+// With dilation, size is the extent of a window: the walk then meets windows whose taps leave the
+// element out, and none of these has found its maximum there.
 template <class Index>
 __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
                                       float* dx, int64_t numel) {
@@ -192,7 +233,9 @@ Windows WindowsOf(const Pool& p, Pair after = {0, 0}, bool count_padding = false
           (int)p.before.w,
           (int)(p.plane.h + after.h),
           (int)(p.plane.w + after.w),
-          count_padding};
+          count_padding,
+          (int)p.dilation.h,
+          (int)p.dilation.w};
 }
 
 int32_t* Indices(const char* op, const DLArray* a) {
@@ -203,25 +246,28 @@ int32_t* Indices(const char* op, const DLArray* a) {
 bool Fits32(int64_t numel) { return numel <= INT32_MAX; }
 
 void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int64_t stride,
-               int64_t before, DLStream stream) {
+               int64_t before, int64_t dilation, DLStream stream) {
   const char* op = "max_pool2d";
   Enter(op, y, x, argmax);
   CheckSameShape(op, y, argmax);
-  const Pool p = CheckedPool(op, x, y, size, stride, before);
+  const Pool p = CheckedPool(op, x, y, size, stride, before, dilation);
   const int64_t numel = Numel(y);
-  Launch(op, Fits32(numel) ? MaxPoolKernel<unsigned> : MaxPoolKernel<int64_t>, Blocks(numel),
-         kThreads, 0, stream, WindowsOf(p), In(op, x), Out(op, y), Indices(op, argmax), numel);
+  auto kernel = Fits32(numel) ? MaxPoolKernel<unsigned> : MaxPoolKernel<int64_t>;
+  if (p.Dilated())
+    kernel = Fits32(numel) ? DilatedMaxPoolKernel<unsigned> : DilatedMaxPoolKernel<int64_t>;
+  Launch(op, kernel, Blocks(numel), kThreads, 0, stream, WindowsOf(p), In(op, x), Out(op, y),
+         Indices(op, argmax), numel);
 }
 
 void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, int64_t size,
-                       int64_t stride, int64_t before, DLStream stream) {
+                       int64_t stride, int64_t before, int64_t dilation, DLStream stream) {
   const char* op = "max_pool2d_gradient";
   Enter(op, dx, dy, argmax);
   CheckSameShape(op, dy, argmax);
-  const Pool p = CheckedPool(op, dx, dy, size, stride, before);
+  Pool p = CheckedPool(op, dx, dy, size, stride, before, dilation);
   const int64_t numel = Numel(dx);
   const Pair two{2, 2};
-  if (p.size == two && p.stride == two && p.before == Pair{0, 0}) {
+  if (p.size == two && p.stride == two && p.before == Pair{0, 0} && !p.Dilated()) {
     const int64_t tiles = p.planes * CeilDiv(p.plane.h, 2) * CeilDiv(p.plane.w, 2);
     const bool pairs = p.plane.w % 2 == 0 && (uintptr_t)dx->data % sizeof(float2) == 0;
     return Launch(
@@ -230,6 +276,7 @@ void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, in
         Blocks(tiles), kThreads, 0, stream, WindowsOf(p), In(op, dy), Indices(op, argmax),
         Out(op, dx), pairs, tiles);
   }
+  p.size = p.Extent();
   Launch(op, Fits32(numel) ? MaxPoolGradientKernel<unsigned> : MaxPoolGradientKernel<int64_t>,
          Blocks(numel), kThreads, 0, stream, WindowsOf(p), In(op, dy), Indices(op, argmax),
          Out(op, dx), numel);

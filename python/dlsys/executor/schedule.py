@@ -113,7 +113,8 @@ def _read_before_written(order: list[Node], updates: dict[Node, Node]) -> dict[N
             if update is None or k in node.op.writes:
                 continue
             if node in late:
-                snapshots[x] = snapshots.get(x) or _copy(x)
+                if x not in snapshots:
+                    snapshots[x] = _copy(x)
                 node.inputs[k] = snapshots[x]
             else:
                 after[update].append(node)

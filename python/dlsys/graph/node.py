@@ -12,7 +12,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from operator import index
+from operator import index, is_
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -247,8 +247,13 @@ class Op:
 
 
 class Node:
-    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w`, `x[1:3, ::2]`
-    make further nodes; `x[0]` of an operator with several outputs is its first output.
+    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w`, `x[1:3, ::2]`,
+    `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an operator with several
+    outputs is its first output.
+
+    A node is a key of dictionaries and sets by identity. Whether two names mean one node is asked
+    by `is`, of lists of nodes by `same_nodes`: `==` makes a node, which has no truth value before a
+    run, so `if`, `and`, `or`, `not`, and `in` a list raise GraphError.
 
     Attributes: `op`, `inputs` (nodes), `attrs` (plain values), `name`, `number` (unique, in order
     of making), `where` (the user's source line), `spec` (shape and dtype where they are known
@@ -298,7 +303,7 @@ class Node:
     @property
     def origin(self) -> Node:
         """In a rewritten graph, the user's node that this one stands for; else the node itself."""
-        return self._origin or self
+        return self if self._origin is None else self._origin
 
     def stand_for(self, node: Node) -> None:
         """Says that this node was made by rewriting another: it takes its number and origin."""
@@ -384,6 +389,56 @@ class Node:
 
     __radd__ = __add__
     __rmul__ = __mul__
+    __hash__ = object.__hash__  # a class with an __eq__ of its own has none otherwise
+
+    def __eq__(self, other: Any) -> Node:  # type: ignore[override]
+        return self._compared("equal", other)
+
+    def __ne__(self, other: Any) -> Node:  # type: ignore[override]
+        return self._compared("not_equal", other)
+
+    def __lt__(self, other: Any) -> Node:
+        return self._compared("less", other)
+
+    def __le__(self, other: Any) -> Node:
+        return self._compared("less_equal", other)
+
+    def __gt__(self, other: Any) -> Node:
+        return self._compared("greater", other)
+
+    def __ge__(self, other: Any) -> Node:
+        return self._compared("greater_equal", other)
+
+    def _compared(self, how: str, other: Any) -> Node:
+        """A comparison with a node, a number or an array. To anything else, None among it, Python
+        itself answers that a node is not equal, and refuses to order them.
+        """
+        if isinstance(other, (Node, int, float, np.generic, np.ndarray, list, tuple)):
+            return hooks[how](self, other)
+        return NotImplemented
+
+    def __and__(self, other: Any) -> Node:
+        return hooks["and"](self, other)
+
+    def __or__(self, other: Any) -> Node:
+        return hooks["or"](self, other)
+
+    def __xor__(self, other: Any) -> Node:
+        return hooks["xor"](self, other)
+
+    def __invert__(self) -> Node:
+        return hooks["not"](self)
+
+    __rand__ = __and__
+    __ror__ = __or__
+    __rxor__ = __xor__
+
+    def __bool__(self) -> bool:
+        raise GraphError(
+            f"{self.name} has no truth value before a run: choose by ad.where_op(condition, a, b), "
+            "join conditions by & | ~, find the same node by `is` or in a set, or run it first "
+            f"[{where()}]"
+        )
 
     def __repr__(self) -> str:
         arguments = [node.name for node in self.inputs]
@@ -410,6 +465,11 @@ class OutputOp(Op):
 
 
 output_op = OutputOp()
+
+
+def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
+    """Whether two sequences hold the very same nodes in one order; `==` of nodes makes nodes."""
+    return len(a) == len(b) and all(map(is_, a, b))
 
 
 def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
@@ -444,14 +504,20 @@ def _refuse_input(node: Node, value: Any) -> None:
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"
         raise GraphError(f"{node.op.name}: {what}; {advice} [{node.where}]")
+    advice = (
+        "compare nodes by == or <, which makes one"
+        if isinstance(value, bool)
+        else "wrap arrays in ad.constant"
+    )
     raise SignatureError(
-        f"{node.op.name}: an input is {type(value).__name__}, expected a node; wrap arrays in "
-        f"ad.constant [{node.where}]"
+        f"{node.op.name}: an input is {type(value).__name__}, expected a node; {advice} "
+        f"[{node.where}]"
     )
 
 
 def _cycle_text(path: list[Node], start: Node) -> str:
-    names = [node.name for node in path[path.index(start) :]]
+    first = next(k for k, node in enumerate(path) if node is start)
+    names = [node.name for node in path[first:]]
     if len(names) > 8:
         names = [*names[:4], "…", *names[-3:]]
     path_text = " → ".join(reversed([*names, names[0]]))

@@ -6,7 +6,8 @@ with their type, range and default.
 
 A call is bound to its signature before the node is made. A value is brought to one form on the way
 (a numpy integer becomes an int, a list a tuple), so that what follows need not ask. Whatever does
-not fit is refused by SignatureError with the operator, what it got, what it takes and the user's line.
+not fit is refused by SignatureError with the operator, what it got, what it takes and the user's
+line.
 """
 
 from __future__ import annotations
@@ -82,8 +83,10 @@ class Input(Kind):
         return value
 
     def refusal(self, key: str, value: Any) -> str:
-        kind = type(value).__name__
-        return f"{key} is {kind}, expected a node; wrap arrays in ad.constant"
+        advice = "wrap arrays in ad.constant"
+        if isinstance(value, bool):
+            advice = "compare nodes by == or <, which makes one"
+        return f"{key} is {type(value).__name__}, expected a node; {advice}"
 
 
 class Operand(Input):
@@ -98,7 +101,10 @@ class Operand(Input):
             raise TypeError
         return value
 
-    refusal = Kind.refusal
+    def refusal(self, key: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return f"{key} is the Python bool {value}; compare nodes by == or <, which makes a node"
+        return Kind.refusal(self, key, value)
 
 
 class Nodes(Kind):

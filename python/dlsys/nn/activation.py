@@ -103,14 +103,22 @@ class Tanh(Module):
 
 
 class Softmax(Module):
-    """exp(x) / Σ exp(x) over the last axis. Losses take logits, so no model here ends with it."""
+    """exp(x) / Σ exp(x) over `axis`, the last by default. Losses take logits, so no model here ends
+    with it.
+    """
+
+    def __init__(self, axis: int = -1) -> None:
+        self.axis = axis
 
     def forward(self, x: Node) -> Node:
-        return ad.softmax_op(x)
+        return ad.softmax_op(x, self.axis)
+
+    def options(self) -> str:
+        return "" if self.axis == -1 else f"axis={self.axis}"
 
 
-class LogSoftmax(Module):
-    """x - log Σ exp(x) over the last axis."""
+class LogSoftmax(Softmax):
+    """x - log Σ exp(x) over `axis`, the last by default."""
 
     def forward(self, x: Node) -> Node:
-        return ad.log_softmax_op(x)
+        return ad.log_softmax_op(x, self.axis)

@@ -16,10 +16,20 @@ class MaxPool2d(Module):
     """
 
     def __init__(
-        self, window: Pair, stride: Pair | None = None, padding: Any = 0, ceil_mode: bool = False
+        self,
+        window: Pair,
+        stride: Pair | None = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        dilation: Pair = 1,
     ) -> None:
         self.window = window
-        self.attrs = {"stride": stride, "padding": padding, "ceil_mode": ceil_mode}
+        self.attrs = {
+            "stride": stride,
+            "padding": padding,
+            "ceil_mode": ceil_mode,
+            "dilation": dilation,
+        }
 
     def forward(self, x: Node) -> Node:
         return ad.max_pool2d(x, self.window, **self.attrs)
@@ -80,6 +90,12 @@ class GlobalMaxPool(Module):
 
 def _pool_options(layer: MaxPool2d | AvgPool2d) -> str:
     """The window, and what is not as usual."""
-    usual = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
+    usual = {
+        "stride": None,
+        "padding": 0,
+        "ceil_mode": False,
+        "dilation": 1,
+        "count_include_pad": True,
+    }
     changed = [f"{name}={value}" for name, value in layer.attrs.items() if value != usual[name]]
     return ", ".join([str(layer.window), *changed])

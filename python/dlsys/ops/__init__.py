@@ -53,6 +53,20 @@ hooks.update(
     cast=elementwise.cast_op,
     copy=layout.copy_op,
     getitem=index.getitem_op,
+    equal=compare.equal_op,
+    not_equal=compare.not_equal_op,
+    less=compare.less_op,
+    less_equal=compare.less_equal_op,
+    greater=compare.greater_op,
+    greater_equal=compare.greater_equal_op,
+)
+hooks.update(
+    {
+        "and": compare.truth_and_op,
+        "or": compare.truth_or_op,
+        "xor": compare.truth_xor_op,
+        "not": compare.truth_not_op,
+    }
 )
 
 FAMILIES = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.node import Node, Op, Spec
+from ..graph.node import Node, Op, Spec, same_nodes
 from ..graph.shapes import broadcast, floating, promote
 from ..graph.signature import Number, Operand, Signature
 from .elementwise import Elementwise, as_node, cast_op, holding, is_number, number_of
@@ -78,6 +78,35 @@ class Logical(Elementwise):
 
     def simplify(self, node: Node) -> Node | None:
         return _with_inputs(node, BOOL)
+
+
+class Truth(Op):
+    """What `&`, `|`, `^` and `~` make: an operator on truth values alone, because in Python these
+    signs mean bits where they join numbers.
+    """
+
+    def __init__(self, sign: str, logical: Logical) -> None:
+        self.name = sign
+        self._logical = logical
+
+    def __call__(self, *inputs: Any, name: str | None = None) -> Node:  # type: ignore[override]
+        nodes: list[Any] = [x if isinstance(x, bool) else as_node(x) for x in inputs]
+        return Node(self, nodes, {}, name)  # which refuses a Python bool
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        for x, spec in zip(node.inputs, specs):
+            if spec.dtype is not None and spec.dtype != BOOL:
+                raise node.error(
+                    f"expected truth values, got {x.name} of {spec.dtype}; compare it first, as in "
+                    f"(x != 0), or call ad.{self._logical.name}_op"
+                )
+        return self._logical.infer(node, *specs)
+
+    def simplify(self, node: Node) -> Node:
+        return self._logical(*node.inputs)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None] * len(node.inputs)
 
 
 class WhereOp(Elementwise):
@@ -149,7 +178,7 @@ def _with_inputs(node: Node, *dtypes: np.dtype | None) -> Node | None:
     inputs = [
         x if x.spec.dtype == dtype else cast_op(x, dtype) for x, dtype in zip(node.inputs, wanted)
     ]
-    return None if inputs == node.inputs else node.derive(inputs, node.spec)
+    return None if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
 
 
 def _where(
@@ -182,6 +211,11 @@ logical_and_op = Logical("logical_and", np.logical_and)
 logical_or_op = Logical("logical_or", np.logical_or)
 logical_xor_op = Logical("logical_xor", np.logical_xor)
 logical_not_op = Logical("logical_not", np.logical_not)
+
+truth_and_op = Truth("&", logical_and_op)
+truth_or_op = Truth("|", logical_or_op)
+truth_xor_op = Truth("^", logical_xor_op)
+truth_not_op = Truth("~", logical_not_op)
 
 where_op = WhereOp()
 # The gradient of a tie goes to the first operand; beside a NaN it goes to the second.

@@ -176,7 +176,8 @@ def encode(body: Body) -> Program:
     numbers: list[float] = []
     for k, (step, row) in enumerate(zip(steps, reads)):
         places = [_place(x, steps[k - 1] if k else None, slots, numbers) for x in row]
-        free += [slots.pop(x) for x in dict.fromkeys(row) if x in slots and last_read[x] == k]
+        nodes = dict.fromkeys(x for x in row if isinstance(x, Node))
+        free += [slots.pop(x) for x in nodes if x in slots and last_read[x] == k]
         if last_read.get(step, 0) > k + 1:
             slots[step] = free.pop() if free else count
             count = max(count, slots[step] + 1)

@@ -124,6 +124,7 @@ def small(x: Spec, f: Spec, conv: Windows, pool: Windows, groups: int) -> Geomet
     plain = conv.stride == conv.dilation == (1, 1) and groups == 1
     plain = plain and all(max(before, after) < k for k, before, after in around)
     tiled = window in (2, 3) and pool.size == pool.stride == (window, window)
+    tiled = tiled and pool.dilation == (1, 1)
     inside = all(n * window <= extent for n, extent in zip(pool.out, pool.plane))
     if not (plain and tiled and inside) or pool.before != (0, 0):
         return None

@@ -3,8 +3,8 @@
 All take `reduction`: "mean" or "sum" over all elements or rows, or "none". A target is a node or an
 array of the prediction's shape, or one Python number for all elements; class numbers, where a loss
 takes them, have the shape without the last axis. Nothing is broadcast: predictions (n, 1) against
-targets (n,) would be n · n differences. ShapeError says so, when the loss is built if the shapes are
-known then, else when they are inferred.
+targets (n,) would be n · n differences. ShapeError says so, when the loss is built if the shapes
+are known then, else when they are inferred.
 """
 
 from __future__ import annotations

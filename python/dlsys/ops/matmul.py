@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.node import Node, Op, Spec
+from ..graph.node import Node, Op, Spec, same_nodes
 from ..graph.shapes import describe, promote
 from ..graph.signature import Bool, Signature
 from .layout import transpose_op
@@ -87,7 +87,7 @@ class MatMulOp(Product):
         for k, x in enumerate(inputs):
             if x.op is transpose_op:
                 inputs[k], flags[k] = x.inputs[0], not flags[k]
-        if inputs == node.inputs:
+        if same_nodes(inputs, node.inputs):
             return None
         return matmul_op(inputs[0], inputs[1], trans_A=flags[0], trans_B=flags[1])
 

@@ -8,7 +8,7 @@ from ..graph.node import Node
 from ..graph.signature import Bool, Int, IntPair, Kind, declared
 from .pooling import (
     COUNTED,
-    SHARED,
+    DILATED,
     avg_pool_gradient_like_op,
     avg_pool_op,
     max_pool_gradient_like_op,
@@ -22,26 +22,29 @@ OLD: dict[str, Kind] = dict(  # attributes of the operators of older scripts
 )
 
 
-@declared(**(SHARED | {"window": IntPair(low=1)}))
+@declared(**(DILATED | {"window": IntPair(low=1)}))
 def max_pool2d(
     x: Node,
     window: int | Pair,
     stride: int | Pair | None = None,
     padding: Any = 0,
     ceil_mode: bool = False,
+    dilation: int | Pair = 1,
     name: str | None = None,
 ) -> Node:
     """The largest element of each window of x (N, C, H, W): (N, C, oH, oW).
 
-    oH = (H + padding before and after - window) // stride + 1; `ceil_mode` rounds up, as long as
-    the last window begins on the plane or the padding before it. stride: that of the window by
-    default. padding: as of `conv2d`, below the window; it never wins. A tie goes to the first
-    element in row-major order, and NaN counts as larger than every number. For the indices too,
-    call `max_pool_op`. Raises ShapeError for attributes or shapes that do not fit.
+    oH = (H + padding before and after - extent) // stride + 1, where a window extends over
+    dilation · (window - 1) + 1 elements and sees every dilation-th of them; `ceil_mode` rounds up,
+    as long as the last window begins on the plane or the padding before it. stride: that of the
+    window by default. padding: as of `conv2d`, below the extent; it never wins. A tie goes to the
+    first element in row-major order, and NaN counts as larger than every number. For the indices
+    too, call `max_pool_op`. Raises ShapeError for attributes or shapes that do not fit.
     """
     pooled = max_pool_op(
-        x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode, name=name
-    )
+        x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode, dilation=dilation,
+        name=name,
+    )  # fmt: skip
     return pooled[0]
 
 

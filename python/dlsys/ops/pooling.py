@@ -30,11 +30,14 @@ SHARED: dict[str, Kind] = dict(
     padding=Padding(0),
     ceil_mode=Bool(False),
 )
+DILATED: dict[str, Kind] = SHARED | {"dilation": IntPair(1, low=1)}
 COUNTED: dict[str, Kind] = SHARED | {"count_include_pad": Bool(True, omitted=True)}
 
 
 class PoolOp(Op):
-    """What the operators share: window (None: the whole plane), stride, padding and ceil_mode."""
+    """What the operators share: window (None: the whole plane), stride, padding, ceil_mode and, for
+    the maximum alone, dilation.
+    """
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         if attrs["stride"] is None:
@@ -45,12 +48,17 @@ class PoolOp(Op):
         """The windows over a plane; each meets at least one element."""
         size = node.attrs["window"] or plane
         windows = slide(node, (plane[0], plane[1]), size, node.attrs["ceil_mode"])
-        for extent, around in zip(size, windows.padding):
+        for extent, around in zip(windows.extents, windows.padding):
             if max(around) >= extent:
                 raise node.error(
-                    f"padding {node.attrs['padding']} must be below the window {size}, else a "
-                    "window would see padding alone"
+                    f"padding {node.attrs['padding']} must be below the window {windows.extents}, "
+                    "else a window would see padding alone"
                 )
+        if windows.dilation != (1, 1) and windows.blind:
+            raise node.error(
+                f"a window {size} with dilation {windows.dilation} and padding "
+                f"{node.attrs['padding']} sees nothing of the plane {windows.plane}"
+            )
         return windows
 
     def attributes(self, node: Node, windows: Windows | None = None) -> dict[str, Any]:
@@ -85,7 +93,7 @@ class MaxPoolOp(PoolOp):
     """x (N, C, H, W) → the largest element of each window and its index, both (N, C, oH, oW)."""
 
     name = kernel = "max_pool2d"
-    signature = Signature("x", "*", **SHARED)
+    signature = Signature("x", "*", **DILATED)
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
@@ -122,8 +130,7 @@ class MaxPoolOp(PoolOp):
         np.add(argmax, corners(windows), out=argmax)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        windows = self.windows(node, node.inputs[0].spec.shape[2:])
-        return packed(windows.size), packed(windows.stride), packed(windows.before)
+        return geometry(self.windows(node, node.inputs[0].spec.shape[2:]))
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec[0].dtype)
@@ -142,7 +149,7 @@ class MaxPoolGradientOp(PoolOp):
     """Adds each dy (N, C, oH, oW) to where its maximum was found: (N, C, *plane)."""
 
     name = kernel = "max_pool2d_gradient"
-    signature = Signature("dy", "argmax", "*", **SHARED, plane=IntPair())
+    signature = Signature("dy", "argmax", "*", **DILATED, plane=IntPair())
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -169,8 +176,7 @@ class MaxPoolGradientOp(PoolOp):
             np.add(into, dy[to], out=into, where=mask)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        windows = self.windows(node, node.attrs["plane"])
-        return packed(windows.size), packed(windows.stride), packed(windows.before)
+        return geometry(self.windows(node, node.attrs["plane"]))
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec.dtype, free=(1,))
@@ -183,7 +189,7 @@ class MaxPoolGradientLikeOp(PoolOp):
     """The gradient of max-pooling x: (dy, argmax, x) → (N, C, H, W)."""
 
     name = "max_pool2d_gradient_like"
-    signature = Signature("dy", "argmax", "x", "*", **SHARED)
+    signature = Signature("dy", "argmax", "x", "*", **DILATED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_indices(node, specs[0], specs[1])
@@ -204,7 +210,7 @@ class MaxPoolReadOp(PoolOp):
     """x (N, C, H, W) at the indices that a pooling of its windows found: (N, C, oH, oW)."""
 
     name = kernel = "max_pool2d_read"
-    signature = Signature("x", "argmax", "*", **SHARED)
+    signature = Signature("x", "argmax", "*", **DILATED)
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -339,6 +345,12 @@ def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
         )
 
 
+def geometry(windows: Windows) -> tuple[int, ...]:
+    """The arguments of the native kernels of max-pooling."""
+    pairs = windows.size, windows.stride, windows.before, windows.dilation
+    return tuple(map(packed, pairs))
+
+
 def averages(node: Node, windows: Windows) -> tuple[int, ...]:
     """The arguments of the native kernels of mean pooling."""
     lists = windows.size, windows.stride, windows.before, windows.after
@@ -365,7 +377,7 @@ def corners(windows: Windows) -> np.ndarray:
 
 def offsets(windows: Windows) -> np.ndarray:
     """How far each tap of a window lies behind its corner."""
-    down, across = (np.arange(n, dtype=INT32) for n in windows.size)
+    down, across = (np.arange(n, dtype=INT32) * d for n, d in zip(windows.size, windows.dilation))
     return (down[:, None] * windows.plane[1] + across).reshape(-1)
 
 

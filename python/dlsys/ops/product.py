@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.node import Node, Op, Spec
+from ..graph.node import Node, Op, Spec, same_nodes
 from ..graph.shapes import describe, merge_shapes, promote
 from ..graph.signature import Bool, Signature, declared
 from .elementwise import add
@@ -59,7 +59,7 @@ class BatchedMatMulOp(Product):
         if len(B.spec.shape) == 2 and (len(A.spec.shape) == 2 or not trans_A):
             rows = A if len(A.spec.shape) == 2 else reshape_op(A, (_rows(A), A.spec.shape[-1]))
             return reshape_op(matmul_op(rows, B, trans_A, trans_B), node.spec.shape)
-        if [A, B] == node.inputs:
+        if same_nodes((A, B), node.inputs):
             return None
         return batched_matmul_op(A, B, trans_A, trans_B)
 

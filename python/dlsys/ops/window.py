@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph.node import Node, Spec
+from ..graph.node import Node, Spec, same_nodes
 from ..graph.signature import IntPair, Kind, is_integer
 from .elementwise import cast_op
 
@@ -32,10 +32,26 @@ class Windows(NamedTuple):
         return (self.before[0], self.after[0]), (self.before[1], self.after[1])
 
     @property
+    def extents(self) -> Pair:
+        """How far a window reaches, from its first tap to its last."""
+        height, width = ((n - 1) * d + 1 for n, d in zip(self.size, self.dilation))
+        return height, width
+
+    @property
     def overlap(self) -> bool:
         """Whether an element may lie in two windows."""
-        extents = ((n - 1) * d + 1 for n, d in zip(self.size, self.dilation))
-        return any(extent > stride for extent, stride in zip(extents, self.stride))
+        return any(extent > stride for extent, stride in zip(self.extents, self.stride))
+
+    @property
+    def blind(self) -> bool:
+        """Whether there is a window none of whose taps lies on the plane."""
+        for axis in (0, 1):
+            met = np.zeros(self.out[axis], np.bool_)
+            for tap in range(self.size[axis]):
+                met[self._reach(axis, tap)[0]] = True
+            if not met.all():
+                return True
+        return False
 
     def taps(self) -> Iterator[tuple[Pair, Slices, Slices]]:
         """Each tap of the windows in row-major order, with the windows in which it lies on the
@@ -125,7 +141,7 @@ def in_floats(node: Node, dtype: np.dtype, free: tuple[int, ...] = ()) -> Node |
         x if k in free or x.spec.dtype == dtype else cast_op(x, dtype)
         for k, x in enumerate(node.inputs)
     ]
-    return node.derive(inputs, node.spec) if inputs != node.inputs else None
+    return None if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
 
 
 def packed(value: Pair) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from numbers import Real
@@ -213,7 +214,7 @@ class Optimizer:
                 what = "not trainable" if parameter.dtype.kind == "f" else f"{parameter.dtype}"
                 raise GraphError(f"{self._title}: {parameter.name} is {what}; leave it out")
         if len(set(flat)) < len(flat):
-            twice = next(parameter for parameter in flat if flat.count(parameter) > 1)
+            twice = next(node for node, count in Counter(flat).items() if count > 1)
             raise GraphError(f"{self._title}: {twice.name} is given twice; give it once")
 
     def _check(self, lr: Rate, options: Options) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..graph.node import Node, Op, attributed_to, output_op
+from ..graph.node import Node, Op, attributed_to, output_op, same_nodes
 from ..graph.shapes import normalize_axes
 from ..ops.elementwise import add_op
 from ..ops.fused import (
@@ -103,7 +103,9 @@ def loss_pairs(graph: Graph) -> dict[Node, Node]:
         rows_op, pair_op = LOSSES[node.op]
         x, labels, dy = node.inputs
         losses = [
-            rows for rows in graph.users[x] if (rows.op, rows.inputs) == (rows_op, [x, labels])
+            rows
+            for rows in graph.users[x]
+            if rows.op is rows_op and same_nodes(rows.inputs, (x, labels))
         ]
         totals = [
             total
@@ -267,7 +269,7 @@ def _find_head(graph: Graph, pair: Node) -> _Head | None:
     layers = _layers_of_head(graph, pair)
     if 1 not in values or not layers:
         return None
-    loss = values.get(0) or output_op(pair, index=0)
+    loss = values[0] if 0 in values else output_op(pair, index=0)
     gradients: list[Node] = []
     dy = values[1]
     for layer in reversed(layers):
@@ -295,7 +297,7 @@ def _layers_of_head(graph: Graph, pair: Node) -> list[Node]:
             break
         if room < 0 or not 0 < max(weight.shape) <= HEAD_WIDTH or not min(weight.shape):
             break
-        if last and (node.attrs.get("activation") or _readers(graph, node) != [pair]):
+        if last and (node.attrs.get("activation") or not same_nodes(_readers(graph, node), [pair])):
             break
         layers.append(node)
         source = node.inputs[0]

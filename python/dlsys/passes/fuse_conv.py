@@ -85,7 +85,7 @@ def _forward(graph: Graph, pool: Node, gpu: bool) -> Forward | None:
         source, relu = source.inputs[0], source
     if source.op not in (convolution_op, convolution_bias_op) or source.spec.dtype != FLOAT32:
         return None
-    if graph.only_user(source) is not (relu or pool):
+    if graph.only_user(source) is not (pool if relu is None else relu):
         return None
     if any(graph.is_fetched(node) for node in (relu, pool) if node is not None):
         return None
@@ -178,7 +178,10 @@ def _fuse_forward(forward: Forward, replaced: dict[Node, Node]) -> Node:
     conv, pool = forward.conv, forward.pool
     with attributed_to(conv):
         value, argmax = forward.value, forward.argmax
-        outputs = [value or value_of(pool, 0), argmax or value_of(pool, 1)]
+        outputs = [
+            value_of(pool, 0) if value is None else value,
+            value_of(pool, 1) if argmax is None else argmax,
+        ]
         made = conv_pool_op(
             *conv.inputs,
             body=close(conv.inputs, outputs),

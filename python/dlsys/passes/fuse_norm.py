@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..graph.node import Node, Op, attributed_to
+from ..graph.node import Node, Op, attributed_to, same_nodes
 from ..graph.shapes import FLOAT32
 from ..ops.elementwise import add_op
 from ..ops.fused import ACTIVATIONS, GRADIENTS, close
@@ -46,12 +46,12 @@ class Layer(NamedTuple):
     @property
     def last(self) -> Node:
         """What is to be stored."""
-        return self.activation or self.added
+        return self.added if self.activation is None else self.activation
 
     @property
     def name(self) -> str:
         """The kernel of the activation."""
-        return self.activation.op.kernel or "" if self.activation else ""
+        return "" if self.activation is None else self.activation.op.kernel or ""
 
 
 class Back(NamedTuple):
@@ -124,7 +124,7 @@ def _is_slope(layer: Layer, node: Node) -> bool:
     if layer.addend is not None:
         return layer.name == "relu" and side is layer.activation
     if layer.name == "relu":
-        return side in (layer.activation, layer.added)
+        return side is layer.activation or side is layer.added
     return side is (layer.activation if kernel in _OF_OUTPUT else layer.added)
 
 
@@ -133,7 +133,8 @@ def _way_back(graph: Graph, layer: Layer, slope: Node) -> Back | None:
     own = [
         user
         for user in users
-        if user.inputs[:3] == norm.inputs[:3] and user.attrs.get("eps") == norm.attrs["eps"]
+        if same_nodes(user.inputs[:3], norm.inputs[:3])
+        and user.attrs.get("eps") == norm.attrs["eps"]
     ]
     sums = [u for u in own if u.op is batch_normalize_sums_op and u.inputs[3] is slope]
     gradients = [
@@ -142,7 +143,7 @@ def _way_back(graph: Graph, layer: Layer, slope: Node) -> Back | None:
         if u.op is batch_normalize_gradient_op
         and u.inputs[3] is norm.inputs[3]
         and u.inputs[6] is slope
-        and slope not in u.inputs[:6]
+        and all(x is not slope for x in u.inputs[:6])
     ]
     only = len(sums) + len(gradients) == len(users) and not graph.is_fetched(slope)
     dys = [slope.inputs[1]]
@@ -169,7 +170,8 @@ def _fuse(graph: Graph, layer: Layer, replaced: dict[Node, Node], done: set[Node
         found_again.add(way.slope)
         done.update((way.slope, *way.sums))
     readers = set(graph.users[layer.added]) - found_again
-    if readers == {layer.activation} and not graph.is_fetched(layer.added):
+    alone = len(readers) == 1 and layer.activation in readers
+    if alone and not graph.is_fetched(layer.added):
         _fuse_map(layer, layer.last, layer.name, replaced)
     elif layer.addend is not None:
         _fuse_map(layer, layer.added, "", replaced)
@@ -238,7 +240,7 @@ def _replace(
     """Puts an operator over `inputs` in place of one with two values; it may have others."""
     values = {value.attrs["index"]: value for value in graph.users[node]}
     with attributed_to(node):
-        outputs = [values.get(k) or value_of(node, k) for k in (0, 1)]
+        outputs = [values[k] if k in values else value_of(node, k) for k in (0, 1)]
         made = op(*inputs, body=close(inputs, [*outputs, *also]), **attrs)
         made.stand_for(node)
         for k, value in values.items():

@@ -64,7 +64,7 @@ def exchange(fetches: Sequence[Node], replaced: Mapping[Node, Node]) -> list[Nod
 
 def value_of(made: Node, index: int, like: Node | None = None) -> Node:
     """One value of an operator with several, in the place of the node that it replaces."""
-    name = like.name if like else f"{made.name}[{index}]"
+    name = like.name if like is not None else f"{made.name}[{index}]"
     value = output_op(made, index=index, name=name)  # made[index] would tie the two in a circle
     if like is not None:
         value.stand_for(like)

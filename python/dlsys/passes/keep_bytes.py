@@ -76,7 +76,7 @@ def _readers(graph: Graph, batch: Node) -> dict[Node, list[Node]]:
 
 def _takes_bytes(reader: Node, shown: Sequence[Node]) -> bool:
     """Whether there is a kernel that reads a batch, as these views, in bytes."""
-    numbers = [k for k, x in enumerate(reader.inputs) if x in shown]
+    numbers = [k for k, x in enumerate(reader.inputs) if any(x is view for view in shown)]
     if reader.op in PRODUCTS:
         return numbers == [0] and not reader.attrs["trans_A"]
     if not isinstance(reader.op, FusedUpdate):

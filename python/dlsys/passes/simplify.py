@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.node import Node, Spec, attributed_to, hooks
+from ..graph.node import Node, Spec, attributed_to, hooks, same_nodes
 from ..graph.shapes import FLOAT32
 
 
@@ -59,7 +59,9 @@ class _Rewriter:
         if node.op.leaf:
             return node
         with attributed_to(node):
-            simpler = node.op.simplify(node) or _fold(node)
+            simpler = node.op.simplify(node)
+            if simpler is None:
+                simpler = _fold(node)
         if simpler is not None:
             assert simpler.spec[:2] == node.spec[:2], f"{node!r} became {simpler!r}"
             return self._settle_new(simpler, node)
@@ -72,7 +74,7 @@ class _Rewriter:
         if node in self._settled:
             return self._settled[node]
         inputs = [self._settle_new(x, made_for) for x in node.inputs]
-        if inputs != node.inputs:
+        if not same_nodes(inputs, node.inputs):
             node = node.derive(inputs, node.spec)
         node.stand_for(made_for)
         return self.settle(node)
@@ -92,7 +94,7 @@ class _Rewriter:
             if x.spec.dtype != FLOAT32 and k not in free:
                 with attributed_to(node):
                     inputs[k] = self._settle_new(hooks["cast"](x, FLOAT32), node)
-        return node if inputs == node.inputs else node.derive(inputs, node.spec)
+        return node if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
 
     def _key(self, node: Node) -> tuple | None:
         """What makes two nodes equal; None for those that are never merged."""

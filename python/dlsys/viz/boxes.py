@@ -20,7 +20,7 @@ Graph = Node | Iterable[Node] | Plan
 Edge = tuple[int, int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Box:
     """What is drawn as one: a node, or several of a graph that is too large.
 
