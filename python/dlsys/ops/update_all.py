@@ -41,6 +41,7 @@ from .update import check_count, check_parameter
 
 _CHUNK = 32768  # elements updated at a time on numpy, so that scratch stays in the cache
 _SHARED = {"clip": math.inf, "l2": 0.0, "decay": 0.0, "every": 1}  # attributes of every rule
+_CONSTANTS = 5  # that a kernel takes
 _UNTREATED = (None, math.inf, 0.0, 0.0)  # scale, clip, l2 and lr · decay that change nothing
 
 
@@ -141,7 +142,7 @@ class RuleOp(Op):
     def scalars(self, node: Node) -> tuple[float, ...]:
         attrs = self._defaults | node.attrs
         constants = self.rule.constants(attrs)
-        padded = (*map(float, constants), *[0.0] * (3 - len(constants)))
+        padded = (*map(float, constants), *[0.0] * (_CONSTANTS - len(constants)))
         return attrs["every"], float(attrs["clip"]), attrs["l2"], attrs["decay"], *padded
 
     def lists(self, node: Node) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class Optimizer:
     accumulate: gradients are averaged over so many runs, the last of which makes the update.
     ema: an EMA of the weights, or its decay.
 
-    Attributes: `lr`, a node of one float32; `step`, a Parameter of one int64 that counts the
+    Attributes: `lr`, a node of one number, float64 on numpy and float32 natively; `step`, a Parameter of one int64 that counts the
     updates made; `slots`, for each Parameter its further states by name; `ema`.
     """
 
@@ -140,7 +140,7 @@ class Optimizer:
         """What every gradient is multiplied with: the share of one run, and what the norm asks."""
         share = 1 / self.accumulate
         if self.clip_norm is None:
-            return constant_op(np.float32(share)) if share < 1 else None
+            return constant_op(np.array(share)) if share < 1 else None
         norm = global_norm_op(*grads)
         if share < 1:
             norm = norm * share
@@ -196,7 +196,7 @@ class Optimizer:
             if isinstance(lr, Schedule):
                 made = lr.node(self.step)
             else:
-                made = Parameter(np.float32(lr), _nth("lr", len(self._rates)), trainable=False)
+                made = Parameter(np.float64(lr), _nth("lr", len(self._rates)), trainable=False)
             self._rates[key] = made
         return self._rates[key]
 
