@@ -99,6 +99,9 @@ class Optimizer:
         parameters: Parameters, or groups of them as dicts: `{"params": [...], "lr": 0.01,
         "weight_decay": 0.0}` with whatever a group has for itself.
 
+        A loss over no samples, be it NaN as a mean of none, has gradient 0: an empty batch leaves
+        weights (but for momentum and weight decay) and running statistics as they are.
+
         Raises GraphError for what is no Parameter of floats, not trainable or given twice, and for
         options that the optimizer does not have or that are out of range.
         """
