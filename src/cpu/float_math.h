@@ -88,7 +88,8 @@ inline __attribute__((always_inline)) float expm1(float x) {
   const float low = FloatOfBits((uint32_t)(half + 127) << 23);
   const float high = FloatOfBits(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
   const float small = p * low * high + (low * high - 1.f);
-  return n > 64.f ? (p + 1.f) * low * high : small;  // 2^n alone may be no float32
+  const float y = n > 64.f ? (p + 1.f) * low * high : small;  // 2^n alone may be no float32
+  return FloatOfBits(BitsOfFloat(y) | (BitsOfFloat(x) & 0x80000000u));  // -0 of -0
 }
 
 // log(1 + x), corrected by what 1 + x lost in rounding (Kahan); within 3 ulp.
@@ -100,16 +101,16 @@ inline __attribute__((always_inline)) float log1p(float x) {
 
 // A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1).
 inline __attribute__((always_inline)) float tanh(float x) {
+  const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
   const float z = x * x;
   float p = -5.70498872745e-3f;
   p = p * z + 2.06390887954e-2f;
   p = p * z - 5.37397155531e-2f;
   p = p * z + 1.33314422036e-1f;
   p = p * z - 3.33332819422e-1f;
-  const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
   const float large = 1.f - 2.f / (exp(2.f * size) + 1.f);
-  const float signed_large = FloatOfBits(BitsOfFloat(large) | (BitsOfFloat(x) & 0x80000000u));
-  return size < 0.625f ? p * z * x + x : signed_large;
+  const float y = size < 0.625f ? p * z * size + size : large;
+  return FloatOfBits(BitsOfFloat(y) | (BitsOfFloat(x) & 0x80000000u));
 }
 
 }  // namespace cpu
