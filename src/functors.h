@@ -98,7 +98,7 @@ DLSYS_UNARY(Tanh, "tanh", tanh(x))
 DLSYS_UNARY(Cos, "cos", cos(x))
 DLSYS_UNARY(Sin, "sin", sin(x))
 DLSYS_UNARY(Sigmoid, "sigmoid", 1.f / (1.f + exp(-x)))
-DLSYS_UNARY(Relu, "relu", x <= 0.f ? 0.f : x)  // NaN stays NaN, -0 becomes 0
+DLSYS_UNARY(Relu, "relu", x < 0.f ? 0.f : x)  // NaN stays NaN and -0 stays -0
 DLSYS_UNARY(Log1p, "log1p", log1p(x))
 DLSYS_UNARY(Rsqrt, "rsqrt", 1.f / sqrt(x))
 DLSYS_UNARY(Abs, "abs", fabs(x))
@@ -118,15 +118,15 @@ DLSYS_BINARY(Pow, "pow", pow(x, y))
 // x is relu's input or output, y its output's gradient.
 DLSYS_BINARY(ReluGradient, "relu_gradient", x > 0.f ? y : 0.f)
 // NaN wherever one is NaN; of equal ones the second, which tells zeros apart, as numpy has it.
-DLSYS_BINARY(Minimum, "minimum", x < y || x != x ? x : y)
-DLSYS_BINARY(Maximum, "maximum", x > y || x != x ? x : y)
+DLSYS_BINARY(Minimum, "minimum", x != x ? x : (x < y ? x : y))
+DLSYS_BINARY(Maximum, "maximum", x != x ? x : (x > y ? x : y))
 
 // Gradients: y is that of the output, x the input, or the output where so said.
 DLSYS_BINARY(SiluGradient, "silu_gradient", y* SiluDerivative(x))
 DLSYS_BINARY(GeluGradient, "gelu_gradient",
              y*(NormalCdf(x) + x * (0.398942280f * exp(-0.5f * (x * x)))))
 DLSYS_BINARY(GeluTanhGradient, "gelu_tanh_gradient", y* GeluTanhDerivative(x))
-DLSYS_BINARY(SoftplusGradient, "softplus_gradient", -expm1(-x) * y)  // of the output
+DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // of the output
 DLSYS_BINARY(HardSwishGradient, "hard_swish_gradient", HardSwishDerivative(x, y))
 
 // With a constant on one side; y is the constant.

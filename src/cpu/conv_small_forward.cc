@@ -46,7 +46,7 @@ DLSYS_INLINE void Largest(const float* values, int64_t n, float* y, float* code)
       best = best != best ? best : larger;
     }
     if (kRelu) place = best > 0.f ? place : (float)kCut;
-    y[j] = kRelu && best <= 0.f ? 0.f : best;
+    y[j] = kRelu && best < 0.f ? 0.f : best;
     code[j] = place;
   }
 }

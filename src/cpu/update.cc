@@ -43,7 +43,7 @@ class Joined {
 };
 
 template <class Rule>
-DLSYS_INLINE void StepRun(const rule::Step<Rule>& step, float* const* states, const float* grad,
+DLSYS_INLINE void StepRun(const rule::Step<Rule> step, float* const* states, const float* grad,
                           int64_t n) {
   DLSYS_IVDEP
   for (int64_t i = 0; i < n; i++) {

@@ -68,7 +68,7 @@ __device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, 
     best = larger ? value : best;
     place = larger ? k : place;
   }
-  *largest = relu && best <= 0.f ? 0.f : best;
+  *largest = relu && best < 0.f ? 0.f : best;
   *code = relu && !(best > 0.f) ? kCut : (uint8_t)place;
 }
 

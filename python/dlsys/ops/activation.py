@@ -101,7 +101,7 @@ def _softplus(x: np.ndarray, y: np.ndarray) -> None:
 def _softplus_gradient(y: np.ndarray, g: np.ndarray, t: np.ndarray, dx: np.ndarray) -> None:
     np.negative(y, out=t)
     np.expm1(t, out=t)
-    np.negative(t, out=t)
+    np.subtract(0, t, out=t)  # 0 of either zero
     np.multiply(t, g, out=dx)
 
 

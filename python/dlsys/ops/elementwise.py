@@ -305,7 +305,7 @@ cos_op: Elementwise = FloatElementwise("cos", np.cos, lambda x, y, dy: -dy * sin
 sin_op: Elementwise = FloatElementwise("sin", np.sin, lambda x, y, dy: dy * cos_op(x))
 sigmoid_op = FloatElementwise("sigmoid", write_sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
 relu_op = Elementwise(
-    "relu", lambda x, y: np.maximum(x, 0, out=y), lambda x, y, dy: relu_gradient_op(y, dy)
+    "relu", lambda x, y: np.maximum(0, x, out=y), lambda x, y, dy: relu_gradient_op(y, dy)
 )
 
 # ---- two inputs ----
