@@ -98,7 +98,7 @@ DLSYS_UNARY(Tanh, "tanh", tanh(x))
 DLSYS_UNARY(Cos, "cos", cos(x))
 DLSYS_UNARY(Sin, "sin", sin(x))
 DLSYS_UNARY(Sigmoid, "sigmoid", 1.f / (1.f + exp(-x)))
-DLSYS_UNARY(Relu, "relu", x < 0.f ? 0.f : x)  // NaN stays NaN
+DLSYS_UNARY(Relu, "relu", x < 0.f ? 0.f : x)  // NaN stays NaN and -0 stays -0
 DLSYS_UNARY(Log1p, "log1p", log1p(x))
 DLSYS_UNARY(Rsqrt, "rsqrt", 1.f / sqrt(x))
 DLSYS_UNARY(Abs, "abs", fabs(x))
@@ -117,15 +117,16 @@ DLSYS_BINARY(Div, "div", x / y)
 DLSYS_BINARY(Pow, "pow", pow(x, y))
 // x is relu's input or output, y its output's gradient.
 DLSYS_BINARY(ReluGradient, "relu_gradient", x > 0.f ? y : 0.f)
-DLSYS_BINARY(Minimum, "minimum", x <= y || x != x ? x : y)  // NaN wherever one is NaN
-DLSYS_BINARY(Maximum, "maximum", x >= y || x != x ? x : y)
+// NaN wherever one is NaN; of equal ones the second, which tells zeros apart, as numpy has it.
+DLSYS_BINARY(Minimum, "minimum", x != x ? x : (x < y ? x : y))
+DLSYS_BINARY(Maximum, "maximum", x != x ? x : (x > y ? x : y))
 
 // Gradients: y is that of the output, x the input, or the output where so said.
 DLSYS_BINARY(SiluGradient, "silu_gradient", y* SiluDerivative(x))
 DLSYS_BINARY(GeluGradient, "gelu_gradient",
              y*(NormalCdf(x) + x * (0.398942280f * exp(-0.5f * (x * x)))))
 DLSYS_BINARY(GeluTanhGradient, "gelu_tanh_gradient", y* GeluTanhDerivative(x))
-DLSYS_BINARY(SoftplusGradient, "softplus_gradient", -expm1(-x) * y)  // of the output
+DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // of the output
 DLSYS_BINARY(HardSwishGradient, "hard_swish_gradient", HardSwishDerivative(x, y))
 
 // With a constant on one side; y is the constant.
@@ -134,11 +135,12 @@ DLSYS_BINARY(MulConst, "mul_const", (x * y))
 DLSYS_BINARY(RsubConst, "rsub_const", y - x)
 DLSYS_BINARY(DivConst, "div_const", x / y)
 DLSYS_BINARY(RdivConst, "rdiv_const", y / x)
-DLSYS_BINARY(PowConst, "pow_const", y == 2.f ? x * x : pow(x, y))
+// The square root, as numpy has it, is -0 of -0 and NaN of -infinity, unlike pow.
+DLSYS_BINARY(PowConst, "pow_const", y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : pow(x, y)))
 DLSYS_BINARY(RpowConst, "rpow_const", pow(y, x))
 
 DLSYS_BINARY(LeakyRelu, "leaky_relu", x > 0.f ? x : (y * x))
-DLSYS_BINARY(Elu, "elu", x > 0.f ? x : (y * expm1(x)))
+DLSYS_BINARY(Elu, "elu", x < 0.f ? (y * expm1(x)) : x + 0.f)  // 0 of -0
 
 DLSYS_UNARY_WITH(ClipTo, "clip", Clip(x, c, d))
 DLSYS_BINARY_WITH(ClipGradient, "clip_gradient", x > c && x < d ? y : 0.f)

@@ -2,9 +2,9 @@
 // does to one element.
 //
 // A rule is made from the step's numbers (Make) and is then called with the element's states, the
-// parameter first and its slots after it, and its gradient. ops/update.py has the same formulas and
-// where they come from. Decays come as 1 - beta, which keeps digits that beta in float32 would
-// lose.
+// parameter first and its slots after it, and its gradient. ops/rules.py has the same formulas and
+// where they come from. A decay rate beta comes as the two numbers beta and 1 - beta, since neither
+// in float32 has the digits of the other.
 #pragma once
 #include "functors.h"
 
@@ -17,11 +17,31 @@ using std::log1p;
 using std::sqrt;
 #endif
 
+constexpr float kLargest = 3.40282347e38f;  // of finite numbers
+
 struct Numbers {
   float lr;            // 0 for a rule that takes none
   long long step;      // updates made before this one, -1 for a rule that is not told
   bool fresh;          // a round of accumulation begins
-  float constants[3];  // the operator's, in its order
+  float constants[5];  // the operator's, in its order
+};
+
+// The next value of a moving average. The state and the value enter by one product each: their
+// difference would cancel where the state is much larger, and is NaN where both are infinite. A
+// state of no weight is forgotten even where it is infinite.
+struct Blend {
+  float keep, take;
+  DLSYS_HD float operator()(float state, float value) const { return Add(state, take * value); }
+  // The same of the value's square. One that overflows leaves infinity, by whose root a gradient is
+  // divided to 0, as in PyTorch.
+  DLSYS_HD float Square(float state, float value) const {
+    return Add(state, take * value * value);
+  }
+
+ private:
+  DLSYS_HD float Add(float state, float taken) const {
+    return keep == 0.f ? taken : keep * state + taken;
+  }
 };
 
 // 1 - beta^t, from 1 - beta.
@@ -55,17 +75,18 @@ struct Adam {
   static constexpr const char* name = "adam_update";
   static constexpr int kStates = 3;
   static constexpr bool kEveryRun = false;
-  float decay1, decay2, eps, rate, scale;
+  Blend mean, square;
+  float eps, rate, scale;
   static DLSYS_HD Adam Make(const Numbers& n) {
-    const float decay1 = n.constants[0], decay2 = n.constants[1];
+    const Blend mean{n.constants[0], n.constants[1]}, square{n.constants[2], n.constants[3]};
     const double t = (double)(n.step + 1);
-    return {decay1, decay2, n.constants[2], (float)(n.lr / Correction(decay1, t)),
-            (float)(1 / sqrt(Correction(decay2, t)))};
+    return {mean, square, n.constants[4], (float)(n.lr / Correction(mean.take, t)),
+            (float)(1 / sqrt(Correction(square.take, t)))};
   }
   DLSYS_HD void operator()(float* s, float g) const {
-    s[1] += decay1 * (g - s[1]);
-    s[2] += decay2 * (g * g - s[2]);
-    s[0] -= rate * s[1] / (sqrt(s[2]) * scale + eps);
+    s[1] = mean(s[1], g);
+    s[2] = square.Square(s[2], g);
+    s[0] -= rate * (s[1] / (sqrt(s[2]) * scale + eps));
   }
 };
 
@@ -77,16 +98,19 @@ struct RmsProp {
                : (kMomentum ? "rmsprop_momentum_update" : "rmsprop_update");
   static constexpr int kStates = 2 + kCentred + kMomentum;
   static constexpr bool kEveryRun = false;
-  float lr, decay, eps, momentum;
+  float lr;
+  Blend blend;
+  float eps, momentum;
   static DLSYS_HD RmsProp Make(const Numbers& n) {
-    return {n.lr, n.constants[0], n.constants[1], n.constants[2]};
+    return {n.lr, {n.constants[0], n.constants[1]}, n.constants[2], n.constants[3]};
   }
   DLSYS_HD void operator()(float* s, float g) const {
-    s[1] += decay * (g * g - s[1]);
+    s[1] = blend.Square(s[1], g);
     float variance = s[1];
     if constexpr (kCentred) {
-      s[2] += decay * (g - s[2]);
-      variance -= s[2] * s[2];
+      s[2] = blend(s[2], g);
+      // An infinite square stays, whose difference from another would be NaN.
+      variance = variance > kLargest ? variance : variance - s[2] * s[2];
       variance = variance < 0.f ? 0.f : variance;  // by rounding; NaN stays NaN
     }
     float change = g / (sqrt(variance) + eps);
@@ -103,7 +127,7 @@ struct Adagrad {
   static DLSYS_HD Adagrad Make(const Numbers& n) { return {n.lr, n.constants[0]}; }
   DLSYS_HD void operator()(float* s, float g) const {
     s[1] += g * g;
-    s[0] -= lr * g / (sqrt(s[1]) + eps);
+    s[0] -= lr * (g / (sqrt(s[1]) + eps));
   }
 };
 
@@ -111,11 +135,14 @@ struct Lion {
   static constexpr const char* name = "lion_update";
   static constexpr int kStates = 2;
   static constexpr bool kEveryRun = false;
-  float lr, decay1, decay2;
-  static DLSYS_HD Lion Make(const Numbers& n) { return {n.lr, n.constants[0], n.constants[1]}; }
+  float lr;
+  Blend direction, mean;
+  static DLSYS_HD Lion Make(const Numbers& n) {
+    return {n.lr, {n.constants[0], n.constants[1]}, {n.constants[2], n.constants[3]}};
+  }
   DLSYS_HD void operator()(float* s, float g) const {
-    s[0] -= lr * fn::Sign()(s[1] + decay1 * (g - s[1]));
-    s[1] += decay2 * (g - s[1]);
+    s[0] -= lr * fn::Sign()(direction(s[1], g));
+    s[1] = mean(s[1], g);
   }
 };
 
@@ -124,12 +151,13 @@ struct Average {
   static constexpr const char* name = "average_update";
   static constexpr int kStates = 1;
   static constexpr bool kEveryRun = false;
-  float share;
+  Blend blend;
   static DLSYS_HD Average Make(const Numbers& n) {
     const float decay = n.constants[0];
-    return {(float)(decay / Correction(decay, (double)(n.step + 1)))};
+    const float keep = (float)(1 - decay / Correction(decay, (double)(n.step + 1)));
+    return {{keep, 1.f - keep}};  // they add up to 1, so that the mean of equal values is unbiased
   }
-  DLSYS_HD void operator()(float* s, float value) const { s[0] += share * (value - s[0]); }
+  DLSYS_HD void operator()(float* s, float value) const { s[0] = blend(s[0], value); }
 };
 
 struct Accumulate {
@@ -163,7 +191,7 @@ struct Source {
   const float* scale;
   long long every;
   float clip, l2, decay;
-  float constants[3];
+  float constants[5];
 
   DLSYS_HD bool Due(bool every_run) const {
     return every_run || !count || (*count + 1) % every == 0;
@@ -182,7 +210,7 @@ struct Source {
     const Numbers numbers{seen.rate,
                           seen.step,
                           count && seen.count % every == 0,
-                          {constants[0], constants[1], constants[2]}};
+                          {constants[0], constants[1], constants[2], constants[3], constants[4]}};
     return {Rule::Make(numbers), seen.scale, clip, l2, decay == 0.f ? 0.f : seen.rate * decay};
   }
 };

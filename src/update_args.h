@@ -30,7 +30,8 @@ inline const long long* OptionalCount(const char* op, const char* what, const DL
 // What a rule's launcher is told, in the order of its arguments.
 inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const DLArrayList* step,
                                   const DLArrayList* count, const DLArrayList* scale, int64_t every,
-                                  float clip, float l2, float decay, float a, float b, float c) {
+                                  float clip, float l2, float decay, float a, float b, float c,
+                                  float d, float e) {
   return {OptionalFloat(op, "learning rate", lr),
           OptionalCount(op, "step", step),
           OptionalCount(op, "count", count),
@@ -39,7 +40,7 @@ inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const D
           clip,
           l2,
           decay,
-          {a, b, c}};
+          {a, b, c, d, e}};
 }
 
 // Each gradient has `states` arrays of its shape: state j of parameter k is at j * count + k.

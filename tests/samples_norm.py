@@ -162,8 +162,14 @@ def row_sums_scale(
 def running(
     mean: Any, variance: Any, new: Any, new_variance: Any, momentum: float, correction: float
 ) -> Any:
-    keep = 1 - momentum
-    return keep * mean + momentum * new, keep * variance + momentum * correction * new_variance
+    moved = []
+    for old, value, weight in (
+        (mean, new, momentum),
+        (variance, new_variance, momentum * correction),
+    ):
+        kept = old if weight == 0 else 0 * value if momentum == 1 else (1 - momentum) * old
+        moved.append(kept + weight * value if weight else kept)
+    return tuple(moved)
 
 
 # ---- rows ----
@@ -256,7 +262,12 @@ BATCH_ROWS = (
     ),
     Sample(
         "running_update", running_family.running_update_op, running,
-        tuple(case(*[(n,)] * 4, momentum=0.1, correction=1.25) for n in (1, 7, 0, 513)),
+        (
+            *(case(*[(n,)] * 4, momentum=0.1, correction=1.25) for n in (1, 7, 0, 513)),
+            case(*[(5,)] * 4, momentum=1.0, correction=1.5),
+            case(*[(5,)] * 4, momentum=0.1, correction=0.0),
+            case(*[(5,)] * 4, momentum=0.0, correction=0.0),
+        ),
         scale=lambda *states, **attrs: running(*map(np.abs, states), **attrs), ulps=1.5, states=2,
         differentiable=(),
     ),

@@ -170,7 +170,7 @@ class GpuProducts(Kernels):
 class GpuUpdates(Kernels):
     """Grouped updates with factors of bytes: SGD at a rate of 1/2."""
 
-    NUMBERS = (1, float("inf"), 0.0, 0.0, 0.0, 0.0, 0.0)
+    NUMBERS = (1, float("inf"), *[0.0] * 7)
 
     def launch(
         self, states: list, left: list, right: list, sums: int, of: int, **more: Any

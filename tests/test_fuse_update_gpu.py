@@ -230,7 +230,7 @@ class GpuKernel(unittest.TestCase):
     """The kernel of SGD, called with arrays that no executor makes."""
 
     ctx: Context = gpu(0)
-    NUMBERS = (1, float("inf"), 0.0, 0.0, 0.0, 0.0, 0.0)
+    NUMBERS = (1, float("inf"), *[0.0] * 7)
 
     def shifted(self, value: np.ndarray, by: int) -> NDArray:
         """The value `by` floats behind the beginning of a block."""

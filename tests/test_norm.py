@@ -86,7 +86,24 @@ class BatchNormalization(unittest.TestCase):
         loss = ad.sum_op(ad.batch_normalization(x, scale, bias, mean, variance))
         train = optim.SGD(0.1).minimize(loss, [scale, bias])
         ad.Executor([loss, train], self.ctx).run({x: np.full((1, 3), 7, np.float32)})
-        np.testing.assert_allclose(variance.asnumpy(), 0.9, rtol=1e-6)
+        np.testing.assert_allclose(mean.asnumpy(), 0.7, rtol=1e-6)
+        np.testing.assert_array_equal(variance.asnumpy(), 1)  # as of a sample it is 0 / 0
+
+    def test_an_empty_batch_changes_nothing(self) -> None:
+        for shape in ((0, 3), (0, 3, 4, 4), (2, 3, 0)):
+            scale, bias = parameters(3)
+            mean, variance = running(3)
+            x = ad.Variable("x")
+            loss = ad.sum_op(ad.batch_normalization(x, scale, bias, mean, variance))
+            train = optim.SGD(0.1).minimize(loss, [scale, bias])
+            executor = ad.Executor([loss, train], self.ctx)
+            before = [p.asnumpy() for p in (scale, bias, mean, variance)]
+            for _ in range(3):
+                executor.run({x: np.empty(shape, np.float32)})
+            for p, value in zip((scale, bias, mean, variance), before):
+                np.testing.assert_array_equal(p.asnumpy(), value)
+            executor.run({x: np.full((2, 3, 1), 5, np.float32)})
+            np.testing.assert_allclose(mean.asnumpy(), 0.5, rtol=1e-6)
 
     def test_deriving_attributes_that_do_not_fit(self) -> None:
         scale, bias = parameters(3)

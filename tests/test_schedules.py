@@ -150,7 +150,7 @@ class Plateau(unittest.TestCase):
         for lr in (1e-3, 1e-5):
             schedule = optim.ReduceOnPlateau(lr, patience=0, lowest=1e-3)
             self.assertEqual([schedule.report(1.0) for _ in range(3)], [False] * 3)
-            self.assertEqual(schedule(0), np.float32(lr))
+            self.assertEqual(schedule(0), lr)
 
     def test_goes_on_from_its_state(self) -> None:
         first, second = (optim.ReduceOnPlateau(1.0, patience=2) for _ in range(2))
@@ -167,6 +167,8 @@ class Graph:
     """Every schedule as a graph over the step on one device."""
 
     ctx: Context | None = None
+    dtype: Any = np.float32
+    rtol, atol = 2e-6, 2e-7
 
     def rates(self, schedule: optim.Schedule, steps: Any) -> list[float]:
         step = ad.Parameter(np.int64(0), "step")
@@ -175,7 +177,7 @@ class Graph:
         for t in steps:
             step.set(np.int64(t))
             [rate] = executor.run(convert_to_numpy_ret_vals=True)
-            self.assertEqual((rate.shape, rate.dtype), ((), np.float32))
+            self.assertEqual((rate.shape, rate.dtype), ((), self.dtype))
             rates.append(float(rate))
         return rates
 
@@ -184,7 +186,7 @@ class Graph:
             with self.subTest(name):
                 wanted = [schedule(t) for t in range(STEPS)]
                 got = self.rates(schedule, range(STEPS))
-                np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-7 * max(wanted))
+                np.testing.assert_allclose(got, wanted, self.rtol, self.atol * max(wanted))
 
     def test_late_steps(self) -> None:
         late = [2**24 - 3, 2**24 - 2, 2**24 - 1, 11_184_810, 11_184_811]
@@ -197,7 +199,7 @@ class Graph:
         ):
             with self.subTest(type(schedule).__name__):
                 wanted = [schedule(t) for t in late]
-                np.testing.assert_allclose(self.rates(schedule, late), wanted, rtol=2e-6, atol=2e-7)
+                np.testing.assert_allclose(self.rates(schedule, late), wanted, self.rtol, self.atol)
 
     def test_a_reported_plateau_takes_effect_at_the_next_run(self) -> None:
         for wrap in (lambda s: s, lambda s: optim.Warmup(s, 2, start=0.5)):
@@ -214,7 +216,8 @@ class Graph:
 
 
 class NumpyGraph(Graph, unittest.TestCase):
-    pass
+    dtype = np.float64
+    rtol, atol = 1e-14, 1e-14
 
 
 @require(cpu(0))

@@ -296,7 +296,8 @@ def adam_update(
     if step < 1:
         raise ShapeError(f"{op}: steps are counted from 1, got {step}")
     before = array(np.array([step - 1], np.int64), param.ctx, np.int64)
-    _update(op, [param, mean, square], grad, lr, [before], 1 - beta1, 1 - beta2, float(eps))
+    numbers = beta1, 1 - beta1, beta2, 1 - beta2, eps
+    _update(op, [param, mean, square], grad, lr, [before], *numbers)
 
 
 # ---- checks ----
@@ -352,7 +353,7 @@ def _update(
     op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], *constants: float
 ) -> None:
     """One update by a rule, its gradient taken as it is: due at every run, no clip, no decay."""
-    rest = (*constants, 0.0, 0.0, 0.0)[:3]
+    rest = [*map(float, constants), *[0.0] * (5 - len(constants))]
     lists: tuple[list[NDArray], ...] = (states, [grad], [_number(lr, grad)], step, [], [])
     launch(op, grad.ctx, *lists, 1, math.inf, 0.0, 0.0, *rest)
 

@@ -20,11 +20,9 @@ inline __attribute__((always_inline)) uint32_t BitsOfFloat(float value) {
 }
 
 // exp(x) = 2^n exp(r) with |r| <= ln(2)/2; ln(2) in two parts (Cody and Waite), exp(r) by a
-// polynomial (Cephes expf).
-inline __attribute__((always_inline)) float exp(float x) {
+// polynomial (Cephes expf). For x from -104 to 89, and NaN.
+inline __attribute__((always_inline)) float ExpWithin(float x) {
   const float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  x = x < -104.f ? -104.f : x;
-  x = x > 89.f ? 89.f : x;
   const float shifted = x * 1.44269504088896341f + kRound;
   const float n = shifted - kRound;
   const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -41,6 +39,11 @@ inline __attribute__((always_inline)) float exp(float x) {
   const float low = FloatOfBits((uint32_t)(half + 127) << 23);
   const float high = FloatOfBits(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
   return p * low * high;
+}
+
+inline __attribute__((always_inline)) float exp(float x) {
+  x = x < -104.f ? -104.f : x;
+  return ExpWithin(x > 89.f ? 89.f : x);
 }
 
 // x = 2^n m with m in [sqrt(1/2), sqrt(2)); log(m) by a polynomial in m - 1 (Cephes logf).
@@ -98,18 +101,18 @@ inline __attribute__((always_inline)) float log1p(float x) {
   return u == 1.f || x == __builtin_inff() ? x : y;
 }
 
-// A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1).
+// A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1), which is 1 from 9.1 on; with the
+// sign of x, zeros too.
 inline __attribute__((always_inline)) float tanh(float x) {
+  const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
   const float z = x * x;
   float p = -5.70498872745e-3f;
   p = p * z + 2.06390887954e-2f;
   p = p * z - 5.37397155531e-2f;
   p = p * z + 1.33314422036e-1f;
   p = p * z - 3.33332819422e-1f;
-  const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
-  const float large = 1.f - 2.f / (exp(2.f * size) + 1.f);
-  const float signed_large = FloatOfBits(BitsOfFloat(large) | (BitsOfFloat(x) & 0x80000000u));
-  return size < 0.625f ? p * z * x + x : signed_large;
+  const float large = 1.f - 2.f / (ExpWithin(2.f * (size > 20.f ? 20.f : size)) + 1.f);
+  return __builtin_copysignf(size < 0.625f ? p * z * size + size : large, x);
 }
 
 }  // namespace cpu

@@ -172,6 +172,11 @@ void ColumnSums(const float* x, const float* dy, const Channels& shape, const St
 
 void ChannelSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
                  float* dscale, float* dbias) {
+  if (shape.Numel() == 0) {  // sums of nothing are 0, though the deviation of no values is NaN
+    std::fill_n(dscale, shape.count, 0.f);
+    std::fill_n(dbias, shape.count, 0.f);
+    return;
+  }
   auto body = [&](int64_t c, int width, int64_t begin, int64_t end, Sums* out) {
     if (shape.inner == 1) return ColumnSums(x, dy, shape, stats, c, width, begin, end, out);
     SegmentSums(x, dy, shape, stats, c, begin, end, out);
@@ -288,7 +293,8 @@ void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray
 }
 
 // mean = keep * mean + by_mean * new mean, and so the variance, for layers that share these
-// numbers: states has all means, then all variances, taken the new ones in the same order.
+// numbers: states has all means, then all variances, taken the new ones in the same order. What is
+// new with no weight changes nothing, whatever its value; what is old with none is forgotten.
 void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, float by_mean,
                    float by_variance) {
   const char* op = "running_update";
@@ -300,7 +306,9 @@ void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, fl
     float* to = Output(op, states->arrays[k]);
     const int64_t count = Numel(states->arrays[k]);
     const float* from = PerChannel(op, taken->arrays[k], count);
-    for (int64_t c = 0; c < count; c++) to[c] = keep * to[c] + by * from[c];
+    if (by == 0.f) continue;
+    for (int64_t c = 0; c < count; c++)
+      to[c] = keep == 0.f ? by * from[c] : keep * to[c] + by * from[c];
   }
 }
 

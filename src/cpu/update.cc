@@ -43,7 +43,7 @@ class Joined {
 };
 
 template <class Rule>
-DLSYS_INLINE void StepRun(const rule::Step<Rule>& step, float* const* states, const float* grad,
+DLSYS_INLINE void StepRun(const rule::Step<Rule> step, float* const* states, const float* grad,
                           int64_t n) {
   DLSYS_IVDEP
   for (int64_t i = 0; i < n; i++) {
@@ -57,12 +57,13 @@ DLSYS_INLINE void StepRun(const rule::Step<Rule>& step, float* const* states, co
 template <class Rule>
 void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
             const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
-            int64_t every, float clip, float l2, float decay, float a, float b, float c) {
+            int64_t every, float clip, float l2, float decay, float a, float b, float c, float d,
+            float e) {
   const char* op = Rule::name;
   CheckAll(op, {states, grads, lr, step, count, scale});
   CheckStates(op, Rule::kStates, states, grads);
   const rule::Source source =
-      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c);
+      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
   if (!source.Due(Rule::kEveryRun)) return;
   const rule::Step<Rule> made = source.Make<Rule>(source.Look());
   const Joined joined(grads);

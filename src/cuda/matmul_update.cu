@@ -181,13 +181,13 @@ void MatmulUpdate(DLArrayList* states, const DLArrayList* left, const DLArrayLis
                   const DLArrayList* lr, const DLArrayList* step, const DLArrayList* count,
                   const DLArrayList* scale, const DLArrayList* byte_scale, int64_t sums,
                   int64_t bytes, int64_t precision, int64_t every, float clip, float l2,
-                  float decay, float a, float b, float c, DLStream stream) {
+                  float decay, float a, float b, float c, float d, float e, DLStream stream) {
   using Rule = std::tuple_element_t<kRule, Rules>;
   static const std::string name = std::string("matmul_") + Rule::name;
   const char* op = name.c_str();
   EnterAll(op, {states, left, right, lr, step, count, scale, byte_scale});
   Group group = {};
-  group.source = CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c);
+  group.source = CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
   group.rule = kRule;
   group.every_run = Rule::kEveryRun;
   RunGroup(op, {states, left, right, byte_scale, Rule::kStates, sums, bytes},

@@ -155,14 +155,21 @@ struct RunningTable {
   Running layer[kLayers];
 };
 
+// The next value of a running statistic. What is new with no weight changes nothing, whatever its
+// value; what is old with none is forgotten.
+__device__ __forceinline__ float Moved(float keep, float old, float by, float taken) {
+  if (by == 0.f) return old;
+  return keep == 0.f ? by * taken : keep * old + by * taken;
+}
+
 // A block a layer.
 __global__ void RunningKernel(const __grid_constant__ RunningTable table, float keep, float by_mean,
                               float by_variance) {
   const Running& of = table.layer[blockIdx.x];
   WaitForEarlierKernels();
   for (int64_t c = threadIdx.x; c < of.channels; c += kThreads) {
-    of.mean[c] = keep * of.mean[c] + by_mean * of.new_mean[c];
-    of.variance[c] = keep * of.variance[c] + by_variance * of.new_variance[c];
+    of.mean[c] = Moved(keep, of.mean[c], by_mean, of.new_mean[c]);
+    of.variance[c] = Moved(keep, of.variance[c], by_variance, of.new_variance[c]);
   }
 }
 

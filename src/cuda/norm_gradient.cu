@@ -78,7 +78,9 @@ struct SumsOp {
     sum(biases, &of_bias);
     const int64_t c = tile * tiling.width + threadIdx.x;
     if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    dscale[c] = of_scale.of[threadIdx.x] * source.Factor(c);
+    // A sum of nothing is 0, though the deviation of no values is NaN.
+    const bool any = shape.outer > 0 && shape.inner > 0;
+    dscale[c] = any ? of_scale.of[threadIdx.x] * source.Factor(c) : 0.f;
     dbias[c] = of_bias.of[threadIdx.x];
   }
 };

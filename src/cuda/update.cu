@@ -198,13 +198,13 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
 template <class Rule>
 void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
             const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
-            int64_t every, float clip, float l2, float decay, float a, float b, float c,
-            DLStream stream) {
+            int64_t every, float clip, float l2, float decay, float a, float b, float c, float d,
+            float e, DLStream stream) {
   const char* op = Rule::name;
   EnterAll(op, {states, grads, lr, step, count, scale});
   CheckStates(op, Rule::kStates, states, grads);
   const rule::Source source =
-      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c);
+      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
   if (grads->count <= kFewArrays)
     UpdateBy<Rule, kFewArrays>(states, grads, source, stream);
   else

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import GraphError, ShapeError, SignatureError
 from .lines import attributed_to as attributed_to
-from .lines import current_line
+from .lines import current_line, where
 from .signature import Signature
 
 _numbers = itertools.count()

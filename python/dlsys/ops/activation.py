@@ -39,11 +39,16 @@ _ERFCX = (
 _ROOT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
-def _leaky_relu(x: np.ndarray, t: np.ndarray, y: np.ndarray, alpha: float) -> None:
-    np.minimum(x, 0, out=t)
-    np.multiply(t, alpha, out=t)
-    np.maximum(x, 0, out=y)
-    np.add(y, t, out=y)
+def _leaky_relu(
+    x: np.ndarray, t: np.ndarray, mask: np.ndarray, y: np.ndarray, alpha: float
+) -> None:
+    np.multiply(x, alpha, out=t)
+    if alpha > 0:  # x and alpha · x have one sign: which is the larger tells the piece
+        (np.maximum if alpha <= 1 else np.minimum)(x, t, out=y)
+        return
+    np.greater(x, 0, out=mask)
+    np.copyto(t, x, where=mask)
+    np.copyto(y, t)
 
 
 def _leaky_relu_gradient(
@@ -60,7 +65,8 @@ def _elu(x: np.ndarray, t: np.ndarray, y: np.ndarray, alpha: float) -> None:
     np.expm1(t, out=t)
     np.multiply(t, alpha, out=t)
     np.maximum(x, 0, out=y)
-    np.add(y, t, out=y)
+    bits = np.dtype(f"i{y.itemsize}")  # one of the two is 0: a sum would lose the sign of -0
+    np.bitwise_or(y.view(bits), t.view(bits), out=y.view(bits))
 
 
 def _elu_gradient(
@@ -96,7 +102,7 @@ def _softplus(x: np.ndarray, y: np.ndarray) -> None:
 def _softplus_gradient(y: np.ndarray, g: np.ndarray, t: np.ndarray, dx: np.ndarray) -> None:
     np.negative(y, out=t)
     np.expm1(t, out=t)
-    np.negative(t, out=t)
+    np.subtract(0, t, out=t)  # 0 of either zero
     np.multiply(t, g, out=dx)
 
 
@@ -233,7 +239,7 @@ def _not_negative(alpha: float) -> str | None:
 leaky_relu_op = Parametric(
     "leaky_relu", ("alpha",), _leaky_relu,
     lambda x, y, dy, alpha: leaky_relu_gradient_op(y if alpha >= 0 else x, dy, alpha),
-    scratch=1, defaults={"alpha": 0.01},
+    scratch=1, mask=True, defaults={"alpha": 0.01},
 )  # fmt: skip
 elu_op = Parametric(
     "elu", ("alpha",), _elu, lambda x, y, dy, alpha: elu_gradient_op(y, dy, alpha),

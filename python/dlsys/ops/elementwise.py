@@ -278,6 +278,14 @@ def keep_where(mask: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
     np.multiply(values.view(bits), mask.view(np.int8), out=out.view(bits))
 
 
+def _power(x: np.ndarray, c: float, y: np.ndarray) -> None:
+    """x^c; x^0.5 is the square root on every device: -0 of -0 and NaN of -infinity, unlike pow."""
+    if c == 0.5:
+        np.sqrt(x, out=y)
+    else:
+        np.power(x, c, out=y)
+
+
 def write_sigmoid(x: np.ndarray, y: np.ndarray) -> None:
     np.negative(x, out=y)
     np.exp(y, out=y)
@@ -299,7 +307,7 @@ cos_op: Elementwise = FloatElementwise("cos", np.cos, lambda x, y, dy: -dy * sin
 sin_op: Elementwise = FloatElementwise("sin", np.sin, lambda x, y, dy: dy * cos_op(x))
 sigmoid_op = FloatElementwise("sigmoid", write_sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
 relu_op = Elementwise(
-    "relu", lambda x, y: np.maximum(x, 0, out=y), lambda x, y, dy: relu_gradient_op(y, dy)
+    "relu", lambda x, y: np.maximum(0, x, out=y), lambda x, y, dy: relu_gradient_op(y, dy)
 )
 
 # ---- two inputs ----
@@ -311,12 +319,11 @@ mul_op = Elementwise(
     "mul", np.multiply, lambda a, b, y, dy: (dy * b, dy * a), with_const=lambda a, b: mul(a, b)
 )
 div_op = FloatElementwise(
-    "div", np.divide, lambda a, b, y, dy: (dy / b, -dy * y / b), with_const=lambda a, b: div(a, b)
-)
-pow_op: Elementwise = FloatElementwise(  # the exponent's gradient wants a > 0
-    "pow",
-    np.power,
-    lambda a, b, y, dy: (dy * b * pow_op(a, b - oneslike_op(a)), dy * y * log_op(a)),
+    "div", np.divide, lambda a, b, y, dy: _quotient_gradients(b, y, dy),
+    with_const=lambda a, b: div(a, b),
+)  # fmt: skip
+pow_op: Elementwise = FloatElementwise(
+    "pow", np.power, lambda a, b, y, dy: _pow_gradients(a, b, y, dy)
 )
 # dy where relu's input (or its output, which has the same sign) is positive, else 0
 relu_gradient_op: Elementwise = Elementwise(
@@ -331,14 +338,15 @@ const_sub_op = WithConst(
     "rsub_const", lambda x, c, y: np.subtract(c, x, y), lambda x, c, y, dy: -dy, integral=True
 )
 const_div_op = WithConst(
-    "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -dy * y / x
+    "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -(dy / x) * y
 )
 pow_byconst_op = WithConst(
-    "pow_const", np.power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1
+    "pow_const", _power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1
 )
 const_pow_op = WithConst(
-    "rpow_const", lambda x, c, y: np.power(c, x, y), lambda x, c, y, dy: dy * y * _log(c)
-)
+    "rpow_const", lambda x, c, y: np.power(c, x, y),
+    lambda x, c, y, dy: _exponential_gradient(x, c, y, dy),
+)  # fmt: skip
 cast_op = CastOp()
 
 # ---- arrays and several numbers ----
@@ -354,15 +362,46 @@ clip_gradient_op: Parametric = Parametric(
 )  # fmt: skip
 
 
-def _log(c: float) -> float:
-    """The logarithm with numpy's values and without its warnings."""
-    if c > 0:
-        return math.log(c)
-    return -math.inf if c == 0 else math.nan
+def _quotient_gradients(b: Node, y: Node, dy: Node) -> tuple[Node, Node]:
+    """Of a / b: the second is finite where the first, y and the true value are; dy · y may overflow
+    or vanish where the quotient by b would come back.
+    """
+    of_a = dy / b
+    return of_a, -of_a * y
 
 
-def _power_gradient(x: Node, c: float, dy: Node) -> Node:
-    return dy * (c * pow_byconst_op(x, c - 1)) if c != 0 else dy * 0
+def _pow_gradients(a: Node, b: Node, y: Node, dy: Node) -> tuple[Node, Node]:
+    """b · a^(b - 1) and y · log(a), with 0 for the first at a^0 and for the second at 0^b, b >= 0,
+    the conventions of PyTorch. What would be infinite there is replaced before it is multiplied by
+    0, so that derivatives of these have no NaN for it either.
+    """
+    from .compare import (
+        equal_op,
+        greater_equal_op,
+        greater_op,
+        logical_and_op,
+        logical_or_op,
+        not_equal_op,
+        where_op,
+    )  # fmt: skip
+
+    inverse_fits = greater_op(abs_op(a), 2.0**-127)  # beside that a is 0, too small or NaN
+    less = where_op(logical_or_op(not_equal_op(b, 0), inverse_fits), b - oneslike_op(a), 0.0)
+    base = where_op(logical_and_op(equal_op(a, 0), greater_equal_op(b, 0)), 1.0, a)
+    return dy * b * pow_op(a, less), dy * y * log_op(base)
+
+
+def _power_gradient(x: Node, c: float, dy: Node) -> Node | None:
+    return dy * (c * pow_byconst_op(x, c - 1)) if c != 0 else None
+
+
+def _exponential_gradient(x: Node, c: float, y: Node, dy: Node) -> Node:
+    """c^x · log(c); of 0^x 0 for x >= 0, where it is constant but for the jump at 0."""
+    from .compare import greater_equal_op, where_op
+
+    if c == 0:
+        return dy * -where_op(greater_equal_op(x, 0), 0.0, y)
+    return dy * y * (math.log(c) if c > 0 else math.nan)
 
 
 def is_number(value: Any) -> bool:

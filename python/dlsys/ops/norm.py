@@ -158,7 +158,8 @@ class BatchNormalizeSumsOp(Op):
         np.subtract(x, mean[:, None], out=scratch)
         np.multiply(scratch, dy, out=scratch)
         np.sum(scratch, axis=(0, 2), out=dscale)
-        np.multiply(dscale, factor, out=dscale)
+        if x.size:  # else the sum is 0 and the deviation of no values NaN
+            np.multiply(dscale, factor, out=dscale)
         np.sum(dy, axis=(0, 2), out=dbias)
 
     def scalars(self, node: Node) -> tuple[float]:
@@ -247,7 +248,9 @@ class RunningStatisticsUpdateOp(Op):
     """running = (1 - momentum) · running + momentum · new, of mean and variance; the variance
     counts as that of a sample, times count / (count - 1).
 
-    The fifth input is the batch that they were taken of; only its shape is used.
+    The fifth input is the batch that they were taken of; only its shape is used. A batch without
+    values tells nothing and changes nothing; one value a channel tells nothing of the variance,
+    0 / 0 as that of a sample, and moves the mean alone.
     """
 
     name = "running_statistics"
@@ -266,10 +269,11 @@ class RunningStatisticsUpdateOp(Op):
     def simplify(self, node: Node) -> Node:
         x = node.inputs[4].spec
         assert x is not None
-        count = x.size / max(x.shape[1], 1)
-        correction = count / max(count - 1, 1)
+        count = x.size // max(x.shape[1], 1)
         return running_update_op(
-            *node.inputs[:4], momentum=node.attrs["momentum"], correction=correction
+            *node.inputs[:4],
+            momentum=node.attrs["momentum"] if count else 0.0,
+            correction=count / (count - 1) if count > 1 else 0.0,
         )
 
 

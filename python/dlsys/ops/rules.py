@@ -38,7 +38,7 @@ class Rule:
     steady = False  # small changes of a gradient change its states a little, at zero too
 
     def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        """The kernel's constants, three at most."""
+        """The kernel's constants, five at most."""
         return ()
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
@@ -83,8 +83,11 @@ class Momentum(Rule):
 class Adam(Rule):
     """Adam of Kingma and Ba (2015): with t = step + 1,
 
-    m += (1 - beta1) · (g - m); v += (1 - beta2) · (g² - v);
+    m = beta1 · m + (1 - beta1) · g; v = beta2 · v + (1 - beta2) · g²;
     p -= lr / (1 - beta1^t) · m / (sqrt(v / (1 - beta2^t)) + eps).
+
+    A g² that overflows makes v infinite, and with it the element's steps 0 until v is forgotten
+    (never, unless beta2 is 0), as in PyTorch.
     """
 
     name = "adam_update"
@@ -94,26 +97,29 @@ class Adam(Rule):
     needs_step = True
 
     def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return 1 - attrs["beta1"], 1 - attrs["beta2"], attrs["eps"]
+        return *_shares(attrs["beta1"]), *_shares(attrs["beta2"]), attrs["eps"]
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         p, m, v = states
-        decay1, decay2, eps = self.constants(attrs)
-        _move(m, g, decay1, s)
-        _move(v, np.multiply(g, g, out=s), decay2, s)
+        keep1, take1, keep2, take2, eps = self.constants(attrs)
+        _blend(m, keep1, np.multiply(g, take1, out=s))
+        _blend(v, keep2, _share_of_square(g, take2, s))
         np.sqrt(v, out=s)
-        np.multiply(s, 1 / math.sqrt(_correction(decay2, now)), out=s)
+        np.multiply(s, 1 / math.sqrt(_correction(take2, now)), out=s)
         np.add(s, eps, out=s)
         np.divide(m, s, out=s)
-        descend(p, s, now.lr / _correction(decay1, now), s)
+        descend(p, s, now.lr / _correction(take1, now), s)
 
 
 class RmsProp(Rule):
     """RMSprop of Tieleman and Hinton (2012), with Graves's centring (2013) and momentum:
 
-    square += (1 - alpha) · (g² - square); mean += (1 - alpha) · (g - mean);
+    square = alpha · square + (1 - alpha) · g²; mean = alpha · mean + (1 - alpha) · g;
     change = g / (sqrt(square - mean²) + eps), without mean² where it is not centred;
     velocity = momentum · velocity + change; p -= lr · velocity, or lr · change without momentum.
+
+    Where g² overflows the change is 0. The centred difference is all rounding where alpha is so
+    small that `square` is the square of one gradient.
     """
 
     attributes = {"alpha": None, "eps": None}
@@ -127,16 +133,17 @@ class RmsProp(Rule):
             self.attributes = {**self.attributes, "momentum": None}
 
     def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return 1 - attrs["alpha"], attrs["eps"], attrs.get("momentum", 0.0)
+        return *_shares(attrs["alpha"]), attrs["eps"], attrs.get("momentum", 0.0)
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         named = dict(zip(("param", *self.slots), states))
-        decay, eps, momentum = self.constants(attrs)
-        _move(named["square"], np.multiply(g, g, out=s), decay, s)
+        keep, take, eps, momentum = self.constants(attrs)
+        _blend(named["square"], keep, _share_of_square(g, take, s))
         variance = named["square"]
         if "mean" in named:
-            _move(named["mean"], g, decay, s)
+            _blend(named["mean"], keep, np.multiply(g, take, out=s))
             np.multiply(named["mean"], named["mean"], out=s)
+            np.minimum(s, np.finfo(s.dtype).max, out=s)  # an infinite square minus it stays so
             np.subtract(variance, s, out=s)
             variance = np.maximum(s, 0, out=s)  # below 0 by rounding
         np.sqrt(variance, out=s)
@@ -168,8 +175,8 @@ class Adagrad(Rule):
 
 
 class Lion(Rule):
-    """Lion of Chen et al. (2023): p -= lr · sign(m + (1 - beta1) · (g - m)); m += (1 - beta2) ·
-    (g - m).
+    """Lion of Chen et al. (2023): p -= lr · sign(beta1 · m + (1 - beta1) · g); m = beta2 · m +
+    (1 - beta2) · g.
     """
 
     name = "lion_update"
@@ -178,22 +185,24 @@ class Lion(Rule):
     operations = 8
 
     def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return 1 - attrs["beta1"], 1 - attrs["beta2"]
+        return *_shares(attrs["beta1"]), *_shares(attrs["beta2"])
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         p, m = states
-        decay1, decay2 = self.constants(attrs)
-        np.subtract(g, m, out=s)
-        np.multiply(s, decay1, out=s)
-        np.add(s, m, out=s)
+        keep1, take1, keep2, take2 = self.constants(attrs)
+        # The direction is that of m + (take1 / keep1) · g, which takes no second array.
+        np.multiply(g, take1 / keep1 if keep1 else 1.0, out=s)
+        if keep1:
+            np.add(s, m, out=s)
         descend(p, np.sign(s, out=s), now.lr, s)
-        _move(m, g, decay2, s)
+        _blend(m, keep2, np.multiply(g, take2, out=s))
 
 
 class Average(Rule):
     """The exponentially weighted mean of the values given so far, of which the gradient is the
-    newest: with t = step + 1, average += (1 - decay) / (1 - decay^t) · (g - average). The weight of
-    a value that is k steps old is proportional to decay^k, so what was there before has none.
+    newest: with t = step + 1 and share = (1 - decay) / (1 - decay^t),
+    average = (1 - share) · average + share · g. The weight of a value that is k steps old is
+    proportional to decay^k, so what was there before has none.
     """
 
     name = "average_update"
@@ -206,8 +215,9 @@ class Average(Rule):
         return (1 - attrs["keep"],)
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
-        (share,) = self.constants(attrs)
-        _move(states[0], g, share / _correction(share, now), s)
+        (decay,) = self.constants(attrs)
+        keep = float(s.dtype.type(1 - decay / _correction(decay, now)))
+        _blend(states[0], keep, np.multiply(g, 1 - keep, out=s))
 
 
 class Accumulate(Rule):
@@ -236,7 +246,19 @@ def descend(p: Array, direction: Array, rate: float, s: Array) -> None:
     np.subtract(p, np.multiply(direction, rate, out=s), out=p)
 
 
-def _move(state: Array, target: Array, share: float, s: Array) -> None:
-    np.subtract(target, state, out=s)
-    np.multiply(s, share, out=s)
-    np.add(state, s, out=state)
+def _shares(beta: float) -> tuple[float, float]:
+    """What a moving average keeps of itself and takes of a value."""
+    return beta, 1 - beta
+
+
+def _share_of_square(g: Array, take: float, s: Array) -> Array:
+    return np.multiply(np.multiply(g, take, out=s), g, out=s)
+
+
+def _blend(state: Array, keep: float, taken: Array) -> None:
+    """state = keep · state + taken; a state of no weight is forgotten even where it is infinite."""
+    if keep == 0:
+        np.copyto(state, taken)
+    else:
+        np.multiply(state, keep, out=state)
+        np.add(state, taken, out=state)

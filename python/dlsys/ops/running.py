@@ -14,7 +14,8 @@ from ..graph.signature import Number, Signature
 
 class RunningUpdateOp(Op):
     """running = (1 - momentum) · running + momentum · new, the new variance times `correction`, of
-    one layer or of several that share these numbers.
+    one layer or of several that share these numbers. What is new with no weight, momentum 0 or
+    correction 0, changes nothing, whatever its value.
 
     Inputs: the means of all, their variances, then the new means and the new variances. The values
     are the means' new ones.
@@ -40,9 +41,14 @@ class RunningUpdateOp(Op):
         states, taken, scratch = arrays[: 2 * n], arrays[2 * n : 4 * n], arrays[4 * n]
         momentum = node.attrs["momentum"]
         for k, (state, value) in enumerate(zip(states, taken)):
-            factor = 1.0 if k < n else node.attrs["correction"]
+            weight = momentum * (1.0 if k < n else node.attrs["correction"])
+            if weight == 0:
+                continue
             part = scratch[: value.size]
-            np.multiply(value, momentum * factor, out=part)
+            np.multiply(value, weight, out=part)
+            if momentum == 1:
+                np.copyto(state, part)  # what was there before is forgotten, infinite or not
+                continue
             np.multiply(state, 1 - momentum, out=state)
             np.add(state, part, out=state)
 

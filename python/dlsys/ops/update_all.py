@@ -46,6 +46,7 @@ _KINDS: dict[str, dict[str, Any]] = {  # ranges of attributes
     **dict.fromkeys(("beta1", "beta2", "alpha", "keep"), {"low": 0, "high": 1}),
     **dict.fromkeys(("momentum", "eps", "clip"), {"low": 0}),
 }
+_CONSTANTS = 5  # that a kernel takes
 _UNTREATED = (None, math.inf, 0.0, 0.0)  # scale, clip, l2 and lr · decay that change nothing
 
 
@@ -131,7 +132,7 @@ class RuleOp(Op):
     def scalars(self, node: Node) -> tuple[float, ...]:
         attrs = self._defaults | node.attrs
         constants = self.rule.constants(attrs)
-        padded = (*map(float, constants), *[0.0] * (3 - len(constants)))
+        padded = (*map(float, constants), *[0.0] * (_CONSTANTS - len(constants)))
         return attrs["every"], float(attrs["clip"]), attrs["l2"], attrs["decay"], *padded
 
     def lists(self, node: Node) -> tuple[int, ...]:

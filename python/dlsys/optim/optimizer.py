@@ -52,7 +52,7 @@ class Optimizer:
     accumulate: gradients are averaged over so many runs, the last of which makes the update.
     ema: an EMA of the weights, or its decay.
 
-    Attributes: `lr`, a node of one float32; `step`, a Parameter of one int64 that counts the
+    Attributes: `lr`, a node of one number, float64 on numpy and float32 natively; `step`, a Parameter of one int64 that counts the
     updates made; `slots`, for each Parameter its further states by name; `ema`.
     """
 
@@ -100,6 +100,9 @@ class Optimizer:
         parameters: Parameters, or groups of them as dicts: `{"params": [...], "lr": 0.01,
         "weight_decay": 0.0}` with whatever a group has for itself.
 
+        A loss over no samples, be it NaN as a mean of none, has gradient 0: an empty batch leaves
+        weights (but for momentum and weight decay) and running statistics as they are.
+
         Raises GraphError for what is no Parameter of floats, not trainable or given twice, and for
         options that the optimizer does not have or that are out of range.
         """
@@ -141,7 +144,7 @@ class Optimizer:
         """What every gradient is multiplied with: the share of one run, and what the norm asks."""
         share = 1 / self.accumulate
         if self.clip_norm is None:
-            return constant_op(np.float32(share)) if share < 1 else None
+            return constant_op(np.array(share)) if share < 1 else None
         norm = global_norm_op(*grads)
         if share < 1:
             norm = norm * share
@@ -197,7 +200,7 @@ class Optimizer:
             if isinstance(lr, Schedule):
                 made = lr.node(self.step)
             else:
-                made = Parameter(np.float32(lr), _nth("lr", len(self._rates)), trainable=False)
+                made = Parameter(np.float64(lr), _nth("lr", len(self._rates)), trainable=False)
             self._rates[key] = made
         return self._rates[key]
 

@@ -1,8 +1,9 @@
 """Learning rates as functions of the number of updates made.
 
 A schedule is one formula with two readers: `schedule(step)` computes it on the host in float64,
-`schedule.node(step)` builds it as a graph of float32 scalars over the step that lives on the
-device, so that a step replayed as one launch follows it. Steps are exact up to 2^24.
+`schedule.node(step)` builds it as a graph of scalars over the step that lives on the device, so
+that a step replayed as one launch follows it. These are float64 on numpy, and float32 on native
+devices, where steps are exact up to 2^24.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ class _Host:
 
 
 class _Graph:
-    """The same functions, of nodes of one float32."""
+    """The same functions, of nodes of one number: float64 on numpy, float32 natively."""
 
     cos = staticmethod(cos_op)
     clip = staticmethod(clip_op)
 
     @staticmethod
     def floor(x: Node) -> Node:
-        return cast_op(cast_op(x, np.int64), np.float32)
+        return cast_op(cast_op(x, np.int64), np.float64)
 
     @staticmethod
     def positive(x: Node) -> Node:
@@ -84,12 +85,12 @@ class _Graph:
 
     @staticmethod
     def passed(x: Node, limits: Sequence[int]) -> Node:
-        known = constant_op(np.array(limits, np.float32))
-        return sum_op(cast_op(greater_equal_op(x, known), np.float32))
+        known = constant_op(np.array(limits, np.float64))
+        return sum_op(cast_op(greater_equal_op(x, known), np.float64))
 
     @staticmethod
     def last(x: Node, values: Sequence[int]) -> Node:
-        known = constant_op(np.array(values, np.float32))
+        known = constant_op(np.array(values, np.float64))
         return max_op(where_op(greater_equal_op(x, known), known, float(values[0])))
 
     @staticmethod
@@ -109,8 +110,8 @@ class Schedule:
         return float(self.rate(_Host, step))
 
     def node(self, step: Node) -> Node:
-        """The rate as a node of one float32; `step` is a node of one int64."""
-        return self.rate(_Graph, cast_op(step, np.float32))
+        """The rate as a node of one number; `step` is a node of one int64."""
+        return self.rate(_Graph, cast_op(step, np.float64))
 
     def rate(self, f: Any, t: Any) -> Any:
         """The formula."""
@@ -135,7 +136,7 @@ class Constant(Schedule):
         return self.lr
 
     def node(self, step: Node) -> Node:
-        return constant_op(np.float32(self.lr))
+        return constant_op(np.array(self.lr, np.float64))
 
 
 class Step(Schedule):
@@ -308,7 +309,7 @@ class ReduceOnPlateau(Schedule):
             raise GraphError(f"ReduceOnPlateau: mode must be min or max, got {mode!r}")
         self.factor, self.patience, self.threshold = factor, patience, threshold
         self.sign, self.cooldown, self.lowest = (1 if mode == "min" else -1), cooldown, lowest
-        self.current = Parameter(np.float32(lr), "rate", trainable=False)
+        self.current = Parameter(np.float64(lr), "rate", trainable=False)
         # The best value, reports since then, and reports that are not to be counted: for the host.
         self.memory = Parameter(np.array([self.sign * np.inf, 0, 0]), "memory", trainable=False)
 
@@ -322,7 +323,7 @@ class ReduceOnPlateau(Schedule):
             resting, waited = resting - 1, 0
         before = self(0)
         if waited > self.patience:
-            self.current.set(np.float32(min(before, max(before * self.factor, self.lowest))))
+            self.current.set(min(before, max(before * self.factor, self.lowest)))
             resting, waited = self.cooldown, 0
         self.memory.set(np.array([best, waited, resting]))
         return self(0) < before
