@@ -217,7 +217,10 @@ LOSS_ROWS = (
         "softmax_cross_entropy_dense_options", loss.softmax_cross_entropy, class_loss,
         DENSE_OPTIONS, domain=(signed, one_hot), ulps=8, scale=class_scale, specials=False,
         refusals=(
-            refuse("label_smoothing must be a number from 0 to 1, got 1.5", (3, 4), (3, 4), label_smoothing=1.5),
+            refuse(
+                "label_smoothing must be a number from 0 to 1, got 1.5", (3, 4), (3, 4),
+                label_smoothing=1.5,
+            ),
             refuse("ignore_index needs class numbers as labels", (3, 4), (3, 4), ignore_index=0),
         ),
     ),

@@ -126,7 +126,7 @@ class Steps(unittest.TestCase):
     def test_arguments_that_do_not_fit(self) -> None:
         x = ad.Variable("x")
         for make, message in (
-            (lambda: ad.dropout(x, 0.0), "expected 0 < keep_prob <= 1, got 0.0"),
+            (lambda: ad.dropout(x, 0.0), "keep_prob must be a number above 0 and up to 1, got 0.0"),
             (lambda: ad.dropout(x, 1.5), "expected 0 < keep_prob <= 1, got 1.5"),
             (lambda: ad.random_uniform((2,), 1, 0), "expected low <= high, got 1 and 0"),
             (lambda: ad.random_normal((2,), 0, -1), "expected deviation >= 0"),

@@ -6,7 +6,8 @@ with their type, range and default.
 
 A call is bound to its signature before the node is made. A value is brought to one form on the way
 (a numpy integer becomes an int, a list a tuple), so that what follows need not ask. Whatever does
-not fit is refused by SignatureError with the operator, what it got, what it takes and the user's line.
+not fit is refused by SignatureError with the operator, what it got, what it takes and the user's
+line.
 """
 
 from __future__ import annotations

@@ -368,6 +368,18 @@ _cumulative: AlongAxesOp = AlongAxesOp(
 )
 
 
+# What help says of each.
+for _op, _text in (
+    (max_op, "The largest element of x over the axes, NaN where there is one."),
+    (min_op, "The smallest element of x over the axes, NaN where there is one."),
+    (prod_op, "The product of the elements of x over the axes."),
+    (logsumexp_op, "log Σ exp(x) over the axes, finite for any finite x."),
+    (argmax_op, "The place of the first largest element over the axes, int64."),
+    (argmin_op, "The place of the first smallest element over the axes, int64."),
+):
+    _op.doc = _text
+
+
 @declared(axis=Int(), reverse=Bool())
 def cumsum_op(x: Node, axis: int = -1, reverse: bool = False, name: str | None = None) -> Node:
     """Sums of x along one axis up to and with each element; from the end with `reverse`."""
