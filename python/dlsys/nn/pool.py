@@ -6,7 +6,9 @@ from typing import Any
 
 from .. import autodiff as ad
 from ..autodiff import Node
-from .layers import Pair
+from ..graph.signature import AsGiven, Bool, declared
+from ..ops.window import Padding
+from .layers import WINDOW, Pair
 from .module import Module
 
 
@@ -15,6 +17,7 @@ class MaxPool2d(Module):
     given.
     """
 
+    @declared(window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool())
     def __init__(
         self, window: Pair, stride: Pair | None = None, padding: Any = 0, ceil_mode: bool = False
     ) -> None:
@@ -33,6 +36,10 @@ class AvgPool2d(Module):
     `count_include_pad` is False.
     """
 
+    @declared(
+        window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool(),
+        count_include_pad=Bool(),
+    )  # fmt: skip
     def __init__(
         self,
         window: Pair,
@@ -59,6 +66,7 @@ class AvgPool2d(Module):
 class GlobalAvgPool(Module):
     """The mean of each plane of x (N, C, H, W): (N, C), or (N, C, 1, 1) with `keepdims`."""
 
+    @declared(keepdims=Bool())
     def __init__(self, keepdims: bool = False) -> None:
         self.keepdims = keepdims
 
@@ -71,6 +79,7 @@ class GlobalMaxPool(Module):
     `keepdims`.
     """
 
+    @declared(keepdims=Bool())
     def __init__(self, keepdims: bool = False) -> None:
         self.keepdims = keepdims
 

@@ -308,7 +308,7 @@ class CorrectionOp(Op):
     """n / (n - ddof) for the n elements of x that a reduction over `axis` joins."""
 
     name = "correction"
-    signature = Signature("x", axis=Axes(None), ddof=Int())
+    signature = Signature("x", "*", axis=Axes(None), ddof=Int())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return Spec((), floating(specs[0].dtype), False)

@@ -58,6 +58,8 @@ class RuleOp(Op):
     values are the parameters' new ones.
     """
 
+    signature: Signature
+
     def __init__(self, rule: Rule, count: int = 1) -> None:
         self.rule = rule
         self.name = self.kernel = rule.name
