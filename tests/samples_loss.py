@@ -73,7 +73,7 @@ NO_AXES = (
         for k in (2, -3)
     ),
     *(
-        refuse(r"expected an integer for axis, got ", (3, 4), axis=k)
+        refuse("axis must be an integer, got", (3, 4), axis=k)
         for k in (1.0, "0", None, True)
     ),
 )

@@ -175,7 +175,7 @@ REFUSALS = (
 )
 REFUSALS_OF_MAX = (
     *REFUSALS,
-    refuse(rf"dilation {PAIR} \(0, 0\)", GOOD, window=2, dilation=0),
+    refuse("dilation must be one or two positive integers, got 0", GOOD, window=2, dilation=0),
     refuse(r"window \(3, 3\) with dilation \(3, 3\) is larger than the plane", GOOD, window=3,
            dilation=3),
     refuse(r"padding \(4, 4\) must be below the window \(4, 4\)", GOOD, window=2, dilation=3,

@@ -58,7 +58,7 @@ class Initialisers(unittest.TestCase):
         for draw in (init.he_normal, init.he_uniform):
             for fan, count in (("in", 288), ("out", 576), ("average", 432)):
                 self.moments(draw(FILTER, 3, fan=fan, gain=3.0), 0, 9 / count)
-            with self.assertRaisesRegex(GraphError, "'fan_in', expected 'in'"):
+            with self.assertRaisesRegex(GraphError, "fan must be in, out or average, got 'fan_in'"):
                 draw(FILTER, fan="fan_in")
         self.moments(init.xavier_normal(FILTER, 3, gain=0.5), 0, 0.25 / 432)
 

@@ -341,16 +341,22 @@ class Weights(unittest.TestCase):
 
     def test_wrong_arguments_are_refused(self) -> None:
         for make, words in (
-            (lambda: nn.Linear(0, 3), "Linear: inputs is 0"),
-            (lambda: nn.Linear(3, 2.5), "outputs is 2.5"),
+            (lambda: nn.Linear(0, 3), "Linear: inputs must be a positive integer, got 0"),
+            (lambda: nn.Linear(3, 2.5), "outputs must be a positive integer, got 2.5"),
             (lambda: nn.Conv2d(3, 4, 3, groups=2), "2 groups do not divide 3 inputs and 4 outputs"),
-            (lambda: nn.Conv2d(3, 4, (3, 0)), "width is 0"),
-            (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "window is (3, 3, 3)"),
-            (lambda: nn.LayerNorm((3, -1)), "LayerNorm: shape is -1"),
+            (
+                lambda: nn.Conv2d(3, 4, (3, 0)),
+                "window must be one or two positive integers, got (3, 0)",
+            ),
+            (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "integers, got (3, 3, 3)"),
+            (
+                lambda: nn.LayerNorm((3, -1)),
+                "LayerNorm: shape must be a positive integer or a tuple of them, got (3, -1)",
+            ),
             (lambda: nn.ConvTranspose2d(4, 3, 3, groups=2), "2 groups do not divide"),
-            (lambda: nn.Embedding(3, -1), "features is -1"),
-            (lambda: nn.BatchNorm2d(0), "channels is 0"),
-            (lambda: nn.Dropout(1.0), "0 <= probability < 1, got 1.0"),
+            (lambda: nn.Embedding(3, -1), "features must be a positive integer, got -1"),
+            (lambda: nn.BatchNorm2d(0), "channels must be a positive integer, got 0"),
+            (lambda: nn.Dropout(1.0), "0 <= probability < 1, got 1 ["),
             (lambda: nn.Sequential(nn.ReLU(), 3), "layer 1 is 3"),
         ):
             with self.assertRaises(GraphError) as caught:

@@ -87,7 +87,7 @@ class OwnCompute:
 
     def executor(self, act: Callable[..., Any], x: ad.Node | None = None) -> ad.Executor:
         update = ad.assign_op(self.count, self.count + 1)
-        y = own_op(x or self.x, update, act=act)
+        y = own_op(self.x if x is None else x, update, act=act)
         return ad.Executor([y * 2, y], self.ctx)
 
     def check_refused(self, act: Callable[..., Any], message: str) -> None:

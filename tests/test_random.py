@@ -126,12 +126,21 @@ class Steps(unittest.TestCase):
     def test_arguments_that_do_not_fit(self) -> None:
         x = ad.Variable("x")
         for make, message in (
-            (lambda: ad.dropout(x, 0.0), "expected 0 < keep_prob <= 1, got 0.0"),
-            (lambda: ad.dropout(x, 1.5), "expected 0 < keep_prob <= 1, got 1.5"),
+            (lambda: ad.dropout(x, 0.0), "keep_prob must be a number above 0 and up to 1, got 0.0"),
+            (lambda: ad.dropout(x, 1.5), "keep_prob must be a number above 0 and up to 1, got 1.5"),
             (lambda: ad.random_uniform((2,), 1, 0), "expected low <= high, got 1 and 0"),
-            (lambda: ad.random_normal((2,), 0, -1), "expected deviation >= 0"),
-            (lambda: ad.random_bernoulli((2,), 2), "expected a probability, got 2"),
-            (lambda: ad.random_uniform((-2,)), r"expected extents >= 0, got \(-2,\)"),
+            (
+                lambda: ad.random_normal((2,), 0, -1),
+                "deviation must be a finite number that is not negative, got -1",
+            ),
+            (
+                lambda: ad.random_bernoulli((2,), 2),
+                "probability must be a number from 0 to 1, got 2",
+            ),
+            (
+                lambda: ad.random_uniform((-2,)),
+                r"shape must be a tuple of extents such as \(3, 4\), got \(-2,\)",
+            ),
         ):
             with self.assertRaisesRegex(GraphError, message):
                 make()

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from .errors import GraphError, ShapeError
+from .graph.lines import where
+from .graph.signature import Choice, Int, Kind, Number, Shape, declared
 from .ops.philox import normal_quantile
 
 Rng = np.random.Generator | int | None
@@ -28,12 +31,32 @@ _GAINS = {
 }
 
 
+class RngKind(Kind):
+    """A numpy Generator, a seed, or None."""
+
+    expected = "a numpy Generator or a seed, an integer that is not negative"
+
+    def take(self, value: Any) -> Any:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        np.random.default_rng(value)
+        return value
+
+
+RNG = RngKind(None)
+SHAPE = Shape()
+FINITE = Number(finite=True)
+DEVIATION = Number(low=0, finite=True)
+FAN = Choice("in", "out", "average")
+
+
 class _Default:
     """Where numbers come from without an rng."""
 
     generator = np.random.default_rng(0)
 
 
+@declared("init.", value=Int(low=0))
 def seed(value: int) -> None:
     """Starts the generator behind everything that is drawn without an rng of its own anew."""
     _Default.generator = np.random.default_rng(value)
@@ -44,6 +67,7 @@ def generator(rng: Rng = None) -> np.random.Generator:
     return _Default.generator if rng is None else np.random.default_rng(rng)
 
 
+@declared("init.", shape=SHAPE)
 def fans(shape: Sequence[int]) -> tuple[int, int]:
     """Fan in and fan out of a weight. ShapeError for fewer than two dimensions."""
     if len(shape) < 2:
@@ -55,6 +79,7 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
     return shape[1] * window, shape[0] * window
 
 
+@declared("init.", activation=Choice(*_GAINS, "leaky_relu"), slope=Number(finite=True))
 def gain(activation: str, slope: float = 0.01) -> float:
     """The factor that keeps the deviation of values through a linear layer and its activation:
     "linear", "sigmoid", "tanh", "relu", "selu", or "leaky_relu" with its slope, as PyTorch has
@@ -62,48 +87,59 @@ def gain(activation: str, slope: float = 0.01) -> float:
     """
     if activation == "leaky_relu":
         return math.sqrt(2 / (1 + slope**2))
-    if activation not in _GAINS:
-        known = ", ".join([*_GAINS, "leaky_relu"])
-        raise GraphError(f"init.gain: expected one of {known}, got {activation!r}")
     return _GAINS[activation]
 
 
 # ---- numbers of one distribution ----
 
 
+@declared("init.", shape=SHAPE, rng=RNG, value=Number(nan=True))
 def constant(shape: Sequence[int], rng: Rng = None, *, value: float) -> np.ndarray:
     """One number everywhere."""
     return np.full(tuple(shape), value, np.float32)
 
 
+@declared("init.", shape=SHAPE, rng=RNG)
 def zeros(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
     """Zeros."""
     return constant(shape, value=0)
 
 
+@declared("init.", shape=SHAPE, rng=RNG)
 def ones(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
     """Ones."""
     return constant(shape, value=1)
 
 
+@declared("init.", shape=SHAPE, rng=RNG, low=FINITE, high=FINITE)
 def uniform(
     shape: Sequence[int], rng: Rng = None, *, low: float = -1.0, high: float = 1.0
 ) -> np.ndarray:
     """Uniform between low and high. GraphError unless low <= high."""
     if not low <= high:
-        raise GraphError(f"init.uniform: expected low <= high, got {low} and {high}")
+        raise GraphError(f"init.uniform: expected low <= high, got {low} and {high} [{where()}]")
     return generator(rng).uniform(low, high, tuple(shape)).astype(np.float32)
 
 
+@declared(
+    "init.", shape=SHAPE, rng=RNG, mean=Number(finite=True), deviation=Number(low=0, finite=True)
+)
 def normal(
     shape: Sequence[int], rng: Rng = None, *, mean: float = 0.0, deviation: float = 1.0
 ) -> np.ndarray:
     """Normal. GraphError unless deviation >= 0."""
-    if not deviation >= 0:
-        raise GraphError(f"init.normal: expected deviation >= 0, got {deviation}")
     return generator(rng).normal(mean, deviation, tuple(shape)).astype(np.float32)
 
 
+@declared(
+    "init.",
+    shape=SHAPE,
+    rng=RNG,
+    mean=Number(finite=True),
+    deviation=Number(low=0, finite=True),
+    low=Number(),
+    high=Number(),
+)
 def truncated_normal(
     shape: Sequence[int],
     rng: Rng = None,
@@ -118,10 +154,9 @@ def truncated_normal(
 
     GraphError unless deviation >= 0 and low < high.
     """
-    if not deviation >= 0 or not low < high:
+    if not low < high:
         raise GraphError(
-            "init.truncated_normal: expected deviation >= 0 and low < high, "
-            f"got {deviation}, {low} and {high}"
+            f"init.truncated_normal: expected low < high, got {low} and {high} [{where()}]"
         )
     side = -1 if low > 0 else 1  # far above 0, probabilities would all be 1
     low, high = sorted((side * low, side * high))
@@ -134,16 +169,19 @@ def truncated_normal(
 # ---- scaled by the fans ----
 
 
+@declared("init.", shape=SHAPE, rng=RNG, gain=FINITE)
 def xavier_uniform(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
     """Uniform with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010)."""
     return _uniform_scaled(shape, rng, _scale(shape, "average", gain))
 
 
+@declared("init.", shape=SHAPE, rng=RNG, gain=FINITE)
 def xavier_normal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
     """Normal with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010)."""
     return normal(shape, rng, deviation=_scale(shape, "average", gain))
 
 
+@declared("init.", shape=SHAPE, rng=RNG, fan=FAN, gain=FINITE)
 def he_uniform(
     shape: Sequence[int], rng: Rng = None, *, fan: str = "in", gain: float = math.sqrt(2)
 ) -> np.ndarray:
@@ -153,6 +191,7 @@ def he_uniform(
     return _uniform_scaled(shape, rng, _scale(shape, fan, gain))
 
 
+@declared("init.", shape=SHAPE, rng=RNG, fan=FAN, gain=FINITE)
 def he_normal(
     shape: Sequence[int], rng: Rng = None, *, fan: str = "in", gain: float = math.sqrt(2)
 ) -> np.ndarray:
@@ -162,16 +201,19 @@ def he_normal(
     return normal(shape, rng, deviation=_scale(shape, fan, gain))
 
 
+@declared("init.", shape=SHAPE, rng=RNG)
 def lecun_uniform(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
     """Uniform with variance 1 / fan in. LeCun et al., "Efficient BackProp" (1998)."""
     return _uniform_scaled(shape, rng, _scale(shape, "in", 1.0))
 
 
+@declared("init.", shape=SHAPE, rng=RNG)
 def lecun_normal(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
     """Normal with variance 1 / fan in, as self-normalising networks want it."""
     return normal(shape, rng, deviation=_scale(shape, "in", 1.0))
 
 
+@declared("init.", shape=SHAPE, rng=RNG, gain=FINITE)
 def orthogonal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
     """A random matrix (shape[0], the rest) whose rows, or columns where there are more rows, are
     orthogonal and of length `gain`. Saxe, McClelland and Ganguli (2014).
@@ -188,8 +230,6 @@ def _scale(shape: Sequence[int], fan: str, gain: float) -> float:
     """gain / sqrt(fan), the deviation of a weight."""
     fan_in, fan_out = fans(shape)
     choices = {"in": fan_in, "out": fan_out, "average": (fan_in + fan_out) / 2}
-    if fan not in choices:
-        raise GraphError(f"init: fan is {fan!r}, expected 'in', 'out' or 'average'")
     return gain / math.sqrt(max(choices[fan], 1))
 
 

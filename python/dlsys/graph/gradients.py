@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import GraphError
 from .collector import paused_collector
+from .lines import where
 from .node import Node, attributed_to, find_topo_sort, hooks
 
 
@@ -84,6 +85,8 @@ def _spread(node: Node, output_grad: Any, pieces: dict[Node, list], needed: set[
 
 def sum_node_list(node_list: Sequence[Node]) -> Node:
     """The sum of some nodes as a node."""
+    if not node_list:
+        raise GraphError(f"sum_node_list: expected at least one node [{where()}]")
     total = node_list[0]
     for node in node_list[1:]:
         total = hooks["add"](total, node)

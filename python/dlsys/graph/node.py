@@ -14,15 +14,16 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index, is_
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import GraphError, ShapeError, SignatureError
 from .lines import attributed_to as attributed_to
 from .lines import current_line, where
-from .signature import Signature
+from .signature import Int, Signature
 
+Self = TypeVar("Self", bound="Op")
 _numbers = itertools.count()
 
 # The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
@@ -123,7 +124,7 @@ class Op:
         super().__init_subclass__(**kwargs)
         cls.__doc__ = _Docstring(cls.__dict__.get("__doc__"))  # type: ignore[assignment]
         if not cls.name:
-            cls.name = cls.__name__.removesuffix("Op").lower()
+            cls.name = cls.__qualname__.rpartition(".")[2].removesuffix("Op").lower()
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Node:
         """A node that applies this operator to inputs, under attributes and a `name`.
@@ -142,7 +143,7 @@ class Op:
         """
         return Node(self, inputs, attrs, name)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Op:
+    def __get__(self: Self, instance: Any, owner: Any = None) -> Self:
         """Itself: what has a `__get__` counts as a routine for `help`, which then shows the
         operator instead of its class. As an attribute of a class an operator is a plain value.
         """
@@ -456,6 +457,7 @@ class OutputOp(Op):
 
     name = "output"
     view = selects = True
+    signature = Signature("operator", index=Int(low=0))
 
     def infer(self, node: Node, *specs: Any) -> Spec:
         return specs[0][node.attrs["index"]]

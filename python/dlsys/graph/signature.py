@@ -28,7 +28,7 @@ from ..errors import SignatureError
 from .lines import where
 
 REQUIRED = inspect.Parameter.empty  # the default of what must be given
-Function = TypeVar("Function", bound=Callable[..., Any])
+Declared = TypeVar("Declared", bound=Callable[..., Any])
 _WRONG = (TypeError, ValueError, OverflowError)  # what `take` raises for a value of another kind
 
 
@@ -338,6 +338,30 @@ class Instance(Kind):
         return value
 
 
+class AsGiven(Kind):
+    """What fits another kind, in the form in which it is given."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self.kind = kind
+        self.expected = kind.expected
+
+    def take(self, value: Any) -> Any:
+        self.kind.take(value)
+        return value
+
+
+class Function(Kind):
+    """What can be called."""
+
+    expected = "a function"
+
+    def take(self, value: Any) -> Any:
+        if not callable(value):
+            raise TypeError
+        return value
+
+
 # ---- values ----
 
 
@@ -522,7 +546,7 @@ class Signature:
         made = self._settled.copy()
         kinds, nullable = self._kinds, self._nullable
         taken = self._positional[: len(args)]
-        key = value = None
+        key, value = "", None
         try:
             for key, value in zip(taken, args):
                 if value is not None or key not in nullable:
@@ -618,15 +642,16 @@ def _error(called: str, wrong: str, usage: Signature | None = None) -> Signature
     return SignatureError(f"{called}: {wrong}{hint} [{where()}]")
 
 
-def declared(**kinds: Kind) -> Callable[[Function], Function]:
+def declared(prefix: str = "", /, **kinds: Kind) -> Callable[[Declared], Declared]:
     """Makes a function, or the `__init__` of a class, bind its arguments as an operator does: see
-    `Signature.of`. In errors it is called by its name, less `_op`, or by that of the class.
+    `Signature.of`. In errors it is called by its name, less `_op`, or by that of the class, behind
+    a prefix.
     """
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Declared) -> Declared:
         signature = Signature.of(function, kinds)
         *owner, own = function.__qualname__.split(".")
-        called = owner[-1] if own == "__init__" else own.removesuffix("_op")
+        called = prefix + (owner[-1] if own == "__init__" else own.removesuffix("_op"))
 
         @functools.wraps(function)
         def bound(*args: Any, **given: Any) -> Any:

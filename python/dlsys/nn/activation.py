@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import autodiff as ad
 from ..autodiff import Node
+from ..graph.signature import Bool, Number, declared
 from .module import Module
 
 
@@ -24,6 +25,7 @@ class ReLU6(Module):
 class LeakyReLU(Module):
     """x where positive, else slope · x."""
 
+    @declared(slope=Number())
     def __init__(self, slope: float = 0.01) -> None:
         self.slope = slope
 
@@ -37,6 +39,7 @@ class LeakyReLU(Module):
 class ELU(Module):
     """x where positive, else alpha · (exp(x) - 1). GraphError at use unless alpha >= 0."""
 
+    @declared(alpha=Number())
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = alpha
 
@@ -50,6 +53,7 @@ class ELU(Module):
 class GELU(Module):
     """x · Φ(x), Φ the standard normal distribution; `approximate` takes its form by tanh."""
 
+    @declared(approximate=Bool())
     def __init__(self, approximate: bool = False) -> None:
         self.approximate = approximate
 

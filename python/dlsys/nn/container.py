@@ -8,6 +8,7 @@ from typing import overload
 
 from ..autodiff import Node
 from ..errors import GraphError
+from ..graph.signature import Function, declared
 from .module import Module
 
 Layer = Callable[[Node], Node]
@@ -60,6 +61,7 @@ class Residual(Module):
     for image recognition" (2016).
     """
 
+    @declared(body=Function(), shortcut=Function())
     def __init__(self, body: Layer, shortcut: Layer | None = None) -> None:
         self.body = body
         self.shortcut = shortcut

@@ -7,7 +7,6 @@ a numpy Generator, a seed, or None for the one that `init.seed` starts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,21 @@ import numpy as np
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
-from ..init import Initializer, Rng, generator, he_normal, normal, zeros
+from ..graph.lines import where
+from ..graph.signature import AsGiven, Bool, Function, Int, IntPair, Kind, declared
+from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
+from ..ops.window import Padding
 from .module import Module
 
 Pair = int | tuple[int, int]
+
+
+SIZE = Int(low=1)
+DRAWN: dict[str, Kind] = dict(initializer=Function(), rng=RNG)
+WINDOW = AsGiven(IntPair(low=1))
+SLIDING: dict[str, Kind] = dict(
+    stride=WINDOW, padding=AsGiven(Padding()), dilation=WINDOW, groups=SIZE, bias=Bool()
+)
 
 
 class Linear(Module):
@@ -27,6 +37,7 @@ class Linear(Module):
     GraphError for extents below 1.
     """
 
+    @declared(inputs=SIZE, outputs=SIZE, bias=Bool(), **DRAWN)
     def __init__(
         self,
         inputs: int,
@@ -36,7 +47,6 @@ class Linear(Module):
         initializer: Initializer = he_normal,
         rng: Rng = None,
     ) -> None:
-        check_extents("Linear", inputs=inputs, outputs=outputs)
         self.weight = Parameter(_drawn("Linear", initializer, (outputs, inputs), rng), "weight")
         self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
 
@@ -56,6 +66,7 @@ class Conv2d(Module):
     use for attributes or shapes that do not fit.
     """
 
+    @declared(inputs=SIZE, outputs=SIZE, window=WINDOW, **SLIDING, **DRAWN)
     def __init__(
         self,
         inputs: int,
@@ -91,6 +102,10 @@ class ConvTranspose2d(Module):
     Raises what `Conv2d` raises.
     """
 
+    @declared(
+        inputs=SIZE, outputs=SIZE, window=WINDOW, output_padding=AsGiven(IntPair()), **SLIDING,
+        **DRAWN,
+    )  # fmt: skip
     def __init__(
         self,
         inputs: int,
@@ -135,10 +150,10 @@ class Embedding(Module):
     the GPU. GraphError for extents below 1.
     """
 
+    @declared(count=SIZE, features=SIZE, **DRAWN)
     def __init__(
         self, count: int, features: int, *, initializer: Initializer = normal, rng: Rng = None
     ) -> None:
-        check_extents("Embedding", count=count, features=features)
         self.weight = Parameter(_drawn("Embedding", initializer, (count, features), rng), "weight")
 
     def forward(self, x: Node) -> Node:
@@ -151,6 +166,7 @@ class Embedding(Module):
 class Flatten(Module):
     """All axes from `axis` on as one."""
 
+    @declared(axis=Int())
     def __init__(self, axis: int = 1) -> None:
         self.axis = axis
 
@@ -174,25 +190,15 @@ class Reshape(Module):
         return ", ".join(map(str, self.shape))
 
 
-def check_extents(layer: str, **extents: int) -> None:
-    """Raises GraphError for an extent that is no whole number of at least 1."""
-    for name, value in extents.items():
-        if not isinstance(value, (int, np.integer)) or value < 1:
-            raise GraphError(f"{layer}: {name} is {value!r}, expected a whole number from 1 on")
-
-
 def filter_shape(
     layer: str, inputs: int, outputs: int, window: Pair, groups: int
 ) -> tuple[int, int, int, int]:
     """(outputs, inputs/groups, kH, kW). GraphError where there is no such filter."""
-    sides = tuple(window) if isinstance(window, Sequence) else (window, window)
-    if len(sides) != 2:
-        raise GraphError(f"{layer}: window is {window!r}, expected a number or a pair of them")
-    height, width = sides
-    check_extents(layer, inputs=inputs, outputs=outputs, groups=groups, height=height, width=width)
+    height, width = IntPair(low=1).take(window)
     if inputs % groups or outputs % groups:
         raise GraphError(
-            f"{layer}: {groups} groups do not divide {inputs} inputs and {outputs} outputs"
+            f"{layer}: {groups} groups do not divide {inputs} inputs and {outputs} outputs "
+            f"[{where()}]"
         )
     return outputs, inputs // groups, height, width
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
+from ..graph.signature import Axes, Number, declared
 from ..init import ones, zeros
-from .layers import check_extents
+from ..ops.norm import EPS
+from .layers import SIZE
 from .module import Module
+
+
+class Extents(Axes):
+    """A positive integer or several."""
+
+    expected = "a positive integer or a tuple of them"
+
+    def take(self, value: Any) -> int | tuple[int, ...]:
+        shape = super().take(value)
+        if min(shape if isinstance(shape, tuple) else (shape,), default=1) < 1:
+            raise ValueError
+        return shape
 
 
 class BatchNorm2d(Module):
@@ -22,8 +37,8 @@ class BatchNorm2d(Module):
     eps and momentum out of range.
     """
 
+    @declared(channels=SIZE, eps=EPS, momentum=Number(low=0, high=1))
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        check_extents("BatchNorm2d", channels=channels)
         self.weight = Parameter(ones((channels,)), "weight")
         self.bias = Parameter(zeros((channels,)), "bias")
         self.running_mean = Parameter(zeros((channels,)), "running_mean", trainable=False)
@@ -48,10 +63,9 @@ class LayerNorm(Module):
     extents below 1.
     """
 
+    @declared(shape=Extents(), eps=EPS)
     def __init__(self, shape: int | Sequence[int], eps: float = 1e-5) -> None:
         extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        for extent in extents:
-            check_extents("LayerNorm", shape=extent)
         self.weight = Parameter(ones(extents), "weight")
         self.bias = Parameter(zeros(extents), "bias")
         self.eps = eps

@@ -6,7 +6,9 @@ from typing import Any
 
 from .. import autodiff as ad
 from ..autodiff import Node
-from .layers import Pair
+from ..graph.signature import AsGiven, Bool, declared
+from ..ops.window import Padding
+from .layers import WINDOW, Pair
 from .module import Module
 
 
@@ -15,6 +17,7 @@ class MaxPool2d(Module):
     given.
     """
 
+    @declared(window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool())
     def __init__(
         self,
         window: Pair,
@@ -43,6 +46,10 @@ class AvgPool2d(Module):
     `count_include_pad` is False.
     """
 
+    @declared(
+        window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool(),
+        count_include_pad=Bool(),
+    )  # fmt: skip
     def __init__(
         self,
         window: Pair,
@@ -69,6 +76,7 @@ class AvgPool2d(Module):
 class GlobalAvgPool(Module):
     """The mean of each plane of x (N, C, H, W): (N, C), or (N, C, 1, 1) with `keepdims`."""
 
+    @declared(keepdims=Bool())
     def __init__(self, keepdims: bool = False) -> None:
         self.keepdims = keepdims
 
@@ -81,6 +89,7 @@ class GlobalMaxPool(Module):
     `keepdims`.
     """
 
+    @declared(keepdims=Bool())
     def __init__(self, keepdims: bool = False) -> None:
         self.keepdims = keepdims
 

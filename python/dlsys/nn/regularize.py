@@ -5,7 +5,9 @@ from __future__ import annotations
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
-from ..init import Rng, generator
+from ..graph.lines import where
+from ..graph.signature import Number, declared
+from ..init import RNG, Rng, generator
 from .module import Module
 
 
@@ -20,9 +22,10 @@ class Dropout(Module):
     GraphError unless 0 <= probability < 1.
     """
 
+    @declared(probability=Number(low=0, high=1), rng=RNG)
     def __init__(self, probability: float = 0.5, *, rng: Rng = None) -> None:
-        if not 0 <= probability < 1:
-            raise GraphError(f"Dropout: expected 0 <= probability < 1, got {probability}")
+        if probability == 1:
+            raise GraphError(f"Dropout: expected 0 <= probability < 1, got 1 [{where()}]")
         self.probability = probability
         key = generator(rng).integers((2**63, 2**31))
         self.key = Parameter(key, "key", trainable=False)

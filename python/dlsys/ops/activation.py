@@ -298,6 +298,20 @@ hard_swish_gradient_op: Parametric = Parametric(
 )  # fmt: skip
 
 
+# What help says of each.
+for _op, _text in (
+    (leaky_relu_op, "x where it is positive, else alpha · x."),
+    (elu_op, "x where it is positive, else alpha · (exp(x) - 1)."),
+    (silu_op, "x · sigmoid(x), also called swish."),
+    (gelu_op, "x · Φ(x), Φ the standard normal distribution."),
+    (gelu_tanh_op, "x · Φ(x) in its usual form by tanh."),
+    (softplus_op, "log(1 + exp(x)), finite for any x."),
+    (hard_sigmoid_op, "min(max(x + 3, 0), 6) / 6."),
+    (hard_swish_op, "x · min(max(x + 3, 0), 6) / 6."),
+):
+    _op.doc = _text
+
+
 @declared()
 def relu6_op(x: Node, name: str | None = None) -> Node:
     """min(max(x, 0), 6), with gradient 0 at both bounds."""

@@ -50,6 +50,9 @@ class Compare(Elementwise):
         super().__init__(name, numpy, _no_gradients)
         self._swapped = swapped  # the comparison that gives the same with its inputs exchanged
         self.signature = Signature(a=Operand(), b=Operand())
+        self.doc = (
+            f"Whether a is {name.replace('_', ' ')} to b, as numpy's `{name}`: bool, broadcast."
+        )
 
     def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
         return Node(self, as_nodes(self.name, *inputs), attrs, name)
@@ -229,3 +232,14 @@ maximum_op = Extreme(
     lambda a, b, y: np.maximum(a, b, out=y),
     lambda a, b, y, dy: _to_first(greater_equal_op(a, b), dy),
 )
+
+# What help says of each.
+for _op, _text in (
+    (logical_and_op, "Whether both a and b are True."),
+    (logical_or_op, "Whether a or b is True, or both are."),
+    (logical_xor_op, "Whether one of a and b is True and the other is not."),
+    (logical_not_op, "Whether x is False, or 0."),
+    (minimum_op, "The smaller of a and b, NaN where either is; of a tie the gradient goes to a."),
+    (maximum_op, "The larger of a and b, NaN where either is; of a tie the gradient goes to a."),
+):
+    _op.doc = _text

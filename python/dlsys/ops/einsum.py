@@ -42,6 +42,12 @@ class EinsumOp(Op):
     name = "einsum"
     signature = Signature("*inputs", operands=Words(), result=Instance(str), like=Bool(False))
 
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        count = len(attrs["operands"]) + attrs["like"]
+        if len(inputs) != count:
+            raise GraphError(f"einsum: expected {count} inputs, got {len(inputs)} [{where()}]")
+        return Node(self, inputs, attrs, name)
+
     def infer(self, node: Node, *specs: Spec) -> Spec:
         attrs = node.attrs
         factors = specs[:-1] if attrs["like"] else specs

@@ -18,7 +18,7 @@ import numpy as np
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast, floating, promote
 from ..graph.signature import DType, Number, Signature
-from .source import constant_op, oneslike_op
+from .source import Scalar, constant_op, oneslike_op
 
 
 class Elementwise(Op):
@@ -103,7 +103,7 @@ class WithConst(Elementwise):
         super().__init__(name, numpy, gradient)
         self._identity = identity  # the constant that changes nothing
         self._integral = integral  # integers with an integer constant stay integers
-        self.signature = Signature("x", const=Number(nan=True))
+        self.signature = Signature("x", const=Scalar())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype, const = specs[0].dtype, node.attrs["const"]
@@ -452,3 +452,37 @@ def power(a: Any, b: Any) -> Node:
     if is_number(b):
         return pow_byconst_op(a, number_of(b))
     return const_pow_op(b, number_of(a)) if is_number(a) else pow_op(as_node(a), as_node(b))
+
+
+# What help says of each.
+for _op, _text in (
+    (neg_op, "-x."),
+    (exp_op, "e to the power x."),
+    (log_op, "The natural logarithm of x: -inf at 0, NaN below."),
+    (log1p_op, "The natural logarithm of 1 + x, exact for small x too."),
+    (sqrt_op, "The square root of x, NaN below 0."),
+    (rsqrt_op, "1 / sqrt(x)."),
+    (abs_op, "|x|; its gradient at 0 is 0."),
+    (sign_op, "1 where x is positive, -1 where it is negative, else 0 or NaN as x is."),
+    (tanh_op, "The hyperbolic tangent of x."),
+    (cos_op, "The cosine of x, in radians."),
+    (sin_op, "The sine of x, in radians."),
+    (sigmoid_op, "1 / (1 + exp(-x))."),
+    (relu_op, "max(x, 0); its gradient at 0 is 0."),
+    (add_op, "a + b, broadcast against each other."),
+    (sub_op, "a - b, broadcast against each other."),
+    (mul_op, "a · b element by element, broadcast against each other."),
+    (div_op, "a / b in floats, broadcast against each other."),
+    (pow_op, "a to the power b in floats, broadcast against each other."),
+    (relu_gradient_op, "g where x is positive, else 0: the gradient of relu."),
+    (add_byconst_op, "x + const."),
+    (mul_byconst_op, "x · const."),
+    (div_byconst_op, "x / const, in floats."),
+    (const_sub_op, "const - x."),
+    (const_div_op, "const / x, in floats."),
+    (pow_byconst_op, "x to the power const, in floats."),
+    (const_pow_op, "const to the power x, in floats."),
+    (clip_op, "x within [low, high]; its gradient is 0 at the bounds and beyond."),
+    (clip_gradient_op, "g where x lies between low and high, else 0: the gradient of clip."),
+):
+    _op.doc = _text

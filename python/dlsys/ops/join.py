@@ -88,6 +88,14 @@ class ConcatGradientOp(Op):
     name = "concat_gradient"
     signature = Signature("dy", "*inputs", index=Int(low=0), axis=Int(0))
 
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        if attrs["index"] >= len(inputs) - 1:
+            raise GraphError(
+                f"concat_gradient: index {attrs['index']} is out of range: there are "
+                f"{len(inputs) - 1}, counted from 0 [{where()}]"
+            )
+        return Node(self, inputs, attrs, name)
+
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]._replace(shape=specs[1 + node.attrs["index"]].shape)
 

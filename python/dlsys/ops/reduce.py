@@ -27,6 +27,10 @@ class SumOp(Op):
     def __init__(self, mean: bool = False) -> None:
         self._mean = mean
         self.name = "mean" if mean else "sum"
+        self.doc = (
+            f"The {self.name} of x over `axis` (None: all axes); `keepdims` keeps the axes as "
+            "extent 1."
+        )
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         axes = normalize_axes(node, node.attrs["axis"], len(specs[0].shape))

@@ -134,6 +134,7 @@ class FillLikeOp(Op):
         self.name = name
         self.value = value
         self.signature = Signature("x")
+        self.doc = f"{value:g} everywhere, in the shape and dtype of x, whose values do not matter."
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]

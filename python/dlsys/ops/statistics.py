@@ -308,7 +308,7 @@ class CorrectionOp(Op):
     """n / (n - ddof) for the n elements of x that a reduction over `axis` joins."""
 
     name = "correction"
-    signature = Signature("x", axis=Axes(None), ddof=Int())
+    signature = Signature("x", "*", axis=Axes(None), ddof=Int())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return Spec((), floating(specs[0].dtype), False)
@@ -366,6 +366,18 @@ _cumulative: AlongAxesOp = AlongAxesOp(
     lambda node, dy: [_cumulative(dy, axis=node.attrs["axis"], reverse=not node.attrs["reverse"])],
     Signature("x", axis=Int(-1), reverse=Bool(False)),
 )
+
+
+# What help says of each.
+for _op, _text in (
+    (max_op, "The largest element of x over the axes, NaN where there is one."),
+    (min_op, "The smallest element of x over the axes, NaN where there is one."),
+    (prod_op, "The product of the elements of x over the axes."),
+    (logsumexp_op, "log Σ exp(x) over the axes, finite for any finite x."),
+    (argmax_op, "The place of the first largest element over the axes, int64."),
+    (argmin_op, "The place of the first smallest element over the axes, int64."),
+):
+    _op.doc = _text
 
 
 @declared(axis=Int(), reverse=Bool())

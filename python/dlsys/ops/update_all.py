@@ -13,6 +13,7 @@ gradient of an L2 penalty) and `decay` (decoupled weight decay, Loshchilov and H
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
@@ -58,6 +59,8 @@ class RuleOp(Op):
     values are the parameters' new ones.
     """
 
+    signature: Signature
+
     def __init__(self, rule: Rule, count: int = 1) -> None:
         self.rule = rule
         self.name = self.kernel = rule.name
@@ -69,6 +72,7 @@ class RuleOp(Op):
         self._plain = self._states + count + rule.takes_rate  # inputs before step, count and scale
         self.any_dtype = (self._plain, self._plain + 1)
         self.signature = _signature(rule, count)
+        self.doc = inspect.cleandoc(rule.__doc__ or "")
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Node:
         """A node that updates; a step may also follow the rate. SignatureError where the call does

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...errors import GraphError
-from ...init import Rng, generator, xavier_uniform, zeros
+from ...graph.signature import Function, Number, Shape, declared
+from ...init import RNG, Rng, generator, xavier_uniform, zeros
 from ..activation import ReLU
 from ..container import Layer, Sequential
-from ..layers import Flatten, Linear
+from ..layers import SIZE, Flatten, Linear
 from ..module import Module
 from ..regularize import Dropout
 
@@ -19,6 +20,7 @@ class LogisticRegression(Sequential):
     It begins at 0: the loss is convex, so there is no symmetry to break.
     """
 
+    @declared(inputs=SIZE, classes=SIZE)
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__(Flatten(), Linear(inputs, classes, initializer=zeros))
 
@@ -31,6 +33,7 @@ class MLP(Sequential):
     than two sizes.
     """
 
+    @declared(sizes=Shape(low=1), activation=Function(), dropout=Number(low=0, high=1), seed=RNG)
     def __init__(
         self,
         sizes: Sequence[int],

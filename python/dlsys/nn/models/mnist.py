@@ -6,10 +6,11 @@ import numpy as np
 
 from ... import autodiff as ad
 from ...autodiff import Node
-from ...init import Rng, generator, xavier_uniform
+from ...graph.signature import declared
+from ...init import RNG, Rng, generator, xavier_uniform
 from ..activation import ReLU
 from ..container import Residual, Sequential
-from ..layers import Conv2d, Linear, Reshape
+from ..layers import SIZE, Conv2d, Linear, Reshape
 from ..module import Module
 from ..norm import BatchNorm2d
 from ..pool import GlobalMaxPool, MaxPool2d
@@ -21,6 +22,7 @@ class LeNet5(Module):
     Weights are He's normal, those of the last layer Xavier's uniform.
     """
 
+    @declared(classes=SIZE, seed=RNG)
     def __init__(self, classes: int = 10, *, seed: Rng = None) -> None:
         rng = generator(seed)
         self.conv1 = Conv2d(1, 6, 5, padding=2, rng=rng)
@@ -45,6 +47,7 @@ class ResNetMNIST(Sequential):
     Weights are He's normal, those of the last layer Xavier's uniform.
     """
 
+    @declared(classes=SIZE, seed=RNG)
     def __init__(self, classes: int = 10, *, seed: Rng = None) -> None:
         rng = generator(seed)
         super().__init__(

@@ -9,8 +9,9 @@ import numpy as np
 from ... import autodiff as ad
 from ...autodiff import Node
 from ...errors import GraphError, ShapeError
+from ...graph.signature import declared
 from ...init import zeros
-from ..layers import Linear
+from ..layers import SIZE, Linear
 from ..module import Module
 
 
@@ -23,6 +24,7 @@ class Perceptron(Module):
     proof.
     """
 
+    @declared(inputs=SIZE)
     def __init__(self, inputs: int = 2) -> None:
         self.linear = Linear(inputs, 1, initializer=zeros)
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from ... import autodiff as ad
 from ...autodiff import Node
-from ...init import Rng, generator, he_normal, xavier_uniform
+from ...graph.signature import declared
+from ...init import RNG, Rng, generator, he_normal, xavier_uniform
 from ..container import Sequential
-from ..layers import Conv2d, Linear
+from ..layers import SIZE, Conv2d, Linear
 from ..module import Module
 from ..norm import BatchNorm2d
 
@@ -98,6 +99,7 @@ class ResNet(Module):
 class ResNet18(ResNet):
     """Two basic blocks a stage; 11.7 million parameters for 1,000 classes."""
 
+    @declared(classes=SIZE, channels=SIZE, seed=RNG)
     def __init__(self, classes: int = 1000, channels: int = 3, *, seed: Rng = None) -> None:
         super().__init__(BasicBlock, (2, 2, 2, 2), classes, channels, seed=seed)
 
@@ -105,6 +107,7 @@ class ResNet18(ResNet):
 class ResNet50(ResNet):
     """3, 4, 6 and 3 bottlenecks; 25.6 million parameters for 1,000 classes."""
 
+    @declared(classes=SIZE, channels=SIZE, seed=RNG)
     def __init__(self, classes: int = 1000, channels: int = 3, *, seed: Rng = None) -> None:
         super().__init__(Bottleneck, (3, 4, 6, 3), classes, channels, seed=seed)
 
