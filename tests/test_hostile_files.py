@@ -323,14 +323,16 @@ class Forged(InFolder):
 
     def test_histories(self) -> None:
         path = self.folder / "history.json"
+        record = '{"epochs": [{"epoch": 1, "step": 1, %s}], "curve": [], "kept": 1, "logged": 0}'
         for text in (
-            "[" * 100_000,
-            "[]",
-            "{}",
-            '{"epochs": 5, "curve": [], "kept": 1, "logged": 0}',
-        ):
+            "[" * 100_000, "[]", "{}", '{"epochs": 5, "curve": [], "kept": 1, "logged": 0}',
+            record % '"loss": "x"', record % '"epoch": "x"',
+            record % f'"f1": {"[" * 500}{"]" * 500}',
+        ):  # fmt: skip
             path.write_text(text)
             self.refused("is no history of a run", train.History.load, path)
+        path.write_text(record % '"loss": null, "f1": [1, null]')
+        self.assertEqual(train.History.load(path).column("f1"), [[1, None]])
 
 
 def places(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

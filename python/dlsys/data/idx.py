@@ -94,9 +94,11 @@ def _read(
     nbytes = math.prod(found) * dtype.itemsize
     available = _unpacked_at_most(file_nbytes) if packed else file_nbytes - len(header)
     if nbytes > available:
+        at_most = "at most " if packed else ""
+        unpack = "; unpack it first if that is right" if packed else ""
         raise DataError(
             f"{path}: the file is truncated: its header {found} {dtype.name} asks for {nbytes} "
-            f"bytes, there are {'at most ' if packed else ''}{available}"
+            f"bytes, there are {at_most}{available}{unpack}"
         )
     digest = hashlib.sha256(header)
     try:
