@@ -108,7 +108,7 @@ class Images(InFolder):
 
     def test_a_pipe_and_other_formats_are_not_opened(self) -> None:
         os.mkfifo(self.path)
-        self.both_refuse("a pipe or a device, expected a file")
+        self.both_refuse("expected a file")
         self.path.unlink()
         for content in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n", b"P9 nothing"):
             self.path.write_bytes(content)
@@ -170,7 +170,7 @@ class Packed(InFolder):
 
     def test_a_pipe(self) -> None:
         os.mkfifo(self.folder / "x")
-        self.refused("a pipe or a device, expected a file", data.read_idx, self.folder / "x")
+        self.refused("expected a file", data.read_idx, self.folder / "x")
 
     def test_an_archive_of_other_things(self) -> None:
         for kind, size in ((tarfile.REGTYPE, 5), (tarfile.SYMTYPE, 0), (tarfile.DIRTYPE, 0)):

@@ -42,17 +42,17 @@ def make_folder(path: Path) -> None:
         raise DataError(f"{path}: nothing can be written into this folder; choose another one")
 
 
-def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a file to read. DataError for a pipe or a device, whose reader might wait or read for
-    ever; OSError where it cannot be opened.
+def opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    """A regular file to read. DataError for anything else, without waiting for whoever may write
+    into a FIFO; OSError where it cannot be opened.
     """
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    mode = os.fstat(file.fileno()).st_mode
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
-        file.close()
+        os.close(handle)
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
         raise DataError(f"{os.fspath(path)} is {kind}, expected a file")
-    return file
+    return os.fdopen(handle, "rb")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import open_regular, replacing
+from ..files import opened, replacing
 
 _TYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype("u1"),
@@ -62,7 +62,7 @@ def read_idx(
     Raises OSError where the file cannot be opened or read.
     """
     path = Path(path)
-    with open_regular(path) as raw:
+    with opened(path) as raw:
         packed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
         nbytes = os.fstat(raw.fileno()).st_size
