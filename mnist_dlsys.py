@@ -8,7 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-# From a checkout: what is installed, with its library, or else what is here.
+# What is installed has the library; a checkout where nothing is installed runs what is in it. The
+# look at a file tells this package from another one of its name.
 if __package__ in (None, ""):
     installed = importlib.util.find_spec("dlsys")
     folders = installed.submodule_search_locations if installed else None

@@ -72,10 +72,7 @@ NO_AXES = (
         refuse(rf"axes \({k},\) do not fit an array of 2 dimensions", (3, 4), axis=k)
         for k in (2, -3)
     ),
-    *(
-        refuse("axis must be an integer, got", (3, 4), axis=k)
-        for k in (1.0, "0", None, True)
-    ),
+    *(refuse("axis must be an integer, got", (3, 4), axis=k) for k in (1.0, "0", None, True)),
 )
 DENSE = tuple(case(s, s) for s in [(5,), *LOGITS, WIDE, (61, 130)])
 DENSE += (case((7, 10), (7, 10), domain=(extreme, one_hot)),)

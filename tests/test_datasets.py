@@ -40,12 +40,14 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 class Served(InFolder):
     """A folder, and a server on this machine for the files of another."""
 
+    handler = Quiet
+
     def setUp(self):
         super().setUp()
         self.remote = self.folder / "remote"
         self.remote.mkdir()
         self.base = self.folder / "base"
-        handler = functools.partial(Quiet, directory=str(self.remote))
+        handler = functools.partial(self.handler, directory=str(self.remote))
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         self.addCleanup(server.server_close)

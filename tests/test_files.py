@@ -21,7 +21,7 @@ import dlsys
 from dlsys import files, train
 from dlsys.data import read_idx, write_idx
 from dlsys.errors import DataError
-from dlsys.files import FolderLock, appending, open_regular, replacing, sweep
+from dlsys.files import FolderLock, appending, opened, replacing, sweep
 
 FINDING = os.environ | {"PYTHONPATH": str(Path(dlsys.__file__).parents[1])}
 
@@ -129,10 +129,10 @@ class Kinds(InFolder):
 
     def test_only_files_are_read(self) -> None:
         os.mkfifo(self.path)
-        for read in (open_regular, read_idx, train.load, train.History.load):
+        for read in (opened, read_idx, train.load, train.History.load):
             with self.assertRaisesRegex(DataError, "file is a FIFO, expected a file"):
                 read(self.path)
-        for read in (open_regular, read_idx, train.History.load):
+        for read in (opened, read_idx, train.History.load):
             with self.assertRaisesRegex(DataError, "is a folder, expected a file"):
                 read(self.folder)
 

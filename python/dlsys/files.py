@@ -72,7 +72,7 @@ def appending(path: Path) -> IO[bytes]:
     return open(path, "ab")
 
 
-def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+def opened(path: str | os.PathLike[str]) -> IO[bytes]:
     """A regular file to read. DataError for anything else, without waiting for whoever may write
     into a FIFO; OSError where it cannot be opened.
     """

@@ -13,7 +13,7 @@ from .. import autodiff as ad
 from .. import optim, profile, train
 from ..data import Dataset, DeviceLoader, Loader, fashion_mnist_sets, mnist_sets, read_idx
 from ..data.dataset import Sets
-from ..errors import DataError, DlsysError, how_to_install
+from ..errors import DataError, DlsysError, how_to_install, printable
 from ..files import make_folder
 from ..nn import Module
 from ..runtime.device import Context
@@ -234,7 +234,7 @@ def predict(checkpoint: Path, files: Sequence[Path], top: int, ctx: Context | No
     setup, model = load_model(checkpoint)
     pictures = [read_pictures(path, digits=setup.dataset == "mnist") for path in files]
     names = [
-        str(path) if len(read) == 1 else f"{path}[{k}]"
+        printable(str(path) if len(read) == 1 else f"{path}[{k}]")
         for path, read in zip(files, pictures)
         for k in range(len(read))
     ]

@@ -10,7 +10,7 @@ import numpy as np
 from ..data import read_idx
 from ..data.decode import decoded, require_pillow
 from ..errors import DataError
-from ..files import open_regular
+from ..files import opened
 
 SIDE = 28
 _BOX = 20  # that a digit is scaled to, as MNIST's were (LeCun et al., 1998)
@@ -26,7 +26,7 @@ def read_pictures(path: Path, digits: bool) -> np.ndarray:
     Pillow.
     """
     try:
-        with open_regular(path) as file:
+        with opened(path) as file:
             start = file.read(3)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None

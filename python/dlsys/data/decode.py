@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, DlsysError, how_to_install
-from ..files import open_regular
+from ..files import opened
 from .dataset import Array
 
 # Pillow would take others too, and start Ghostscript for one of them.
@@ -29,7 +29,7 @@ def decoded(path: Path, convert: Callable[[Any], Any]) -> Any:
     """
     pillow = require_pillow()
     try:
-        with open_regular(path) as file, pillow.open(file, formats=FORMATS) as image:
+        with opened(path) as file, pillow.open(file, formats=FORMATS) as image:
             _check_size(path, image.size)
             return convert(in_bytes(pillow, image))
     except DlsysError:

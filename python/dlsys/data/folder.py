@@ -31,7 +31,7 @@ def image_folder(
     extra `images`.
 
     Raises DataError for a folder without images, a size or mode that there is not, and, naming the
-    file, an image that cannot be decoded or has another size.
+    file, an image that cannot be decoded, has another size or more than 50 million pixels.
     """
     if size is not None and not _is_size(size):
         raise DataError(f"image_folder: size {size!r}, expected (height, width) in pixels")

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import open_regular, replacing
+from ..files import opened, replacing
 
 _TYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype("u1"),
@@ -42,7 +42,7 @@ _CHUNK_NBYTES = 1 << 20
 
 def is_gzip(path: Path) -> bool:
     """Whether the file is packed; its content tells, not its name."""
-    with open_regular(path) as file:
+    with opened(path) as file:
         return file.read(2) == _GZIP_MAGIC
 
 
@@ -62,7 +62,7 @@ def read_idx(
     Raises OSError where the file cannot be opened or read.
     """
     path = Path(path)
-    with open_regular(path) as raw:
+    with opened(path) as raw:
         packed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
         nbytes = os.fstat(raw.fileno()).st_size
@@ -94,9 +94,11 @@ def _read(
     nbytes = math.prod(found) * dtype.itemsize
     available = _unpacked_at_most(file_nbytes) if packed else file_nbytes - len(header)
     if nbytes > available:
+        at_most = "at most " if packed else ""
+        unpack = "; unpack it first if that is right" if packed else ""
         raise DataError(
             f"{path}: the file is truncated: its header {found} {dtype.name} asks for {nbytes} "
-            f"bytes, there are {'at most ' if packed else ''}{available}"
+            f"bytes, there are {at_most}{available}{unpack}"
         )
     digest = hashlib.sha256(header)
     try:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import DataError
+from ..errors import DataError, printable
 from ..files import appending, replacing
 from ..settings import settings
 
@@ -69,7 +69,7 @@ class ChoiceFile:
             if not self._told:
                 self._told = True
                 message = f"measurements of kernels cannot be kept in {self.path}: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=3)
+                warnings.warn(printable(message), RuntimeWarning, stacklevel=3)
 
     def _check_file(self) -> None:
         """OSError for what is no file: /dev/null would be replaced, a pipe read for ever."""
@@ -108,7 +108,7 @@ class ChoiceFile:
                 spoilt = isinstance(error, ValueError)
                 replaced = ", the next measurement replaces it" if spoilt else ""
                 message = f"{self.path} is not used{replaced}: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=4)
+                warnings.warn(printable(message), RuntimeWarning, stacklevel=4)
             self._seen = seen
         return self._read
 

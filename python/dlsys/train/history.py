@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import open_regular, replacing
+from ..files import opened, replacing
 from .schema import HISTORY, check
 
 Record = dict[str, Any]
@@ -56,7 +56,7 @@ class History:
     def load(cls, path: str | Path) -> History:
         """Reads what `save` wrote. DataError for anything else."""
         try:
-            with open_regular(path) as file:
+            with opened(path) as file:
                 values = json.loads(file.read())
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is no history of a run: {error}") from None

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save as serialized
 
 from ..errors import DataError, shown
-from ..files import open_regular, replacing
+from ..files import opened, replacing
 
 _CODES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
@@ -80,7 +80,7 @@ def read(path: Path) -> File:
 
 def _content(path: Path) -> bytes:
     try:
-        with open_regular(path) as file:
+        with opened(path) as file:
             return file.read()
     except (OSError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"

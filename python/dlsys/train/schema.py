@@ -168,6 +168,22 @@ def fields(**forms: Form) -> Form:
     return mapping
 
 
+def where_there(**forms: Form) -> Form:
+    """A mapping in which those of these names that it has have values of their form."""
+
+    def mapping(value: Any) -> str | None:
+        if not isinstance(value, Mapping):
+            return _wrong(value, "a mapping")
+        return fields(**{name: form for name, form in forms.items() if name in value})(value)
+
+    return mapping
+
+
+def every(*forms: Form) -> Form:
+    """What all of the forms say."""
+    return lambda value: next((fault for form in forms if (fault := form(value))), None)
+
+
 def _wrong(value: Any, expected: str) -> str:
     return f" is {shown(value)}, expected {expected}"
 
@@ -178,7 +194,12 @@ def _name(name: str) -> str:
 
 # ---- what checkpoints and histories hold ----
 # A run's header has RUN; CALLBACKS are the states of its callbacks, in their order.
-RECORD = fields(epoch=whole(), step=whole())
+_FIGURE = maybe(number(finite=False))
+RECORD = every(
+    fields(epoch=whole(), step=whole()),
+    where_there(loss=_FIGURE, lr=_FIGURE, seconds=_FIGURE, samples_per_second=_FIGURE),
+    named(anything),
+)
 HISTORY = fields(epochs=items(RECORD), curve=items(RECORD), kept=whole(1), logged=whole())
 CALLBACKS = items(fields(name=text, state=named(anything)))
 KERNELS = fields(device=text, choices=named(text))
