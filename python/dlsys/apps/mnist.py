@@ -11,8 +11,17 @@ import numpy as np
 
 from .. import autodiff as ad
 from .. import optim, profile, train
-from ..data import Dataset, DeviceLoader, Loader, fashion_mnist_sets, mnist_sets, read_idx
+from ..data import (
+    DataDescription,
+    Dataset,
+    DeviceLoader,
+    Loader,
+    fashion_mnist_sets,
+    mnist_sets,
+    read_idx,
+)
 from ..data.dataset import Sets
+from ..data.normalize import PLAIN
 from ..errors import DataError, DlsysError
 from ..files import make_folder
 from ..nn import Module
@@ -195,6 +204,8 @@ def load_model(path: Path) -> tuple[Setup, Module]:
     setup = _setup_in(str(path), saved)
     model = setup.build_model()
     model.load_state_dict(saved.part("model"))
+    if model.trained_on is None:  # before checkpoints said so, all of them were
+        model.trained_on = DataDescription((1, 28, 28), "uint8", *PLAIN, setup.classes)
     return setup, model
 
 
@@ -244,5 +255,4 @@ def predict(checkpoint: Path, files: Sequence[Path], top: int, ctx: Context | No
 
 def probabilities(model: Module, images: Any, ctx: Context | None) -> np.ndarray:
     """Of each class (n, 10), for images (n, 1, 28, 28) uint8."""
-    pixels = np.asarray(images, np.float32) / np.float32(255)
-    return np.asarray(ad.softmax_func(train.predict(model, pixels, ctx)))
+    return np.asarray(ad.softmax_func(train.predict(model, images, ctx)))
