@@ -118,7 +118,13 @@ def pairs(*settings: dict) -> tuple[Case, ...]:
     return tuple(
         one
         for attrs in settings or ({},)
-        for a, b in [((), ()), ((7,), (7,)), ((33, 17), (33, 17)), ((4, 3), (4, 3)), ((0, 3), (0, 3))]
+        for a, b in [
+            ((), ()),
+            ((7,), (7,)),
+            ((33, 17), (33, 17)),
+            ((4, 3), (4, 3)),
+            ((0, 3), (0, 3)),
+        ]
         for one in reduced(a, b, **attrs)
     )
 

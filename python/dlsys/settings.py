@@ -50,7 +50,11 @@ _MOST = 1024  # threads, lanes
 
 
 def _debug_level() -> int:
-    return 0 if os.environ.get("DLSYS_DEBUG") == "nan" else _number("DLSYS_DEBUG", most=4, also=", or nan")
+    return (
+        0
+        if os.environ.get("DLSYS_DEBUG") == "nan"
+        else _number("DLSYS_DEBUG", most=4, also=", or nan")
+    )
 
 
 def _number(name: str, default: str = "0", most: int = _MOST, also: str = "") -> int:

@@ -134,7 +134,9 @@ def _add_shared(group: argparse._ArgumentGroup) -> None:
 
 def _add_data_dir(group: argparse._ArgumentGroup) -> None:
     """Of the commands that read a data set."""
-    group.add_argument("--data-dir", type=_path, metavar="DIR", help="folder of the set's four IDX files")
+    group.add_argument(
+        "--data-dir", type=_path, metavar="DIR", help="folder of the set's four IDX files"
+    )
 
 
 def _training_parser() -> argparse.ArgumentParser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 
@@ -18,23 +18,21 @@ def guarded(program: Callable[[], int]) -> int:
     if sys.stdout is None:
         say("standard output is closed: leave it open, or use >/dev/null")
         return 1
-    try:
-        status = program()
-    except SystemExit as end:  # of argparse, which has told why
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except OSError as error:
-        status = 1
-        if _fault(sys.stdout) is None and not isinstance(error, BrokenPipeError):
-            say(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    fault = _fault(sys.stdout)
-    if fault is not None:
-        status = status or 1
-        if not isinstance(fault, BrokenPipeError):
-            say(f"standard output cannot be written: {fault.strerror or fault}")
-        _drop(sys.stdout)
-    if _fault(sys.stderr) is not None:
-        _drop(sys.stderr)
-    return status
+    output: Any = _Watched(sys.stdout)
+    with contextlib.redirect_stdout(output):
+        try:
+            status = program()
+        except SystemExit as end:  # of argparse, which has told why
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except OSError as error:
+            status = 1
+            if error is not output.fault:
+                say(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    _finish(output)
+    if output.fault is not None and not isinstance(output.fault, BrokenPipeError):
+        say(f"standard output cannot be written: {output.fault.strerror or output.fault}")
+    _finish(sys.stderr)
+    return status or int(output.fault is not None)
 
 
 def say(sentence: str) -> None:
@@ -56,17 +54,38 @@ def _open_closed() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
 
 
-def _fault(stream: IO[str] | Any) -> OSError | None:
-    """What keeps a stream from being written, if something does: it is still in its buffer."""
+class _Watched:
+    """A stream that remembers what kept it from being written, whoever catches that."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.fault: OSError | None = None
+
+    def write(self, text: str) -> int:
+        with self._remembering():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._remembering():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.fault = self.fault or error
+            raise
+
+
+def _finish(stream: IO[str] | Any) -> None:
+    """Writes what a stream has, or sends it to nobody: Python tries once more at its end."""
     try:
         stream.flush()
-    except OSError as error:
-        return error
-    return None
-
-
-def _drop(stream: IO[str] | Any) -> None:
-    """Sends what a stream still has to nobody, for Python writes it once more at its end."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -36,9 +36,9 @@ class Normalization(NamedTuple):
 
     def agrees(self, other: Normalization) -> bool:
         """Whether it does the same as another one; one number stands for that of each channel."""
-        return all(
-            len(a) == len(b) or 1 in (len(a), len(b)) for a, b in zip(self, other)
-        ) and all(bool(np.all(np.asarray(a) == np.asarray(b))) for a, b in zip(self, other))
+        return all(len(a) == len(b) or 1 in (len(a), len(b)) for a, b in zip(self, other)) and all(
+            bool(np.all(np.asarray(a) == np.asarray(b))) for a, b in zip(self, other)
+        )
 
     def affine(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """scale and shift (channels,) float32: scale · x + shift normalises pixels of `dtype`."""

@@ -69,9 +69,7 @@ class Run:
         self._clock = time.monotonic()
         self._good: Good
 
-    def _build(
-        self, parameters: Sequence[Any] | None, metrics: Sequence[Metric] | None
-    ) -> None:
+    def _build(self, parameters: Sequence[Any] | None, metrics: Sequence[Metric] | None) -> None:
         *inputs, label = inputs_of(self.data)
         with in_mode(self.model, training=True):
             output = self.model(*inputs)
