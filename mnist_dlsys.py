@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -16,11 +15,16 @@ if __package__ in (None, ""):
     if not any((Path(folder) / "apps" / "mnist.py").is_file() for folder in folders or ()):
         sys.path.insert(0, str(Path(__file__).resolve().parent / "python"))
 
-from dlsys import ndarray
-from dlsys.apps import options as command_line
-from dlsys.apps.setup import Setup, UsageError, choose
 from dlsys.errors import DlsysError
-from dlsys.runtime import device
+
+try:
+    from dlsys import ndarray
+    from dlsys.apps import options as command_line
+    from dlsys.apps import streams
+    from dlsys.apps.setup import Setup, UsageError, choose
+    from dlsys.runtime import device
+except DlsysError as error:  # a DLSYS_* variable whose value cannot be
+    sys.exit(f"error: {error}")
 
 ALL = ("logreg", "mlp")  # the assignment's, in seconds on any device
 KEEPING = ("checkpoint", "log", "report")
@@ -127,6 +131,11 @@ def ask(command: str, options: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0, 1 for an error that was explained, 2 for options, 130 after Ctrl-C."""
+    return streams.guarded(lambda: run(arguments))
+
+
+def run(arguments: list[str] | None) -> int:
+    """The exit status, of what is not the fault of standard output."""
     command, parser, options = command_line.read(sys.argv[1:] if arguments is None else arguments)
     try:
         if command:
@@ -139,11 +148,11 @@ def main(arguments: list[str] | None = None) -> int:
         nothing = "nothing" if command else "nothing trained yet"
         print(f"interrupted; done: {str(interrupt) or nothing}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except DlsysError as error:
+        streams.say(str(error))
         return 1
-    except (DlsysError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except MemoryError as error:
+        streams.say(f"there is not enough memory: {error}")
         return 1
     return 0
 

@@ -19,7 +19,7 @@ FLOORS = {
     "errors.py": 1,
     "files.py": 1.5,
     "interrupts.py": 1,
-    "settings.py": 1,
+    "settings.py": 1.5,
     "graph": 2,
     "runtime": 2,
     "ops": 3,

@@ -44,6 +44,10 @@ class DivergedError(DlsysError, ArithmeticError):
     """A loss, or what is trained, became NaN or infinite."""
 
 
+class SettingError(DlsysError, ValueError):
+    """An environment variable of dlsys has a value that means nothing."""
+
+
 class DeviceError(DlsysError, RuntimeError):
     """A device, its driver or the native library is not available; the text says what to
     install.

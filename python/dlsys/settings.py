@@ -44,22 +44,30 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from .errors import SettingError
+
+_MOST = 1024  # threads, lanes
+
 
 def _debug_level() -> int:
-    return 0 if os.environ.get("DLSYS_DEBUG") == "nan" else _number("DLSYS_DEBUG")
+    return (
+        0
+        if os.environ.get("DLSYS_DEBUG") == "nan"
+        else _number("DLSYS_DEBUG", most=4, also=", or nan")
+    )
 
 
-def _number(name: str, default: str = "0") -> int:
+def _number(name: str, default: str = "0", most: int = _MOST, also: str = "") -> int:
     text = os.environ.get(name) or default
-    if not text.isdigit():
-        raise ValueError(f"{name}={text}: expected a whole number")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
+        raise SettingError(f"{name}={text}: expected a whole number from 0 to {most}{also}")
     return int(text)
 
 
 def _one_of(name: str, default: str, *others: str) -> str:
     text = os.environ.get(name) or default
     if text not in (default, *others):
-        raise ValueError(f"{name}={text}: expected {', '.join((default, *others))}")
+        raise SettingError(f"{name}={text}: expected {', '.join((default, *others))}")
     return text
 
 

@@ -4,6 +4,7 @@ plain gradient descent, no host work but the calls. What it prints is what it al
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ import numpy as np
 from .. import autodiff as ad
 from .. import ndarray, optim, profile
 from ..data import Mnist, Split, load_fashion_mnist, load_mnist
+from ..errors import DivergedError
 from .setup import Setup
 
 SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}
@@ -53,6 +55,7 @@ class Training:
 
     def __init__(self, setup: Setup, mnist: Mnist, ctx: ndarray.Context | None) -> None:
         self.size, self.epochs, self.mnist = setup.batch_size, setup.epochs, mnist
+        self.lr = setup.lr
         self.images = ad.Variable("images", shape=(None, 784), dtype=np.float32)
         self.labels = ad.Variable("labels", shape=(None,), dtype=np.int64)
         values = zip("Wb", initial_values(setup.model, setup.seed))
@@ -75,14 +78,23 @@ class Training:
         slices = [slice(k, k + self.size) for k in range(0, len(labels), self.size)]
         return [(self._upload(images[rows]), self._upload(labels[rows])) for rows in slices]
 
-    def accuracy(self, split: Split) -> float:
-        """The share of a split that the model gets right."""
-        right = 0
+    def measured(self, split: Split) -> tuple[float, float]:
+        """The share of a split that the model gets right, and the mean loss."""
+        right, total = 0, 0.0
         for k in range(0, len(split.labels), self.size):
             x, y = split.images[k : k + self.size], split.labels[k : k + self.size]
             logits = self.evaluation.run({self.images: x}, convert_to_numpy_ret_vals=True)[0]
             right += int((logits.argmax(axis=1) == y).sum())
-        return right / len(split.labels)
+            total += _loss(logits.astype(np.float64), y)
+        return right / len(split.labels), total / len(split.labels)
+
+
+def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The cross-entropies of rows, summed."""
+    with np.errstate(invalid="ignore"):  # of logits that are infinite
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        chosen = shifted[np.arange(len(labels)), labels]
+        return float((np.log(np.exp(shifted).sum(axis=1)) - chosen).sum())
 
 
 def train(training: Training, print_loss: bool) -> None:
@@ -109,6 +121,11 @@ def train(training: Training, print_loss: bool) -> None:
         rate = len(training.mnist.train.labels) / (time.perf_counter() - start)
         shown = f"  loss {value:.6f}" if print_loss else ""
         print(f"{title}{shown}  {rate:,.0f} images/s", flush=True)
+        if not math.isfinite(value):
+            raise DivergedError(
+                f"the loss was {value:g} at the end of epoch {epoch}: use a smaller --lr than "
+                f"{training.lr:g}"
+            )
 
 
 def run(
@@ -138,5 +155,7 @@ def _run_one(
         if ctx is not None:
             for counter, amount in profile.counters(ctx).memory._asdict().items():
                 print(f"{counter} {amount:,}")
-    print(f"validation set accuracy={training.accuracy(mnist.validation):f}")
-    print(f"test set accuracy={training.accuracy(mnist.test):f}", flush=True)
+    accuracy, loss = training.measured(mnist.validation)
+    print(f"validation set accuracy={accuracy:f}")
+    print(f"test set accuracy={training.measured(mnist.test)[0]:f}", flush=True)
+    setup.check_loss(loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,16 +12,25 @@ import numpy as np
 
 from .. import autodiff as ad
 from .. import optim, profile, train
-from ..data import Dataset, DeviceLoader, Loader, fashion_mnist_sets, mnist_sets, read_idx
+from ..data import (
+    DataDescription,
+    Dataset,
+    DeviceLoader,
+    Loader,
+    fashion_mnist_sets,
+    mnist_sets,
+    read_idx,
+)
 from ..data.dataset import Sets
+from ..data.normalize import PLAIN
 from ..errors import DataError, DlsysError, how_to_install, printable
-from ..files import make_folder
+from ..files import check_replaceable, make_folder
 from ..nn import Module
 from ..runtime.device import Context
 from ..train.schema import CALLBACKS, check, fields
 from .pictures import read_pictures
 from .report import Sampled, write_report
-from .setup import Setup
+from .setup import Setup, UsageError
 
 _EVALUATED = 1000  # images at a time
 _WORKERS = 2  # threads that change images; more of them wait for each other, as numpy's calls do
@@ -89,23 +99,32 @@ def run(setup: Setup, data_dir: str | None, ctx: Context | None, wishes: Wishes)
     sets = load_sets(setup, data_dir)
     lines = Lines(setup.model, wishes.print_loss)
     try:
-        watched = _fit(setup, sets, ctx, wishes, lines)
-        assert lines.run is not None
-        model = lines.run.model
-        figures = {name: _accuracy(model, getattr(sets, name), ctx) for name in _HELD_BACK}
-        if wishes.report is not None:
-            chances = probabilities(model, sets.test.images, ctx)
-            timed = watched.profile
-            write_report(wishes.report, setup, sets, lines.run, figures, chances, timed)
+        _run(setup, sets, ctx, wishes, lines)
     except KeyboardInterrupt as interrupt:
         notes = lines.run.notes if lines.run is not None else []
         raise KeyboardInterrupt("; ".join([lines.done(), *notes])) from interrupt
+
+
+def _run(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: Lines) -> None:
+    watched = _fit(setup, sets, ctx, wishes, lines)
+    assert lines.run is not None
+    model = lines.run.model
+    found = {name: _measured(model, getattr(sets, name), ctx) for name in _HELD_BACK}
     if wishes.profiled:
         print(watched.profile)
         if ctx is not None:
             print(profile.counters(ctx))
+    figures = {name: measured["accuracy"] for name, measured in found.items()}
     for name, accuracy in figures.items():
         print(f"{name} set accuracy={accuracy:f}", flush=True)
+    if wishes.report is not None:  # last: a disk that is full takes nothing from the rest
+        chances = probabilities(model, sets.test.images, ctx)
+        try:
+            write_report(wishes.report, setup, sets, lines.run, figures, chances, watched.profile)
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(f"--report {wishes.report}: it cannot be written: {reason}") from error
+    setup.check_loss(found["validation"]["loss"])
 
 
 def _check_report(path: Path | None) -> None:
@@ -116,7 +135,8 @@ def _check_report(path: Path | None) -> None:
         raise DlsysError(f"--report needs matplotlib: {how_to_install('matplotlib')}")
     if path.is_dir():
         raise DlsysError(f"--report {path}: this is a folder; name a file, such as {path}/run.html")
-    make_folder(path.parent)
+    make_folder(Path(os.path.realpath(path)).parent)
+    check_replaceable(path)
 
 
 def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: Lines) -> Sampled:
@@ -144,7 +164,14 @@ def _validated(setup: Setup, wishes: Wishes) -> bool:
 
 
 def _loader(setup: Setup, samples: Dataset) -> Any:
-    """On the device unless the host has to change each image, or the last batch is a small one."""
+    """On the device unless the host has to change each image, or the last batch is a small one.
+    UsageError where there is no whole batch, but for the assignment's networks.
+    """
+    if setup.batch_size > len(samples) and not setup.assignment:
+        raise UsageError(
+            f"--batch-size {setup.batch_size} is more than the {len(samples)} images of the "
+            "training set: use a smaller one"
+        )
     if setup.augment or (setup.assignment and len(samples) % setup.batch_size):
         return Loader(
             samples,
@@ -183,8 +210,9 @@ def load_sets(setup: Setup, data_dir: str | None) -> Sets:
     return {"mnist": mnist_sets, "fashion": fashion_mnist_sets}[setup.dataset](data_dir)
 
 
-def _accuracy(model: Module, samples: Dataset, ctx: Context | None) -> float:
-    return train.evaluate(model, _in_order(samples), ctx=ctx)["accuracy"]
+def _measured(model: Module, samples: Dataset, ctx: Context | None) -> dict[str, float]:
+    """The loss and the accuracy."""
+    return train.evaluate(model, _in_order(samples), ctx=ctx)
 
 
 # ---- checkpoints that are asked ----
@@ -196,6 +224,8 @@ def load_model(path: Path) -> tuple[Setup, Module]:
     setup = _setup_in(str(path), saved)
     model = setup.build_model()
     model.load_state_dict(saved.part("model"))
+    if model.trained_on is None:  # before checkpoints said so, all of them were
+        model.trained_on = DataDescription((1, 28, 28), "uint8", *PLAIN, setup.classes)
     return setup, model
 
 
@@ -219,7 +249,8 @@ def evaluate(
     if not files:
         sets = load_sets(setup, data_dir)
         for name in _HELD_BACK:
-            print(f"{name} set accuracy={_accuracy(model, getattr(sets, name), ctx):f}", flush=True)
+            accuracy = _measured(model, getattr(sets, name), ctx)["accuracy"]
+            print(f"{name} set accuracy={accuracy:f}", flush=True)
         return
     images, labels = files
     samples = Dataset(read_pictures(images, digits=False), read_idx(labels))
@@ -248,5 +279,4 @@ def predict(checkpoint: Path, files: Sequence[Path], top: int, ctx: Context | No
 
 def probabilities(model: Module, images: Any, ctx: Context | None) -> np.ndarray:
     """Of each class (n, 10), for images (n, 1, 28, 28) uint8."""
-    pixels = np.asarray(images, np.float32) / np.float32(255)
-    return np.asarray(ad.softmax_func(train.predict(model, pixels, ctx)))
+    return np.asarray(ad.softmax_func(train.predict(model, images, ctx)))

@@ -14,6 +14,9 @@ from .setup import AUGMENTATIONS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES, WHOLE
 Number = TypeVar("Number", int, float)
 
 COMMANDS = ("predict", "evaluate")
+_MOST = 10**9  # of whatever is counted
+_LAYERS = 100
+_SHOWN = 40  # letters of an argument that is refused
 _USAGE = """\
 mnist_dlsys.py [-m MODEL] [-c DEVICE] [-e EPOCHS] [-l] [options]
        mnist_dlsys.py predict CHECKPOINT FILE...
@@ -52,12 +55,21 @@ def _read(
         value = kind(text)
         if fits(value):
             return value
-    raise argparse.ArgumentTypeError(f"expected {what}, got {text or 'nothing'}")
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    raise argparse.ArgumentTypeError(f"expected {what}, got {shown or 'nothing'}")
 
 
 def _positive(text: str) -> int:
     """An argument that counts something."""
-    return _read(int, text, lambda value: value >= 1, "a positive number")
+    value = _read(int, text, lambda value: value >= 1, "a positive number")
+    return _read(int, text, lambda _: value <= _MOST, f"at most {_MOST}")
+
+
+def _path(text: str) -> Path:
+    """The name of a file or a folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got nothing")
+    return Path(text)
 
 
 def _seed(text: str) -> int:
@@ -77,7 +89,10 @@ def _share(text: str) -> float:
 
 def _sizes(text: str) -> tuple[int, ...]:
     """Layer sizes: 256,100"""
-    return tuple(_positive(part) for part in text.split(","))
+    parts = text.split(",")
+    if len(parts) > _LAYERS:
+        raise argparse.ArgumentTypeError(f"expected at most {_LAYERS} sizes, got {len(parts)}")
+    return tuple(map(_positive, parts))
 
 
 def _augmentations(text: str) -> tuple[tuple[str, float], ...]:
@@ -119,7 +134,9 @@ def _add_shared(group: argparse._ArgumentGroup) -> None:
 
 def _add_data_dir(group: argparse._ArgumentGroup) -> None:
     """Of the commands that read a data set."""
-    group.add_argument("--data-dir", metavar="DIR", help="folder of the set's four IDX files")
+    group.add_argument(
+        "--data-dir", type=_path, metavar="DIR", help="folder of the set's four IDX files"
+    )
 
 
 def _training_parser() -> argparse.ArgumentParser:
@@ -220,13 +237,13 @@ def _add_keeping(group: argparse._ArgumentGroup) -> None:
     """What a run leaves behind."""
     group.add_argument(
         "--checkpoint",
-        type=Path,
+        type=_path,
         metavar="DIR",
         help="keep last.safetensors and best.safetensors there, after each epoch and Ctrl-C",
     )
     group.add_argument(
         "--resume",
-        type=Path,
+        type=_path,
         nargs="?",
         const=True,
         metavar="DIR",
@@ -239,10 +256,10 @@ def _add_keeping(group: argparse._ArgumentGroup) -> None:
         help="stop when the validation loss has not fallen for N epochs, and take the best weights",
     )
     group.add_argument(
-        "--log", type=Path, metavar="DIR", help="log.jsonl, and TensorBoard with tensorboardX"
+        "--log", type=_path, metavar="DIR", help="log.jsonl, and TensorBoard with tensorboardX"
     )
     group.add_argument(
-        "--report", type=Path, metavar="FILE", help="one HTML page about the run; needs matplotlib"
+        "--report", type=_path, metavar="FILE", help="one HTML page about the run; needs matplotlib"
     )
     group.add_argument("--profile", action="store_true", help="print the time of each operator")
 
@@ -257,10 +274,10 @@ def _asking_parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"mnist_dlsys.py {command}", description=what[command], epilog=_FOOT
     )
-    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CHECKPOINT")
+    parser.add_argument("checkpoint", type=_path, nargs="?", metavar="CHECKPOINT")
     if command == "predict":
         files = "images, or IDX files of images (n, 28, 28)"
-        parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=files)
+        parser.add_argument("files", type=_path, nargs="*", metavar="FILE", help=files)
         parser.add_argument(
             "-k",
             "--top",
@@ -271,7 +288,7 @@ def _asking_parser(command: str) -> argparse.ArgumentParser:
         )
     else:
         files = "two IDX files: images and their labels"
-        parser.add_argument("files", type=Path, nargs="*", metavar="IDX", help=files)
+        parser.add_argument("files", type=_path, nargs="*", metavar="IDX", help=files)
     where = parser.add_argument_group("where")
     _add_shared(where)
     if command == "evaluate":

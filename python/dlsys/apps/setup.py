@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DlsysError, shown
+from ..errors import DataError, DivergedError, DlsysError, shown
 
 if TYPE_CHECKING:  # what a bare run of the assignment's networks does without is imported late
     from ..data import Augmentation
@@ -37,6 +39,8 @@ _RATES = {
 _OWN_RATES = {("cnn", "momentum"): 0.05, ("cnn", "nesterov"): 0.05}
 _MOMENTA = {"momentum": 0.9, "nesterov": 0.9, "rmsprop": 0.0}  # of those that have one
 _SHORTEST_CYCLE = 4  # steps
+_HUGE = 10  # a loss so many times that of guessing is one of a run that diverged
+_PIXELS, _CLASSES = 784, 10
 _SHORT = {"model": "-m", "epochs": "-e"}
 _ONE_OF_THESE = "--optimizer momentum, nesterov or rmsprop"
 
@@ -124,6 +128,30 @@ class Setup:
                 f"{what} is a run with {option} {_as_option(own)}, not {_as_option(value)}; "
                 "--resume goes on with the options that it has: leave this one out, or begin "
                 "another run"
+            )
+
+    def check_memory(self) -> None:
+        """Raises UsageError where this machine has not even the memory that the weights, their
+        gradients and one batch take.
+        """
+        sizes = (_PIXELS, *self.hidden, _CLASSES)
+        weights = sum(a * b for a, b in zip(sizes, sizes[1:]))
+        needed = 4 * (2 * weights + self.batch_size * sum(sizes))
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > there:
+            what = "--batch-size" if self.batch_size > max(sizes) else "--hidden"
+            raise UsageError(
+                f"a step takes at least {needed / 2**30:,.0f} GiB and this machine has "
+                f"{there / 2**30:,.0f}: use a smaller {what}"
+            )
+
+    def check_loss(self, loss: float) -> None:
+        """Raises DivergedError for a loss at the end of a run that is NaN, infinite or huge."""
+        guessing = math.log(_CLASSES)
+        if not loss <= _HUGE * guessing:
+            raise DivergedError(
+                f"the run diverged: the validation loss is {loss:.4g} at the end, where guessing "
+                f"has {guessing:.2f}; use a smaller --lr than {self.lr:g}"
             )
 
     # ---- what it stands for ----
@@ -217,7 +245,7 @@ def choose(model: str, given: Mapping[str, Any]) -> Setup:
     optimizer = given.get("optimizer", "sgd" if assignment else "momentum")
     batch_size = given.get("batch_size", 1000 if assignment else 100)
     usual = _OWN_RATES.get((model, optimizer), _RATES[optimizer])
-    return Setup(
+    setup = Setup(
         model=model,
         dataset=given.get("dataset", "mnist"),
         epochs=given.get("epochs", 10),
@@ -235,6 +263,8 @@ def choose(model: str, given: Mapping[str, Any]) -> Setup:
         early_stop=given.get("early_stop"),
         assignment=assignment,
     )
+    setup.check_memory()
+    return setup
 
 
 # The options of training: one of them is enough, and logreg and mlp are not the assignment's.

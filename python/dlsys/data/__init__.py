@@ -3,6 +3,7 @@
 from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
 from .dataset import Dataset, Sets, Split
+from .description import DataDescription
 from .draws import Draws
 from .folder import image_folder
 from .idx import read_idx, write_idx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
@@ -16,7 +17,7 @@ from ..ops.source import Variable
 from .augment import Augment, Compose
 from .dataset import Array, Split, as_dataset
 from .draws import Draws
-from .normalize import normalization_of, normalized
+from .normalize import Normalization, normalization_of, normalized
 from .prefetch import ordered_map
 
 _AHEAD = 2  # batches a worker makes before they are asked for
@@ -30,7 +31,8 @@ class Loader:
     ahead; 0 makes each when it is asked for. augment: a list of augmentations, and shape: the
     (channels, height, width) in which they see flattened images. normalize: a mean and a deviation
     of pixels in [0, 1], as numbers or one a channel, such as Normalization.of(training set);
-    without it uint8 images are brought to [0, 1] and floats stay as they are.
+    without it uint8 images are brought to [0, 1] and floats stay as they are, unless the model that
+    `fit` or `evaluate` reads them for was trained with another one: then it is theirs.
 
     What a batch holds is a function of (seed, epoch, samples) alone: the same for any number of
     workers, and after a start in the middle. Raises DataError for arguments that do not fit.
@@ -64,6 +66,7 @@ class Loader:
         self.workers = workers
         self._augment = Compose(augment, shape) if augment else None
         self.normalization = normalization_of(normalize, self.dataset.sample_shape)
+        self.normalization_given = normalize is not None
         self._inputs: tuple[Node, ...] | None = None
 
     def __len__(self) -> int:
@@ -75,6 +78,13 @@ class Loader:
         """Samples in an epoch."""
         whole = len(self.dataset) // self.batch_size * self.batch_size
         return whole if self.drop_last else len(self.dataset)
+
+    def normalized_by(self, normalization: Normalization) -> Loader:
+        """The same batches with another normalization."""
+        made = copy.copy(self)
+        made.normalization = normalization_of(normalization, self.dataset.sample_shape)
+        made.normalization_given = True
+        return made
 
     def inputs(self) -> tuple[Node, ...]:
         """The Variables that batches are fed to: images (batch, …) float32 and labels, (batch,)

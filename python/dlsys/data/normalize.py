@@ -34,6 +34,12 @@ class Normalization(NamedTuple):
         std[std == 0] = levels
         return cls(tuple((mean / levels).tolist()), tuple((std / levels).tolist()))
 
+    def agrees(self, other: Normalization) -> bool:
+        """Whether it does the same as another one; one number stands for that of each channel."""
+        return all(len(a) == len(b) or 1 in (len(a), len(b)) for a, b in zip(self, other)) and all(
+            bool(np.all(np.asarray(a) == np.asarray(b))) for a, b in zip(self, other)
+        )
+
     def affine(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """scale and shift (channels,) float32: scale · x + shift normalises pixels of `dtype`."""
         mean, std = np.array(self.mean, np.float64), np.array(self.std, np.float64)

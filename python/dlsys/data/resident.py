@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..ops.batch import ordered, shuffled_batch_op
 from ..ops.random import advance_step_op
 from ..ops.source import Parameter, constant_op
 from .dataset import Dataset, Split, as_dataset
-from .normalize import normalization_of, normalized
+from .normalize import Normalization, normalization_of, normalized
 
 
 class DeviceLoader:
@@ -45,21 +46,38 @@ class DeviceLoader:
         self.batch_size = int(batch_size)
         self.shuffle, self.seed = shuffle, int(seed)
         self.normalization = normalization_of(normalize, self.dataset.sample_shape)
-        scale, shift = self.normalization.affine(self.dataset.dtype)
+        self.normalization_given = normalize is not None
         self.step = Parameter(np.int64(0), "data.step", trainable=False)
         self.advance = advance_step_op(self.step, name="data.advance")
-        self._batch = shuffled_batch_op(
+        self._set = (
             Parameter(self.dataset.images, "data.images", trainable=False),
             Parameter(self.dataset.labels, "data.labels", trainable=False),
+        )
+        self._batch = self._gather()
+
+    def normalized_by(self, normalization: Normalization) -> DeviceLoader:
+        """The same batches, of the same resident set and counter, with another normalization."""
+        made = copy.copy(self)
+        made.normalization = normalization_of(normalization, self.dataset.sample_shape)
+        made.normalization_given = True
+        made._batch = made._gather()
+        return made
+
+    def _gather(self) -> Node:
+        """The node that takes the batch that the counter is at."""
+        scale, shift = self.normalization.affine(self.dataset.dtype)
+        batch = shuffled_batch_op(
+            *self._set,
             self.step,
             constant_op(scale),
             constant_op(shift),
             batch=self.batch_size,
             seed=self.seed,
-            shuffle=shuffle,
+            shuffle=self.shuffle,
             name="data.batch",
         )
-        self._batch.effects = (self.advance,)
+        batch.effects = (self.advance,)
+        return batch
 
     def __len__(self) -> int:
         """Batches in an epoch."""

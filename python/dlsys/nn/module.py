@@ -26,6 +26,12 @@ class Differences(NamedTuple):
     unexpected: list[str]
 
 
+class StateDict(dict[str, np.ndarray]):
+    """Parameters and buffers by name; `trained_on` goes with them, see Module."""
+
+    trained_on: Any = None
+
+
 class Call(NamedTuple):
     """One use of a layer: its name in the model ("" is the model), its arguments and its output."""
 
@@ -54,9 +60,14 @@ class Module:
 
     `model(x)` adds the model to the graph behind x, in the mode that it is in then: `train()`, the
     default, or `eval()`. Graphs in both modes share the state.
+
+    `trained_on` is the description (`dlsys.data.DataDescription`) of the data that `train.fit`
+    trained a model on, None where there is none: how inputs are normalised before the model sees
+    them. It goes with `state_dict` and checkpoints.
     """
 
     training = True
+    trained_on: Any = None
     forward: Callable[..., Any] = _undefined
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -148,9 +159,11 @@ class Module:
             state.to(ctx)
         return self
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> StateDict:
         """A copy of all parameters and buffers, by name."""
-        return {name: state.asnumpy() for name, state in self.named_state()}
+        made = StateDict((name, state.asnumpy()) for name, state in self.named_state())
+        made.trained_on = self.trained_on
+        return made
 
     def load_state_dict(self, values: Mapping[str, Any], strict: bool = True) -> Differences:
         """Takes over parameters and buffers by name, from arrays or PyTorch tensors on the CPU.
@@ -161,7 +174,7 @@ class Module:
         DataError names all that is missing, unexpected or of another shape or kind; nothing is
         changed then.
         """
-        own = dict(self.named_state())
+        own, trained_on = dict(self.named_state()), getattr(values, "trained_on", None)
         values = _by_first_names(values, own, dict(_paths(self)))
         missing = [name for name in own if name not in values]
         unexpected = [
@@ -183,6 +196,7 @@ class Module:
             )
         for name, array in arrays.items():
             own[name].set(array)
+        self.trained_on = self.trained_on if trained_on is None else trained_on
         return Differences(missing, unexpected)
 
     # ---- texts ----

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import __version__
+from ..data.description import DataDescription
 from ..errors import DataError
+from ..nn.module import StateDict
 from . import safetensors
 from .schema import check, fields, whole
 from .schema import text as text_form
@@ -30,9 +33,32 @@ class Saved(NamedTuple):
     header: dict[str, Any]
 
     def part(self, prefix: str) -> dict[str, np.ndarray]:
-        """The arrays of `prefix.`, without it: `part("model")` is a state_dict."""
+        """The arrays of `prefix.`, without it: `part("model")` is a state_dict, with which goes
+        the description of the data that the model was trained on.
+        """
         start = f"{prefix}."
-        return {n[len(start) :]: a for n, a in self.tensors.items() if n.startswith(start)}
+        found = {n[len(start) :]: a for n, a in self.tensors.items() if n.startswith(start)}
+        if prefix != "model":
+            return found
+        state = StateDict(found)
+        state.trained_on = self.trained_on("the checkpoint")
+        return state
+
+    def trained_on(self, what: str) -> DataDescription | None:
+        """The description of the data that the model was trained on; None, and a warning where the
+        checkpoint of a run should have one, if it has none. `what` names the checkpoint.
+        """
+        values = self.header.get("trained_on")
+        if values is not None:
+            return DataDescription.from_dict(what, values)
+        if "trained_on" not in self.header and "epoch" in self.header:
+            warnings.warn(
+                f"{what} was written by dlsys {self.header.get('version')} without the description "
+                "of its data: inputs are not normalised unless whoever gives them does it",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return None
 
 
 def save(path: str | Path, tensors: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import autodiff as ad
 from .. import optim
+from ..data.description import DataDescription
 from ..data.prefetch import on_device
 from ..errors import DataError, ShapeError
 from ..nn import Module
@@ -41,6 +42,31 @@ def inputs_of(data: Any) -> tuple[ad.Node, ...]:
             "Loader((images, labels), batch_size)"
         )
     return tuple(data.inputs())
+
+
+def as_trained(data: Any, description: DataDescription | None) -> Any:
+    """A loader's batches, normalised as those that a model was trained on unless the loader says
+    how; a loader of one's own as it is. DataError where that does not fit the samples.
+    """
+    own = DataDescription.of(data)
+    if own is None or description is None:
+        return data
+    if data.normalization_given or own.normalization.agrees(description.normalization):
+        return data
+    return data.normalized_by(description.normalization)
+
+
+def check_as_trained(what: str, data: Any, description: DataDescription | None) -> None:
+    """Raises DataError where a loader normalises in another way than a model's description says."""
+    own = DataDescription.of(data)
+    if own is None or description is None:
+        return
+    if not own.normalization.agrees(description.normalization):
+        raise DataError(
+            f"{what} was trained on data normalised with mean {description.mean} and std "
+            f"{description.std}, the loader has mean {own.mean} and std {own.std}: leave its "
+            "normalize= out, and it takes the model's"
+        )
 
 
 @contextlib.contextmanager
@@ -79,6 +105,9 @@ class Evaluator:
         loss: Loss,
         ctx: Context | None,
     ) -> None:
+        inputs_of(data)
+        data = as_trained(data, model.trained_on)
+        check_as_trained("the model", data, model.trained_on)
         *inputs, label = inputs_of(data)
         with in_mode(model, training=False):
             output = model(*inputs)
@@ -111,7 +140,8 @@ def evaluate(
 
     metrics: None is what means something for the loss, as for `fit`.
     ctx: by default where the model's Parameters are; numpy if they are nowhere yet. A model is
-    evaluated in its inference mode.
+    evaluated in its inference mode. A loader that does not say how it normalises does it as the
+    model's training data were (`model.trained_on`); DataError for one that does it otherwise.
     """
     return Evaluator(model, data, metrics, loss, _place(model, ctx)).run()
 
@@ -120,9 +150,11 @@ def predict(
     model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000
 ) -> np.ndarray:
     """The outputs (n, …) of a model, in inference mode, for an array (n, …), or a tuple of them.
-    Floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`.
+    A model that `fit` trained takes samples as its training set had them, uint8 or floats, which
+    are normalised as they were in training (`model.trained_on`); for any other model, and for
+    several inputs, floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`.
 
-    ShapeError for arrays of different lengths, or without any sample, and for batch_size < 1.
+    DataError for samples of another kind than those that the model was trained on; ShapeError for arrays of different lengths, or without any sample, and for batch_size < 1.
     """
     if batch_size < 1:
         raise ShapeError(f"predict: expected batch_size >= 1, got {batch_size}")
@@ -133,6 +165,8 @@ def predict(
     if len(lengths) != 1 or 0 in lengths:
         shapes = ", ".join(str(array.shape) for array in arrays)
         raise ShapeError(f"predict: expected arrays of one length, at least 1, got {shapes}")
+    if model.trained_on is not None and len(arrays) == 1:
+        arrays = [_taken(model.trained_on.prepared(arrays[0]), real)]
     nodes = [_variable(f"input{k}", array) for k, array in enumerate(arrays)]
     with in_mode(model, training=False):
         executor = ad.Executor([model(*nodes)], ctx=_place(model, ctx))

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import autodiff as ad
+from ..data.description import DataDescription
 from ..errors import DataError, GraphError
 from ..nn import Module
 from ..optim import Optimizer
 from ..runtime.device import Context
 from . import checkpoint
 from .callbacks import Callback, Validation
-from .evaluation import Loss, inputs_of
+from .evaluation import Loss, as_trained, check_as_trained, inputs_of
 from .history import History
 from .metrics import Metric
 from .run import Run
@@ -36,8 +37,8 @@ def fit(
 ) -> History:
     """Trains a model and returns what was measured.
 
-    model: in whichever mode; it is trained in training mode. data: a Loader, whose last input is
-    the label. optimizer: from dlsys.optim. loss: a function (output, label) -> the mean loss of the
+    model: in whichever mode; it is trained in training mode, and afterwards `model.trained_on`
+    describes the data. data: a Loader, whose last input is the label. optimizer: from dlsys.optim. loss: a function (output, label) -> the mean loss of the
     batch; None is softmax_cross_entropy. validation: a Loader, over which the loss and metrics are
     measured after each epoch as val_*. metrics: None is what means something for the loss, see
     train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy,
@@ -61,6 +62,7 @@ def fit(
     if len(data) < 1:
         raise DataError("fit: the data have no batch to train on")
     saved = checkpoint.load(resume) if resume is not None else None
+    data = _prepared(data, model, resume, saved)
     if validation is not None:
         callbacks = [Validation(validation), *callbacks]
     run = Run(
@@ -79,6 +81,22 @@ def fit(
         run.resume(str(resume), saved)
         run.resumed_folder = Path(resume) if Path(resume).is_dir() else Path(resume).parent
     return run.go()
+
+
+def _prepared(
+    data: Any, model: Module, resume: str | Path | None, saved: checkpoint.Saved | None
+) -> Any:
+    """The loader, normalised as the run before it was, or as what the model was trained on before
+    was if these were samples of the same shape, unless the loader says how.
+    """
+    if saved is not None:
+        description = saved.trained_on(str(resume))
+        data = as_trained(data, description)
+        check_as_trained(str(resume), data, description)
+        return data
+    own, before = DataDescription.of(data), model.trained_on
+    fits = own is not None and before is not None and own.shape == before.shape
+    return as_trained(data, before) if fits else data
 
 
 def _all_of(name: str, given: Any, kind: type) -> list[Any]:

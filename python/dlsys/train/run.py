@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
+from ..data.description import DataDescription
 from ..errors import DataError
 from ..interrupts import Interrupts
 from ..nn import Module
@@ -59,6 +60,7 @@ class Run:
         self.notes: list[str] = []  # what callbacks did about an interruption
         self.resumed_folder: Path | None = None  # of the checkpoint that this run goes on from
         self._log_every = log_every
+        self._trained_on = DataDescription.of(data)
         self._build(parameters, metrics)
         self._sums = self.totals.zeros()  # of this epoch, up to the last log
         self._seconds = 0.0  # that this epoch has taken in runs before this one
@@ -106,6 +108,7 @@ class Run:
             "batch": self.batch,
             "step": self.step,
             "data": self._data_facts,
+            "trained_on": self._trained_on and self._trained_on.as_dict(),
             "metrics": [metric.name for metric in self.metrics],
             "sums": self._sums.tolist(),
             "seconds": self._elapsed(),
@@ -192,6 +195,8 @@ class Run:
         self._clock = time.monotonic()
         with Interrupts() as keys, contextlib.ExitStack() as stopped:
             self.outcome = "failed"
+            stopped.callback(self._describe_again, self.model.trained_on, self.step)
+            self.model.trained_on = self._trained_on
             for callback in self.callbacks:
                 stopped.callback(callback.on_stop, self)
                 callback.on_start(self)
@@ -203,6 +208,11 @@ class Run:
         if keys.pressed:  # perhaps only when no step was left
             raise KeyboardInterrupt("; ".join([self._place(), *self.notes]))
         return self.history
+
+    def _describe_again(self, before: DataDescription | None, step: int) -> None:
+        """A run that failed before it made a step has changed nothing of the model."""
+        if self.outcome == "failed" and self.step == step:
+            self.model.trained_on = before
 
     def _run_epoch(self, keys: Interrupts) -> None:
         self._take_good()

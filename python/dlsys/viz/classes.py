@@ -10,7 +10,7 @@ import numpy as np
 from ..autodiff import Executor, Variable
 from ..errors import ShapeError
 from .figure import INK, class_names, legend, new_figure, plot
-from .layers import evaluating, home
+from .layers import evaluating, home, prepared
 from .svg import COLOURS, GREEN, ORANGE
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def _winners(classifier: Any, points: np.ndarray) -> np.ndarray:
     if hasattr(classifier, "named_modules"):
         x = Variable("points", shape=(None, 2), dtype=np.float32)
         scores = evaluating(classifier, lambda: classifier(x))
-        run = Executor([scores], home(classifier)).run({x: points}, convert_to_numpy_ret_vals=True)
+        feeds = {x: prepared(classifier, points)}
+        run = Executor([scores], home(classifier)).run(feeds, convert_to_numpy_ret_vals=True)
         values = run[0]
     else:
         values = np.asarray(classifier(points))

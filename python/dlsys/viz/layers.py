@@ -41,9 +41,9 @@ def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12)
 
 def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
     """The outputs of a model's innermost layers for one image, in the order of use, without batch
-    axis. Layers that leave the values as they are, such as dropout, are left out.
+    axis. The image is normalised as those that the model was trained on. Layers that leave the values as they are, such as dropout, are left out.
     """
-    array = np.asarray(image, np.float32)
+    array = np.asarray(prepared(model, np.asarray(image)[None])[0], np.float32)
     x = Variable("image", shape=(1, *array.shape), dtype=np.float32)
     calls = evaluating(model, lambda: model.calls(x))
     inner = [call for call in calls if not list(call.module.children())]
@@ -56,6 +56,12 @@ def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
             found[name] = value
         before = value
     return found
+
+
+def prepared(model: Any, samples: np.ndarray) -> np.ndarray:
+    """Samples (n, …) as a model takes them: normalised as what it was trained on."""
+    trained_on = getattr(model, "trained_on", None)
+    return samples if trained_on is None else trained_on.prepared(samples)
 
 
 def evaluating(model: Any, build: Any) -> Any:

@@ -1,0 +1,108 @@
+"""What a model was trained on: the one place that says what its inputs are to look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError, ShapeError
+from .dataset import Array
+from .normalize import PLAIN, Normalization, normalization_of, normalized
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """The samples that a model was trained on. `fit` gives it to the model (`model.trained_on`),
+    checkpoints keep it, and evaluation, prediction and pictures treat their inputs as it says.
+
+    shape: of one sample. dtype: "uint8" for pixels that are divided by 255, else a float's name.
+    mean, std: a number a channel, or one, that normalise what is then there. classes: the names of
+    the outputs, if they have any.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, data: Any) -> DataDescription | None:
+        """That of a loader's data set; None for a loader of one's own, which makes its batches in
+        ways that nobody else knows.
+        """
+        dataset, normalization = (getattr(data, k, None) for k in ("dataset", "normalization"))
+        if dataset is None or not isinstance(normalization, Normalization):
+            return None
+        shape, dtype = tuple(map(int, dataset.sample_shape)), np.dtype(dataset.dtype).name
+        return cls(shape, dtype, *normalization, tuple(dataset.classes))
+
+    @property
+    def normalization(self) -> Normalization:
+        """The mean and the deviation."""
+        return Normalization(self.mean, self.std)
+
+    def prepared(self, samples: Any) -> Array:
+        """Samples (n, …) as the model takes them, normalised as in training: floats count as pixels
+        in [0, 1] where it was trained on uint8, whole numbers as pixels there and as floats
+        elsewhere.
+
+        DataError for uint8 where it was trained on floats, whose scale nobody knows, and for
+        numbers that are no pixels; ShapeError where the channels are other ones.
+        """
+        array = self._in_kind(np.asarray(samples))
+        if array.dtype.kind == "f" and self.normalization.agrees(PLAIN):
+            return array
+        planes, size = len(self.mean), int(np.prod(array.shape[1:]))
+        if planes > 1 and array.shape[1:2] != (planes,) and size != np.prod(self.shape):
+            raise ShapeError(
+                f"the model was trained on samples {self.shape}, normalised by channel, and got "
+                f"samples {array.shape[1:]}"
+            )
+        return normalized(array, *self.normalization.affine(array.dtype))
+
+    def _in_kind(self, array: Array) -> Array:
+        pixels = self.dtype == "uint8"
+        if array.dtype.kind not in "fiub" or (array.dtype == np.uint8 and not pixels):
+            raise DataError(
+                f"the model was trained on {self.dtype} samples and got {array.dtype}: give it "
+                "numbers scaled as those it was trained on"
+            )
+        if array.dtype.kind == "f" or (array.dtype == np.uint8 and pixels):
+            return array
+        if not pixels:
+            return array.astype(np.float32)
+        if array.size and not 0 <= array.min() <= array.max() <= 255:
+            raise DataError(
+                f"the model was trained on pixels and got whole numbers from {array.min()} to "
+                f"{array.max()}, expected 0 to 255"
+            )
+        return array.astype(np.uint8)
+
+    # ---- in checkpoints ----
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, what: str, values: Any) -> DataDescription:
+        """What `as_dict` gave, after JSON. DataError, naming `what`, for anything else."""
+        try:
+            if not isinstance(values, Mapping):
+                raise TypeError
+            made = dict(values)
+            shape = tuple(int(extent) for extent in made.pop("shape"))
+            kind = np.dtype(made.pop("dtype"))
+            classes = tuple(str(name) for name in made.pop("classes"))
+            mean, std = normalization_of((made.pop("mean"), made.pop("std")), shape)
+            if made or min(shape, default=1) < 1 or not (kind == np.uint8 or kind.kind == "f"):
+                raise ValueError
+        except (TypeError, ValueError, KeyError, OverflowError):
+            raise DataError(
+                f"{what} does not say what its model was trained on: its data description is "
+                "malformed"
+            ) from None
+        return cls(shape, kind.name, mean, std, classes)
