@@ -53,6 +53,9 @@ hooks.update(
     cast=elementwise.cast_op,
     copy=layout.copy_op,
     getitem=index.getitem_op,
+    step_of_draw=random.step_of_draw_op,
+    advance_step=update.advance_step_op,
+    group=update.group_op,
 )
 
 FAMILIES = (
