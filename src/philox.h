@@ -39,17 +39,29 @@ DLSYS_RANDOM Words Philox(Words counter, uint32_t key0, uint32_t key1) {
   return {{c0, c1, c2, c3}};
 }
 
-// Which numbers: those of one node in one step.
+// Which numbers: those of one node in one step. The high half of the step tells apart the draws of
+// runs that leave the step as it is (OfDraw).
 struct Stream {
-  uint64_t seed;
-  uint32_t step, node;
+  uint64_t seed, step;
+  uint32_t node;
 
   // The words of elements 4 * block to 4 * block + 3.
   DLSYS_RANDOM Words At(uint64_t block) const {
-    return Philox({{(uint32_t)block, (uint32_t)(block >> 32), step, node}}, (uint32_t)seed,
-                  (uint32_t)(seed >> 32));
+    return Philox({{(uint32_t)block, (uint32_t)(block >> 32) ^ (uint32_t)(step >> 32),
+                    (uint32_t)step, node}},
+                  (uint32_t)seed, (uint32_t)(seed >> 32));
   }
 };
+
+// The step of the draw of a number, which for draw 0 is the step itself. A draw is counted from the
+// highest bit down and the blocks of an array from the lowest bit up: the two meet in a word of the
+// counter, and so only where an array has 2^34 elements, or 2^k times as many with draws above
+// 2^(32-k).
+DLSYS_RANDOM uint64_t OfDraw(uint64_t step, uint64_t draw) {
+  uint64_t reversed = 0;
+  for (int bit = 0; bit < 32; bit++) reversed |= (draw >> bit & 1) << (63 - bit);
+  return step ^ reversed;
+}
 
 // 24 bits of the word as a float32 in [0, 1).
 DLSYS_RANDOM float Unit(uint32_t word) { return (float)(word >> 8) * 5.9604644775390625e-8f; }

@@ -124,6 +124,7 @@ class Gradients:
             arrays = list(self.arrays)
             for k, x in zip(self.chosen, moved):
                 arrays[k] = x
+            executor.draws = 0  # the numbers that the gradients have seen
             return executor.run(self.feeds_of(executor, arrays))[0]
 
         magnitude = sum(float(np.abs(term).sum()) for term in self.run(self.terms))

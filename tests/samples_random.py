@@ -10,7 +10,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.ops import random
-from rows import Sample, Shape, case, product
+from rows import Domain, Sample, Shape, case, product, refuse
 
 SEED = 0x0123456789ABCDEF
 BELOW = 0.5 * erfc(2 * 0.5**0.5)  # the probability of less than -2 deviations
@@ -65,6 +65,16 @@ def dropped(x: np.ndarray, keep_prob: float) -> np.ndarray:
     return x * keeps(x.shape, keep_prob) / keep_prob
 
 
+def of_draw(draw: int) -> int:
+    """What draw number `draw` adds to a step below 2^32: its bits, the lowest first, as an int64."""
+    high = sum(((draw >> bit) & 1) << (63 - bit) for bit in range(32))
+    return high - (high >> 63 << 64)
+
+
+def number(value: int) -> Domain:
+    return lambda rng, shape: np.full(shape, value, np.int64)
+
+
 # ---- rows ----
 
 SIZES = ((), (1,), (5,), (0,), (3, 7), (1031,))
@@ -72,6 +82,16 @@ MADE = tuple(case(shape=s) for s in SIZES)
 DROPPED = tuple(case(s, keep_prob=keep) for s in SIZES for keep in (0.25, 0.5, 0.9))
 
 RANDOM = (
+    Sample(
+        "step_of_draw", random.step_of_draw_op,
+        lambda step, draws: np.int64(step) + of_draw(int(draws)),
+        tuple(case((), (), domain=(number(7), number(n))) for n in (0, 1, 6, 2**32 - 1)),
+        ulps=0, differentiable=(), specials=False,
+        refusals=(
+            refuse(r"a step of one int64, got int64 \(3,\)", (3,), (), dtypes=("int64",) * 2),
+            refuse("a number of draws of one int64, got float32", (), (), dtypes=("int64", "float32")),
+        ),
+    ),
     Sample(
         "random_uniform", random.random_uniform,
         lambda shape, low, high: low + (high - low) * (words(shape) // 256) / 2**24,

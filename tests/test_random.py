@@ -9,8 +9,8 @@ import numpy as np
 from devices import require
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
-from dlsys.errors import DeviceError, GraphError
-from dlsys.ops.philox import normal_quantile, philox, words
+from dlsys.errors import DeviceError, DlsysError, GraphError
+from dlsys.ops.philox import normal_quantile, philox, step_of_draw, words
 from dlsys.ops.random import bernoulli_op
 
 # Counter, key and words of Philox4x32-10 as its authors' Random123 distribution lists them.
@@ -53,35 +53,131 @@ class Philox(unittest.TestCase):
             self.assertAlmostEqual(normal_quantile(np.array([p]))[0], x, places=12)
 
 
+class FailsOp(ad.Op):
+    """Its input, unless it is to fail."""
+
+    def infer_shape(self, node, input_shapes):
+        return input_shapes[0]
+
+    def compute(self, node, input_vals, output_val, use_numpy=True):
+        if node.attrs["when"][0]:
+            raise DlsysError("told to fail")
+        output_val[:] = input_vals[0]
+
+
 class Steps(unittest.TestCase):
     ctx = None
 
-    def test_a_training_step_draws_a_new_mask_and_evaluation_repeats_it(self) -> None:
+    def network(self) -> tuple[ad.Node, ad.Node, ad.Generator, dict]:
+        """Dropout before a sum, its training step, the generator and a feed."""
         generator = ad.Generator(3)
         x, w = ad.Variable("x"), ad.Parameter(np.ones(64, np.float32), "w")
         y = ad.dropout(x * w, 0.5, generator)
-        loss = ad.sum_op(y)
-        train = optim.SGD(0.0).minimize(loss, [w])
-        feed = {x: np.ones(64, np.float32)}
+        train = optim.SGD(0.0).minimize(ad.sum_op(y), [w])
+        return y, train, generator, {x: np.ones(64, np.float32)}
+
+    def test_a_training_step_draws_a_new_mask_and_looking_changes_nothing(self) -> None:
+        y, train, generator, feed = self.network()
         step, look = ad.Executor([y, train], self.ctx), ad.Executor([y], self.ctx)
-        seen = [look.run(feed, True)[0] for _ in range(2)]
-        np.testing.assert_array_equal(seen[0], seen[1])
-        trained = [step.run(feed, True)[0] for _ in range(3)]
-        np.testing.assert_array_equal(trained[0], seen[0])
-        self.assertFalse(np.array_equal(trained[0], trained[1]))
-        self.assertFalse(np.array_equal(trained[1], trained[2]))
-        self.assertEqual(generator.step.asnumpy(), 3)
+        alone = [step.run(feed, True)[0] for _ in range(4)]
+        self.assertEqual(generator.step.asnumpy(), 4)
+        self.assertEqual((step.draws, look.draws), (0, 0))
         generator.step.set(0)
-        np.testing.assert_array_equal(look.run(feed, True)[0], seen[0])
+        for k in range(4):
+            look.draws = 0
+            seen = [look.run(feed, True)[0] for _ in range(3)]
+            self.assertEqual(generator.step.asnumpy(), k)
+            look.draws = 0
+            np.testing.assert_array_equal(look.run(feed, True)[0], seen[0])
+            np.testing.assert_array_equal(step.run(feed, True)[0], alone[k])
+            look.draws = 0
+            generator.step.set(k)
+            np.testing.assert_array_equal(look.run(feed, True)[0], alone[k])
+            generator.step.set(k + 1)
+        self.assertEqual(len({mask.tobytes() for mask in [*alone, *seen[1:]]}), 6)
+
+    def test_every_run_draws_anew(self) -> None:
+        nodes = [make((40,)) for make in (ad.random_uniform, ad.random_normal)]
+        fixed = ad.Parameter(np.int64(0), "fixed", trainable=False)
+        nodes.append(bernoulli_op(fixed, shape=(40,), seed=1, node=2, threshold=1 << 31))
+        executor, other = (ad.Executor(nodes, self.ctx) for _ in range(2))
+        runs = [executor.run({}, True) for _ in range(6)]
+        for k in range(len(nodes)):
+            self.assertEqual(len({run[k].tobytes() for run in runs}), 6)
+        for run in runs:  # an executor over the same graph draws the same
+            self.assert_same(other.run({}, True), run)
+        self.assertEqual(executor.draws, 6)
+        for k in (0, 4, 2):
+            executor.draws = k
+            self.assert_same(executor.run({}, True), runs[k])
+        self.assertEqual(fixed.asnumpy(), 0)
+
+    def test_runs_that_are_queued_draw_like_runs_one_by_one(self) -> None:
+        node = ad.random_uniform((1000,)) * 2.0
+        one, many = (ad.Executor([node], self.ctx) for _ in range(2))
+        wanted = [one.run({}, True) for _ in range(150)]
+        at = 0
+        for count in (1, 3, 140, 6):
+            at += count
+            self.assert_same(many.run_many(count, {}, True), wanted[at - 1])
+            self.assertEqual(many.draws, at)
+
+    def test_a_node_beside_a_training_step_draws_anew(self) -> None:
+        y, train, generator, feed = self.network()
+        noise = ad.random_uniform((8,))
+        executor = ad.Executor([y, noise, train], self.ctx)
+        runs = [executor.run(feed, True)[1] for _ in range(4)]
+        self.assertEqual(len({run.tobytes() for run in runs}), 4)
+        self.assertEqual(generator.step.asnumpy(), 4)
+        generator.step.set(0)
+        masks = [ad.Executor([y, train], self.ctx).run(feed, True)[0] for _ in range(2)]
+        generator.step.set(0)
+        executor.draws = 0
+        for mask, run in zip(masks, runs):
+            self.assert_same(executor.run(feed, True)[:2], [mask, run])
+
+    def test_a_run_that_fails_draws_nothing(self) -> None:
+        node = ad.random_uniform((3, 2))
+        broken = [False]
+        executor = ad.Executor([FailsOp()(node, when=broken)], self.ctx)
+        whole = ad.Executor([node], self.ctx)
+        for k in range(4):
+            self.assert_same(executor.run({}, True), whole.run({}, True))
+            broken[0] = True
+            with self.assertRaises(DlsysError):
+                executor.run({}, True)
+            broken[0] = False
+            self.assertEqual(executor.draws, k + 1)
+
+    def test_checking_and_refused_numbers_draw_nothing(self) -> None:
+        executor = ad.Executor([ad.random_uniform((3,))], self.ctx)
+        executor.check()
+        self.assertEqual(executor.draws, 0)
+        for number in (-1, 2**32, 1.5, "0"):
+            with self.assertRaisesRegex(GraphError, "expected a number of runs, got"):
+                executor.draws = number
+
+    def assert_same(self, values: list, wanted: list) -> None:
+        for value, expected in zip(values, wanted, strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+    def test_a_step_of_a_draw_has_words_of_its_own(self) -> None:
+        steps = [step_of_draw(7, draw) for draw in (0, 1, 2, 1 << 31)]
+        self.assertEqual(steps[0], 7)
+        self.assertEqual(steps[1], 7 | 1 << 63)
+        self.assertEqual(steps[3], 7 | 1 << 32)
+        self.assertEqual(len({words(1, step, 3, 0, 8).tobytes() for step in steps}), 4)
 
     def test_the_gradient_has_the_mask_of_the_output(self) -> None:
         x = ad.Variable("x")
         y = ad.dropout(x, 0.25, ad.Generator(1))
         gradient = ad.gradients(y, [x])[0]
         values = np.ones((33, 31), np.float32)
-        outputs = ad.Executor([y, gradient], self.ctx).run({x: values}, True)
-        np.testing.assert_array_equal(outputs[0], outputs[1])
-        self.assertEqual(set(np.unique(outputs[0])), {0.0, 4.0})
+        executor = ad.Executor([y, gradient], self.ctx)
+        for _ in range(3):
+            outputs = executor.run({x: values}, True)
+            np.testing.assert_array_equal(outputs[0], outputs[1])
+            self.assertEqual(set(np.unique(outputs[0])), {0.0, 4.0})
 
     def test_two_nodes_draw_different_numbers_and_equal_programs_equal_ones(self) -> None:
         def build() -> list[ad.Node]:
@@ -97,8 +193,8 @@ class Steps(unittest.TestCase):
         generator = ad.Generator(0)
         attrs = dict(shape=(8,), seed=0, node=0, threshold=1 << 31)
         a, b = (bernoulli_op(generator.step, **attrs) for _ in range(2))
-        plan = ad.Executor([a, b]).plan({})
-        self.assertEqual(len(plan.steps), 2)
+        plan = ad.Executor([a, b, generator.advance]).plan({})
+        self.assertEqual([step.node.op for step in plan.steps].count(bernoulli_op), 2)
 
     def test_all_and_nothing(self) -> None:
         x = ad.Variable("x")

@@ -12,12 +12,16 @@ namespace {
 using philox::Stream;
 using philox::Words;
 
-Stream StreamOf(const char* op, const DLArray* step, int64_t seed, int64_t node) {
+void CheckStep(const char* op, const DLArray* step) {
   Check(op, step);
   if (step->dtype != DL_INT64 || Numel(step) != 1)
     Fail("%s: expected a step of one int64, got %s of %s", op, ShapeText(step).c_str(),
          DtypeText(step->dtype));
-  return {(uint64_t)seed, (uint32_t)*(const int64_t*)step->data, (uint32_t)node};
+}
+
+Stream StreamOf(const char* op, const DLArray* step, int64_t seed, int64_t node) {
+  CheckStep(op, step);
+  return {(uint64_t)seed, *(const uint64_t*)step->data, (uint32_t)node};
 }
 
 const int64_t kBlocks = 64;          // blocks of words made at a time
@@ -89,6 +93,13 @@ void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, 
       DLSYS_ELEMENT { out[k] = (uint64_t)word < (uint64_t)threshold ? scale * in[k] : 0.f; });
 }
 
+void StepOfDraw(const DLArray* step, const DLArray* draws, DLArray* y) {
+  for (const DLArray* a : {step, draws, (const DLArray*)y}) CheckStep("step_of_draw", a);
+  *(uint64_t*)y->data =
+      philox::OfDraw(*(const uint64_t*)step->data, *(const uint64_t*)draws->data);
+}
+
+DLSYS_KERNEL(cpu, step_of_draw, StepOfDraw);
 DLSYS_KERNEL(cpu, random_uniform, Uniform);
 DLSYS_KERNEL(cpu, random_normal, Normal);
 DLSYS_KERNEL(cpu, random_bernoulli, Bernoulli);

@@ -18,7 +18,7 @@ struct Source {
   const int64_t* step;
   uint64_t seed;
   uint32_t node;
-  __device__ Stream At() const { return {seed, (uint32_t)*step, node}; }
+  __device__ Stream At() const { return {seed, (uint64_t)*step, node}; }
 };
 
 // ---- kernels ----
@@ -65,6 +65,10 @@ __global__ void WordsKernel(Source source, const float* x, float* y, int64_t n, 
       if (i < n) y[i] = op.Make(words.word[k], kTakesInput ? x[i] : 0.f);
     }
   }
+}
+
+__global__ void StepOfDrawKernel(const int64_t* step, const int64_t* draws, int64_t* y) {
+  *y = (int64_t)philox::OfDraw((uint64_t)*step, (uint64_t)*draws);
 }
 
 // ---- launchers ----
@@ -116,6 +120,15 @@ void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, 
          out, n, Aligned16(in) && Aligned16(out), DropoutOp{(uint64_t)threshold, scale});
 }
 
+void StepOfDraw(const DLArray* step, const DLArray* draws, DLArray* y, DLStream stream) {
+  const char* op = "step_of_draw";
+  Enter(op, y, step, draws);
+  Step(op, y);
+  Launch(op, StepOfDrawKernel, 1, 1, 0, stream, Step(op, step), Step(op, draws),
+         (int64_t*)y->data);
+}
+
+DLSYS_KERNEL(cuda, step_of_draw, StepOfDraw);
 DLSYS_KERNEL(cuda, random_uniform, Uniform);
 DLSYS_KERNEL(cuda, random_normal, Normal);
 DLSYS_KERNEL(cuda, random_bernoulli, Bernoulli);

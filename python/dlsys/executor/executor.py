@@ -21,6 +21,7 @@ from ..graph.shapes import infer
 from ..graph.text import text
 from ..ndarray import NDArray
 from ..ops.source import Parameter
+from ..passes.draw import draw_anew
 from ..passes.fuse import fuse
 from ..passes.fuse_chain import fuse_chains
 from ..passes.fuse_conv import fuse_convolutions
@@ -79,6 +80,9 @@ class Executor:
         self.recorder: Any = None  # a profile.Profile that times every step of every run
         self._feeds = Feeds(self.topo_order, ctx)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
+        self._draws: Parameter | None = None  # what `draws` counts, where something is drawn
+        if any(node.op.random for node in self.topo_order):
+            self._draws = Parameter(np.int64(0), "draws", trainable=False)
         self._runners: OrderedDict[tuple[Form, ...], Any] = OrderedDict()
         # Held by a run. Only `with` takes it in one piece: Ctrl-C behind a call of `acquire` would
         # leave it taken.
@@ -165,6 +169,23 @@ class Executor:
             return runner.run_observed(values, observer(self.ctx))
         return runner.run_observed(values, poisoner(runner))
 
+    @property
+    def draws(self) -> int:
+        """How many runs have drawn random numbers whose step this graph does not advance.
+
+        Each of them draws anew: run k, counted from 0, draws the numbers of (seed, step, k). Set it
+        to repeat them: after `executor.draws = k` the next run draws what run k drew, as do those
+        of another executor of the graph. Raises GraphError for what is no such number.
+        """
+        return int(self._draws.asnumpy()) if self._draws is not None else 0
+
+    @draws.setter
+    def draws(self, number: int) -> None:
+        if not isinstance(number, (int, np.integer)) or not 0 <= number < 2**32:
+            raise GraphError(f"Executor.draws: expected a number of runs, got {number!r}")
+        if self._draws is not None:
+            self._draws.set(np.int64(number))
+
     def report(self) -> Report:
         """How each plan made so far runs: launches, recorded segments and what broke them, and what
         was launched, waited for and allocated since the executor was made. Print it.
@@ -198,7 +219,8 @@ class Executor:
             _refuse_second()
         with self._running:
             runner, _, values = self._ready(feed_dict)
-            before = [(parameter, parameter.asnumpy()) for parameter in self._parameters]
+            states = [*self._parameters, *([self._draws] if self._draws is not None else [])]
+            before = [(parameter, parameter.asnumpy()) for parameter in states]
             try:
                 runner.run_observed(values, checker(reference))
             finally:
@@ -290,6 +312,8 @@ class Executor:
         fetches = simplify(self.topo_order, specs, self.eval_node_list, self.ctx is not None)
         if debug >= 3:
             print("# after simplify", text(fetches), sep="\n")
+        if self._draws is not None:
+            fetches = draw_anew(fetches, self._draws)
         if self.ctx is not None:  # on numpy a call costs little, and a gradient dies at its update
             fetches = self._for_kernels(fetches, self.ctx)
             if debug >= 3:
@@ -306,6 +330,7 @@ class Executor:
             reuse=not settings.separate_arena,
             beside=self._backend.beside,
         )
+        del plan.fetches[len(self.eval_node_list) :]  # what only counts draws
         if debug >= 1:
             print(plan)
         return plan

@@ -109,6 +109,7 @@ class Op:
     picks: int = 0  # first inputs of each of which it reads no more elements than the output has
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
     random: bool = False  # draws numbers: equal uses are never merged
+    step_at: int = -1  # of a random operator: the input that is the step of what it draws
     # Of the largest magnitude, between devices; sums of many terms need more.
     tolerance: float = 1e-5
     chooses: tuple[int, ...] = ()  # outputs that rounding may change altogether: which of several

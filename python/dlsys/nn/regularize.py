@@ -16,7 +16,8 @@ class Dropout(Module):
     in inference mode x itself. Srivastava et al. (2014).
 
     Which elements, is a function of two buffers: `key`, the seed and the node number that the layer
-    draws when it is made, and `step`, which training steps advance. So graphs built twice draw
+    draws when it is made, and `step`, which training steps advance; runs that do not train draw by
+    the executor's count of them besides (`Executor.draws`). So graphs built twice draw
     alike, and a loaded state goes on where the saved one was; a graph has the key that was there
     when it was built, so load first. Used twice in one graph, the layer draws one mask for both.
     GraphError unless 0 <= probability < 1.

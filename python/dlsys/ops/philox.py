@@ -30,11 +30,19 @@ def philox(counter: Sequence[np.ndarray | int], key: tuple[int, int]) -> Words:
 
 
 def words(seed: int, step: int, node: int, first: int, count: int) -> np.ndarray:
-    """The words (uint64, below 2^32) of `count` elements from `first`, a multiple of 4, on."""
+    """The words (uint64, below 2^32) of `count` elements from `first`, a multiple of 4, on. `step`
+    is below 2^64; its high half tells apart the draws of runs that leave the step as it is.
+    """
     blocks = np.arange(first // 4, (first + count + 3) // 4, dtype=np.uint64)
-    counter = (blocks & np.uint64(_MASK), blocks >> np.uint64(32), step & _MASK, node & _MASK)
+    high = blocks >> np.uint64(32) ^ np.uint64(step >> 32 & _MASK)
+    counter = (blocks & np.uint64(_MASK), high, step & _MASK, node & _MASK)
     made = philox(counter, (seed & _MASK, seed >> 32 & _MASK))
     return np.stack(made, axis=1).reshape(-1)[:count]
+
+
+def step_of_draw(step: int, draw: int) -> int:
+    """The step of the draw of a number, by OfDraw of src/philox.h."""
+    return step ^ int(f"{draw & _MASK:032b}"[::-1], 2) << 32
 
 
 def unit(words: np.ndarray) -> np.ndarray:

@@ -3,9 +3,12 @@
 The generator is Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
 (2011); src/philox.h has it for native devices. The seed is the key; the counter is the number of
 the block of four elements, the step and the node. The step is state on the device that training
-steps advance, so that a recorded program draws new numbers each time and a graph without a training
-step draws the same ones again. Uniforms and masks are the same bits on every device; normals are
-within 4 ulp.
+steps advance, so that a recorded program draws new numbers each time.
+
+Looking at a graph must not change its training, so a graph that does not advance a step leaves it
+alone. Its executor counts its own runs instead, on the device, and draws at (step, number of the
+run): each run draws anew, run 0 what a training step would draw now, and `executor.draws = k` makes
+run k come again. Uniforms and masks are the same bits on every device; normals are within 4 ulp.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, floating
 from ..graph.signature import Bool, Instance, Int, Kind, Number, Shape, Signature, declared
-from .philox import normal_quantile, unit, words
+from .philox import normal_quantile, step_of_draw, unit, words
 from .source import Parameter
 from .update import advance_step_op, check_count
 
@@ -33,7 +36,9 @@ class Generator:
     """A source of random nodes: a seed, and a step that the training steps over its nodes advance.
 
     Its nodes are numbered in the order of making, so that the same program makes the same numbers.
-    `step` is a Parameter of one int64; `generator.step.set(0)` starts anew.
+    `step` is a Parameter of one int64; `generator.step.set(0)` has training start anew. Executors
+    whose graph does not advance it draw by the number of their own run besides: set
+    `executor.draws` to repeat one.
     """
 
     @declared(seed=Int())
@@ -78,7 +83,7 @@ def _for_words(
     attrs, size = node.attrs, out.size
     for first in range(0, size, 4 * _BLOCKS):
         count = min(4 * _BLOCKS, size - first)
-        made = words(attrs["seed"], int(step), attrs["node"], first, count)
+        made = words(attrs["seed"], step.item(), attrs["node"], first, count)
         make(slice(first, first + count), made)
 
 
@@ -87,10 +92,33 @@ def _for_words(
 IDENTITY: dict[str, Kind] = dict(shape=Shape(), seed=Int(), node=Int())  # of a random node
 
 
+class StepOfDrawOp(Op):
+    """What a random operator takes for its step in a run of which the executor counts `draws`
+    before: the step itself where there was none.
+    """
+
+    name = kernel = "step_of_draw"
+    any_dtype = True
+    signature = Signature("step", "draws")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_count(node, "step", specs[0])
+        check_count(node, "number of draws", specs[1])
+        return specs[0]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        step, draws, y = (array.view(np.uint64) for array in arrays)
+        y[...] = step_of_draw(step.item(), draws.item())
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None, None]
+
+
 class RandomOp(Op):
     """Numbers of a shape; the one input is the step."""
 
     random = True
+    step_at = 0
     any_dtype = (0,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -174,6 +202,7 @@ class DropoutOp(Op):
 
     name = kernel = "dropout"
     random = True
+    step_at = 1
     inplace = True
     any_dtype = (1,)
     signature = Signature(
@@ -206,6 +235,7 @@ class DropoutOp(Op):
         return 30 * output.size
 
 
+step_of_draw_op = StepOfDrawOp()
 masked_op = DropoutOp()
 uniform_op = UniformOp()
 bernoulli_op = BernoulliOp()
@@ -218,9 +248,9 @@ def dropout(
 ) -> Node:
     """x with each element kept with probability `keep_prob` and divided by it, else 0.
 
-    The same elements are kept on every device, and others in the next training step. In inference
-    form (`training=False`) it is x itself; which of the two is settled here, when the graph is
-    built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
+    The same elements are kept on every device, and others in the next run (`Executor.draws`
+    repeats one). In inference form (`training=False`) it is x itself; which of the two is settled
+    here, when the graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
     """
     if not training or keep_prob == 1:
         return x
