@@ -12,13 +12,24 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
-from ..graph.shapes import FLOAT32, floating
+from ..graph.shapes import FLOAT32, describe, floating, merge_shapes, promote
 from .activation import softplus_op
 from .compare import equal_op, greater_op, where_op
-from .elementwise import abs_op, as_node, cast_op, clip_op, log1p_op, log_op, relu_op
+from .elementwise import (
+    abs_op,
+    as_node,
+    cast_op,
+    clip_op,
+    is_number,
+    log1p_op,
+    log_op,
+    number_of,
+    relu_op,
+)
 from .index import gather_op, one_hot_op
 from .loss import check_integer_labels, class_weights, expand_last, is_integer, reduce_rows
 from .reduce import mean_op, sum_op
+from .source import constant_op
 
 _SMALLEST = 2.0**-126  # of float32 with all its digits: log is -87.3
 _LARGEST = 1 - 2.0**-24  # below 1 in float32: log(1 - p) is -16.6
@@ -44,6 +55,44 @@ class ClassesLikeOp(Op):
 
 
 classes_like_op = ClassesLikeOp()
+
+
+class WeightsLikeOp(Op):
+    """Weights in the dtype of a node whose elements they multiply, to whose shape they broadcast.
+
+    weak: they are an array of the user's, which adapts to the node's dtype whatever its own is.
+    """
+
+    name = "weights_like"
+
+    def __call__(  # type: ignore[override]
+        self, weights: Node, like: Node, weak: bool = False, name: str | None = None
+    ) -> Node:
+        return Node(self, (weights, like), {"weak": weak}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        weights, like = specs
+        if merge_shapes(weights.shape, like.shape) != like.shape:
+            raise node.error(f"weights do not broadcast: {describe(node, specs)}")
+        dtype = like.dtype if node.attrs["weak"] else promote(node, *specs)
+        return Spec(weights.shape, floating(dtype), weights.declared and not node.attrs["weak"])
+
+    def simplify(self, node: Node) -> Node:
+        assert node.spec is not None
+        return cast_op(node.inputs[0], node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [output_grad, None]
+
+
+weights_like_op = WeightsLikeOp()
+
+
+def _weights_like(weights: Any, like: Node) -> Node:
+    """Weights, a node or an array, as a node in the dtype of another."""
+    if isinstance(weights, Node):
+        return weights_like_op(weights, like)
+    return weights_like_op(constant_op(np.asarray(weights)), like, weak=True)
 
 
 def negative_log_likelihood(
@@ -116,12 +165,20 @@ def binarycrossentropy_op(prediction: Node, labels: Node) -> Node:
 
 
 def binary_cross_entropy_with_logits(
-    logits: Node, labels: Any, reduction: str = "mean", positive_weight: float = 1.0
+    logits: Node, labels: Any, reduction: str = "mean", positive_weight: Any = 1.0
 ) -> Node:
     """positive_weight · y · softplus(-x) + (1 - y) · softplus(x): the binary cross-entropy of
     sigmoid(x) and labels y in [0, 1], exact for logits of any size.
+
+    positive_weight: a number, or an array or node that broadcasts to the logits' shape, such as one
+    number a class (classes,) for logits (…, classes). Arrays take the logits' dtype. ShapeError
+    where it does not broadcast.
     """
-    positive = labels if positive_weight == 1 else positive_weight * labels
+    if is_number(positive_weight):
+        weight = number_of(positive_weight)
+        positive = labels if weight == 1 else weight * labels
+    else:
+        positive = _weights_like(positive_weight, logits) * labels
     rows = positive * softplus_op(-logits) + (1 - labels) * softplus_op(logits)
     return reduce_rows("binary_cross_entropy_with_logits", rows, reduction)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
-from .index import getitem_op, place_op
+from .index import check_fill, getitem_op, place_op
 
 
 class ConstantPadOp(Op):
@@ -18,6 +18,7 @@ class ConstantPadOp(Op):
     name = "pad"
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_fill(node, specs[0].dtype)
         return specs[0]._replace(shape=_padded(node, specs[0].shape))
 
     def simplify(self, node: Node) -> Node:
@@ -164,8 +165,10 @@ def pad_op(
     """x with positions added at its borders.
 
     paddings: (before, after), or one number for both, for each axis. mode: "constant" adds
-    `constant_values`, "edge" repeats the border, "reflect" mirrors without repeating it and adds
-    at most the axis less 1. Capitals are taken too.
+    `constant_values`, which x's dtype must hold, "edge" repeats the border, "reflect" mirrors
+    without repeating it and adds at most the axis less 1. Capitals are taken too. Elements are
+    copied bit by bit, integers of any size among them; a Variable without a dtype is float32 on
+    native devices.
     """
     pairs = tuple((int(p), int(p)) if np.ndim(p) == 0 else (int(p[0]), int(p[1])) for p in paddings)
     if any(n < 0 for pair in pairs for n in pair):
