@@ -2,6 +2,7 @@
 // compute alike on every device.
 #pragma once
 
+#include "functors.h"
 #include "registry.h"
 
 namespace dlsys {
