@@ -1,7 +1,6 @@
 // Parts of arrays, and positions along an axis: what the kernels that read or write them check and
 // compute alike on every device.
 #pragma once
-#include <cstring>
 
 #include "functors.h"
 #include "registry.h"
@@ -60,20 +59,6 @@ inline Part JoinedPart(const char* op, const DLArray* x, int64_t axis, int64_t a
   int64_t inner = 1;
   for (int a = (int)axis + 1; a < y->ndim; a++) inner *= y->shape[a];
   return PartOf(op, y, at * inner, kNoSteps, x);
-}
-
-// The bits of a number in a dtype, in the low bytes.
-inline uint64_t BitsOf(int dtype, float value) {
-  uint64_t bits = 0;
-  const double wide = value;
-  const int64_t whole = dtype == DL_FLOAT32 || dtype == DL_FLOAT64 ? 0 : (int64_t)value;
-  if (dtype == DL_FLOAT32)
-    memcpy(&bits, &value, sizeof value);
-  else if (dtype == DL_FLOAT64)
-    memcpy(&bits, &wide, sizeof wide);
-  else
-    bits = dtype == DL_BOOL ? value != 0 : (uint64_t)whole;
-  return bits;
 }
 
 // ---- one axis ----

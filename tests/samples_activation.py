@@ -132,6 +132,19 @@ def logical(name: str, formula: Callable) -> Sample:
     )  # fmt: skip
 
 
+def truth(name: str, sign: str, formula: Callable) -> Sample:
+    """What `&` and the like make: they take truth values alone."""
+    op, two = getattr(compare, f"truth_{name}_op"), name != "not"
+    return Sample(
+        f"truth_{name}", op, formula, PAIRS if two else ONE, bools, differentiable=(), ulps=0,
+        specials=False,
+        refusals=(
+            refuse(rf"{sign}: expected truth values, got \S+ of float32; compare it first",
+                   *[(3,)] * (1 + two)),
+        ),
+    )  # fmt: skip
+
+
 ALPHAS = ({"alpha": 0.1}, {"alpha": 0}, {"alpha": 1.5}, {"alpha": -0.5})
 
 # Worst: log1p 1.5, rsqrt 0.8, silu 1.3, gelu 1.6, gelu_tanh 1, softplus 1.4, elu 1.8, others 0.9.
@@ -215,6 +228,10 @@ CHOICES = (
     logical("logical_or", lambda a, b: (a != 0) | (b != 0)),
     logical("logical_xor", lambda a, b: (a != 0) ^ (b != 0)),
     logical("logical_not", lambda a: a == 0),
+    truth("and", "&", lambda a, b: a & b),
+    truth("or", r"\|", lambda a, b: a | b),
+    truth("xor", r"\^", lambda a, b: a ^ b),
+    truth("not", "~", lambda a: ~a),
     Sample(
         "where", compare.where_op, lambda c, a, b: np.where(c != 0, a, b),
         tuple(

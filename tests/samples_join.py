@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,12 @@ TILES = tuple(
 
 def tuples(reps: Any) -> Shape:
     return (reps,) if isinstance(reps, int) else reps
+
+
+FILLS = (
+    ("uint8", -1), ("uint8", 256), ("int32", 2**31), ("int64", 1.5), ("bool", 2),
+    ("float32", 1e39), ("int32", float("inf")),
+)  # fmt: skip
 
 
 def pad_rows(mode: str, cases: tuple[Case, ...]) -> tuple[Sample, Sample]:
@@ -212,6 +219,16 @@ JOIN = (
         lambda x, paddings, value: padded(x, paddings, constant_values=value),
         product(PADDINGS, {"value": 0}, {"value": -1.5}),
         ulps=0,
+        refusals=tuple(
+            refuse(
+                rf"pad: {dtype} cannot hold the fill {re.escape(str(value))}; cast \S+ before",
+                (4,),
+                dtypes=(dtype,),
+                paddings=((1, 1),),
+                value=value,
+            )
+            for dtype, value in FILLS
+        ),
     ),
     Sample(
         "pad",

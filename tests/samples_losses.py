@@ -17,6 +17,7 @@ from rows import (
     classes,
     extreme,
     one_hot,
+    positive,
     refuse,
     signed,
     uniform,
@@ -140,6 +141,7 @@ OPTIONS = (
     *reduced((9, 4), (9,), domain=(signed, some_ignored(4, -100, np.int32)), ignore_index=-100),
     *reduced((3, 5, 4), (3, 5), domain=(signed, some_ignored(4, 255, np.uint8)), ignore_index=255,
              weights=WEIGHTS, label_smoothing=0.2),
+    *reduced((7, 4), (7,), domain=(signed, classes(4, np.uint8)), ignore_index=-100),
 )  # fmt: skip
 DENSE_OPTIONS = (
     *reduced((7, 4), (7, 4), label_smoothing=0.1),
@@ -254,6 +256,42 @@ LOSS_ROWS = (
     elementwise(
         "binary_cross_entropy_with_logits", logit_loss, {}, {"positive_weight": 2.5},
         domain=(signed, probability), specials=False,
+    ),
+    Sample(
+        "binary_cross_entropy_with_array_weights", losses.binary_cross_entropy_with_logits,
+        logit_loss,
+        tuple(
+            one
+            for weights in (WEIGHTS, np.array([[0.5], [2], [3]]), np.int64([1, 2, 3, 4]), 1)
+            for one in reduced((3, 4), (3, 4), positive_weight=weights)
+        ),
+        domain=(signed, probability), ulps=8, scale=largest(logit_loss), specials=False,
+        refusals=(
+            refuse(r"weights_like: weights do not broadcast: \S+ \(3,\) and \S+ \(3, 4\)",
+                   (3, 4), (3, 4), positive_weight=[1, 2, 3]),
+            refuse(r"weights_like: weights do not broadcast: \S+ \(2, 3, 4\) and \S+ \(3, 4\)",
+                   (3, 4), (3, 4), positive_weight=np.ones((2, 3, 4))),
+        ),
+    ),
+    Sample(
+        "binary_cross_entropy_with_node_weights",
+        losses.binary_cross_entropy_with_logits,
+        lambda x, y, w, reduction: logit_loss(x, y, reduction, w),
+        tuple(one for w in ((4,), (3, 1), (3, 4)) for one in reduced((3, 4), (3, 4), w)),
+        domain=(signed, probability, positive), ulps=8, specials=False,
+        scale=largest(lambda x, y, w, reduction: logit_loss(x, y, reduction, w)),
+        build=lambda x, y, w, reduction: losses.binary_cross_entropy_with_logits(
+            x, y, reduction, w
+        ),
+    ),
+    Sample(
+        "weights_like", losses.weights_like_op, lambda w, x: w, (case((4,), (3, 4)),),
+        differentiable=(0,), specials=False, ulps=0,
+        refusals=(
+            refuse(r"weights do not broadcast", (3,), (3, 4)),
+            refuse(r"\S+ is float32 and \S+ is float64", (4,), (3, 4),
+                   dtypes=("float32", "float64")),
+        ),
     ),
     elementwise(
         "hinge_loss", lambda x, y, reduction: REDUCE[reduction](np.maximum(0, 1 - y * x)),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import unittest
+from unittest import mock
 
 import numpy as np
 
 from devices import native_contexts
 from dlsys import autodiff as ad
 from dlsys.errors import DlsysError, GraphError
-from dlsys.graph.node import same_nodes
-from graphs import evaluate
+from dlsys.graph.node import Node, same_nodes
+from graphs import Training, evaluate
 
 HOST = np.float32([-1, 0, 2, np.nan])
 OTHER = np.float32([-1, 1, 1, 0])
@@ -86,6 +87,19 @@ class ComparisonNodeTests(unittest.TestCase):
         self.assertTrue(same_nodes([x, y], (x, y)))
         for other in ([y, x], [x], [x, y, y], []):
             self.assertFalse(same_nodes([x, y], other))
+
+    def test_the_engine_asks_for_nodes_by_identity(self):
+        """Building, differentiating, rewriting, planning and running compare no node by value."""
+        rng = np.random.default_rng(0)
+        host = rng.normal(size=(8, 6)).astype(np.float32)
+        with mock.patch.object(Node, "_compared", side_effect=AssertionError("a node by ==")):
+            for ctx in (None, *native_contexts()):
+                net = Training((6, 5, 4, 3), momentum=0.9)
+                labels = np.eye(3, dtype=np.float32)[rng.integers(0, 3, 8)]
+                executor = ad.Executor([net.loss, net.train], ctx)
+                for _ in range(3):
+                    loss, _ = executor.run({net.x: host, net.labels: labels}, True)
+                self.assertTrue(np.isfinite(loss))
 
     def test_no_python_bool_in_a_nodes_place(self):
         x = ad.Variable("x")

@@ -179,6 +179,33 @@ class NativeDtypes(Feeds):
         with self.assertRaisesRegex(GraphError, "add: int64 arithmetic runs on numpy only"):
             self.value(x + x, feeds)
 
+    def test_integers_are_moved_and_compared_bit_by_bit(self):
+        for dtype, large in ((np.int64, 2**53 + 1), (np.int32, 2**24 + 1), (np.uint8, 255)):
+            host = np.array([[1, large, 3], [large - 1, 5, 0]], dtype)
+            x = ad.Variable("x", host.shape, dtype)
+            rows = [
+                (ad.pad_op(x, [1, (0, 2)]), np.pad(host, [(1, 1), (0, 2)])),
+                (ad.pad_op(x, [1, 0], constant_values=large),
+                 np.pad(host, [(1, 1), (0, 0)], constant_values=large)),
+                (ad.pad_op(x, [1, 1], "edge"), np.pad(host, 1, "edge")),
+                (ad.pad_op(x, [1, 1], "reflect"), np.pad(host, 1, "reflect")),
+                (ad.concat([x, x], 1), np.concatenate([host, host], 1)),
+                (ad.tile(x, (2, 2)), np.tile(host, (2, 2))),
+                (ad.gather_op(x, ad.constant([1, 1, 0])), host[[1, 1, 0]]),
+                (x[::-1, ::2], host[::-1, ::2]),
+                (ad.transpose_op(x), host.T),
+                (ad.broadcast_to_op(x, (2, 2, 3)), np.broadcast_to(host, (2, 2, 3))),
+                (ad.where_op(x > 2, x, large - 1), np.where(host > 2, host, large - 1)),
+                (x == large, host == large),
+                (x < large, host < large),
+                (ad.argmax_op(x, 0), host.argmax(0)),
+            ]  # fmt: skip
+            values = evaluate([node for node, _ in rows], {x: host}, self.ctx)
+            for (node, wanted), value in zip(rows, values):
+                with self.subTest(node=node.op.name, dtype=np.dtype(dtype).name):
+                    self.assertEqual(value.dtype, wanted.dtype)
+                    np.testing.assert_array_equal(value, wanted)
+
     def test_large_integers_are_filled_exactly_or_refused(self):
         try:
             value = self.value(ad.full_op((2,), 2**24 + 1, np.int64), {})

@@ -170,7 +170,8 @@ class AgainstTorch:
         labels = self.rng.uniform(0, 1, (ROWS, CLASSES))
         labels[0], labels[1] = 0, 1
         probabilities = self.rng.uniform(0.01, 0.99, (ROWS, CLASSES))
-        for reduction, positive in itertools.product(REDUCTIONS, (1.0, 2.5)):
+        weights = (1.0, 2.5, np.linspace(0.5, 3, CLASSES))
+        for reduction, positive in itertools.product(REDUCTIONS, weights):
             self.compare(
                 lambda p, y, r: ad.binary_cross_entropy(p, y, r),
                 lambda p, y, r: F.binary_cross_entropy(p, y, reduction=r),

@@ -253,7 +253,8 @@ def pad(
     padded = tuple(a + n + b for (a, b), n in zip(paddings, in_arr.shape))
     check_shape(op, "the output", out, padded)
     offset = _offset([before for before, _ in paddings], out.shape)
-    launch("place", out.ctx, in_arr, float(constant_values), offset, *[1] * _MAX_NDIM, out)
+    bits = np.float32(constant_values).view(np.int32).item()
+    launch("place", out.ctx, in_arr, bits, offset, *[1] * _MAX_NDIM, out)
 
 
 def slice(in_arr: NDArray, out: NDArray, begin: Sequence[int]) -> None:

@@ -85,15 +85,15 @@ void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
   CopyPart(PartOf("slice", x, offset, steps, y), x, y, false);
 }
 
-// The part of y that slice would read is x, the rest is `value`.
-void Place(const DLArray* x, float value, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
+// The part of y that slice would read is x, the rest is an element of these bits.
+void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
            int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y) {
   Check("place", x);
   Check("place", y);
   CheckSameDtypes("place", x, y);
   const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
   const Part part = PartOf("place", y, offset, steps, x);
-  if (Numel(x) != Numel(y)) FillBits(y, BitsOf(y->dtype, value));
+  if (Numel(x) != Numel(y)) FillBits(y, (uint64_t)bits);
   CopyPart(part, x, y, true);
 }
 

@@ -114,7 +114,7 @@ void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
   CopyPart("slice", PartOf("slice", x, offset, steps, y), x, y, false, stream);
 }
 
-void Place(const DLArray* x, float value, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
+void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
            int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y,
            DLStream stream) {
   Enter("place", y, x);
@@ -125,8 +125,7 @@ void Place(const DLArray* x, float value, int64_t offset, int64_t s0, int64_t s1
   if (Numel(x) != n) {
     WithElement(y, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
-      Launch("place", FillKernel<T>, Blocks(n), kThreads, 0, stream, (T)BitsOf(y->dtype, value),
-             (T*)y->data, n);
+      Launch("place", FillKernel<T>, Blocks(n), kThreads, 0, stream, (T)bits, (T*)y->data, n);
     });
   }
   CopyPart("place", part, x, y, true, stream);

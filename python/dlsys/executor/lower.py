@@ -70,7 +70,8 @@ class ArrayTable:
         if code is None or len(shape) > MAX_NDIM:
             raise GraphError(
                 f"{value.node.name} is {value.spec.dtype} {shape}; native devices hold up to "
-                f"{MAX_NDIM} dimensions of {', '.join(map(str, DTYPE_CODES))}"
+                f"{MAX_NDIM} dimensions of {', '.join(map(str, DTYPE_CODES))} "
+                f"[{value.node.where}]"
             )
         self._records.append((value, len(shape), code, len(self._shapes)))
         self._shapes.extend(shape)

@@ -20,6 +20,8 @@ from ..graph.shapes import broadcast, floating, promote
 from ..graph.signature import DType, Number, Signature
 from .source import Scalar, constant_op, oneslike_op
 
+_WIDER = np.dtype(np.int32), np.dtype(np.int64)  # native devices have no int16
+
 
 class Elementwise(Op):
     """What all elementwise operators share: broadcast shapes, promoted dtypes, in place where
@@ -234,14 +236,17 @@ def in_one_dtype(node: Node) -> Node | None:
 
 
 def holding(dtype: np.dtype | None, const: int) -> np.dtype | None:
-    """The dtype itself, or for integers the next one that holds `const` too."""
+    """The dtype itself, or for integers the next one of every device that holds `const` too."""
     if dtype is None or dtype.kind == "f":
         return dtype
     if dtype.kind == "b":
         return np.dtype(np.int64)
-    info = np.iinfo(dtype)
-    fits = info.min <= const <= info.max
-    return dtype if fits else np.result_type(dtype, np.min_scalar_type(const))
+    own = np.iinfo(dtype)
+    for wide in (dtype, *_WIDER):
+        info = np.iinfo(wide)
+        if info.min <= min(own.min, const) and max(own.max, const) <= info.max:
+            return wide
+    return np.result_type(dtype, np.min_scalar_type(const))
 
 
 def _masked(mask_source: np.ndarray, values: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, describe
 from ..graph.signature import DType, Int, Ints, Number, Shape, Signature, declared
-from .elementwise import add, cast_op
+from .elementwise import add, cast_op, is_number
 from .layout import reshape_like_op, reshape_op
 from .region import Key, Region, Span, nowhere, region_of
 
@@ -113,7 +113,8 @@ class SliceGradientOp(Op):
 class PlaceOp(Op):
     """x inside an array of `shape` whose other elements are `value`: from `starts` on in steps.
 
-    The shape of x must be known when the node is made; `pad_op` needs no shapes.
+    Any dtype, whose bits are moved as they are; it must hold `value`. The shape of x must be known
+    when the node is made; `pad_op` needs no shapes.
     """
 
     name = kernel = "place"
@@ -134,6 +135,7 @@ class PlaceOp(Op):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         self._region(node, specs[0].shape)
+        check_fill(node, specs[0].dtype)
         return specs[0]._replace(shape=node.attrs["shape"])
 
     def _region(self, node: Node, sizes: tuple[int, ...]) -> Region:
@@ -155,11 +157,11 @@ class PlaceOp(Op):
             y.fill(node.attrs["value"])
         np.copyto(y[self._region(node, x.shape).slices], x)
 
-    def scalars(self, node: Node) -> tuple[float | int, ...]:
+    def scalars(self, node: Node) -> tuple[int, ...]:
         spec = node.inputs[0].spec
-        assert spec is not None
+        assert spec is not None and spec.dtype is not None
         region = self._region(node, spec.shape)
-        return (float(node.attrs["value"]), *region.scalars(node.attrs["shape"]))
+        return (bits_of(node.attrs["value"], spec.dtype), *region.scalars(node.attrs["shape"]))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         spec = node.inputs[0].spec
@@ -333,6 +335,32 @@ def _check_range(node: Node, indices: np.ndarray, extent: int) -> None:
             f"{node.op.name}: index {indices.flat[at]} at position {at} is out of range: there are "
             f"{extent}, counted from 0 [{node.where}]"
         )
+
+
+def check_fill(node: Node, dtype: np.dtype | None) -> None:
+    """Refuses an attribute `value` that elements of this dtype cannot be."""
+    value = node.attrs["value"]
+    if not is_number(value):
+        raise node.error(f"expected one number to fill with, got {type(value).__name__}")
+    if dtype is None:
+        return
+    if dtype.kind == "f":
+        held = not math.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
+    else:
+        lowest, largest = (
+            (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        )
+        held = math.isfinite(value) and value == int(value) and lowest <= value <= largest
+    if not held:
+        raise node.error(
+            f"{dtype} cannot hold the fill {value}; cast {node.inputs[0].name} before, or fill "
+            "with what it can hold"
+        )
+
+
+def bits_of(value: float, dtype: np.dtype) -> int:
+    """The bits of a number in a dtype, as the kernels that fill take them."""
+    return np.array(value, dtype).view(f"i{dtype.itemsize}").item()
 
 
 getitem_op = SliceOp()

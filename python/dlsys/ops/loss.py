@@ -396,7 +396,8 @@ def _pick(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def _picked(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Where the labels' elements are in the flat values."""
-    return np.arange(0, values.size, values.shape[-1]) + labels.reshape(-1)
+    rows = np.arange(0, values.size, values.shape[-1])
+    return rows + labels.reshape(-1).astype(np.int64, copy=False)
 
 
 cross_entropy_rows_op = SoftmaxCrossEntropyRowsOp()

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..errors import ShapeError
 from ..graph.node import Node, Op, Spec
-from ..graph.shapes import FLOAT32, describe, floating
-from ..graph.signature import Int, Number, Operand, Signature, declared
+from ..graph.shapes import FLOAT32, describe, floating, merge_shapes, promote
+from ..graph.signature import Bool, Int, Number, Operand, Signature, declared
 from .activation import softplus_op
 from .compare import equal_op, greater_op, where_op
 from .elementwise import (
@@ -27,8 +27,9 @@ from .elementwise import (
     is_number,
     log1p_op,
     log_op,
+    number_of,
     relu_op,
-)  # fmt: skip
+)
 from .index import gather_op, one_hot_op
 from .loss import (
     REDUCTION,
@@ -40,6 +41,7 @@ from .loss import (
     reduce_rows,
 )
 from .reduce import mean_op, sum_op
+from .source import constant_op
 
 _SMALLEST = 2.0**-126  # of float32 with all its digits: log is -87.3
 _LARGEST = 1 - 2.0**-24  # below 1 in float32: log(1 - p) is -16.6
@@ -112,6 +114,40 @@ target_op = TargetOp()
 class_scores_op = ClassScoresOp()
 
 
+class WeightsLikeOp(Op):
+    """Weights in the dtype of a node whose elements they multiply, to whose shape they broadcast.
+
+    weak: they are an array of the user's, which adapts to the node's dtype whatever its own is.
+    """
+
+    name = "weights_like"
+    signature = Signature("weights", "like", "*", weak=Bool(False))
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        weights, like = specs
+        if merge_shapes(weights.shape, like.shape) != like.shape:
+            raise node.error(f"weights do not broadcast: {describe(node, specs)}")
+        dtype = like.dtype if node.attrs["weak"] else promote(node, *specs)
+        return Spec(weights.shape, floating(dtype), weights.declared and not node.attrs["weak"])
+
+    def simplify(self, node: Node) -> Node:
+        assert node.spec is not None
+        return cast_op(node.inputs[0], node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [output_grad, None]
+
+
+weights_like_op = WeightsLikeOp()
+
+
+def _weights_like(weights: Any, like: Node) -> Node:
+    """Weights, a node or an array, as a node in the dtype of another."""
+    if isinstance(weights, Node):
+        return weights_like_op(weights, like)
+    return weights_like_op(constant_op(np.asarray(weights)), like, weak=True)
+
+
 def target_of(loss: str, prediction: Node, target: Any) -> Any:
     """What a loss compares a prediction with: a number as it is, anything else as a node of the
     prediction's shape.
@@ -119,6 +155,16 @@ def target_of(loss: str, prediction: Node, target: Any) -> Any:
     if is_number(target):
         return target
     return target_op(prediction, as_node(target), loss=loss)
+
+
+class Weight(Operand):
+    """A finite number that is not negative, or an array or a node."""
+
+    def take(self, value: Any) -> Any:
+        return _WEIGHT.take(value) if is_number(value) else super().take(value)
+
+
+_WEIGHT = Number(low=0, finite=True)
 
 
 @declared(reduction=REDUCTION, weights=Weights(), ignore_index=Int())
@@ -196,15 +242,23 @@ def binarycrossentropy_op(prediction: Node, labels: Node) -> Node:
     return binary_cross_entropy(prediction, labels, "none")
 
 
-@declared(labels=Operand(), reduction=REDUCTION, positive_weight=Number(low=0, finite=True))
+@declared(labels=Operand(), reduction=REDUCTION, positive_weight=Weight())
 def binary_cross_entropy_with_logits(
-    logits: Node, labels: Any, reduction: str = "mean", positive_weight: float = 1.0
+    logits: Node, labels: Any, reduction: str = "mean", positive_weight: Any = 1.0
 ) -> Node:
     """positive_weight · y · softplus(-x) + (1 - y) · softplus(x): the binary cross-entropy of
     sigmoid(x) and labels y in [0, 1], exact for logits of any size.
+
+    positive_weight: a number, or an array or node that broadcasts to the logits' shape, such as one
+    number a class (classes,) for logits (…, classes). Arrays take the logits' dtype. ShapeError
+    where it does not broadcast.
     """
     labels = target_of("binary_cross_entropy_with_logits", logits, labels)
-    positive = labels if positive_weight == 1 else positive_weight * labels
+    if is_number(positive_weight):
+        weight = number_of(positive_weight)
+        positive = labels if weight == 1 else weight * labels
+    else:
+        positive = _weights_like(positive_weight, logits) * labels
     rows = positive * softplus_op(-logits) + (1 - labels) * softplus_op(logits)
     return reduce_rows("binary_cross_entropy_with_logits", rows, reduction)
 

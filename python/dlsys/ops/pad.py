@@ -19,7 +19,7 @@ from ..graph.signature import (
     integers,
     is_integer,
 )
-from .index import getitem_op, place_op
+from .index import check_fill, getitem_op, place_op
 
 
 class Paddings(Kind):
@@ -55,6 +55,7 @@ class ConstantPadOp(Op):
     signature = Signature("x", "*", paddings=Paddings(), value=Number(0, nan=True))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_fill(node, specs[0].dtype)
         return specs[0]._replace(shape=_padded(node, specs[0].shape))
 
     def simplify(self, node: Node) -> Node:
@@ -207,8 +208,10 @@ def pad_op(
     """x with positions added at its borders.
 
     paddings: (before, after), or one number for both, for each axis. mode: "constant" adds
-    `constant_values`, "edge" repeats the border, "reflect" mirrors without repeating it and adds
-    at most the axis less 1. Capitals are taken too.
+    `constant_values`, which x's dtype must hold, "edge" repeats the border, "reflect" mirrors
+    without repeating it and adds at most the axis less 1. Capitals are taken too. Elements are
+    copied bit by bit, integers of any size among them; a Variable without a dtype is float32 on
+    native devices.
     """
     if mode == "constant":
         return constant_pad_op(x, paddings=paddings, value=constant_values, name=name)
