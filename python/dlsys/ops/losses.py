@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ShapeError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, describe, floating, merge_shapes, promote
-from ..graph.signature import Bool, Int, Number, Operand, Signature, declared
+from ..graph.signature import Bool, Instance, Int, Number, Operand, Signature, declared
 from .activation import softplus_op
 from .compare import equal_op, greater_op, where_op
 from .elementwise import (
@@ -71,6 +71,7 @@ class TargetOp(Op):
     """A loss's target (input 1), which has the shape of its prediction (input 0) or is refused."""
 
     name = "target"
+    signature = Signature("prediction", "target", "*", loss=Instance(str))
     any_dtype = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -92,6 +93,7 @@ class ClassScoresOp(Op):
     """Scores (…, classes) as they are, of at least two classes: the largest of one says nothing."""
 
     name = "class_scores"
+    signature = Signature("scores")
     any_dtype = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:

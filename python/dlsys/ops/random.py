@@ -250,7 +250,8 @@ def dropout(
 
     The same elements are kept on every device, and others in the next run (`Executor.draws`
     repeats one). In inference form (`training=False`) it is x itself; which of the two is settled
-    here, when the graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
+    here, when the graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al.
+    (2014).
     """
     if not training or keep_prob == 1:
         return x
