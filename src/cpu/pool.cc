@@ -64,21 +64,24 @@ DLSYS_INLINE int64_t FindMax(const Pool& p, const float* x, const Seen& down, co
 }
 
 template <bool kDilated>
-DLSYS_INLINE void MaxOfPlane(const Pool& p, const float* data, float* to, int32_t* at) {
-  int64_t k = 0;
-  for (int64_t i = 0; i < p.out.h; i++) {
-    const Seen down = kDilated
-                          ? SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h, p.dilation.h)
-                          : SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h);
-    for (int64_t j = 0; j < p.out.w; j++, k++) {
-      const Seen across = kDilated
-                              ? SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w, p.dilation.w)
-                              : SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w);
-      const int64_t best = FindMax(p, data, down, across, kDilated ? p.dilation : Pair{1, 1});
-      to[k] = data[best];
-      at[k] = (int32_t)best;
+void MaxOfPlanes(const Pool& p, const float* x, float* y, int32_t* argmax) {
+  ForPlanes(p, [&](int64_t plane) {
+    const float* data = x + plane * Size(p.plane);
+    int64_t k = plane * Size(p.out);
+    for (int64_t i = 0; i < p.out.h; i++) {
+      const Seen down = kDilated
+                            ? SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h, p.dilation.h)
+                            : SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h);
+      for (int64_t j = 0; j < p.out.w; j++, k++) {
+        const Seen across =
+            kDilated ? SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w, p.dilation.w)
+                     : SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w);
+        const int64_t best = FindMax(p, data, down, across, kDilated ? p.dilation : Pair{1, 1});
+        y[k] = data[best];
+        argmax[k] = (int32_t)best;
+      }
     }
-  }
+  });
 }
 
 void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int64_t stride,
@@ -90,14 +93,10 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int6
   CheckSameShape(op, y, argmax);
   const Pool p = CheckedPool(op, x, y, size, stride, before, dilation);
   if (!Numel(y)) return;
-  ForPlanes(p, [&](int64_t plane) {
-    const float* data = from + plane * Size(p.plane);
-    const int64_t first = plane * Size(p.out);
-    if (p.Dilated())
-      MaxOfPlane<true>(p, data, to + first, at + first);
-    else
-      MaxOfPlane<false>(p, data, to + first, at + first);
-  });
+  if (p.Dilated())
+    MaxOfPlanes<true>(p, from, to, at);
+  else
+    MaxOfPlanes<false>(p, from, to, at);
 }
 
 // Where an index counts: windows do not cross planes, so a plane has one writer.
