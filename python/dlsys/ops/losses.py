@@ -1,10 +1,10 @@
 """Losses built of other operators: their gradients, of any order, are those of the parts.
 
-All take `reduction`: "mean" or "sum" over all elements or rows, or "none". A target is a node or an
-array of the prediction's shape, or one Python number for all elements; class numbers, where a loss
-takes them, have the shape without the last axis. Nothing is broadcast: predictions (n, 1) against
-targets (n,) would be n · n differences. ShapeError says so, when the loss is built if the shapes are
-known then, else when they are inferred.
+All take `reduction`: "mean" or "sum" over all elements or rows, or "none". A target is a node
+or an array of the prediction's shape, or one Python number for all elements; class numbers, where
+a loss takes them, have the shape without the last axis. Nothing is broadcast: predictions (n, 1)
+against targets (n,) would be n · n differences. ShapeError says so, when the loss is built if the
+shapes are known then, else when they are inferred.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from ..graph.shapes import FLOAT32, describe, floating
 from .activation import softplus_op
 from .compare import equal_op, greater_op, where_op
 from .elementwise import (
-    abs_op, as_node, cast_op, clip_op, is_number, log1p_op, log_op, relu_op,
-)  # fmt: skip
+    abs_op,
+    as_node,
+    cast_op,
+    clip_op,
+    is_number,
+    log1p_op,
+    log_op,
+    relu_op,
+)
 from .index import gather_op, one_hot_op
 from .loss import check_integer_labels, class_weights, expand_last, is_integer, reduce_rows
 from .reduce import mean_op, sum_op

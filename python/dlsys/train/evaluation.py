@@ -154,7 +154,8 @@ def predict(
     are normalised as they were in training (`model.trained_on`); for any other model, and for
     several inputs, floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`.
 
-    DataError for samples of another kind than those that the model was trained on; ShapeError for arrays of different lengths, or without any sample, and for batch_size < 1.
+    DataError for samples of another kind than those that the model was trained on; ShapeError for
+    arrays of different lengths, or without any sample, and for batch_size < 1.
     """
     if batch_size < 1:
         raise ShapeError(f"predict: expected batch_size >= 1, got {batch_size}")

@@ -41,7 +41,8 @@ def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12)
 
 def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
     """The outputs of a model's innermost layers for one image, in the order of use, without batch
-    axis. The image is normalised as those that the model was trained on. Layers that leave the values as they are, such as dropout, are left out.
+    axis. The image is normalised as those that the model was trained on. Layers that leave the
+    values as they are, such as dropout, are left out.
     """
     array = np.asarray(prepared(model, np.asarray(image)[None])[0], np.float32)
     x = Variable("image", shape=(1, *array.shape), dtype=np.float32)
