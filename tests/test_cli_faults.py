@@ -298,6 +298,18 @@ class KeptOnTheCpu(Folder):
         self.assertAlmostEqual(right, float(found[2]), places=5)
         self.assertEqual(train.load(run).trained_on("x").dtype, "uint8")
 
+    def test_a_checkpoint_of_an_older_version_is_asked_alike_and_says_so(self) -> None:
+        run, image = self.folder / "run", self.data / "t10k-images-idx3-ubyte"
+        self.done(*MLP, "-e", 2, "-c", "cpu", "--checkpoint", run)
+        wanted = small.run("predict", run, image, "-c", "cpu")
+        for name in ("last", "best"):
+            path = run / f"{name}.safetensors"
+            tensors, header = train.load(path)
+            del header["trained_on"]
+            train.save(path, tensors, header)
+        with self.assertWarnsRegex(RuntimeWarning, "without the description of its data"):
+            self.assertEqual(small.run("predict", run, image, "-c", "cpu"), wanted)
+
 
 if __name__ == "__main__":
     unittest.main()

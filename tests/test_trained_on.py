@@ -106,9 +106,10 @@ class Normalised:
         wanted = train.predict(net, self.other.images)
         for other in (loaded, copied):
             self.assertEqual(other.trained_on, description)
-            np.testing.assert_array_equal(train.predict(other, self.other.images), wanted)
+            got = train.predict(other, self.other.images, self.ctx)
+            np.testing.assert_array_equal(got, wanted)
             self.assertEqual(
-                train.evaluate(other, Loader(self.other, 16))["accuracy"],
+                train.evaluate(other, Loader(self.other, 16), ctx=self.ctx)["accuracy"],
                 self.history.epochs[-1]["val_accuracy"],
             )
 

@@ -50,11 +50,8 @@ _MOST = 1024  # threads, lanes
 
 
 def _debug_level() -> int:
-    return (
-        0
-        if os.environ.get("DLSYS_DEBUG") == "nan"
-        else _number("DLSYS_DEBUG", most=4, also=", or nan")
-    )
+    found_nan = os.environ.get("DLSYS_DEBUG") == "nan"
+    return 0 if found_nan else _number("DLSYS_DEBUG", most=4, also=", or nan")
 
 
 def _number(name: str, default: str = "0", most: int = _MOST, also: str = "") -> int:

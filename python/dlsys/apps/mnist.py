@@ -135,8 +135,9 @@ def _check_report(path: Path | None) -> None:
         raise DlsysError(f"--report needs matplotlib: {how_to_install('matplotlib')}")
     if path.is_dir():
         raise DlsysError(f"--report {path}: this is a folder; name a file, such as {path}/run.html")
-    make_folder(Path(os.path.realpath(path)).parent)
     check_replaceable(path)
+    if path.is_file() or not path.exists():  # a device's folder takes no files, and needs none
+        make_folder(Path(os.path.realpath(path)).parent)
 
 
 def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: Lines) -> Sampled:

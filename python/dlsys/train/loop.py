@@ -38,15 +38,17 @@ def fit(
     """Trains a model and returns what was measured.
 
     model: in whichever mode; it is trained in training mode, and afterwards `model.trained_on`
-    describes the data. data: a Loader, whose last input is the label. optimizer: from dlsys.optim.
-    loss: a function (output, label) -> the mean loss of the batch; None is softmax_cross_entropy.
-    validation: a Loader, over which the loss and metrics are measured after each epoch as val_*.
-    metrics: None is what means something for the loss, see train.metrics.suiting: accuracy,
-    binary_accuracy or nothing. ctx: None for numpy, `ndarray.cpu(0)`, `ndarray.gpu(0)`.
-    log_every: steps between two readings of the loss; between them nothing leaves the device, but
-    for what callbacks ask. parameters: what to train, or the optimizer's groups; by default
-    `model.parameters()`. resume: a checkpoint, or the folder of one, to go on from; the run then
-    ends with the same bits as one that was never interrupted on this device.
+    describes the data. data: a Loader, whose last input is the label; one that does not say how it
+    normalises does it as what the run that is resumed, or the model, was trained on. optimizer:
+    from dlsys.optim. loss: a function (output, label) -> the mean loss of the batch; None is
+    softmax_cross_entropy. validation: a Loader, over which the loss and metrics are measured after
+    each epoch as val_*. metrics: None is what means something for the loss, see
+    train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy,
+    `ndarray.cpu(0)`, `ndarray.gpu(0)`. log_every: steps between two readings of the loss; between
+    them nothing leaves the device, but for what callbacks ask. parameters: what to train, or the
+    optimizer's groups; by default `model.parameters()`. resume: a checkpoint, or the folder of one,
+    to go on from; the run then ends with the same bits as one that was never interrupted on this
+    device.
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
