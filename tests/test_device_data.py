@@ -12,7 +12,7 @@ from devices import require
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
 from dlsys.data import Dataset, DeviceLoader, Loader, Normalization
-from dlsys.errors import DataError, OutOfRangeError, ShapeError
+from dlsys.errors import DataError, OutOfRangeError
 from dlsys.ops.batch import epoch_order, ordered
 
 COUNTS = (1, 2, 7, 937, 50_000)
