@@ -18,7 +18,8 @@ enum {
   DL_OUT_OF_MEMORY = 2,
   DL_DEVICE_LOST = 3,
   DL_UNAVAILABLE = 4,
-  DL_NOT_APPLICABLE = 5  // the implementation that was chosen does not do this: choose another
+  DL_NOT_APPLICABLE = 5,  // the implementation that was chosen does not do this: choose another
+  DL_OUT_OF_RANGE = 6  // an index or a class number among the values is not one of those there are
 };
 enum { DL_CPU = 1, DL_GPU = 2 };
 enum { DL_FLOAT32 = 0, DL_FLOAT64 = 1, DL_INT32 = 2, DL_INT64 = 3, DL_UINT8 = 4, DL_BOOL = 5 };

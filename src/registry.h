@@ -36,6 +36,14 @@ template <class... T>
   FailWith(DL_ERROR, format, args...);
 }
 
+// An index or a label at a position of its array, of which there are `count`, is none of them.
+[[noreturn]] inline void FailOutOfRange(const char* op, const char* what, int64_t value,
+                                        int64_t position, int64_t count) {
+  FailWith(DL_OUT_OF_RANGE,
+           "%s: %s %lld at position %lld is out of range: there are %lld, counted from 0", op, what,
+           (long long)value, (long long)position, (long long)count);
+}
+
 void SetLastError(const char* text) noexcept;
 void RegisterKernel(const DLKernelEntry& entry) noexcept;
 const DLKernelEntry& KernelAt(int64_t index);

@@ -12,7 +12,7 @@ from devices import require
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
 from dlsys.data import Dataset, DeviceLoader, Loader, Normalization
-from dlsys.errors import DataError, KernelError, ShapeError
+from dlsys.errors import DataError, OutOfRangeError
 from dlsys.ops.batch import epoch_order, ordered
 
 COUNTS = (1, 2, 7, 937, 50_000)
@@ -150,7 +150,7 @@ class OnDevice:
     def check_out_of_range(self, executor, index):
         for wrong in (30, -1):
             with self.assertRaisesRegex(
-                (ShapeError, KernelError), f"index {wrong} at position 1 is out of range"
+                OutOfRangeError, f"index {wrong} at position 1 is out of range"
             ):
                 executor.run({index: np.array([2, wrong])}, True)
 

@@ -36,6 +36,12 @@ class SignatureError(GraphError, ShapeError):
     """
 
 
+class OutOfRangeError(ShapeError, IndexError):
+    """An index or a class number among the values that an operator was given is not one of those
+    that there are: the same on numpy and CPU. A GPU, whose kernels cannot fail, makes NaN of it.
+    """
+
+
 class DataError(DlsysError, ValueError):
     """A data file is missing, truncated, corrupt or not what its name says."""
 

@@ -71,9 +71,7 @@ void TakeBatch(const DLArray* samples, const DLArray* index, const DLArray* scal
   CheckTaken(op, samples, 0, index, y);
   const int64_t n = Numel(index), count = samples->shape[0];
   for (int64_t i = 0; i < n; i++)
-    if (indices[i] < 0 || indices[i] >= count)
-      Fail("%s: index %lld at position %lld is out of range: there are %lld, counted from 0", op,
-           (long long)indices[i], (long long)i, (long long)count);
+    if (indices[i] < 0 || indices[i] >= count) FailOutOfRange(op, "index", indices[i], i, count);
   Take(samples, affine, Out(op, y), n, Labels(), [&](int64_t i) { return indices[i]; });
 }
 

@@ -185,9 +185,7 @@ Indices CheckedIndices(const char* op, const DLArray* a, int64_t n) {
   Check(op, a);
   const Indices indices = IndicesOf(op, a);
   for (int64_t k = 0, count = Numel(a); k < count; k++) {
-    if (indices[k] < 0 || indices[k] >= n)
-      Fail("%s: index %lld at position %lld is out of range: there are %lld, counted from 0", op,
-           (long long)indices[k], (long long)k, (long long)n);
+    if (indices[k] < 0 || indices[k] >= n) FailOutOfRange(op, "index", indices[k], k, n);
   }
   return indices;
 }

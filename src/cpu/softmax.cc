@@ -172,9 +172,7 @@ class SparseLabels {
       Fail("%s: expected labels of int32, int64 or uint8, got %s", op, DtypeText(dtype_));
     for (int64_t r = 0; r < rows.count; r++) {
       const int64_t label = (*this)[r];
-      if (label < 0 || label >= rows.cols)
-        Fail("%s: label %ld of row %ld is not one of the %ld classes 0 to %ld", op, (long)label,
-             (long)r, (long)rows.cols, (long)rows.cols - 1);
+      if (label < 0 || label >= rows.cols) FailOutOfRange(op, "label", label, r, rows.cols);
     }
   }
 

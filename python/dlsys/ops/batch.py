@@ -14,10 +14,11 @@ import math
 
 import numpy as np
 
-from ..errors import GraphError, ShapeError
+from ..errors import GraphError
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, describe, floating
 from ..graph.signature import Bool, Int, Kind, Signature
+from .index import check_range
 from .philox import philox
 
 _ORDERS = 0x6F726472  # the fourth word of counters, where nodes are numbered
@@ -154,13 +155,7 @@ class TakeBatchOp(Op):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         samples, index, scale, shift, y = arrays
-        wrong = (index < 0) | (index >= len(samples))
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            raise ShapeError(
-                f"{self.name}: index {index.flat[at]} at position {at} is out of range: there are "
-                f"{len(samples)}, counted from 0 [{node.where}]"
-            )
+        check_range(node, "index", index, len(samples))
         rows = samples[index.reshape(-1)]
         _scaled(rows, scale, shift, y.reshape(rows.shape))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.lines import where
 from ..graph.node import Node, Op, Spec, same_nodes
 from ..graph.shapes import broadcast, floating, promote
 from ..graph.signature import Number, Operand, Signature
@@ -167,7 +168,7 @@ def as_nodes(name: str, a: Any, b: Any) -> tuple[Node, Node]:
     if is_number(b) and isinstance(a, Node):
         return a, _number_like(a, value=number_of(b))
     if is_number(a) and is_number(b):
-        raise GraphError(f"{name}: expected at least one node, got {a!r} and {b!r}")
+        raise GraphError(f"{name}: expected at least one node, got {a!r} and {b!r} [{where()}]")
     return as_node(a), as_node(b)
 
 

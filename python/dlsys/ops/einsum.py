@@ -45,7 +45,7 @@ class EinsumOp(Op):
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         count = len(attrs["operands"]) + attrs["like"]
         if len(inputs) != count:
-            raise GraphError(f"einsum: expected {count} inputs, got {len(inputs)} [{where()}]")
+            raise _refusal(f"expected {count} inputs, got {len(inputs)}")
         return Node(self, inputs, attrs, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -155,7 +155,7 @@ def einsum(text: str, *operands: Node) -> Node:
     two extents.
     """
     if not isinstance(text, str):
-        raise GraphError(f"einsum: {SYNTAX}, got {shown(text)} [{where()}]")
+        raise _refusal(f"{SYNTAX}, got {shown(text)}")
     compact = text.replace(" ", "")
     left, arrow, result = compact.partition("->")
     parts = left.split(",")
@@ -167,17 +167,18 @@ def einsum(text: str, *operands: Node) -> Node:
 
 def _check(text: str, parts: list[str], result: str, count: int) -> None:
     if "..." in text:
-        raise GraphError(f"einsum: an ellipsis is not supported: {text!r}; name each axis")
+        raise _refusal(f"an ellipsis is not supported: {text!r}; name each axis")
     if not all(part.isalpha() or not part for part in (*parts, result)):
-        raise GraphError(f"einsum: cannot read {text!r}; {SYNTAX}")
+        raise _refusal(f"cannot read {text!r}; {SYNTAX}")
     if len(parts) != count:
-        raise GraphError(f"einsum: {text!r} names {len(parts)} operands, got {count}")
+        raise _refusal(f"{text!r} names {len(parts)} operands, got {count}")
     for part in parts:
         if len(set(part)) < len(part):
-            raise GraphError(
-                f"einsum: {part!r} of {text!r} repeats a letter; diagonals are not supported"
-            )
+            raise _refusal(f"{part!r} of {text!r} repeats a letter; diagonals are not supported")
     if len(set(result)) < len(result) or not set(result) <= set("".join(parts)):
-        raise GraphError(
-            f"einsum: the result of {text!r} must have letters of the operands, each once"
-        )
+        raise _refusal(f"the result of {text!r} must have letters of the operands, each once")
+
+
+def _refusal(message: str) -> GraphError:
+    """An error that names the user's line, ready to raise."""
+    return GraphError(f"einsum: {message} [{where()}]")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError, ShapeError
+from ..errors import GraphError, OutOfRangeError
 from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import FLOAT32, describe
@@ -192,7 +192,7 @@ class GatherOp(Op):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, indices, y = arrays
         axis = node.attrs["axis"]
-        _check_range(node, indices, x.shape[axis])
+        check_range(node, "index", indices, x.shape[axis])
         if y.size:
             np.take(x, indices, axis=axis, out=y, mode="clip")  # "raise" would copy the output
 
@@ -261,7 +261,7 @@ class ScatterOp(Op):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         updates, indices, by_row, y = arrays
         axis = node.attrs["axis"] % y.ndim
-        _check_range(node, indices, y.shape[axis])
+        check_range(node, "index", indices, y.shape[axis])
         y.fill(0)
         if not by_row.size:
             return
@@ -299,7 +299,7 @@ class OneHotOp(Op):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         indices, y = arrays
         depth = node.attrs["depth"]
-        _check_range(node, indices, depth)
+        check_range(node, "index", indices, depth)
         y.fill(0)
         rows = y.reshape(indices.size, depth)
         rows[np.arange(indices.size), indices.reshape(-1)] = 1
@@ -328,11 +328,14 @@ def _check_indices(node: Node, spec: Spec, name: str) -> None:
         )
 
 
-def _check_range(node: Node, indices: np.ndarray, extent: int) -> None:
-    if indices.size and (indices.min() < 0 or indices.max() >= extent):
-        at = int(np.flatnonzero((indices < 0) | (indices >= extent))[0])
-        raise ShapeError(
-            f"{node.op.name}: index {indices.flat[at]} at position {at} is out of range: there are "
+def check_range(node: Node, what: str, values: np.ndarray, extent: int) -> None:
+    """Raises OutOfRangeError for one of the values, each an index or a label as `what` says, that
+    is not from 0 to extent - 1.
+    """
+    if values.size and (values.min() < 0 or values.max() >= extent):
+        at = int(np.flatnonzero((values < 0) | (values >= extent))[0])
+        raise OutOfRangeError(
+            f"{node.op.name}: {what} {values.flat[at]} at position {at} is out of range: there are "
             f"{extent}, counted from 0 [{node.where}]"
         )
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError, ShapeError
+from ..errors import GraphError
 from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, floating, promote
 from ..graph.signature import Choice, Int, Number, Numbers, Signature, declared, is_node
 from .compare import equal_op, where_op
 from .elementwise import cast_op
-from .index import gather_op
+from .index import check_range, gather_op
 from .layout import reshape_like_op
 from .reduce import mean_op, sum_op
 from .softmax import log_softmax, log_softmax_op, softmax, softmax_op
@@ -93,7 +93,7 @@ class SparseSoftmaxCrossEntropyRowsOp(Op):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, labels, row, scratch, logp, loss = arrays
-        check_labels_in_range(node, labels, x.shape[-1])
+        check_range(node, "label", labels, x.shape[-1])
         if x.size:
             log_softmax(x, row, scratch, logp)
             np.negative(_pick(logp, labels), out=loss)
@@ -163,7 +163,7 @@ class SparseCrossEntropyGradientOp(Op):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, labels, dy, row, dx = arrays
-        check_labels_in_range(node, labels, x.shape[-1])
+        check_range(node, "label", labels, x.shape[-1])
         if not x.size:
             return
         softmax(x, row, dx)
@@ -366,15 +366,6 @@ def check_row_gradients(node: Node, specs: tuple[Spec, ...]) -> None:
     """Refuses output gradients that are not one a row of the logits."""
     if specs[2].size != math.prod(specs[0].shape[:-1]):
         raise node.error(f"expected one output gradient a row, got {describe(node, specs)}")
-
-
-def check_labels_in_range(node: Node, labels: np.ndarray, classes: int) -> None:
-    """Raises ShapeError for a class number outside 0 … classes - 1."""
-    if labels.size and (labels.min() < 0 or labels.max() >= classes):
-        bad = labels[(labels < 0) | (labels >= classes)].flat[0]
-        raise ShapeError(
-            f"{node.op.name}: label {bad} is not a class; there are {classes} [{node.where}]"
-        )
 
 
 def is_integer(labels: Node) -> bool:

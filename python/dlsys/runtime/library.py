@@ -24,11 +24,12 @@ from dlsys.errors import (
     KernelError,
     NotApplicableError,
     OutOfMemoryError,
+    OutOfRangeError,
 )
 from dlsys.runtime import toolchain
 from dlsys.settings import settings
 
-DL_OUT_OF_MEMORY, DL_DEVICE_LOST, DL_UNAVAILABLE, DL_NOT_APPLICABLE = 2, 3, 4, 5
+DL_OUT_OF_MEMORY, DL_DEVICE_LOST, DL_UNAVAILABLE, DL_NOT_APPLICABLE, DL_OUT_OF_RANGE = 2, 3, 4, 5, 6
 DL_CPU, DL_GPU = 1, 2
 MAX_NDIM = 8
 
@@ -165,6 +166,7 @@ _ERRORS: dict[int, type[DlsysError]] = {
     DL_DEVICE_LOST: DeviceLostError,
     DL_UNAVAILABLE: DeviceError,
     DL_NOT_APPLICABLE: NotApplicableError,
+    DL_OUT_OF_RANGE: OutOfRangeError,
 }
 
 
