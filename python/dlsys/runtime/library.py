@@ -149,6 +149,8 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLProgramFree": (_P,),
     "DLCpuSetThreads": (_I32,),
     "DLCpuGetThreads": (_P,),
+    "DLCpuSetScratchLimit": (_I64,),
+    "DLCpuGetScratch": (_P,),
 }
 _LETTERS: dict[str, Any] = {
     "i": ctypes.c_void_p,
