@@ -101,13 +101,13 @@ class Cases:
                 return refused
 
     def test_a_first_run_that_fails_changes_nothing(self) -> None:
-        network, other = Network(), Network()
+        network, other = Network(), Network(width=24)
         for watched in (network, other):
             if watched is other:
                 watched.executor.recorder = Profile()
             self.assertGreater(self.check_refused_while_little_is_left(watched), 3)
+        Network.size = 12
         with threads(1):  # the numbers are those of a run that nothing befell
-            Network.size = 12
             self.assertEqual(self.after_one_run(Network()), network.values())
 
     def after_one_run(self, network: Network) -> list[bytes]:
