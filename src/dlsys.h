@@ -184,7 +184,8 @@ DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out);
 DLSYS_API int DLRecordingFree(DLRecording* recording);
 DLSYS_API int DLProgramFree(DLProgram* program);
 
-// CPU worker threads, 0 for one a core. Results do not depend on the number.
+// CPU worker threads; 0 for OMP_NUM_THREADS where DLSYS_THREADS is not set, else for one a core.
+// Results do not depend on the number.
 DLSYS_API int DLCpuSetThreads(int32_t threads);
 DLSYS_API int DLCpuGetThreads(int32_t* threads);
 // The bytes that the working memory of CPU kernels may take, over all threads; below 0, as at

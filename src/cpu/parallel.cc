@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -17,6 +18,7 @@
 
 #include "../registry.h"
 #include "scratch.h"
+#include "simd.h"
 
 namespace dlsys {
 namespace cpu {
@@ -44,9 +46,22 @@ int ThreadsFromEnvironment() {
   return (int)value;
 }
 
+// OMP_NUM_THREADS, of a list such as "4,2" the first number; 0 where it has none, as in OpenMP.
+int ThreadsOfOpenMp() {
+  const char* text = getenv("OMP_NUM_THREADS");
+  if (!text) return 0;
+  char* end = nullptr;
+  const long value = strtol(text, &end, 10);
+  end += strspn(end, " \t");
+  const bool ends = *end == 0 || *end == ',';
+  return ends && value > 0 ? (int)std::min<long>(value, kMostThreads) : 0;
+}
+
 int Resolve(int threads) {
-  const int cores = (int)std::thread::hardware_concurrency();
-  return threads > 0 ? threads : std::max(cores, 1);
+  if (threads > 0) return threads;
+  const char* own = getenv("DLSYS_THREADS");
+  const int wanted = own && *own ? 0 : ThreadsOfOpenMp();
+  return wanted ? wanted : std::max((int)std::thread::hardware_concurrency(), 1);
 }
 
 // The caller of Run takes tasks too and waits only for workers that joined in, so a worker that
@@ -197,6 +212,7 @@ Pool* pool = nullptr;
 
 Pool& GetPool() {
   static const bool made = [] {
+    CurrentIsa();  // so that whoever makes the pool first has made all that is made once
     pool = new Pool(Resolve(ThreadsFromEnvironment()));
     pthread_atfork(nullptr, nullptr, [] { pool = new Pool(pool->threads()); });
     return true;

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -322,6 +323,16 @@ def library_path() -> str:
     return os.path.realpath(settings.library or os.path.join(package, "libdlsys.so"))
 
 
+# A child that is forked while another thread loads the library would find locks that nobody frees
+# in the loader and in the library: a fork waits until it is loaded.
+_loading = threading.RLock()
+os.register_at_fork(
+    before=_loading.acquire,
+    after_in_parent=_loading.release,
+    after_in_child=_loading.release,
+)
+
+
 @functools.cache
 def load() -> Library:
     """The native library, loaded at the first call.
@@ -330,6 +341,11 @@ def load() -> Library:
         DeviceError: it is not built, cannot be loaded, or is of another version. Not remembered: a
             later call tries again.
     """
+    with _loading:
+        return _loaded()
+
+
+def _loaded() -> Library:
     path = library_path()
     if not os.path.exists(path):
         raise DeviceError(
@@ -344,4 +360,5 @@ def load() -> Library:
     library = Library(path)
     if settings.threads:
         library.check(library.cdll.DLCpuSetThreads(settings.threads))
+    library.check(library.cdll.DLCpuGetThreads(ctypes.byref(ctypes.c_int32())))  # makes its pool
     return library
