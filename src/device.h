@@ -51,6 +51,9 @@ struct Device {
   // Records what the script queues on the stream. Nothing is executed. Null where the device
   // cannot.
   std::unique_ptr<Recorded> (*record)(int id, DLStream stream, const Script& script);
+  // Takes whatever the steps of a program may need and not get, before the first of them runs. Null
+  // where there is nothing to take.
+  void (*prepare)() = nullptr;
 };
 
 // The name of a device type in messages.

@@ -18,6 +18,7 @@ struct DLProgram {
   std::vector<Step> steps;
   std::string device;  // the device column of every step's kernel, "" for a program without steps
   int64_t failed_step = -1;
+  void (*prepare)() = nullptr;  // of its device
 };
 
 struct DLRecording {
@@ -72,6 +73,11 @@ void RunOne(void* state, int64_t k) {
   RunStep(s->program, k, s->stream);
 }
 
+void Prepare(DLProgram* program) {
+  program->failed_step = -1;
+  if (program->prepare) program->prepare();
+}
+
 void CheckProgram(const DLProgram* program) {
   if (!program) Fail("null program argument");
 }
@@ -118,6 +124,8 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
       Fail("DLProgramCreate: null argument or negative count");
     auto program = std::make_unique<DLProgram>();
     AddSteps(program.get(), steps, nsteps, values, nvalues);
+    const Device& cpu = FindDevice(DL_CPU);  // every library has it, and it alone prepares
+    if (program->device == cpu.name) program->prepare = cpu.prepare;
     *out = program.release();
   });
 }
@@ -125,6 +133,7 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream) {
   return Guard([&] {
     CheckProgram(program);
+    Prepare(program);
     const int64_t n = (int64_t)program->steps.size();
     for (int64_t k = 0; k < n; k++) RunStep(program, k, stream);
     program->failed_step = -1;
@@ -137,6 +146,7 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
     if (program->steps.empty()) return;
     if (!ms) Fail("DLProgramProfile: null ms argument");
     const Device& device = DeviceOf("DLProgramProfile", program, ctx);
+    Prepare(program);
     Running state{program, stream};
     device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), RunOne, &state, ms);
     program->failed_step = -1;

@@ -6,6 +6,7 @@
 // through an archive; nothing throws in a static initialiser (DLLoadError tells instead).
 #pragma once
 #include <cstdio>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -88,6 +89,9 @@ inline int Guard(F&& f) noexcept {
   } catch (const Error& e) {
     SetLastError(e.what());
     return e.status;
+  } catch (const std::bad_alloc&) {
+    SetLastError("out of memory on the host: it has none left for the library's own use");
+    return DL_OUT_OF_MEMORY;
   } catch (const std::exception& e) {
     SetLastError(e.what());
   } catch (...) {

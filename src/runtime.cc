@@ -24,6 +24,8 @@ std::mutex& Lock() {
   return *lock;
 }
 
+[[maybe_unused]] const std::mutex& made_at_load = Lock();
+
 // The device of ctx after checking that it exists.
 const Device& CheckedDevice(DLContext ctx) {
   const Device& device = FindDevice(ctx.device_type);

@@ -183,7 +183,7 @@ class NumpyOwnCompute(OwnCompute, unittest.TestCase):
         for x in (self.x, self.x * 2, ad.Parameter(self.host), ad.constant(self.host)):
             executor = self.executor(look, x)
             for _ in range(2):
-                executor.run({self.x: self.host} if self.x in executor.topo_order else {})
+                executor.run({self.x: self.host} if self.x in set(executor.topo_order) else {})
         self.assertEqual(set(seen), {False})
         self.assertTrue(self.host.flags.writeable)
 

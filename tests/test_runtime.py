@@ -261,6 +261,71 @@ class LibraryCase:
 class CpuLibrary(LibraryCase, unittest.TestCase):
     ctx = cpu(0)
 
+    def threads(self, **environment: str) -> str:
+        report = (
+            "import ctypes\n"
+            "from dlsys.runtime.library import load\n"
+            "count = ctypes.c_int()\n"
+            "for reset in (False, True):\n"
+            "    load().cdll.DLCpuSetThreads(0) if reset else None\n"
+            "    load().check(load().cdll.DLCpuGetThreads(ctypes.byref(count)))\n"
+            "    print(count.value)\n"
+        )
+        ran = _python(report, **environment)
+        self.assertEqual(ran.returncode, 0, ran)
+        return ran.stdout.split()
+
+    def test_threads_of_openmp_where_there_is_no_number_of_its_own(self):
+        cores = self.threads(DLSYS_THREADS="", OMP_NUM_THREADS="")[0]
+        for given, wanted in (
+            ("3", "3"), ("5,2", "5"), (" 7 ", "7"), ("100000", "1024"), ("0", cores),
+            ("-2", cores), ("many", cores), ("4x", cores), (",3", cores),
+        ):  # fmt: skip
+            with self.subTest(OMP_NUM_THREADS=given):
+                found = self.threads(DLSYS_THREADS="", OMP_NUM_THREADS=given)
+                self.assertEqual(found, [wanted] * 2)
+        self.assertEqual(self.threads(DLSYS_THREADS="2", OMP_NUM_THREADS="3")[0], "2")
+        self.assertEqual(self.threads(DLSYS_THREADS="0", OMP_NUM_THREADS="3"), [cores] * 2)
+
+    def test_a_fork_beside_a_thread_that_builds_its_first_executor(self):
+        """The thread is held where it loads the library; and nothing is imported behind that."""
+        ran = _python(
+            "import os, sys, threading, time, numpy as np\n"
+            "from dlsys import autodiff as ad, ndarray\n"
+            "from dlsys.runtime import library\n"
+            "loaded = set(sys.modules)\n"
+            "inside, make = threading.Event(), library.Library.__init__\n"
+            "def slowly(self, path):\n"
+            "    inside.set()\n"
+            "    time.sleep(0.3)\n"
+            "    make(self, path)\n"
+            "library.Library.__init__ = slowly\n"
+            "def build():\n"
+            "    x, w = ad.Variable('x'), ad.Parameter(np.ones((300, 300), np.float32))\n"
+            "    train = ad.assign_op(w, w + ad.matmul_op(w, w))\n"
+            "    executor = ad.Executor([ad.conv2d(x, ad.constant(np.ones((1, 1, 3, 3)))), train],\n"
+            "                           ndarray.cpu(0))\n"
+            "    return executor.run({x: np.ones((1, 1, 5, 5))}, True)[0].sum()\n"
+            "def work():\n"
+            "    print(build(), sorted(set(sys.modules) - loaded), flush=True)\n"
+            "thread = threading.Thread(target=work)\n"
+            "thread.start()\n"
+            "inside.wait()\n"
+            "child = os.fork()\n"
+            "if child == 0:\n"
+            "    os._exit(0 if build() == 81 else 5)\n"
+            "thread.join()\n"
+            "for _ in range(100):\n"
+            "    done, status = os.waitpid(child, os.WNOHANG)\n"
+            "    if done:\n"
+            "        break\n"
+            "    time.sleep(0.1)\n"
+            "else:\n"
+            "    os.kill(child, 9)\n"
+            "print(done and os.waitstatus_to_exitcode(status))\n"
+        )
+        self.assertEqual((ran.stdout, ran.stderr), ("81.0 []\n0\n", ""), ran)
+
 
 @require(gpu(0))
 class GpuLibrary(LibraryCase, unittest.TestCase):

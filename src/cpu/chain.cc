@@ -128,7 +128,7 @@ class Worker {
  public:
   Worker(const Program& program, const Source* sources, int count, int64_t block)
       : program_(program), sources_(sources), count_(count), block_(block) {
-    static thread_local Scratch scratch;
+    static Scratch scratch;
     const int constants = count + program.count;
     slots_ = scratch.Get<float>((size_t)(block * (program.slots + 1 + constants)));
     constants_ = slots_ + (program.slots + 1) * block;

@@ -1,11 +1,8 @@
-// What every CPU kernel asks of its arrays, and memory that a thread keeps between calls.
+// What every CPU kernel asks of its arrays.
 #pragma once
-#include <cstddef>
-#include <cstdlib>
-#include <new>
-
 #include "../device.h"
 #include "../registry.h"
+#include "scratch.h"
 
 namespace dlsys {
 namespace cpu {
@@ -32,35 +29,6 @@ inline float* Output(const char* op, DLArray* a) {
   Check(op, a);
   return Out(op, a);
 }
-
-// Working memory that grows and is then reused; one instance a thread and a use, hence
-// `thread_local`.
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  ~Scratch() { free(data_); }
-
-  // Room for n values, 64-byte aligned, with whatever the last use left there.
-  template <class T>
-  T* Get(size_t n) {
-    const size_t nbytes = (n * sizeof(T) + 63) / 64 * 64;
-    if (nbytes > nbytes_) Grow(nbytes);
-    return (T*)data_;
-  }
-
- private:
-  void Grow(size_t nbytes) {
-    free(data_);
-    nbytes_ = 0;
-    data_ = aligned_alloc(64, nbytes);
-    if (!data_) throw std::bad_alloc();
-    nbytes_ = nbytes;
-  }
-
-  void* data_ = nullptr;
-  size_t nbytes_ = 0;
-};
 
 }  // namespace cpu
 }  // namespace dlsys

@@ -16,14 +16,13 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     {"implicit_gemm", FitsAll, GemmForward, GemmDataGradient, GemmFilterGradient},
 };
 
-const std::vector<Choice>& AllChoices() {
-  static const std::vector<Choice>* const choices = [] {
-    auto* names = new std::vector<Choice>;
-    for (const ConvAlgorithm& algorithm : kAlgorithms) names->push_back({algorithm.name});
-    return names;
-  }();
-  return *choices;
-}
+// Made as the library is loaded.
+const std::vector<Choice>* const all_choices = [] {
+  auto* names = new std::vector<Choice>;
+  for (const ConvAlgorithm& algorithm : kAlgorithms) names->push_back({algorithm.name});
+  return names;
+}();
+const std::vector<Choice>& AllChoices() { return *all_choices; }
 
 // Choice 0 is the first that fits, k the k-th of the table.
 const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t choice) {

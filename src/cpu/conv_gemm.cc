@@ -3,7 +3,6 @@
 // want it, and multiplied with the filters, packed once. The gradient for the data is of the same
 // form, once for each phase of the stride. The gradient for the filter sums over images in a fixed
 // number of parts. Depthwise convolutions run directly, row by row.
-#include <vector>
 
 #include "conv.h"
 #include "parallel.h"
@@ -22,7 +21,7 @@ const int64_t kParts = 16;                       // of a sum over images
 const int64_t kMostPartials = int64_t(1) << 23;  // floats that such parts may take
 const int64_t kPackRows = 64;                    // of a transposed packing at a time
 
-thread_local Scratch filter_scratch, block_scratch, out_scratch, part_scratch;
+static Scratch filter_scratch, block_scratch, out_scratch, part_scratch, tap_scratch;
 
 int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -38,15 +37,18 @@ int TileFor(const TileKernels& kernels, int64_t rows) {
   return size;
 }
 
-// What one tap of the windows sees, place after place in row-major order.
+// What one tap of the windows sees, place after place in row-major order. Valid until the thread
+// makes the next one.
 class TapReader {
  public:
   TapReader(const Sweep& down, const Sweep& across, Pair plane)
       : down_(down), across_(across), plane_(plane) {
+    low_ = tap_scratch.Get<int64_t>(2 * across.taps);
+    high_ = low_ + across.taps;
     for (int64_t t = 0; t < across.taps; t++) {
       const int64_t first = across.first + t * across.tap;
-      low_.push_back(first < 0 ? CeilDiv(-first, across.step) : 0);
-      high_.push_back(first < plane.w ? (plane.w - 1 - first) / across.step + 1 : 0);
+      low_[t] = first < 0 ? CeilDiv(-first, across.step) : 0;
+      high_[t] = first < plane.w ? (plane.w - 1 - first) / across.step + 1 : 0;
     }
   }
 
@@ -81,7 +83,7 @@ class TapReader {
  private:
   const Sweep down_, across_;
   const Pair plane_;
-  std::vector<int64_t> low_, high_;  // for each column of taps, the windows that see the plane
+  int64_t *low_, *high_;  // for each column of taps, the windows that see the plane
 };
 
 // ---- the convolution and its gradient for the data ----

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kFewBlocks = 8;   // of images: then their filters are shared out too
 constexpr int64_t kMostLanes = 16;  // on any processor
 
-thread_local Scratch filter_scratch, lane_scratch;
+static Scratch filter_scratch, lane_scratch;
 
 int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 

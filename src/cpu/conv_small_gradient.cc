@@ -3,7 +3,6 @@
 // adds its dy times one patch of x to the filter's gradient, or its dy times the filter to one
 // patch of dx. Planes are kept channels last, where a patch is a few rows of contiguous elements.
 #include <cmath>
-#include <vector>
 
 #include "conv_small.h"
 #include "parallel.h"
@@ -17,7 +16,7 @@ constexpr int64_t kParts = 16;             // of a sum over images
 constexpr int64_t kTaskProducts = 131072;  // products that are worth a task
 constexpr int64_t kMostVectors = 12;       // of a patch at a time
 
-thread_local Scratch plane_scratch, open_scratch, filter_scratch, part_scratch;
+static Scratch plane_scratch, open_scratch, filter_scratch, part_scratch, vector_scratch;
 
 // ---- kernels ----
 
@@ -162,7 +161,7 @@ float Total(const float* values, int64_t n) {
 }
 
 // An image's planes, channels last, as far as windows see them; the vectors that hold a patch of
-// them, or a filter; and the windows that are open.
+// them, or a filter; and the windows that are open. Valid until the thread makes the next one.
 class Patches {
  public:
   explicit Patches(const ConvPool& p)
@@ -175,8 +174,9 @@ class Patches {
     const int64_t width = kernels_.width, vectors = (length_ + width - 1) / width;
     row_ = vectors * width;
     pitch_ = (seen_.w - p.conv.size.w) * p.conv.c + row_;
-    for (int64_t k = 0; k < p.conv.size.h * vectors; k++)
-      at_.push_back(k / vectors * pitch_ + k % vectors * width);
+    vectors_ = p.conv.size.h * vectors;
+    at_ = vector_scratch.Get<int64_t>(vectors_);
+    for (int64_t k = 0; k < vectors_; k++) at_[k] = k / vectors * pitch_ + k % vectors * width;
     for (int64_t k = 0; k < p.window * p.window; k++)
       places_[k] = k / p.window * pitch_ + k % p.window * p.conv.c;
   }
@@ -244,7 +244,7 @@ class Patches {
 
   // Calls kernels[k](open, vectors) for pieces of k + 1 vectors that make up a patch and a filter.
   void Run(const PatchFunction* kernels, const Open& open, float* planes, float* filter) const {
-    const int64_t vectors = (int64_t)at_.size();
+    const int64_t vectors = vectors_;
     const int64_t pieces = (vectors + kMostVectors - 1) / kMostVectors;
     for (int64_t k = 0; k < pieces; k++) {
       const int64_t first = k * vectors / pieces, last = (k + 1) * vectors / pieces;
@@ -276,7 +276,8 @@ class Patches {
   const Pair seen_;
   const OnPlane down_, across_;
   int64_t row_, pitch_;      // from row to row of a filter, and of planes
-  std::vector<int64_t> at_;  // where a patch's vectors lie in planes
+  int64_t vectors_;          // of a patch
+  int64_t* at_;              // where they lie in planes
   int64_t places_[16] = {};  // where a patch begins, by the code of its window
 };
 

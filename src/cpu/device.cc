@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../registry.h"
+#include "scratch.h"
 
 namespace dlsys {
 namespace cpu {
@@ -78,7 +79,7 @@ void Profile(int, DLStream, int64_t n, void (*body)(void* state, int64_t k), voi
 
 const DeviceRegistrar registrar(Device{DL_CPU, "cpu", Count, Describe, Memory, Alloc, Release, Fill,
                                        Copy, CreateStream, FreeStream, Synchronize, Wait, Profile,
-                                       nullptr});
+                                       nullptr, ReserveScratch});
 
 }  // namespace
 }  // namespace cpu

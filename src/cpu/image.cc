@@ -28,7 +28,7 @@ struct Tables {
       : rows(resize.rows, Memory(0)), cols(resize.cols, Memory(1)) {}
 
   static Scratch* Memory(int k) {
-    thread_local Scratch memory[2];
+    static Scratch memory[2];
     return &memory[k];
   }
 };

@@ -217,7 +217,7 @@ struct Segments {
   const int64_t *begin, *order;
 
   Segments(Indices indices, int64_t count, int64_t n) {
-    thread_local Scratch memory;
+    static Scratch memory;
     int64_t* starts = memory.Get<int64_t>(n + 2 + count);
     int64_t* sorted = starts + n + 2;
     std::fill(starts, starts + n + 2, 0);

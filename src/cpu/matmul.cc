@@ -22,7 +22,7 @@ const int64_t kDotRows = 4;            // of C: rows of A against rows of B
 const int64_t kTasks = 8;              // of a block, at least, where it has that many tiles
 const int64_t kTaskProducts = 131072;  // products that are worth a task
 
-thread_local Scratch b_scratch, row_scratch;
+static Scratch b_scratch, row_scratch;
 
 int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 

@@ -27,7 +27,7 @@ Channels ChannelsOf(const char* op, const DLArray* x) {
 
 const int kWidth = 32;  // channels side by side in a task where they are neighbours in memory
 
-thread_local Scratch partial_scratch;
+static Scratch partial_scratch;
 
 // Calls body(c, width, begin, end, partials) for blocks of channels c to c + width and parts of the
 // outer axis, then done(c, partials of all parts joined in order).
@@ -191,7 +191,7 @@ namespace {
 
 // ---- batch normalisation ----
 
-thread_local Scratch inverse_scratch;
+static Scratch inverse_scratch;
 
 float* InverseDeviations(const float* variance, int64_t count, float eps) {
   float* inverse = inverse_scratch.Get<float>(count);

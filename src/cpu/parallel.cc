@@ -6,14 +6,19 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "../registry.h"
+#include "scratch.h"
+#include "simd.h"
 
 namespace dlsys {
 namespace cpu {
@@ -41,9 +46,22 @@ int ThreadsFromEnvironment() {
   return (int)value;
 }
 
+// OMP_NUM_THREADS, of a list such as "4,2" the first number; 0 where it has none, as in OpenMP.
+int ThreadsOfOpenMp() {
+  const char* text = getenv("OMP_NUM_THREADS");
+  if (!text) return 0;
+  char* end = nullptr;
+  const long value = strtol(text, &end, 10);
+  end += strspn(end, " \t");
+  const bool ends = *end == 0 || *end == ',';
+  return ends && value > 0 ? (int)std::min<long>(value, kMostThreads) : 0;
+}
+
 int Resolve(int threads) {
-  const int cores = (int)std::thread::hardware_concurrency();
-  return threads > 0 ? threads : std::max(cores, 1);
+  if (threads > 0) return threads;
+  const char* own = getenv("DLSYS_THREADS");
+  const int wanted = own && *own ? 0 : ThreadsOfOpenMp();
+  return wanted ? wanted : std::max((int)std::thread::hardware_concurrency(), 1);
 }
 
 // The caller of Run takes tasks too and waits only for workers that joined in, so a worker that
@@ -52,7 +70,9 @@ int Resolve(int threads) {
 // of them sees the other.
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads) {}
+  explicit Pool(int threads) : threads_(threads), rooms_(std::max(threads - 1, 0)) {
+    workers_.reserve(rooms_.size());
+  }
 
   // False when another call holds the workers.
   bool TryRun(int64_t n, void (*body)(void*, int64_t), void* state) {
@@ -75,7 +95,10 @@ class Pool {
   }
 
   void SetThreads(int threads) {
-    while (busy_.exchange(true)) std::this_thread::yield();
+    const Held held(this);
+    while ((int)rooms_.size() < threads - 1) rooms_.emplace_back();
+    workers_.reserve(rooms_.size());
+    for (Rooms& rooms : rooms_) rooms.Reserve(true);
     stop_ = true;
     epoch_++;
     WakeAll();
@@ -83,12 +106,33 @@ class Pool {
     workers_.clear();
     stop_ = false;
     threads_ = threads;
-    busy_ = false;
+  }
+
+  // Gives every worker the working memory that tasks have ever asked for, unless they have it.
+  void ReserveScratch() {
+    const uint64_t now = ScratchChanges();
+    if (reserved_ == now) return;
+    const Held held(this);
+    for (int k = 0; k < threads_ - 1; k++) rooms_[k].Reserve(true);
+    reserved_ = now;
   }
 
   int threads() const { return threads_; }
 
  private:
+  // While the calling thread holds the workers, idle.
+  class Held {
+   public:
+    explicit Held(Pool* pool) : pool_(pool) {
+      while (pool_->busy_.exchange(true)) std::this_thread::yield();
+    }
+    ~Held() { pool_->busy_ = false; }
+    Held(const Held&) = delete;
+
+   private:
+    Pool* const pool_;
+  };
+
   void StartWorkers() {
     if ((int)workers_.size() >= threads_ - 1) return;
     sigset_t all, before;  // signals belong to the threads of the program, not to ours
@@ -96,9 +140,15 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       while ((int)workers_.size() < threads_ - 1)
-        workers_.emplace_back([this, seen = epoch_.load()] { Loop(seen); });
+        workers_.emplace_back([this, rooms = &rooms_[workers_.size()], seen = epoch_.load()] {
+          of_thread.rooms = rooms;
+          const InTask mark;
+          Loop(seen);
+        });
     } catch (const std::system_error&) {
       threads_ = (int)workers_.size() + 1;  // the system has no more threads: go on with these
+    } catch (const std::bad_alloc&) {
+      threads_ = (int)workers_.size() + 1;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -145,7 +195,7 @@ class Pool {
   std::atomic<bool> busy_{false}, open_{false}, stop_{false};
   std::atomic<int> active_{0}, sleepers_{0}, threads_;
   std::atomic<int64_t> next_{0};
-  std::atomic<uint64_t> epoch_{0};
+  std::atomic<uint64_t> epoch_{0}, reserved_{0};
   void (*body_)(void*, int64_t) = nullptr;
   void* state_ = nullptr;
   int64_t n_ = 0;
@@ -153,6 +203,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;
+  std::deque<Rooms> rooms_;  // of the workers; they outlive them, and never move
 };
 
 // Never destroyed: workers may still wait on it when the process ends. A forked child has none of
@@ -161,6 +212,7 @@ Pool* pool = nullptr;
 
 Pool& GetPool() {
   static const bool made = [] {
+    CurrentIsa();  // so that whoever makes the pool first has made all that is made once
     pool = new Pool(Resolve(ThreadsFromEnvironment()));
     pthread_atfork(nullptr, nullptr, [] { pool = new Pool(pool->threads()); });
     return true;
@@ -174,7 +226,10 @@ Pool& GetPool() {
 void RunTasks(int64_t n, void (*body)(void*, int64_t), void* state) {
   if (n > 1) {
     Pool& workers = GetPool();
+    const InTask mark;  // on this thread alone, too: next time a worker may run them
     if (workers.threads() > 1 && workers.TryRun(n, body, state)) return;
+    for (int64_t k = 0; k < n; k++) body(state, k);
+    return;
   }
   for (int64_t k = 0; k < n; k++) body(state, k);
 }
@@ -183,6 +238,16 @@ void SetThreads(int threads) {
   if (threads < 0 || threads > kMostThreads)
     Fail("DLCpuSetThreads: got %d, expected 0 (one thread a core) to %d", threads, kMostThreads);
   GetPool().SetThreads(Resolve(threads));
+}
+
+void ReserveScratch() {
+  static thread_local uint64_t reserved = 0;
+  const uint64_t now = ScratchChanges();
+  if (reserved != now) {
+    RoomsOfThread().Reserve(false);
+    reserved = now;
+  }
+  GetPool().ReserveScratch();
 }
 
 int GetThreads() { return GetPool().threads(); }

@@ -9,7 +9,7 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-thread_local Scratch value_scratch, row_scratch;
+static Scratch value_scratch, row_scratch;
 
 template <bool kMax, class T>
 struct Best {

@@ -15,7 +15,7 @@ const int64_t kTree = 8;       // rows that are added in float32
 const int64_t kNarrow = 32;    // columns of rows that are taken abreast
 const int64_t kAbreast = 256;  // columns of them together
 
-thread_local Scratch partial_scratch;
+static Scratch partial_scratch;
 
 // The axes of x that stay and those that are summed, each with its strides in x.
 struct Axes {

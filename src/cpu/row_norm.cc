@@ -119,7 +119,7 @@ void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray*
   });
 }
 
-thread_local Scratch row_scratch;
+static Scratch row_scratch;
 
 // The sums over all rows that scale and bias need; `scale` gives the channels.
 void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,

@@ -13,7 +13,7 @@ namespace {
 
 const int kColumns = 256;  // columns that a task carries
 
-thread_local Scratch held_scratch;
+static Scratch held_scratch;
 
 // How many columns a task takes that holds a column's values in double, 2 MiB of them.
 int64_t HeldColumns(const DLArray* x) {

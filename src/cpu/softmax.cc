@@ -126,7 +126,7 @@ void CrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   ForRows(rows, DLSYS_ROW { out[p.r] = (float)DenseLoss(p.Of(logits), p.Of(labels)); });
 }
 
-thread_local Scratch loss_scratch;
+static Scratch loss_scratch;
 
 void CrossEntropyMean(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "softmax_cross_entropy_mean";

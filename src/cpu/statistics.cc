@@ -7,7 +7,7 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-thread_local Scratch partial_scratch;
+static Scratch partial_scratch;
 
 struct Prod {
   using State = double;

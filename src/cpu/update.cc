@@ -19,7 +19,7 @@ void CheckAll(const char* op, std::initializer_list<const DLArrayList*> lists) {
 class Joined {
  public:
   explicit Joined(const DLArrayList* arrays) : count_(arrays->count) {
-    static thread_local Scratch scratch;
+    static Scratch scratch;
     starts_ = scratch.Get<int64_t>(count_ + 1);
     starts_[0] = 0;
     for (int64_t k = 0; k < count_; k++) starts_[k + 1] = starts_[k] + Numel(arrays->arrays[k]);
@@ -110,7 +110,7 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
   float* out = Output(op, norm);
   CheckNumber(op, "norm", norm, DL_FLOAT32);
   const Joined joined(arrays);
-  static thread_local Scratch scratch;
+  static Scratch scratch;
   const int64_t parts = (joined.Size() + kGrain - 1) / kGrain;
   double* sums = scratch.Get<double>(parts);
   ParallelFor(joined.Size(), kGrain, [&](int64_t begin, int64_t end) {

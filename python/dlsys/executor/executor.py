@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ..graph.collector import paused_collector
 from ..graph.node import Node, Spec, find_topo_sort, hooks
 from ..graph.shapes import infer
 from ..graph.text import text
-from ..ndarray import NDArray
+from ..ndarray import NDArray, empty
 from ..ops.source import Parameter
 from ..passes.draw import draw_anew
 from ..passes.fuse import fuse
@@ -34,15 +34,19 @@ from ..passes.simplify import simplify
 from ..runtime.device import DL_GPU, Context
 from ..settings import settings
 from . import state
+from .backend import NativeBackend
+from .check import checker
 from .feeds import Feeds, Form
 from .observe import observer, poisoner
 from .plan import Plan, make_plan
 from .reference import NumpyBackend
+from .report import Report, Since
 from .schedule import schedule
+from .tune import choices_in, choose_kernels
 from .whole import Whole
 
-if TYPE_CHECKING:  # only native executors, and those who ask, load these
-    from .report import Report, Since
+# Nothing is imported later: a child that is forked while another thread imports a module waits for
+# that module for ever.
 
 _MAX_PLANS = 64  # sets of feed shapes remembered; the least recently used goes first
 
@@ -94,9 +98,6 @@ class Executor:
         if ctx is None:
             self._backend: Any = NumpyBackend()
         else:
-            from .backend import NativeBackend
-            from .report import Since
-
             self._backend = NativeBackend(ctx)
             self._since = Since(ctx)
 
@@ -162,8 +163,6 @@ class Executor:
             self.recorder.add(runner.plan, ms)
             return fetched
         if settings.debug >= 4:
-            from .check import checker
-
             return runner.run_observed(values, checker(None))
         if settings.debug >= 2 or settings.debug_nan:
             return runner.run_observed(values, observer(self.ctx))
@@ -190,8 +189,6 @@ class Executor:
         """How each plan made so far runs: launches, recorded segments and what broke them, and what
         was launched, waited for and allocated since the executor was made. Print it.
         """
-        from .report import Report
-
         plans = tuple(runner.report() for runner, *_ in self._runners.values())
         return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
@@ -201,8 +198,6 @@ class Executor:
         """
         if self.ctx is None:
             return {}
-        from .tune import choices_in
-
         return choices_in([runner.plan for runner, *_ in self._runners.values()], self.ctx)
 
     def check(
@@ -213,8 +208,6 @@ class Executor:
 
         Raises KernelError naming the first step beyond its tolerance, with the largest error.
         """
-        from .check import checker
-
         if self._running.locked():
             _refuse_second()
         with self._running:
@@ -337,8 +330,6 @@ class Executor:
 
     def _for_kernels(self, fetches: Sequence[Node], ctx: Context) -> list[Node]:
         """The fetches over the graph as native devices run it, with fewer and chosen kernels."""
-        from .tune import choose_kernels
-
         gpu = ctx.device_type == DL_GPU
         fetches = fuse(fuse_convolutions(fetches, gpu), gpu)
         if gpu:
@@ -393,13 +384,11 @@ class Executor:
         """An array for every computed node, in the shapes of `node_to_shape_map`; made when asked
         for.
         """
-        from .. import ndarray
-
         shapes = self.node_to_shape_map or {}
         if self._arrays is None or self._arrays[0] is not shapes:
-            empty = np.empty if self.ctx is None else partial(ndarray.empty, ctx=self.ctx)
+            make = np.empty if self.ctx is None else partial(empty, ctx=self.ctx)
             arrays = {
-                node: empty(shape)
+                node: make(shape)
                 for node, shape in shapes.items()
                 if node.op.outputs == 1 and not node.op.leaf
             }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,8 +76,8 @@ class Program:
             self.table.place(buffer, held.data_address)
         self._fixed = fixed
         states = [p.storage.array for p in written(self.plan.steps)]
-        on_gpu = self._ctx.device_type != DL_CPU
-        self._undo = Undo(states, self._ctx) if on_gpu and states else None
+        self._undo = Undo(states, self._ctx) if states else None
+        self._proved = self._undo is None  # no step of a run can fail behind an update
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: dict[int, Rounds] = {}  # by how many runs they are
         self._turns: list[Segment] = []  # what these take turns between
@@ -113,15 +113,25 @@ class Program:
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
             for _ in range(times):
-                if self._undo is None:
+                if self._proved:
                     self._launch(on)
                 else:
-                    with self._undo:
+                    with self._proving():
                         self._launch(on)
         finally:
             del keep
             self._shown.clear()
         return fetched
+
+    @contextlib.contextmanager
+    def _proving(self) -> Iterator[None]:
+        """Around a run some step of which may fail behind an update."""
+        if self._proved:
+            yield
+            return
+        with self._undo or contextlib.nullcontext():
+            yield
+        self._proved = self._ctx.device_type == DL_CPU  # which has all memory now (undo.py)
 
     def _launch(self, on: int) -> None:
         for segment in self.segments:
@@ -258,7 +268,7 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, self._python)
         try:
-            with self._undo or contextlib.nullcontext():
+            with self._proving():
                 ms = [t for segment in self.segments for t in segment.timed(on)]
         finally:
             del keep

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from ..graph.node import Node, Spec
 from .compute import Compute, read_only
 from .observe import Observer
 from .plan import Buffer, Plan, Step, Value
+from .report import PlanReport, SegmentReport, plan_report
 from .state import aligned_bytes
-
-if TYPE_CHECKING:  # only those who ask for a report load it
-    from .report import PlanReport
 
 # How steps see a feed or fetch: from which element on, in which shape and whether read-only (None:
 # as it is), with their arguments and positions.
@@ -73,8 +71,6 @@ class Reference:
 
     def report(self) -> PlanReport:
         """How the plan runs."""
-        from .report import SegmentReport, plan_report
-
         return plan_report(self.plan, self.runs, [SegmentReport("numpy", len(self.plan.steps))])
 
     def run_observed(

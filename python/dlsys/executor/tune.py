@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -56,6 +57,15 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
         found = _choice(node, ctx, measured.get(key_of(node)))
         if found is not None and found.number:
             node.attrs = {**node.attrs, "choice": found}
+
+
+def _measure_anew() -> None:
+    """A forked child has no thread that measures, and would wait for its parent's for ever."""
+    global _measuring
+    _measuring = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_measure_anew)
 
 
 def choices_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""undo: takes back what a run on a GPU has written when the run fails.
+"""undo: takes back what a run on a native device has written when the run fails.
 
-A kernel takes memory for its intermediate results as it is launched; where none is left the run
-ends there, behind updates that are queued already. So it may at a user's own compute, or where
-debugging stops it. A replay of nothing but kernels takes no memory and ends nowhere.
+A kernel on a GPU takes memory for its intermediate results as it is launched; where none is left
+the run ends there, behind updates that are queued already. So it may at a user's own compute, or
+where debugging stops it. A replay of nothing but kernels takes no memory and ends nowhere. A kernel
+on the CPU takes memory in the first run of its program, and what it took is there for all later
+ones (src/cpu/scratch.h).
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import numpy as np
 from ..errors import DeviceLostError, OutOfMemoryError
 from ..ndarray import NDArray
 from ..runtime.device import Block, Context, stream
-from ..runtime.library import load
+from ..runtime.library import DL_CPU, load
 from .pack import aligned
 
 
 class Undo:
     """`with undo:` around a run that writes `arrays`. The copies lie on the device, or on the host
-    where that has no room.
+    where that has no room. Raises OutOfMemoryError where neither has.
     """
 
     def __init__(self, arrays: Iterable[NDArray], ctx: Context) -> None:
@@ -32,10 +34,13 @@ class Undo:
         self._on_host: list[np.ndarray] = []
 
     def __enter__(self) -> None:
+        if self._ctx.device_type == DL_CPU:  # which would keep the block for its next arrays
+            self._copy_to_host()
+            return
         try:
             self._kept = Block(self._ctx, self._nbytes)
         except OutOfMemoryError:
-            self._on_host = [array.asnumpy() for array in self._arrays]
+            self._copy_to_host()
         else:
             self._copy(self._kept, back=False)
 
@@ -48,6 +53,15 @@ class Undo:
             self._copy(kept, back=True)
         for array, value in zip(self._arrays, on_host):
             array[:] = value
+
+    def _copy_to_host(self) -> None:
+        try:
+            self._on_host = [array.asnumpy() for array in self._arrays]
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"out of memory: a run that may fail keeps a copy of the {self._nbytes:,} bytes "
+                "that it changes; use a smaller model"
+            ) from error
 
     def _copy(self, kept: Block, back: bool) -> None:
         library = load()

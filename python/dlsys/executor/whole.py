@@ -15,8 +15,8 @@ class Whole:
 
     Ctrl-C takes effect when the run is complete or taken back, where Python is between its steps
     and could be stopped between two updates. A step that fails after an update (most run before
-    all updates, see schedule.py) leaves the Parameters as they were before the run; on a GPU that
-    is undo.py's work, which copies them there.
+    all updates, see schedule.py) leaves the Parameters as they were before the run; on a GPU, and
+    for want of memory on the CPU, that is undo.py's work.
     """
 
     def __init__(self, plan: Plan, ctx: Context | None) -> None:

@@ -248,10 +248,9 @@ def dropout(
 ) -> Node:
     """x with each element kept with probability `keep_prob` and divided by it, else 0.
 
-    The same elements are kept on every device, and others in the next run (`Executor.draws`
-    repeats one). In inference form (`training=False`) it is x itself; which of the two is settled
-    here, when the graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al.
-    (2014).
+    The same elements are kept on every device, and others in the next run (see `Executor.draws`).
+    In inference form (`training=False`) it is x itself; which of the two is settled here, when the
+    graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
     """
     if not training or keep_prob == 1:
         return x

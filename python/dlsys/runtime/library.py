@@ -11,6 +11,7 @@ import ctypes
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -151,6 +152,8 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLProgramFree": (_P,),
     "DLCpuSetThreads": (_I32,),
     "DLCpuGetThreads": (_P,),
+    "DLCpuSetScratchLimit": (_I64,),
+    "DLCpuGetScratch": (_P,),
 }
 _LETTERS: dict[str, Any] = {
     "i": ctypes.c_void_p,
@@ -341,6 +344,16 @@ def _why_not_built() -> str:
     )
 
 
+# A child that is forked while another thread loads the library would find locks that nobody frees
+# in the loader and in the library: a fork waits until it is loaded.
+_loading = threading.RLock()
+os.register_at_fork(
+    before=_loading.acquire,
+    after_in_parent=_loading.release,
+    after_in_child=_loading.release,
+)
+
+
 @functools.cache
 def load() -> Library:
     """The native library, loaded at the first call.
@@ -349,6 +362,11 @@ def load() -> Library:
         DeviceError: it is not built, cannot be loaded, or is of another version. Not remembered: a
             later call tries again.
     """
+    with _loading:
+        return _loaded()
+
+
+def _loaded() -> Library:
     path = library_path()
     if not os.path.exists(path):
         raise DeviceError(_why_not_built())
@@ -361,4 +379,5 @@ def load() -> Library:
     library = Library(path)
     if settings.threads:
         library.check(library.cdll.DLCpuSetThreads(settings.threads))
+    library.check(library.cdll.DLCpuGetThreads(ctypes.byref(ctypes.c_int32())))  # makes its pool
     return library
