@@ -164,7 +164,8 @@ def running(
 ) -> Any:
     moved = []
     for old, value, weight in (
-        (mean, new, momentum), (variance, new_variance, momentum * correction)
+        (mean, new, momentum),
+        (variance, new_variance, momentum * correction),
     ):
         kept = old if weight == 0 else 0 * value if momentum == 1 else (1 - momentum) * old
         moved.append(kept + weight * value if weight else kept)

@@ -166,7 +166,6 @@ class NumpyExtremes(Extremes, unittest.TestCase):
                 w = w - 0.01 * (m / (1 - 0.9 ** (k + 1))) / (root + 1e-8)
                 np.testing.assert_allclose(value, w, rtol=1e-13)
 
-
     def test_float64_follows_schedules_and_shares_in_float64(self) -> None:
         schedule = optim.Warmup(optim.Cosine(0.1, 40), 3)
         optimizer = optim.SGD(schedule, momentum=0.9, accumulate=3)

@@ -337,9 +337,7 @@ class FilterSum {
   const int64_t rows_, cols_;
 };
 
-int64_t FilterNumel(const Conv& conv) {
-  return conv.o * conv.GroupChannels() * Size(conv.size);
-}
+int64_t FilterNumel(const Conv& conv) { return conv.o * conv.GroupChannels() * Size(conv.size); }
 
 bool AllFinite(const float* x, int64_t n) {
   std::atomic<bool> finite{true};

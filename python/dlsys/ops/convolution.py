@@ -368,15 +368,12 @@ filter_gradient_like_op = FilterGradientLikeOp()
 # leave them out, one tap of the windows after the other.
 
 
-def _tap_by_tap(
-    x: np.ndarray, f: np.ndarray, y: np.ndarray, windows: Windows, groups: int
-) -> None:
+def _tap_by_tap(x: np.ndarray, f: np.ndarray, y: np.ndarray, windows: Windows, groups: int) -> None:
     y.fill(0)
     for tap, windows_of, seen in windows.taps():
-        filters = by_group(f[(..., *tap)][..., None, None], groups)
-        data = x[(..., *seen)]
-        part = filters @ by_image(data, groups)
-        y[(..., *windows_of)] += part.reshape(len(y), y.shape[1], *data.shape[2:])
+        of_tap, at, to = (..., *tap, None, None), (..., *seen), (..., *windows_of)
+        part = by_group(f[of_tap], groups) @ by_image(x[at], groups)
+        y[to] += part.reshape(y[to].shape)
 
 
 def _filter_gradient_tap_by_tap(
@@ -384,10 +381,10 @@ def _filter_gradient_tap_by_tap(
 ) -> None:
     df.fill(0)
     for tap, windows_of, seen in windows.taps():
-        left = by_image(dy[(..., *windows_of)], groups)
-        right = by_image(x[(..., *seen)], groups)
+        of_tap, at, of_windows = (..., *tap), (..., *seen), (..., *windows_of)
+        left, right = by_image(dy[of_windows], groups), by_image(x[at], groups)
         part = (left @ right.transpose(0, 1, 3, 2)).sum(axis=0)
-        df[(..., *tap)] = part.reshape(df.shape[:2])
+        df[of_tap] = part.reshape(df.shape[:2])
 
 
 # ---- shapes ----

@@ -374,7 +374,12 @@ def _pow_gradients(a: Node, b: Node, y: Node, dy: Node) -> tuple[Node, Node]:
     0, so that derivatives of these have no NaN for it either.
     """
     from .compare import (
-        equal_op, greater_equal_op, greater_op, logical_and_op, logical_or_op, not_equal_op,
+        equal_op,
+        greater_equal_op,
+        greater_op,
+        logical_and_op,
+        logical_or_op,
+        not_equal_op,
         where_op,
     )  # fmt: skip
 

@@ -51,8 +51,9 @@ class Optimizer:
     accumulate: gradients are averaged over so many runs, the last of which makes the update.
     ema: an EMA of the weights, or its decay.
 
-    Attributes: `lr`, a node of one number, float64 on numpy and float32 natively; `step`, a Parameter of one int64 that counts the
-    updates made; `slots`, for each Parameter its further states by name; `ema`.
+    Attributes: `lr`, a node of one number, float64 on numpy and float32 natively; `step`, a
+    Parameter of one int64 that counts the updates made; `slots`, for each Parameter its further
+    states by name; `ema`.
     """
 
     ranges: dict[str, Range] = {}
