@@ -34,9 +34,7 @@ struct Blend {
   DLSYS_HD float operator()(float state, float value) const { return Add(state, take * value); }
   // The same of the value's square. One that overflows leaves infinity, by whose root a gradient is
   // divided to 0, as in PyTorch.
-  DLSYS_HD float Square(float state, float value) const {
-    return Add(state, take * value * value);
-  }
+  DLSYS_HD float Square(float state, float value) const { return Add(state, take * value * value); }
 
  private:
   DLSYS_HD float Add(float state, float taken) const {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tracemalloc
 import unittest
+from typing import Any
 
 import numpy as np
 
 from devices import require
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
-from dlsys.errors import GraphError, ShapeError
+from dlsys.errors import GraphError, KernelError, ShapeError
 
 
 def parameters(channels: int) -> list[ad.Parameter]:
@@ -153,6 +154,29 @@ class BatchNormalization(unittest.TestCase):
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             self.assertLess(peak, 1.5 * values.nbytes, y.op.name)  # the fetched gradient itself
+
+
+class RowLayouts:
+    """Lengths of rows as a caller of the kernels may give them."""
+
+    ctx: Any = None
+
+    def test_lengths_whose_product_is_no_number_are_refused(self) -> None:
+        x, y = (ndarray.array(np.ones((4, 4), np.float32), self.ctx) for _ in range(2))
+        scale, bias = (ndarray.array(np.ones(4, np.float32), self.ctx) for _ in range(2))
+        for length, inner in ((4, 2**62 + 1), (4, 2**62), (2**63 - 1, 2**63 - 1), (4, -1)):
+            with self.assertRaisesRegex(KernelError, "row_normalize: rows of"):
+                ndarray.launch("row_normalize", self.ctx, x, scale, bias, length, inner, 1, 1e-5, y)
+
+
+@require(ndarray.cpu(0))
+class CpuRowLayouts(RowLayouts, unittest.TestCase):
+    ctx = ndarray.cpu(0)
+
+
+@require(ndarray.gpu(0))
+class GpuRowLayouts(RowLayouts, unittest.TestCase):
+    ctx = ndarray.gpu(0)
 
 
 @require(ndarray.cpu(0))

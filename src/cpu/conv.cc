@@ -12,7 +12,7 @@ bool FitsAll(const Conv&) { return true; }
 bool FitsDepthwise(const Conv& conv) { return conv.Depthwise(); }
 
 constexpr ConvAlgorithm kAlgorithms[] = {
-    {"depthwise", FitsDepthwise, DepthwiseForward, DepthwiseDataGradient, DepthwiseFilterGradient},
+    {"depthwise", FitsDepthwise, DirectForward, DirectDataGradient, DirectFilterGradient},
     {"implicit_gemm", FitsAll, GemmForward, GemmDataGradient, GemmFilterGradient},
 };
 

@@ -3,8 +3,10 @@
 // want it, and multiplied with the filters, packed once. The gradient for the data is of the same
 // form, once for each phase of the stride. The gradient for the filter sums over images in a fixed
 // number of parts. Depthwise convolutions run directly, row by row.
+#include <atomic>
 
 #include "conv.h"
+#include "float_math.h"
 #include "parallel.h"
 #include "tile.h"
 
@@ -337,19 +339,42 @@ class FilterSum {
   const int64_t rows_, cols_;
 };
 
+int64_t FilterNumel(const Conv& conv) { return conv.o * conv.GroupChannels() * Size(conv.size); }
+
+bool AllFinite(const float* x, int64_t n) {
+  std::atomic<bool> finite{true};
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
+    uint32_t found = 0;
+    uint32_t* const any = &found;
+    Dispatch(DLSYS_SIMD {
+      const uint32_t kExponent = 0x7f800000u;
+      uint32_t bad = 0;
+      for (int64_t k = begin; k < end; k++) bad |= (BitsOfFloat(x[k]) & kExponent) == kExponent;
+      *any = bad;
+    });
+    if (found) finite = false;
+  });
+  return finite;
+}
+
 }  // namespace
 
+// What is not finite would make NaN with the zeros around a plane, in results that it has no part
+// in: then sums go tap by tap.
 void GemmForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y) {
+  if (!AllFinite(f, FilterNumel(conv))) return DirectForward(conv, x, f, bias, y);
   Correlate(Forward(conv, x, f, bias, y));
 }
 
 void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx) {
+  if (!AllFinite(f, FilterNumel(conv))) return DirectDataGradient(conv, f, dy, dx);
   for (int64_t phase = 0; phase < conv.stride.h * conv.stride.w; phase++)
     Correlate(DataGradient(conv, f, dy, dx, phase));
 }
 
 void GemmFilterGradient(const Conv& conv, const float* x, const float* dy, float* df) {
   FilterSum(conv, x, dy).Run(df);
+  if (!AllFinite(df, FilterNumel(conv))) DirectFilterGradient(conv, x, dy, df);
 }
 
 }  // namespace cpu

@@ -101,8 +101,8 @@ inline __attribute__((always_inline)) float log1p(float x) {
   return u == 1.f || x == __builtin_inff() ? x : y;
 }
 
-// A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1), which is 1 from 9.1 on; with the
-// sign of x, zeros too.
+// A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1), which is 1 from 9.1 on; with
+// the sign of x, zeros too.
 inline __attribute__((always_inline)) float tanh(float x) {
   const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
   const float z = x * x;

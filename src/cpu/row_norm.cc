@@ -18,8 +18,10 @@ struct Layout {
 
   Layout(const char* op, const DLArray* x, const DLArray* scale, int64_t length, int64_t inner)
       : length(length) {
-    const int64_t n = Numel(x), count = Numel(scale), whole = count * inner;
-    if (length < 0 || inner < 0 || (whole ? n % whole : n) || (length ? whole % length : n))
+    const int64_t n = Numel(x), count = Numel(scale);
+    int64_t whole;
+    if (length < 0 || inner < 0 || __builtin_mul_overflow(count, inner, &whole) ||
+        (whole ? n % whole : n) || (length ? whole % length : n))
       Fail("%s: rows of %ld values do not fit x %s and scale %s", op, (long)length,
            ShapeText(x).c_str(), ShapeText(scale).c_str());
     channels = {whole ? n / whole : 0, count, inner};

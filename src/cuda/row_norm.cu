@@ -118,8 +118,10 @@ struct MomentsOp {
 
 Layout LayoutOf(const char* op, const DLArray* x, const DLArray* scale, int64_t length,
                 int64_t inner, int64_t centered, float eps) {
-  const int64_t n = Numel(x), whole = Numel(scale) * inner;
-  if (length < 0 || inner < 0 || (whole ? n % whole : n) || (length ? whole % length : n))
+  const int64_t n = Numel(x), count = Numel(scale);
+  int64_t whole;
+  if (length < 0 || inner < 0 || __builtin_mul_overflow(count, inner, &whole) ||
+      (whole ? n % whole : n) || (length ? whole % length : n))
     Fail("%s: rows of %ld values do not fit x %s and scale %s", op, (long)length,
          ShapeText(x).c_str(), ShapeText(scale).c_str());
   Layout layout;

@@ -17,7 +17,13 @@ class MaxPool2d(Module):
     given.
     """
 
-    @declared(window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool())
+    @declared(
+        window=WINDOW,
+        stride=WINDOW,
+        padding=AsGiven(Padding()),
+        ceil_mode=Bool(),
+        dilation=WINDOW,
+    )
     def __init__(
         self,
         window: Pair,
