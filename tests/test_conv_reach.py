@@ -1,8 +1,10 @@
 """One element that is not finite makes those results not finite that it has a part in.
 
-On numpy and the CPU no others: the zeros around a plane, and around dy in a gradient for the data,
-multiply nothing. A GPU's products multiply them, as those of cuDNN do, so that there a bad tap or a
-bad dy may also show where it meets such zeros; a bad x may not.
+What it meets of the zeros that pad x is a part: 0 · NaN is NaN in the formula of samples_conv.py,
+though depthwise kernels leave those products out, so that there either is right. Beyond that no
+result may show it, with one exception: a GPU makes gradients for the data by products that pad dy
+with zeros, as those of cuDNN do, where a bad tap reaches elements that it has no part in. To find
+that out would take a launch more.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ CASES = [
 
 class Reach:
     ctx: Context | None = None
-    multiplies_zeros = False
+    pads_dy = False
 
     def run_on(self, nodes: list[ad.Node], feeds: dict, ctx: Any) -> list[np.ndarray]:
         executor = ad.Executor(nodes, ctx)
@@ -67,7 +69,8 @@ class Reach:
                     with self.subTest(name, bad=inputs[which].name, groups=groups, **attrs):
                         bad = ~np.isfinite(result)
                         self.assertTrue(bad[size != 0].all())
-                        if which == 0 or not self.multiplies_zeros:
+                        padded = attrs["padding"] != 0 and name != "dx" and which > 0
+                        if not padded and not (self.pads_dy and (name, which) == ("dx", 1)):
                             self.assertFalse(bad[size == 0].any())
 
 
@@ -83,7 +86,7 @@ class CpuReach(Reach, unittest.TestCase):
 @require(gpu(0))
 class GpuReach(Reach, unittest.TestCase):
     ctx = gpu(0)
-    multiplies_zeros = True
+    pads_dy = True
 
 
 if __name__ == "__main__":

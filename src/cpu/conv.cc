@@ -12,7 +12,7 @@ bool FitsAll(const Conv&) { return true; }
 bool FitsDepthwise(const Conv& conv) { return conv.Depthwise(); }
 
 constexpr ConvAlgorithm kAlgorithms[] = {
-    {"depthwise", FitsDepthwise, DirectForward, DirectDataGradient, DirectFilterGradient},
+    {"depthwise", FitsDepthwise, DepthwiseForward, DirectDataGradient, DepthwiseFilterGradient},
     {"implicit_gemm", FitsAll, GemmForward, GemmDataGradient, GemmFilterGradient},
 };
 

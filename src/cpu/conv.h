@@ -20,11 +20,14 @@ void GemmForward(const Conv& conv, const float* x, const float* f, const float* 
 void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
 void GemmFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
-// Every convolution too, tap by tap: slower where there are several channels a group, but the zeros
-// around a plane, which would make NaN with what is not finite, multiply nothing.
-void DirectForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+// Every convolution's gradient for the data, tap by tap: slower than by products where there are
+// several channels a group, but nothing is multiplied by the zeros around dy.
 void DirectDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
-void DirectFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
+
+// Convolutions of one channel a group.
+void DepthwiseForward(const Conv& conv, const float* x, const float* f, const float* bias,
+                      float* y);
+void DepthwiseFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
 }  // namespace cpu
 }  // namespace dlsys

@@ -339,42 +339,38 @@ class FilterSum {
   const int64_t rows_, cols_;
 };
 
-int64_t FilterNumel(const Conv& conv) { return conv.o * conv.GroupChannels() * Size(conv.size); }
-
 bool AllFinite(const float* x, int64_t n) {
   std::atomic<bool> finite{true};
   ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
-    uint32_t found = 0;
-    uint32_t* const any = &found;
+    uint32_t largest = 0;  // of the bits but for the sign, which order numbers by size
+    uint32_t* const result = &largest;
     Dispatch(DLSYS_SIMD {
-      const uint32_t kExponent = 0x7f800000u;
-      uint32_t bad = 0;
-      for (int64_t k = begin; k < end; k++) bad |= (BitsOfFloat(x[k]) & kExponent) == kExponent;
-      *any = bad;
+      uint32_t most = 0;
+      for (int64_t k = begin; k < end; k++) most = std::max(most, BitsOfFloat(x[k]) & 0x7fffffffu);
+      *result = most;
     });
-    if (found) finite = false;
+    if (largest >= 0x7f800000u) finite = false;
   });
   return finite;
 }
 
 }  // namespace
 
-// What is not finite would make NaN with the zeros around a plane, in results that it has no part
-// in: then sums go tap by tap.
 void GemmForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y) {
-  if (!AllFinite(f, FilterNumel(conv))) return DirectForward(conv, x, f, bias, y);
   Correlate(Forward(conv, x, f, bias, y));
 }
 
+// A tap that is not finite would make NaN with the zeros around dy, in elements that it has no part
+// in: then the sum goes tap by tap.
 void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx) {
-  if (!AllFinite(f, FilterNumel(conv))) return DirectDataGradient(conv, f, dy, dx);
+  if (!AllFinite(f, conv.o * conv.GroupChannels() * Size(conv.size)))
+    return DirectDataGradient(conv, f, dy, dx);
   for (int64_t phase = 0; phase < conv.stride.h * conv.stride.w; phase++)
     Correlate(DataGradient(conv, f, dy, dx, phase));
 }
 
 void GemmFilterGradient(const Conv& conv, const float* x, const float* dy, float* df) {
   FilterSum(conv, x, dy).Run(df);
-  if (!AllFinite(df, FilterNumel(conv))) DirectFilterGradient(conv, x, dy, df);
 }
 
 }  // namespace cpu

@@ -1,6 +1,5 @@
-// Convolution tap by tap: a tap is a row of x times a number, added to a row of y. This is how
-// depthwise ones run, which have one channel a group and so no product to block, and any whose
-// numbers are not all finite.
+// Depthwise convolution: one channel a group, so there is no product to block. A tap is a row of x
+// times a number, added to a row of y. The gradient for the data is that of any convolution.
 #include "conv.h"
 #include "parallel.h"
 #include "simd.h"
@@ -47,29 +46,25 @@ DLSYS_INLINE void ForRows(const Conv& c, const F& row) {
 
 }  // namespace
 
-void DirectForward(const Conv& c, const float* x, const float* f, const float* bias, float* y) {
-  const int64_t multiple = c.GroupFilters(), channels = c.GroupChannels(), taps = Size(c.size);
+void DepthwiseForward(const Conv& c, const float* x, const float* f, const float* bias, float* y) {
+  const int64_t multiple = c.GroupFilters(), taps = Size(c.size);
   ParallelFor(c.n * c.o, RowGrain(Size(c.out) * taps), [&](int64_t begin, int64_t end) {
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t p = begin; p < end; p++) {
-        const int64_t o = p % c.o, first = p / c.o * c.c + o / multiple * channels;
+        const int64_t o = p % c.o, channel = p / c.o * c.c + o / multiple;
+        const float *from = x + channel * Size(c.plane), *filter = f + o * taps;
         float* to = y + p * Size(c.out);
         std::fill(to, to + Size(c.out), bias ? bias[o] : 0.f);
-        for (int64_t k = 0; k < channels; k++) {
-          const float* from = x + (first + k) * Size(c.plane);
-          const float* filter = f + (o * channels + k) * taps;
-          ForRows(c, [&](int64_t tap, int64_t at_y, int64_t at_x, int64_t n)
-                         __attribute__((always_inline)) {
-                           const float factor = filter[tap];
-                           float* row = to + at_y;
-                           const float* seen = from + at_x;
-                           if (c.stride.w == 1)
-                             for (int64_t j = 0; j < n; j++) row[j] += factor * seen[j];
-                           else
-                             for (int64_t j = 0; j < n; j++)
-                               row[j] += factor * seen[j * c.stride.w];
-                         });
-        }
+        ForRows(c, [&](int64_t tap, int64_t at_y, int64_t at_x, int64_t n)
+                       __attribute__((always_inline)) {
+                         const float factor = filter[tap];
+                         float* row = to + at_y;
+                         const float* seen = from + at_x;
+                         if (c.stride.w == 1)
+                           for (int64_t j = 0; j < n; j++) row[j] += factor * seen[j];
+                         else
+                           for (int64_t j = 0; j < n; j++) row[j] += factor * seen[j * c.stride.w];
+                       });
       }
     });
   });
@@ -103,18 +98,17 @@ void DirectDataGradient(const Conv& c, const float* f, const float* dy, float* d
   });
 }
 
-// One plane of a filter a task, with its sums over rows in double.
-void DirectFilterGradient(const Conv& c, const float* x, const float* dy, float* df) {
-  const int64_t multiple = c.GroupFilters(), channels = c.GroupChannels(), taps = Size(c.size);
-  ParallelFor(c.o * channels, 1, [&](int64_t begin, int64_t end) {
+// One filter a task, with its sums over rows in double.
+void DepthwiseFilterGradient(const Conv& c, const float* x, const float* dy, float* df) {
+  const int64_t multiple = c.GroupFilters(), taps = Size(c.size);
+  ParallelFor(c.o, 1, [&](int64_t begin, int64_t end) {
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t k = begin * taps; k < end * taps; k++) {
-        const int64_t o = k / taps / channels, tap = k % taps;
-        const int64_t channel = o / multiple * channels + k / taps % channels;
+        const int64_t o = k / taps, tap = k % taps;
         const Reach down = Down(c, tap / c.size.w), across = Across(c, tap % c.size.w);
         double sum = 0;
         for (int64_t n = 0; n < c.n && across.begin < across.end; n++) {
-          const float* from = x + (n * c.c + channel) * Size(c.plane);
+          const float* from = x + (n * c.c + o / multiple) * Size(c.plane);
           const float* gradient = dy + (n * c.o + o) * Size(c.out);
           for (int64_t i = down.begin; i < down.end; i++) {
             const float* seen = from + (i * c.stride.h + down.first) * c.plane.w + across.first;

@@ -95,12 +95,9 @@ class Conv2dOp(ConvolutionOp):
         windows, groups = self.windows(node, spec_of(x), spec_of(f)), node.attrs["groups"]
         filters = by_group(f, groups)
         scratch = arrays[-2] if not is_pointwise(windows) else None
-        if scratch is not None and not np.isfinite(f.sum()):
-            _tap_by_tap(x, f, y, windows, groups)
-        else:
-            for images, columns in unfold(x, windows, scratch):
-                shape = (len(columns), groups, filters.shape[2], windows.out[0] * windows.out[1])
-                np.matmul(filters, columns.reshape(shape), out=by_image(y[images], groups))
+        for images, columns in unfold(x, windows, scratch):
+            shape = (len(columns), groups, filters.shape[2], windows.out[0] * windows.out[1])
+            np.matmul(filters, columns.reshape(shape), out=by_image(y[images], groups))
         if len(node.inputs) == 3:
             np.add(y, arrays[2][:, None, None], out=y)
 
@@ -303,8 +300,6 @@ class FilterGradientOp(ConvolutionOp):
             right = taps.reshape(groups, grouped.shape[2], count * places)
             np.matmul(left, right.transpose(0, 2, 1), out=grouped)
             np.add(df, part, out=df)
-        if not np.isfinite(df.sum()):
-            _filter_gradient_tap_by_tap(x, dy, df, windows, groups)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         x, dy = node.inputs
@@ -350,30 +345,6 @@ data_gradient_op = DataGradientOp()
 data_gradient_like_op = DataGradientLikeOp()
 filter_gradient_op = FilterGradientOp()
 filter_gradient_like_op = FilterGradientLikeOp()
-
-
-# ---- sums in which something is not finite ----
-# The zeros around a plane would make NaN with it in results that it has no part in, so that these
-# leave them out, one tap of the windows after the other.
-
-
-def _tap_by_tap(x: np.ndarray, f: np.ndarray, y: np.ndarray, windows: Windows, groups: int) -> None:
-    y.fill(0)
-    for tap, windows_of, seen in windows.taps():
-        of_tap, at, to = (..., *tap, None, None), (..., *seen), (..., *windows_of)
-        part = by_group(f[of_tap], groups) @ by_image(x[at], groups)
-        y[to] += part.reshape(y[to].shape)
-
-
-def _filter_gradient_tap_by_tap(
-    x: np.ndarray, dy: np.ndarray, df: np.ndarray, windows: Windows, groups: int
-) -> None:
-    df.fill(0)
-    for tap, windows_of, seen in windows.taps():
-        of_tap, at, of_windows = (..., *tap), (..., *seen), (..., *windows_of)
-        left, right = by_image(dy[of_windows], groups), by_image(x[at], groups)
-        part = (left @ right.transpose(0, 1, 3, 2)).sum(axis=0)
-        df[of_tap] = part.reshape(df.shape[:2])
 
 
 # ---- shapes ----
