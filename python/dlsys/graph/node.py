@@ -348,7 +348,8 @@ class Node:
         if self._values is None:
             self._values = {}
         if index not in self._values:
-            self._values[index] = output_op(self, index=index, name=f"{self.name}[{index}]")
+            name = f"{self.name}[{index}]"
+            self._values[index] = Node(output_op, (self,), {"index": index}, name)
         return self._values[index]
 
     def __iter__(self) -> Iterator[Node]:

@@ -55,8 +55,8 @@ def conv2d(
     """
     attrs: dict[str, Any] = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
     if bias is None:
-        return convolution_op(x, f, name=name, **attrs)
-    return convolution_bias_op(x, f, bias, name=name, **attrs)
+        return convolution_op.make((x, f), attrs, name)
+    return convolution_bias_op.make((x, f, bias), attrs, name)
 
 
 @declared(**SHARED, output_padding=IntPair())

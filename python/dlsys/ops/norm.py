@@ -306,9 +306,11 @@ def batch_normalization(
             f"got {running_mean} and {running_variance} [{where()}]"
         )
     mean, variance = batch_statistics_op(x) if training else running
-    y = batch_normalize_op(x, mean, variance, scale, bias, eps=eps, training=training)
+    inputs = (x, mean, variance, scale, bias)
+    y = batch_normalize_op.make(inputs, {"eps": eps, "training": training}, None)
     if training and running:
-        y.effects = (running_statistics_op(*running, mean, variance, x, momentum=momentum),)
+        attrs = {"momentum": momentum}
+        y.effects = (running_statistics_op.make((*running, mean, variance, x), attrs, None),)
     return y
 
 
