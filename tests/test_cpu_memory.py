@@ -126,6 +126,17 @@ class Cases:
                         network.executor.run(network.feeds)
                 self.assertEqual(held(), before)
 
+    def test_workers_that_join_in_late_find_their_memory(self) -> None:
+        with threads(48):  # some of which come to no task of the first run
+            network = Network(width=12)
+            network.executor.run(network.feeds)
+            first = held()
+            network.executor.run(network.feeds)
+            self.assertGreater(held(), first)
+            with limited(held()):
+                for _ in range(30):
+                    network.executor.run(network.feeds)
+
     def test_more_threads_have_what_one_has_needed(self) -> None:
         network = Network()
         with threads(1):
@@ -168,7 +179,7 @@ class CpuMemory(unittest.TestCase):
             env=os.environ | {"PYTHONPATH": path},
         )
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("Ran 5 tests", done.stderr)
+        self.assertIn("Ran 6 tests", done.stderr)
 
 
 if __name__ == "__main__":
