@@ -47,9 +47,9 @@ struct Stream {
 
   // The words of elements 4 * block to 4 * block + 3.
   DLSYS_RANDOM Words At(uint64_t block) const {
-    return Philox({{(uint32_t)block, (uint32_t)(block >> 32) ^ (uint32_t)(step >> 32),
-                    (uint32_t)step, node}},
-                  (uint32_t)seed, (uint32_t)(seed >> 32));
+    return Philox(
+        {{(uint32_t)block, (uint32_t)(block >> 32) ^ (uint32_t)(step >> 32), (uint32_t)step, node}},
+        (uint32_t)seed, (uint32_t)(seed >> 32));
   }
 };
 

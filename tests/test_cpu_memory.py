@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,6 +126,17 @@ class Cases:
                         network.executor.run(network.feeds)
                 self.assertEqual(held(), before)
 
+    def test_workers_that_join_in_late_find_their_memory(self) -> None:
+        with threads(48):  # some of which come to no task of the first run
+            network = Network(width=12)
+            network.executor.run(network.feeds)
+            first = held()
+            network.executor.run(network.feeds)
+            self.assertGreater(held(), first)
+            with limited(held()):
+                for _ in range(30):
+                    network.executor.run(network.feeds)
+
     def test_more_threads_have_what_one_has_needed(self) -> None:
         network = Network()
         with threads(1):
@@ -156,20 +167,29 @@ class Cases:
             ad.Executor([ad.matmul_op(a, a)], cpu(0)).run({a: x})
 
 
-@require(cpu(0))
-class CpuMemory(unittest.TestCase):
-    def test_in_a_process_of_its_own(self) -> None:
+def in_a_process_of_its_own(name: str) -> Callable[[unittest.TestCase], None]:
+    def test(self: unittest.TestCase) -> None:
         path = os.path.dirname(os.path.dirname(dlsys.__file__))
         done = subprocess.run(
-            [sys.executable, __file__],
+            [sys.executable, __file__, f"CpuMemory.{name}"],
             capture_output=True,
             text=True,
             timeout=120,
             env=os.environ | {"PYTHONPATH": path},
         )
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("Ran 5 tests", done.stderr)
+        self.assertIn("Ran 1 test", done.stderr)
 
+    return test
+
+
+@require(cpu(0))
+class CpuMemory(unittest.TestCase):
+    """Each of the cases."""
+
+
+for name in [name for name in vars(Cases) if name.startswith("test_")]:
+    setattr(CpuMemory, name, in_a_process_of_its_own(name))
 
 if __name__ == "__main__":
     CpuMemory = type("CpuMemory", (Cases, unittest.TestCase), {})  # type: ignore[misc]

@@ -12,8 +12,8 @@ DLSYS_DEBUG_ARENA  shared    separate: every buffer gets an allocation of its ow
                              NaN bytes when nobody reads it any more, so that memory checkers
                              see what one arena hides
 DLSYS_LIBRARY      (package) path of the native library
-DLSYS_THREADS      (OpenMP)  worker threads of the CPU device; 0 is one for each core. Where it is not
-                             set, OMP_NUM_THREADS, of a list its first number; else 0
+DLSYS_THREADS      (OpenMP)  worker threads of the CPU device; 0 is one for each core. Where it is
+                             not set, OMP_NUM_THREADS, of a list its first number; else 0
 DLSYS_BLAS         auto      matrix products on the GPU: auto uses cuBLAS where it is, own never
 DLSYS_NVTX         0         1 marks every step as an NVTX range named by its kernel, for Nsight
                              Systems and the like; needs a library with the GPU part

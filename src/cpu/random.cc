@@ -95,8 +95,7 @@ void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, 
 
 void StepOfDraw(const DLArray* step, const DLArray* draws, DLArray* y) {
   for (const DLArray* a : {step, draws, (const DLArray*)y}) CheckStep("step_of_draw", a);
-  *(uint64_t*)y->data =
-      philox::OfDraw(*(const uint64_t*)step->data, *(const uint64_t*)draws->data);
+  *(uint64_t*)y->data = philox::OfDraw(*(const uint64_t*)step->data, *(const uint64_t*)draws->data);
 }
 
 DLSYS_KERNEL(cpu, step_of_draw, StepOfDraw);

@@ -124,8 +124,7 @@ void StepOfDraw(const DLArray* step, const DLArray* draws, DLArray* y, DLStream 
   const char* op = "step_of_draw";
   Enter(op, y, step, draws);
   Step(op, y);
-  Launch(op, StepOfDrawKernel, 1, 1, 0, stream, Step(op, step), Step(op, draws),
-         (int64_t*)y->data);
+  Launch(op, StepOfDrawKernel, 1, 1, 0, stream, Step(op, step), Step(op, draws), (int64_t*)y->data);
 }
 
 DLSYS_KERNEL(cuda, step_of_draw, StepOfDraw);

@@ -147,8 +147,9 @@ class Executor:
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
     def _run(self, runner: Any, whole: Whole, values: list[Any], times: int = 1) -> list[Any]:
-        # Whether something wants to see every step.
-        watching = settings.stepwise or self.recorder is not None
+        # As settings.stepwise says; a property costs a call, and this is every run.
+        seen = settings.debug >= 2 or settings.debug_nan or settings.separate_arena
+        watching = seen or self.recorder is not None  # whether something wants to see every step
         if not watching and not whole.needed:
             return runner.run(values, times)
         whole.judged = watching and (settings.debug >= 4 or settings.debug_nan)

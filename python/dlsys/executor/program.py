@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
+from ctypes import addressof, c_char
 from typing import Any
 
 import numpy as np
@@ -331,7 +332,10 @@ class Program:
             copied = array(value, self._ctx, spec.dtype)
             return copied.data_address, copied
         host = np.ascontiguousarray(value, spec.dtype)
-        return host.__array_interface__["data"][0], host
+        try:  # a quarter of what the array's own interface costs
+            return addressof(c_char.from_buffer(host)), host  # type: ignore[arg-type]
+        except (TypeError, ValueError):  # it is read-only or empty
+            return host.__array_interface__["data"][0], host
 
     def _take_blocks(self, on: int) -> None:
         """Orders a run on a stream after the last work on its memory."""
