@@ -163,23 +163,28 @@ class Batch:
             self._over = True
             raise KeyboardInterrupt
         self._beat()
-        first = self._failed is None
-        self.tally.tried += first
+        first = self._failed is None  # what follows a failure is shrinking
         try:
             self.trial(Source(data))
         except Unjudged:
-            self.tally.unjudged += first
+            self._count("unjudged", first)
         except Finding as found:
             if self._verbose:
                 print(f"  {found}", file=sys.stderr)
             if first:
+                self.tally.tried += 1
                 self.tally.kinds[found.kind] = self.tally.kinds.get(found.kind, 0) + 1
             if found.kind in self.known:
                 return
             self._failed = self._failed or found
             raise
         else:
-            self.tally.held += first
+            self._count("held", first)
+
+    def _count(self, what: str, first: bool) -> None:
+        """A case counts when it has ended: hypothesis gives some up while they are drawn."""
+        self.tally.tried += first
+        setattr(self.tally, what, getattr(self.tally, what) + first)
 
     def _keep(self, found: Finding) -> None:
         blob = _BLOB.search("\n".join(getattr(found, "__notes__", [])))

@@ -601,7 +601,8 @@ def make() -> dict[str, Oracle]:
         "softplus": local(lambda x: torch.logaddexp(x, torch.zeros_like(x)), saturates=True),
         # PyTorch's own have 1 / 6 in float32
         "hard_sigmoid": local(lambda x: torch.clamp(x + 3, 0, 6) / 6, order=1),
-        "hard_swish": local(lambda x: x * torch.clamp(x + 3, 0, 6) / 6, order=1),
+        "hard_swish": local(lambda x: x * torch.clamp(x + 3, 0, 6) / 6, order=1,
+                            saturates=True),
         **{
             name: local(getattr(torch, theirs))
             for name, theirs in (
