@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -38,7 +39,7 @@ GENERATORS = {
     "operators": Kind(400, 4, 60, "operators and losses against PyTorch"),
     "training": Kind(40, 2, 60, "optimizers, schedules and networks against PyTorch"),
     "formats": Kind(500, 4, 30, "mutated files over every reader"),
-    "options": Kind(50, 2, 120, "command lines"),
+    "options": Kind(50, 2, 90, "command lines"),
     "kills": Kind(2, 4, 240, "runs that are killed and resumed"),
 }
 _ENDLESS = 10**12
@@ -138,7 +139,7 @@ class Campaign:
         batch = self.options.batch or 0
         while cases > 0 and time.monotonic() < until:
             left = until - time.monotonic()
-            end = None
+            end, began = None, False
             for line in self._lines(name, worker, left, cases, batch):
                 if "ended" in line:
                     end = line["ended"]
@@ -147,6 +148,7 @@ class Campaign:
                     lines.put((worker, {"batch": line["batch"], **line["tally"]}))
                     batch = line["batch"] + 1
                 elif "batch" in line:
+                    began = True
                     batch = line["batch"]
             if end is None:
                 break
@@ -155,7 +157,7 @@ class Campaign:
             counts = {"tried": 1, "held": 0, "unjudged": 0, "kinds": {kind: 1}}
             lines.put((worker, {"batch": batch, **counts, "findings": [finding]}))
             cases, batch = cases - 1, batch + 1
-            if self.options.worker is not None:
+            if self.options.worker is not None or not began:
                 break
         lines.put((worker, None))
 
@@ -178,8 +180,12 @@ class Campaign:
             try:
                 line = said.get(timeout=GENERATORS[name].patience)
             except queue.Empty:
-                process.kill()
-                process.wait()
+                process.send_signal(signal.SIGABRT)  # faulthandler prints where it stands
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
                 yield {"ended": ("hang", f"no case ended in {GENERATORS[name].patience:g} s")}
                 return
             if line is None:

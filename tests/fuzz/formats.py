@@ -9,6 +9,7 @@ had before.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import gzip
@@ -21,6 +22,7 @@ import resource
 import shutil
 import signal
 import struct
+import sys
 import tarfile
 import tempfile
 import warnings
@@ -42,7 +44,7 @@ from dlsys.errors import DlsysError
 from dlsys.runtime.choices import ChoiceFile, Measurement
 from dlsys.train import checkpoint, safetensors
 
-from .harness import Finding, Source, Trial
+from .harness import Finding, Slow, Source, Trial
 
 SECONDS = 5.0
 ROOM = 512 << 20
@@ -73,11 +75,11 @@ def trial(devices: Sequence[str], parts: Sequence[str]) -> Trial:
     """A mutated file for one of the readers whose name has one of the parts."""
     del devices
     if not PILLOW:
-        print("formats: without Pillow the readers of images are SKIPPED", file=__import__("sys").stderr)
+        print("formats: readers of images are SKIPPED: install Pillow", file=sys.stderr)
     names = [name for name in READERS if not parts or any(part in name for part in parts)]
     weighted = [name for name in names for _ in range(READERS[name].weight)]
     folder = Path(tempfile.mkdtemp(prefix="fuzz", dir=_memory_folder()))
-    __import__("atexit").register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     warnings.simplefilter("ignore")
     for name in names:
         READERS[name].seeds()
@@ -90,12 +92,12 @@ def _memory_folder() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def limit_memory() -> None:
-    """No case may take more than ROOM beside what is taken now."""
+def limit_memory(room: int = ROOM) -> None:
+    """No case may take more than `room` bytes beside what is taken now."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (taken + room, hard))
 
 
 # ---- a case ----
@@ -130,7 +132,7 @@ def check(name: str, reader: Reader, path: Path, data: bytes) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         _check_refusal(name, reader, path, error, data)
     except TooLong:
-        raise Finding(f"{name} takes too long", _shown(path, data)) from None
+        raise Slow(f"{name} takes too long", _shown(path, data)) from None
     except Exception as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
         kind = type(error).__name__
@@ -160,7 +162,7 @@ def _check_refusal(
 
 
 def _shown(path: Path, data: bytes) -> str:
-    text = repr(data) if len(data) < 600 else f"{data[:300]!r}…{data[-60:]!r}"
+    text = repr(data) if len(data) < 300 else f"{data[:280]!r}…"
     return f"{len(data)} bytes as {path.name}: {text}"
 
 
@@ -251,13 +253,8 @@ def other_json(source: Source, value: Any) -> Any:
     return odd_value(source)
 
 
-_PLAIN_NUMBERS = {"allow_nan": True}
-
-
 def as_bytes(value: Any) -> bytes:
     """JSON, with numbers of any length."""
-    import sys
-
     most = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
@@ -267,6 +264,8 @@ def as_bytes(value: Any) -> bytes:
 
 
 def other_json_file(source: Source, data: bytes) -> bytes:
+    if source.rarely(100):
+        return source.one(b"[", b'{"a":') * source.one(10, 1000, 100_000)
     return as_bytes(other_json(source, json.loads(data)))
 
 
@@ -452,6 +451,9 @@ def joined(header: Any, data: bytes) -> bytes:
 def forged_tensors(source: Source, data: bytes) -> bytes:
     """Another header over the same data."""
     header, rest = parts_of(data)
+    if source.rarely(100):
+        header["a"]["shape"] = [10 ** source.one(400, 4000)] * source.one(10, 1000)
+        return joined(header, rest)
     return joined(other_json(source, header), rest)
 
 
@@ -593,18 +595,18 @@ def resume_log(path: Path) -> None:
 
 
 READERS: dict[str, Reader] = {
-    "idx": Reader(idx_files, read_any_idx, weight=20),
-    "idx.gz": Reader(packed_idx_files, read_any_idx, packed_again, ".gz", 20),
-    "picture": Reader(image_files, read_picture, forged_image, ".png", 20),
-    "image folder": Reader(image_files, read_folder, forged_image, ".png"),
+    "idx": Reader(idx_files, read_any_idx, weight=30),
+    "idx.gz": Reader(packed_idx_files, read_any_idx, packed_again, ".gz", 30),
+    "picture": Reader(image_files, read_picture, forged_image, ".png", 15),
+    "image folder": Reader(image_files, read_folder, forged_image, ".png", 5),
     "cifar": Reader(cifar_files, read_records, suffix=".bin", weight=5),
-    "cifar archive": Reader(cifar_archives, read_archive, packed_again, ".tar.gz", 5, names=False),
-    "safetensors": Reader(tensor_files, read_tensors, forged_tensors, ".safetensors", 20),
+    "cifar archive": Reader(cifar_archives, read_archive, packed_again, ".tar.gz", 3, names=False),
+    "safetensors": Reader(tensor_files, read_tensors, forged_tensors, ".safetensors", 30),
     "checkpoint": Reader(checkpoints, read_checkpoint, forged_state, ".safetensors", 20),
-    "resume": Reader(checkpoints, resume_from, forged_state, ".safetensors", 4),
+    "resume": Reader(checkpoints, resume_from, forged_state, ".safetensors", 3),
     "app checkpoint": Reader(app_checkpoints, read_app_checkpoint, forged_state, ".safetensors"),
-    "history": Reader(histories, read_history, other_json_file, ".json"),
-    "tuning cache": Reader(tuning_caches, read_choices, other_json_file, ".json"),
+    "history": Reader(histories, read_history, other_json_file, ".json", 20),
+    "tuning cache": Reader(tuning_caches, read_choices, other_json_file, ".json", 20),
     "log": Reader(logs, resume_log, forged_log, ".jsonl", 2),
 }
 if not PILLOW:

@@ -34,6 +34,12 @@ class Finding(AssertionError):
         self.kind = kind
 
 
+class Slow(Finding):
+    """A case that took too long: it is told as it is, since shrinking would take as long again and
+    again.
+    """
+
+
 class Unjudged(Exception):
     """A case that says nothing: the oracle has no answer to it."""
 
@@ -177,6 +183,8 @@ class Batch:
             if found.kind in self.known:
                 return
             self._failed = self._failed or found
+            if isinstance(found, Slow):
+                raise KeyboardInterrupt from None
             raise
         else:
             self._count("held", first)
