@@ -103,7 +103,8 @@ def _text(most: int) -> Any:
 
 
 _FLOATS = st.floats()
-Trial = Callable[[Source], None]
+# What tries a case: it returns how many it was, should it be several. Finding, or Unjudged.
+Trial = Callable[[Source], int | None]
 
 
 @dataclass
@@ -171,9 +172,9 @@ class Batch:
         self._beat()
         first = self._failed is None  # what follows a failure is shrinking
         try:
-            self.trial(Source(data))
+            cases = self.trial(Source(data)) or 1
         except Unjudged:
-            self._count("unjudged", first)
+            self._count("unjudged", int(first))
         except Finding as found:
             if self._verbose:
                 print(f"  {found}", file=sys.stderr)
@@ -187,12 +188,12 @@ class Batch:
                 raise KeyboardInterrupt from None
             raise
         else:
-            self._count("held", first)
+            self._count("held", cases * first)
 
-    def _count(self, what: str, first: bool) -> None:
+    def _count(self, what: str, cases: int) -> None:
         """A case counts when it has ended: hypothesis gives some up while they are drawn."""
-        self.tally.tried += first
-        setattr(self.tally, what, getattr(self.tally, what) + first)
+        self.tally.tried += cases
+        setattr(self.tally, what, getattr(self.tally, what) + cases)
 
     def _keep(self, found: Finding) -> None:
         blob = _BLOB.search("\n".join(getattr(found, "__notes__", [])))
