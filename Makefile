@@ -140,18 +140,11 @@ fuzz: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
 	@$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# The counts of docs/reliability.md, in about 25 minutes on two cores.
-RELIABILITY := benchmarks/results/reliability.json
-FUZZ := $(RUN) tests/fuzz --jobs 2 --record $(RELIABILITY) $(if $(SEED),--seed $(SEED))
+# The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
 fuzz-campaign: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
-	@rm -f $(RELIABILITY); failed=0; \
-	$(FUZZ) operators --cases 50000 || failed=1; \
-	$(FUZZ) training --cases 3000 || failed=1; \
-	$(FUZZ) formats --cases 200000 || failed=1; \
-	$(FUZZ) options --cases 4000 || failed=1; \
-	$(FUZZ) kills --cases 500 || failed=1; \
-	$(RUN) benchmarks/table.py; exit $$failed
+	@status=0; $(RUN) benchmarks/reliability.py $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
+	  $(RUN) benchmarks/table.py; exit $$status
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib

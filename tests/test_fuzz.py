@@ -18,14 +18,14 @@ from unittest import mock
 
 import numpy as np
 
-HAVE = {name: importlib.util.find_spec(name) is not None for name in ("hypothesis", "torch")}
-if HAVE["hypothesis"]:
-    from fuzz import formats, harness, kills, operators, oracles, options, training
-    from fuzz.harness import Batch, Finding
-
 from dlsys import optim
 from rows import Sample
 from small_digits import mnist_dlsys
+
+HAVE = {name: importlib.util.find_spec(name) is not None for name in ("hypothesis", "torch")}
+if HAVE["hypothesis"]:
+    from fuzz import formats, harness, kills, operators, options, oracles, training
+    from fuzz.harness import Batch, Finding
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_hypothesis = unittest.skipUnless(HAVE["hypothesis"], "not here: hypothesis")
@@ -41,7 +41,7 @@ def program(*arguments: object) -> tuple[int, str]:
 
 def found(trial: Any, count: int = 200, known: Any = ()) -> list[dict[str, str]]:
     """What the first batch finds beside what is known."""
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()):  # hypothesis shows what fails
         return Batch(trial, 1, count, set(known)).run().findings
 
 
@@ -60,12 +60,12 @@ class Cases(unittest.TestCase):
         self.assertEqual(status, 1 if "FOUND" in told else 0, told)
 
     @needs_torch
-    def test_operators(self) -> None:
-        self.tried("operators", 60)
-
-    @needs_torch
-    def test_training(self) -> None:
-        self.tried("training", 8)
+    def test_operators_and_training(self) -> None:
+        for trial, cases in ((operators.trial(["cpu"], []), 60), (training.trial(["cpu"], []), 8)):
+            with contextlib.redirect_stdout(io.StringIO()):
+                tally = Batch(trial, 3, cases).run()
+            self.assertGreater(tally.held, 0)
+            self.assertEqual(tally.tried, tally.held + tally.unjudged + sum(tally.kinds.values()))
 
     def test_formats(self) -> None:
         self.tried("formats", 60)
@@ -123,8 +123,8 @@ class Planted(unittest.TestCase):
             (one,) = found(operators.trial(["numpy"], ["copy"]))
             self.assertEqual(one["kind"], "copy gradient 0")
         with self.changed("neg", build=lambda x: ad.clip_op(-x, -1e30, 1e30)):
-            (one,) = found(operators.trial(["numpy"], ["neg"]))
-            self.assertEqual(one["kind"], "neg value: not finite")
+            (one,) = found(operators.trial(["numpy"], ["neg"]), 800)
+            self.assertRegex(one["kind"], "^neg value")
 
     @needs_torch
     def test_an_optimizer_that_forgets_its_momentum(self) -> None:
@@ -193,8 +193,8 @@ class Planted(unittest.TestCase):
         right = mnist_dlsys.choose
 
         def wrong(model: str, given: dict[str, Any]) -> Any:
-            if given.get("seed") is not None:
-                raise KeyError("seed")
+            if given.get("epochs") == 2:
+                raise KeyError("epochs")
             return right(model, given)
 
         with (

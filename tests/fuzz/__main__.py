@@ -11,9 +11,7 @@ import argparse
 import importlib
 import importlib.util
 import os
-import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,9 @@ def options_of(arguments: list[str] | None) -> Options:
     parser.add_argument("--worker", type=int, help="whose batch")
     parser.add_argument("--replay", help="the one case that this text of a finding stands for")
     parser.add_argument("--verbose", action="store_true", help="print what does not hold at once")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="JSON to which counts are added")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="JSON to which counts are added"
+    )
     given = parser.parse_args(arguments)
     for name in given.generators:
         if name not in GENERATORS:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import importlib.metadata
 import json
 import os
 import queue
@@ -247,6 +249,10 @@ def record(
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import measure
 
+    machine = measure.machine()
+    for library in ("torch", "hypothesis"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            machine[library] = importlib.metadata.version(library)
     whole = json.loads(path.read_text()) if path.exists() else {"attacks": []}
     whole["attacks"].append(
         {
@@ -254,7 +260,7 @@ def record(
             "held": tally.held, "unjudged": tally.unjudged, "found": tally.kinds,
             "seconds": round(took, 1), "seed": options.seed, "jobs": options.jobs,
             "devices": options.devices, "command": command, "commit": measure.commit(),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": measure.machine(),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine,
         }
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -137,7 +137,9 @@ def check(name: str, reader: Reader, path: Path, data: bytes) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         kind = type(error).__name__
         gc.collect()
-        raise Finding(f"{name} raises {kind}", f"{str(error)[:200]}: {_shown(path, data)}") from None
+        raise Finding(
+            f"{name} raises {kind}", f"{str(error)[:200]}: {_shown(path, data)}"
+        ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -487,7 +489,9 @@ def forged_state(source: Source, data: bytes) -> bytes:
     names = [name for name in header if name != "__metadata__"]
     entry = header[source.one(*names)]
     if source.flag():
-        entry["shape"] = source.one([*entry["shape"], 1], [1, *entry["shape"]], entry["shape"][::-1])
+        entry["shape"] = source.one(
+            [*entry["shape"], 1], [1, *entry["shape"]], entry["shape"][::-1]
+        )
     else:
         entry["dtype"] = {"F32": "I32", "I32": "F32", "F64": "I64", "I64": "F64"}.get(
             entry["dtype"], "F32"

@@ -273,7 +273,14 @@ def start(kind: Kind, folder: Path, program: Callable[[Kind, Path, int], None]) 
     if kind.fresh:
         os.set_inheritable(writer, True)
         program_text = "import fuzz.kills; fuzz.kills.main()"
-        command = [sys.executable, "-c", program_text, *map(str, kind[:3]), str(folder), str(writer)]
+        command = [
+            sys.executable,
+            "-c",
+            program_text,
+            *map(str, kind[:3]),
+            str(folder),
+            str(writer),
+        ]
         paths = [str(HERE.parent), str(HERE.parents[1] / "python")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         own = subprocess.Popen(command, close_fds=False, stderr=errors, stdout=errors,

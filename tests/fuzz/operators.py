@@ -25,13 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from draws import DRAWS, SCALES, Draw
-from rows import Case, Sample, Shape
-from samples import SAMPLES
-
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import DlsysError
+from draws import DRAWS, SCALES, Draw
+from rows import Case, Sample, Shape
+from samples import SAMPLES
 
 from .harness import Finding, Source, Trial, Unjudged
 from .oracles import ORACLES, PURPOSE, Oracle
@@ -253,7 +252,11 @@ def our_results(problem: Problem, order: int, seed: int) -> list[np.ndarray]:
 
 
 def oracle_results(
-    problem: Problem, arrays: Sequence[np.ndarray], order: int, seed: int, dtype: Any = None,
+    problem: Problem,
+    arrays: Sequence[np.ndarray],
+    order: int,
+    seed: int,
+    dtype: Any = None,
     moved: int = 0,
 ) -> list[np.ndarray]:
     """The same by PyTorch, in float64 unless told otherwise."""
@@ -490,4 +493,3 @@ def without_oracle() -> dict[str, str]:
     from .oracles import WITHOUT
 
     return {name: reason for reason, names in WITHOUT.items() for name in names.split()}
-

@@ -240,4 +240,3 @@ def _option(source: Source) -> list[str]:
     if name == "--resume" and source.rarely(5):
         return [name]
     return [name, _mostly(source, *values[name])]
-

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draws import Draw
-from rows import Case, classes, extreme, one_hot, signed
+from rows import Case, classes, extreme, signed
 
 try:
     import torch
@@ -63,8 +63,7 @@ def sloped(d: Draw) -> Case:
 
 def limits(d: Draw) -> Case:
     low, high = sorted((d.sixteenths(-2, 2), d.sixteenths(-2, 2)))
-    return Case((d.shape(0, 4),), {"low": d.one(low, None), "high": high} if False else
-                {"low": low, "high": high})  # fmt: skip
+    return Case((d.shape(0, 4),), {"low": low, "high": high})
 
 
 def softmaxed(d: Draw) -> Case:
@@ -566,12 +565,8 @@ def split_part(x: Any, sections: Any, axis: int) -> Any:
     return torch.split(x, list(sections), axis)[1]
 
 
-def make() -> dict[str, Oracle]:
-    """By rows of samples.py."""
-    if torch is None:
-        return {}
-    relu_like = dict(order=1)
-    flat = lambda x, axis=1: x.flatten(axis) if axis < x.ndim else x[..., None]  # noqa: E731
+def elementwise() -> dict[str, Oracle]:
+    """Functions of each element."""
     return {
         **{
             name: local(getattr(torch, name))
@@ -579,10 +574,13 @@ def make() -> dict[str, Oracle]:
         },
         "tanh": local(torch.tanh, saturates=True),
         "sigmoid": local(torch.sigmoid, saturates=True),
-        "relu": local(torch.relu, **relu_like),
-        "add": local(torch.add), "sub": local(torch.sub), "mul": local(torch.mul),
-        "div": local(torch.div), "pow": local(torch.pow),
-        "relu_gradient": local(lambda x, g: torch.where(x > 0, g, 0.0), **relu_like),
+        "relu": local(torch.relu, order=1),
+        "add": local(torch.add),
+        "sub": local(torch.sub),
+        "mul": local(torch.mul),
+        "div": local(torch.div),
+        "pow": local(torch.pow),
+        "relu_gradient": local(lambda x, g: torch.where(x > 0, g, 0.0), order=1),
         "add_const": local(lambda x, const: x + const, draw=constants()),
         "mul_const": local(lambda x, const: x * const, draw=constants()),
         "div_const": local(lambda x, const: x / const, draw=constants()),
@@ -593,22 +591,26 @@ def make() -> dict[str, Oracle]:
         "clip": local(lambda x, low, high: torch.clamp(x, low, high), draw=limits, order=1),
         "relu6": local(F.relu6, order=1),
         "leaky_relu": local(lambda x, alpha: F.leaky_relu(x, alpha), draw=sloped, order=1),
-        "elu": local(lambda x, alpha: F.elu(x, alpha), draw=sloped, order=1,
-                     saturates=True),
+        "elu": local(lambda x, alpha: F.elu(x, alpha), draw=sloped, order=1, saturates=True),
         "silu": local(F.silu, conditioned=1, saturates=True),
         "gelu": local(F.gelu, conditioned=1, saturates=True),
         "gelu_tanh": local(lambda x: F.gelu(x, approximate="tanh"), conditioned=1, saturates=True),
         "softplus": local(lambda x: torch.logaddexp(x, torch.zeros_like(x)), saturates=True),
         # PyTorch's own have 1 / 6 in float32
         "hard_sigmoid": local(lambda x: torch.clamp(x + 3, 0, 6) / 6, order=1),
-        "hard_swish": local(lambda x: x * torch.clamp(x + 3, 0, 6) / 6, order=1,
-                            saturates=True),
+        "hard_swish": local(lambda x: x * torch.clamp(x + 3, 0, 6) / 6, order=1, saturates=True),
         **{
             name: local(getattr(torch, theirs))
             for name, theirs in (
-                ("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le"),
-                ("greater", "gt"), ("greater_equal", "ge"), ("logical_and", "logical_and"),
-                ("logical_or", "logical_or"), ("logical_xor", "logical_xor"),
+                ("equal", "eq"),
+                ("not_equal", "ne"),
+                ("less", "lt"),
+                ("less_equal", "le"),
+                ("greater", "gt"),
+                ("greater_equal", "ge"),
+                ("logical_and", "logical_and"),
+                ("logical_or", "logical_or"),
+                ("logical_xor", "logical_xor"),
                 ("logical_not", "logical_not"),
             )
         },
@@ -616,94 +618,202 @@ def make() -> dict[str, Oracle]:
         # of equal inputs the first one has the gradient, where PyTorch gives each a half
         "minimum": local(lambda a, b: torch.where((a <= b) | a.isnan(), a, b), order=1),
         "maximum": local(lambda a, b: torch.where((a >= b) | a.isnan(), a, b), order=1),
-        # reductions
+    }
+
+
+def reductions() -> dict[str, Oracle]:
+    """Sums and extremes over axes."""
+    return {
         "sum": Oracle(over_axes(lambda x, axes, keep: x.sum(axes, keepdim=keep))),
         "mean": Oracle(over_axes(lambda x, axes, keep: x.mean(axes, keepdim=keep))),
-        "max": Oracle(first_of("max"), order=1), "min": Oracle(first_of("min"), order=1),
-        "argmax": Oracle(position_of("max")), "argmin": Oracle(position_of("min")),
+        "max": Oracle(first_of("max"), order=1),
+        "min": Oracle(first_of("min"), order=1),
+        "argmax": Oracle(position_of("max")),
+        "argmin": Oracle(position_of("min")),
         "prod": Oracle(over_axes(product_over), conditioned=1),
-        "logsumexp": Oracle(over_axes(lambda x, a, keep: torch.logsumexp(x, a, keepdim=keep)),
-                            conditioned=1),
+        "logsumexp": Oracle(
+            over_axes(lambda x, a, keep: torch.logsumexp(x, a, keepdim=keep)), conditioned=1
+        ),
         "var": Oracle(variance, conditioned=1, slopes=False),
         "cumsum": Oracle(summed_up),
-        # what moves elements
+    }
+
+
+def flattened(x: Any, axis: int = 1) -> Any:
+    return x.flatten(axis) if axis < x.ndim else x[..., None]
+
+
+def movements() -> dict[str, Oracle]:
+    """What moves elements."""
+    return {
         "reshape": Oracle(lambda x, shape: x.reshape(shape), draw=reshaped),
         "reshape_like": Oracle(lambda x, like: x.reshape(like.shape)),
         "transpose": Oracle(transposed_axes),
         "broadcast_to": Oracle(lambda x, shape: x.broadcast_to(shape), draw=spread),
         "squeeze": Oracle(lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis)),
         "copy": Oracle(lambda x: x.clone()),
-        "flatten": Oracle(flat),
-        "getitem": Oracle(indexed), "slice_gradient": Oracle(undone),
-        "gather": Oracle(gathered), "scatter_add": Oracle(scattered),
+        "flatten": Oracle(flattened),
+        "getitem": Oracle(indexed),
+        "slice_gradient": Oracle(undone),
+        "gather": Oracle(gathered),
+        "scatter_add": Oracle(scattered),
         "embedding": Oracle(gathered),
-        "one_hot": Oracle(lambda i, depth, dtype=None: F.one_hot(i, depth).to(torch.float64),
-                          patterns=False),
-        "concat": Oracle(joined), "concat_two": Oracle(lambda a, b, axis=0: joined(a, b, axis=axis)),
+        "one_hot": Oracle(
+            lambda i, depth, dtype=None: F.one_hot(i, depth).to(torch.float64), patterns=False
+        ),
+        "concat": Oracle(joined),
+        "concat_two": Oracle(lambda a, b, axis=0: joined(a, b, axis=axis)),
         "stack": Oracle(lambda *x, axis: torch.stack(x, axis), draw=stacked),
-        "split_sizes": Oracle(split_part), "split_equal": Oracle(split_part),
-        "constant_pad": Oracle(padded_with("constant")), "pad_edge": Oracle(padded_with("edge")),
+        "split_sizes": Oracle(split_part),
+        "split_equal": Oracle(split_part),
+        "constant_pad": Oracle(padded_with("constant")),
+        "pad_edge": Oracle(padded_with("edge")),
         "pad_reflect": Oracle(padded_with("reflect")),
         "tile": Oracle(lambda x, reps: x.tile(reps if isinstance(reps, tuple) else (reps,))),
-        "depth_to_space": Oracle(to_space), "space_to_depth": Oracle(to_depth),
+        "depth_to_space": Oracle(to_space),
+        "space_to_depth": Oracle(to_depth),
         "resize": Oracle(resized, conditioned=1),
         "resize_nearest": Oracle(lambda x, **attrs: resized(x, mode="nearest", **attrs)),
-        "resize_bilinear": Oracle(lambda x, **attrs: resized(x, mode="bilinear", **attrs),
-                                  conditioned=1),
-        # products
-        "matmul": Oracle(multiplied), "batched_matmul": Oracle(multiplied),
-        "linear": Oracle(linear), "outer": Oracle(torch.outer, draw=vectors),
+        "resize_bilinear": Oracle(
+            lambda x, **attrs: resized(x, mode="bilinear", **attrs), conditioned=1
+        ),
+    }
+
+
+def products() -> dict[str, Oracle]:
+    """Products, convolutions and pooling."""
+    return {
+        "matmul": Oracle(multiplied),
+        "batched_matmul": Oracle(multiplied),
+        "linear": Oracle(linear),
+        "outer": Oracle(torch.outer, draw=vectors),
         "times_vector": Oracle(torch.mv, draw=times),
         "einsum": Oracle(lambda *x, text: torch.einsum(text.replace(" ", ""), *x)),
-        "conv2d": Oracle(convolved), "conv2d_bias": Oracle(convolved),
-        "conv2d_function": Oracle(convolved), "conv1d": Oracle(convolved_rows),
-        "conv2d_data_gradient_like": Oracle(of_data), "conv2d_filter_gradient_like": Oracle(of_filter),
+        "conv2d": Oracle(convolved),
+        "conv2d_bias": Oracle(convolved),
+        "conv2d_function": Oracle(convolved),
+        "conv1d": Oracle(convolved_rows),
+        "conv2d_data_gradient_like": Oracle(of_data),
+        "conv2d_filter_gradient_like": Oracle(of_filter),
         "conv_transpose2d": Oracle(transposed),
-        "max_pool2d": Oracle(pooled, order=1), "max_pool2d_function": Oracle(pooled, order=1),
-        "avg_pool2d": Oracle(averaged), "avg_pool2d_function": Oracle(averaged),
+        "max_pool2d": Oracle(pooled, order=1),
+        "max_pool2d_function": Oracle(pooled, order=1),
+        "avg_pool2d": Oracle(averaged),
+        "avg_pool2d_function": Oracle(averaged),
         "global_max_pool2d": Oracle(
-            lambda x, keepdims=False: first_of("max")(x, (2, 3), keepdims), draw=images, order=1),
+            lambda x, keepdims=False: first_of("max")(x, (2, 3), keepdims), draw=images, order=1
+        ),
         "global_avg_pool2d": Oracle(
-            lambda x, keepdims=False: x.mean((2, 3), keepdim=keepdims), draw=images),
-        # normalisation
-        "softmax": Oracle(lambda x, axis=-1: torch.softmax(x, axis), draw=softmaxed, conditioned=1,
-                          refuses="axis", slopes=False, terms=one),
-        "log_softmax": Oracle(lambda x, axis=-1: torch.log_softmax(x, axis), draw=softmaxed,
-                              conditioned=1, refuses="axis", slopes=False, terms=one),
+            lambda x, keepdims=False: x.mean((2, 3), keepdim=keepdims), draw=images
+        ),
+    }
+
+
+def normalizations() -> dict[str, Oracle]:
+    """Softmax and normalisation."""
+    return {
+        "softmax": Oracle(
+            lambda x, axis=-1: torch.softmax(x, axis),
+            draw=softmaxed,
+            conditioned=1,
+            refuses="axis",
+            slopes=False,
+            terms=one,
+        ),
+        "log_softmax": Oracle(
+            lambda x, axis=-1: torch.log_softmax(x, axis),
+            draw=softmaxed,
+            conditioned=1,
+            refuses="axis",
+            slopes=False,
+            terms=one,
+        ),
         "batch_normalization": Oracle(
-            batch_normed, conditioned=1, slopes=False, terms=slope_of(channel_axes)),
+            batch_normed, conditioned=1, slopes=False, terms=slope_of(channel_axes)
+        ),
         "batch_normalize": Oracle(fixed_normed, conditioned=1, slopes=False),
         "layer_normalization": Oracle(
-            layer_normed, conditioned=1, slopes=False, terms=slope_of(last_axes)),
+            layer_normed, conditioned=1, slopes=False, terms=slope_of(last_axes)
+        ),
         "rms_normalization": Oracle(
-            root_normed, conditioned=1, slopes=False, terms=slope_of(last_axes, False)),
+            root_normed, conditioned=1, slopes=False, terms=slope_of(last_axes, False)
+        ),
         "group_normalization": Oracle(
-            group_normed, conditioned=1, slopes=False, terms=slope_of(group_axes)),
+            group_normed, conditioned=1, slopes=False, terms=slope_of(group_axes)
+        ),
         "instance_normalization": Oracle(
-            lambda x, s, b, eps: group_normed(x, s, b, x.shape[1], eps), conditioned=1,
-            slopes=False, terms=slope_of(group_axes)),
-        # losses
+            lambda x, s, b, eps: group_normed(x, s, b, x.shape[1], eps),
+            conditioned=1,
+            slopes=False,
+            terms=slope_of(group_axes),
+        ),
+    }
+
+
+def losses() -> dict[str, Oracle]:
+    """Losses."""
+    return {
         "softmax_cross_entropy_options": Oracle(class_loss, conditioned=1, slopes=False, terms=one),
-        "softmax_cross_entropy_dense_options": Oracle(class_loss, conditioned=1, slopes=False, terms=one, patterns=False),
-        "negative_log_likelihood": Oracle(likelihood, draw=likelihoods, conditioned=1, slopes=False),
-        "mean_squared_error": Oracle(reduced(lambda p, t: (p - t) ** 2), conditioned=1, slopes=False,
-                                     draw=regression()),
-        "mean_absolute_error": Oracle(reduced(lambda p, t: (p - t).abs()), conditioned=1, slopes=False, order=1,
-                                      draw=regression()),
-        "huber_loss": Oracle(reduced(lambda p, t, delta: F.huber_loss(p, t, "none", delta)),
-                             conditioned=1, slopes=False, order=1, draw=regression(delta=(1.0, 0.5, 3.0))),
+        "softmax_cross_entropy_dense_options": Oracle(
+            class_loss, conditioned=1, slopes=False, terms=one, patterns=False
+        ),
+        "negative_log_likelihood": Oracle(
+            likelihood, draw=likelihoods, conditioned=1, slopes=False
+        ),
+        "mean_squared_error": Oracle(
+            reduced(lambda p, t: (p - t) ** 2), conditioned=1, slopes=False, draw=regression()
+        ),
+        "mean_absolute_error": Oracle(
+            reduced(lambda p, t: (p - t).abs()),
+            conditioned=1,
+            slopes=False,
+            order=1,
+            draw=regression(),
+        ),
+        "huber_loss": Oracle(
+            reduced(lambda p, t, delta: F.huber_loss(p, t, "none", delta)),
+            conditioned=1,
+            slopes=False,
+            order=1,
+            draw=regression(delta=(1.0, 0.5, 3.0)),
+        ),
         "binary_cross_entropy": Oracle(
             # PyTorch's own bounds 1 / (p · (1 - p)) by 1e12
-            reduced(lambda p, y: -(y * torch.log(p) + (1 - y) * torch.log1p(-p))), conditioned=1, slopes=False,
-            draw=regression(), patterns=False, saturates=True),
+            reduced(lambda p, y: -(y * torch.log(p) + (1 - y) * torch.log1p(-p))),
+            conditioned=1,
+            slopes=False,
+            draw=regression(),
+            patterns=False,
+            saturates=True,
+        ),
         "binary_cross_entropy_with_logits": Oracle(
-            logit_loss, conditioned=1, slopes=False, saturates=True, draw=regression(positive_weight=(1.0, 2.5, 0.25))),
+            logit_loss,
+            conditioned=1,
+            slopes=False,
+            saturates=True,
+            draw=regression(positive_weight=(1.0, 2.5, 0.25)),
+        ),
         "kl_divergence": Oracle(reduced(divergence), conditioned=1, slopes=False, patterns=False),
-        "multiclass_hinge_loss": Oracle(margin_loss, draw=margins, conditioned=1, slopes=False, order=1),
-        "hinge_loss": Oracle(reduced(lambda x, y: torch.relu(1 - x * y)), conditioned=1, slopes=False, order=1,
-                             draw=regression()),
+        "multiclass_hinge_loss": Oracle(
+            margin_loss, draw=margins, conditioned=1, slopes=False, order=1
+        ),
+        "hinge_loss": Oracle(
+            reduced(lambda x, y: torch.relu(1 - x * y)),
+            conditioned=1,
+            slopes=False,
+            order=1,
+            draw=regression(),
+        ),
         "global_norm": Oracle(lambda *x: torch.sqrt(sum((v * v).sum() for v in x)), order=0),
-    }  # fmt: skip
+    }
+
+
+def make() -> dict[str, Oracle]:
+    """By rows of samples.py."""
+    if torch is None:
+        return {}
+    families = (elementwise, reductions, movements, products, normalizations, losses)
+    return {name: oracle for family in families for name, oracle in family().items()}
 
 
 ORACLES = make()
@@ -712,7 +822,7 @@ ORACLES = make()
 PURPOSE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("resize", "resize_bilinear"),
-        {"values": ("edges",), "why": "PyTorch multiplies what does not count by 0: 0 · inf is NaN"},
+        {"values": ("edges",), "why": "PyTorch multiplies what does not count by 0: NaN"},
     ),
     "binary_cross_entropy_with_logits": {
         "values": ("edges",), "why": "PyTorch takes inf - inf where one class alone is infinite"

@@ -1,9 +1,9 @@
 """Optimizers, schedules and networks that are trained some steps, against PyTorch in float64.
 
-The bound is |error| <= c · K · eps · scale with c = 16 and K the number of steps: a state's scale is
-its largest element, and what the oracle moves by when what it is given (gradients, weights, samples)
-moves by half an eps of float32. Rates come from numbers that are drawn among edges too: decays of 0
-and next to 1, an eps of 0, gradients that are zeros, tiny, huge, or huge once.
+The bound is |error| <= c · K · eps · scale with c = 16 and K the number of steps: a state's scale
+is its largest element, and what the oracle moves by when what it is given (gradients, weights,
+samples) moves by half an eps of float32. Edges are among the numbers that are drawn: decays of 0
+and next to 1, gradients that are zeros, tiny, huge, or huge once.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def rules(source: Source) -> tuple[str, dict[str, Any], Callable[[list[Any]], An
         )  # fmt: skip
     if name == "RMSprop":
         centred = source.rarely(4)
-        # Centred, v - m² has a share alpha of the digits of v: with less of it nobody has an answer.
+        # Centred, v - m² keeps a share alpha of the digits of v: a small one leaves none.
         alphas = (0.99, 0.5, 0.999) if centred else (0.99, 0.0, 0.5, 1e-8, 0.999)
         options = dict(alpha=d(*alphas), eps=eps, weight_decay=decay, momentum=d(0.0, 0.9, 0.5))
         return (
@@ -174,9 +174,7 @@ def optimizer(source: Source, ctx: Any, dtype: Any) -> None:
     moved = []
     for number in range(PROBES):
         rng = np.random.default_rng(number)
-        moved.append(
-            _steps(theirs, nudged(start, rng), [nudged(x, rng) for x in grads], shared)
-        )
+        moved.append(_steps(theirs, nudged(start, rng), [nudged(x, rng) for x in grads], shared))
     for k, grad in enumerate(grads):
         executor.run({g: grad.astype(dtype)})
         compare(f"{name} {np.dtype(dtype)}", f"{told}, step {k}", p.asnumpy(), right[k],
@@ -212,6 +210,7 @@ def schedule(source: Source, ctx: Any, dtype: Any) -> None:
     size, power = source.number(1, 9), source.one(1.0, 2.0, 0.5)
     milestones = sorted({source.number(1, 40) for _ in range(source.number(0, 4))})
     shape = source.one("cosine", "linear")
+    anneal = {"cosine": "cos", "linear": "linear"}[shape]
     factor = source.number(1, 3)
     if name == "OneCycle":
         total = max(total, 8)
@@ -222,11 +221,12 @@ def schedule(source: Source, ctx: Any, dtype: Any) -> None:
         "Exponential": (lambda: optim.Exponential(lr, gamma), lambda o: s.ExponentialLR(o, gamma)),
         "Polynomial": (lambda: optim.Polynomial(lr, total, power),
                        lambda o: s.PolynomialLR(o, total, power)),
-        "Cosine": (lambda: optim.Cosine(lr, total, end), lambda o: s.CosineAnnealingLR(o, total, end)),
+        "Cosine": (lambda: optim.Cosine(lr, total, end),
+                   lambda o: s.CosineAnnealingLR(o, total, end)),
         "WarmRestarts": (lambda: optim.WarmRestarts(lr, size, factor, end),
                          lambda o: s.CosineAnnealingWarmRestarts(o, size, factor, end)),
         "OneCycle": (lambda: optim.OneCycle(lr, total, shape=shape),
-                     lambda o: s.OneCycleLR(o, lr, total, anneal_strategy="cos" if shape == "cosine" else shape,
+                     lambda o: s.OneCycleLR(o, lr, total, anneal_strategy=anneal,
                                             cycle_momentum=False)),
         "Warmup": (lambda: optim.Warmup(optim.Constant(lr), size, 0.25),
                    lambda o: s.LinearLR(o, 0.25, 1.0, size)),
@@ -245,7 +245,9 @@ def schedule(source: Source, ctx: Any, dtype: Any) -> None:
     for t in range(0, count, max(1, count // 8)):
         (rate,) = executor.run({step: np.array(t, np.int64)}, convert_to_numpy_ret_vals=True)
         if not abs(float(rate) - right[t]) <= 128 * np.finfo(np.float32).eps * lr:
-            raise Finding(f"{name} in a graph", f"{told} on {ctx}: at {t} {rate!r}, not {right[t]!r}")
+            raise Finding(
+                f"{name} in a graph", f"{told} on {ctx}: at {t} {rate!r}, not {right[t]!r}"
+            )
 
 
 def _rates(theirs: Callable[[Any], Any], lr: float, count: int) -> np.ndarray:
