@@ -3,8 +3,8 @@
 A good file is changed by bit flips, truncation, splices, other numbers, more digits and deeper
 nesting; where a checksum would end the attack at the door it is made right again, as somebody who
 forges a file would. A case holds if the file loads or one of our errors says, in one printable line
-that names the file, what is wrong, within SECONDS and ROOM bytes of memory beside what the process
-had before.
+that names the file, what is wrong, within SECONDS of the processor and ROOM bytes of memory beside
+what the process had before.
 """
 
 from __future__ import annotations
@@ -124,25 +124,25 @@ def check(name: str, reader: Reader, path: Path, data: bytes) -> None:
     def late(*_: Any) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         reader.read(path)
     except DlsysError as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _check_refusal(name, reader, path, error, data)
     except TooLong:
         raise Slow(f"{name} takes too long", _shown(path, data)) from None
     except Exception as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         kind = type(error).__name__
         gc.collect()
         raise Finding(
             f"{name} raises {kind}", f"{str(error)[:200]}: {_shown(path, data)}"
         ) from None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _check_refusal(

@@ -77,6 +77,8 @@ class Drawn(Draw):
         return self._source.rng
 
     def number(self, low: int, high: int) -> int:
+        if high < low:
+            raise ValueError("there is nothing to choose from: an extent is 0")
         return self._source.number(low, high)
 
     def shape(self, least: int, most: int) -> Shape:
@@ -453,7 +455,9 @@ def _allowed(
         if k and oracle.terms is not None:
             size = size + oracle.terms(*problem.arrays, **problem.case.attrs) ** _order(problem, k)
         own = 64 * np.finfo(np.float64).eps * largest if not oracle.local else 0
-        floor = oracle.underflow * info.smallest_subnormal + own
+        # What saturates may underflow to 0 where 1 / (1 + exp(-x)) has overflown.
+        least = info.smallest_normal if oracle.saturates else 4 * info.smallest_subnormal
+        floor = least + own
         return np.broadcast_to(ulps * info.eps * size + floor, right.shape)
 
 

@@ -29,7 +29,6 @@ class Oracle:
     patterns: bool = True  # whether its inputs may have values out of the row's domain
     order: int = 2  # of the derivatives that are compared
     conditioned: float = 0.0  # how much of the case's condition a value may be off by
-    underflow: float = 4.0  # smallest numbers that a result may be off by
     saturates: bool = False  # derivatives have terms of size 1 + |x| that may cancel
     terms: Callable[..., float] | None = None  # of a derivative, which may cancel
     slopes: bool = True  # whether derivatives are compared where an input is not finite
@@ -632,7 +631,10 @@ def reductions() -> dict[str, Oracle]:
         "argmin": Oracle(position_of("min")),
         "prod": Oracle(over_axes(product_over), conditioned=1),
         "logsumexp": Oracle(
-            over_axes(lambda x, a, keep: torch.logsumexp(x, a, keepdim=keep)), conditioned=1
+            over_axes(lambda x, a, keep: torch.logsumexp(x, a, keepdim=keep)),
+            conditioned=1,
+            slopes=False,
+            terms=one,
         ),
         "var": Oracle(variance, conditioned=1, slopes=False),
         "cumsum": Oracle(summed_up),
