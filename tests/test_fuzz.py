@@ -229,7 +229,7 @@ class Planted(unittest.TestCase):
                     file.write(whole[:100])
                     file.flush()
                     os.write(steps, b".....")
-                    time.sleep(0.02)
+                    time.sleep(1.0)  # it is killed in this time
                     file.write(whole[100:])
 
             from dlsys import train

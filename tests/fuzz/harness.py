@@ -4,21 +4,26 @@ of cases, each of which a seed and a number draw again.
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
+import os
 import re
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import hypothesis
 import numpy as np
-from hypothesis import HealthCheck, Phase
-from hypothesis import strategies as st
+
+# What it would keep beside the tests.
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", f"{tempfile.gettempdir()}/hypothesis")
+
+import hypothesis  # noqa: E402
+from hypothesis import HealthCheck, Phase  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 _BLOB = re.compile(r"reproduce_failure\('([^']+)', b'([^']+)'\)")
 _HEARTBEAT = 1.0  # seconds between two lines of a worker
@@ -248,8 +253,3 @@ def tell(**what: Any) -> None:
 
 
 _OUTPUT = sys.stdout
-
-
-def packed(value: Any) -> str:
-    """Bytes as text for a message."""
-    return base64.b85encode(zlib.compress(value)).decode()
