@@ -58,7 +58,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-gpu test-emulated emulator asan lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-gpu test-emulated emulator asan ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -67,6 +67,8 @@ help:
 	@echo "make emulator   the native library with a GPU that the CPU emulates, to try kernels without one"
 	@echo "make test-emulated  the tests of the GPU on it"
 	@echo "make asan       the tests of the CPU kernels under AddressSanitizer; EMULATED=1 and the GPU's"
+	@echo "make ubsan      the same under UndefinedBehaviorSanitizer; make tsan under ThreadSanitizer"
+	@echo "make fuzz       random operators, files, options and kills; SECONDS=600 SEED=1 ARGS=operators"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
@@ -113,6 +115,43 @@ asan: $(call READY,test)
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) \
 	  $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
+
+# Undefined arithmetic, shifts, bounds and alignment; the first of them ends the run.
+UBSAN_TESTS ?= $(ASAN_TESTS)
+UBSAN_BUILD := $(BUILD)/ubsan$(if $(EMULATED),-emulated)
+UBSAN_LIB := $(UBSAN_BUILD)/libdlsys.so
+ubsan: $(call READY,test)
+	+@$(SUBMAKE) native CUDA=off BUILD=$(UBSAN_BUILD) LIB=$(UBSAN_LIB) EMULATED=$(EMULATED) \
+	  CXXFLAGS="-O1 -g -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" \
+	  LDFLAGS=-fsanitize=undefined
+	@UBSAN_OPTIONS=print_stacktrace=1 DLSYS_DEBUG_ARENA=separate \
+	  DLSYS_LIBRARY=$(abspath $(UBSAN_LIB)) $(RUN) tests/run.py $(UBSAN_TESTS)
+
+# Several threads even where there is one core. The interpreter and numpy are not instrumented: what
+# their own threads do is theirs. Addresses as the tool wants them: setarch -R.
+TSAN_TESTS ?= $(ASAN_TESTS) test_runtime test_prefetch
+TSAN_BUILD := $(BUILD)/tsan$(if $(EMULATED),-emulated)
+TSAN_LIB := $(TSAN_BUILD)/libdlsys.so
+tsan: $(call READY,test)
+	+@$(SUBMAKE) native CUDA=off BUILD=$(TSAN_BUILD) LIB=$(TSAN_LIB) EMULATED=$(EMULATED) \
+	  CXXFLAGS="-O1 -g -fsanitize=thread -fno-omit-frame-pointer" LDFLAGS=-fsanitize=thread
+	@LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" DLSYS_THREADS=4 OPENBLAS_NUM_THREADS=1 \
+	  TSAN_OPTIONS="halt_on_error=0 exitcode=66 report_signal_unsafe=0 ignore_noninstrumented_modules=1" \
+	  DLSYS_LIBRARY=$(abspath $(TSAN_LIB)) \
+	  setarch $$(uname -m) -R env $(RUN) tests/run.py $(TSAN_TESTS)
+
+# SECONDS=... of all generators together; SEED=... draws the same again; ARGS=... names of
+# generators and further options: $(PYTHON) tests/fuzz --help. PEERS=1 installs PyTorch.
+FUZZ_READY := $(call READY,test) $(if $(PEERS),$(call READY,peers))
+fuzz: $(FUZZ_READY)
+	+@$(SUBMAKE) optional-lib
+	@$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
+fuzz-campaign: $(FUZZ_READY)
+	+@$(SUBMAKE) optional-lib
+	@status=0; $(RUN) benchmarks/reliability.py $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
+	  $(RUN) benchmarks/table.py; exit $$status
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib

@@ -1,4 +1,5 @@
-"""Writes the tables of docs/performance.md and the README's figures from the JSON in results/.
+"""Writes the tables of docs/performance.md and docs/reliability.md, and the README's figures, from
+the JSON in results/.
 
     python benchmarks/table.py [--results FOLDER]
 
@@ -16,11 +17,15 @@ from typing import Any
 import table_gpu
 import table_losses
 import table_overlap
+import table_reliability
 from table_gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-FILES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+FILES = (
+    *(ROOT / "docs" / name for name in ("performance.md", "reliability.md")),
+    ROOT / "README.md",
+)
 NETWORKS = {
     "logreg": "logistic regression 784-10, batch 1000",
     "mlp": "MLP 784-256-100-10, batch 1000",
@@ -203,6 +208,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "accuracy": accuracy,
     "losses": table_losses.table,
     "figures": figures,
+    "attacks": table_reliability.attacks,
+    "sanitizers": table_reliability.sanitizers,
 }
 
 

@@ -81,7 +81,9 @@ class Network:
         self.feeds: dict[Node, Any] = {self.x: images, self.y: np.arange(8)}
 
     def values(self) -> list[bytes]:
-        return [state.asnumpy().tobytes() for state in self.states]
+        """The bits of all that a run may change; a rate is a float64 until it is on a device."""
+        arrays = [state.asnumpy() for state in self.states]
+        return [x.astype(np.float32 if x.dtype.kind == "f" else x.dtype).tobytes() for x in arrays]
 
 
 class Cases:

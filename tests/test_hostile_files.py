@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import struct
 import tarfile
 import tempfile
@@ -289,6 +290,7 @@ class Forged(InFolder):
     def outcome(self, place: str, header: Any) -> str:
         path = self.folder / "forged.safetensors"
         train.save(path, self.saved.tensors, header)
+        shutil.rmtree(self.folder / "next", ignore_errors=True)  # no checkpoint stands in the way
         try:
             self.run_once(self.folder / "next", path)
         except DataError as error:

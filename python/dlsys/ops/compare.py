@@ -92,10 +92,12 @@ class Truth(Op):
     def __init__(self, sign: str, logical: Logical) -> None:
         self.name = sign
         self._logical = logical
+        names = ("x",) if logical.signature.inputs == ["x"] else ("a", "b")
+        self.signature = Signature(**{key: Operand() for key in names})
+        self.doc = f"`{sign}` of truth values, as ad.{logical.name}_op; numbers are refused."
 
-    def __call__(self, *inputs: Any, name: str | None = None) -> Node:  # type: ignore[override]
-        nodes: list[Any] = [x if isinstance(x, bool) else as_node(x) for x in inputs]
-        return Node(self, nodes, {}, name)  # which refuses a Python bool
+    def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
+        return Node(self, [as_node(x) for x in inputs], attrs, name)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         for x, spec in zip(node.inputs, specs):

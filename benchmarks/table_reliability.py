@@ -1,0 +1,52 @@
+"""The tables of docs/reliability.md: what was tried and held, and the sanitizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from table_gpu import Results, rows
+
+
+def attacks(results: Results) -> str:
+    """A row a generator, with the command that repeats it."""
+    record = results.read("reliability")
+    body = [
+        [
+            each["what"],
+            f"{each['tried']:,}",
+            f"{each['held']:,}",
+            f"{each['unjudged']:,}",
+            ", ".join(f"{kind} ({count:,})" for kind, count in each["found"].items()) or "none",
+            f"{each['seconds']:.0f}",
+            f"`{each['command']}`",
+        ]
+        for each in record["attacks"]
+    ]
+    head = ["what", "tried", "held", "no answer", "did not hold", "s", "again"]
+    return f"{rows(head, body)}\n\n{_source(record['attacks'][-1])}"
+
+
+def sanitizers(results: Results) -> str:
+    """A row a tool."""
+    runs = results.read("sanitizers")["runs"]
+    body = [
+        [
+            f"`{run['command']}`",
+            "stopped" if run["passed"] is None else f"{run['passed']:,}",
+            "" if run["failed"] is None else f"{run['failed']:,}",
+            "; ".join(run["found"]) or "nothing",
+            f"{run['seconds']:.0f}",
+        ]
+        for run in runs
+    ]
+    return f"{rows(['tool', 'passed', 'failed', 'found', 's'], body)}\n\n{_source(runs[-1])}"
+
+
+def _source(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    known = ("python", "numpy", "torch", "hypothesis")
+    versions = [f"{name} {machine[name]}" for name in known if name in machine]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {', '.join(versions)}; {record['date']}, "
+        f"commit {record['commit']}"
+    )
