@@ -92,7 +92,7 @@ class Truth(Op):
     def __init__(self, sign: str, logical: Logical) -> None:
         self.name = sign
         self._logical = logical
-        names = ("x",) if logical.signature.inputs == ["x"] else ("a", "b")
+        names = ("x",) if sign == "~" else ("a", "b")
         self.signature = Signature(**{key: Operand() for key in names})
         self.doc = f"`{sign}` of truth values, as ad.{logical.name}_op; numbers are refused."
 
