@@ -64,10 +64,11 @@ def normalization_of(given: Any, sample_shape: tuple[int, ...]) -> Normalization
             "Normalization.of(training set)"
         ) from None
     size = int(np.prod(sample_shape))
-    if len(mean) != len(std) or size % len(mean) or not min(std) > 0:
+    fits = len(mean) == len(std) and size % len(mean) == 0 and min(std) > 0
+    if not (fits and np.isfinite([mean, std]).all()):
         raise DataError(
             f"normalize: mean {mean} and std {std} do not fit images of {sample_shape}: one "
-            "positive deviation a mean, one number or one a channel"
+            "positive deviation a mean, one finite number or one a channel"
         )
     return Normalization(mean, std)
 
