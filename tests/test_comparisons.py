@@ -110,9 +110,7 @@ class ComparisonNodeTests(unittest.TestCase):
             lambda: ad.logical_and_op(x, True),
             lambda: False | (x > 0),
         ):
-            with self.assertRaisesRegex(
-                GraphError, "is (bool|the Python bool).*; compare nodes by"
-            ):
+            with self.assertRaisesRegex(GraphError, "is (bool|the Python bool).*; compare nodes"):
                 use()
 
     def test_bits_are_not_truth(self):

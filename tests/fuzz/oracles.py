@@ -39,7 +39,7 @@ class Oracle:
         return bool(self.refuses) and any(part in str(error) for part in self.refuses.split("|"))
 
 
-def extreme(a: Any, b: Any, first: Any) -> Any:
+def larger_or_smaller(a: Any, b: Any, first: Any) -> Any:
     """a where it comes first, else b. Of equal inputs the result is the second, which tells for
     zeros of two signs, and the first has the gradient, where PyTorch gives each a half.
     """
@@ -637,8 +637,8 @@ def elementwise() -> dict[str, Oracle]:
             )
         },
         "where": local(lambda c, a, b: torch.where(c != 0, a, b)),
-        "minimum": local(lambda a, b: extreme(a, b, a < b), order=1),
-        "maximum": local(lambda a, b: extreme(a, b, a > b), order=1),
+        "minimum": local(lambda a, b: larger_or_smaller(a, b, a < b), order=1),
+        "maximum": local(lambda a, b: larger_or_smaller(a, b, a > b), order=1),
     }
 
 
