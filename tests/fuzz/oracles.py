@@ -604,7 +604,11 @@ def elementwise() -> dict[str, Oracle]:
         "div_const": local(lambda x, const: x / const, draw=constants()),
         "rsub_const": local(lambda x, const: const - x, draw=constants()),
         "rdiv_const": local(lambda x, const: const / x, draw=constants()),
-        "pow_const": local(lambda x, const: x**const, draw=constants(0.5, -0.5, 1.5)),
+        # PyTorch has 1 / sqrt(x) for x**-0.5, whose signs at -0 and -inf are not those of pow.
+        "pow_const": local(
+            lambda x, const: x**const if const != -0.5 else torch.pow(x, torch.full_like(x, const)),
+            draw=constants(0.5, -0.5, 1.5),
+        ),
         "rpow_const": local(lambda x, const: torch.pow(const, x), draw=positive_constants),
         "clip": local(lambda x, low, high: torch.clamp(x, low, high), draw=limits, order=1),
         "relu6": local(F.relu6, order=1),

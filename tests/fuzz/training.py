@@ -2,12 +2,13 @@
 
 The bound is |error| <= c · K · eps · scale with c = 16 and K the number of steps: a state's scale
 is its largest element, and what the oracle moves by when what it is given (gradients, weights,
-samples) moves by half an eps of float32. Edges are among the numbers that are drawn: decays of 0
-and next to 1, gradients that are zeros, tiny, huge, or huge once.
+samples, rates and decays) moves by half an eps of float32. Edges are among the numbers that are
+drawn: decays of 0 and next to 1, gradients that are zeros, tiny, huge, or huge once.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
@@ -90,14 +91,22 @@ def nudged(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return x * (1 + _STEP * rng.choice([-1.0, 1.0], x.shape))
 
 
+def turned_by(rng: np.random.Generator, number: float) -> float:
+    """One number nudged."""
+    return float(nudged(np.float64(number), rng))
+
+
 def in_dtype(x: np.ndarray, dtype: Any) -> np.ndarray:
     """The nearest numbers of a dtype, in float64."""
     return x.astype(dtype).astype(np.float64)
 
 
 # ---- optimizers ----
-def rules(source: Source) -> tuple[str, dict[str, Any], Callable[[list[Any]], Any]]:
-    """Our class, its options, and PyTorch's over given parameters."""
+Turn = Callable[[float], float]  # what a rule's number is rounded to
+
+
+def rules(source: Source) -> tuple[str, dict[str, Any], Callable[[list[Any], Turn], Any]]:
+    """Our class, its options, and PyTorch's over given parameters, with its numbers turned."""
     d = source.one
     lr = d(0.1, 0.01, 1.0, 1e-3, 0.0)
     decay = d(0.0, 0.0, 0.01, 0.5)
@@ -110,13 +119,16 @@ def rules(source: Source) -> tuple[str, dict[str, Any], Callable[[list[Any]], An
             momentum=momentum, nesterov=nesterov, weight_decay=decay,
             dampening=0.0 if nesterov or not momentum else d(0.0, 0.1, 0.9),
         )  # fmt: skip
-        return name, dict(lr=lr, **options), lambda p: torch.optim.SGD(p, lr, **options)
+        return (
+            name, dict(lr=lr, **options),
+            lambda p, turn: torch.optim.SGD(p, turn(lr), **turned(options, turn)),
+        )  # fmt: skip
     if name in ("Adam", "AdamW"):
         betas = d(0.9, 0.0, 0.5, 0.999), d(0.999, 0.0, 1e-8, 0.5, 0.9, 0.9999)
         made = getattr(torch.optim, name)
         return (
             name, dict(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=decay),
-            lambda p: made(p, lr, betas, eps, decay),
+            lambda p, turn: made(p, turn(lr), tuple(map(turn, betas)), turn(eps), turn(decay)),
         )  # fmt: skip
     if name == "RMSprop":
         centred = source.rarely(4)
@@ -125,15 +137,23 @@ def rules(source: Source) -> tuple[str, dict[str, Any], Callable[[list[Any]], An
         options = dict(alpha=d(*alphas), eps=eps, weight_decay=decay, momentum=d(0.0, 0.9, 0.5))
         return (
             name, dict(lr=lr, centred=centred, **options),
-            lambda p: torch.optim.RMSprop(p, lr, centered=centred, **options),
+            lambda p, turn: torch.optim.RMSprop(
+                p, turn(lr), centered=centred, **turned(options, turn)
+            ),
         )  # fmt: skip
     initial = d(0.0, 0.1, 1.0)
     return (
         name, dict(lr=lr, eps=eps, initial=initial, weight_decay=decay),
-        lambda p: torch.optim.Adagrad(
-            p, lr, eps=eps, initial_accumulator_value=initial, weight_decay=decay
+        lambda p, turn: torch.optim.Adagrad(
+            p, turn(lr), eps=turn(eps), initial_accumulator_value=turn(initial),
+            weight_decay=turn(decay),
         ),
     )  # fmt: skip
+
+
+def turned(options: dict[str, Any], turn: Turn) -> dict[str, Any]:
+    """The options with each float turned."""
+    return {k: turn(v) if isinstance(v, float) else v for k, v in options.items()}
 
 
 def gradients(source: Source, shape: tuple[int, ...], steps: int) -> list[np.ndarray]:
@@ -170,15 +190,22 @@ def optimizer(source: Source, ctx: Any, dtype: Any) -> None:
     p, g = ad.Parameter(start.astype(dtype), "p"), ad.Variable("g", shape, dtype)
     ours = getattr(optim, name)(**options, **shared)
     executor = ad.Executor([ours.minimize(ad.sum_op(p * g), [p])], ctx)
-    right = _steps(theirs, start, grads, shared)
+    right = _steps(lambda p: theirs(p, float), start, grads, shared)
     moved = []
     for number in range(PROBES):
         rng = np.random.default_rng(number)
-        moved.append(_steps(theirs, nudged(start, rng), [nudged(x, rng) for x in grads], shared))
+
+        turn = functools.partial(turned_by, rng)
+        rule = functools.partial(theirs, turn=turn)
+        moved.append(_steps(rule, nudged(start, rng), [nudged(x, rng) for x in grads], shared))
+    largest = 0.0
+    if dtype == np.float64 and "beta2" in options:
+        # 1 - beta^t keeps the fewer digits the nearer it is to 0; float32 has it from float64.
+        largest = options["lr"] / (1 - max(options["beta1"], options["beta2"]))
     for k, grad in enumerate(grads):
         executor.run({g: grad.astype(dtype)})
         compare(f"{name} {np.dtype(dtype)}", f"{told}, step {k}", p.asnumpy(), right[k],
-                [other[k] for other in moved], k + 2)  # fmt: skip
+                [other[k] for other in moved], k + 2, largest)  # fmt: skip
 
 
 def _steps(
@@ -282,10 +309,12 @@ def layers_of(source: Source, rng: np.random.Generator) -> tuple[list[Any], list
         sample: tuple[int, ...] = (channels, side, side)
         for _ in range(source.number(1, 2)):
             filters, window = source.number(1, 5), source.one(3, 1, 2)
-            add(nn.Conv2d(channels, filters, window, padding=1, rng=rng), 2,
-                lambda x, w, b: F.conv2d(x, w, b, padding=1))  # fmt: skip
+            normalised = source.flag()  # which takes every bias away: its gradient is rounding
+            add(nn.Conv2d(channels, filters, window, padding=1, bias=not normalised, rng=rng),
+                2 - normalised,
+                lambda x, w, b=None: F.conv2d(x, w, b, padding=1))  # fmt: skip
             channels, side = filters, side + 3 - window
-            if source.flag():
+            if normalised:
                 add(nn.BatchNorm2d(channels), 2,
                     lambda x, w, b: F.batch_norm(x, None, None, w, b, True))  # fmt: skip
             kind = source.one(*ACTIVATIONS)
@@ -340,8 +369,9 @@ def network(source: Source, ctx: Any, dtype: Any) -> None:
     largest = max(float(np.abs(w).max()) for w in right[1])
     for k in range(steps):
         value, _ = executor.run({fed: x.astype(np.float32), y: labels}, True)
+        # It is the logarithm of 1 and more, whose rounding is of the size of 1.
         compare("a network's loss", f"{told}, step {k}", np.asarray(value), right[0][k],
-                [other[0][k] for other in moved], factor)  # fmt: skip
+                [other[0][k] for other in moved], factor, 1.0)  # fmt: skip
     for k, p in enumerate(model.parameters()):
         compare("a network's weights", f"{told}, {steps} steps: {p.name} {p.shape}", p.asnumpy(),
                 right[1][k], [other[1][k] for other in moved], factor, largest)  # fmt: skip
