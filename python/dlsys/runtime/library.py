@@ -245,7 +245,8 @@ class Library:
         errors that a GPU tells late name.
         """
         number = ctypes.c_int32()
-        self.check(self.cdll.DLPlaceNumber(text.encode(errors="backslashreplace"), ctypes.byref(number)))
+        given = text.encode(errors="backslashreplace")
+        self.check(self.cdll.DLPlaceNumber(given, ctypes.byref(number)))
         return number.value
 
     def _wrap(self, key: tuple[str, str]) -> Callable[..., None]:
