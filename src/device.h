@@ -54,6 +54,9 @@ struct Device {
   // Takes whatever the steps of a program may need and not get, before the first of them runs. Null
   // where there is nothing to take.
   void (*prepare)() = nullptr;
+  // Fails, once, with what kernels found in values that they could not refuse. Call it when they
+  // are waited for. Null where kernels fail at once.
+  void (*raise_fault)(int id) = nullptr;
 };
 
 // The name of a device type in messages.

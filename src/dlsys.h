@@ -70,9 +70,9 @@ typedef struct DLKernelEntry {
 } DLKernelEntry;
 
 // One kernel call of a program; its arguments are values[first .. first + nargs), the stream is not
-// among them.
+// among them. `place` is a number of DLPlaceNumber, or 0.
 typedef struct DLStep {
-  int32_t kernel, first, nargs, reserved;
+  int32_t kernel, first, nargs, place;
 } DLStep;
 
 typedef struct DLMemoryStats {
@@ -132,7 +132,14 @@ DLSYS_API int DLGetCounters(DLCounters* out);
 // return.
 DLSYS_API int DLStreamCreate(DLContext ctx, DLStream* out);
 DLSYS_API int DLStreamFree(DLContext ctx, DLStream stream);
+//
+// A kernel on a GPU that finds an index or a label out of range goes on with NaN. The first wait
+// after it, of any thread for the same GPU, by DLStreamSynchronize, a copy to the host or
+// DLProgramProfile, does its work and returns DL_OUT_OF_RANGE, once. Of several that were found by
+// then it tells of one.
 DLSYS_API int DLStreamSynchronize(DLContext ctx, DLStream stream);
+// The same for those that have nobody to tell of it: what was found is left to the next wait.
+DLSYS_API int DLStreamDrain(DLContext ctx, DLStream stream);
 // Lets `stream` wait for the work that `other` has been given so far.
 DLSYS_API int DLStreamWait(DLContext ctx, DLStream stream, DLStream other);
 
@@ -161,7 +168,10 @@ DLSYS_API const char* DLChoiceName(int64_t kernel, int64_t choice);
 // The library that an implementation comes from, with its version, such as "cuDNN 9.14.0", or ""
 // for this one. Opens it; DL_UNAVAILABLE and the reason when it cannot be used.
 DLSYS_API int DLChoiceSource(int64_t kernel, int64_t choice, const char** out);
-DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, DLStream stream);
+// A number, from 1 on, for a place in the caller's program, such as "train.py:12", the same for the
+// same text. What a GPU finds in a step or a call later than they return is told with its place.
+DLSYS_API int DLPlaceNumber(const char* text, int32_t* number);
+DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, int32_t place, DLStream stream);
 DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values,
                               int64_t nvalues, DLProgram** out);
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream);

@@ -14,6 +14,7 @@ struct DLProgram {
     const char* name;
     void (*invoke)(const DLValue*, DLStream);
     const DLValue* values;
+    int32_t place;
   };
   std::vector<Step> steps;
   std::string device;  // the device column of every step's kernel, "" for a program without steps
@@ -52,7 +53,7 @@ void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLV
           "step %ld (%s): runs on %s, but the steps before it run on %s; a program keeps to one "
           "device",
           (long)k, kernel.name, kernel.device, program->device.c_str());
-    program->steps.push_back({kernel.name, kernel.invoke, values + steps[k].first});
+    program->steps.push_back({kernel.name, kernel.invoke, values + steps[k].first, steps[k].place});
   }
 }
 
@@ -65,6 +66,7 @@ void RunStep(DLProgram* program, int64_t k, DLStream stream) {
   const DLProgram::Step& step = program->steps[k];
   program->failed_step = k;
   const Range range(step.name);
+  const Place place(step.place);
   step.invoke(step.values, stream);
 }
 
@@ -109,10 +111,11 @@ const Device& DeviceOf(const char* function, const DLProgram* program, DLContext
 
 using namespace dlsys;
 
-DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, DLStream stream) {
+DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, int32_t place, DLStream stream) {
   return Guard([&] {
     const DLKernelEntry& entry = KernelAt(kernel);
     if (!values) Fail("%s: null values argument", entry.name);
+    const Place of_call(place);
     entry.invoke(values, stream);
   });
 }
@@ -150,6 +153,7 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
     Running state{program, stream};
     device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), RunOne, &state, ms);
     program->failed_step = -1;
+    if (device.raise_fault) device.raise_fault(ctx.device_id);
   });
 }
 

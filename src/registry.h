@@ -38,11 +38,13 @@ template <class... T>
 }
 
 // An index or a label at a position of its array, of which there are `count`, is none of them.
+// `place` is where the caller's program asked for it, "" where that is not known.
 [[noreturn]] inline void FailOutOfRange(const char* op, const char* what, int64_t value,
-                                        int64_t position, int64_t count) {
+                                        int64_t position, int64_t count, const char* place = "") {
   FailWith(DL_OUT_OF_RANGE,
-           "%s: %s %lld at position %lld is out of range: there are %lld, counted from 0", op, what,
-           (long long)value, (long long)position, (long long)count);
+           "%s: %s %lld at position %lld is out of range: there are %lld, counted from 0%s%s%s", op,
+           what, (long long)value, (long long)position, (long long)count, *place ? " [" : "", place,
+           *place ? "]" : "");
 }
 
 void SetLastError(const char* text) noexcept;
@@ -77,6 +79,21 @@ class Visit {
 
  private:
   static inline thread_local int depth_ = 0;
+};
+
+// While a thread launches the kernels of one place in the caller's program. What they find is told
+// when the launch is long over, and with this place.
+class Place {
+ public:
+  explicit Place(int32_t number) { current_ = number; }
+  ~Place() { current_ = 0; }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+  static int32_t Current() { return current_; }
+  static const char* TextOf(int32_t number);  // "" where it is not known; lives forever
+
+ private:
+  static inline thread_local int32_t current_ = 0;
 };
 
 // Runs f and turns whatever it throws into a status and the thread's error text.

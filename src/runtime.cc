@@ -4,7 +4,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "allocator.h"
 #include "counters.h"
@@ -62,6 +64,19 @@ void CheckRange(const char* function, const void* data, int64_t nbytes) {
   if (nbytes && !data) Fail("%s: null data argument", function);
 }
 
+// Fails with what the kernels that were just waited for have left.
+void RaiseFault(DLContext ctx) {
+  const Device& device = FindDevice(ctx.device_type);
+  if (device.raise_fault) device.raise_fault(ctx.device_id);
+}
+
+// The places of callers' programs, from number 1 on; as few as these have lines. Call it with the
+// lock held.
+std::vector<std::unique_ptr<const std::string>>& Places() {
+  static auto* const places = new std::vector<std::unique_ptr<const std::string>>;
+  return *places;
+}
+
 template <class T>
 T* CheckOut(const char* function, T* out) {
   if (!out) Fail("%s: null output argument", function);
@@ -69,9 +84,28 @@ T* CheckOut(const char* function, T* out) {
 }
 
 }  // namespace
+
+const char* Place::TextOf(int32_t number) {
+  std::lock_guard<std::mutex> hold(Lock());
+  const auto& places = Places();
+  return number >= 1 && (size_t)number <= places.size() ? places[number - 1]->c_str() : "";
+}
+
 }  // namespace dlsys
 
 using namespace dlsys;
+
+DLSYS_API int DLPlaceNumber(const char* text, int32_t* number) {
+  return Guard([&] {
+    CheckOut("DLPlaceNumber", number);
+    if (!text) Fail("DLPlaceNumber: null text argument");
+    std::lock_guard<std::mutex> hold(Lock());
+    static auto* const numbers = new std::map<std::string, int32_t>;
+    const auto [found, added] = numbers->try_emplace(text, (int32_t)Places().size() + 1);
+    if (added) Places().push_back(std::make_unique<const std::string>(text));
+    *number = found->second;
+  });
+}
 
 DLSYS_API int DLDeviceCount(int32_t device_type, int32_t* count) {
   return Guard(
@@ -121,6 +155,13 @@ DLSYS_API int DLStreamFree(DLContext ctx, DLStream stream) {
 }
 
 DLSYS_API int DLStreamSynchronize(DLContext ctx, DLStream stream) {
+  return Guard([&] {
+    FindDevice(ctx.device_type).synchronize(ctx.device_id, stream);
+    RaiseFault(ctx);
+  });
+}
+
+DLSYS_API int DLStreamDrain(DLContext ctx, DLStream stream) {
   return Guard([&] { FindDevice(ctx.device_type).synchronize(ctx.device_id, stream); });
 }
 
@@ -181,5 +222,6 @@ DLSYS_API int DLMemoryCopy(void* dst, DLContext dst_ctx, const void* src, DLCont
     const Device& from = FindDevice(src_ctx.device_type);
     const Device& device = to.type == DL_CPU ? from : to;  // the CPU cannot reach another device
     if (nbytes) device.copy(dst, dst_ctx, src, src_ctx, (size_t)nbytes, stream);
+    if (nbytes && to.type == DL_CPU) RaiseFault(src_ctx);
   });
 }

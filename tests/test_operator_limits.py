@@ -212,12 +212,15 @@ class GpuLimits(Limits, unittest.TestCase):
     ctx = ndarray.gpu(0)
 
     def train_with_a_bad_label(self, dtype: str, bad: int) -> None:
-        """Kernels do not stop for a label: its row alone becomes NaN."""
+        """Kernels do not stop for a label: it is told later, and its row alone becomes NaN."""
         x, labels = ad.Variable("x"), ad.Variable("labels", dtype=dtype)
         rows = ad.softmax_cross_entropy(x, labels, reduction="none")
         logits = np.arange(20, dtype=np.float32).reshape(4, 5)
         feeds = {x: logits, labels: np.array([0, 1, bad, 2]).astype(dtype)}
-        loss, gradient = self.run_nodes([rows, *ad.gradients(rows, [x])], feeds)
+        made = ad.Executor([rows, *ad.gradients(rows, [x])], self.ctx).run(feeds)
+        with self.assertRaisesRegex(DlsysError, rf"label {bad} at position 2 .*there are 5\b"):
+            made[0].asnumpy()
+        loss, gradient = (array.asnumpy() for array in made)
         np.testing.assert_array_equal(np.isnan(loss), [False, False, True, False])
         np.testing.assert_array_equal(np.isnan(gradient).all(axis=1), [False, False, True, False])
         np.testing.assert_array_equal(np.isnan(gradient).any(axis=1), [False, False, True, False])

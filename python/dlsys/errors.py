@@ -38,7 +38,15 @@ class SignatureError(GraphError, ShapeError):
 
 class OutOfRangeError(ShapeError, IndexError):
     """An index or a class number among the values that an operator was given is not one of those
-    that there are: the same on numpy and CPU. A GPU, whose kernels cannot fail, makes NaN of it.
+    that there are. The text is the same on every device.
+
+    numpy and the CPU raise it from the run, which then changes nothing. A kernel on a GPU cannot
+    stop: it makes NaN of what depends on the value (-1 of integers), and the run goes on. The first
+    wait for that GPU afterwards raises, in whatever thread: `asnumpy`, a copy to the host,
+    `float()`, `synchronize`, or the next run that reads its results as numpy arrays. By then
+    Parameters may hold NaN of that run. One error stands for all that were found before it; then
+    the GPU goes on as if nothing had been. Runs that wait before they return, as those that are
+    profiled or that DLSYS_DEBUG=2 shows step by step, raise at once and change nothing.
     """
 
 

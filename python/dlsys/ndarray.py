@@ -101,7 +101,12 @@ class NDArray:
         return DLArray.from_buffer(self._words)
 
     def asnumpy(self) -> np.ndarray:
-        """A fresh numpy array of the same shape and dtype; waits for the work that computes it."""
+        """A fresh numpy array of the same shape and dtype; waits for the work that computes it.
+
+        Raises:
+            OutOfRangeError: a kernel on its GPU, of this work or of other, has found an index or a
+                label out of range since the last wait. The next call returns the values.
+        """
         out = np.empty(self._shape, self._dtype)
         if out.size:
             # The address through `out.ctypes` takes four times as long.

@@ -279,7 +279,7 @@ void SparseCrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* m
   CheckLoss(op, loss);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
-  const SparseLabels labels(op, y, rows);
+  const SparseLabels labels("sparse_softmax_cross_entropy", y, rows);  // whose faster form this is
   double* of_row = loss_scratch.Get<double>(rows.count);
   ForRows(
       rows, DLSYS_ROW {

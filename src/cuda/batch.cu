@@ -3,11 +3,12 @@
 // samples (count, size) of uint8 or float32 -> x (batch, size) of float32, a few rows a block, four
 // elements at a time where planes and addresses allow. Labels are moved by the same launch. The
 // step is read from device memory, so that a captured program takes the next batch when it has
-// advanced. An index out of range makes its row NaN: a kernel cannot fail. Outputs never overlap
+// advanced. An index out of range makes its row NaN and is told (fault.cuh). Outputs never overlap
 // inputs.
 #include <algorithm>
 
 #include "batch.h"
+#include "cuda/fault.cuh"
 #include "cuda/launch.cuh"
 
 namespace dlsys {
@@ -24,9 +25,12 @@ using batch::Scaled;
 struct Given {
   Indices indices;
   int64_t count;
+  Faults faults;
   __device__ int64_t At(int64_t i) const {
     const int64_t at = indices[i];
-    return at >= 0 && at < count ? at : -1;
+    if (at >= 0 && at < count) return at;
+    faults.OutOfRange(at, i, count);
+    return -1;
   }
 };
 
@@ -180,7 +184,8 @@ void TakeBatch(const DLArray* samples, const DLArray* index, const DLArray* scal
   Enter(op, y, samples, index, scale, shift);
   const Affine affine = batch::AffineOf(op, samples, scale, shift);
   CheckTaken(op, samples, 0, index, y);
-  const Given given{IndicesOf(op, index), samples->shape[0]};
+  const Given given{IndicesOf(op, index), samples->shape[0],
+                    FaultsOf(op, "index", y->ctx.device_id)};
   Take(op, given, samples, affine, Out(op, y), Numel(index), Labels(), 4, stream);
 }
 

@@ -6,6 +6,7 @@
 
 #include "counters.h"
 #include "cuda/context.cuh"
+#include "cuda/fault.cuh"
 #include "cuda/graph.cuh"
 #include "cuda/ordering.cuh"
 #include "cuda/staging.cuh"
@@ -141,7 +142,7 @@ void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64
 
 const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc,
                                        Release, Fill, Copy, StreamCreate, StreamFree, Synchronize,
-                                       Wait, Profile, Record});
+                                       Wait, Profile, Record, nullptr, RaiseFault});
 
 }  // namespace
 }  // namespace cuda

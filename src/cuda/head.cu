@@ -234,9 +234,7 @@ void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
   const Layers layers = CheckedLayers(op, x, weights, biases, code, dlogits, values, gradients);
   const Target target{CheckedMeeting(op, meeting), scale, CheckedLoss(op, loss)};
   if (sparse)
-    return RunHead<8>(op, x->ctx, layers,
-                      SparseLabels{CheckedLabels(op, labels, dlogits, Rows(op, dlogits)), dy},
-                      target, stream);
+    return RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, dy), target, stream);
   const Rows given(op, labels);  // of as many axes as the caller's logits had
   if (given.count != layers.rows || given.classes != dlogits->shape[1])
     Fail("%s: labels %s do not fit logits %s", op, ShapeText(labels).c_str(),

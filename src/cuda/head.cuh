@@ -140,8 +140,8 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
           of_row[c] = d;
           memory[head.gradients_at + at + c] = d;
         };
-        sum += labels.template Row<32, 1>(memory + head.logits_at + at, label, classes, classes,
-                                          lane, put);
+        sum += labels.template Row<32, 1>(memory + head.logits_at + at, first + warp, label,
+                                          classes, classes, lane, put);
       }
       __syncwarp();
     }

@@ -3,9 +3,10 @@
 //
 // A part of an array is copied by a loop over its elements with the strides of both sides. Moves
 // know only the size of an element. The output never overlaps an input. An index out of range fills
-// its row with bytes of 0xFF, which is NaN in floats and -1 in integers: a kernel cannot fail.
+// its row with bytes of 0xFF, which is NaN in floats and -1 in integers, and is told (fault.cuh).
 #include <utility>
 
+#include "cuda/fault.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/loop.cuh"
 #include "index.h"
@@ -56,22 +57,25 @@ __global__ void PadGradientKernel(const float* dy, float* dx, int64_t n, int64_t
 // x (outer, extent, inner) -> y (outer, count, inner), n elements
 template <class T>
 __global__ void GatherKernel(const T* x, Indices indices, T* y, int64_t n, int64_t count,
-                             int64_t extent, int64_t inner) {
+                             int64_t extent, int64_t inner, Faults faults) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t row = i / inner;
     const int64_t outer = row / count;
     const int64_t at = indices[row - outer * count];
     const bool exists = at >= 0 && at < extent;
     y[i] = exists ? x[(outer * extent + at) * inner + (i - row * inner)] : (T)~T(0);
+    if (!exists && i == row * inner) faults.OutOfRange(at, row - outer * count, extent);
   }
 }
 
 // indices (rows) -> y (rows, depth), n elements
-__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t depth) {
+__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t depth, Faults faults) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t row = i / depth;
     const int64_t at = indices[row];
-    y[i] = at < 0 || at >= depth ? NAN : at == i - row * depth ? 1.f : 0.f;
+    const bool exists = at >= 0 && at < depth;
+    y[i] = !exists ? NAN : at == i - row * depth ? 1.f : 0.f;
+    if (!exists && i == row * depth) faults.OutOfRange(at, row, depth);
   }
 }
 
@@ -206,7 +210,8 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y, 
   WithElement(x, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Launch("gather", GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, at,
-           (T*)y->data, n, Numel(indices), split.n, split.inner);
+           (T*)y->data, n, Numel(indices), split.n, split.inner,
+           FaultsOf("gather", "index", y->ctx.device_id));
   });
 }
 
@@ -216,7 +221,8 @@ void OneHot(const DLArray* indices, DLArray* y, DLStream stream) {
   const int64_t n = Numel(y);
   if (n == 0) return;
   Launch("one_hot", OneHotKernel, Blocks(n), kThreads, 0, stream, IndicesOf("one_hot", indices),
-         Out("one_hot", y), n, y->shape[y->ndim - 1]);
+         Out("one_hot", y), n, y->shape[y->ndim - 1],
+         FaultsOf("one_hot", "index", y->ctx.device_id));
 }
 
 DLSYS_KERNEL(cuda, slice, Slice);

@@ -22,8 +22,8 @@ __global__ void LossKernel(int64_t rows, int64_t classes, const float* x, Op op,
     const bool exists = first + group < rows;
     const int64_t row = exists ? first + group : 0;
     float* out = dx + row * classes;
-    const float of_row = op.template Row<kLanes>(x + row * classes, op.Hold(row, exists), classes,
-                                                 exists ? classes : 0, lane,
+    const float of_row = op.template Row<kLanes>(x + row * classes, row, op.Hold(row, exists),
+                                                 classes, exists ? classes : 0, lane,
                                                  [&](int64_t c, float d) { out[c] = d; });
     if (exists && lane == 0) sum += of_row;
   }
@@ -81,8 +81,8 @@ void SparseCrossEntropyPair(const DLArray* x, const DLArray* labels, const DLArr
   CheckSameShape(op, x, dx);
   const Rows rows(op, x);
   RunPair(op, x->ctx.device_id, In(op, x), rows.count, rows.classes,
-          SparseLabels{CheckedLabels(op, labels, x, rows), dy}, Out(op, dx),
-          CheckedMeeting(op, meeting), scale, CheckedLoss(op, loss), stream);
+          CheckedClasses(op, labels, x, dy), Out(op, dx), CheckedMeeting(op, meeting), scale,
+          CheckedLoss(op, loss), stream);
 }
 
 DLSYS_KERNEL(cuda, softmax_cross_entropy_pair, CrossEntropyPair);

@@ -6,7 +6,7 @@
 namespace dlsys {
 namespace cuda {
 
-// Row(in, held, ...) returns the loss of the logits `in` of a row, the same in every lane, and
+// Row(in, row, held, ...) returns the loss of the logits `in` of a row, the same in every lane, and
 // calls put(c, d) with the gradient of class c. `held` is what Hold finds for the row, early where
 // there is something to do meanwhile. `classes` is the length of a row, `count` the same, or 0 for
 // lanes without a row, which have to meet the others.
@@ -14,9 +14,9 @@ namespace cuda {
 struct DenseLabels {
   const float* of;  // (rows, classes)
   float dy;
-  __device__ __forceinline__ int64_t Hold(int64_t row, bool) const { return row; }
+  __device__ __forceinline__ int Hold(int64_t, bool) const { return 0; }
   template <int kLanes, int kUnroll = 4, class Put>
-  __device__ float Row(const float* in, int64_t row, int64_t classes, int64_t count, int lane,
+  __device__ float Row(const float* in, int64_t row, int, int64_t classes, int64_t count, int lane,
                        const Put& put) const {
     const float* target = of + row * classes;
     const Stats stats = RowStats<kLanes, kUnroll>(in, count, lane);
@@ -42,13 +42,14 @@ struct SparseLabels {
     return exists ? of.At(row) : 0;
   }
   template <int kLanes, int kUnroll = 4, class Put>
-  __device__ float Row(const float* in, int64_t label, int64_t classes, int64_t count, int lane,
-                       const Put& put) const {
+  __device__ float Row(const float* in, int64_t row, int64_t label, int64_t classes, int64_t count,
+                       int lane, const Put& put) const {
     const Stats stats = RowStats<kLanes, kUnroll>(in, count, lane);
     if (count == 0) return 0.f;
     const bool valid = label >= 0 && label < classes;
     const float scale = valid ? dy : NAN;
     const float loss = valid ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+    if (!valid && lane == 0) of.faults.OutOfRange(label, row, classes);
 #pragma unroll kUnroll
     for (int64_t c = lane; c < count; c += kLanes)
       put(c, (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale);
@@ -106,6 +107,15 @@ void RunPair(const char* op, int device, const float* x, int64_t rows, int64_t c
 void RunPair(const char* op, int device, const float* x, int64_t rows, int64_t classes,
              const SparseLabels& labels, float* dx, const Meeting& meeting, float scale,
              float* loss, DLStream stream);
+
+// Class numbers of logits x whose gradients are scaled by `dy`. Faults name the operator that was
+// asked for, of which these kernels are the faster form.
+inline SparseLabels CheckedClasses(const char* op, const DLArray* labels, const DLArray* x,
+                                   float dy) {
+  SparseLabels checked{CheckedLabels(op, labels, x, Rows(op, x)), dy};
+  checked.of.faults.op = "sparse_softmax_cross_entropy";
+  return checked;
+}
 
 inline Meeting CheckedMeeting(const char* op, const DLArray* meeting) {
   unsigned* come = CheckedMeeting(op, meeting, kMeetingPlaces + 1);

@@ -5,7 +5,8 @@
 // digits, least significant first. A block counts and places a tile of keys with a thread a digit,
 // so that the order comes by itself. Then y is written once: a thread an element adds the updates
 // of its row; rows of more than kLong updates get blocks of their own. Keys out of range sort
-// behind all rows and make the whole of y NaN: a kernel cannot fail, and none of it can be trusted.
+// behind all rows, are told (fault.cuh) and make the whole of y NaN: none of it can be trusted.
+#include "cuda/fault.cuh"
 #include "cuda/launch.cuh"
 #include "index.h"
 
@@ -33,12 +34,14 @@ struct Shape {
 
 // ---- kernels ----
 
-__global__ void KeysKernel(Indices indices, int32_t* keys, int32_t* order, int64_t count,
-                           int64_t n) {
+__global__ void KeysKernel(Indices indices, int32_t* keys, int32_t* order, int64_t count, int64_t n,
+                           Faults faults) {
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
     const int64_t row = indices[i];
-    keys[i] = (int32_t)(row >= 0 && row < n ? row : n);
+    const bool exists = row >= 0 && row < n;
+    keys[i] = (int32_t)(exists ? row : n);
     order[i] = (int32_t)i;
+    if (!exists) faults.OutOfRange(row, i, n);
   }
 }
 
@@ -201,11 +204,11 @@ struct Workspace {
 
 // Sorts the updates by row; returns which of the two arrays of keys and order hold them.
 int SortByRow(const char* op, Indices indices, const Shape& shape, const Workspace& work,
-              DLStream stream) {
+              const Faults& faults, DLStream stream) {
   const int64_t count = shape.count;
   const unsigned tiles = (unsigned)work.tiles;
   Launch(op, KeysKernel, Blocks(count), kThreads, 0, stream, indices, work.keys[0], work.order[0],
-         count, shape.n);
+         count, shape.n, faults);
   const int passes = Passes(shape.n);
   for (int pass = 0; pass < passes; pass++) {
     const int from = pass % 2, to = 1 - from, shift = pass * kDigitBits;
@@ -236,7 +239,8 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const int64_t n = Numel(y);
   if (n == 0) return;
   const Workspace work(shape, y->ctx, stream);
-  const int at = SortByRow(op, checked, shape, work, stream);
+  const Faults faults = FaultsOf(op, "index", y->ctx.device_id);
+  const int at = SortByRow(op, checked, shape, work, faults, stream);
   const Sorted sorted{work.order[at], work.starts};
   Launch(op, SumKernel, Blocks(n), kThreads, 0, stream, from, sorted, to, n, shape);
   if (shape.count <= kLong) return;

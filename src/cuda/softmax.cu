@@ -4,7 +4,7 @@
 // beyond. A row is read once for its maximum and once for sum(exp(x - max)), which cannot overflow;
 // the later reads hit the cache. A row is written only after all its lanes have read it, so the
 // output may be the buffer of an input of its shape. An integer label out of range gives NaN for
-// its row: a kernel cannot fail.
+// its row and is told (fault.cuh).
 #include "cuda/reduce.cuh"
 #include "cuda/softmax.cuh"
 
@@ -105,7 +105,9 @@ struct SparseCrossEntropyOp {
     const Stats stats = RowStats<kLanes>(in, count, lane);
     if (!writes) return;
     const int64_t label = labels.At(row);
-    loss[row] = label >= 0 && label < classes ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+    const bool valid = label >= 0 && label < classes;
+    loss[row] = valid ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+    if (!valid) labels.faults.OutOfRange(label, row, classes);
   }
 };
 
@@ -121,7 +123,9 @@ struct SparseCrossEntropyGradientOp {
     const Stats stats = RowStats<kLanes>(in, count, lane);
     if (count == 0) return;
     const int64_t label = labels.At(row);
-    const float scale = label >= 0 && label < classes ? dy[row] : NAN;
+    const bool valid = label >= 0 && label < classes;
+    const float scale = valid ? dy[row] : NAN;
+    if (!valid && lane == 0) labels.faults.OutOfRange(label, row, classes);
     for (int64_t c = lane; c < count; c += kLanes)
       out[c] = (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale;
   }

@@ -1,5 +1,6 @@
 // What kernels over the rows of a softmax share: a row's maximum and sum, labels, and shapes.
 #pragma once
+#include "cuda/fault.cuh"
 #include "cuda/group.cuh"
 
 namespace dlsys {
@@ -25,6 +26,7 @@ __device__ Stats RowStats(const float* x, int64_t classes, int lane) {
 struct Labels {
   const void* data;  // (rows), int32, int64 or uint8
   int dtype;
+  Faults faults;
   __device__ int64_t At(int64_t row) const {
     if (dtype == DL_INT32) return ((const int32_t*)data)[row];
     if (dtype == DL_INT64) return ((const int64_t*)data)[row];
@@ -55,7 +57,7 @@ inline Labels CheckedLabels(const char* op, const DLArray* labels, const DLArray
   if (dtype != DL_INT32 && dtype != DL_INT64 && dtype != DL_UINT8)
     Fail("%s: expected labels of int32, int64 or uint8, got %s", op, DtypeText(dtype));
   CheckOneARow(op, "label", labels, x, rows);
-  return Labels{labels->data, dtype};
+  return Labels{labels->data, dtype, FaultsOf(op, "label", x->ctx.device_id)};
 }
 
 }  // namespace cuda

@@ -38,6 +38,7 @@
 inline void __syncthreads() { dlsys::emulator::MeetBlock(); }
 inline void __syncwarp() { dlsys::emulator::MeetWarp(); }
 inline void __threadfence() {}
+inline void __threadfence_system() {}
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int distance, int width = 32) {
@@ -58,6 +59,10 @@ T __shfl_sync(unsigned, T value, int source, int width = 32) {
 
 inline unsigned atomicAdd(unsigned* to, unsigned value) {
   return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST);
+}
+inline unsigned atomicCAS(unsigned* to, unsigned expected, unsigned value) {
+  __atomic_compare_exchange_n(to, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  return expected;
 }
 template <class T>
 T __ldcg(const T* p) {
@@ -173,7 +178,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 // ---- memory ----
 
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-constexpr unsigned cudaHostAllocDefault = 0;
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocMapped = 2;
 cudaError_t cudaMalloc(void** data, size_t nbytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned flags);

@@ -113,7 +113,10 @@ class Executor:
         Parameter; Ctrl-C between two updates waits for the rest of the run, a second one does not.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
-        or dtypes do not fit, OutOfMemoryError when the plan does not fit the device.
+        or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
+        OutOfRangeError for an index or a class number out of range. A GPU finds the last when the
+        run is queued already: it is raised where its results are first waited for, and Parameters
+        may hold NaN by then (see errors.OutOfRangeError).
         """
         if self._running.locked():
             _refuse_second()

@@ -115,7 +115,7 @@ class Segment:
         words: list[int] = []
         for step in steps:
             kernel, arguments = self._lowered(step)
-            records.append((kernel, len(words), len(arguments), 0))
+            records.append((kernel, len(words), len(arguments), self._place(step)))
             words.extend(arguments)
         self._records = np.array(records, np.int32).reshape(-1, 4)
         self._words = np.array(words or [0], np.uint64)
@@ -215,9 +215,9 @@ class Segment:
         return list(ms)
 
     def _call(self, k: int, on: int) -> None:
-        kernel, first, _, _ = (int(word) for word in self._records[k])
+        kernel, first, _, place = (int(word) for word in self._records[k])
         at = self._words.ctypes.data + 8 * first
-        self._check_step(self._library.cdll.DLKernelCall(kernel, at, on), self._steps[k])
+        self._check_step(self._library.cdll.DLKernelCall(kernel, at, place, on), self._steps[k])
 
     def _fail(self, status: int, handle: int | None) -> None:
         failed = self._library.cdll.DLProgramFailedStep(handle)
@@ -229,6 +229,10 @@ class Segment:
             return
         shapes = ", ".join(f"{value.node.name} {value.spec.shape}" for value in step.inputs)
         self._library.check(status, node=step.node.name, inputs=shapes, line=step.node.where)
+
+    def _place(self, step: Step) -> int:
+        """The number of the user's line, for errors that a GPU tells when the call is over."""
+        return self._library.place_number(step.node.where) if step.node.op.fallible else 0
 
     def _lowered(self, step: Step) -> tuple[int, list[int]]:
         """A step's kernel and its arguments as 64-bit words, in the order of the kernel's

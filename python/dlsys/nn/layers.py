@@ -146,8 +146,8 @@ class ConvTranspose2d(Module):
 class Embedding(Module):
     """Row i of weight (count, features) for each number i of an integer x: (…) to (…, features).
 
-    The rows begin standard normal. A number out of range raises on numpy and CPU and gives NaN on
-    the GPU. GraphError for extents below 1.
+    The rows begin standard normal. OutOfRangeError for a number out of range, GraphError for
+    extents below 1.
     """
 
     @declared(count=SIZE, features=SIZE, **DRAWN)

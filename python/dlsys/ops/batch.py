@@ -135,9 +135,9 @@ class ShuffledIndexOp(Op):
 class TakeBatchOp(Op):
     """scale · samples[index] + shift in floats, in one kernel; no gradient.
 
-    samples: (n, …) uint8 or float32. index: int32 or int64 of any shape; one out of range raises on
-    numpy and CPU and makes its sample NaN on the GPU. scale, shift: (), or (c,) with a number for
-    each of the c planes that a sample consists of, one after the other.
+    samples: (n, …) uint8 or float32. index: int32 or int64 of any shape; one out of range raises
+    OutOfRangeError. scale, shift: (), or (c,) with a number for each of the c planes that a sample
+    consists of, one after the other.
     """
 
     name = kernel = "take_batch"

@@ -188,8 +188,7 @@ class FusedProduct(Fused):
 
 class FusedLoss(Fused):
     """Σ of the rows' losses times `scale`, and the gradient of each row's loss times `dy`: values
-    () and (…, classes) of logits, labels and a place to meet. Labels out of range are refused, or
-    on the GPU give NaN.
+    () and (…, classes) of logits, labels and a place to meet. Labels out of range are refused.
     """
 
     tolerance = 1e-4

@@ -394,8 +394,7 @@ def scatter_add_op(x: Node, indices: Node, updates: Node, axis: int = 0) -> Node
     """x with `updates` added at the positions `indices` of one axis, repeated ones each time.
 
     updates: x's shape with the indices' axes in the place of `axis`. indices: int32 or int64; one
-    out of range raises on numpy and CPU and makes the result NaN on the GPU. The order of the sums
-    is the same in every run.
+    out of range raises OutOfRangeError. The order of the sums is the same in every run.
     """
     return add(x, gather_gradient_op(updates, indices, x, axis=axis))
 
@@ -404,8 +403,7 @@ def scatter_add_op(x: Node, indices: Node, updates: Node, axis: int = 0) -> Node
 def embedding_op(table: Node, indices: Node, name: str | None = None) -> Node:
     """Rows of a table (n, …) at indices of any shape, int32 or int64: (*indices, …).
 
-    An index out of range raises on numpy and CPU and gives a row of NaN on the GPU. The table's
-    gradient is dense.
+    An index out of range raises OutOfRangeError. The table's gradient is dense.
     """
     return gather_op(table, indices, 0, name)
 

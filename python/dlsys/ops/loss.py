@@ -276,8 +276,8 @@ def softmax_cross_entropy(
     number is ignore_index have no loss. The mean of class numbers is over the weights of the rows'
     classes, ignored rows counting 0; that of one-hot labels is over the rows.
 
-    Differentiable to any order in the logits. Class numbers out of range raise on numpy and CPU; on
-    the GPU they make that row NaN. GraphError for a reduction or smoothing that does not exist.
+    Differentiable to any order in the logits. OutOfRangeError for a class number out of range,
+    GraphError for a reduction or smoothing that does not exist.
     """
     weights = None if weights is None else class_weights(weights, logits)
     if not is_integer(labels):

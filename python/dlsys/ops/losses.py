@@ -182,7 +182,7 @@ def negative_log_likelihood(
 
     weights: a number a class, (classes,). Rows whose label is ignore_index have no loss; the mean
     is over the weights of the rows' classes. For log_softmax outputs, and any other numbers, minus
-    infinity for other classes included. Labels out of range raise on numpy and CPU.
+    infinity for other classes included. Raises OutOfRangeError for a label out of range.
     """
     ignored = row_weights = None
     if ignore_index is not None:

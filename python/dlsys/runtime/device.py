@@ -152,7 +152,13 @@ class SideStream:
 
 
 def synchronize(ctx: Context) -> None:
-    """Waits until the calling thread's work on `ctx` is done; its late errors are raised here."""
+    """Waits until the calling thread's work on `ctx` is done.
+
+    Raises:
+        OutOfRangeError: a kernel on this GPU found an index or a label out of range, and nobody was
+            told yet.
+        DeviceLostError: the GPU faulted.
+    """
     library = load()
     library.check(library.cdll.DLStreamSynchronize(ctx.struct, stream(ctx)))
 

@@ -159,7 +159,7 @@ class ForeignBlock(Block):
             return
         # The owner may hand the memory out at once, so our last work on it has to be over.
         if self.stream:
-            self._library.cdll.DLStreamSynchronize(self.ctx.struct, self.stream)
+            self._library.cdll.DLStreamDrain(self.ctx.struct, self.stream)
         if managed.deleter:
             managed.deleter(ctypes.addressof(managed))
 

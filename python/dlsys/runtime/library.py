@@ -68,7 +68,7 @@ class DLStep(ctypes.Structure):
         ("kernel", ctypes.c_int32),
         ("first", ctypes.c_int32),
         ("nargs", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("place", ctypes.c_int32),
     ]
 
 
@@ -132,6 +132,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLStreamCreate": (DLContext, _P),
     "DLStreamFree": (DLContext, _P),
     "DLStreamSynchronize": (DLContext, _P),
+    "DLStreamDrain": (DLContext, _P),
     "DLStreamWait": (DLContext, _P, _P),
     "DLMemoryAlloc": (DLContext, _I64, _P, _P),
     "DLMemoryFree": (DLContext, _P),
@@ -141,7 +142,8 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLMemoryFill": (DLContext, _P, _I32, _I64, _P),
     "DLMemoryCopy": (_P, DLContext, _P, DLContext, _I64, _P),
     "DLChoiceSource": (_I64, _I64, _P),
-    "DLKernelCall": (_I64, _P, _P),
+    "DLPlaceNumber": (ctypes.c_char_p, _P),
+    "DLKernelCall": (_I64, _P, _I32, _P),
     "DLProgramCreate": (_P, _I64, _P, _I64, _P),
     "DLProgramRun": (_P, _P),
     "DLProgramProfile": (_P, DLContext, _P, _P),
@@ -237,6 +239,15 @@ class Library:
         index = self.index[device_name, name]
         self.check(self.cdll.DLChoiceSource(index, number, ctypes.byref(text)))
         return (text.value or b"").decode()
+
+    def place_number(self, text: str) -> int:
+        """The library's number for a place in the user's program, such as "train.py:12", which
+        errors that a GPU tells late name.
+        """
+        number = ctypes.c_int32()
+        given = text.encode(errors="backslashreplace")
+        self.check(self.cdll.DLPlaceNumber(given, ctypes.byref(number)))
+        return number.value
 
     def _wrap(self, key: tuple[str, str]) -> Callable[..., None]:
         # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
