@@ -290,7 +290,9 @@ class CpuLibrary(LibraryCase, unittest.TestCase):
     def test_a_fork_beside_a_thread_that_builds_its_first_executor(self):
         """The thread is held where it loads the library; and nothing is imported behind that."""
         ran = _python(
-            "import os, sys, threading, time, numpy as np\n"
+            "import os, sys, threading, time, warnings, numpy as np\n"
+            # From Python 3.12 on every fork beside threads is warned of.
+            "warnings.simplefilter('ignore')\n"
             "from dlsys import autodiff as ad, ndarray\n"
             "from dlsys.runtime import library\n"
             "loaded = set(sys.modules)\n"
