@@ -562,8 +562,8 @@ def logit_loss(x: Any, y: Any, reduction: str = "mean", positive_weight: float =
     """By PyTorch's softplus: its own form of this loss takes (1 - y) · x from x, which leaves
     rounding of the size of the logit.
     """
-    rows = positive_weight * y * F.softplus(-x, threshold=1e3) + (1 - y) * F.softplus(
-        x, threshold=1e3
+    rows = positive_weight * y * F.softplus(-x, threshold=40) + (1 - y) * F.softplus(
+        x, threshold=40
     )
     return {"none": lambda: rows, "sum": rows.sum, "mean": rows.mean}[reduction]()
 
@@ -860,8 +860,11 @@ PURPOSE: dict[str, dict[str, Any]] = {
     ),
     **dict.fromkeys(
         ("conv2d", "conv2d_bias", "conv2d_function", "conv1d"),
-        {"values": ("edges",), "why": "the padding's zeros times infinity: depthwise kernels of the "
-         "CPU device leave these products out, the others make NaN of them, as PyTorch does"},
+        {
+            "values": ("edges",),
+            "why": "the padding's zeros times infinity: depthwise kernels of the CPU device leave "
+            "these products out, the others make NaN of them, as PyTorch does",
+        },
     ),
     "binary_cross_entropy_with_logits": {
         "values": ("edges",), "why": "PyTorch takes inf - inf where one class alone is infinite"
