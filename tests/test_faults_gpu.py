@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import require
+from devices import require, two_gpus
 from dlsys import autodiff as ad
 from dlsys import gpu_op, ndarray, optim
 from dlsys.errors import OutOfRangeError
@@ -106,7 +106,7 @@ class GpuFaults(unittest.TestCase):
             self.assertRegex(text, TOLD)
         np.testing.assert_array_equal(lookup(self.ctx).run({INDEX: GOOD}, True)[0], [0, 2])
 
-    @require(gpu(1))
+    @two_gpus
     def test_each_gpu_by_itself(self) -> None:
         executor = lookup(gpu(1))
         made = executor.run({INDEX: BAD})[0]

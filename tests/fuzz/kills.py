@@ -152,7 +152,10 @@ def compare(folder: Path, wanted: dict[str, Any], told: str) -> None:
     """Raises Finding unless the end is that of a run that nobody killed."""
     got = ending(folder)
     for name, value in wanted["final"].items():
-        if got["final"][name].tobytes() != value.tobytes():
+        own = got["final"][name]
+        if name == "optimizer.lr":  # float64 until a step on a device takes it: here none was left
+            own = own.astype(value.dtype)
+        if own.tobytes() != value.tobytes():
             raise Slow("the end has other bits", f"{told}: {name}")
     for name in ("history", "log"):
         if got[name] != wanted[name]:
