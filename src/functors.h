@@ -15,15 +15,15 @@ namespace dlsys {
 namespace fn {
 
 #ifndef __CUDACC__
+using cpu::cos;
 using cpu::exp;
 using cpu::expm1;
 using cpu::log;
 using cpu::log1p;
+using cpu::sin;
 using cpu::tanh;
-using std::cos;
 using std::fabs;
 using std::pow;
-using std::sin;
 using std::sqrt;
 #endif
 

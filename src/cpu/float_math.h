@@ -1,5 +1,5 @@
-// exp, expm1, log, log1p and tanh in float32 without branches or tables, so that loops over them
-// become vector code. Within 2 ulp of the exact value; overflow, underflow into denormals,
+// exp, expm1, log, log1p, tanh, NearSin and NearCos in float32 without branches or tables, so that
+// loops over them become vector code; sin and cos beside them for every argument. Within 2 ulp of the exact value; overflow, underflow into denormals,
 // infinities and NaN behave as in the C library.
 #pragma once
 #include <cstdint>
@@ -111,6 +111,89 @@ inline __attribute__((always_inline)) float tanh(float x) {
   const float signed_large = FloatOfBits(BitsOfFloat(large) | (BitsOfFloat(x) & 0x80000000u));
   return size < 0.625f ? p * z * x + x : signed_large;
 }
+
+// x = n pi/2 + r with |r| <= pi/4 up to a rounding. Only the lowest two bits of n count.
+struct Turn {
+  int32_t n;
+  float r;
+};
+
+constexpr float kNearTurns = 1048576.f;  // 2^20
+
+// For |x| <= kNearTurns: pi/2 in two parts (Cody and Waite) in double. The first has 33 bits, so
+// that its product with n and the difference from x are exact; r is left with an error of 2^-67,
+// and no float32 in this range comes closer than 2^-31 to a multiple of pi/2.
+inline __attribute__((always_inline)) Turn NearTurn(float x) {
+  const double kRound = 6755399441055744.;  // 1.5 * 2^52
+  const double shifted = x * 0.63661977236758134 + kRound;
+  const double n = shifted - kRound;
+  const double r = (x - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11;
+  int64_t bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  return {(int32_t)bits, (float)r};
+}
+
+// For finite |x| >= kNearTurns: the product with 2/pi modulo 4 (Payne and Hanek). Of 2/pi only 96
+// bits count; those in front of them make multiples of 4, those behind them less than 2^-70.
+inline __attribute__((always_inline)) Turn FarTurn(float x) {
+  static constexpr uint32_t kTwoOverPi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                            0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
+  const uint32_t size = BitsOfFloat(x) & 0x7fffffffu;
+  const uint32_t digits = (size & 0x7fffffu) | 0x800000u;
+  const uint32_t first = (size >> 23) - 120u;  // 2/pi begins at bit 32 of the words
+  const uint32_t word = first >> 5, shift = first & 31u;
+  uint64_t part[3];
+  for (uint32_t k = 0; k < 3; k++) {
+    const uint64_t two = (uint64_t)kTwoOverPi[word + k] << 32 | kTwoOverPi[word + k + 1];
+    part[k] = (two << shift) >> 32;
+  }
+  const uint64_t product = (digits * part[0] << 32) + digits * part[1] + (digits * part[2] >> 32);
+  // Two bits of whole quarters and 62 of their fraction, which is rounded to the nearest whole.
+  const uint32_t n = (uint32_t)(product >> 62) + ((uint32_t)(product >> 61) & 1u);
+  const float r = (float)((double)(int64_t)(product << 2) * 8.51530395021638647334e-20);
+  const bool negative = BitsOfFloat(x) >> 31;
+  return {(int32_t)(negative ? 0u - n : n), negative ? -r : r};
+}
+
+// For every x; infinity and NaN leave NaN.
+inline __attribute__((always_inline)) Turn AnyTurn(float x) {
+  const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
+  const bool near = size <= kNearTurns;
+  const Turn few = NearTurn(near ? x : 0.f);
+  const Turn many = FarTurn(size > kNearTurns && size < __builtin_inff() ? x : kNearTurns);
+  const float r = near ? few.r : many.r;
+  return {near ? few.n : many.n, size < __builtin_inff() ? r : __builtin_nanf("")};
+}
+
+// The sine of (n + quarters) pi/2 + r: polynomials for sine and cosine (Cephes sinf).
+inline __attribute__((always_inline)) float SineOf(Turn turn, int32_t quarters) {
+  const float r = turn.r, z = r * r;
+  float s = -1.9515295891e-4f;
+  s = s * z + 8.3321608736e-3f;
+  s = s * z - 1.6666654611e-1f;
+  s = s * z * r + r;
+  float c = 2.443315711809948e-5f;
+  c = c * z - 1.388731625493765e-3f;
+  c = c * z + 4.166664568298827e-2f;
+  c = c * z - 0.5f;
+  c = c * z + 1.f;
+  const uint32_t n = (uint32_t)turn.n + (uint32_t)quarters;
+  const float y = n & 1u ? c : s;
+  return FloatOfBits(BitsOfFloat(y) ^ (n & 2u) << 30);
+}
+
+inline __attribute__((always_inline)) float sin(float x) {
+  const float y = SineOf(AnyTurn(x), 0);
+  return x == 0.f ? x : y;  // -0 stays -0
+}
+inline __attribute__((always_inline)) float cos(float x) { return SineOf(AnyTurn(x), 1); }
+
+// The same bits where |x| <= kNearTurns, in a tenth of the time: these become vector code.
+inline __attribute__((always_inline)) float NearSin(float x) {
+  const float y = SineOf(NearTurn(x), 0);
+  return x == 0.f ? x : y;
+}
+inline __attribute__((always_inline)) float NearCos(float x) { return SineOf(NearTurn(x), 1); }
 
 }  // namespace cpu
 }  // namespace dlsys
