@@ -7,6 +7,7 @@
 #include "../chain.h"
 
 #include "common.h"
+#include "map.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -28,10 +29,7 @@ using Map = void (*)(Operands from, float* to, int64_t n);
 template <class F>
 void Map1(Operands from, float* to, int64_t n) {
   const float* a = from[0];
-  Dispatch(DLSYS_SIMD {
-    DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) to[k] = F()(a[k]);
-  });
+  Dispatch(DLSYS_SIMD { MapRun<F>::Run(a, to, n); });
 }
 
 template <class F>

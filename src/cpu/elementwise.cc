@@ -1,6 +1,7 @@
 // Elementwise kernels: one functor of functors.h each. The output may be the very buffer of an
 // input of its shape.
 #include "../functors.h"
+#include "map.h"
 #include "parallel.h"
 #include "simd.h"
 #include "strides.h"
@@ -10,47 +11,12 @@ namespace cpu {
 namespace {
 
 template <class F>
-DLSYS_INLINE void MapRun(const float* x, float* y, int64_t n) {
-  DLSYS_IVDEP
-  for (int64_t k = 0; k < n; k++) y[k] = F()(x[k]);
-}
-
-template <class F>
 void Unary(const DLArray* x, DLArray* y) {
   const float* in = Input(F::name, x);
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
-    Dispatch(DLSYS_SIMD { MapRun<F>(in + begin, out + begin, end - begin); });
-  });
-}
-
-constexpr int64_t kNearBlock = 1024;
-
-DLSYS_INLINE bool AllNear(const float* x, int64_t n) {
-  int far = 0;
-  for (int64_t k = 0; k < n; k++) far |= !(fn::fabs(x[k]) <= kNearTurns);
-  return !far;
-}
-
-// sin and cos: a block whose numbers are all small, as they mostly are, goes by Near.
-template <class F, float (*Near)(float)>
-void Periodic(const DLArray* x, DLArray* y) {
-  const float* in = Input(F::name, x);
-  float* out = Output(F::name, y);
-  CheckSameShape(F::name, x, y);
-  ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
-    Dispatch(DLSYS_SIMD {
-      for (int64_t at = begin; at < end; at += kNearBlock) {
-        const int64_t n = std::min(kNearBlock, end - at);
-        if (!AllNear(in + at, n)) {
-          MapRun<F>(in + at, out + at, n);
-          continue;
-        }
-        DLSYS_IVDEP
-        for (int64_t k = at; k < at + n; k++) out[k] = Near(in[k]);
-      }
-    });
+    Dispatch(DLSYS_SIMD { MapRun<F>::Run(in + begin, out + begin, end - begin); });
   });
 }
 
@@ -163,8 +129,8 @@ DLSYS_KERNEL(cpu, exp, Unary<fn::Exp>);
 DLSYS_KERNEL(cpu, log, Unary<fn::Log>);
 DLSYS_KERNEL(cpu, sqrt, Unary<fn::Sqrt>);
 DLSYS_KERNEL(cpu, tanh, Unary<fn::Tanh>);
-DLSYS_KERNEL(cpu, cos, Periodic<fn::Cos, NearCos>);
-DLSYS_KERNEL(cpu, sin, Periodic<fn::Sin, NearSin>);
+DLSYS_KERNEL(cpu, cos, Unary<fn::Cos>);
+DLSYS_KERNEL(cpu, sin, Unary<fn::Sin>);
 DLSYS_KERNEL(cpu, sigmoid, Unary<fn::Sigmoid>);
 DLSYS_KERNEL(cpu, relu, Unary<fn::Relu>);
 

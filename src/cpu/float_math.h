@@ -1,6 +1,7 @@
 // exp, expm1, log, log1p, tanh, NearSin and NearCos in float32 without branches or tables, so that
-// loops over them become vector code; sin and cos beside them for every argument. Within 2 ulp of the exact value; overflow, underflow into denormals,
-// infinities and NaN behave as in the C library.
+// loops over them become vector code; sin and cos beside them for every argument. Within 2 ulp of
+// the exact value; overflow, underflow into denormals, infinities and NaN behave as in the C
+// library.
 #pragma once
 #include <cstdint>
 #include <cstring>
