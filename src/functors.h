@@ -20,10 +20,10 @@ using cpu::exp;
 using cpu::expm1;
 using cpu::log;
 using cpu::log1p;
+using cpu::pow;
 using cpu::sin;
 using cpu::tanh;
 using std::fabs;
-using std::pow;
 using std::sqrt;
 #endif
 
@@ -134,7 +134,7 @@ DLSYS_BINARY(MulConst, "mul_const", (x * y))
 DLSYS_BINARY(RsubConst, "rsub_const", y - x)
 DLSYS_BINARY(DivConst, "div_const", x / y)
 DLSYS_BINARY(RdivConst, "rdiv_const", y / x)
-DLSYS_BINARY(PowConst, "pow_const", y == 2.f ? x * x : pow(x, y))
+DLSYS_BINARY(PowConst, "pow_const", y == 2.f ? x * x : (y == 3.f ? x * x * x : pow(x, y)))
 DLSYS_BINARY(RpowConst, "rpow_const", pow(y, x))
 
 DLSYS_BINARY(LeakyRelu, "leaky_relu", x > 0.f ? x : (y * x))

@@ -23,8 +23,8 @@ DLSYS_TEST(Equal, "equal", x == y)
 DLSYS_TEST(NotEqual, "not_equal", x != y)
 DLSYS_TEST(Less, "less", x < y)
 DLSYS_TEST(LessEqual, "less_equal", x <= y)
-DLSYS_TEST(And, "logical_and", x&& y)
-DLSYS_TEST(Or, "logical_or", x || y)
+DLSYS_TEST(And, "logical_and", (x != 0) & (y != 0))
+DLSYS_TEST(Or, "logical_or", (x | y) != 0)
 DLSYS_TEST(Xor, "logical_xor", !x != !y)
 
 #undef DLSYS_TEST
@@ -130,7 +130,10 @@ void LogicalNot(const DLArray* x, DLArray* y) {
   const uint8_t* in = (const uint8_t*)x->data;
   uint8_t* out = (uint8_t*)y->data;
   ParallelFor(Numel(y), 4 * kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; k++) out[k] = !in[k];
+    Dispatch(DLSYS_SIMD {
+      DLSYS_IVDEP
+      for (int64_t k = begin; k < end; k++) out[k] = !in[k];
+    });
   });
 }
 

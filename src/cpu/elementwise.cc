@@ -26,10 +26,7 @@ void WithConst(const DLArray* x, float c, DLArray* y) {
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
-    Dispatch(DLSYS_SIMD {
-      DLSYS_IVDEP
-      for (int64_t k = begin; k < end; k++) out[k] = F()(in[k], c);
-    });
+    Dispatch(DLSYS_SIMD { ConstRun<F>::Run(in + begin, c, out + begin, end - begin); });
   });
 }
 

@@ -1,5 +1,5 @@
-// exp, expm1, log, log1p, tanh, NearSin and NearCos in float32 without branches or tables, so that
-// loops over them become vector code; sin and cos beside them for every argument. Within 2 ulp of
+// exp, expm1, log, log1p, tanh, pow and, in two ranges, sin and cos in float32 without branches, so that
+// loops over them become vector code. Within 2 ulp of
 // the exact value; overflow, underflow into denormals, infinities and NaN behave as in the C
 // library.
 #pragma once
@@ -95,8 +95,9 @@ inline __attribute__((always_inline)) float expm1(float x) {
 // log(1 + x), corrected by what 1 + x lost in rounding (Kahan); within 3 ulp.
 inline __attribute__((always_inline)) float log1p(float x) {
   const float u = 1.f + x;
-  const float y = log(u) * (x / (u - 1.f));
-  return u == 1.f || x == __builtin_inff() ? x : y;
+  const float lost = (x - (u - 1.f)) / u;
+  const float y = log(u) + (lost == lost ? lost : 0.f);  // it is NaN at -1 and infinity
+  return x == 0.f ? x : y;
 }
 
 // A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1).
@@ -134,14 +135,16 @@ inline __attribute__((always_inline)) Turn NearTurn(float x) {
   return {(int32_t)bits, (float)r};
 }
 
-// For finite |x| >= kNearTurns: the product with 2/pi modulo 4 (Payne and Hanek). Of 2/pi only 96
-// bits count; those in front of them make multiples of 4, those behind them less than 2^-70.
+// For finite |x| > kNearTurns (any other x gives some Turn): the product with 2/pi modulo 4 (Payne
+// and Hanek). Of 2/pi only 96 bits count; those in front of them make multiples of 4, those behind
+// them less than 2^-70.
 inline __attribute__((always_inline)) Turn FarTurn(float x) {
   static constexpr uint32_t kTwoOverPi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
                                             0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
   const uint32_t size = BitsOfFloat(x) & 0x7fffffffu;
   const uint32_t digits = (size & 0x7fffffu) | 0x800000u;
-  const uint32_t first = (size >> 23) - 120u;  // 2/pi begins at bit 32 of the words
+  const uint32_t exponent = size >> 23;
+  const uint32_t first = (exponent < 147u ? 147u : exponent) - 120u;  // 2/pi begins at bit 32
   const uint32_t word = first >> 5, shift = first & 31u;
   uint64_t part[3];
   for (uint32_t k = 0; k < 3; k++) {
@@ -156,14 +159,8 @@ inline __attribute__((always_inline)) Turn FarTurn(float x) {
   return {(int32_t)(negative ? 0u - n : n), negative ? -r : r};
 }
 
-// For every x; infinity and NaN leave NaN.
-inline __attribute__((always_inline)) Turn AnyTurn(float x) {
-  const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
-  const bool near = size <= kNearTurns;
-  const Turn few = NearTurn(near ? x : 0.f);
-  const Turn many = FarTurn(size > kNearTurns && size < __builtin_inff() ? x : kNearTurns);
-  const float r = near ? few.r : many.r;
-  return {near ? few.n : many.n, size < __builtin_inff() ? r : __builtin_nanf("")};
+inline __attribute__((always_inline)) float Size(float x) {
+  return FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
 }
 
 // The sine of (n + quarters) pi/2 + r: polynomials for sine and cosine (Cephes sinf).
@@ -183,18 +180,102 @@ inline __attribute__((always_inline)) float SineOf(Turn turn, int32_t quarters) 
   return FloatOfBits(BitsOfFloat(y) ^ (n & 2u) << 30);
 }
 
-inline __attribute__((always_inline)) float sin(float x) {
-  const float y = SineOf(AnyTurn(x), 0);
-  return x == 0.f ? x : y;  // -0 stays -0
-}
-inline __attribute__((always_inline)) float cos(float x) { return SineOf(AnyTurn(x), 1); }
-
-// The same bits where |x| <= kNearTurns, in a tenth of the time: these become vector code.
+// For |x| <= kNearTurns.
 inline __attribute__((always_inline)) float NearSin(float x) {
   const float y = SineOf(NearTurn(x), 0);
-  return x == 0.f ? x : y;
+  return x == 0.f ? x : y;  // -0 stays -0
 }
 inline __attribute__((always_inline)) float NearCos(float x) { return SineOf(NearTurn(x), 1); }
+
+// For finite |x| > kNearTurns.
+inline __attribute__((always_inline)) float FarSin(float x) { return SineOf(FarTurn(x), 0); }
+inline __attribute__((always_inline)) float FarCos(float x) { return SineOf(FarTurn(x), 1); }
+
+// A function of any x by its near and its far form.
+inline __attribute__((always_inline)) float Periodic(float x, float near, float far) {
+  const float size = Size(x);
+  const float value = size < __builtin_inff() ? far : __builtin_nanf("");
+  return size <= kNearTurns ? near : value;
+}
+inline __attribute__((always_inline)) float sin(float x) {
+  return Periodic(x, NearSin(x), FarSin(x));
+}
+inline __attribute__((always_inline)) float cos(float x) {
+  return Periodic(x, NearCos(x), FarCos(x));
+}
+
+inline __attribute__((always_inline)) uint64_t BitsOfDouble(double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline __attribute__((always_inline)) double DoubleOfBits(uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// log2(x) of a positive float32, in double with a relative error of 2^-39: x = 2^n m with m in
+// [sqrt(1/2), sqrt(2)), and log(m) = 2 atanh((m - 1) / (m + 1)) by its series.
+inline __attribute__((always_inline)) double Log2(float x) {
+  const uint64_t bits = BitsOfDouble(x);
+  const uint64_t above = bits - 0x3fe6a09e667f3bcdull;  // sqrt(1/2)
+  const double m = DoubleOfBits(bits - (above & 0xfff0000000000000ull));
+  // n is small: as the low bits of 2^52 + 2^51 it becomes a double without a conversion.
+  const double n = DoubleOfBits(0x4338000000000000ull + (above >> 52) -
+                                (above >> 63 ? uint64_t{1} << 12 : 0)) -
+                   6755399441055744.;
+  const double s = (m - 1.) / (m + 1.), z = s * s;
+  double p = 1. / 15;
+  p = p * z + 1. / 13;
+  p = p * z + 1. / 11;
+  p = p * z + 1. / 9;
+  p = p * z + 1. / 7;
+  p = p * z + 1. / 5;
+  p = p * z + 1. / 3;
+  p = p * z * s + s;
+  return p * 2.8853900817779268 + n;
+}
+
+// 2^x in double with a relative error of 2^-32; of what a float32 does not hold, some such number.
+inline __attribute__((always_inline)) double Exp2(double x) {
+  const double kRound = 6755399441055744.;
+  x = x < -200. ? -200. : x;
+  x = x > 200. ? 200. : x;
+  const double shifted = x + kRound;
+  const double r = (x - (shifted - kRound)) * 0.69314718055994531;
+  double p = 1. / 40320;
+  p = p * r + 1. / 5040;
+  p = p * r + 1. / 720;
+  p = p * r + 1. / 120;
+  p = p * r + 1. / 24;
+  p = p * r + 1. / 6;
+  p = p * r + 1. / 2;
+  p = p * r + 1.;
+  p = p * r + 1.;
+  return p * DoubleOfBits((BitsOfDouble(shifted) + 1023) << 52);
+}
+
+// x to the power y as in the C library, within 1 ulp: 2^(y log2(|x|)) in double, and what the
+// standard says of zeros, infinities, NaN and negative x.
+inline __attribute__((always_inline)) float pow(float x, float y) {
+  const float kInfinity = __builtin_inff();
+  const float size = Size(x);
+  double exponent = Log2(size);
+  exponent = size == 0.f ? -kInfinity : exponent;
+  exponent = size < kInfinity ? exponent : size;  // infinity and NaN
+  double product = exponent * y;
+  product = (size == 1.f) & (y == y) ? 0. : product;  // 1 to an infinite power
+  float power = (float)Exp2(product);
+  // 2^23 rounds to a whole number in the low bits; from there on all are whole, from 2^24 on even.
+  const float steps = Size(y), shift = steps < 8388608.f ? 8388608.f : 0.f;
+  const float shifted = steps + shift;
+  const bool whole = shifted - shift == steps;
+  const uint32_t odd = BitsOfFloat(shifted) & whole & (steps < 16777216.f);
+  power = FloatOfBits(BitsOfFloat(power) | (BitsOfFloat(x) & odd << 31));
+  power = (x < 0.f) & (size < kInfinity) & !whole ? __builtin_nanf("") : power;
+  return (y == 0.f) | (x == 1.f) ? 1.f : power;
+}
 
 }  // namespace cpu
 }  // namespace dlsys
