@@ -422,7 +422,7 @@ def pools() -> Iterator[Work]:
         ours["padding"] = given.get("padding", 0)
         for name in ("max", "avg"):
             op = getattr(ad, f"{name}_pool2d")
-            more = {"count_include_pad": False} if name == "avg" else {}
+            more = {"count_include_pad": True} if name == "avg" else {}
             yield Work(
                 f"{name}_pool2d", note, lambda x, op=op, ours=ours: op(x, **ours),
                 lambda t, x, name=name, given={**given, **more}: getattr(
@@ -624,3 +624,93 @@ def works() -> list[Work]:
         *(convolutions, pools, norms, losses, random, updates),
     )
     return [work for family in families for work in family()]
+
+
+# ---- rows without a work of their own ----
+
+WITHIN = {
+    "relu_gradient": "relu",
+    **{f"{name}_gradient": name for name in (
+        "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "softplus", "hard_swish", "gather",
+        "concat", "pad_edge", "pad_reflect", "tile", "resize_nearest", "resize_bilinear", "slice",
+    )},
+    "clip_gradient": "clip",
+    **{f"{name}_function": row for name, row in (
+        ("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "div"), ("power", "pow"),
+        ("sum_to_like", "sum_to_like"), ("conv2d", "conv2d"), ("max_pool2d", "max_pool2d"),
+        ("avg_pool2d", "avg_pool2d"), ("class_weights", "softmax_cross_entropy_options"),
+    )},
+    "clip_smooth": "clip",
+    "expand_like": "sum",
+    "place": "constant_pad",
+    "window": "getitem",
+    "scatter": "scatter_add",
+    "concat_two": "concat",
+    "split_sizes": "split_equal",
+    "pad": "constant_pad",
+    "tile_op": "tile",
+    "resize": "resize_nearest",
+    "product_like": "batched_matmul",
+    "times_vector": "outer",
+    "einsum_op": "einsum",
+    **dict.fromkeys((
+        "conv2d_op", "conv2d_data_gradient", "conv2d_data_gradient_like", "conv2d_filter_gradient",
+        "conv2d_filter_gradient_like", "conv2d_gradient_of_data_op",
+        "conv2d_gradient_of_filter_op",
+    ), "conv2d"),
+    "conv2d_add_bias_op": "conv2d_bias",
+    **dict.fromkeys((
+        "max_pool2d_op", "max_pool2d_gradient", "max_pool2d_gradient_like",
+        "max_pool2d_gradient_op", "max_pool2d_read",
+    ), "max_pool2d"),
+    **dict.fromkeys((
+        "avg_pool2d_op", "avg_pool2d_gradient", "avg_pool2d_gradient_like",
+        "avg_pool2d_gradient_op",
+    ), "avg_pool2d"),
+    **dict.fromkeys((
+        "channels", "per_channel", "batch_statistics", "batch_normalize", "batch_normalize_sums",
+        "batch_normalize_gradient", "batch_normalization_op",
+    ), "batch_normalization"),
+    **dict.fromkeys((
+        "normalization_view", "row_normalize", "row_normalize_gradient", "row_normalize_sums",
+    ), "layer_normalization"),
+    **dict.fromkeys(("softmax_cross_entropy_rows", "softmax_cross_entropy_gradient",
+                     "softmaxcrossentropy"), "softmax_cross_entropy"),
+    **dict.fromkeys((
+        "sparse_softmax_cross_entropy_rows", "sparse_softmax_cross_entropy_gradient",
+    ), "sparse_softmax_cross_entropy"),
+    **dict.fromkeys((
+        "uniform_like", "class_weights", "softmax_cross_entropy_dense_options",
+    ), "softmax_cross_entropy_options"),
+    **dict.fromkeys(("reduce_rows", "expand_last"), "mean_squared_error"),
+    "is_one_hot": "negative_log_likelihood",
+    "binarycrossentropy": "binary_cross_entropy",
+    "multiclass_hinge_loss_of_one_hot": "multiclass_hinge_loss",
+    "uniform": "random_uniform",
+    "bernoulli": "random_bernoulli",
+    "normal": "random_normal",
+    **dict.fromkeys(("dropout_op", "masked"), "dropout"),
+    "adam_update_of_7": "adam_update",
+    "group": "assign",
+}  # fmt: skip
+_VIEW = "a view in PyTorch, and a shape without a copy here"
+_FUSED = "made by a pass: the training steps time it"
+WITHOUT = {
+    **dict.fromkeys((
+        "reshape", "reshape_like", "squeeze", "expand_dims", "flatten", "as_node", "constant",
+    ), _VIEW),
+    "hinge_loss": "PyTorch has it for embeddings only",
+    "lion_update": "PyTorch has no Lion",
+    **dict.fromkeys((
+        "average_update", "accumulate_update", "advance_step", "advance_step_at_the_end",
+        "accumulate", "running_update", "running_statistics",
+    ), "a part of a step, which PyTorch does within its modules or by hand"),
+    **dict.fromkeys((
+        "shuffled_index", "take_batch", "shuffled_batch", "shuffled_batch_labels",
+    ), "takes batches of data on the device"),
+    **dict.fromkeys((
+        "matmul_bias", "matmul_map", "matmul_gradient", "matmul_sums", "softmax_cross_entropy_pair",
+        "sparse_softmax_cross_entropy_pair", "chain", "conv2d_pool", "conv2d_pool_data_gradient",
+        "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient",
+    ), _FUSED),
+}  # fmt: skip

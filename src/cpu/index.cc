@@ -24,9 +24,17 @@ void WithElement(const DLArray* a, F&& f) {
 }
 
 template <class T>
+DLSYS_INLINE void ReverseRow(const T* from, T* to, int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t j = 0; j < n; j++) to[j] = from[-j];
+}
+
+template <class T>
 void CopyRow(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t n) {
   if (from_stride == 1 && to_stride == 1)
     std::copy(from, from + n, to);
+  else if (from_stride == -1 && to_stride == 1)
+    Dispatch(DLSYS_SIMD { ReverseRow(from, to, n); });
   else if (to_stride == 1)
     for (int64_t j = 0; j < n; j++) to[j] = from[j * from_stride];
   else
@@ -347,6 +355,24 @@ void AddRows(const float* from, const int64_t* updates, const int64_t* end, int6
   for (int64_t j = 0; j < cols; j++) to[j] = (float)total[j];
 }
 
+// Single elements into rows of n, for the axis that is the innermost one: all sums of a row lie in
+// the cache.
+constexpr int64_t kMostSums = 16384;
+
+template <class Index>
+void AddElements(const float* from, const Index* at, int64_t outer, int64_t n, int64_t count,
+                 float* to) {
+  ParallelFor(outer, RowGrain(count + n), [=](int64_t begin, int64_t end) {
+    thread_local Scratch memory;
+    double* sums = memory.Get<double>(n);
+    for (int64_t row = begin; row < end; row++) {
+      std::fill(sums, sums + n, 0.0);
+      for (int64_t k = 0; k < count; k++) sums[at[k]] += from[row * count + k];
+      for (int64_t k = 0; k < n; k++) to[row * n + k] = (float)sums[k];
+    }
+  });
+}
+
 // y[o, row, :] = the sum of updates[o, k, :] over all k with indices[k] == row
 void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y) {
   const char* op = "scatter_add";
@@ -357,6 +383,8 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const Indices at = CheckedIndices(op, indices, split.n);
   if (Numel(y) == 0) return;
   const int64_t count = Numel(indices), inner = split.inner;
+  if (inner == 1 && split.n <= kMostSums && split.outer > 1)
+    return AddElements(from, Narrowed(at, count, split.n), split.outer, split.n, count, to);
   const Segments segments(at, count, split.n);
   const int64_t piece = std::min(inner, kSumPiece);
   const int64_t pieces = (inner - 1) / piece + 1;
