@@ -3,9 +3,11 @@
 // want it, and multiplied with the filters, packed once. The gradient for the data is of the same
 // form, once for each phase of the stride. The gradient for the filter sums over images in a fixed
 // number of parts. Depthwise convolutions run directly, row by row.
+#include <cstdlib>
 #include <vector>
 
 #include "conv.h"
+#include "conv_small.h"
 #include "parallel.h"
 #include "tile.h"
 
@@ -38,50 +40,101 @@ int TileFor(const TileKernels& kernels, int64_t rows) {
   return size;
 }
 
-// What one tap of the windows sees, place after place in row-major order.
+// What the taps of the windows see of one plane, for a run of places in row-major order. Load
+// copies the rows that the run needs with zeros around them, the columns that lie a stride apart
+// side by side; what a tap sees are then short copies, whose last vector may go too far.
 class TapReader {
  public:
   TapReader(const Sweep& down, const Sweep& across, Pair plane)
-      : down_(down), across_(across), plane_(plane) {
-    for (int64_t t = 0; t < across.taps; t++) {
-      const int64_t first = across.first + t * across.tap;
-      low_.push_back(first < 0 ? CeilDiv(-first, across.step) : 0);
-      high_.push_back(first < plane.w ? (plane.w - 1 - first) / across.step + 1 : 0);
+      : down_(down),
+        across_(across),
+        plane_(plane),
+        low_h_(Low(down)),
+        low_w_(Low(across)),
+        reach_h_(Reach(down)),
+        phase_((Reach(across) - 1) / across.step + across.count + kSlack),
+        pitch_(phase_ * across.step),
+        whole_(down.taps == 1 && across.taps == 1 && Matches(down, plane.h) &&
+               Matches(across, plane.w)) {}
+
+  // Places [place, place + n), for the calls that follow.
+  void Aim(int64_t place, int64_t n) {
+    place_ = place;
+    n_ = n;
+    if (whole_) return;
+    runs_.clear();
+    row_ = place / across_.count;
+    rows_ = ((place + n - 1) / across_.count - row_) * down_.step + reach_h_;
+    for (int64_t at = place; at < place + n;) {
+      const int64_t i = at / across_.count, j = at % across_.count;
+      const int64_t run = std::min(across_.count - j, place + n - at);
+      runs_.push_back({(i - row_) * down_.step * pitch_ + j, run});
+      at += run;
     }
+    plane_copy_.resize(rows_ * pitch_ + kSlack);
   }
 
-  // to[k * step] for k in [0, n): tap t (row-major) at the places from `place` on, 0 off the plane.
-  void Read(const float* x, int64_t t, int64_t place, int64_t n, float* to, int64_t step) const {
-    const int64_t tap_h = t / across_.taps, tap_w = t % across_.taps;
-    const int64_t h0 = down_.first + tap_h * down_.tap;
-    const int64_t w0 = across_.first + tap_w * across_.tap;
-    int64_t i = place / across_.count, j = place % across_.count;
-    while (n > 0) {
-      const int64_t run = std::min(n, across_.count - j);
-      const int64_t h = h0 + i * down_.step;
-      int64_t low = run, high = run;  // of the run, what lies on the plane
-      if (h >= 0 && h < plane_.h) {
-        low = std::clamp<int64_t>(low_[tap_w] - j, 0, run);
-        high = std::clamp<int64_t>(high_[tap_w] - j, low, run);
+  // The plane that the calls of Read see.
+  void Load(const float* x) {
+    x_ = x;
+    if (whole_) return;
+    float* to = plane_copy_.data();
+    std::fill(to, to + rows_ * pitch_, 0.f);
+    const int64_t first = row_ * down_.step + low_h_, step = across_.step;
+    const int64_t low = std::max<int64_t>(0, -first);
+    const int64_t high = std::min(rows_, plane_.h - first);
+    for (int64_t h = low; h < high; h++)
+      for (int64_t p = 0; p < step; p++) {
+        const int64_t from = low_w_ + p;  // column `from` + k * step goes to place k of the phase
+        const int64_t begin = from < 0 ? CeilDiv(-from, step) : 0;
+        const int64_t end =
+            std::min(phase_ - kSlack, from < plane_.w ? (plane_.w - 1 - from) / step + 1 : 0);
+        const float* row = x + (first + h) * plane_.w + from;
+        float* into = to + h * pitch_ + p * phase_;
+        for (int64_t k = begin; k < end; k++) into[k] = row[k * step];
       }
-      const float* from = x + h * plane_.w + w0 + j * across_.step;
-      for (int64_t k = 0; k < low; k++) to[k * step] = 0;
-      if (across_.step == 1 && step == 1)
-        for (int64_t k = low; k < high; k++) to[k] = from[k];
-      else
-        for (int64_t k = low; k < high; k++) to[k * step] = from[k * across_.step];
-      for (int64_t k = high; k < run; k++) to[k * step] = 0;
-      to += run * step;
-      n -= run;
-      j = 0;
-      i++;
-    }
   }
+
+  // What tap t (row-major) sees at the places. `line` has room for kSlack more; the values may lie
+  // in x instead.
+  DLSYS_INLINE const float* Read(int64_t t, float* line) const {
+    if (whole_) return x_ + place_;
+    const int64_t across = across_.first + t % across_.taps * across_.tap - low_w_;
+    const int64_t down = down_.first + t / across_.taps * down_.tap - low_h_;
+    const float* from =
+        plane_copy_.data() + down * pitch_ + across % across_.step * phase_ + across / across_.step;
+    float* to = line;
+    for (const Run& run : runs_) {
+      const float* seen = from + run.offset;
+      for (int64_t k = 0; k < run.n; k += kSlack) memcpy(to + k, seen + k, kSlack * sizeof(float));
+      to += run.n;
+    }
+    return line;
+  }
+
+  static constexpr int64_t kSlack = 16;  // floats copied at a time
 
  private:
+  struct Run {
+    int64_t offset, n;
+  };
+
+  static int64_t Low(const Sweep& s) {
+    return s.first + std::min<int64_t>(0, (s.taps - 1) * s.tap);
+  }
+  static int64_t Reach(const Sweep& s) { return std::abs((s.taps - 1) * s.tap) + 1; }
+  static bool Matches(const Sweep& s, int64_t extent) {
+    return s.first == 0 && s.step == 1 && s.count == extent;
+  }
+
   const Sweep down_, across_;
   const Pair plane_;
-  std::vector<int64_t> low_, high_;  // for each column of taps, the windows that see the plane
+  const int64_t low_h_, low_w_, reach_h_, phase_, pitch_;
+  const bool whole_;  // a tap sees the plane as it lies
+  std::vector<Run> runs_;
+  std::vector<float> plane_copy_;
+  const float* x_ = nullptr;
+  int64_t place_ = 0, n_ = 0, row_ = 0, rows_ = 0;
 };
 
 // ---- the convolution and its gradient for the data ----
@@ -144,9 +197,12 @@ class Correlator {
     float* to = c_.Dense() ? out + place : out_scratch.Get<float>(c_.rows * cols);
     const int64_t pitch = c_.Dense() ? Size(c_.out_plane) : cols;
     float* packed = block_scratch.Get<float>(std::min(kMostK, depth_) * strips * strip_);
+    TapReader reader = reader_;
+    reader.Aim(place, cols);
     for (int64_t k = 0; k == 0 || k < depth_; k += kMostK) {
       const int64_t depth = std::min(kMostK, depth_ - k);
-      PackBlock(x, place, cols, k, depth, packed);
+      Dispatch(
+          [&]() __attribute__((always_inline)) { PackBlock(&reader, x, cols, k, depth, packed); });
       Multiply(image_group % c_.groups, k, depth, packed, cols, to, pitch);
     }
     if (c_.bias) AddBias(image_group % c_.groups, to, pitch, cols);
@@ -154,15 +210,19 @@ class Correlator {
   }
 
   // Each strip of columns lies as (depth, strip).
-  void PackBlock(const float* x, int64_t place, int64_t cols, int64_t k, int64_t depth,
-                 float* to) const {
-    const int64_t taps = c_.Taps();
-    for (int64_t s = 0; s < cols; s += strip_) {
-      const int64_t n = std::min(strip_, cols - s);
-      for (int64_t d = k; d < k + depth; d++, to += strip_) {
-        reader_.Read(x + d / taps * Size(c_.plane), d % taps, place + s, n, to, 1);
-        std::fill(to + n, to + strip_, 0.f);
-      }
+  DLSYS_INLINE void PackBlock(TapReader* reader, const float* x, int64_t cols, int64_t k,
+                              int64_t depth, float* to) const {
+    const int64_t taps = c_.Taps(), strip = strip_, whole = cols / strip * strip;
+    float line[kMostBlockCols + 2 * TapReader::kSlack];
+    for (int64_t d = k; d < k + depth; d++, to += strip) {
+      if (d == k || d % taps == 0) reader->Load(x + d / taps * Size(c_.plane));
+      const float* seen = reader->Read(d % taps, line);
+      for (int64_t s = 0; s < whole; s += strip)
+        std::copy(seen + s, seen + s + strip, to + s * depth);
+      if (whole == cols) continue;
+      float* last = to + whole * depth;
+      std::copy(seen + whole, seen + cols, last);
+      std::fill(last + cols - whole, last + strip, 0.f);
     }
   }
 
@@ -303,16 +363,24 @@ class FilterSum {
   void PackRight(int64_t group, int64_t col, int64_t cols, int64_t q, int64_t depth,
                  float* to) const {
     const int64_t strip = kernels_.MostCols(), taps = Size(c_.size);
+    constexpr int64_t kLine = kPackRows + TapReader::kSlack;
+    float lines[kMostTileCols * kLine];
+    TapReader reader = reader_;
     for (int64_t s = 0; s < cols; s += strip, to += strip * depth) {
       const int64_t n = std::min(strip, cols - s);
       if (n < strip) std::fill(to, to + strip * depth, 0.f);
       ForPieces(q, depth, [&](int64_t image, int64_t place, int64_t run, int64_t k) {
         const float* x = x_ + (image * c_.c + group * c_.GroupChannels()) * Size(c_.plane);
-        for (int64_t j = 0; j < n; j++) {
-          const int64_t tap = col + s + j;
-          reader_.Read(x + tap / taps * Size(c_.plane), tap % taps, place, run, to + k * strip + j,
-                       strip);
-        }
+        reader.Aim(place, run);
+        Dispatch([&]() __attribute__((always_inline)) {
+          for (int64_t j = 0; j < n; j++) {
+            const int64_t tap = col + s + j;
+            if (j == 0 || tap % taps == 0) reader.Load(x + tap / taps * Size(c_.plane));
+            const float* seen = reader.Read(tap % taps, lines + j * kLine);
+            if (seen != lines + j * kLine) std::copy(seen, seen + run, lines + j * kLine);
+          }
+          Transpose(lines, kLine, n, run, to + k * strip, strip);
+        });
       });
     }
   }
@@ -323,8 +391,7 @@ class FilterSum {
     if (rows < width) std::fill(to, to + width * depth, 0.f);
     ForPieces(q, depth, [&](int64_t image, int64_t place, int64_t run, int64_t k) {
       const float* dy = dy_ + (image * c_.o + group * rows_ + row) * Size(c_.out) + place;
-      for (int64_t r = 0; r < rows; r++, dy += Size(c_.out))
-        for (int64_t p = 0; p < run; p++) to[(k + p) * width + r] = dy[p];
+      Transpose(dy, Size(c_.out), rows, run, to + k * width, width);
     });
   }
 

@@ -312,7 +312,7 @@ def choose(mask: np.ndarray, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> N
     """
     bits = np.dtype(f"i{out.itemsize}")
     b = b.view(bits)
-    different = np.bitwise_xor(a.view(bits), b)
+    different = np.asarray(np.bitwise_xor(a.view(bits), b))
     if different.shape == out.shape:
         np.multiply(different, mask.view(np.int8), out=different)
     else:
