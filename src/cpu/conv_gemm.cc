@@ -20,9 +20,10 @@ const int64_t kMostBlockCols = 192;    // places packed at a time
 const int64_t kTaskProducts = 131072;  // products that are worth a task
 const int64_t kMostRows = 12;          // of a tile, on any processor
 const int64_t kMostTileCols = 32;
-const int64_t kParts = 16;                       // of a sum over images
-const int64_t kMostPartials = int64_t(1) << 23;  // floats that such parts may take
-const int64_t kPackRows = 64;                    // of a transposed packing at a time
+const int64_t kPitch = kMostBlockCols + kMostTileCols;  // of packed places
+const int64_t kParts = 16;                              // of a sum over images
+const int64_t kMostPartials = int64_t(1) << 23;         // floats that such parts may take
+const int64_t kPackRows = 64;                           // of a transposed packing at a time
 
 thread_local Scratch filter_scratch, block_scratch, out_scratch, part_scratch;
 
@@ -191,12 +192,12 @@ class Correlator {
 
   // Places [place, place + block) of one group of one image.
   void RunBlock(int64_t image_group, int64_t place) const {
-    const int64_t cols = std::min(block_, count_ - place), strips = CeilDiv(cols, strip_);
+    const int64_t cols = std::min(block_, count_ - place);
     const float* x = c_.x + image_group * c_.channels * Size(c_.plane);
     float* out = c_.out + image_group * c_.rows * Size(c_.out_plane);
     float* to = c_.Dense() ? out + place : out_scratch.Get<float>(c_.rows * cols);
     const int64_t pitch = c_.Dense() ? Size(c_.out_plane) : cols;
-    float* packed = block_scratch.Get<float>(std::min(kMostK, depth_) * strips * strip_);
+    float* packed = block_scratch.Get<float>(std::min(kMostK, depth_) * kPitch);
     TapReader reader = reader_;
     reader.Aim(place, cols);
     for (int64_t k = 0; k == 0 || k < depth_; k += kMostK) {
@@ -209,20 +210,14 @@ class Correlator {
     if (!c_.Dense()) Scatter(to, place, cols, out);
   }
 
-  // Each strip of columns lies as (depth, strip).
+  // Lies as (depth, kPitch); what is behind the columns is anything.
   DLSYS_INLINE void PackBlock(TapReader* reader, const float* x, int64_t cols, int64_t k,
                               int64_t depth, float* to) const {
-    const int64_t taps = c_.Taps(), strip = strip_, whole = cols / strip * strip;
-    float line[kMostBlockCols + 2 * TapReader::kSlack];
-    for (int64_t d = k; d < k + depth; d++, to += strip) {
+    const int64_t taps = c_.Taps();
+    for (int64_t d = k; d < k + depth; d++, to += kPitch) {
       if (d == k || d % taps == 0) reader->Load(x + d / taps * Size(c_.plane));
-      const float* seen = reader->Read(d % taps, line);
-      for (int64_t s = 0; s < whole; s += strip)
-        std::copy(seen + s, seen + s + strip, to + s * depth);
-      if (whole == cols) continue;
-      float* last = to + whole * depth;
-      std::copy(seen + whole, seen + cols, last);
-      std::fill(last + cols - whole, last + strip, 0.f);
+      const float* seen = reader->Read(d % taps, to);
+      if (seen != to) std::copy(seen, seen + cols, to);
     }
   }
 
@@ -234,12 +229,12 @@ class Correlator {
       const int size = TileFor(kernels_, t.rows);
       t.k = depth;
       t.a = Panel(group, p) + k * kernels_.row_sizes[size];
-      t.b_stride = strip_;
+      t.b_stride = kPitch;
       t.c_stride = pitch;
       t.add = k > 0;
       for (int64_t s = 0; s < cols; s += strip_) {
         t.cols = std::min(strip_, cols - s);
-        t.b = packed + s * depth;
+        t.b = packed + s;
         t.c = to + p * kernels_.MostRows() * pitch + s;
         kernels_.packed[size][t.cols > kernels_.width](t);
       }
