@@ -1,7 +1,6 @@
-// exp, expm1, log, log1p, tanh, pow and, in two ranges, sin and cos in float32 without branches, so that
-// loops over them become vector code. Within 2 ulp of
-// the exact value; overflow, underflow into denormals, infinities and NaN behave as in the C
-// library.
+// exp, expm1, log, log1p, tanh, pow and, in two ranges, sin and cos in float32 without branches, so
+// that loops over them become vector code. Within 2 ulp of the exact value; overflow, underflow
+// into denormals, infinities and NaN behave as in the C library.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -215,17 +214,26 @@ inline __attribute__((always_inline)) double DoubleOfBits(uint64_t bits) {
   return value;
 }
 
-// log2(x) of a positive float32, in double with a relative error of 2^-39: x = 2^n m with m in
-// [sqrt(1/2), sqrt(2)), and log(m) = 2 atanh((m - 1) / (m + 1)) by its series.
-inline __attribute__((always_inline)) double Log2(float x) {
+// x = 2^n m, positive and normal, with m in [sqrt(1/2), sqrt(2)), and s = (m - 1) / (m + 1), of
+// which log(m) is 2 atanh(s), a short series.
+struct Binary {
+  double n, s;
+};
+inline __attribute__((always_inline)) Binary Split(double x) {
   const uint64_t bits = BitsOfDouble(x);
   const uint64_t above = bits - 0x3fe6a09e667f3bcdull;  // sqrt(1/2)
   const double m = DoubleOfBits(bits - (above & 0xfff0000000000000ull));
   // n is small: as the low bits of 2^52 + 2^51 it becomes a double without a conversion.
-  const double n = DoubleOfBits(0x4338000000000000ull + (above >> 52) -
-                                (above >> 63 ? uint64_t{1} << 12 : 0)) -
-                   6755399441055744.;
-  const double s = (m - 1.) / (m + 1.), z = s * s;
+  const double n =
+      DoubleOfBits(0x4338000000000000ull + (above >> 52) - (above >> 63 ? uint64_t{1} << 12 : 0)) -
+      6755399441055744.;
+  return {n, (m - 1.) / (m + 1.)};
+}
+
+// log2(x) of a positive float32, in double with a relative error of 2^-39.
+inline __attribute__((always_inline)) double Log2(float x) {
+  const Binary of = Split(x);
+  const double z = of.s * of.s;
   double p = 1. / 15;
   p = p * z + 1. / 13;
   p = p * z + 1. / 11;
@@ -233,8 +241,26 @@ inline __attribute__((always_inline)) double Log2(float x) {
   p = p * z + 1. / 7;
   p = p * z + 1. / 5;
   p = p * z + 1. / 3;
-  p = p * z * s + s;
-  return p * 2.8853900817779268 + n;
+  p = p * z * of.s + of.s;
+  return p * 2.8853900817779268 + of.n;
+}
+
+// log(x) of a positive double, within 2^-50 of it.
+inline __attribute__((always_inline)) double Log(double x) {
+  const Binary of = Split(x);
+  const double z = of.s * of.s;
+  double p = 1. / 21;
+  p = p * z + 1. / 19;
+  p = p * z + 1. / 17;
+  p = p * z + 1. / 15;
+  p = p * z + 1. / 13;
+  p = p * z + 1. / 11;
+  p = p * z + 1. / 9;
+  p = p * z + 1. / 7;
+  p = p * z + 1. / 5;
+  p = p * z + 1. / 3;
+  p = p * z * of.s + of.s;
+  return p * 2. + of.n * 0.69314718055994531;
 }
 
 // 2^x in double with a relative error of 2^-32; of what a float32 does not hold, some such number.

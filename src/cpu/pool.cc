@@ -5,6 +5,7 @@
 #include "../window.h"
 #include "common.h"
 #include "parallel.h"
+#include "rows.h"
 #include "simd.h"
 
 namespace dlsys {
@@ -51,6 +52,34 @@ DLSYS_INLINE int64_t FindMax(const Pool& p, const float* x, const Seen& down, co
   return best;
 }
 
+// The same for a wide window: rows by their largest elements, then the place in the row.
+constexpr int64_t kWide = 16;
+
+DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& down,
+                                   const Seen& across) {
+  int64_t n = across.end - across.begin, rows = down.end - down.begin;
+  const float* row = x + (down.first + down.begin) * p.plane.w + across.first + across.begin;
+  if (n == p.plane.w) n *= rows, rows = 1;  // they lie one behind the other
+  const float* best = nullptr;
+  float largest = 0;
+  for (; rows > 0; rows--, row += p.plane.w) {
+    int nan = 0;
+    for (int64_t b = 0; b < n; b++) nan |= row[b] != row[b];
+    if (nan) return FindMax(p, x, down, across);
+    const float of_row = MaxOf(Row{row, n, n});
+    if (best && of_row <= largest) continue;
+    best = row;
+    largest = of_row;
+  }
+  for (const float* end = best + n; end - best >= kLanes; best += kLanes) {
+    int found = 0;
+    for (int j = 0; j < kLanes; j++) found |= best[j] == largest;
+    if (found) break;
+  }
+  while (*best != largest) best++;
+  return best - x;
+}
+
 void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int64_t stride,
                int64_t before) {
   const char* op = "max_pool2d";
@@ -67,7 +96,13 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int6
       const Seen down = SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h);
       for (int64_t j = 0; j < p.out.w; j++, k++) {
         const Seen across = SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w);
-        const int64_t best = FindMax(p, data, down, across);
+        int64_t best = 0;
+        if (across.end - across.begin < kWide)
+          best = FindMax(p, data, down, across);
+        else
+          Dispatch([&]() __attribute__((always_inline)) {
+            best = FindMaxByRows(p, data, down, across);
+          });
         to[k] = data[best];
         at[k] = (int32_t)best;
       }
