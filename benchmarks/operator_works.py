@@ -14,7 +14,7 @@ import measure  # noqa: F401  that dlsys may be imported
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.ops import index, join, source, statistics
+from dlsys.ops import source
 
 Shape = tuple[int, ...]
 Array = np.ndarray
@@ -265,9 +265,7 @@ def layout() -> Iterator[Work]:
         "getitem", "a part", lambda x: x[100:900, 50:950],
         lambda t, x: x[100:900, 50:950].contiguous(),
     )  # fmt: skip
-    yield Work(
-        "getitem", "every second", lambda x: x[:, ::2], lambda t, x: x[:, ::2].contiguous()
-    )
+    yield Work("getitem", "every second", lambda x: x[:, ::2], lambda t, x: x[:, ::2].contiguous())
     yield Work("getitem", "flipped", lambda x: x[:, ::-1], lambda t, x: x.flip(1))
     yield Work(
         "slice", "", lambda x: ad.slice_op(x, (100, 50), (800, 900)),
@@ -320,7 +318,11 @@ def joined() -> Iterator[Work]:
         lambda t, x: t.split(x, 500, 1)[1].contiguous(),
     )  # fmt: skip
     around = ((0, 0), (0, 0), (2, 2), (2, 2))
-    for row, mode in (("constant_pad", "constant"), ("pad_edge", "edge"), ("pad_reflect", "reflect")):
+    for row, mode in (
+        ("constant_pad", "constant"),
+        ("pad_edge", "edge"),
+        ("pad_reflect", "reflect"),
+    ):
         theirs = "replicate" if mode == "edge" else mode
         yield Work(
             row, "images by 2", lambda x, mode=mode: ad.pad_op(x, around, mode),
@@ -361,7 +363,9 @@ def images() -> Iterator[Work]:
 
 def products() -> Iterator[Work]:
     """Matrix products."""
-    yield Work("matmul", "1000·784·256", ad.matmul_op, lambda t, x, y: x @ y, ((1000, 784), (784, 256)))
+    yield Work(
+        "matmul", "1000·784·256", ad.matmul_op, lambda t, x, y: x @ y, ((1000, 784), (784, 256))
+    )
     yield Work("matmul", "512³", ad.matmul_op, lambda t, x, y: x @ y, ((512, 512), (512, 512)))
     yield Work(
         "batched_matmul", "64 of 128·64·128", ad.batched_matmul_op, lambda t, x, y: x @ y,
@@ -501,8 +505,8 @@ def losses() -> Iterator[Work]:
     for row, name in (("mean_squared_error", "mse_loss"), ("mean_absolute_error", "l1_loss"),
                       ("huber_loss", "huber_loss")):  # fmt: skip
         yield Work(
-            row, "", getattr(ad, row), lambda t, x, y, name=name: getattr(functional(t), name)(x, y),
-            **two,
+            row, "", getattr(ad, row),
+            lambda t, x, y, name=name: getattr(functional(t), name)(x, y), **two,
         )  # fmt: skip
     yield Work(
         "binary_cross_entropy", "", ad.binary_cross_entropy,
@@ -536,9 +540,7 @@ def random() -> Iterator[Work]:
         "random_bernoulli", "", lambda: ad.random_bernoulli(FLAT, 0.3),
         lambda t: t.empty(FLAT).bernoulli_(0.3), **made,
     )  # fmt: skip
-    yield Work(
-        "random_normal", "", lambda: ad.random_normal(FLAT), lambda t: t.randn(FLAT), **made
-    )
+    yield Work("random_normal", "", lambda: ad.random_normal(FLAT), lambda t: t.randn(FLAT), **made)
     yield Work(
         "random_truncated_normal", "", lambda: ad.random_truncated_normal(FLAT),
         lambda t: t.nn.init.trunc_normal_(t.empty(FLAT)), **made,
@@ -552,10 +554,9 @@ def random() -> Iterator[Work]:
     yield Work("zeros_like", "", source.zeroslike_op, lambda t, x: t.zeros_like(x), wanted=())
 
 
-def weights() -> tuple[Any, Any, Any]:
-    """A Parameter of a million numbers, a fed gradient, and a rate."""
-    p = ad.Parameter(np.ones(FLAT, np.float32), "p")
-    return p, ad.Parameter(np.float32(1e-6), "lr", trainable=False), ad
+def weights() -> Any:
+    """A Parameter of a million numbers."""
+    return ad.Parameter(np.ones(FLAT, np.float32), "p")
 
 
 def stepper(name: str, **given: Any) -> Callable[[Any, Any], Callable[[], None]]:
@@ -573,7 +574,7 @@ def rule(op: Any, slots: int, **attrs: Any) -> Callable[[Any], Any]:
     """An update of a million numbers by a fed gradient, with its step counted."""
 
     def build(g: Any) -> Any:
-        p, lr, _ = weights()
+        p, lr = weights(), ad.Parameter(np.float32(1e-6), "lr", trainable=False)
         kept = [
             ad.Parameter(np.full(FLAT, 0.1, np.float32), f"s{k}", trainable=False)
             for k in range(slots)
@@ -608,7 +609,7 @@ def updates() -> Iterator[Work]:
     ):  # fmt: skip
         yield Work(row, "", ours, theirs, **more)
     yield Work(
-        "assign", "", lambda g: ad.group_op(ad.assign_op(weights()[0], g)),
+        "assign", "", lambda g: ad.group_op(ad.assign_op(weights(), g)),
         lambda t, g: (lambda p: lambda: p.copy_(g))(t.ones(FLAT)), **more,
     )  # fmt: skip
     yield Work(

@@ -82,7 +82,9 @@ def check(work: Any, found: dict[str, list[Any]]) -> None:
             apart = np.abs(mine.astype("f8") - other.astype("f8")).max(initial=0)
             size = np.abs(other.astype("f8")).max(initial=1)
             if not apart <= 1e-3 * size:
-                raise SystemExit(f"{work.name}: {name} is {apart:.3g} apart from torch's {size:.3g}")
+                raise SystemExit(
+                    f"{work.name}: {name} is {apart:.3g} apart from torch's {size:.3g}"
+                )
 
 
 def race(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Math:
 
     def test_constant_powers_of_negative_numbers(self) -> None:
         x = np.random.default_rng(9).uniform(-3, 3, 70_001).astype(np.float32)
-        for power in (2, 3, 4, -1, -2, -3, 2.0, 3.0):
+        for power in (2, 3, 4, -1, -2, -3, 2.0, 3.0):  # numpy left them to a slow path
             found = self.run_op(lambda v, power=power: ad.pow_byconst_op(v, power), x)
             self.assertLess(ulps(found, x.astype(np.float64) ** power), 2.0, power)
 

@@ -20,7 +20,8 @@ from samples import SAMPLES
 
 
 def record() -> dict[str, Any]:
-    times = {name: {"min": ms, "median": ms} for name, ms in (("cpu", 3), ("numpy", 8), ("torch", 2))}
+    ms = {"cpu": 3, "numpy": 8, "torch": 2}
+    times = {name: {"min": each, "median": each} for name, each in ms.items()}
     machine = {"cpu": "C", "cores": 2, "python": "3", "numpy": "2"}
     return {
         "threads": 1, "works": {"sin": {"forward": times, "with gradients": times},

@@ -150,23 +150,25 @@ DLSYS_INLINE void EachRun(int64_t begin, int64_t end, int64_t n, const F& body) 
 
 // Positions first to last of a padded axis: what lies between the borders is one copy.
 template <class T>
-void PadRun(const Padding& padding, const T* from, int64_t first, int64_t last, int64_t inner,
-            T* to) {
-  const auto copies = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) {
-      const T* row = from + padding.Source(i) * inner;
-      if (inner == 1)
-        to[i] = *row;
-      else
-        std::copy(row, row + inner, to + i * inner);
-    }
+DLSYS_INLINE void PadRun(const Padding& padding, const T* from, int64_t first, int64_t last,
+                         int64_t inner, T* to) {
+  const int64_t before = padding.before, n = padding.n;
+  const int64_t middle = std::clamp(before, first, last);
+  const int64_t behind = std::clamp(before + n, middle, last);
+  if (inner == 1) {
+    const bool mirror = padding.reflect;
+    for (int64_t i = first; i < middle; i++) to[i] = from[mirror ? before - i : 0];
+    DLSYS_IVDEP
+    for (int64_t i = middle; i < behind; i++) to[i] = from[i - before];
+    for (int64_t i = behind; i < last; i++) to[i] = from[mirror ? 2 * (n - 1) - i + before : n - 1];
+    return;
+  }
+  const auto copy = [&](int64_t source, int64_t i, int64_t count) {
+    std::copy(from + source * inner, from + (source + count) * inner, to + i * inner);
   };
-  const int64_t middle = std::clamp(padding.before, first, last);
-  const int64_t behind = std::clamp(padding.before + padding.n, middle, last);
-  copies(first, middle);
-  std::copy(from + (middle - padding.before) * inner, from + (behind - padding.before) * inner,
-            to + middle * inner);
-  copies(behind, last);
+  for (int64_t i = first; i < middle; i++) copy(padding.Source(i), i, 1);
+  copy(middle - before, middle, behind - middle);
+  for (int64_t i = behind; i < last; i++) copy(padding.Source(i), i, 1);
 }
 
 void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool reflect, DLArray* y) {
@@ -179,8 +181,12 @@ void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool re
     auto* to = (decltype(type))y->data;
     const int64_t inner = split.inner, n = padding.n, m = padding.m;
     ParallelFor(split.outer * m, RowGrain(inner), [&](int64_t begin, int64_t end) {
-      EachRun(begin, end, m, [&](int64_t outer, int64_t first, int64_t last) {
-        PadRun(padding, from + outer * n * inner, first, last, inner, to + outer * m * inner);
+      Dispatch([&]() __attribute__((always_inline)) {
+        EachRun(begin, end, m,
+                [&](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+                  PadRun(padding, from + outer * n * inner, first, last, inner,
+                         to + outer * m * inner);
+                });
       });
     });
   });
@@ -220,10 +226,11 @@ void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before
   const int64_t inner = split.inner, n = padding.n, m = padding.m;
   ParallelFor(split.outer * n, RowGrain(inner), [&](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD {
-      EachRun(begin, end, n, [&](int64_t outer, int64_t first, int64_t last) {
-        PadGradientRun(padding, from + outer * m * inner, first, last, inner,
-                       to + outer * n * inner);
-      });
+      EachRun(begin, end, n,
+              [=](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+                PadGradientRun(padding, from + outer * m * inner, first, last, inner,
+                               to + outer * n * inner);
+              });
     });
   });
 }

@@ -327,11 +327,21 @@ def _relu(x: np.ndarray, y: np.ndarray) -> None:
         np.maximum(x, 0, out=y)
 
 
+def _sign(x: np.ndarray, y: np.ndarray) -> None:
+    """Of floats by two comparisons: np.sign branches, which takes twenty times as long."""
+    if y.dtype.kind != "f":
+        np.sign(x, out=y)
+        return
+    above, below, nan = np.greater(x, 0), np.less(x, 0), np.isnan(x)
+    np.subtract(above, below, out=y, dtype=y.dtype)
+    np.copyto(y, np.nan, where=nan)
+
+
 def _power(x: np.ndarray, c: float, y: np.ndarray) -> None:
     """x to the power c. Negative floats to a whole power go by their absolute values: the C
     library, which numpy asks for each element, takes a hundred times as long for them.
     """
-    if y.dtype.kind != "f" or c != int(c) or abs(c) >= 2**24:
+    if y.dtype.kind != "f" or not abs(c) < 2**24 or c != int(c):
         np.power(x, c, out=y)
     elif c == 2:
         np.square(x, out=y)
@@ -356,15 +366,15 @@ exp_op = FloatElementwise("exp", np.exp, lambda x, y, dy: dy * y)
 log_op = FloatElementwise("log", np.log, lambda x, y, dy: dy / x)
 log1p_op = FloatElementwise("log1p", np.log1p, lambda x, y, dy: dy / (1 + x))
 sqrt_op = FloatElementwise("sqrt", np.sqrt, lambda x, y, dy: 0.5 * dy / y)
-rsqrt_op = FloatElementwise(
-    "rsqrt", _rsqrt, lambda x, y, dy: -0.5 * dy * (y * y * y), passes=True
-)
+rsqrt_op = FloatElementwise("rsqrt", _rsqrt, lambda x, y, dy: -0.5 * dy * (y * y * y), passes=True)
 abs_op = Elementwise("abs", np.absolute, lambda x, y, dy: dy * sign_op(x))
-sign_op: Elementwise = Elementwise("sign", np.sign, lambda x, y, dy: None)  # constant beside 0
+sign_op: Elementwise = Elementwise(  # constant beside 0
+    "sign", _sign, lambda x, y, dy: None, passes=True
+)
 tanh_op = FloatElementwise("tanh", np.tanh, lambda x, y, dy: dy * (1 - y * y))
 cos_op: Elementwise = FloatElementwise("cos", np.cos, lambda x, y, dy: -dy * sin_op(x))
 sin_op: Elementwise = FloatElementwise("sin", np.sin, lambda x, y, dy: dy * cos_op(x))
-sigmoid_op = FloatElementwise("sigmoid", write_sigmoid, lambda x, y, dy: dy * (y * (1 - y)), passes=True)
+sigmoid_op = FloatElementwise("sigmoid", write_sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
 relu_op = Elementwise("relu", _relu, lambda x, y, dy: relu_gradient_op(y, dy))
 
 # ---- two inputs ----
