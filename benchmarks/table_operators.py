@@ -96,7 +96,8 @@ def _column(left: float, shown: Sequence[tuple[str, dict[str, Any]]], count: int
     bottom = _TOP + count * _ROW
     parts = []
     for power in range(-4, 5):
-        x, number = left + _place(2.0**power), f"{2.0**power:.3g}"
+        x = left + _place(2.0**power)
+        number = f"{2**power}" if power >= 0 else f"1/{2**-power}"
         strong = power in (0, 1)
         line = {"x1": x, "x2": x, "y1": _TOP, "y2": bottom, "stroke": "currentColor"}
         parts.append(element("line", **line, opacity=0.6 if strong else 0.15))
