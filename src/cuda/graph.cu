@@ -246,13 +246,14 @@ struct CudaGraph : Recorded {
 
   void Replay(DLStream on, int64_t times) override {
     Use("replay", id);
-    before.Enable(exec, true);
-    before.Update(exec);
-    after.Update(exec);
     stream = Native(on);
     for (int64_t k = 0; k < times; k++) {
       before.Enable(exec, k == 0);
+      if (k == 0) before.Update(exec);
+      // Parameters are set right before the launch that they are for: a node that is switched off
+      // in between comes back with older ones.
       after.Enable(exec, k == times - 1);
+      if (k == times - 1) after.Update(exec);
       Check("replay", cudaGraphLaunch(exec, stream));
     }
     Counters::program_launches += times;

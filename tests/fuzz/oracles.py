@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -211,8 +212,10 @@ def position_of(name: str) -> Callable[..., Any]:
 
 
 def product_over(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """Factor by factor: torch.prod's gradient divides by them, which leaves rounding."""
     for k in sorted((k % x.ndim for k in axes), reverse=True):
-        x = torch.prod(x, k, keepdim=keepdims)
+        y = functools.reduce(torch.mul, x.unbind(k), torch.ones_like(x.sum(k)))
+        x = y.unsqueeze(k) if keepdims else y
     return x
 
 
@@ -556,8 +559,13 @@ def reduced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def logit_loss(x: Any, y: Any, reduction: str = "mean", positive_weight: float = 1.0) -> Any:
-    weight = torch.tensor(positive_weight, dtype=x.dtype)
-    return F.binary_cross_entropy_with_logits(x, y, reduction=reduction, pos_weight=weight)
+    """By PyTorch's softplus: its own form of this loss takes (1 - y) · x from x, which leaves
+    rounding of the size of the logit.
+    """
+    rows = positive_weight * y * F.softplus(-x, threshold=40) + (1 - y) * F.softplus(
+        x, threshold=40
+    )
+    return {"none": lambda: rows, "sum": rows.sum, "mean": rows.mean}[reduction]()
 
 
 def divergence(log_q: Any, p: Any) -> Any:
@@ -849,6 +857,14 @@ PURPOSE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("resize", "resize_bilinear"),
         {"values": ("edges",), "why": "PyTorch multiplies what does not count by 0: NaN"},
+    ),
+    **dict.fromkeys(
+        ("conv2d", "conv2d_bias", "conv2d_function", "conv1d"),
+        {
+            "values": ("edges",),
+            "why": "the padding's zeros times infinity: depthwise kernels of the CPU device leave "
+            "these products out, the others make NaN of them, as PyTorch does",
+        },
     ),
     "binary_cross_entropy_with_logits": {
         "values": ("edges",), "why": "PyTorch takes inf - inf where one class alone is infinite"

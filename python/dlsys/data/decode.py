@@ -6,6 +6,7 @@ memory is refused before any of them is decoded. Whatever Pillow raises becomes 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from .dataset import Array
 # Pillow would take others too, and start Ghostscript for one of them.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 50_000_000  # 200 MB as RGBA, of which up to four copies are made at once
+MAX_NBYTES = 8 * MAX_PIXELS  # RGBA of 16 bits, without any packing
 
 
 def decoded(path: Path, convert: Callable[[Any], Any]) -> Any:
@@ -29,7 +31,8 @@ def decoded(path: Path, convert: Callable[[Any], Any]) -> Any:
     """
     pillow = require_pillow()
     try:
-        with opened(path) as file, pillow.open(file, formats=FORMATS) as image:
+        # From memory, where a part that says to be longer than the file takes no more than there is.
+        with pillow.open(io.BytesIO(_content(path)), formats=FORMATS) as image:
             _check_size(path, image.size)
             return convert(in_bytes(pillow, image))
     except DlsysError:
@@ -46,6 +49,14 @@ def decoded(path: Path, convert: Callable[[Any], Any]) -> Any:
         raise DataError(
             f"{path}: cannot be read as an image ({reason}); remove it or replace it"
         ) from error
+
+
+def _content(path: Path) -> bytes:
+    with opened(path) as file:
+        content = file.read(MAX_NBYTES + 1)
+    if len(content) > MAX_NBYTES:
+        raise DataError(f"{path}: the file has more than {MAX_NBYTES:,} bytes; make it smaller")
+    return content
 
 
 def _check_size(path: Path, size: tuple[int, int]) -> None:
