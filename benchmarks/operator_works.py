@@ -636,6 +636,7 @@ WITHIN = {
         "concat", "pad_edge", "pad_reflect", "tile", "resize_nearest", "resize_bilinear", "slice",
     )},
     "clip_gradient": "clip",
+    **{f"truth_{name}": f"logical_{name}" for name in ("and", "or", "xor", "not")},
     **{f"{name}_function": row for name, row in (
         ("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "div"), ("power", "pow"),
         ("sum_to_like", "sum_to_like"), ("conv2d", "conv2d"), ("max_pool2d", "max_pool2d"),
@@ -686,6 +687,9 @@ WITHIN = {
     **dict.fromkeys(("reduce_rows", "expand_last"), "mean_squared_error"),
     "is_one_hot": "negative_log_likelihood",
     "binarycrossentropy": "binary_cross_entropy",
+    **dict.fromkeys((
+        "binary_cross_entropy_with_array_weights", "binary_cross_entropy_with_node_weights",
+    ), "binary_cross_entropy_with_logits"),
     "multiclass_hinge_loss_of_one_hot": "multiclass_hinge_loss",
     "uniform": "random_uniform",
     "bernoulli": "random_bernoulli",
@@ -695,11 +699,14 @@ WITHIN = {
     "group": "assign",
 }  # fmt: skip
 _VIEW = "a view in PyTorch, and a shape without a copy here"
+_CHECK = "checks shapes and dtypes as a graph is built: no kernel"
 _FUSED = "made by a pass: the training steps time it"
 WITHOUT = {
     **dict.fromkeys((
         "reshape", "reshape_like", "squeeze", "expand_dims", "flatten", "as_node", "constant",
     ), _VIEW),
+    **dict.fromkeys(("target", "target_of", "class_scores", "weights_like"), _CHECK),
+    "step_of_draw": "counts the draws of a program, of which PyTorch's generator keeps its own",
     "hinge_loss": "PyTorch has it for embeddings only",
     "lion_update": "PyTorch has no Lion",
     **dict.fromkeys((

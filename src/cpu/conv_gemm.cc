@@ -87,8 +87,8 @@ class TapReader {
     const int64_t high = std::min(rows_, plane_.h - first);
     for (int64_t h = low; h < high; h++)
       for (int64_t p = 0; p < step; p++) {
-        const int64_t from =
-            low_w_ + col_ * step + p;  // column `from` + k * step goes to place k of the phase
+        // Column from + k * step goes to place k of phase p.
+        const int64_t from = low_w_ + col_ * step + p;
         const int64_t begin = from < 0 ? CeilDiv(-from, step) : 0;
         const int64_t end =
             std::min(phase_ - kSlack, from < plane_.w ? (plane_.w - 1 - from) / step + 1 : 0);
