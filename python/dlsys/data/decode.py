@@ -7,6 +7,7 @@ memory is refused before any of them is decoded. Whatever Pillow raises becomes 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def decoded(path: Path, convert: Callable[[Any], Any]) -> Any:
     """
     pillow = require_pillow()
     try:
-        # From memory, where a part that says to be longer than the file takes no more than there is.
+        # From memory, where a part that claims to be longer than the file takes only what is there.
         with pillow.open(io.BytesIO(_content(path)), formats=FORMATS) as image:
             _check_size(path, image.size)
             return convert(in_bytes(pillow, image))
@@ -53,10 +54,9 @@ def decoded(path: Path, convert: Callable[[Any], Any]) -> Any:
 
 def _content(path: Path) -> bytes:
     with opened(path) as file:
-        content = file.read(MAX_NBYTES + 1)
-    if len(content) > MAX_NBYTES:
-        raise DataError(f"{path}: the file has more than {MAX_NBYTES:,} bytes; make it smaller")
-    return content
+        if os.fstat(file.fileno()).st_size > MAX_NBYTES:
+            raise DataError(f"{path}: the file has more than {MAX_NBYTES:,} bytes; make it smaller")
+        return file.read()
 
 
 def _check_size(path: Path, size: tuple[int, int]) -> None:
