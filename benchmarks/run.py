@@ -6,6 +6,7 @@ python benchmarks/run.py [--out FOLDER]
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,10 @@ def main() -> int:
     from dlsys.runtime.device import gpu, unavailable
 
     names = ["overhead", "cpu"]
+    if importlib.util.find_spec("torch"):
+        names.append("operators")
+    else:
+        print("benchmarks/operators.py is left out: there is no PyTorch", flush=True)
     reason = unavailable(gpu(0))
     if reason is None:
         names += ["gpu", "overlap", "losses"]

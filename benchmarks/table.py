@@ -16,6 +16,7 @@ from typing import Any
 
 import table_gpu
 import table_losses
+import table_operators
 import table_overlap
 import table_reliability
 from table_gpu import Results, rows, source
@@ -196,6 +197,7 @@ def _gpu_sentence(results: Results) -> str:
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
+    "operators": table_operators.table,
     "overhead": overhead,
     "gpu race": table_gpu.race,
     "gpu memory": table_gpu.memory,
@@ -237,6 +239,7 @@ def main() -> None:
         if path.exists():
             path.write_text(fill(path.read_text(), Results(options.results)))
     print(table_gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
+    print(table_operators.draw(Results(options.results), ROOT / "docs" / "operators.svg"))
     print(table_overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))
 
 

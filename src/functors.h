@@ -15,15 +15,15 @@ namespace dlsys {
 namespace fn {
 
 #ifndef __CUDACC__
+using cpu::cos;
 using cpu::exp;
 using cpu::expm1;
 using cpu::log;
 using cpu::log1p;
+using cpu::pow;
+using cpu::sin;
 using cpu::tanh;
-using std::cos;
 using std::fabs;
-using std::pow;
-using std::sin;
 using std::sqrt;
 #endif
 
@@ -136,7 +136,8 @@ DLSYS_BINARY(RsubConst, "rsub_const", y - x)
 DLSYS_BINARY(DivConst, "div_const", x / y)
 DLSYS_BINARY(RdivConst, "rdiv_const", y / x)
 // The square root, as numpy has it, is -0 of -0 and NaN of -infinity, unlike pow.
-DLSYS_BINARY(PowConst, "pow_const", y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : pow(x, y)))
+DLSYS_BINARY(PowConst, "pow_const",
+             y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : (y == 3.f ? x * x * x : pow(x, y))))
 DLSYS_BINARY(RpowConst, "rpow_const", pow(y, x))
 
 DLSYS_BINARY(LeakyRelu, "leaky_relu", x > 0.f ? x : (y * x))

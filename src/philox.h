@@ -78,8 +78,11 @@ DLSYS_RANDOM double Polynomial(const double (&c)[8], double x) {
 }
 
 // The value below which a standard normal variable stays with probability p, 0 < p < 1: algorithm
-// AS 241, PPND16, of Wichura (1988), to about 16 digits.
-DLSYS_RANDOM double NormalQuantile(double p) {
+// AS 241, PPND16, of Wichura (1988), to about 16 digits. In its middle, q = p - 0.5 with |q| <=
+// 0.425; in its tails, of which r = sqrt(-log(min(p, 1 - p))) <= 5; beyond them.
+constexpr double kMiddle = 0.425, kTail = 5;
+
+DLSYS_RANDOM double MiddleQuantile(double q) {
   const double a[8] = {3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
                        1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
                        3.3430575583588128105e4, 2.5090809287301226727e3};
@@ -91,6 +94,11 @@ DLSYS_RANDOM double NormalQuantile(double p) {
                        3.9307895800092710610e4,
                        2.8729085735721942674e4,
                        5.2264952788528545610e3};
+  const double r = 0.180625 - q * q;
+  return q * Polynomial(a, r) / Polynomial(b, r);
+}
+
+DLSYS_RANDOM double TailQuantile(double r) {
   const double c[8] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                        5.76949722146069140550e0,  3.64784832476320460504e0,
                        1.27045825245236838258e0,  2.41780725177450611770e-1,
@@ -103,6 +111,10 @@ DLSYS_RANDOM double NormalQuantile(double p) {
                        1.51986665636164571966e-2,
                        5.47593808499534494600e-4,
                        1.05075007164441684324e-9};
+  return Polynomial(c, r - 1.6) / Polynomial(d, r - 1.6);
+}
+
+DLSYS_RANDOM double FarQuantile(double r) {
   const double e[8] = {6.65790464350110377720e0,  5.46378491116411436990e0,
                        1.78482653991729133580e0,  2.96560571828504891230e-1,
                        2.65321895265761230930e-2, 1.24266094738807843860e-3,
@@ -115,14 +127,14 @@ DLSYS_RANDOM double NormalQuantile(double p) {
                        1.84631831751005468180e-5,
                        1.42151175831644588870e-7,
                        2.04426310338993978564e-15};
+  return Polynomial(e, r - 5) / Polynomial(f, r - 5);
+}
+
+DLSYS_RANDOM double NormalQuantile(double p) {
   const double q = p - 0.5;
-  if (q >= -0.425 && q <= 0.425) {
-    const double r = 0.180625 - q * q;
-    return q * Polynomial(a, r) / Polynomial(b, r);
-  }
+  if (q >= -kMiddle && q <= kMiddle) return MiddleQuantile(q);
   const double r = sqrt(-log(q < 0 ? p : 1 - p));
-  const double x = r <= 5 ? Polynomial(c, r - 1.6) / Polynomial(d, r - 1.6)
-                          : Polynomial(e, r - 5) / Polynomial(f, r - 5);
+  const double x = r <= kTail ? TailQuantile(r) : FarQuantile(r);
   return q < 0 ? -x : x;
 }
 
@@ -131,9 +143,14 @@ DLSYS_RANDOM double NormalQuantile(double p) {
 struct Normal {
   float mean, deviation, below, within, low, high;
 
-  DLSYS_RANDOM float At(uint32_t word) const {
+  DLSYS_RANDOM float At(uint32_t word) const { return Made(NormalQuantile(Probability(word))); }
+
+  DLSYS_RANDOM double Probability(uint32_t word) const {
     const double unit = ((double)word + 0.5) * 2.3283064365386962890625e-10;
-    double x = NormalQuantile((double)below + unit * (double)within);
+    return (double)below + unit * (double)within;
+  }
+
+  DLSYS_RANDOM float Made(double x) const {
     x = x < low ? low : x;
     x = x > high ? high : x;
     return (float)((double)mean + x * (double)deviation);

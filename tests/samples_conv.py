@@ -157,6 +157,9 @@ CASES = (
     case((1, 513, 5, 4), (7, 513, 3, 3), padding=1),
     case((2, 64, 14, 14), (70, 64, 3, 3), padding=1),
     case((1, 130, 13, 13), (132, 65, 3, 3), padding=1, groups=2, stride=2),
+    case((2, 2, 1, 700), (3, 2, 1, 3), padding=((0, 0), (1, 1))),
+    case((1, 2, 3, 300), (3, 2, 2, 3), stride=(2, 2), padding=3, dilation=(4, 40)),
+    case((1, 2, 4, 5), (3, 2, 3, 3), padding=100, dilation=100),
 )
 WITH_BIAS = tuple(Case((*c.shapes, (c.shapes[1][0],)), c.attrs) for c in CASES)
 

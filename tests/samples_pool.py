@@ -157,7 +157,9 @@ DILATED = (
 )
 ALL = CASES + DILATED
 UNPADDED = tuple(Case(c.shapes, {**c.attrs, "count_include_pad": False}) for c in CASES[1:5])
-WHOLE = (case((2, 3, 4, 5)), case((1, 1, 1, 1)), case((0, 3, 2, 2)), case((3, 65, 7, 7)))
+WHOLE = tuple(
+    case(s) for s in [(2, 3, 4, 5), (2, 3, 20, 37), (1, 1, 1, 1), (0, 3, 2, 2), (3, 65, 7, 7)]
+)
 OLD = (
     case((2, 3, 6, 8), kernel_H=2, kernel_W=2, padding=0, stride=2),
     case((2, 3, 6, 8), kernel_H=3, kernel_W=2, padding=1, stride=1),

@@ -6,7 +6,10 @@
 // shape and dtype: a block of it is written after all reads of that block.
 #include "../chain.h"
 
+#include <type_traits>
+
 #include "common.h"
+#include "map.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -16,6 +19,7 @@ namespace {
 
 using chain::Band;
 using chain::Instruction;
+using chain::PowConst;
 using chain::Program;
 
 constexpr int64_t kBlock = 1024;
@@ -28,16 +32,14 @@ using Map = void (*)(Operands from, float* to, int64_t n);
 template <class F>
 void Map1(Operands from, float* to, int64_t n) {
   const float* a = from[0];
-  Dispatch(DLSYS_SIMD {
-    DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) to[k] = F()(a[k]);
-  });
+  Dispatch(DLSYS_SIMD { MapRun<F>::Run(a, to, n); });
 }
 
 template <class F>
 void Map2(Operands from, float* to, int64_t n) {
   const float *a = from[0], *b = from[1];
   Dispatch(DLSYS_SIMD {
+    if constexpr (std::is_same_v<F, PowConst>) return ConstRun<F>::Run(a, *b, to, n);
     DLSYS_IVDEP
     for (int64_t k = 0; k < n; k++) to[k] = F()(a[k], b[k]);
   });

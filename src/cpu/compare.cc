@@ -23,8 +23,8 @@ DLSYS_TEST(Equal, "equal", x == y)
 DLSYS_TEST(NotEqual, "not_equal", x != y)
 DLSYS_TEST(Less, "less", x < y)
 DLSYS_TEST(LessEqual, "less_equal", x <= y)
-DLSYS_TEST(And, "logical_and", x&& y)
-DLSYS_TEST(Or, "logical_or", x || y)
+DLSYS_TEST(And, "logical_and", (x != 0) & (y != 0))
+DLSYS_TEST(Or, "logical_or", (x | y) != 0)
 DLSYS_TEST(Xor, "logical_xor", !x != !y)
 
 #undef DLSYS_TEST
@@ -65,6 +65,20 @@ void ForPieces(const char* op, const DLArray* const (&operands)[K], const DLArra
   });
 }
 
+// The bounds of loops that write bytes are arguments: in a closure a byte could be part of them.
+template <class Test, class T>
+DLSYS_INLINE void TestLoop(const T* x, bool x_moves, const T* y, bool y_moves, uint8_t* to,
+                           int64_t n) {
+  if (x_moves && y_moves) {
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) to[k] = Test()(x[k], y[k]);
+    return;
+  }
+  const T first = *x, second = *y;
+  DLSYS_IVDEP
+  for (int64_t k = 0; k < n; k++) to[k] = Test()(x_moves ? x[k] : first, y_moves ? y[k] : second);
+}
+
 template <class Test, class T>
 void TestRun(const char* op, const DLArray* x, const DLArray* y, DLArray* out) {
   const T* left = (const T*)x->data;
@@ -74,18 +88,8 @@ void TestRun(const char* op, const DLArray* x, const DLArray* y, DLArray* out) {
                [&](const int64_t* offset, const int64_t* stride, int64_t at, int64_t n) {
                  const T* a = left + offset[0];
                  const T* b = right + offset[1];
-                 const int64_t a_step = stride[0], b_step = stride[1];
-                 Dispatch(DLSYS_SIMD {
-                   if (a_step && b_step) {
-                     DLSYS_IVDEP
-                     for (int64_t k = 0; k < n; k++) to[at + k] = Test()(a[k], b[k]);
-                   } else {
-                     const T first = *a, second = *b;
-                     DLSYS_IVDEP
-                     for (int64_t k = 0; k < n; k++)
-                       to[at + k] = Test()(a_step ? a[k] : first, b_step ? b[k] : second);
-                   }
-                 });
+                 const bool a_moves = stride[0], b_moves = stride[1];
+                 Dispatch(DLSYS_SIMD { TestLoop<Test>(a, a_moves, b, b_moves, to + at, n); });
                });
 }
 
@@ -120,6 +124,11 @@ void Logical(const DLArray* x, const DLArray* y, DLArray* out) {
   TestRun<Test, uint8_t>(Test::name, x, y, out);
 }
 
+DLSYS_INLINE void NotLoop(const uint8_t* x, uint8_t* y, int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t k = 0; k < n; k++) y[k] = !x[k];
+}
+
 void LogicalNot(const DLArray* x, DLArray* y) {
   const char* op = "logical_not";
   Check(op, x);
@@ -130,7 +139,7 @@ void LogicalNot(const DLArray* x, DLArray* y) {
   const uint8_t* in = (const uint8_t*)x->data;
   uint8_t* out = (uint8_t*)y->data;
   ParallelFor(Numel(y), 4 * kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; k++) out[k] = !in[k];
+    Dispatch(DLSYS_SIMD { NotLoop(in + begin, out + begin, end - begin); });
   });
 }
 

@@ -4,8 +4,10 @@
 // form, once for each phase of the stride. The gradient for the filter sums over images in a fixed
 // number of parts. Depthwise convolutions run directly, row by row.
 #include <atomic>
+#include <cstdlib>
 
 #include "conv.h"
+#include "conv_small.h"
 #include "float_math.h"
 #include "parallel.h"
 #include "tile.h"
@@ -19,11 +21,12 @@ const int64_t kMostBlockCols = 192;    // places packed at a time
 const int64_t kTaskProducts = 131072;  // products that are worth a task
 const int64_t kMostRows = 12;          // of a tile, on any processor
 const int64_t kMostTileCols = 32;
-const int64_t kParts = 16;                       // of a sum over images
-const int64_t kMostPartials = int64_t(1) << 23;  // floats that such parts may take
-const int64_t kPackRows = 64;                    // of a transposed packing at a time
+const int64_t kPitch = kMostBlockCols + kMostTileCols;  // of packed places
+const int64_t kParts = 16;                              // of a sum over images
+const int64_t kMostPartials = int64_t(1) << 23;         // floats that such parts may take
+const int64_t kPackRows = 64;                           // of a transposed packing at a time
 
-static Scratch filter_scratch, block_scratch, out_scratch, part_scratch, tap_scratch;
+static Scratch filter_scratch, block_scratch, out_scratch, part_scratch, run_scratch, plane_scratch;
 
 int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -39,53 +42,144 @@ int TileFor(const TileKernels& kernels, int64_t rows) {
   return size;
 }
 
-// What one tap of the windows sees, place after place in row-major order. Valid until the thread
-// makes the next one.
+// What the taps of the windows see of one plane, for a run of places in row-major order. Load
+// copies the part of the plane that the run needs with zeros around it, the columns that lie a
+// stride apart side by side; what a tap sees are then short copies, whose last vector may go too
+// far. Where that part is large beside what the taps see of it, as it is for one tap or for taps
+// that lie far apart, they read the plane itself. Aim takes the thread's working memory: a thread
+// uses one reader at a time.
 class TapReader {
  public:
   TapReader(const Sweep& down, const Sweep& across, Pair plane)
-      : down_(down), across_(across), plane_(plane) {
-    low_ = tap_scratch.Get<int64_t>(2 * across.taps);
-    high_ = low_ + across.taps;
-    for (int64_t t = 0; t < across.taps; t++) {
-      const int64_t first = across.first + t * across.tap;
-      low_[t] = first < 0 ? CeilDiv(-first, across.step) : 0;
-      high_[t] = first < plane.w ? (plane.w - 1 - first) / across.step + 1 : 0;
-    }
+      : down_(down),
+        across_(across),
+        plane_(plane),
+        low_h_(Low(down)),
+        low_w_(Low(across)),
+        reach_h_(Reach(down)),
+        reach_w_(Reach(across)),
+        whole_(down.taps == 1 && across.taps == 1 && Matches(down, plane.h) &&
+               Matches(across, plane.w)) {}
+
+  // Places [place, place + n), for the calls that follow.
+  void Aim(int64_t place, int64_t n) {
+    place_ = place;
+    n_ = n;
+    if (whole_) return;
+    row_ = place / across_.count;
+    const int64_t last = (place + n - 1) / across_.count;
+    col_ = last == row_ ? place % across_.count : 0;
+    rows_ = (last - row_) * down_.step + reach_h_;
+    phase_ = (reach_w_ - 1) / across_.step + (last == row_ ? n : across_.count) + kSlack;
+    pitch_ = phase_ * across_.step;
+    copied_ = rows_ <= kMostCopied * down_.taps * across_.taps * n / pitch_;
+    if (copied_) PlanCopies();
   }
 
-  // to[k * step] for k in [0, n): tap t (row-major) at the places from `place` on, 0 off the plane.
-  void Read(const float* x, int64_t t, int64_t place, int64_t n, float* to, int64_t step) const {
-    const int64_t tap_h = t / across_.taps, tap_w = t % across_.taps;
-    const int64_t h0 = down_.first + tap_h * down_.tap;
-    const int64_t w0 = across_.first + tap_w * across_.tap;
-    int64_t i = place / across_.count, j = place % across_.count;
-    while (n > 0) {
-      const int64_t run = std::min(n, across_.count - j);
-      const int64_t h = h0 + i * down_.step;
-      int64_t low = run, high = run;  // of the run, what lies on the plane
-      if (h >= 0 && h < plane_.h) {
-        low = std::clamp<int64_t>(low_[tap_w] - j, 0, run);
-        high = std::clamp<int64_t>(high_[tap_w] - j, low, run);
+  // The plane that the calls of Read see.
+  void Load(const float* x) {
+    x_ = x;
+    if (whole_ || !copied_) return;
+    float* to = plane_copy_;
+    std::fill(to, to + rows_ * pitch_, 0.f);
+    const int64_t first = row_ * down_.step + low_h_, step = across_.step;
+    const int64_t low = std::max<int64_t>(0, -first);
+    const int64_t high = std::min(rows_, plane_.h - first);
+    for (int64_t h = low; h < high; h++)
+      for (int64_t p = 0; p < step; p++) {
+        // Column from + k * step goes to place k of phase p.
+        const int64_t from = low_w_ + col_ * step + p;
+        const int64_t begin = from < 0 ? CeilDiv(-from, step) : 0;
+        const int64_t end =
+            std::min(phase_ - kSlack, from < plane_.w ? (plane_.w - 1 - from) / step + 1 : 0);
+        const float* row = x + (first + h) * plane_.w + from;
+        float* into = to + h * pitch_ + p * phase_;
+        for (int64_t k = begin; k < end; k++) into[k] = row[k * step];
       }
-      const float* from = x + h * plane_.w + w0 + j * across_.step;
-      for (int64_t k = 0; k < low; k++) to[k * step] = 0;
-      if (across_.step == 1 && step == 1)
-        for (int64_t k = low; k < high; k++) to[k] = from[k];
-      else
-        for (int64_t k = low; k < high; k++) to[k * step] = from[k * across_.step];
-      for (int64_t k = high; k < run; k++) to[k * step] = 0;
-      to += run * step;
-      n -= run;
-      j = 0;
-      i++;
-    }
   }
+
+  // What tap t (row-major) sees at the places. `line` has room for kSlack more; the values may lie
+  // in x instead.
+  DLSYS_INLINE const float* Read(int64_t t, float* line) const {
+    if (whole_) return x_ + place_;
+    if (!copied_) {
+      ReadPlane(t, line);
+      return line;
+    }
+    const int64_t across = across_.first + t % across_.taps * across_.tap - low_w_;
+    const int64_t down = down_.first + t / across_.taps * down_.tap - low_h_;
+    const float* from =
+        plane_copy_ + down * pitch_ + across % across_.step * phase_ + across / across_.step;
+    float* to = line;
+    for (int64_t r = 0; r < run_count_; r++) {
+      const Run run = runs_[r];
+      const float* seen = from + run.offset;
+      for (int64_t k = 0; k < run.n; k += kSlack) memcpy(to + k, seen + k, kSlack * sizeof(float));
+      to += run.n;
+    }
+    return line;
+  }
+
+  static constexpr int64_t kSlack = 16;  // floats copied at a time
 
  private:
+  static constexpr int64_t kMostCopied = 2;  // floats for each one that a tap sees
+
+  struct Run {
+    int64_t offset, n;
+  };
+
+  static int64_t Low(const Sweep& s) {
+    return s.first + std::min<int64_t>(0, (s.taps - 1) * s.tap);
+  }
+  static int64_t Reach(const Sweep& s) { return std::abs((s.taps - 1) * s.tap) + 1; }
+  static bool Matches(const Sweep& s, int64_t extent) {
+    return s.first == 0 && s.step == 1 && s.count == extent;
+  }
+
+  void PlanCopies() {
+    runs_ = run_scratch.Get<Run>(n_ / across_.count + 2);
+    run_count_ = 0;
+    for (int64_t at = place_; at < place_ + n_;) {
+      const int64_t i = at / across_.count, j = at % across_.count;
+      const int64_t run = std::min(across_.count - j, place_ + n_ - at);
+      runs_[run_count_++] = {(i - row_) * down_.step * pitch_ + j - col_, run};
+      at += run;
+    }
+    plane_copy_ = plane_scratch.Get<float>(rows_ * pitch_ + kSlack);
+  }
+
+  DLSYS_INLINE void ReadPlane(int64_t t, float* to) const {
+    const int64_t h0 = down_.first + t / across_.taps * down_.tap, step = across_.step;
+    const int64_t w0 = across_.first + t % across_.taps * across_.tap;
+    const int64_t on = w0 < 0 ? CeilDiv(-w0, step) : 0;  // windows [on, off) see the plane
+    const int64_t off = w0 < plane_.w ? (plane_.w - 1 - w0) / step + 1 : 0;
+    int64_t i = row_, j = place_ % across_.count;
+    for (int64_t left = n_; left > 0; i++, j = 0) {
+      const int64_t run = std::min(left, across_.count - j), h = h0 + i * down_.step;
+      const bool seen = h >= 0 && h < plane_.h;
+      const int64_t low = seen ? std::clamp<int64_t>(on - j, 0, run) : run;
+      const int64_t high = seen ? std::clamp<int64_t>(off - j, low, run) : run;
+      const float* from = x_ + h * plane_.w + w0 + j * step;
+      std::fill(to, to + low, 0.f);
+      for (int64_t k = low; k < high; k++) to[k] = from[k * step];
+      std::fill(to + high, to + run, 0.f);
+      to += run;
+      left -= run;
+    }
+  }
+
   const Sweep down_, across_;
   const Pair plane_;
-  int64_t *low_, *high_;  // for each column of taps, the windows that see the plane
+  const int64_t low_h_, low_w_, reach_h_, reach_w_;
+  const bool whole_;  // a tap sees the plane as it lies
+  Run* runs_ = nullptr;
+  int64_t run_count_ = 0;
+  float* plane_copy_ = nullptr;
+  const float* x_ = nullptr;
+  int64_t place_ = 0, n_ = 0;
+  bool copied_ = false;
+  int64_t row_ = 0, col_ = 0, rows_ = 0, phase_ = 0, pitch_ = 0;  // of the part
 };
 
 // ---- the convolution and its gradient for the data ----
@@ -142,31 +236,32 @@ class Correlator {
 
   // Places [place, place + block) of one group of one image.
   void RunBlock(int64_t image_group, int64_t place) const {
-    const int64_t cols = std::min(block_, count_ - place), strips = CeilDiv(cols, strip_);
+    const int64_t cols = std::min(block_, count_ - place);
     const float* x = c_.x + image_group * c_.channels * Size(c_.plane);
     float* out = c_.out + image_group * c_.rows * Size(c_.out_plane);
     float* to = c_.Dense() ? out + place : out_scratch.Get<float>(c_.rows * cols);
     const int64_t pitch = c_.Dense() ? Size(c_.out_plane) : cols;
-    float* packed = block_scratch.Get<float>(std::min(kMostK, depth_) * strips * strip_);
+    float* packed = block_scratch.Get<float>(std::min(kMostK, depth_) * kPitch);
+    TapReader reader = reader_;
+    reader.Aim(place, cols);
     for (int64_t k = 0; k == 0 || k < depth_; k += kMostK) {
       const int64_t depth = std::min(kMostK, depth_ - k);
-      PackBlock(x, place, cols, k, depth, packed);
+      Dispatch(
+          [&]() __attribute__((always_inline)) { PackBlock(&reader, x, cols, k, depth, packed); });
       Multiply(image_group % c_.groups, k, depth, packed, cols, to, pitch);
     }
     if (c_.bias) AddBias(image_group % c_.groups, to, pitch, cols);
     if (!c_.Dense()) Scatter(to, place, cols, out);
   }
 
-  // Each strip of columns lies as (depth, strip).
-  void PackBlock(const float* x, int64_t place, int64_t cols, int64_t k, int64_t depth,
-                 float* to) const {
+  // Lies as (depth, kPitch); what is behind the columns is anything.
+  DLSYS_INLINE void PackBlock(TapReader* reader, const float* x, int64_t cols, int64_t k,
+                              int64_t depth, float* to) const {
     const int64_t taps = c_.Taps();
-    for (int64_t s = 0; s < cols; s += strip_) {
-      const int64_t n = std::min(strip_, cols - s);
-      for (int64_t d = k; d < k + depth; d++, to += strip_) {
-        reader_.Read(x + d / taps * Size(c_.plane), d % taps, place + s, n, to, 1);
-        std::fill(to + n, to + strip_, 0.f);
-      }
+    for (int64_t d = k; d < k + depth; d++, to += kPitch) {
+      if (d == k || d % taps == 0) reader->Load(x + d / taps * Size(c_.plane));
+      const float* seen = reader->Read(d % taps, to);
+      if (seen != to) std::copy(seen, seen + cols, to);
     }
   }
 
@@ -178,12 +273,12 @@ class Correlator {
       const int size = TileFor(kernels_, t.rows);
       t.k = depth;
       t.a = Panel(group, p) + k * kernels_.row_sizes[size];
-      t.b_stride = strip_;
+      t.b_stride = kPitch;
       t.c_stride = pitch;
       t.add = k > 0;
       for (int64_t s = 0; s < cols; s += strip_) {
         t.cols = std::min(strip_, cols - s);
-        t.b = packed + s * depth;
+        t.b = packed + s;
         t.c = to + p * kernels_.MostRows() * pitch + s;
         kernels_.packed[size][t.cols > kernels_.width](t);
       }
@@ -307,16 +402,24 @@ class FilterSum {
   void PackRight(int64_t group, int64_t col, int64_t cols, int64_t q, int64_t depth,
                  float* to) const {
     const int64_t strip = kernels_.MostCols(), taps = Size(c_.size);
+    constexpr int64_t kLine = kPackRows + TapReader::kSlack;
+    float lines[kMostTileCols * kLine];
+    TapReader reader = reader_;
     for (int64_t s = 0; s < cols; s += strip, to += strip * depth) {
       const int64_t n = std::min(strip, cols - s);
       if (n < strip) std::fill(to, to + strip * depth, 0.f);
       ForPieces(q, depth, [&](int64_t image, int64_t place, int64_t run, int64_t k) {
         const float* x = x_ + (image * c_.c + group * c_.GroupChannels()) * Size(c_.plane);
-        for (int64_t j = 0; j < n; j++) {
-          const int64_t tap = col + s + j;
-          reader_.Read(x + tap / taps * Size(c_.plane), tap % taps, place, run, to + k * strip + j,
-                       strip);
-        }
+        reader.Aim(place, run);
+        Dispatch([&]() __attribute__((always_inline)) {
+          for (int64_t j = 0; j < n; j++) {
+            const int64_t tap = col + s + j;
+            if (j == 0 || tap % taps == 0) reader.Load(x + tap / taps * Size(c_.plane));
+            const float* seen = reader.Read(tap % taps, lines + j * kLine);
+            if (seen != lines + j * kLine) std::copy(seen, seen + run, lines + j * kLine);
+          }
+          Transpose(lines, kLine, n, run, to + k * strip, strip);
+        });
       });
     }
   }
@@ -327,8 +430,7 @@ class FilterSum {
     if (rows < width) std::fill(to, to + width * depth, 0.f);
     ForPieces(q, depth, [&](int64_t image, int64_t place, int64_t run, int64_t k) {
       const float* dy = dy_ + (image * c_.o + group * rows_ + row) * Size(c_.out) + place;
-      for (int64_t r = 0; r < rows; r++, dy += Size(c_.out))
-        for (int64_t p = 0; p < run; p++) to[(k + p) * width + r] = dy[p];
+      Transpose(dy, Size(c_.out), rows, run, to + k * width, width);
     });
   }
 

@@ -1,6 +1,7 @@
 // Elementwise kernels: one functor of functors.h each. The output may be the very buffer of an
 // input of its shape.
 #include "../functors.h"
+#include "map.h"
 #include "parallel.h"
 #include "simd.h"
 #include "strides.h"
@@ -10,18 +11,12 @@ namespace cpu {
 namespace {
 
 template <class F>
-DLSYS_INLINE void MapRun(const float* x, float* y, int64_t n) {
-  DLSYS_IVDEP
-  for (int64_t k = 0; k < n; k++) y[k] = F()(x[k]);
-}
-
-template <class F>
 void Unary(const DLArray* x, DLArray* y) {
   const float* in = Input(F::name, x);
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
-    Dispatch(DLSYS_SIMD { MapRun<F>(in + begin, out + begin, end - begin); });
+    Dispatch(DLSYS_SIMD { MapRun<F>::Run(in + begin, out + begin, end - begin); });
   });
 }
 
@@ -31,10 +26,7 @@ void WithConst(const DLArray* x, float c, DLArray* y) {
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
-    Dispatch(DLSYS_SIMD {
-      DLSYS_IVDEP
-      for (int64_t k = begin; k < end; k++) out[k] = F()(in[k], c);
-    });
+    Dispatch(DLSYS_SIMD { ConstRun<F>::Run(in + begin, c, out + begin, end - begin); });
   });
 }
 

@@ -1,6 +1,6 @@
-// exp, expm1, log, log1p and tanh in float32 without branches or tables, so that loops over them
-// become vector code. Within 2 ulp of the exact value; overflow, underflow into denormals,
-// infinities and NaN behave as in the C library.
+// exp, expm1, log, log1p, tanh, pow and, in two ranges, sin and cos in float32 without branches, so
+// that loops over them become vector code. Within 2 ulp of the exact value; overflow, underflow
+// into denormals, infinities and NaN behave as in the C library.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -97,8 +97,9 @@ inline __attribute__((always_inline)) float expm1(float x) {
 // log(1 + x), corrected by what 1 + x lost in rounding (Kahan); within 3 ulp.
 inline __attribute__((always_inline)) float log1p(float x) {
   const float u = 1.f + x;
-  const float y = log(u) * (x / (u - 1.f));
-  return u == 1.f || x == __builtin_inff() ? x : y;
+  const float lost = (x - (u - 1.f)) / u;
+  const float y = log(u) + (lost == lost ? lost : 0.f);  // it is NaN at -1 and infinity
+  return x == 0.f ? x : y;
 }
 
 // A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1), which is 1 from 9.1 on; with
@@ -113,6 +114,196 @@ inline __attribute__((always_inline)) float tanh(float x) {
   p = p * z - 3.33332819422e-1f;
   const float large = 1.f - 2.f / (ExpWithin(2.f * (size > 20.f ? 20.f : size)) + 1.f);
   return __builtin_copysignf(size < 0.625f ? p * z * size + size : large, x);
+}
+
+// x = n pi/2 + r with |r| <= pi/4 up to a rounding. Only the lowest two bits of n count.
+struct Turn {
+  int32_t n;
+  float r;
+};
+
+constexpr float kNearTurns = 1048576.f;  // 2^20
+
+// For |x| <= kNearTurns: pi/2 in two parts (Cody and Waite) in double. The first has 33 bits, so
+// that its product with n and the difference from x are exact; r is left with an error of 2^-67,
+// and no float32 in this range comes closer than 2^-31 to a multiple of pi/2.
+inline __attribute__((always_inline)) Turn NearTurn(float x) {
+  const double kRound = 6755399441055744.;  // 1.5 * 2^52
+  const double shifted = x * 0.63661977236758134 + kRound;
+  const double n = shifted - kRound;
+  const double r = (x - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11;
+  int64_t bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  return {(int32_t)bits, (float)r};
+}
+
+// For finite |x| > kNearTurns (any other x gives some Turn): the product with 2/pi modulo 4 (Payne
+// and Hanek). Of 2/pi only 96 bits count; those in front of them make multiples of 4, those behind
+// them less than 2^-70.
+inline __attribute__((always_inline)) Turn FarTurn(float x) {
+  static constexpr uint32_t kTwoOverPi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                            0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
+  const uint32_t size = BitsOfFloat(x) & 0x7fffffffu;
+  const uint32_t digits = (size & 0x7fffffu) | 0x800000u;
+  const uint32_t exponent = size >> 23;
+  const uint32_t first = (exponent < 147u ? 147u : exponent) - 120u;  // 2/pi begins at bit 32
+  const uint32_t word = first >> 5, shift = first & 31u;
+  uint64_t part[3];
+  for (uint32_t k = 0; k < 3; k++) {
+    const uint64_t two = (uint64_t)kTwoOverPi[word + k] << 32 | kTwoOverPi[word + k + 1];
+    part[k] = (two << shift) >> 32;
+  }
+  const uint64_t product = (digits * part[0] << 32) + digits * part[1] + (digits * part[2] >> 32);
+  // Two bits of whole quarters and 62 of their fraction, which is rounded to the nearest whole.
+  const uint32_t n = (uint32_t)(product >> 62) + ((uint32_t)(product >> 61) & 1u);
+  const float r = (float)((double)(int64_t)(product << 2) * 8.51530395021638647334e-20);
+  const bool negative = BitsOfFloat(x) >> 31;
+  return {(int32_t)(negative ? 0u - n : n), negative ? -r : r};
+}
+
+inline __attribute__((always_inline)) float Size(float x) {
+  return FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
+}
+
+// The sine of (n + quarters) pi/2 + r: polynomials for sine and cosine (Cephes sinf).
+inline __attribute__((always_inline)) float SineOf(Turn turn, int32_t quarters) {
+  const float r = turn.r, z = r * r;
+  float s = -1.9515295891e-4f;
+  s = s * z + 8.3321608736e-3f;
+  s = s * z - 1.6666654611e-1f;
+  s = s * z * r + r;
+  float c = 2.443315711809948e-5f;
+  c = c * z - 1.388731625493765e-3f;
+  c = c * z + 4.166664568298827e-2f;
+  c = c * z - 0.5f;
+  c = c * z + 1.f;
+  const uint32_t n = (uint32_t)turn.n + (uint32_t)quarters;
+  const float y = n & 1u ? c : s;
+  return FloatOfBits(BitsOfFloat(y) ^ (n & 2u) << 30);
+}
+
+// For |x| <= kNearTurns.
+inline __attribute__((always_inline)) float NearSin(float x) {
+  const float y = SineOf(NearTurn(x), 0);
+  return x == 0.f ? x : y;  // -0 stays -0
+}
+inline __attribute__((always_inline)) float NearCos(float x) { return SineOf(NearTurn(x), 1); }
+
+// For finite |x| > kNearTurns.
+inline __attribute__((always_inline)) float FarSin(float x) { return SineOf(FarTurn(x), 0); }
+inline __attribute__((always_inline)) float FarCos(float x) { return SineOf(FarTurn(x), 1); }
+
+// A function of any x by its near and its far form.
+inline __attribute__((always_inline)) float Periodic(float x, float near, float far) {
+  const float size = Size(x);
+  const float value = size < __builtin_inff() ? far : __builtin_nanf("");
+  return size <= kNearTurns ? near : value;
+}
+inline __attribute__((always_inline)) float sin(float x) {
+  return Periodic(x, NearSin(x), FarSin(x));
+}
+inline __attribute__((always_inline)) float cos(float x) {
+  return Periodic(x, NearCos(x), FarCos(x));
+}
+
+inline __attribute__((always_inline)) uint64_t BitsOfDouble(double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline __attribute__((always_inline)) double DoubleOfBits(uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// x = 2^n m, positive and normal, with m in [sqrt(1/2), sqrt(2)), and s = (m - 1) / (m + 1), of
+// which log(m) is 2 atanh(s), a short series.
+struct Binary {
+  double n, s;
+};
+inline __attribute__((always_inline)) Binary Split(double x) {
+  const uint64_t bits = BitsOfDouble(x);
+  const uint64_t above = bits - 0x3fe6a09e667f3bcdull;  // sqrt(1/2)
+  const double m = DoubleOfBits(bits - (above & 0xfff0000000000000ull));
+  // n is small: as the low bits of 2^52 + 2^51 it becomes a double without a conversion.
+  const double n =
+      DoubleOfBits(0x4338000000000000ull + (above >> 52) - (above >> 63 ? uint64_t{1} << 12 : 0)) -
+      6755399441055744.;
+  return {n, (m - 1.) / (m + 1.)};
+}
+
+// log2(x) of a positive float32, in double with a relative error of 2^-39.
+inline __attribute__((always_inline)) double Log2(float x) {
+  const Binary of = Split(x);
+  const double z = of.s * of.s;
+  double p = 1. / 15;
+  p = p * z + 1. / 13;
+  p = p * z + 1. / 11;
+  p = p * z + 1. / 9;
+  p = p * z + 1. / 7;
+  p = p * z + 1. / 5;
+  p = p * z + 1. / 3;
+  p = p * z * of.s + of.s;
+  return p * 2.8853900817779268 + of.n;
+}
+
+// log(x) of a positive double, within 2^-50 of it.
+inline __attribute__((always_inline)) double Log(double x) {
+  const Binary of = Split(x);
+  const double z = of.s * of.s;
+  double p = 1. / 21;
+  p = p * z + 1. / 19;
+  p = p * z + 1. / 17;
+  p = p * z + 1. / 15;
+  p = p * z + 1. / 13;
+  p = p * z + 1. / 11;
+  p = p * z + 1. / 9;
+  p = p * z + 1. / 7;
+  p = p * z + 1. / 5;
+  p = p * z + 1. / 3;
+  p = p * z * of.s + of.s;
+  return p * 2. + of.n * 0.69314718055994531;
+}
+
+// 2^x in double with a relative error of 2^-32; of what a float32 does not hold, some such number.
+inline __attribute__((always_inline)) double Exp2(double x) {
+  const double kRound = 6755399441055744.;
+  x = x < -200. ? -200. : x;
+  x = x > 200. ? 200. : x;
+  const double shifted = x + kRound;
+  const double r = (x - (shifted - kRound)) * 0.69314718055994531;
+  double p = 1. / 40320;
+  p = p * r + 1. / 5040;
+  p = p * r + 1. / 720;
+  p = p * r + 1. / 120;
+  p = p * r + 1. / 24;
+  p = p * r + 1. / 6;
+  p = p * r + 1. / 2;
+  p = p * r + 1.;
+  p = p * r + 1.;
+  return p * DoubleOfBits((BitsOfDouble(shifted) + 1023) << 52);
+}
+
+// x to the power y as in the C library, within 1 ulp: 2^(y log2(|x|)) in double, and what the
+// standard says of zeros, infinities, NaN and negative x.
+inline __attribute__((always_inline)) float pow(float x, float y) {
+  const float kInfinity = __builtin_inff();
+  const float size = Size(x);
+  double exponent = Log2(size);
+  exponent = size == 0.f ? -kInfinity : exponent;
+  exponent = size < kInfinity ? exponent : size;  // infinity and NaN
+  double product = exponent * y;
+  product = (size == 1.f) & (y == y) ? 0. : product;  // 1 to an infinite power
+  float power = (float)Exp2(product);
+  // 2^23 rounds to a whole number in the low bits; from there on all are whole, from 2^24 on even.
+  const float steps = Size(y), shift = steps < 8388608.f ? 8388608.f : 0.f;
+  const float shifted = steps + shift;
+  const bool whole = shifted - shift == steps;
+  const uint32_t odd = BitsOfFloat(shifted) & whole & (steps < 16777216.f);
+  power = FloatOfBits(BitsOfFloat(power) | (BitsOfFloat(x) & odd << 31));
+  power = (x < 0.f) & (size < kInfinity) & !whole ? __builtin_nanf("") : power;
+  return (y == 0.f) | (x == 1.f) ? 1.f : power;
 }
 
 }  // namespace cpu

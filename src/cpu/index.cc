@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "parallel.h"
+#include "simd.h"
 #include "strides.h"
 
 namespace dlsys {
@@ -23,9 +24,17 @@ void WithElement(const DLArray* a, F&& f) {
 }
 
 template <class T>
+DLSYS_INLINE void ReverseRow(const T* from, T* to, int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t j = 0; j < n; j++) to[j] = from[-j];
+}
+
+template <class T>
 void CopyRow(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t n) {
   if (from_stride == 1 && to_stride == 1)
     std::copy(from, from + n, to);
+  else if (from_stride == -1 && to_stride == 1)
+    Dispatch(DLSYS_SIMD { ReverseRow(from, to, n); });
   else if (to_stride == 1)
     for (int64_t j = 0; j < n; j++) to[j] = from[j * from_stride];
   else
@@ -127,6 +136,41 @@ using ConcatOf = Concat<std::make_index_sequence<N>>;
 
 // ---- pad ----
 
+// Calls body(o, first, last) for the positions first to last of one axis at outer index o, so often
+// that all positions begin to end are met, which are counted over the outer axes.
+template <class F>
+DLSYS_INLINE void EachRun(int64_t begin, int64_t end, int64_t n, const F& body) {
+  for (int64_t k = begin; k < end;) {
+    const int64_t outer = k / n, first = k - outer * n;
+    const int64_t last = std::min(n, first + end - k);
+    body(outer, first, last);
+    k += last - first;
+  }
+}
+
+// Positions first to last of a padded axis: what lies between the borders is one copy.
+template <class T>
+DLSYS_INLINE void PadRun(const Padding& padding, const T* from, int64_t first, int64_t last,
+                         int64_t inner, T* to) {
+  const int64_t before = padding.before, n = padding.n;
+  const int64_t middle = std::clamp(before, first, last);
+  const int64_t behind = std::clamp(before + n, middle, last);
+  if (inner == 1) {
+    const bool mirror = padding.reflect;
+    for (int64_t i = first; i < middle; i++) to[i] = from[mirror ? before - i : 0];
+    DLSYS_IVDEP
+    for (int64_t i = middle; i < behind; i++) to[i] = from[i - before];
+    for (int64_t i = behind; i < last; i++) to[i] = from[mirror ? 2 * (n - 1) - i + before : n - 1];
+    return;
+  }
+  const auto copy = [&](int64_t source, int64_t i, int64_t count) {
+    std::copy(from + source * inner, from + (source + count) * inner, to + i * inner);
+  };
+  for (int64_t i = first; i < middle; i++) copy(padding.Source(i), i, 1);
+  copy(middle - before, middle, behind - middle);
+  for (int64_t i = behind; i < last; i++) copy(padding.Source(i), i, 1);
+}
+
 void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool reflect, DLArray* y) {
   Check(op, x);
   Check(op, y);
@@ -135,15 +179,41 @@ void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool re
   WithElement(x, [&](auto* type) {
     const auto* from = (decltype(type))x->data;
     auto* to = (decltype(type))y->data;
-    const int64_t inner = split.inner;
-    ParallelFor(split.outer * padding.m, RowGrain(inner), [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; k++) {
-        const auto* row =
-            from + (k / padding.m * padding.n + padding.Source(k % padding.m)) * inner;
-        std::copy(row, row + inner, to + k * inner);
-      }
+    const int64_t inner = split.inner, n = padding.n, m = padding.m;
+    ParallelFor(split.outer * m, RowGrain(inner), [&](int64_t begin, int64_t end) {
+      Dispatch([&]() __attribute__((always_inline)) {
+        EachRun(begin, end, m,
+                [&](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+                  PadRun(padding, from + outer * n * inner, first, last, inner,
+                         to + outer * m * inner);
+                });
+      });
     });
   });
+}
+
+// Positions first to last of the axis that was padded: those that the borders do not repeat have
+// one copy, and it lies beside the next one's.
+DLSYS_INLINE void PadGradientRun(const Padding& padding, const float* from, int64_t first,
+                                 int64_t last, int64_t inner, float* to) {
+  const auto sums = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
+    for (int64_t k = begin; k < end; k++) {
+      float* row = to + k * inner;
+      std::fill(row, row + inner, 0.f);
+      padding.EachCopy(k, [&](int64_t i) __attribute__((always_inline)) {
+        for (int64_t j = 0; j < inner; j++) row[j] += from[i * inner + j];
+      });
+    }
+  };
+  const int64_t after = padding.m - padding.n - padding.before;
+  const int64_t left = padding.reflect ? padding.before + 1 : 1;
+  const int64_t right = padding.reflect ? padding.n - 1 - after : padding.n - 1;
+  const int64_t middle = std::clamp(left, first, last);
+  const int64_t behind = std::clamp(right, middle, last);
+  sums(first, middle);
+  const float* one = from + padding.before * inner;
+  for (int64_t k = middle * inner; k < behind * inner; k++) to[k] = 0.f + one[k];
+  sums(behind, last);
 }
 
 // dx = the sum of dy over all copies of an element, in their order.
@@ -153,16 +223,15 @@ void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before
   float* to = Output(op, dx);
   const AxisSplit split(op, dx, axis);
   const Padding padding = PaddingOf(op, dx, axis, before, reflect, dy);
-  const int64_t inner = split.inner;
-  ParallelFor(split.outer * padding.n, RowGrain(inner), [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; k++) {
-      const float* outer = from + k / padding.n * padding.m * inner;
-      float* row = to + k * inner;
-      std::fill(row, row + inner, 0.f);
-      padding.EachCopy(k % padding.n, [&](int64_t i) __attribute__((always_inline)) {
-        for (int64_t j = 0; j < inner; j++) row[j] += outer[i * inner + j];
-      });
-    }
+  const int64_t inner = split.inner, n = padding.n, m = padding.m;
+  ParallelFor(split.outer * n, RowGrain(inner), [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD {
+      EachRun(begin, end, n,
+              [=](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+                PadGradientRun(padding, from + outer * m * inner, first, last, inner,
+                               to + outer * n * inner);
+              });
+    });
   });
 }
 
@@ -181,13 +250,52 @@ void PadReflectGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray
 
 // ---- gather, scatter_add, one_hot ----
 
+// The first index that is none of 0 … n - 1, or how many indices there are.
+template <class T>
+int64_t FirstOutside(const T* indices, int64_t count, int64_t n) {
+  constexpr int64_t kRun = 4096;
+  for (int64_t at = 0; at < count; at += kRun) {
+    const int64_t end = std::min(count, at + kRun);
+    bool inside = true;
+    for (int64_t k = at; k < end; k++) inside &= indices[k] >= 0 && (int64_t)indices[k] < n;
+    if (inside) continue;
+    for (int64_t k = at; k < end; k++)
+      if (indices[k] < 0 || (int64_t)indices[k] >= n) return k;
+  }
+  return count;
+}
+
 Indices CheckedIndices(const char* op, const DLArray* a, int64_t n) {
   Check(op, a);
   const Indices indices = IndicesOf(op, a);
-  for (int64_t k = 0, count = Numel(a); k < count; k++) {
-    if (indices[k] < 0 || indices[k] >= n) FailOutOfRange(op, "index", indices[k], k, n);
-  }
+  const int64_t count = Numel(a);
+  const int64_t k = indices.wide ? FirstOutside((const int64_t*)indices.data, count, n)
+                                 : FirstOutside((const int32_t*)indices.data, count, n);
+  if (k < count) FailOutOfRange(op, "index", indices[k], k, n);
   return indices;
+}
+
+// The indices as int32, for what looks them up in every row; null where they do not fit.
+const int32_t* Narrowed(const Indices& indices, int64_t count, int64_t n) {
+  if (!indices.wide) return (const int32_t*)indices.data;
+  if (n > INT32_MAX) return nullptr;
+  static Scratch memory;
+  int32_t* narrow = memory.Get<int32_t>(count);
+  for (int64_t k = 0; k < count; k++) narrow[k] = (int32_t)((const int64_t*)indices.data)[k];
+  return narrow;
+}
+
+// Single elements out of rows of n, for the axis that is the innermost one.
+template <class T, class Index>
+DLSYS_INLINE void GatherElements(const T* from, const Index* at, int64_t n, int64_t count,
+                                 int64_t begin, int64_t end, T* to) {
+  EachRun(begin, end, count,
+          [&](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+            const T* row = from + outer * n;
+            T* out = to + outer * count;
+            DLSYS_IVDEP
+            for (int64_t k = first; k < last; k++) out[k] = row[at[k]];
+          });
 }
 
 // y[o, k, :] = x[o, indices[k], :]
@@ -198,16 +306,21 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y) 
   const AxisSplit split("gather", x, axis);
   CheckTaken("gather", x, axis, indices, y);
   const Indices at = CheckedIndices("gather", indices, split.n);
-  const int64_t count = Numel(indices), inner = split.inner;
+  const int64_t count = Numel(indices), inner = split.inner, n = split.n;
   if (Numel(y) == 0) return;
+  const int32_t* narrow = inner == 1 ? Narrowed(at, count, n) : nullptr;
   WithElement(x, [&](auto* type) {
     const auto* from = (decltype(type))x->data;
     auto* to = (decltype(type))y->data;
     ParallelFor(split.outer * count, RowGrain(inner), [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; k++) {
-        const auto* row = from + (k / count * split.n + at[k % count]) * inner;
-        std::copy(row, row + inner, to + k * inner);
-      }
+      if (narrow)
+        return Dispatch(DLSYS_SIMD { GatherElements(from, narrow, n, count, begin, end, to); });
+      EachRun(begin, end, count, [&](int64_t outer, int64_t first, int64_t last) {
+        for (int64_t k = first; k < last; k++) {
+          const auto* row = from + (outer * n + at[k]) * inner;
+          std::copy(row, row + inner, to + (outer * count + k) * inner);
+        }
+      });
     });
   });
 }
@@ -247,6 +360,24 @@ void AddRows(const float* from, const int64_t* updates, const int64_t* end, int6
   for (int64_t j = 0; j < cols; j++) to[j] = (float)total[j];
 }
 
+// Single elements into rows of n, for the axis that is the innermost one: all sums of a row lie in
+// the cache.
+constexpr int64_t kMostSums = 16384;
+
+template <class Index>
+void AddElements(const float* from, const Index* at, int64_t outer, int64_t n, int64_t count,
+                 float* to) {
+  ParallelFor(outer, RowGrain(count + n), [=](int64_t begin, int64_t end) {
+    static Scratch memory;
+    double* sums = memory.Get<double>(n);
+    for (int64_t row = begin; row < end; row++) {
+      std::fill(sums, sums + n, 0.0);
+      for (int64_t k = 0; k < count; k++) sums[at[k]] += from[row * count + k];
+      for (int64_t k = 0; k < n; k++) to[row * n + k] = (float)sums[k];
+    }
+  });
+}
+
 // y[o, row, :] = the sum of updates[o, k, :] over all k with indices[k] == row
 void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y) {
   const char* op = "scatter_add";
@@ -257,6 +388,8 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const Indices at = CheckedIndices(op, indices, split.n);
   if (Numel(y) == 0) return;
   const int64_t count = Numel(indices), inner = split.inner;
+  if (inner == 1 && split.n <= kMostSums && split.outer > 1)
+    return AddElements(from, Narrowed(at, count, split.n), split.outer, split.n, count, to);
   const Segments segments(at, count, split.n);
   const int64_t piece = std::min(inner, kSumPiece);
   const int64_t pieces = (inner - 1) / piece + 1;

@@ -68,12 +68,16 @@ DLSYS_INLINE To Convert(From x) {
   }
 }
 
+// Its bounds are arguments: in a closure what it writes could be part of them.
+template <class To, class From>
+DLSYS_INLINE void CastLoop(const From* x, To* y, int64_t n) {
+  for (int64_t k = 0; k < n; k++) y[k] = Convert<To>(x[k]);
+}
+
 template <class To, class From>
 void CastRun(const From* x, To* y, int64_t n) {
   ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
-    Dispatch(DLSYS_SIMD {
-      for (int64_t k = begin; k < end; k++) y[k] = Convert<To>(x[k]);
-    });
+    Dispatch(DLSYS_SIMD { CastLoop(x + begin, y + begin, end - begin); });
   });
 }
 

@@ -4,6 +4,7 @@
 // sizes only; a part fits the cache, so that its mean and then its squares cost one trip to memory,
 // and parts are joined in order (Chan, Golub and LeVeque 1979).
 #include <cmath>
+#include <type_traits>
 
 #include "channels.h"
 #include "parallel.h"
@@ -149,22 +150,50 @@ void SegmentSums(const float* x, const float* dy, const Channels& shape, const S
   });
 }
 
-void ColumnSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
-                int64_t c, int width, int64_t begin, int64_t end, Sums* out) {
-  Dispatch(DLSYS_BODY {
-    double scale[kWidth] = {}, bias[kWidth] = {};
-    int64_t of_channel[kWidth];
-    for (int j = 0; j < width; j++) of_channel[j] = stats.At(0, c + j);
-    for (int64_t n = begin; n < end; n++) {
-      const float* values = x + n * shape.count + c;
-      const float* gradients = dy + n * shape.count + c;
+// Several channels, one position each, side by side; the statistics of channel j at n are number
+// of(n, j). Columns add 16 terms in float32, whose sums are carried in double.
+template <class Width, class Of>
+DLSYS_INLINE void AddColumns(const float* x, const float* dy, const Channels& shape,
+                             const Statistics& stats, int64_t begin, int64_t end, Width width,
+                             const Of& of, Sums* out) {
+  double scale[kWidth] = {}, bias[kWidth] = {};
+  for (int64_t n = begin; n < end;) {
+    float scales[kWidth] = {}, biases[kWidth] = {};
+    for (const int64_t last = std::min(end, n + 16); n < last; n++) {
+      const float* values = x + n * shape.count;
+      const float* gradients = dy + n * shape.count;
       for (int j = 0; j < width; j++) {
-        const int64_t stat = n * stats.groups + of_channel[j];
-        scale[j] += (values[j] - stats.mean[stat]) * stats.inverse[stat] * gradients[j];
-        bias[j] += gradients[j];
+        const int64_t stat = of(n, j);
+        scales[j] += (values[j] - stats.mean[stat]) * stats.inverse[stat] * gradients[j];
+        biases[j] += gradients[j];
       }
     }
-    for (int j = 0; j < width; j++) out[j] = {scale[j], bias[j]};
+    for (int j = 0; j < width; j++) {
+      scale[j] += scales[j];
+      bias[j] += biases[j];
+    }
+  }
+  for (int j = 0; j < width; j++) out[j] = {scale[j], bias[j]};
+}
+
+void ColumnSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
+                int64_t c, int width, int64_t begin, int64_t end, Sums* out) {
+  const int64_t first = stats.At(0, c), groups = stats.groups;
+  const bool shared = stats.At(0, c + width - 1) == first, own = stats.per == 1;
+  const std::integral_constant<int, kWidth> whole;
+  x += c, dy += c;
+  Dispatch(DLSYS_BODY {
+    auto of_all = [=](int64_t n, int) __attribute__((always_inline)) { return n * groups + first; };
+    auto of_own = [=](int64_t n, int j)
+                      __attribute__((always_inline)) { return n * groups + first + j; };
+    auto of_any = [=](int64_t n, int j)
+                      __attribute__((always_inline)) { return stats.At(n, c + j); };
+    if (width == kWidth && shared)
+      AddColumns(x, dy, shape, stats, begin, end, whole, of_all, out);
+    else if (width == kWidth && own)
+      AddColumns(x, dy, shape, stats, begin, end, whole, of_own, out);
+    else
+      AddColumns(x, dy, shape, stats, begin, end, width, of_any, out);
   });
 }
 

@@ -5,6 +5,7 @@
 #include "../window.h"
 #include "common.h"
 #include "parallel.h"
+#include "rows.h"
 #include "simd.h"
 
 namespace dlsys {
@@ -63,6 +64,35 @@ DLSYS_INLINE int64_t FindMax(const Pool& p, const float* x, const Seen& down, co
   return best;
 }
 
+// The same for a wide window without dilation: rows by their largest elements, then the place in
+// the row.
+constexpr int64_t kWide = 16;
+
+DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& down,
+                                   const Seen& across) {
+  int64_t n = across.end - across.begin, rows = down.end - down.begin;
+  const float* row = x + (down.first + down.begin) * p.plane.w + across.first + across.begin;
+  if (n == p.plane.w) n *= rows, rows = 1;  // they lie one behind the other
+  const float* best = nullptr;
+  float largest = 0;
+  for (; rows > 0; rows--, row += p.plane.w) {
+    int nan = 0;
+    for (int64_t b = 0; b < n; b++) nan |= row[b] != row[b];
+    if (nan) return FindMax(p, x, down, across, {1, 1});
+    const float of_row = MaxOf(Row{row, n, n});
+    if (best && of_row <= largest) continue;
+    best = row;
+    largest = of_row;
+  }
+  for (const float* end = best + n; end - best >= kLanes; best += kLanes) {
+    int found = 0;
+    for (int j = 0; j < kLanes; j++) found |= best[j] == largest;
+    if (found) break;
+  }
+  while (*best != largest) best++;
+  return best - x;
+}
+
 template <bool kDilated>
 void MaxOfPlanes(const Pool& p, const float* x, float* y, int32_t* argmax) {
   ForPlanes(p, [&](int64_t plane) {
@@ -76,7 +106,13 @@ void MaxOfPlanes(const Pool& p, const float* x, float* y, int32_t* argmax) {
         const Seen across =
             kDilated ? SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w, p.dilation.w)
                      : SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w);
-        const int64_t best = FindMax(p, data, down, across, kDilated ? p.dilation : Pair{1, 1});
+        int64_t best = 0;
+        if (kDilated || across.end - across.begin < kWide)
+          best = FindMax(p, data, down, across, kDilated ? p.dilation : Pair{1, 1});
+        else
+          Dispatch([&]() __attribute__((always_inline)) {
+            best = FindMaxByRows(p, data, down, across);
+          });
         y[k] = data[best];
         argmax[k] = (int32_t)best;
       }

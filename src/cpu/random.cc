@@ -2,6 +2,7 @@
 // replays with new numbers when it has advanced.
 #include "../philox.h"
 #include "common.h"
+#include "float_math.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -40,21 +41,31 @@ DLSYS_INLINE void Fill(const Stream& stream, int64_t first, uint32_t (&words)[kB
     for (int k = 0; k < 4; k++) words[4 * j + k] = of[k][j];
 }
 
-// Calls body(k, word) for every element k of n, on some thread.
+// Calls body(first, count, words) for batches of elements, each on some thread.
 template <class Body>
-void ForWords(const Stream& stream, int64_t n, const Body& body) {
+void ForBatches(const Stream& stream, int64_t n, const Body& body) {
   const int64_t batches = (n + kBatch - 1) / kBatch;
   ParallelFor(batches, kTask, [&](int64_t begin, int64_t end) {
     Dispatch([=]() __attribute__((always_inline)) {
       uint32_t words[kBatch];
       for (int64_t batch = begin; batch < end; batch++) {
-        const int64_t first = batch * kBatch, count = std::min(kBatch, n - first);
+        const int64_t first = batch * kBatch;
         Fill(stream, first, words);
-        DLSYS_IVDEP
-        for (int64_t j = 0; j < count; j++) body(first + j, words[j]);
+        body(first, std::min(kBatch, n - first), words);
       }
     });
   });
+}
+
+// Calls body(k, word) for every element k of n, on some thread.
+template <class Body>
+void ForWords(const Stream& stream, int64_t n, const Body& body) {
+  ForBatches(stream, n,
+             [=](int64_t first, int64_t count, const uint32_t* words)
+                 __attribute__((always_inline)) {
+                   DLSYS_IVDEP
+                   for (int64_t j = 0; j < count; j++) body(first + j, words[j]);
+                 });
 }
 #define DLSYS_ELEMENT [=](int64_t k, uint32_t word) __attribute__((always_inline))
 
@@ -64,12 +75,44 @@ void Uniform(const DLArray* step, int64_t seed, int64_t node, float low, float r
   ForWords(stream, Numel(y), DLSYS_ELEMENT { out[k] = philox::Uniform(word, low, range); });
 }
 
+// All of a batch as if it were in the middle of the distribution, then what lies in the tails side
+// by side: loops without branches.
+DLSYS_INLINE void NormalBatch(const philox::Normal& normal, const uint32_t* words, int64_t n,
+                              float* y) {
+  double p[kBatch], x[kBatch], tail[kBatch], r[kBatch];
+  int32_t place[kBatch];
+  for (int64_t k = 0; k < n; k++) {
+    p[k] = normal.Probability(words[k]);
+    x[k] = philox::MiddleQuantile(p[k] - 0.5);
+  }
+  int64_t tails = 0;
+  for (int64_t k = 0; k < n; k++) {
+    const double q = p[k] - 0.5;
+    place[tails] = (int32_t)k;
+    tail[tails] = std::min(p[k], 1 - p[k]);
+    tails += !(__builtin_fabs(q) <= philox::kMiddle);
+  }
+  for (int64_t t = 0; t < tails; t++) {
+    r[t] = __builtin_sqrt(-Log(tail[t]));
+    tail[t] = philox::TailQuantile(r[t]);
+  }
+  for (int64_t t = 0; t < tails; t++) {
+    const int32_t k = place[t];
+    x[k] = __builtin_copysign(tail[t], p[k] - 0.5);
+    if (!(r[t] <= philox::kTail)) x[k] = philox::NormalQuantile(p[k]);
+  }
+  for (int64_t k = 0; k < n; k++) y[k] = normal.Made(x[k]);
+}
+
 void Normal(const DLArray* step, int64_t seed, int64_t node, float mean, float deviation,
             float below, float within, float low, float high, DLArray* y) {
   float* out = Output("random_normal", y);
   const Stream stream = StreamOf("random_normal", step, seed, node);
   const philox::Normal normal{mean, deviation, below, within, low, high};
-  ForWords(stream, Numel(y), DLSYS_ELEMENT { out[k] = normal.At(word); });
+  ForBatches(
+      stream, Numel(y),
+      [=](int64_t first, int64_t count, const uint32_t* words)
+          __attribute__((always_inline)) { NormalBatch(normal, words, count, out + first); });
 }
 
 // 1 where the word is below the threshold, a count of 2^32, else 0.

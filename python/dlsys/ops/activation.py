@@ -17,9 +17,11 @@ from ..graph.signature import declared
 from .compare import less_equal_op, where_op
 from .elementwise import (
     Parametric,
+    choose,
     clip_gradient_op,
     clip_op,
     exp_op,
+    keep_where,
     sigmoid_op,
     write_sigmoid,
 )
@@ -36,6 +38,12 @@ _ERFCX = (
     -1.19273663416760023e-1, 1.29645158702283467e-1, -4.75622943534203791e-2,
     -1.3562110612457575e-1, 1.25300805826972955,
 )  # fmt: skip
+# atanh(erf(x / sqrt(2))) / x as a polynomial in x², highest power first: fitted so that the largest
+# error of (1 + tanh) / 2 is smallest. From |x| = 5.8 on it is too large, where tanh is 1 anyway.
+_HALF_LOGIT = (
+    1.75617504792769e-9, -1.3226348600293268e-7, 3.964746145352157e-6, -5.530620249636835e-5,
+    -3.259495618617144e-5, 3.6333084557687204e-2, 7.978849414638172e-1,
+)  # fmt: skip
 _ROOT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
@@ -47,8 +55,7 @@ def _leaky_relu(
         (np.maximum if alpha <= 1 else np.minimum)(x, t, out=y)
         return
     np.greater(x, 0, out=mask)
-    np.copyto(t, x, where=mask)
-    np.copyto(y, t)
+    choose(mask, x, t, y)
 
 
 def _leaky_relu_gradient(
@@ -56,15 +63,15 @@ def _leaky_relu_gradient(
 ) -> None:
     np.greater(x, 0, out=mask)
     np.multiply(g, alpha, out=t)
-    np.copyto(t, g, where=mask)
-    np.copyto(dx, t)
+    choose(mask, g, t, dx)
 
 
 def _elu(x: np.ndarray, t: np.ndarray, y: np.ndarray, alpha: float) -> None:
-    np.minimum(x, 0, out=t)
+    np.add(x, 0, out=t)  # 0 of either zero
+    np.clip(t, 0, math.inf, out=y)  # of two numbers: in a third of the time that np.maximum takes
+    np.clip(t, -math.inf, 0, out=t)
     np.expm1(t, out=t)
     np.multiply(t, alpha, out=t)
-    np.maximum(x, 0, out=y)
     bits = np.dtype(f"i{y.itemsize}")  # one of the two is 0: a sum would lose the sign of -0
     np.bitwise_or(y.view(bits), t.view(bits), out=y.view(bits))
 
@@ -75,8 +82,7 @@ def _elu_gradient(
     np.greater(y, 0, out=mask)
     np.add(y, alpha, out=t)
     np.multiply(t, g, out=t)
-    np.copyto(t, g, where=mask)
-    np.copyto(dx, t)
+    choose(mask, g, t, dx)
 
 
 def _silu(x: np.ndarray, t: np.ndarray, y: np.ndarray) -> None:
@@ -95,8 +101,13 @@ def _silu_gradient(
     np.multiply(t, g, out=dx)
 
 
-def _softplus(x: np.ndarray, y: np.ndarray) -> None:
-    np.logaddexp(x, 0, out=y)
+def _softplus(x: np.ndarray, t: np.ndarray, y: np.ndarray) -> None:
+    np.absolute(x, out=t)
+    np.negative(t, out=t)
+    np.exp(t, out=t)
+    np.log1p(t, out=t)
+    np.clip(x, 0, math.inf, out=y)
+    np.add(y, t, out=y)
 
 
 def _softplus_gradient(y: np.ndarray, g: np.ndarray, t: np.ndarray, dx: np.ndarray) -> None:
@@ -125,10 +136,10 @@ def _hard_swish_gradient(
     np.divide(t, 6, out=t)
     np.multiply(t, g, out=t)
     np.greater_equal(x, 3, out=mask)
-    np.copyto(t, g, where=mask)
+    choose(mask, g, t, t)
     np.less_equal(x, -3, out=mask)
-    np.copyto(t, 0, where=mask)
-    np.copyto(dx, t)
+    np.logical_not(mask, out=mask)
+    keep_where(mask, t, dx)
 
 
 def _normal_cdf(
@@ -155,13 +166,30 @@ def _normal_cdf(
     np.multiply(p, t, out=p)  # the smaller tail
     np.subtract(1, p, out=t)
     np.greater(x, 0, out=mask)
-    np.copyto(p, t, where=mask)
+    choose(mask, t, p, p)
+
+
+def _normal_cdf32(x: np.ndarray, t: np.ndarray, p: np.ndarray) -> None:
+    """The same in float32 with an absolute error of 1.1e-7, in half the passes."""
+    np.multiply(x, x, out=t)
+    np.multiply(t, _HALF_LOGIT[0], out=p)
+    np.add(p, _HALF_LOGIT[1], out=p)
+    for coefficient in _HALF_LOGIT[2:]:
+        np.multiply(p, t, out=p)
+        np.add(p, coefficient, out=p)
+    np.multiply(p, x, out=p)
+    np.tanh(p, out=p)
+    np.multiply(p, 0.5, out=p)
+    np.add(p, 0.5, out=p)
 
 
 def _gelu(
     x: np.ndarray, z: np.ndarray, t: np.ndarray, p: np.ndarray, mask: np.ndarray, y: np.ndarray
 ) -> None:
-    _normal_cdf(x, z, t, mask, p)
+    if y.dtype == np.float32:
+        _normal_cdf32(x, t, p)
+    else:
+        _normal_cdf(x, z, t, mask, p)
     np.multiply(x, p, out=y)
 
 
@@ -169,7 +197,10 @@ def _gelu_gradient(
     x: np.ndarray, g: np.ndarray, z: np.ndarray, t: np.ndarray, p: np.ndarray, mask: np.ndarray,
     dx: np.ndarray,
 ) -> None:  # fmt: skip
-    _normal_cdf(x, z, t, mask, p)
+    if dx.dtype == np.float32:
+        _normal_cdf32(x, t, p)
+    else:
+        _normal_cdf(x, z, t, mask, p)
     np.multiply(x, x, out=t)
     np.multiply(t, -0.5, out=t)
     np.exp(t, out=t)
@@ -252,7 +283,9 @@ gelu_op = Parametric(
 gelu_tanh_op = Parametric(
     "gelu_tanh", (), _gelu_tanh, lambda x, y, dy: gelu_tanh_gradient_op(x, dy), scratch=1
 )
-softplus_op = Parametric("softplus", (), _softplus, lambda x, y, dy: softplus_gradient_op(y, dy))
+softplus_op = Parametric(
+    "softplus", (), _softplus, lambda x, y, dy: softplus_gradient_op(y, dy), scratch=1
+)
 hard_sigmoid_op = Parametric(
     "hard_sigmoid", (), _hard_sigmoid, lambda x, y, dy: clip_gradient_op(y, dy, 0.0, 1.0) / 6
 )

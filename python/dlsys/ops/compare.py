@@ -17,7 +17,7 @@ from ..graph.lines import where
 from ..graph.node import Node, Op, Spec, same_nodes
 from ..graph.shapes import broadcast, floating, promote
 from ..graph.signature import Number, Operand, Signature
-from .elementwise import Elementwise, as_node, cast_op, holding, is_number, number_of
+from .elementwise import Elementwise, as_node, cast_op, choose, holding, is_number, number_of
 from .source import constant_op
 
 BOOL = np.dtype(np.bool_)
@@ -190,13 +190,8 @@ def _with_inputs(node: Node, *dtypes: np.dtype | None) -> Node | None:
 def _where(
     condition: np.ndarray, a: np.ndarray, b: np.ndarray, mask: np.ndarray, out: np.ndarray
 ) -> None:
-    if np.may_share_memory(out, b):  # in place: only what differs is written
-        np.copyto(mask, condition)
-        np.copyto(out, a, where=mask)
-        return
-    np.logical_not(condition, out=mask)
-    np.copyto(out, a)
-    np.copyto(out, b, where=mask)
+    np.not_equal(condition, 0, out=mask)  # a byte may be another than 0 or 1
+    choose(mask, a, b, out)
 
 
 def _to_first(first: Node, dy: Node) -> tuple[Node, Node]:

@@ -190,7 +190,7 @@ def negative_log_likelihood(
         labels = where_op(ignored, 0, labels)
     chosen = classes_like_op(log_probabilities, labels)
     finite = where_op(greater_op(chosen, 0), log_probabilities, 0.0)
-    rows = -sum_op(chosen * finite, axis=-1)
+    rows = -sum_op(finite, axis=-1)
     if weights is not None:
         row_weights = gather_op(
             class_weights(weights, log_probabilities), cast_op(labels, np.int64)
