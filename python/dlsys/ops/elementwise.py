@@ -312,14 +312,14 @@ def keep_where(mask: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
 
 
 def choose(mask: np.ndarray, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """Writes a where the mask is True, else b, all of one dtype; `out` may be either.
+    """Writes a where the mask is True, else b; `out` may be either.
 
     b's bits with those that differ from a's exchanged: np.where and masked copies branch, which
     takes ten times as long where the mask is irregular.
     """
     bits = np.dtype(f"i{out.itemsize}")
-    b = b.view(bits)
-    different = np.asarray(np.bitwise_xor(a.view(bits), b))
+    a, b = (x.astype(out.dtype, copy=False).view(bits) for x in (a, b))
+    different = np.asarray(np.bitwise_xor(a, b))
     if different.shape == out.shape:
         np.multiply(different, mask.view(np.int8), out=different)
     else:
