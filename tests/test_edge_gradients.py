@@ -64,6 +64,14 @@ class EdgeGradients:
                 [of_x] = self.gradients(lambda x, c=exponent: x**c, zeros, dy=-3)
                 np.testing.assert_array_equal(of_x, -3 * slope)
 
+    def test_the_power_one_half_of_one_exponent_for_all(self) -> None:
+        x, half = ad.Variable("x", dtype=np.float32), ad.Variable("half", dtype=np.float32)
+        array = np.float32([-np.inf, -0.0, 0.0, 4.0])
+        for shape in ((1,), (4,)):
+            [y] = self.run_on([ad.pow_op(x, half)], {x: array, half: np.full(shape, 0.5, "f4")})
+            np.testing.assert_array_equal(y, [np.inf, 0, 0, 2])
+            self.assertFalse(np.signbit(y).any())
+
     def test_a_number_to_a_power(self) -> None:
         x = np.array([0.0, 2.0, 0.5, np.inf, -1.0, np.nan], np.float32)
         [got] = self.gradients(lambda x: 0.0**x, x)

@@ -457,6 +457,8 @@ def _allowed(
         own = 64 * np.finfo(np.float64).eps * largest if not oracle.local else 0
         # What saturates may underflow to 0 where 1 / (1 + exp(-x)) has overflown.
         least = info.smallest_normal if oracle.saturates else 4 * info.smallest_subnormal
+        if k and oracle.underflows:
+            least *= max(1.0, *(float(np.abs(x).max(initial=0)) for x in problem.arrays))
         floor = least + own
         return np.broadcast_to(ulps * info.eps * size + floor, right.shape)
 

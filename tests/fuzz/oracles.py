@@ -33,6 +33,7 @@ class Oracle:
     saturates: bool = False  # derivatives have terms of size 1 + |x| that may cancel
     terms: Callable[..., float] | None = None  # of a derivative, which may cancel
     slopes: bool = True  # whether derivatives are compared where an input is not finite
+    underflows: bool = False  # a factor of a derivative may be next to 0, where digits are few
     refuses: str = ""  # errors that PyTorch does not raise, by a part of their text
 
     def may_refuse(self, problem: Any, error: Exception) -> bool:
@@ -605,7 +606,7 @@ def elementwise() -> dict[str, Oracle]:
         "sub": local(torch.sub),
         "mul": local(torch.mul),
         "div": local(torch.div),
-        "pow": local(torch.pow),
+        "pow": local(torch.pow, underflows=True),
         "relu_gradient": local(lambda x, g: torch.where(x > 0, g, 0.0), order=1),
         "add_const": local(lambda x, const: x + const, draw=constants()),
         "mul_const": local(lambda x, const: x * const, draw=constants()),
@@ -703,7 +704,7 @@ def movements() -> dict[str, Oracle]:
         "split_sizes": Oracle(split_part),
         "split_equal": Oracle(split_part),
         "constant_pad": Oracle(padded_with("constant")),
-        "pad_edge": Oracle(padded_with("edge")),
+        "pad_edge": Oracle(padded_with("edge"), terms=one),
         "pad_reflect": Oracle(padded_with("reflect")),
         "tile": Oracle(lambda x, reps: x.tile(reps if isinstance(reps, tuple) else (reps,))),
         "depth_to_space": Oracle(to_space),
@@ -868,6 +869,11 @@ PURPOSE: dict[str, dict[str, Any]] = {
     ),
     "binary_cross_entropy_with_logits": {
         "values": ("edges",), "why": "PyTorch takes inf - inf where one class alone is infinite"
+    },
+    "div": {
+        "gradients": ("edges",),
+        "why": "dy / b is a factor of both gradients: it may overflow, but is 0 where dy is, "
+        "however small b; PyTorch's a / b² is NaN there",
     },
     "multiclass_hinge_loss": {
         "values": ("edges",), "why": "the own class is taken from all, itself too: inf - inf"

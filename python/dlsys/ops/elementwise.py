@@ -344,6 +344,20 @@ def _sign(x: np.ndarray, y: np.ndarray) -> None:
     np.copyto(y, np.nan, where=nan)
 
 
+def _pow(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
+    """a^b; of -0 and -infinity to the power 0.5 as of all others, where numpy takes the square root
+    in some of its versions and for some shapes.
+    """
+    half = np.equal(b, 0.5)
+    if not half.any():
+        np.power(a, b, out=y)
+        return
+    lowest, zero = half & np.isneginf(a), half & np.equal(a, 0)  # y may be the memory of either
+    np.power(a, b, out=y)
+    np.copyto(y, np.inf, where=lowest)
+    np.copyto(y, 0.0, where=zero)
+
+
 def _power(x: np.ndarray, c: float, y: np.ndarray) -> None:
     """x to the power c. The power 0.5 is the square root on every device: -0 of -0 and NaN of
     -infinity, unlike pow. Negative floats to a whole power go by their absolute values: the C
@@ -399,9 +413,7 @@ div_op = FloatElementwise(
     "div", np.divide, lambda a, b, y, dy: _quotient_gradients(b, y, dy),
     with_const=lambda a, b: div(a, b),
 )  # fmt: skip
-pow_op: Elementwise = FloatElementwise(
-    "pow", np.power, lambda a, b, y, dy: _pow_gradients(a, b, y, dy)
-)
+pow_op: Elementwise = FloatElementwise("pow", _pow, lambda a, b, y, dy: _pow_gradients(a, b, y, dy))
 # dy where relu's input (or its output, which has the same sign) is positive, else 0
 relu_gradient_op: Elementwise = Elementwise(
     "relu_gradient", _masked, lambda x, g, y, dy: (None, relu_gradient_op(x, dy)), scratch=True
