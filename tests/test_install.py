@@ -177,7 +177,8 @@ class Installed(unittest.TestCase):
             self.run_python("-c", program, **path).strip(), str(self.target / "dlsys/__init__.py")
         )
         nowhere = (  # the interpreter of these tests may have a dlsys of its own
-            "import os, sys; sys.path[:] = [p for p in sys.path if not os.path.isdir(p + '/dlsys')]; "
+            "import os, sys; "
+            "sys.path[:] = [p for p in sys.path if not os.path.isdir(p + '/dlsys')]; "
             "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
         )
         self.assertEqual(
