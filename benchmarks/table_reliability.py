@@ -35,7 +35,7 @@ def sanitizers(results: Results) -> str:
             "stopped" if run["passed"] is None else f"{run['passed']:,}",
             "" if run["failed"] is None else f"{run['failed']:,}",
             "; ".join(run["found"]) or "nothing",
-            f"{run['seconds']:.0f}",
+            "" if run["seconds"] is None else f"{run['seconds']:.0f}",  # not timed by itself
         ]
         for run in runs
     ]
