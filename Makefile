@@ -158,7 +158,7 @@ bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib
 	$(RUN) benchmarks/run.py $(ARGS)
 
-NATIVE_FILES := $(foreach e,h cc cu cuh,$(wildcard src/*.$(e) src/*/*.$(e) src/*/*/*.$(e)))
+NATIVE_FILES := $(foreach e,h cc cu cuh,$(wildcard src/*.$(e) src/*/*.$(e) src/*/*/*.$(e) src/*/*/*/*.$(e)))
 
 lint: $(call READY,lint)
 	$(RUN) -m ruff check .
@@ -224,8 +224,8 @@ ARCH_TEXT = $(subst $(EMPTY) $(EMPTY),+,$(strip $(CUDA_ARCHS:%=sm_%) $(CUDA_PTX:
 # A link to the folder of nvcc.
 NVCC_HERE := $(BUILD)/obj/nvcc
 
-OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cc src/cpu/*.cc))
-OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cu src/cuda/*.cu))
+OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/runtime/*.cc src/cpu/*/*.cc))
+OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cu src/cuda/*/*.cu))
 OBJECTS_EMULATED := $(OBJECTS_CUDA) $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/emulator/*.cc))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \

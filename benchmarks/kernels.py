@@ -30,7 +30,7 @@ class StepTimes:
 
 def rows_of(times: StepTimes) -> list[dict[str, Any]]:
     """One row an operator and kind of shape, in the order of the plan."""
-    from dlsys.executor.observe import flops, traffic
+    from dlsys.executor.debug.observe import flops, traffic
 
     rows: dict[str, dict[str, Any]] = {}
     for k, step in enumerate(times.plan.steps):

@@ -1,7 +1,7 @@
 """What operators.py times: a work is an operator at a size, and the same in PyTorch.
 
-Every row of the operators' table (tests/samples.py) is a work, or is named in WITHIN (a work times
-it along) or in WITHOUT (PyTorch has no counterpart).
+Every row of the operators' table (tests/support/samples.py) is a work, or is named in WITHIN (a
+work times it along) or in WITHOUT (PyTorch has no counterpart).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import measure  # noqa: F401  that dlsys may be imported
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.ops import source
+from dlsys.ops import leaf as source
 
 Shape = tuple[int, ...]
 Array = np.ndarray

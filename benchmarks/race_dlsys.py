@@ -17,7 +17,7 @@ from workloads import PRECISIONS, RATE, Work
 from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
 from dlsys.data import Dataset, DeviceLoader
-from dlsys.executor.observe import flops
+from dlsys.executor.debug.observe import flops
 from dlsys.runtime.device import gpu, memory_stats, reset_peak, synchronize
 
 GPU = gpu(0)

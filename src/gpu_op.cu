@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-#include "cuda/context.cuh"
+#include "cuda/runtime/context.cuh"
 
 namespace dlsys {
 namespace cuda {

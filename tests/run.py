@@ -219,6 +219,12 @@ def run_dealt(suite: unittest.TestSuite, processes: int, tally: Tally) -> None:
             hand.result()
 
 
+def located(name: str) -> str:
+    """The full name of a module, class or test that is given without its folder."""
+    found = sorted(FOLDER.glob(f"*/{name.partition('.')[0]}.py"))
+    return f"{found[0].parent.name}.{name}" if found else name
+
+
 def main(arguments: list[str]) -> int:
     faulthandler.enable()
     # Tests press Ctrl-C, which a shell has its background jobs ignore.
@@ -238,7 +244,7 @@ def main(arguments: list[str]) -> int:
     if options.k:
         loader.testNamePatterns = [part if "*" in part else f"*{part}*" for part in options.k]
     if options.names:
-        suite = loader.loadTestsFromNames(options.names)
+        suite = loader.loadTestsFromNames([located(name) for name in options.names])
     else:
         suite = loader.discover(str(FOLDER), top_level_dir=str(FOLDER))
     tally = Tally(skips_fail=os.environ.get("DLSYS_REQUIRE_GPU") == "1")

@@ -9,7 +9,6 @@ from .executor.executor import Executor
 from .graph.gradients import gradients, sum_node_list
 from .graph.node import Node, Op, Spec, find_topo_sort
 from .graph.text import text
-from .ops.accumulate import accumulate_op
 from .ops.activation import (
     elu_op,
     gelu_op,
@@ -21,8 +20,8 @@ from .ops.activation import (
     silu_op,
     softplus_op,
 )
-from .ops.batch import shuffled_batch_op, shuffled_index_op, take_batch_op
-from .ops.compare import (
+from .ops.batched_matmul import batched_matmul_op, linear_op, outer_op
+from .ops.comparison import (
     equal_op,
     greater_equal_op,
     greater_op,
@@ -37,7 +36,8 @@ from .ops.compare import (
     not_equal_op,
     where_op,
 )
-from .ops.conv import (
+from .ops.concat import concat, concat_op, split, stack, tile
+from .ops.conv.functions import (
     conv1d,
     conv2d,
     conv2d_add_bias_op,
@@ -45,6 +45,17 @@ from .ops.conv import (
     conv2d_gradient_of_filter_op,
     conv2d_op,
     conv_transpose2d,
+)
+from .ops.conv.pooling import max_pool_op
+from .ops.conv.pooling_functions import (
+    avg_pool2d,
+    avg_pool2d_gradient_op,
+    avg_pool2d_op,
+    global_avg_pool2d,
+    global_max_pool2d,
+    max_pool2d,
+    max_pool2d_gradient_op,
+    max_pool2d_op,
 )
 from .ops.einsum import einsum
 from .ops.elementwise import (
@@ -77,8 +88,7 @@ from .ops.elementwise import (
     sub_op,
     tanh_op,
 )
-from .ops.image import depth_to_space_op, resize, space_to_depth_op
-from .ops.index import (
+from .ops.indexing import (
     embedding_lookup_op,
     embedding_op,
     gather_op,
@@ -86,20 +96,9 @@ from .ops.index import (
     scatter_add_op,
     slice_op,
 )
-from .ops.join import concat, concat_op, split, stack, tile
-from .ops.layout import (
-    array_reshape_op,
-    broadcast_to_op,
-    copy_op,
-    expand_dims_op,
-    flatten_op,
-    reshape_like_op,
-    reshape_op,
-    squeeze_op,
-    transpose_op,
-)
-from .ops.loss import softmax_cross_entropy, softmaxcrossentropy_op
-from .ops.losses import (
+from .ops.leaf import Parameter, Variable, full_op, oneslike_op, placeholder_op, zeroslike_op
+from .ops.leaf import constant_op as constant
+from .ops.loss.composed import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     binarycrossentropy_op,
@@ -111,22 +110,47 @@ from .ops.losses import (
     multiclass_hinge_loss,
     negative_log_likelihood,
 )
+from .ops.loss.cross_entropy import softmax_cross_entropy, softmaxcrossentropy_op
+from .ops.loss.softmax import log_softmax_op, softmax_func, softmax_op
 from .ops.matmul import matmul_op
-from .ops.norm import batch_normalization, batch_normalization_op
-from .ops.pad import pad_op
-from .ops.pool import (
-    avg_pool2d,
-    avg_pool2d_gradient_op,
-    avg_pool2d_op,
-    global_avg_pool2d,
-    global_max_pool2d,
-    max_pool2d,
-    max_pool2d_gradient_op,
-    max_pool2d_op,
+from .ops.movement import (
+    array_reshape_op,
+    broadcast_to_op,
+    copy_op,
+    expand_dims_op,
+    flatten_op,
+    reshape_like_op,
+    reshape_op,
+    squeeze_op,
+    transpose_op,
 )
-from .ops.pooling import max_pool_op
-from .ops.product import batched_matmul_op, linear_op, outer_op
-from .ops.random import (
+from .ops.norm.batch_norm import batch_normalization, batch_normalization_op
+from .ops.norm.layer_norm import (
+    group_normalization,
+    instance_normalization,
+    layer_normalization,
+    layer_normalization_op,
+    rms_normalization,
+)
+from .ops.optim.accumulate import accumulate_op
+from .ops.optim.apply import (
+    accumulate_update_op,
+    adagrad_update_op,
+    adam_update_op,
+    average_update_op,
+    global_norm_op,
+    lion_update_op,
+    rmsprop_centred_momentum_update_op,
+    rmsprop_centred_update_op,
+    rmsprop_momentum_update_op,
+    rmsprop_update_op,
+    sgd_momentum_update_op,
+    sgd_update_op,
+)
+from .ops.optim.assign import advance_step_op, assign_op, group_op
+from .ops.pad import pad_op
+from .ops.random.device_batch import shuffled_batch_op, shuffled_index_op, take_batch_op
+from .ops.random.sampling import (
     Generator,
     dropout,
     dropout_op,
@@ -146,23 +170,7 @@ from .ops.reduce import (
     sum_op,
     sum_to_like_op,
 )
-from .ops.row_norm import (
-    group_normalization,
-    instance_normalization,
-    layer_normalization,
-    layer_normalization_op,
-    rms_normalization,
-)
-from .ops.softmax import log_softmax_op, softmax_func, softmax_op
-from .ops.source import (
-    Parameter,
-    Variable,
-    full_op,
-    oneslike_op,
-    placeholder_op,
-    zeroslike_op,
-)
-from .ops.source import constant_op as constant
+from .ops.resize import depth_to_space_op, resize, space_to_depth_op
 from .ops.statistics import (
     argmax_op,
     argmin_op,
@@ -172,19 +180,4 @@ from .ops.statistics import (
     min_op,
     prod_op,
     var_op,
-)
-from .ops.update import advance_step_op, assign_op, group_op
-from .ops.update_all import (
-    accumulate_update_op,
-    adagrad_update_op,
-    adam_update_op,
-    average_update_op,
-    global_norm_op,
-    lion_update_op,
-    rmsprop_centred_momentum_update_op,
-    rmsprop_centred_update_op,
-    rmsprop_momentum_update_op,
-    rmsprop_update_op,
-    sgd_momentum_update_op,
-    sgd_update_op,
 )

@@ -17,7 +17,7 @@ import numpy as np
 from .errors import GraphError, ShapeError
 from .graph.lines import where
 from .graph.signature import Choice, Int, Kind, Number, Shape, declared
-from .ops.philox import normal_quantile
+from .ops.random.philox import normal_quantile
 
 Rng = np.random.Generator | int | None
 Initializer = Callable[..., np.ndarray]  # (shape, rng) -> float32 array

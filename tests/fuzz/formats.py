@@ -34,14 +34,14 @@ from unittest import mock
 
 import numpy as np
 
-import small_runs as small
+import support.small_runs as small
 from dlsys import train
 from dlsys.apps import mnist
 from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import choose
 from dlsys.data import cifar, image_folder, read_idx, write_idx
 from dlsys.errors import DlsysError
-from dlsys.runtime.choices import ChoiceFile, Measurement
+from dlsys.runtime.tuning_cache import ChoiceFile, Measurement
 from dlsys.train import checkpoint, safetensors
 
 from .harness import Finding, Slow, Source, Trial

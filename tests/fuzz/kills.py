@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import small_runs as small
+import support.small_runs as small
 from dlsys import ndarray, train
 from dlsys.errors import DlsysError
 

@@ -1,12 +1,12 @@
 """Operators and losses against PyTorch: values, gradients and gradients of gradients.
 
-A case is a row of tests/samples.py with random shapes, attributes and values, on one device. What
-PyTorch computes of it in float64 is the oracle, and the bound is |error| <= c · K · eps · scale:
-values have the row's own `ulps` and `scale`; a gradient's c is 16, its K the root of the number of
-elements that may have been summed, and its scale the largest element, together with what the oracle
-moves by when its inputs move by a rounding error (the condition of the case, which no algorithm can
-do without). Elementwise operators are judged element by element. An element that is not finite must
-be so in PyTorch too, in float64 or in float32, with the same sign.
+A case is a row of tests/support/samples.py with random shapes, attributes and values, on one
+device. What PyTorch computes of it in float64 is the oracle, and the bound is |error| <= c · K ·
+eps · scale: values have the row's own `ulps` and `scale`; a gradient's c is 16, its K the root of
+the number of elements that may have been summed, and its scale the largest element, together with
+what the oracle moves by when its inputs move by a rounding error (the condition of the case, which
+no algorithm can do without). Elementwise operators are judged element by element. An element that
+is not finite must be so in PyTorch too, in float64 or in float32, with the same sign.
 
 Values are ordinary, wide (sizes from 2^-12 to 2^12), tied (small halves), zeros of both signs, or
 ordinary with edges among them: zeros, infinities, NaN, denormals and the largest numbers. Where an
@@ -28,9 +28,9 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import DlsysError
-from draws import DRAWS, SCALES, Draw
-from rows import Case, Sample, Shape
-from samples import SAMPLES
+from support.draws import DRAWS, SCALES, Draw
+from support.rows import Case, Sample, Shape
+from support.samples import SAMPLES
 
 from .harness import Finding, Source, Trial, Unjudged
 from .oracles import ORACLES, PURPOSE, Oracle
@@ -67,7 +67,7 @@ def _places(device: str) -> list[tuple[Any, Any]]:
 
 # ---- a case ----
 class Drawn(Draw):
-    """The draws of tests/draws.py, each choice of which hypothesis can make smaller."""
+    """The draws of tests/support/draws.py, each choice of which hypothesis can make smaller."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import small_digits
+import support.small_digits as small_digits
 from dlsys.apps.setup import AUGMENTATIONS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
 from dlsys.data import mnist, write_idx
 

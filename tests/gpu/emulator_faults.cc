@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include "cuda/ordering.cuh"
-#include "cuda/ptx.cuh"
+#include "cuda/runtime/stream_order.cuh"
+#include "cuda/runtime/ptx.cuh"
 #include "cuda_runtime.h"
 
 namespace {

@@ -4,7 +4,6 @@ from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
 from .dataset import Dataset, Sets, Split
 from .description import DataDescription
-from .draws import Draws
 from .folder import image_folder
 from .idx import read_idx, write_idx
 from .loader import Loader
@@ -17,4 +16,5 @@ from .mnist import (
 )
 from .normalize import Normalization
 from .resident import DeviceLoader
+from .sample_rng import Draws
 from .warp import Rotate, Scale

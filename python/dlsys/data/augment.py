@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import DataError
 from .dataset import Array, Split
-from .draws import Draws
+from .sample_rng import Draws
 
 Augment = Callable[[Array, Array, Draws], tuple[Array, Array]]
 Shape = tuple[int, ...]

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import DataError
 from .dataset import Dataset, Sets, Split
-from .source import check_md5, default_folder, one_at_a_time
+from .paths import check_md5, default_folder, one_at_a_time
 
 FOLDER = "cifar-10-batches-bin"
 FILES = tuple(f"data_batch_{k}.bin" for k in range(1, 6)) + ("test_batch.bin",)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..errors import DataError
-from .source import one_at_a_time
+from .paths import one_at_a_time
 
 TIMEOUT_S = 10.0
 _TRIES = 3  # on one mirror, as long as each brings the file further

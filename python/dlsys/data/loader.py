@@ -12,13 +12,13 @@ import numpy as np
 
 from ..errors import DataError, ShapeError
 from ..graph.node import Node
-from ..ops.batch import epoch_order
-from ..ops.source import Variable
+from ..ops.leaf import Variable
+from ..ops.random.device_batch import epoch_order
 from .augment import Augment, Compose
 from .dataset import Array, Split, as_dataset
-from .draws import Draws
 from .normalize import Normalization, normalization_of, normalized
 from .prefetch import ordered_map
+from .sample_rng import Draws
 
 _AHEAD = 2  # batches a worker makes before they are asked for
 

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from ..errors import DataError
 from .dataset import Array, Dataset, Sets, Split
 from .idx import is_gzip, read_idx
-from .source import check_md5, default_folder
+from .paths import check_md5, default_folder
 
 N_TRAIN = 50_000
 

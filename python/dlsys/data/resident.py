@@ -10,9 +10,9 @@ import numpy as np
 
 from ..errors import DataError
 from ..graph.node import Node
-from ..ops.batch import ordered, shuffled_batch_op
-from ..ops.random import advance_step_op
-from ..ops.source import Parameter, constant_op
+from ..ops.leaf import Parameter, constant_op
+from ..ops.random.device_batch import ordered, shuffled_batch_op
+from ..ops.random.sampling import advance_step_op
 from .dataset import Dataset, Split, as_dataset
 from .normalize import Normalization, normalization_of, normalized
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DataError
 from .augment import Augmentation
 from .dataset import Array
-from .draws import Draws
+from .sample_rng import Draws
 
 _CHUNK = 1 << 15  # pixels at a time, so that scratch stays in the cache
 

@@ -9,8 +9,8 @@ from ..graph.node import Node, Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.library import DL_CPU
 from ..settings import settings
-from .plan import Plan
-from .program import Program
+from .plan.memory import Plan
+from .run.native import Program
 
 _BESIDE = 16  # steps: few networks have more work side by side
 

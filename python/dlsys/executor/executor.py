@@ -15,35 +15,35 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import DeviceError, GraphError
+from ..fusion.batch_norm import fuse_norms
+from ..fusion.conv_pool import fuse_convolutions
+from ..fusion.gemm_epilogue import fuse
+from ..fusion.multi_tensor import group_updates
+from ..fusion.pointwise import fuse_chains
+from ..fusion.uint8_inputs import keep_bytes
+from ..fusion.weight_update import fuse_updates
 from ..graph.collector import paused_collector
 from ..graph.node import Node, Spec, find_topo_sort, hooks
 from ..graph.shapes import infer
 from ..graph.text import text
 from ..ndarray import NDArray, empty
-from ..ops.source import Parameter
-from ..passes.draw import draw_anew
-from ..passes.fuse import fuse
-from ..passes.fuse_chain import fuse_chains
-from ..passes.fuse_conv import fuse_convolutions
-from ..passes.fuse_norm import fuse_norms
-from ..passes.fuse_update import fuse_updates
-from ..passes.group_updates import group_updates
-from ..passes.keep_bytes import keep_bytes
+from ..ops.leaf import Parameter
+from ..passes.fresh_draws import draw_anew
 from ..passes.precision import check_precision, set_precision
 from ..passes.simplify import simplify
 from ..runtime.device import DL_GPU, Context
 from ..settings import settings
-from . import state
 from .backend import NativeBackend
-from .check import checker
-from .feeds import Feeds, Form
-from .observe import observer, poisoner
-from .plan import Plan, make_plan
-from .reference import NumpyBackend
-from .report import Report, Since
-from .schedule import schedule
-from .tune import choices_in, choose_kernels
-from .whole import Whole
+from .debug.check import checker
+from .debug.observe import observer, poisoner
+from .debug.report import Report, Since
+from .plan.memory import Plan, make_plan
+from .plan.schedule import schedule
+from .run import parameters as state
+from .run.feeds import Feeds, Form
+from .run.numpy import NumpyBackend
+from .run.transaction import Whole
+from .tune.autotune import choices_in, choose_kernels
 
 # Nothing is imported later: a child that is forked while another thread imports a module waits for
 # that module for ever.

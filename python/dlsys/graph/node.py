@@ -116,7 +116,9 @@ class Op:
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     moves: bool = False  # it moves or repeats elements and computes nothing
     precise: bool = False  # its kernel takes the precision to multiply with (passes/precision.py)
-    tunable: bool = False  # its kernel takes the choice of an implementation (executor/tune.py)
+    tunable: bool = (
+        False  # its kernel takes the choice of an implementation (executor/tune/autotune.py)
+    )
     filled: bool = False  # one number everywhere, `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed

@@ -17,7 +17,7 @@ from ..errors import GraphError, ShapeError
 from ..graph.lines import where
 from ..graph.signature import AsGiven, Bool, Function, Int, IntPair, Kind, declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
-from ..ops.window import Padding
+from ..ops.conv.geometry import Padding
 from .module import Module
 
 Pair = int | tuple[int, int]

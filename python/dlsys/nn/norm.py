@@ -9,7 +9,7 @@ from .. import autodiff as ad
 from ..autodiff import Node, Parameter
 from ..graph.signature import Axes, Number, declared
 from ..init import ones, zeros
-from ..ops.norm import EPS
+from ..ops.norm.batch_norm import EPS
 from .layers import SIZE
 from .module import Module
 

@@ -7,7 +7,7 @@ from typing import Any
 from .. import autodiff as ad
 from ..autodiff import Node
 from ..graph.signature import AsGiven, Bool, declared
-from ..ops.window import Padding
+from ..ops.conv.geometry import Padding
 from .layers import WINDOW, Pair
 from .module import Module
 

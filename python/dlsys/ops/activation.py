@@ -14,7 +14,7 @@ import numpy as np
 
 from ..graph.node import Node
 from ..graph.signature import declared
-from .compare import less_equal_op, where_op
+from .comparison import less_equal_op, where_op
 from .elementwise import (
     Parametric,
     choose,

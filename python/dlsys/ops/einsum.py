@@ -13,9 +13,9 @@ from ..graph.lines import where
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import describe, promote
 from ..graph.signature import Bool, Instance, Kind, Signature, shown
+from .batched_matmul import batched_matmul_op
 from .elementwise import mul_op
-from .layout import broadcast_to_op, reshape_op, transpose_op
-from .product import batched_matmul_op
+from .movement import broadcast_to_op, reshape_op, transpose_op
 from .reduce import sum_op
 
 SYNTAX = "expected letters, commas and one ->, such as 'ij,jk->ik'"

@@ -1,9 +1,9 @@
 """Elementwise operators, with numpy's broadcasting. Each is one paragraph: name, numpy form,
 gradient.
 
-The native kernel has the operator's name; its formula is a functor in src/functors.h. Gradients are
-written in terms of the inputs, the output `y` and the output's gradient `dy`, from `y` where the
-mathematics allows it.
+The native kernel has the operator's name; its formula is a functor in src/math/functors.h.
+Gradients are written in terms of the inputs, the output `y` and the output's gradient `dy`, from
+`y` where the mathematics allows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast, floating, promote
 from ..graph.signature import DType, Number, Signature
-from .source import Scalar, constant_op, oneslike_op
+from .leaf import Scalar, constant_op, oneslike_op
 
 _WIDER = np.dtype(np.int32), np.dtype(np.int64)  # native devices have no int16
 
@@ -464,7 +464,7 @@ def _pow_gradients(a: Node, b: Node, y: Node, dy: Node) -> tuple[Node, Node]:
     the conventions of PyTorch. What would be infinite there is replaced before it is multiplied by
     0, so that derivatives of these have no NaN for it either.
     """
-    from .compare import (
+    from .comparison import (
         equal_op,
         greater_equal_op,
         greater_op,
@@ -486,7 +486,7 @@ def _power_gradient(x: Node, c: float, dy: Node) -> Node | None:
 
 def _exponential_gradient(x: Node, c: float, y: Node, dy: Node) -> Node:
     """c^x · log(c); of 0^x 0 for x >= 0, where it is constant but for the jump at 0."""
-    from .compare import greater_equal_op, where_op
+    from .comparison import greater_equal_op, where_op
 
     if c == 0:
         return dy * -where_op(greater_equal_op(x, 0), 0.0, y)

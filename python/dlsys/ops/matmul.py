@@ -7,7 +7,7 @@ import numpy as np
 from ..graph.node import Node, Op, Spec, same_nodes
 from ..graph.shapes import describe, promote
 from ..graph.signature import Bool, Signature
-from .layout import transpose_op
+from .movement import transpose_op
 
 # The precisions of products and the numbers by which kernels know them; see passes/precision.py.
 PRECISIONS = {"fp32": 0, "tf32": 1}

@@ -19,7 +19,7 @@ from ..graph.signature import (
     integers,
     is_integer,
 )
-from .index import check_fill, getitem_op, place_op
+from .indexing import check_fill, getitem_op, place_op
 
 
 class Paddings(Kind):

@@ -10,8 +10,8 @@ from ..graph.node import Node, Op, Spec
 from ..graph.shapes import broadcast_axes, floating, merge_shapes, normalize_axes
 from ..graph.signature import Axes, Bool, Signature
 from .elementwise import cast_op, mul_byconst_op
-from .layout import broadcast_to_op, reshape_op
-from .source import full_op
+from .leaf import full_op
+from .movement import broadcast_to_op, reshape_op
 
 
 class SumOp(Op):

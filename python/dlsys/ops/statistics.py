@@ -17,11 +17,11 @@ import numpy as np
 from ..graph.node import Node, Op, Spec
 from ..graph.shapes import floating, normalize_axes
 from ..graph.signature import Axes, Bool, Int, Signature, declared
-from .compare import where_op
+from .comparison import where_op
 from .elementwise import cast_op, exp_op
-from .layout import reshape_op, transpose_op
+from .leaf import full_op
+from .movement import reshape_op, transpose_op
 from .reduce import expand_like_op, mean_op
-from .source import full_op
 
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)

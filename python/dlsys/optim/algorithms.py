@@ -1,4 +1,4 @@
-"""The optimizers: which rule of ops/rules.py each is, with which constants.
+"""The optimizers: which rule of ops/optim/rules.py each is, with which constants.
 
 All take the keywords of Optimizer too: `clip_value`, `clip_norm`, `accumulate`, `ema`. Options
 mean what they mean in PyTorch.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import GraphError
-from ..ops.source import Parameter
-from ..ops.update_all import (
+from ..ops.leaf import Parameter
+from ..ops.optim.apply import (
     RuleOp,
     adagrad_update_op,
     adam_update_op,

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph.node import Node
-from ..ops.source import Parameter
-from ..ops.update import advance_step_op
-from ..ops.update_all import average_update_op
+from ..ops.leaf import Parameter
+from ..ops.optim.apply import average_update_op
+from ..ops.optim.assign import advance_step_op
 
 
 class EMA:

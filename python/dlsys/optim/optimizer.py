@@ -13,10 +13,10 @@ import numpy as np
 from ..errors import DataError, GraphError
 from ..graph.gradients import gradients
 from ..graph.node import Node, find_topo_sort
-from ..ops.compare import minimum_op
-from ..ops.source import Parameter, constant_op
-from ..ops.update import advance_step_op, group_op
-from ..ops.update_all import RuleOp, accumulate_update_op, global_norm_op
+from ..ops.comparison import minimum_op
+from ..ops.leaf import Parameter, constant_op
+from ..ops.optim.apply import RuleOp, accumulate_update_op, global_norm_op
+from ..ops.optim.assign import advance_step_op, group_op
 from .ema import EMA
 from .schedule import Schedule
 

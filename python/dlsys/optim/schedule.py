@@ -17,10 +17,10 @@ import numpy as np
 
 from ..errors import GraphError
 from ..graph.node import Node
-from ..ops.compare import greater_equal_op, less_op, maximum_op, where_op
+from ..ops.comparison import greater_equal_op, less_op, maximum_op, where_op
 from ..ops.elementwise import cast_op, clip_op, cos_op, exp_op
+from ..ops.leaf import Parameter, constant_op
 from ..ops.reduce import sum_op
-from ..ops.source import Parameter, constant_op
 from ..ops.statistics import max_op
 
 _MOST_STEPS = 1 << 31

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from ..executor.observe import flops, traffic
-from ..executor.plan import Plan
+from ..executor.debug.observe import flops, traffic
+from ..executor.plan.memory import Plan
 
 
 class Row(NamedTuple):

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..executor.observe import flops, traffic
-from ..executor.plan import Plan, Step, Value
+from ..executor.debug.observe import flops, traffic
+from ..executor.plan.memory import Plan, Step, Value
 from ..files import replacing
 from ..runtime.device import Context
 

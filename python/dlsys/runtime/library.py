@@ -1,7 +1,7 @@
 """The native library through ctypes: its kernel table, and its statuses as exceptions.
 
 Kernels are declared nowhere in Python: the table says what each one takes, and a wrapper is
-generated from that at first use. The structures mirror src/dlsys.h.
+generated from that at first use. The structures mirror src/include/dlsys.h.
 """
 
 from __future__ import annotations

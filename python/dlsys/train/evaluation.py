@@ -14,7 +14,7 @@ from ..data.description import DataDescription
 from ..data.prefetch import on_device
 from ..errors import DataError, ShapeError
 from ..nn import Module
-from ..ops.source import ANYWHERE
+from ..ops.leaf import ANYWHERE
 from ..runtime.device import DL_GPU, Context
 from .metrics import Metric, suiting
 from .totals import Totals

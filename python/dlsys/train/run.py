@@ -23,9 +23,9 @@ from .callbacks import Callback
 from .checkpoint import Saved
 from .evaluation import Loss, batches_of, in_mode, inputs_of
 from .history import History, Record, plain
-from .kernels import Kernels
+from .kernel_choices import Kernels
 from .metrics import Metric, suiting
-from .search import Good, diverged
+from .nan_search import Good, diverged
 from .state import State
 from .totals import Totals
 

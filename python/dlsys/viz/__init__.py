@@ -6,10 +6,10 @@ writes either; `viz.report` puts all of them on one page.
 """
 
 from . import report
-from .classes import confusion_matrix, decision_boundary
+from .classification import confusion_matrix, decision_boundary
 from .curves import curves
 from .figure import save
-from .graph import graph_dot, graph_svg
+from .graph.drawing import graph_dot, graph_svg
 from .images import activations, filters, mistakes
 from .layers import layer_activations
 from .memory import memory_plan

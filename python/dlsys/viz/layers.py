@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..autodiff import Executor, Node, Variable
-from ..ops.source import ANYWHERE
+from ..ops.leaf import ANYWHERE
 from .figure import INK, new_figure
 from .images import draw_activations, draw_input
 

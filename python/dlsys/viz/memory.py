@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..executor.plan import Buffer, Plan
+from ..executor.plan.memory import Buffer, Plan
 from .svg import (
     COLOURS,
     MONO,

@@ -18,16 +18,16 @@ import numpy as np
 
 from .. import __version__
 from ..errors import DlsysError
-from ..executor.plan import Plan
+from ..executor.plan.memory import Plan
 from ..files import replacing
 from ..graph.node import Node, find_topo_sort
 from ..graph.text import text
 from ..runtime.library import load
 from . import page
-from .classes import confusion_matrix, decision_boundary
+from .classification import confusion_matrix, decision_boundary
 from .curves import curves
 from .figure import svg_of
-from .graph import graph_svg
+from .graph.drawing import graph_svg
 from .images import filters, image_inputs, mistakes
 from .layers import layer_activations
 from .memory import memory_plan

@@ -1,0 +1,93 @@
+"""check: compares every step of a run with the same operator elsewhere; names the first to differ.
+
+Each step is judged by its own inputs, so an error is found where it is made and not where it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import KernelError
+from ...graph.node import Node, Op, Spec
+from ...ndarray import NDArray, array, empty
+from ...runtime.device import Context, synchronize
+from ..plan.memory import Step
+from ..run.tables import call_kernel
+
+
+def checker(reference: Context | None) -> Callable[..., None]:
+    """An observer that runs a step and compares what it wrote: with numpy in float64 for None, else
+    with the kernel of another device.
+    """
+
+    def observe(step: Step, run: Callable[[], None], inputs: list, outputs: list) -> None:
+        op = step.node.op
+        given = [_host(x) for x in inputs]
+        run()
+        if op.kernel is None or op.random:
+            return
+        expected = _on_numpy(step, given) if reference is None else _on(reference, step, given)
+        for k, (wanted, got) in enumerate(zip(expected, outputs)):
+            if k not in op.chooses:
+                _compare(step, _host(got), wanted, reference)
+
+    return observe
+
+
+def _host(value: Any) -> np.ndarray:
+    return value.asnumpy() if isinstance(value, NDArray) else np.array(value)
+
+
+def _on_numpy(step: Step, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    node, op = step.node, step.node.op
+    inputs = [_wide(x) for x in given]
+    specs = [Spec(x.shape, x.dtype) for x in inputs]
+    specs_out = [value.spec for value in step.outputs]
+    made = [np.empty(s.shape, np.float64 if s.dtype.kind == "f" else s.dtype) for s in specs_out]
+    outputs = made or [inputs[k] for k in op.writes]
+    workspace = op.workspace(node, specs, [Spec(y.shape, y.dtype) for y in outputs])
+    scratch = [np.empty(spec.shape, spec.dtype) for spec in workspace]
+    with np.errstate(all="ignore"):
+        op.numpy(node, *inputs, *scratch, *made)
+    return outputs
+
+
+def _on(ctx: Context, step: Step, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    inputs = [array(x, ctx, x.dtype) for x in given]
+    made = [empty(value.spec.shape, ctx, value.spec.dtype) for value in step.outputs]
+    call_kernel(ctx, step, inputs, made)
+    synchronize(ctx)
+    return [y.asnumpy() for y in (made or [inputs[k] for k in step.node.op.writes])]
+
+
+def _tolerance(node: Node) -> float:
+    """Of the largest magnitude: the operator's, or what factors of 10 bits allow."""
+    tf32 = node.attrs.get("precision") == "tf32"
+    return max(node.op.tolerance, 3e-3) if tf32 else node.op.tolerance
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) if x.dtype.kind == "f" else x
+
+
+def _compare(step: Step, got: np.ndarray, wanted: np.ndarray, reference: Context | None) -> None:
+    op: Op = step.node.op
+    finite = np.isfinite(wanted)
+    scale = float(np.max(np.abs(wanted), where=finite, initial=0.0)) if wanted.size else 0.0
+    with np.errstate(all="ignore"):
+        error = np.abs(np.subtract(got, wanted, dtype=np.float64))
+        equal = (got == wanted) | ((got != got) & (wanted != wanted))
+        error = np.where(equal, 0.0, np.where(np.isnan(error), np.inf, error))
+    largest = float(error.max(initial=0.0))
+    if largest <= _tolerance(step.node) * max(scale, float(np.finfo(np.float32).tiny)):
+        return
+    where = tuple(int(k) for k in np.unravel_index(int(error.argmax()), error.shape))
+    shapes = ", ".join(f"{value.node.name} {value.spec.shape}" for value in step.inputs)
+    raise KernelError(
+        f"{step.node.name} ({op.name}) differs from {reference or 'numpy'}: largest error "
+        f"{largest:.3g} at {where}, got {got[where]:.9g}, expected {wanted[where]:.9g}, tolerance "
+        f"{_tolerance(step.node):g} of {scale:.3g}; inputs {shapes} [{step.node.where}]"
+    )

@@ -1,0 +1,279 @@
+"""plan: a pure function from an order of nodes to buffers, lifetimes and one arena; no device.
+
+A *value* is one output of a node; values that share memory (views, in-place results, updated state)
+share a *buffer*. A buffer either lives outside (a feed, a Parameter, a constant, a fetch) or has an
+offset in the arena, where buffers whose lifetimes do not meet share bytes.
+
+Sharing bytes makes steps wait for each other. For a device that runs steps beside each other, small
+buffers live on until what is made in their place comes after all their readers anyway.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...graph.node import Node, Spec
+from .arena import aligned, pack
+from .streams import LARGE, MOST, Order
+
+Workspace = Callable[[Node], Sequence[Spec]]
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory of one or more values: `kind` is arena, feed, state, constant or fetch."""
+
+    kind: str
+    nbytes: int
+    first: int  # the step that writes it
+    last: int  # the last step that reads it
+    node: Node  # what made it, for texts
+    unshared: int = 0  # bytes of its values, had each memory of its own
+    offset: int = -1  # in the arena
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One output of a node, and the buffer that holds it, from element `offset` on."""
+
+    node: Node
+    spec: Spec
+    buffer: Buffer
+    offset: int = 0
+
+    @property
+    def skipped_nbytes(self) -> int:
+        """The bytes of the buffer before the value."""
+        assert self.spec.dtype is not None
+        return self.offset * self.spec.dtype.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """One call: of a kernel, a numpy form or a user's `compute`."""
+
+    node: Node
+    inputs: list[Value]
+    outputs: list[Value]
+    workspace: list[Value]
+
+
+@dataclass(eq=False)
+class Plan:
+    """What a run does, in which memory. Print it to see the lifetimes."""
+
+    steps: list[Step] = field(default_factory=list)
+    values: dict[Node, list[Value]] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    feeds: list[Value] = field(default_factory=list)
+    states: list[Value] = field(default_factory=list)
+    constants: list[Value] = field(default_factory=list)
+    fetches: list[Value | None] = field(default_factory=list)  # None: a group, whose value is None
+    arena_nbytes: int = 0
+    unshared_nbytes: int = 0  # what the arena's buffers would take if each value had its own memory
+    live_nbytes: int = 0  # the largest sum of bytes alive at one step: no arena can be smaller
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum "
+            f"of live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
+        )
+        steps = [_row(k, step) for k, step in enumerate(self.steps)]
+        rows = [("step", "operator", "writes", "bytes", "offset", "lifetime"), *steps]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+        return "\n".join([head, *(_in_columns(row, widths) for row in rows)])
+
+
+def _row(k: int, step: Step) -> tuple[str, ...]:
+    output = (step.outputs or step.inputs)[0]
+    buffer = output.buffer
+    choice = step.node.attrs.get("choice")  # of an implementation, where one is marked
+    return (
+        str(k),
+        step.node.op.name + (f" by {choice}" if choice else ""),
+        f"{output.node.name} {output.spec.shape}",
+        f"{buffer.nbytes:,}",
+        f"{buffer.offset:,}" if buffer.kind == "arena" else buffer.kind,
+        f"{buffer.first}–{buffer.last}",
+    )
+
+
+def _in_columns(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Words to the left of their columns, numbers to the right."""
+    right = (True, False, False, True, True, False)
+    cells = [
+        text.rjust(width) if number else text.ljust(width)
+        for text, width, number in zip(row, widths, right)
+    ]
+    return "  ".join(cells).rstrip()
+
+
+def make_plan(
+    order: Sequence[Node],
+    fetches: Sequence[Node],
+    workspace: Workspace,
+    reuse: bool = True,
+    beside: int = 0,
+) -> Plan:
+    """Plans the memory of a scheduled graph.
+
+    `workspace` gives the scratch that each step wants. With `reuse=False` every buffer gets bytes
+    of its own and nothing is done in place, which memory checkers and tests compare against.
+    `beside` is how many steps apart two may be that should be able to run at the same time.
+    """
+    plan = Plan()
+    apart = beside and sum(map(_is_step, order)) <= MOST
+    known: Order[Buffer] | None = Order() if apart else None
+    last_use = _last_uses(order, fetches)
+    for node in order:
+        if node.op.leaf:
+            _place_leaf(plan, node)
+        elif node.op.view:
+            _place_view(plan, node, last_use)
+        elif _is_step(node):
+            _place_step(plan, node, last_use, workspace, reuse, known)
+        else:
+            plan.values[node] = []
+    _mark_fetches(plan, fetches)
+    if known:
+        _outlive(plan, known, beside)
+    plan.unshared_nbytes = sum(b.unshared for b in plan.buffers if b.kind == "arena")
+    inside = [buffer for buffer in plan.buffers if buffer.kind == "arena" and buffer.nbytes]
+    spans = [(buffer.nbytes, buffer.first, buffer.last) for buffer in inside]
+    offsets, plan.arena_nbytes = pack(spans, share=reuse)
+    for buffer, offset in zip(inside, offsets):
+        buffer.offset = offset
+    plan.live_nbytes = _largest_live_sum(spans, len(plan.steps))
+    return plan
+
+
+def _last_uses(order: Sequence[Node], fetches: Sequence[Node]) -> dict[Node, int]:
+    """For each node the number of the last step that reads it, views followed to what they show."""
+    steps: dict[Node, int] = {}
+    count = 0
+    for node in order:
+        if _is_step(node):
+            steps[node] = count
+            count += 1
+    last: dict[Node, int] = {node: count for node in fetches}
+    for node in reversed(order):
+        own = steps.get(node, last.get(node, -1))
+        for x in node.inputs:
+            last[x] = max(last.get(x, -1), own)
+    return last
+
+
+def _is_step(node: Node) -> bool:
+    return not (node.op.leaf or node.op.view or node.op.outputs == 0)
+
+
+def _place_leaf(plan: Plan, node: Node) -> None:
+    kind, now = node.op.leaf, len(plan.steps)
+    assert kind is not None
+    value = Value(node, node.spec, Buffer(kind, node.spec.nbytes, now, now, node))
+    plan.buffers.append(value.buffer)
+    plan.values[node] = [value]
+    {"feed": plan.feeds, "state": plan.states, "constant": plan.constants}[kind].append(value)
+
+
+def _place_view(plan: Plan, node: Node, last_use: dict[Node, int]) -> None:
+    source = plan.values[node.inputs[0]][node.attrs.get("index", 0)]
+    source.buffer.last = max(source.buffer.last, last_use.get(node, -1))
+    offset = source.offset + node.attrs.get("offset", 0)
+    plan.values[node] = [Value(node, node.spec, source.buffer, offset)]
+
+
+def _place_step(
+    plan: Plan,
+    node: Node,
+    last_use: dict[Node, int],
+    workspace: Workspace,
+    reuse: bool,
+    known: Order[Buffer] | None,
+) -> None:
+    op, now = node.op, len(plan.steps)
+    inputs = [plan.values[x][0] for x in node.inputs]
+    for value in inputs:
+        value.buffer.last = max(value.buffer.last, now)
+    specs = [node.spec] if op.outputs == 1 else list(node.spec)
+    if op.writes:
+        outputs = [Value(node, spec, inputs[k].buffer) for k, spec in zip(op.writes, specs)]
+    else:
+        taken = _dying_input(node, inputs, now, known) if reuse else None
+        outputs = [Value(node, spec, taken or _new_buffer(plan, node, spec, now)) for spec in specs]
+        if taken:
+            taken.unshared += aligned(taken.nbytes)
+    for output in outputs:
+        output.buffer.last = max(output.buffer.last, last_use.get(node, now))
+    scratch = [Value(node, spec, _new_buffer(plan, node, spec, now)) for spec in workspace(node)]
+    plan.values[node] = outputs
+    plan.steps.append(Step(node, inputs, [] if op.writes else outputs, scratch))
+    if known:
+        known.add([x.buffer for x in inputs], [y.buffer for y in (*outputs, *scratch)])
+
+
+def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:
+    buffer = Buffer("arena", spec.nbytes, now, now, node)
+    buffer.unshared = aligned(buffer.nbytes)
+    plan.buffers.append(buffer)
+    return buffer
+
+
+def _dying_input(
+    node: Node, inputs: Sequence[Value], now: int, known: Order[Buffer] | None
+) -> Buffer | None:
+    """The buffer of an input that nobody needs any more and that the output may overwrite."""
+    if not node.op.inplace or node.op.outputs != 1:
+        return None
+    before = known.before([value.buffer for value in inputs]) if known else 0
+    for value in inputs:
+        buffer = value.buffer
+        if buffer.kind != "arena" or buffer.last > now:
+            continue
+        if known and buffer.nbytes < LARGE and known.touched(buffer) & ~before:
+            continue  # a reader may still be running
+        whole = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
+        if value.spec[:2] == node.spec[:2] and whole:
+            return buffer
+    return None
+
+
+def _outlive(plan: Plan, known: Order[Buffer], beside: int) -> None:
+    """Extends the lives of small buffers, for as far as `beside` steps, up to the last step that
+    makes something and could run before all that touched them are done.
+    """
+    inside = [buffer for buffer in plan.buffers if buffer.kind == "arena"]
+    begins = sorted({buffer.first for buffer in inside})
+    for buffer in inside:
+        if buffer.nbytes >= LARGE:
+            continue
+        touched = known.touched(buffer)
+        after = bisect.bisect_right(begins, buffer.last)
+        until = bisect.bisect_right(begins, buffer.last + beside)
+        for step in reversed(begins[after:until]):
+            if touched & ~known.behind[step]:
+                buffer.last = step
+                break
+
+
+def _mark_fetches(plan: Plan, fetches: Sequence[Node]) -> None:
+    for node in fetches:
+        values = plan.values[node]
+        plan.fetches.append(values[0] if values else None)
+        if values:
+            values[0].buffer.kind = "fetch"
+            values[0].buffer.last = len(plan.steps)
+
+
+def _largest_live_sum(spans: Sequence[tuple[int, int, int]], steps: int) -> int:
+    change = [0] * (steps + 2)
+    for nbytes, first, last in spans:
+        change[first] += nbytes
+        change[last + 1] -= nbytes
+    largest = live = 0
+    for delta in change:
+        live += delta
+        largest = max(largest, live)
+    return largest

@@ -1,0 +1,209 @@
+"""reference: runs a plan on numpy, step by step, every operator writing into the arena with
+`out=`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...graph.node import Node, Spec
+from ..debug.observe import Observer
+from ..debug.report import PlanReport, SegmentReport, plan_report
+from ..plan.memory import Buffer, Plan, Step, Value
+from .custom_compute import Compute, read_only
+from .parameters import aligned_bytes
+
+# How steps see a feed or fetch: from which element on, in which shape and whether read-only (None:
+# as it is), with their arguments and positions.
+Patches = dict[tuple[int, tuple[int, ...], bool] | None, list[tuple[list, int]]]
+
+
+class Reference:
+    """A plan bound to numpy memory."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.runs = 0
+        self._views: dict[tuple, np.ndarray] = {}
+        self._outside: dict[Buffer, np.ndarray] = {
+            value.buffer: _state_array(value) for value in plan.states
+        }
+        for value in plan.constants:
+            self._outside[value.buffer] = value.node.attrs["value"]
+        fetched = (value for value in plan.fetches if value is not None)
+        self._brought = [*plan.feeds, *fetched]  # whose arrays each run brings
+        self._whole = {value.buffer: value.spec.shape for value in self._brought}
+        self._patches: dict[Buffer, Patches] = {}
+        self._arena = aligned_bytes(0)
+        self._steps: list[tuple[Callable, list]] = []
+
+    def bind(self, arena: np.ndarray) -> None:
+        """Takes an arena of at least `plan.arena_nbytes` bytes; every later run uses it."""
+        self._arena = arena
+        self._views.clear()
+        self._patches = {value.buffer: {} for value in self._brought}
+        self._steps = [self._bound(step) for step in self.plan.steps]
+        self._feeds = [self._patches[value.buffer] for value in self.plan.feeds]
+        self._fetches = [
+            None
+            if value is None
+            else (self._patches[value.buffer], value.spec.shape, value.spec.dtype)
+            for value in self.plan.fetches
+        ]
+
+    def run(self, feeds: Sequence[np.ndarray], times: int = 1) -> list[np.ndarray | None]:
+        """Runs all steps, `times` over; `feeds` are in the order of `plan.feeds` and have the
+        planned shapes and dtypes.
+        """
+        fetched = self._patch(feeds)
+        self.runs += times
+        with np.errstate(all="ignore"):
+            for _ in range(times):
+                for call, arguments in self._steps:
+                    call(*arguments)
+        return fetched
+
+    def report(self) -> PlanReport:
+        """How the plan runs."""
+        return plan_report(self.plan, self.runs, [SegmentReport("numpy", len(self.plan.steps))])
+
+    def run_observed(
+        self, feeds: Sequence[np.ndarray], observe: Observer
+    ) -> list[np.ndarray | None]:
+        """The same one step at a time: `observe(step, run, inputs, outputs)` runs each."""
+        fetched = self._patch(feeds)
+        with np.errstate(all="ignore"):
+            for step, (call, arguments) in zip(self.plan.steps, self._steps):
+                inputs = arguments[: len(step.inputs)]
+                outputs = [arguments[k] for k in _written(step)]
+                observe(step, partial(call, *arguments), inputs, outputs)
+        return fetched
+
+    def poison(self, buffer: Buffer) -> None:
+        """Overwrites a buffer of the arena with NaN bytes."""
+        self._arena[buffer.offset : buffer.offset + buffer.nbytes] = 0xFF
+
+    def run_timed(self, feeds: Sequence[np.ndarray]) -> tuple[list[np.ndarray | None], list[float]]:
+        """The same, with the milliseconds that each step of the plan took."""
+        ms: list[float] = []
+
+        def observe(step: Step, run: Callable[[], None], *arrays: list) -> None:
+            start = time.perf_counter()
+            run()
+            ms.append((time.perf_counter() - start) * 1e3)
+
+        return self.run_observed(feeds, observe), ms
+
+    def _patch(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        for patches, array in zip(self._feeds, feeds):
+            _show(array, patches)
+        fetched: list[np.ndarray | None] = []
+        for fetch in self._fetches:
+            if fetch is None:
+                fetched.append(None)
+                continue
+            patches, full_shape, dtype = fetch
+            array = np.empty(full_shape, dtype)
+            fetched.append(array)
+            _show(array, patches)
+        return fetched
+
+    def _bound(self, step: Step) -> tuple[Callable, list]:
+        values = [*step.inputs, *step.workspace, *step.outputs]
+        node, op = step.node, step.node.op
+        if op.kernel is None:
+            values = [*step.inputs, *step.outputs]
+        arguments: list[Any] = [None] * len(values)
+        for k, value in enumerate(values):
+            sealed = op.kernel is None and k < len(step.inputs)
+            if value.buffer in self._patches:
+                self._note(value, arguments, k, sealed)
+            else:
+                array = self._array(value)
+                arguments[k] = read_only(array) if sealed else array
+        return partial(op.numpy, node) if op.kernel is not None else Compute(step, True), arguments
+
+    def _note(self, value: Value, arguments: list, k: int, sealed: bool) -> None:
+        """Notes where the array of a value goes once a run brings it."""
+        shown = None
+        if sealed or self._whole[value.buffer] != value.spec.shape:
+            shown = (value.offset, value.spec.shape, sealed)
+        self._patches[value.buffer].setdefault(shown, []).append((arguments, k))
+
+    def _array(self, value: Value) -> np.ndarray:
+        buffer, spec = value.buffer, value.spec
+        if buffer in self._outside:
+            array = self._outside[buffer]
+            return array if array.shape == spec.shape else _part(array, value.offset, spec.shape)
+        start = max(buffer.offset, 0) + value.skipped_nbytes
+        key = (start, spec.shape, spec.dtype)
+        if key not in self._views:  # equal views are one object, which shows in-place use
+            self._views[key] = np.ndarray(spec.shape, spec.dtype, self._arena, start)
+        return self._views[key]
+
+
+class NumpyBackend:
+    """Memory and runners on numpy."""
+
+    beside = 0  # of its steps one runs at a time
+
+    def __init__(self) -> None:
+        self._arena = aligned_bytes(0)
+
+    @staticmethod
+    def workspace(node: Node) -> Sequence[Spec]:
+        inputs = [x.spec for x in node.inputs]
+        outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
+        return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
+
+    @staticmethod
+    def runner(plan: Plan) -> Reference:
+        return Reference(plan)
+
+    def reserve(self, runner: Reference, others: Any) -> None:
+        """Binds a runner to the one arena, which grows to the largest plan and is then bound
+        anew.
+        """
+        if runner.plan.arena_nbytes > len(self._arena):
+            self._arena = aligned_bytes(runner.plan.arena_nbytes)
+            for other in others:
+                other.bind(self._arena)
+        runner.bind(self._arena)
+
+
+def _show(array: np.ndarray, patches: Patches) -> None:
+    """Puts an array where the steps see it: one object a shape, so that in-place use shows."""
+    for part, places in patches.items():
+        shown = array if part is None else _part(array, *part)
+        for arguments, k in places:
+            arguments[k] = shown
+
+
+def _part(
+    array: np.ndarray, offset: int, shape: tuple[int, ...], sealed: bool = False
+) -> np.ndarray:
+    """The elements from number `offset` on, as many as the shape has."""
+    size = math.prod(shape)
+    if size != array.size:
+        array = array.reshape(-1)[offset : offset + size]
+    part = array.reshape(shape)
+    return read_only(part) if sealed else part
+
+
+def _written(step: Step) -> Sequence[int]:
+    """Which of a step's arguments hold what it wrote."""
+    if step.node.op.writes:
+        return step.node.op.writes
+    scratch = len(step.workspace) if step.node.op.kernel is not None else 0
+    start = len(step.inputs) + scratch
+    return range(start, start + len(step.outputs))
+
+
+def _state_array(value: Value) -> np.ndarray:
+    return value.node.origin.storage.array  # type: ignore[attr-defined]

@@ -1,0 +1,314 @@
+"""lower: turns the steps of a plan into the tables that the native library reads (DLArray,
+DLValue, DLStep).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...errors import GraphError
+from ...graph.node import Node
+from ...ndarray import NDArray, launch
+from ...runtime.device import Context
+from ...runtime.library import DTYPE_CODES, MAX_NDIM, DLArrayList, array_list, load
+from ...settings import settings
+from ..plan.memory import Buffer, Plan, Step, Value
+from ..plan.streams import MOST, Access, Lanes, Range, chain, in_lanes, in_turn, needs, settled
+from .cuda_graph import Ports, Recording, lanes_struct
+
+_ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
+_ROW_NBYTES = 8 * _ROW_WORDS
+
+
+class ArrayTable:
+    """Every array of a plan as a row of one table; equal parts of a buffer share a row."""
+
+    def __init__(self, plan: Plan, ctx: Context) -> None:
+        self._rows: dict[tuple, int] = {}
+        self._shapes: list[int] = []
+        # value, ndim, dtype, start of the shape
+        self._records: list[tuple[Value, int, int, int]] = []
+        self._rows_of: dict[Buffer, list[tuple[int, int]]] = {}  # word, bytes that it skips
+        for step in plan.steps:
+            for value in (*step.inputs, *step.outputs, *step.workspace):
+                self._add(value)
+        self._fill(ctx)
+
+    def address(self, value: Value) -> int:
+        """The address of a value's DLArray."""
+        return self._base + _ROW_NBYTES * self._rows[_row_key(value)]
+
+    def bytes_of(self, value: Value) -> Range:
+        """Where a value is now."""
+        start = self._words[_ROW_WORDS * self._rows[_row_key(value)]]
+        return start, start + value.spec.nbytes
+
+    def place(self, buffer: Buffer, address: int) -> None:
+        """Says where a buffer is; every array that shows it follows."""
+        for row, skipped in self._rows_of.get(buffer, ()):
+            self._words[row] = address + skipped
+
+    def place_arena(self, address: int) -> None:
+        """Says where the arena is."""
+        self._table[self._inside, 0] = self._offsets + np.uint64(address)
+
+    def _add(self, value: Value) -> None:
+        key = _row_key(value)
+        if key in self._rows:
+            return
+        row = self._rows[key] = len(self._records)
+        shape = value.spec.shape
+        assert value.spec.dtype is not None
+        code = DTYPE_CODES.get(value.spec.dtype)
+        if code is None or len(shape) > MAX_NDIM:
+            raise GraphError(
+                f"{value.node.name} is {value.spec.dtype} {shape}; native devices hold up to "
+                f"{MAX_NDIM} dimensions of {', '.join(map(str, DTYPE_CODES))} "
+                f"[{value.node.where}]"
+            )
+        self._records.append((value, len(shape), code, len(self._shapes)))
+        self._shapes.extend(shape)
+        place = (row * _ROW_WORDS, value.skipped_nbytes)
+        self._rows_of.setdefault(value.buffer, []).append(place)
+
+    def _fill(self, ctx: Context) -> None:
+        self._extents = np.array(self._shapes or [0], np.int64)
+        shapes_at = self._extents.ctypes.data
+        table = np.zeros((max(len(self._records), 1), _ROW_WORDS), np.uint64)
+        for row, (_, ndim, dtype, start) in enumerate(self._records):
+            table[row] = (0, ctx.packed, ndim | dtype << 32, shapes_at + 8 * start)
+        arena = [
+            (row, max(value.buffer.offset, 0) + value.skipped_nbytes)
+            for row, (value, *_) in enumerate(self._records)
+            if value.buffer.kind == "arena"
+        ]
+        self._inside = np.array([row for row, _ in arena], np.intp)
+        self._offsets = np.array([offset for _, offset in arena], np.uint64)
+        self._table = table
+        self._base = table.ctypes.data
+        self._words = memoryview(table.data).cast("B").cast("Q")
+
+
+def _row_key(value: Value) -> tuple:
+    return value.buffer, value.offset, value.spec.shape, value.spec.dtype
+
+
+class Segment:
+    """Consecutive native steps: one program, run by one call."""
+
+    native = True
+
+    def __init__(self, table: ArrayTable, ctx: Context, steps: Sequence[Step]) -> None:
+        self._library = load()
+        self._ctx = ctx
+        self._steps = steps
+        self._table = table  # the program reads it: keep it alive
+        self._lists: list[DLArrayList] = []  # and these
+        records: list[tuple[int, int, int, int]] = []
+        words: list[int] = []
+        for step in steps:
+            kernel, arguments = self._lowered(step)
+            records.append((kernel, len(words), len(arguments), self._place(step)))
+            words.extend(arguments)
+        self._records = np.array(records, np.int32).reshape(-1, 4)
+        self._words = np.array(words or [0], np.uint64)
+        self._handle = self._program(self._records, self._words)
+        self._run = partial(self._library.cdll.DLProgramRun, self._handle)
+
+    def _program(self, records: np.ndarray, words: np.ndarray) -> int | None:
+        """A program of the library, which reads the words: keep them alive."""
+        handle = ctypes.c_void_p()
+        tables = (records.ctypes.data, len(records), words.ctypes.data, len(words))
+        create = self._library.cdll.DLProgramCreate
+        self._library.check(create(*tables, ctypes.byref(handle)))
+        return handle.value
+
+    @property
+    def count(self) -> int:
+        """How many steps it has."""
+        return len(self._steps)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.cdll.DLProgramFree(self._handle)
+
+    def run(self, on: int) -> None:
+        """Queues every step on a stream."""
+        status = self._run(on)
+        if status:
+            self._fail(status, self._handle)
+
+    def record(
+        self, on: int, before: Ports, after: Ports, turns: Sequence[Segment] = ()
+    ) -> Recording:
+        """The steps between two sets of copies as one recording with the addresses of now; or
+        `turns`, which are this segment and others of the same steps, one after the other.
+        """
+        made = ctypes.c_void_p()
+        record = self._library.cdll.DLProgramRecord
+        ports = (before.address, before.count, after.address, after.count)
+        lanes = self.lanes(before, after, turns)
+        struct, _arrays = lanes_struct(lanes)
+        handle = self._handle
+        if turns:
+            records, words = _joined(turns)
+            handle = self._program(records, words)
+        try:
+            status = record(handle, self._ctx.struct, on, *ports, struct, ctypes.byref(made))
+            if status:
+                self._fail(status, handle)
+        finally:
+            if turns:
+                self._library.cdll.DLProgramFree(handle)
+        assert made.value is not None
+        return Recording(made.value, (before, after), lanes)
+
+    def lanes(self, before: Ports, after: Ports, turns: Sequence[Segment] = ()) -> Lanes:
+        """The lanes of the copies before, the steps and the copies after, as memory is now."""
+        turns = turns or (self,)
+        accesses = [turn._access(step) for turn in turns for step in turn._steps]
+        if before.count:  # a feed may show a Parameter: it is read before any is written
+            updated = [r for step in self._steps for r in self._updated(step)]
+            accesses.insert(0, Access(updated, before.slots()))
+        if after.count:
+            accesses.append(Access(after.slots(), []))
+        if settings.lanes == 1 or len(accesses) > MOST:
+            found = chain(len(accesses))
+        else:
+            found = in_lanes(in_turn(needs(accesses), accesses), settings.lanes)
+            inputs: list[list[Range]] = [[]] * bool(before.count)
+            inputs += [
+                [*map(turn._table.bytes_of, s.inputs)] for turn in turns for s in turn._steps
+            ]
+            inputs += [[]] * bool(after.count)
+            found = replace(found, settled=settled(found.lane, inputs, accesses))
+        return found.padded(int(not before.count), int(not after.count))
+
+    def _access(self, step: Step) -> Access:
+        writes = step.node.op.writes
+        read = [value for k, value in enumerate(step.inputs) if k not in writes]
+        made = map(self._table.bytes_of, (*step.workspace, *step.outputs))
+        return Access([*map(self._table.bytes_of, read)], [*made, *self._updated(step)])
+
+    def _updated(self, step: Step) -> list[Range]:
+        op = step.node.op
+        return [self._table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.borrows)]
+
+    def calls(self, on: int) -> list[tuple[Step, Any]]:
+        """Each step with a function that runs it alone."""
+        return [(step, partial(self._call, k, on)) for k, step in enumerate(self._steps)]
+
+    def timed(self, on: int) -> list[float]:
+        """Runs every step and returns the device's milliseconds for each."""
+        ms = (ctypes.c_double * len(self._steps))()
+        profile = self._library.cdll.DLProgramProfile
+        status = profile(self._handle, self._ctx.struct, on, ms)
+        if status:
+            self._fail(status, self._handle)
+        return list(ms)
+
+    def _call(self, k: int, on: int) -> None:
+        kernel, first, _, place = (int(word) for word in self._records[k])
+        at = self._words.ctypes.data + 8 * first
+        self._check_step(self._library.cdll.DLKernelCall(kernel, at, place, on), self._steps[k])
+
+    def _fail(self, status: int, handle: int | None) -> None:
+        failed = self._library.cdll.DLProgramFailedStep(handle)
+        self._check_step(status, self._steps[failed % self.count] if failed >= 0 else None)
+
+    def _check_step(self, status: int, step: Step | None) -> None:
+        if step is None:
+            self._library.check(status)
+            return
+        shapes = ", ".join(f"{value.node.name} {value.spec.shape}" for value in step.inputs)
+        self._library.check(status, node=step.node.name, inputs=shapes, line=step.node.where)
+
+    def _place(self, step: Step) -> int:
+        """The number of the user's line, for errors that a GPU tells when the call is over."""
+        return self._library.place_number(step.node.where) if step.node.op.fallible else 0
+
+    def _lowered(self, step: Step) -> tuple[int, list[int]]:
+        """A step's kernel and its arguments as 64-bit words, in the order of the kernel's
+        signature.
+        """
+        node, op = step.node, step.node.op
+        key = (self._ctx.kernel_device, op.kernel)
+        if key not in self._library.index:
+            raise GraphError(
+                f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library "
+                f"with `make lib` or run on numpy (ctx=None) [{node.where}]"
+            )
+        made = [*step.workspace, *step.outputs]
+        words = []
+        signature = self._library.signature[key].rstrip("s")
+        for letter, argument in zip(signature, in_kernel_order(node, signature, step.inputs, made)):
+            if letter in "io":
+                words.append(self._table.address(argument))
+            elif letter in "IO":
+                words.append(self._list([self._table.address(value) for value in argument]))
+            elif letter == "f":
+                words.append(int(np.float32(argument).view(np.uint32)))
+            else:
+                words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
+        return self._library.index[key], words
+
+    def _list(self, addresses: list[int]) -> int:
+        """The address of a DLArrayList, which lives as long as the segment."""
+        made = array_list(addresses)
+        self._lists.append(made)
+        return ctypes.addressof(made)
+
+
+def _joined(turns: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+    """The records and words of segments of the same number of steps, one after the other."""
+    words_of = {id(turn): turn._words for turn in turns}
+    begins = dict(zip(words_of, itertools.accumulate(map(len, words_of.values()), initial=0)))
+    records = np.concatenate([turn._records for turn in turns])
+    records[:, 1] += np.repeat([begins[id(turn)] for turn in turns], turns[0].count)
+    return records, np.concatenate([*words_of.values()])
+
+
+def in_kernel_order(
+    node: Node, signature: str, inputs: Sequence[Any], made: Sequence[Any]
+) -> list[Any]:
+    """A kernel's arguments by the letters of its signature: what the operator writes (Parameters,
+    then what it makes) where the letter is o, its other inputs where it is i, else its scalars; a
+    list of as many as it says where they are O and I.
+    """
+    op = node.op
+    written = iter([*(inputs[k] for k in op.writes), *made])
+    read = iter([x for k, x in enumerate(inputs) if k not in op.writes])
+    scalars, lists = iter(op.scalars(node)), iter(op.lists(node))
+    sources = {"o": written, "i": read, "O": written, "I": read}
+    arguments: list[Any] = []
+    for letter in signature:
+        count = next(lists, 0) if letter in "IO" else 1
+        taken = list(itertools.islice(sources.get(letter, scalars), count))
+        if len(taken) < count:
+            break
+        arguments.append(taken if letter in "IO" else taken[0])
+    if len(arguments) < len(signature) or any(map(list, (written, read, scalars, lists))):
+        raise GraphError(
+            f"{op.name}: the library's kernel {op.kernel} takes other arguments ({signature}); it "
+            f"is of another state of the sources, rebuild it with `make lib` [{node.where}]"
+        )
+    return arguments
+
+
+def call_kernel(
+    ctx: Context, step: Step, inputs: Sequence[NDArray], made: Sequence[NDArray]
+) -> None:
+    """Runs the kernel of one step on arrays of any device, by the kernel's own rule."""
+    kernel = step.node.op.kernel
+    assert kernel is not None
+    node = step.node.derive(step.node.inputs, step.node.spec)
+    node.attrs = {name: value for name, value in node.attrs.items() if name != "choice"}
+    signature = load().signature[ctx.kernel_device, kernel].rstrip("s")
+    launch(kernel, ctx, *in_kernel_order(node, signature, inputs, made))

@@ -1,0 +1,1 @@
+"""Autotuning: which algorithm each kernel uses, by measurement."""

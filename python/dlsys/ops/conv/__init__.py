@@ -1,0 +1,1 @@
+"""Convolution and pooling: operators, the functions that people call, and their geometry."""

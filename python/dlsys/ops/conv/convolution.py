@@ -1,0 +1,375 @@
+"""The operators of convolution. Planes are in the layout (N, C, H, W), as in Dumoulin and Visin,
+"A guide to convolution arithmetic for deep learning" (2016). As in all of deep learning it is a
+correlation: the filter is not mirrored.
+
+y[n, o, i, j] = Σ_{c, a, b} x[n, c, i·stride + a·dilation - padding, …] · f[o, c, a, b]
+
+It is linear in x and in f, so three operators are a closed family under differentiation: the
+convolution C(x, f), its gradient for the data D(f, dy) and its gradient for the filter F(x, dy).
+Each gradient operator has a twin `…_like` that takes the size of its result from another node; the
+plain one replaces it as soon as shapes are known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.node import Node, Op, Spec
+from ...graph.shapes import describe, floating, promote
+from ...graph.signature import Int, IntPair, Kind, Signature
+from ..matmul import choice_number, precision_number
+from ..reduce import sum_op
+from .geometry import Padding, Pair, Windows, check_planes, in_floats, packed, slide
+from .im2col import (
+    by_group,
+    by_image,
+    chunks,
+    gather,
+    images_at_once,
+    is_pointwise,
+    spec_of,
+    unfold,
+    unfolded,
+)
+
+SHARED: dict[str, Kind] = dict(  # the attributes that all of the family have
+    stride=IntPair(1, low=1), padding=Padding(0), dilation=IntPair(1, low=1), groups=Int(1, low=1)
+)
+
+
+class ConvolutionOp(Op):
+    """What the operators of the family share: attributes, native arguments and dtypes."""
+
+    precise = tunable = True
+    tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
+
+    def simplify(self, node: Node) -> Node | None:
+        """Integers become floats; `same` and `valid` become numbers."""
+        return in_floats(node, node.spec.dtype)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        windows = self.windows(node, *[x.spec for x in node.inputs])
+        lists = windows.stride, windows.before, windows.dilation
+        how = choice_number(node), precision_number(node)
+        return *map(packed, lists), node.attrs["groups"], *how
+
+    def windows(self, node: Node, *specs: Spec) -> Windows:
+        """The windows over the planes of the data."""
+        raise NotImplementedError
+
+
+class Conv2dOp(ConvolutionOp):
+    """x (N, C, H, W) convolved with f (O, C/groups, kH, kW): (N, O, oH, oW)."""
+
+    name = kernel = "conv2d"
+    signature = Signature("x", "f", "*", **SHARED)
+
+    def windows(self, node: Node, *specs: Spec) -> Windows:
+        return slide(node, specs[0].shape[2:], specs[1].shape[2:])
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0])
+        check_planes(node, 1, specs[1], "a filter (O, C/groups, kH, kW)")
+        check_groups(node, specs[0].shape[1], specs[1].shape[0])
+        groups = node.attrs["groups"]
+        if specs[0].shape[1] != specs[1].shape[1] * groups:
+            raise node.error(
+                f"{specs[0].shape[1]} channels in {groups} group(s) do not fit a filter of "
+                f"{specs[1].shape[1]}: {describe(node, specs)}"
+            )
+        if len(specs) > 2 and specs[2].shape != specs[1].shape[:1]:
+            raise node.error(
+                f"expected one bias for each of {specs[1].shape[0]} filters, "
+                f"got {describe(node, specs)}"
+            )
+        out = self.windows(node, *specs).out
+        return result(node, specs, (specs[0].shape[0], specs[1].shape[0], *out))
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return unfolded(self.windows(node, *inputs), inputs[0], outputs[0].dtype)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, f, y = arrays[0], arrays[1], arrays[-1]
+        windows, groups = self.windows(node, spec_of(x), spec_of(f)), node.attrs["groups"]
+        filters = by_group(f, groups)
+        scratch = arrays[-2] if not is_pointwise(windows) else None
+        for images, columns in unfold(x, windows, scratch):
+            shape = (len(columns), groups, filters.shape[2], windows.out[0] * windows.out[1])
+            np.matmul(filters, columns.reshape(shape), out=by_image(y[images], groups))
+        if len(node.inputs) == 3:
+            np.add(y, arrays[2][:, None, None], out=y)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x, f = node.inputs[:2]
+        return [
+            data_gradient_like_op(f, output_grad, x, **shared(node)),
+            filter_gradient_like_op(x, output_grad, f, **shared(node)),
+        ]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return 2 * output.size * (inputs[1].size // max(inputs[1].shape[0], 1))
+
+
+class Conv2dBiasOp(Conv2dOp):
+    """A convolution that adds bias[o] to every element of plane o."""
+
+    name = kernel = "conv2d_bias"
+    signature = Signature("x", "f", "bias", "*", **SHARED)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [*super().gradient(node, output_grad), sum_op(output_grad, axis=(0, 2, 3))]
+
+
+class DataGradientOp(ConvolutionOp):
+    """D(f, dy): the gradient of a convolution for its data, which is also the transposed
+    convolution of dy.
+
+    f (O, C/groups, kH, kW) and dy (N, O, oH, oW) give (N, C, H, W); of the sizes H that a
+    convolution takes to oH it is the smallest, plus `output_padding`, which is below the stride.
+    """
+
+    name = kernel = "conv2d_data_gradient"
+    signature = Signature("f", "dy", "*", **SHARED, output_padding=IntPair(None, omitted=True))
+
+    def windows(self, node: Node, *specs: Spec) -> Windows:
+        f, dy = specs[0].shape, specs[1].shape
+        stride, dilation = node.attrs["stride"], node.attrs["dilation"]
+        padding, extra = node.attrs["padding"], node.attrs.get("output_padding", (0, 0))
+        if padding == "same":
+            raise node.error("padding 'same' leaves the size open, expected numbers or 'valid'")
+        if any(e < 0 or e >= s for e, s in zip(extra, stride)):
+            raise node.error(f"output_padding {extra} must be below the stride {stride}")
+        plane = []
+        for axis in (0, 1):
+            around = 0 if padding == "valid" else padding[axis]
+            around = sum(around) if isinstance(around, tuple) else 2 * around
+            extent = (f[2 + axis] - 1) * dilation[axis] + 1
+            plane.append((dy[2 + axis] - 1) * stride[axis] + extent - around + extra[axis])
+        if min(plane) < 1 or min(dy[2:]) < 1:
+            raise node.error(
+                f"padding {padding} leaves nothing of {describe(node, specs)} at stride {stride}"
+            )
+        return slide(node, (plane[0], plane[1]), f[2:])
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0], "a filter (O, C/groups, kH, kW)")
+        check_planes(node, 1, specs[1], "(N, O, H, W)")
+        check_groups(node, specs[0].shape[1] * node.attrs["groups"], specs[0].shape[0])
+        if specs[0].shape[0] != specs[1].shape[1]:
+            raise node.error(
+                f"expected as many planes as filters have outputs, got {describe(node, specs)}"
+            )
+        channels = specs[0].shape[1] * node.attrs["groups"]
+        plane = self.windows(node, *specs).plane
+        return result(node, specs, (specs[1].shape[0], channels, *plane))
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return unfolded(self.windows(node, *inputs), outputs[0], outputs[0].dtype)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        f, dy, dx = arrays[0], arrays[1], arrays[-1]
+        windows, groups = self.windows(node, spec_of(f), spec_of(dy)), node.attrs["groups"]
+        filters = by_group(f, groups).transpose(0, 2, 1)
+        if is_pointwise(windows):
+            np.matmul(filters, by_image(dy, groups), out=by_image(dx, groups))
+            return
+        dx.fill(0)
+        for images in chunks(len(dy), len(arrays[2])):
+            columns = arrays[2][: images.stop - images.start]
+            shape = (len(columns), groups, filters.shape[1], windows.out[0] * windows.out[1])
+            np.matmul(filters, by_image(dy[images], groups), out=columns.reshape(shape))
+            for tap, windows_of, seen in windows.taps():
+                at, column = (..., *seen), (slice(None), slice(None), *tap, *windows_of)
+                into = dx[images][at]
+                np.add(into, columns[column], out=into)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        f, dy = node.inputs
+        attrs = shared(node)
+        return [
+            filter_gradient_like_op(output_grad, dy, f, **attrs),
+            convolution_op(output_grad, f, **attrs),
+        ]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return 2 * inputs[1].size * (inputs[0].size // max(inputs[0].shape[0], 1))
+
+
+class DataGradientLikeOp(ConvolutionOp):
+    """D(f, dy) in the shape of the convolution's data x: (f, dy, x) → (N, C, H, W)."""
+
+    name = "conv2d_data_gradient_like"
+    signature = Signature("f", "dy", "x", "*", **SHARED)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        f, dy, x = specs
+        check_output(node, x, f, dy)
+        return result(node, specs[:2], x.shape)
+
+    def simplify(self, node: Node) -> Node:
+        f, dy, x = node.inputs
+        windows = slide(node, x.spec.shape[2:], f.spec.shape[2:])
+        sizes = zip(windows.plane, windows.before, windows.after, windows.size, windows.dilation)
+        room = [n + a + b - (k - 1) * d - 1 for n, a, b, k, d in sizes]
+        extra = tuple(r % s for r, s in zip(room, windows.stride))
+        attrs = shared(node) | {"padding": windows.padding, "output_padding": extra}
+        return data_gradient_op(f, dy, **attrs)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        f, dy, _ = node.inputs
+        return [
+            filter_gradient_like_op(output_grad, dy, f, **shared(node)),
+            convolution_op(output_grad, f, **shared(node)),
+            None,
+        ]
+
+
+class FilterGradientOp(ConvolutionOp):
+    """F(x, dy): the gradient of a convolution for its filter.
+
+    x (N, C, H, W) and dy (N, O, oH, oW) give (O, C/groups, kH, kW), where (kH, kW) is the attribute
+    `size`, or without it the largest filter that takes H to oH.
+    """
+
+    name = kernel = "conv2d_filter_gradient"
+    signature = Signature("x", "dy", "*", **SHARED, size=IntPair(None, low=1, omitted=True))
+
+    def windows(self, node: Node, *specs: Spec) -> Windows:
+        x, dy = specs[0].shape, specs[1].shape
+        size = node.attrs.get("size") or self._largest(node, x, dy)
+        windows = slide(node, x[2:], size)
+        if windows.out != dy[2:]:
+            raise node.error(
+                f"a filter {size} at stride {windows.stride} gives planes {windows.out}: "
+                f"{describe(node, specs)}"
+            )
+        return windows
+
+    def _largest(self, node: Node, x: tuple[int, ...], dy: tuple[int, ...]) -> Pair:
+        padding, stride = node.attrs["padding"], node.attrs["stride"]
+        if padding == "same":
+            raise node.error("padding 'same' leaves the filter's size open, expected numbers")
+        size = []
+        for axis in (0, 1):
+            around = 0 if padding == "valid" else padding[axis]
+            around = sum(around) if isinstance(around, tuple) else 2 * around
+            extent = x[2 + axis] + around - (dy[2 + axis] - 1) * stride[axis]
+            size.append((extent - 1) // node.attrs["dilation"][axis] + 1)
+        if min(size) < 1:
+            raise node.error(f"no filter at stride {stride} takes planes {x[2:]} to {dy[2:]}")
+        return size[0], size[1]
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        x, dy = specs
+        check_planes(node, 0, x)
+        check_planes(node, 1, dy, "(N, O, oH, oW)")
+        check_groups(node, x.shape[1], dy.shape[1])
+        if x.shape[0] != dy.shape[0]:
+            raise node.error(f"expected as many images in both, got {describe(node, specs)}")
+        size = self.windows(node, *specs).size
+        shape = (dy.shape[1], x.shape[1] // node.attrs["groups"], *size)
+        return result(node, specs, shape)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        windows = self.windows(node, *inputs)
+        (n, c), o = inputs[0].shape[:2], outputs[0].shape[0]
+        places = windows.out[0] * windows.out[1]
+        dtype = outputs[0].dtype
+        taps = c * windows.size[0] * windows.size[1]
+        count = images_at_once(n, taps * places, dtype)
+        flat = [Spec((planes * count * places,), dtype) for planes in (taps, o)]
+        return [*flat, outputs[0]]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, dy, columns, gradients, part, df = arrays
+        windows, groups = self.windows(node, spec_of(x), spec_of(dy)), node.attrs["groups"]
+        places = windows.out[0] * windows.out[1]
+        (n, c), o = x.shape[:2], dy.shape[1]
+        df.fill(0)
+        grouped = by_group(part, groups)
+        for images in chunks(n, gradients.size // max(o * places, 1)):
+            count = images.stop - images.start
+            across = gradients[: o * count * places].reshape(o, count, *windows.out)
+            np.copyto(across, dy[images].transpose(1, 0, 2, 3))
+            taps = columns[: c * windows.size[0] * windows.size[1] * count * places]
+            taps = taps.reshape(c, *windows.size, count, *windows.out)
+            gather(x[images].transpose(1, 0, 2, 3), taps.transpose(0, 3, 1, 2, 4, 5), windows)
+            left = across.reshape(groups, o // groups, count * places)
+            right = taps.reshape(groups, grouped.shape[2], count * places)
+            np.matmul(left, right.transpose(0, 2, 1), out=grouped)
+            np.add(df, part, out=df)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x, dy = node.inputs
+        attrs = shared(node)
+        return [
+            data_gradient_like_op(output_grad, dy, x, **attrs),
+            convolution_op(x, output_grad, **attrs),
+        ]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return 2 * inputs[1].size * (output.size // max(output.shape[0], 1))
+
+
+class FilterGradientLikeOp(ConvolutionOp):
+    """F(x, dy) in the shape of the filter f: (x, dy, f) → (O, C/groups, kH, kW)."""
+
+    name = "conv2d_filter_gradient_like"
+    signature = Signature("x", "dy", "f", "*", **SHARED)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        x, dy, f = specs
+        check_output(node, x, f, dy)
+        return result(node, specs[:2], f.shape)
+
+    def simplify(self, node: Node) -> Node:
+        x, dy, f = node.inputs
+        padding = slide(node, x.spec.shape[2:], f.spec.shape[2:]).padding
+        attrs = shared(node) | {"padding": padding, "size": f.spec.shape[2:]}
+        return filter_gradient_op(x, dy, **attrs)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x, dy, _ = node.inputs
+        return [
+            data_gradient_like_op(output_grad, dy, x, **shared(node)),
+            convolution_op(x, output_grad, **shared(node)),
+            None,
+        ]
+
+
+convolution_op = Conv2dOp()
+convolution_bias_op = Conv2dBiasOp()
+data_gradient_op = DataGradientOp()
+data_gradient_like_op = DataGradientLikeOp()
+filter_gradient_op = FilterGradientOp()
+filter_gradient_like_op = FilterGradientLikeOp()
+
+
+# ---- shapes ----
+
+
+def result(node: Node, specs: tuple[Spec, ...], shape: tuple[int, ...]) -> Spec:
+    """A floating result of that shape."""
+    return Spec(shape, floating(promote(node, *specs)), any(spec.declared for spec in specs))
+
+
+def check_groups(node: Node, channels: int, filters: int) -> None:
+    """Refuses groups that do not divide the channels or the filters."""
+    groups = node.attrs["groups"]
+    for count, what in ((channels, "channels"), (filters, "filters")):
+        if count % groups:
+            raise node.error(f"groups={groups} do not divide {count} {what}")
+
+
+def check_output(node: Node, x: Spec, f: Spec, dy: Spec) -> None:
+    """Refuses a dy that is not of the convolution's shape."""
+    expected = convolution_op.infer(node, x, f).shape
+    if dy.shape != expected:
+        raise node.error(f"the convolution gives {expected}, its gradient is {dy.shape}")
+
+
+def shared(node: Node) -> dict[str, Any]:
+    """The attributes that all of the family have."""
+    return {name: node.attrs[name] for name in SHARED}

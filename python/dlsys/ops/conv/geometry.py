@@ -1,0 +1,159 @@
+"""Windows that slide over planes: the geometry that convolution and pooling share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...graph.node import Node, Spec, same_nodes
+from ...graph.signature import IntPair, Kind, is_integer
+from ..elementwise import cast_op
+
+Pair = tuple[int, int]
+Slices = tuple[slice, slice]
+
+
+class Windows(NamedTuple):
+    """The windows of one operator over planes of one size; pairs are (height, width)."""
+
+    plane: Pair
+    size: Pair
+    stride: Pair
+    dilation: Pair
+    before: Pair  # rows of padding above, columns of padding to the left
+    after: Pair
+    out: Pair  # how many windows there are, down and across
+
+    @property
+    def padding(self) -> tuple[Pair, Pair]:
+        """The padding as the attribute that stands for it: ((top, bottom), (left, right))."""
+        return (self.before[0], self.after[0]), (self.before[1], self.after[1])
+
+    @property
+    def extents(self) -> Pair:
+        """How far a window reaches, from its first tap to its last."""
+        height, width = ((n - 1) * d + 1 for n, d in zip(self.size, self.dilation))
+        return height, width
+
+    @property
+    def overlap(self) -> bool:
+        """Whether an element may lie in two windows."""
+        return any(extent > stride for extent, stride in zip(self.extents, self.stride))
+
+    @property
+    def blind(self) -> bool:
+        """Whether there is a window none of whose taps lies on the plane."""
+        for axis in (0, 1):
+            met = np.zeros(self.out[axis], np.bool_)
+            for tap in range(self.size[axis]):
+                met[self._reach(axis, tap)[0]] = True
+            if not met.all():
+                return True
+        return False
+
+    def taps(self) -> Iterator[tuple[Pair, Slices, Slices]]:
+        """Each tap of the windows in row-major order, with the windows in which it lies on the
+        plane and the elements that it meets there.
+        """
+        down = [self._reach(0, tap) for tap in range(self.size[0])]
+        across = [self._reach(1, tap) for tap in range(self.size[1])]
+        for i, (rows, seen_rows) in enumerate(down):
+            for j, (columns, seen_columns) in enumerate(across):
+                yield (i, j), (rows, columns), (seen_rows, seen_columns)
+
+    def _reach(self, axis: int, tap: int) -> Slices:
+        stride = self.stride[axis]
+        first = tap * self.dilation[axis] - self.before[axis]  # what the first window sees
+        start = max(0, -(first // stride))
+        stop = min(self.out[axis], (self.plane[axis] - 1 - first) // stride + 1)
+        if start >= stop:
+            return slice(0, 0), slice(0, 0)
+        seen = start * stride + first
+        return slice(start, stop), slice(seen, seen + (stop - start - 1) * stride + 1, stride)
+
+
+class Padding(Kind):
+    """Rows and columns around a plane: a number or a pair for both sides of each axis, pairs of
+    them for (before, after), or a word that says how many.
+    """
+
+    expected = (
+        "'same', 'valid' or one or two integers (or pairs of them, before and after) that are not "
+        "negative"
+    )
+
+    def take(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if value not in ("same", "valid"):
+                raise ValueError
+            return value
+        if is_integer(value):
+            return _PAIR.take(value)
+        height, width = value
+        if is_integer(height) or is_integer(width):
+            return _PAIR.take((height, width))
+        return _PAIR.take(height), _PAIR.take(width)
+
+
+_PAIR = IntPair()
+
+
+def slide(
+    node: Node, plane: tuple[int, ...], size: tuple[int, ...], ceil_mode: bool = False
+) -> Windows:
+    """The windows of `node`, of its stride, padding and dilation, over a plane.
+
+    Raises ShapeError when no window fits into the padded plane.
+    """
+    stride, dilation = node.attrs["stride"], node.attrs.get("dilation", (1, 1))
+    before, after, out = [], [], []
+    for axis in (0, 1):
+        extent = (size[axis] - 1) * dilation[axis] + 1
+        lead, tail = _padding(node, axis, plane[axis], extent, stride[axis])
+        room = plane[axis] + lead + tail - extent
+        if room < 0 or size[axis] < 1:
+            dilated = f" with dilation {dilation}" if dilation != (1, 1) else ""
+            raise node.error(
+                f"window {size}{dilated} is larger than the plane {plane} with padding "
+                f"{node.attrs['padding']!r}"
+            )
+        count = -(-room // stride[axis]) + 1 if ceil_mode else room // stride[axis] + 1
+        if ceil_mode and (count - 1) * stride[axis] >= plane[axis] + lead:
+            count -= 1  # the last window would begin behind the plane
+        before.append(lead)
+        after.append(tail)
+        out.append(count)
+    pairs = (plane, size, stride, dilation, tuple(before), tuple(after), tuple(out))
+    return Windows(*pairs)  # type: ignore[arg-type]
+
+
+def check_planes(node: Node, position: int, spec: Spec, layout: str = "(N, C, H, W)") -> None:
+    """Refuses an input that has not four dimensions."""
+    if len(spec.shape) != 4:
+        raise node.error(f"expected {layout}, got {node.inputs[position].name} {spec.shape}")
+
+
+def in_floats(node: Node, dtype: np.dtype, free: tuple[int, ...] = ()) -> Node | None:
+    """The node over inputs cast to `dtype` where they differ, else None; `free` inputs stay."""
+    inputs = [
+        x if k in free or x.spec.dtype == dtype else cast_op(x, dtype)
+        for k, x in enumerate(node.inputs)
+    ]
+    return None if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
+
+
+def packed(value: Pair) -> int:
+    """Pair numbers in one kernel argument: the height in the high half."""
+    return value[0] << 32 | value[1]
+
+
+def _padding(node: Node, axis: int, plane: int, extent: int, stride: int) -> Pair:
+    padding = node.attrs["padding"]
+    if padding == "valid":
+        return 0, 0
+    if padding == "same":  # as many windows as the plane has strides; an odd rest goes behind
+        total = max((-(-plane // stride) - 1) * stride + extent - plane, 0)
+        return total // 2, total - total // 2
+    return padding[axis] if isinstance(padding[axis], tuple) else (padding[axis], padding[axis])

@@ -1,0 +1,405 @@
+"""The operators of pooling: the largest or the mean element of each window of each plane. Planes
+are in the layout (N, C, H, W).
+
+Max-pooling gives values and where they were found, as an int32 index into the plane; a tie goes to
+the first in row-major order, on every device, and NaN counts as larger than every number. Its
+gradient needs the indices only, and is itself differentiable: reading at the indices and adding
+there are each other's gradients, as are mean pooling and its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...graph.node import Node, Op, Spec
+from ...graph.shapes import describe, floating
+from ...graph.signature import Bool, IntPair, Kind, Signature
+from .geometry import Padding, Windows, check_planes, in_floats, packed, slide
+
+INT32 = np.dtype(np.int32)
+UINT8 = np.dtype(np.uint8)
+BOOL = np.dtype(np.bool_)
+
+
+SHARED: dict[str, Kind] = dict(
+    window=IntPair(None, low=1),
+    stride=IntPair(None, low=1),
+    padding=Padding(0),
+    ceil_mode=Bool(False),
+)
+DILATED: dict[str, Kind] = SHARED | {"dilation": IntPair(1, low=1)}
+COUNTED: dict[str, Kind] = SHARED | {"count_include_pad": Bool(True, omitted=True)}
+
+
+class PoolOp(Op):
+    """What the operators share: window (None: the whole plane), stride, padding, ceil_mode and, for
+    the maximum alone, dilation.
+    """
+
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        if attrs["stride"] is None:
+            attrs["stride"] = attrs["window"] or (1, 1)
+        return Node(self, inputs, attrs, name)
+
+    def windows(self, node: Node, plane: tuple[int, ...]) -> Windows:
+        """The windows over a plane; each meets at least one element."""
+        size = node.attrs["window"] or plane
+        windows = slide(node, (plane[0], plane[1]), size, node.attrs["ceil_mode"])
+        for extent, around in zip(windows.extents, windows.padding):
+            if max(around) >= extent:
+                raise node.error(
+                    f"padding {node.attrs['padding']} must be below the window {windows.extents}, "
+                    "else a window would see padding alone"
+                )
+        if windows.dilation != (1, 1) and windows.blind:
+            raise node.error(
+                f"a window {size} with dilation {windows.dilation} and padding "
+                f"{node.attrs['padding']} sees nothing of the plane {windows.plane}"
+            )
+        return windows
+
+    def attributes(self, node: Node, windows: Windows | None = None) -> dict[str, Any]:
+        """The attributes for an operator over the same windows, as numbers where they are known."""
+        attrs = {k: v for k, v in node.attrs.items() if k != "plane"}
+        if windows is not None:
+            attrs.update(window=windows.size, padding=windows.padding, plane=windows.plane)
+        return attrs
+
+    def check_result(self, node: Node, x: Spec, dy: Spec) -> Windows:
+        """Refuses a dy that is not of the pooled shape."""
+        check_planes(node, len(node.inputs) - 1, x)
+        windows = self.windows(node, x.shape[2:])
+        if dy.shape != (*x.shape[:2], *windows.out):
+            expected = (*x.shape[:2], *windows.out)
+            raise node.error(f"pooling gives {expected}, its gradient is {dy.shape}")
+        return windows
+
+    def spec_of_gradient(self, node: Node, *specs: Spec) -> Spec:
+        """Of planes `plane`, whose pooling gives those of the first input."""
+        windows = self.windows(node, node.attrs["plane"])
+        if specs[0].shape[2:] != windows.out:
+            raise node.error(f"expected planes {windows.out}, got {describe(node, specs)}")
+        shape = (*specs[0].shape[:2], *node.attrs["plane"])
+        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+
+
+# ---- max ----
+
+
+class MaxPoolOp(PoolOp):
+    """x (N, C, H, W) → the largest element of each window and its index, both (N, C, oH, oW)."""
+
+    name = kernel = "max_pool2d"
+    signature = Signature("x", "*", **DILATED)
+    outputs = 2
+
+    def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
+        check_planes(node, 0, specs[0])
+        shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
+        values = Spec(shape, floating(specs[0].dtype), specs[0].declared)
+        return values, values._replace(dtype=INT32)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        count = number_of_taps(node, inputs[0].shape[2:])
+        number = outputs[0]._replace(dtype=UINT8 if count < 256 else INT32)
+        places = outputs[0]._replace(dtype=np.dtype(np.intp))
+        return [outputs[0]._replace(dtype=BOOL), number, number, places]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, mask, number, found, places, y, argmax = arrays
+        windows = self.windows(node, x.shape[2:])
+        whole = windows.size == windows.plane and windows.before == (0, 0)
+        if whole and windows.out == (1, 1) and x.size:
+            planes = x.reshape(y.size, -1)
+            first = np.argmax(planes, axis=1)  # of several, or the first NaN
+            np.copyto(argmax.reshape(-1), first, casting="same_kind")
+            y.reshape(-1)[:] = planes[np.arange(y.size), first]
+            return
+        y.fill(-np.inf)
+        for _, of, seen in windows.taps():
+            to, at = (..., *of), (..., *seen)
+            np.maximum(y[to], x[at], out=y[to])  # NaN wins
+        # Taps count down, so that the first of several has the largest number.
+        found.fill(0)
+        with_nan, last = np.isnan(y, out=mask).any(), number_of_taps(node, windows.plane)
+        for tap, (_, of, seen) in enumerate(windows.taps()):
+            to, at = (..., *of), (..., *seen)
+            same = np.equal(x[at], y[to], out=mask[to])
+            if with_nan:
+                np.logical_or(same, np.isnan(x[at]), out=same)
+            this = np.multiply(same, last - tap, out=number[to], dtype=number.dtype)
+            np.maximum(found[to], this, out=found[to])
+        np.subtract(found, 1, out=places)
+        np.take(offsets(windows)[::-1], places, out=argmax, mode="clip")
+        np.add(argmax, corners(windows), out=argmax)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        return geometry(self.windows(node, node.inputs[0].spec.shape[2:]))
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec[0].dtype)
+
+    def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
+        if output_grad[0] is None:
+            return [None]
+        attrs = self.attributes(node)
+        return [max_pool_gradient_like_op(output_grad[0], node[1], node.inputs[0], **attrs)]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return inputs[0].size
+
+
+class MaxPoolGradientOp(PoolOp):
+    """Adds each dy (N, C, oH, oW) to where its maximum was found: (N, C, *plane)."""
+
+    name = kernel = "max_pool2d_gradient"
+    signature = Signature("dy", "argmax", "*", **DILATED, plane=IntPair())
+    any_dtype = (1,)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_indices(node, specs[0], specs[1])
+        return self.spec_of_gradient(node, *specs)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        if not self.windows(node, node.attrs["plane"]).overlap:
+            return [inputs[1]._replace(dtype=np.dtype(np.intp))]
+        return [inputs[0]._replace(dtype=BOOL), Spec(node.attrs["plane"], INT32)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        (dy, argmax), scratch, dx = arrays[:2], arrays[2:-1], arrays[-1]
+        dx.fill(0)
+        if len(scratch) == 1:
+            np.put(dx, flat_places(dx, argmax, scratch[0]), dy, mode="clip")
+            return
+        mine, places = scratch
+        np.copyto(places, np.arange(places.size, dtype=INT32).reshape(places.shape))
+        for _, of, seen in self.windows(node, node.attrs["plane"]).taps():
+            to, at = (..., *of), (..., *seen)
+            mask, into = mine[to], dx[at]
+            np.equal(argmax[to], places[seen], out=mask)
+            np.add(into, dy[to], out=into, where=mask)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        return geometry(self.windows(node, node.attrs["plane"]))
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype, free=(1,))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [max_pool_read_op(output_grad, node.inputs[1], **self.attributes(node)), None]
+
+
+class MaxPoolGradientLikeOp(PoolOp):
+    """The gradient of max-pooling x: (dy, argmax, x) → (N, C, H, W)."""
+
+    name = "max_pool2d_gradient_like"
+    signature = Signature("dy", "argmax", "x", "*", **DILATED)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_indices(node, specs[0], specs[1])
+        self.check_result(node, specs[2], specs[0])
+        return Spec(specs[2].shape, floating(specs[0].dtype), specs[0].declared)
+
+    def simplify(self, node: Node) -> Node:
+        dy, argmax, x = node.inputs
+        windows = self.windows(node, x.spec.shape[2:])
+        return max_pool_gradient_op(dy, argmax, **self.attributes(node, windows))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        read = max_pool_read_op(output_grad, node.inputs[1], **self.attributes(node))
+        return [read, None, None]
+
+
+class MaxPoolReadOp(PoolOp):
+    """x (N, C, H, W) at the indices that a pooling of its windows found: (N, C, oH, oW)."""
+
+    name = kernel = "max_pool2d_read"
+    signature = Signature("x", "argmax", "*", **DILATED)
+    any_dtype = (1,)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0])
+        expected = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
+        if specs[1].shape != expected:
+            raise node.error(f"expected indices {expected}, got {describe(node, specs)}")
+        return Spec(expected, floating(specs[0].dtype), specs[0].declared)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [Spec(inputs[1].shape, np.dtype(np.intp))]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, argmax, flat, y = arrays
+        flat_places(x, argmax, flat)
+        if y.size:
+            np.take(x.reshape(-1), flat, out=y, mode="clip")
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype, free=(1,))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x, argmax = node.inputs
+        attrs = self.attributes(node)
+        return [max_pool_gradient_like_op(output_grad, argmax, x, **attrs), None]
+
+
+# ---- mean ----
+
+
+class AvgPoolOp(PoolOp):
+    """x (N, C, H, W) → the mean of each window, (N, C, oH, oW)."""
+
+    name = kernel = "avg_pool2d"
+    signature = Signature("x", "*", **COUNTED)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0])
+        shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
+        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, y = arrays
+        windows = self.windows(node, x.shape[2:])
+        y.fill(0)
+        for _, of, seen in windows.taps():
+            to, at = (..., *of), (..., *seen)
+            np.add(y[to], x[at], out=y[to])
+        count = divisors(windows, node.attrs.get("count_include_pad", True))
+        np.divide(y, count.astype(y.dtype), out=y)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        return averages(node, self.windows(node, node.inputs[0].spec.shape[2:]))
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [avg_pool_gradient_like_op(output_grad, node.inputs[0], **self.attributes(node))]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        return inputs[0].size
+
+
+class AvgPoolGradientOp(PoolOp):
+    """Spreads each dy (N, C, oH, oW) evenly over its window: (N, C, *plane)."""
+
+    name = kernel = "avg_pool2d_gradient"
+    signature = Signature("dy", "*", **COUNTED, plane=IntPair())
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_planes(node, 0, specs[0])
+        return self.spec_of_gradient(node, *specs)
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return [inputs[0]._replace(dtype=outputs[0].dtype)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        dy, share, dx = arrays
+        windows = self.windows(node, node.attrs["plane"])
+        count = divisors(windows, node.attrs.get("count_include_pad", True))
+        np.divide(dy, count.astype(dy.dtype), out=share)
+        dx.fill(0)
+        for _, of, seen in windows.taps():
+            to, at = (..., *of), (..., *seen)
+            np.add(dx[at], share[to], out=dx[at])
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        return averages(node, self.windows(node, node.attrs["plane"]))
+
+    def simplify(self, node: Node) -> Node | None:
+        return in_floats(node, node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [avg_pool_op(output_grad, **self.attributes(node))]
+
+
+class AvgPoolGradientLikeOp(PoolOp):
+    """The gradient of mean pooling x: (dy, x) → (N, C, H, W)."""
+
+    name = "avg_pool2d_gradient_like"
+    signature = Signature("dy", "x", "*", **COUNTED)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        self.check_result(node, specs[1], specs[0])
+        return Spec(specs[1].shape, floating(specs[0].dtype), specs[0].declared)
+
+    def simplify(self, node: Node) -> Node:
+        dy, x = node.inputs
+        windows = self.windows(node, x.spec.shape[2:])
+        return avg_pool_gradient_op(dy, **self.attributes(node, windows))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [avg_pool_op(output_grad, **self.attributes(node)), None]
+
+
+max_pool_op = MaxPoolOp()
+max_pool_gradient_op = MaxPoolGradientOp()
+max_pool_gradient_like_op = MaxPoolGradientLikeOp()
+max_pool_read_op = MaxPoolReadOp()
+avg_pool_op = AvgPoolOp()
+avg_pool_gradient_op = AvgPoolGradientOp()
+avg_pool_gradient_like_op = AvgPoolGradientLikeOp()
+
+
+def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
+    """Refuses indices that are not of the gradient's shape."""
+    check_planes(node, 0, dy)
+    if dy.shape != argmax.shape:
+        raise node.error(
+            f"expected one index for each gradient, got {describe(node, (dy, argmax))}"
+        )
+
+
+def geometry(windows: Windows) -> tuple[int, ...]:
+    """The arguments of the native kernels of max-pooling."""
+    pairs = windows.size, windows.stride, windows.before, windows.dilation
+    return tuple(map(packed, pairs))
+
+
+def averages(node: Node, windows: Windows) -> tuple[int, ...]:
+    """The arguments of the native kernels of mean pooling."""
+    lists = windows.size, windows.stride, windows.before, windows.after
+    return *map(packed, lists), int(node.attrs.get("count_include_pad", True))
+
+
+# ---- numpy ----
+
+
+def number_of_taps(node: Node, plane: tuple[int, ...]) -> int:
+    """How many elements a window has."""
+    height, width = node.attrs["window"] or plane
+    return height * width
+
+
+def corners(windows: Windows) -> np.ndarray:
+    """The index of each window's first element, (oH, oW): before the plane with padding."""
+    down, across = (
+        np.arange(n, dtype=INT32) * s - b
+        for n, s, b in zip(windows.out, windows.stride, windows.before)
+    )
+    return down[:, None] * windows.plane[1] + across
+
+
+def offsets(windows: Windows) -> np.ndarray:
+    """How far each tap of a window lies behind its corner."""
+    down, across = (np.arange(n, dtype=INT32) * d for n, d in zip(windows.size, windows.dilation))
+    return (down[:, None] * windows.plane[1] + across).reshape(-1)
+
+
+def flat_places(x: np.ndarray, argmax: np.ndarray, flat: np.ndarray) -> np.ndarray:
+    """Indices into planes as indices into all of x (N, C, H, W), written to `flat`."""
+    planes = np.arange(x.shape[0] * x.shape[1], dtype=flat.dtype) * (x.shape[2] * x.shape[3])
+    return np.add(argmax, planes.reshape(*x.shape[:2], 1, 1), out=flat)
+
+
+def divisors(windows: Windows, with_padding: bool) -> np.ndarray:
+    """By how many elements each window divides, (oH, oW)."""
+    counts = []
+    for axis in (0, 1):
+        start = np.arange(windows.out[axis]) * windows.stride[axis] - windows.before[axis]
+        stop = start + windows.size[axis]
+        stop = np.minimum(stop, windows.plane[axis] + (windows.after[axis] if with_padding else 0))
+        counts.append(stop - (start if with_padding else np.maximum(start, 0)))
+    return counts[0][:, None] * counts[1]

@@ -1,0 +1,1 @@
+"""Normalization over the batch and over the last axes."""

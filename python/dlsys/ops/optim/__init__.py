@@ -1,0 +1,1 @@
+"""Operators that update Parameters, and the rules of optimizers."""

@@ -1,0 +1,126 @@
+"""Operators that write a Parameter in place at the end of a step, and the node that groups them.
+
+The rules of optimizers are in update_all.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...errors import GraphError
+from ...graph.node import Node, Op, Spec
+from ...graph.shapes import describe
+from ...graph.signature import Input, Int, Signature
+
+
+class AssignOp(Op):
+    """Stores a value in a Parameter; every other reader of this run sees the value from before."""
+
+    name = "assign"
+    signature = Signature("target", "value")
+    kernel = "cast"
+    writes = (0,)
+    any_dtype = True
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_parameter(node, node.inputs[0])
+        if specs[0].shape != specs[1].shape:
+            raise node.error(f"shapes differ: {describe(node, specs)}")
+        target, value = specs[0].dtype, specs[1].dtype
+        if target is not None and value is not None and not np.can_cast(value, target, "same_kind"):
+            raise node.error(
+                f"{node.inputs[0].name} is {target}, which cannot hold {value} of "
+                f"{node.inputs[1].name}"
+            )
+        return specs[0]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        np.copyto(arrays[0], arrays[1], casting="same_kind")
+
+
+class AdvanceStepOp(Op):
+    """step += 1, at the end of a training step.
+
+    With `count`, the number of runs before this one, only the last of every `every` runs counts.
+    """
+
+    name = kernel = "advance_step"
+    any_dtype = True
+
+    def __init__(self, steps: int) -> None:
+        self.outputs = steps
+        self.writes = tuple(range(steps))
+        names = ["step"] if steps == 1 else [f"step{k}" for k in range(steps)]
+        self.signature = Signature(*names, "*", count=Input(None), every=Int(1, low=1))
+
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        return Node(self, inputs, attrs if len(inputs) > self.outputs else {}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Any:
+        for k, spec in enumerate(specs):
+            if k < self.outputs:
+                check_parameter(node, node.inputs[k])
+            check_count(node, "step" if k < self.outputs else "count", spec)
+        return specs[0] if self.outputs == 1 else tuple(specs[: self.outputs])
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        steps, counts = arrays[: self.outputs], arrays[self.outputs :]
+        if counts and (int(counts[0].item()) + 1) % node.attrs["every"]:
+            return
+        for step in steps:
+            np.add(step, 1, out=step)
+
+    def scalars(self, node: Node) -> tuple[int]:
+        return (node.attrs.get("every", 1),)
+
+    def lists(self, node: Node) -> tuple[int, int]:
+        return self.outputs, len(node.inputs) - self.outputs
+
+    def merge_key(self, node: Node) -> Hashable | None:
+        if self.outputs > 1:
+            return None
+        return self, *node.attrs.items(), *map(id, node.inputs[1:])
+
+    def merged(self, nodes: Sequence[Node]) -> Node:
+        inputs = [*(node.inputs[0] for node in nodes), *nodes[0].inputs[1:]]
+        name = f"{self.name} of {len(nodes)}"
+        return Node(_advance_steps(len(nodes)), inputs, nodes[0].attrs, name)
+
+
+class GroupOp(Op):
+    """Several nodes as one to fetch; its own value is None."""
+
+    name = "group"
+    signature = Signature("*nodes")
+    outputs = 0
+
+    def infer(self, node: Node, *specs: Any) -> tuple[Spec, ...]:
+        return ()
+
+
+def check_parameter(node: Node, target: Node) -> None:
+    """Refuses to write anything that has no storage of its own."""
+    if target.op.leaf != "state":
+        raise GraphError(
+            f"{node.op.name}: {target.name} is no Parameter and cannot be written [{node.where}]"
+        )
+
+
+def check_count(node: Node, what: str, spec: Spec) -> None:
+    """Refuses what is no count of steps or runs."""
+    if spec.size != 1 or spec.dtype != np.int64:
+        raise node.error(f"expected a {what} of one int64, got {spec.dtype} {spec.shape}")
+
+
+@lru_cache
+def _advance_steps(steps: int) -> AdvanceStepOp:
+    return AdvanceStepOp(steps)
+
+
+assign_op = AssignOp()
+advance_step_op = AdvanceStepOp(1)
+group_op = GroupOp()

@@ -1,0 +1,1 @@
+"""Random numbers as operators, by a counter-based generator."""

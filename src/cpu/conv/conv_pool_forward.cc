@@ -1,0 +1,315 @@
+// The convolution, relu and pool, with images in the lanes of a vector: a block of as many images
+// as a vector has lanes is transposed, images last. Then the elements of a window under several
+// filters are as many vectors, summed in registers; of a row of windows they are kept until the
+// largest are known. What an image gives does not depend on the images beside it.
+#include "cpu/conv/conv_pool.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/simd.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+constexpr int64_t kFewBlocks = 8;   // of images: then their filters are shared out too
+constexpr int64_t kMostLanes = 16;  // on any processor
+
+static Scratch filter_scratch, lane_scratch;
+
+int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// ---- kernels ----
+
+// Vectors have a lane for each image.
+struct Lanes {
+  const float* x;     // (channels, rows, cols) vectors
+  const float* f;     // (channels, taps, filters)
+  const float* bias;  // (filters)
+  float* sums;        // room for (filters, places of a window, out.w) vectors
+  float *y, *code;    // (filters, out) vectors; codes as numbers
+  int64_t channels, rows, cols;
+  Pair taps, out;
+  bool relu;
+};
+using LaneFunction = void (*)(const Lanes&);
+
+// The first largest of each window's elements (places, n), where NaN is larger than every number.
+// Choices stand one by one: compilers vectorise them so.
+template <int kPlaces, bool kRelu>
+DLSYS_INLINE void Largest(const float* values, int64_t n, float* y, float* code) {
+  DLSYS_IVDEP
+  for (int64_t j = 0; j < n; j++) {
+    float best = values[j], place = 0;
+    for (int k = 1; k < kPlaces; k++) {
+      const float value = values[k * n + j];
+      const float at = value <= best ? place : (float)k, larger = value <= best ? best : value;
+      place = best != best ? place : at;
+      best = best != best ? best : larger;
+    }
+    if (kRelu) place = best > 0.f ? place : (float)kCut;
+    y[j] = kRelu && best < 0.f ? 0.f : best;
+    code[j] = place;
+  }
+}
+
+// The elements of a row of windows, to sums (filters, places, windows) of vectors.
+template <int kWidth, int kWindow, int kFilters>
+DLSYS_INLINE void Row(const Lanes& a, int64_t row, float* sums) {
+  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float)), may_alias));
+  constexpr int kPlaces = kWindow * kWindow;
+  for (int64_t j = 0; j < a.out.w; j++) {
+    Vector sum[kFilters][kPlaces];
+    for (int o = 0; o < kFilters; o++)
+      for (int k = 0; k < kPlaces; k++) sum[o][k] = Vector{} + a.bias[o];
+    const float* f = a.f;
+    for (int64_t c = 0; c < a.channels; c++)
+      for (int64_t h = 0; h < a.taps.h; h++) {
+        const int64_t at = (c * a.rows + row * kWindow + h) * a.cols + j * kWindow;
+        const Vector* x = (const Vector*)a.x + at;
+        for (int64_t w = 0; w < a.taps.w; w++, x++, f += kFilters)
+          for (int k = 0; k < kPlaces; k++) {
+            const Vector seen = x[k / kWindow * a.cols + k % kWindow];
+            for (int o = 0; o < kFilters; o++) sum[o][k] += f[o] * seen;
+          }
+      }
+    for (int o = 0; o < kFilters; o++)
+      for (int k = 0; k < kPlaces; k++)
+        ((Vector*)sums)[(o * kPlaces + k) * a.out.w + j] = sum[o][k];
+  }
+}
+
+template <int kWidth, int kWindow, int kFilters>
+DLSYS_INLINE void Windows(const Lanes& a) {
+  constexpr int kPlaces = kWindow * kWindow;
+  const int64_t n = a.out.w * kWidth;
+  for (int64_t row = 0; row < a.out.h; row++) {
+    Row<kWidth, kWindow, kFilters>(a, row, a.sums);
+    for (int o = 0; o < kFilters; o++) {
+      const float* values = a.sums + o * kPlaces * n;
+      const int64_t at = (o * a.out.h + row) * n;
+      if (a.relu)
+        Largest<kPlaces, true>(values, n, a.y + at, a.code + at);
+      else
+        Largest<kPlaces, false>(values, n, a.y + at, a.code + at);
+    }
+  }
+}
+
+// The kernels of one kind of processor and one number of images, for 1 to `filters` filters.
+struct LaneKernels {
+  int width;
+  int filters[2];  // at a time, for windows of 2 and 3
+  LaneFunction of_two[6], of_three[3];
+};
+
+// With 16 registers, and with 32.
+#define DLSYS_FEW(F, width)                                                             \
+  {                                                                                     \
+    width, {3, 1}, {F<width, 2, 1>, F<width, 2, 2>, F<width, 2, 3>}, { F<width, 3, 1> } \
+  }
+#define DLSYS_MANY(F, width)                                                           \
+  {                                                                                    \
+      width,                                                                           \
+      {6, 3},                                                                          \
+      {F<width, 2, 1>, F<width, 2, 2>, F<width, 2, 3>, F<width, 2, 4>, F<width, 2, 5>, \
+       F<width, 2, 6>},                                                                \
+      {F<width, 3, 1>, F<width, 3, 2>, F<width, 3, 3>},                                \
+  }
+
+template <int kWidth, int kWindow, int kFilters>
+void WindowsBaseline(const Lanes& a) {
+  Windows<kWidth, kWindow, kFilters>(a);
+}
+
+#ifdef __x86_64__
+constexpr LaneKernels kBaseline[] = {DLSYS_FEW(WindowsBaseline, 4)};
+
+template <int kWidth, int kWindow, int kFilters>
+DLSYS_AVX2 void WindowsAvx2(const Lanes& a) {
+  Windows<kWidth, kWindow, kFilters>(a);
+}
+template <int kWidth, int kWindow, int kFilters>
+DLSYS_AVX512 void WindowsAvx512(const Lanes& a) {
+  Windows<kWidth, kWindow, kFilters>(a);
+}
+
+constexpr LaneKernels kAvx2[] = {DLSYS_FEW(WindowsAvx2, 8)};
+constexpr LaneKernels kAvx512[] = {DLSYS_MANY(WindowsAvx512, 8), DLSYS_MANY(WindowsAvx512, 16)};
+#else
+constexpr LaneKernels kBaseline[] = {DLSYS_MANY(WindowsBaseline, 4)};
+#endif
+
+template <size_t n>
+const LaneKernels& Narrowest(const LaneKernels (&kernels)[n], int64_t lanes) {
+  size_t k = 0;
+  while (k + 1 < n && kernels[k].width < lanes) k++;
+  return kernels[k];
+}
+
+// The narrowest kernels for so many lanes, or the widest.
+const LaneKernels& KernelsFor(int64_t lanes) {
+#ifdef __x86_64__
+  if (CurrentIsa() == Isa::kAvx512) return Narrowest(kAvx512, lanes);
+  if (CurrentIsa() == Isa::kAvx2) return Narrowest(kAvx2, lanes);
+#endif
+  return Narrowest(kBaseline, lanes);
+}
+
+const LaneKernels& WidestKernels() { return KernelsFor(kMostLanes); }
+
+// ---- blocks of images and of filters ----
+
+// Where images are few, each is cut into strips of rows of windows, a lane for each strip.
+struct Block {
+  int64_t image, images, strips, rows;  // of an image; of windows in a strip
+  const LaneKernels* kernels;
+
+  int64_t Lanes() const { return images * strips; }
+};
+
+class Forward {
+ public:
+  Forward(const ConvPool& p, const float* x, bool relu, float* y, uint8_t* code)
+      : p_(p), x_(x), relu_(relu), y_(y), code_(code) {
+    const LaneKernels& widest = WidestKernels();
+    images_ = widest.width;
+    filters_ = widest.filters[p.window - 2];
+    groups_ = CeilDiv(p.conv.o, filters_);
+  }
+
+  void Run(const float* f, const float* bias) {
+    packed_ = filter_scratch.Get<float>(p_.conv.o * (1 + Depth()));
+    Pack(f, bias);
+    const int64_t blocks = CeilDiv(p_.conv.n, images_);
+    const int64_t shares = blocks < kFewBlocks ? groups_ : 1, groups = groups_ / shares;
+    ParallelFor(blocks * shares, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; k++) {
+        const int64_t first = k % shares * groups;
+        RunBlock(BlockOf(k / shares * images_), first, first + groups);
+      }
+    });
+  }
+
+ private:
+  int64_t Depth() const { return p_.conv.c * Size(p_.conv.size); }
+  int64_t OfY() const { return p_.conv.o * Size(p_.out); }
+  // The filters of a group are [FirstOf(group), FirstOf(group + 1)).
+  int64_t FirstOf(int64_t group) const { return group * p_.conv.o / groups_; }
+  float* PackedBias() const { return packed_ + p_.conv.o * Depth(); }
+
+  // The filters of each group as (channels, taps, filters).
+  void Pack(const float* f, const float* bias) const {
+    for (int64_t g = 0; g < groups_; g++) {
+      const int64_t first = FirstOf(g) * Depth(), filters = FirstOf(g + 1) - FirstOf(g);
+      Transpose(f + first, Depth(), filters, Depth(), packed_ + first, filters);
+    }
+    for (int64_t o = 0; o < p_.conv.o; o++) PackedBias()[o] = bias ? bias[o] : 0;
+  }
+
+  Block BlockOf(int64_t image) const {
+    Block b;
+    b.image = image;
+    b.images = std::min(images_, p_.conv.n - image);
+    b.rows = CeilDiv(p_.out.h, std::min(p_.out.h, images_ / b.images));
+    b.strips = CeilDiv(p_.out.h, b.rows);
+    b.kernels = &KernelsFor(b.Lanes());
+    return b;
+  }
+
+  // One block under the filters of groups [group, last).
+  void RunBlock(const Block& block, int64_t group, int64_t last) const {
+    const int64_t width = block.kernels->width, windows = block.rows * p_.out.w;
+    Lanes a;
+    a.channels = p_.conv.c;
+    a.rows = block.rows * p_.window + p_.conv.size.h - 1;
+    a.cols = SeenByWindows(p_).w;
+    a.taps = p_.conv.size;
+    a.out = {block.rows, p_.out.w};
+    a.relu = relu_;
+    const int64_t of_x = a.channels * a.rows * a.cols * width, of_y = filters_ * windows * width;
+    const int64_t of_sums = filters_ * p_.window * p_.window * p_.out.w * width;
+    float* x = lane_scratch.Get<float>(of_x + 2 * of_y + of_sums);
+    a.x = x;
+    a.y = x + of_x;
+    a.code = a.y + of_y;
+    a.sums = a.code + of_y;
+    Load(block, a, x);
+    for (; group < last; group++) {
+      const int64_t o = FirstOf(group), filters = FirstOf(group + 1) - o;
+      a.f = packed_ + o * Depth();
+      a.bias = PackedBias() + o;
+      const LaneKernels& kernels = *block.kernels;
+      (p_.window == 2 ? kernels.of_two : kernels.of_three)[filters - 1](a);
+      Store(block, a.y, o, filters, y_);
+      Store(block, a.code, o, filters, code_);
+    }
+  }
+
+  // What windows see of the images, in lanes, zeros around the planes. Lanes that are not used and
+  // rows behind the last strip keep what they had.
+  void Load(const Block& b, const Lanes& a, float* to) const {
+    const Pair seen = SeenByWindows(p_), plane = p_.conv.plane, before = p_.conv.before;
+    const int64_t of_x = p_.conv.c * Size(plane), width = b.kernels->width;
+    const float* x = x_ + b.image * of_x;
+    const bool padded = before.h || before.w || seen.h > plane.h || seen.w > plane.w;
+    if (b.strips == 1 && !padded && seen == plane)
+      return Transpose(x, of_x, b.images, of_x, to, width);
+    if (padded) memset(to, 0, p_.conv.c * a.rows * a.cols * width * sizeof(float));
+    if (b.strips == 1) return LoadLanes(x, b.images, of_x, 0, a, to, width);
+    const int64_t rows = b.rows * p_.window;
+    for (int64_t k = 0; k < b.images; k++)
+      LoadLanes(x + k * of_x, b.strips, rows * plane.w, rows, a, to + k * b.strips, width);
+  }
+
+  // The same for lanes that lie `pitch` elements apart and begin `step` rows apart.
+  void LoadLanes(const float* x, int64_t lanes, int64_t pitch, int64_t step, const Lanes& a,
+                 float* to, int64_t width) const {
+    const Conv& conv = p_.conv;
+    const OnPlane across(a.cols, conv.before.w, conv.plane.w);
+    for (int64_t c = 0; c < conv.c; c++)
+      for (int64_t h = 0; h < a.rows; h++) {
+        const int64_t row = h - conv.before.h;
+        int64_t first = 0, last = lanes;  // of the lanes whose row is on the plane
+        while (first < last && row + first * step < 0) first++;
+        while (first < last && row + (last - 1) * step >= conv.plane.h) last--;
+        if (first == last) continue;
+        const int64_t at = (c * conv.plane.h + row) * conv.plane.w + across.begin - conv.before.w;
+        Transpose(x + at + first * pitch, pitch, last - first, across.Size(),
+                  to + ((c * a.rows + h) * a.cols + across.begin) * width + first, width);
+      }
+  }
+
+  // From lanes (filters, windows) of a block; the last strip may be shorter.
+  template <class T>
+  void Store(const Block& b, const float* from, int64_t o, int64_t filters, T* to) const {
+    const int64_t width = b.kernels->width, out = Size(p_.out), of_strip = b.rows * p_.out.w;
+    to += b.image * OfY() + o * out;
+    if (b.strips == 1) return Transpose(from, width, filters * out, b.images, to, OfY());
+    const int64_t full = out / of_strip;
+    for (int64_t k = 0; k < b.images; k++)
+      for (int64_t j = 0; j < filters; j++) {
+        const float* lanes = from + j * of_strip * width + k * b.strips;
+        T* of_filter = to + k * OfY() + j * out;
+        Transpose(lanes, width, of_strip, full, of_filter, of_strip);
+        Transpose(lanes + full, width, out - full * of_strip, b.strips - full,
+                  of_filter + full * of_strip, of_strip);
+      }
+  }
+
+  const ConvPool p_;
+  const float* x_;
+  const bool relu_;
+  float* y_;
+  uint8_t* code_;
+  int64_t images_, filters_, groups_;  // most images of a block, most filters of a group; groups
+  float* packed_ = nullptr;
+};
+
+}  // namespace
+
+void ConvPoolForward(const ConvPool& p, const float* x, const float* f, const float* bias,
+                     bool relu, float* y, uint8_t* code) {
+  Forward(p, x, relu, y, code).Run(f, bias);
+}
+
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,359 @@
+// The gradients of a small convolution behind a max-pool. Of the plane that was pooled only one
+// element of each window has a gradient, so nothing is unpooled: each window whose relu was open
+// adds its dy times one patch of x to the filter's gradient, or its dy times the filter to one
+// patch of dx. Planes are kept channels last, where a patch is a few rows of contiguous elements.
+#include <cmath>
+
+#include "cpu/conv/conv_pool.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/simd.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+constexpr int64_t kParts = 16;             // of a sum over images
+constexpr int64_t kTaskProducts = 131072;  // products that are worth a task
+constexpr int64_t kMostVectors = 12;       // of a patch at a time
+
+static Scratch plane_scratch, open_scratch, filter_scratch, part_scratch, vector_scratch;
+
+// ---- kernels ----
+
+// Windows: where their patches begin and the gradients of their values.
+struct Open {
+  int64_t count;
+  int64_t* at;
+  float* dy;
+};
+
+// Some vectors of a patch: where they lie in a plane, and with what they are multiplied or to what
+// they are added, vector after vector.
+struct Vectors {
+  const int64_t* at;
+  float *plane, *values;
+};
+using PatchFunction = void (*)(const Open&, const Vectors&);
+
+template <int kWidth>
+struct Types {
+  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+  typedef float Anywhere
+      __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
+};
+
+// values += the sum over windows of dy * patch. Few vectors are summed in two sets by turns, since
+// each sum waits for the one before it.
+template <int kWidth, int kVectors>
+DLSYS_INLINE void Gather(const Open& open, const Vectors& v) {
+  typedef typename Types<kWidth>::Vector Vector;
+  typedef typename Types<kWidth>::Anywhere Anywhere;
+  constexpr int kSets = kVectors <= kMostVectors / 2 ? 2 : 1;
+  Vector sum[kSets][kVectors] = {};
+  int64_t at[kVectors];
+  for (int k = 0; k < kVectors; k++) at[k] = v.at[k];
+  const auto add = [&](int64_t window, Vector* to) __attribute__((always_inline)) {
+    const float* patch = v.plane + open.at[window];
+    const float dy = open.dy[window];
+    for (int k = 0; k < kVectors; k++) to[k] += dy * *(const Anywhere*)(patch + at[k]);
+  };
+  int64_t window = 0;
+  for (; window + kSets <= open.count; window += kSets)
+    for (int s = 0; s < kSets; s++) add(window + s, sum[s]);
+  for (; window < open.count; window++) add(window, sum[0]);
+  for (int k = 0; k < kVectors; k++) {
+    if (kSets == 2) sum[0][k] += sum[kSets - 1][k];
+    *(Anywhere*)(v.values + k * kWidth) += sum[0][k];
+  }
+}
+
+// Each window's patch += dy * values.
+template <int kWidth, int kVectors>
+DLSYS_INLINE void Scatter(const Open& open, const Vectors& v) {
+  typedef typename Types<kWidth>::Vector Vector;
+  typedef typename Types<kWidth>::Anywhere Anywhere;
+  Vector values[kVectors];
+  int64_t at[kVectors];
+  for (int k = 0; k < kVectors; k++) values[k] = *(const Anywhere*)(v.values + k * kWidth);
+  for (int k = 0; k < kVectors; k++) at[k] = v.at[k];
+  for (int64_t window = 0; window < open.count; window++) {
+    float* patch = v.plane + open.at[window];
+    const float dy = open.dy[window];
+    for (int k = 0; k < kVectors; k++) *(Anywhere*)(patch + at[k]) += dy * values[k];
+  }
+}
+
+// For 1 to kMostVectors vectors.
+struct PatchKernels {
+  int width;
+  PatchFunction gather[kMostVectors], scatter[kMostVectors];
+};
+
+#define DLSYS_PATCH_SIZES(F, width)                                                    \
+  {                                                                                    \
+      F<width, 1>, F<width, 2>, F<width, 3>, F<width, 4>,  F<width, 5>,  F<width, 6>,  \
+      F<width, 7>, F<width, 8>, F<width, 9>, F<width, 10>, F<width, 11>, F<width, 12>, \
+  }
+#define DLSYS_PATCHES(Isa, width) \
+  {width, DLSYS_PATCH_SIZES(Gather##Isa, width), DLSYS_PATCH_SIZES(Scatter##Isa, width)}
+
+template <int kWidth, int kVectors>
+void GatherBaseline(const Open& open, const Vectors& v) {
+  Gather<kWidth, kVectors>(open, v);
+}
+template <int kWidth, int kVectors>
+void ScatterBaseline(const Open& open, const Vectors& v) {
+  Scatter<kWidth, kVectors>(open, v);
+}
+constexpr PatchKernels kBaseline[] = {DLSYS_PATCHES(Baseline, 4)};
+
+#ifdef __x86_64__
+template <int kWidth, int kVectors>
+DLSYS_AVX2 void GatherAvx2(const Open& open, const Vectors& v) {
+  Gather<kWidth, kVectors>(open, v);
+}
+template <int kWidth, int kVectors>
+DLSYS_AVX2 void ScatterAvx2(const Open& open, const Vectors& v) {
+  Scatter<kWidth, kVectors>(open, v);
+}
+constexpr PatchKernels kAvx2[] = {DLSYS_PATCHES(Avx2, 4), DLSYS_PATCHES(Avx2, 8)};
+
+template <int kWidth, int kVectors>
+DLSYS_AVX512 void GatherAvx512(const Open& open, const Vectors& v) {
+  Gather<kWidth, kVectors>(open, v);
+}
+template <int kWidth, int kVectors>
+DLSYS_AVX512 void ScatterAvx512(const Open& open, const Vectors& v) {
+  Scatter<kWidth, kVectors>(open, v);
+}
+constexpr PatchKernels kAvx512[] = {DLSYS_PATCHES(Avx512, 4), DLSYS_PATCHES(Avx512, 8),
+                                    DLSYS_PATCHES(Avx512, 16)};
+#endif
+
+template <size_t n>
+const PatchKernels& Narrowest(const PatchKernels (&kernels)[n], int64_t elements) {
+  const auto vectors = [&](size_t k) { return (elements - 1) / kernels[k].width; };
+  size_t k = 0;
+  while (vectors(k) > vectors(n - 1)) k++;
+  return kernels[k];
+}
+
+// The narrowest that hold so many elements in the fewest vectors.
+const PatchKernels& KernelsFor(int64_t elements) {
+#ifdef __x86_64__
+  if (CurrentIsa() == Isa::kAvx512) return Narrowest(kAvx512, elements);
+  if (CurrentIsa() == Isa::kAvx2) return Narrowest(kAvx2, elements);
+#endif
+  return Narrowest(kBaseline, elements);
+}
+
+// ---- planes and patches ----
+
+float Total(const float* values, int64_t n) {
+  constexpr int kSums = 16;
+  float sums[kSums] = {}, total = 0;
+  int64_t k = 0;
+  for (; k + kSums <= n; k += kSums)
+    for (int j = 0; j < kSums; j++) sums[j] += values[k + j];
+  for (; k < n; k++) sums[k % kSums] += values[k];
+  for (float sum : sums) total += sum;
+  return total;
+}
+
+// An image's planes, channels last, as far as windows see them; the vectors that hold a patch of
+// them, or a filter; and the windows that are open. Valid until the thread makes the next one.
+class Patches {
+ public:
+  explicit Patches(const ConvPool& p)
+      : p_(p),
+        length_(p.conv.size.w * p.conv.c),
+        kernels_(KernelsFor(length_)),
+        seen_(SeenByWindows(p)),
+        down_(seen_.h, p.conv.before.h, p.conv.plane.h),
+        across_(seen_.w, p.conv.before.w, p.conv.plane.w) {
+    const int64_t width = kernels_.width, vectors = (length_ + width - 1) / width;
+    row_ = vectors * width;
+    pitch_ = (seen_.w - p.conv.size.w) * p.conv.c + row_;
+    vectors_ = p.conv.size.h * vectors;
+    at_ = vector_scratch.Get<int64_t>(vectors_);
+    for (int64_t k = 0; k < vectors_; k++) at_[k] = k / vectors * pitch_ + k % vectors * width;
+    for (int64_t k = 0; k < p.window * p.window; k++)
+      places_[k] = k / p.window * pitch_ + k % p.window * p.conv.c;
+  }
+
+  const PatchKernels& kernels() const { return kernels_; }
+  int64_t PlanesNumel() const { return seen_.h * pitch_; }
+  int64_t FilterNumel() const { return p_.conv.size.h * row_; }  // in vectors
+
+  // Planes with zeros around them; `to` had zeros there before.
+  void Load(const float* x, float* to) const {
+    ForRows([&](int64_t in_plane, int64_t at) {
+      Transpose(x + in_plane, Size(p_.conv.plane), p_.conv.c, across_.Size(), to + at, p_.conv.c);
+    });
+  }
+
+  // All of x, zeros where no window sees it.
+  void Store(const float* from, float* x) const {
+    if (down_.Size() < p_.conv.plane.h || across_.Size() < p_.conv.plane.w)
+      std::fill(x, x + p_.conv.c * Size(p_.conv.plane), 0.f);
+    ForRows([&](int64_t in_plane, int64_t at) {
+      Transpose(from + at, p_.conv.c, across_.Size(), p_.conv.c, x + in_plane, Size(p_.conv.plane));
+    });
+  }
+
+  // One filter (c, size) as the vectors of a patch, zeros behind its rows; and back.
+  void LoadFilter(const float* f, float* to) const {
+    std::fill(to, to + FilterNumel(), 0.f);
+    for (int64_t h = 0; h < p_.conv.size.h; h++)
+      Transpose(f + h * p_.conv.size.w, Size(p_.conv.size), p_.conv.c, p_.conv.size.w,
+                to + h * row_, p_.conv.c);
+  }
+  void StoreFilter(const float* from, float* f) const {
+    for (int64_t h = 0; h < p_.conv.size.h; h++)
+      Transpose(from + h * row_, p_.conv.c, p_.conv.size.w, p_.conv.c, f + h * p_.conv.size.w,
+                Size(p_.conv.size));
+  }
+
+  // The windows of one image under one filter that have a gradient: first every `apart`th of every
+  // `apart`th row, then their neighbours.
+  Open Find(int64_t image, int64_t o, const float* dy, const uint8_t* code, int64_t apart) const {
+    const Pair out = p_.out;
+    const int64_t windows = Size(out), places = p_.window * p_.window;
+    const int64_t down = p_.window * pitch_, across = p_.window * p_.conv.c;
+    int64_t* at = open_scratch.Get<int64_t>(2 * windows);
+    float* values = (float*)(at + windows);
+    dy += (image * p_.conv.o + o) * windows;
+    code += (image * p_.conv.o + o) * windows;
+    int64_t count = 0;
+    for (int64_t row = 0; row < apart; row++)
+      for (int64_t col = 0; col < apart; col++)
+        for (int64_t i = row; i < out.h; i += apart)
+          for (int64_t j = col; j < out.w; j += apart) {
+            const int64_t k = i * out.w + j;
+            at[count] = i * down + j * across + places_[code[k] % 16];
+            values[count] = dy[k];
+            count += code[k] < places;
+          }
+    return {count, at, values};
+  }
+
+  // How far windows must be apart for their patches not to meet.
+  int64_t Apart() const {
+    return (std::max(p_.conv.size.h, p_.conv.size.w) + 2 * p_.window - 2) / p_.window;
+  }
+
+  // Calls kernels[k](open, vectors) for pieces of k + 1 vectors that make up a patch and a filter.
+  void Run(const PatchFunction* kernels, const Open& open, float* planes, float* filter) const {
+    const int64_t vectors = vectors_;
+    const int64_t pieces = (vectors + kMostVectors - 1) / kMostVectors;
+    for (int64_t k = 0; k < pieces; k++) {
+      const int64_t first = k * vectors / pieces, last = (k + 1) * vectors / pieces;
+      kernels[last - first - 1](open, {&at_[first], planes, filter + first * kernels_.width});
+    }
+  }
+
+  // Each window's patch += dy * filter, but not what lies in the vectors behind its rows, where
+  // zeros times what is not finite would make NaN of neighbours.
+  void ScatterExactly(const Open& open, float* planes, const float* filter) const {
+    for (int64_t window = 0; window < open.count; window++)
+      for (int64_t h = 0; h < p_.conv.size.h; h++)
+        for (int64_t k = 0; k < length_; k++)
+          planes[open.at[window] + h * pitch_ + k] += open.dy[window] * filter[h * row_ + k];
+  }
+
+ private:
+  // Calls row(place in a plane, place in planes channels last) for each row on the plane.
+  template <class F>
+  void ForRows(const F& row) const {
+    for (int64_t h = down_.begin; h < down_.end; h++)
+      row((h - p_.conv.before.h) * p_.conv.plane.w + across_.begin - p_.conv.before.w,
+          h * pitch_ + across_.begin * p_.conv.c);
+  }
+
+  const ConvPool p_;
+  const int64_t length_;  // of a patch's row
+  const PatchKernels& kernels_;
+  const Pair seen_;
+  const OnPlane down_, across_;
+  int64_t row_, pitch_;      // from row to row of a filter, and of planes
+  int64_t vectors_;          // of a patch
+  int64_t* at_;              // where they lie in planes
+  int64_t places_[16] = {};  // where a patch begins, by the code of its window
+};
+
+// ---- sums over images ----
+
+// Adds the gradients of images [begin, end) to df, its filters as vectors, and db.
+void AddGradients(const ConvPool& p, const Patches& patches, const float* x, const float* dy,
+                  const uint8_t* code, int64_t begin, int64_t end, float* df, double* db) {
+  const int64_t of_x = p.conv.c * Size(p.conv.plane);
+  float* planes = plane_scratch.Get<float>(patches.PlanesNumel());
+  std::fill(planes, planes + patches.PlanesNumel(), 0.f);
+  for (int64_t image = begin; image < end; image++) {
+    patches.Load(x + image * of_x, planes);
+    for (int64_t o = 0; o < p.conv.o; o++) {
+      const Open open = patches.Find(image, o, dy, code, 1);
+      patches.Run(patches.kernels().gather, open, planes, df + o * patches.FilterNumel());
+      db[o] += Total(open.dy, open.count);
+    }
+  }
+}
+
+}  // namespace
+
+void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, const uint8_t* code,
+                          float* dx) {
+  const Patches patches(p);
+  const int64_t of_x = p.conv.c * Size(p.conv.plane), numel = patches.FilterNumel();
+  float* filters = filter_scratch.Get<float>(p.conv.o * numel);
+  for (int64_t o = 0; o < p.conv.o; o++)
+    patches.LoadFilter(f + o * p.conv.c * Size(p.conv.size), filters + o * numel);
+  // A patch is read best when its neighbours were not written just before.
+  const int64_t apart = patches.Apart();
+  const int64_t products = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
+  const int64_t grain = std::max<int64_t>(1, kTaskProducts / products);
+  ParallelFor(p.conv.n, grain, [&](int64_t begin, int64_t end) {
+    float* planes = plane_scratch.Get<float>(patches.PlanesNumel());
+    for (int64_t image = begin; image < end; image++) {
+      std::fill(planes, planes + patches.PlanesNumel(), 0.f);
+      for (int64_t o = 0; o < p.conv.o; o++) {
+        const Open open = patches.Find(image, o, dy, code, apart);
+        if (std::isfinite(Total(open.dy, open.count)))
+          patches.Run(patches.kernels().scatter, open, planes, filters + o * numel);
+        else
+          patches.ScatterExactly(open, planes, filters + o * numel);
+      }
+      patches.Store(planes, dx + image * of_x);
+    }
+  });
+}
+
+void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, const uint8_t* code,
+                            float* df, float* db) {
+  const Patches patches(p);
+  const int64_t numel = p.conv.o * patches.FilterNumel();
+  const int64_t images = (p.conv.n + kParts - 1) / kParts;
+  const int64_t parts = images ? (p.conv.n + images - 1) / images : 1;
+  double* of_bias = part_scratch.Get<double>(parts * (p.conv.o + numel));  // floats behind them
+  float* of_filter = (float*)(of_bias + parts * p.conv.o);
+  ParallelFor(parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) {
+      std::fill(of_bias + k * p.conv.o, of_bias + (k + 1) * p.conv.o, 0.);
+      std::fill(of_filter + k * numel, of_filter + (k + 1) * numel, 0.f);
+      AddGradients(p, patches, x, dy, code, k * images, std::min((k + 1) * images, p.conv.n),
+                   of_filter + k * numel, of_bias + k * p.conv.o);
+    }
+  });
+  for (int64_t part = 1; part < parts; part++) {
+    for (int64_t k = 0; k < numel; k++) of_filter[k] += of_filter[part * numel + k];
+    for (int64_t o = 0; o < p.conv.o; o++) of_bias[o] += of_bias[part * p.conv.o + o];
+  }
+  for (int64_t o = 0; o < p.conv.o; o++) {
+    patches.StoreFilter(of_filter + o * patches.FilterNumel(),
+                        df + o * p.conv.c * Size(p.conv.size));
+    if (db) db[o] = (float)of_bias[o];
+  }
+}
+
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,111 @@
+// Resizing of images, nearest and bilinear, with their gradients.
+#include "math/resize.h"
+
+#include "cpu/pointwise/strides.h"
+#include "cpu/runtime/parallel.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+// What every position of an axis reads, and who reads it.
+struct Table {
+  Tap* taps;         // of the m resized positions
+  Readers* readers;  // of the n original ones
+
+  Table(const ResizedAxis& axis, Scratch* memory) {
+    taps = memory->Get<Tap>(axis.m + axis.n);
+    readers = (Readers*)(taps + axis.m);
+    for (int64_t i = 0; i < axis.m; i++) taps[i] = axis.At(i);
+    for (int64_t k = 0; k < axis.n; k++) readers[k] = axis.ReadersOf(k);
+  }
+};
+static_assert(sizeof(Readers) <= sizeof(Tap), "both parts of a table fit");
+
+struct Tables {
+  Table rows, cols;
+
+  explicit Tables(const Resize& resize)
+      : rows(resize.rows, Memory(0)), cols(resize.cols, Memory(1)) {}
+
+  static Scratch* Memory(int k) {
+    static Scratch memory[2];
+    return &memory[k];
+  }
+};
+
+void ResizeForward(const char* op, const DLArray* x, int64_t align, bool linear, DLArray* y) {
+  const float* in = Input(op, x);
+  float* out = Output(op, y);
+  if (Numel(y) == 0 && Numel(x) == 0) return;
+  const Resize resize = ResizeOf(op, x, align != 0, linear, y);
+  const Tables tables(resize);
+  const int64_t height = resize.rows.m, width = resize.cols.m, x_width = resize.cols.n;
+  ParallelFor(resize.batch * height, RowGrain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) {
+      const Tap row = tables.rows.taps[k % height];
+      const float* image = in + k / height * resize.rows.n * x_width;
+      const float* low = image + row.low * x_width;
+      const float* high = image + row.high * x_width;
+      for (int64_t j = 0; j < width; j++) {
+        const Tap col = tables.cols.taps[j];
+        if (!linear) {
+          out[k * width + j] = low[col.low];
+          continue;
+        }
+        const float above = (1.f - col.weight) * low[col.low] + col.weight * low[col.high];
+        const float below = (1.f - col.weight) * high[col.low] + col.weight * high[col.high];
+        out[k * width + j] = (1.f - row.weight) * above + row.weight * below;
+      }
+    }
+  });
+}
+
+// dx[r, c] = the sum over all resized positions that read it of their weights times dy.
+void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linear, DLArray* dx) {
+  const float* in = Input(op, dy);
+  float* out = Output(op, dx);
+  if (Numel(dx) == 0 && Numel(dy) == 0) return;
+  const Resize resize = ResizeOf(op, dx, align != 0, linear, dy);
+  const Tables tables(resize);
+  const int64_t height = resize.rows.n, width = resize.cols.n, y_width = resize.cols.m;
+  ParallelFor(resize.batch * height, RowGrain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) {
+      const Readers rows = tables.rows.readers[k % height];
+      const float* image = in + k / height * resize.rows.m * y_width;
+      for (int64_t c = 0; c < width; c++) {
+        const Readers cols = tables.cols.readers[c];
+        float total = 0;
+        for (int64_t i = rows.first; i <= rows.last; i++) {
+          float of_row = 0;
+          for (int64_t j = cols.first; j <= cols.last; j++)
+            of_row += tables.cols.taps[j].Of(c) * image[i * y_width + j];
+          total += tables.rows.taps[i].Of(k % height) * of_row;
+        }
+        out[k * width + c] = total;
+      }
+    }
+  });
+}
+
+void ResizeNearest(const DLArray* x, int64_t align, DLArray* y) {
+  ResizeForward("resize_nearest", x, align, false, y);
+}
+void ResizeBilinear(const DLArray* x, int64_t align, DLArray* y) {
+  ResizeForward("resize_bilinear", x, align, true, y);
+}
+void ResizeNearestGradient(const DLArray* dy, int64_t align, DLArray* dx) {
+  ResizeBackward("resize_nearest_gradient", dy, align, false, dx);
+}
+void ResizeBilinearGradient(const DLArray* dy, int64_t align, DLArray* dx) {
+  ResizeBackward("resize_bilinear_gradient", dy, align, true, dx);
+}
+
+DLSYS_KERNEL(cpu, resize_nearest, ResizeNearest);
+DLSYS_KERNEL(cpu, resize_bilinear, ResizeBilinear);
+DLSYS_KERNEL(cpu, resize_nearest_gradient, ResizeNearestGradient);
+DLSYS_KERNEL(cpu, resize_bilinear_gradient, ResizeBilinearGradient);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

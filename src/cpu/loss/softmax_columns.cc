@@ -1,0 +1,119 @@
+// Softmax and log-softmax over the middle axis of x (outer, n, inner). As over the last axis, a
+// column's maximum is taken off first.
+//
+// A task takes a strip of columns through all of its rows three times, for the maximum, the sum and
+// the result; a strip is as wide as leaves it in the cache. Short columns are taken a lane each.
+#include "cpu/reduce/columns.h"
+#include "math/functors.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+using Max = MaxOver<float>;
+
+constexpr int64_t kElementCost = 4;  // an element costs as much as some of simple arithmetic
+constexpr int64_t kNarrow = 16;      // columns of a cache line
+
+// What is left to do with exp(x - max), or with x - max for the logarithm, from the sum of exp.
+template <bool kLog>
+DLSYS_INLINE float Correction(double sum) {
+  return kLog ? fn::log((float)sum) : (float)(1 / sum);
+}
+
+// x and y begin at the first of `cols` columns of n rows. Rows that are as wide as the array follow
+// each other, and so many are taken abreast as are about kAbreast columns.
+template <bool kLog>
+DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Columns& s, int64_t cols) {
+  const Strip strip{0, 0, s.n, cols, 0};
+  const int64_t abreast = cols == s.inner ? Abreast(s, strip) : 1;
+  const int64_t width = abreast * cols, stride = abreast * s.inner;
+  const int64_t whole = s.n / abreast * abreast, rest = (s.n - whole) * cols;
+  float max[kColumns], correction[kColumns];
+  double sum[kColumns];
+  for (int64_t c = 0; c < width; c++) max[c] = Max::kStart;
+  for (int64_t r = 0; r < whole; r += abreast)
+    for (int64_t c = 0; c < width; c++) max[c] = Max()(max[c], x[r * s.inner + c]);
+  for (int64_t c = 0; c < rest; c++) max[c] = Max()(max[c], x[whole * s.inner + c]);
+  for (int64_t c = cols; c < width; c++) max[c % cols] = Max()(max[c % cols], max[c]);
+  for (int64_t c = cols; c < width; c++) max[c] = max[c - cols];
+
+  std::fill(sum, sum + width, 0.0);
+  auto row = [&](int64_t at, int64_t count) __attribute__((always_inline)) {
+    for (int64_t c = 0; c < count; c++) {
+      const float value = fn::exp(x[at + c] - max[c]);
+      sum[c] += value;
+      if (!kLog) y[at + c] = value;
+    }
+  };
+  for (int64_t at = 0; at < whole * s.inner; at += stride) row(at, width);
+  row(whole * s.inner, rest);
+  for (int64_t c = cols; c < width; c++) sum[c % cols] += sum[c];
+  for (int64_t c = 0; c < cols; c++) correction[c] = Correction<kLog>(sum[c]);
+  for (int64_t c = cols; c < width; c++) correction[c] = correction[c - cols];
+
+  auto finish = [&](int64_t at, int64_t count) __attribute__((always_inline)) {
+    for (int64_t c = 0; c < count; c++)
+      y[at + c] = kLog ? x[at + c] - max[c] - correction[c] : y[at + c] * correction[c];
+  };
+  for (int64_t at = 0; at < whole * s.inner; at += stride) finish(at, width);
+  finish(whole * s.inner, rest);
+}
+
+template <bool kLog>
+void SoftmaxShort(const float* x, const Columns& s, float* y) {
+  auto block = [=](const float* from, const int32_t* start, int64_t, int count)
+                   __attribute__((always_inline)) {
+                     float* to = y + (from - x);
+                     float max[kLanes], correction[kLanes], value[kShort][kLanes];
+                     double sum[kLanes] = {};
+                     for (int j = 0; j < kLanes; j++) max[j] = Max::kStart;
+                     for (int64_t r = 0; r < s.n; r++)
+                       for (int j = 0; j < kLanes; j++) {
+                         value[r][j] = from[start[j] + r * s.inner];
+                         max[j] = Max()(max[j], value[r][j]);
+                       }
+                     for (int64_t r = 0; r < s.n; r++)
+                       for (int j = 0; j < kLanes; j++) {
+                         const float power = fn::exp(value[r][j] - max[j]);
+                         sum[j] += power;
+                         value[r][j] = kLog ? value[r][j] - max[j] : power;
+                       }
+                     for (int j = 0; j < kLanes; j++) correction[j] = Correction<kLog>(sum[j]);
+                     for (int64_t r = 0; r < s.n; r++)
+                       for (int j = 0; j < count; j++)
+                         to[start[j] + r * s.inner] =
+                             kLog ? value[r][j] - correction[j] : value[r][j] * correction[j];
+                   };
+  ForShort(x, s, block);
+}
+
+template <bool kLog>
+void Softmax(const DLArray* x, DLArray* y) {
+  const char* op = kLog ? "log_softmax_columns" : "softmax_columns";
+  const float* in = Input(op, x);
+  float* out = Output(op, y);
+  const Columns s = CheckedColumns(op, x, y, true);
+  if (Numel(y) == 0) return;
+  if (s.IsShort()) return SoftmaxShort<kLog>(in, s, out);
+  const int64_t fits = kSplit / s.n / kNarrow * kNarrow;
+  const int64_t width = std::min(s.inner, std::max(kNarrow, std::min(kColumns, fits)));
+  const int64_t strips = (s.inner - 1) / width + 1;
+  ParallelFor(s.outer * strips, RowGrain(width * s.n * kElementCost),
+              [&](int64_t begin, int64_t end) {
+                Dispatch(DLSYS_SIMD {
+                  for (int64_t k = begin; k < end; k++) {
+                    const int64_t col = k % strips * width;
+                    const int64_t at = k / strips * s.n * s.inner + col;
+                    SoftmaxStrip<kLog>(in + at, out + at, s, std::min(width, s.inner - col));
+                  }
+                });
+              });
+}
+
+DLSYS_KERNEL(cpu, softmax_columns, Softmax<false>);
+DLSYS_KERNEL(cpu, log_softmax_columns, Softmax<true>);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,48 @@
+// Arrays as (outer, channels, inner), and sums over each channel of them.
+#pragma once
+#include <cstdint>
+
+#include "cpu/runtime/common.h"
+#include "cpu/runtime/simd.h"
+
+namespace dlsys {
+namespace cpu {
+
+struct Channels {
+  int64_t outer, count, inner;
+  int64_t Numel() const { return outer * count * inner; }
+};
+
+// The data of an array of one value a channel.
+inline void CheckCount(const char* op, const DLArray* values, int64_t count) {
+  if (Numel(values) != count)
+    Fail("%s: expected %ld values, one a channel, got shape %s", op, (long)count,
+         ShapeText(values).c_str());
+}
+inline const float* PerChannel(const char* op, const DLArray* values, int64_t count) {
+  const float* data = Input(op, values);
+  CheckCount(op, values, count);
+  return data;
+}
+inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
+  float* data = Output(op, values);
+  CheckCount(op, values, count);
+  return data;
+}
+
+// Where the mean and inverse deviation of a value are found: one a channel, or `groups` of them for
+// each n, each for `per` channels.
+struct Statistics {
+  const float* mean;
+  const float* inverse;
+  int64_t groups, per;
+
+  DLSYS_INLINE int64_t At(int64_t n, int64_t c) const { return n * groups + c / per; }
+};
+
+// dscale = the sum of dy * (x - mean) * inverse over each channel, dbias that of dy.
+void ChannelSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
+                 float* dscale, float* dbias);
+
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,27 @@
+// Sums of many steps, with the digits that float32 drops kept beside them.
+#include "math/accumulate.h"
+
+#include "cpu/pointwise/strides.h"
+#include "cpu/runtime/parallel.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+// total (2, n) += x (n,): row 0 has the sums, row 1 their rounding errors.
+void Accumulate(DLArray* total, const DLArray* x) {
+  float* sums = Output("accumulate", total);
+  const float* terms = Input("accumulate", x);
+  const int64_t n = Numel(x);
+  if (total->ndim != 2 || total->shape[0] != 2 || total->shape[1] != n)
+    Fail("accumulate: expected a total (2, %ld), got %s", (long)n, ShapeText(total).c_str());
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) AddTerm(terms[k], sums + k, sums + n + k);
+  });
+}
+
+DLSYS_KERNEL(cpu, accumulate, Accumulate);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,151 @@
+// Optimizer steps in place, each over all parameters at once. Rates and counts are arrays, so that
+// they may change between runs of a captured program.
+#include "cpu/pointwise/strides.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/simd.h"
+#include "math/optimizer_args.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+void CheckAll(const char* op, std::initializer_list<const DLArrayList*> lists) {
+  for (const DLArrayList* list : lists)
+    for (int64_t k = 0; k < list->count; k++) Check(op, list->arrays[k]);
+}
+
+// The elements of several arrays as one range, in which array k begins at starts[k]. Valid until
+// the thread makes the next one.
+class Joined {
+ public:
+  explicit Joined(const DLArrayList* arrays) : count_(arrays->count) {
+    static Scratch scratch;
+    starts_ = scratch.Get<int64_t>(count_ + 1);
+    starts_[0] = 0;
+    for (int64_t k = 0; k < count_; k++) starts_[k + 1] = starts_[k] + Numel(arrays->arrays[k]);
+  }
+  int64_t Size() const { return starts_[count_]; }
+
+  // Calls body(k, first, n) for each part of an array that lies in [begin, end).
+  template <class F>
+  void ForParts(int64_t begin, int64_t end, F&& body) const {
+    int64_t k = std::upper_bound(starts_, starts_ + count_, begin) - starts_ - 1;
+    for (; begin < end; k++) {
+      const int64_t stop = std::min(end, starts_[k + 1]);
+      if (begin < stop) body(k, begin - starts_[k], stop - begin);
+      begin = stop;
+    }
+  }
+
+ private:
+  int64_t count_;
+  int64_t* starts_;
+};
+
+template <class Rule>
+DLSYS_INLINE void StepRun(const rule::Step<Rule> step, float* const* states, const float* grad,
+                          int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t i = 0; i < n; i++) {
+    float s[Rule::kStates];
+    for (int j = 0; j < Rule::kStates; j++) s[j] = states[j][i];
+    step(s, grad[i]);
+    for (int j = 0; j < Rule::kStates; j++) states[j][i] = s[j];
+  }
+}
+
+template <class Rule>
+void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
+            const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
+            int64_t every, float clip, float l2, float decay, float a, float b, float c, float d,
+            float e) {
+  const char* op = Rule::name;
+  CheckAll(op, {states, grads, lr, step, count, scale});
+  CheckStates(op, Rule::kStates, states, grads);
+  const rule::Source source =
+      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
+  if (!source.Due(Rule::kEveryRun)) return;
+  const rule::Step<Rule> made = source.Make<Rule>(source.Look());
+  const Joined joined(grads);
+  const int64_t stride = grads->count;
+  ParallelFor(joined.Size(), kGrain, [&](int64_t begin, int64_t end) {
+    joined.ForParts(begin, end, [&](int64_t k, int64_t first, int64_t n) {
+      float* s[Rule::kStates];
+      for (int j = 0; j < Rule::kStates; j++)
+        s[j] = (float*)states->arrays[j * stride + k]->data + first;
+      const float* g = (const float*)grads->arrays[k]->data + first;
+      Dispatch(DLSYS_SIMD { StepRun(made, s, g, n); });
+    });
+  });
+}
+
+// Counters of runs or updates go on by one, at the end of every `every` runs.
+void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every) {
+  const char* op = "advance_step";
+  CheckAll(op, {counters, count});
+  const long long* runs = OptionalCount(op, "count", count);
+  for (int64_t k = 0; k < counters->count; k++)
+    CheckNumber(op, "step", counters->arrays[k], DL_INT64);
+  if (runs && (*runs + 1) % every != 0) return;
+  for (int64_t k = 0; k < counters->count; k++) ++*(int64_t*)counters->arrays[k]->data;
+}
+
+DLSYS_INLINE double SumOfSquares(const float* x, int64_t n) {
+  constexpr int kLanes = 16;
+  double sums[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int lane = 0; lane < kLanes; lane++) sums[lane] += (double)x[i + lane] * x[i + lane];
+  for (; i < n; i++) sums[0] += (double)x[i] * x[i];
+  double sum = 0;
+  for (double part : sums) sum += part;
+  return sum;
+}
+
+// norm = the root of the sum of all squares, added in double in an order that sizes alone settle.
+void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
+  const char* op = "global_norm";
+  CheckAll(op, {arrays});
+  for (int64_t k = 0; k < arrays->count; k++) In(op, arrays->arrays[k]);
+  float* out = Output(op, norm);
+  CheckNumber(op, "norm", norm, DL_FLOAT32);
+  const Joined joined(arrays);
+  static Scratch scratch;
+  const int64_t parts = (joined.Size() + kGrain - 1) / kGrain;
+  double* sums = scratch.Get<double>(parts);
+  ParallelFor(joined.Size(), kGrain, [&](int64_t begin, int64_t end) {
+    double sum = 0;
+    joined.ForParts(begin, end, [&](int64_t k, int64_t first, int64_t n) {
+      const float* x = (const float*)arrays->arrays[k]->data + first;
+      double* part = &sum;
+      Dispatch(DLSYS_SIMD { *part += SumOfSquares(x, n); });
+    });
+    sums[begin / kGrain] = sum;
+  });
+  double total = 0;
+  for (int64_t k = 0; k < parts; k++) total += sums[k];
+  *out = (float)std::sqrt(total);
+}
+
+using CentredRmsProp = rule::RmsProp<true, false>;
+using MomentumRmsProp = rule::RmsProp<false, true>;
+using CentredMomentumRmsProp = rule::RmsProp<true, true>;
+using PlainRmsProp = rule::RmsProp<false, false>;
+
+DLSYS_KERNEL(cpu, sgd_update, Update<rule::Sgd>);
+DLSYS_KERNEL(cpu, sgd_momentum_update, Update<rule::Momentum>);
+DLSYS_KERNEL(cpu, adam_update, Update<rule::Adam>);
+DLSYS_KERNEL(cpu, rmsprop_update, Update<PlainRmsProp>);
+DLSYS_KERNEL(cpu, rmsprop_centred_update, Update<CentredRmsProp>);
+DLSYS_KERNEL(cpu, rmsprop_momentum_update, Update<MomentumRmsProp>);
+DLSYS_KERNEL(cpu, rmsprop_centred_momentum_update, Update<CentredMomentumRmsProp>);
+DLSYS_KERNEL(cpu, adagrad_update, Update<rule::Adagrad>);
+DLSYS_KERNEL(cpu, lion_update, Update<rule::Lion>);
+DLSYS_KERNEL(cpu, average_update, Update<rule::Average>);
+DLSYS_KERNEL(cpu, accumulate_update, Update<rule::Accumulate>);
+DLSYS_KERNEL(cpu, advance_step, Advance);
+DLSYS_KERNEL(cpu, global_norm, GlobalNorm);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

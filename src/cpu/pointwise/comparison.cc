@@ -1,0 +1,201 @@
+// Comparisons of two arrays of one dtype, logic on truth values, and the choice between two arrays
+// by them. A bool is a byte; any but 0 is read as true, and 0 or 1 is written. The output may be
+// the very buffer of an input of its shape and dtype.
+#include <type_traits>
+
+#include "cpu/pointwise/strides.h"
+#include "cpu/runtime/parallel.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+#define DLSYS_TEST(Name, op, expression)              \
+  struct Name {                                       \
+    static constexpr const char* name = op;           \
+    template <class T>                                \
+    DLSYS_INLINE uint8_t operator()(T x, T y) const { \
+      return expression;                              \
+    }                                                 \
+  };
+
+DLSYS_TEST(Equal, "equal", x == y)
+DLSYS_TEST(NotEqual, "not_equal", x != y)
+DLSYS_TEST(Less, "less", x < y)
+DLSYS_TEST(LessEqual, "less_equal", x <= y)
+DLSYS_TEST(And, "logical_and", (x != 0) & (y != 0))
+DLSYS_TEST(Or, "logical_or", (x | y) != 0)
+DLSYS_TEST(Xor, "logical_xor", !x != !y)
+
+#undef DLSYS_TEST
+
+void CheckDtype(const char* op, const DLArray* a, int dtype) {
+  if (a->dtype != dtype) Fail("%s: expected %s, got %s", op, DtypeText(dtype), DtypeText(a->dtype));
+}
+
+// Calls run(offsets, strides, at, n) for pieces of `out`: n elements from `at` on, operand k of
+// them strides[k] apart from offsets[k] on.
+template <int K, class F>
+void ForPieces(const char* op, const DLArray* const (&operands)[K], const DLArray* out,
+               const F& run) {
+  Loop<K> rows;
+  for (const DLArray* a : operands)
+    if (!BroadcastsTo(a, out))
+      Fail("%s: shape %s does not broadcast to %s", op, ShapeText(a).c_str(),
+           ShapeText(out).c_str());
+  if (Numel(out) == 0) return;
+  for (int axis = 0; axis < out->ndim; axis++) {
+    int64_t strides[K];
+    for (int k = 0; k < K; k++) strides[k] = BroadcastStride(operands[k], out->ndim, axis);
+    rows.Add(out->shape[axis], strides);
+  }
+  int64_t strides[K];
+  const int64_t cols = rows.PopInner(strides);
+  const int64_t piece = std::min(cols, kGrain);  // long rows are cut into pieces
+  const int64_t pieces = (cols - 1) / piece + 1;
+  ParallelFor(rows.Count() * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
+    Cursor<K> row(rows, begin / pieces);
+    for (int64_t p = begin; p < end; p++) {
+      const int64_t at = p % pieces * piece;
+      int64_t offsets[K];
+      for (int k = 0; k < K; k++) offsets[k] = row.offset[k] + at * strides[k];
+      run(offsets, strides, p / pieces * cols + at, std::min(piece, cols - at));
+      if (at + piece >= cols) row.Next();
+    }
+  });
+}
+
+// The bounds of loops that write bytes are arguments: in a closure a byte could be part of them.
+template <class Test, class T>
+DLSYS_INLINE void TestLoop(const T* x, bool x_moves, const T* y, bool y_moves, uint8_t* to,
+                           int64_t n) {
+  if (x_moves && y_moves) {
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) to[k] = Test()(x[k], y[k]);
+    return;
+  }
+  const T first = *x, second = *y;
+  DLSYS_IVDEP
+  for (int64_t k = 0; k < n; k++) to[k] = Test()(x_moves ? x[k] : first, y_moves ? y[k] : second);
+}
+
+template <class Test, class T>
+void TestRun(const char* op, const DLArray* x, const DLArray* y, DLArray* out) {
+  const T* left = (const T*)x->data;
+  const T* right = (const T*)y->data;
+  uint8_t* to = (uint8_t*)out->data;
+  ForPieces<2>(op, {x, y}, out,
+               [&](const int64_t* offset, const int64_t* stride, int64_t at, int64_t n) {
+                 const T* a = left + offset[0];
+                 const T* b = right + offset[1];
+                 const bool a_moves = stride[0], b_moves = stride[1];
+                 Dispatch(DLSYS_SIMD { TestLoop<Test>(a, a_moves, b, b_moves, to + at, n); });
+               });
+}
+
+template <class Test>
+void Compare(const DLArray* x, const DLArray* y, DLArray* out) {
+  const char* op = Test::name;
+  Check(op, x);
+  Check(op, y);
+  Check(op, out);
+  CheckDtype(op, y, x->dtype);
+  CheckDtype(op, out, DL_BOOL);
+  switch (x->dtype) {
+    case DL_FLOAT32:
+      return TestRun<Test, float>(op, x, y, out);
+    case DL_INT32:
+      return TestRun<Test, int32_t>(op, x, y, out);
+    case DL_INT64:
+      return TestRun<Test, int64_t>(op, x, y, out);
+    case DL_UINT8:
+    case DL_BOOL:
+      return TestRun<Test, uint8_t>(op, x, y, out);
+  }
+  Fail("%s: does not take %s", op, DtypeText(x->dtype));
+}
+
+template <class Test>
+void Logical(const DLArray* x, const DLArray* y, DLArray* out) {
+  Check(Test::name, x);
+  Check(Test::name, y);
+  Check(Test::name, out);
+  for (const DLArray* a : {x, y, (const DLArray*)out}) CheckDtype(Test::name, a, DL_BOOL);
+  TestRun<Test, uint8_t>(Test::name, x, y, out);
+}
+
+DLSYS_INLINE void NotLoop(const uint8_t* x, uint8_t* y, int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t k = 0; k < n; k++) y[k] = !x[k];
+}
+
+void LogicalNot(const DLArray* x, DLArray* y) {
+  const char* op = "logical_not";
+  Check(op, x);
+  Check(op, y);
+  CheckDtype(op, x, DL_BOOL);
+  CheckDtype(op, y, DL_BOOL);
+  CheckSameShape(op, x, y);
+  const uint8_t* in = (const uint8_t*)x->data;
+  uint8_t* out = (uint8_t*)y->data;
+  ParallelFor(Numel(y), 4 * kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD { NotLoop(in + begin, out + begin, end - begin); });
+  });
+}
+
+template <class T>
+void WhereRun(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray* out) {
+  const uint8_t* test = (const uint8_t*)condition->data;
+  const T* left = (const T*)x->data;
+  const T* right = (const T*)y->data;
+  T* to = (T*)out->data;
+  ForPieces<3>("where", {condition, x, y}, out,
+               [&](const int64_t* offset, const int64_t* stride, int64_t at, int64_t n) {
+                 const uint8_t* c = test + offset[0];
+                 const T* a = left + offset[1];
+                 const T* b = right + offset[2];
+                 const int64_t c_step = stride[0], a_step = stride[1], b_step = stride[2];
+                 if (c_step == 1 && a_step == 1 && b_step == 1) {
+                   Dispatch(DLSYS_SIMD {
+                     DLSYS_IVDEP
+                     for (int64_t k = 0; k < n; k++) {
+                       const T chosen = a[k], other = b[k];
+                       to[at + k] = c[k] ? chosen : other;
+                     }
+                   });
+                   return;
+                 }
+                 Dispatch(DLSYS_SIMD {
+                   DLSYS_IVDEP
+                   for (int64_t k = 0; k < n; k++) {
+                     const T chosen = a[k * a_step], other = b[k * b_step];
+                     to[at + k] = c[k * c_step] ? chosen : other;
+                   }
+                 });
+               });
+}
+
+void Where(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray* out) {
+  for (const DLArray* a : {condition, x, y, (const DLArray*)out}) Check("where", a);
+  CheckDtype("where", condition, DL_BOOL);
+  CheckDtype("where", y, x->dtype);
+  CheckDtype("where", out, x->dtype);
+  const int64_t nbytes = DtypeNbytes(x->dtype);
+  if (nbytes == 1) return WhereRun<uint8_t>(condition, x, y, out);
+  if (nbytes == 4) return WhereRun<uint32_t>(condition, x, y, out);
+  WhereRun<uint64_t>(condition, x, y, out);
+}
+
+DLSYS_KERNEL(cpu, equal, Compare<Equal>);
+DLSYS_KERNEL(cpu, not_equal, Compare<NotEqual>);
+DLSYS_KERNEL(cpu, less, Compare<Less>);
+DLSYS_KERNEL(cpu, less_equal, Compare<LessEqual>);
+DLSYS_KERNEL(cpu, logical_and, Logical<And>);
+DLSYS_KERNEL(cpu, logical_or, Logical<Or>);
+DLSYS_KERNEL(cpu, logical_xor, Logical<Xor>);
+DLSYS_KERNEL(cpu, logical_not, LogicalNot);
+DLSYS_KERNEL(cpu, where, Where);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,177 @@
+// Elementwise kernels: one functor of functors.h each. The output may be the very buffer of an
+// input of its shape.
+#include "cpu/pointwise/map.h"
+#include "cpu/pointwise/strides.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/simd.h"
+#include "math/functors.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+template <class F>
+void Unary(const DLArray* x, DLArray* y) {
+  const float* in = Input(F::name, x);
+  float* out = Output(F::name, y);
+  CheckSameShape(F::name, x, y);
+  ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD { MapRun<F>::Run(in + begin, out + begin, end - begin); });
+  });
+}
+
+template <class F>
+void WithConst(const DLArray* x, float c, DLArray* y) {
+  const float* in = Input(F::name, x);
+  float* out = Output(F::name, y);
+  CheckSameShape(F::name, x, y);
+  ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD { ConstRun<F>::Run(in + begin, c, out + begin, end - begin); });
+  });
+}
+
+template <class F>
+void WithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
+  const float* in = Input(F::name, x);
+  float* out = Output(F::name, y);
+  CheckSameShape(F::name, x, y);
+  ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD {
+      DLSYS_IVDEP
+      for (int64_t k = begin; k < end; k++) out[k] = F()(in[k], c, d);
+    });
+  });
+}
+
+template <class F>
+void PairWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
+  const float* left = Input(F::name, x);
+  const float* right = Input(F::name, y);
+  float* out = Output(F::name, z);
+  CheckSameShape(F::name, x, z);
+  CheckSameShape(F::name, y, z);
+  ParallelFor(Numel(z), kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD {
+      DLSYS_IVDEP
+      for (int64_t k = begin; k < end; k++) out[k] = F()(left[k], right[k], c, d);
+    });
+  });
+}
+
+template <class F>
+void PairWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
+  PairWithTwoConsts<F>(x, y, c, 0.f, z);
+}
+
+// n elements of z = F(x, y), where x or y is one value repeated when its stride is 0.
+template <class F>
+DLSYS_INLINE void ZipRun(const float* x, int64_t x_stride, const float* y, int64_t y_stride,
+                         float* z, int64_t n) {
+  if (x_stride && y_stride) {
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) z[k] = F()(x[k], y[k]);
+  } else if (x_stride) {
+    const float right = *y;
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) z[k] = F()(x[k], right);
+  } else {
+    const float left = *x;
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) z[k] = F()(left, y_stride ? y[k] : *y);
+  }
+}
+
+void CheckBroadcast(const char* op, const DLArray* x, const DLArray* y, const DLArray* z) {
+  if (BroadcastsTo(x, z) && BroadcastsTo(y, z)) return;
+  Fail("%s: shapes %s and %s do not broadcast to %s", op, ShapeText(x).c_str(),
+       ShapeText(y).c_str(), ShapeText(z).c_str());
+}
+
+template <class F>
+void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
+  const float* left = Input(F::name, x);
+  const float* right = Input(F::name, y);
+  float* out = Output(F::name, z);
+  if (SameShape(x, z) && SameShape(y, z)) {
+    return ParallelFor(Numel(z), kGrain, [&](int64_t begin, int64_t end) {
+      Dispatch(
+          DLSYS_SIMD { ZipRun<F>(left + begin, 1, right + begin, 1, out + begin, end - begin); });
+    });
+  }
+  CheckBroadcast(F::name, x, y, z);
+  if (Numel(z) == 0) return;
+  Loop<2> rows;
+  for (int a = 0; a < z->ndim; a++)
+    rows.Add(z->shape[a], {BroadcastStride(x, z->ndim, a), BroadcastStride(y, z->ndim, a)});
+  int64_t stride[2];
+  const int64_t cols = rows.PopInner(stride);
+  const int64_t piece = std::min(cols, kGrain);  // long rows are cut into pieces
+  const int64_t pieces = (cols - 1) / piece + 1;
+  ParallelFor(rows.Count() * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
+    Dispatch([&]() __attribute__((always_inline)) {
+      Cursor<2> row(rows, begin / pieces);
+      for (int64_t k = begin; k < end; k++) {
+        const int64_t at = k % pieces * piece;
+        ZipRun<F>(left + row.offset[0] + at * stride[0], stride[0],
+                  right + row.offset[1] + at * stride[1], stride[1], out + k / pieces * cols + at,
+                  std::min(piece, cols - at));
+        if (at + piece >= cols) row.Next();
+      }
+    });
+  });
+}
+
+DLSYS_KERNEL(cpu, neg, Unary<fn::Neg>);
+DLSYS_KERNEL(cpu, exp, Unary<fn::Exp>);
+DLSYS_KERNEL(cpu, log, Unary<fn::Log>);
+DLSYS_KERNEL(cpu, sqrt, Unary<fn::Sqrt>);
+DLSYS_KERNEL(cpu, tanh, Unary<fn::Tanh>);
+DLSYS_KERNEL(cpu, cos, Unary<fn::Cos>);
+DLSYS_KERNEL(cpu, sin, Unary<fn::Sin>);
+DLSYS_KERNEL(cpu, sigmoid, Unary<fn::Sigmoid>);
+DLSYS_KERNEL(cpu, relu, Unary<fn::Relu>);
+
+DLSYS_KERNEL(cpu, add, Binary<fn::Add>);
+DLSYS_KERNEL(cpu, sub, Binary<fn::Sub>);
+DLSYS_KERNEL(cpu, mul, Binary<fn::Mul>);
+DLSYS_KERNEL(cpu, div, Binary<fn::Div>);
+DLSYS_KERNEL(cpu, pow, Binary<fn::Pow>);
+DLSYS_KERNEL(cpu, relu_gradient, Binary<fn::ReluGradient>);
+
+DLSYS_KERNEL(cpu, add_const, WithConst<fn::AddConst>);
+DLSYS_KERNEL(cpu, mul_const, WithConst<fn::MulConst>);
+DLSYS_KERNEL(cpu, rsub_const, WithConst<fn::RsubConst>);
+DLSYS_KERNEL(cpu, div_const, WithConst<fn::DivConst>);
+DLSYS_KERNEL(cpu, rdiv_const, WithConst<fn::RdivConst>);
+DLSYS_KERNEL(cpu, pow_const, WithConst<fn::PowConst>);
+DLSYS_KERNEL(cpu, rpow_const, WithConst<fn::RpowConst>);
+
+DLSYS_KERNEL(cpu, log1p, Unary<fn::Log1p>);
+DLSYS_KERNEL(cpu, rsqrt, Unary<fn::Rsqrt>);
+DLSYS_KERNEL(cpu, abs, Unary<fn::Abs>);
+DLSYS_KERNEL(cpu, sign, Unary<fn::Sign>);
+DLSYS_KERNEL(cpu, silu, Unary<fn::Silu>);
+DLSYS_KERNEL(cpu, gelu, Unary<fn::Gelu>);
+DLSYS_KERNEL(cpu, gelu_tanh, Unary<fn::GeluTanh>);
+DLSYS_KERNEL(cpu, softplus, Unary<fn::Softplus>);
+DLSYS_KERNEL(cpu, hard_sigmoid, Unary<fn::HardSigmoid>);
+DLSYS_KERNEL(cpu, hard_swish, Unary<fn::HardSwish>);
+
+DLSYS_KERNEL(cpu, minimum, Binary<fn::Minimum>);
+DLSYS_KERNEL(cpu, maximum, Binary<fn::Maximum>);
+DLSYS_KERNEL(cpu, silu_gradient, Binary<fn::SiluGradient>);
+DLSYS_KERNEL(cpu, gelu_gradient, Binary<fn::GeluGradient>);
+DLSYS_KERNEL(cpu, gelu_tanh_gradient, Binary<fn::GeluTanhGradient>);
+DLSYS_KERNEL(cpu, softplus_gradient, Binary<fn::SoftplusGradient>);
+DLSYS_KERNEL(cpu, hard_swish_gradient, Binary<fn::HardSwishGradient>);
+
+DLSYS_KERNEL(cpu, leaky_relu, WithConst<fn::LeakyRelu>);
+DLSYS_KERNEL(cpu, elu, WithConst<fn::Elu>);
+DLSYS_KERNEL(cpu, clip, WithTwoConsts<fn::ClipTo>);
+DLSYS_KERNEL(cpu, leaky_relu_gradient, PairWithConst<fn::LeakyReluGradient>);
+DLSYS_KERNEL(cpu, elu_gradient, PairWithConst<fn::EluGradient>);
+DLSYS_KERNEL(cpu, clip_gradient, PairWithTwoConsts<fn::ClipGradient>);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

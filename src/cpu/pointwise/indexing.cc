@@ -1,0 +1,439 @@
+// Kernels that take arrays apart and put them together: slice, place, concat, pad, gather,
+// scatter_add, one_hot.
+#include "math/indexing.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cpu/pointwise/strides.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/simd.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+// Calls f with a null pointer of an unsigned integer as large as an element.
+template <class F>
+void WithElement(const DLArray* a, F&& f) {
+  const int64_t nbytes = DtypeNbytes(a->dtype);
+  if (nbytes == 1) return f((uint8_t*)nullptr);
+  if (nbytes == 4) return f((uint32_t*)nullptr);
+  f((uint64_t*)nullptr);
+}
+
+template <class T>
+DLSYS_INLINE void ReverseRow(const T* from, T* to, int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t j = 0; j < n; j++) to[j] = from[-j];
+}
+
+template <class T>
+void CopyRow(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t n) {
+  if (from_stride == 1 && to_stride == 1)
+    std::copy(from, from + n, to);
+  else if (from_stride == -1 && to_stride == 1)
+    Dispatch(DLSYS_SIMD { ReverseRow(from, to, n); });
+  else if (to_stride == 1)
+    for (int64_t j = 0; j < n; j++) to[j] = from[j * from_stride];
+  else
+    for (int64_t j = 0; j < n; j++) to[j * to_stride] = from[j * from_stride];
+}
+
+// Copies along a loop with the strides of x and y. No element of y is written twice.
+template <class T>
+void CopyStrided(const T* x, T* y, Loop<2> rows) {
+  int64_t stride[2];
+  const int64_t cols = rows.PopInner(stride);
+  const int64_t piece = std::min(cols, kGrain);
+  const int64_t pieces = (cols - 1) / piece + 1;
+  ParallelFor(rows.Count() * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
+    Cursor<2> row(rows, begin / pieces);
+    for (int64_t k = begin; k < end; k++) {
+      const int64_t at = k % pieces * piece;
+      CopyRow(x + row.offset[0] + at * stride[0], stride[0], y + row.offset[1] + at * stride[1],
+              stride[1], std::min(piece, cols - at));
+      if (at + piece >= cols) row.Next();
+    }
+  });
+}
+
+// Copies between a part and an array of its shape: out of the part, or into it.
+void CopyPart(const Part& part, const DLArray* x, DLArray* y, bool into) {
+  const DLArray* whole = into ? x : y;  // the side that is all used
+  if (Numel(whole) == 0) return;
+  Loop<2> loop;
+  int64_t stride = Numel(whole);
+  for (int a = 0; a < whole->ndim; a++) {
+    stride /= whole->shape[a];
+    loop.Add(whole->shape[a], {into ? stride : part.stride[a], into ? part.stride[a] : stride});
+  }
+  WithElement(x, [&](auto* type) {
+    CopyStrided((decltype(type))x->data + (into ? 0 : part.offset),
+                (decltype(type))y->data + (into ? part.offset : 0), loop);
+  });
+}
+
+void FillBits(DLArray* y, uint64_t bits) {
+  WithElement(y, [&](auto* type) {
+    auto* out = (decltype(type))y->data;
+    const auto value = (std::remove_pointer_t<decltype(type)>)bits;
+    ParallelFor(Numel(y), kGrain,
+                [&](int64_t begin, int64_t end) { std::fill(out + begin, out + end, value); });
+  });
+}
+
+// y = the part of x that begins at element `offset` and goes on in steps s0, s1, … along its axes.
+void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
+           int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y) {
+  Check("slice", x);
+  Check("slice", y);
+  CheckSameDtypes("slice", x, y);
+  const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
+  CopyPart(PartOf("slice", x, offset, steps, y), x, y, false);
+}
+
+// The part of y that slice would read is x, the rest is an element of these bits.
+void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
+           int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y) {
+  Check("place", x);
+  Check("place", y);
+  CheckSameDtypes("place", x, y);
+  const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
+  const Part part = PartOf("place", y, offset, steps, x);
+  if (Numel(x) != Numel(y)) FillBits(y, (uint64_t)bits);
+  CopyPart(part, x, y, true);
+}
+
+// concat_N: N arrays one after the other along an axis.
+template <class>
+struct Concat;
+template <size_t... I>
+struct Concat<std::index_sequence<I...>> {
+  template <size_t>
+  using Array = const DLArray*;
+
+  static void Run(Array<I>... arrays, int64_t axis, DLArray* y) {
+    Check("concat", y);
+    int64_t at = 0;
+    Part parts[sizeof...(I)];
+    Part* part = parts;
+    for (const DLArray* x : {arrays...}) {
+      Check("concat", x);
+      *part++ = JoinedPart("concat", x, axis, at, y);
+      at += x->shape[axis];
+    }
+    if (at != y->shape[axis])
+      Fail("concat: the arrays have %lld positions along axis %lld, the output is %s",
+           (long long)at, (long long)axis, ShapeText(y).c_str());
+    part = parts;
+    for (const DLArray* x : {arrays...}) CopyPart(*part++, x, y, true);
+  }
+};
+template <size_t N>
+using ConcatOf = Concat<std::make_index_sequence<N>>;
+
+// ---- pad ----
+
+// Calls body(o, first, last) for the positions first to last of one axis at outer index o, so often
+// that all positions begin to end are met, which are counted over the outer axes.
+template <class F>
+DLSYS_INLINE void EachRun(int64_t begin, int64_t end, int64_t n, const F& body) {
+  for (int64_t k = begin; k < end;) {
+    const int64_t outer = k / n, first = k - outer * n;
+    const int64_t last = std::min(n, first + end - k);
+    body(outer, first, last);
+    k += last - first;
+  }
+}
+
+// Positions first to last of a padded axis: what lies between the borders is one copy.
+template <class T>
+DLSYS_INLINE void PadRun(const Padding& padding, const T* from, int64_t first, int64_t last,
+                         int64_t inner, T* to) {
+  const int64_t before = padding.before, n = padding.n;
+  const int64_t middle = std::clamp(before, first, last);
+  const int64_t behind = std::clamp(before + n, middle, last);
+  if (inner == 1) {
+    const bool mirror = padding.reflect;
+    for (int64_t i = first; i < middle; i++) to[i] = from[mirror ? before - i : 0];
+    DLSYS_IVDEP
+    for (int64_t i = middle; i < behind; i++) to[i] = from[i - before];
+    for (int64_t i = behind; i < last; i++) to[i] = from[mirror ? 2 * (n - 1) - i + before : n - 1];
+    return;
+  }
+  const auto copy = [&](int64_t source, int64_t i, int64_t count) {
+    std::copy(from + source * inner, from + (source + count) * inner, to + i * inner);
+  };
+  for (int64_t i = first; i < middle; i++) copy(padding.Source(i), i, 1);
+  copy(middle - before, middle, behind - middle);
+  for (int64_t i = behind; i < last; i++) copy(padding.Source(i), i, 1);
+}
+
+void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool reflect, DLArray* y) {
+  Check(op, x);
+  Check(op, y);
+  const AxisSplit split(op, y, axis);
+  const Padding padding = PaddingOf(op, x, axis, before, reflect, y);
+  WithElement(x, [&](auto* type) {
+    const auto* from = (decltype(type))x->data;
+    auto* to = (decltype(type))y->data;
+    const int64_t inner = split.inner, n = padding.n, m = padding.m;
+    ParallelFor(split.outer * m, RowGrain(inner), [&](int64_t begin, int64_t end) {
+      Dispatch([&]() __attribute__((always_inline)) {
+        EachRun(begin, end, m,
+                [&](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+                  PadRun(padding, from + outer * n * inner, first, last, inner,
+                         to + outer * m * inner);
+                });
+      });
+    });
+  });
+}
+
+// Positions first to last of the axis that was padded: those that the borders do not repeat have
+// one copy, and it lies beside the next one's.
+DLSYS_INLINE void PadGradientRun(const Padding& padding, const float* from, int64_t first,
+                                 int64_t last, int64_t inner, float* to) {
+  const auto sums = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
+    for (int64_t k = begin; k < end; k++) {
+      float* row = to + k * inner;
+      std::fill(row, row + inner, 0.f);
+      padding.EachCopy(k, [&](int64_t i) __attribute__((always_inline)) {
+        for (int64_t j = 0; j < inner; j++) row[j] += from[i * inner + j];
+      });
+    }
+  };
+  const int64_t after = padding.m - padding.n - padding.before;
+  const int64_t left = padding.reflect ? padding.before + 1 : 1;
+  const int64_t right = padding.reflect ? padding.n - 1 - after : padding.n - 1;
+  const int64_t middle = std::clamp(left, first, last);
+  const int64_t behind = std::clamp(right, middle, last);
+  sums(first, middle);
+  const float* one = from + padding.before * inner;
+  for (int64_t k = middle * inner; k < behind * inner; k++) to[k] = 0.f + one[k];
+  sums(behind, last);
+}
+
+// dx = the sum of dy over all copies of an element, in their order.
+void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before, bool reflect,
+                 DLArray* dx) {
+  const float* from = Input(op, dy);
+  float* to = Output(op, dx);
+  const AxisSplit split(op, dx, axis);
+  const Padding padding = PaddingOf(op, dx, axis, before, reflect, dy);
+  const int64_t inner = split.inner, n = padding.n, m = padding.m;
+  ParallelFor(split.outer * n, RowGrain(inner), [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD {
+      EachRun(begin, end, n,
+              [=](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+                PadGradientRun(padding, from + outer * m * inner, first, last, inner,
+                               to + outer * n * inner);
+              });
+    });
+  });
+}
+
+void PadEdge(const DLArray* x, int64_t axis, int64_t before, DLArray* y) {
+  Pad("pad_edge", x, axis, before, false, y);
+}
+void PadReflect(const DLArray* x, int64_t axis, int64_t before, DLArray* y) {
+  Pad("pad_reflect", x, axis, before, true, y);
+}
+void PadEdgeGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx) {
+  PadGradient("pad_edge_gradient", dy, axis, before, false, dx);
+}
+void PadReflectGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx) {
+  PadGradient("pad_reflect_gradient", dy, axis, before, true, dx);
+}
+
+// ---- gather, scatter_add, one_hot ----
+
+// The first index that is none of 0 … n - 1, or how many indices there are.
+template <class T>
+int64_t FirstOutside(const T* indices, int64_t count, int64_t n) {
+  constexpr int64_t kRun = 4096;
+  for (int64_t at = 0; at < count; at += kRun) {
+    const int64_t end = std::min(count, at + kRun);
+    bool inside = true;
+    for (int64_t k = at; k < end; k++) inside &= indices[k] >= 0 && (int64_t)indices[k] < n;
+    if (inside) continue;
+    for (int64_t k = at; k < end; k++)
+      if (indices[k] < 0 || (int64_t)indices[k] >= n) return k;
+  }
+  return count;
+}
+
+Indices CheckedIndices(const char* op, const DLArray* a, int64_t n) {
+  Check(op, a);
+  const Indices indices = IndicesOf(op, a);
+  const int64_t count = Numel(a);
+  const int64_t k = indices.wide ? FirstOutside((const int64_t*)indices.data, count, n)
+                                 : FirstOutside((const int32_t*)indices.data, count, n);
+  if (k < count) FailOutOfRange(op, "index", indices[k], k, n);
+  return indices;
+}
+
+// The indices as int32, for what looks them up in every row; null where they do not fit.
+const int32_t* Narrowed(const Indices& indices, int64_t count, int64_t n) {
+  if (!indices.wide) return (const int32_t*)indices.data;
+  if (n > INT32_MAX) return nullptr;
+  static Scratch memory;
+  int32_t* narrow = memory.Get<int32_t>(count);
+  for (int64_t k = 0; k < count; k++) narrow[k] = (int32_t)((const int64_t*)indices.data)[k];
+  return narrow;
+}
+
+// Single elements out of rows of n, for the axis that is the innermost one.
+template <class T, class Index>
+DLSYS_INLINE void GatherElements(const T* from, const Index* at, int64_t n, int64_t count,
+                                 int64_t begin, int64_t end, T* to) {
+  EachRun(begin, end, count,
+          [&](int64_t outer, int64_t first, int64_t last) __attribute__((always_inline)) {
+            const T* row = from + outer * n;
+            T* out = to + outer * count;
+            DLSYS_IVDEP
+            for (int64_t k = first; k < last; k++) out[k] = row[at[k]];
+          });
+}
+
+// y[o, k, :] = x[o, indices[k], :]
+void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y) {
+  Check("gather", x);
+  Check("gather", y);
+  CheckSameDtypes("gather", x, y);
+  const AxisSplit split("gather", x, axis);
+  CheckTaken("gather", x, axis, indices, y);
+  const Indices at = CheckedIndices("gather", indices, split.n);
+  const int64_t count = Numel(indices), inner = split.inner, n = split.n;
+  if (Numel(y) == 0) return;
+  const int32_t* narrow = inner == 1 ? Narrowed(at, count, n) : nullptr;
+  WithElement(x, [&](auto* type) {
+    const auto* from = (decltype(type))x->data;
+    auto* to = (decltype(type))y->data;
+    ParallelFor(split.outer * count, RowGrain(inner), [&](int64_t begin, int64_t end) {
+      if (narrow)
+        return Dispatch(DLSYS_SIMD { GatherElements(from, narrow, n, count, begin, end, to); });
+      EachRun(begin, end, count, [&](int64_t outer, int64_t first, int64_t last) {
+        for (int64_t k = first; k < last; k++) {
+          const auto* row = from + (outer * n + at[k]) * inner;
+          std::copy(row, row + inner, to + (outer * count + k) * inner);
+        }
+      });
+    });
+  });
+}
+
+// Which updates each of n rows gets: order[begin[row]] … order[begin[row + 1] - 1], ascending.
+struct Segments {
+  const int64_t *begin, *order;
+
+  Segments(Indices indices, int64_t count, int64_t n) {
+    static Scratch memory;
+    int64_t* starts = memory.Get<int64_t>(n + 2 + count);
+    int64_t* sorted = starts + n + 2;
+    std::fill(starts, starts + n + 2, 0);
+    // Counted two rows further on, so that placing the updates moves every start to its own row.
+    for (int64_t k = 0; k < count; k++) starts[indices[k] + 2]++;
+    for (int64_t row = 0; row < n; row++) starts[row + 2] += starts[row + 1];
+    for (int64_t k = 0; k < count; k++) sorted[starts[indices[k] + 1]++] = k;
+    begin = starts;
+    order = sorted;
+  }
+};
+
+constexpr int64_t kSumPiece = 512;  // columns added up at a time, in double on the stack
+
+// to[j] = the sum of from[k * inner + j] over the updates k, in order.
+void AddRows(const float* from, const int64_t* updates, const int64_t* end, int64_t inner,
+             int64_t cols, float* to) {
+  if (end - updates == 1) {
+    from += *updates * inner;
+    std::copy(from, from + cols, to);
+    return;
+  }
+  double total[kSumPiece];
+  std::fill(total, total + cols, 0.0);
+  for (; updates != end; updates++)
+    for (int64_t j = 0; j < cols; j++) total[j] += from[*updates * inner + j];
+  for (int64_t j = 0; j < cols; j++) to[j] = (float)total[j];
+}
+
+// Single elements into rows of n, for the axis that is the innermost one: all sums of a row lie in
+// the cache.
+constexpr int64_t kMostSums = 16384;
+
+template <class Index>
+void AddElements(const float* from, const Index* at, int64_t outer, int64_t n, int64_t count,
+                 float* to) {
+  ParallelFor(outer, RowGrain(count + n), [=](int64_t begin, int64_t end) {
+    static Scratch memory;
+    double* sums = memory.Get<double>(n);
+    for (int64_t row = begin; row < end; row++) {
+      std::fill(sums, sums + n, 0.0);
+      for (int64_t k = 0; k < count; k++) sums[at[k]] += from[row * count + k];
+      for (int64_t k = 0; k < n; k++) to[row * n + k] = (float)sums[k];
+    }
+  });
+}
+
+// y[o, row, :] = the sum of updates[o, k, :] over all k with indices[k] == row
+void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y) {
+  const char* op = "scatter_add";
+  const float* from = Input(op, updates);
+  float* to = Output(op, y);
+  const AxisSplit split(op, y, axis);
+  CheckTaken(op, y, axis, indices, updates);
+  const Indices at = CheckedIndices(op, indices, split.n);
+  if (Numel(y) == 0) return;
+  const int64_t count = Numel(indices), inner = split.inner;
+  if (inner == 1 && split.n <= kMostSums && split.outer > 1)
+    return AddElements(from, Narrowed(at, count, split.n), split.outer, split.n, count, to);
+  const Segments segments(at, count, split.n);
+  const int64_t piece = std::min(inner, kSumPiece);
+  const int64_t pieces = (inner - 1) / piece + 1;
+  ParallelFor(split.outer * split.n * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) {
+      const int64_t row = k / pieces, col = k % pieces * piece;
+      const int64_t* first = segments.begin + row % split.n;
+      AddRows(from + row / split.n * count * inner + col, segments.order + first[0],
+              segments.order + first[1], inner, std::min(piece, inner - col),
+              to + row * inner + col);
+    }
+  });
+}
+
+// y[k, :] is 1 at indices[k] and 0 elsewhere.
+void OneHot(const DLArray* indices, DLArray* y) {
+  float* to = Output("one_hot", y);
+  const AxisSplit split("one_hot", y, y->ndim - 1);
+  CheckOneHot(indices, y);
+  const Indices at = CheckedIndices("one_hot", indices, split.n);
+  ParallelFor(split.outer, RowGrain(split.n), [&](int64_t begin, int64_t end) {
+    std::fill(to + begin * split.n, to + end * split.n, 0.f);
+    for (int64_t k = begin; k < end; k++) to[k * split.n + at[k]] = 1.f;
+  });
+}
+
+DLSYS_KERNEL(cpu, slice, Slice);
+DLSYS_KERNEL(cpu, place, Place);
+DLSYS_KERNEL(cpu, concat_1, ConcatOf<1>::Run);
+DLSYS_KERNEL(cpu, concat_2, ConcatOf<2>::Run);
+DLSYS_KERNEL(cpu, concat_3, ConcatOf<3>::Run);
+DLSYS_KERNEL(cpu, concat_4, ConcatOf<4>::Run);
+DLSYS_KERNEL(cpu, concat_5, ConcatOf<5>::Run);
+DLSYS_KERNEL(cpu, concat_6, ConcatOf<6>::Run);
+DLSYS_KERNEL(cpu, concat_7, ConcatOf<7>::Run);
+DLSYS_KERNEL(cpu, concat_8, ConcatOf<8>::Run);
+DLSYS_KERNEL(cpu, pad_edge, PadEdge);
+DLSYS_KERNEL(cpu, pad_reflect, PadReflect);
+DLSYS_KERNEL(cpu, pad_edge_gradient, PadEdgeGradient);
+DLSYS_KERNEL(cpu, pad_reflect_gradient, PadReflectGradient);
+DLSYS_KERNEL(cpu, gather, Gather);
+DLSYS_KERNEL(cpu, scatter_add, ScatterAdd);
+DLSYS_KERNEL(cpu, one_hot, OneHot);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

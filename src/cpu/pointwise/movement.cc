@@ -1,0 +1,232 @@
+// Kernels that move values of any dtype: fill, cast, broadcast_to, transpose.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/pointwise/strides.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/simd.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+struct Bool {
+  uint8_t value;
+};
+
+// Calls f with a null pointer of the dtype's C++ type.
+template <class F>
+void WithDtype(const char* op, int dtype, F&& f) {
+  switch (dtype) {
+    case DL_FLOAT32:
+      return f((float*)nullptr);
+    case DL_FLOAT64:
+      return f((double*)nullptr);
+    case DL_INT32:
+      return f((int32_t*)nullptr);
+    case DL_INT64:
+      return f((int64_t*)nullptr);
+    case DL_UINT8:
+      return f((uint8_t*)nullptr);
+    case DL_BOOL:
+      return f((Bool*)nullptr);
+  }
+  Fail("%s: unknown dtype code %d", op, dtype);
+}
+
+// Calls f with a null pointer of an unsigned integer of that many bytes, for kernels that only move
+// values.
+template <class F>
+void WithSize(int64_t nbytes, F&& f) {
+  if (nbytes == 1) return f((uint8_t*)nullptr);
+  if (nbytes == 4) return f((uint32_t*)nullptr);
+  f((uint64_t*)nullptr);
+}
+
+// Truncates; what an integer cannot hold becomes its lowest value, and goes on from int64 into
+// uint8 modulo 256.
+template <class To, class From>
+DLSYS_INLINE To ToInteger(From x) {
+  using Wide = std::conditional_t<sizeof(To) == 1, int64_t, To>;
+  const From limit = (From)(uint64_t{1} << (sizeof(Wide) * 8 - 1));
+  const bool fits = x >= -limit && x < limit;
+  return (To)(fits ? (Wide)x : std::numeric_limits<Wide>::min());
+}
+
+template <class To, class From>
+DLSYS_INLINE To Convert(From x) {
+  if constexpr (std::is_same_v<From, Bool>) {
+    return Convert<To>(x.value);
+  } else if constexpr (std::is_same_v<To, Bool>) {
+    return Bool{(uint8_t)(x != 0)};
+  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+    return ToInteger<To>(x);
+  } else {
+    return (To)x;
+  }
+}
+
+// Its bounds are arguments: in a closure what it writes could be part of them.
+template <class To, class From>
+DLSYS_INLINE void CastLoop(const From* x, To* y, int64_t n) {
+  for (int64_t k = 0; k < n; k++) y[k] = Convert<To>(x[k]);
+}
+
+template <class To, class From>
+void CastRun(const From* x, To* y, int64_t n) {
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
+    Dispatch(DLSYS_SIMD { CastLoop(x + begin, y + begin, end - begin); });
+  });
+}
+
+void CopyRun(const void* x, void* y, int64_t nbytes) {
+  if (x == y) return;
+  ParallelFor(nbytes, kGrain * 16, [&](int64_t begin, int64_t end) {
+    memcpy((char*)y + begin, (const char*)x + begin, end - begin);
+  });
+}
+
+void Cast(const DLArray* x, DLArray* y) {
+  Check("cast", x);
+  Check("cast", y);
+  if (Numel(x) != Numel(y))
+    Fail("cast: %s and %s have different numbers of elements", ShapeText(x).c_str(),
+         ShapeText(y).c_str());
+  if (x->dtype == y->dtype) return CopyRun(x->data, y->data, Numel(x) * DtypeNbytes(x->dtype));
+  WithDtype("cast", x->dtype, [&](auto* from) {
+    WithDtype("cast", y->dtype,
+              [&](auto* to) { CastRun((decltype(from))x->data, (decltype(to))y->data, Numel(x)); });
+  });
+}
+
+void FillWith(float c, DLArray* y) {
+  Check("fill", y);
+  WithDtype("fill", y->dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    T* out = (T*)y->data;
+    const T value = Convert<T>(c);
+    ParallelFor(Numel(y), kGrain,
+                [&](int64_t begin, int64_t end) { std::fill(out + begin, out + end, value); });
+  });
+}
+
+void CheckSameDtype(const char* op, const DLArray* x, const DLArray* y) {
+  if (x->dtype != y->dtype)
+    Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
+}
+
+// y, contiguous, from x walked with the strides of `rows`, whose innermost axis has `cols` values
+// `stride` apart.
+template <class T>
+void Gather(const T* x, T* y, const Loop<1>& rows, int64_t cols, int64_t stride) {
+  const int64_t piece = std::min(cols, kGrain);
+  const int64_t pieces = (cols - 1) / piece + 1;
+  ParallelFor(rows.Count() * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
+    Cursor<1> row(rows, begin / pieces);
+    for (int64_t k = begin; k < end; k++) {
+      const int64_t at = k % pieces * piece;
+      const int64_t n = std::min(piece, cols - at);
+      const T* from = x + row.offset[0] + at * stride;
+      T* to = y + k / pieces * cols + at;
+      if (stride == 0)
+        std::fill(to, to + n, *from);
+      else if (stride == 1)
+        std::copy(from, from + n, to);
+      else
+        for (int64_t j = 0; j < n; j++) to[j] = from[j * stride];
+      if (at + piece >= cols) row.Next();
+    }
+  });
+}
+
+void BroadcastTo(const DLArray* x, DLArray* y) {
+  Check("broadcast_to", x);
+  Check("broadcast_to", y);
+  CheckSameDtype("broadcast_to", x, y);
+  if (!BroadcastsTo(x, y))
+    Fail("broadcast_to: shape %s does not broadcast to %s", ShapeText(x).c_str(),
+         ShapeText(y).c_str());
+  if (Numel(y) == 0) return;
+  Loop<1> rows;
+  for (int a = 0; a < y->ndim; a++) rows.Add(y->shape[a], {BroadcastStride(x, y->ndim, a)});
+  int64_t stride[1];
+  const int64_t cols = rows.PopInner(stride);
+  WithSize(DtypeNbytes(x->dtype), [&](auto* type) {
+    Gather((decltype(type))x->data, (decltype(type))y->data, rows, cols, stride[0]);
+  });
+}
+
+const int64_t kTile = 32;  // a square of it in both arrays stays in the first cache
+
+// A batch of matrices: y[r][c] = x[c * x_stride + r], both cut into square tiles. The batch's loop
+// is `outer`.
+template <class T>
+void TransposeTiles(const T* x, T* y, const Loop<1>& outer, int64_t rows, int64_t cols,
+                    int64_t x_stride) {
+  const int64_t bands = (rows - 1) / kTile + 1;
+  const int64_t grain = std::max<int64_t>(1, kGrain / (kTile * cols));
+  ParallelFor(outer.Count() * bands, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k++) {
+      const T* from = x + Cursor<1>(outer, k / bands).offset[0];
+      T* to = y + k / bands * rows * cols;
+      const int64_t row = k % bands * kTile;
+      const int64_t row_end = std::min(rows, row + kTile);
+      for (int64_t col = 0; col < cols; col += kTile) {
+        const int64_t col_end = std::min(cols, col + kTile);
+        for (int64_t r = row; r < row_end; r++)
+          for (int64_t c = col; c < col_end; c++) to[r * cols + c] = from[c * x_stride + r];
+      }
+    }
+  });
+}
+
+Loop<1> TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
+  Loop<1> loop;
+  int seen = 0;
+  bool valid = x->ndim == y->ndim;
+  for (int k = 0; valid && k < y->ndim; k++) {
+    const int axis = (int)(perm >> 4 * k & 15);
+    valid = axis < x->ndim && !(seen >> axis & 1) && x->shape[axis] == y->shape[k];
+    if (!valid) break;
+    seen |= 1 << axis;
+    int64_t stride = 1;
+    for (int a = axis + 1; a < x->ndim; a++) stride *= x->shape[a];
+    loop.Add(y->shape[k], {stride});
+  }
+  if (!valid)
+    Fail(
+        "transpose: shape %s does not become %s by the permutation %#lx (output axis k is input "
+        "axis (permutation >> 4k) & 15)",
+        ShapeText(x).c_str(), ShapeText(y).c_str(), (long)perm);
+  return loop;
+}
+
+void Transpose(const DLArray* x, int64_t perm, DLArray* y) {
+  Check("transpose", x);
+  Check("transpose", y);
+  CheckSameDtype("transpose", x, y);
+  Loop<1> loop = TransposeLoop(x, perm, y);
+  if (Numel(y) == 0) return;
+  int64_t stride[1], row_stride[1];
+  const int64_t cols = loop.PopInner(stride);
+  WithSize(DtypeNbytes(x->dtype), [&](auto* type) {
+    auto* from = (decltype(type))x->data;
+    auto* to = (decltype(type))y->data;
+    // Tiles pay where the axis next to the innermost is the one that is contiguous in x.
+    if (stride[0] == 1 || loop.ndim == 0 || loop.stride[loop.ndim - 1][0] != 1)
+      return Gather(from, to, loop, cols, stride[0]);
+    const int64_t rows = loop.PopInner(row_stride);
+    TransposeTiles(from, to, loop, rows, cols, stride[0]);
+  });
+}
+
+DLSYS_KERNEL(cpu, fill, FillWith);
+DLSYS_KERNEL(cpu, cast, Cast);
+DLSYS_KERNEL(cpu, broadcast_to, BroadcastTo);
+DLSYS_KERNEL(cpu, transpose, Transpose);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,208 @@
+// Chains of elementwise operators, interpreted a block of elements at a time: what one instruction
+// leaves is still in the cache when the next one reads it.
+//
+// Inputs of the output's shape are read where they are; numbers, integers and what is repeated are
+// written out as blocks first. The output, float32 or bool, may be the buffer of an input of its
+// shape and dtype: a block of it is written after all reads of that block.
+#include <type_traits>
+
+#include "cpu/pointwise/map.h"
+#include "cpu/runtime/common.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/simd.h"
+#include "math/pointwise_vm.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+using chain::Band;
+using chain::Instruction;
+using chain::PowConst;
+using chain::Program;
+
+constexpr int64_t kBlock = 1024;
+
+// ---- instructions ----
+
+using Operands = const float* const (&)[4];
+using Map = void (*)(Operands from, float* to, int64_t n);
+
+template <class F>
+void Map1(Operands from, float* to, int64_t n) {
+  const float* a = from[0];
+  Dispatch(DLSYS_SIMD { MapRun<F>::Run(a, to, n); });
+}
+
+template <class F>
+void Map2(Operands from, float* to, int64_t n) {
+  const float *a = from[0], *b = from[1];
+  Dispatch(DLSYS_SIMD {
+    if constexpr (std::is_same_v<F, PowConst>) return ConstRun<F>::Run(a, *b, to, n);
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) to[k] = F()(a[k], b[k]);
+  });
+}
+
+template <class F>
+void Map3(Operands from, float* to, int64_t n) {
+  const float *a = from[0], *b = from[1], *c = from[2];
+  Dispatch(DLSYS_SIMD {
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) to[k] = F()(a[k], b[k], c[k]);
+  });
+}
+
+template <class F>
+void Map4(Operands from, float* to, int64_t n) {
+  const float *a = from[0], *b = from[1], *c = from[2], *d = from[3];
+  Dispatch(DLSYS_SIMD {
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) to[k] = F()(a[k], b[k], c[k], d[k]);
+  });
+}
+
+// By code; the places that an instruction leaves out are read by no map.
+constexpr Map kMaps[] = {nullptr,
+#define DLSYS_MAP(Name) Map1<chain::Name>,
+                         DLSYS_CHAIN_1(DLSYS_MAP)
+#undef DLSYS_MAP
+#define DLSYS_MAP(Name) Map2<chain::Name>,
+                             DLSYS_CHAIN_2(DLSYS_MAP)
+#undef DLSYS_MAP
+#define DLSYS_MAP(Name) Map3<chain::Name>,
+                                 DLSYS_CHAIN_3(DLSYS_MAP)
+#undef DLSYS_MAP
+#define DLSYS_MAP(Name) Map4<chain::Name>,
+                                     DLSYS_CHAIN_4(DLSYS_MAP)
+#undef DLSYS_MAP
+};
+
+// ---- operands ----
+
+struct Source {
+  const void* data;
+  int dtype;
+  Band band;
+  bool direct;  // float32, element i of it meets element i of the output
+};
+
+template <class T>
+void Spread(const T* x, const Band& band, int64_t begin, int64_t n, float* to) {
+  int64_t place = begin / band.inner % band.count;
+  if (band.inner == 1) {  // one after the other, again and again
+    for (int64_t k = 0; k < n; place = 0) {
+      const int64_t run = std::min(band.count - place, n - k);
+      for (int64_t i = 0; i < run; i++) to[k + i] = (float)x[place + i];
+      k += run;
+    }
+    return;
+  }
+  for (int64_t k = 0, left = band.inner - begin % band.inner; k < n; left = band.inner) {
+    const int64_t run = std::min(left, n - k);
+    std::fill_n(to + k, run, (float)x[place]);
+    place = place + 1 < band.count ? place + 1 : 0;
+    k += run;
+  }
+}
+
+void Fetch(const Source& source, int64_t begin, int64_t n, float* to) {
+  const void* x = source.data;
+  switch (source.dtype) {
+    case DL_FLOAT32:
+      return Spread((const float*)x, source.band, begin, n, to);
+    case DL_INT32:
+      return Spread((const int32_t*)x, source.band, begin, n, to);
+    case DL_INT64:
+      return Spread((const int64_t*)x, source.band, begin, n, to);
+    case DL_UINT8:
+      return Spread((const uint8_t*)x, source.band, begin, n, to);
+  }
+  Spread((const uint8_t*)x, source.band, begin, n, to);
+  for (int64_t k = 0; k < n; k++) to[k] = to[k] != 0.f;
+}
+
+// ---- the kernel ----
+
+// A program with memory for blocks of up to `block` elements.
+class Worker {
+ public:
+  Worker(const Program& program, const Source* sources, int count, int64_t block)
+      : program_(program), sources_(sources), count_(count), block_(block) {
+    static Scratch scratch;
+    const int constants = count + program.count;
+    slots_ = scratch.Get<float>((size_t)(block * (program.slots + 1 + constants)));
+    constants_ = slots_ + (program.slots + 1) * block;
+    for (int k = 0; k < count; k++)
+      if (sources[k].band.count == 1) Fetch(sources[k], 0, block, Constant(k));
+    for (int k = 0; k < program.count; k++)
+      std::fill_n(Constant(count + k), block, program.numbers[k]);
+  }
+
+  // Elements begin to begin + n of the output; `truth` says that they are bool.
+  void Run(int64_t begin, int64_t n, void* out, bool truth) const {
+    const float* values[1 + chain::kSlots];  // by place
+    std::fill_n(values, 1 + chain::kSlots, Slot(program_.slots));
+    for (int k = 0; k < count_; k++) values[1 + k] = Input(k, begin, n);
+    for (int at = 0; at < program_.length; at++) {
+      const Instruction& step = program_.code[at];
+      const float* from[4];
+      for (int k = 0; k < 4; k++) {
+        const int number = step.from[k] - chain::kFirstNumber;
+        from[k] = number < 0 ? values[step.from[k]] : Constant(count_ + number);
+      }
+      float* to = Slot(step.to ? step.to - 1 : program_.slots);
+      if (at + 1 == program_.length && !truth) to = (float*)out + begin;
+      kMaps[step.code](from, to, n);
+      values[0] = values[step.to] = to;
+    }
+    if (truth)
+      for (int64_t k = 0; k < n; k++) ((uint8_t*)out)[begin + k] = values[0][k] != 0.f;
+  }
+
+ private:
+  float* Slot(int k) const { return slots_ + k * block_; }
+  float* Constant(int k) const { return constants_ + k * block_; }
+
+  const float* Input(int k, int64_t begin, int64_t n) const {
+    const Source& source = sources_[k];
+    if (source.direct) return (const float*)source.data + begin;
+    if (source.band.count == 1) return Constant(k);
+    Fetch(source, begin, n, Slot(k));
+    return Slot(k);
+  }
+
+  const Program& program_;
+  const Source* sources_;
+  int count_;
+  int64_t block_;
+  float *slots_, *constants_;
+};
+
+void Chain(const DLArrayList* inputs, const Program& program, DLArray* out) {
+  Check("chain", out);
+  chain::CheckOutput(out);
+  const int64_t n = Numel(out);
+  Source sources[chain::kInputs];
+  const int count = (int)inputs->count;
+  for (int k = 0; k < count; k++) {
+    const DLArray* a = inputs->arrays[k];
+    Check("chain", a);
+    chain::CheckInput(a);
+    const Band band = chain::BandOf(a, out);
+    const bool direct = a->dtype == DL_FLOAT32 && band.inner == 1 && band.count == n;
+    sources[k] = {a->data, a->dtype, band, direct};
+  }
+  const bool truth = out->dtype == DL_BOOL;
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
+    const Worker worker(program, sources, count, std::min(kBlock, end - begin));
+    for (int64_t at = begin; at < end; at += kBlock)
+      worker.Run(at, std::min(kBlock, end - at), out->data, truth);
+  });
+}
+
+DLSYS_KERNEL(cpu, chain, chain::Kernel<Chain>::Call);
+
+}  // namespace
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,121 @@
+// Sums and maxima over runs of contiguous values: in lanes, so that they become vector code without
+// reordering by the compiler, and with sums of blocks carried in double, so that the error does not
+// grow with the length.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "cpu/runtime/simd.h"
+
+namespace dlsys {
+namespace cpu {
+
+inline constexpr int kLanes = 32;
+inline constexpr int64_t kSumBlock = 16 * kLanes;
+
+// A row of n values. `readable` values may be read from `data` on, those of rows behind it in the
+// same task among them.
+struct Row {
+  const float* data;
+  int64_t n, readable;
+};
+
+// The values of a row from k on, fewer than kLanes, with `fill` behind them: rows of any length,
+// short ones above all, run through loops of a fixed length.
+struct Tail {
+  DLSYS_INLINE Tail(const Row& row, int64_t k, float fill) {
+    const float* x = row.data + k;
+    const int left = (int)(row.n - k);
+    if (row.readable - k >= kLanes) {
+      for (int j = 0; j < kLanes; j++) {
+        const float value = x[j];
+        lane[j] = j < left ? value : fill;
+      }
+    } else {
+      for (int j = 0; j < kLanes; j++) lane[j] = fill;
+      for (int j = 0; j < left; j++) lane[j] = x[j];
+    }
+  }
+  float lane[kLanes];
+};
+
+// Folds the lanes into one by f, as a tree.
+template <class T, class F>
+DLSYS_INLINE T FoldLanes(const T (&lane)[kLanes], const F& f) {
+  T half[kLanes / 2];
+  for (int j = 0; j < 16; j++) half[j] = f(lane[j], lane[j + 16]);
+  for (int j = 0; j < 8; j++) half[j] = f(half[j], half[j + 8]);
+  for (int j = 0; j < 4; j++) half[j] = f(half[j], half[j + 4]);
+  return f(f(half[0], half[2]), f(half[1], half[3]));
+}
+
+DLSYS_INLINE float AddLanes(const float (&lane)[kLanes]) {
+  return FoldLanes(lane, [](float x, float y) __attribute__((always_inline)) { return x + y; });
+}
+
+// The sum of term(x[k], y[k]) over two rows of one length, where term(x_fill, y_fill) is 0. Within
+// a block a lane adds 16 terms, then lanes are added as a tree.
+template <class F>
+DLSYS_INLINE double SumOf(const Row& x, float x_fill, const Row& y, float y_fill, const F& term) {
+  double total = 0;
+  int64_t k = 0;
+  while (k + kLanes <= x.n) {
+    float lane[kLanes] = {};
+    const int64_t end = std::min(x.n, k + kSumBlock);
+    for (; k + kLanes <= end; k += kLanes)
+      for (int j = 0; j < kLanes; j++) lane[j] += term(x.data[k + j], y.data[k + j]);
+    total += AddLanes(lane);
+  }
+  if (k == x.n) return total;
+  Tail left(x, k, x_fill);
+  const Tail right(y, k, y_fill);
+  for (int j = 0; j < kLanes; j++) left.lane[j] = term(left.lane[j], right.lane[j]);
+  return total + AddLanes(left.lane);
+}
+
+template <class F>
+DLSYS_INLINE double SumOf(const Row& x, float fill, const F& term) {
+  auto of_x = [=](float value, float) __attribute__((always_inline)) { return term(value); };
+  return SumOf(x, fill, x, fill, of_x);
+}
+
+DLSYS_INLINE double SumOf(const Row& x) {
+  return SumOf(x, 0.f, [](float value) __attribute__((always_inline)) { return value; });
+}
+
+// The largest value, minus infinity for none; NaN is passed over.
+DLSYS_INLINE float MaxOf(const Row& x) {
+  const float lowest = -std::numeric_limits<float>::infinity();
+  auto larger = [](float a, float b) __attribute__((always_inline)) { return b > a ? b : a; };
+  float max[kLanes];
+  for (int j = 0; j < kLanes; j++) max[j] = lowest;
+  int64_t k = 0;
+  for (; k + kLanes <= x.n; k += kLanes)
+    for (int j = 0; j < kLanes; j++) max[j] = larger(max[j], x.data[k + j]);
+  if (k < x.n) {
+    const Tail tail(x, k, lowest);
+    for (int j = 0; j < kLanes; j++) max[j] = larger(max[j], tail.lane[j]);
+  }
+  return FoldLanes(max, larger);
+}
+
+// y[k] = f(x[k]) for a row; y may be x. Returns the sum of y, where f(fill) is 0.
+template <class F>
+DLSYS_INLINE double MapRow(const Row& x, float fill, float* y, const F& f) {
+  int64_t k = 0;
+  for (; k + kLanes <= x.n; k += kLanes) {
+    DLSYS_IVDEP
+    for (int j = 0; j < kLanes; j++) y[k + j] = f(x.data[k + j]);
+  }
+  double total = SumOf(Row{y, k, k});
+  if (k == x.n) return total;
+  Tail tail(x, k, fill);
+  for (int j = 0; j < kLanes; j++) tail.lane[j] = f(tail.lane[j]);
+  for (int j = 0; k < x.n; k++, j++) y[k] = tail.lane[j];
+  return total + AddLanes(tail.lane);
+}
+
+}  // namespace cpu
+}  // namespace dlsys

@@ -1,0 +1,267 @@
+#include "cpu/runtime/parallel.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cpu/runtime/scratch.h"
+#include "cpu/runtime/simd.h"
+#include "runtime/registry.h"
+
+namespace dlsys {
+namespace cpu {
+namespace {
+
+const int kMostThreads = 1024;
+const int kSpins = 2000;  // some tens of microseconds: the next kernel of a program comes sooner
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int ThreadsFromEnvironment() {
+  const char* text = getenv("DLSYS_THREADS");
+  if (!text || !*text) return 0;
+  char* end = nullptr;
+  const long value = strtol(text, &end, 10);
+  if (*end || value < 0 || value > kMostThreads)
+    Fail("DLSYS_THREADS=%s: expected a number from 0 (one thread a core) to %d", text,
+         kMostThreads);
+  return (int)value;
+}
+
+// OMP_NUM_THREADS, of a list such as "4,2" the first number; 0 where it has none, as in OpenMP.
+int ThreadsOfOpenMp() {
+  const char* text = getenv("OMP_NUM_THREADS");
+  if (!text) return 0;
+  char* end = nullptr;
+  const long value = strtol(text, &end, 10);
+  end += strspn(end, " \t");
+  const bool ends = *end == 0 || *end == ',';
+  return ends && value > 0 ? (int)std::min<long>(value, kMostThreads) : 0;
+}
+
+int Resolve(int threads) {
+  if (threads > 0) return threads;
+  const char* own = getenv("DLSYS_THREADS");
+  const int wanted = own && *own ? 0 : ThreadsOfOpenMp();
+  return wanted ? wanted : std::max((int)std::thread::hardware_concurrency(), 1);
+}
+
+// The caller of Run takes tasks too and waits only for workers that joined in, so a worker that
+// wakes late costs nothing. All atomics are sequentially consistent: a worker announces itself
+// (active_) before it looks at open_, the caller closes open_ before it looks at active_, hence one
+// of them sees the other.
+class Pool {
+ public:
+  explicit Pool(int threads) : threads_(threads), rooms_(std::max(threads - 1, 0)) {
+    workers_.reserve(rooms_.size());
+  }
+
+  // False when another call holds the workers.
+  bool TryRun(int64_t n, void (*body)(void*, int64_t), void* state) {
+    if (busy_.exchange(true)) return false;
+    StartWorkers();
+    body_ = body;
+    state_ = state;
+    n_ = n;
+    next_ = 0;
+    open_ = true;
+    epoch_++;
+    if (sleepers_ > 0) WakeAll();
+    Work();
+    open_ = false;
+    for (int k = 0; active_ > 0; k++) k < kSpins ? Pause() : std::this_thread::yield();
+    std::exception_ptr error = std::exchange(error_, nullptr);
+    busy_ = false;
+    if (error) std::rethrow_exception(error);
+    return true;
+  }
+
+  void SetThreads(int threads) {
+    const Held held(this);
+    while ((int)rooms_.size() < threads - 1) rooms_.emplace_back();
+    workers_.reserve(rooms_.size());
+    for (Rooms& rooms : rooms_) rooms.Reserve(true);
+    stop_ = true;
+    epoch_++;
+    WakeAll();
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+    stop_ = false;
+    threads_ = threads;
+  }
+
+  // Gives every worker the working memory that tasks have ever asked for, unless they have it.
+  void ReserveScratch() {
+    const uint64_t now = ScratchChanges();
+    if (reserved_ == now) return;
+    const Held held(this);
+    for (int k = 0; k < threads_ - 1; k++) rooms_[k].Reserve(true);
+    reserved_ = now;
+  }
+
+  int threads() const { return threads_; }
+
+ private:
+  // While the calling thread holds the workers, idle.
+  class Held {
+   public:
+    explicit Held(Pool* pool) : pool_(pool) {
+      while (pool_->busy_.exchange(true)) std::this_thread::yield();
+    }
+    ~Held() { pool_->busy_ = false; }
+    Held(const Held&) = delete;
+
+   private:
+    Pool* const pool_;
+  };
+
+  void StartWorkers() {
+    if ((int)workers_.size() >= threads_ - 1) return;
+    sigset_t all, before;  // signals belong to the threads of the program, not to ours
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      while ((int)workers_.size() < threads_ - 1)
+        workers_.emplace_back([this, rooms = &rooms_[workers_.size()], seen = epoch_.load()] {
+          of_thread.rooms = rooms;
+          const InTask mark;
+          Loop(seen);
+        });
+    } catch (const std::system_error&) {
+      threads_ = (int)workers_.size() + 1;  // the system has no more threads: go on with these
+    } catch (const std::bad_alloc&) {
+      threads_ = (int)workers_.size() + 1;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void Loop(uint64_t seen) {
+    while (true) {
+      WaitForEpochAfter(seen);
+      seen = epoch_;
+      if (stop_) return;
+      active_++;
+      if (open_) Work();
+      active_--;
+    }
+  }
+
+  void WaitForEpochAfter(uint64_t seen) {
+    for (int k = 0; k < kSpins; k++) {
+      if (epoch_ != seen) return;
+      Pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_++;
+    wake_.wait(lock, [&] { return epoch_ != seen; });
+    sleepers_--;
+  }
+
+  void WakeAll() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+    }
+    wake_.notify_all();
+  }
+
+  void Work() {
+    try {
+      for (int64_t k = next_++; k < n_; k = next_++) body_(state_, k);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      next_ = n_;
+    }
+  }
+
+  std::atomic<bool> busy_{false}, open_{false}, stop_{false};
+  std::atomic<int> active_{0}, sleepers_{0}, threads_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<uint64_t> epoch_{0}, reserved_{0};
+  void (*body_)(void*, int64_t) = nullptr;
+  void* state_ = nullptr;
+  int64_t n_ = 0;
+  std::exception_ptr error_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+  std::deque<Rooms> rooms_;  // of the workers; they outlive them, and never move
+};
+
+// Never destroyed: workers may still wait on it when the process ends. A forked child has none of
+// the parent's workers, so it starts over with a pool of its own.
+Pool* pool = nullptr;
+
+Pool& GetPool() {
+  static const bool made = [] {
+    CurrentIsa();  // so that whoever makes the pool first has made all that is made once
+    pool = new Pool(Resolve(ThreadsFromEnvironment()));
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool(pool->threads()); });
+    return true;
+  }();
+  (void)made;
+  return *pool;
+}
+
+}  // namespace
+
+void RunTasks(int64_t n, void (*body)(void*, int64_t), void* state) {
+  if (n > 1) {
+    Pool& workers = GetPool();
+    const InTask mark;  // on this thread alone, too: next time a worker may run them
+    if (workers.threads() > 1 && workers.TryRun(n, body, state)) return;
+    for (int64_t k = 0; k < n; k++) body(state, k);
+    return;
+  }
+  for (int64_t k = 0; k < n; k++) body(state, k);
+}
+
+void SetThreads(int threads) {
+  if (threads < 0 || threads > kMostThreads)
+    Fail("DLCpuSetThreads: got %d, expected 0 (one thread a core) to %d", threads, kMostThreads);
+  GetPool().SetThreads(Resolve(threads));
+}
+
+void ReserveScratch() {
+  static thread_local uint64_t reserved = 0;
+  const uint64_t now = ScratchChanges();
+  if (reserved != now) {
+    RoomsOfThread().Reserve(false);
+    reserved = now;
+  }
+  GetPool().ReserveScratch();
+}
+
+int GetThreads() { return GetPool().threads(); }
+
+}  // namespace cpu
+}  // namespace dlsys
+
+DLSYS_API int DLCpuSetThreads(int32_t threads) {
+  return dlsys::Guard([&] { dlsys::cpu::SetThreads(threads); });
+}
+
+DLSYS_API int DLCpuGetThreads(int32_t* threads) {
+  return dlsys::Guard([&] {
+    if (!threads) dlsys::Fail("DLCpuGetThreads: null output argument");
+    *threads = dlsys::cpu::GetThreads();
+  });
+}

@@ -1,0 +1,54 @@
+// The algorithms of convolution on the GPU. All arrays are float32, contiguous, and overlap
+// nowhere.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "cuda/gemm/gemm.cuh"
+#include "math/conv_geometry.h"
+
+namespace dlsys {
+namespace cuda {
+
+constexpr int kByRule = -1;
+
+// Where, for whom and how: the operator's name for messages, the device and the stream; how exactly
+// to multiply, and by which variant of an algorithm. A variant that does not do a convolution fails
+// with DL_NOT_APPLICABLE; by rule an algorithm finds one that does.
+struct Place {
+  const char* op;
+  DLContext ctx;
+  DLStream stream;
+  Precision precision;
+  int variant = kByRule;
+};
+
+enum class Pass { kForward, kDataGradient, kFilterGradient };
+
+// Every function writes all of its result; bias may be null.
+struct ConvAlgorithm {
+  const char* name;
+  std::vector<std::string> (*variants)(Pass pass);
+  const char* (*source)();  // as in registry.h
+  bool (*fits)(const Place& at, const Conv& conv);
+  void (*forward)(const Place& at, const Conv& conv, const float* x, const float* f,
+                  const float* bias, float* y);
+  void (*data_gradient)(const Place& at, const Conv& conv, const float* f, const float* dy,
+                        float* dx);
+  void (*filter_gradient)(const Place& at, const Conv& conv, const float* x, const float* dy,
+                          float* df);
+};
+
+extern const ConvAlgorithm kImplicitGemm;
+extern const ConvAlgorithm kDepthwise;  // one channel a group
+// At tf32, by rule only where that is faster.
+extern const ConvAlgorithm kTensorCores;
+extern const ConvAlgorithm kCudnn;
+
+// The extents of a tile as a variant's name.
+inline std::string TileName(int rows, int cols) {
+  return std::to_string(rows) + "x" + std::to_string(cols);
+}
+
+}  // namespace cuda
+}  // namespace dlsys

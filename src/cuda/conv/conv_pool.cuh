@@ -1,0 +1,131 @@
+// What the kernels of small convolutions share: planes in shared memory with their padding, and
+// sums over filters and taps in registers.
+#pragma once
+#include "cuda/runtime/launch.cuh"
+#include "math/conv_pool.h"
+
+namespace dlsys {
+namespace cuda {
+
+constexpr int kMostShared = 48 * 1024 / (int)sizeof(float);  // floats that any block may have
+constexpr int kSlack = 8;  // floats behind the last row that a thread may read and not use
+
+inline int RoundUp(int64_t n, int to) { return (int)((n + to - 1) / to * to); }
+
+// A thread reads filters for kOutputs outputs as vectors; rows of them lie an odd number of vectors
+// apart, so that they are stored without many bank conflicts.
+template <int kOutputs>
+struct Vectors {
+  static constexpr int kWidth = kOutputs % 4 == 0 ? 4 : 2;
+  static int Pitch(int64_t groups) {
+    const int pitch = RoundUp(groups * kOutputs, kWidth);
+    return pitch / kWidth % 2 ? pitch : pitch + kWidth;
+  }
+  static __device__ __forceinline__ void Read(const float* from, float (&to)[kOutputs]) {
+    if constexpr (kWidth == 4) {
+#pragma unroll
+      for (int k = 0; k < kOutputs; k += 4) {
+        const float4 v = *(const float4*)(from + k);
+        to[k] = v.x, to[k + 1] = v.y, to[k + 2] = v.z, to[k + 3] = v.w;
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kOutputs; k += 2) {
+        const float2 v = *(const float2*)(from + k);
+        to[k] = v.x, to[k + 1] = v.y;
+      }
+    }
+  }
+};
+
+constexpr int kOutputChoices[] = {2, 4, 6};  // of a thread
+
+inline int PitchOf(int choice, int64_t groups) {
+  using Pitch = int (*)(int64_t);
+  static constexpr Pitch pitches[] = {Vectors<2>::Pitch, Vectors<4>::Pitch, Vectors<6>::Pitch};
+  return pitches[choice](groups);
+}
+
+// Planes in shared memory: `rows` of `width` floats, `pitch` and `plane` floats apart.
+struct Frame {
+  int rows, width, pitch, plane;
+};
+
+// Copies planes of h x w elements so that element (0, 0) comes to (top, left), zeros around them.
+__device__ inline void LoadPlanes(const float* from, int planes, int h, int w, int top, int left,
+                                  const Frame& frame, float* to) {
+  const int across = frame.width > 16 ? 32 : frame.width > 8 ? 16 : 8;  // threads a row
+  const int lane = (int)threadIdx.x % across, step = (int)blockDim.x / across;
+#pragma unroll 4
+  for (int k = (int)threadIdx.x / across; k < planes * frame.rows; k += step) {
+    const int plane = k / frame.rows, row = k - plane * frame.rows, i = row - top;
+    const float* source = from + ((int64_t)plane * h + i) * w - left;
+    float* target = to + plane * frame.plane + row * frame.pitch;
+    for (int col = lane; col < frame.width; col += across) {
+      const int j = col - left;
+      target[col] = i >= 0 && i < h && j >= 0 && j < w ? source[col] : 0.f;
+    }
+  }
+}
+
+template <int kSide, int kCount>
+__device__ __forceinline__ void ReadRow(const float* from, float (&to)[kCount]) {
+  if constexpr (kSide % 2 == 0 && kCount % 2 == 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; k += 2) {
+      const float2 v = *(const float2*)(from + k);
+      to[k] = v.x, to[k + 1] = v.y;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kCount; k++) to[k] = from[k];
+  }
+}
+
+// sum[o][i * kSide + j] += over channels and taps of the filters for kOutputs outputs times x, for
+// a patch of kSide x kSide places whose first tap meets x[0]. Filters are (channels, kh, kw,
+// pitch); kw is at most kTaps, by less than two or down to 1 for kTaps = 3.
+template <int kTaps, int kSide, int kOutputs>
+__device__ __forceinline__ void Correlate(const float* x, int channels, const Frame& frame, int kh,
+                                          int kw, const float* filter, int pitch,
+                                          float (&sum)[kOutputs][kSide * kSide]) {
+  constexpr int kRow = kSide + kTaps - 1, kLeast = kTaps == 3 ? 1 : kTaps - 1;
+  for (int c = 0; c < channels; c++, x += frame.plane) {
+    float rows[kSide][kRow];
+#pragma unroll
+    for (int i = 1; i < kSide; i++) ReadRow<kSide>(x + (i - 1) * frame.pitch, rows[i]);
+    const float* next = x + (kSide - 1) * frame.pitch;
+#pragma unroll 1
+    for (int a = 0; a < kh; a++, next += frame.pitch, filter += kw * pitch) {
+#pragma unroll
+      for (int i = 1; i < kSide; i++)
+#pragma unroll
+        for (int j = 0; j < kRow; j++) rows[i - 1][j] = rows[i][j];
+      ReadRow<kSide>(next, rows[kSide - 1]);
+#pragma unroll
+      for (int b = 0; b < kTaps; b++) {
+        if (b >= kLeast && b >= kw) continue;
+        float weights[kOutputs];
+        Vectors<kOutputs>::Read(filter + b * pitch, weights);
+#pragma unroll
+        for (int o = 0; o < kOutputs; o++)
+#pragma unroll
+          for (int k = 0; k < kSide * kSide; k++)
+            sum[o][k] = fmaf(weights[o], rows[k / kSide][k % kSide + b], sum[o][k]);
+      }
+    }
+  }
+}
+
+// What a choice of outputs a thread costs: `instructions` of each of `threads`, which wait for each
+// other less the more warps a scheduler has.
+inline double CostOf(double threads, double instructions, int multiprocessors) {
+  const double warps = threads / 32 / (4 * multiprocessors);
+  return instructions * (0.5 + (warps > 1 ? warps : 1));
+}
+
+// The instantiation for filters of this width: 3, 5 or 7 taps.
+inline int TapsFor(int64_t width) { return width <= 3 ? 0 : width <= 5 ? 1 : 2; }
+
+}  // namespace cuda
+}  // namespace dlsys

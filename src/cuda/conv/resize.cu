@@ -1,0 +1,138 @@
+// Resizing of images x (batch, rows, cols), nearest and bilinear, with their gradients.
+//
+// A first launch writes tables of what every position of an axis reads and by whom it is read, so
+// that the second, a thread an element, divides for its own position only. The gradient gathers: no
+// atomics, the same bits every run. The output never overlaps the input.
+#include "cuda/runtime/launch.cuh"
+#include "math/resize.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// Tables in device memory.
+struct Table {
+  Tap* taps;         // (axis.m)
+  Readers* readers;  // (axis.n)
+};
+
+// ---- kernels ----
+
+__global__ void TableKernel(ResizedAxis axis, Table table) {
+  for (int64_t i = FirstItem(); i < axis.m; i += ItemStep()) table.taps[i] = axis.At(i);
+  for (int64_t k = FirstItem(); k < axis.n; k += ItemStep()) table.readers[k] = axis.ReadersOf(k);
+}
+
+template <bool kLinear>
+__global__ void ResizeKernel(const float* x, float* y, int64_t n, Resize resize, Table rows,
+                             Table cols) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const int64_t row_of_all = i / resize.cols.m;
+    const int64_t image = row_of_all / resize.rows.m;
+    const Tap row = rows.taps[row_of_all - image * resize.rows.m];
+    const Tap col = cols.taps[i - row_of_all * resize.cols.m];
+    const float* low = x + (image * resize.rows.n + row.low) * resize.cols.n;
+    if (!kLinear) {
+      y[i] = low[col.low];
+      continue;
+    }
+    const float* high = x + (image * resize.rows.n + row.high) * resize.cols.n;
+    const float above = (1.f - col.weight) * low[col.low] + col.weight * low[col.high];
+    const float below = (1.f - col.weight) * high[col.low] + col.weight * high[col.high];
+    y[i] = (1.f - row.weight) * above + row.weight * below;
+  }
+}
+
+__global__ void ResizeGradientKernel(const float* dy, float* dx, int64_t n, Resize resize,
+                                     Table rows, Table cols) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const int64_t row_of_all = i / resize.cols.n;
+    const int64_t image = row_of_all / resize.rows.n;
+    const int64_t r = row_of_all - image * resize.rows.n;
+    const int64_t c = i - row_of_all * resize.cols.n;
+    const Readers in_rows = rows.readers[r], in_cols = cols.readers[c];
+    float total = 0.f;
+    for (int64_t k = in_rows.first; k <= in_rows.last; k++) {
+      const float* row = dy + (image * resize.rows.m + k) * resize.cols.m;
+      float of_row = 0.f;
+      for (int64_t j = in_cols.first; j <= in_cols.last; j++) of_row += cols.taps[j].Of(c) * row[j];
+      total += rows.taps[k].Of(r) * of_row;
+    }
+    dx[i] = total;
+  }
+}
+
+// ---- launchers ----
+
+// The tables of both axes in one block of device memory.
+class Tables {
+ public:
+  Tables(const char* op, const Resize& resize, DLContext ctx, DLStream stream)
+      : taps_(resize.rows.m + resize.cols.m),
+        scratch_(ctx,
+                 taps_ * (int64_t)sizeof(Tap) +
+                     (resize.rows.n + resize.cols.n) * (int64_t)sizeof(Readers),
+                 stream) {
+    Tap* taps = (Tap*)scratch_.data();
+    Readers* readers = (Readers*)(taps + taps_);
+    rows = Table{taps, readers};
+    cols = Table{taps + resize.rows.m, readers + resize.rows.n};
+    for (const auto& [axis, table] : {std::pair(resize.rows, rows), std::pair(resize.cols, cols)})
+      Launch(op, TableKernel, Blocks(axis.m > axis.n ? axis.m : axis.n), kThreads, 0, stream, axis,
+             table);
+  }
+
+  Table rows, cols;
+
+ private:
+  int64_t taps_;
+  Scratch scratch_;
+};
+
+void Forward(const char* op, const DLArray* x, int64_t align, bool linear, DLArray* y,
+             DLStream stream) {
+  Enter(op, y, x);
+  const float* in = In(op, x);
+  float* out = Out(op, y);
+  const int64_t n = Numel(y);
+  if (n == 0 && Numel(x) == 0) return;
+  const Resize resize = ResizeOf(op, x, align != 0, linear, y);
+  const Tables tables(op, resize, y->ctx, stream);
+  Launch(op, linear ? ResizeKernel<true> : ResizeKernel<false>, Blocks(n), kThreads, 0, stream, in,
+         out, n, resize, tables.rows, tables.cols);
+}
+
+void Backward(const char* op, const DLArray* dy, int64_t align, bool linear, DLArray* dx,
+              DLStream stream) {
+  Enter(op, dx, dy);
+  const float* in = In(op, dy);
+  float* out = Out(op, dx);
+  const int64_t n = Numel(dx);
+  if (n == 0 && Numel(dy) == 0) return;
+  const Resize resize = ResizeOf(op, dx, align != 0, linear, dy);
+  const Tables tables(op, resize, dx->ctx, stream);
+  Launch(op, ResizeGradientKernel, Blocks(n), kThreads, 0, stream, in, out, n, resize, tables.rows,
+         tables.cols);
+}
+
+void ResizeNearest(const DLArray* x, int64_t align, DLArray* y, DLStream stream) {
+  Forward("resize_nearest", x, align, false, y, stream);
+}
+void ResizeBilinear(const DLArray* x, int64_t align, DLArray* y, DLStream stream) {
+  Forward("resize_bilinear", x, align, true, y, stream);
+}
+void ResizeNearestGradient(const DLArray* dy, int64_t align, DLArray* dx, DLStream stream) {
+  Backward("resize_nearest_gradient", dy, align, false, dx, stream);
+}
+void ResizeBilinearGradient(const DLArray* dy, int64_t align, DLArray* dx, DLStream stream) {
+  Backward("resize_bilinear_gradient", dy, align, true, dx, stream);
+}
+
+DLSYS_KERNEL(cuda, resize_nearest, ResizeNearest);
+DLSYS_KERNEL(cuda, resize_bilinear, ResizeBilinear);
+DLSYS_KERNEL(cuda, resize_nearest_gradient, ResizeNearestGradient);
+DLSYS_KERNEL(cuda, resize_bilinear_gradient, ResizeBilinearGradient);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

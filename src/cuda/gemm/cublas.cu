@@ -1,0 +1,131 @@
+// The matrix product through cuBLAS.
+//
+// cuBLAS is opened when it is first needed, by soname, and its few functions are declared here. Its
+// default math mode computes float32 products in true float32.
+#include "cuda/gemm/gemm.cuh"
+#include "cuda/runtime/dlopen.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+using Handle = struct CublasContext*;
+using Status = int;
+constexpr Status kAllocFailed = 3;  // CUBLAS_STATUS_ALLOC_FAILED
+constexpr int kNoTranspose = 0;     // CUBLAS_OP_N
+constexpr int kTranspose = 1;       // CUBLAS_OP_T
+constexpr int kDefaultMath = 0;     // CUBLAS_DEFAULT_MATH
+constexpr int kTf32Math = 3;        // CUBLAS_TF32_TENSOR_OP_MATH
+
+struct Library {
+  Status (*create)(Handle*) = nullptr;
+  Status (*set_stream)(Handle, cudaStream_t) = nullptr;
+  Status (*set_workspace)(Handle, void*, size_t) = nullptr;
+  Status (*set_math_mode)(Handle, int) = nullptr;
+  Status (*sgemm)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
+                  const float* alpha, const float* a, int64_t lda, const float* b, int64_t ldb,
+                  const float* beta, float* c, int64_t ldc) = nullptr;
+  const char* (*text)(Status) = nullptr;
+  Status (*property)(int which, int*) = nullptr;
+  std::string error;  // why it cannot be used, or ""
+  std::string name;   // and its version
+};
+
+// The runtime's own major version first: the driver is known to be new enough for it.
+std::vector<std::string> Sonames() {
+  if (CUDART_VERSION / 1000 == 12) return {"libcublas.so.12", "libcublas.so.13"};
+  return {"libcublas.so.13", "libcublas.so.12"};
+}
+
+Library Open() {
+  Library cublas;
+  void* library = OpenLibrary(Sonames(), &cublas.error);
+  if (!library) return cublas;
+  Find(library, "cublasCreate_v2", &cublas.create, &cublas.error);
+  Find(library, "cublasSetStream_v2", &cublas.set_stream, &cublas.error);
+  Find(library, "cublasSetWorkspace_v2", &cublas.set_workspace, &cublas.error);
+  Find(library, "cublasSetMathMode", &cublas.set_math_mode, &cublas.error);
+  Find(library, "cublasSgemm_v2_64", &cublas.sgemm, &cublas.error);
+  Find(library, "cublasGetStatusString", &cublas.text, &cublas.error);
+  Find(library, "cublasGetProperty", &cublas.property, &cublas.error);
+  if (cublas.error.empty()) cublas.name = "cuBLAS " + VersionText(cublas.property);
+  return cublas;
+}
+
+const Library& Cublas() {
+  static const Library* const library = new Library(Open());
+  return *library;
+}
+
+void CheckCublas(const char* op, Status status) {
+  if (status == 0) return;
+  CheckFault(op);
+  FailWith(status == kAllocFailed ? DL_OUT_OF_MEMORY : DL_ERROR,
+           "%s: cuBLAS error %d, %s; DLSYS_BLAS=own uses the built-in kernel instead", op, status,
+           Cublas().text(status));
+}
+
+Handle MakeHandle(const char* op) {
+  Handle handle = nullptr;
+  CheckCublas(op, Cublas().create(&handle));
+  return handle;
+}
+
+// What cuBLAS documents for its own workspace: more from Hopper on.
+int64_t WorkspaceNbytes(int device) { return int64_t(ComputeMajor(device) >= 9 ? 32 : 4) << 20; }
+
+}  // namespace
+
+const char* CublasError() { return Cublas().error.c_str(); }
+
+const char* CublasSource() {
+  if (*CublasError())
+    FailWith(DL_UNAVAILABLE,
+             "cuBLAS cannot be used (%s): install nvidia-cublas, or name its folder in "
+             "DLSYS_CUDA_LIBRARY_PATH",
+             CublasError());
+  return Cublas().name.c_str();
+}
+
+// cuBLAS counts by columns, where a row-major matrix is its transpose: C^T = op(B)^T op(A)^T.
+void MultiplyCublas(const char* op, const Product& p, DLStream stream) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {
+    Check(op, cudaMemsetAsync(p.c, 0, (size_t)(p.m * p.n) * sizeof(float), Native(stream)));
+    return;
+  }
+  const Library& cublas = Cublas();
+  const BorrowedHandle<Handle> handle(op, p.ctx.device_id, MakeHandle);
+  const int64_t workspace_nbytes = WorkspaceNbytes(p.ctx.device_id);
+  const Scratch workspace(p.ctx, workspace_nbytes, stream);
+  // In this order: a new stream resets the workspace. One of our own makes results independent of
+  // other streams.
+  CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
+  CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
+  const bool tf32 = p.precision == Precision::kTf32;
+  CheckCublas(op, cublas.set_math_mode(handle.get(), tf32 ? kTf32Math : kDefaultMath));
+  const float one = 1.f, zero = 0.f;
+  CheckCublas(op, cublas.sgemm(handle.get(), p.trans_b ? kTranspose : kNoTranspose,
+                               p.trans_a ? kTranspose : kNoTranspose, p.n, p.m, p.k, &one, p.b,
+                               p.trans_b ? p.k : p.n, p.a, p.trans_a ? p.m : p.k, &zero, p.c, p.n));
+}
+
+namespace {
+
+void MatmulCublas(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
+                  DLStream stream) {
+  const Product product = CheckedProduct("matmul_cublas", a, trans_a, b, trans_b, c);
+  if (!Cublas().error.empty())
+    FailWith(
+        DL_UNAVAILABLE,
+        "matmul_cublas: cuBLAS cannot be used (%s): install nvidia-cublas, or name its folder in "
+        "DLSYS_CUDA_LIBRARY_PATH, or use matmul_own",
+        Cublas().error.c_str());
+  MultiplyCublas("matmul_cublas", product, stream);
+}
+
+DLSYS_KERNEL(cuda, matmul_cublas, MatmulCublas);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,230 @@
+// Softmax, log-softmax, both cross entropies and their gradients, over rows x (rows, classes).
+//
+// A group of lanes takes a row: half a warp for up to 16 classes, a warp for up to 512, a block
+// beyond. A row is read once for its maximum and once for sum(exp(x - max)), which cannot overflow;
+// the later reads hit the cache. A row is written only after all its lanes have read it, so the
+// output may be the buffer of an input of its shape. An integer label out of range gives NaN for
+// its row and is told (fault.cuh).
+#include "cuda/loss/softmax.cuh"
+#include "cuda/reduce/reduce.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// ---- kernels ----
+
+// Runs op on every row with kLanes lanes. Lanes without a row see one of 0 classes: they have to
+// meet the others.
+template <int kLanes, class Op>
+__global__ void RowsKernel(int64_t rows, int64_t classes, Op op) {
+  constexpr int kGroups = kThreads / kLanes;
+  const int group = threadIdx.x / kLanes;
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t first = (int64_t)blockIdx.x * kGroups; first < rows;
+       first += (int64_t)gridDim.x * kGroups) {
+    const int64_t row = first + group;
+    const bool exists = row < rows;
+    op.template Row<kLanes>(exists ? row : 0, classes, exists ? classes : 0, lane,
+                            exists && lane == 0);
+  }
+}
+
+// In every op below: `classes` is the length of a row, `count` the same or 0, and `writes` is true
+// in the one lane that writes the row's own result.
+
+struct SoftmaxOp {
+  const float* x;  // (rows, classes)
+  float* y;        // (rows, classes)
+  template <int kLanes>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+    const float* in = x + row * classes;
+    float* out = y + row * classes;
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    for (int64_t c = lane; c < count; c += kLanes) out[c] = expf(in[c] - stats.max) / stats.sum;
+  }
+};
+
+struct LogSoftmaxOp {
+  const float* x;  // (rows, classes)
+  float* y;        // (rows, classes)
+  template <int kLanes>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+    const float* in = x + row * classes;
+    float* out = y + row * classes;
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const float log_sum = logf(stats.sum);
+    for (int64_t c = lane; c < count; c += kLanes) out[c] = (in[c] - stats.max) - log_sum;
+  }
+};
+
+struct CrossEntropyOp {
+  const float* x;       // logits (rows, classes)
+  const float* labels;  // (rows, classes)
+  float* loss;          // (rows)
+  template <int kLanes>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool writes) const {
+    const float* in = x + row * classes;
+    const float* target = labels + row * classes;
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const float log_sum = logf(stats.sum);
+    float sum = 0.f;
+    for (int64_t c = lane; c < count; c += kLanes)
+      sum += target[c] * (log_sum - (in[c] - stats.max));
+    sum = Join<SumOf, kLanes>(sum);
+    if (writes) loss[row] = sum;
+  }
+};
+
+struct CrossEntropyGradientOp {
+  const float* x;       // logits (rows, classes)
+  const float* labels;  // (rows, classes)
+  const float* dy;      // (rows)
+  float* dx;            // (rows, classes)
+  template <int kLanes>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+    const float* in = x + row * classes;
+    const float* target = labels + row * classes;
+    float* out = dx + row * classes;
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    float mass = 0.f;
+    for (int64_t c = lane; c < count; c += kLanes) mass += target[c];
+    mass = Join<SumOf, kLanes>(mass);
+    for (int64_t c = lane; c < count; c += kLanes)
+      out[c] = (expf(in[c] - stats.max) / stats.sum * mass - target[c]) * dy[row];
+  }
+};
+
+struct SparseCrossEntropyOp {
+  const float* x;  // logits (rows, classes)
+  Labels labels;
+  float* loss;  // (rows)
+  template <int kLanes>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool writes) const {
+    const float* in = x + row * classes;
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    if (!writes) return;
+    const int64_t label = labels.At(row);
+    const bool valid = label >= 0 && label < classes;
+    loss[row] = valid ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+    if (!valid) labels.faults.OutOfRange(label, row, classes);
+  }
+};
+
+struct SparseCrossEntropyGradientOp {
+  const float* x;  // logits (rows, classes)
+  Labels labels;
+  const float* dy;  // (rows)
+  float* dx;        // (rows, classes)
+  template <int kLanes>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+    const float* in = x + row * classes;
+    float* out = dx + row * classes;
+    const Stats stats = RowStats<kLanes>(in, count, lane);
+    if (count == 0) return;
+    const int64_t label = labels.At(row);
+    const bool valid = label >= 0 && label < classes;
+    const float scale = valid ? dy[row] : NAN;
+    if (!valid && lane == 0) labels.faults.OutOfRange(label, row, classes);
+    for (int64_t c = lane; c < count; c += kLanes)
+      out[c] = (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale;
+  }
+};
+
+// ---- launchers ----
+
+template <class Op>
+void RunRows(const char* op, const Rows& rows, const Op& body, DLStream stream) {
+  const int64_t n = rows.count;
+  if (rows.classes <= 16) {
+    Launch(op, RowsKernel<16, Op>, Blocks(n, kThreads / 16), kThreads, 0, stream, n, rows.classes,
+           body);
+  } else if (rows.classes <= 512) {
+    Launch(op, RowsKernel<32, Op>, Blocks(n, kThreads / 32), kThreads, 0, stream, n, rows.classes,
+           body);
+  } else {
+    Launch(op, RowsKernel<kThreads, Op>, Blocks(n, 1), kThreads, 0, stream, n, rows.classes, body);
+  }
+}
+
+void Softmax(const DLArray* x, DLArray* y, DLStream stream) {
+  Enter("softmax", y, x);
+  CheckSameShape("softmax", x, y);
+  RunRows("softmax", Rows("softmax", x), SoftmaxOp{In("softmax", x), Out("softmax", y)}, stream);
+}
+
+void LogSoftmax(const DLArray* x, DLArray* y, DLStream stream) {
+  Enter("log_softmax", y, x);
+  CheckSameShape("log_softmax", x, y);
+  RunRows("log_softmax", Rows("log_softmax", x),
+          LogSoftmaxOp{In("log_softmax", x), Out("log_softmax", y)}, stream);
+}
+
+void CrossEntropy(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
+  const char* op = "softmax_cross_entropy";
+  Enter(op, loss, x, labels);
+  CheckSameShape(op, x, labels);
+  const Rows rows(op, x);
+  CheckOneARow(op, "loss", loss, x, rows);
+  RunRows(op, rows, CrossEntropyOp{In(op, x), In(op, labels), Out(op, loss)}, stream);
+}
+
+void SparseCrossEntropy(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
+  const char* op = "sparse_softmax_cross_entropy";
+  Enter(op, loss, x, labels);
+  const Rows rows(op, x);
+  CheckOneARow(op, "loss", loss, x, rows);
+  RunRows(op, rows,
+          SparseCrossEntropyOp{In(op, x), CheckedLabels(op, labels, x, rows), Out(op, loss)},
+          stream);
+}
+
+void CrossEntropyGradient(const DLArray* x, const DLArray* labels, const DLArray* dy, DLArray* dx,
+                          DLStream stream) {
+  const char* op = "softmax_cross_entropy_gradient";
+  Enter(op, dx, x, labels, dy);
+  CheckSameShape(op, x, labels);
+  CheckSameShape(op, x, dx);
+  const Rows rows(op, x);
+  CheckOneARow(op, "dy", dy, x, rows);
+  RunRows(op, rows, CrossEntropyGradientOp{In(op, x), In(op, labels), In(op, dy), Out(op, dx)},
+          stream);
+}
+
+void SparseCrossEntropyGradient(const DLArray* x, const DLArray* labels, const DLArray* dy,
+                                DLArray* dx, DLStream stream) {
+  const char* op = "sparse_softmax_cross_entropy_gradient";
+  Enter(op, dx, x, labels, dy);
+  CheckSameShape(op, x, dx);
+  const Rows rows(op, x);
+  CheckOneARow(op, "dy", dy, x, rows);
+  const Labels checked = CheckedLabels(op, labels, x, rows);
+  RunRows(op, rows, SparseCrossEntropyGradientOp{In(op, x), checked, In(op, dy), Out(op, dx)},
+          stream);
+}
+
+// The loss of each row in scratch, then their mean. The mean of no rows is NaN, as numpy has it.
+void CrossEntropyMean(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
+  const char* op = "softmax_cross_entropy_mean";
+  Enter(op, loss, x, labels);
+  CheckSameShape(op, x, labels);
+  if (Numel(loss) != 1)
+    Fail("%s: expected a loss of 1 element, got shape %s", op, ShapeText(loss).c_str());
+  const Rows rows(op, x);
+  Scratch per_row(loss->ctx, rows.count * (int64_t)sizeof(float), stream);
+  RunRows(op, rows, CrossEntropyOp{In(op, x), In(op, labels), per_row.floats()}, stream);
+  SumAxis(op, loss->ctx, per_row.floats(), 1, rows.count, 1, 1.f / (float)rows.count, Out(op, loss),
+          stream);
+}
+
+DLSYS_KERNEL(cuda, softmax, Softmax);
+DLSYS_KERNEL(cuda, log_softmax, LogSoftmax);
+DLSYS_KERNEL(cuda, softmax_cross_entropy, CrossEntropy);
+DLSYS_KERNEL(cuda, softmax_cross_entropy_gradient, CrossEntropyGradient);
+DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy, SparseCrossEntropy);
+DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy_gradient, SparseCrossEntropyGradient);
+DLSYS_KERNEL(cuda, softmax_cross_entropy_mean, CrossEntropyMean);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

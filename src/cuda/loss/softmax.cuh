@@ -1,0 +1,64 @@
+// What kernels over the rows of a softmax share: a row's maximum and sum, labels, and shapes.
+#pragma once
+#include "cuda/reduce/group.cuh"
+#include "cuda/runtime/fault.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+struct Stats {
+  float max, sum;  // sum of exp(x - max)
+};
+
+// kUnroll: for how many classes a lane has code; 1 where few rows are all that a kernel has.
+template <int kLanes, int kUnroll = 4>
+__device__ Stats RowStats(const float* x, int64_t classes, int lane) {
+  float max = -INFINITY;
+#pragma unroll kUnroll
+  for (int64_t c = lane; c < classes; c += kLanes) max = fmaxf(max, x[c]);
+  max = Join<MaxOf, kLanes>(max);
+  float sum = 0.f;
+#pragma unroll kUnroll
+  for (int64_t c = lane; c < classes; c += kLanes) sum += expf(x[c] - max);
+  return {max, Join<SumOf, kLanes>(sum)};
+}
+
+struct Labels {
+  const void* data;  // (rows), int32, int64 or uint8
+  int dtype;
+  Faults faults;
+  __device__ int64_t At(int64_t row) const {
+    if (dtype == DL_INT32) return ((const int32_t*)data)[row];
+    if (dtype == DL_INT64) return ((const int64_t*)data)[row];
+    return ((const uint8_t*)data)[row];
+  }
+};
+
+struct Rows {
+  int64_t count, classes;
+  Rows(const char* op, const DLArray* x) {
+    if (x->ndim < 1) Fail("%s: expected at least 1 dimension, got shape ()", op);
+    classes = x->shape[x->ndim - 1];
+    count = 1;
+    for (int axis = 0; axis + 1 < x->ndim; axis++) count *= x->shape[axis];
+  }
+};
+
+inline void CheckOneARow(const char* op, const char* what, const DLArray* a, const DLArray* x,
+                         const Rows& rows) {
+  if (Numel(a) != rows.count)
+    Fail("%s: expected one %s a row: logits %s and %s %s", op, what, ShapeText(x).c_str(), what,
+         ShapeText(a).c_str());
+}
+
+inline Labels CheckedLabels(const char* op, const DLArray* labels, const DLArray* x,
+                            const Rows& rows) {
+  const int dtype = labels->dtype;
+  if (dtype != DL_INT32 && dtype != DL_INT64 && dtype != DL_UINT8)
+    Fail("%s: expected labels of int32, int64 or uint8, got %s", op, DtypeText(dtype));
+  CheckOneARow(op, "label", labels, x, rows);
+  return Labels{labels->data, dtype, FaultsOf(op, "label", x->ctx.device_id)};
+}
+
+}  // namespace cuda
+}  // namespace dlsys

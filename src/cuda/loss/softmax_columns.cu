@@ -1,0 +1,90 @@
+// Softmax and log-softmax over the middle axis of x (outer, n, inner).
+//
+// A block takes kCols columns with kRows threads each; neighbouring threads take neighbouring
+// elements. The threads of a column join their maxima and then their sums of exp(x - max), which
+// cannot overflow, as trees in shared memory, so every run gives the same bits; the later reads of
+// x mostly hit the cache. Outputs never overlap inputs.
+#include "cuda/reduce/group.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// ---- kernels ----
+
+// Joins one value a thread over the kRows threads of its column; all of them get the result.
+template <class Op, int kCols, int kRows>
+__device__ float JoinColumn(float value, int row, int col) {
+  if constexpr (kRows == 1) {
+    return value;
+  } else {
+    __shared__ float values[kRows][kCols];
+    __syncthreads();  // the previous call's readers are done
+    values[row][col] = value;
+    __syncthreads();
+#pragma unroll
+    for (int half = kRows / 2; half > 0; half /= 2) {
+      if (row < half) values[row][col] = Op::Join(values[row][col], values[row + half][col]);
+      __syncthreads();
+    }
+    return values[0][col];
+  }
+}
+
+template <bool kLog, int kCols, int kRows>
+__global__ void __launch_bounds__(kThreads)
+    SoftmaxColumnsKernel(const float* x, float* y, int64_t columns, int64_t n, int64_t inner) {
+  const int row = (int)threadIdx.x / kCols, col = (int)threadIdx.x % kCols;
+  // The bound is the same for the whole block, as its barriers need.
+  for (int64_t tile = blockIdx.x; tile * kCols < columns; tile += gridDim.x) {
+    const int64_t column = tile * kCols + col;
+    const int64_t count = column < columns ? n : 0;
+    const int64_t o = column / inner;
+    const int64_t first = o * n * inner + (column - o * inner);
+    float max = -INFINITY;
+    for (int64_t r = row; r < count; r += kRows) max = fmaxf(max, x[first + r * inner]);
+    max = JoinColumn<MaxOf, kCols, kRows>(max, row, col);
+    float sum = 0.f;
+    for (int64_t r = row; r < count; r += kRows) sum += expf(x[first + r * inner] - max);
+    sum = JoinColumn<SumOf, kCols, kRows>(sum, row, col);
+    const float log_sum = kLog ? logf(sum) : 0.f;
+    for (int64_t r = row; r < count; r += kRows) {
+      const float shifted = x[first + r * inner] - max;
+      y[first + r * inner] = kLog ? shifted - log_sum : expf(shifted) / sum;
+    }
+  }
+}
+
+// ---- launchers ----
+
+constexpr int64_t kFewRows = 32;
+constexpr int64_t kManyColumns = int64_t(1) << 16;
+
+// One thread a column where there are threads enough or nothing to share, blocks of 32 columns
+// otherwise, and of 4 where a row has no more.
+template <bool kLog>
+void Softmax(const DLArray* x, DLArray* y, DLStream stream) {
+  const char* op = kLog ? "log_softmax_columns" : "softmax_columns";
+  Enter(op, y, x);
+  CheckSameShape(op, x, y);
+  if (x->ndim != 3) Fail("%s: expected (outer, n, inner), got %s", op, ShapeText(x).c_str());
+  const float* in = In(op, x);
+  float* out = Out(op, y);
+  const int64_t n = x->shape[1], inner = x->shape[2], columns = x->shape[0] * inner;
+  if (Numel(y) == 0) return;
+  if (n <= kFewRows || columns >= kManyColumns)
+    return Launch(op, SoftmaxColumnsKernel<kLog, kThreads, 1>, Blocks(columns), kThreads, 0, stream,
+                  in, out, columns, n, inner);
+  if (inner > 4)
+    return Launch(op, SoftmaxColumnsKernel<kLog, 32, 8>, Blocks(columns, 32), kThreads, 0, stream,
+                  in, out, columns, n, inner);
+  Launch(op, SoftmaxColumnsKernel<kLog, 4, 64>, Blocks(columns, 4), kThreads, 0, stream, in, out,
+         columns, n, inner);
+}
+
+DLSYS_KERNEL(cuda, softmax_columns, Softmax<false>);
+DLSYS_KERNEL(cuda, log_softmax_columns, Softmax<true>);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,200 @@
+// Layer, group, instance and RMS normalisation: x as rows, every row by its own statistics.
+//
+// A group of lanes takes a row: half a warp for up to 32 values, a warp for up to 1024, a block
+// beyond. Statistics are taken anew in the backward kernels: the mean first, then the squares about
+// it; the later reads of a row hit the cache. Scale and bias go by channel, and a row holds whole
+// channels. dx may be dy; outputs are no other input.
+#include "cuda/norm/norm.cuh"
+#include "cuda/reduce/group.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// Rows (outer, groups) of `length` values, `inner` neighbours a channel.
+struct Layout {
+  int64_t rows, length, inner, groups;
+  bool centered, small;
+  float eps;
+
+  // The channel of value k of a row.
+  __device__ __forceinline__ int64_t Channel(int64_t row, int64_t k) const {
+    const int64_t first = row % groups * (length / inner);
+    if (inner == 1) return first + k;
+    return first + (small ? (uint32_t)k / (uint32_t)inner : k / inner);
+  }
+};
+
+// ---- kernels ----
+
+template <int kLanes>
+__device__ Moments MomentsOf(const Layout& layout, const float* x, int64_t count, int lane) {
+  const float length = (float)layout.length;
+  float mean = 0.f, sum = 0.f;
+  if (layout.centered) {
+    for (int64_t k = lane; k < count; k += kLanes) sum += x[k];
+    mean = Join<SumOf, kLanes>(sum) / length;
+    sum = 0.f;
+  }
+  for (int64_t k = lane; k < count; k += kLanes) sum += (x[k] - mean) * (x[k] - mean);
+  const float variance = Join<SumOf, kLanes>(sum) / length;
+  return {mean, 1.f / sqrtf(variance + layout.eps)};
+}
+
+// Runs op on every row with kLanes lanes. Lanes without a row see one of no values: they have to
+// meet the others.
+template <int kLanes, class Op>
+__global__ void RowsKernel(Layout layout, Op op) {
+  constexpr int kGroups = kThreads / kLanes;
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t first = (int64_t)blockIdx.x * kGroups; first < layout.rows;
+       first += (int64_t)gridDim.x * kGroups) {
+    const int64_t row = first + threadIdx.x / kLanes;
+    const bool exists = row < layout.rows;
+    op.template Row<kLanes>(layout, exists ? row : 0, exists ? layout.length : 0, lane);
+  }
+}
+
+struct NormalizeOp {
+  const float* x;      // (rows, length)
+  const float* scale;  // (channels)
+  const float* bias;   // (channels)
+  float* y;            // (rows, length)
+  template <int kLanes>
+  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int lane) const {
+    const float* in = x + row * layout.length;
+    float* out = y + row * layout.length;
+    const Moments of = MomentsOf<kLanes>(layout, in, count, lane);
+    for (int64_t k = lane; k < count; k += kLanes) {
+      const int64_t c = layout.Channel(row, k);
+      out[k] = (in[k] - of.mean) * of.inverse * scale[c] + bias[c];
+    }
+  }
+};
+
+// With d = dy * scale: (d - mean(d) - xhat * mean(d * xhat)) * inverse, mean(d) where centered.
+struct GradientOp {
+  const float* x;      // (rows, length)
+  const float* scale;  // (channels)
+  const float* dy;     // (rows, length)
+  float* dx;           // (rows, length)
+  template <int kLanes>
+  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int lane) const {
+    const float* in = x + row * layout.length;
+    const float* gradient = dy + row * layout.length;
+    float* out = dx + row * layout.length;
+    const Moments of = MomentsOf<kLanes>(layout, in, count, lane);
+    float sum = 0.f, product = 0.f;
+    for (int64_t k = lane; k < count; k += kLanes) {
+      const float d = gradient[k] * scale[layout.Channel(row, k)];
+      sum += d;
+      product += d * ((in[k] - of.mean) * of.inverse);
+    }
+    const float length = (float)layout.length;
+    sum = Join<SumOf, kLanes>(sum);
+    const float shift = layout.centered ? sum / length : 0.f;
+    const float slope = Join<SumOf, kLanes>(product) / length * of.inverse;
+    for (int64_t k = lane; k < count; k += kLanes) {
+      const float d = gradient[k] * scale[layout.Channel(row, k)];
+      out[k] = (d - (shift + (in[k] - of.mean) * slope)) * of.inverse;
+    }
+  }
+};
+
+struct MomentsOp {
+  const float* x;  // (rows, length)
+  float* mean;     // (rows)
+  float* inverse;  // (rows)
+  template <int kLanes>
+  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int lane) const {
+    const Moments of = MomentsOf<kLanes>(layout, x + row * layout.length, count, lane);
+    if (count == 0 || lane != 0) return;
+    mean[row] = of.mean;
+    inverse[row] = of.inverse;
+  }
+};
+
+// ---- launchers ----
+
+Layout LayoutOf(const char* op, const DLArray* x, const DLArray* scale, int64_t length,
+                int64_t inner, int64_t centered, float eps) {
+  const int64_t n = Numel(x), count = Numel(scale);
+  int64_t whole;
+  if (length < 0 || inner < 0 || __builtin_mul_overflow(count, inner, &whole) ||
+      (whole ? n % whole : n) || (length ? whole % length : n))
+    Fail("%s: rows of %ld values do not fit x %s and scale %s", op, (long)length,
+         ShapeText(x).c_str(), ShapeText(scale).c_str());
+  Layout layout;
+  layout.rows = length ? n / length : 0;
+  layout.length = length;
+  layout.inner = inner;
+  layout.groups = length ? whole / length : 0;
+  layout.centered = centered != 0;
+  layout.small = length < int64_t(1) << 32;
+  layout.eps = eps;
+  return layout;
+}
+
+template <class Op>
+void RunRows(const char* op, const Layout& layout, const Op& body, DLStream stream) {
+  if (layout.length <= 32) {
+    Launch(op, RowsKernel<16, Op>, Blocks(layout.rows, kThreads / 16), kThreads, 0, stream, layout,
+           body);
+  } else if (layout.length <= 1024) {
+    Launch(op, RowsKernel<32, Op>, Blocks(layout.rows, kThreads / 32), kThreads, 0, stream, layout,
+           body);
+  } else {
+    Launch(op, RowsKernel<kThreads, Op>, Blocks(layout.rows, 1), kThreads, 0, stream, layout, body);
+  }
+}
+
+void RowNormalize(const DLArray* x, const DLArray* scale, const DLArray* bias, int64_t length,
+                  int64_t inner, int64_t centered, float eps, DLArray* y, DLStream stream) {
+  const char* op = "row_normalize";
+  Enter(op, x, scale, bias, y);
+  CheckSameShape(op, x, y);
+  CheckSameShape(op, scale, bias);
+  const Layout layout = LayoutOf(op, x, scale, length, inner, centered, eps);
+  RunRows(op, layout, NormalizeOp{In(op, x), In(op, scale), In(op, bias), Out(op, y)}, stream);
+}
+
+void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
+                          int64_t inner, int64_t centered, float eps, DLArray* dx,
+                          DLStream stream) {
+  const char* op = "row_normalize_gradient";
+  Enter(op, x, scale, dy, dx);
+  CheckSameShape(op, x, dy);
+  CheckSameShape(op, x, dx);
+  const Layout layout = LayoutOf(op, x, scale, length, inner, centered, eps);
+  RunRows(op, layout, GradientOp{In(op, x), In(op, scale), In(op, dy), Out(op, dx)}, stream);
+}
+
+// The moments of every row in scratch, then the sums over all rows; `scale` gives the channels.
+void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
+                      int64_t inner, int64_t centered, float eps, DLArray* dscale, DLArray* dbias,
+                      DLStream stream) {
+  const char* op = "row_normalize_sums";
+  Enter(op, x, scale, dy, dscale, dbias);
+  CheckSameShape(op, x, dy);
+  const Layout layout = LayoutOf(op, x, scale, length, inner, centered, eps);
+  const int64_t channels = Numel(scale);
+  float* of_scale = ChannelResult(op, dscale, channels);
+  float* of_bias = ChannelResult(op, dbias, channels);
+  const Scratch scratch(x->ctx, 2 * layout.rows * (int64_t)sizeof(float), stream);
+  float* mean = scratch.floats();
+  float* inverse = mean + layout.rows;
+  RunRows(op, layout, MomentsOp{In(op, x), mean, inverse}, stream);
+  const int64_t whole = channels * inner;
+  ChannelSums(op, x->ctx, In(op, x), In(op, dy),
+              Channels(whole ? Numel(x) / whole : 0, channels, inner),
+              {mean, inverse, layout.groups, inner && length ? length / inner : 1}, of_scale,
+              of_bias, stream);
+}
+
+DLSYS_KERNEL(cuda, row_normalize, RowNormalize);
+DLSYS_KERNEL(cuda, row_normalize_gradient, RowNormalizeGradient);
+DLSYS_KERNEL(cuda, row_normalize_sums, RowNormalizeSums);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

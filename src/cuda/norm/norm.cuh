@@ -1,0 +1,83 @@
+// What batch normalisation's forward and backward kernels share, and sums over the channels of
+// arrays (outer, channels, inner) for normalisations of every kind.
+#pragma once
+#include "cuda/runtime/context.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+struct Channels {
+  int64_t outer, count, inner;
+
+  Channels(int64_t outer, int64_t count, int64_t inner)
+      : outer(outer), count(count), inner(inner) {}
+  __host__ __device__ int64_t Numel() const { return outer * count * inner; }
+  __host__ __device__ int64_t PerChannel() const { return outer * inner; }
+};
+
+// x (N, C, ...) as (outer, channels, inner).
+inline Channels ChannelsOf(const char* op, const DLArray* x) {
+  if (x->ndim < 2) Fail("%s: expected an array of (N, C, ...), got %s", op, ShapeText(x).c_str());
+  int64_t inner = 1;
+  for (int axis = 2; axis < x->ndim; axis++) inner *= x->shape[axis];
+  return Channels(x->shape[0], x->shape[1], inner);
+}
+
+// The data of an array of one value a channel.
+inline void CheckCount(const char* op, const DLArray* values, int64_t count) {
+  if (Numel(values) != count)
+    Fail("%s: expected %ld values, one a channel, got shape %s", op, (long)count,
+         ShapeText(values).c_str());
+}
+inline const float* PerChannel(const char* op, const DLArray* values, int64_t count) {
+  CheckCount(op, values, count);
+  return In(op, values);
+}
+inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
+  CheckCount(op, values, count);
+  return Out(op, values);
+}
+
+struct Moments {
+  float mean, inverse;  // inverse: 1 / sqrt(variance + eps)
+};
+
+struct BatchMoments {
+  const float* mean;      // (channels)
+  const float* variance;  // (channels)
+  float eps;
+  __device__ Moments Of(int64_t c) const { return {mean[c], 1.f / sqrtf(variance[c] + eps)}; }
+};
+
+inline BatchMoments MomentsOf(const char* op, const DLArray* mean, const DLArray* variance,
+                              int64_t count, float eps) {
+  return {PerChannel(op, mean, count), PerChannel(op, variance, count), eps};
+}
+
+// What a channel is multiplied by and what is added. Backward finds by it again what forward made,
+// to the bit, so that no compiler may choose how it is rounded.
+struct Affine {
+  float mean, factor, bias;
+  __device__ __forceinline__ float operator()(float x) const {
+    return fmaf(__fsub_rn(x, mean), factor, bias);
+  }
+};
+
+__device__ __forceinline__ Affine AffineOf(const Moments& m, float scale, float bias) {
+  return {m.mean, __fmul_rn(m.inverse, scale), bias};
+}
+
+// Moments of rows (outer, groups), each of `per` channels.
+struct RowMoments {
+  const float* mean;
+  const float* inverse;
+  int64_t groups, per;
+};
+
+// dscale = the sum of dy * (x - mean) * inverse over each channel, dbias that of dy.
+void ChannelSums(const char* op, DLContext ctx, const float* x, const float* dy,
+                 const Channels& shape, const RowMoments& moments, float* dscale, float* dbias,
+                 DLStream stream);
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,34 @@
+// Sums of many steps, with the digits that float32 drops kept beside them.
+//
+// A total is (2, n): sums, then their rounding errors; both are read and written, x is only read.
+#include "cuda/runtime/launch.cuh"
+#include "math/accumulate.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// ---- kernels ----
+
+// sums[n] + errors[n] += x[n]
+__global__ void AccumulateKernel(float* sums, float* errors, const float* x, int64_t n) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) AddTerm(x[i], sums + i, errors + i);
+}
+
+// ---- launchers ----
+
+void Accumulate(DLArray* total, const DLArray* x, DLStream stream) {
+  const char* op = "accumulate";
+  Enter(op, total, x);
+  float* sums = Out(op, total);
+  const int64_t n = Numel(x);
+  if (total->ndim != 2 || total->shape[0] != 2 || total->shape[1] != n)
+    Fail("accumulate: expected a total (2, %ld), got %s", (long)n, ShapeText(total).c_str());
+  Launch(op, AccumulateKernel, Blocks(n), kThreads, 0, stream, sums, sums + n, In(op, x), n);
+}
+
+DLSYS_KERNEL(cuda, accumulate, Accumulate);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,283 @@
+// Optimizer steps in place, each over all parameters in one launch; rates and counts live in device
+// memory, so that they may change between runs of a captured program.
+//
+// The arrays of a launch go by value in the kernel's own parameters: a captured launch keeps them,
+// and nothing is allocated or copied. A block works on one chunk of one array. States are float32
+// of their gradient's shape, read and written; gradients are only read and overlap no state.
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/lists.cuh"
+#include "math/optimizer_args.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+constexpr int kChunk = 16 * kThreads;    // elements of a block
+constexpr int kTableNbytes = 30 * 1024;  // a kernel's parameters may take 32,764 bytes
+
+// The arrays of one launch: `kArrays` of each size, which are seen as chunks, one after the other.
+template <int kArrays, int kCapacity>
+struct Table {
+  float* data[kCapacity][kArrays];
+  int64_t size[kCapacity];
+  unsigned first[kCapacity + 1];  // chunk of each
+  int count;
+
+  // The array that a chunk belongs to: the last one that does not begin after it.
+  __device__ __forceinline__ int Find(unsigned chunk) const {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (first[middle] <= chunk)
+        low = middle;
+      else
+        high = middle;
+    }
+    return low;
+  }
+};
+
+template <int kArrays>
+constexpr int kMostArrays = kTableNbytes / (int)(kArrays * sizeof(float*) + 8 + 4);
+constexpr int kFewArrays = 24;  // copying a table of 30 KB costs the host more than a launch
+
+// A chunk of one array of the table.
+struct Chunk {
+  int array;
+  int64_t begin;
+  int n;
+  template <class Arrays>
+  __device__ __forceinline__ explicit Chunk(const Arrays& table) {
+    array = table.Find(blockIdx.x);
+    begin = (int64_t)(blockIdx.x - table.first[array]) * kChunk;
+    n = (int)min((int64_t)kChunk, table.size[array] - begin);
+  }
+};
+
+// ---- kernels ----
+
+// data[k] = the states of parameter k, then its gradient.
+template <class Rule, int kCapacity>
+__global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kCapacity> table,
+                             rule::Source source) {
+  constexpr int kStates = Rule::kStates;
+  const Chunk chunk(table);
+  WaitForEarlierKernels();
+  LetNextKernelBegin();
+  if (!source.Due(Rule::kEveryRun)) return;
+  __shared__ rule::Step<Rule> shared;
+  if (threadIdx.x == 0) shared = source.Make<Rule>(source.Look());
+  __syncthreads();
+  const rule::Step<Rule> step = shared;
+
+  float* s[kStates];
+  uintptr_t addresses = 0;
+#pragma unroll
+  for (int j = 0; j < kStates; j++) {
+    s[j] = table.data[chunk.array][j] + chunk.begin;
+    addresses |= (uintptr_t)s[j];
+  }
+  const float* g = table.data[chunk.array][kStates] + chunk.begin;
+  const int quads = (addresses | (uintptr_t)g) % 16 == 0 ? chunk.n / 4 : 0;
+  for (int i = threadIdx.x; i < quads; i += kThreads) {
+    float4 at[kStates];
+#pragma unroll
+    for (int j = 0; j < kStates; j++) at[j] = ((const float4*)s[j])[i];
+    const float4 grad = ((const float4*)g)[i];
+#pragma unroll
+    for (int lane = 0; lane < 4; lane++) {
+      float of_lane[kStates];
+#pragma unroll
+      for (int j = 0; j < kStates; j++) of_lane[j] = (&at[j].x)[lane];
+      step(of_lane, (&grad.x)[lane]);
+#pragma unroll
+      for (int j = 0; j < kStates; j++) (&at[j].x)[lane] = of_lane[j];
+    }
+#pragma unroll
+    for (int j = 0; j < kStates; j++) ((float4*)s[j])[i] = at[j];
+  }
+  for (int i = 4 * quads + threadIdx.x; i < chunk.n; i += kThreads) {
+    float at[kStates];
+#pragma unroll
+    for (int j = 0; j < kStates; j++) at[j] = s[j][i];
+    step(at, g[i]);
+#pragma unroll
+    for (int j = 0; j < kStates; j++) s[j][i] = at[j];
+  }
+}
+
+// The sum of `value` over the block, in a fixed tree; thread 0 has it.
+__device__ __forceinline__ double BlockSum(double value) {
+  __shared__ double of_warp[kThreads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2)
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  double sum = 0;
+  for (double part : of_warp) sum += part;
+  return sum;
+}
+
+// sums[chunk] = the sum of the squares of its elements.
+template <int kCapacity>
+__global__ void SquaresKernel(const __grid_constant__ Table<1, kCapacity> table, double* sums) {
+  const Chunk chunk(table);
+  const float* x = table.data[chunk.array][0] + chunk.begin;
+  const int quads = (uintptr_t)x % 16 == 0 ? chunk.n / 4 : 0;
+  double sum = 0;
+  for (int i = threadIdx.x; i < quads; i += kThreads) {
+    const float4 v = ((const float4*)x)[i];
+    sum += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
+  }
+  for (int i = 4 * quads + threadIdx.x; i < chunk.n; i += kThreads) sum += (double)x[i] * x[i];
+  sum = BlockSum(sum);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+// norm[0] = the root of the sum of sums[n]; one block.
+__global__ void RootKernel(const double* sums, int64_t n, float* norm) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += sums[i];
+  sum = BlockSum(sum);
+  if (threadIdx.x == 0) *norm = (float)sqrt(sum);
+}
+
+struct CounterTable {
+  static constexpr int kCapacity = 128;
+  long long* at[kCapacity];
+};
+
+// Each counter goes on by one, at the end of every `every` runs; one thread a counter.
+__global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, const long long* count,
+                              int64_t every) {
+  WaitForEarlierKernels();
+  LetNextKernelBegin();
+  if (count && (*count + 1) % every != 0) return;
+  ++*counters.at[threadIdx.x];
+}
+
+// ---- launchers ----
+
+unsigned Chunks(const DLArray* a) { return (unsigned)CeilDiv(Numel(a), kChunk); }
+
+// Adds arrays to the table from number `next` on, `fill` writing their addresses, until it is full;
+// returns the number of the first that is left. Arrays without elements are passed over.
+template <int kArrays, int kCapacity, class F>
+int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_t next, F&& fill) {
+  table->count = 0;
+  table->first[0] = 0;
+  for (; next < arrays->count && table->count < kCapacity; next++) {
+    const DLArray* a = arrays->arrays[next];
+    const int64_t n = Numel(a);
+    if (n == 0) continue;
+    const int k = table->count++;
+    fill(next, table->data[k]);
+    table->size[k] = n;
+    table->first[k + 1] = table->first[k] + Chunks(a);
+  }
+  return next;
+}
+
+template <class Rule, int kCapacity>
+void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source& source,
+              DLStream stream) {
+  const bool early = grads->count && ComputeMajor(grads->arrays[0]->ctx.device_id) >= 9;
+  Table<Rule::kStates + 1, kCapacity> table;
+  for (int64_t next = 0; next < grads->count;) {
+    next = Fill(&table, grads, next, [&](int64_t k, float** data) {
+      for (int j = 0; j < Rule::kStates; j++)
+        data[j] = (float*)states->arrays[j * grads->count + k]->data;
+      data[Rule::kStates] = (float*)grads->arrays[k]->data;
+    });
+    LaunchClusters(Rule::name, UpdateKernel<Rule, kCapacity>, table.first[table.count], 1, kThreads,
+                   0, early, stream, table, source);
+  }
+}
+
+template <class Rule>
+void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
+            const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
+            int64_t every, float clip, float l2, float decay, float a, float b, float c, float d,
+            float e, DLStream stream) {
+  const char* op = Rule::name;
+  EnterAll(op, {states, grads, lr, step, count, scale});
+  CheckStates(op, Rule::kStates, states, grads);
+  const rule::Source source =
+      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
+  if (grads->count <= kFewArrays)
+    UpdateBy<Rule, kFewArrays>(states, grads, source, stream);
+  else
+    UpdateBy<Rule, kMostArrays<Rule::kStates + 1>>(states, grads, source, stream);
+}
+
+template <int kCapacity>
+void SquaresBy(const char* op, const DLArrayList* arrays, double* sums, DLStream stream) {
+  Table<1, kCapacity> table;
+  for (int64_t next = 0; next < arrays->count;) {
+    next = Fill(&table, arrays, next,
+                [&](int64_t k, float** data) { data[0] = (float*)arrays->arrays[k]->data; });
+    const unsigned chunks = table.first[table.count];
+    Launch(op, SquaresKernel<kCapacity>, chunks, kThreads, 0, stream, table, sums);
+    sums += chunks;
+  }
+}
+
+// norm = the root of the sum of all squares: a double a chunk, then one block adds these.
+void GlobalNorm(const DLArrayList* arrays, DLArray* norm, DLStream stream) {
+  const char* op = "global_norm";
+  Enter(op, norm);
+  EnterAll(op, {arrays});
+  CheckNumber(op, "norm", norm, DL_FLOAT32);
+  int64_t chunks = 0;
+  for (int64_t k = 0; k < arrays->count; k++) {
+    In(op, arrays->arrays[k]);
+    chunks += Chunks(arrays->arrays[k]);
+  }
+  Scratch scratch(norm->ctx, chunks * (int64_t)sizeof(double), stream);
+  double* sums = (double*)scratch.data();
+  if (arrays->count <= kFewArrays)
+    SquaresBy<kFewArrays>(op, arrays, sums, stream);
+  else
+    SquaresBy<kMostArrays<1>>(op, arrays, sums, stream);
+  Launch(op, RootKernel, 1, kThreads, 0, stream, sums, chunks, Out(op, norm));
+}
+
+void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLStream stream) {
+  const char* op = "advance_step";
+  EnterAll(op, {counters, count});
+  const long long* runs = OptionalCount(op, "count", count);
+  for (int64_t first = 0; first < counters->count; first += CounterTable::kCapacity) {
+    CounterTable some;
+    int n = 0;
+    for (; n < CounterTable::kCapacity && first + n < counters->count; n++) {
+      CheckNumber(op, "step", counters->arrays[first + n], DL_INT64);
+      some.at[n] = (long long*)counters->arrays[first + n]->data;
+    }
+    const bool early = ComputeMajor(counters->arrays[0]->ctx.device_id) >= 9;
+    LaunchClusters(op, AdvanceKernel, 1, 1, n, 0, early, stream, some, runs, every);
+  }
+}
+
+using PlainRmsProp = rule::RmsProp<false, false>;
+using CentredRmsProp = rule::RmsProp<true, false>;
+using MomentumRmsProp = rule::RmsProp<false, true>;
+using CentredMomentumRmsProp = rule::RmsProp<true, true>;
+
+DLSYS_KERNEL(cuda, sgd_update, Update<rule::Sgd>);
+DLSYS_KERNEL(cuda, sgd_momentum_update, Update<rule::Momentum>);
+DLSYS_KERNEL(cuda, adam_update, Update<rule::Adam>);
+DLSYS_KERNEL(cuda, rmsprop_update, Update<PlainRmsProp>);
+DLSYS_KERNEL(cuda, rmsprop_centred_update, Update<CentredRmsProp>);
+DLSYS_KERNEL(cuda, rmsprop_momentum_update, Update<MomentumRmsProp>);
+DLSYS_KERNEL(cuda, rmsprop_centred_momentum_update, Update<CentredMomentumRmsProp>);
+DLSYS_KERNEL(cuda, adagrad_update, Update<rule::Adagrad>);
+DLSYS_KERNEL(cuda, lion_update, Update<rule::Lion>);
+DLSYS_KERNEL(cuda, average_update, Update<rule::Average>);
+DLSYS_KERNEL(cuda, accumulate_update, Update<rule::Accumulate>);
+DLSYS_KERNEL(cuda, advance_step, Advance);
+DLSYS_KERNEL(cuda, global_norm, GlobalNorm);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

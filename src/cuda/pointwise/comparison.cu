@@ -1,0 +1,210 @@
+// Comparisons of two arrays of one dtype, logic on truth values, and the choice between two arrays
+// by them, all with numpy broadcasting.
+//
+// Arrays are contiguous and row-major. A bool is a byte; any but 0 is read as true, and 0 or 1 is
+// written. An output may be the same buffer as an input of its own shape and dtype: each thread
+// reads what it overwrites before it writes, and no other thread reads it.
+#include "cuda/runtime/launch.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// A loop over the output with the strides of K operands in elements, 0 where one is repeated.
+template <int K>
+struct Walk {
+  int ndim = 0;
+  int64_t shape[DL_MAX_NDIM];
+  int64_t stride[DL_MAX_NDIM][K];
+
+  // Appends an axis, or folds it into the last where all operands step through both as through one.
+  void Append(int64_t size, const int64_t (&strides)[K]) {
+    if (size == 1) return;
+    bool fold = ndim > 0;
+    for (int k = 0; fold && k < K; k++) fold = stride[ndim - 1][k] == strides[k] * size;
+    if (!fold) shape[ndim++] = 1;
+    shape[ndim - 1] *= size;
+    for (int k = 0; k < K; k++) stride[ndim - 1][k] = strides[k];
+  }
+};
+
+// ---- kernels ----
+
+// Where element `index` of the output is found in the operands.
+template <int K>
+__device__ __forceinline__ void Locate(const Walk<K>& walk, int64_t index, int64_t (&at)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; k++) at[k] = 0;
+  for (int axis = walk.ndim - 1; axis >= 0; axis--) {
+    int64_t position = index;
+    if (axis > 0) {
+      const int64_t outer = index / walk.shape[axis];
+      position = index - outer * walk.shape[axis];
+      index = outer;
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++) at[k] += position * walk.stride[axis][k];
+  }
+}
+
+template <class Test, class T>
+__global__ void TestKernel(const T* x, const T* y, uint8_t* out, int64_t n, Walk<2> walk) {
+  const Test test;
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    int64_t at[2];
+    Locate(walk, i, at);
+    out[i] = test(x[at[0]], y[at[1]]);
+  }
+}
+
+template <class T>
+__global__ void WhereKernel(const uint8_t* condition, const T* x, const T* y, T* out, int64_t n,
+                            Walk<3> walk) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    int64_t at[3];
+    Locate(walk, i, at);
+    out[i] = condition[at[0]] ? x[at[1]] : y[at[2]];
+  }
+}
+
+__global__ void NotKernel(const uint8_t* x, uint8_t* y, int64_t n) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = !x[i];
+}
+
+#define DLSYS_TEST(Name, op, expression)                            \
+  struct Name {                                                     \
+    static constexpr const char* name = op;                         \
+    template <class T>                                              \
+    __device__ __forceinline__ uint8_t operator()(T x, T y) const { \
+      return expression;                                            \
+    }                                                               \
+  };
+
+DLSYS_TEST(Equal, "equal", x == y)
+DLSYS_TEST(NotEqual, "not_equal", x != y)
+DLSYS_TEST(Less, "less", x < y)
+DLSYS_TEST(LessEqual, "less_equal", x <= y)
+DLSYS_TEST(And, "logical_and", x&& y)
+DLSYS_TEST(Or, "logical_or", x || y)
+DLSYS_TEST(Xor, "logical_xor", !x != !y)
+
+#undef DLSYS_TEST
+
+// ---- launchers ----
+
+void CheckDtype(const char* op, const DLArray* a, int dtype) {
+  if (a->dtype != dtype) Fail("%s: expected %s, got %s", op, DtypeText(dtype), DtypeText(a->dtype));
+}
+
+// The stride of `a` along an axis of `out` by numpy's right-aligned rule.
+int64_t StrideAlong(const DLArray* a, const DLArray* out, int axis) {
+  const int own = axis - (out->ndim - a->ndim);
+  if (own < 0 || a->shape[own] == 1) return 0;
+  int64_t stride = 1;
+  for (int k = own + 1; k < a->ndim; k++) stride *= a->shape[k];
+  return stride;
+}
+
+bool BroadcastsTo(const DLArray* a, const DLArray* out) {
+  const int lead = out->ndim - a->ndim;
+  if (lead < 0) return false;
+  for (int k = 0; k < a->ndim; k++)
+    if (a->shape[k] != 1 && a->shape[k] != out->shape[lead + k]) return false;
+  return true;
+}
+
+template <int K>
+Walk<K> WalkOver(const char* op, const DLArray* const (&operands)[K], const DLArray* out) {
+  for (const DLArray* a : operands)
+    if (!BroadcastsTo(a, out))
+      Fail("%s: shape %s does not broadcast to %s", op, ShapeText(a).c_str(),
+           ShapeText(out).c_str());
+  Walk<K> walk;
+  for (int axis = 0; axis < out->ndim; axis++) {
+    int64_t strides[K];
+    for (int k = 0; k < K; k++) strides[k] = StrideAlong(operands[k], out, axis);
+    walk.Append(out->shape[axis], strides);
+  }
+  return walk;
+}
+
+template <class Test, class T>
+void RunTest(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) {
+  const Walk<2> walk = WalkOver<2>(Test::name, {x, y}, out);
+  const int64_t n = Numel(out);
+  Launch(Test::name, TestKernel<Test, T>, Blocks(n), kThreads, 0, stream, (const T*)x->data,
+         (const T*)y->data, (uint8_t*)out->data, n, walk);
+}
+
+template <class Test>
+void Compare(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) {
+  const char* op = Test::name;
+  Enter(op, out, x, y);
+  CheckDtype(op, y, x->dtype);
+  CheckDtype(op, out, DL_BOOL);
+  switch (x->dtype) {
+    case DL_FLOAT32:
+      return RunTest<Test, float>(x, y, out, stream);
+    case DL_INT32:
+      return RunTest<Test, int32_t>(x, y, out, stream);
+    case DL_INT64:
+      return RunTest<Test, int64_t>(x, y, out, stream);
+    case DL_UINT8:
+    case DL_BOOL:
+      return RunTest<Test, uint8_t>(x, y, out, stream);
+  }
+  Fail("%s: does not take %s", op, DtypeText(x->dtype));
+}
+
+template <class Test>
+void Logical(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) {
+  Enter(Test::name, out, x, y);
+  for (const DLArray* a : {x, y, (const DLArray*)out}) CheckDtype(Test::name, a, DL_BOOL);
+  RunTest<Test, uint8_t>(x, y, out, stream);
+}
+
+void LogicalNot(const DLArray* x, DLArray* y, DLStream stream) {
+  const char* op = "logical_not";
+  Enter(op, y, x);
+  CheckDtype(op, x, DL_BOOL);
+  CheckDtype(op, y, DL_BOOL);
+  CheckSameShape(op, x, y);
+  const int64_t n = Numel(y);
+  Launch(op, NotKernel, Blocks(n), kThreads, 0, stream, (const uint8_t*)x->data, (uint8_t*)y->data,
+         n);
+}
+
+template <class T>
+void RunWhere(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray* out,
+              DLStream stream) {
+  const Walk<3> walk = WalkOver<3>("where", {condition, x, y}, out);
+  const int64_t n = Numel(out);
+  Launch("where", WhereKernel<T>, Blocks(n), kThreads, 0, stream, (const uint8_t*)condition->data,
+         (const T*)x->data, (const T*)y->data, (T*)out->data, n, walk);
+}
+
+void Where(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray* out,
+           DLStream stream) {
+  Enter("where", out, condition, x, y);
+  CheckDtype("where", condition, DL_BOOL);
+  CheckDtype("where", y, x->dtype);
+  CheckDtype("where", out, x->dtype);
+  const int64_t nbytes = DtypeNbytes(x->dtype);
+  if (nbytes == 1) return RunWhere<uint8_t>(condition, x, y, out, stream);
+  if (nbytes == 4) return RunWhere<uint32_t>(condition, x, y, out, stream);
+  RunWhere<uint64_t>(condition, x, y, out, stream);
+}
+
+DLSYS_KERNEL(cuda, equal, Compare<Equal>);
+DLSYS_KERNEL(cuda, not_equal, Compare<NotEqual>);
+DLSYS_KERNEL(cuda, less, Compare<Less>);
+DLSYS_KERNEL(cuda, less_equal, Compare<LessEqual>);
+DLSYS_KERNEL(cuda, logical_and, Logical<And>);
+DLSYS_KERNEL(cuda, logical_or, Logical<Or>);
+DLSYS_KERNEL(cuda, logical_xor, Logical<Xor>);
+DLSYS_KERNEL(cuda, logical_not, LogicalNot);
+DLSYS_KERNEL(cuda, where, Where);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

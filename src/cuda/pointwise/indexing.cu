@@ -1,0 +1,247 @@
+// Kernels that take arrays apart and put them together: slice, place, concat, pad, gather, one_hot
+// (scatter_add is in scatter.cu).
+//
+// A part of an array is copied by a loop over its elements with the strides of both sides. Moves
+// know only the size of an element. The output never overlaps an input. An index out of range fills
+// its row with bytes of 0xFF, which is NaN in floats and -1 in integers, and is told (fault.cuh).
+#include <utility>
+
+#include "cuda/pointwise/loop.cuh"
+#include "cuda/runtime/fault.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "math/indexing.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// ---- kernels ----
+
+template <class T>
+__global__ void FillKernel(T value, T* y, int64_t n) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = value;
+}
+
+template <class T>
+__global__ void CopyKernel(const T* x, T* y, int64_t n, Loop loop) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const Offsets at = Locate(loop, i);
+    y[at.y] = x[at.x];
+  }
+}
+
+// x (outer, padding.n, inner) -> y (outer, padding.m, inner), n elements
+template <class T>
+__global__ void PadKernel(const T* x, T* y, int64_t n, int64_t inner, Padding padding) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const int64_t row = i / inner;
+    const int64_t outer = row / padding.m;
+    const int64_t source = padding.Source(row - outer * padding.m);
+    y[i] = x[(outer * padding.n + source) * inner + (i - row * inner)];
+  }
+}
+
+// dy (outer, padding.m, inner) -> dx (outer, padding.n, inner), n elements
+__global__ void PadGradientKernel(const float* dy, float* dx, int64_t n, int64_t inner,
+                                  Padding padding) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const int64_t row = i / inner;
+    const int64_t outer = row / padding.n;
+    const float* column = dy + outer * padding.m * inner + (i - row * inner);
+    float total = 0.f;
+    padding.EachCopy(row - outer * padding.n, [&](int64_t k) { total += column[k * inner]; });
+    dx[i] = total;
+  }
+}
+
+// x (outer, extent, inner) -> y (outer, count, inner), n elements
+template <class T>
+__global__ void GatherKernel(const T* x, Indices indices, T* y, int64_t n, int64_t count,
+                             int64_t extent, int64_t inner, Faults faults) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const int64_t row = i / inner;
+    const int64_t outer = row / count;
+    const int64_t at = indices[row - outer * count];
+    const bool exists = at >= 0 && at < extent;
+    y[i] = exists ? x[(outer * extent + at) * inner + (i - row * inner)] : (T)~T(0);
+    if (!exists && i == row * inner) faults.OutOfRange(at, row - outer * count, extent);
+  }
+}
+
+// indices (rows) -> y (rows, depth), n elements
+__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t depth, Faults faults) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const int64_t row = i / depth;
+    const int64_t at = indices[row];
+    const bool exists = at >= 0 && at < depth;
+    y[i] = !exists ? NAN : at == i - row * depth ? 1.f : 0.f;
+    if (!exists && i == row * depth) faults.OutOfRange(at, row, depth);
+  }
+}
+
+// ---- launchers ----
+
+// Calls f with a null pointer of an unsigned integer as large as an element.
+template <class F>
+void WithElement(const DLArray* a, F&& f) {
+  const int64_t nbytes = DtypeNbytes(a->dtype);
+  if (nbytes == 1) return f((uint8_t*)nullptr);
+  if (nbytes == 4) return f((uint32_t*)nullptr);
+  f((uint64_t*)nullptr);
+}
+
+// Copies between a part and an array of its shape: out of the part, or into it.
+void CopyPart(const char* op, const Part& part, const DLArray* x, DLArray* y, bool into,
+              DLStream stream) {
+  const DLArray* whole = into ? x : y;  // the side that is all used
+  const int64_t n = Numel(whole);
+  if (n == 0) return;
+  Loop loop;
+  int64_t stride = n;
+  for (int a = 0; a < whole->ndim; a++) {
+    stride /= whole->shape[a];
+    loop.Append(whole->shape[a], into ? stride : part.stride[a], into ? part.stride[a] : stride);
+  }
+  WithElement(x, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Launch(op, CopyKernel<T>, Blocks(n), kThreads, 0, stream,
+           (const T*)x->data + (into ? 0 : part.offset), (T*)y->data + (into ? part.offset : 0), n,
+           Fold(loop));
+  });
+}
+
+void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
+           int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y, DLStream stream) {
+  Enter("slice", y, x);
+  CheckSameDtypes("slice", x, y);
+  const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
+  CopyPart("slice", PartOf("slice", x, offset, steps, y), x, y, false, stream);
+}
+
+void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
+           int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y,
+           DLStream stream) {
+  Enter("place", y, x);
+  CheckSameDtypes("place", x, y);
+  const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
+  const Part part = PartOf("place", y, offset, steps, x);
+  const int64_t n = Numel(y);
+  if (Numel(x) != n) {
+    WithElement(y, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      Launch("place", FillKernel<T>, Blocks(n), kThreads, 0, stream, (T)bits, (T*)y->data, n);
+    });
+  }
+  CopyPart("place", part, x, y, true, stream);
+}
+
+// concat_N: N arrays one after the other along an axis.
+template <class>
+struct Concat;
+template <size_t... I>
+struct Concat<std::index_sequence<I...>> {
+  template <size_t>
+  using Array = const DLArray*;
+
+  static void Run(Array<I>... arrays, int64_t axis, DLArray* y, DLStream stream) {
+    Enter("concat", y, arrays...);
+    int64_t at = 0;
+    Part parts[sizeof...(I)];
+    Part* part = parts;
+    for (const DLArray* x : {arrays...}) {
+      *part++ = JoinedPart("concat", x, axis, at, y);
+      at += x->shape[axis];
+    }
+    if (at != y->shape[axis])
+      Fail("concat: the arrays have %lld positions along axis %lld, the output is %s",
+           (long long)at, (long long)axis, ShapeText(y).c_str());
+    part = parts;
+    for (const DLArray* x : {arrays...}) CopyPart("concat", *part++, x, y, true, stream);
+  }
+};
+template <size_t N>
+using ConcatOf = Concat<std::make_index_sequence<N>>;
+
+void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool reflect, DLArray* y,
+         DLStream stream) {
+  Enter(op, y, x);
+  const AxisSplit split(op, y, axis);
+  const Padding padding = PaddingOf(op, x, axis, before, reflect, y);
+  const int64_t n = Numel(y);
+  WithElement(x, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Launch(op, PadKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data, n,
+           split.inner, padding);
+  });
+}
+
+void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before, bool reflect,
+                 DLArray* dx, DLStream stream) {
+  Enter(op, dx, dy);
+  const AxisSplit split(op, dx, axis);
+  const Padding padding = PaddingOf(op, dx, axis, before, reflect, dy);
+  const int64_t n = Numel(dx);
+  Launch(op, PadGradientKernel, Blocks(n), kThreads, 0, stream, In(op, dy), Out(op, dx), n,
+         split.inner, padding);
+}
+
+void PadEdge(const DLArray* x, int64_t axis, int64_t before, DLArray* y, DLStream stream) {
+  Pad("pad_edge", x, axis, before, false, y, stream);
+}
+void PadReflect(const DLArray* x, int64_t axis, int64_t before, DLArray* y, DLStream stream) {
+  Pad("pad_reflect", x, axis, before, true, y, stream);
+}
+void PadEdgeGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx,
+                     DLStream stream) {
+  PadGradient("pad_edge_gradient", dy, axis, before, false, dx, stream);
+}
+void PadReflectGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx,
+                        DLStream stream) {
+  PadGradient("pad_reflect_gradient", dy, axis, before, true, dx, stream);
+}
+
+void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y, DLStream stream) {
+  Enter("gather", y, x, indices);
+  CheckSameDtypes("gather", x, y);
+  const AxisSplit split("gather", x, axis);
+  CheckTaken("gather", x, axis, indices, y);
+  const Indices at = IndicesOf("gather", indices);
+  const int64_t n = Numel(y);
+  WithElement(x, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Launch("gather", GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, at,
+           (T*)y->data, n, Numel(indices), split.n, split.inner,
+           FaultsOf("gather", "index", y->ctx.device_id));
+  });
+}
+
+void OneHot(const DLArray* indices, DLArray* y, DLStream stream) {
+  Enter("one_hot", y, indices);
+  CheckOneHot(indices, y);
+  const int64_t n = Numel(y);
+  if (n == 0) return;
+  Launch("one_hot", OneHotKernel, Blocks(n), kThreads, 0, stream, IndicesOf("one_hot", indices),
+         Out("one_hot", y), n, y->shape[y->ndim - 1],
+         FaultsOf("one_hot", "index", y->ctx.device_id));
+}
+
+DLSYS_KERNEL(cuda, slice, Slice);
+DLSYS_KERNEL(cuda, place, Place);
+DLSYS_KERNEL(cuda, concat_1, ConcatOf<1>::Run);
+DLSYS_KERNEL(cuda, concat_2, ConcatOf<2>::Run);
+DLSYS_KERNEL(cuda, concat_3, ConcatOf<3>::Run);
+DLSYS_KERNEL(cuda, concat_4, ConcatOf<4>::Run);
+DLSYS_KERNEL(cuda, concat_5, ConcatOf<5>::Run);
+DLSYS_KERNEL(cuda, concat_6, ConcatOf<6>::Run);
+DLSYS_KERNEL(cuda, concat_7, ConcatOf<7>::Run);
+DLSYS_KERNEL(cuda, concat_8, ConcatOf<8>::Run);
+DLSYS_KERNEL(cuda, pad_edge, PadEdge);
+DLSYS_KERNEL(cuda, pad_reflect, PadReflect);
+DLSYS_KERNEL(cuda, pad_edge_gradient, PadEdgeGradient);
+DLSYS_KERNEL(cuda, pad_reflect_gradient, PadReflectGradient);
+DLSYS_KERNEL(cuda, gather, Gather);
+DLSYS_KERNEL(cuda, one_hot, OneHot);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

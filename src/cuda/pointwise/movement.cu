@@ -1,0 +1,248 @@
+// Kernels that move or convert elements without arithmetic: fill, cast, broadcast_to, transpose,
+// for every dtype.
+//
+// Moves know only the size of an element. The output never overlaps the input, except that a cast
+// between dtypes of one size may be in place. A transpose whose fastest input axis is not its
+// fastest output axis goes through tiles in shared memory, so that both sides are read and written
+// in whole lines.
+#include "cuda/pointwise/loop.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// ---- kernels ----
+
+template <class To, class From>
+__device__ __forceinline__ To Convert(From value) {
+  if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint8_t>) {
+    return (To)(int64_t)value;  // wraps as numpy and the CPU do; a direct conversion would saturate
+  } else {
+    return (To)value;
+  }
+}
+
+template <class T>
+__global__ void FillKernel(float value, T* y, int64_t n) {
+  const T converted = Convert<T>(value);
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = converted;
+}
+
+template <class From, class To>
+__global__ void CastKernel(const From* x, To* y, int64_t n) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = Convert<To>(x[i]);
+}
+
+// y[n] = x at the loop's strides.
+template <class T>
+__global__ void GatherKernel(const T* x, T* y, int64_t n, Loop loop) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = x[Locate(loop, i).x];
+}
+
+constexpr int kTile = 32;
+constexpr int kTileRows = 8;
+
+// Two axes swapped, the rest a batch: y (batch, high, low) and x (batch, low, high) up to strides.
+struct Swap {
+  int64_t high, low;  // sizes of the output axis that is fastest in x, and of the fastest one in y
+  int64_t x_low, y_high;      // strides of the slow axis on either side
+  Loop batch;                 // the other axes; loop.x are strides in x, loop.y in y
+  int64_t high_tiles, tiles;  // tiles along `high`, and in one swap
+};
+
+template <class T>
+__global__ void SwapKernel(const T* x, T* y, int64_t jobs, Swap swap) {
+  __shared__ T
+      tile[kTile][kTile + 1];  // the extra column keeps the accesses by column apart in the banks
+  const int fast = threadIdx.x % kTile;
+  const int slow = threadIdx.x / kTile;
+  for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const int64_t batch = job / swap.tiles;
+    const int64_t in_batch = job - batch * swap.tiles;
+    const int64_t low0 = in_batch / swap.high_tiles * kTile;
+    const int64_t high0 = in_batch % swap.high_tiles * kTile;
+    const Offsets at = Locate(swap.batch, batch);
+    for (int row = slow; row < kTile; row += kTileRows) {
+      if (low0 + row < swap.low && high0 + fast < swap.high)
+        tile[row][fast] = x[at.x + (low0 + row) * swap.x_low + high0 + fast];
+    }
+    __syncthreads();
+    for (int row = slow; row < kTile; row += kTileRows) {
+      if (high0 + row < swap.high && low0 + fast < swap.low)
+        y[at.y + (high0 + row) * swap.y_high + low0 + fast] = tile[fast][row];
+    }
+    __syncthreads();
+  }
+}
+
+// ---- launchers ----
+
+// Calls f with a null pointer of the C++ type of a dtype.
+template <class F>
+void WithType(const char* op, int dtype, F&& f) {
+  switch (dtype) {
+    case DL_FLOAT32:
+      return f((float*)nullptr);
+    case DL_FLOAT64:
+      return f((double*)nullptr);
+    case DL_INT32:
+      return f((int32_t*)nullptr);
+    case DL_INT64:
+      return f((int64_t*)nullptr);
+    case DL_UINT8:
+      return f((uint8_t*)nullptr);
+    case DL_BOOL:
+      return f((bool*)nullptr);
+    default:
+      Fail("%s: unknown dtype code %d", op, dtype);
+  }
+}
+
+// Calls f with a null pointer of an unsigned type as large as an element.
+template <class F>
+void WithSize(const DLArray* a, F&& f) {
+  switch (DtypeNbytes(a->dtype)) {
+    case 1:
+      return f((uint8_t*)nullptr);
+    case 4:
+      return f((uint32_t*)nullptr);
+    default:
+      return f((uint64_t*)nullptr);
+  }
+}
+
+void CheckSameDtype(const char* op, const DLArray* x, const DLArray* y) {
+  if (x->dtype != y->dtype)
+    Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
+}
+
+void Fill(float value, DLArray* y, DLStream stream) {
+  Enter("fill", y);
+  const int64_t n = Numel(y);
+  WithType("fill", y->dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Launch("fill", FillKernel<T>, Blocks(n), kThreads, 0, stream, value, (T*)y->data, n);
+  });
+}
+
+void CopyElements(const char* op, const DLArray* x, DLArray* y, DLStream stream) {
+  const size_t nbytes = (size_t)(Numel(y) * DtypeNbytes(y->dtype));
+  if (nbytes == 0 || x->data == y->data) return;
+  Check(op, cudaMemcpyAsync(y->data, x->data, nbytes, cudaMemcpyDeviceToDevice, Native(stream)));
+}
+
+void Cast(const DLArray* x, DLArray* y, DLStream stream) {
+  Enter("cast", y, x);
+  const int64_t n = Numel(y);
+  if (Numel(x) != n)
+    Fail("cast: numbers of elements differ: %s and %s", ShapeText(x).c_str(), ShapeText(y).c_str());
+  if (x->dtype == y->dtype) return CopyElements("cast", x, y, stream);
+  WithType("cast", x->dtype, [&](auto* from) {
+    WithType("cast", y->dtype, [&](auto* to) {
+      using From = std::remove_pointer_t<decltype(from)>;
+      using To = std::remove_pointer_t<decltype(to)>;
+      Launch("cast", CastKernel<From, To>, Blocks(n), kThreads, 0, stream, (const From*)x->data,
+             (To*)y->data, n);
+    });
+  });
+}
+
+void Gather(const char* op, const DLArray* x, const Loop& loop, DLArray* y, DLStream stream) {
+  const int64_t n = Numel(y);
+  WithSize(y, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Launch(op, GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data, n,
+           loop);
+  });
+}
+
+void BroadcastTo(const DLArray* x, DLArray* y, DLStream stream) {
+  Enter("broadcast_to", y, x);
+  CheckSameDtype("broadcast_to", x, y);
+  Loop loop;
+  loop.ndim = y->ndim;
+  for (int k = 0; k < y->ndim; k++) {
+    loop.shape[k] = y->shape[k];
+    loop.y[k] = 0;
+  }
+  if (!BroadcastStrides(x, y, loop.x))
+    Fail("broadcast_to: shape %s does not broadcast to %s", ShapeText(x).c_str(),
+         ShapeText(y).c_str());
+  if (Numel(x) == Numel(y)) return CopyElements("broadcast_to", x, y, stream);
+  for (int k = 0; k < y->ndim; k++) loop.y[k] = loop.x[k];
+  Gather("broadcast_to", x, Fold(loop), y, stream);
+}
+
+std::string PermutationText(int64_t perm, int ndim) {
+  std::string text = "(";
+  for (int k = 0; k < ndim; k++) text += (k ? ", " : "") + std::to_string(perm >> 4 * k & 15);
+  return text + ")";
+}
+
+// The folded loop over y with the strides of x that the permutation gives, and y's own.
+Loop TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
+  int64_t strides[DL_MAX_NDIM], stride = 1;
+  for (int k = x->ndim - 1; k >= 0; k--) {
+    strides[k] = stride;
+    stride *= x->shape[k];
+  }
+  int64_t y_stride = Numel(y);
+  unsigned seen = 0;
+  bool fits = x->ndim == y->ndim;
+  Loop loop;
+  for (int k = 0; fits && k < y->ndim; k++) {
+    const int axis = perm >> 4 * k & 15;
+    fits = axis < x->ndim && !(seen >> axis & 1) && y->shape[k] == x->shape[axis];
+    if (!fits) break;
+    seen |= 1u << axis;
+    y_stride /= y->shape[k] ? y->shape[k] : 1;
+    loop.Append(y->shape[k], strides[axis], y_stride);
+  }
+  if (!fits)
+    Fail("transpose: %s with its axes in the order %s is not %s", ShapeText(x).c_str(),
+         PermutationText(perm, y->ndim).c_str(), ShapeText(y).c_str());
+  return Fold(loop);
+}
+
+// Splits a folded loop into the swap of its last axis with the one that is fastest in x, and the
+// rest.
+Swap MakeSwap(const Loop& loop) {
+  const int low = loop.ndim - 1;
+  int high = 0;
+  while (loop.x[high] != 1) high++;
+  Swap swap{loop.shape[high], loop.shape[low], loop.x[low], loop.y[high], Loop(), 0, 0};
+  for (int k = 0; k < low; k++) {
+    if (k != high) swap.batch.Append(loop.shape[k], loop.x[k], loop.y[k]);
+  }
+  if (swap.batch.ndim == 0) swap.batch.Append(1, 0, 0);
+  swap.high_tiles = CeilDiv(swap.high, kTile);
+  swap.tiles = swap.high_tiles * CeilDiv(swap.low, kTile);
+  return swap;
+}
+
+void Transpose(const DLArray* x, int64_t perm, DLArray* y, DLStream stream) {
+  Enter("transpose", y, x);
+  CheckSameDtype("transpose", x, y);
+  const Loop loop = TransposeLoop(x, perm, y);
+  const int64_t n = Numel(y);
+  if (n == 0) return;
+  if (loop.ndim == 1) return CopyElements("transpose", x, y, stream);
+  if (loop.x[loop.ndim - 1] == 1) return Gather("transpose", x, loop, y, stream);
+  const Swap swap = MakeSwap(loop);
+  const int64_t jobs = n / (swap.high * swap.low) * swap.tiles;
+  WithSize(y, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Launch("transpose", SwapKernel<T>, Blocks(jobs, 1), kTile * kTileRows, 0, stream,
+           (const T*)x->data, (T*)y->data, jobs, swap);
+  });
+}
+
+DLSYS_KERNEL(cuda, fill, Fill);
+DLSYS_KERNEL(cuda, cast, Cast);
+DLSYS_KERNEL(cuda, broadcast_to, BroadcastTo);
+DLSYS_KERNEL(cuda, transpose, Transpose);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,257 @@
+// scatter_add: y (outer, n, inner) from updates (outer, count, inner) and indices (count), without
+// atomics and in an order that is the same every run.
+//
+// The updates are sorted by their row of y, keeping their order within a row: a radix sort of 8-bit
+// digits, least significant first. A block counts and places a tile of keys with a thread a digit,
+// so that the order comes by itself. Then y is written once: a thread an element adds the updates
+// of its row; rows of more than kLong updates get blocks of their own. Keys out of range sort
+// behind all rows, are told (fault.cuh) and make the whole of y NaN: none of it can be trusted.
+#include "cuda/runtime/fault.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "math/indexing.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+constexpr int kDigits = kThreads;  // a digit has 8 bits, a thread each of its values
+constexpr int kDigitBits = 8;
+constexpr int kTile = 1024;
+constexpr int kLong = 64;  // updates of a row that one thread an element still adds
+constexpr int kCols = 32;  // columns and, in kLanes parts, updates of a block for a long row
+constexpr int kLanes = kThreads / kCols;
+
+static_assert(kDigits == 1 << kDigitBits, "a thread a digit");
+
+struct Sorted {
+  const int32_t* order;   // (count) the updates, by row
+  const int32_t* starts;  // (n + 1) where each row's begin; count - starts[n] are out of range
+};
+
+struct Shape {
+  int64_t outer, n, inner, count;
+};
+
+// ---- kernels ----
+
+__global__ void KeysKernel(Indices indices, int32_t* keys, int32_t* order, int64_t count, int64_t n,
+                           Faults faults) {
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
+    const int64_t row = indices[i];
+    const bool exists = row >= 0 && row < n;
+    keys[i] = (int32_t)(exists ? row : n);
+    order[i] = (int32_t)i;
+    if (!exists) faults.OutOfRange(row, i, n);
+  }
+}
+
+// The digits of a tile of keys in shared memory; returns how many there are.
+__device__ __forceinline__ int LoadDigits(const int32_t* keys, int64_t count, int shift,
+                                          int* digits) {
+  const int64_t first = (int64_t)blockIdx.x * kTile;
+  const int filled = (int)(count - first < kTile ? count - first : kTile);
+  for (int i = threadIdx.x; i < filled; i += kThreads)
+    digits[i] = keys[first + i] >> shift & (kDigits - 1);
+  __syncthreads();
+  return filled;
+}
+
+// counts (kDigits, tiles): how often each digit occurs in each tile
+__global__ void CountKernel(const int32_t* keys, int64_t count, int shift, int32_t* counts) {
+  __shared__ int digits[kTile];
+  const int filled = LoadDigits(keys, count, shift, digits);
+  int32_t found = 0;
+  for (int i = 0; i < filled; i++) found += digits[i] == (int)threadIdx.x;
+  counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = found;
+}
+
+// Turns the n counts into the sums of those before each, with one block: a thread a run of counts.
+__global__ void ScanKernel(int32_t* counts, int64_t n) {
+  __shared__ int32_t totals[kThreads];
+  const int64_t run = (n + kThreads - 1) / kThreads;
+  const int64_t first = threadIdx.x * run;
+  const int64_t end = first + run < n ? first + run : n;
+  int32_t total = 0;
+  for (int64_t i = first; i < end; i++) total += counts[i];
+  totals[threadIdx.x] = total;
+  __syncthreads();
+  int32_t before = 0;
+  for (int thread = 0; thread < (int)threadIdx.x; thread++) before += totals[thread];
+  for (int64_t i = first; i < end; i++) {
+    const int32_t here = counts[i];
+    counts[i] = before;
+    before += here;
+  }
+}
+
+// starts (kDigits, tiles): where each tile's keys of each digit go
+__global__ void MoveKernel(const int32_t* keys, const int32_t* order, int64_t count, int shift,
+                           const int32_t* starts, int32_t* new_keys, int32_t* new_order) {
+  __shared__ int digits[kTile];
+  const int filled = LoadDigits(keys, count, shift, digits);
+  const int64_t first = (int64_t)blockIdx.x * kTile;
+  int64_t to = starts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x];
+  for (int i = 0; i < filled; i++) {
+    if (digits[i] != (int)threadIdx.x) continue;
+    new_keys[to] = keys[first + i];
+    new_order[to] = order[first + i];
+    to++;
+  }
+}
+
+// starts (n + 1): the first of the sorted keys that is not below each row
+__global__ void StartsKernel(const int32_t* keys, int64_t count, int32_t* starts, int64_t n) {
+  for (int64_t row = FirstItem(); row <= n; row += ItemStep()) {
+    int64_t from = 0, to = count;
+    while (from < to) {
+      const int64_t middle = from + (to - from) / 2;
+      if (keys[middle] < row)
+        from = middle + 1;
+      else
+        to = middle;
+    }
+    starts[row] = (int32_t)from;
+  }
+}
+
+// The sum of column[order[i] * inner] for i from begin on in steps of `step`, in four chains.
+__device__ __forceinline__ float SumUpdates(const float* column, const int32_t* order,
+                                            int64_t begin, int64_t end, int64_t step,
+                                            int64_t inner) {
+  float sums[4] = {0.f, 0.f, 0.f, 0.f};
+  int64_t i = begin;
+  for (; i + 3 * step < end; i += 4 * step) {
+#pragma unroll
+    for (int chain = 0; chain < 4; chain++) sums[chain] += column[order[i + chain * step] * inner];
+  }
+  for (; i < end; i += step) sums[0] += column[order[i] * inner];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+__global__ void SumKernel(const float* updates, Sorted sorted, float* y, int64_t n, Shape shape) {
+  const bool valid = sorted.starts[shape.n] == shape.count;
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const int64_t row_of_all = i / shape.inner;
+    const int64_t outer = row_of_all / shape.n;
+    const int64_t row = row_of_all - outer * shape.n;
+    const int64_t begin = sorted.starts[row], end = sorted.starts[row + 1];
+    const float* column =
+        updates + outer * shape.count * shape.inner + (i - row_of_all * shape.inner);
+    if (!valid)
+      y[i] = NAN;
+    else if (end - begin <= kLong)
+      y[i] = SumUpdates(column, sorted.order, begin, end, 1, shape.inner);
+  }
+}
+
+// A block looks at the row that has the update number mark * kLong of the sorted ones. It adds up
+// kCols columns of it, if the row is long and this is the row's first mark.
+__global__ void LongSumKernel(const float* updates, const int32_t* keys, Sorted sorted, float* y,
+                              int64_t jobs, int64_t col_blocks, Shape shape) {
+  __shared__ float parts[kLanes][kCols];
+  const int lane = threadIdx.x / kCols, col_in_block = threadIdx.x % kCols;
+  const int64_t marks = (shape.count + kLong - 1) / kLong;
+  if (sorted.starts[shape.n] != shape.count) return;
+  for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const int64_t mark = job / col_blocks % marks, outer = job / col_blocks / marks;
+    const int64_t row = keys[mark * kLong];
+    const int64_t begin = sorted.starts[row], end = sorted.starts[row + 1];
+    if (end - begin <= kLong || mark * kLong - begin >= kLong) continue;  // the same in all threads
+    const int64_t col = job % col_blocks * kCols + col_in_block;
+    const bool exists = col < shape.inner;
+    const float* column = updates + outer * shape.count * shape.inner + (exists ? col : 0);
+    parts[lane][col_in_block] =
+        SumUpdates(column, sorted.order, begin + lane, end, kLanes, shape.inner);
+    __syncthreads();
+    if (lane == 0 && exists) {
+      float total = 0.f;
+      for (int k = 0; k < kLanes; k++) total += parts[k][col_in_block];
+      y[(outer * shape.n + row) * shape.inner + col] = total;
+    }
+    __syncthreads();
+  }
+}
+
+// ---- launchers ----
+
+// Passes of the radix sort that cover the keys 0 … n.
+int Passes(int64_t n) {
+  int passes = 1;
+  while (n >> passes * kDigitBits) passes++;
+  return passes;
+}
+
+// Device memory of a sort: two of each array, which take turns, as one block.
+struct Workspace {
+  int64_t count, tiles;
+  Scratch scratch;
+  int32_t *keys[2], *order[2], *counts, *starts;
+
+  Workspace(const Shape& shape, DLContext ctx, DLStream stream)
+      : count(shape.count),
+        tiles(CeilDiv(shape.count, kTile)),
+        scratch(ctx, (4 * count + kDigits * tiles + shape.n + 1) * (int64_t)sizeof(int32_t),
+                stream) {
+    int32_t* at = (int32_t*)scratch.data();
+    for (int k = 0; k < 2; k++) {
+      keys[k] = at + 2 * k * count;
+      order[k] = keys[k] + count;
+    }
+    counts = at + 4 * count;
+    starts = counts + kDigits * tiles;
+  }
+};
+
+// Sorts the updates by row; returns which of the two arrays of keys and order hold them.
+int SortByRow(const char* op, Indices indices, const Shape& shape, const Workspace& work,
+              const Faults& faults, DLStream stream) {
+  const int64_t count = shape.count;
+  const unsigned tiles = (unsigned)work.tiles;
+  Launch(op, KeysKernel, Blocks(count), kThreads, 0, stream, indices, work.keys[0], work.order[0],
+         count, shape.n, faults);
+  const int passes = Passes(shape.n);
+  for (int pass = 0; pass < passes; pass++) {
+    const int from = pass % 2, to = 1 - from, shift = pass * kDigitBits;
+    Launch(op, CountKernel, tiles, kThreads, 0, stream, work.keys[from], count, shift, work.counts);
+    Launch(op, ScanKernel, tiles ? 1 : 0, kThreads, 0, stream, work.counts, kDigits * work.tiles);
+    Launch(op, MoveKernel, tiles, kThreads, 0, stream, work.keys[from], work.order[from], count,
+           shift, work.counts, work.keys[to], work.order[to]);
+  }
+  Launch(op, StartsKernel, Blocks(shape.n + 1), kThreads, 0, stream, work.keys[passes % 2], count,
+         work.starts, shape.n);
+  return passes % 2;
+}
+
+void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y,
+                DLStream stream) {
+  const char* op = "scatter_add";
+  Enter(op, y, updates, indices);
+  const AxisSplit split(op, y, axis);
+  CheckTaken(op, y, axis, indices, updates);
+  const Shape shape{split.outer, split.n, split.inner, Numel(indices)};
+  const int64_t most = INT32_MAX - 1;
+  if (shape.n > most || shape.count > most)
+    Fail("%s: %lld indices into %lld rows are too many, the limit is %lld", op,
+         (long long)shape.count, (long long)shape.n, (long long)most);
+  const Indices checked = IndicesOf(op, indices);
+  const float* from = In(op, updates);
+  float* to = Out(op, y);
+  const int64_t n = Numel(y);
+  if (n == 0) return;
+  const Workspace work(shape, y->ctx, stream);
+  const Faults faults = FaultsOf(op, "index", y->ctx.device_id);
+  const int at = SortByRow(op, checked, shape, work, faults, stream);
+  const Sorted sorted{work.order[at], work.starts};
+  Launch(op, SumKernel, Blocks(n), kThreads, 0, stream, from, sorted, to, n, shape);
+  if (shape.count <= kLong) return;
+  const int64_t col_blocks = CeilDiv(shape.inner, kCols);
+  const int64_t jobs = shape.outer * CeilDiv(shape.count, kLong) * col_blocks;
+  Launch(op, LongSumKernel, Blocks(jobs, 1), kThreads, 0, stream, from, work.keys[at], sorted, to,
+         jobs, col_blocks, shape);
+}
+
+DLSYS_KERNEL(cuda, scatter_add, ScatterAdd);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

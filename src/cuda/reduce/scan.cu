@@ -1,0 +1,179 @@
+// Running results along the middle axis of x (outer, n, inner): cumulative sums, and the product of
+// all elements but one. Outputs never overlap inputs.
+//
+// Where elements of a column are neighbours (inner 1) a block sums a row, kThreads elements at a
+// time, with sums by warp shuffles and what came before carried along. Else a thread has a column.
+// Sums and products are carried in double and every addition has its fixed place.
+#include "cuda/runtime/launch.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+constexpr int kWarps = kThreads / 32;
+
+// ---- kernels ----
+
+// The sum over this thread and those before it in the block; `total` is that of the whole block.
+__device__ double BlockScan(double value, double* total) {
+  __shared__ double of_warp[kWarps];
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const double before = __shfl_up_sync(0xffffffffu, value, distance);
+    if (lane >= distance) value += before;
+  }
+  __syncthreads();  // the previous call's readers are done
+  if (lane == 31) of_warp[warp] = value;
+  __syncthreads();
+  double sum = 0, ahead = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    if (w == warp) ahead = sum;
+    sum += of_warp[w];
+  }
+  *total = sum;
+  return ahead + value;
+}
+
+// x (rows, n) -> y (rows, n), from the end of each row with `reverse`.
+__global__ void RowCumSumKernel(const float* x, float* y, int64_t rows, int64_t n, bool reverse) {
+  // The bounds are the same for the whole block, as its barriers need.
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const int64_t first = row * n;
+    double carried = 0;
+    for (int64_t k = 0; k < n; k += blockDim.x) {
+      const int64_t i = k + threadIdx.x;
+      const int64_t at = first + (reverse ? n - 1 - i : i);
+      double total;
+      const double sum = BlockScan(i < n ? (double)x[at] : 0.0, &total);
+      if (i < n) y[at] = (float)(carried + sum);
+      carried += total;
+    }
+  }
+}
+
+// x (outer, n, inner) -> y (outer, n, inner).
+__global__ void ColumnCumSumKernel(const float* x, float* y, int64_t columns, int64_t n,
+                                   int64_t inner, bool reverse) {
+  for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
+    const int64_t o = column / inner;
+    const int64_t first = o * n * inner + (column - o * inner);
+    double sum = 0;
+    for (int64_t k = 0; k < n; k++) {
+      const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
+      sum += x[at];
+      y[at] = (float)sum;
+    }
+  }
+}
+
+// before (outer, n, inner): room for the products of those before each.
+__global__ void ProdOthersKernel(const float* x, double* before, float* y, int64_t columns,
+                                 int64_t n, int64_t inner) {
+  for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
+    const int64_t o = column / inner;
+    const int64_t first = o * n * inner + (column - o * inner);
+    double product = 1.0;
+    for (int64_t k = 0; k < n; k++) {
+      before[first + k * inner] = product;
+      product *= x[first + k * inner];
+    }
+    product = 1.0;
+    for (int64_t k = n - 1; k >= 0; k--) {  // of those behind
+      y[first + k * inner] = (float)(before[first + k * inner] * product);
+      product *= x[first + k * inner];
+    }
+  }
+}
+
+// A product and its change along g.
+struct Pair {
+  double value, change;
+};
+
+// Besides y, as above, its change dy along g.
+__global__ void TangentKernel(const float* x, const float* g, Pair* before, float* y, float* dy,
+                              int64_t columns, int64_t n, int64_t inner) {
+  for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
+    const int64_t o = column / inner;
+    const int64_t first = o * n * inner + (column - o * inner);
+    Pair product = {1.0, 0.0};
+    const auto go_on = [&](int64_t at) {
+      product.change = product.change * x[at] + product.value * g[at];
+      product.value *= x[at];
+    };
+    for (int64_t k = 0; k < n; k++) {
+      before[first + k * inner] = product;
+      go_on(first + k * inner);
+    }
+    product = {1.0, 0.0};
+    for (int64_t k = n - 1; k >= 0; k--) {  // of those behind
+      const int64_t at = first + k * inner;
+      y[at] = (float)(before[at].value * product.value);
+      dy[at] = (float)(before[at].change * product.value + before[at].value * product.change);
+      go_on(at);
+    }
+  }
+}
+
+// ---- launchers ----
+
+void CheckShapes(const char* op, const DLArray* x, const DLArray* y) {
+  CheckSameShape(op, x, y);
+  if (x->ndim != 3) Fail("%s: expected (outer, n, inner), got %s", op, ShapeText(x).c_str());
+}
+
+void CumSum(const DLArray* x, int64_t reverse, DLArray* y, DLStream stream) {
+  const char* op = "cumsum";
+  Enter(op, y, x);
+  CheckShapes(op, x, y);
+  const float* in = In(op, x);
+  float* out = Out(op, y);
+  if (Numel(y) == 0) return;
+  const int64_t outer = x->shape[0], n = x->shape[1], inner = x->shape[2];
+  if (inner == 1 && n > 32)
+    return Launch(op, RowCumSumKernel, Blocks(outer, 1), kThreads, 0, stream, in, out, outer, n,
+                  reverse != 0);
+  Launch(op, ColumnCumSumKernel, Blocks(outer * inner), kThreads, 0, stream, in, out, outer * inner,
+         n, inner, reverse != 0);
+}
+
+void ProdOthers(const DLArray* x, DLArray* y, DLStream stream) {
+  const char* op = "prod_others";
+  Enter(op, y, x);
+  CheckShapes(op, x, y);
+  const float* in = In(op, x);
+  float* out = Out(op, y);
+  if (Numel(y) == 0) return;
+  const int64_t columns = x->shape[0] * x->shape[2];
+  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(double), stream);
+  Launch(op, ProdOthersKernel, Blocks(columns), kThreads, 0, stream, in, (double*)before.data(),
+         out, columns, x->shape[1], x->shape[2]);
+}
+
+void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* dy,
+                       DLStream stream) {
+  const char* op = "prod_others_tangent";
+  Enter(op, y, x, g, dy);
+  CheckShapes(op, x, y);
+  CheckSameShape(op, x, g);
+  CheckSameShape(op, x, dy);
+  const float* in = In(op, x);
+  const float* along = In(op, g);
+  float* out = Out(op, y);
+  float* change = Out(op, dy);
+  if (Numel(y) == 0) return;
+  const int64_t columns = x->shape[0] * x->shape[2];
+  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(Pair), stream);
+  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, (Pair*)before.data(),
+         out, change, columns, x->shape[1], x->shape[2]);
+}
+
+DLSYS_KERNEL(cuda, cumsum, CumSum);
+DLSYS_KERNEL(cuda, prod_others, ProdOthers);
+DLSYS_KERNEL(cuda, prod_others_tangent, ProdOthersTangent);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,87 @@
+// src/cuda/runtime/ptx.cuh for a CPU; see there.
+#pragma once
+#include <cuda_runtime.h>
+
+namespace dlsys {
+namespace cuda {
+
+template <class T>
+T* DynamicShared() {
+  return (T*)emulator::DynamicShared();
+}
+
+inline void StoreQuad(float* shared, float x, float y, float z, float w) {
+  *(float4*)shared = make_float4(x, y, z, w);
+}
+
+inline float WholeNumber(unsigned word, int k) { return (float)(word >> 8 * k & 255); }
+
+inline void CopyAsync16(float* shared, const float* p, bool valid) {
+  emulator::CopyLater(shared, p, 4, valid);
+}
+inline void CopyAsync4(float* shared, const float* p, bool valid) {
+  emulator::CopyLater(shared, p, 1, valid);
+}
+inline void CloseCopies() { emulator::CloseCopies(); }
+template <int kLeft>
+void WaitForCopies() {
+  emulator::WaitForCopies(kLeft);
+}
+
+constexpr bool kHasBulkCopies = true;
+struct Arrivals {
+  uint64_t state;
+};
+inline void MakeArrivals(Arrivals*, int) {}
+inline void CopyBulk(float* shared, const float* p, int nbytes, Arrivals*) {
+  emulator::CopyLater(shared, p, nbytes / (int)sizeof(float), true);
+}
+inline void LetBulkFollow() {}
+inline void Arrive(Arrivals*, int) { emulator::CloseCopies(); }
+inline void WaitForArrivals(Arrivals*, int) {
+  emulator::WaitForCopies(0);
+  emulator::MeetBlock();
+}
+
+// As tensor cores read it.
+inline float CutToTf32(float x) { return __uint_as_float(__float_as_uint(x) & ~0x1fffu); }
+
+inline float RoundedToTf32(float x) {
+  return isfinite(x) ? __uint_as_float(__float_as_uint(x) + 0x1000u) : x;
+}
+
+inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&sums)[4]) {
+  struct Factors {
+    float a[4], b[2];
+  };
+  static_assert(sizeof(Factors) <= emulator::kSlotNbytes, "they fit into a slot");
+  const int lane = emulator::Lane();
+  Factors mine;
+  for (int k = 0; k < 4; k++) mine.a[k] = CutToTf32(a[k]);
+  for (int k = 0; k < 2; k++) mine.b[k] = CutToTf32(b[k]);
+  memcpy(emulator::Slot(lane), &mine, sizeof mine);
+  emulator::MeetWarp();
+  for (int k = 0; k < 4; k++) {
+    const int row = lane / 4 + k / 2 * 8, col = lane % 4 * 2 + k % 2;
+    for (int d = 0; d < 8; d++) {
+      const auto* left = (const Factors*)emulator::Slot(row % 8 * 4 + d % 4);
+      const auto* right = (const Factors*)emulator::Slot(col * 4 + d % 4);
+      sums[k] += left->a[row / 8 + d / 4 * 2] * right->b[d / 4];
+    }
+  }
+  emulator::MeetWarp();
+}
+
+inline unsigned CountUp(unsigned* count) { return atomicAdd(count, 1u); }
+
+inline void MeetCluster() { emulator::MeetCluster(); }
+inline void LeaveCluster() { emulator::MeetCluster(); }
+inline const float* OfPeer(const float* shared, int peer) {
+  return (const float*)emulator::OfPeer(shared, peer);
+}
+
+inline void WaitForEarlierKernels() {}
+inline void LetNextKernelBegin() {}
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,38 @@
+// What a matrix product may end in, by number; python/dlsys/fusion/body.py counts in the same
+// order.
+#pragma once
+#include "math/functors.h"
+#include "runtime/registry.h"
+
+namespace dlsys {
+
+// y = f(x), and dx = f(side, dy) where side is the activation's input or output.
+#define DLSYS_ACTIVATIONS(X) \
+  X(1, Relu)                 \
+  X(2, Sigmoid)              \
+  X(3, Tanh)                 \
+  X(4, Silu)                 \
+  X(5, Gelu)                 \
+  X(6, GeluTanh)             \
+  X(7, Softplus)             \
+  X(8, HardSigmoid)          \
+  X(9, HardSwish)
+#define DLSYS_ACTIVATION_GRADIENTS(X) \
+  X(1, ReluGradient)                  \
+  X(2, SiluGradient)                  \
+  X(3, GeluGradient)                  \
+  X(4, GeluTanhGradient)              \
+  X(5, SoftplusGradient)              \
+  X(6, HardSwishGradient)
+
+constexpr int64_t kActivations = 9;  // 0 is none
+constexpr int64_t kActivationGradients = 6;
+
+inline int CheckedMap(const char* op, int64_t number, int64_t first, int64_t last) {
+  if (number < first || number > last)
+    Fail("%s: there is no epilogue %ld, expected %ld to %ld", op, (long)number, (long)first,
+         (long)last);
+  return (int)number;
+}
+
+}  // namespace dlsys

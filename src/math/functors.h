@@ -1,0 +1,157 @@
+// Elementwise mathematics, written once for the CPU, CUDA and run-time compilation, hence without
+// standard headers on the device side. Adding an elementwise operator adds one functor here and one
+// line to cpu/pointwise/elementwise.cc and cuda/pointwise/elementwise.cu.
+#pragma once
+#ifdef __CUDACC__
+#define DLSYS_HD __host__ __device__ __forceinline__
+#else
+#include <cmath>
+
+#include "math/float_math.h"
+#define DLSYS_HD inline __attribute__((always_inline))
+#endif
+
+namespace dlsys {
+namespace fn {
+
+#ifndef __CUDACC__
+using cpu::cos;
+using cpu::exp;
+using cpu::expm1;
+using cpu::log;
+using cpu::log1p;
+using cpu::pow;
+using cpu::sin;
+using cpu::tanh;
+using std::fabs;
+using std::sqrt;
+#endif
+
+#define DLSYS_UNARY(Name, op, expression)                           \
+  struct Name {                                                     \
+    static constexpr const char* name = op;                         \
+    DLSYS_HD float operator()(float x) const { return expression; } \
+  };
+#define DLSYS_BINARY(Name, op, expression)                                   \
+  struct Name {                                                              \
+    static constexpr const char* name = op;                                  \
+    DLSYS_HD float operator()(float x, float y) const { return expression; } \
+  };
+// With numbers c and d besides; those with one number leave d alone.
+#define DLSYS_UNARY_WITH(Name, op, expression)                                        \
+  struct Name {                                                                       \
+    static constexpr const char* name = op;                                           \
+    DLSYS_HD float operator()(float x, float c, float d) const { return expression; } \
+  };
+#define DLSYS_BINARY_WITH(Name, op, expression)                           \
+  struct Name {                                                           \
+    static constexpr const char* name = op;                               \
+    DLSYS_HD float operator()(float x, float y, float c, float d) const { \
+      (void)d;                                                            \
+      return expression;                                                  \
+    }                                                                     \
+  };
+
+DLSYS_HD float Clip(float x, float low, float high) {
+  return x < low ? low : (x > high ? high : x);  // NaN stays NaN
+}
+DLSYS_HD float Logistic(float x) { return 1.f / (1.f + exp(-x)); }
+
+// The standard normal distribution function. (1 + 2z) exp(z^2) erfc(z), a smooth function, is a
+// polynomial in (z - 2) / (z + 2): the truncated Chebyshev series, relative error 7e-8.
+DLSYS_HD float NormalCdf(float x) {
+  float z = fabs(x);
+  z = (z > 60.f ? 60.f : z) * 0.707106781f;
+  const float t = (z - 2.f) / (z + 2.f);
+  float p = 1.60803582e-4f;
+  p = p * t - 1.83654437e-4f;
+  p = p * t - 1.39570695e-3f;
+  p = p * t + 1.04314458e-3f;
+  p = p * t + 8.68915966e-3f;
+  p = p * t - 7.94272170e-3f;
+  p = p * t - 5.42119584e-2f;
+  p = p * t + 1.64035840e-1f;
+  p = p * t - 1.66031096e-1f;
+  p = p * t - 9.27630821e-2f;
+  p = p * t + 1.27697839f;
+  const float tail = 0.5f * exp(-z * z) * p / (1.f + 2.f * z);
+  return x > 0.f ? 1.f - tail : tail;
+}
+
+// 2 sqrt(2 / pi) (x + 0.044715 x^3), whose logistic function is gelu's tanh form, and its slope.
+DLSYS_HD float GeluArgument(float x) { return x * (1.59576912f * (1.f + 0.044715f * (x * x))); }
+DLSYS_HD float GeluSlope(float x) { return 1.59576912f * (1.f + 0.134145f * (x * x)); }
+DLSYS_HD float GeluTanhDerivative(float x) {
+  const float u = GeluArgument(x);  // Logistic(-u) is 1 - Logistic(u) without the cancellation
+  return Logistic(u) * (1.f + x * GeluSlope(x) * Logistic(-u));
+}
+DLSYS_HD float SiluDerivative(float x) { return Logistic(x) * (1.f + x * Logistic(-x)); }
+DLSYS_HD float HardSwishDerivative(float x, float y) {
+  return x <= -3.f ? 0.f : (x >= 3.f ? y : y * ((2.f * x + 3.f) / 6.f));
+}
+
+DLSYS_UNARY(Neg, "neg", -x)
+DLSYS_UNARY(Exp, "exp", exp(x))
+DLSYS_UNARY(Log, "log", log(x))
+DLSYS_UNARY(Sqrt, "sqrt", sqrt(x))
+DLSYS_UNARY(Tanh, "tanh", tanh(x))
+DLSYS_UNARY(Cos, "cos", cos(x))
+DLSYS_UNARY(Sin, "sin", sin(x))
+DLSYS_UNARY(Sigmoid, "sigmoid", 1.f / (1.f + exp(-x)))
+DLSYS_UNARY(Relu, "relu", x < 0.f ? 0.f : x)  // NaN stays NaN and -0 stays -0
+DLSYS_UNARY(Log1p, "log1p", log1p(x))
+DLSYS_UNARY(Rsqrt, "rsqrt", 1.f / sqrt(x))
+DLSYS_UNARY(Abs, "abs", fabs(x))
+DLSYS_UNARY(Sign, "sign", x > 0.f ? 1.f : (x < 0.f ? -1.f : (x == 0.f ? 0.f : x)))
+DLSYS_UNARY(Silu, "silu", x* Logistic(x))
+DLSYS_UNARY(Gelu, "gelu", x* NormalCdf(x))
+DLSYS_UNARY(GeluTanh, "gelu_tanh", x* Logistic(GeluArgument(x)))
+DLSYS_UNARY(Softplus, "softplus", (x > 0.f ? x : 0.f) + log1p(exp(-fabs(x))))
+DLSYS_UNARY(HardSigmoid, "hard_sigmoid", Clip(x + 3.f, 0.f, 6.f) / 6.f)
+DLSYS_UNARY(HardSwish, "hard_swish", x*(Clip(x + 3.f, 0.f, 6.f) / 6.f))
+
+DLSYS_BINARY(Add, "add", x + y)
+DLSYS_BINARY(Sub, "sub", x - y)
+DLSYS_BINARY(Mul, "mul", (x * y))
+DLSYS_BINARY(Div, "div", x / y)
+DLSYS_BINARY(Pow, "pow", pow(x, y))
+// x is relu's input or output, y its output's gradient.
+DLSYS_BINARY(ReluGradient, "relu_gradient", x > 0.f ? y : 0.f)
+// NaN wherever one is NaN; of equal ones the second, which tells zeros apart, as numpy has it.
+DLSYS_BINARY(Minimum, "minimum", x != x ? x : (x < y ? x : y))
+DLSYS_BINARY(Maximum, "maximum", x != x ? x : (x > y ? x : y))
+
+// Gradients: y is that of the output, x the input, or the output where so said.
+DLSYS_BINARY(SiluGradient, "silu_gradient", y* SiluDerivative(x))
+DLSYS_BINARY(GeluGradient, "gelu_gradient",
+             y*(NormalCdf(x) + x * (0.398942280f * exp(-0.5f * (x * x)))))
+DLSYS_BINARY(GeluTanhGradient, "gelu_tanh_gradient", y* GeluTanhDerivative(x))
+DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // of the output
+DLSYS_BINARY(HardSwishGradient, "hard_swish_gradient", HardSwishDerivative(x, y))
+
+// With a constant on one side; y is the constant.
+DLSYS_BINARY(AddConst, "add_const", x + y)
+DLSYS_BINARY(MulConst, "mul_const", (x * y))
+DLSYS_BINARY(RsubConst, "rsub_const", y - x)
+DLSYS_BINARY(DivConst, "div_const", x / y)
+DLSYS_BINARY(RdivConst, "rdiv_const", y / x)
+// The square root, as numpy has it, is -0 of -0 and NaN of -infinity, unlike pow.
+DLSYS_BINARY(PowConst, "pow_const",
+             y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : (y == 3.f ? x * x * x : pow(x, y))))
+DLSYS_BINARY(RpowConst, "rpow_const", pow(y, x))
+
+DLSYS_BINARY(LeakyRelu, "leaky_relu", x > 0.f ? x : (y * x))
+DLSYS_BINARY(Elu, "elu", x < 0.f ? (y * expm1(x)) : x + 0.f)  // 0 of -0
+
+DLSYS_UNARY_WITH(ClipTo, "clip", Clip(x, c, d))
+DLSYS_BINARY_WITH(ClipGradient, "clip_gradient", x > c && x < d ? y : 0.f)
+DLSYS_BINARY_WITH(LeakyReluGradient, "leaky_relu_gradient", x > 0.f ? y : (c * y))
+DLSYS_BINARY_WITH(EluGradient, "elu_gradient", x > 0.f ? y : (y * (x + c)))  // of the output
+
+#undef DLSYS_UNARY_WITH
+#undef DLSYS_BINARY_WITH
+#undef DLSYS_UNARY
+#undef DLSYS_BINARY
+
+}  // namespace fn
+}  // namespace dlsys

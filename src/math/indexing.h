@@ -1,0 +1,170 @@
+// Parts of arrays, and positions along an axis: what the kernels that read or write them check and
+// compute alike on every device.
+#pragma once
+
+#include "math/functors.h"
+#include "runtime/registry.h"
+
+namespace dlsys {
+
+inline void CheckSameDtypes(const char* op, const DLArray* x, const DLArray* y) {
+  if (x->dtype != y->dtype)
+    Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
+}
+
+// ---- strided parts ----
+
+constexpr int64_t kNoSteps[DL_MAX_NDIM] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+// Every `stride`-th element along each axis of an array, from `offset` on; counted in elements.
+struct Part {
+  int64_t offset;
+  int64_t stride[DL_MAX_NDIM];
+};
+
+// The part of `whole` of the shape of `part` that begins at the element numbered `offset` and goes
+// on in `steps` along the axes, backwards where they are negative.
+inline Part PartOf(const char* op, const DLArray* whole, int64_t offset, const int64_t* steps,
+                   const DLArray* part) {
+  bool inside = whole->ndim == part->ndim;
+  if (inside && Numel(part) == 0) return Part{};
+  inside = inside && offset >= 0 && offset < Numel(whole);
+  Part found{offset, {}};
+  int64_t stride = 1;
+  for (int a = whole->ndim - 1; inside && a >= 0; a--) {
+    const int64_t extent = whole->shape[a];
+    const int64_t first = offset / stride % extent;
+    // In 128 bits: a hostile step times an extent may leave 64.
+    const __int128 last = first + (__int128)steps[a] * (part->shape[a] - 1);
+    inside = last >= 0 && last < extent;
+    found.stride[a] = part->shape[a] == 1 ? 0 : steps[a] * stride;
+    stride *= extent;
+  }
+  if (!inside)
+    Fail("%s: a part of shape %s from element %lld on does not lie in %s", op,
+         ShapeText(part).c_str(), (long long)offset, ShapeText(whole).c_str());
+  return found;
+}
+
+// Where array number k of a concatenation along `axis` goes; `at` is its first position there.
+inline Part JoinedPart(const char* op, const DLArray* x, int64_t axis, int64_t at,
+                       const DLArray* y) {
+  CheckSameDtypes(op, x, y);
+  bool fits = x->ndim == y->ndim && axis >= 0 && axis < y->ndim;
+  for (int a = 0; fits && a < y->ndim; a++)
+    fits = a == axis ? at + x->shape[a] <= y->shape[a] : x->shape[a] == y->shape[a];
+  if (!fits)
+    Fail("%s: %s does not go into %s at position %lld of axis %lld", op, ShapeText(x).c_str(),
+         ShapeText(y).c_str(), (long long)at, (long long)axis);
+  int64_t inner = 1;
+  for (int a = (int)axis + 1; a < y->ndim; a++) inner *= y->shape[a];
+  return PartOf(op, y, at * inner, kNoSteps, x);
+}
+
+// ---- one axis ----
+
+// An array as (outer, n, inner), where n is the extent of one axis.
+struct AxisSplit {
+  int64_t outer = 1, n = 0, inner = 1;
+
+  AxisSplit(const char* op, const DLArray* a, int64_t axis) {
+    if (axis < 0 || axis >= a->ndim)
+      Fail("%s: %s has no axis %lld", op, ShapeText(a).c_str(), (long long)axis);
+    for (int k = 0; k < axis; k++) outer *= a->shape[k];
+    n = a->shape[axis];
+    for (int k = (int)axis + 1; k < a->ndim; k++) inner *= a->shape[k];
+  }
+};
+
+// Fails unless the arrays have equal shapes beside the axis.
+inline void CheckSameBeside(const char* op, const DLArray* x, const DLArray* y, int64_t axis) {
+  bool same = x->ndim == y->ndim;
+  for (int a = 0; same && a < x->ndim; a++) same = a == axis || x->shape[a] == y->shape[a];
+  if (!same)
+    Fail("%s: shapes differ beside axis %lld: %s and %s", op, (long long)axis, ShapeText(x).c_str(),
+         ShapeText(y).c_str());
+}
+
+// An axis of n positions with `before` more in front of it and the rest of m behind it. They repeat
+// the border (edge) or continue as in a mirror that stands on it (reflect).
+struct Padding {
+  int64_t n, m, before;
+  bool reflect;
+
+  // The position whose value position i of the padded axis has.
+  DLSYS_HD int64_t Source(int64_t i) const {
+    int64_t k = i - before;
+    if (reflect) {
+      k = k < 0 ? -k : k;
+      return k >= n ? 2 * (n - 1) - k : k;
+    }
+    return k < 0 ? 0 : k >= n ? n - 1 : k;
+  }
+
+  // Calls f(i) for every position i of the padded axis that has the value of position k.
+  template <class F>
+  DLSYS_HD void EachCopy(int64_t k, const F& f) const {
+    if (reflect) {
+      const int64_t right = before + 2 * (n - 1) - k;
+      f(before + k);
+      if (k >= 1 && k <= before) f(before - k);
+      if (k <= n - 2 && right < m) f(right);
+    } else {
+      const int64_t last = k == n - 1 ? m - 1 : before + k;
+      for (int64_t i = k == 0 ? 0 : before + k; i <= last; i++) f(i);
+    }
+  }
+};
+
+inline Padding PaddingOf(const char* op, const DLArray* x, int64_t axis, int64_t before,
+                         bool reflect, const DLArray* y) {
+  CheckSameDtypes(op, x, y);
+  CheckSameBeside(op, x, y, axis);
+  const Padding padding{x->shape[axis], y->shape[axis], before, reflect};
+  const int64_t after = padding.m - padding.n - before;
+  const int64_t most = reflect ? padding.n - 1 : padding.n ? INT64_MAX : 0;
+  if (before < 0 || after < 0 || before > most || after > most)
+    Fail("%s: axis %lld of %s cannot be padded by %lld and %lld to %s", op, (long long)axis,
+         ShapeText(x).c_str(), (long long)before, (long long)after, ShapeText(y).c_str());
+  return padding;
+}
+
+// ---- indices ----
+
+// Integers that choose positions along an axis.
+struct Indices {
+  const void* data;
+  bool wide;  // int64, else int32
+  DLSYS_HD int64_t operator[](int64_t k) const {
+    return wide ? ((const int64_t*)data)[k] : ((const int32_t*)data)[k];
+  }
+};
+
+inline Indices IndicesOf(const char* op, const DLArray* a) {
+  if (a->dtype != DL_INT32 && a->dtype != DL_INT64)
+    Fail("%s: expected indices of int32 or int64, got %s", op, DtypeText(a->dtype));
+  return Indices{a->data, a->dtype == DL_INT64};
+}
+
+// Fails unless `taken` has the shape of x with the indices' axes in the place of one of its own.
+inline void CheckTaken(const char* op, const DLArray* x, int64_t axis, const DLArray* indices,
+                       const DLArray* taken) {
+  bool fits = taken->ndim == x->ndim - 1 + indices->ndim;
+  for (int a = 0; fits && a < taken->ndim; a++) {
+    const int from_x = a < axis ? a : a - indices->ndim + 1;
+    const bool from_indices = a >= axis && a < axis + indices->ndim;
+    fits = taken->shape[a] == (from_indices ? indices->shape[a - axis] : x->shape[from_x]);
+  }
+  if (!fits)
+    Fail("%s: indices %s along axis %lld of %s do not give %s", op, ShapeText(indices).c_str(),
+         (long long)axis, ShapeText(x).c_str(), ShapeText(taken).c_str());
+}
+
+inline void CheckOneHot(const DLArray* indices, const DLArray* y) {
+  bool fits = y->ndim == indices->ndim + 1;
+  for (int a = 0; fits && a < indices->ndim; a++) fits = y->shape[a] == indices->shape[a];
+  if (!fits)
+    Fail("one_hot: indices %s do not give %s", ShapeText(indices).c_str(), ShapeText(y).c_str());
+}
+
+}  // namespace dlsys

@@ -1,0 +1,99 @@
+// Which positions of an axis a resized one reads, the same on every device: all decisions are made
+// in integers, and the one rounding is that of the weight.
+#pragma once
+#include "math/functors.h"
+#include "runtime/registry.h"
+
+namespace dlsys {
+
+// A value of the resized axis: (1 - weight) * x[low] + weight * x[high].
+struct Tap {
+  int64_t low, high;
+  float weight;
+
+  // The weight of position k.
+  DLSYS_HD float Of(int64_t k) const {
+    return (k == low ? 1.f - weight : 0.f) + (k == high ? weight : 0.f);
+  }
+};
+
+// The resized positions that read one position: first … last, none where last < first.
+struct Readers {
+  int64_t first, last;
+};
+
+// An axis of n positions resized to m. Positions are the centres of equal cells (0.5, 1.5, …), or
+// with `align` numbers between the first and the last, which stay where they are.
+struct ResizedAxis {
+  int64_t n, m;
+  bool align, linear;
+
+  DLSYS_HD Tap At(int64_t i) const {
+    if (align && m == 1) return Tap{0, 0, 0.f};
+    const int64_t unit = align ? m - 1 : 2 * m;
+    int64_t at = align ? i * (n - 1) : (2 * i + 1) * n - m;  // the position, in units
+    if (!linear) {  // the nearest; between two of equal distance the lower, or the cell i lies in
+      at = align ? (2 * at + unit - 1) / (2 * unit) : (at + m) / unit;
+      return Tap{at, at, 0.f};
+    }
+    at = at < 0 ? 0 : at;
+    const int64_t low = at / unit;
+    if (low >= n - 1) return Tap{n - 1, n - 1, 0.f};
+    return Tap{low, low + 1, (float)(at % unit) / (float)unit};
+  }
+
+  // The first resized position whose higher tap is at least k; taps never descend.
+  DLSYS_HD int64_t FirstAt(int64_t k) const {
+    int64_t from = 0, to = m;
+    while (from < to) {
+      const int64_t middle = from + (to - from) / 2;
+      if (At(middle).high < k)
+        from = middle + 1;
+      else
+        to = middle;
+    }
+    return from;
+  }
+
+  // The last resized position whose lower tap is at most k.
+  DLSYS_HD int64_t LastAt(int64_t k) const {
+    int64_t from = 0, to = m;
+    while (from < to) {
+      const int64_t middle = from + (to - from) / 2;
+      if (At(middle).low <= k)
+        from = middle + 1;
+      else
+        to = middle;
+    }
+    return from - 1;
+  }
+
+  DLSYS_HD Readers ReadersOf(int64_t k) const { return Readers{FirstAt(k), LastAt(k)}; }
+};
+
+// Images x (batch, rows.n, cols.n) and the resized y (batch, rows.m, cols.m).
+struct Resize {
+  int64_t batch;
+  ResizedAxis rows, cols;
+};
+
+inline Resize ResizeOf(const char* op, const DLArray* x, bool align, bool linear,
+                       const DLArray* y) {
+  const int lead = x->ndim - 2;
+  bool fits = lead >= 0 && x->ndim == y->ndim;
+  Resize resize{1, {}, {}};
+  for (int a = 0; fits && a < lead; a++) {
+    fits = x->shape[a] == y->shape[a];
+    resize.batch *= x->shape[a];
+  }
+  // Positions in units are below 4 * n * m.
+  const int64_t most = int64_t(1) << 30;
+  for (int a = lead; fits && a < x->ndim; a++)
+    fits = x->shape[a] > 0 && y->shape[a] > 0 && x->shape[a] < most && y->shape[a] < most;
+  if (!fits) Fail("%s: %s cannot be resized to %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
+  resize.rows = ResizedAxis{x->shape[lead], y->shape[lead], align, linear};
+  resize.cols = ResizedAxis{x->shape[lead + 1], y->shape[lead + 1], align, linear};
+  return resize;
+}
+
+}  // namespace dlsys

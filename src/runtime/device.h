@@ -1,0 +1,83 @@
+// What a device must offer. One Device a device type, registered at load like a kernel; runtime.cc
+// builds the caching allocator, the counters and the C ABI on top of it. Every member may throw
+// (see registry.h: Fail).
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include "include/dlsys.h"
+
+namespace dlsys {
+
+// A program that the device has recorded and replays with one launch. Destroying it waits for the
+// last replay.
+struct Recorded {
+  virtual ~Recorded() = default;
+  virtual void Replay(DLStream stream, int64_t times) = 0;
+  virtual void Describe(DLGraphInfo* out) const = 0;
+};
+
+// What a device records: `count` calls of `body`, each of which queues a step, between the copies
+// `before` and `after`, whose tables are read again at every replay. Null lanes are one lane.
+struct Script {
+  int64_t count;
+  void (*body)(void* state, int64_t k);
+  void* state;
+  const DLCopy* before;
+  int64_t nbefore;
+  const DLCopy* after;
+  int64_t nafter;
+  const DLLanes* lanes;
+};
+
+struct Device {
+  int type;          // DL_CPU, DL_GPU
+  const char* name;  // the device column of the kernel table: "cpu", "cuda"
+  int (*count)();    // fails with DL_UNAVAILABLE and the reason when there is none
+  void (*describe)(int id, char* text, size_t nbytes);
+  void (*memory)(int id, size_t* free_nbytes, size_t* total_nbytes);
+  void* (*alloc)(int id, size_t nbytes);  // nullptr when the device has no such block left
+  void (*release)(int id, void* data);
+  void (*fill)(int id, void* data, int byte, size_t nbytes, DLStream stream);
+  void (*copy)(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx, size_t nbytes,
+               DLStream stream);
+  DLStream (*stream_create)(int id);
+  void (*stream_free)(int id, DLStream stream);
+  void (*synchronize)(int id, DLStream stream);
+  void (*wait)(int id, DLStream stream, DLStream other);
+  // Runs n bodies in order on the stream and writes the device time of each, in milliseconds.
+  void (*profile)(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k),
+                  void* state, double* ms);
+  // Records what the script queues on the stream. Nothing is executed. Null where the device
+  // cannot.
+  std::unique_ptr<Recorded> (*record)(int id, DLStream stream, const Script& script);
+  // Takes whatever the steps of a program may need and not get, before the first of them runs. Null
+  // where there is nothing to take.
+  void (*prepare)() = nullptr;
+  // Fails, once, with what kernels found in values that they could not refuse. Call it when they
+  // are waited for. Null where kernels fail at once.
+  void (*raise_fault)(int id) = nullptr;
+};
+
+// The name of a device type in messages.
+inline const char* DeviceText(int type) {
+  return type == DL_CPU ? "cpu" : type == DL_GPU ? "gpu" : "unknown device";
+}
+
+// CUDA's own words for this mislead: it says that the driver is too old.
+inline constexpr char kNoDriver[] =
+    "no NVIDIA driver on this machine (libcuda.so.1 not found): install the driver, or use -c cpu";
+
+void RegisterDevice(const Device& device) noexcept;
+const Device& FindDevice(int type);  // fails with DL_UNAVAILABLE
+struct DeviceRegistrar {
+  explicit DeviceRegistrar(const Device& device) noexcept { RegisterDevice(device); }
+};
+
+// What a device was built with, such as "cuda 13.0 sm_90a", for DLVersion.
+void RegisterBuild(const char* text) noexcept;
+struct BuildRegistrar {
+  explicit BuildRegistrar(const char* text) noexcept { RegisterBuild(text); }
+};
+
+}  // namespace dlsys

@@ -1,0 +1,205 @@
+// Single kernel calls, and programs: lists of kernel calls that are checked once and run many
+// times.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/device.h"
+#include "runtime/nvtx_ranges.h"
+#include "runtime/registry.h"
+
+struct DLProgram {
+  struct Step {
+    const char* name;
+    void (*invoke)(const DLValue*, DLStream);
+    const DLValue* values;
+    int32_t place;
+  };
+  std::vector<Step> steps;
+  std::string device;  // the device column of every step's kernel, "" for a program without steps
+  int64_t failed_step = -1;
+  void (*prepare)() = nullptr;  // of its device
+};
+
+struct DLRecording {
+  std::unique_ptr<dlsys::Recorded> recorded;
+};
+
+namespace dlsys {
+namespace {
+
+// Arguments that a caller gives: the stream is not among them.
+int64_t Arity(const DLKernelEntry& kernel) { return (int64_t)strcspn(kernel.sig, "s"); }
+
+void CheckStep(int64_t k, const DLStep& step, const DLKernelEntry& kernel, int64_t nvalues) {
+  if (step.nargs != Arity(kernel))
+    Fail("step %ld (%s): %d arguments given, its signature \"%s\" takes %ld", (long)k, kernel.name,
+         step.nargs, kernel.sig, (long)Arity(kernel));
+  if (step.first < 0 || (int64_t)step.first + step.nargs > nvalues)
+    Fail("step %ld (%s): its arguments %d to %ld lie outside the %ld values given", (long)k,
+         kernel.name, step.first, (long)step.first + step.nargs - 1, (long)nvalues);
+}
+
+void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLValue* values,
+              int64_t nvalues) {
+  program->steps.reserve(nsteps);
+  for (int64_t k = 0; k < nsteps; k++) {
+    const DLKernelEntry& kernel = KernelAt(steps[k].kernel);
+    CheckStep(k, steps[k], kernel, nvalues);
+    if (k == 0) program->device = kernel.device;
+    if (program->device != kernel.device)
+      Fail(
+          "step %ld (%s): runs on %s, but the steps before it run on %s; a program keeps to one "
+          "device",
+          (long)k, kernel.name, kernel.device, program->device.c_str());
+    program->steps.push_back({kernel.name, kernel.invoke, values + steps[k].first, steps[k].place});
+  }
+}
+
+struct Running {
+  DLProgram* program;
+  DLStream stream;
+};
+
+void RunStep(DLProgram* program, int64_t k, DLStream stream) {
+  const DLProgram::Step& step = program->steps[k];
+  program->failed_step = k;
+  const Range range(step.name);
+  const Place place(step.place);
+  step.invoke(step.values, stream);
+}
+
+void RunOne(void* state, int64_t k) {
+  auto* s = (Running*)state;
+  RunStep(s->program, k, s->stream);
+}
+
+void Prepare(DLProgram* program) {
+  program->failed_step = -1;
+  if (program->prepare) program->prepare();
+}
+
+void CheckProgram(const DLProgram* program) {
+  if (!program) Fail("null program argument");
+}
+
+void CheckLanes(const DLLanes& lanes, int64_t parts) {
+  if (!lanes.lane || lanes.nwaits < 0 || (lanes.nwaits && !lanes.waits))
+    Fail("DLProgramRecord: null argument or negative count in the lanes");
+  for (int64_t k = 0; k < parts; k++)
+    if (lanes.lane[k] < 0 || lanes.lane[k] >= parts)
+      Fail("DLProgramRecord: part %ld is in lane %d of %ld", (long)k, lanes.lane[k], (long)parts);
+  for (int64_t k = 0; k < lanes.nwaits; k++) {
+    const int32_t part = lanes.waits[2 * k], other = lanes.waits[2 * k + 1];
+    const int32_t before = k ? lanes.waits[2 * k - 2] : 0;
+    if (part < before || part >= parts || other < 0 || other >= part)
+      Fail("DLProgramRecord: part %d cannot wait for part %d, of %ld", part, other, (long)parts);
+  }
+}
+
+const Device& DeviceOf(const char* function, const DLProgram* program, DLContext ctx) {
+  const Device& device = FindDevice(ctx.device_type);
+  if (program->device != device.name)
+    Fail("%s: the program runs on %s, the context given is on %s", function,
+         program->device.c_str(), device.name);
+  return device;
+}
+
+}  // namespace
+}  // namespace dlsys
+
+using namespace dlsys;
+
+DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, int32_t place, DLStream stream) {
+  return Guard([&] {
+    const DLKernelEntry& entry = KernelAt(kernel);
+    if (!values) Fail("%s: null values argument", entry.name);
+    const Place of_call(place);
+    entry.invoke(values, stream);
+  });
+}
+
+DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values,
+                              int64_t nvalues, DLProgram** out) {
+  return Guard([&] {
+    if (nsteps < 0 || nvalues < 0 || !out || (nsteps && !steps) || (nvalues && !values))
+      Fail("DLProgramCreate: null argument or negative count");
+    auto program = std::make_unique<DLProgram>();
+    AddSteps(program.get(), steps, nsteps, values, nvalues);
+    const Device& cpu = FindDevice(DL_CPU);  // every library has it, and it alone prepares
+    if (program->device == cpu.name) program->prepare = cpu.prepare;
+    *out = program.release();
+  });
+}
+
+DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream) {
+  return Guard([&] {
+    CheckProgram(program);
+    Prepare(program);
+    const int64_t n = (int64_t)program->steps.size();
+    for (int64_t k = 0; k < n; k++) RunStep(program, k, stream);
+    program->failed_step = -1;
+  });
+}
+
+DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream stream, double* ms) {
+  return Guard([&] {
+    CheckProgram(program);
+    if (program->steps.empty()) return;
+    if (!ms) Fail("DLProgramProfile: null ms argument");
+    const Device& device = DeviceOf("DLProgramProfile", program, ctx);
+    Prepare(program);
+    Running state{program, stream};
+    device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), RunOne, &state, ms);
+    program->failed_step = -1;
+    if (device.raise_fault) device.raise_fault(ctx.device_id);
+  });
+}
+
+DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program) {
+  return program ? program->failed_step : -1;
+}
+
+DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream,
+                              const DLCopy* before, int64_t nbefore, const DLCopy* after,
+                              int64_t nafter, const DLLanes* lanes, DLRecording** out) {
+  return Guard([&] {
+    CheckProgram(program);
+    if (!out || nbefore < 0 || nafter < 0 || (nbefore && !before) || (nafter && !after))
+      Fail("DLProgramRecord: null argument or negative count");
+    const Device& device = DeviceOf("DLProgramRecord", program, ctx);
+    if (!device.record)
+      FailWith(DL_UNAVAILABLE, "DLProgramRecord: programs of %s are not recorded", device.name);
+    const int64_t count = (int64_t)program->steps.size();
+    if (lanes) CheckLanes(*lanes, count + 2);
+    Running state{program, stream};
+    auto made = std::make_unique<DLRecording>();
+    made->recorded = device.record(ctx.device_id, stream,
+                                   {count, RunOne, &state, before, nbefore, after, nafter, lanes});
+    program->failed_step = -1;
+    *out = made.release();
+  });
+}
+
+DLSYS_API int DLRecordingReplay(DLRecording* recording, DLStream stream, int64_t times) {
+  return Guard([&] {
+    if (!recording) Fail("DLRecordingReplay: null recording argument");
+    recording->recorded->Replay(stream, times);
+  });
+}
+
+DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out) {
+  return Guard([&] {
+    if (!recording || !out) Fail("DLRecordingInfo: null argument");
+    recording->recorded->Describe(out);
+  });
+}
+
+DLSYS_API int DLRecordingFree(DLRecording* recording) {
+  return Guard([&] { delete recording; });
+}
+
+DLSYS_API int DLProgramFree(DLProgram* program) {
+  return Guard([&] { delete program; });
+}

@@ -1,0 +1,144 @@
+// The kernel and device tables, the thread's error text, and what this library was built from.
+#include "runtime/registry.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "runtime/device.h"
+
+#define DLSYS_VERSION "0.1.0"
+#ifdef __clang__
+#define DLSYS_COMPILER "clang " __clang_version__
+#else
+#define DLSYS_COMPILER "g++ " __VERSION__
+#endif
+
+namespace dlsys {
+namespace {
+
+// Plain bytes: a library that was opened at run time must not run destructors when a thread ends.
+thread_local char last_error[1024];
+
+struct ChoiceEntry {
+  const char *device, *kernel;
+  Choices choices;
+};
+
+// They live until the process ends, whatever order its static destructors run in.
+struct Tables {
+  std::vector<DLKernelEntry> kernels;
+  std::vector<ChoiceEntry> choices;
+  std::vector<Device> devices;
+  char load_error[1024] = "";
+  std::string version = DLSYS_VERSION " " DLSYS_COMPILER;
+};
+Tables& GetTables() {
+  static Tables* const tables = new Tables;
+  return *tables;
+}
+
+template <class... T>
+void SetLoadError(const char* format, T... args) {
+  char* text = GetTables().load_error;
+  if (!*text) snprintf(text, sizeof Tables::load_error, format, args...);
+}
+
+const char* BaseName(const char* path) {
+  const char* slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
+}  // namespace
+
+void SetLastError(const char* text) noexcept {
+  snprintf(last_error, sizeof last_error, "%s", text);
+}
+
+void RegisterKernel(const DLKernelEntry& entry) noexcept {
+  for (const DLKernelEntry& k : GetTables().kernels) {
+    if (strcmp(k.name, entry.name) || strcmp(k.device, entry.device)) continue;
+    SetLoadError("kernel %s/%s registered twice: %s:%ld and %s:%ld", k.device, k.name,
+                 BaseName(k.file), (long)k.line, BaseName(entry.file), (long)entry.line);
+    return;
+  }
+  GetTables().kernels.push_back(entry);
+}
+
+const DLKernelEntry& KernelAt(int64_t index) {
+  const auto& kernels = GetTables().kernels;
+  if (index < 0 || index >= (int64_t)kernels.size())
+    Fail("no kernel has index %ld: the table has %zu entries", (long)index, kernels.size());
+  return kernels[index];
+}
+
+void RegisterChoices(const char* device, const char* kernel, Choices choices) noexcept {
+  GetTables().choices.push_back({device, kernel, choices});
+}
+
+// Null where the kernel has none of that number.
+static const Choice* ChoiceAt(int64_t index, int64_t choice) {
+  const DLKernelEntry& kernel = KernelAt(index);
+  for (const ChoiceEntry& entry : GetTables().choices) {
+    if (strcmp(entry.kernel, kernel.name) || strcmp(entry.device, kernel.device)) continue;
+    const std::vector<Choice>& choices = entry.choices();
+    return choice >= 1 && choice <= (int64_t)choices.size() ? &choices[choice - 1] : nullptr;
+  }
+  return nullptr;
+}
+
+void RegisterDevice(const Device& device) noexcept {
+  for (const Device& d : GetTables().devices) {
+    if (d.type != device.type) continue;
+    SetLoadError("device type %d registered twice: %s and %s", d.type, d.name, device.name);
+    return;
+  }
+  GetTables().devices.push_back(device);
+}
+
+void RegisterBuild(const char* text) noexcept { GetTables().version += std::string(" ") + text; }
+
+const Device& FindDevice(int type) {
+  for (const Device& d : GetTables().devices)
+    if (d.type == type) return d;
+  if (type == DL_GPU && !dlopen("libcuda.so.1", RTLD_LAZY))
+    FailWith(DL_UNAVAILABLE, "%s", kNoDriver);
+  if (type == DL_GPU)
+    FailWith(DL_UNAVAILABLE,
+             "gpu: this library was built without CUDA; install nvcc and run `make lib` again");
+  FailWith(DL_UNAVAILABLE, "unknown device type %d: expected %d (cpu) or %d (gpu)", type, DL_CPU,
+           DL_GPU);
+}
+
+}  // namespace dlsys
+
+DLSYS_API const char* DLGetLastError(void) { return dlsys::last_error; }
+
+DLSYS_API const char* DLLoadError(void) { return dlsys::GetTables().load_error; }
+
+DLSYS_API const char* DLVersion(void) { return dlsys::GetTables().version.c_str(); }
+
+DLSYS_API const DLKernelEntry* DLKernelTable(int64_t* count) {
+  const auto& kernels = dlsys::GetTables().kernels;
+  if (count) *count = (int64_t)kernels.size();
+  return kernels.data();
+}
+
+DLSYS_API const char* DLChoiceName(int64_t kernel, int64_t choice) {
+  const char* name = nullptr;
+  dlsys::Guard([&] {
+    const dlsys::Choice* found = dlsys::ChoiceAt(kernel, choice);
+    if (found) name = found->name.c_str();
+  });
+  return name;
+}
+
+DLSYS_API int DLChoiceSource(int64_t kernel, int64_t choice, const char** out) {
+  return dlsys::Guard([&] {
+    const dlsys::Choice* found = dlsys::ChoiceAt(kernel, choice);
+    if (!found || !out) dlsys::Fail("DLChoiceSource: null argument or no choice %ld", (long)choice);
+    *out = found->source ? found->source() : "";
+  });
+}

@@ -1,0 +1,386 @@
+"""Kernels chosen by measurement: what is chosen, and that whatever may be chosen is right. The file
+of measurements is in test_choices.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import ndarray
+from dlsys.errors import KernelError, NotApplicableError, OutOfMemoryError
+from dlsys.executor.run.tables import call_kernel
+from dlsys.executor.tune import autotune as tune
+from dlsys.executor.tune.microbenchmark import BY_RULE, Choice, Trial
+from dlsys.runtime.device import Context, cpu, gpu
+from dlsys.runtime.library import load
+from dlsys.runtime.tuning_cache import ChoiceFile, Measurement
+from dlsys.settings import settings
+from support.devices import native_contexts, not_emulated, require
+
+
+def depthwise(ctx: Context) -> tuple[ad.Executor, dict[ad.Node, np.ndarray]]:
+    """One convolution that both of the CPU's algorithms do."""
+    rng = np.random.default_rng(0)
+    x, f = ad.Variable("x"), ad.Variable("f")
+    feeds = {x: rng.standard_normal((2, 6, 9, 8)), f: rng.standard_normal((6, 1, 3, 3))}
+    executor = ad.Executor([ad.conv2d(x, f, padding=1, groups=6)], ctx)
+    return executor, {node: value.astype(np.float32) for node, value in feeds.items()}
+
+
+class Cached(unittest.TestCase):
+    """Tests with a file of their own."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name) / "choices.json"
+        self.mode("full")
+        patch = mock.patch.object(settings, "tune_cache", str(self.path))
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def mode(self, name: str) -> None:
+        before, settings.tune = settings.tune, name
+        self.addCleanup(setattr, settings, "tune", before)
+
+    @contextlib.contextmanager
+    def times(self, **us: float) -> Iterator[list[str]]:
+        """Measurements find these times, by the names of choices; yields what was said."""
+        said: list[str] = []
+
+        def us_of(self: Trial, choice: Choice, about: float = 0) -> float:
+            self.results(choice)
+            return us[choice.name or "rule"]
+
+        with (
+            mock.patch.object(Trial, "us", us_of),
+            mock.patch.object(Trial, "us_about", us_of),
+            contextlib.redirect_stderr(io.StringIO()) as told,
+        ):
+            yield said
+        said += told.getvalue().splitlines()
+
+    def choices_of(self, executor: ad.Executor, feeds: dict) -> tuple[str, ...]:
+        executor.run(feeds)
+        return executor.report().plans[0].choices
+
+
+@require(cpu(0))
+class Choosing(Cached):
+    ctx = cpu(0)
+
+    def chosen(self) -> tuple[str, ...]:
+        return self.choices_of(*depthwise(self.ctx))
+
+    def test_the_fastest_is_used_and_told(self) -> None:
+        with self.times(rule=10, depthwise=10, implicit_gemm=9):
+            executor, feeds = depthwise(self.ctx)
+            with mock.patch.object(settings, "debug", 1), io.StringIO() as printed:
+                with contextlib.redirect_stdout(printed):
+                    result = executor.run(feeds, True)[0]
+                self.assertIn("conv2d by implicit_gemm", printed.getvalue())
+        report = executor.report()
+        self.assertEqual(report.plans[0].choices, ("conv2d by implicit_gemm",))
+        self.assertIn("by measurement: conv2d by implicit_gemm", str(report))
+        self.mode("off")
+        by_rule = depthwise(self.ctx)[0]
+        wanted = by_rule.run(dict(zip(by_rule._feeds.nodes, feeds.values())), True)[0]
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
+
+    def test_the_kernel_is_told(self) -> None:
+        """The step calls the implementation by its number: one that does not fit fails."""
+        with mock.patch.object(tune, "_choice", return_value=Choice(3, "none")):
+            executor, feeds = depthwise(self.ctx)
+            with self.assertRaisesRegex(KernelError, "there is no choice 3, expected 0 to 2"):
+                executor.run(feeds)
+
+    def test_another_device_is_not_told(self) -> None:
+        """A device that only checks another one has implementations of its own."""
+        with self.times(rule=10, depthwise=10, implicit_gemm=9):
+            executor, feeds = depthwise(self.ctx)
+            executor.run(feeds)
+        runner, *_ = next(iter(executor._runners.values()))
+        (step,) = (step for step in runner.plan.steps if step.node.op.tunable)
+        step.node.attrs = {**step.node.attrs, "choice": Choice(99, "of a GPU")}
+        arrays = [ndarray.array(value, self.ctx) for value in feeds.values()]
+        made = ndarray.empty(step.outputs[0].spec.shape, self.ctx)
+        call_kernel(self.ctx, step, arrays, [made])
+        wanted = executor.run(feeds, True)[0]
+        np.testing.assert_allclose(made.asnumpy(), wanted, rtol=1e-4, atol=1e-4)
+
+    def test_measured_once(self) -> None:
+        """Later executors use what was found, in any mode but off."""
+        with self.times(rule=10, depthwise=10, implicit_gemm=9) as said:
+            self.chosen()
+        self.assertRegex(said[0], r"measured conv2d .*: implicit_gemm 9.0 us, by rule 10.0 us")
+        with mock.patch.object(tune, "_measured", side_effect=AssertionError("measured again")):
+            for name, wanted in (("full", 1), ("cached", 1), ("off", 0)):
+                self.mode(name)
+                self.assertEqual(self.chosen(), ("conv2d by implicit_gemm",) * wanted)
+
+    def test_cached_measures_nothing(self) -> None:
+        self.mode("cached")
+        with mock.patch.object(tune, "_measured", side_effect=AssertionError("measured")):
+            self.assertEqual(self.chosen(), ())
+        self.assertFalse(self.path.exists())
+
+    def test_a_tie_is_the_rules(self) -> None:
+        """That is remembered too."""
+        with self.times(rule=10, depthwise=9.9, implicit_gemm=9.85):
+            self.assertEqual(self.chosen(), ())
+        with mock.patch.object(tune, "_measured", side_effect=AssertionError("measured again")):
+            self.assertEqual(self.chosen(), ())
+
+    def test_what_is_wrong_is_passed_over(self) -> None:
+        right = Trial.results
+
+        def results(self: Trial, choice: Choice) -> list[np.ndarray]:
+            wrong = 1e-3 * (choice.name == "implicit_gemm")
+            return [y + wrong * np.abs(y).max() for y in right(self, choice)]
+
+        with mock.patch.object(Trial, "results", results):
+            with self.times(rule=10, depthwise=9, implicit_gemm=5) as said:
+                self.assertEqual(self.chosen(), ("conv2d by depthwise",))
+        self.assertIn("implicit_gemm is wrong by more than the tolerance", said[0])
+
+    def test_what_does_not_apply_is_passed_over(self) -> None:
+        x, f = ad.Variable("x"), ad.Variable("f")
+        feeds = {x: np.ones((2, 3, 8, 8), np.float32), f: np.ones((4, 3, 3, 3), np.float32)}
+        executor = ad.Executor([ad.conv2d(x, f)], self.ctx)
+        with self.times(rule=10, depthwise=1, implicit_gemm=9):
+            self.assertEqual(self.choices_of(executor, feeds), ("conv2d by implicit_gemm",))
+
+    def test_without_memory_to_measure_the_rule_stays(self) -> None:
+        full = mock.patch.object(tune, "Trial", side_effect=OutOfMemoryError("none is left"))
+        with full, contextlib.redirect_stderr(io.StringIO()) as told:
+            self.assertEqual(self.chosen(), ())
+        self.assertRegex(told.getvalue(), r"no memory to measure conv2d .*by rule: none is left")
+        self.assertFalse(self.path.exists())
+
+    def test_what_the_library_does_not_have_is_not_used(self) -> None:
+        """Implementations of other states of the sources, or of other versions of cuDNN."""
+        with self.times(rule=10, depthwise=10, implicit_gemm=9):
+            self.chosen()
+        self.mode("cached")
+        whole = json.loads(self.path.read_text())
+        ((environment, measured),) = whole["choices"].items()
+        ((key, found),) = measured.items()
+        for changes in ({"choice": "gone"}, {"source": "cuDNN 9.0.0"}):
+            ChoiceFile(self.path).add(environment, {key: Measurement(**found | changes)})
+            tune.choice_file().__init__(self.path)  # type: ignore[misc]
+            self.assertEqual(self.chosen(), ())
+        ChoiceFile(self.path).add(environment + "x", {key: Measurement(**found)})
+        self.assertEqual(self.chosen(), ())
+
+    def test_real_times(self) -> None:
+        """What is measured is measured: both algorithms, and the file says so."""
+        with contextlib.redirect_stderr(io.StringIO()):
+            self.chosen()
+        (measured,) = json.loads(self.path.read_text())["choices"].values()
+        ((key, found),) = measured.items()
+        self.assertRegex(
+            key, r"^conv2d float32\(2,6,9,8\) float32\(6,1,3,3\) -> float32\(2,6,9,8\)"
+        )
+        self.assertIn(found["choice"], ("", "depthwise", "implicit_gemm"))
+        self.assertTrue(0 < found["us"] <= found["us_by_rule"] < 1e6, found)
+
+    def test_a_key_has_all_that_matters(self) -> None:
+        x, f = ad.Variable("x", shape=(4, 6, 12, 12)), ad.Variable("f", shape=(9, 6, 3, 3))
+        other = ad.Variable("x", shape=(4, 6, 12, 13))
+        nodes = [
+            ad.conv2d(x, f),
+            ad.conv2d(other, f),
+            ad.conv2d(x, f, stride=2),
+            ad.conv2d(x, f, padding=1),
+            ad.conv2d(x, f, dilation=2),
+            ad.conv2d(x, f),
+        ]
+        nodes[-1].attrs["precision"] = "tf32"
+        self.assertEqual(len(set(map(tune.key_of, nodes))), len(nodes))
+        self.assertEqual(tune.key_of(nodes[0]), tune.key_of(ad.conv2d(x, f)))
+
+
+class Data(unittest.TestCase):
+    def test_trials_tell_precisions_apart(self) -> None:
+        """By numpy: factors of 10 bits change nothing at tf32, and too much at fp32."""
+        from dlsys.executor.tune.microbenchmark import _drawn, _error
+
+        for exact in (True, False):
+            a, b = (np.resize(np.roll(_drawn(exact), k), (64, 512)) for k in (0, 7919))
+            wanted = a.astype(np.float64) @ b.T.astype(np.float64)
+            nearest = [(m.view(np.uint32) + 0x1000 & 0xFFFFE000).view(np.float32) for m in (a, b)]
+            error = _error(nearest[0].astype(np.float64) @ nearest[1].T, wanted)
+            if exact:
+                self.assertLess(error, 1e-6)
+            else:
+                self.assertGreater(error, 3e-4)
+
+
+# Planes and attributes: odd ones, ones that cuDNN and tensor cores like, every attribute.
+CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((8, 64, 14, 14), (64, 64, 3, 3), dict(padding=1)),
+    ((3, 21, 13, 11), (37, 21, 3, 2), dict(padding=2)),
+    ((5, 24, 17, 19), (40, 24, 3, 3), dict(stride=2, padding=1)),
+    ((2, 16, 23, 21), (33, 16, 5, 5), dict(stride=3, padding=3, dilation=2)),
+    ((4, 12, 9, 12), (20, 12, 4, 2), dict(stride=(1, 2), padding=((0, 2), (1, 0)))),
+    ((2, 3, 20, 20), (5, 3, 7, 7), dict(stride=2, padding=3)),
+    ((7, 100, 9, 9), (72, 100, 1, 1), dict()),
+    ((5, 64, 8, 8), (48, 16, 3, 3), dict(padding=1, groups=4)),
+    ((4, 24, 9, 9), (24, 1, 3, 3), dict(padding=1, groups=24)),
+    ((1, 1, 1, 1), (1, 1, 1, 1), dict()),
+]
+
+
+def convolutions(x: Any, f: Any, attrs: dict) -> list[ad.Node]:
+    """A convolution, one with a bias, and the gradients of it."""
+    a, b, bias = ad.Variable("x", shape=x), ad.Variable("f", shape=f), ad.Variable("bias")
+    y = ad.conv2d(a, b, **attrs) + ad.reshape_op(bias, (1, f[0], 1, 1))
+    biased = ad.conv2d(a, b, bias, **attrs)
+    return [y, biased, *ad.gradients(ad.sum_op(y * y), [a, b])]
+
+
+# Rows, depth and columns of a layer: whole tiles, and what is none of any.
+PRODUCTS = [(64, 784, 256), (1000, 256, 100), (37, 130, 11), (129, 65, 1), (5, 4097, 33), (3, 7, 5)]
+PRODUCT_KERNELS = {"matmul", "matmul_bias", "matmul_gradient", "matmul_map", "matmul_sums"}
+
+
+def products(rows: int, depth: int, columns: int) -> list[ad.Node]:
+    """Two layers with all their gradients, and an activation without a bias."""
+    shapes = (rows, depth), (depth, columns), (columns,), (columns, depth)
+    x, w, b, v = (ad.Variable("xwbv"[k], shape=shape) for k, shape in enumerate(shapes))
+    hidden = ad.relu_op(ad.matmul_op(x, w) + b)
+    y = ad.matmul_op(hidden, v)
+    loss = ad.sum_op(y * y)
+    return [loss, *ad.gradients(loss, [x, w, b, v]), ad.tanh_op(ad.matmul_op(x, v, False, True))]
+
+
+def tunable(fetches: list[ad.Node], ctx: Context, precision: str, **shapes: Any) -> list[ad.Node]:
+    """The nodes of an executor's graph whose kernels let choose."""
+    executor = ad.Executor(fetches, ctx, precision)
+    known = {x: x.attrs.get("shape") or shapes[x.name] for x in executor._feeds.nodes}
+    plan = executor.plan(known)
+    return [step.node for step in plan.steps if step.node.op.tunable]
+
+
+class Right:
+    """Every implementation of every kernel, on a device."""
+
+    ctx: Context
+    precisions = ("fp32", "tf32")
+    least: dict[str, int] = {}  # implementations that apply to the first convolution, at least
+
+    def tried(self, node: ad.Node) -> set[str]:
+        """The choices that apply to a node; all are right, and repeat their bits."""
+        trial = Trial(node, self.ctx)
+        wanted = trial.results(BY_RULE)
+        names = load().choices(self.ctx.kernel_device, node.op.kernel)
+        self.assertGreater(len(names), 0)
+        applied = set()
+        for number, name in enumerate(names, 1):
+            choice = Choice(number, name)
+            try:
+                first = trial.results(choice)
+            except NotApplicableError:
+                continue
+            with self.subTest(kernel=tune.key_of(node), choice=name):
+                self.assertTrue(trial.is_right(choice, wanted))
+                for one, two in zip(first, trial.results(choice)):
+                    self.assertEqual(one.tobytes(), two.tobytes())
+            applied.add(name)
+        return applied
+
+    def test_convolutions(self) -> None:
+        with mock.patch.object(settings, "tune", "off"):
+            for precision in self.precisions:
+                for x, f, attrs in CONVOLUTIONS:
+                    nodes = tunable(convolutions(x, f, attrs), self.ctx, precision, bias=f[:1])
+                    self.assertEqual(len({node.op.kernel for node in nodes}), 4)
+                    for node in nodes:
+                        self.assertGreater(len(self.tried(node)), 0)
+
+    def test_numbers_that_are_none(self) -> None:
+        x, f, attrs = CONVOLUTIONS[0]
+        with mock.patch.object(settings, "tune", "off"):
+            node = tunable(convolutions(x, f, attrs), self.ctx, "fp32", bias=f[:1])[0]
+        for number in (-1, 1000):
+            with self.assertRaisesRegex(KernelError, f"there is no choice {number}, expected"):
+                Trial(node, self.ctx).results(Choice(number, ""))
+
+
+@require(cpu(0))
+class CpuImplementations(Right, unittest.TestCase):
+    ctx = cpu(0)
+    precisions = ("fp32",)
+
+
+@not_emulated
+@require(gpu(0))
+class GpuImplementations(Right, unittest.TestCase):
+    ctx = gpu(0)
+
+    def test_products(self) -> None:
+        kernels = set()
+        with mock.patch.object(settings, "tune", "off"):
+            for precision in self.precisions:
+                for sizes in PRODUCTS:
+                    for node in tunable(products(*sizes), self.ctx, precision):
+                        kernels.add(node.op.kernel)
+                        self.assertIn("tiles 64x64 by 1", self.tried(node))
+        self.assertLessEqual(PRODUCT_KERNELS, kernels)
+
+    def test_what_applies(self) -> None:
+        """A layer of many channels has own and cuDNN's implementations, a product all."""
+        x, f, attrs = CONVOLUTIONS[0]
+        for precision in self.precisions:
+            for node in tunable(convolutions(x, f, attrs), self.ctx, precision, bias=f[:1]):
+                kinds = {name.split()[0] for name in self.tried(node)}
+                tensor_cores = {"tensor_cores"} if precision == "tf32" else set()
+                self.assertEqual(kinds, {"implicit_gemm", "cudnn"} | tensor_cores)
+        for node in tunable(products(256, 512, 128), self.ctx, "fp32"):
+            kinds = {name.split()[0] for name in self.tried(node)}
+            self.assertEqual(kinds, {"tiles", "cublas", "cublaslt"})
+
+
+@not_emulated
+@require(gpu(0))
+class GpuChoosing(Cached):
+    def test_the_whole_way(self) -> None:
+        """Measured, kept, used by another executor; the same bits with the same file."""
+        x, f, attrs = CONVOLUTIONS[0]
+        rng = np.random.default_rng(1)
+        given = [rng.standard_normal(shape).astype(np.float32) for shape in (x, f, f[:1])]
+        runs = []
+        for name in ("full", "cached", "off"):
+            self.mode(name)
+            fetches = convolutions(x, f, attrs)
+            executor = ad.Executor(fetches, gpu(0), "tf32")
+            feeds = dict(
+                zip(sorted(executor._feeds.nodes, key=lambda v: "xfb".index(v.name[0])), given)
+            )
+            with contextlib.redirect_stderr(io.StringIO()):
+                results = [executor.run(feeds, True) for _ in range(3)]
+            for again in results[1:]:  # recorded
+                self.assertEqual(*([y.tobytes() for y in run] for run in (results[0], again)))
+            runs.append((executor.report().plans[0].choices, results[0]))
+        self.assertEqual(runs[0][0], runs[1][0])
+        self.assertEqual(runs[2][0], ())
+        for full, cached, by_rule in zip(*(results for _, results in runs)):
+            self.assertEqual(full.tobytes(), cached.tobytes())
+            np.testing.assert_allclose(full, by_rule, atol=3e-3 * np.abs(by_rule).max())
+        self.assertEqual(len(next(iter(json.loads(self.path.read_text())["choices"].values()))), 4)
+
+
+if __name__ == "__main__":
+    assert native_contexts()
+    unittest.main()

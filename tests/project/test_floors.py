@@ -1,0 +1,197 @@
+"""The floors of the package: what may import what, and what the engine may know of operators."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import dlsys
+
+PACKAGE = Path(dlsys.__file__).parent
+
+# A file imports only from floors below its own, or from its own folder; the two halves of floor 2
+# know nothing of each other. A folder's name stands for all of its files.
+FLOORS = {
+    "__init__.py": 0,
+    "errors.py": 1,
+    "files.py": 1.5,
+    "interrupts.py": 1,
+    "settings.py": 1.5,
+    "graph": 2,
+    "runtime": 2,
+    "ops": 3,
+    "ndarray.py": 3,
+    "gpu_checks.py": 3.3,
+    "gpu_network.py": 3.6,
+    "gpu_op.py": 4,
+    "passes": 4,
+    "fusion": 4.5,
+    "executor": 5,
+    "autodiff.py": 6,
+    "init.py": 6.5,
+    "nn": 7,
+    "optim": 7,
+    "data": 7,
+    "viz": 7,
+    "profile": 7,
+    "train": 8,
+    "onnx": 8,
+    "dist": 8,
+    "serve": 8,
+    "apps": 8.5,
+}
+ENGINE = ("graph", "passes", "executor")
+
+
+def files() -> list[Path]:
+    """Every Python file of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def place(path: Path) -> str:
+    """The entry of FLOORS that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    """The entries of FLOORS that a file imports, anywhere in it and for types too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found |= _entries(alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(path, node)
+            for alias in node.names:
+                found |= _entries([*base, alias.name])
+    return found
+
+
+def _absolute(path: Path, node: ast.ImportFrom) -> list[str]:
+    module = node.module.split(".") if node.module else []
+    if not node.level:
+        return module
+    package = ["dlsys", *path.relative_to(PACKAGE).parts[:-1]]
+    return package[: len(package) - node.level + 1] + module
+
+
+def _entries(module: list[str]) -> set[str]:
+    if module[0] != "dlsys" or len(module) == 1:
+        return set()
+    name = module[1]
+    if (PACKAGE / name).is_dir():
+        return {name}
+    return {f"{name}.py"} if (PACKAGE / f"{name}.py").exists() else {"__init__.py"}
+
+
+class Floors(unittest.TestCase):
+    def test_every_file_has_a_floor(self):
+        self.assertGreater(len(files()), 20)
+        for path in files():
+            self.assertIn(place(path), FLOORS, path)
+
+    def test_imports_go_down(self):
+        for path in files():
+            own = place(path)
+            for other in imports(path) - {own}:
+                with self.subTest(path=str(path.relative_to(PACKAGE)), imports=other):
+                    self.assertLess(FLOORS[other], FLOORS[own])
+
+    def test_this_test_sees_imports(self):
+        seen = imports(PACKAGE / "executor" / "executor.py")
+        self.assertLessEqual({"graph", "ops", "passes", "runtime", "executor", "errors.py"}, seen)
+        self.assertIn("graph", imports(PACKAGE / "autodiff.py"))
+
+    def test_operators_import_no_device(self):
+        for path in files():
+            if place(path) in ("graph", "ops", "passes"):
+                self.assertFalse(imports(path) & {"runtime", "ndarray.py"}, path)
+
+
+class Engine(unittest.TestCase):
+    """Graph, passes and executor read an operator's traits, never what it is; only fusions name the
+    operators of their patterns.
+    """
+
+    def trees(self):
+        for path in files():
+            if place(path) in ENGINE:
+                yield path, ast.parse(path.read_text())
+
+    def test_no_operator_is_imported(self):
+        for path, tree in self.trees():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and node.module and "ops" in node.module:
+                    names = {alias.name for alias in node.names}
+                    with self.subTest(path=path.name):
+                        self.assertLessEqual(names, {"Parameter", "ANYWHERE", "PRECISIONS"})
+
+    def test_no_class_of_operators_is_asked_for(self):
+        for path, tree in self.trees():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                    asked = ast.unparse(node.args[1])
+                    self.assertNotIn("Op", asked, f"{path.name}:{node.lineno}")
+
+    def test_no_operator_is_compared_or_named(self):
+        for path, tree in self.trees():
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.Compare):
+                    continue
+                sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+                if "output_op" in sides:  # the graph's own, no operator of ops/
+                    continue
+                for side in sides:
+                    named = side.endswith((".op.name", "_op", "op.kernel"))
+                    against_none = "None" in sides
+                    where = f"{path.name}:{node.lineno}: {' '.join(sides)}"
+                    self.assertFalse(named and not against_none, where)
+                    self.assertFalse(side.endswith(".op") and not against_none, where)
+
+
+class Imports(unittest.TestCase):
+    """What a fresh interpreter loads."""
+
+    def loaded(self, statement: str, **environment: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys\n{statement}\nprint(*sys.modules)"],
+            env={"PYTHONPATH": str(PACKAGE.parent), **environment},
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return set(done.stdout.split())
+
+    def test_the_package_loads_nothing_else(self):
+        modules = self.loaded("import dlsys")
+        self.assertFalse({name for name in modules if name.startswith("dlsys.")})
+        self.assertNotIn("numpy", modules)
+
+    def test_autodiff_needs_neither_library_nor_data(self):
+        modules = self.loaded(
+            "from dlsys import autodiff, ndarray, gpu_op",
+            DLSYS_LIBRARY="/nowhere/libdlsys.so",
+        )
+        for name in ("data", "optim", "profile", "train", "nn"):
+            self.assertNotIn(f"dlsys.{name}", modules)
+        for heavy in ("tqdm", "urllib.request", "ssl", "gzip", "subprocess", "torch", "unittest"):
+            self.assertNotIn(heavy, modules - self.loaded("import numpy"))
+
+    def test_autodiff_opens_no_library(self):
+        opened = self.loaded(
+            "import ctypes\n"
+            "def refuse(*a, **k): raise SystemExit('a library was opened')\n"
+            "import numpy\n"
+            "ctypes.CDLL.__init__ = refuse\n"
+            "from dlsys import autodiff as ad, ndarray, optim\n"
+            "x = ad.Variable('x')\n"
+            "ad.Executor([x * 2]).run({x: [1.0]})"
+        )
+        self.assertIn("dlsys.executor.executor", opened)
+
+
+if __name__ == "__main__":
+    unittest.main()

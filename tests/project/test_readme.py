@@ -1,0 +1,75 @@
+"""The README's examples run, and the lines it quotes stand in the sources."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from support.devices import native_contexts
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+
+
+class Readme(unittest.TestCase):
+    def test_the_ten_lines_learn_on_every_device(self):
+        for ctx in (None, *native_contexts()):
+            with self.subTest(ctx=ctx):
+                scope: dict = {"ctx": ctx}
+                exec(EXAMPLES[0].replace("ctx=None", "ctx=ctx"), scope)
+                self.assertLess(float(scope["loss_value"]), 0.2)
+
+    def test_a_network_from_data_to_checkpoint(self):
+        example = EXAMPLES[1].replace("ndarray.gpu(0)", "CTX", 1).replace("runs/lenet", "FOLDER")
+        for name, count in (("train", 600), ("validation", 200), ("test", 200)):
+            example = example.replace(f"sets.{name},", f"sets.{name}.subset(slice({count})),")
+        for ctx in native_contexts():
+            with self.subTest(ctx=ctx), tempfile.TemporaryDirectory() as folder:
+                scope: dict = {"CTX": ctx}
+                with contextlib.redirect_stdout(io.StringIO()) as told:
+                    exec(example.replace("FOLDER", folder), scope)
+                losses = [epoch["loss"] for epoch in scope["history"].epochs]
+                self.assertEqual(len(losses), 3)
+                self.assertLess(losses[-1], losses[0])
+                self.assertIn("accuracy", told.getvalue())
+                kept = sorted(path.name for path in Path(folder).iterdir())
+                self.assertEqual(kept, ["best.safetensors", "last.safetensors"])
+
+    def test_the_operator_in_python(self):
+        scope: dict = {}
+        exec(EXAMPLES[2], scope)
+        x = ad.Variable("x")
+        y = scope["square_op"](x)
+        (dx,) = ad.gradients(y, [x])
+        value = np.array([1.0, -2.0, 3.5], np.float32)
+        for ctx in (None, *native_contexts()):
+            with self.subTest(ctx=ctx):
+                results = ad.Executor([y, dx], ctx=ctx).run({x: value}, True)
+                np.testing.assert_allclose(results[0], value**2)
+                np.testing.assert_allclose(results[1], 2 * value)
+
+    def test_quoted_lines_stand_in_the_sources(self):
+        quoted = re.findall(r"^((?:src|python)/\S+) +(\S.*)$", TEXT, re.M)
+        self.assertEqual(len(quoted), 4)
+        for file, line in quoted:
+            source = " ".join((ROOT / file).read_text(encoding="utf-8").split())
+            source = source.replace("( ", "(").replace(" )", ")")
+            self.assertIn(" ".join(line.split()), source, file)
+
+    def test_files_that_are_named_exist(self):
+        links = re.findall(r"\]\(([^)#]+)\)", TEXT)
+        folders = re.findall(r"`((?:src|tests|benchmarks|data|python)/[\w./]*)`", TEXT)
+        for path in [*links, *folders]:
+            self.assertTrue((ROOT / path).exists(), path)
+
+
+if __name__ == "__main__":
+    unittest.main()
