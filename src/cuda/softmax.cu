@@ -1,5 +1,5 @@
-// Softmax, log-softmax, both cross entropies, negative log-likelihood and their gradients, over rows
-// x (rows, classes).
+// Softmax, log-softmax, both cross entropies, negative log-likelihood and their gradients, over
+// rows x (rows, classes).
 //
 // A group of lanes takes a row: half a warp for up to 16 classes, a warp for up to 512, a block
 // beyond. A row is read once for its maximum and once for sum(exp(x - max)), which cannot overflow;

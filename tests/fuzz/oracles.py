@@ -898,8 +898,8 @@ WITHOUT: dict[str, str] = {
         "conv2d_op conv2d_add_bias_op max_pool2d_op avg_pool2d_op "
         "binarycrossentropy batch_normalization_op softmax_cross_entropy row_normalize "
         "sparse_softmax_cross_entropy multiclass_hinge_loss_of_one_hot softmax_cross_entropy_rows "
-        "sparse_softmax_cross_entropy_rows negative_log_likelihood_rows reducesumaxiszero einsum_op "
-        "binary_cross_entropy_with_array_weights binary_cross_entropy_with_node_weights"
+        "sparse_softmax_cross_entropy_rows negative_log_likelihood_rows reducesumaxiszero "
+        "einsum_op binary_cross_entropy_with_array_weights binary_cross_entropy_with_node_weights"
     ),
     "a derivative that the operator's own gradients and their gradients go through": (
         "clip_gradient leaky_relu_gradient elu_gradient silu_gradient gelu_gradient "
