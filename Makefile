@@ -137,7 +137,7 @@ tsan: $(call READY,test)
 	+@$(SUBMAKE) native CUDA=off BUILD=$(TSAN_BUILD) LIB=$(TSAN_LIB) EMULATED=$(EMULATED) \
 	  CXXFLAGS="-O1 -g -fsanitize=thread -fno-omit-frame-pointer" LDFLAGS=-fsanitize=thread
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" DLSYS_THREADS=4 OPENBLAS_NUM_THREADS=1 \
-	  TSAN_OPTIONS="halt_on_error=0 exitcode=66 report_signal_unsafe=0 ignore_noninstrumented_modules=1" \
+	  TSAN_OPTIONS="halt_on_error=0 exitcode=66 report_signal_unsafe=0 ignore_noninstrumented_modules=1:die_after_fork=0" \
 	  DLSYS_LIBRARY=$(abspath $(TSAN_LIB)) \
 	  setarch $$(uname -m) -R env $(RUN) tests/run.py $(TSAN_TESTS)
 

@@ -685,7 +685,11 @@ WITHIN = {
         "uniform_like", "class_weights", "softmax_cross_entropy_dense_options",
     ), "softmax_cross_entropy_options"),
     **dict.fromkeys(("reduce_rows", "expand_last"), "mean_squared_error"),
-    "is_one_hot": "negative_log_likelihood",
+    **dict.fromkeys((
+        "negative_log_likelihood_rows", "negative_log_likelihood_gradient",
+        "negative_log_likelihood_gradient_like",
+    ), "negative_log_likelihood"),
+    "is_one_hot": "multiclass_hinge_loss",
     "binarycrossentropy": "binary_cross_entropy",
     **dict.fromkeys((
         "binary_cross_entropy_with_array_weights", "binary_cross_entropy_with_node_weights",

@@ -900,8 +900,8 @@ WITHOUT: dict[str, str] = {
         "conv2d_op conv2d_add_bias_op max_pool2d_op avg_pool2d_op "
         "binarycrossentropy batch_normalization_op softmax_cross_entropy row_normalize "
         "sparse_softmax_cross_entropy multiclass_hinge_loss_of_one_hot softmax_cross_entropy_rows "
-        "sparse_softmax_cross_entropy_rows reducesumaxiszero einsum_op "
-        "binary_cross_entropy_with_array_weights binary_cross_entropy_with_node_weights"
+        "sparse_softmax_cross_entropy_rows negative_log_likelihood_rows reducesumaxiszero "
+        "einsum_op binary_cross_entropy_with_array_weights binary_cross_entropy_with_node_weights"
     ),
     "a derivative that the operator's own gradients and their gradients go through": (
         "clip_gradient leaky_relu_gradient elu_gradient silu_gradient gelu_gradient "
@@ -912,7 +912,8 @@ WITHOUT: dict[str, str] = {
         "max_pool2d_gradient max_pool2d_gradient_like max_pool2d_read max_pool2d_gradient_op "
         "avg_pool2d_gradient avg_pool2d_gradient_like avg_pool2d_gradient_op batch_statistics "
         "batch_normalize_sums batch_normalize_gradient row_normalize_gradient row_normalize_sums "
-        "softmax_cross_entropy_gradient sparse_softmax_cross_entropy_gradient"
+        "softmax_cross_entropy_gradient sparse_softmax_cross_entropy_gradient "
+        "negative_log_likelihood_gradient negative_log_likelihood_gradient_like"
     ),
     "a part of a loss that PyTorch has not alone": (
         "class_weights class_weights_function reduce_rows is_one_hot"

@@ -61,6 +61,18 @@ class Simplify(unittest.TestCase):
         first, second = simplified(same)
         self.assertIs(first.inputs[0], second.inputs[0])
 
+    def test_negative_log_likelihood_meets_one_element_a_row(self):
+        """Nothing of it runs over all classes but the gradient, which is written once."""
+        x = ad.Variable("x", shape=(5, 1000), dtype=np.float32)
+        labels = ad.Variable("labels", shape=(5,), dtype=np.int64)
+        loss = ad.negative_log_likelihood(x, labels, weights=np.ones(1000), ignore_index=-1)
+        new = simplified([loss, *ad.gradients(loss, [x])], True)
+        nodes = [node for node in ad.find_topo_sort(new) if not node.op.leaf]
+        whole = [node.op.name for node in nodes if node.spec.size == 5000]
+        self.assertEqual(whole, ["negative_log_likelihood_gradient"])
+        readers = [node.op.name for node in nodes if x.name in [y.name for y in node.inputs]]
+        self.assertEqual(readers, ["negative_log_likelihood"])
+
     def test_attributes_given_in_another_order_keep_their_names(self):
         class PairOp(ad.Op):
             kernel = "pair"

@@ -151,6 +151,22 @@ class Layout:
             step.run({ids: np.array([1, 5])})
         np.testing.assert_array_equal(table.asnumpy(), floats(5, 3))
 
+    def test_scatter_by_count_of_updates(self) -> None:
+        """Rows of no, one, two and more updates, narrow and in several pieces; sums of whole
+        numbers have no rounding, and those beyond float32 are infinite.
+        """
+        at = np.repeat(np.arange(6), [1, 0, 2, 3, 9, 2])[[7, 2, 0, 16, 5, 11, 3, 1, 13, 9, 4, 15,
+                                                          8, 14, 6, 12, 10]]  # fmt: skip
+        for cols in (1, 5, 513, 1030):
+            updates = np.random.default_rng(SEED).integers(-99, 99, (3, 17, cols)).astype("f4")
+            updates[:, at == 5] = 3e38
+            u, ids = ad.Variable("u", dtype="float32"), ad.Variable("ids", dtype="int64")
+            [found] = run([index.scatter_op(u, ids, 6, 1)], {u: updates, ids: at}, self.ctx)
+            expected = np.zeros((3, 6, cols))
+            np.add.at(expected, (slice(None), at), updates)
+            expected[:, 5] = np.inf
+            np.testing.assert_array_equal(found, expected, str(cols))
+
     def test_scatter_of_many(self) -> None:
         """A vocabulary of 50,000 with 16,000 tokens, one of them very frequent."""
         rng = np.random.default_rng(SEED)

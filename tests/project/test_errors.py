@@ -229,7 +229,12 @@ class Labels:
             (ad.scatter_add_op(x, index, rows), "scatter_add: index", 5),
             (ad.take_batch_op(samples, index, one, one), "take_batch: index", 5),
             (ad.softmax_cross_entropy(rows, index), "sparse_softmax_cross_entropy: label", 3),
-            (ad.negative_log_likelihood(rows, index), "one_hot: index", 3),
+            (ad.negative_log_likelihood(rows, index), "negative_log_likelihood: label", 3),
+            (
+                ad.gradients(ad.negative_log_likelihood(rows, index), [rows])[0],
+                "negative_log_likelihood_gradient: label",
+                3,
+            ),
         ):
             executor = ad.Executor([node], self.ctx)
             [wanted] = executor.run({index: np.array([0, 2])}, True)

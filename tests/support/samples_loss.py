@@ -17,6 +17,7 @@ from support.formulas import (
     log_softmax,
     matmul_reference,
     matmul_scale,
+    pick,
     softmax_scale,
     sparse_gradient,
     sparse_gradient_scale,
@@ -84,8 +85,14 @@ SPARSE = tuple(
     for lead, count in [((), 10), ((1,), 10), ((7,), 11), ((0,), 10), ((2, 3), 10), ((61,), 130)]
     for domain, labels in zip((signed, extreme, signed), LABELS)
 )
+# rows of no class, many classes, and rows for several threads
+PICKED = SPARSE + tuple(
+    case((rows, count), (rows,), domain=(signed, classes(max(count, 1), dtype)))
+    for rows, count, dtype in [(0, 0, np.int32), (9, 1030, np.int64), (40_000, 2, np.int32)]
+)
 REDUCTION = tuple({"reduction": name} for name in ("mean", "sum", "none"))
 INTEGER = ("float32", "int32", "float32")  # dtypes
+LABELS_FIRST = ("int32", "float32", "float32")
 
 
 def over_axis(formula: Callable) -> Callable:
@@ -116,6 +123,25 @@ def with_dy(cases: tuple[Case, ...], domain: tuple[Domain, ...]) -> tuple[Case, 
         Case((*one.shapes, one.shapes[0][:-1]), one.attrs, (*(one.domain or domain), signed))
         for one in cases
     )
+
+
+def placed(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The cases of a loss of class numbers for labels, dy and logits, in this order."""
+    return tuple(
+        Case((one.shapes[1], one.shapes[1], one.shapes[0]), {}, (one.domain[1], signed, signed))
+        for one in cases
+    )
+
+
+def with_classes(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The same with the number of classes as an attribute."""
+    return tuple(
+        Case(one.shapes[:2], {"classes": one.shapes[2][-1]}, one.domain[:2]) for one in cases
+    )
+
+
+def likelihood_gradient(labels: np.ndarray, dy: np.ndarray, classes: int) -> np.ndarray:
+    return np.where(np.arange(classes) == labels[..., None], -dy[..., None], 0)
 
 
 # Worst 0.5, at K = 1. True float32 stays further below sqrt(K) * eps * |A||B| the larger K is, and
@@ -207,6 +233,29 @@ LOSSES = (
             refuse(
                 r"expected one output gradient a row, got", (4, 3), (4,), (3,), dtypes=INTEGER,
             ),
+        ),
+    ),
+    Sample(
+        "negative_log_likelihood_rows", loss.likelihood_rows_op, lambda x, labels: -pick(x, labels),
+        PICKED, ulps=0, differentiable=(0,), refusals=bad_labels(),
+    ),
+    Sample(
+        "negative_log_likelihood_gradient_like", loss.likelihood_gradient_like_op,
+        lambda labels, dy, x: likelihood_gradient(labels, dy, x.shape[-1]), placed(PICKED), ulps=0,
+        differentiable=(1,),
+        refusals=tuple(
+            refuse("expected one label and dy a row, got", *shapes, dtypes=LABELS_FIRST)
+            for shapes in [((4,), (4,), (3, 2)), ((4,), (3,), (4, 2)), ((), (), ())]
+        ),
+    ),
+    Sample(
+        "negative_log_likelihood_gradient", loss.likelihood_gradient_op, likelihood_gradient,
+        with_classes(placed(PICKED)), ulps=0, differentiable=(1,),
+        refusals=(
+            refuse(r"class numbers must be integers, got \S+ of float32", (4,), (4,), classes=3),
+            refuse("expected one dy a label, got", (4,), (3,), dtypes=LABELS_FIRST, classes=3),
+            refuse("classes must be an integer that is not negative, got -1", (4,), (4,),
+                   dtypes=LABELS_FIRST, classes=-1),
         ),
     ),
     Sample(

@@ -1,6 +1,6 @@
-// Softmax, log-softmax and softmax cross-entropy over the last axis, a row at a time: the row's
-// maximum is taken off first, so that logits of any size neither overflow nor lose the digits of
-// the result.
+// Softmax, log-softmax, softmax cross-entropy and negative log-likelihood over the last axis, a row
+// at a time: of logits the row's maximum is taken off first, so that those of any size neither
+// overflow nor lose the digits of the result.
 #include <cmath>
 
 #include "cpu/pointwise/strides.h"
@@ -229,6 +229,36 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
       });
 }
 
+// loss = minus the element of each row that its label names.
+void NegativeLogLikelihood(const DLArray* x, const DLArray* y, DLArray* loss) {
+  const char* op = "negative_log_likelihood";
+  const float* in = Input(op, x);
+  float* out = Output(op, loss);
+  Check(op, y);
+  const Rows rows = RowsOf(op, x);
+  CheckPerRow(op, x, y);
+  CheckPerRow(op, x, loss);
+  const SparseLabels labels(op, y, rows);
+  ParallelFor(rows.count, RowGrain(kElementCost), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) out[r] = -in[r * rows.cols + labels[r]];
+  });
+}
+
+// dx = zeros with minus dy where the label of a row is.
+void NegativeLogLikelihoodGradient(const DLArray* y, const DLArray* dy, DLArray* dx) {
+  const char* op = "negative_log_likelihood_gradient";
+  float* out = Output(op, dx);
+  Check(op, y);
+  const Rows rows = RowsOf(op, dx);
+  CheckPerRow(op, dx, y);
+  const float* gradients = RowGradients(op, dy, rows);
+  const SparseLabels labels(op, y, rows);
+  ParallelFor(rows.count, RowGrain(rows.cols), [&](int64_t begin, int64_t end) {
+    std::fill(out + begin * rows.cols, out + end * rows.cols, 0.f);
+    for (int64_t r = begin; r < end; r++) out[r * rows.cols + labels[r]] = -gradients[r];
+  });
+}
+
 // Both cross entropies with their gradient for equal gradients of all rows: loss = scale * the sum
 // of the rows' losses, dx = their gradients times dy. The meeting is for devices whose blocks have
 // to meet.
@@ -306,6 +336,8 @@ DLSYS_KERNEL(cpu, softmax_cross_entropy_mean, CrossEntropyMean);
 DLSYS_KERNEL(cpu, softmax_cross_entropy_gradient, CrossEntropyGradient);
 DLSYS_KERNEL(cpu, sparse_softmax_cross_entropy, SparseCrossEntropy);
 DLSYS_KERNEL(cpu, sparse_softmax_cross_entropy_gradient, SparseCrossEntropyGradient);
+DLSYS_KERNEL(cpu, negative_log_likelihood, NegativeLogLikelihood);
+DLSYS_KERNEL(cpu, negative_log_likelihood_gradient, NegativeLogLikelihoodGradient);
 
 }  // namespace
 }  // namespace cpu

@@ -346,17 +346,28 @@ struct Segments {
 constexpr int64_t kSumPiece = 512;  // columns added up at a time, in double on the stack
 
 // to[j] = the sum of from[k * inner + j] over the updates k, in order.
-void AddRows(const float* from, const int64_t* updates, const int64_t* end, int64_t inner,
-             int64_t cols, float* to) {
-  if (end - updates == 1) {
-    from += *updates * inner;
-    std::copy(from, from + cols, to);
+DLSYS_INLINE void AddRows(const float* from, const int64_t* updates, const int64_t* end,
+                          int64_t inner, int64_t cols, float* to) {
+  const auto row = [&](int64_t k) __attribute__((always_inline)) { return from + k * inner; };
+  const int64_t count = end - updates;
+  if (count == 0) return std::fill(to, to + cols, 0.f);
+  const float* first = row(updates[0]);
+  if (count == 1) {
+    std::copy(first, first + cols, to);
+    return;
+  }
+  const float* second = row(updates[1]);
+  if (count == 2) {  // a sum of two floats is the same float by way of double
+    DLSYS_IVDEP
+    for (int64_t j = 0; j < cols; j++) to[j] = 0.f + (first[j] + second[j]);
     return;
   }
   double total[kSumPiece];
-  std::fill(total, total + cols, 0.0);
-  for (; updates != end; updates++)
-    for (int64_t j = 0; j < cols; j++) total[j] += from[*updates * inner + j];
+  for (int64_t j = 0; j < cols; j++) total[j] = 0.0 + first[j] + second[j];
+  for (updates += 2; updates != end; updates++) {
+    const float* next = row(*updates);
+    for (int64_t j = 0; j < cols; j++) total[j] += next[j];
+  }
   for (int64_t j = 0; j < cols; j++) to[j] = (float)total[j];
 }
 
@@ -394,13 +405,15 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const int64_t piece = std::min(inner, kSumPiece);
   const int64_t pieces = (inner - 1) / piece + 1;
   ParallelFor(split.outer * split.n * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; k++) {
-      const int64_t row = k / pieces, col = k % pieces * piece;
-      const int64_t* first = segments.begin + row % split.n;
-      AddRows(from + row / split.n * count * inner + col, segments.order + first[0],
-              segments.order + first[1], inner, std::min(piece, inner - col),
-              to + row * inner + col);
-    }
+    Dispatch([&]() __attribute__((always_inline)) {
+      for (int64_t k = begin; k < end; k++) {
+        const int64_t row = k / pieces, col = k % pieces * piece;
+        const int64_t* first = segments.begin + row % split.n;
+        AddRows(from + row / split.n * count * inner + col, segments.order + first[0],
+                segments.order + first[1], inner, std::min(piece, inner - col),
+                to + row * inner + col);
+      }
+    });
   });
 }
 

@@ -1,4 +1,5 @@
-// Softmax, log-softmax, both cross entropies and their gradients, over rows x (rows, classes).
+// Softmax, log-softmax, both cross entropies, negative log-likelihood and their gradients, over
+// rows x (rows, classes).
 //
 // A group of lanes takes a row: half a warp for up to 16 classes, a warp for up to 512, a block
 // beyond. A row is read once for its maximum and once for sum(exp(x - max)), which cannot overflow;
@@ -131,6 +132,33 @@ struct SparseCrossEntropyGradientOp {
   }
 };
 
+struct LikelihoodGradientOp {
+  Labels labels;
+  const float* dy;  // (rows)
+  float* dx;        // (rows, classes)
+  template <int kLanes>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+    if (count == 0) return;
+    float* out = dx + row * classes;
+    const int64_t label = labels.At(row);
+    const bool valid = label >= 0 && label < classes;
+    const float at_label = -dy[row], elsewhere = valid ? 0.f : NAN;
+    if (!valid && lane == 0) labels.faults.OutOfRange(label, row, classes);
+    for (int64_t c = lane; c < count; c += kLanes) out[c] = c == label ? at_label : elsewhere;
+  }
+};
+
+// x (rows, classes) -> loss (rows): a thread a row, of which it reads one element.
+__global__ void LikelihoodKernel(const float* x, Labels labels, float* loss, int64_t rows,
+                                 int64_t classes) {
+  for (int64_t row = FirstItem(); row < rows; row += ItemStep()) {
+    const int64_t label = labels.At(row);
+    const bool valid = label >= 0 && label < classes;
+    loss[row] = valid ? -x[row * classes + label] : NAN;
+    if (!valid) labels.faults.OutOfRange(label, row, classes);
+  }
+}
+
 // ---- launchers ----
 
 template <class Op>
@@ -203,6 +231,26 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* labels, const D
           stream);
 }
 
+void NegativeLogLikelihood(const DLArray* x, const DLArray* labels, DLArray* loss,
+                           DLStream stream) {
+  const char* op = "negative_log_likelihood";
+  Enter(op, loss, x, labels);
+  const Rows rows(op, x);
+  CheckOneARow(op, "loss", loss, x, rows);
+  Launch(op, LikelihoodKernel, Blocks(rows.count), kThreads, 0, stream, In(op, x),
+         CheckedLabels(op, labels, x, rows), Out(op, loss), rows.count, rows.classes);
+}
+
+void NegativeLogLikelihoodGradient(const DLArray* labels, const DLArray* dy, DLArray* dx,
+                                   DLStream stream) {
+  const char* op = "negative_log_likelihood_gradient";
+  Enter(op, dx, labels, dy);
+  const Rows rows(op, dx);
+  CheckOneARow(op, "dy", dy, dx, rows);
+  const Labels checked = CheckedLabels(op, labels, dx, rows);
+  RunRows(op, rows, LikelihoodGradientOp{checked, In(op, dy), Out(op, dx)}, stream);
+}
+
 // The loss of each row in scratch, then their mean. The mean of no rows is NaN, as numpy has it.
 void CrossEntropyMean(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
   const char* op = "softmax_cross_entropy_mean";
@@ -223,6 +271,8 @@ DLSYS_KERNEL(cuda, softmax_cross_entropy, CrossEntropy);
 DLSYS_KERNEL(cuda, softmax_cross_entropy_gradient, CrossEntropyGradient);
 DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy, SparseCrossEntropy);
 DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy_gradient, SparseCrossEntropyGradient);
+DLSYS_KERNEL(cuda, negative_log_likelihood, NegativeLogLikelihood);
+DLSYS_KERNEL(cuda, negative_log_likelihood_gradient, NegativeLogLikelihoodGradient);
 DLSYS_KERNEL(cuda, softmax_cross_entropy_mean, CrossEntropyMean);
 
 }  // namespace

@@ -18,7 +18,7 @@ from ...graph.node import Node, Op, Spec
 from ...graph.shapes import FLOAT32, describe, floating, merge_shapes, promote
 from ...graph.signature import Bool, Instance, Int, Number, Operand, Signature, declared
 from ..activation import softplus_op
-from ..comparison import equal_op, greater_op, where_op
+from ..comparison import equal_op, where_op
 from ..elementwise import (
     abs_op,
     as_node,
@@ -40,6 +40,7 @@ from .cross_entropy import (
     class_weights,
     expand_last,
     is_integer,
+    likelihood_rows_op,
     reduce_rows,
 )
 
@@ -188,9 +189,7 @@ def negative_log_likelihood(
     if ignore_index is not None:
         ignored = equal_op(labels, ignore_index)
         labels = where_op(ignored, 0, labels)
-    chosen = classes_like_op(log_probabilities, labels)
-    finite = where_op(greater_op(chosen, 0), log_probabilities, 0.0)
-    rows = -sum_op(finite, axis=-1)
+    rows = likelihood_rows_op(log_probabilities, labels)
     if weights is not None:
         row_weights = gather_op(
             class_weights(weights, log_probabilities), cast_op(labels, np.int64)

@@ -186,6 +186,79 @@ class SparseCrossEntropyGradientOp(Op):
         return 6 * output.size
 
 
+class NegativeLogLikelihoodRowsOp(Op):
+    """-x_label of each row; log-probabilities x are (…, classes), integer labels (…), the result
+    (…). Other classes may hold anything.
+    """
+
+    name = kernel = "negative_log_likelihood"
+    signature = Signature("log_probabilities", "labels")
+    picks = 1
+    fallible = True
+    any_dtype = (1,)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        check_integer_labels(node, specs)
+        return Spec(specs[1].shape, floating(specs[0].dtype), specs[0].declared)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, labels, loss = arrays
+        check_range(node, "label", labels, x.shape[-1])
+        if x.size:
+            loss[...] = _pick(x, labels)  # in the loss's dtype, which unsigned integers need
+            np.negative(loss, out=loss)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        x, labels = node.inputs
+        return [likelihood_gradient_like_op(labels, output_grad, x), None]
+
+
+class NegativeLogLikelihoodGradientLikeOp(Op):
+    """The gradient of the rows' loss in the log-probabilities, of which only the shape counts."""
+
+    name = "negative_log_likelihood_gradient_like"
+    signature = Signature("labels", "dy", "log_probabilities")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        labels, dy, x = specs
+        if dy.shape != labels.shape or x.shape[:-1] != labels.shape or not x.shape:
+            raise node.error(f"expected one label and dy a row, got {describe(node, specs)}")
+        return dy._replace(shape=x.shape)
+
+    def simplify(self, node: Node) -> Node:
+        assert node.spec is not None
+        return likelihood_gradient_op(*node.inputs[:2], classes=node.spec.shape[-1])
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None, likelihood_rows_op(output_grad, node.inputs[0]), None]
+
+
+class NegativeLogLikelihoodGradientOp(Op):
+    """Rows (…, classes) of zeros with -dy at their integer label; labels and dy are (…)."""
+
+    name = kernel = "negative_log_likelihood_gradient"
+    signature = Signature("labels", "dy", "*", classes=Int(low=0))
+    fallible = True
+    any_dtype = (0,)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        labels, dy = specs
+        check_class_numbers(node, labels, node.inputs[0].name)
+        if dy.shape != labels.shape:
+            raise node.error(f"expected one dy a label, got {describe(node, specs)}")
+        return dy._replace(shape=(*dy.shape, node.attrs["classes"]))
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        labels, dy, dx = arrays
+        check_range(node, "label", labels, dx.shape[-1])
+        dx.fill(0)
+        if dx.size:
+            dx.reshape(-1)[_picked(dx, labels)] = -dy.reshape(-1)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None, likelihood_rows_op(output_grad, node.inputs[0])]
+
+
 class ClassWeightsOp(Op):
     """Given numbers, one a class, in the dtype of logits (…, classes)."""
 
@@ -355,11 +428,15 @@ def expand_last(x: Node, like: Node) -> Node:
 
 def check_integer_labels(node: Node, specs: tuple[Spec, ...]) -> None:
     """Refuses labels that are no integers, or not one a row."""
-    dtype = specs[1].dtype
-    if dtype is not None and dtype.kind not in "iu":
-        raise node.error(f"class numbers must be integers, got {node.inputs[1].name} of {dtype}")
+    check_class_numbers(node, specs[1], node.inputs[1].name)
     if not specs[0].shape or specs[1].shape != specs[0].shape[:-1]:
         raise node.error(f"expected one class number a row, got {describe(node, specs[:2])}")
+
+
+def check_class_numbers(node: Node, spec: Spec, name: str) -> None:
+    """Refuses labels, an input of this name, that are no integers."""
+    if spec.dtype is not None and spec.dtype.kind not in "iu":
+        raise node.error(f"class numbers must be integers, got {name} of {spec.dtype}")
 
 
 def check_row_gradients(node: Node, specs: tuple[Spec, ...]) -> None:
@@ -395,6 +472,9 @@ cross_entropy_rows_op = SoftmaxCrossEntropyRowsOp()
 sparse_cross_entropy_rows_op = SparseSoftmaxCrossEntropyRowsOp()
 cross_entropy_gradient_op = CrossEntropyGradientOp()
 sparse_cross_entropy_gradient_op = SparseCrossEntropyGradientOp()
+likelihood_rows_op = NegativeLogLikelihoodRowsOp()
+likelihood_gradient_like_op = NegativeLogLikelihoodGradientLikeOp()
+likelihood_gradient_op = NegativeLogLikelihoodGradientOp()
 softmaxcrossentropy_op = AssignmentCrossEntropyOp()
 class_weights_op = ClassWeightsOp()
 uniform_like_op = UniformLikeOp()
