@@ -643,6 +643,7 @@ WITHIN = {
         ("avg_pool2d", "avg_pool2d"), ("class_weights", "softmax_cross_entropy_options"),
     )},
     "clip_smooth": "clip",
+    "huber": "huber_loss",
     "expand_like": "sum",
     "place": "constant_pad",
     "window": "getitem",

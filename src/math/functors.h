@@ -55,6 +55,11 @@ using std::sqrt;
 DLSYS_HD float Clip(float x, float low, float high) {
   return x < low ? low : (x > high ? high : x);  // NaN stays NaN
 }
+// d² / 2 of a small difference d, linear from |d| = delta on.
+DLSYS_HD float HuberOf(float d, float delta) {
+  const float inner = Clip(d, -delta, delta);
+  return inner * (d - 0.5f * inner);
+}
 DLSYS_HD float Logistic(float x) { return 1.f / (1.f + exp(-x)); }
 
 // The standard normal distribution function. (1 + 2z) exp(z^2) erfc(z), a smooth function, is a
@@ -142,6 +147,7 @@ DLSYS_BINARY(RpowConst, "rpow_const", pow(y, x))
 
 DLSYS_BINARY(LeakyRelu, "leaky_relu", x > 0.f ? x : (y * x))
 DLSYS_BINARY(Elu, "elu", x < 0.f ? (y * expm1(x)) : x + 0.f)  // 0 of -0
+DLSYS_BINARY(Huber, "huber", HuberOf(x, y))
 
 DLSYS_UNARY_WITH(ClipTo, "clip", Clip(x, c, d))
 DLSYS_BINARY_WITH(ClipGradient, "clip_gradient", x > c && x < d ? y : 0.f)

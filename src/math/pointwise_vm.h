@@ -70,7 +70,7 @@ struct Where {
 #define DLSYS_CHAIN_2(X)                                                                      \
   X(Add) X(Sub) X(Mul) X(Div) X(Pow) X(ReluGradient) X(Minimum) X(Maximum) X(SiluGradient)    \
   X(GeluGradient) X(GeluTanhGradient) X(SoftplusGradient) X(HardSwishGradient) X(PowConst)    \
-  X(LeakyRelu) X(Elu) X(Equal) X(NotEqual) X(Less) X(LessEqual) X(And) X(Or) X(Xor)
+  X(LeakyRelu) X(Elu) X(Huber) X(Equal) X(NotEqual) X(Less) X(LessEqual) X(And) X(Or) X(Xor)
 #define DLSYS_CHAIN_3(X) X(ClipTo) X(Where)
 #define DLSYS_CHAIN_4(X) X(ClipGradient) X(LeakyReluGradient) X(EluGradient)
 // clang-format on

@@ -21,6 +21,7 @@ from dlsys.fusion.pointwise_op import INPUTS, INSTRUCTIONS, NUMBERS, chain_op, e
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.elementwise import cast_op
+from dlsys.ops.loss.composed import huber_op
 from dlsys.optim import schedule
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
@@ -207,7 +208,8 @@ UNARY = (
     ad.softplus_op, ad.hard_sigmoid_op, ad.hard_swish_op, ad.leaky_relu_op, ad.elu_op,
     lambda x: -x, lambda x: x + 0.3, lambda x: x * -0.7, lambda x: x / 3, lambda x: 0.3 - x,
     lambda x: 2 / x, lambda x: x**2, lambda x: x**1.7, lambda x: 1.3**x,
-    lambda x: ad.clip_op(x, -0.5, 0.8), lambda x: cast_op(cast_op(10 * x, np.int64), np.float32),
+    lambda x: ad.clip_op(x, -0.5, 0.8), lambda x: huber_op(x, 0.7),
+    lambda x: cast_op(cast_op(10 * x, np.int64), np.float32),
 )  # fmt: skip
 BINARY: tuple[Callable[..., Any], ...] = (
     lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: x / y,

@@ -83,6 +83,10 @@ def sloped(d: Draw) -> Case:
     return Case((d.shape(0, 4),), {"alpha": d.one(0.1, 0.01, 1.0, 0.5, 0.0)})
 
 
+def thresholds(d: Draw) -> Case:
+    return Case((d.shape(0, 4),), {"delta": d.one(1.0, 0.5, 3.0)})
+
+
 def limits(d: Draw) -> Case:
     low, high = sorted((d.sixteenths(-2, 2), d.sixteenths(-2, 2)))
     return Case((d.shape(0, 4),), {"low": low, "high": high})
@@ -806,6 +810,11 @@ def losses() -> dict[str, Oracle]:
             slopes=False,
             order=1,
             draw=regression(),
+        ),
+        "huber": local(
+            lambda d, delta: F.huber_loss(d, torch.zeros_like(d), "none", delta),
+            draw=thresholds,
+            order=1,
         ),
         "huber_loss": Oracle(
             reduced(lambda p, t, delta: F.huber_loss(p, t, "none", delta)),

@@ -30,6 +30,12 @@ probability = uniform(0.05, 0.95)
 inside = uniform(0.25, 0.75)  # where finite differences of log are good
 
 
+def beside_one(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Of both signs, and not so near to 1 that finite differences meet a kink there."""
+    size = np.where(rng.uniform(size=shape) < 0.5, positive(rng, shape) / 2.5, 1.2)
+    return (size * rng.choice([-1.0, 1.0], shape)).astype(np.float32).astype(np.float64)
+
+
 def distribution(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Rows of probabilities with zeros among them, exact in float32."""
     counts = rng.integers(0, 9, shape) + (np.arange(shape[-1]) == 0)
@@ -241,6 +247,15 @@ LOSS_ROWS = (
     ),
     elementwise("mean_squared_error", lambda p, t, reduction: REDUCE[reduction]((p - t) ** 2)),
     elementwise("mean_absolute_error", lambda p, t, reduction: REDUCE[reduction](np.abs(p - t))),
+    Sample(
+        "huber", losses.huber_op, lambda d, delta: huber(d, 0, delta, "none"),
+        tuple(
+            case(shape, delta=delta) for shape in ((), (7,), (33, 17), (0, 3), (1003,))
+            for delta in (0.05, 1.0, 3.0)
+        ),
+        beside_one, ulps=2, integers="float",
+        refusals=(refuse("huber: expected delta > 0, got 0", (3,), delta=0),),
+    ),
     elementwise(
         "huber_loss", huber, {"delta": 1.0}, {"delta": 0.25}, specials=False,
         refusals=(refuse("delta must be a number above 0, got 0", (3,), (3,), delta=0),),

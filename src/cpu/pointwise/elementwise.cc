@@ -166,6 +166,7 @@ DLSYS_KERNEL(cpu, softplus_gradient, Binary<fn::SoftplusGradient>);
 DLSYS_KERNEL(cpu, hard_swish_gradient, Binary<fn::HardSwishGradient>);
 
 DLSYS_KERNEL(cpu, leaky_relu, WithConst<fn::LeakyRelu>);
+DLSYS_KERNEL(cpu, huber, WithConst<fn::Huber>);
 DLSYS_KERNEL(cpu, elu, WithConst<fn::Elu>);
 DLSYS_KERNEL(cpu, clip, WithTwoConsts<fn::ClipTo>);
 DLSYS_KERNEL(cpu, leaky_relu_gradient, PairWithConst<fn::LeakyReluGradient>);

@@ -235,6 +235,7 @@ DLSYS_KERNEL(cuda, softplus_gradient, Binary<fn::SoftplusGradient>);
 DLSYS_KERNEL(cuda, hard_swish_gradient, Binary<fn::HardSwishGradient>);
 
 DLSYS_KERNEL(cuda, leaky_relu, Constant<fn::LeakyRelu>);
+DLSYS_KERNEL(cuda, huber, Constant<fn::Huber>);
 DLSYS_KERNEL(cuda, elu, Constant<fn::Elu>);
 DLSYS_KERNEL(cuda, clip, TwoConstants<fn::ClipTo>);
 DLSYS_KERNEL(cuda, leaky_relu_gradient, PairConstant<fn::LeakyReluGradient>);

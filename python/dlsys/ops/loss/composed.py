@@ -20,6 +20,7 @@ from ...graph.signature import Bool, Instance, Int, Number, Operand, Signature, 
 from ..activation import softplus_op
 from ..comparison import equal_op, where_op
 from ..elementwise import (
+    Parametric,
     abs_op,
     as_node,
     cast_op,
@@ -160,6 +161,20 @@ def target_of(loss: str, prediction: Node, target: Any) -> Any:
     return target_op(prediction, as_node(target), loss=loss)
 
 
+def _huber(d: np.ndarray, inner: np.ndarray, half: np.ndarray, y: np.ndarray, delta: float) -> None:
+    np.clip(d, -delta, delta, out=inner)
+    np.multiply(inner, 0.5, out=half)
+    np.subtract(d, half, out=y)
+    np.multiply(y, inner, out=y)
+
+
+huber_op = Parametric(
+    "huber", ("delta",), _huber, lambda d, y, dy, delta: dy * clip_op(d, -delta, delta),
+    scratch=2, check=lambda delta: None if delta > 0 else f"expected delta > 0, got {delta}",
+)  # fmt: skip
+huber_op.doc = "d² / 2 where |d| <= delta, else delta · (|d| - delta / 2)."
+
+
 class Weight(Operand):
     """A finite number that is not negative, or an array or a node."""
 
@@ -218,9 +233,8 @@ def huber_loss(prediction: Node, target: Any, delta: float = 1.0, reduction: str
 
     GraphError unless delta > 0. After Huber (1964).
     """
-    distance = abs_op(prediction - target_of("huber_loss", prediction, target))
-    inner = clip_op(distance, 0.0, float(delta))
-    return reduce_rows("huber_loss", inner * (distance - 0.5 * inner), reduction)
+    difference = prediction - target_of("huber_loss", prediction, target)
+    return reduce_rows("huber_loss", huber_op(difference, delta=float(delta)), reduction)
 
 
 @declared(labels=Operand(), reduction=REDUCTION)
