@@ -82,11 +82,12 @@ def jobs(options: argparse.Namespace, devices: list[str]) -> Iterator[Job]:
 
     emulated = measure.nvidia("name") is None
     wanted = [case for case in cases() if options.only in case.name]
-    for case in sorted(wanted, key=lambda case: (not case.heavy, not case.products)):
+    for case in sorted(wanted, key=lambda case: len(case.gpu), reverse=True):
         for device in devices:
-            if device != "numpy" and not case.native or device == "gpu" and case.heavy and emulated:
-                continue
-            for precision in ("fp32", "tf32") if device == "gpu" and case.products else ("fp32",):
+            several = ("fp32",) if case.native or device == "numpy" else ()
+            if several and device == "gpu":
+                several = case.emulated if emulated else case.gpu
+            for precision in several:
                 yield Job(case.name, device, precision, options.arrays)
 
 
@@ -105,7 +106,9 @@ def run(job: Job) -> tuple[Job, dict[str, str], dict[str, Any]]:
 
 def digest(array: Any) -> str:
     """A SHA-256 of dtype, shape and bytes."""
-    return hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode() + array.tobytes()).hexdigest()
+    return hashlib.sha256(
+        f"{array.dtype.str} {array.shape} ".encode() + array.tobytes()
+    ).hexdigest()
 
 
 def measured(options: argparse.Namespace) -> int:

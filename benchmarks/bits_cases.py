@@ -6,7 +6,7 @@ the same cases run on another version of the package.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +19,9 @@ from dlsys import data, init, nn, optim, train
 
 STEPS = 3
 SEED = 5
+BOTH = {"gpu": ("fp32", "tf32"), "emulated": ("fp32", "tf32")}  # what multiplies
+LARGE = {**BOTH, "emulated": ("fp32",)}
+HUGE: dict[str, Any] = {**BOTH, "emulated": ()}
 
 Arrays = dict[str, np.ndarray]
 Nodes = Any  # one, or several in a list
@@ -27,13 +30,14 @@ Nodes = Any  # one, or several in a list
 class Case(NamedTuple):
     """Arrays by name, as a function of the device (None for numpy) and the precision.
 
-    products: worth running in tf32 too. heavy: not on an emulated GPU. native: not on numpy alone.
+    gpu, emulated: the precisions that a GPU runs it in, and one that the CPU emulates. native:
+    whether native devices can run it at all.
     """
 
     name: str
     run: Callable[[Any, str], Arrays]
-    products: bool = False
-    heavy: bool = False
+    gpu: tuple[str, ...] = ("fp32",)
+    emulated: tuple[str, ...] = ("fp32",)
     native: bool = True
 
 
@@ -66,6 +70,8 @@ def steps(
         ("optimizer", rule.state_dict()),
     ):
         found.update({f"{kind} {name}": value for name, value in values.items()})
+    forward = ad.Executor([graph.loss], ctx, precision)  # which counts its own draws
+    found["loss alone"] = forward.run(graph.feeds, convert_to_numpy_ret_vals=True)[0]
     if graph.output is not None:
         evaluation = ad.Executor([graph.output()], ctx, precision)
         used = {node: graph.feeds[node] for node in evaluation.topo_order if node in graph.feeds}
@@ -91,16 +97,23 @@ def measured(network: str, size: int) -> Graph:
     return Graph(loss, {str(k): node for k, node in enumerate(parameters)}, feeds)
 
 
+MLP = partial(nn.MLP, [50, 40, 30, 10], seed=SEED)
+
+
 def classified(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], dtype: Any = np.float32
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    dtype: Any = np.float32,
+    dense: bool = False,
 ) -> Graph:
-    """A model that tells ten classes apart; `shape` is the batch's."""
+    """A model that tells ten classes apart; `shape` is the batch's, `dense` labels are rows."""
     rng = np.random.default_rng(SEED)
     model = make()
     x = ad.Variable("x", dtype=dtype)
-    y = ad.Variable("y", dtype=np.int64)
+    y = ad.Variable("y", dtype=np.float32 if dense else np.int64)
     images = rng.integers(0, 9, shape) if dtype == np.int64 else rng.random(shape, np.float32)
-    feeds = {x: images, y: rng.integers(0, 10, shape[0])}
+    labels = rng.integers(0, 10, shape[0])
+    feeds = {x: images, y: np.eye(10, dtype=np.float32)[labels] if dense else labels}
     return Graph(
         ad.softmax_cross_entropy(model(x), y),
         dict(model.named_parameters()),
@@ -217,8 +230,9 @@ def run_many(work: workloads.Work, ctx: Any, precision: str) -> Arrays:
     """Batches that the device draws itself: two runs, then seven that are queued together."""
     init.seed(SEED)
     rng = np.random.default_rng(SEED)
-    images, labels = rng.integers(0, 256, (3 * work.batch, 784), np.uint8), rng.integers(
-        0, 10, 3 * work.batch
+    images, labels = (
+        rng.integers(0, 256, (3 * work.batch, 784), np.uint8),
+        rng.integers(0, 10, 3 * work.batch),
     )
     loader = data.DeviceLoader(
         data.Dataset(images, labels), work.batch, shuffle=True, normalize=(0.0, 1.0)
@@ -241,14 +255,20 @@ def operator(make: Callable[..., Nodes], *shapes: tuple[int, ...], low: float = 
     the results are fetched too.
     """
     rng = np.random.default_rng(SEED)
-    parameters = {
-        f"p{k}": ad.Parameter(rng.uniform(low, 2.0, shape).astype(np.float32), f"p{k}")
-        for k, shape in enumerate(shapes)
+    values = [rng.uniform(low, 2.0, shape).astype(np.float32) for shape in shapes]
+
+    def results(parameters: Iterable[ad.Node]) -> list[ad.Node]:
+        made = make(*parameters)
+        return list(made) if isinstance(made, (list, tuple)) else [made]
+
+    parameters = {f"p{k}": ad.Parameter(value, f"p{k}") for k, value in enumerate(values)}
+    fetches = results(parameters.values())
+    feeds = {
+        ad.Variable(f"dy{k}"): rng.normal(size=np.shape(y)).astype(np.float32)
+        for k, y in enumerate(ad.Executor(results(map(ad.constant, values))).run({}))
     }
-    made = make(*parameters.values())
-    results = list(made) if isinstance(made, (list, tuple)) else [made]
-    parts = [ad.mean_op((y - 0.3) * y) for y in results]
-    return Graph(ad.sum_node_list(parts), parameters, {}, fetches=results)
+    parts = [ad.sum_op(y * dy) for y, dy in zip(fetches, feeds)]
+    return Graph(ad.sum_node_list(parts), parameters, feeds, fetches=fetches)
 
 
 def numbers(high: int, *shape: int) -> ad.Node:
@@ -256,16 +276,22 @@ def numbers(high: int, *shape: int) -> ad.Node:
     return ad.constant(np.random.default_rng(SEED).integers(0, high, shape))
 
 
+def shares() -> ad.Node:
+    """Rows of class probabilities."""
+    return ad.constant(np.random.default_rng(SEED).dirichlet(np.ones(37), 23).astype(np.float32))
+
+
 def drawn(make: Callable[..., ad.Node], *arguments: Any) -> Callable[[ad.Node], ad.Node]:
     """Random numbers beside a Parameter."""
     return lambda x: x * make((23, 37), *arguments)
 
 
-MATRIX, CUBE, IMAGES = (23, 37), (5, 7, 11), (3, 4, 9, 10)
+MATRIX, CORNER, CUBE, IMAGES = (23, 37), (1, 37), (5, 7, 11), (3, 4, 9, 10)
 UNARY = (
     "relu sigmoid tanh leaky_relu elu silu gelu gelu_tanh softplus hard_sigmoid hard_swish relu6 "
     "exp sin cos abs sign neg softmax log_softmax cumsum"
 ).split()
+ACTIVATIONS = UNARY[:12]
 POSITIVE = "log log1p sqrt rsqrt".split()
 BINARY = "add sub mul div maximum minimum".split()
 REDUCTIONS = "sum mean max min prod var logsumexp".split()
@@ -274,13 +300,25 @@ LABELS = partial(numbers, 37, 23)
 OTHERS: dict[str, tuple[Callable[..., Nodes], tuple[tuple[int, ...], ...]]] = {
     "powers": (lambda x: [ad.pow_byconst_op(x, 3.0), ad.const_pow_op(x, 1.5)], (MATRIX,)),
     "clip": (lambda x: ad.clip_op(x, -1.0, 0.5), (MATRIX,)),
+    "constants": (lambda x: [x / 3.0, 3.0 / x, 3.0 - x, x + 3.0, x * 3.0], (MATRIX,)),
+    "pow": (lambda a, b: ad.pow_op(ad.abs_op(a) + 0.5, b), (MATRIX, MATRIX)),
     "where": (lambda a, b: ad.where_op((a < b) & (a > -1.0), a, b), (MATRIX, MATRIX)),
-    "argmax": (lambda x: ad.cast_op(ad.argmax_op(x, 1), np.float32), (MATRIX,)),
+    "logic": (
+        lambda a, b: ad.where_op(((a >= b) | ~(a <= 1.0)) ^ (a == b), a, b),
+        (MATRIX, CORNER),
+    ),
+    "places": (
+        lambda x: [ad.cast_op(find(x, 1), np.float32) for find in (ad.argmax_op, ad.argmin_op)],
+        (MATRIX,),
+    ),
+    "softmax of columns": (lambda x: [ad.softmax_op(x, 0), ad.log_softmax_op(x, 0)], (MATRIX,)),
     "transpose": (lambda x: ad.transpose_op(x, (2, 0, 1)), (CUBE,)),
     "slice": (lambda x: x[1:4, ::2], (CUBE,)),
     "concat": (lambda a, b: ad.concat([a, b, a], 1), (MATRIX, MATRIX)),
+    "concat of many": (lambda x: [ad.concat([x] * k, 0) for k in (4, 5, 6, 8, 9)], (MATRIX,)),
     "split and stack": (lambda x: ad.stack(ad.split(x, 7, 1), 0), (CUBE,)),
     "pad": (lambda x: ad.pad_op(x, [(1, 2), (0, 1), (2, 0)], "reflect"), (CUBE,)),
+    "pad edge": (lambda x: ad.pad_op(x, [(1, 2), (0, 1), (2, 0)], "edge"), (CUBE,)),
     "tile": (lambda x: ad.tile(x, (1, 2, 3)), (CUBE,)),
     "gather": (lambda x: ad.gather_op(x, numbers(23, 40)), (MATRIX,)),
     "scatter_add": (lambda x, u: ad.scatter_add_op(x, numbers(23, 40), u), (MATRIX, (40, 37))),
@@ -317,7 +355,8 @@ OTHERS: dict[str, tuple[Callable[..., Nodes], tuple[tuple[int, ...], ...]]] = {
         lambda x: ad.softmax_cross_entropy(x, LABELS(), label_smoothing=0.1, ignore_index=3),
         (MATRIX,),
     ),
-    "cross-entropy, dense": (lambda x, p: ad.softmaxcrossentropy_op(x, p), (MATRIX, MATRIX)),
+    "cross-entropy, dense": (lambda x: ad.softmax_cross_entropy(x, shares(), "none"), (MATRIX,)),
+    "cross-entropy, learned": (ad.softmaxcrossentropy_op, (MATRIX, MATRIX)),
     "negative_log_likelihood": (
         lambda x: ad.negative_log_likelihood(ad.log_softmax_op(x), LABELS()),
         (MATRIX,),
@@ -352,11 +391,34 @@ def over(reduction: str, axis: Any) -> Callable[[ad.Node], ad.Node]:
     return lambda x: getattr(ad, f"{reduction}_op")(x, axis)
 
 
+def between_products(activation: Any, x: ad.Node, w: ad.Node, v: ad.Node) -> ad.Node:
+    return ad.matmul_op(activation(ad.matmul_op(x, w)), v)
+
+
+def twice(make: Callable[..., Nodes]) -> Callable[..., Nodes]:
+    """Gradients of an operator, as results that have gradients themselves."""
+
+    def slopes(*parameters: ad.Node) -> list[ad.Node]:
+        made = make(*parameters)
+        return ad.gradients(ad.sum_op(made * made), list(parameters))
+
+    return slopes
+
+
+TWICE = (
+    *("batch_normalization", "layer_normalization", "max_pool2d", "avg_pool2d", "conv1d"),
+    *("matmul", "cross-entropy", "huber_loss"),
+)
+
+
 def operators() -> Iterator[tuple[str, Callable[[], Graph]]]:
     """Every operator with a gradient, by itself."""
     for name in (*UNARY, *POSITIVE):
         low = 0.3 if name in POSITIVE else -2.0
         yield name, partial(operator, getattr(ad, f"{name}_op"), MATRIX, low=low)
+    for name in ACTIVATIONS:
+        make = partial(between_products, getattr(ad, f"{name}_op"))
+        yield f"{name} between products", partial(operator, make, (9, 21), (21, 33), (33, 8))
     for name in BINARY:
         make = getattr(ad, f"{name}_op")
         yield name, partial(operator, make, MATRIX, MATRIX, low=0.3)
@@ -366,6 +428,9 @@ def operators() -> Iterator[tuple[str, Callable[[], Graph]]]:
             yield f"{name} over {axis}", partial(operator, over(name, axis), CUBE)
     for name, (make, shapes) in OTHERS.items():
         yield name, partial(operator, make, *shapes)
+        if name in TWICE:
+            yield f"{name}, second order", partial(operator, twice(make), *shapes)
+    yield "prod, second order", partial(operator, twice(over("prod", 1)), CUBE)
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -410,6 +475,22 @@ def small() -> Graph:
     return classified(make, (32, 1, 8, 8))
 
 
+def models() -> Iterator[tuple[str, Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]]:
+    """The ready models and others with their batches' shapes."""
+    dense = partial(nn.MLP, [50, 40, 30, 10], nn.Tanh, 0.3, seed=SEED)
+    short = partial(nn.ResNet, nn.Bottleneck, (1, 1, 0, 0), 10, seed=SEED)
+    yield "MLP, tanh and dropout", dense, (33, 50), BOTH
+    yield "MLP, silu", partial(nn.MLP, [50, 600, 10], nn.SiLU, seed=SEED), (33, 50), BOTH
+    yield "ResNetMNIST", partial(nn.ResNetMNIST, seed=SEED), (2, 784), BOTH
+    yield "ResNetMNIST-64", partial(nn.ResNetMNIST, seed=SEED), (64, 784), HUGE
+    yield "ResNet18", partial(nn.ResNet18, 10, seed=SEED), (2, 3, 40, 40), HUGE
+    yield "ResNet50", partial(nn.ResNet50, 10, seed=SEED), (2, 3, 40, 40), HUGE
+    yield "Bottleneck", short, (2, 3, 20, 20), LARGE
+    yield "residual block", block, (4, 3, 12, 12), BOTH
+    for work in workloads.drawn(4, SEED):
+        yield work.name, partial(networks.model, work, SEED), (work.batch, 784), HUGE
+
+
 def cases() -> Iterator[Case]:
     """All of them."""
 
@@ -417,46 +498,38 @@ def cases() -> Iterator[Case]:
         return Case(name, partial(steps, build, rule), **more)
 
     plain = partial(optim.SGD, networks.LEARNING_RATE)
-    for network, small_size, large in (("logreg", 100, 1000), ("mlp", 256, 1000)):
-        for size in (small_size, large):
-            build = partial(measured, network, size)
-            yield trained(f"{network}-{size}", build, plain, products=True)
-    for size in (16, 128, 1000):
-        build = partial(measured, networks.LENET, size)
-        yield trained(f"lenet-{size}", build, plain, products=True, heavy=size > 16)
+    slow = partial(optim.SGD, 0.005, momentum=0.9)
+    measured_at = {"logreg": (100, 1000), "mlp": (256, 1000), networks.LENET: (16, 128, 1000)}
+    for network, batches in measured_at.items():
+        for size in batches:
+            extent = (
+                BOTH if size in (16, 100, 256) else HUGE if network == networks.LENET else LARGE
+            )
+            yield trained(f"{network}-{size}", partial(measured, network, size), plain, **extent)
     yield trained("tour", tour, partial(optim.SGD, 0.1))
     yield trained("tour, float64", partial(tour, np.float64), partial(optim.SGD, 0.1), native=False)
     yield trained("tour, second order", curvature)
     yield trained("Perceptron", perceptron)
 
-    models: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
-        "MLP, dropout": (partial(nn.MLP, [50, 40, 30, 10], nn.Tanh, 0.3, seed=SEED), (33, 50), False),
-        "ResNetMNIST": (partial(nn.ResNetMNIST, seed=SEED), (2, 784), False),
-        "ResNetMNIST-64": (partial(nn.ResNetMNIST, seed=SEED), (64, 784), True),
-        "ResNet18": (partial(nn.ResNet18, 10, seed=SEED), (2, 3, 40, 40), True),
-        "ResNet50": (partial(nn.ResNet50, 10, seed=SEED), (2, 3, 40, 40), True),
-        "Bottleneck": (
-            partial(nn.ResNet, nn.Bottleneck, (1, 1, 0, 0), 10, seed=SEED),
-            (2, 3, 24, 24),
-            False,
-        ),
-        "residual block": (block, (4, 3, 12, 12), False),
-    }
-    for work in workloads.drawn(4, SEED):
-        models[work.name] = (partial(networks.model, work, SEED), (work.batch, 784), True)
-    for name, (make, shape, heavy) in models.items():
-        yield trained(name, partial(classified, make, shape), products=True, heavy=heavy)
+    for name, make, shape, extent in models():
+        yield trained(name, partial(classified, make, shape), slow, **extent)
     words = partial(layers, partial(nn.Embedding, 9, 6), nn.Flatten, partial(nn.Linear, 30, 10))
+    yield trained("dense labels", partial(classified, MLP, (40, 50), dense=True), **BOTH)
     yield trained("embedding", partial(classified, words, (20, 5), np.int64))
 
     for name, filters in CONVOLUTIONS.items():
         make = partial(convolved, filters)
-        yield trained(f"convolution, {name}", partial(classified, make, (5, 3, 13, 14)), products=True)
+        yield trained(f"convolution, {name}", partial(classified, make, (5, 3, 13, 14)), **BOTH)
     for name, after in AFTER.items():
         make = partial(convolved, CONVOLUTIONS["5 by 5"], *after)
         yield trained(f"convolution, {name}", partial(classified, make, (5, 3, 13, 14)))
     for name, build in operators():
-        yield trained(f"operator, {name}", build, partial(optim.SGD, 0.1), products=name.startswith(PRODUCTS))
+        yield trained(
+            f"operator, {name}",
+            build,
+            partial(optim.SGD, 0.01),
+            **(BOTH if name.startswith(PRODUCTS) else {}),
+        )
     for name, rule in OPTIMIZERS.items():
         yield trained(f"optimizer, {name}", small, rule)
     for name, schedule in SCHEDULES.items():
@@ -467,7 +540,7 @@ def cases() -> Iterator[Case]:
         workloads.Work("dense", "dense", (784, 60, 30, 10), 50),
         workloads.Work("lenet", "lenet", (6, 16), 8),
     ):
-        yield Case(f"run_many, {work.name}", partial(run_many, work), products=True)
+        yield Case(f"run_many, {work.name}", partial(run_many, work), **BOTH)
 
 
 def scheduled(schedule: Callable[[], Any]) -> Any:

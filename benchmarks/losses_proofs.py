@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import networks
-import race_dlsys
+import numpy as np
 import workloads
 from workloads import Work
 

@@ -91,7 +91,7 @@ def _lenet(x: Any) -> tuple[Any, list[Any]]:
 
 
 def model(work: Work, seed: int | None = None) -> Any:
-    """The dlsys network of one of the race's works; weights are drawn by the seed if there is one."""
+    """The dlsys network of one of the race's works, its weights drawn by the seed, if any."""
     from dlsys import nn
 
     if work.kind == "residual":
