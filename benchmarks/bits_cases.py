@@ -527,7 +527,7 @@ def cases() -> Iterator[Case]:
         yield trained(
             f"operator, {name}",
             build,
-            partial(optim.SGD, 0.01),
+            partial(optim.SGD, 1e-5),
             **(BOTH if name.startswith(PRODUCTS) else {}),
         )
     for name, rule in OPTIMIZERS.items():
