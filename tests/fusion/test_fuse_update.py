@@ -128,7 +128,7 @@ class Rewrites(unittest.TestCase):
                         net = Network(batch, widths, **options)
                         train = optim.SGD(0.1).minimize(net.loss, net.parameters)
                         kind = "" if "dense" in options else "sparse_"
-                        head = f"{kind}softmax_cross_entropy_head"
+                        head = f"fused_{kind}mlp_head"
                         found = self.assert_becomes(
                             [net.loss, train], head, "matmul_sgd_update", "advance_step"
                         )
@@ -212,7 +212,7 @@ class Rewrites(unittest.TestCase):
         optimizer = optim.Adam(0.1, accumulate=3, ema=0.9)
         self.assert_becomes(
             [optimizer.minimize(net.loss, net.parameters)],
-            "sparse_softmax_cross_entropy_head", "matmul_accumulate_update", "adam_update",
+            "fused_sparse_mlp_head", "matmul_accumulate_update", "adam_update",
             "average_update", "advance_step", "advance_step",
         )  # fmt: skip
 

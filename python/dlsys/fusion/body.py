@@ -242,7 +242,7 @@ class FusedHead(Fused):
     MOST_LAYERS = 6
 
     def __init__(self, loss: FusedLoss, layers: int, biases: int, back: int) -> None:
-        super().__init__(loss.name.replace("_pair", "_head"), 1 + layers + back)
+        super().__init__(loss.name.replace("cross_entropy", "mlp_head"), 1 + layers + back)
         self._lists = layers, biases, layers - 1, back
         numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
         self.signature = Signature(
@@ -280,9 +280,9 @@ def _expression(node: Node) -> str:
 matmul_bias_op = FusedProduct("matmul_bias", "activation", ACTIVATIONS)  # activation(A B + bias)
 matmul_map_op = FusedProduct("matmul_map", "activation", ACTIVATIONS)  # activation(A B)
 # The two of scale · A, where A is bytes: the scale is a further input.
-matmul_bytes_op = FusedProduct("matmul_bytes", "activation", ACTIVATIONS)
-matmul_bytes_bias_op = FusedProduct("matmul_bytes_bias", "activation", ACTIVATIONS)
+matmul_u8_op = FusedProduct("matmul_u8", "activation", ACTIVATIONS)
+matmul_u8_bias_op = FusedProduct("matmul_u8_bias", "activation", ACTIVATIONS)
 matmul_gradient_op = FusedProduct("matmul_gradient", "gradient", GRADIENTS)  # gradient(side, A B)
 matmul_sums_op = FusedProduct("matmul_sums", "of_A", outputs=2)  # A B, Σ over the depth of A or B
-cross_entropy_pair_op = FusedLoss("softmax_cross_entropy_pair", (2,))
-sparse_cross_entropy_pair_op = FusedLoss("sparse_softmax_cross_entropy_pair", (1, 2))
+fused_cross_entropy_op = FusedLoss("fused_cross_entropy", (2,))
+fused_sparse_cross_entropy_op = FusedLoss("fused_sparse_cross_entropy", (1, 2))

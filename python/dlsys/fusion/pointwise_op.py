@@ -85,7 +85,7 @@ class ChainOp(Fused):
     inplace = True
 
     def __init__(self) -> None:
-        super().__init__("chain", any_dtype=True)
+        super().__init__("pointwise", any_dtype=True)
         self.signature = Signature("*inputs", output=Instance(Node))
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
@@ -187,7 +187,7 @@ def encode(body: Body) -> Program:
         words.append(sum(byte << 8 * position for position, byte in enumerate(word)))
     if not 0 < len(words) <= INSTRUCTIONS or len(numbers) > NUMBERS:
         raise GraphError(
-            f"chain: {len(words)} instructions with {len(numbers)} numbers, expected 1 to "
+            f"pointwise: {len(words)} instructions with {len(numbers)} numbers, expected 1 to "
             f"{INSTRUCTIONS} with at most {NUMBERS}"
         )
     return Program(words, numbers)
