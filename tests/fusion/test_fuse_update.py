@@ -296,7 +296,7 @@ class Rewrites(unittest.TestCase):
             (optim.RMSprop(0.1, momentum=0.5), (0, 1, 4, 5)),
         ):
             [node] = updates(fused(trained([Layer(9, 7, 5)], optimizer)[0]))
-            self.assertEqual(node.op.chooses, chosen)
+            self.assertEqual(node.op.discrete_outputs, chosen)
 
     def test_the_numpy_form_is_that_of_products_and_rule(self) -> None:
         for optimizer in OPTIMIZERS:

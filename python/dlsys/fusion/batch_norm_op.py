@@ -58,13 +58,13 @@ class NormalizeMap(FusedNorm):
 class Gradient(FusedNorm):
     """The gradient of x; further inputs: scale, bias, dscale, dbias, dy."""
 
-    soon = True
+    cache_local = True
 
 
 class Sums(FusedNorm):
     """Sums of each channel over blocks that meet: the last input is a place for each channel."""
 
-    borrows = (-1,)
+    zeroed_workspace = (-1,)
 
     def __init__(self, name: str, inputs: int, outputs: int = 2, **select: Any) -> None:
         super().__init__(name, outputs, **select)

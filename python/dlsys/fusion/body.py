@@ -126,7 +126,7 @@ class Fused(Op):
             inputs = [values[x] for x in step.inputs]
             spec: Any = step.op.infer(step, *(specs[x] for x in step.inputs))
             specs[step] = spec
-            if step.op.selects:
+            if step.op.projection:
                 values[step] = inputs[0][step.attrs["index"]]
                 continue
             if step.op.view:
@@ -167,7 +167,7 @@ class FusedProduct(Fused):
     """
 
     tolerance = 1e-4
-    precise = tunable = True
+    has_precision = tunable = True
 
     def __init__(
         self, name: str, select: str, choices: Sequence[Any] = (True,), outputs: int = 1
@@ -193,7 +193,7 @@ class FusedLoss(Fused):
 
     tolerance = 1e-4
     fallible = True
-    borrows = (-1,)
+    zeroed_workspace = (-1,)
 
     def __init__(self, name: str, of_any_dtype: tuple[int, ...]) -> None:
         super().__init__(name, 2, of_any_dtype)
@@ -237,8 +237,8 @@ class FusedHead(Fused):
 
     tolerance = 1e-4
     fallible = True
-    precise = True  # of the products by which very many rows are done
-    borrows = (-1,)
+    has_precision = True  # of the products by which very many rows are done
+    zeroed_workspace = (-1,)
     MOST_LAYERS = 6
 
     def __init__(self, loss: FusedLoss, layers: int, biases: int, back: int) -> None:
@@ -269,7 +269,7 @@ def _expression(node: Node) -> str:
     if not node.inputs:
         return node.name if node.op.leaf else node.op.name
     inputs = [_expression(x) for x in node.inputs]
-    if node.op.selects:
+    if node.op.projection:
         return f"{inputs[0]}[{node.attrs['index']}]"
     for k, transposed in enumerate(("trans_A", "trans_B")):
         if node.attrs.get(transposed):

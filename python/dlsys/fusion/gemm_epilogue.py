@@ -98,7 +98,7 @@ def loss_pairs(graph: Graph) -> dict[Node, Node]:
     """
     replaced: dict[Node, Node] = {}
     for node in graph.order:
-        if node.op not in LOSSES or not node.inputs[2].op.filled:
+        if node.op not in LOSSES or not node.inputs[2].op.constant_fill:
             continue
         rows_op, pair_op = LOSSES[node.op]
         x, labels, dy = node.inputs
