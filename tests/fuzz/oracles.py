@@ -942,8 +942,8 @@ WITHOUT: dict[str, str] = {
         "shuffled_index take_batch shuffled_batch shuffled_batch_labels"
     ),
     "what passes make of the operators here, with the fused graphs of fuzz/training.py": (
-        "matmul_bias matmul_map matmul_gradient matmul_sums softmax_cross_entropy_pair "
-        "sparse_softmax_cross_entropy_pair chain conv2d_pool conv2d_pool_data_gradient "
+        "matmul_bias matmul_map matmul_gradient matmul_sums fused_cross_entropy "
+        "fused_sparse_cross_entropy pointwise conv2d_pool conv2d_pool_data_gradient "
         "conv2d_pool_filter_gradient conv2d_pool_filter_bias_gradient"
     ),
 }

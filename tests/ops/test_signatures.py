@@ -131,7 +131,7 @@ class EveryOperator(Refused):
             known = [op.signature._kinds[key] for key in op.signature.inputs]  # type: ignore[union-attr]
             least = sum(kind.default is kinds.REQUIRED for kind in known)
             with self.subTest(path):
-                if op.leaf or op.filled:
+                if op.leaf or op.constant_fill:
                     self.refused(op.name, lambda op=op: op(*x))
                     continue
                 text = self.refused(op.name, lambda: op(*x[: len(known) + 1]))  # noqa: B023

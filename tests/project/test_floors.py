@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import unittest
@@ -70,6 +71,17 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def imports_of(path: Path, folder: str) -> set[str]:
+    """The modules of a folder of the package that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = _absolute(path, node)
+            if base[:2] == ["dlsys", folder]:
+                found |= {base[2]} if len(base) > 2 else {alias.name for alias in node.names}
+    return found
+
+
 def _absolute(path: Path, node: ast.ImportFrom) -> list[str]:
     module = node.module.split(".") if node.module else []
     if not node.level:
@@ -107,8 +119,21 @@ class Floors(unittest.TestCase):
 
     def test_operators_import_no_device(self):
         for path in files():
-            if place(path) in ("graph", "ops", "passes"):
-                self.assertFalse(imports(path) & {"runtime", "ndarray.py"}, path)
+            if place(path) in ("graph", "ops", "passes", "fusion"):
+                of_runtime = imports_of(path, "runtime")
+                if place(path) in ("passes", "fusion"):
+                    of_runtime -= {"target"}  # which knows devices, so that nobody else need
+                self.assertFalse(of_runtime, path)
+                self.assertNotIn("ndarray.py", imports(path), path)
+
+    def test_only_targets_know_what_a_device_is(self):
+        asks = re.compile(r"\b(DL_CPU|DL_GPU|is_gpu\w*|device_type)\b")
+        for path in files():
+            if place(path) in ("runtime", "ndarray.py"):
+                continue
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                where = f"{path.relative_to(PACKAGE)}:{number}: {line}"
+                self.assertIsNone(asks.search(line), where)
 
 
 class Engine(unittest.TestCase):

@@ -69,7 +69,7 @@ class Training:
         self.step = ad.Executor([loss, update], ctx=ctx)
         self.evaluation = ad.Executor([logits], ctx=ctx)
         self._upload: Callable[[np.ndarray], Any] = lambda x: x
-        if ctx is not None and ndarray.is_gpu_ctx(ctx):
+        if ctx is not None and self.step.target.streams:
             self._upload = partial(ndarray.array, ctx=ctx)
 
     def batches(self) -> list[tuple[Any, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..errors import DeviceError
 from ..graph.node import Node, Spec
 from ..runtime.device import Block, Context, unavailable
-from ..runtime.library import DL_CPU
+from ..runtime.target import target_of
 from ..settings import settings
 from .plan.memory import Plan
 from .run.native import Program
@@ -23,12 +23,13 @@ class NativeBackend:
         if reason is not None:
             raise DeviceError(reason)
         self._ctx = ctx
+        self.target = target_of(ctx)
         self._arena: Block | None = None
 
     @property
     def beside(self) -> int:
         """How many steps apart two may be that run at the same time."""
-        alone = self._ctx.device_type == DL_CPU or not settings.capture or settings.lanes == 1
+        alone = not self.target.capture or not settings.capture or settings.lanes == 1
         return 0 if alone else _BESIDE
 
     @staticmethod

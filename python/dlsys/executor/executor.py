@@ -31,7 +31,8 @@ from ..ops.leaf import Parameter
 from ..passes.fresh_draws import draw_anew
 from ..passes.precision import check_precision, set_precision
 from ..passes.simplify import simplify
-from ..runtime.device import DL_GPU, Context
+from ..runtime.device import Context
+from ..runtime.target import Target
 from ..settings import settings
 from .backend import NativeBackend
 from .debug.check import checker
@@ -100,6 +101,7 @@ class Executor:
         else:
             self._backend = NativeBackend(ctx)
             self._since = Since(ctx)
+        self.target: Target = self._backend.target
 
     # ---- running ----
     def run(
@@ -245,7 +247,7 @@ class Executor:
         entry = self._runners.get(key)
         if entry is None:
             runner = self._bind(self._make_plan(self._feeds.specs(key)))
-            entry = runner, Whole(runner.plan, self.ctx), self._taken(runner.plan, key)
+            entry = runner, Whole(runner.plan, self.target), self._taken(runner.plan, key)
             self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
@@ -334,7 +336,7 @@ class Executor:
 
     def _for_kernels(self, fetches: Sequence[Node], ctx: Context) -> list[Node]:
         """The fetches over the graph as native devices run it, with fewer and chosen kernels."""
-        gpu = ctx.device_type == DL_GPU
+        gpu = self.target.streams
         fetches = fuse(fuse_convolutions(fetches, gpu), gpu)
         if gpu:
             fetches = fuse_norms(fetches)

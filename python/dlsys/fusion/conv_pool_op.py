@@ -140,7 +140,7 @@ class ConvPoolOp(Fused):
     """
 
     tolerance = 1e-4
-    chooses = (1,)
+    discrete_outputs = (1,)
     signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:

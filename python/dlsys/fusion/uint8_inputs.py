@@ -19,18 +19,18 @@ from .body import (
     Body,
     close,
     matmul_bias_op,
-    matmul_bytes_bias_op,
-    matmul_bytes_op,
     matmul_map_op,
+    matmul_u8_bias_op,
+    matmul_u8_op,
     on_bytes,
 )
 from .gemm_epilogue import in_shape
 from .weight_update_op import FusedUpdate, fused_update
 
 PRODUCTS = {
-    matmul_op: matmul_bytes_op,
-    matmul_map_op: matmul_bytes_op,
-    matmul_bias_op: matmul_bytes_bias_op,
+    matmul_op: matmul_u8_op,
+    matmul_map_op: matmul_u8_op,
+    matmul_bias_op: matmul_u8_bias_op,
 }
 
 

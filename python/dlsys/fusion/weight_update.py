@@ -84,7 +84,7 @@ def _source(graph: Graph, gradient: Node) -> tuple[Node, int] | None:
             return node, 0
         if not node.op.view or "offset" in node.attrs:
             return None
-        if node.op.selects:
+        if node.op.projection:
             made, index = node.inputs[0], node.attrs["index"]
             return (made, index) if made.op is matmul_sums_op else None
         node = node.inputs[0]

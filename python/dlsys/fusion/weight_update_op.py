@@ -31,13 +31,13 @@ class FusedUpdate(Fused):
     """
 
     tolerance = 1e-4
-    precise = True
+    has_precision = True
 
     def __init__(self, update: RuleOp, products: int, of_bytes: tuple[str, ...] = ()) -> None:
         super().__init__(f"matmul_{update.name}", update.outputs)
         self.update = update
         self.writes = update.writes
-        self.chooses = _unsteady(update)
+        self.discrete_outputs = _unsteady(update)
         self.products = products
         self.of_bytes = of_bytes
         self._scales = int(bool(of_bytes))  # inputs at the end

@@ -59,7 +59,7 @@ def _back_through(
         _spread(node, grads, pieces, needed)
         return
     total = totals[node] = sum_node_list(pieces.pop(node))
-    if node.op.selects:
+    if node.op.projection:
         pieces.setdefault(node.inputs[0], []).append((node.attrs["index"], total))
     elif node.inputs and not needed.isdisjoint(node.inputs):
         _spread(node, total, pieces, needed)

@@ -80,7 +80,7 @@ class Elementwise(Op):
             return cast
         for side, x in enumerate(node.inputs):
             other = node.inputs[1 - side]
-            if x.op.filled and other.spec == node.spec:
+            if x.op.constant_fill and other.spec == node.spec:
                 operands = [other, other]
                 operands[side] = x.attrs["value"]
                 plain = self._with_const(*operands)

@@ -27,8 +27,8 @@ class SliceOp(Op):
     """The elements that a key of integers, slices, None and ... chooses, by numpy's rules."""
 
     name = kernel = "slice"
-    picks = 1
-    moves = any_dtype = True
+    gathers = 1
+    movement = any_dtype = True
     signature = Signature("x", key=Key())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -68,7 +68,7 @@ class WindowOp(Op):
     """
 
     name = "window"
-    view = moves = True
+    view = movement = True
     signature = Signature("x", offset=Int(low=0), shape=Shape())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -179,7 +179,7 @@ class GatherOp(Op):
     """x at the positions `indices` of one axis; the indices' axes take its place (numpy's take)."""
 
     name = kernel = "gather"
-    picks = 1
+    gathers = 1
     fallible = any_dtype = True
     signature = Signature("x", "indices", axis=Int(0))
 

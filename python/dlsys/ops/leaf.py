@@ -98,7 +98,7 @@ class FullOp(Op):
 
     name = "full"
     kernel = "fill"
-    filled = True
+    constant_fill = True
     any_dtype = True
     signature = Signature(shape=Shape(), value=Scalar(), dtype=DType(FLOAT32))
 

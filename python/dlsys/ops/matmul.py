@@ -54,7 +54,7 @@ class MatMulOp(Product):
     """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
 
     name = kernel = "matmul"
-    precise = tunable = True
+    has_precision = tunable = True
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         return *super().scalars(node), choice_number(node), precision_number(node)

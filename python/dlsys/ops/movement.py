@@ -20,7 +20,7 @@ class ReshapeOp(Op):
 
     name = "reshape"
     view = True
-    moves = True
+    movement = True
     signature = Signature("x", shape=Shape(low=-1))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -139,7 +139,7 @@ class TransposeOp(Op):
     """Axes in another order, reversed by default; output axis k is input axis `axes[k]`."""
 
     name = kernel = "transpose"
-    moves = any_dtype = True
+    movement = any_dtype = True
     signature = Signature("x", axes=Ints(None))
 
     def permutation(self, node: Node, ndim: int) -> tuple[int, ...]:
@@ -187,7 +187,7 @@ class BroadcastToOp(Op):
     """x repeated to `shape` by numpy's rule."""
 
     name = kernel = "broadcast_to"
-    moves = any_dtype = True
+    movement = any_dtype = True
     signature = Signature("x", shape=Shape())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:

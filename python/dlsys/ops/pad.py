@@ -73,7 +73,7 @@ class PadOp(Op):
     it ("reflect").
     """
 
-    any_dtype = moves = True
+    any_dtype = movement = True
     signature = Signature("x", "*", paddings=Paddings())
 
     def __init__(self, mode: str) -> None:

@@ -75,7 +75,7 @@ class SumOp(Op):
         x, spec = node.inputs[0], node.inputs[0].spec
         assert spec is not None and node.spec is not None
         axes = normalize_axes(node, node.attrs["axis"], len(spec.shape))
-        if x.op.filled and spec.size:
+        if x.op.constant_fill and spec.size:
             count = 1 if self._mean else spec.size // node.spec.size
             return full_op(node.spec.shape, x.attrs["value"] * count, node.spec.dtype)
         same = all(spec.shape[axis] == 1 for axis in axes) and spec.dtype == node.spec.dtype

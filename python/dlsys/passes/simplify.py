@@ -110,9 +110,9 @@ class _Rewriter:
 def _fold(node: Node) -> Node | None:
     """Arithmetic on numbers that are known: everything that depends on filled arrays only."""
     op = node.op
-    if not (op.elementwise or op.moves) or not node.inputs:
+    if not (op.elementwise or op.movement) or not node.inputs:
         return None
-    if not all(x.op.filled for x in node.inputs):
+    if not all(x.op.constant_fill for x in node.inputs):
         return None
     value = node.inputs[0].attrs["value"]
     if op.elementwise:

@@ -15,7 +15,7 @@ from ..data.prefetch import on_device
 from ..errors import DataError, ShapeError
 from ..nn import Module
 from ..ops.leaf import ANYWHERE
-from ..runtime.device import DL_GPU, Context
+from ..runtime.device import Context
 from .metrics import Metric, suiting
 from .totals import Totals
 
@@ -85,7 +85,7 @@ def batches_of(
             wanted = ({node: x for node, x in feed.items() if node in read} for feed in feeds)
         ctx = executor.ctx
         fed = any(node.op.leaf for node in inputs)  # else the data live on the device
-        if ctx is not None and ctx.device_type == DL_GPU and fed:
+        if ctx is not None and executor.target.streams and fed:
             wanted = stack.enter_context(contextlib.closing(on_device(wanted, ctx)))
         yield wanted
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.device import DL_GPU, Context, Counters, MemoryStats, counters, memory_stats
+from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
+from ...runtime.target import target_of
 from ..plan.memory import Plan
 from ..run.cuda_graph import Recording
 
@@ -68,8 +69,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{len(self.plans)} plan(s) on {self.ctx or 'numpy'}"]
-        on_gpu = self.ctx is not None and self.ctx.device_type == DL_GPU
-        unit = "launch(es)" if on_gpu else "kernel call(s)"
+        unit = "launch(es)" if target_of(self.ctx).streams else "kernel call(s)"
         for plan in self.plans:
             shapes = ", ".join(f"{name} {shape}" for name, shape in plan.feeds) or "no feeds"
             lines.append(

@@ -19,7 +19,7 @@ from ...errors import DeviceLostError, DlsysError
 from ...graph.node import Spec
 from ...ndarray import NDArray, array
 from ...runtime.device import Block, Context, stream
-from ...runtime.library import DL_CPU
+from ...runtime.target import Target, target_of
 from ...settings import settings
 from ..debug.observe import Observer
 from ..debug.report import PlanReport, native_segments, plan_report
@@ -41,13 +41,14 @@ class Program:
     def __init__(self, plan: Plan, ctx: Context) -> None:
         self.plan = plan
         self._ctx = ctx
+        self._target = target_of(ctx)
         self.table = ArrayTable(plan, ctx)
         self.segments = [
             Segment(self.table, ctx, steps) if native else Callback(self, steps[0])
             for native, steps in _stretches(plan.steps)
         ]
         self._python = any(isinstance(segment, Callback) for segment in self.segments)
-        self._slot_offsets, self.arena_nbytes = _feed_slots(plan, ctx)
+        self._slot_offsets, self.arena_nbytes = _feed_slots(plan, self._target)
         self._constants = {
             value.buffer: array(value.node.attrs["value"], ctx, value.spec.dtype)
             for value in plan.constants
@@ -62,7 +63,7 @@ class Program:
         self.runs = 0
         # By which feeds lie on the device: the others are copied to their slots by the host.
         self.recordings: dict[tuple[bool, ...], Recorded] = {}
-        self.unrecorded = _why_unrecorded(self.segments, ctx)  # "" or the reason
+        self.unrecorded = _why_unrecorded(self.segments, self._target)  # "" or the reason
         self._fetch_slots: list[NDArray] = []
 
     def bind(self, arena: Block) -> None:
@@ -132,7 +133,7 @@ class Program:
             return
         with self._undo or contextlib.nullcontext():
             yield
-        self._proved = self._ctx.device_type == DL_CPU  # which has all memory now (undo.py)
+        self._proved = not self._target.streams  # which has all memory now (undo.py)
 
     def _launch(self, on: int) -> None:
         for segment in self.segments:
@@ -352,9 +353,9 @@ class Program:
         return value
 
 
-def _why_unrecorded(segments: Sequence[Segment | Callback], ctx: Context) -> str:
+def _why_unrecorded(segments: Sequence[Segment | Callback], target: Target) -> str:
     """Why a program is never recorded; "" where it may be."""
-    if ctx.device_type == DL_CPU:
+    if not target.capture:
         return "the CPU runs a program without launches"
     if not settings.capture:
         return "DLSYS_CAPTURE=0"
@@ -377,11 +378,11 @@ def _stretches(steps: Sequence[Step]) -> list[tuple[bool, list[Step]]]:
     return stretches
 
 
-def _feed_slots(plan: Plan, ctx: Context) -> tuple[list[int | None], int]:
+def _feed_slots(plan: Plan, target: Target) -> tuple[list[int | None], int]:
     """Where host feeds are copied to, behind the plan's arena; the CPU reads them where they
     are.
     """
-    if ctx.device_type == DL_CPU:
+    if not target.streams:
         return [None] * len(plan.feeds), plan.arena_nbytes
     offsets: list[int | None] = []
     end = plan.arena_nbytes

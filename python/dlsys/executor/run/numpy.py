@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...graph.node import Node, Spec
+from ...runtime.target import NUMPY
 from ..debug.observe import Observer
 from ..debug.report import PlanReport, SegmentReport, plan_report
 from ..plan.memory import Buffer, Plan, Step, Value
@@ -152,6 +153,7 @@ class NumpyBackend:
     """Memory and runners on numpy."""
 
     beside = 0  # of its steps one runs at a time
+    target = NUMPY
 
     def __init__(self) -> None:
         self._arena = aligned_bytes(0)

@@ -16,7 +16,8 @@ import numpy as np
 from ...errors import DeviceLostError, OutOfMemoryError
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context, stream
-from ...runtime.library import DL_CPU, load
+from ...runtime.library import load
+from ...runtime.target import target_of
 from ..plan.arena import aligned
 
 
@@ -34,7 +35,7 @@ class Undo:
         self._on_host: list[np.ndarray] = []
 
     def __enter__(self) -> None:
-        if self._ctx.device_type == DL_CPU:  # which would keep the block for its next arrays
+        if not target_of(self._ctx).streams:  # which would keep the block for its next arrays
             self._copy_to_host()
             return
         try:

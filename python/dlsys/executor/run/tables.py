@@ -199,7 +199,7 @@ class Segment:
 
     def _updated(self, step: Step) -> list[Range]:
         op = step.node.op
-        return [self._table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.borrows)]
+        return [self._table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.zeroed_workspace)]
 
     def calls(self, on: int) -> list[tuple[Step, Any]]:
         """Each step with a function that runs it alone."""

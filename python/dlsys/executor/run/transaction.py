@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...interrupts import Interrupts
-from ...runtime.device import DL_GPU, Context
+from ...runtime.target import Target
 from ..plan.memory import Plan, Step
 
 
@@ -19,15 +19,14 @@ class Whole:
     for want of memory on the CPU, that is undo.py's work.
     """
 
-    def __init__(self, plan: Plan, ctx: Context | None) -> None:
+    def __init__(self, plan: Plan, target: Target) -> None:
         python = any(map(_runs_python, plan.steps))
-        on_gpu = ctx is not None and ctx.device_type == DL_GPU
         changed = written(plan.steps)
         self._held = bool(changed)
-        self._undone = [] if on_gpu else _undone(plan.steps)
-        self._undone_if_judged = [] if on_gpu else changed
+        self._undone = [] if target.streams else _undone(plan.steps)
+        self._undone_if_judged = [] if target.streams else changed
         # Whether a run needs it that is not watched step by step.
-        self.needed = self._held and (ctx is None or python) or bool(self._undone)
+        self.needed = self._held and (not target.native or python) or bool(self._undone)
         self.judged = False  # whether the next runs are debugged, which may stop them at any step
         self._keys = Interrupts()
         self._before: list[tuple[Any, Any]] = []

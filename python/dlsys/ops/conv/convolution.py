@@ -42,7 +42,7 @@ SHARED: dict[str, Kind] = dict(  # the attributes that all of the family have
 class ConvolutionOp(Op):
     """What the operators of the family share: attributes, native arguments and dtypes."""
 
-    precise = tunable = True
+    has_precision = tunable = True
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
 
     def simplify(self, node: Node) -> Node | None:

@@ -193,7 +193,7 @@ class NegativeLogLikelihoodRowsOp(Op):
 
     name = kernel = "negative_log_likelihood"
     signature = Signature("log_probabilities", "labels")
-    picks = 1
+    gathers = 1
     fallible = True
     any_dtype = (1,)
 

@@ -188,7 +188,7 @@ class BatchNormalizeGradientOp(Op):
 
     name = kernel = "batch_normalize_gradient"
     signature = Signature("x", "mean", "variance", "scale", "dscale", "dbias", "dy", "*", eps=EPS)
-    inplace = soon = True
+    inplace = cache_local = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_channels(node, specs[0], specs[1:6])

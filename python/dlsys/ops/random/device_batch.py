@@ -142,7 +142,7 @@ class TakeBatchOp(Op):
 
     name = kernel = "take_batch"
     signature = Signature("samples", "index", "scale", "shift")
-    picks = 1
+    gathers = 1
     fallible = True
     any_dtype = (0, 1)
 
@@ -173,7 +173,7 @@ class ShuffledBatchOp(Op):
 
     name = kernel = "shuffled_batch"
     outputs = 2
-    picks = 2
+    gathers = 2
     any_dtype = (0, 1, 2)
     signature = Signature("samples", "labels", "step", "scale", "shift", "*", **BATCHES)
 
@@ -208,7 +208,7 @@ class ShuffledRowsOp(Op):
     name = kernel = "shuffled_rows"
     signature = Signature("samples", "labels", "step", "*", **BATCHES)
     outputs = 2
-    picks = 2
+    gathers = 2
     any_dtype = True
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:

@@ -1,0 +1,73 @@
+"""Target: what a device can do, for whoever plans for it. Passes and the executor ask a Target and
+never which device it is, so a new backend changes this file and the native library alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from dlsys.runtime.device import Context
+from dlsys.runtime.library import DL_GPU, DTYPE_CODES, MAX_NDIM, Library, load
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The kernels, abilities and limits of a kind of device.
+
+    Attributes:
+        name: its column of the library's kernel table ("cpu", "cuda"), or "numpy".
+        kernels: the dtypes that each kernel serves; an empty set stands for those of its operator.
+        native: steps are kernels of the native library; else every operator runs its numpy form.
+        streams: kernels are launched on streams and the host runs ahead of them. Where it is False,
+            a kernel is a call that returns when its work is done.
+        capture: the steps of a plan can be captured as a graph and replayed by one launch.
+        pdl: a kernel may be set up while its predecessor ends (programmatic dependent launch).
+        tensor_cores: precision tf32 runs on units of its own.
+        dtypes, max_ndim: the arrays that it holds; an empty set stands for any dtype.
+    """
+
+    name: str
+    kernels: Mapping[str, frozenset[np.dtype]] = field(repr=False)
+    native: bool = True
+    streams: bool = False
+    capture: bool = False
+    pdl: bool = False
+    tensor_cores: bool = False
+    dtypes: frozenset[np.dtype] = frozenset(DTYPE_CODES)
+    max_ndim: int = MAX_NDIM
+
+    def has(self, kernel: str | None, dtype: np.dtype | None = None) -> bool:
+        """True when the target has a kernel, for elements of `dtype` where one is given."""
+        served = self.kernels.get(kernel) if kernel is not None else None
+        return served is not None and (dtype is None or not served or dtype in served)
+
+
+NUMPY = Target("numpy", MappingProxyType({}), native=False, dtypes=frozenset(), max_ndim=32)
+
+
+def target_of(ctx: Context | None) -> Target:
+    """The Target of a device, or of numpy for None; the same object for devices of one kind.
+
+    Raises DeviceError when the native library cannot be loaded.
+    """
+    if ctx is None:
+        return NUMPY
+    return _native_target(load(), ctx.kernel_device, ctx.device_type == DL_GPU)
+
+
+@functools.cache
+def _native_target(library: Library, name: str, gpu: bool) -> Target:
+    kernels = {kernel: frozenset[np.dtype]() for column, kernel in library.index if column == name}
+    return Target(
+        name,
+        MappingProxyType(kernels),
+        streams=gpu,
+        capture=gpu,
+        pdl=gpu,
+        tensor_cores=gpu,
+    )
