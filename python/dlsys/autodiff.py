@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from .executor.executor import Executor
 from .graph.gradients import gradients, sum_node_list
-from .graph.node import Node, Op, Spec, find_topo_sort
+from .graph.node import Node, Op, find_topo_sort
+from .graph.spec import Spec
 from .graph.text import text
 from .ops.activation import (
     elu_op,
@@ -20,7 +21,6 @@ from .ops.activation import (
     silu_op,
     softplus_op,
 )
-from .ops.batched_matmul import batched_matmul_op, linear_op, outer_op
 from .ops.comparison import (
     equal_op,
     greater_equal_op,
@@ -37,7 +37,7 @@ from .ops.comparison import (
     where_op,
 )
 from .ops.concat import concat, concat_op, split, stack, tile
-from .ops.conv.functions import (
+from .ops.conv.convolution import (
     conv1d,
     conv2d,
     conv2d_add_bias_op,
@@ -46,8 +46,7 @@ from .ops.conv.functions import (
     conv2d_op,
     conv_transpose2d,
 )
-from .ops.conv.pooling import max_pool_op
-from .ops.conv.pooling_functions import (
+from .ops.conv.pooling import (
     avg_pool2d,
     avg_pool2d_gradient_op,
     avg_pool2d_op,
@@ -56,6 +55,7 @@ from .ops.conv.pooling_functions import (
     max_pool2d,
     max_pool2d_gradient_op,
     max_pool2d_op,
+    max_pool_op,
 )
 from .ops.einsum import einsum
 from .ops.elementwise import (
@@ -65,7 +65,6 @@ from .ops.elementwise import (
     cast_op,
     clip_op,
     const_div_op,
-    const_pow_op,
     const_sub_op,
     cos_op,
     div_byconst_op,
@@ -76,8 +75,6 @@ from .ops.elementwise import (
     mul_byconst_op,
     mul_op,
     neg_op,
-    pow_byconst_op,
-    pow_op,
     relu_gradient_op,
     relu_op,
     rsqrt_op,
@@ -98,21 +95,19 @@ from .ops.indexing import (
 )
 from .ops.leaf import Parameter, Variable, full_op, oneslike_op, placeholder_op, zeroslike_op
 from .ops.leaf import constant_op as constant
-from .ops.loss.composed import (
+from .ops.loss.classification import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     binarycrossentropy_op,
     hinge_loss,
-    huber_loss,
     kl_divergence,
-    mean_absolute_error,
-    mean_squared_error,
     multiclass_hinge_loss,
-    negative_log_likelihood,
 )
 from .ops.loss.cross_entropy import softmax_cross_entropy, softmaxcrossentropy_op
+from .ops.loss.likelihood import negative_log_likelihood
+from .ops.loss.regression import huber_loss, mean_absolute_error, mean_squared_error
 from .ops.loss.softmax import log_softmax_op, softmax_func, softmax_op
-from .ops.matmul import matmul_op
+from .ops.matmul import batched_matmul_op, linear_op, matmul_op, outer_op
 from .ops.movement import (
     array_reshape_op,
     broadcast_to_op,
@@ -132,7 +127,6 @@ from .ops.norm.layer_norm import (
     layer_normalization_op,
     rms_normalization,
 )
-from .ops.optim.accumulate import accumulate_op
 from .ops.optim.apply import (
     accumulate_update_op,
     adagrad_update_op,
@@ -147,8 +141,9 @@ from .ops.optim.apply import (
     sgd_momentum_update_op,
     sgd_update_op,
 )
-from .ops.optim.assign import advance_step_op, assign_op, group_op
+from .ops.optim.assign import accumulate_op, advance_step_op, assign_op, group_op
 from .ops.pad import pad_op
+from .ops.power import const_pow_op, pow_byconst_op, pow_op
 from .ops.random.device_batch import shuffled_batch_op, shuffled_index_op, take_batch_op
 from .ops.random.sampling import (
     Generator,
@@ -161,23 +156,21 @@ from .ops.random.sampling import (
     seed,
 )
 from .ops.reduce import (
+    argmax_op,
+    argmin_op,
     broadcastto_op,
     expand_like_op,
+    logsumexp_op,
+    max_op,
     mean_op,
+    min_op,
+    prod_op,
     reduce_mean_op,
     reduce_sum_op,
     reducesumaxiszero_op,
     sum_op,
     sum_to_like_op,
-)
-from .ops.resize import depth_to_space_op, resize, space_to_depth_op
-from .ops.statistics import (
-    argmax_op,
-    argmin_op,
-    cumsum_op,
-    logsumexp_op,
-    max_op,
-    min_op,
-    prod_op,
     var_op,
 )
+from .ops.resize import depth_to_space_op, resize, space_to_depth_op
+from .ops.scan import cumsum_op

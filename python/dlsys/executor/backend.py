@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import DeviceError
-from ..graph.node import Node, Spec
+from ..graph.node import Node
+from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.library import DL_CPU
 from ..settings import settings

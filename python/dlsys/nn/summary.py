@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..autodiff import Node, Parameter, Spec, find_topo_sort
-from ..graph.shapes import infer
+from ..graph.infer import infer
 from ..passes.simplify import simplify
 
 if TYPE_CHECKING:

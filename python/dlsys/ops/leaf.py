@@ -10,21 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError, ShapeError
+from ..graph.kinds import Bool, DType, Kind, Name, Number, Shape, is_node, shown
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import FLOAT32
-from ..graph.signature import (
-    Bool,
-    DType,
-    Kind,
-    Name,
-    Number,
-    Shape,
-    Signature,
-    declared,
-    is_node,
-    shown,
-)
+from ..graph.node import Node, Op
+from ..graph.signature import Signature, declared
+from ..graph.spec import FLOAT32, Spec
 
 ANYWHERE = object()  # the home of a Parameter that the first executor to use it may choose
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import describe, floating, promote
-from ...graph.signature import Bool, Input, Int, Kind, Number, Signature
+from ...graph.kinds import Bool, Input, Int, Kind, Number
+from ...graph.node import Node, Op
+from ...graph.signature import Signature
+from ...graph.spec import Spec, describe, floating, promote
 from .assign import check_count, check_parameter
 from .rules import (
     Accumulate,

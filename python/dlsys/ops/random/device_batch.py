@@ -15,9 +15,10 @@ import math
 import numpy as np
 
 from ...errors import GraphError
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import FLOAT32, describe, floating
-from ...graph.signature import Bool, Int, Kind, Signature
+from ...graph.kinds import Bool, Int, Kind
+from ...graph.node import Node, Op
+from ...graph.signature import Signature
+from ...graph.spec import FLOAT32, Spec, describe, floating
 from ..indexing import check_range
 from .philox import philox
 
