@@ -21,6 +21,12 @@ from ..graph.spec import Spec, broadcast, floating, promote
 from .elementwise import Elementwise, as_node, cast_op, choose, holding, is_number, number_of
 from .leaf import constant_op
 
+__all__ = [
+    "equal_op", "greater_equal_op", "greater_op", "less_equal_op", "less_op", "logical_and_op",
+    "logical_not_op", "logical_or_op", "logical_xor_op", "maximum_op", "minimum_op",
+    "not_equal_op", "where_op",
+]  # fmt: skip
+
 BOOL = np.dtype(np.bool_)
 
 

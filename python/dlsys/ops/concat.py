@@ -21,6 +21,8 @@ from .leaf import zeroslike_op
 from .movement import broadcast_to_op, expand_dims_op, reshape_op
 from .reduce import sum_op
 
+__all__ = ["concat", "concat_op", "split", "stack", "tile"]
+
 _MOST = 8  # arrays that one kernel joins; more go through a tree
 _MAX_NDIM = 8  # dimensions that native devices have
 

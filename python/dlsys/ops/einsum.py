@@ -19,6 +19,8 @@ from .matmul import batched_matmul_op
 from .movement import broadcast_to_op, reshape_op, transpose_op
 from .reduce import sum_op
 
+__all__ = ["einsum"]
+
 SYNTAX = "expected letters, commas and one ->, such as 'ij,jk->ik'"
 
 

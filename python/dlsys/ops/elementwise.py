@@ -21,6 +21,13 @@ from ..graph.signature import Signature
 from ..graph.spec import Spec, broadcast, floating, promote
 from .leaf import Scalar, constant_op
 
+__all__ = [
+    "abs_op", "add_byconst_op", "add_op", "cast_op", "clip_op", "const_div_op", "const_sub_op",
+    "cos_op", "div_byconst_op", "div_op", "exp_op", "log1p_op", "log_op", "mul_byconst_op",
+    "mul_op", "neg_op", "relu_gradient_op", "relu_op", "rsqrt_op", "sigmoid_op", "sign_op",
+    "sin_op", "sqrt_op", "sub_op", "tanh_op",
+]  # fmt: skip
+
 _WIDER = np.dtype(np.int32), np.dtype(np.int64)  # native devices have no int16
 
 _BLOCK_NBYTES = 1 << 18  # of an array: with some others of its size it lies in a core's cache

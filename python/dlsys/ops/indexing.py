@@ -21,6 +21,11 @@ from ..graph.spec import FLOAT32, Spec, describe
 from .elementwise import add, cast_op, is_number
 from .movement import reshape_like_op, reshape_op
 
+__all__ = [
+    "embedding_lookup_op", "embedding_op", "gather_op", "one_hot_op", "scatter_add_op",
+    "slice_op",
+]  # fmt: skip
+
 _MAX_NDIM = 8  # steps that the kernels take
 
 

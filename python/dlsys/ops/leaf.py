@@ -16,6 +16,11 @@ from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
 from ..graph.spec import FLOAT32, Spec
 
+__all__ = [
+    "Parameter", "Variable", "constant", "full_op", "oneslike_op", "placeholder_op",
+    "zeroslike_op",
+]  # fmt: skip
+
 ANYWHERE = object()  # the home of a Parameter that the first executor to use it may choose
 
 
@@ -163,7 +168,7 @@ def array_of(what: str, value: Any, dtype: Any) -> np.ndarray:
 
 
 placeholder_op = PlaceholderOp()
-constant_op = ConstantOp()
+constant = constant_op = ConstantOp()
 full_op = FullOp()
 oneslike_op = FillLikeOp("ones_like", 1.0)
 zeroslike_op = FillLikeOp("zeros_like", 0.0)

@@ -14,6 +14,8 @@ from .elementwise import add
 from .movement import reshape_op, transpose_op
 from .reduce import broadcast_like_op, sum_to_like
 
+__all__ = ["batched_matmul_op", "linear_op", "matmul_op", "outer_op"]
+
 # The precisions of products and the numbers by which kernels know them; see passes/precision.py.
 PRECISIONS = {"fp32": 0, "tf32": 1}
 

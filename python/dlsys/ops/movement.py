@@ -15,6 +15,11 @@ from ..graph.node import Node, Op, hooks
 from ..graph.signature import Signature
 from ..graph.spec import Spec, describe, merge_shapes, normalize_axes
 
+__all__ = [
+    "array_reshape_op", "broadcast_to_op", "copy_op", "expand_dims_op", "flatten_op",
+    "reshape_like_op", "reshape_op", "squeeze_op", "transpose_op",
+]  # fmt: skip
+
 
 class ReshapeOp(Op):
     """The same elements in another shape; one extent may be -1. Costs nothing: it is a view."""

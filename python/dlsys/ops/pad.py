@@ -13,6 +13,8 @@ from ..graph.signature import Signature, declared
 from ..graph.spec import Spec
 from .indexing import check_fill, getitem_op, place_op
 
+__all__ = ["pad_op"]
+
 
 class Paddings(Kind):
     """(before, after) for each axis, or one number for both."""

@@ -31,6 +31,8 @@ from .elementwise import (
 )
 from .leaf import oneslike_op
 
+__all__ = ["const_pow_op", "pow_byconst_op", "pow_op"]
+
 
 def _pow(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
     """a^b; of -0 and -infinity to the power 0.5 as of all others, where numpy takes the square root

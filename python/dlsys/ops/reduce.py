@@ -23,6 +23,12 @@ from .leaf import full_op
 from .movement import broadcast_to_op, reshape_op
 from .scan import prod_others
 
+__all__ = [
+    "argmax_op", "argmin_op", "broadcastto_op", "expand_like_op", "logsumexp_op", "max_op",
+    "mean_op", "min_op", "prod_op", "reduce_mean_op", "reduce_sum_op", "reducesumaxiszero_op",
+    "sum_op", "sum_to_like_op", "var_op",
+]  # fmt: skip
+
 BOOL = np.dtype(np.bool_)
 
 

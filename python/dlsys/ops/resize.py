@@ -18,6 +18,8 @@ from ..graph.spec import Spec, describe, floating
 from .elementwise import cast_op
 from .movement import reshape_op, transpose_op
 
+__all__ = ["depth_to_space_op", "resize", "space_to_depth_op"]
+
 
 class Factors(Kind):
     """Two positive numbers, for height and width; one stands for both."""

@@ -10,6 +10,8 @@ from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, floating, normalize_axes
 from .axes import AlongAxesOp, AxisKernel, around, summed_dtype
 
+__all__ = ["cumsum_op"]
+
 
 def _cumsum(x: np.ndarray, y: np.ndarray, reverse: bool) -> None:
     step = -1 if reverse else 1

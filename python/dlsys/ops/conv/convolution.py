@@ -39,6 +39,11 @@ from .im2col import (
     unfolded,
 )
 
+__all__ = [
+    "conv1d", "conv2d", "conv2d_add_bias_op", "conv2d_gradient_of_data_op",
+    "conv2d_gradient_of_filter_op", "conv2d_op", "conv_transpose2d",
+]  # fmt: skip
+
 SHARED: dict[str, Kind] = dict(  # the attributes that all of the family have
     stride=IntPair(1, low=1), padding=Padding(0), dilation=IntPair(1, low=1), groups=Int(1, low=1)
 )

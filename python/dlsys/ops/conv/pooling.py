@@ -21,6 +21,11 @@ from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
 from .geometry import Padding, Pair, Windows, check_planes, in_floats, packed, slide
 
+__all__ = [
+    "avg_pool2d", "avg_pool2d_gradient_op", "avg_pool2d_op", "global_avg_pool2d",
+    "global_max_pool2d", "max_pool2d", "max_pool2d_gradient_op", "max_pool2d_op", "max_pool_op",
+]  # fmt: skip
+
 INT32 = np.dtype(np.int32)
 UINT8 = np.dtype(np.uint8)
 BOOL = np.dtype(np.bool_)

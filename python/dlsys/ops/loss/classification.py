@@ -35,6 +35,11 @@ from .rows import (
     target_of,
 )
 
+__all__ = [
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "binarycrossentropy_op",
+    "hinge_loss", "kl_divergence", "multiclass_hinge_loss",
+]  # fmt: skip
+
 _SMALLEST = 2.0**-126  # of float32 with all its digits: log is -87.3
 _LARGEST = 1 - 2.0**-24  # below 1 in float32: log(1 - p) is -16.6
 

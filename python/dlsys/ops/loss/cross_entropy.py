@@ -36,6 +36,8 @@ from .rows import (
 )
 from .softmax import log_softmax, log_softmax_op, softmax, softmax_op
 
+__all__ = ["softmax_cross_entropy", "softmaxcrossentropy_op"]
+
 
 class SoftmaxCrossEntropyRowsOp(Op):
     """Σ_c y_c · (log Σ exp(x) - x_c) of each row; logits x and labels y are (…, classes), the

@@ -26,6 +26,8 @@ from .rows import (
     take_labels,
 )
 
+__all__ = ["negative_log_likelihood"]
+
 
 class NegativeLogLikelihoodRowsOp(Op):
     """-x_label of each row; log-probabilities x are (…, classes), integer labels (…), the result

@@ -17,6 +17,8 @@ from .rows import (
     target_of,
 )
 
+__all__ = ["huber_loss", "mean_absolute_error", "mean_squared_error"]
+
 
 @declared(target=Operand(), reduction=REDUCTION)
 def mean_squared_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:

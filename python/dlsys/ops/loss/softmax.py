@@ -16,6 +16,8 @@ from ..elementwise import exp_op
 from ..movement import reshape_op
 from ..reduce import sum_op
 
+__all__ = ["log_softmax_op", "softmax_func", "softmax_op"]
+
 
 class SoftmaxOp(Op):
     """exp(x - max) / Σ exp(x - max) over `axis`, the last by default; negative ones count from

@@ -28,6 +28,8 @@ from ..optim.assign import check_parameter
 from ..power import pow_byconst_op
 from ..reduce import expand_like_op, sum_op
 
+__all__ = ["batch_normalization", "batch_normalization_op"]
+
 EPS = Number(above=0, finite=True)
 
 

@@ -20,6 +20,11 @@ from ..movement import reshape_like_op, reshape_op
 from ..power import pow_byconst_op
 from ..reduce import mean_op, sum_op
 
+__all__ = [
+    "group_normalization", "instance_normalization", "layer_normalization",
+    "layer_normalization_op", "rms_normalization",
+]  # fmt: skip
+
 Extents = tuple[int, int, int]
 EPS = Number(above=0, finite=True)
 GROUPS = Int(None, low=0)

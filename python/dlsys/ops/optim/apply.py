@@ -41,6 +41,13 @@ from .rules import (
     descend,
 )
 
+__all__ = [
+    "accumulate_update_op", "adagrad_update_op", "adam_update_op", "average_update_op",
+    "global_norm_op", "lion_update_op", "rmsprop_centred_momentum_update_op",
+    "rmsprop_centred_update_op", "rmsprop_momentum_update_op", "rmsprop_update_op",
+    "sgd_momentum_update_op", "sgd_update_op",
+]  # fmt: skip
+
 _CHUNK = 32768  # elements updated at a time on numpy, so that scratch stays in the cache
 _SHARED = {"clip": math.inf, "l2": 0.0, "decay": 0.0, "every": 1}  # attributes of every rule
 _OPTIONS = ("step", "count", "scale")  # inputs that may be left out

@@ -16,6 +16,8 @@ from ...graph.node import Node, Op
 from ...graph.signature import Signature
 from ...graph.spec import Spec, describe
 
+__all__ = ["accumulate_op", "advance_step_op", "assign_op", "group_op"]
+
 
 class AssignOp(Op):
     """Stores a value in a Parameter; every other reader of this run sees the value from before."""

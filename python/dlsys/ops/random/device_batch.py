@@ -22,6 +22,8 @@ from ...graph.spec import FLOAT32, Spec, describe, floating
 from ..indexing import check_range
 from .philox import philox
 
+__all__ = ["shuffled_batch_op", "shuffled_index_op", "take_batch_op"]
+
 _ORDERS = 0x6F726472  # the fourth word of counters, where nodes are numbered
 _ROUNDS = 6  # fewer leave traces in the orders of 100 samples
 _LEAST_SIDE = 8  # smaller squares have too few permutations

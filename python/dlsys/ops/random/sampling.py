@@ -30,6 +30,11 @@ from ..leaf import Parameter
 from ..optim.assign import advance_step_op, check_count
 from .philox import normal_quantile, step_of_draw, unit, words
 
+__all__ = [
+    "Generator", "dropout", "dropout_op", "random_bernoulli", "random_normal",
+    "random_truncated_normal", "random_uniform", "seed",
+]  # fmt: skip
+
 _BLOCKS = 4096  # blocks of four words made at a time on numpy, so that scratch stays in the cache
 
 
