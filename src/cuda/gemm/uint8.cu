@@ -43,8 +43,8 @@ void MatmulBytesBias(const DLArray* a, const DLArray* b, const DLArray* bias, co
 
 DLSYS_KERNEL(cuda, matmul_bytes, MatmulBytes);
 DLSYS_KERNEL(cuda, matmul_bytes_bias, MatmulBytesBias);
-DLSYS_CHOICES(cuda, matmul_bytes, ProductChoices);
-DLSYS_CHOICES(cuda, matmul_bytes_bias, ProductChoices);
+DLSYS_ALGORITHMS(cuda, matmul_bytes, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_bytes_bias, GemmAlgorithms);
 
 }  // namespace
 

@@ -19,7 +19,7 @@ import numpy as np
 from ...graph.node import Node, Op, Spec
 from ...graph.shapes import describe, floating, promote
 from ...graph.signature import Int, IntPair, Kind, Signature
-from ..matmul import choice_number, precision_number
+from ..matmul import algorithm_number, precision_number
 from ..reduce import sum_op
 from .geometry import Padding, Pair, Windows, check_planes, in_floats, packed, slide
 from .im2col import (
@@ -52,7 +52,7 @@ class ConvolutionOp(Op):
     def scalars(self, node: Node) -> tuple[int, ...]:
         windows = self.windows(node, *[x.spec for x in node.inputs])
         lists = windows.stride, windows.before, windows.dilation
-        how = choice_number(node), precision_number(node)
+        how = algorithm_number(node), precision_number(node)
         return *map(packed, lists), node.attrs["groups"], *how
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
