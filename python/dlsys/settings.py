@@ -21,6 +21,9 @@ DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where 
                              the whole step as one CUDA graph from its second run on
 DLSYS_LANES        4         how many steps of such a graph may run beside each other; 1 makes it
                              one chain of steps
+DLSYS_FUSION       all       which fusions (dlsys/fusion) run: all, off, the names of some, or those
+                             of others with a minus, as in -pointwise,-mlp_head. Values depend on
+                             it by their rounding alone, speed does
 DLSYS_TUNE         cached    which implementation of a product or a convolution runs: full measures
                              what is not yet known of the shapes, precision and chip at hand and
                              keeps it; cached uses what is kept; off leaves it to a rule. With the
@@ -85,6 +88,7 @@ class Settings:
     blas: str = field(default_factory=lambda: _one_of("DLSYS_BLAS", "auto", "own"))
     capture: bool = field(default_factory=lambda: _one_of("DLSYS_CAPTURE", "1", "0") == "1")
     lanes: int = field(default_factory=lambda: max(1, _number("DLSYS_LANES", "4")))
+    fusion: str = field(default_factory=lambda: os.environ.get("DLSYS_FUSION") or "all")
     tune: str = field(default_factory=lambda: _one_of("DLSYS_TUNE", "cached", "off", "full"))
     tune_cache: str | None = field(default_factory=lambda: os.environ.get("DLSYS_TUNE_CACHE"))
     require_gpu: bool = field(default_factory=lambda: _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1")
