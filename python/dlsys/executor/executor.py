@@ -319,7 +319,9 @@ class Executor:
 
     def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:
         """The fetches over the graph as the target runs it."""
-        fusions = self._fusions if self._fusions is not None else select(FUSIONS, settings.fusion)
+        fusions = self._fusions
+        if fusions is None:  # on numpy a call costs little, and a gradient dies at its update
+            fusions = select(FUSIONS, settings.fusion) if self.target.native else ()
         options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
         show = print if settings.debug >= 3 else None
         fetches = run_passes(fusions, self.eval_node_list, options, show)

@@ -74,16 +74,14 @@ def _set_precision(fetches: Sequence[Node], options: Options) -> list[Node]:
 PASSES = (
     Pass("simplify", _simplify, place=0),
     Pass("fresh_draws", _draw_anew, place=1, when=lambda options: options.draws is not None),
-    # Fusions stand here: places 10 to 90, native targets only. On numpy a call costs little, and a
-    # gradient dies at its update.
+    # Fusions stand here, at places 10 to 90.
     Pass("precision", _set_precision, place=100, when=lambda options: options.target.native),
 )
 
 
 def arrange(fusions: Iterable[Pass], options: Options) -> list[Pass]:
     """All passes that run under these options, in their order."""
-    chosen = [*PASSES, *(fusions if options.target.native else ())]
-    return [one for one in sorted(chosen, key=lambda p: p.place) if one.applies(options)]
+    return [one for one in sorted((*PASSES, *fusions), key=lambda p: p.place) if one.applies(options)]
 
 
 def select(fusions: Sequence[Pass], setting: str) -> list[Pass]:

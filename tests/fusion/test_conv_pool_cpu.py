@@ -14,7 +14,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.runtime.device import cpu
 from dlsys.runtime.library import load
-from fusion.test_fuse_conv import BACKWARD, Layer, run
+from fusion.test_conv_pool import BACKWARD, Layer, run
 from support.devices import require
 
 # Layers of several kinds, by the shape of an image and arguments of Layer.

@@ -1,23 +1,27 @@
-"""Chains of elementwise operators: which become one kernel, which must not, and that the bits stay
-what they were.
+"""Pointwise fusion: which elementwise operators become one kernel, which must not, and that the
+bits stay what they were.
 """
 
 from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError, KernelError
-from dlsys.executor import executor as engine
-from dlsys.fusion.gemm_epilogue import fuse
-from dlsys.fusion.pointwise import fuse_chains
-from dlsys.fusion.pointwise_op import INPUTS, INSTRUCTIONS, NUMBERS, chain_op, encode, steps_between
+from dlsys.fusion.pointwise import (
+    IMMEDIATES,
+    INPUTS,
+    INSTRUCTIONS,
+    encode,
+    pointwise_op,
+    steps_between,
+)
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.elementwise import cast_op
@@ -25,6 +29,8 @@ from dlsys.optim import schedule
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
 from support.devices import require
+from support.fusion import fused as run_fusions
+from support.fusion import without
 from support.graphs import operators, simplified, variable
 
 FLOAT32 = np.dtype(np.float32)
@@ -51,7 +57,7 @@ def huber(x: Node, y: Node) -> Node:
 
 def fused(fetches: Sequence[Node]) -> list[Node]:
     """The fetches after the passes."""
-    return fuse_chains(fuse(simplified(fetches)))
+    return run_fusions(simplified(fetches), "cross_entropy", "gemm_epilogue", "pointwise")
 
 
 class Rewrites(unittest.TestCase):
@@ -161,11 +167,11 @@ class Rewrites(unittest.TestCase):
         for fetch in (deep, ad.sum_node_list([variable(f"v{k}", 6, 5) for k in range(30)])):
             found = fused([fetch])
             for node in find_topo_sort(found):
-                if node.op is chain_op:
+                if node.op is pointwise_op:
                     program = encode(node.attrs["body"])
                     self.assertLessEqual(len(node.inputs), INPUTS)
                     self.assertLessEqual(len(program.words), INSTRUCTIONS)
-                    self.assertLessEqual(len(program.numbers), NUMBERS)
+                    self.assertLessEqual(len(program.numbers), IMMEDIATES)
             self.assertGreater(operators(found).count("pointwise"), 2)
             self.assertLessEqual(set(operators(found)), {"pointwise", "add"})
 
@@ -251,15 +257,15 @@ class Values:
     def executor(self, fetches: Sequence[Node]) -> ad.Executor:
         return ad.Executor(fetches, self.ctx)
 
-    def run_on(self, fetches: Sequence[Node], feeds: dict, chains: bool) -> list[np.ndarray]:
+    def run_on(self, fetches: Sequence[Node], feeds: dict, together: bool) -> list[np.ndarray]:
         executor = self.executor(fetches)
         used = {x: feeds[x] for x in executor.topo_order if x.op.leaf == "feed"}
-        with mock.patch.object(engine, "fuse_chains", fuse_chains if chains else list):
+        with nullcontext() if together else without("pointwise"):
             return [executor.run(used, True) for _ in range(3)][-1]  # the last run is a replay
 
     def check(self, fetches: Sequence[Node], feeds: dict) -> None:
-        plain = self.run_on(fetches, feeds, chains=False)
-        for found, wanted in zip(self.run_on(fetches, feeds, chains=True), plain, strict=True):
+        plain = self.run_on(fetches, feeds, together=False)
+        for found, wanted in zip(self.run_on(fetches, feeds, together=True), plain, strict=True):
             self.assertEqual((found.shape, found.dtype), (wanted.shape, wanted.dtype))
             known = ~np.isnan(wanted) if wanted.dtype.kind == "f" else wanted == wanted
             np.testing.assert_array_equal(np.isnan(found), ~known)
@@ -322,7 +328,7 @@ class Values:
         fetches = [ad.transpose_op(gelu(dying) * y + dying, (1, 0))]
         feeds = {x: self.numbers(300, 128), y: self.numbers(300, 128, seed=1)}
         plan = self.executor(fetches).plan({v: v.spec.shape for v in feeds})
-        (step,) = [s for s in plan.steps if s.node.op is chain_op]
+        (step,) = [s for s in plan.steps if s.node.op is pointwise_op]
         if not settings.separate_arena:
             self.assertIs(step.outputs[0].buffer, step.inputs[0].buffer)
         self.check(fetches, feeds)
@@ -362,13 +368,13 @@ class Values:
         feeds = {variable("x", 30, 8): rng.standard_normal((30, 8)).astype(np.float32)}
         (x,) = feeds
         losses = []
-        for chains in (True, False):
+        for together in (True, False):
             w = ad.Parameter(np.full((8, 1), 0.3, np.float32), "w")
             loss = ad.mean_op(huber(gelu(ad.matmul_op(x, w)), ad.sum_op(x, axis=1, keepdims=True)))
             rate = schedule.Warmup(schedule.Cosine(0.5, 15), 4)
             train = optim.SGD(rate, clip_norm=0.5).minimize(loss, [w])
             executor = self.executor([loss, train])
-            with mock.patch.object(engine, "fuse_chains", fuse_chains if chains else list):
+            with nullcontext() if together else without("pointwise"):
                 losses.append([executor.run(feeds, True)[0].tobytes() for _ in range(20)])
         self.assertEqual(losses[0], losses[1])
 
@@ -378,7 +384,7 @@ class Values:
         def words(*first: int) -> list[int]:
             return [*first, *[0] * (INSTRUCTIONS - len(first))]
 
-        numbers = [0.0] * NUMBERS
+        numbers = [0.0] * IMMEDIATES
         launch("pointwise", self.ctx, [x], *words(1 | 1 << 16), *numbers, y)
         np.testing.assert_array_equal(y.asnumpy(), -np.ones(3, np.float32))
         for wrong in ((), (200,), (1 | 3 << 16,), (1 | 100 << 16,), (1 | 60 << 8,)):

@@ -1,5 +1,5 @@
 """Heads, a network's last layers with their loss and gradients as one kernel of a GPU: where the
-fuse pass makes them. What they compute there is in test_fuse.py.
+fuse pass makes them. What they compute there is in test_gemm_epilogue.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.graph.node import Node, find_topo_sort
-from fusion.test_fuse import Network, feeds_of, fused
+from fusion.test_gemm_epilogue import Network, feeds_of, fused
 from support.graphs import operators, variable
 
 

@@ -1,8 +1,9 @@
-"""fuse_conv: small convolutions with relu and max-pool as one kernel forward and two backward."""
+"""Small convolutions with relu and max-pool as one kernel forward and two backward."""
 
 from __future__ import annotations
 
 import unittest
+from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
@@ -10,12 +11,11 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import KernelError
-from dlsys.executor import executor as engine
 from dlsys.executor.run.tables import call_kernel
-from dlsys.fusion.conv_pool import fuse_convolutions
-from dlsys.fusion.conv_pool_op import CUT, ConvPoolOp
+from dlsys.fusion.conv_pool import CUT, ConvPoolOp
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import native_contexts, require
+from support.fusion import GPU, named, require_fusion, without
 
 FORWARD, BACKWARD = "conv2d_pool", ("conv2d_pool_data_gradient", "conv2d_pool_filter_gradient")
 
@@ -55,21 +55,15 @@ class Layer:
         y = ad.Executor([self.y]).run(feeds)[0]
         return {**feeds, self.weights: rng.standard_normal(y.shape).astype(np.float32)}
 
-    def names(self, feeds, ctx, fetches=None):
+    def names(self, feeds, ctx, fetches=None, fusions=None):
         """The operators of the plan."""
-        executor = ad.Executor(self.fetches if fetches is None else fetches, ctx)
+        fetches = self.fetches if fetches is None else fetches
+        executor = ad.Executor(fetches, ctx, fusions=fusions)
         used = {x: array.shape for x, array in feeds.items() if x in set(executor.topo_order)}
         return [step.node.op.name for step in executor.plan(used).steps]
 
 
-def unfused(fetches, gpu):
-    """In place of the pass."""
-    return list(fetches)
-
-
-def for_a_gpu(fetches, gpu):
-    """The pass as a GPU has it, whatever the device."""
-    return fuse_convolutions(fetches, True)
+FOR_A_GPU = [named("conv_pool", GPU)]  # the pass as a GPU has it, whatever the device
 
 
 def run(fetches, feeds, ctx, fused=True):
@@ -78,7 +72,7 @@ def run(fetches, feeds, ctx, fused=True):
     used = {x: array for x, array in feeds.items() if x in set(executor.topo_order)}
     if fused:
         return executor.run(used, convert_to_numpy_ret_vals=True)
-    with mock.patch.object(engine, "fuse_convolutions", unfused):
+    with without("conv_pool"):
         return executor.run(used, convert_to_numpy_ret_vals=True)
 
 
@@ -99,7 +93,7 @@ LAYERS = {
     "1 x 1": ((3, 5, 6, 7), dict(channels=5, filters=3, size=1)),
     "same": ((3, 3, 11, 9), dict(channels=3, filters=8, size=4, padding="same", pool=3)),
     "more filters": ((2, 3, 12, 12), dict(channels=3, filters=37, size=3, padding=1)),
-    "one filter of many taps": ((2, 40, 6, 6), dict(channels=40, filters=1, size=5)),
+    "one filter of many offsets": ((2, 40, 6, 6), dict(channels=40, filters=1, size=5)),
 }  # fmt: skip
 
 # And those that must stay as they are.
@@ -109,7 +103,7 @@ LEFT = {
     "groups": ((2, 4, 12, 12), dict(channels=2, filters=4, size=3, groups=2)),
     "pool 4": ((2, 3, 13, 13), dict(channels=3, filters=4, size=3, pool=4)),
     "pool 2 x 3": ((2, 3, 13, 13), dict(channels=3, filters=4, size=3, pool=(2, 3))),
-    "9 taps": ((2, 3, 13, 13), dict(channels=3, filters=4, size=9)),
+    "9 offsets": ((2, 3, 13, 13), dict(channels=3, filters=4, size=9)),
     "padding as wide as the filter": (
         (2, 3, 9, 9), dict(channels=3, filters=4, size=3, padding=3)
     ),
@@ -122,6 +116,7 @@ LARGE = {
 }
 
 
+@require_fusion("conv_pool")
 @require(cpu(0))
 class Rewrites(unittest.TestCase):
     """What the pass does to graphs; it is the same for every native device."""
@@ -157,8 +152,7 @@ class Rewrites(unittest.TestCase):
                 for a, b in zip(fused, apart, strict=True):
                     scale = float(np.abs(b).max())
                     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * max(scale, 1.0))
-                with mock.patch.object(engine, "fuse_convolutions", for_a_gpu):
-                    self.assert_unfused(layer.names(feeds, self.ctx))
+                self.assert_unfused(layer.names(feeds, self.ctx, fusions=FOR_A_GPU))
 
     def assert_unfused(self, names):
         self.assertFalse({FORWARD, *BACKWARD} & set(names), names)
@@ -200,11 +194,10 @@ class Rewrites(unittest.TestCase):
     def test_first_layer_needs_no_gradient_for_its_data(self):
         layer = Layer(1, 32, 3)  # whose dy would not fit on a GPU
         feeds = layer.feeds((2, 1, 28, 28))
-        with mock.patch.object(engine, "fuse_convolutions", for_a_gpu):
-            names = layer.names(feeds, self.ctx, [layer.y, *layer.gradients[1:]])
-            self.assertIn(BACKWARD[1], names)
-            self.assertNotIn(BACKWARD[0], names)
-            self.assert_unfused(layer.names(feeds, self.ctx))
+        names = layer.names(feeds, self.ctx, [layer.y, *layer.gradients[1:]], FOR_A_GPU)
+        self.assertIn(BACKWARD[1], names)
+        self.assertNotIn(BACKWARD[0], names)
+        self.assert_unfused(layer.names(feeds, self.ctx, fusions=FOR_A_GPU))
 
     def test_frozen_filters_are_left(self):
         layer = Layer(3, 4, 3)
@@ -281,6 +274,7 @@ class Values:
             np.testing.assert_array_equal(fused[0], [[[[np.nan]]]])
             np.testing.assert_array_equal(fused[1], unfused[1])
 
+    @require_fusion("conv_pool")
     def test_check_compares_with_the_body(self):
         for relu in ("before", "after", ""):
             layer = Layer(3, 5, 3, relu=relu)
@@ -315,9 +309,7 @@ class Values:
         feeds = {x: images, labels: rng.integers(0, 3, 50)}
         fetches = [loss, *updates]
         executor = ad.Executor(fetches, self.ctx)
-        with mock.patch.object(
-            engine, "fuse_convolutions", fuse_convolutions if fused else unfused
-        ):
+        with nullcontext() if fused else without("conv_pool"):
             runs = [executor.run(feeds, convert_to_numpy_ret_vals=True) for _ in range(8)]
         return [float(values[0]) for values in runs]
 

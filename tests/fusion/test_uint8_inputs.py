@@ -6,33 +6,25 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
-from dlsys.executor import executor as engine
-from dlsys.fusion.uint8_inputs import keep_bytes
-from dlsys.fusion.weight_update_op import FusedUpdate
 from dlsys.graph.node import Node
-from fusion.test_fuse_update import FLOAT32, fused, parameter, updates
+from fusion.test_weight_update import FLOAT32, fused, parameter, updates
+from support.fusion import GPU
+from support.fusion import fused as run_fusions
 from support.graphs import operators, variable
 
 
 def kept(*fetches: Node) -> list[Node]:
-    return keep_bytes(fused(*fetches))
+    return run_fusions(fused(*fetches), "uint8_inputs", target=GPU)
 
 
 def as_it_is(*fetches: Node) -> list[Node]:
     return list(fetches)
-
-
-def as_floats() -> AbstractContextManager:
-    """Executors without the pass."""
-    return mock.patch.object(engine, "keep_bytes", list)
 
 
 class Pixels:
