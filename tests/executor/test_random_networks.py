@@ -12,20 +12,18 @@ import os
 import sys
 import unittest
 from collections.abc import Callable, Sequence
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
-from dlsys.executor import executor as engine
-from dlsys.executor.plan.schedule import schedule
 from dlsys.fusion.body import ACTIVATIONS
 from dlsys.graph.node import Node
+from dlsys.passes.pipeline import Pass
 from dlsys.runtime.device import Context, cpu, gpu
-from support.fusion import GPU, fusions, named
 from support.devices import require
 from support.draws import Draw
+from support.fusion import GPU, fusions, named
 
 SEED = int(os.environ.get("DLSYS_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
 COUNT = 25  # networks

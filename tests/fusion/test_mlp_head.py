@@ -65,7 +65,7 @@ class Heads(unittest.TestCase):
                     names = operators(fused(net.fetches, gpu=True))
                     heads = [name for name in names if name.endswith("_head")]
                     self.assertEqual(len(heads), 1)
-                    self.assertFalse([name for name in names if name.endswith("_pair")])
+                    self.assertFalse([name for name in names if name.endswith("_cross_entropy")])
 
     def test_a_head_begins_where_layers_are_small_enough(self) -> None:
         names = ["matmul_bias"] * 2 + ["matmul_gradient"] + ["matmul_sums"] * 3
@@ -79,19 +79,19 @@ class Heads(unittest.TestCase):
         logits = ad.linear_op(net.x, *net.parameters)
         loss = ad.softmax_cross_entropy(logits, net.labels)
         fetches = [loss, *ad.gradients(loss, net.parameters)]
-        pair = "fused_sparse_cross_entropy"
+        kernel = "fused_sparse_cross_entropy"
         names = ["matmul_bias", "matmul_sums"]
-        self.assert_becomes([*fetches, logits], *names, pair)
-        self.assert_becomes([*fetches, ad.exp_op(logits)], *names, pair, "exp")
+        self.assert_becomes([*fetches, logits], *names, kernel)
+        self.assert_becomes([*fetches, ad.exp_op(logits)], *names, kernel, "exp")
 
     def test_rows_that_are_cut_anew_end_a_head(self) -> None:
         labels = variable("labels", 12, dtype=np.dtype(np.int64))
         x, w, v = variable("x", 6, 4), variable("w", 4, 10), variable("v", 5, 3)
         hidden = ad.matmul_op(x, w)
-        pair, head = (f"sparse_softmax_cross_entropy_{kind}" for kind in ("pair", "head"))
+        kernel, head = "fused_sparse_cross_entropy", "fused_sparse_mlp_head"
         loss = ad.softmax_cross_entropy(ad.reshape_op(hidden, (12, 5)), labels)
         fetches = [loss, *ad.gradients(loss, [w])]
-        self.assert_becomes(fetches, "matmul", "matmul", pair)
+        self.assert_becomes(fetches, "matmul", "matmul", kernel)
         cut = ad.reshape_op(ad.relu_op(hidden), (12, 5))
         loss = ad.softmax_cross_entropy(ad.matmul_op(cut, v), labels)
         fetches = [loss, *ad.gradients(loss, [v])]

@@ -120,7 +120,7 @@ class Rewrites(unittest.TestCase):
         self.assert_becomes([self.x + self.y], "add")
         self.assert_becomes([cast_op(variable("k", 3, dtype=np.int64), np.float32)], "cast")
 
-    def test_chains_end_where_the_shape_changes(self) -> None:
+    def test_programs_end_where_the_shape_changes(self) -> None:
         mean = ad.mean_op(self.x, axis=1, keepdims=True)
         scale = ad.rsqrt_op(mean * mean + 1e-5)
         self.assert_becomes([(self.x - mean) * scale], "pointwise", "pointwise", "mean")
@@ -149,18 +149,18 @@ class Rewrites(unittest.TestCase):
             [ad.where_op(ad.less_op(k, k), self.x, self.y) * 2], "pointwise", "less"
         )
 
-    def test_numbers_are_no_inputs(self) -> None:
+    def test_immediates_are_no_inputs(self) -> None:
         node = ad.where_op(ad.less_op(self.x, 0.0), ad.constant(np.float32(-2)) * self.x, -0.0)
         (found,) = self.assert_becomes([node], "pointwise")
         self.assertEqual(len(found.inputs), 1)
-        numbers = encode(found.attrs["body"]).numbers
-        self.assertEqual(sorted(map(repr, numbers)), ["-0.0", "-2.0", "0.0"])
+        immediates = encode(found.attrs["body"]).immediates
+        self.assertEqual(sorted(map(repr, immediates)), ["-0.0", "-2.0", "0.0"])
 
-    def test_numbers_alone_make_no_chain(self) -> None:
+    def test_constants_alone_make_no_program(self) -> None:
         number = ad.constant(np.float32(3))
         self.assert_becomes([ad.exp_op(number) * ad.log_op(number)], "exp", "log", "mul")
 
-    def test_long_chains_are_cut(self) -> None:
+    def test_long_programs_are_cut(self) -> None:
         deep = self.x
         for k in range(60):
             deep = ad.tanh_op(deep * (1 + k))
@@ -179,10 +179,12 @@ class Rewrites(unittest.TestCase):
         deep = self.x
         for _ in range(INSTRUCTIONS + 1):
             deep = ad.exp_op(deep)
-        with self.assertRaisesRegex(GraphError, "25 instructions with 0 numbers, expected 1 to 24"):
+        with self.assertRaisesRegex(
+            GraphError, "25 instructions with 0 immediates, expected 1 to 24"
+        ):
             encode(steps_between([self.x], deep))
 
-    def test_large_values_are_not_kept_for_a_chain(self) -> None:
+    def test_large_values_are_not_kept_for_a_program(self) -> None:
         large = [variable(f"v{k}", 1024, 512) for k in range(4)]
         moved = [ad.transpose_op(v, (1, 0)) for v in large]
         total = moved[0] + moved[1]
@@ -200,7 +202,7 @@ class Rewrites(unittest.TestCase):
         self.assertEqual(names.count("adam_update"), 1)
         self.assertNotIn("cos", names)
 
-    def test_a_chain_shows_its_body_and_its_line(self) -> None:
+    def test_a_program_shows_its_body_and_its_line(self) -> None:
         y = ad.relu_op(0.5 * self.x + self.y)
         (node,) = fused([y])
         self.assertEqual(node.where, y.where)

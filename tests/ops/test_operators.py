@@ -29,8 +29,8 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGE = 50_000  # elements; beyond, values and their bits are tested, but no gradients
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0)
 LEAVES = {"placeholder_op", "parameter_op", "Variable"}  # every row feeds and stores values
-# Fusions make these for GPUs alone: test_uint8_inputs.py, test_uint8_kernels.py and test_fused_batch_norm.py
-# have their cases.
+# Fusions make these for GPUs alone: test_uint8_inputs.py, test_uint8_kernels.py and
+# test_fused_batch_norm.py have their cases.
 OF_FUSIONS = {
     "shuffled_rows_op",
     "scaled_op",

@@ -53,7 +53,7 @@ class FusedUpdate(Fused):
         self.any_dtype = (given, given + 1)  # step and count
 
     def with_uint8(self, node: Node, positions: Sequence[int]) -> tuple[Op, dict[str, Any]] | None:
-        found = [found for found in map(self._operand, positions) if found is not None]
+        found = [found for found in map(self.operand, positions) if found is not None]
         of = dict(found)
         if self.uint8 or not len(positions) == len(found) == len(of):
             return None
@@ -64,8 +64,8 @@ class FusedUpdate(Fused):
         op = fused_update(self.update, self.products, self.outputs, words)
         return op, node.attrs | {"body": body}
 
-    def _operand(self, position: int) -> tuple[int, str] | None:
-        """Of which product an input is which operand; None where it is none."""
+    def operand(self, position: int) -> tuple[int, str] | None:
+        """The product that an input is an operand of, and a word of OPERANDS; None for another."""
         if position not in range(self._operands.start, self._operands.stop):
             return None
         right, product = divmod(position - self._operands.start, self.products)

@@ -81,7 +81,9 @@ PASSES = (
 
 def arrange(fusions: Iterable[Pass], options: Options) -> list[Pass]:
     """All passes that run under these options, in their order."""
-    return [one for one in sorted((*PASSES, *fusions), key=lambda p: p.place) if one.applies(options)]
+    return [
+        one for one in sorted((*PASSES, *fusions), key=lambda p: p.place) if one.applies(options)
+    ]
 
 
 def select(fusions: Sequence[Pass], setting: str) -> list[Pass]:
