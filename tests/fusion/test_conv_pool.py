@@ -324,6 +324,7 @@ class GpuValues(Values, unittest.TestCase):
     ctx = gpu(0)
 
 
+@require_fusion("conv_pool")
 class Codes(unittest.TestCase):
     """The codes themselves, by every device's kernel and by numpy."""
 

@@ -20,7 +20,7 @@ from dlsys.passes.rewrite import exchange
 from dlsys.runtime.device import gpu
 from fusion.test_gemm_epilogue import feeds_of
 from support.devices import native_contexts, require
-from support.fusion import GPU, fused, without
+from support.fusion import GPU, fused, require_fusion, without
 from support.graphs import evaluate, operators, simplified, variable
 
 STATISTICS, MAP = "batch_statistics_single_pass", "batch_normalize_map"
@@ -224,6 +224,7 @@ class Rewrites(unittest.TestCase):
         self.assertIn(MAP_BACK[0], operators(made))
         self.assert_same(made, fetches, tolerance=1e-4)
 
+    @require_fusion("multi_tensor")
     def test_running_statistics_are_updated_together(self) -> None:
         """Those of as many values each: three of four layers, on native devices."""
         results = []

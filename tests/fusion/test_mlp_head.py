@@ -26,7 +26,7 @@ class Heads(unittest.TestCase):
         net = Network((9,), (7, 6, 8, 5))
         found = self.assert_becomes(net.fetches, head, *["matmul_sums"] * 3)
         (node,) = (x for x in find_topo_sort(found) if x.op.name == head)
-        found_layers = [(one.activation, one.slope) for one in node.attrs["layers"]]
+        found_layers = [(one.activation, one.dact) for one in node.attrs["layers"]]
         relu = ("relu", "relu_gradient")
         self.assertEqual(found_layers, [("relu", ""), relu, ("", "relu_gradient")])
         self.assertNotIn(head, operators(fused(net.fetches)))  # and on no other device
@@ -36,7 +36,7 @@ class Heads(unittest.TestCase):
         feeds = feeds_of(net.fetches)
         arrays = {x.name: value for x, value in feeds.items()}
         arrays |= {p.name: p.asnumpy() for p in net.parameters}
-        arrays["meeting"] = np.zeros(512, np.int32)
+        arrays["workspace"] = np.zeros(512, np.int32)
         (head,) = (x for x in find_topo_sort(fused(net.fetches, gpu=True)) if "layers" in x.attrs)
         made = [np.empty(spec.shape, spec.dtype) for spec in head.spec]
         head.op.numpy(head, *(arrays[x.name] for x in head.inputs), *made)

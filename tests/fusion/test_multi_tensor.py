@@ -13,7 +13,7 @@ from dlsys.errors import GraphError
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import native_contexts, require
-from support.fusion import fused, without
+from support.fusion import fused, require_fusion, without
 from support.graphs import Training, evaluate, here
 
 MANY = 1900  # more than the parameters of one launch have room for
@@ -119,6 +119,7 @@ class Grouped:
         names = [step.node.name for step in plan.steps if step.node.op.writes]
         return [name.removeprefix("matmul_") for name in names]
 
+    @require_fusion("multi_tensor")
     def test_a_training_step_updates_once(self) -> None:
         net = Training((6, 5, 4), momentum=0.9)
         executor = ad.Executor([net.loss, net.train], self.ctx)
@@ -126,6 +127,7 @@ class Grouped:
         self.assertIn("sgd_momentum_update of 4", names)
         self.assertEqual(len(names), 2)  # and the step
 
+    @require_fusion("multi_tensor")
     def test_with_everything_it_is_one_node_a_kind(self) -> None:
         net = Training((6, 5, 4))
         adam = optim.Adam(optim.Cosine(0.1, 9), accumulate=2, ema=0.9, clip_norm=1.0)

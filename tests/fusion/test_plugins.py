@@ -145,11 +145,15 @@ class Values:
 
     def test_the_graph_as_text_names_the_passes(self) -> None:
         script = "from fusion.test_plugins import *; losses(mlp, CONTEXT)"
-        done = run(script.replace("CONTEXT", f"ndarray.{self.ctx}"), PACKAGE, DLSYS_DEBUG="3")
+        done = run(
+            script.replace("CONTEXT", f"ndarray.{self.ctx}"),
+            PACKAGE,
+            DLSYS_DEBUG="3",
+            DLSYS_FUSION="all",
+        )
         self.assertIn("# passes: simplify, conv_pool, cross_entropy", done)
         self.assertIn("# after gemm_epilogue\n", done)
-        off = run(script.replace("CONTEXT", f"ndarray.{self.ctx}"), PACKAGE, DLSYS_DEBUG="3",
-                  DLSYS_FUSION="off")  # fmt: skip
+        off = run(script, PACKAGE, DLSYS_DEBUG="3", DLSYS_FUSION="off")
         self.assertIn("# passes: simplify, precision\n", off)
         self.assertNotIn("matmul_bias", off)
 

@@ -53,7 +53,8 @@ def fusions(setting: str) -> AbstractContextManager:
 
 def without(*names: str) -> AbstractContextManager:
     """Plans that are made meanwhile do without these fusions."""
-    return fusions(",".join(f"-{name}" for name in names))
+    left = [one.name for one in select(FUSIONS, settings.fusion) if one.name not in names]
+    return fusions(",".join(left) or "off")
 
 
 def require_fusion(*names: str) -> Callable[[Any], Any]:

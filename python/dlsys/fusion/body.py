@@ -185,8 +185,10 @@ class FusedGemm(Fused):
     tolerance = 1e-4
     has_precision = tunable = True
 
-    def __init__(self, name: str, select: Selected, outputs: int = 1) -> None:
-        super().__init__(name, outputs)
+    def __init__(
+        self, name: str, select: Selected, outputs: int = 1, any_dtype: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(name, outputs, any_dtype)
         self._select = select
         kinds: dict[str, Kind] = {"body": Instance(Body), select.name: select.kind}
         self.signature = Signature("*inputs", **kinds, trans_A=Bool(), trans_B=Bool())

@@ -23,8 +23,8 @@ from .body import ACTIVATIONS, Fused, FusedGemm, Selected, close, in_shape, with
 # activation(scale · A B) and activation(scale · A B + bias), where A is uint8: the scale is a
 # further input.
 _ACTIVATION = Selected("activation", ACTIVATIONS)
-matmul_u8_op = FusedGemm("matmul_u8", _ACTIVATION)
-matmul_u8_bias_op = FusedGemm("matmul_u8_bias", _ACTIVATION)
+matmul_u8_op = FusedGemm("matmul_u8", _ACTIVATION, any_dtype=(0,))
+matmul_u8_bias_op = FusedGemm("matmul_u8_bias", _ACTIVATION, any_dtype=(0,))
 PRODUCTS = {
     "matmul": matmul_u8_op,
     "matmul_map": matmul_u8_op,
