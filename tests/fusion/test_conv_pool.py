@@ -15,7 +15,7 @@ from dlsys.executor.run.tables import call_kernel
 from dlsys.fusion.conv_pool import CUT, ConvPoolOp
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import native_contexts, require
-from support.fusion import GPU, named, require_fusion, without
+from support.fusion import require_fusion, without
 
 FORWARD, BACKWARD = "conv2d_pool", ("conv2d_pool_data_gradient", "conv2d_pool_filter_gradient")
 
@@ -55,15 +55,11 @@ class Layer:
         y = ad.Executor([self.y]).run(feeds)[0]
         return {**feeds, self.weights: rng.standard_normal(y.shape).astype(np.float32)}
 
-    def names(self, feeds, ctx, fetches=None, fusions=None):
+    def names(self, feeds, ctx, fetches=None):
         """The operators of the plan."""
-        fetches = self.fetches if fetches is None else fetches
-        executor = ad.Executor(fetches, ctx, fusions=fusions)
+        executor = ad.Executor(self.fetches if fetches is None else fetches, ctx)
         used = {x: array.shape for x, array in feeds.items() if x in set(executor.topo_order)}
         return [step.node.op.name for step in executor.plan(used).steps]
-
-
-FOR_A_GPU = [named("conv_pool", GPU)]  # the pass as a GPU has it, whatever the device
 
 
 def run(fetches, feeds, ctx, fused=True):
@@ -152,7 +148,6 @@ class Rewrites(unittest.TestCase):
                 for a, b in zip(fused, apart, strict=True):
                     scale = float(np.abs(b).max())
                     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * max(scale, 1.0))
-                self.assert_unfused(layer.names(feeds, self.ctx, fusions=FOR_A_GPU))
 
     def assert_unfused(self, names):
         self.assertFalse({FORWARD, *BACKWARD} & set(names), names)
@@ -190,14 +185,6 @@ class Rewrites(unittest.TestCase):
         layer = Layer(3, 4, 3)
         feeds = layer.feeds((2, 3, 8, 8))
         self.assertEqual(layer.names(feeds, self.ctx, [layer.y]), [FORWARD])
-
-    def test_first_layer_needs_no_gradient_for_its_data(self):
-        layer = Layer(1, 32, 3)  # whose dy would not fit on a GPU
-        feeds = layer.feeds((2, 1, 28, 28))
-        names = layer.names(feeds, self.ctx, [layer.y, *layer.gradients[1:]], FOR_A_GPU)
-        self.assertIn(BACKWARD[1], names)
-        self.assertNotIn(BACKWARD[0], names)
-        self.assert_unfused(layer.names(feeds, self.ctx, fusions=FOR_A_GPU))
 
     def test_frozen_filters_are_left(self):
         layer = Layer(3, 4, 3)
@@ -322,6 +309,26 @@ class CpuValues(Values, unittest.TestCase):
 @require(gpu(0))
 class GpuValues(Values, unittest.TestCase):
     ctx = gpu(0)
+
+
+@require_fusion("conv_pool")
+@require(gpu(0))
+class GpuLimits(unittest.TestCase):
+    """The layers that fit into the shared memory of a GPU."""
+
+    def fused(self, layer, shape, fetches=None):
+        return {FORWARD, *BACKWARD} & set(layer.names(layer.feeds(shape), gpu(0), fetches))
+
+    def test_what_only_the_cpu_holds(self):
+        for name, (shape, attrs) in LARGE.items():
+            with self.subTest(name):
+                self.assertFalse(self.fused(Layer(**attrs), shape))
+
+    def test_first_layer_needs_no_gradient_for_its_data(self):
+        layer = Layer(1, 32, 3)  # whose dy would not fit
+        names = self.fused(layer, (2, 1, 28, 28), [layer.y, *layer.gradients[1:]])
+        self.assertEqual(names, {FORWARD, BACKWARD[1]})
+        self.assertFalse(self.fused(layer, (2, 1, 28, 28)))
 
 
 @require_fusion("conv_pool")

@@ -144,13 +144,8 @@ class Values:
                     np.testing.assert_allclose(losses(build, self.ctx), expected, rtol=2e-4)
 
     def test_the_graph_as_text_names_the_passes(self) -> None:
-        script = "from fusion.test_plugins import *; losses(mlp, CONTEXT)"
-        done = run(
-            script.replace("CONTEXT", f"ndarray.{self.ctx}"),
-            PACKAGE,
-            DLSYS_DEBUG="3",
-            DLSYS_FUSION="all",
-        )
+        script = f"from fusion.test_plugins import *; losses(mlp, ndarray.{self.ctx})"
+        done = run(script, PACKAGE, DLSYS_DEBUG="3", DLSYS_FUSION="all")
         self.assertIn("# passes: simplify, conv_pool, cross_entropy", done)
         self.assertIn("# after gemm_epilogue\n", done)
         off = run(script, PACKAGE, DLSYS_DEBUG="3", DLSYS_FUSION="off")

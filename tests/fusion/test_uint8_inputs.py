@@ -1,5 +1,5 @@
 """Batches that stay bytes until the products that read them: where the pass makes them. What they
-compute on a GPU is in test_keep_bytes_gpu.py.
+compute on a GPU is in test_uint8_inputs_gpu.py.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from .body import Body, Fused, close, shaped
 
 CUT = 255
 UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)
-_MOST_OFFSETS = 7  # kernel offsets along an axis
 
 
 class Fits(NamedTuple):
@@ -59,88 +58,23 @@ class Geometry(NamedTuple):
     out: Pair
 
 
-# ---- what the kernels hold ----
-
-# On the CPU, where any number runs: with more channels a matrix product is as fast.
-_MOST_CHANNELS = 64
-# What the kernels of src/cuda/conv/conv_pool.cuh have: floats of shared memory on every GPU, less
-# what rounding takes; threads a block; and how many outputs a thread may make.
-_SHARED, _SLACK, _THREADS, _OUTPUTS = 48 * 1024 // 4, 16, 256, (2, 4, 6)
-
-
-def fits(g: Geometry, target: Target) -> Fits:
-    """The fused kernels that a target has for this geometry."""
-    if not target.streams:
-        few = max(g.channels, g.filters) <= _MOST_CHANNELS
-        return Fits(few, few, few)
-    return Fits(_forward_fits(g), _data_gradient_fits(g), _filter_gradient_fits(g))
-
-
-def _forward_fits(g: Geometry) -> bool:
-    """True where a block holds an image's channels and all filters."""
-    image = g.channels * _floats(g, g.out[0])
-    offsets = g.channels * g.size[0] * g.size[1]
-    return any(
-        offsets * _pitch(g.filters, outputs) + image + _SLACK <= _SHARED for outputs in _OUTPUTS
+def fits(geometry: Geometry, target: Target) -> Fits:
+    """The fused kernels that a target has for this geometry, of any number of images."""
+    g = geometry
+    x, f = (Spec((n, g.channels, *e), FLOAT32) for n, e in ((1, g.plane), (g.filters, g.size)))
+    y = Spec((1, g.filters, *g.out), FLOAT32)
+    code, attrs = y._replace(dtype=UINT8), (packed(g.before), g.window)
+    return Fits(
+        target.fits("conv2d_pool", x, f, [], y, code, *attrs, 1),
+        target.fits("conv2d_pool_data_gradient", f, y, code, x, *attrs),
+        target.fits("conv2d_pool_filter_gradient", x, y, code, [f], *attrs),
     )
-
-
-def _data_gradient_fits(g: Geometry) -> bool:
-    """The same for the gradient for the data."""
-    down, across = ((extent + 1) // 2 for extent in g.plane)
-    rows, columns = 2 * down + g.size[0] - 1, 2 * across + g.size[1] - 1
-    image = g.filters * rows * (columns + columns % 2)
-    room = _THREADS // (down * across)  # outputs of a block, in threads
-    if room == 0:
-        return False
-    offsets = g.filters * g.size[0] * g.size[1]
-    return any(
-        offsets * _pitch(_together(g.channels, outputs, room), outputs)
-        + max(image, _THREADS * outputs * 4)
-        + _SLACK
-        <= _SHARED
-        for outputs in _OUTPUTS
-    )
-
-
-def _filter_gradient_fits(g: Geometry) -> bool:
-    """The same for the gradients for filter and bias, which hold a row of windows at least."""
-    room = _THREADS // (g.channels * g.size[0] + 1)
-    if room == 0:
-        return False
-    positions = g.window * g.window * g.out[1]
-    image = (g.channels + 1) * _floats(g, 1)  # and a row of ones
-    return any(
-        image + positions * _pitch(_together(g.filters, outputs, room), outputs) + 3 * _SLACK
-        <= _SHARED
-        for outputs in _OUTPUTS
-    )
-
-
-def _floats(g: Geometry, rows: int) -> int:
-    """The floats of a channel that `rows` rows of windows see."""
-    down = rows * g.window + g.size[0] - 1
-    across = g.out[1] * g.window + g.size[1] - 1
-    return down * (across + 1)
-
-
-def _together(count: int, outputs: int, room: int) -> int:
-    """Of `count` outputs those that a block makes when a thread makes `outputs` of them."""
-    groups = -(-count // outputs)
-    return -(-groups // -(-groups // room)) * outputs
-
-
-def _pitch(count: int, outputs: int) -> int:
-    """The pitch of rows of `count` outputs in shared memory (src/cuda/conv/conv_pool.cuh)."""
-    width = 2 if outputs % 4 else 4
-    vectors = -(-count // outputs) * outputs // width
-    return (vectors if vectors % 2 else vectors + 1) * width
 
 
 def small(x: Spec, f: Spec, conv: Windows, pool: Windows, groups: int) -> Geometry | None:
     """The geometry of a convolution of x by f that is pooled, if these operators can have it: at
-    stride 1, in one group, with at most 7 x 7 kernel offsets, under square windows of 2 or 3
-    that neither overlap nor reach over the edge.
+    stride 1, in one group, under square windows of 2 or 3 that neither overlap nor reach over the
+    edge.
     """
     window = pool.size[0]
     around = zip(conv.size, conv.before, conv.after)
@@ -150,8 +84,6 @@ def small(x: Spec, f: Spec, conv: Windows, pool: Windows, groups: int) -> Geomet
     tiled = tiled and pool.dilation == (1, 1)
     inside = all(n * window <= extent for n, extent in zip(pool.out, pool.plane))
     if not (plain and tiled and inside) or pool.before != (0, 0):
-        return None
-    if max(conv.size) > _MOST_OFFSETS or min(x.shape[1], f.shape[0]) < 1:
         return None
     sizes = conv.plane, conv.size, conv.before, pool.plane, window, pool.out
     return Geometry(x.shape[1], f.shape[0], *sizes)

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..graph.node import Node, Op, attributed_to, output_op
+from ..graph.node import Node, Op, Spec, attributed_to, output_op
+from ..graph.shapes import FLOAT32
 from ..graph.signature import Instance, Number, Signature
 from ..ops.matmul import precision_number
 from ..passes.pipeline import Options, Pass
 from ..passes.rewrite import Graph, exchange, strip_views, value_of
+from ..runtime.target import Target
 from .body import ACTIVATIONS, GRADIENTS, Body, Fused, close, in_shape, shaped
 
 # By the kernel of the loss that it ends in.
@@ -24,8 +26,6 @@ HEADS = {
     "fused_sparse_cross_entropy": "fused_sparse_mlp_head",
 }
 LAYERS = ("matmul", "matmul_bias", "matmul_map")
-MOST_WEIGHTS = 32768  # elements of all weights of a head, which lie in a block's shared memory
-MOST_WIDTH = 1024  # of a layer
 
 
 class Layer(NamedTuple):
@@ -91,7 +91,7 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     replaced: dict[Node, Node] = {}
     heads: dict[Node, Sequence[Node]] = {}  # each node that was replaced: its head's inputs
     for node in graph.order:
-        head = _find_head(graph, node) if node.op.kernel in HEADS else None
+        head = _find_head(graph, node, options.target) if node.op.kernel in HEADS else None
         if head is None:
             continue
         members = {node, *head.values, *head.layers}
@@ -127,9 +127,9 @@ class _Head(NamedTuple):
         return [self.total, self.dlogits, *self.layers[:-1], *self.gradients]
 
 
-def _find_head(graph: Graph, loss: Node) -> _Head | None:
+def _find_head(graph: Graph, loss: Node, target: Target) -> _Head | None:
     values = {node.attrs["index"]: node for node in graph.users[loss]}
-    layers = _layers_below(graph, loss)
+    layers = _layers_below(graph, loss, target)
     if 1 not in values or not layers:
         return None
     total = values[0] if 0 in values else output_op(loss, index=0)
@@ -144,27 +144,35 @@ def _find_head(graph: Graph, loss: Node) -> _Head | None:
     return _Head(loss, total, values[1], layers, gradients)
 
 
-def _layers_below(graph: Graph, loss: Node) -> list[Node]:
+def _layers_below(graph: Graph, loss: Node, target: Target) -> list[Node]:
     """The layers first to last; none where somebody else wants the logits."""
     layers: list[Node] = []
-    room = MOST_WEIGHTS
     source = loss.inputs[0]
-    while len(layers) < FusedHead.MOST_LAYERS:
+    while True:
         node = strip_views(source)
         if node.op.kernel not in LAYERS or node.attrs["trans_A"]:
             break
-        weight = node.inputs[1].spec
-        room -= weight.size
-        last = not layers
         if node.spec.shape[-1] != source.spec.shape[-1]:  # its rows are others
             break
-        if room < 0 or not 0 < max(weight.shape) <= MOST_WIDTH or not min(weight.shape):
-            break
+        last = not layers
         if last and (node.attrs.get("activation") or not _is_read_by(graph, node, loss)):
             break
-        layers.append(node)
+        if not _fits([node, *layers], loss, target):
+            break
+        layers.insert(0, node)
         source = node.inputs[0]
-    return layers[::-1]
+    return layers
+
+
+def _fits(layers: Sequence[Node], loss: Node, target: Target) -> bool:
+    """True where the kernel does these layers and the loss, whatever gradients it makes."""
+    *values, logits = (layer.spec for layer in layers)
+    weights = [layer.inputs[1].spec for layer in layers]
+    biases = [layer.inputs[2].spec for layer in layers if layer.op.kernel == "matmul_bias"]
+    labels, workspace = (x.spec for x in loss.inputs[1:])
+    given = layers[0].inputs[0].spec, weights, biases, labels, workspace, 0, 1.0, 1.0
+    made: tuple = (Spec((), FLOAT32), logits, values, [])
+    return target.fits(HEADS[loss.op.name], *given, *made)
 
 
 def _is_read_by(graph: Graph, node: Node, reader: Node) -> bool:

@@ -3,7 +3,7 @@
 On a native device an update is a launch, and most Parameters are small: the 161 of ResNet-50 are
 updated by one kernel. An update that needs the result of another cannot join it, and two groups
 must not need each other: updates are therefore grouped by their level, the length of the longest
-chain of updates that ends with them.
+path of updates that ends with them.
 """
 
 from __future__ import annotations
