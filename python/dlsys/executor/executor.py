@@ -17,8 +17,9 @@ import numpy as np
 from ..errors import DeviceError, GraphError
 from ..fusion import FUSIONS
 from ..graph.collector import paused_collector
-from ..graph.node import Node, Spec, find_topo_sort, hooks
-from ..graph.shapes import infer
+from ..graph.infer import infer
+from ..graph.node import Node, find_topo_sort, hooks
+from ..graph.spec import Spec
 from ..ndarray import NDArray, empty
 from ..ops.leaf import Parameter
 from ..passes.pipeline import Options, Pass, run_passes, select

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph.node import Node, Op, attributed_to
-from ..graph.shapes import FLOAT32
-from ..graph.signature import Instance, Kind, Signature
+from ..graph.kinds import Instance, Kind
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32
 from ..ops.elementwise import add_op
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.norm.batch_norm import (

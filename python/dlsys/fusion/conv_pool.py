@@ -14,9 +14,11 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ..graph.node import Node, Spec, attributed_to
-from ..graph.shapes import FLOAT32, normalize_axes
-from ..graph.signature import Bool, Instance, Signature
+from ..graph.kinds import Bool, Instance
+from ..graph.lines import attributed_to
+from ..graph.node import Node
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec, normalize_axes
 from ..ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,

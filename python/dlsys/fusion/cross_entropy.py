@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import Node, Op, attributed_to
-from ..graph.signature import Instance, Number, Signature
+from ..graph.kinds import Instance, Number
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op
+from ..graph.signature import Signature
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.loss.cross_entropy import (
     cross_entropy_gradient_op,

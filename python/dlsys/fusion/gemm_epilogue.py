@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph.node import Node, attributed_to
-from ..graph.shapes import normalize_axes
+from ..graph.lines import attributed_to
+from ..graph.node import Node
+from ..graph.spec import normalize_axes
 from ..ops.elementwise import add_op
 from ..ops.matmul import matmul_op
 from ..ops.movement import reshape_op

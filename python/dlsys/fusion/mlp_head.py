@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..graph.node import Node, Op, Spec, attributed_to, output_op
-from ..graph.shapes import FLOAT32
-from ..graph.signature import Instance, Number, Signature
+from ..graph.kinds import Instance, Number
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op, output_op
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec
 from ..ops.matmul import precision_number
 from ..passes.pipeline import Options, Pass
 from ..passes.rewrite import Graph, exchange, strip_views, value_of

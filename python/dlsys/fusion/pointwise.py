@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.node import Node, Spec, attributed_to
-from ..graph.shapes import FLOAT32
-from ..graph.signature import Instance, Signature
+from ..graph.kinds import Instance
+from ..graph.lines import attributed_to
+from ..graph.node import Node
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
 from ..passes.pipeline import Options, Pass

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import Node, Op, attributed_to
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op
 from ..ops.leaf import constant_op
 from ..ops.random.device_batch import shuffled_batch_op, shuffled_rows_op
 from ..passes.pipeline import Options, Pass

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph.node import Node, Op, Spec, attributed_to
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op
+from ..graph.spec import Spec
 from ..ops.matmul import matmul_op, precision_number
 from ..ops.optim.apply import RuleOp, several
 from ..passes.pipeline import Options, Pass
