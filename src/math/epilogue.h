@@ -28,7 +28,7 @@ namespace dlsys {
 constexpr int64_t kActivations = 9;  // 0 is none
 constexpr int64_t kActivationGradients = 6;
 
-inline int CheckedMap(const char* op, int64_t number, int64_t first, int64_t last) {
+inline int CheckedEpilogue(const char* op, int64_t number, int64_t first, int64_t last) {
   if (number < first || number > last)
     Fail("%s: there is no epilogue %ld, expected %ld to %ld", op, (long)number, (long)first,
          (long)last);

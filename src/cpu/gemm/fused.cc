@@ -56,7 +56,7 @@ void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t tran
   const char* op = "matmul_map";
   const Product p = CheckedProduct(op, a, trans_a, b, trans_b, y);
   CheckPrecision(op, precision);
-  const int number = CheckedMap(op, activation, 1, kActivations);
+  const int number = CheckedEpilogue(op, activation, 1, kActivations);
   Multiply(p);
   WithActivation(number, [&](auto f) { MapRows(p, DLSYS_VALUE { return f(x); }); });
 }
@@ -70,7 +70,7 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
   if (Numel(bias) != p.n)
     Fail("%s: expected a bias of %ld elements, got shape %s", op, (long)p.n,
          ShapeText(bias).c_str());
-  const int number = CheckedMap(op, activation, 0, kActivations);
+  const int number = CheckedEpilogue(op, activation, 0, kActivations);
   Multiply(p);
   if (number == 0) return MapRows(p, DLSYS_VALUE { return x + add[j]; });
   WithActivation(number, [&](auto f) { MapRows(p, DLSYS_VALUE { return f(x + add[j]); }); });
@@ -83,7 +83,7 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   CheckPrecision(op, precision);
   const float* of = Input(op, side);
   CheckSameShape(op, side, dx);
-  const int number = CheckedMap(op, gradient, 1, kActivationGradients);
+  const int number = CheckedEpilogue(op, gradient, 1, kActivationGradients);
   Multiply(p);
   switch (number) {
 #define DLSYS_CASE(value, F) \
