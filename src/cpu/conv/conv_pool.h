@@ -19,8 +19,8 @@ void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, 
                             float* df, float* db);
 
 // The part of a plane that windows see, with the padding around it.
-inline Pair SeenByWindows(const ConvPool& p) {
-  return {p.conv.out.h + p.conv.size.h - 1, p.conv.out.w + p.conv.size.w - 1};
+inline HW SeenByWindows(const ConvPool& p) {
+  return {p.conv.out.h + p.conv.kernel.h - 1, p.conv.out.w + p.conv.kernel.w - 1};
 }
 
 // Of `extent` elements, the first of them `before` in front of a plane, those on it: [begin, end).

@@ -27,7 +27,7 @@ struct Lanes {
   float* sums;        // room for (filters, places of a window, out.w) vectors
   float *y, *code;    // (filters, out) vectors; codes as numbers
   int64_t channels, rows, cols;
-  Pair taps, out;
+  HW taps, out;
   bool relu;
 };
 using LaneFunction = void (*)(const Lanes&);
@@ -190,7 +190,7 @@ class Forward {
   }
 
  private:
-  int64_t Depth() const { return p_.conv.c * Size(p_.conv.size); }
+  int64_t Depth() const { return p_.conv.c * Size(p_.conv.kernel); }
   int64_t OfY() const { return p_.conv.o * Size(p_.out); }
   // The filters of a group are [FirstOf(group), FirstOf(group + 1)).
   int64_t FirstOf(int64_t group) const { return group * p_.conv.o / groups_; }
@@ -220,9 +220,9 @@ class Forward {
     const int64_t width = block.kernels->width, windows = block.rows * p_.out.w;
     Lanes a;
     a.channels = p_.conv.c;
-    a.rows = block.rows * p_.window + p_.conv.size.h - 1;
+    a.rows = block.rows * p_.window + p_.conv.kernel.h - 1;
     a.cols = SeenByWindows(p_).w;
-    a.taps = p_.conv.size;
+    a.taps = p_.conv.kernel;
     a.out = {block.rows, p_.out.w};
     a.relu = relu_;
     const int64_t of_x = a.channels * a.rows * a.cols * width, of_y = filters_ * windows * width;
@@ -247,7 +247,7 @@ class Forward {
   // What windows see of the images, in lanes, zeros around the planes. Lanes that are not used and
   // rows behind the last strip keep what they had.
   void Load(const Block& b, const Lanes& a, float* to) const {
-    const Pair seen = SeenByWindows(p_), plane = p_.conv.plane, before = p_.conv.before;
+    const HW seen = SeenByWindows(p_), plane = p_.conv.in, before = p_.conv.pad;
     const int64_t of_x = p_.conv.c * Size(plane), width = b.kernels->width;
     const float* x = x_ + b.image * of_x;
     const bool padded = before.h || before.w || seen.h > plane.h || seen.w > plane.w;
@@ -264,15 +264,15 @@ class Forward {
   void LoadLanes(const float* x, int64_t lanes, int64_t pitch, int64_t step, const Lanes& a,
                  float* to, int64_t width) const {
     const Conv& conv = p_.conv;
-    const OnPlane across(a.cols, conv.before.w, conv.plane.w);
+    const OnPlane across(a.cols, conv.pad.w, conv.in.w);
     for (int64_t c = 0; c < conv.c; c++)
       for (int64_t h = 0; h < a.rows; h++) {
-        const int64_t row = h - conv.before.h;
+        const int64_t row = h - conv.pad.h;
         int64_t first = 0, last = lanes;  // of the lanes whose row is on the plane
         while (first < last && row + first * step < 0) first++;
-        while (first < last && row + (last - 1) * step >= conv.plane.h) last--;
+        while (first < last && row + (last - 1) * step >= conv.in.h) last--;
         if (first == last) continue;
-        const int64_t at = (c * conv.plane.h + row) * conv.plane.w + across.begin - conv.before.w;
+        const int64_t at = (c * conv.in.h + row) * conv.in.w + across.begin - conv.pad.w;
         Transpose(x + at + first * pitch, pitch, last - first, across.Size(),
                   to + ((c * a.rows + h) * a.cols + across.begin) * width + first, width);
       }

@@ -166,15 +166,15 @@ class Patches {
  public:
   explicit Patches(const ConvPool& p)
       : p_(p),
-        length_(p.conv.size.w * p.conv.c),
+        length_(p.conv.kernel.w * p.conv.c),
         kernels_(KernelsFor(length_)),
         seen_(SeenByWindows(p)),
-        down_(seen_.h, p.conv.before.h, p.conv.plane.h),
-        across_(seen_.w, p.conv.before.w, p.conv.plane.w) {
+        down_(seen_.h, p.conv.pad.h, p.conv.in.h),
+        across_(seen_.w, p.conv.pad.w, p.conv.in.w) {
     const int64_t width = kernels_.width, vectors = (length_ + width - 1) / width;
     row_ = vectors * width;
-    pitch_ = (seen_.w - p.conv.size.w) * p.conv.c + row_;
-    vectors_ = p.conv.size.h * vectors;
+    pitch_ = (seen_.w - p.conv.kernel.w) * p.conv.c + row_;
+    vectors_ = p.conv.kernel.h * vectors;
     at_ = vector_scratch.Get<int64_t>(vectors_);
     for (int64_t k = 0; k < vectors_; k++) at_[k] = k / vectors * pitch_ + k % vectors * width;
     for (int64_t k = 0; k < p.window * p.window; k++)
@@ -183,41 +183,41 @@ class Patches {
 
   const PatchKernels& kernels() const { return kernels_; }
   int64_t PlanesNumel() const { return seen_.h * pitch_; }
-  int64_t FilterNumel() const { return p_.conv.size.h * row_; }  // in vectors
+  int64_t FilterNumel() const { return p_.conv.kernel.h * row_; }  // in vectors
 
   // Planes with zeros around them; `to` had zeros there before.
   void Load(const float* x, float* to) const {
     ForRows([&](int64_t in_plane, int64_t at) {
-      Transpose(x + in_plane, Size(p_.conv.plane), p_.conv.c, across_.Size(), to + at, p_.conv.c);
+      Transpose(x + in_plane, Size(p_.conv.in), p_.conv.c, across_.Size(), to + at, p_.conv.c);
     });
   }
 
   // All of x, zeros where no window sees it.
   void Store(const float* from, float* x) const {
-    if (down_.Size() < p_.conv.plane.h || across_.Size() < p_.conv.plane.w)
-      std::fill(x, x + p_.conv.c * Size(p_.conv.plane), 0.f);
+    if (down_.Size() < p_.conv.in.h || across_.Size() < p_.conv.in.w)
+      std::fill(x, x + p_.conv.c * Size(p_.conv.in), 0.f);
     ForRows([&](int64_t in_plane, int64_t at) {
-      Transpose(from + at, p_.conv.c, across_.Size(), p_.conv.c, x + in_plane, Size(p_.conv.plane));
+      Transpose(from + at, p_.conv.c, across_.Size(), p_.conv.c, x + in_plane, Size(p_.conv.in));
     });
   }
 
   // One filter (c, size) as the vectors of a patch, zeros behind its rows; and back.
   void LoadFilter(const float* f, float* to) const {
     std::fill(to, to + FilterNumel(), 0.f);
-    for (int64_t h = 0; h < p_.conv.size.h; h++)
-      Transpose(f + h * p_.conv.size.w, Size(p_.conv.size), p_.conv.c, p_.conv.size.w,
+    for (int64_t h = 0; h < p_.conv.kernel.h; h++)
+      Transpose(f + h * p_.conv.kernel.w, Size(p_.conv.kernel), p_.conv.c, p_.conv.kernel.w,
                 to + h * row_, p_.conv.c);
   }
   void StoreFilter(const float* from, float* f) const {
-    for (int64_t h = 0; h < p_.conv.size.h; h++)
-      Transpose(from + h * row_, p_.conv.c, p_.conv.size.w, p_.conv.c, f + h * p_.conv.size.w,
-                Size(p_.conv.size));
+    for (int64_t h = 0; h < p_.conv.kernel.h; h++)
+      Transpose(from + h * row_, p_.conv.c, p_.conv.kernel.w, p_.conv.c, f + h * p_.conv.kernel.w,
+                Size(p_.conv.kernel));
   }
 
   // The windows of one image under one filter that have a gradient: first every `apart`th of every
   // `apart`th row, then their neighbours.
   Open Find(int64_t image, int64_t o, const float* dy, const uint8_t* code, int64_t apart) const {
-    const Pair out = p_.out;
+    const HW out = p_.out;
     const int64_t windows = Size(out), places = p_.window * p_.window;
     const int64_t down = p_.window * pitch_, across = p_.window * p_.conv.c;
     int64_t* at = open_scratch.Get<int64_t>(2 * windows);
@@ -239,7 +239,7 @@ class Patches {
 
   // How far windows must be apart for their patches not to meet.
   int64_t Apart() const {
-    return (std::max(p_.conv.size.h, p_.conv.size.w) + 2 * p_.window - 2) / p_.window;
+    return (std::max(p_.conv.kernel.h, p_.conv.kernel.w) + 2 * p_.window - 2) / p_.window;
   }
 
   // Calls kernels[k](open, vectors) for pieces of k + 1 vectors that make up a patch and a filter.
@@ -256,7 +256,7 @@ class Patches {
   // zeros times what is not finite would make NaN of neighbours.
   void ScatterExactly(const Open& open, float* planes, const float* filter) const {
     for (int64_t window = 0; window < open.count; window++)
-      for (int64_t h = 0; h < p_.conv.size.h; h++)
+      for (int64_t h = 0; h < p_.conv.kernel.h; h++)
         for (int64_t k = 0; k < length_; k++)
           planes[open.at[window] + h * pitch_ + k] += open.dy[window] * filter[h * row_ + k];
   }
@@ -266,14 +266,14 @@ class Patches {
   template <class F>
   void ForRows(const F& row) const {
     for (int64_t h = down_.begin; h < down_.end; h++)
-      row((h - p_.conv.before.h) * p_.conv.plane.w + across_.begin - p_.conv.before.w,
+      row((h - p_.conv.pad.h) * p_.conv.in.w + across_.begin - p_.conv.pad.w,
           h * pitch_ + across_.begin * p_.conv.c);
   }
 
   const ConvPool p_;
   const int64_t length_;  // of a patch's row
   const PatchKernels& kernels_;
-  const Pair seen_;
+  const HW seen_;
   const OnPlane down_, across_;
   int64_t row_, pitch_;      // from row to row of a filter, and of planes
   int64_t vectors_;          // of a patch
@@ -286,7 +286,7 @@ class Patches {
 // Adds the gradients of images [begin, end) to df, its filters as vectors, and db.
 void AddGradients(const ConvPool& p, const Patches& patches, const float* x, const float* dy,
                   const uint8_t* code, int64_t begin, int64_t end, float* df, double* db) {
-  const int64_t of_x = p.conv.c * Size(p.conv.plane);
+  const int64_t of_x = p.conv.c * Size(p.conv.in);
   float* planes = plane_scratch.Get<float>(patches.PlanesNumel());
   std::fill(planes, planes + patches.PlanesNumel(), 0.f);
   for (int64_t image = begin; image < end; image++) {
@@ -304,10 +304,10 @@ void AddGradients(const ConvPool& p, const Patches& patches, const float* x, con
 void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, const uint8_t* code,
                           float* dx) {
   const Patches patches(p);
-  const int64_t of_x = p.conv.c * Size(p.conv.plane), numel = patches.FilterNumel();
+  const int64_t of_x = p.conv.c * Size(p.conv.in), numel = patches.FilterNumel();
   float* filters = filter_scratch.Get<float>(p.conv.o * numel);
   for (int64_t o = 0; o < p.conv.o; o++)
-    patches.LoadFilter(f + o * p.conv.c * Size(p.conv.size), filters + o * numel);
+    patches.LoadFilter(f + o * p.conv.c * Size(p.conv.kernel), filters + o * numel);
   // A patch is read best when its neighbours were not written just before.
   const int64_t apart = patches.Apart();
   const int64_t products = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
@@ -350,7 +350,7 @@ void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, 
   }
   for (int64_t o = 0; o < p.conv.o; o++) {
     patches.StoreFilter(of_filter + o * patches.FilterNumel(),
-                        df + o * p.conv.c * Size(p.conv.size));
+                        df + o * p.conv.c * Size(p.conv.kernel));
     if (db) db[o] = (float)of_bias[o];
   }
 }

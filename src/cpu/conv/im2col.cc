@@ -50,7 +50,7 @@ int TileFor(const TileKernels& kernels, int64_t rows) {
 // uses one reader at a time.
 class TapReader {
  public:
-  TapReader(const Sweep& down, const Sweep& across, Pair plane)
+  TapReader(const ConvAxis& down, const ConvAxis& across, HW plane)
       : down_(down),
         across_(across),
         plane_(plane),
@@ -129,11 +129,11 @@ class TapReader {
     int64_t offset, n;
   };
 
-  static int64_t Low(const Sweep& s) {
+  static int64_t Low(const ConvAxis& s) {
     return s.first + std::min<int64_t>(0, (s.taps - 1) * s.tap);
   }
-  static int64_t Reach(const Sweep& s) { return std::abs((s.taps - 1) * s.tap) + 1; }
-  static bool Matches(const Sweep& s, int64_t extent) {
+  static int64_t Reach(const ConvAxis& s) { return std::abs((s.taps - 1) * s.tap) + 1; }
+  static bool Matches(const ConvAxis& s, int64_t extent) {
     return s.first == 0 && s.step == 1 && s.count == extent;
   }
 
@@ -169,8 +169,8 @@ class TapReader {
     }
   }
 
-  const Sweep down_, across_;
-  const Pair plane_;
+  const ConvAxis down_, across_;
+  const HW plane_;
   const int64_t low_h_, low_w_, reach_h_, reach_w_;
   const bool whole_;  // a tap sees the plane as it lies
   Run* runs_ = nullptr;
@@ -187,17 +187,17 @@ class TapReader {
 class Correlator {
  public:
   explicit Correlator(const Correlation& c)
-      : c_(c), reader_(c.down, c.across, c.plane), depth_(c.Depth()), count_(c.Count()) {
+      : c_(c), reader_(c.h, c.w, c.in), depth_(c.K()), count_(c.Positions()) {
     strip_ = kernels_.MostCols();
     block_ = EvenBlock(count_, kMostBlockCols, strip_);
-    panels_ = CeilDiv(c_.rows, kernels_.MostRows());
+    panels_ = CeilDiv(c_.out_channels, kernels_.MostRows());
   }
 
   void Run() {
     packed_ = filter_scratch.Get<float>(c_.groups * panels_ * kernels_.MostRows() * depth_);
     PackFilters();
     const int64_t blocks = CeilDiv(count_, block_);
-    const int64_t products = std::max<int64_t>(1, c_.rows * block_ * depth_);
+    const int64_t products = std::max<int64_t>(1, c_.out_channels * block_ * depth_);
     const int64_t grain = std::max<int64_t>(1, kTaskProducts / products);
     ParallelFor(c_.images * c_.groups * blocks, grain, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) RunBlock(t / blocks, t % blocks * block_);
@@ -209,7 +209,7 @@ class Correlator {
     return packed_ + (group * panels_ + panel) * kernels_.MostRows() * depth_;
   }
   int64_t PanelRows(int64_t panel) const {
-    return std::min<int64_t>(kernels_.MostRows(), c_.rows - panel * kernels_.MostRows());
+    return std::min<int64_t>(kernels_.MostRows(), c_.out_channels - panel * kernels_.MostRows());
   }
 
   // Each panel of rows lies as (depth, rows of its tile).
@@ -225,10 +225,10 @@ class Correlator {
     float* to = const_cast<float*>(Panel(group, panel));
     const float* filters =
         c_.filter + group * c_.filter_group + panel * kernels_.MostRows() * c_.filter_row;
-    for (int64_t c = 0; c < c_.channels; c++)
-      for (int64_t t = 0; t < c_.Taps(); t++, to += width) {
-        const int64_t h = c_.down.tap_from + t / c_.across.taps * c_.down.tap_by;
-        const int64_t w = c_.across.tap_from + t % c_.across.taps * c_.across.tap_by;
+    for (int64_t c = 0; c < c_.in_channels; c++)
+      for (int64_t t = 0; t < c_.KernelSize(); t++, to += width) {
+        const int64_t h = c_.h.tap_from + t / c_.w.taps * c_.h.tap_by;
+        const int64_t w = c_.w.tap_from + t % c_.w.taps * c_.w.tap_by;
         const float* from = filters + c * c_.filter_channel + h * c_.filter_width + w;
         for (int64_t r = 0; r < width; r++) to[r] = r < rows ? from[r * c_.filter_row] : 0;
       }
@@ -237,10 +237,10 @@ class Correlator {
   // Places [place, place + block) of one group of one image.
   void RunBlock(int64_t image_group, int64_t place) const {
     const int64_t cols = std::min(block_, count_ - place);
-    const float* x = c_.x + image_group * c_.channels * Size(c_.plane);
-    float* out = c_.out + image_group * c_.rows * Size(c_.out_plane);
-    float* to = c_.Dense() ? out + place : out_scratch.Get<float>(c_.rows * cols);
-    const int64_t pitch = c_.Dense() ? Size(c_.out_plane) : cols;
+    const float* x = c_.x + image_group * c_.in_channels * Size(c_.in);
+    float* out = c_.out + image_group * c_.out_channels * Size(c_.out_hw);
+    float* to = c_.UnitStride() ? out + place : out_scratch.Get<float>(c_.out_channels * cols);
+    const int64_t pitch = c_.UnitStride() ? Size(c_.out_hw) : cols;
     float* packed = block_scratch.Get<float>(std::min(kMostK, depth_) * kPitch);
     TapReader reader = reader_;
     reader.Aim(place, cols);
@@ -251,15 +251,15 @@ class Correlator {
       Multiply(image_group % c_.groups, k, depth, packed, cols, to, pitch);
     }
     if (c_.bias) AddBias(image_group % c_.groups, to, pitch, cols);
-    if (!c_.Dense()) Scatter(to, place, cols, out);
+    if (!c_.UnitStride()) Scatter(to, place, cols, out);
   }
 
   // Lies as (depth, kPitch); what is behind the columns is anything.
   DLSYS_INLINE void PackBlock(TapReader* reader, const float* x, int64_t cols, int64_t k,
                               int64_t depth, float* to) const {
-    const int64_t taps = c_.Taps();
+    const int64_t taps = c_.KernelSize();
     for (int64_t d = k; d < k + depth; d++, to += kPitch) {
-      if (d == k || d % taps == 0) reader->Load(x + d / taps * Size(c_.plane));
+      if (d == k || d % taps == 0) reader->Load(x + d / taps * Size(c_.in));
       const float* seen = reader->Read(d % taps, to);
       if (seen != to) std::copy(seen, seen + cols, to);
     }
@@ -286,18 +286,18 @@ class Correlator {
   }
 
   void AddBias(int64_t group, float* to, int64_t pitch, int64_t cols) const {
-    for (int64_t r = 0; r < c_.rows; r++) {
-      const float bias = c_.bias[group * c_.rows + r];
+    for (int64_t r = 0; r < c_.out_channels; r++) {
+      const float bias = c_.bias[group * c_.out_channels + r];
       for (int64_t j = 0; j < cols; j++) to[r * pitch + j] += bias;
     }
   }
 
   void Scatter(const float* from, int64_t place, int64_t cols, float* out) const {
-    for (int64_t r = 0; r < c_.rows; r++, out += Size(c_.out_plane))
+    for (int64_t r = 0; r < c_.out_channels; r++, out += Size(c_.out_hw))
       for (int64_t k = place; k < place + cols; k++) {
-        const int64_t i = k / c_.across.count, j = k % c_.across.count;
-        out[(c_.down.out_from + i * c_.down.out_by) * c_.out_plane.w + c_.across.out_from +
-            j * c_.across.out_by] = *from++;
+        const int64_t i = k / c_.w.count, j = k % c_.w.count;
+        out[(c_.h.out_from + i * c_.h.out_by) * c_.out_hw.w + c_.w.out_from +
+            j * c_.w.out_by] = *from++;
       }
   }
 
@@ -310,7 +310,7 @@ class Correlator {
 };
 
 void Correlate(const Correlation& c) {
-  if (c.images && c.rows && c.groups && c.Count()) Correlator(c).Run();
+  if (c.images && c.out_channels && c.groups && c.Positions()) Correlator(c).Run();
 }
 
 // ---- the gradient for the filter ----
@@ -319,13 +319,13 @@ class FilterSum {
  public:
   FilterSum(const Conv& conv, const float* x, const float* dy)
       : c_(conv),
-        reader_(ForwardSweep(c_.out.h, c_.size.h, c_.stride.h, c_.before.h, c_.dilation.h),
-                ForwardSweep(c_.out.w, c_.size.w, c_.stride.w, c_.before.w, c_.dilation.w),
-                c_.plane),
+        reader_(ForwardAxis(c_.out.h, c_.kernel.h, c_.stride.h, c_.pad.h, c_.dilation.h),
+                ForwardAxis(c_.out.w, c_.kernel.w, c_.stride.w, c_.pad.w, c_.dilation.w),
+                c_.in),
         x_(x),
         dy_(dy),
         rows_(c_.GroupFilters()),
-        cols_(c_.GroupChannels() * Size(c_.size)) {}
+        cols_(c_.GroupChannels() * Size(c_.kernel)) {}
 
   void Run(float* df) const {
     const int64_t size = c_.groups * rows_ * cols_;
@@ -401,7 +401,7 @@ class FilterSum {
   // Each strip of taps lies as (depth, strip).
   void PackRight(int64_t group, int64_t col, int64_t cols, int64_t q, int64_t depth,
                  float* to) const {
-    const int64_t strip = kernels_.MostCols(), taps = Size(c_.size);
+    const int64_t strip = kernels_.MostCols(), taps = Size(c_.kernel);
     constexpr int64_t kLine = kPackRows + TapReader::kSlack;
     float lines[kMostTileCols * kLine];
     TapReader reader = reader_;
@@ -409,12 +409,12 @@ class FilterSum {
       const int64_t n = std::min(strip, cols - s);
       if (n < strip) std::fill(to, to + strip * depth, 0.f);
       ForPieces(q, depth, [&](int64_t image, int64_t place, int64_t run, int64_t k) {
-        const float* x = x_ + (image * c_.c + group * c_.GroupChannels()) * Size(c_.plane);
+        const float* x = x_ + (image * c_.c + group * c_.GroupChannels()) * Size(c_.in);
         reader.Aim(place, run);
         Dispatch([&]() __attribute__((always_inline)) {
           for (int64_t j = 0; j < n; j++) {
             const int64_t tap = col + s + j;
-            if (j == 0 || tap % taps == 0) reader.Load(x + tap / taps * Size(c_.plane));
+            if (j == 0 || tap % taps == 0) reader.Load(x + tap / taps * Size(c_.in));
             const float* seen = reader.Read(tap % taps, lines + j * kLine);
             if (seen != lines + j * kLine) std::copy(seen, seen + run, lines + j * kLine);
           }
@@ -465,7 +465,7 @@ void GemmForward(const Conv& conv, const float* x, const float* f, const float* 
 // A tap that is not finite would make NaN with the zeros around dy, in elements that it has no part
 // in: then the sum goes tap by tap.
 void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx) {
-  if (!AllFinite(f, conv.o * conv.GroupChannels() * Size(conv.size)))
+  if (!AllFinite(f, conv.o * conv.GroupChannels() * Size(conv.kernel)))
     return DirectDataGradient(conv, f, dy, dx);
   for (int64_t phase = 0; phase < conv.stride.h * conv.stride.w; phase++)
     Correlate(DataGradient(conv, f, dy, dx, phase));

@@ -38,8 +38,8 @@ const int32_t* Indices(const char* op, const DLArray* a) {
 
 template <class F>
 void ForPlanes(const Pool& p, const F& body) {
-  const int64_t work = std::max(Size(p.plane), Size(p.out) * Size(p.size));
-  ParallelFor(p.planes, RowGrain(work), [&](int64_t begin, int64_t end) {
+  const int64_t work = std::max(Size(p.in), Size(p.out) * Size(p.window));
+  ParallelFor(p.nc, RowGrain(work), [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k++) body(k);
   });
 }
@@ -47,12 +47,12 @@ void ForPlanes(const Pool& p, const F& body) {
 // The first largest element of a window, where NaN is larger than every number. Dilation is a
 // constant where there is none.
 DLSYS_INLINE int64_t FindMax(const Pool& p, const float* x, const Seen& down, const Seen& across,
-                             Pair dilation) {
+                             HW dilation) {
   int64_t best =
-      (down.first + down.begin * dilation.h) * p.plane.w + across.first + across.begin * dilation.w;
+      (down.first + down.begin * dilation.h) * p.in.w + across.first + across.begin * dilation.w;
   float largest = x[best];
   for (int64_t a = down.begin; a < down.end; a++) {
-    const int64_t row = (down.first + a * dilation.h) * p.plane.w + across.first;
+    const int64_t row = (down.first + a * dilation.h) * p.in.w + across.first;
     for (int64_t b = across.begin; b < across.end; b++) {
       const int64_t at = row + b * dilation.w;
       const float value = x[at];
@@ -71,11 +71,11 @@ constexpr int64_t kWide = 16;
 DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& down,
                                    const Seen& across) {
   int64_t n = across.end - across.begin, rows = down.end - down.begin;
-  const float* row = x + (down.first + down.begin) * p.plane.w + across.first + across.begin;
-  if (n == p.plane.w) n *= rows, rows = 1;  // they lie one behind the other
+  const float* row = x + (down.first + down.begin) * p.in.w + across.first + across.begin;
+  if (n == p.in.w) n *= rows, rows = 1;  // they lie one behind the other
   const float* best = nullptr;
   float largest = 0;
-  for (; rows > 0; rows--, row += p.plane.w) {
+  for (; rows > 0; rows--, row += p.in.w) {
     int nan = 0;
     for (int64_t b = 0; b < n; b++) nan |= row[b] != row[b];
     if (nan) return FindMax(p, x, down, across, {1, 1});
@@ -96,19 +96,19 @@ DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& do
 template <bool kDilated>
 void MaxOfPlanes(const Pool& p, const float* x, float* y, int32_t* argmax) {
   ForPlanes(p, [&](int64_t plane) {
-    const float* data = x + plane * Size(p.plane);
+    const float* data = x + plane * Size(p.in);
     int64_t k = plane * Size(p.out);
     for (int64_t i = 0; i < p.out.h; i++) {
       const Seen down = kDilated
-                            ? SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h, p.dilation.h)
-                            : SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h);
+                            ? SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h, p.dilation.h)
+                            : SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);
       for (int64_t j = 0; j < p.out.w; j++, k++) {
         const Seen across =
-            kDilated ? SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w, p.dilation.w)
-                     : SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w);
+            kDilated ? SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w, p.dilation.w)
+                     : SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w);
         int64_t best = 0;
         if (kDilated || across.end - across.begin < kWide)
-          best = FindMax(p, data, down, across, kDilated ? p.dilation : Pair{1, 1});
+          best = FindMax(p, data, down, across, kDilated ? p.dilation : HW{1, 1});
         else
           Dispatch([&]() __attribute__((always_inline)) {
             best = FindMaxByRows(p, data, down, across);
@@ -145,10 +145,10 @@ void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, in
   CheckSameShape(op, dy, argmax);
   const Pool p = CheckedPool(op, dx, dy, size, stride, before, dilation);
   ForPlanes(p, [&](int64_t plane) {
-    float* data = to + plane * Size(p.plane);
-    std::fill(data, data + Size(p.plane), 0.f);
+    float* data = to + plane * Size(p.in);
+    std::fill(data, data + Size(p.in), 0.f);
     for (int64_t k = plane * Size(p.out); k < (plane + 1) * Size(p.out); k++)
-      if (at[k] >= 0 && at[k] < Size(p.plane)) data[at[k]] += from[k];
+      if (at[k] >= 0 && at[k] < Size(p.in)) data[at[k]] += from[k];
   });
 }
 
@@ -158,11 +158,11 @@ void MaxPool2dRead(const DLArray* x, const DLArray* argmax, DLArray* y) {
   const int32_t* at = Indices(op, argmax);
   float* to = Output(op, y);
   CheckSameShape(op, argmax, y);
-  CheckPlanes(op, x);
-  CheckPlanes(op, y);
+  CheckNchw(op, x);
+  CheckNchw(op, y);
   if (x->shape[0] != y->shape[0] || x->shape[1] != y->shape[1])
     Fail("%s: shapes do not fit: %s and %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
-  const int64_t plane = Size(PlaneOf(x)), out = Size(PlaneOf(y));
+  const int64_t plane = Size(SpatialOf(x)), out = Size(SpatialOf(y));
   ParallelFor(x->shape[0] * x->shape[1], RowGrain(out), [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; p++)
       for (int64_t k = p * out; k < (p + 1) * out; k++)
@@ -179,12 +179,12 @@ DLSYS_INLINE int64_t Covered(const Seen& seen, int64_t size, int64_t padded, boo
 
 struct Mean {
   Pool pool;
-  Pair padded;  // the plane with the padding behind it
+  HW padded;  // the plane with the padding behind it
   bool padding;
 
   double Share(const Seen& down, const Seen& across) const {
-    const int64_t count = Covered(down, pool.size.h, padded.h, padding) *
-                          Covered(across, pool.size.w, padded.w, padding);
+    const int64_t count = Covered(down, pool.window.h, padded.h, padding) *
+                          Covered(across, pool.window.w, padded.w, padding);
     return 1. / (double)count;
   }
 };
@@ -192,8 +192,8 @@ struct Mean {
 Mean CheckedMean(const char* op, const DLArray* x, const DLArray* y, int64_t size, int64_t stride,
                  int64_t before, int64_t after, int64_t padding) {
   const Pool p = CheckedPool(op, x, y, size, stride, before);
-  const Pair behind = Unpack(after);
-  return {p, {p.plane.h + behind.h, p.plane.w + behind.w}, padding != 0};
+  const HW behind = Unpack(after);
+  return {p, {p.in.h + behind.h, p.in.w + behind.w}, padding != 0};
 }
 
 // Calls window(k, down, across) for each window k of a plane.
@@ -201,9 +201,9 @@ template <class F>
 DLSYS_INLINE void ForWindows(const Pool& p, const F& window) {
   int64_t k = 0;
   for (int64_t i = 0; i < p.out.h; i++) {
-    const Seen down = SeenBy(i, p.size.h, p.stride.h, p.before.h, p.plane.h);
+    const Seen down = SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);
     for (int64_t j = 0; j < p.out.w; j++, k++)
-      window(k, down, SeenBy(j, p.size.w, p.stride.w, p.before.w, p.plane.w));
+      window(k, down, SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w));
   }
 }
 
@@ -216,13 +216,13 @@ void AvgPool2d(const DLArray* x, DLArray* y, int64_t size, int64_t stride, int64
   const Pool& p = mean.pool;
   if (!Numel(y)) return;
   ForPlanes(p, [&](int64_t plane) {
-    const float* data = from + plane * Size(p.plane);
+    const float* data = from + plane * Size(p.in);
     float* out = to + plane * Size(p.out);
     ForWindows(p, [&](int64_t k, const Seen& down, const Seen& across) {
       double sum = 0;
       for (int64_t a = down.begin; a < down.end; a++)
         for (int64_t b = across.begin; b < across.end; b++)
-          sum += data[(down.first + a) * p.plane.w + across.first + b];
+          sum += data[(down.first + a) * p.in.w + across.first + b];
       out[k] = (float)(sum * mean.Share(down, across));
     });
   });
@@ -236,14 +236,14 @@ void AvgPool2dGradient(const DLArray* dy, DLArray* dx, int64_t size, int64_t str
   const Mean mean = CheckedMean(op, dx, dy, size, stride, before, after, padding);
   const Pool& p = mean.pool;
   ForPlanes(p, [&](int64_t plane) {
-    float* data = to + plane * Size(p.plane);
+    float* data = to + plane * Size(p.in);
     const float* gradient = from + plane * Size(p.out);
-    std::fill(data, data + Size(p.plane), 0.f);
+    std::fill(data, data + Size(p.in), 0.f);
     ForWindows(p, [&](int64_t k, const Seen& down, const Seen& across) {
       const float share = (float)(gradient[k] * mean.Share(down, across));
       for (int64_t a = down.begin; a < down.end; a++)
         for (int64_t b = across.begin; b < across.end; b++)
-          data[(down.first + a) * p.plane.w + across.first + b] += share;
+          data[(down.first + a) * p.in.w + across.first + b] += share;
     });
   });
 }

@@ -46,7 +46,7 @@ const std::vector<Choice>& ChoicesOf() {
 
 // The algorithm, and in `at` its variant.
 template <Pass kPass>
-const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, Place* at) {
+const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, ConvCall* at) {
   if (choice == 0) {
     for (const ConvAlgorithm* algorithm : kAlgorithms)
       if (algorithm->fits(*at, conv)) return *algorithm;
@@ -64,7 +64,7 @@ const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, Place* at) {
 
 void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t before,
             int64_t dilation, int64_t groups, int64_t choice, int64_t precision, DLStream stream) {
-  Place at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
+  ConvCall at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
   Enter(at.op, y, x, f);
   const Conv conv = CheckedConv(at.op, x, f, y, stride, before, dilation, groups);
   const float *data = In(at.op, x), *filter = In(at.op, f);
@@ -77,7 +77,7 @@ void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int6
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y, int64_t stride,
                 int64_t before, int64_t dilation, int64_t groups, int64_t choice, int64_t precision,
                 DLStream stream) {
-  Place at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
+  ConvCall at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
   Enter(at.op, y, x, f, bias);
   const Conv conv = CheckedConv(at.op, x, f, y, stride, before, dilation, groups);
   if (bias->ndim != 1 || bias->shape[0] != conv.o)
@@ -94,7 +94,7 @@ void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_
                         int64_t before, int64_t dilation, int64_t groups, int64_t choice,
                         int64_t precision, DLStream stream) {
   const char* op = "conv2d_data_gradient";
-  Place at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
+  ConvCall at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, dx, f, dy);
   const Conv conv = CheckedConv(at.op, dx, f, dy, stride, before, dilation, groups);
   const float *filter = In(at.op, f), *gradient = In(at.op, dy);
@@ -108,7 +108,7 @@ void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, int6
                           int64_t before, int64_t dilation, int64_t groups, int64_t choice,
                           int64_t precision, DLStream stream) {
   const char* op = "conv2d_filter_gradient";
-  Place at{op, df->ctx, stream, CheckedPrecision(op, precision)};
+  ConvCall at{op, df->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, df, x, dy);
   const Conv conv = CheckedConv(at.op, x, df, dy, stride, before, dilation, groups);
   const float *data = In(at.op, x), *gradient = In(at.op, dy);

@@ -10,17 +10,17 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kByRule = -1;
+constexpr int kHeuristic = -1;
 
 // Where, for whom and how: the operator's name for messages, the device and the stream; how exactly
 // to multiply, and by which variant of an algorithm. A variant that does not do a convolution fails
 // with DL_NOT_APPLICABLE; by rule an algorithm finds one that does.
-struct Place {
+struct ConvCall {
   const char* op;
   DLContext ctx;
   DLStream stream;
   Precision precision;
-  int variant = kByRule;
+  int variant = kHeuristic;
 };
 
 enum class Pass { kForward, kDataGradient, kFilterGradient };
@@ -30,12 +30,12 @@ struct ConvAlgorithm {
   const char* name;
   std::vector<std::string> (*variants)(Pass pass);
   const char* (*source)();  // as in registry.h
-  bool (*fits)(const Place& at, const Conv& conv);
-  void (*forward)(const Place& at, const Conv& conv, const float* x, const float* f,
+  bool (*fits)(const ConvCall& at, const Conv& conv);
+  void (*forward)(const ConvCall& at, const Conv& conv, const float* x, const float* f,
                   const float* bias, float* y);
-  void (*data_gradient)(const Place& at, const Conv& conv, const float* f, const float* dy,
+  void (*data_gradient)(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
                         float* dx);
-  void (*filter_gradient)(const Place& at, const Conv& conv, const float* x, const float* dy,
+  void (*filter_gradient)(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
                           float* df);
 };
 

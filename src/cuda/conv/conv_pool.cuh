@@ -1,5 +1,5 @@
-// What the kernels of small convolutions share: planes in shared memory with their padding, and
-// sums over filters and taps in registers.
+// What the kernels of small convolutions share: input in shared memory with their padding, and
+// sums over filters and kernel_size in registers.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_pool.h"
@@ -7,7 +7,7 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kMostShared = 48 * 1024 / (int)sizeof(float);  // floats that any block may have
+constexpr int kMaxSharedFloats = 48 * 1024 / (int)sizeof(float);  // floats that any block may have
 constexpr int kSlack = 8;  // floats behind the last row that a thread may read and not use
 
 inline int RoundUp(int64_t n, int to) { return (int)((n + to - 1) / to * to); }
@@ -38,12 +38,12 @@ struct Vectors {
   }
 };
 
-constexpr int kOutputChoices[] = {2, 4, 6};  // of a thread
+constexpr int kOutputsPerThread[] = {2, 4, 6};  // of a thread
 
-inline int PitchOf(int choice, int64_t groups) {
+inline int PitchOf(int option, int64_t groups) {
   using Pitch = int (*)(int64_t);
   static constexpr Pitch pitches[] = {Vectors<2>::Pitch, Vectors<4>::Pitch, Vectors<6>::Pitch};
-  return pitches[choice](groups);
+  return pitches[option](groups);
 }
 
 // Planes in shared memory: `rows` of `width` floats, `pitch` and `plane` floats apart.
@@ -51,13 +51,13 @@ struct Frame {
   int rows, width, pitch, plane;
 };
 
-// Copies planes of h x w elements so that element (0, 0) comes to (top, left), zeros around them.
-__device__ inline void LoadPlanes(const float* from, int planes, int h, int w, int top, int left,
-                                  const Frame& frame, float* to) {
+// Copies input of h x w elements so that element (0, 0) comes to (top, left), zeros around them.
+__device__ inline void LoadInput(const float* from, int input, int h, int w, int top, int left,
+                                 const Frame& frame, float* to) {
   const int across = frame.width > 16 ? 32 : frame.width > 8 ? 16 : 8;  // threads a row
   const int lane = (int)threadIdx.x % across, step = (int)blockDim.x / across;
 #pragma unroll 4
-  for (int k = (int)threadIdx.x / across; k < planes * frame.rows; k += step) {
+  for (int k = (int)threadIdx.x / across; k < input * frame.rows; k += step) {
     const int plane = k / frame.rows, row = k - plane * frame.rows, i = row - top;
     const float* source = from + ((int64_t)plane * h + i) * w - left;
     float* target = to + plane * frame.plane + row * frame.pitch;
@@ -82,14 +82,15 @@ __device__ __forceinline__ void ReadRow(const float* from, float (&to)[kCount]) 
   }
 }
 
-// sum[o][i * kSide + j] += over channels and taps of the filters for kOutputs outputs times x, for
-// a patch of kSide x kSide places whose first tap meets x[0]. Filters are (channels, kh, kw,
-// pitch); kw is at most kTaps, by less than two or down to 1 for kTaps = 3.
-template <int kTaps, int kSide, int kOutputs>
+// sum[o][i * kSide + j] += over channels and kernel_size of the filters for kOutputs outputs times
+// x, for a patch of kSide x kSide positions whose first kernel_offset meets x[0]. Filters are
+// (channels, kh, kw, pitch); kw is at most kKernelW, by less than two or down to 1 for kKernelW
+// = 3.
+template <int kKernelW, int kSide, int kOutputs>
 __device__ __forceinline__ void Correlate(const float* x, int channels, const Frame& frame, int kh,
                                           int kw, const float* filter, int pitch,
                                           float (&sum)[kOutputs][kSide * kSide]) {
-  constexpr int kRow = kSide + kTaps - 1, kLeast = kTaps == 3 ? 1 : kTaps - 1;
+  constexpr int kRow = kSide + kKernelW - 1, kLeast = kKernelW == 3 ? 1 : kKernelW - 1;
   for (int c = 0; c < channels; c++, x += frame.plane) {
     float rows[kSide][kRow];
 #pragma unroll
@@ -103,7 +104,7 @@ __device__ __forceinline__ void Correlate(const float* x, int channels, const Fr
         for (int j = 0; j < kRow; j++) rows[i - 1][j] = rows[i][j];
       ReadRow<kSide>(next, rows[kSide - 1]);
 #pragma unroll
-      for (int b = 0; b < kTaps; b++) {
+      for (int b = 0; b < kKernelW; b++) {
         if (b >= kLeast && b >= kw) continue;
         float weights[kOutputs];
         Vectors<kOutputs>::Read(filter + b * pitch, weights);
@@ -117,15 +118,15 @@ __device__ __forceinline__ void Correlate(const float* x, int channels, const Fr
   }
 }
 
-// What a choice of outputs a thread costs: `instructions` of each of `threads`, which wait for each
+// What a option of outputs a thread costs: `instructions` of each of `threads`, which wait for each
 // other less the more warps a scheduler has.
 inline double CostOf(double threads, double instructions, int multiprocessors) {
   const double warps = threads / 32 / (4 * multiprocessors);
   return instructions * (0.5 + (warps > 1 ? warps : 1));
 }
 
-// The instantiation for filters of this width: 3, 5 or 7 taps.
-inline int TapsFor(int64_t width) { return width <= 3 ? 0 : width <= 5 ? 1 : 2; }
+// The instantiation for filters of this width: 3, 5 or 7 kernel_size.
+inline int KernelWidthIndex(int64_t width) { return width <= 3 ? 0 : width <= 5 ? 1 : 2; }
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -162,7 +162,7 @@ std::vector<std::string> Variants(Pass pass) {
 // Descriptors of a convolution and a borrowed handle on the stream, for one call.
 class Call {
  public:
-  Call(const Place& at, const Conv& conv, Pass pass)
+  Call(const ConvCall& at, const Conv& conv, Pass pass)
       : at_(at),
         c_(conv),
         pass_(pass),
@@ -221,19 +221,19 @@ class Call {
     Do(l.create_tensor(&bias_));
     Do(l.create_filter(&f_));
     Do(l.create_convolution(&conv_));
-    Do(l.set_tensor(x_, kNchw, kFloat, (int)c.n, (int)c.c, (int)c.plane.h, (int)c.plane.w));
+    Do(l.set_tensor(x_, kNchw, kFloat, (int)c.n, (int)c.c, (int)c.in.h, (int)c.in.w));
     Do(l.set_tensor(y_, kNchw, kFloat, (int)c.n, (int)c.o, (int)c.out.h, (int)c.out.w));
     Do(l.set_tensor(bias_, kNchw, kFloat, 1, (int)c.o, 1, 1));
-    Do(l.set_filter(f_, kFloat, kNchw, (int)c.o, (int)c.GroupChannels(), (int)c.size.h,
-                    (int)c.size.w));
-    Do(l.set_convolution(conv_, (int)c.before.h, (int)c.before.w, (int)c.stride.h, (int)c.stride.w,
+    Do(l.set_filter(f_, kFloat, kNchw, (int)c.o, (int)c.GroupChannels(), (int)c.kernel.h,
+                    (int)c.kernel.w));
+    Do(l.set_convolution(conv_, (int)c.pad.h, (int)c.pad.w, (int)c.stride.h, (int)c.stride.w,
                          (int)c.dilation.h, (int)c.dilation.w, kCrossCorrelation, kFloat));
     Do(l.set_groups(conv_, (int)c.groups));
     const bool tf32 = at_.precision == Precision::kTf32 && !algorithm_.transforms;
     Do(l.set_math(conv_, tf32 ? kTensorOpMath : kFmaMath));
   }
 
-  const Place& at_;
+  const ConvCall& at_;
   const Conv& c_;
   Pass pass_;
   const Algorithm& algorithm_;
@@ -251,18 +251,18 @@ bool FitsAxis(int64_t plane, int64_t size, int64_t out, int64_t stride, int64_t 
   return room >= 0 && room / stride + 1 == out;
 }
 
-bool Fits(const Place& at, const Conv& c) {
+bool Fits(const ConvCall& at, const Conv& c) {
   constexpr int64_t kMost = INT32_MAX;
-  if (at.variant == kByRule) return false;
-  const int64_t least = std::min({c.n, c.c, c.o, Size(c.plane), Size(c.size), Size(c.out)});
-  const int64_t largest = std::max(c.c * Size(c.plane), c.o * Size(c.out));
-  if (least < 1 || largest > kMost / c.n || c.o * c.GroupChannels() * Size(c.size) > kMost)
+  if (at.variant == kHeuristic) return false;
+  const int64_t least = std::min({c.n, c.c, c.o, Size(c.in), Size(c.kernel), Size(c.out)});
+  const int64_t largest = std::max(c.c * Size(c.in), c.o * Size(c.out));
+  if (least < 1 || largest > kMost / c.n || c.o * c.GroupChannels() * Size(c.kernel) > kMost)
     return false;
-  return FitsAxis(c.plane.h, c.size.h, c.out.h, c.stride.h, c.before.h, c.dilation.h) &&
-         FitsAxis(c.plane.w, c.size.w, c.out.w, c.stride.w, c.before.w, c.dilation.w);
+  return FitsAxis(c.in.h, c.kernel.h, c.out.h, c.stride.h, c.pad.h, c.dilation.h) &&
+         FitsAxis(c.in.w, c.kernel.w, c.out.w, c.stride.w, c.pad.w, c.dilation.w);
 }
 
-void CudnnForward(const Place& at, const Conv& conv, const float* x, const float* f,
+void CudnnForward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
                   const float* bias, float* y) {
   Source();
   Call call(at, conv, Pass::kForward);
@@ -270,13 +270,13 @@ void CudnnForward(const Place& at, const Conv& conv, const float* x, const float
   if (bias) call.AddBias(bias, y);
 }
 
-void CudnnDataGradient(const Place& at, const Conv& conv, const float* f, const float* dy,
+void CudnnDataGradient(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
                        float* dx) {
   Source();
   Call(at, conv, Pass::kDataGradient).Run(f, dy, dx);
 }
 
-void CudnnFilterGradient(const Place& at, const Conv& conv, const float* x, const float* dy,
+void CudnnFilterGradient(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
                          float* df) {
   Source();
   Call(at, conv, Pass::kFilterGradient).Run(x, dy, df);

@@ -14,13 +14,13 @@ namespace {
 
 // Pool with 32-bit sizes; `after` is the padding behind the plane that a mean counts, if it does.
 struct Windows {
-  int plane_h, plane_w, out_h, out_w, size_h, size_w, stride_h, stride_w, before_h, before_w;
+  int in_h, in_w, out_h, out_w, window_h, window_w, stride_h, stride_w, pad_h, pad_w;
   int padded_h, padded_w;
   bool count_padding;
   int dilation_h, dilation_w;
 
-  __device__ int Plane() const { return plane_h * plane_w; }
-  __device__ int Out() const { return out_h * out_w; }
+  __device__ int InSize() const { return in_h * in_w; }
+  __device__ int OutSize() const { return out_h * out_w; }
 };
 
 // The elements [begin, end) along one axis that a window covers.
@@ -34,12 +34,12 @@ __device__ __forceinline__ Range Seen(int window, int size, int stride, int befo
 }
 
 // The taps [begin, end) along one axis that lie on the plane, `dilation` apart from `first` on.
-struct Taps {
+struct DilatedRange {
   int first, begin, end;
 };
 
-__device__ __forceinline__ Taps Met(int window, int size, int stride, int before, int dilation,
-                                    int plane) {
+__device__ __forceinline__ DilatedRange SeenDilated(int window, int size, int stride, int before,
+                                                    int dilation, int plane) {
   const int first = window * stride - before;
   return {first, first < 0 ? (dilation - 1 - first) / dilation : 0,
           min(size, (plane - 1 - first) / dilation + 1)};
@@ -53,12 +53,12 @@ __device__ __forceinline__ Range Covering(int at, int size, int stride, int befo
 
 // Where item k of planes of `size` elements, `width` across, lies. Index is unsigned when it fits,
 // for 64-bit division is slow.
-struct Spot {
-  int64_t plane;
+struct Position {
+  int64_t nc;
   int h, w;
 };
 template <class Index>
-__device__ __forceinline__ Spot SpotOf(Index k, int size, int width) {
+__device__ __forceinline__ Position PositionOf(Index k, int size, int width) {
   const Index plane = k / (Index)size;
   const int place = (int)(k - plane * (Index)size);
   return {(int64_t)plane, place / width, place % width};
@@ -68,18 +68,18 @@ template <class Index>
 __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                               int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Spot spot = SpotOf((Index)k, p.Out(), p.out_w);
-    const float* plane = x + spot.plane * p.Plane();
-    const Range rows = Seen(spot.h, p.size_h, p.stride_h, p.before_h, p.plane_h);
-    const Range cols = Seen(spot.w, p.size_w, p.stride_w, p.before_w, p.plane_w);
-    int best = rows.begin * p.plane_w + cols.begin;
+    const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
+    const float* plane = x + position.nc * p.InSize();
+    const Range rows = Seen(position.h, p.window_h, p.stride_h, p.pad_h, p.in_h);
+    const Range cols = Seen(position.w, p.window_w, p.stride_w, p.pad_w, p.in_w);
+    int best = rows.begin * p.in_w + cols.begin;
     float largest = plane[best];
     for (int i = rows.begin; i < rows.end; i++) {
       for (int j = cols.begin; j < cols.end; j++) {
-        const float value = plane[i * p.plane_w + j];
+        const float value = plane[i * p.in_w + j];
         if (!(value <= largest) && largest == largest) {  // NaN is larger than every number
           largest = value;
-          best = i * p.plane_w + j;
+          best = i * p.in_w + j;
         }
       }
     }
@@ -93,14 +93,16 @@ template <class Index>
 __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                                      int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Spot spot = SpotOf((Index)k, p.Out(), p.out_w);
-    const float* plane = x + spot.plane * p.Plane();
-    const Taps rows = Met(spot.h, p.size_h, p.stride_h, p.before_h, p.dilation_h, p.plane_h);
-    const Taps cols = Met(spot.w, p.size_w, p.stride_w, p.before_w, p.dilation_w, p.plane_w);
+    const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
+    const float* plane = x + position.nc * p.InSize();
+    const DilatedRange rows =
+        SeenDilated(position.h, p.window_h, p.stride_h, p.pad_h, p.dilation_h, p.in_h);
+    const DilatedRange cols =
+        SeenDilated(position.w, p.window_w, p.stride_w, p.pad_w, p.dilation_w, p.in_w);
     int best = -1;
     float largest = 0.f;
     for (int i = rows.begin; i < rows.end; i++) {
-      const int row = (rows.first + i * p.dilation_h) * p.plane_w + cols.first;
+      const int row = (rows.first + i * p.dilation_h) * p.in_w + cols.first;
       for (int j = cols.begin; j < cols.end; j++) {
         const float value = plane[row + j * p.dilation_w];
         if (best < 0 || (!(value <= largest) && largest == largest)) {
@@ -120,11 +122,11 @@ template <class Index>
 __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
                                       float* dx, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Spot spot = SpotOf((Index)k, p.Plane(), p.plane_w);
-    const int64_t first = spot.plane * p.Out();
-    const int mine = spot.h * p.plane_w + spot.w;
-    const Range rows = Covering(spot.h, p.size_h, p.stride_h, p.before_h, p.out_h);
-    const Range cols = Covering(spot.w, p.size_w, p.stride_w, p.before_w, p.out_w);
+    const Position position = PositionOf((Index)k, p.InSize(), p.in_w);
+    const int64_t first = position.nc * p.OutSize();
+    const int mine = position.h * p.in_w + position.w;
+    const Range rows = Covering(position.h, p.window_h, p.stride_h, p.pad_h, p.out_h);
+    const Range cols = Covering(position.w, p.window_w, p.stride_w, p.pad_w, p.out_w);
     float sum = 0.f;
     for (int i = rows.begin; i < rows.end; i++) {
       for (int j = cols.begin; j < cols.end; j++) {
@@ -137,30 +139,30 @@ __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const in
 }
 
 // The same for windows of 2 x 2 that tile the plane, a thread a window; those past the last are the
-// plane's odd row and column. pairs: two neighbours are aligned.
+// plane's odd row and column. aligned2: two neighbours are aligned.
 template <class Index>
 __global__ void MaxPoolTilesGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
-                                           float* dx, bool pairs, int64_t tiles) {
-  const int tiles_h = (p.plane_h + 1) / 2, tiles_w = (p.plane_w + 1) / 2;
+                                           float* dx, bool aligned2, int64_t tiles) {
+  const int tiles_h = (p.in_h + 1) / 2, tiles_w = (p.in_w + 1) / 2;
   for (int64_t k = FirstItem(); k < tiles; k += ItemStep()) {
-    const Spot spot = SpotOf((Index)k, tiles_h * tiles_w, tiles_w);
-    const int64_t window = spot.plane * p.Out() + spot.h * p.out_w + spot.w;
-    const bool exists = spot.h < p.out_h && spot.w < p.out_w;
+    const Position position = PositionOf((Index)k, tiles_h * tiles_w, tiles_w);
+    const int64_t window = position.nc * p.OutSize() + position.h * p.out_w + position.w;
+    const bool exists = position.h < p.out_h && position.w < p.out_w;
     const int best = exists ? argmax[window] : -1;
     const float gradient = exists ? dy[window] : 0.f;
-    const int first = 2 * spot.h * p.plane_w + 2 * spot.w;
+    const int first = 2 * position.h * p.in_w + 2 * position.w;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-      if (2 * spot.h + row >= p.plane_h) break;
-      const int at = first + row * p.plane_w;
-      float* to = dx + spot.plane * p.Plane() + at;
+      if (2 * position.h + row >= p.in_h) break;
+      const int at = first + row * p.in_w;
+      float* to = dx + position.nc * p.InSize() + at;
       const float left = best == at ? gradient : 0.f, right = best == at + 1 ? gradient : 0.f;
-      if (pairs) {
+      if (aligned2) {
         *(float2*)to = make_float2(left, right);
         continue;
       }
       to[0] = left;
-      if (2 * spot.w + 1 < p.plane_w) to[1] = right;
+      if (2 * position.w + 1 < p.in_w) to[1] = right;
     }
   }
 }
@@ -175,44 +177,45 @@ __global__ void MaxPoolReadKernel(const float* x, const int32_t* argmax, float* 
 }
 
 // By how many elements window (i, j) divides.
-__device__ __forceinline__ float CountOf(const Windows& p, int i, int j) {
+__device__ __forceinline__ float DivisorOf(const Windows& p, int i, int j) {
   if (p.count_padding) {
-    const int first_h = i * p.stride_h - p.before_h, first_w = j * p.stride_w - p.before_w;
-    return (float)min(p.size_h, p.padded_h - first_h) * (float)min(p.size_w, p.padded_w - first_w);
+    const int first_h = i * p.stride_h - p.pad_h, first_w = j * p.stride_w - p.pad_w;
+    return (float)min(p.window_h, p.padded_h - first_h) *
+           (float)min(p.window_w, p.padded_w - first_w);
   }
-  const Range rows = Seen(i, p.size_h, p.stride_h, p.before_h, p.plane_h);
-  const Range cols = Seen(j, p.size_w, p.stride_w, p.before_w, p.plane_w);
+  const Range rows = Seen(i, p.window_h, p.stride_h, p.pad_h, p.in_h);
+  const Range cols = Seen(j, p.window_w, p.stride_w, p.pad_w, p.in_w);
   return (float)(rows.end - rows.begin) * (float)(cols.end - cols.begin);
 }
 
 template <class Index>
 __global__ void AvgPoolKernel(const Windows p, const float* x, float* y, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Spot spot = SpotOf((Index)k, p.Out(), p.out_w);
-    const float* plane = x + spot.plane * p.Plane();
-    const Range rows = Seen(spot.h, p.size_h, p.stride_h, p.before_h, p.plane_h);
-    const Range cols = Seen(spot.w, p.size_w, p.stride_w, p.before_w, p.plane_w);
+    const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
+    const float* plane = x + position.nc * p.InSize();
+    const Range rows = Seen(position.h, p.window_h, p.stride_h, p.pad_h, p.in_h);
+    const Range cols = Seen(position.w, p.window_w, p.stride_w, p.pad_w, p.in_w);
     float sum = 0.f;
     for (int i = rows.begin; i < rows.end; i++) {
       float of_row = 0.f;  // sums of sums keep the error of large windows small
-      for (int j = cols.begin; j < cols.end; j++) of_row += plane[i * p.plane_w + j];
+      for (int j = cols.begin; j < cols.end; j++) of_row += plane[i * p.in_w + j];
       sum += of_row;
     }
-    y[k] = sum / CountOf(p, spot.h, spot.w);
+    y[k] = sum / DivisorOf(p, position.h, position.w);
   }
 }
 
 template <class Index>
 __global__ void AvgPoolGradientKernel(const Windows p, const float* dy, float* dx, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Spot spot = SpotOf((Index)k, p.Plane(), p.plane_w);
-    const float* of_plane = dy + spot.plane * p.Out();
-    const Range rows = Covering(spot.h, p.size_h, p.stride_h, p.before_h, p.out_h);
-    const Range cols = Covering(spot.w, p.size_w, p.stride_w, p.before_w, p.out_w);
+    const Position position = PositionOf((Index)k, p.InSize(), p.in_w);
+    const float* of_plane = dy + position.nc * p.OutSize();
+    const Range rows = Covering(position.h, p.window_h, p.stride_h, p.pad_h, p.out_h);
+    const Range cols = Covering(position.w, p.window_w, p.stride_w, p.pad_w, p.out_w);
     float sum = 0.f;
     for (int i = rows.begin; i < rows.end; i++) {
       for (int j = cols.begin; j < cols.end; j++)
-        sum += of_plane[i * p.out_w + j] / CountOf(p, i, j);
+        sum += of_plane[i * p.out_w + j] / DivisorOf(p, i, j);
     }
     dx[k] = sum;
   }
@@ -220,19 +223,19 @@ __global__ void AvgPoolGradientKernel(const Windows p, const float* dy, float* d
 
 // ---- launchers ----
 
-Windows WindowsOf(const Pool& p, Pair after = {0, 0}, bool count_padding = false) {
-  return {(int)p.plane.h,
-          (int)p.plane.w,
+Windows WindowsOf(const Pool& p, HW after = {0, 0}, bool count_padding = false) {
+  return {(int)p.in.h,
+          (int)p.in.w,
           (int)p.out.h,
           (int)p.out.w,
-          (int)p.size.h,
-          (int)p.size.w,
+          (int)p.window.h,
+          (int)p.window.w,
           (int)p.stride.h,
           (int)p.stride.w,
-          (int)p.before.h,
-          (int)p.before.w,
-          (int)(p.plane.h + after.h),
-          (int)(p.plane.w + after.w),
+          (int)p.pad.h,
+          (int)p.pad.w,
+          (int)(p.in.h + after.h),
+          (int)(p.in.w + after.w),
           count_padding,
           (int)p.dilation.h,
           (int)p.dilation.w};
@@ -266,17 +269,17 @@ void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, in
   CheckSameShape(op, dy, argmax);
   Pool p = CheckedPool(op, dx, dy, size, stride, before, dilation);
   const int64_t numel = Numel(dx);
-  const Pair two{2, 2};
-  if (p.size == two && p.stride == two && p.before == Pair{0, 0} && !p.Dilated()) {
-    const int64_t tiles = p.planes * CeilDiv(p.plane.h, 2) * CeilDiv(p.plane.w, 2);
-    const bool pairs = p.plane.w % 2 == 0 && (uintptr_t)dx->data % sizeof(float2) == 0;
+  const HW two{2, 2};
+  if (p.window == two && p.stride == two && p.pad == HW{0, 0} && !p.Dilated()) {
+    const int64_t tiles = p.nc * CeilDiv(p.in.h, 2) * CeilDiv(p.in.w, 2);
+    const bool aligned2 = p.in.w % 2 == 0 && (uintptr_t)dx->data % sizeof(float2) == 0;
     return Launch(
         op,
         Fits32(tiles) ? MaxPoolTilesGradientKernel<unsigned> : MaxPoolTilesGradientKernel<int64_t>,
         Blocks(tiles), kThreads, 0, stream, WindowsOf(p), In(op, dy), Indices(op, argmax),
-        Out(op, dx), pairs, tiles);
+        Out(op, dx), aligned2, tiles);
   }
-  p.size = p.Extent();
+  p.window = p.Extent();
   Launch(op, Fits32(numel) ? MaxPoolGradientKernel<unsigned> : MaxPoolGradientKernel<int64_t>,
          Blocks(numel), kThreads, 0, stream, WindowsOf(p), In(op, dy), Indices(op, argmax),
          Out(op, dx), numel);
@@ -286,13 +289,13 @@ void MaxPool2dRead(const DLArray* x, const DLArray* argmax, DLArray* y, DLStream
   const char* op = "max_pool2d_read";
   Enter(op, y, x, argmax);
   CheckSameShape(op, argmax, y);
-  CheckPlanes(op, x);
-  CheckPlanes(op, y);
+  CheckNchw(op, x);
+  CheckNchw(op, y);
   if (x->shape[0] != y->shape[0] || x->shape[1] != y->shape[1])
     Fail("%s: shapes do not fit: %s and %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
   const int64_t numel = Numel(y);
   Launch(op, MaxPoolReadKernel, Blocks(numel), kThreads, 0, stream, In(op, x), Indices(op, argmax),
-         Out(op, y), Size(PlaneOf(x)), Size(PlaneOf(y)), numel);
+         Out(op, y), Size(SpatialOf(x)), Size(SpatialOf(y)), numel);
 }
 
 void AvgPool2d(const DLArray* x, DLArray* y, int64_t size, int64_t stride, int64_t before,
