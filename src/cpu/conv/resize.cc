@@ -77,10 +77,10 @@ void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linea
         const Readers cols = tables.cols.readers[c];
         float total = 0;
         for (int64_t i = rows.first; i <= rows.last; i++) {
-          float of_row = 0;
+          float row_sum = 0;
           for (int64_t j = cols.first; j <= cols.last; j++)
-            of_row += tables.cols.taps[j].Of(c) * image[i * y_width + j];
-          total += tables.rows.taps[i].Of(k % height) * of_row;
+            row_sum += tables.cols.taps[j].Of(c) * image[i * y_width + j];
+          total += tables.rows.taps[i].Of(k % height) * row_sum;
         }
         out[k * width + c] = total;
       }

@@ -1,11 +1,12 @@
-// Small convolutions fused with bias, relu and max-pool, and their gradient for the data; the
-// contract is in conv_small.h, the gradient for the filter in conv_small_filter.cu.
+// Direct convolution fused with bias, relu and max-pool, and its data gradient; math/conv_pool.h
+// has the contract, conv_pool_wgrad.cu the filter gradient.
 //
-// A block holds the input of an image or of a few, with their padding, and all filters in shared
-// memory; a thread sums a patch of positions for some outputs in registers. Forward the patch is a
-// window of the pool. The gradient for the data is the same sum over the input of dy, which are
-// spread out in shared memory and nowhere else: a window's dy stands where its code says, zeros
-// stand elsewhere. Several threads share the input that such a sum goes over.
+// A block keeps the padded channels of one or a few images and all filters in shared memory; a
+// thread accumulates a patch of positions for some outputs in registers. Forward a patch is a
+// pooling window. The data gradient is the same correlation with mirrored filters over dy unpooled
+// into shared memory: a window's dy stands where its code says, zeros elsewhere; channels are split
+// over threads and reduced in a fixed order. Limited by FFMA issue and by shared memory, which
+// bounds the shapes that fit.
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
@@ -14,25 +15,24 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kPatch = 2;  // positions a side, of dx
+constexpr int kPatch = 2;  // side of a patch of dx
 
-// One of both kernels: which input it reads, what it makes of them, and how it is cut.
+// A launch of either kernel: what it reads and writes, and how work is partitioned.
 struct Task {
-  int images, channels, outputs;  // input read and made of an image
-  int h, w, top, left;            // of the input read; zeros above and to the left
+  int images, channels, outputs;  // channels read and outputs written per image
+  int h, w, top, left;            // of the channels read; zeros above and to the left
   int kh, kw, window;
-  int out_h, out_w;  // of pooled input
-  int down, across;  // patches
-  int groups,
-      group_blocks;  // of outputs that a thread makes in a block; of all groups among blocks
-  int slices;        // of channels that threads share
-  int images_per_block, tiles;  // images that a block holds at a time, and how many such
+  int out_h, out_w;             // pooled
+  int down, across;             // patches
+  int groups, group_blocks;     // groups of outputs per block; blocks that share all groups
+  int slices;                   // of channels, among threads
+  int images_per_block, tiles;  // images a block holds together; tiles of so many images
   int pitch, filter_numel;
   Frame frame;
   bool relu;
 
   __device__ int Patches() const { return down * across; }
-  // The floats that the filters and the input of an image take.
+  // Floats of shared memory for the filters and one image.
   int64_t Shared() const { return filter_numel + (int64_t)channels * frame.plane + kSlack; }
 };
 
@@ -45,8 +45,8 @@ __device__ __forceinline__ void LoadFilters(const Task& t, const float* f, float
     for (int k = lane; k < rest; k += 32) to[k * t.pitch + o] = f[o * rest + k];
 }
 
-// f (channels, outputs, kernel_size) to (channels, kernel_size mirrored, pitch), `count` outputs
-// from `first` on
+// f (channels, outputs, kernel) to (channels, mirrored kernel, pitch), `count` outputs from `first`
+// on
 __device__ __forceinline__ void LoadMirrored(const Task& t, const float* f, int first, int count,
                                              float* to) {
   const int kernel_size = t.kh * t.kw, lane = (int)threadIdx.x % 32;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void LoadMirrored(const Task& t, const float* f, int 
     }
 }
 
-// The largest of a window's values and its position; with relu 0 takes over from what is below it.
+// Max of a window and its position; with relu, 0 replaces what is below it.
 template <int kCount>
 __device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, bool relu,
                                      float* largest, uint8_t* code) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, 
 #pragma unroll
   for (int k = 1; k < kCount; k++) {
     const float value = values[k] + bias;
-    const bool larger = !(value <= best) && best == best;  // NaN is larger than every number
+    const bool larger = !(value <= best) && best == best;  // NaN is larger than every other value
     best = larger ? value : best;
     position = larger ? k : position;
   }
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int tile = (int)blockIdx.x; tile < t.tiles; tile += (int)gridDim.x) {
     const int64_t first = (int64_t)tile * t.images_per_block;
     const int count = (int)min((int64_t)t.images_per_block, t.images - first);
-    __syncthreads();  // the previous tile's readers are done
+    __syncthreads();  // the previous tile has been read
     LoadInput(x + first * t.channels * t.h * t.w, count * t.channels, t.h, t.w, t.top, t.left,
               t.frame, input);
     __syncthreads();
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Writes the windows of dy, each element where its code says, into input of zeros.
+// Unpools dy: each element goes where its code says, into zeroed channels.
 __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, const uint8_t* code,
                                                float* input) {
   const int windows = t.out_h * t.out_w;
@@ -124,14 +124,14 @@ __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, c
   }
 }
 
-// To the end of the last quad, for which there is room behind the input.
+// Zeroes whole quads; there is room behind the channels.
 __device__ __forceinline__ void Clear(float* to, int numel) {
   const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
-  const int quads = (numel + 3) / 4;
+  const int quads = CeilDiv32(numel, 4);
   for (int k = (int)threadIdx.x; k < quads; k += (int)blockDim.x) ((float4*)to)[k] = zeros;
 }
 
-// Adds what the slices have summed, always in the same order, and writes dx (outputs, h, w).
+// Reduces the channel slices in a fixed order and writes dx (outputs, h, w).
 template <int kOutputs>
 __device__ __forceinline__ void ReduceSlices(const Task& t, const float* sums, int slice, int item,
                                              int items, int outputs, float* dx) {
@@ -166,8 +166,7 @@ __global__ void __launch_bounds__(kThreads)
   LoadMirrored(t, f, first, outputs, filters);
   const int items = t.groups * t.Patches();
   const int slice = (int)threadIdx.x / items, item = (int)threadIdx.x % items;
-  const int slice_channels = (t.channels + t.slices - 1) / t.slices,
-            channel = slice * slice_channels;
+  const int slice_channels = CeilDiv32(t.channels, t.slices), channel = slice * slice_channels;
   const int group = item / t.Patches(), patch = item % t.Patches();
   const int corner = (patch / t.across * t.frame.pitch + patch % t.across) * kPatch;
   for (int64_t image = blockIdx.x / t.group_blocks; image < t.images;
@@ -200,28 +199,28 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- launchers ----
 
-// Instructions of a thread that sums over `channels` input.
+// Instructions of a thread that reduces over `channels`.
 double Instructions(const Task& t, int channels, int side, int outputs) {
   const int per_offset = side * side * outputs + CeilDiv(outputs, outputs % 4 ? 2 : 4);
   return (double)channels * t.kh * (t.kw * per_offset + 2 * (side + t.kw) + 6);
 }
 
-// Lays filters and input in shared memory: rows so far apart that threads beside and below each
-// other read other banks, or as close as they fit where that takes too much.
+// Lays out shared memory: rows padded so that threads beside and below each other read different
+// banks, or tightly packed where that does not fit.
 void LayOutShared(Task* t, int side, int option) {
   t->pitch = PitchOf(option, t->groups);
-  t->filter_numel = RoundUp((int64_t)t->channels * t->kh * t->kw * t->pitch, 4);
+  t->filter_numel = (int)RoundUp((int64_t)t->channels * t->kh * t->kw * t->pitch, 4);
   const int rows = t->down * side + t->kh - 1, width = t->across * side + t->kw - 1;
-  const int close = RoundUp(width, 2), banks = side % 2 ? 32 : 16;
+  const int close = (int)RoundUp(width, 2), banks = side % 2 ? 32 : 16;
   int pitch = close;
-  while (pitch % banks != RoundUp(t->across, 2) % banks) pitch += 2;
+  while (pitch % banks != (int)RoundUp(t->across, 2) % banks) pitch += 2;
   t->frame = {rows, width, pitch, rows * pitch};
   if (t->Shared() > kMaxSharedFloats) t->frame = {rows, width, close, rows * close};
 }
 
 constexpr double kImpossible = 1e300;
 
-// The option of outputs a thread that takes the least time; cost(option) is asked for it last.
+// The option of outputs per thread with the least cost; cost(option) is evaluated for it last.
 template <class Cost>
 int LeastCost(const Cost& cost) {
   int best = 0;
@@ -239,12 +238,12 @@ int LeastCost(const Cost& cost) {
 
 int64_t Fitting(const char* op, int64_t numel) {
   if (numel > kMaxSharedFloats)
-    Fail("%s: the planes and filters of an image take %ld bytes of shared memory, of %ld", op,
+    Fail("%s: the channels and filters of an image take %ld bytes of shared memory, of %ld", op,
          (long)(numel * sizeof(float)), (long)(kMaxSharedFloats * sizeof(float)));
   return numel;
 }
 
-// As many blocks as run at once, or fewer where that leaves each as many tiles.
+// As many blocks as are resident together, or fewer where that leaves each as many tiles.
 template <class Kernel>
 unsigned Grid(const char* op, Kernel kernel, int threads, size_t nbytes, int tiles, int device) {
   int resident = 1;
@@ -255,7 +254,7 @@ unsigned Grid(const char* op, Kernel kernel, int threads, size_t nbytes, int til
 
 int RoundUpToWarps(int items) {
   const int waves = (int)CeilDiv(items, kThreads);
-  return RoundUp(CeilDiv(items, waves), 32);
+  return (int)RoundUp(CeilDiv(items, waves), 32);
 }
 
 template <int kKernelW, int kSide, int kOutputs>
@@ -290,10 +289,10 @@ Task TaskOf(const ConvPool& p) {
 
 // x, f and, where there is one, bias
 void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLArray* y,
-                DLArray* code, int64_t before, int64_t window, int64_t relu, DLStream stream) {
+                DLArray* code, int64_t pad, int64_t window, int64_t relu, DLStream stream) {
   const char* op = "conv2d_pool";
   Enter(op, y, x, f, code);
-  const ConvPool p = CheckedConvPool(op, x, f, y, code, before, window);
+  const ConvPool p = CheckedConvPool(op, x, f, y, code, pad, window);
   const float* add = nullptr;
   if (bias->count) {
     Enter(op, y, bias->arrays[0]);
@@ -336,7 +335,8 @@ void LaunchDataGradient(const char* op, const Task& t, int threads, size_t nbyte
                         float* dx) {
   const auto kernel = DataGradientKernel<kKernelW, kOutputs>;
   const unsigned grid = Grid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
-  Launch(op, kernel, RoundUp(grid, t.group_blocks), threads, nbytes, stream, t, f, dy, code, dx);
+  Launch(op, kernel, (int)RoundUp(grid, t.group_blocks), threads, nbytes, stream, t, f, dy, code,
+         dx);
 }
 using DataGradientLauncher = decltype(&LaunchDataGradient<3, 2>);
 constexpr DataGradientLauncher kDataGradient[3][3] = {DLSYS_OUTPUTS(LaunchDataGradient, 3),
@@ -344,29 +344,29 @@ constexpr DataGradientLauncher kDataGradient[3][3] = {DLSYS_OUTPUTS(LaunchDataGr
                                                       DLSYS_OUTPUTS(LaunchDataGradient, 7)};
 #undef DLSYS_OUTPUTS
 
-// How blocks and their threads share `groups` groups of outputs: a block has as many as it has room
-// for, and where room is left several threads share the channels of a sum.
+// Partitions `groups` groups of outputs over blocks and threads: a block takes as many as it has
+// threads for, and spare threads split the channels.
 void Partition(Task* t, int64_t groups) {
   const int patches = t->down * t->across, room = std::max(1, kThreads / patches);
   t->group_blocks = (int)CeilDiv(groups, room);
   t->groups = (int)CeilDiv(groups, t->group_blocks);
-  const int most = std::max(1, std::min(room / t->groups, t->channels));
-  t->slices = (int)CeilDiv(t->channels, CeilDiv(t->channels, most));
+  const int max_slices = std::max(1, std::min(room / t->groups, t->channels));
+  t->slices = (int)CeilDiv(t->channels, CeilDiv(t->channels, max_slices));
 }
 
-// The sums of slices take the position of the input.
+// The slices' sums reuse the memory of the channels.
 int64_t DataGradientShared(const Task& t, int option) {
   const int64_t items = (int64_t)t.down * t.across * t.groups;
   const int64_t sums = t.slices * items * kOutputsPerThread[option] * kPatch * kPatch;
   return std::max(t.Shared(), t.filter_numel + sums);
 }
 
-// f, dy and code give dx (n, c, plane).
+// dx (n, c, in) from f, dy and code.
 void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
-                            int64_t before, int64_t window, DLStream stream) {
+                            int64_t pad, int64_t window, DLStream stream) {
   const char* op = "conv2d_pool_data_gradient";
   Enter(op, dx, f, dy, code);
-  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, before, window);
+  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, pad, window);
   if (!Numel(dx)) return;
   Task t = TaskOf(p);
   t.channels = (int)p.conv.o;
@@ -376,7 +376,7 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   t.down = (int)CeilDiv(t.h, kPatch);
   t.across = (int)CeilDiv(t.w, kPatch);
   const int patches = t.down * t.across, device = dx->ctx.device_id;
-  if (patches > kThreads) Fail("%s: planes %s are too large", op, ShapeText(dx).c_str());
+  if (patches > kThreads) Fail("%s: the H x W of %s is too large", op, ShapeText(dx).c_str());
   const int option = LeastCost([&](int k) {
     Partition(&t, CeilDiv(t.outputs, kOutputsPerThread[k]));
     LayOutShared(&t, kPatch, k);
@@ -386,9 +386,9 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
                   Multiprocessors(device));
   });
   const int64_t numel = Fitting(op, DataGradientShared(t, option));
-  kDataGradient[KernelWidthIndex(t.kw)][option](op, t, RoundUp(patches * t.groups * t.slices, 32),
-                                                numel * sizeof(float), device, stream, In(op, f),
-                                                In(op, dy), Codes(op, code), Out(op, dx));
+  kDataGradient[KernelWidthIndex(t.kw)][option](
+      op, t, (int)RoundUp(patches * t.groups * t.slices, 32), numel * sizeof(float), device, stream,
+      In(op, f), In(op, dy), Codes(op, code), Out(op, dx));
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool, Conv2dPool);

@@ -1,10 +1,11 @@
-// The gradients of small convolutions for the filter and the bias; the contract is in conv_small.h.
+// Filter and bias gradients of the fused convolution + relu + max-pool; math/conv_pool.h has the
+// contract.
 //
-// A block holds rows of an image in shared memory: x with its padding, and dy spread out to the
-// positions of the convolution, outputs fastest. A thread has one row of kernel_size of one channel
-// for some outputs and slides it over every row that its slice of the block has; a row of ones in
-// position of x gives the bias its gradient. Sums stay in registers over all the images of a block,
-// are then added over its slices, and over blocks by a second kernel: always in the same order.
+// A block keeps row bands of an image in shared memory: padded x, and dy unpooled to convolution
+// positions, outputs fastest. A thread owns one kernel row of one channel for some outputs and
+// slides it along every row of its slice; a row of ones in place of x yields the bias gradient.
+// Sums stay in registers over all images of a block, are reduced over slices, then over blocks by a
+// second kernel, always in the same order. Limited by FFMA issue and shared-memory reads.
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
@@ -16,30 +17,30 @@ namespace {
 struct Task {
   int images, channels, outputs;
   int h, w, top, left, kh, kw;
-  int out_h, out_w;          // of pooled input
-  int bands, band;           // of pooled rows in an image, and how many each has
-  int groups, group_blocks;  // of outputs in a block; of all groups among blocks
-  int kernel_rows;           // a group's, and the row of ones
-  int slices;                // of rows
-  int workers;               // blocks of a slice_channels
-  int pitch;                 // of positions in dy
-  int x_numel, dy_numel;     // of shared memory
+  int out_h, out_w;          // pooled
+  int bands, band;           // row bands per image; pooled rows per band
+  int groups, group_blocks;  // groups of outputs per block; blocks that share all groups
+  int kernel_rows;           // (channel, kernel row) pairs, and the row of ones
+  int slices;                // of rows, among threads
+  int workers;               // blocks along the images
+  int pitch;                 // of a position of dy
+  int x_numel, dy_numel;     // floats of shared memory
   Frame frame;
 
   __device__ int Threads() const { return groups * kernel_rows; }
-  // Sums that a worker leaves: of the filter, then of the bias.
+  // Sums that a worker leaves: filter, then bias.
   __host__ __device__ int Sums() const { return outputs * (channels * kh * kw + 1); }
 };
 
 // ---- kernels ----
 
-// dy (outputs, out) of `rows` pooled rows to (rows * window, out_w * window, pitch), each element
-// where its code says and zeros elsewhere; no outputs from `outputs` up to the pitch.
+// Unpools `rows` pooled rows of dy (outputs, out) to (rows * window, out_w * window, pitch), each
+// element where its code says, zeros elsewhere and for outputs up to the pitch.
 template <int kWindow>
 __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, const uint8_t* code,
                                                int outputs, int rows, float* to) {
   const int windows = rows * t.out_w, wide = t.out_w * kWindow;
-  const int quads = (t.pitch + 3) / 4;
+  const int quads = CeilDiv32(t.pitch, 4);
 #pragma unroll 2
   for (int k = (int)threadIdx.x; k < quads * windows * 4; k += (int)blockDim.x) {
     const int quad = k / 4 / windows, window = k / 4 - quad * windows, output = quad * 4 + k % 4;
@@ -61,7 +62,7 @@ __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, c
   }
 }
 
-// sum[o][b] += over a row of positions: dy of kOutputs outputs times x, b elements on.
+// sum[o][b] += over a row of positions: dy of kOutputs outputs times x shifted by b.
 template <int kKernelW, int kWindow, int kOutputs>
 __device__ __forceinline__ void Slide(const float* x, const float* dy, int pitch, int windows,
                                       float (&sum)[kOutputs][kKernelW]) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void Slide(const float* x, const float* dy, int pitch
   }
 }
 
-// Adds the slices of a block and leaves the sums in `partial`.
+// Reduces the slices of a block into `partial`.
 template <int kKernelW, int kOutputs>
 __device__ void ReduceSlices(const Task& t, const float (&sum)[kOutputs][kKernelW], int first,
                              float* shared, float* partial) {
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t image = unit / t.bands;
     const int begin = (int)(unit % t.bands) * t.band, rows = min(t.band, t.out_h - begin);
     const int64_t at = ((image * t.outputs + first) * t.out_h + begin) * t.out_w;
-    __syncthreads();  // the previous unit's readers are done
+    __syncthreads();  // the previous unit has been read
     LoadInput(x + image * t.channels * t.h * t.w, t.channels, t.h, t.w, t.top - begin * kWindow,
               t.left, t.frame, input);
     ScatterWindows<kWindow>(t, dy + at, code + at, min(t.groups * kOutputs, t.outputs - first),
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kSumCols = 32, kSumRows = 16;
 
-// df and db, where it is wanted: the sums of the columns of partial (workers, numel + biases).
+// df and, if wanted, db: column sums of partial (workers, numel + biases).
 __global__ void ReduceWorkersKernel(const float* partial, int workers, int numel, int biases,
                                     float* df, float* db) {
   __shared__ float of_row[kSumRows][kSumCols];
@@ -172,25 +173,25 @@ __global__ void ReduceWorkersKernel(const float* partial, int workers, int numel
 
 // ---- launchers ----
 
-constexpr int kMaxResident = 4;  // blocks a multiprocessor, each with sums to be added
+constexpr int kMaxResident = 4;  // blocks per multiprocessor: each leaves sums to be reduced
 
 int WidthOf(int64_t kernel_size) { return 3 + 2 * KernelWidthIndex(kernel_size); }
 
-// Rows of x at distances that bring the rows of kernel_size of all channels to different banks, or
-// as close as they fit where that takes too much.
+// Row pitches that bring the kernel rows of all channels to different banks, or tight ones where
+// that does not fit.
 void LayOutShared(Task* t, int window, bool close) {
   const int rows = t->band * window + t->kh - 1, width = t->out_w * window + t->kw - 1;
   const int pitch = width | 1;
   int plane = rows * pitch;
   while (!close && plane % 32 != t->kh * pitch % 32) plane++;
   t->frame = {rows, width, pitch, plane};
-  t->x_numel = RoundUp((int64_t)t->channels * plane + kSlack, 4);
-  t->dy_numel = RoundUp((int64_t)t->band * window * t->out_w * window * t->pitch, 4);
+  t->x_numel = (int)RoundUp((int64_t)t->channels * plane + kSlack, 4);
+  t->dy_numel = (int)RoundUp((int64_t)t->band * window * t->out_w * window * t->pitch, 4);
 }
 
 int64_t Shared(const Task& t) { return (int64_t)t.x_numel + t.dy_numel + t.frame.width + kSlack; }
 
-// How blocks and their threads share the outputs and rows when a thread has outputs by option.
+// Partitions outputs and rows over blocks and threads for an option of outputs per thread.
 void Partition(Task* t, int option, int window) {
   const int64_t groups = CeilDiv(t->outputs, kOutputsPerThread[option]);
   t->group_blocks = (int)CeilDiv(groups, std::max(1, kThreads / t->kernel_rows));
@@ -218,7 +219,7 @@ double Instructions(const Task& t, int option, int window) {
 template <int kKernelW, int kWindow, int kOutputs>
 void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, DLStream stream,
                           const float* x, const float* dy, const uint8_t* code, float* partial) {
-  const int threads = RoundUp(t.slices * t.groups * t.kernel_rows, 32);
+  const int threads = (int)RoundUp(t.slices * t.groups * t.kernel_rows, 32);
   const int64_t joined = (int64_t)t.slices * t.groups * t.kernel_rows * kOutputs * kKernelW;
   Launch(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>, t.workers * t.group_blocks, threads,
          std::max(numel, joined) * sizeof(float), stream, t, x, dy, code, partial);
@@ -250,7 +251,7 @@ Task TaskOf(const ConvPool& p) {
   return t;
 }
 
-// The option of outputs a thread that takes the least time, for which the task is then shared out.
+// The option of outputs per thread with the least cost, for which the task is then partitioned.
 int Choose(Task* t, int window, int multiprocessors) {
   int best = 0;
   double least = 0;
@@ -270,15 +271,15 @@ int Choose(Task* t, int window, int multiprocessors) {
   return best;
 }
 
-// x, dy and code give df (o, c, size) and, where it is wanted, db (o).
+// df (o, c, kernel) and, if wanted, db (o) from x, dy and code.
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
-                              DLArrayList* gradients, int64_t before, int64_t window,
+                              DLArrayList* gradients, int64_t pad, int64_t window,
                               DLStream stream) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1 || gradients->count > 2) Fail("%s: expected one or two gradients", op);
   DLArray* df = gradients->arrays[0];
   Enter(op, df, x, dy, code);
-  const ConvPool p = CheckedConvPool(op, x, df, dy, code, before, window);
+  const ConvPool p = CheckedConvPool(op, x, df, dy, code, pad, window);
   float *of_filter = Out(op, df), *of_bias = nullptr;
   if (gradients->count == 2) {
     Enter(op, df, gradients->arrays[1]);
@@ -290,10 +291,10 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   const int device = df->ctx.device_id, multiprocessors = Multiprocessors(device);
   const int option = t.kernel_rows > kThreads ? 0 : Choose(&t, (int)window, multiprocessors);
   if (t.kernel_rows > kThreads || Shared(t) > kMaxSharedFloats)
-    Fail("%s: planes %s are too large", op, ShapeText(x).c_str());
+    Fail("%s: the H x W of %s is too large", op, ShapeText(x).c_str());
   const int64_t units = (int64_t)t.images * t.bands;
-  const int64_t most = std::max<int64_t>(1, kMaxResident * multiprocessors / t.group_blocks);
-  t.workers = (int)CeilDiv(units, std::max<int64_t>(1, CeilDiv(units, most)));
+  const int64_t max_workers = std::max<int64_t>(1, kMaxResident * multiprocessors / t.group_blocks);
+  t.workers = (int)CeilDiv(units, std::max<int64_t>(1, CeilDiv(units, max_workers)));
   Scratch partial(df->ctx, (int64_t)t.workers * t.Sums() * sizeof(float), stream);
   kLaunchers[window - 2][KernelWidthIndex(t.kw)][option](
       op, t, Shared(t), stream, In(op, x), In(op, dy), Codes(op, code), partial.floats());

@@ -1,6 +1,7 @@
-// Depthwise convolution: one channel a group, so there is no product to block. A thread computes
-// one element of y or of dx; a block sums for one element of df over a split of the images, and the
-// parts are added in a fixed order. conv.cuh has the contract.
+// Depthwise convolution (one channel per group), direct: there is no reduction over channels for a
+// GEMM to exploit. A thread computes one element of y or dx as a gather; a block reduces one
+// element of df over a split of the images, and splits are added in a fixed order. float32, NCHW,
+// memory-bound. conv.cuh has the contract.
 #include "cuda/conv/conv.cuh"
 #include "cuda/reduce/group.cuh"
 #include "cuda/reduce/reduce.cuh"
@@ -16,9 +17,9 @@ __global__ void ForwardKernel(const Conv c, const float* x, const float* f, cons
                               float* y, int64_t numel) {
   const int64_t out = c.out.h * c.out.w, multiple = c.o / c.groups;
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const int64_t plane = k / out, o = plane % c.o;
+    const int64_t image_channel = k / out, o = image_channel % c.o;
     const int position = (int)(k % out), i = position / (int)c.out.w, j = position % (int)c.out.w;
-    const float* from = x + (plane / c.o * c.c + o / multiple) * (c.in.h * c.in.w);
+    const float* from = x + (image_channel / c.o * c.c + o / multiple) * (c.in.h * c.in.w);
     const float* filter = f + o * c.kernel.h * c.kernel.w;
     const int h0 = i * (int)c.stride.h - (int)c.pad.h;
     const int w0 = j * (int)c.stride.w - (int)c.pad.w;
@@ -36,7 +37,7 @@ __global__ void ForwardKernel(const Conv c, const float* x, const float* f, cons
   }
 }
 
-// Sum over the kernel_size that carry element (h, w) to dy (out).
+// Sums the kernel offsets through which input element (h, w) reaches dy (out).
 __device__ float GatherGradient(const Conv& c, const float* filter, const float* dy, int h, int w) {
   float sum = 0.f;
   for (int a = 0; a < (int)c.kernel.h; a++) {
@@ -54,28 +55,28 @@ __device__ float GatherGradient(const Conv& c, const float* filter, const float*
   return sum;
 }
 
-// dx (n, c, plane)
+// dx (n, c, in)
 __global__ void DataGradientKernel(const Conv c, const float* f, const float* dy, float* dx,
                                    int64_t numel) {
   const int64_t size = c.in.h * c.in.w, multiple = c.o / c.groups;
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const int64_t plane = k / size;
+    const int64_t image_channel = k / size;
     const int position = (int)(k % size);
     float sum = 0.f;
     for (int64_t m = 0; m < multiple; m++)
-      sum += GatherGradient(c, f + (plane % c.c * multiple + m) * c.kernel.h * c.kernel.w,
-                            dy + (plane * multiple + m) * c.out.h * c.out.w, position / (int)c.in.w,
-                            position % (int)c.in.w);
+      sum += GatherGradient(c, f + (image_channel % c.c * multiple + m) * c.kernel.h * c.kernel.w,
+                            dy + (image_channel * multiple + m) * c.out.h * c.out.w,
+                            position / (int)c.in.w, position % (int)c.in.w);
     dx[k] = sum;
   }
 }
 
-// partial (parts, o, size): a block an element, over `images` images.
+// partial (parts, o, kernel): one block per element, over `images` images.
 __global__ void FilterGradientKernel(const Conv c, const float* x, const float* dy, float* partial,
                                      int64_t images) {
   const int kernel_size = (int)(c.kernel.h * c.kernel.w);
-  const int64_t element = blockIdx.x % (c.o * kernel_size),
-                split = blockIdx.x / (c.o * kernel_size);
+  const int64_t element = blockIdx.x % (c.o * kernel_size);
+  const int64_t split = blockIdx.x / (c.o * kernel_size);
   const int64_t o = element / kernel_size, channel = o / (c.o / c.groups);
   const int kernel_offset = (int)(element % kernel_size), out = (int)(c.out.h * c.out.w);
   const int h0 = kernel_offset / (int)c.kernel.w * (int)c.dilation.h - (int)c.pad.h;
@@ -101,7 +102,7 @@ constexpr int64_t kMaxSize = int64_t(1) << 30;
 
 void CheckSizes(const char* op, const Conv& c) {
   if (Size(c.in) > kMaxSize || Size(c.out) > kMaxSize || Size(c.kernel) > kMaxSize)
-    Fail("%s: planes of more than %ld elements", op, (long)kMaxSize);
+    Fail("%s: inputs or filters of more than %ld elements", op, (long)kMaxSize);
 }
 
 void DepthwiseForward(const ConvCall& at, const Conv& c, const float* x, const float* f,

@@ -1,8 +1,9 @@
-// Pooling. x and dx are (planes, plane), y, dy and the int32 indices (planes, out); an index counts
-// within its plane. Results overlap no input.
+// Max and average pooling with their gradients. x and dx are (n * c, in), y, dy and the int32
+// argmax (n * c, out); an argmax counts within its H x W. float32, contiguous; results overlap no
+// input. One thread per output element, memory-bound.
 //
-// A gradient is gathered: the thread of an element of dx walks over the windows that cover it in
-// row-major order, so that no two threads add to one element and the order is always the same.
+// Gradients gather: the thread of an element of dx visits the windows that cover it in row-major
+// order, so there are no atomics and the order of summation is fixed.
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_geometry.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 // ---- kernels ----
 
-// Pool with 32-bit sizes; `after` is the padding behind the plane that a mean counts, if it does.
+// Pool in 32-bit sizes. `padded` includes the padding at the end, where averages count padding.
 struct Windows {
   int in_h, in_w, out_h, out_w, window_h, window_w, stride_h, stride_w, pad_h, pad_w;
   int padded_h, padded_w;
@@ -28,31 +29,32 @@ struct Range {
   int begin, end;
 };
 
-__device__ __forceinline__ Range Seen(int window, int size, int stride, int before, int plane) {
-  const int first = window * stride - before;
-  return {max(first, 0), min(first + size, plane)};
+__device__ __forceinline__ Range Seen(int window, int size, int stride, int pad, int in) {
+  const int first = window * stride - pad;
+  return {max(first, 0), min(first + size, in)};
 }
 
-// The taps [begin, end) along one axis that lie on the plane, `dilation` apart from `first` on.
+// The window elements [begin, end) along one axis that lie within the input, `dilation` apart from
+// `first` on.
 struct DilatedRange {
   int first, begin, end;
 };
 
-__device__ __forceinline__ DilatedRange SeenDilated(int window, int size, int stride, int before,
-                                                    int dilation, int plane) {
-  const int first = window * stride - before;
+__device__ __forceinline__ DilatedRange SeenDilated(int window, int size, int stride, int pad,
+                                                    int dilation, int in) {
+  const int first = window * stride - pad;
   return {first, first < 0 ? (dilation - 1 - first) / dilation : 0,
-          min(size, (plane - 1 - first) / dilation + 1)};
+          min(size, (in - 1 - first) / dilation + 1)};
 }
 
 // The windows [begin, end) along one axis that cover an element.
-__device__ __forceinline__ Range Covering(int at, int size, int stride, int before, int out) {
-  const int place = at + before;
-  return {place < size ? 0 : (place - size) / stride + 1, min(place / stride + 1, out)};
+__device__ __forceinline__ Range Covering(int at, int size, int stride, int pad, int out) {
+  const int padded = at + pad;
+  return {padded < size ? 0 : (padded - size) / stride + 1, min(padded / stride + 1, out)};
 }
 
-// Where item k of planes of `size` elements, `width` across, lies. Index is unsigned when it fits,
-// for 64-bit division is slow.
+// Coordinates of element k of (n * c, size), rows of `width`. Index is unsigned where it fits, for
+// 64-bit division is slow.
 struct Position {
   int64_t nc;
   int h, w;
@@ -60,8 +62,8 @@ struct Position {
 template <class Index>
 __device__ __forceinline__ Position PositionOf(Index k, int size, int width) {
   const Index plane = k / (Index)size;
-  const int place = (int)(k - plane * (Index)size);
-  return {(int64_t)plane, place / width, place % width};
+  const int offset = (int)(k - plane * (Index)size);
+  return {(int64_t)plane, offset / width, offset % width};
 }
 
 template <class Index>
@@ -77,7 +79,7 @@ __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t
     for (int i = rows.begin; i < rows.end; i++) {
       for (int j = cols.begin; j < cols.end; j++) {
         const float value = plane[i * p.in_w + j];
-        if (!(value <= largest) && largest == largest) {  // NaN is larger than every number
+        if (!(value <= largest) && largest == largest) {  // NaN is larger than every other value
           largest = value;
           best = i * p.in_w + j;
         }
@@ -88,7 +90,7 @@ __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t
   }
 }
 
-// The same where taps lie apart.
+// The same for dilated windows.
 template <class Index>
 __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                                      int64_t numel) {
@@ -116,8 +118,8 @@ __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, 
   }
 }
 
-// With dilation, size is the extent of a window: the walk then meets windows whose taps leave the
-// element out, and none of these has found its maximum there.
+// With dilation, window_h and window_w are extents: the walk also visits windows that skip the
+// element, but none of those has its maximum there.
 template <class Index>
 __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
                                       float* dx, int64_t numel) {
@@ -138,8 +140,8 @@ __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const in
   }
 }
 
-// The same for windows of 2 x 2 that tile the plane, a thread a window; those past the last are the
-// plane's odd row and column. aligned2: two neighbours are aligned.
+// The same for 2 x 2 windows that tile the input, one thread per window; the last ones write the
+// odd row and column. aligned2: two adjacent elements allow 8-byte stores.
 template <class Index>
 __global__ void MaxPoolTilesGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
                                            float* dx, bool aligned2, int64_t tiles) {
@@ -167,7 +169,7 @@ __global__ void MaxPoolTilesGradientKernel(const Windows p, const float* dy, con
   }
 }
 
-// y (planes, out) = x (planes, plane) at argmax; an index off the plane reads 0.
+// y (n * c, out) = x (n * c, in) at argmax; an index outside the input reads 0.
 __global__ void MaxPoolReadKernel(const float* x, const int32_t* argmax, float* y, int64_t plane,
                                   int64_t out, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
@@ -176,7 +178,7 @@ __global__ void MaxPoolReadKernel(const float* x, const int32_t* argmax, float* 
   }
 }
 
-// By how many elements window (i, j) divides.
+// The divisor of window (i, j).
 __device__ __forceinline__ float DivisorOf(const Windows& p, int i, int j) {
   if (p.count_padding) {
     const int first_h = i * p.stride_h - p.pad_h, first_w = j * p.stride_w - p.pad_w;
@@ -197,7 +199,7 @@ __global__ void AvgPoolKernel(const Windows p, const float* x, float* y, int64_t
     const Range cols = Seen(position.w, p.window_w, p.stride_w, p.pad_w, p.in_w);
     float sum = 0.f;
     for (int i = rows.begin; i < rows.end; i++) {
-      float of_row = 0.f;  // sums of sums keep the error of large windows small
+      float of_row = 0.f;  // sums of row sums keep the rounding error of large windows small
       for (int j = cols.begin; j < cols.end; j++) of_row += plane[i * p.in_w + j];
       sum += of_row;
     }
@@ -249,11 +251,11 @@ int32_t* Indices(const char* op, const DLArray* a) {
 bool Fits32(int64_t numel) { return numel <= INT32_MAX; }
 
 void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int64_t stride,
-               int64_t before, int64_t dilation, DLStream stream) {
+               int64_t pad, int64_t dilation, DLStream stream) {
   const char* op = "max_pool2d";
   Enter(op, y, x, argmax);
   CheckSameShape(op, y, argmax);
-  const Pool p = CheckedPool(op, x, y, size, stride, before, dilation);
+  const Pool p = CheckedPool(op, x, y, size, stride, pad, dilation);
   const int64_t numel = Numel(y);
   auto kernel = Fits32(numel) ? MaxPoolKernel<unsigned> : MaxPoolKernel<int64_t>;
   if (p.Dilated())
@@ -263,11 +265,11 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int6
 }
 
 void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, int64_t size,
-                       int64_t stride, int64_t before, int64_t dilation, DLStream stream) {
+                       int64_t stride, int64_t pad, int64_t dilation, DLStream stream) {
   const char* op = "max_pool2d_gradient";
   Enter(op, dx, dy, argmax);
   CheckSameShape(op, dy, argmax);
-  Pool p = CheckedPool(op, dx, dy, size, stride, before, dilation);
+  Pool p = CheckedPool(op, dx, dy, size, stride, pad, dilation);
   const int64_t numel = Numel(dx);
   const HW two{2, 2};
   if (p.window == two && p.stride == two && p.pad == HW{0, 0} && !p.Dilated()) {
@@ -298,22 +300,22 @@ void MaxPool2dRead(const DLArray* x, const DLArray* argmax, DLArray* y, DLStream
          Out(op, y), Size(SpatialOf(x)), Size(SpatialOf(y)), numel);
 }
 
-void AvgPool2d(const DLArray* x, DLArray* y, int64_t size, int64_t stride, int64_t before,
+void AvgPool2d(const DLArray* x, DLArray* y, int64_t size, int64_t stride, int64_t pad,
                int64_t after, int64_t padding, DLStream stream) {
   const char* op = "avg_pool2d";
   Enter(op, y, x);
-  const Pool p = CheckedPool(op, x, y, size, stride, before);
+  const Pool p = CheckedPool(op, x, y, size, stride, pad);
   const int64_t numel = Numel(y);
   Launch(op, Fits32(numel) ? AvgPoolKernel<unsigned> : AvgPoolKernel<int64_t>, Blocks(numel),
          kThreads, 0, stream, WindowsOf(p, Unpack(after), padding != 0), In(op, x), Out(op, y),
          numel);
 }
 
-void AvgPool2dGradient(const DLArray* dy, DLArray* dx, int64_t size, int64_t stride, int64_t before,
+void AvgPool2dGradient(const DLArray* dy, DLArray* dx, int64_t size, int64_t stride, int64_t pad,
                        int64_t after, int64_t padding, DLStream stream) {
   const char* op = "avg_pool2d_gradient";
   Enter(op, dx, dy);
-  const Pool p = CheckedPool(op, dx, dy, size, stride, before);
+  const Pool p = CheckedPool(op, dx, dy, size, stride, pad);
   const int64_t numel = Numel(dx);
   Launch(op, Fits32(numel) ? AvgPoolGradientKernel<unsigned> : AvgPoolGradientKernel<int64_t>,
          Blocks(numel), kThreads, 0, stream, WindowsOf(p, Unpack(after), padding != 0), In(op, dy),

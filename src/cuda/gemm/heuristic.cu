@@ -208,14 +208,14 @@ void RunTiledGemm(const char* op, const Gemm& p, int tiling, int splits, DLStrea
                       : family == KernelFamily::kTf32 ? LaunchTf32
                                                       : LaunchFp32;
   if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
-  const int64_t extent = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
-  const Scratch partial(p.ctx, splits * (p.m * p.n + extent) * (int64_t)sizeof(float), stream);
+  const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
+  const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
   params.aligned_out = p.n % 4 == 0;
   launch(op, tiling, params, stream);
   RunEpilogue(op, p, partial.floats(), splits, stream);
   if (p.sums)
-    SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, extent, 1.f, p.sums,
+    SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, width, 1.f, p.sums,
             stream);
 }
 
