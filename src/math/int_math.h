@@ -2,12 +2,18 @@
 #pragma once
 #include <cstdint>
 
-#include "math/functors.h"
+#ifdef __CUDACC__
+#define DLSYS_INT_FUNCTION __host__ __device__ constexpr
+#else
+#define DLSYS_INT_FUNCTION constexpr
+#endif
 
 namespace dlsys {
 
-DLSYS_HD constexpr int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
-DLSYS_HD constexpr int CeilDiv32(int n, int d) { return (n + d - 1) / d; }
-DLSYS_HD constexpr int64_t RoundUp(int64_t n, int64_t unit) { return CeilDiv(n, unit) * unit; }
+DLSYS_INT_FUNCTION int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
+DLSYS_INT_FUNCTION int CeilDiv32(int n, int d) { return (n + d - 1) / d; }
+DLSYS_INT_FUNCTION int64_t RoundUp(int64_t n, int64_t unit) { return CeilDiv(n, unit) * unit; }
+
+#undef DLSYS_INT_FUNCTION
 
 }  // namespace dlsys

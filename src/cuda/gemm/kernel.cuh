@@ -187,7 +187,7 @@ __device__ __forceinline__ void WriteTile(const GemmParams& params, const TileCo
       ReadSide(gemm, params.aligned_out, quads[k]);
     }
     const float* from = tile + QuadRange<T>::At(first);
-    const int count = CeilDiv32(end - first, T::kThreads);
+    const int count = (end - first + T::kThreads - 1) / T::kThreads;
     float4 sums[kBatch];
     if (cluster) {
       SumCluster<kBatch>(from, QuadRange<T>::kStep, count, params.splits, sums);
@@ -219,7 +219,7 @@ class Mainloop {
         memory_(memory),
         k_begin_(coord.split * params.k_slice),
         k_((int)min(params.k_slice, params.gemm.k - k_begin_)),
-        k_tiles_(CeilDiv32(k_, T::kTileK)),
+        k_tiles_((k_ + T::kTileK - 1) / T::kTileK),
         a_(params.gemm.a, params.gemm.m, kTransA ? params.gemm.m : params.gemm.k,
            (int64_t)coord.row * T::kTileM, k_begin_),
         b_(params.gemm.b, params.gemm.n, kTransB ? params.gemm.k : params.gemm.n,

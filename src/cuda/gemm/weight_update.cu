@@ -20,7 +20,7 @@
 
 namespace dlsys {
 namespace cuda {
-namespace {
+namespace grouped {
 
 // In the order of their kernels, below.
 using Rules = std::tuple<rule::Sgd, rule::Momentum, rule::Adam, rule::RmsProp<false, false>,
@@ -209,7 +209,7 @@ __device__ __forceinline__ ThreadQuads QuadsOf(const GemmParams& params, const T
   const int begin = range.begin + threadIdx.x;
   return {tile + QuadRange<T>::At(begin),
           QuadRange<T>::kStep,
-          begin < range.end ? CeilDiv32(range.end - begin, T::kThreads) : 0,
+          begin < range.end ? (range.end - begin + T::kThreads - 1) / T::kThreads : 0,
           kStep,
           params.splits,
           (int64_t)coord.row * T::kTileM + begin / kInRow,
@@ -273,6 +273,12 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void GroupedGemmKernel(
                         });
   if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
 }
+
+}  // namespace grouped
+
+namespace {
+
+using namespace grouped;
 
 // ---- launchers ----
 

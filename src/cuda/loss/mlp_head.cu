@@ -16,9 +16,7 @@
 
 namespace dlsys {
 namespace cuda {
-namespace {
-
-using namespace mlp_head;
+namespace mlp_head {
 
 constexpr int kMaxLayers = 6;
 
@@ -163,6 +161,14 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   for (int k = 1; k < kWarps; k++) sum += of_warp[k];
   AddUp(sum, came_before, meeting, scale, loss);
 }
+
+}  // namespace mlp_head
+
+namespace {
+
+using namespace mlp_head;
+
+// ---- launchers ----
 
 constexpr int kChunk = 256;        // floats, of a matrix copied without padding
 constexpr int64_t kMaxPasses = 2;  // groups of rows that one block computes
