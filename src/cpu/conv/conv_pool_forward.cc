@@ -93,7 +93,7 @@ DLSYS_INLINE void Windows(const Lanes& a) {
   }
 }
 
-// The kernels of one kind of processor and one number of images, for 1 to `filters` filters.
+// The kernels of one instruction set and vector width, for 1 to `filters` filters.
 struct LaneKernels {
   int width;
   int filters[2];  // at a time, for windows of 2 and 3
@@ -267,7 +267,7 @@ class Forward {
     for (int64_t c = 0; c < conv.c; c++)
       for (int64_t h = 0; h < a.rows; h++) {
         const int64_t row = h - conv.pad.h;
-        int64_t first = 0, last = lanes;  // of the lanes whose row is on the plane
+        int64_t first = 0, last = lanes;  // lanes whose row is inside
         while (first < last && row + first * step < 0) first++;
         while (first < last && row + (last - 1) * step >= conv.in.h) last--;
         if (first == last) continue;

@@ -217,7 +217,7 @@ class Patches {
   }
 
   // The windows of one image under one filter that have a gradient: first every `apart`th of every
-  // `apart`th row, then their neighbours.
+  // `apart`th row, then their neighbors.
   Open Find(int64_t image, int64_t o, const float* dy, const uint8_t* code, int64_t apart) const {
     const HW out = p_.out;
     const int64_t windows = Size(out), positions = p_.window * p_.window;
@@ -255,7 +255,7 @@ class Patches {
   }
 
   // Each window's patch += dy * filter, but not what lies in the vectors behind its rows, where
-  // zeros times what is not finite would make NaN of neighbours.
+  // zeros times what is not finite would make NaN of neighbors.
   void ScatterExactly(const Open& open, float* input, const float* filter) const {
     for (int64_t window = 0; window < open.count; window++)
       for (int64_t h = 0; h < p_.conv.kernel.h; h++)
@@ -264,7 +264,7 @@ class Patches {
   }
 
  private:
-  // Calls row(place in a plane, place in planes channels last) for each row on the plane.
+  // Calls row(offset in x, offset in the channels-last input) for each row inside.
   template <class F>
   void ForRows(const F& row) const {
     for (int64_t h = down_.begin; h < down_.end; h++)
@@ -310,7 +310,8 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
   float* filters = filter_scratch.Get<float>(p.conv.o * numel);
   for (int64_t o = 0; o < p.conv.o; o++)
     patches.LoadFilter(f + o * p.conv.c * Size(p.conv.kernel), filters + o * numel);
-  // A patch is read best when its neighbours were not written just before.
+  // Consecutive windows lie apart, so that a patch is not read right after an overlapping one was
+  // written.
   const int64_t apart = patches.Apart();
   const int64_t macs = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);

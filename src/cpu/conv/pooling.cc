@@ -195,7 +195,7 @@ Mean CheckedMean(const char* op, const DLArray* x, const DLArray* y, int64_t siz
   return {p, {p.in.h + after_hw.h, p.in.w + after_hw.w}, padding != 0};
 }
 
-// Calls window(k, down, across) for each window k of a plane.
+// Calls window(k, down, across) for each window k of an image.
 template <class F>
 DLSYS_INLINE void ForWindows(const Pool& p, const F& window) {
   int64_t k = 0;

@@ -21,7 +21,7 @@ struct Table {
     for (int64_t k = 0; k < axis.n; k++) readers[k] = axis.ReadersOf(k);
   }
 };
-static_assert(sizeof(Readers) <= sizeof(Tap), "both parts of a table fit");
+static_assert(sizeof(Readers) <= sizeof(Tap), "both halves of a table fit");
 
 struct Tables {
   Table rows, cols;

@@ -94,8 +94,8 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
 }
 
 // sums[i] over k of a matrix (extent, k) with strides `stride` and k_stride.
-void SumOverK(const Matrix& x, int64_t stride, int64_t k_stride, int64_t extent,
-              int64_t k_extent, float* sums) {
+void SumOverK(const Matrix& x, int64_t stride, int64_t k_stride, int64_t extent, int64_t k_extent,
+              float* sums) {
   ParallelFor(extent, kColumns, [&](int64_t begin, int64_t end) {
     Dispatch([&]() __attribute__((always_inline)) {
       double total[kColumns] = {};

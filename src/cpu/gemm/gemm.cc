@@ -216,7 +216,7 @@ Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArra
 void RunGemm(Gemm p) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) return std::fill(p.c, p.c + p.m * p.n, 0.f);
-  if (p.n == 1 && p.m > 1)  // one column: the same numbers as one row of the transposed gemm
+  if (p.n == 1 && p.m > 1)  // one column: the same sums as one row of the transposed GEMM
     p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};
   if (p.m <= kDotM && p.b.row == 1)
     DotGemm(p);

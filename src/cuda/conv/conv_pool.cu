@@ -33,7 +33,7 @@ struct Task {
 
   __device__ int Patches() const { return down * across; }
   // Floats of shared memory for the filters and one image.
-  int64_t Shared() const { return filter_numel + (int64_t)channels * frame.plane + kSlack; }
+  int64_t Shared() const { return filter_numel + (int64_t)channels * frame.channel_pitch + kSlack; }
 };
 
 // ---- kernels ----
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
       const int patch = item % patches, i = patch / t.across, j = patch - i * t.across;
       float sum[kOutputs][kSide * kSide] = {};
       const float* corner =
-          input + image * t.channels * t.frame.plane + (i * t.frame.pitch + j) * kSide;
+          input + image * t.channels * t.frame.channel_pitch + (i * t.frame.pitch + j) * kSide;
       Correlate<kKernelW, kSide, kOutputs>(corner, t.channels, t.frame, t.kh, t.kw,
                                            filters + group * kOutputs, t.pitch, sum);
 #pragma unroll
@@ -120,7 +120,7 @@ __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, c
     const int channel = k / windows, at = k - channel * windows;
     const int i = at / t.out_w * t.window + position / t.window + t.top;
     const int j = at % t.out_w * t.window + position % t.window + t.left;
-    input[channel * t.frame.plane + i * t.frame.pitch + j] = value;
+    input[channel * t.frame.channel_pitch + i * t.frame.pitch + j] = value;
   }
 }
 
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   const int corner = (patch / t.across * t.frame.pitch + patch % t.across) * kPatch;
   for (int64_t image = blockIdx.x / t.group_blocks; image < t.images;
        image += gridDim.x / t.group_blocks) {
-    Clear(input, t.channels * t.frame.plane);
+    Clear(input, t.channels * t.frame.channel_pitch);
     __syncthreads();
     const int64_t from = image * t.channels * t.out_h * t.out_w;
     ScatterWindows(t, dy + from, code + from, input);
@@ -179,9 +179,9 @@ __global__ void __launch_bounds__(kThreads)
     float sum[kOutputs][kPatch * kPatch] = {};
     if (slice < t.slices)
       Correlate<kKernelW, kPatch, kOutputs>(
-          input + channel * t.frame.plane + corner, min(slice_channels, t.channels - channel),
-          t.frame, t.kh, t.kw, filters + channel * t.kh * t.kw * t.pitch + group * kOutputs,
-          t.pitch, sum);
+          input + channel * t.frame.channel_pitch + corner,
+          min(slice_channels, t.channels - channel), t.frame, t.kh, t.kw,
+          filters + channel * t.kh * t.kw * t.pitch + group * kOutputs, t.pitch, sum);
     __syncthreads();
     if (slice < t.slices) {
 #pragma unroll
@@ -318,7 +318,7 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
     return CostOf((double)t.images * patches * t.groups,
                   Instructions(t, t.channels, side, kOutputsPerThread[k]), multiprocessors);
   });
-  const int image = t.channels * t.frame.plane, items = patches * t.groups;
+  const int image = t.channels * t.frame.channel_pitch, items = patches * t.groups;
   t.images_per_block =
       std::max(1, std::min({kThreads / items, t.images / (2 * multiprocessors),
                             (kMaxSharedFloats - kSlack - t.filter_numel) / std::max(image, 1)}));

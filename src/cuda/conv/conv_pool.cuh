@@ -44,10 +44,10 @@ inline int PitchOf(int option, int64_t groups) {
   return pitches[option](groups);
 }
 
-// Channels in shared memory: `rows` of `width` floats, `pitch` floats apart; channels are `plane`
-// floats apart.
+// Channels in shared memory: `rows` of `width` floats, `pitch` floats apart; channels are
+// `channel_pitch` floats apart.
 struct Frame {
-  int rows, width, pitch, plane;
+  int rows, width, pitch, channel_pitch;
 };
 
 // Copies channels of h x w so that element (0, 0) lands at (top, left), zeros around it.
@@ -57,9 +57,9 @@ __device__ inline void LoadInput(const float* from, int channels, int h, int w, 
   const int lane = (int)threadIdx.x % row_threads, step = (int)blockDim.x / row_threads;
 #pragma unroll 4
   for (int k = (int)threadIdx.x / row_threads; k < channels * frame.rows; k += step) {
-    const int plane = k / frame.rows, row = k - plane * frame.rows, i = row - top;
-    const float* source = from + ((int64_t)plane * h + i) * w - left;
-    float* target = to + plane * frame.plane + row * frame.pitch;
+    const int channel = k / frame.rows, row = k - channel * frame.rows, i = row - top;
+    const float* source = from + ((int64_t)channel * h + i) * w - left;
+    float* target = to + channel * frame.channel_pitch + row * frame.pitch;
     for (int col = lane; col < frame.width; col += row_threads) {
       const int j = col - left;
       target[col] = i >= 0 && i < h && j >= 0 && j < w ? source[col] : 0.f;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void Correlate(const float* x, int channels, const Fr
                                           int kw, const float* filter, int pitch,
                                           float (&sum)[kOutputs][kSide * kSide]) {
   constexpr int kRow = kSide + kKernelW - 1, kLeast = kKernelW == 3 ? 1 : kKernelW - 1;
-  for (int c = 0; c < channels; c++, x += frame.plane) {
+  for (int c = 0; c < channels; c++, x += frame.channel_pitch) {
     float rows[kSide][kRow];
 #pragma unroll
     for (int i = 1; i < kSide; i++) ReadRow<kSide>(x + (i - 1) * frame.pitch, rows[i]);

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
   const int group = thread / t.kernel_rows, row = thread % t.kernel_rows;
   const bool of_bias = row == t.kernel_rows - 1;
   const float* from =
-      of_bias ? ones : input + row / t.kh * t.frame.plane + row % t.kh * t.frame.pitch;
+      of_bias ? ones : input + row / t.kh * t.frame.channel_pitch + row % t.kh * t.frame.pitch;
   const int down = of_bias ? 0 : t.frame.pitch, wide = t.out_w * kWindow * t.pitch;
   for (int k = (int)threadIdx.x; k < t.frame.width + kSlack; k += (int)blockDim.x) ones[k] = 1.f;
   float sum[kOutputs][kKernelW] = {};
@@ -182,10 +182,10 @@ int WidthOf(int64_t kernel_size) { return 3 + 2 * KernelWidthIndex(kernel_size);
 void LayOutShared(Task* t, int window, bool close) {
   const int rows = t->band * window + t->kh - 1, width = t->out_w * window + t->kw - 1;
   const int pitch = width | 1;
-  int plane = rows * pitch;
-  while (!close && plane % 32 != t->kh * pitch % 32) plane++;
-  t->frame = {rows, width, pitch, plane};
-  t->x_numel = (int)RoundUp((int64_t)t->channels * plane + kSlack, 4);
+  int channel_pitch = rows * pitch;
+  while (!close && channel_pitch % 32 != t->kh * pitch % 32) channel_pitch++;
+  t->frame = {rows, width, pitch, channel_pitch};
+  t->x_numel = (int)RoundUp((int64_t)t->channels * channel_pitch + kSlack, 4);
   t->dy_numel = (int)RoundUp((int64_t)t->band * window * t->out_w * window * t->pitch, 4);
 }
 

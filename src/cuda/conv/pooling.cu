@@ -61,9 +61,9 @@ struct Position {
 };
 template <class Index>
 __device__ __forceinline__ Position PositionOf(Index k, int size, int width) {
-  const Index plane = k / (Index)size;
-  const int offset = (int)(k - plane * (Index)size);
-  return {(int64_t)plane, offset / width, offset % width};
+  const Index nc = k / (Index)size;
+  const int offset = (int)(k - nc * (Index)size);
+  return {(int64_t)nc, offset / width, offset % width};
 }
 
 template <class Index>
@@ -71,14 +71,14 @@ __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t
                               int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
-    const float* plane = x + position.nc * p.InSize();
+    const float* image = x + position.nc * p.InSize();
     const Range rows = Seen(position.h, p.window_h, p.stride_h, p.pad_h, p.in_h);
     const Range cols = Seen(position.w, p.window_w, p.stride_w, p.pad_w, p.in_w);
     int best = rows.begin * p.in_w + cols.begin;
-    float largest = plane[best];
+    float largest = image[best];
     for (int i = rows.begin; i < rows.end; i++) {
       for (int j = cols.begin; j < cols.end; j++) {
-        const float value = plane[i * p.in_w + j];
+        const float value = image[i * p.in_w + j];
         if (!(value <= largest) && largest == largest) {  // NaN is larger than every other value
           largest = value;
           best = i * p.in_w + j;
@@ -96,7 +96,7 @@ __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, 
                                      int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
-    const float* plane = x + position.nc * p.InSize();
+    const float* image = x + position.nc * p.InSize();
     const DilatedRange rows =
         SeenDilated(position.h, p.window_h, p.stride_h, p.pad_h, p.dilation_h, p.in_h);
     const DilatedRange cols =
@@ -106,7 +106,7 @@ __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, 
     for (int i = rows.begin; i < rows.end; i++) {
       const int row = (rows.first + i * p.dilation_h) * p.in_w + cols.first;
       for (int j = cols.begin; j < cols.end; j++) {
-        const float value = plane[row + j * p.dilation_w];
+        const float value = image[row + j * p.dilation_w];
         if (best < 0 || (!(value <= largest) && largest == largest)) {
           largest = value;
           best = row + j * p.dilation_w;
@@ -170,11 +170,11 @@ __global__ void MaxPoolTilesGradientKernel(const Windows p, const float* dy, con
 }
 
 // y (n * c, out) = x (n * c, in) at argmax; an index outside the input reads 0.
-__global__ void MaxPoolReadKernel(const float* x, const int32_t* argmax, float* y, int64_t plane,
+__global__ void MaxPoolReadKernel(const float* x, const int32_t* argmax, float* y, int64_t in_size,
                                   int64_t out, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const int64_t at = argmax[k];
-    y[k] = at >= 0 && at < plane ? x[k / out * plane + at] : 0.f;
+    y[k] = at >= 0 && at < in_size ? x[k / out * in_size + at] : 0.f;
   }
 }
 
@@ -194,14 +194,14 @@ template <class Index>
 __global__ void AvgPoolKernel(const Windows p, const float* x, float* y, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
-    const float* plane = x + position.nc * p.InSize();
+    const float* image = x + position.nc * p.InSize();
     const Range rows = Seen(position.h, p.window_h, p.stride_h, p.pad_h, p.in_h);
     const Range cols = Seen(position.w, p.window_w, p.stride_w, p.pad_w, p.in_w);
     float sum = 0.f;
     for (int i = rows.begin; i < rows.end; i++) {
-      float of_row = 0.f;  // sums of row sums keep the rounding error of large windows small
-      for (int j = cols.begin; j < cols.end; j++) of_row += plane[i * p.in_w + j];
-      sum += of_row;
+      float row_sum = 0.f;  // sums of row sums keep the rounding error of large windows small
+      for (int j = cols.begin; j < cols.end; j++) row_sum += image[i * p.in_w + j];
+      sum += row_sum;
     }
     y[k] = sum / DivisorOf(p, position.h, position.w);
   }
@@ -211,13 +211,13 @@ template <class Index>
 __global__ void AvgPoolGradientKernel(const Windows p, const float* dy, float* dx, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.InSize(), p.in_w);
-    const float* of_plane = dy + position.nc * p.OutSize();
+    const float* dy_image = dy + position.nc * p.OutSize();
     const Range rows = Covering(position.h, p.window_h, p.stride_h, p.pad_h, p.out_h);
     const Range cols = Covering(position.w, p.window_w, p.stride_w, p.pad_w, p.out_w);
     float sum = 0.f;
     for (int i = rows.begin; i < rows.end; i++) {
       for (int j = cols.begin; j < cols.end; j++)
-        sum += of_plane[i * p.out_w + j] / DivisorOf(p, i, j);
+        sum += dy_image[i * p.out_w + j] / DivisorOf(p, i, j);
     }
     dx[k] = sum;
   }

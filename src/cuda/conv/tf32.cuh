@@ -71,8 +71,8 @@ inline Strip StripOf(const ConvAxis& h_axis, const ConvAxis& w_axis, HW in) {
   return s;
 }
 
-// Longest run that `positions` consecutive output positions read; they span one of two numbers of
-// rows.
+// Longest run that `positions` consecutive output positions read; they span one of two row
+// counts.
 inline int64_t Span(const Strip& s, int64_t kernel_h, int64_t positions) {
   int64_t longest = 0;
   const int64_t least_rows = (positions - 1) / s.count_w;

@@ -116,10 +116,10 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  void Run(int number, DLStream stream) {
+  void Run(int index, DLStream stream) {
     Describe();
     SetPreference();
-    const Proposal proposal = Proposed(number);
+    const Proposal proposal = Proposed(index);
     const Scratch workspace(p_.ctx, (int64_t)proposal.workspace_nbytes, stream);
     const float one = 1.f, zero = 0.f;
     Do(Lt().multiply(handle_.get(), product_, &one, p_.b, first_, p_.a, second_, &zero, p_.c, out_,
@@ -153,13 +153,13 @@ class Call {
     }
   }
 
-  Proposal Proposed(int number) {
+  Proposal Proposed(int index) {
     Proposal proposals[kLtProposals];
     int count = 0;
     Do(Lt().propose(handle_.get(), product_, first_, second_, out_, out_, preference_, kLtProposals,
                     proposals, &count));
-    if (number >= count || proposals[number].status != 0) NotApplicable(op_, kName);
-    return proposals[number];
+    if (index >= count || proposals[index].status != 0) NotApplicable(op_, kName);
+    return proposals[index];
   }
 
   const char* op_;
@@ -180,9 +180,9 @@ const char* CublasLtSource() {
   return Lt().name.c_str();
 }
 
-void RunCublasLtGemm(const char* op, const Gemm& p, int number, DLStream stream) {
+void RunCublasLtGemm(const char* op, const Gemm& p, int index, DLStream stream) {
   CublasLtSource();
-  Call(op, p).Run(number, stream);
+  Call(op, p).Run(index, stream);
 }
 
 }  // namespace cuda

@@ -10,13 +10,13 @@ namespace cuda {
 // Not inlined, so that GEMM kernels hold none of these functions' code and registers.
 static __device__ __attribute__((noinline)) float ApplyActivation(int activation, int gradient,
                                                                   float side, float x) {
-#define DLSYS_CASE(number, F) \
-  case number:                \
+#define DLSYS_CASE(code, F) \
+  case code:                \
     return fn::F{}(x);
   switch (activation) { DLSYS_ACTIVATIONS(DLSYS_CASE) }
 #undef DLSYS_CASE
-#define DLSYS_CASE(number, F) \
-  case number:                \
+#define DLSYS_CASE(code, F) \
+  case code:                \
     return fn::F{}(side, x);
   switch (gradient) { DLSYS_ACTIVATION_GRADIENTS(DLSYS_CASE) }
 #undef DLSYS_CASE

@@ -75,7 +75,7 @@ void RunCublasGemm(const char* op, const Gemm& gemm, DLStream stream);
 // cuBLASLt: the same, and no empty arrays. Its heuristic proposes up to kLtProposals algorithms.
 constexpr int kLtProposals = 6;
 const char* CublasLtSource();
-void RunCublasLtGemm(const char* op, const Gemm& gemm, int number, DLStream stream);
+void RunCublasLtGemm(const char* op, const Gemm& gemm, int index, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

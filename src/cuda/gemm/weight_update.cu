@@ -62,9 +62,8 @@ struct alignas(8) AnyStep {
 // The quads of a finished tile that a thread updates: columns col to col + 3 of every row_step-th
 // row.
 struct ThreadQuads {
-  const float*
-      tile;   // the first quad in shared memory, the same in each of `splits` blocks; the next is
-  int pitch;  // pitch floats on
+  const float* tile;  // the first quad in shared memory, the same in each of `splits` blocks
+  int pitch;          // floats from one quad to the next
   int count, row_step, splits;
   int64_t row, col;
 };

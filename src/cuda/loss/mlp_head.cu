@@ -363,7 +363,7 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
     const int64_t n = Numel(w) / (k ? k : 1);
     check(w, layer.transposed ? n : k, layer.transposed ? k : n);
     if (k < 1 || n < 1 || k > INT16_MAX || n > INT16_MAX)
-      Fail("%s: a layer of %ld x %ld has no place in a block", op, (long)k, (long)n);
+      Fail("%s: a layer of %ld x %ld does not fit a block", op, (long)k, (long)n);
     layer.weight = In(op, w);
     layer.k = k, layer.n = n;
     if (code >> 9 & 1) {
