@@ -1,3 +1,4 @@
+// The micro-kernels of tile.h, one template compiled for each instruction set and tile size.
 #include "cpu/gemm/tile.h"
 
 namespace dlsys {

@@ -221,13 +221,12 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
     const bool chunked = float2s || (kind == GemmKind::kTensorCores && row % 4 != 0);
     const int pitch = chunked ? row : Pitch(row), numel = rows * row;
     const int weight_at = take(RoundUp4(rows * pitch));
-    head.copy[head.copies++] = chunked ? Copy{layer.weight,
-                                              weight_at,
-                                              CeilDiv32(numel, kChunk),
-                                              kChunk,
-                                              (numel - 1) % kChunk + 1,
-                                              kChunk}
-                                       : Copy{layer.weight, weight_at, rows, row, row, pitch};
+    Copy& copy = head.copy[head.copies++];
+    copy = {layer.weight, weight_at, rows, row, row, pitch};
+    if (chunked) {
+      copy.lines = CeilDiv32(numel, kChunk), copy.line = copy.pitch = kChunk;
+      copy.last = (numel - 1) % kChunk + 1;
+    }
     int bias_at = -1;
     if (layer.bias) {
       bias_at = take(Pitch(n));

@@ -3,8 +3,8 @@
 //
 // With few columns or a short K a warp computes a row alone (lanes reduce over K with shuffles, or
 // hold columns), without block barriers. Otherwise all threads split N and K (sliced-K, by FFMA or
-// mma.sync), leave partial sums in shared memory and reduce them in a fixed order. Shapes are a few
-// hundred at most: latency of shared memory and of barriers is the limit.
+// mma.sync), leave partial sums in shared memory and reduce them in a fixed order. Operands are
+// small: latency of shared memory and of barriers is the limit.
 #pragma once
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/runtime/divisor.cuh"
