@@ -2,6 +2,7 @@
 #pragma once
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/ptx.cuh"
+#include "math/int_math.h"
 #include "runtime/counters.h"
 
 namespace dlsys {
@@ -11,8 +12,6 @@ constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = int64_t(1) << 20;
 // Of shared memory, what a launch may have unasked beside 4 KB that its kernel declares.
 constexpr size_t kPlainShared = 44 << 10;
-
-inline int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 // Blocks for n items at `per_block` items a block; kernels loop, so the number is capped.
 inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {
