@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dlsys.runtime.device import Context
-from dlsys.runtime.library import DL_GPU, DTYPE_CODES, MAX_NDIM, Library, load
+from dlsys.runtime.library import DL_GPU, MAX_NDIM, Library, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Target:
         capture: the steps of a plan can be captured as a graph and replayed by one launch.
         pdl: a kernel may be set up while its predecessor ends (programmatic dependent launch).
         tensor_cores: precision tf32 runs on units of its own.
-        dtypes, max_ndim: the arrays that it holds; an empty set stands for any dtype.
+        max_ndim: the most dimensions of an array.
     """
 
     name: str
@@ -38,7 +38,6 @@ class Target:
     capture: bool = False
     pdl: bool = False
     tensor_cores: bool = False
-    dtypes: frozenset[np.dtype] = frozenset(DTYPE_CODES)
     max_ndim: int = MAX_NDIM
 
     def has(self, kernel: str | None, dtype: np.dtype | None = None) -> bool:
@@ -47,7 +46,7 @@ class Target:
         return served is not None and (dtype is None or not served or dtype in served)
 
 
-NUMPY = Target("numpy", MappingProxyType({}), native=False, dtypes=frozenset(), max_ndim=32)
+NUMPY = Target("numpy", MappingProxyType({}), native=False, max_ndim=32)
 
 
 def target_of(ctx: Context | None) -> Target:
