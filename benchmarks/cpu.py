@@ -12,15 +12,14 @@ too; the fastest one counts.
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import statistics
-import subprocess
 import sys
-import time
 from typing import Any
 
 import measure
+import turns
 from networks import LENET, Ours, theirs
 
 CASES = {  # a network and its batch
@@ -29,8 +28,6 @@ CASES = {  # a network and its batch
     "lenet-128": (LENET, 128),
     "lenet-1000": (LENET, 1000),
 }
-DISTURBED = 0.1  # cores that others may use during a turn
-PATIENCE = 100  # disturbed turns, of one contestant, until they are taken as they are
 OURS = ("numpy", "native")
 THEIRS = {
     "torch for-loop": {"foreach": False},
@@ -44,43 +41,6 @@ TARGETS = {
     ("lenet-128", "native"): 0.25,
     ("lenet-1000", "native"): 0.15,
 }
-
-
-class Contestant:
-    """A process with one case in one system; `turn` makes it run for a while."""
-
-    def __init__(self, case: str, system: str) -> None:
-        command = [sys.executable, __file__, "--contestant", case, system]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=measure.ROOT
-        )
-        self.ready: dict[str, Any] = self._answer()
-        self.disturbed = 0
-
-    def turn(self, seconds: float) -> float:
-        """The median of a step's milliseconds in a turn that nobody disturbs."""
-        assert self._process.stdin is not None
-        while True:
-            self._process.stdin.write(f"{seconds}\n")
-            self._process.stdin.flush()
-            answer = self._answer()
-            if answer["others"] <= DISTURBED or self.disturbed >= PATIENCE:
-                return answer["ms"]
-            self.disturbed += 1
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("a contestant ended early; its message is above")
-        return json.loads(line)
 
 
 def contestant(case: str, system: str) -> None:
@@ -99,31 +59,16 @@ def contestant(case: str, system: str) -> None:
         version = torch.__version__
     loss = float(step())
     measure.step_ms(step, 0.5)
-    print(json.dumps({"loss": loss, "version": version}), flush=True)
-    for line in sys.stdin:
-        measure.step_ms(step, min(0.05, float(line)))  # wakes the threads up and fills the caches
-        start, before = time.perf_counter(), others_seconds()
-        ms = statistics.median(measure.step_ms(step, float(line)))
-        others = (others_seconds() - before) / (time.perf_counter() - start)
-        print(json.dumps({"ms": ms, "others": others}), flush=True)
-
-
-def others_seconds() -> float:
-    """Processor time that everything but this process has used; on Linux only, else 0."""
-    try:
-        with open("/proc/stat") as stat:
-            user, nice, system, _, _, *interrupts = map(int, stat.readline().split()[1:9])
-    except OSError:
-        return 0.0
-    ticks = user + nice + system + sum(interrupts)
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+    sample = functools.partial(measure.step_ms, step)
+    turns.serve(lambda _: sample, loss=loss, version=version)
 
 
 def compare(case: str, systems: list[str], rounds: int, seconds: float) -> dict[str, Any]:
     """Milliseconds a step of each system, and ours over theirs."""
     if CASES[case][0] != LENET:
         systems = [system for system in systems if system != "torch channels-last"]
-    contestants = {system: Contestant(case, system) for system in systems}
+    command = [sys.executable, __file__, "--contestant", case]
+    contestants = {system: turns.Contestant([*command, system]) for system in systems}
     losses = [each.ready["loss"] for each in contestants.values()]
     if max(losses) - min(losses) > 1e-4:
         raise SystemExit(f"{case}: the systems do not compute the same loss: {losses}")

@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import networks
 import numpy as np
-import race_dlsys
 import workloads
 from workloads import Work
 
 from dlsys import autodiff as ad
 from dlsys import init, ndarray, nn, optim
-from dlsys.apps.assignment import initial_values
+from dlsys.apps.networks import initial_values
 from dlsys.autodiff import Parameter
 from dlsys.data import Split, load_mnist
 from dlsys.ndarray import Context
@@ -96,7 +96,7 @@ class Training:
 def network(work: Work, dtype: np.dtype) -> nn.Module:
     """The race's network with state of `dtype`; dense ones begin at the assignment's weights."""
     init.seed(SEED)
-    made = race_dlsys.model(work)
+    made = networks.model(work)
     if work.kind == "dense":
         matrices, biases = initial_values(work.name, SEED)
         values = [array for w, b in zip(matrices, biases) for array in (w.T, b)]

@@ -18,7 +18,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.insert(0, str(ROOT / "python"))
+# This checkout's package, unless PYTHONPATH names another one.
+_NAMED = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if not any((Path(folder) / "dlsys").is_dir() for folder in _NAMED if folder):
+    sys.path.insert(0, str(ROOT / "python"))
 
 Summary = dict[str, float]
 
@@ -78,9 +81,9 @@ def _on_one_line(found: re.Match[str]) -> str:
     return "[" + re.sub(r"\s+", " ", found[1]) + "]"
 
 
-def commit() -> str | None:
-    """The commit of this checkout, with "-dirty" when files differ from it; None outside git."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+def commit(tree: Path = ROOT) -> str | None:
+    """The commit of a checkout, with "-dirty" when files differ from it; None outside git."""
+    command = ["git", "-C", str(tree), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except OSError:
@@ -90,10 +93,18 @@ def commit() -> str | None:
 
 def machine() -> dict[str, Any]:
     """The hardware and the versions that a figure stands on."""
+    facts = {**host(), **_native_facts()}
+    if "torch" in sys.modules:
+        facts["torch"] = sys.modules["torch"].__version__
+    return facts
+
+
+def host() -> dict[str, Any]:
+    """What of it does not come from dlsys."""
     import numpy as np
 
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    facts: dict[str, Any] = {
+    return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
@@ -101,10 +112,6 @@ def machine() -> dict[str, Any]:
         "numpy": np.__version__,
         "numpy_blas": f"{blas.get('name')} {blas.get('version')}",
     }
-    facts.update(_native_facts())
-    if "torch" in sys.modules:
-        facts["torch"] = sys.modules["torch"].__version__
-    return facts
 
 
 def _native_facts() -> dict[str, Any]:
@@ -120,17 +127,18 @@ def _native_facts() -> dict[str, Any]:
         facts["library"] = str(error)
     if unavailable(gpu(0)) is None:
         facts["gpu"] = device_name(gpu(0))
-        facts["driver"] = _driver_version()
+        facts["driver"] = nvidia("driver_version")
     return facts
 
 
-def _driver_version() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+def nvidia(fact: str) -> str | None:
+    """What nvidia-smi says of the first GPU, such as its "name"; None where there is none."""
+    command = ["nvidia-smi", f"--query-gpu={fact}", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except OSError:
         return None
-    return found.stdout.split("\n")[0].strip() or None
+    return None if found.returncode else found.stdout.split("\n")[0].strip() or None
 
 
 def _cpu_name() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from workloads import Work
 
 SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}  # of dense networks
 LENET = "lenet"
@@ -45,13 +46,9 @@ class Ours:
         from dlsys import autodiff as ad
         from dlsys import ndarray, optim
 
-        x, y_ = ad.Variable("x"), ad.Variable("y_", dtype=np.int64)
-        logits, parameters = _lenet(x) if network == LENET else _dense(x, network)
-        loss = ad.softmax_cross_entropy(logits, y_)
+        loss, parameters, feeds = graph(network, size)
         train = optim.SGD(LEARNING_RATE).minimize(loss, parameters)
         self.executor = ad.Executor([loss, train], ctx=ctx)
-        images, classes = batch(size)
-        feeds: dict[Any, Any] = {x: images, y_: classes}
         if on_device:
             feeds = {node: ndarray.array(value, ctx) for node, value in feeds.items()}
         self.feeds = feeds
@@ -59,6 +56,16 @@ class Ours:
     def step(self) -> Any:
         """One step; returns the loss."""
         return self.executor.run(self.feeds)[0]
+
+
+def graph(network: str, size: int) -> tuple[Any, list[Any], dict[Any, Any]]:
+    """The loss of a network, its parameters, and a batch as feeds."""
+    from dlsys import autodiff as ad
+
+    x, y_ = ad.Variable("x"), ad.Variable("y_", dtype=np.int64)
+    logits, parameters = _lenet(x) if network == LENET else _dense(x, network)
+    images, classes = batch(size)
+    return ad.softmax_cross_entropy(logits, y_), parameters, {x: images, y_: classes}
 
 
 def _dense(x: Any, network: str) -> tuple[Any, list[Any]]:
@@ -81,6 +88,24 @@ def _lenet(x: Any) -> tuple[Any, list[Any]]:
 
     model = nn.LeNet5(seed=123)
     return model(x), model.parameters()
+
+
+def model(work: Work, seed: int | None = None) -> Any:
+    """The dlsys network of one of the race's works, its weights drawn by the seed, if any."""
+    from dlsys import nn
+
+    if work.kind == "residual":
+        return nn.ResNetMNIST(seed=seed)
+    if work.kind == "dense":
+        sizes = list(work.sizes)
+        return nn.MLP(sizes, seed=seed) if len(sizes) > 2 else nn.LogisticRegression(*sizes)
+    rng = None if seed is None else np.random.default_rng(seed)
+    first, second = work.sizes
+    return nn.Sequential(
+        *(nn.Reshape(1, 28, 28), nn.Conv2d(1, first, 5, padding=2, rng=rng), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Conv2d(first, second, 5, rng=rng), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.MLP([25 * second, 120, 84, CLASSES], seed=rng),
+    )
 
 
 def theirs(

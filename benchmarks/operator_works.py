@@ -643,6 +643,7 @@ WITHIN = {
         ("avg_pool2d", "avg_pool2d"), ("class_weights", "softmax_cross_entropy_options"),
     )},
     "clip_smooth": "clip",
+    "huber": "huber_loss",
     "expand_like": "sum",
     "place": "constant_pad",
     "window": "getitem",
@@ -721,8 +722,8 @@ WITHOUT = {
         "shuffled_index", "take_batch", "shuffled_batch", "shuffled_batch_labels",
     ), "takes batches of data on the device"),
     **dict.fromkeys((
-        "matmul_bias", "matmul_map", "matmul_gradient", "matmul_sums", "softmax_cross_entropy_pair",
-        "sparse_softmax_cross_entropy_pair", "chain", "conv2d_pool", "conv2d_pool_data_gradient",
+        "matmul_bias", "matmul_map", "matmul_gradient", "matmul_sums", "fused_cross_entropy",
+        "fused_sparse_cross_entropy", "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient",
     ), _FUSED),
 }  # fmt: skip

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import measure
@@ -34,25 +35,27 @@ CHAIN = 100_000
 
 
 def import_ms() -> measure.Summary:
-    """Milliseconds of importing dlsys.autodiff where numpy is imported already.
+    """Milliseconds of importing dlsys.autodiff where numpy is imported already."""
+    with tempfile.TemporaryDirectory() as folder:
+        times = [one_import_ms(measure.ROOT / "python", folder) for _ in range(41)]
+    return measure.summary(times[1:], 2)  # the first one compiles
 
-    From compiled files, as after an installation, whatever the environment says of them.
+
+def one_import_ms(package: Path, compiled: str) -> float:
+    """The same of one fresh process and the dlsys in the folder `package`.
+
+    From compiled files, as after an installation, whatever the environment says of them; they lie
+    in the folder `compiled`, where the first import puts them.
     """
     program = (
         "import sys, time, numpy; sys.path.insert(0, sys.argv[1]); start = time.perf_counter(); "
         "import dlsys.autodiff; print((time.perf_counter() - start) * 1e3)"
     )
-    command = [sys.executable, "-c", program, str(measure.ROOT / "python")]
-    times = []
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPYCACHEPREFIX": folder}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        for _ in range(41):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=True
-            )
-            times.append(float(done.stdout))
-    return measure.summary(times[1:], 2)  # the first one compiles
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", program, str(package)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def difference_us(whole: Callable[[], Any], part: Callable[[], Any]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import workloads
+from networks import model
 from workloads import PRECISIONS, RATE, Work
 
 from dlsys import autodiff as ad
-from dlsys import ndarray, nn, optim
+from dlsys import ndarray, optim
 from dlsys.data import Dataset, DeviceLoader
 from dlsys.executor.debug.observe import flops
 from dlsys.runtime.device import gpu, memory_stats, reset_peak, synchronize
@@ -23,28 +24,6 @@ from dlsys.runtime.device import gpu, memory_stats, reset_peak, synchronize
 GPU = gpu(0)
 PEAK_FLOPS = 61e12  # fp32 of an H200, measured
 LAUNCH_MS = 1.4e-3  # of a captured graph
-
-
-class LeNet(nn.Module):
-    """LeNet-5 with other numbers of planes."""
-
-    def __init__(self, planes: tuple[int, ...]) -> None:
-        self.conv1 = nn.Conv2d(1, planes[0], 5, padding=2)
-        self.conv2 = nn.Conv2d(planes[0], planes[1], 5)
-        self.rest = nn.MLP([25 * planes[1], 120, 84, 10])
-
-    def forward(self, x: ad.Node) -> ad.Node:
-        x = ad.reshape_op(x, (-1, 1, 28, 28))
-        for convolution in (self.conv1, self.conv2):
-            x = ad.max_pool2d(ad.relu_op(convolution(x)), 2)
-        return self.rest(ad.flatten_op(x))
-
-
-def model(work: Work) -> nn.Module:
-    """The network of a work."""
-    if work.kind == "dense":
-        return nn.MLP(list(work.sizes)) if len(work.sizes) > 2 else nn.LogisticRegression(784, 10)
-    return LeNet(work.sizes) if work.kind == "lenet" else nn.ResNetMNIST()
 
 
 def step(work: Work, precision: str, inputs: tuple[ad.Node, ...]) -> ad.Executor:

@@ -16,7 +16,7 @@ OPERATORS = "*GpuOperators*_values"
 SHARED_MEMORY = (
     *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
     *("conv*", "*pool*", "batch_norm*", "layer_norm*", "max", "argmax", "prod", "cumsum"),
-    *("logsumexp", "scatter*", "embedding*", "chain*", "*update*", "shuffled*", "*head*"),
+    *("logsumexp", "scatter*", "embedding*", "pointwise*", "*update*", "shuffled*", "*head*"),
 )
 SUBSET = (
     *(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY),

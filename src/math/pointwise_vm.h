@@ -70,7 +70,7 @@ struct Where {
 #define DLSYS_CHAIN_2(X)                                                                      \
   X(Add) X(Sub) X(Mul) X(Div) X(Pow) X(ReluGradient) X(Minimum) X(Maximum) X(SiluGradient)    \
   X(GeluGradient) X(GeluTanhGradient) X(SoftplusGradient) X(HardSwishGradient) X(PowConst)    \
-  X(LeakyRelu) X(Elu) X(Equal) X(NotEqual) X(Less) X(LessEqual) X(And) X(Or) X(Xor)
+  X(LeakyRelu) X(Elu) X(Huber) X(Equal) X(NotEqual) X(Less) X(LessEqual) X(And) X(Or) X(Xor)
 #define DLSYS_CHAIN_3(X) X(ClipTo) X(Where)
 #define DLSYS_CHAIN_4(X) X(ClipGradient) X(LeakyReluGradient) X(EluGradient)
 // clang-format on
@@ -102,7 +102,7 @@ struct Program {
 inline Program Read(const DLArrayList* inputs, const int64_t (&words)[kInstructions],
                     const float (&numbers)[kNumbers]) {
   if (inputs->count > kInputs)
-    Fail("chain: expected at most %d inputs, got %ld", kInputs, (long)inputs->count);
+    Fail("pointwise: expected at most %d inputs, got %ld", kInputs, (long)inputs->count);
   Program program;
   memcpy(program.code, words, sizeof words);
   memcpy(program.numbers, numbers, sizeof numbers);
@@ -115,11 +115,11 @@ inline Program Read(const DLArrayList* inputs, const int64_t (&words)[kInstructi
       known &= number < 0 ? place <= program.slots : number < kNumbers;
       program.count = number < program.count ? program.count : number + 1;
     }
-    if (!known) Fail("chain: instruction %d is none", program.length);
+    if (!known) Fail("pointwise: instruction %d is none", program.length);
     program.slots = step.to > program.slots ? step.to : program.slots;
     program.length++;
   }
-  if (program.length == 0) Fail("chain: the program is empty");
+  if (program.length == 0) Fail("pointwise: the program is empty");
   return program;
 }
 
@@ -165,18 +165,18 @@ inline Band BandOf(const DLArray* a, const DLArray* out) {
     }
   }
   if (!fits)
-    Fail("chain: shape %s does not spread over %s along neighbouring axes", ShapeText(a).c_str(),
-         ShapeText(out).c_str());
+    Fail("pointwise: shape %s does not spread over %s along neighbouring axes",
+         ShapeText(a).c_str(), ShapeText(out).c_str());
   return band;
 }
 
 inline void CheckOutput(const DLArray* out) {
   if (out->dtype != DL_FLOAT32 && out->dtype != DL_BOOL)
-    Fail("chain: expected an output of float32 or bool, got %s", DtypeText(out->dtype));
+    Fail("pointwise: expected an output of float32 or bool, got %s", DtypeText(out->dtype));
 }
 
 inline void CheckInput(const DLArray* a) {
-  if (a->dtype == DL_FLOAT64) Fail("chain: does not take float64");
+  if (a->dtype == DL_FLOAT64) Fail("pointwise: does not take float64");
   DtypeNbytes(a->dtype);
 }
 

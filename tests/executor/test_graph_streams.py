@@ -20,7 +20,7 @@ from dlsys.executor.capture.streams import GraphStreams, assign_streams, ready_i
 from dlsys.executor.plan.hazards import LARGE, Access, dependencies, serialize_large
 from dlsys.executor.plan.memory import Plan, Step, make_plan
 from dlsys.executor.plan.schedule import schedule
-from dlsys.graph.node import Spec
+from dlsys.graph.spec import Spec
 from dlsys.runtime.device import cpu
 from dlsys.settings import settings
 from executor.test_planner import INPLACE, PLAIN, VIEW, RandomGraph, scratch_of

@@ -63,9 +63,9 @@ class GpuProducts(Kernels):
         y = options.get("to")
         if y is None:
             y = array(np.full((a.shape[0], columns), np.nan, FLOAT32), self.ctx)
-        kernel, given = "matmul_bytes", []
+        kernel, given = "matmul_u8", []
         if bias is not None:
-            kernel, given = "matmul_bytes_bias", [bias]
+            kernel, given = "matmul_u8_bias", [bias]
         numbers = [options.get(name, 0) for name in ("trans_a", "trans_b", "choice")]
         scale = options.get("scale", self.scale)
         precision, activation = options.get("precision", TF32), options.get("activation", 0)
@@ -82,8 +82,8 @@ class GpuProducts(Kernels):
 
     def test_every_choice(self) -> None:
         """All tilings over all splits; rows at whole addresses and at odd ones."""
-        names = load().algorithms(self.ctx.kernel_device, "matmul_bytes")
-        self.assertEqual(names, load().algorithms(self.ctx.kernel_device, "matmul_bytes_bias"))
+        names = load().algorithms(self.ctx.kernel_device, "matmul_u8")
+        self.assertEqual(names, load().algorithms(self.ctx.kernel_device, "matmul_u8_bias"))
         columns = itertools.cycle((1, 7, 12, 64, 33, 130))
         sizes = list(itertools.product((1, 7, 64, 65, 130), (1, 15, 16, 17, 100)))
         applied = set()
@@ -162,7 +162,7 @@ class GpuProducts(Kernels):
             ("expected a bias of 5 elements, got shape", (a, b, self.zeros(6)), {}),
             ("there is no epilogue 10", (a, b), {"activation": 10}),
         ):
-            with self.assertRaisesRegex(KernelError, f"matmul_bytes(_bias)?: {message}"):
+            with self.assertRaisesRegex(KernelError, f"matmul_u8(_bias)?: {message}"):
                 self.multiply(*arguments, **options)
 
 

@@ -87,10 +87,10 @@ class Rewrites(unittest.TestCase):
     def test_a_training_step_of_three_layers_is_ten_kernels(self) -> None:
         net = Network((9,), (7, 6, 8, 5))
         names = ["matmul_bias"] * 3 + ["matmul_gradient"] * 2 + ["matmul_sums"] * 3
-        self.assert_becomes(net.fetches, *names, "sparse_softmax_cross_entropy_pair")
+        self.assert_becomes(net.fetches, *names, "fused_sparse_cross_entropy")
 
     def test_layers_of_other_forms(self) -> None:
-        pair = "softmax_cross_entropy_pair"
+        pair = "fused_cross_entropy"
         for options in (
             {"transposed": True, "dense": True},
             {"dense": True, "reduction": "sum"},
@@ -184,12 +184,12 @@ class Rewrites(unittest.TestCase):
         net = Network((6,), (4, 5))
         loss = 0.5 * net.loss
         found = fused([loss, *ad.gradients(loss, net.parameters)])
-        pair = "sparse_softmax_cross_entropy_pair"
+        pair = "fused_sparse_cross_entropy"
         self.assertEqual(operators(found), ["matmul_bias", "matmul_sums", "mul_const", pair])
         self.assertEqual(operators(fused(net.gradients)), ["matmul_bias", "matmul_sums", pair])
 
     def test_the_loss_of_one_row_and_its_gradient_are_one_kernel(self) -> None:
-        pair = "sparse_softmax_cross_entropy_pair"
+        pair = "fused_sparse_cross_entropy"
         for reduction in ("mean", "sum", "none"):
             with self.subTest(reduction=reduction):
                 x, labels = variable("x", 1, 5), variable("labels", 1, dtype=np.dtype(np.int64))

@@ -128,7 +128,7 @@ class Rewrites(unittest.TestCase):
                         net = Network(batch, widths, **options)
                         train = optim.SGD(0.1).minimize(net.loss, net.parameters)
                         kind = "" if "dense" in options else "sparse_"
-                        head = f"{kind}softmax_cross_entropy_head"
+                        head = f"fused_{kind}mlp_head"
                         found = self.assert_becomes(
                             [net.loss, train], head, "matmul_sgd_update", "advance_step"
                         )
@@ -212,7 +212,7 @@ class Rewrites(unittest.TestCase):
         optimizer = optim.Adam(0.1, accumulate=3, ema=0.9)
         self.assert_becomes(
             [optimizer.minimize(net.loss, net.parameters)],
-            "sparse_softmax_cross_entropy_head", "matmul_accumulate_update", "adam_update",
+            "fused_sparse_mlp_head", "matmul_accumulate_update", "adam_update",
             "average_update", "advance_step", "advance_step",
         )  # fmt: skip
 
@@ -296,7 +296,7 @@ class Rewrites(unittest.TestCase):
             (optim.RMSprop(0.1, momentum=0.5), (0, 1, 4, 5)),
         ):
             [node] = updates(fused(trained([Layer(9, 7, 5)], optimizer)[0]))
-            self.assertEqual(node.op.chooses, chosen)
+            self.assertEqual(node.op.discrete_outputs, chosen)
 
     def test_the_numpy_form_is_that_of_products_and_rule(self) -> None:
         for optimizer in OPTIMIZERS:

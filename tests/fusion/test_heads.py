@@ -22,7 +22,7 @@ class Heads(unittest.TestCase):
         return found
 
     def test_a_network_of_small_layers_is_one_head_on_a_gpu(self) -> None:
-        head = "sparse_softmax_cross_entropy_head"
+        head = "fused_sparse_mlp_head"
         net = Network((9,), (7, 6, 8, 5))
         found = self.assert_becomes(net.fetches, head, *["matmul_sums"] * 3)
         (node,) = (x for x in find_topo_sort(found) if x.op.name == head)
@@ -69,7 +69,7 @@ class Heads(unittest.TestCase):
 
     def test_a_head_begins_where_layers_are_small_enough(self) -> None:
         names = ["matmul_bias"] * 2 + ["matmul_gradient"] + ["matmul_sums"] * 3
-        head = "sparse_softmax_cross_entropy_head"
+        head = "fused_sparse_mlp_head"
         for batch in ((9,), (3, 4)):
             net = Network(batch, (7, 1100, 6, 5))
             self.assert_becomes(net.fetches, *names, head)
@@ -79,7 +79,7 @@ class Heads(unittest.TestCase):
         logits = ad.linear_op(net.x, *net.parameters)
         loss = ad.softmax_cross_entropy(logits, net.labels)
         fetches = [loss, *ad.gradients(loss, net.parameters)]
-        pair = "sparse_softmax_cross_entropy_pair"
+        pair = "fused_sparse_cross_entropy"
         names = ["matmul_bias", "matmul_sums"]
         self.assert_becomes([*fetches, logits], *names, pair)
         self.assert_becomes([*fetches, ad.exp_op(logits)], *names, pair, "exp")
@@ -117,7 +117,7 @@ class Heads(unittest.TestCase):
         loss = ad.softmax_cross_entropy(ad.matmul_op(hidden, v), labels)
         found = fused([loss, *ad.gradients(loss, [v])], gpu=True)
         find_topo_sort(found)  # raises on a cycle
-        self.assertNotIn("softmax_cross_entropy_head", operators(found))
+        self.assertNotIn("fused_mlp_head", operators(found))
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ class Rewrites(unittest.TestCase):
                             activation=activation,
                         )
                         with self.subTest(layer.y.name, transposed=transposed, shape=shape):
-                            product = "matmul_bytes_bias" if bias else "matmul_bytes"
+                            product = "matmul_u8_bias" if bias else "matmul_u8"
                             found = self.assert_becomes([layer.y, trained(layer)], product)
                             [node] = updates(found)
                             self.assert_reads_bytes(node, ("B" if transposed else "A",))
@@ -153,7 +153,7 @@ class Rewrites(unittest.TestCase):
             pixels, model = Pixels(1, 28, 28), nn.MLP((784, 64, 5), seed=0)
             loss = ad.softmax_cross_entropy(model(pixels.x), pixels.labels)
             train = optimizer.minimize(loss, model.parameters())
-            [node] = updates(self.assert_becomes([loss, train], "matmul_bytes_bias"))
+            [node] = updates(self.assert_becomes([loss, train], "matmul_u8_bias"))
             self.assert_reads_bytes(node, ("B", ""))
 
     def test_what_is_one_scale_and_no_shift(self) -> None:
@@ -164,7 +164,7 @@ class Rewrites(unittest.TestCase):
             {"scale": ad.Parameter(FLOAT32(0.25), "scale"), "shift": FLOAT32(-0.0)},
             {"scale": ad.exp_op(variable("scale"))},
         ):
-            self.assert_becomes([Layer(Pixels(2, 8, **options).flat).y], "matmul_bytes_bias")
+            self.assert_becomes([Layer(Pixels(2, 8, **options).flat).y], "matmul_u8_bias")
 
     def test_a_batch_of_two_readers(self) -> None:
         """In two shapes, and one of them twice."""
@@ -175,7 +175,7 @@ class Rewrites(unittest.TestCase):
             Layer(rows, 3, seed=1),
             Layer(rows, 4, bias=False, activation=None, seed=2),
         ]
-        products = ["matmul_bytes_bias", "matmul_bytes_bias", "matmul_bytes"]
+        products = ["matmul_u8_bias", "matmul_u8_bias", "matmul_u8"]
         found = self.assert_becomes([trained(*layers), *(x.y for x in layers)], *products)
         [node] = updates(found)
         self.assert_reads_bytes(node, ("B", "A", "A"))
@@ -186,15 +186,15 @@ class Rewrites(unittest.TestCase):
             layers = [Layer(Pixels(16).flat), Layer(Pixels(7).flat, seed=1)]
             groups = [layers] if updates_of == 1 else [[layer] for layer in layers]
             found = operators(kept(*(trained(*group) for group in groups)))
-            for name in ("shuffled_rows", "matmul_bytes_bias"):
+            for name in ("shuffled_rows", "matmul_u8_bias"):
                 self.assertEqual(found.count(name), updates_of)
             for name in ("shuffled_batch", "matmul_bias"):
                 self.assertEqual(found.count(name), 2 - updates_of)
 
     def test_products_without_training(self) -> None:
         pixels = Pixels(16)
-        self.assert_becomes([Layer(pixels.flat).y, pixels.labels], "matmul_bytes_bias")
-        self.assert_becomes([ad.matmul_op(pixels.x, parameter(16, 3))], "matmul_bytes")
+        self.assert_becomes([Layer(pixels.flat).y, pixels.labels], "matmul_u8_bias")
+        self.assert_becomes([ad.matmul_op(pixels.x, parameter(16, 3))], "matmul_u8")
 
     def test_batches_that_are_more_than_scaled(self) -> None:
         two, none = np.full(2, 0.25, FLOAT32), np.zeros(2, FLOAT32)
@@ -234,7 +234,7 @@ class Rewrites(unittest.TestCase):
         pixels, model = Pixels(1, 4, 4), nn.MLP((16, 6, 5), seed=0)
         loss = ad.softmax_cross_entropy(model(pixels.x), pixels.labels)
         train = optim.SGD(0.1).minimize(loss, model.parameters())
-        self.assertIn("sparse_softmax_cross_entropy_head", operators(fused(loss, train)))
+        self.assertIn("fused_sparse_mlp_head", operators(fused(loss, train)))
         self.assert_left(loss, train)
 
     def test_updates_that_read_floats(self) -> None:

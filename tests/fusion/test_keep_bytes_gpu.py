@@ -127,7 +127,7 @@ class GpuTraining(unittest.TestCase):
             loader, model, fetches = network()
             executor = ad.Executor(fetches, ctx, precision)
             names = [step.node.op.name for step in executor.plan({}).steps]
-            self.assertEqual("matmul_bytes_bias" in names, precision == "tf32")
+            self.assertEqual("matmul_u8_bias" in names, precision == "tf32")
             found.append([float(executor.run({}, True)[0]) for _ in range(8)])
         np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
         np.testing.assert_allclose(found[2], found[0], rtol=2e-3)  # factors of 10 bits
@@ -157,7 +157,7 @@ class GpuChoosing(Cached):
     """Products of bytes by measurement."""
 
     def test_the_fastest_is_used(self) -> None:
-        names = load().algorithms("cuda", "matmul_bytes_bias")
+        names = load().algorithms("cuda", "matmul_u8_bias")
         best = names[6]
         found = []
         for mode in ("full", "cached", "off"):
@@ -166,9 +166,9 @@ class GpuChoosing(Cached):
                 executor = ad.Executor(network()[2], gpu(0), "tf32")
                 found.append([executor.run({}, True)[0] for _ in range(3)])
                 chosen = executor.report().plans[0].algorithms
-            self.assertEqual(chosen, (f"matmul_bytes_bias by {best}",) * (mode != "off"))
+            self.assertEqual(chosen, (f"matmul_u8_bias by {best}",) * (mode != "off"))
             if mode == "full":
-                self.assertRegex(said[0], f"measured matmul_bytes_bias .*: {best} 5.0 us")
+                self.assertRegex(said[0], f"measured matmul_u8_bias .*: {best} 5.0 us")
                 self.assertNotIn("wrong", "".join(said))
         self.assertEqual(found[0], found[1])
         np.testing.assert_allclose(found[0], found[2], rtol=1e-5)

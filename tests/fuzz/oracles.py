@@ -83,6 +83,10 @@ def sloped(d: Draw) -> Case:
     return Case((d.shape(0, 4),), {"alpha": d.one(0.1, 0.01, 1.0, 0.5, 0.0)})
 
 
+def thresholds(d: Draw) -> Case:
+    return Case((d.shape(0, 4),), {"delta": d.one(1.0, 0.5, 3.0)})
+
+
 def limits(d: Draw) -> Case:
     low, high = sorted((d.sixteenths(-2, 2), d.sixteenths(-2, 2)))
     return Case((d.shape(0, 4),), {"low": low, "high": high})
@@ -807,6 +811,11 @@ def losses() -> dict[str, Oracle]:
             order=1,
             draw=regression(),
         ),
+        "huber": local(
+            lambda d, delta: F.huber_loss(d, torch.zeros_like(d), "none", delta),
+            draw=thresholds,
+            order=1,
+        ),
         "huber_loss": Oracle(
             reduced(lambda p, t, delta: F.huber_loss(p, t, "none", delta)),
             conditioned=1,
@@ -933,8 +942,8 @@ WITHOUT: dict[str, str] = {
         "shuffled_index take_batch shuffled_batch shuffled_batch_labels"
     ),
     "what passes make of the operators here, with the fused graphs of fuzz/training.py": (
-        "matmul_bias matmul_map matmul_gradient matmul_sums softmax_cross_entropy_pair "
-        "sparse_softmax_cross_entropy_pair chain conv2d_pool conv2d_pool_data_gradient "
+        "matmul_bias matmul_map matmul_gradient matmul_sums fused_cross_entropy "
+        "fused_sparse_cross_entropy pointwise conv2d_pool conv2d_pool_data_gradient "
         "conv2d_pool_filter_gradient conv2d_pool_filter_bias_gradient"
     ),
 }

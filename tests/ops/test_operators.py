@@ -34,11 +34,11 @@ LEAVES = {"placeholder_op", "parameter_op", "Variable"}  # every row feeds and s
 OF_FUSIONS = {
     "shuffled_rows_op",
     "scaled_op",
-    "matmul_bytes_op",
-    "matmul_bytes_bias_op",
-    "batch_statistics_at_once_op",
+    "matmul_u8_op",
+    "matmul_u8_bias_op",
+    "batch_statistics_single_pass_op",
     "batch_normalize_map_op",
-    "batch_normalize_sums_at_once_op",
+    "batch_normalize_sums_single_pass_op",
     "batch_normalize_map_sums_op",
     "batch_normalize_map_gradient_op",
 }

@@ -109,7 +109,7 @@ def matmul_sums(a: Any, b: Any, part: int, of_A: bool, **flags: Any) -> Any:
 
 
 def loss_pair(op: Any, x: Any, labels: Any, part: int, mean: bool) -> Any:
-    sparse = op is fused.sparse_cross_entropy_pair_op
+    sparse = op is fused.fused_sparse_cross_entropy_op
     rows_op = loss.sparse_cross_entropy_rows_op if sparse else loss.cross_entropy_rows_op
     gradient_op = (
         loss.sparse_cross_entropy_gradient_op if sparse else loss.cross_entropy_gradient_op
@@ -263,13 +263,13 @@ FUSED = (
         ulps=1, differentiable=(), specials=False, build=matmul_sums,
     ),
     Sample(
-        "softmax_cross_entropy_pair", fused.cross_entropy_pair_op, pair_formula, DENSE,
+        "fused_cross_entropy", fused.fused_cross_entropy_op, pair_formula, DENSE,
         scale=pair_scale, ulps=16, differentiable=(), specials=False,
-        build=lambda x, y, **attrs: loss_pair(fused.cross_entropy_pair_op, x, y, **attrs),
+        build=lambda x, y, **attrs: loss_pair(fused.fused_cross_entropy_op, x, y, **attrs),
     ),
     Sample(
-        "sparse_softmax_cross_entropy_pair", fused.sparse_cross_entropy_pair_op, pair_formula,
+        "fused_sparse_cross_entropy", fused.fused_sparse_cross_entropy_op, pair_formula,
         SPARSE, scale=pair_scale, ulps=16, differentiable=(), specials=False,
-        build=lambda x, y, **attrs: loss_pair(fused.sparse_cross_entropy_pair_op, x, y, **attrs),
+        build=lambda x, y, **attrs: loss_pair(fused.fused_sparse_cross_entropy_op, x, y, **attrs),
     ),
 )  # fmt: skip

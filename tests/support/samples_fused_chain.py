@@ -93,7 +93,7 @@ SPREAD = (
 )
 CHAINS = (
     Sample(
-        "chain", chain_op, lambda *arrays, recipe: RECIPES[recipe].formula(*arrays),
+        "pointwise", chain_op, lambda *arrays, recipe: RECIPES[recipe].formula(*arrays),
         (
             *cases("residual", *((s, s) for s in EQUAL)),
             *cases("affine", *SPREAD),

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import DeviceError
-from ..graph.node import Node, Spec
+from ..graph.node import Node
+from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.target import NUMPY, Target, target_of
 from ..settings import settings

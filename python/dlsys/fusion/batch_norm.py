@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..graph.node import Node, Op, attributed_to, same_nodes
-from ..graph.shapes import FLOAT32
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op, same_nodes
+from ..graph.spec import FLOAT32
 from ..ops.elementwise import add_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
@@ -26,8 +27,8 @@ from .batch_norm_op import (
     batch_normalize_map_gradient_op,
     batch_normalize_map_op,
     batch_normalize_map_sums_op,
-    batch_normalize_sums_at_once_op,
-    batch_statistics_at_once_op,
+    batch_normalize_sums_single_pass_op,
+    batch_statistics_single_pass_op,
     relu_sums_ops,
 )
 from .body import ACTIVATIONS, GRADIENTS, close
@@ -192,9 +193,9 @@ def _meet(graph: Graph, node: Node, replaced: dict[Node, Node]) -> None:
     if not x.size or x.dtype != FLOAT32:
         return
     if node.op is batch_statistics_op:
-        _replace(graph, node, batch_statistics_at_once_op, node.inputs, replaced)
+        _replace(graph, node, batch_statistics_single_pass_op, node.inputs, replaced)
     else:
-        op, eps = batch_normalize_sums_at_once_op, node.attrs["eps"]
+        op, eps = batch_normalize_sums_single_pass_op, node.attrs["eps"]
         _replace(graph, node, op, node.inputs, replaced, eps=eps)
 
 

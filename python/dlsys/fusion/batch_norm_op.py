@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.kinds import Instance, Kind
 from ..graph.node import Node
-from ..graph.signature import Instance, Kind, Signature
+from ..graph.signature import Signature
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.norm.batch_norm import EPS
 from .body import ACTIVATIONS, GRADIENTS, Body, Fused, check_body, chosen
@@ -58,13 +59,13 @@ class NormalizeMap(FusedNorm):
 class Gradient(FusedNorm):
     """The gradient of x; further inputs: scale, bias, dscale, dbias, dy."""
 
-    soon = True
+    cache_local = True
 
 
 class Sums(FusedNorm):
     """Sums of each channel over blocks that meet: the last input is a place for each channel."""
 
-    borrows = (-1,)
+    zeroed_workspace = (-1,)
 
     def __init__(self, name: str, inputs: int, outputs: int = 2, **select: Any) -> None:
         super().__init__(name, outputs, **select)
@@ -105,9 +106,9 @@ class ReluSums(Sums):
         return self._lists
 
 
-batch_statistics_at_once_op = Statistics("batch_statistics_at_once", 1)
+batch_statistics_single_pass_op = Statistics("batch_statistics_single_pass", 1)
 batch_normalize_map_op = NormalizeMap("batch_normalize_map", 1, "activation", ACTIVATIONS)
-batch_normalize_sums_at_once_op = Sums("batch_normalize_sums_at_once", 4)
+batch_normalize_sums_single_pass_op = Sums("batch_normalize_sums_single_pass", 4)
 batch_normalize_map_sums_op = Sums(
     "batch_normalize_map_sums", 6, select="gradient", choices=GRADIENTS
 )

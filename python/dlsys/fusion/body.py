@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.kinds import Bool, Choice, Instance, Kind, Number
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec, find_topo_sort
-from ..graph.shapes import FLOAT32
-from ..graph.signature import Bool, Choice, Instance, Kind, Number, Signature
+from ..graph.node import Node, Op, find_topo_sort
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.matmul import algorithm_number, precision_number
 from ..ops.movement import reshape_op
@@ -126,7 +127,7 @@ class Fused(Op):
             inputs = [values[x] for x in step.inputs]
             spec: Any = step.op.infer(step, *(specs[x] for x in step.inputs))
             specs[step] = spec
-            if step.op.selects:
+            if step.op.projection:
                 values[step] = inputs[0][step.attrs["index"]]
                 continue
             if step.op.view:
@@ -167,7 +168,7 @@ class FusedProduct(Fused):
     """
 
     tolerance = 1e-4
-    precise = tunable = True
+    has_precision = tunable = True
 
     def __init__(
         self, name: str, select: str, choices: Sequence[Any] = (True,), outputs: int = 1
@@ -193,7 +194,7 @@ class FusedLoss(Fused):
 
     tolerance = 1e-4
     fallible = True
-    borrows = (-1,)
+    zeroed_workspace = (-1,)
 
     def __init__(self, name: str, of_any_dtype: tuple[int, ...]) -> None:
         super().__init__(name, 2, of_any_dtype)
@@ -237,12 +238,12 @@ class FusedHead(Fused):
 
     tolerance = 1e-4
     fallible = True
-    precise = True  # of the products by which very many rows are done
-    borrows = (-1,)
+    has_precision = True  # of the products by which very many rows are done
+    zeroed_workspace = (-1,)
     MOST_LAYERS = 6
 
     def __init__(self, loss: FusedLoss, layers: int, biases: int, back: int) -> None:
-        super().__init__(loss.name.replace("_pair", "_head"), 1 + layers + back)
+        super().__init__(loss.name.replace("cross_entropy", "mlp_head"), 1 + layers + back)
         self._lists = layers, biases, layers - 1, back
         numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
         self.signature = Signature(
@@ -269,7 +270,7 @@ def _expression(node: Node) -> str:
     if not node.inputs:
         return node.name if node.op.leaf else node.op.name
     inputs = [_expression(x) for x in node.inputs]
-    if node.op.selects:
+    if node.op.projection:
         return f"{inputs[0]}[{node.attrs['index']}]"
     for k, transposed in enumerate(("trans_A", "trans_B")):
         if node.attrs.get(transposed):
@@ -280,9 +281,9 @@ def _expression(node: Node) -> str:
 matmul_bias_op = FusedProduct("matmul_bias", "activation", ACTIVATIONS)  # activation(A B + bias)
 matmul_map_op = FusedProduct("matmul_map", "activation", ACTIVATIONS)  # activation(A B)
 # The two of scale · A, where A is bytes: the scale is a further input.
-matmul_bytes_op = FusedProduct("matmul_bytes", "activation", ACTIVATIONS)
-matmul_bytes_bias_op = FusedProduct("matmul_bytes_bias", "activation", ACTIVATIONS)
+matmul_u8_op = FusedProduct("matmul_u8", "activation", ACTIVATIONS)
+matmul_u8_bias_op = FusedProduct("matmul_u8_bias", "activation", ACTIVATIONS)
 matmul_gradient_op = FusedProduct("matmul_gradient", "gradient", GRADIENTS)  # gradient(side, A B)
 matmul_sums_op = FusedProduct("matmul_sums", "of_A", outputs=2)  # A B, Σ over the depth of A or B
-cross_entropy_pair_op = FusedLoss("softmax_cross_entropy_pair", (2,))
-sparse_cross_entropy_pair_op = FusedLoss("sparse_softmax_cross_entropy_pair", (1, 2))
+fused_cross_entropy_op = FusedLoss("fused_cross_entropy", (2,))
+fused_sparse_cross_entropy_op = FusedLoss("fused_sparse_cross_entropy", (1, 2))

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..graph.node import Node, attributed_to
-from ..graph.shapes import FLOAT32, normalize_axes
+from ..graph.lines import attributed_to
+from ..graph.node import Node
+from ..graph.spec import FLOAT32, normalize_axes
 from ..ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,
@@ -89,7 +90,7 @@ def _forward(graph: Graph, pool: Node, gpu: bool) -> Forward | None:
         return None
     if any(graph.is_fetched(node) for node in (relu, pool) if node is not None):
         return None
-    if not all(user.op.selects for user in graph.users[pool]):
+    if not all(user.op.projection for user in graph.users[pool]):
         return None
     values = {value.attrs["index"]: value for value in graph.users[pool]}
     value, argmax, before = values.get(0), values.get(1), relu is not None

@@ -11,8 +11,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ..graph.node import Node, Spec
-from ..graph.signature import Bool, Instance, Signature
+from ..graph.kinds import Bool, Instance
+from ..graph.node import Node
+from ..graph.signature import Signature
+from ..graph.spec import Spec
 from ..ops.conv.geometry import Pair, Windows, packed
 from .body import Body, Fused
 
@@ -140,7 +142,7 @@ class ConvPoolOp(Fused):
     """
 
     tolerance = 1e-4
-    chooses = (1,)
+    discrete_outputs = (1,)
     signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:

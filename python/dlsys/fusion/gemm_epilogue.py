@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..graph.node import Node, Op, attributed_to, output_op, same_nodes
-from ..graph.shapes import normalize_axes
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op, output_op, same_nodes
+from ..graph.spec import normalize_axes
 from ..ops.elementwise import add_op
 from ..ops.loss.cross_entropy import (
     cross_entropy_gradient_op,
@@ -30,13 +31,13 @@ from .body import (
     FusedLoss,
     Layer,
     close,
-    cross_entropy_pair_op,
+    fused_cross_entropy_op,
+    fused_sparse_cross_entropy_op,
     head_op,
     matmul_bias_op,
     matmul_gradient_op,
     matmul_map_op,
     matmul_sums_op,
-    sparse_cross_entropy_pair_op,
 )
 
 Rewrite = Callable[[Graph], dict[Node, Node]]
@@ -98,7 +99,7 @@ def loss_pairs(graph: Graph) -> dict[Node, Node]:
     """
     replaced: dict[Node, Node] = {}
     for node in graph.order:
-        if node.op not in LOSSES or not node.inputs[2].op.filled:
+        if node.op not in LOSSES or not node.inputs[2].op.constant_fill:
             continue
         rows_op, pair_op = LOSSES[node.op]
         x, labels, dy = node.inputs
@@ -163,8 +164,8 @@ def shaped(node: Node, like: Node) -> Node:
 
 # A gradient of the rows' loss: the loss, and both at once.
 LOSSES: dict[Op, tuple[Op, FusedLoss]] = {
-    cross_entropy_gradient_op: (cross_entropy_rows_op, cross_entropy_pair_op),
-    sparse_cross_entropy_gradient_op: (sparse_cross_entropy_rows_op, sparse_cross_entropy_pair_op),
+    cross_entropy_gradient_op: (cross_entropy_rows_op, fused_cross_entropy_op),
+    sparse_cross_entropy_gradient_op: (sparse_cross_entropy_rows_op, fused_sparse_cross_entropy_op),
 }
 REWRITES: tuple[Rewrite, ...] = (loss_pairs, product_epilogues, operand_sums)
 GPU_REWRITES: tuple[Rewrite, ...] = (dense_heads,)

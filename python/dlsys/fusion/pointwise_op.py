@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.node import Node, Spec
-from ..graph.shapes import FLOAT32
-from ..graph.signature import Instance, Signature
+from ..graph.kinds import Instance
+from ..graph.node import Node
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
 from .body import Body, Fused, close
@@ -32,8 +33,8 @@ _CODES = (
     "truth", "whole",
     "add", "sub", "mul", "div", "pow", "relu_gradient", "minimum", "maximum", "silu_gradient",
     "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient", "hard_swish_gradient", "pow_const",
-    "leaky_relu", "elu", "equal", "not_equal", "less", "less_equal", "logical_and", "logical_or",
-    "logical_xor",
+    "leaky_relu", "elu", "huber", "equal", "not_equal", "less", "less_equal", "logical_and",
+    "logical_or", "logical_xor",
     "clip", "where",
     "clip_gradient", "leaky_relu_gradient", "elu_gradient",
 )  # fmt: skip
@@ -55,12 +56,14 @@ class Steps(Body):
 
     def __str__(self) -> str:
         uses = Counter(x for step in self.steps for x in step.inputs)
-        shared = {x for x, count in uses.items() if count > 1 and not (x.op.leaf or x.op.filled)}
+        shared = {
+            x for x, count in uses.items() if count > 1 and not (x.op.leaf or x.op.constant_fill)
+        }
 
         def text(node: Node, whole: bool = False) -> str:
             if node.op.leaf or (node in shared and not whole):
                 return node.name
-            if node.op.filled:
+            if node.op.constant_fill:
                 return f"{node.attrs['value']:g}"
             if node.op.kernel == "cast":
                 return f"{node.spec.dtype}({text(node.inputs[0])})"
@@ -85,7 +88,7 @@ class ChainOp(Fused):
     inplace = True
 
     def __init__(self) -> None:
-        super().__init__("chain", any_dtype=True)
+        super().__init__("pointwise", any_dtype=True)
         self.signature = Signature("*inputs", output=Instance(Node))
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
@@ -187,7 +190,7 @@ def encode(body: Body) -> Program:
         words.append(sum(byte << 8 * position for position, byte in enumerate(word)))
     if not 0 < len(words) <= INSTRUCTIONS or len(numbers) > NUMBERS:
         raise GraphError(
-            f"chain: {len(words)} instructions with {len(numbers)} numbers, expected 1 to "
+            f"pointwise: {len(words)} instructions with {len(numbers)} numbers, expected 1 to "
             f"{INSTRUCTIONS} with at most {NUMBERS}"
         )
     return Program(words, numbers)
@@ -224,7 +227,7 @@ def _number(x: Node) -> float | None:
     """The number that a node is everywhere, if it is one of float32."""
     if x.spec.dtype not in _EXACT:
         return None
-    if x.op.filled:
+    if x.op.constant_fill:
         return float(np.float32(x.attrs["value"]))
     if x.op.leaf == "constant" and x.spec.size == 1:
         return float(x.attrs["value"].reshape(()))

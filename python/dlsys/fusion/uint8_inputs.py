@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..graph.node import Node, attributed_to
+from ..graph.lines import attributed_to
+from ..graph.node import Node
 from ..ops.leaf import constant_op
 from ..ops.matmul import matmul_op
 from ..ops.random.device_batch import shuffled_batch_op, shuffled_rows_op
@@ -19,18 +20,18 @@ from .body import (
     Body,
     close,
     matmul_bias_op,
-    matmul_bytes_bias_op,
-    matmul_bytes_op,
     matmul_map_op,
+    matmul_u8_bias_op,
+    matmul_u8_op,
     on_bytes,
 )
 from .gemm_epilogue import in_shape
 from .weight_update_op import FusedUpdate, fused_update
 
 PRODUCTS = {
-    matmul_op: matmul_bytes_op,
-    matmul_map_op: matmul_bytes_op,
-    matmul_bias_op: matmul_bytes_bias_op,
+    matmul_op: matmul_u8_op,
+    matmul_map_op: matmul_u8_op,
+    matmul_bias_op: matmul_u8_bias_op,
 }
 
 

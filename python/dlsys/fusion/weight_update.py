@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph.node import Node, attributed_to
+from ..graph.lines import attributed_to
+from ..graph.node import Node
 from ..ops.matmul import matmul_op
 from ..ops.optim.apply import RuleOp, several
 from ..passes.rewrite import Graph, exchange, value_of
@@ -84,7 +85,7 @@ def _source(graph: Graph, gradient: Node) -> tuple[Node, int] | None:
             return node, 0
         if not node.op.view or "offset" in node.attrs:
             return None
-        if node.op.selects:
+        if node.op.projection:
             made, index = node.inputs[0], node.attrs["index"]
             return (made, index) if made.op is matmul_sums_op else None
         node = node.inputs[0]

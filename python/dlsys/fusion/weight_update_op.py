@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import Node, Spec
+from ..graph.node import Node
+from ..graph.spec import Spec
 from ..ops.matmul import precision_number
 from ..ops.optim.apply import RuleOp, several
 from .body import Body, Fused
@@ -31,13 +32,13 @@ class FusedUpdate(Fused):
     """
 
     tolerance = 1e-4
-    precise = True
+    has_precision = True
 
     def __init__(self, update: RuleOp, products: int, of_bytes: tuple[str, ...] = ()) -> None:
         super().__init__(f"matmul_{update.name}", update.outputs)
         self.update = update
         self.writes = update.writes
-        self.chooses = _unsteady(update)
+        self.discrete_outputs = _unsteady(update)
         self.products = products
         self.of_bytes = of_bytes
         self._scales = int(bool(of_bytes))  # inputs at the end

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import GraphError
 from .collector import paused_collector
-from .lines import where
-from .node import Node, attributed_to, find_topo_sort, hooks
+from .lines import attributed_to, where
+from .node import Node, find_topo_sort, hooks
 
 
 def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:
@@ -59,7 +59,7 @@ def _back_through(
         _spread(node, grads, pieces, needed)
         return
     total = totals[node] = sum_node_list(pieces.pop(node))
-    if node.op.selects:
+    if node.op.projection:
         pieces.setdefault(node.inputs[0], []).append((node.attrs["index"], total))
     elif node.inputs and not needed.isdisjoint(node.inputs):
         _spread(node, total, pieces, needed)

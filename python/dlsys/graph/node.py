@@ -14,14 +14,15 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index, is_
 from types import MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import GraphError, ShapeError, SignatureError
-from .lines import attributed_to as attributed_to
+from .kinds import Int
 from .lines import current_line, where
-from .signature import Int, Signature
+from .signature import Signature
+from .spec import Spec, promote
 
 Self = TypeVar("Self", bound="Op")
 _numbers = itertools.count()
@@ -29,29 +30,6 @@ _numbers = itertools.count()
 # The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
 # none of them.
 hooks: dict[str, Callable[..., Any]] = {}
-
-
-class Spec(NamedTuple):
-    """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user
-    chose it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any  # a np.dtype, or None while unknown
-    declared: bool = True
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes it takes in memory."""
-        return self.size * self.dtype.itemsize
 
 
 class _Docstring:
@@ -97,29 +75,31 @@ class Op:
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
     # Values it makes: several are reached as node[0], node[1], …; 0 only groups its inputs.
     outputs: int = 1
-    selects: bool = False  # it is one value of an operator that has several
+    projection: bool = False  # it is one value of an operator that has several
     # The output is input 0's memory under another shape; with an attribute `offset` it is the part
-    # that begins at the element of that number.
+    # that begins at that element.
     view: bool = False
     inplace: bool = False  # the output may take over an input of its shape and dtype that dies here
     # Inputs (Parameters) that it updates; its outputs are their new values.
     writes: tuple[int, ...] = ()
-    soon: bool = False  # reads what the step before it has read, and may find it in a cache
-    borrows: tuple[int, ...] = ()  # inputs (constants) that its kernel writes and leaves as found
-    picks: int = 0  # first inputs of each of which it reads no more elements than the output has
+    # Inputs (constants of zeros) that its kernel uses as workspace and leaves as zeros again.
+    zeroed_workspace: tuple[int, ...] = ()
+    cache_local: bool = False  # scheduled behind its producer, whose inputs a cache may still hold
+    # The number of leading inputs that are gathered from: at most as many elements of each are
+    # read as the output has, which bandwidth is computed from.
+    gathers: int = 0
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
-    random: bool = False  # draws numbers: equal uses are never merged
+    random: bool = False  # draws random numbers: equal uses are never merged
     step_at: int = -1  # of a random operator: the input that is the step of what it draws
     # Of the largest magnitude, between devices; sums of many terms need more.
     tolerance: float = 1e-5
-    chooses: tuple[int, ...] = ()  # outputs that rounding may change altogether: which of several
+    # Outputs that rounding may change altogether, such as an argmax or a sign.
+    discrete_outputs: tuple[int, ...] = ()
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
-    moves: bool = False  # it moves or repeats elements and computes nothing
-    precise: bool = False  # its kernel takes the precision to multiply with (passes/precision.py)
-    tunable: bool = (
-        False  # its kernel takes the choice of an implementation (executor/tune/autotune.py)
-    )
-    filled: bool = False  # one number everywhere, `attrs["value"]`
+    movement: bool = False  # it moves or repeats elements and computes nothing
+    has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
+    tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
+    constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
 
@@ -162,8 +142,7 @@ class Op:
         """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs."""
         if type(self).infer_shape is Op.infer_shape:
             raise GraphError(f"operator {self.name} defines neither infer nor infer_shape")
-        from .shapes import promote  # a user's operator in the form of the assignment: shapes only
-
+        # A user's operator in the form of the assignment has a rule for shapes only.
         dtype = promote(node, *specs) if specs else np.dtype(np.float32)
         declared = any(spec.declared for spec in specs)
         shapes = self.infer_shape(node, [spec.shape for spec in specs])
@@ -460,7 +439,7 @@ class OutputOp(Op):
     """One value of an operator that has several: `node[1]`."""
 
     name = "output"
-    view = selects = True
+    view = projection = True
     signature = Signature("operator", index=Int(low=0))
 
     def infer(self, node: Node, *specs: Any) -> Spec:
@@ -505,7 +484,7 @@ def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
 def _refuse_input(node: Node, value: Any) -> None:
     """An input must be one value; only `group` takes whatever can be fetched."""
     if isinstance(value, Node):
-        if node.op.outputs == 0 or node.op.selects:
+        if node.op.outputs == 0 or node.op.projection:
             return
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"

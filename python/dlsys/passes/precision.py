@@ -26,5 +26,5 @@ def set_precision(fetches: Sequence[Node], precision: str) -> None:
     if check_precision(precision) == "fp32":
         return
     for node in find_topo_sort(fetches):
-        if node.op.precise:
+        if node.op.has_precision:
             node.attrs = {**node.attrs, "precision": precision}

@@ -40,7 +40,7 @@ class Graph:
 
 def whole(node: Node) -> Node:
     """What a reshaped node shows."""
-    while node.op.view and not node.op.selects and "offset" not in node.attrs:
+    while node.op.view and not node.op.projection and "offset" not in node.attrs:
         node = node.inputs[0]
     return node
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.node import Node, Spec, attributed_to, hooks, same_nodes
-from ..graph.shapes import FLOAT32
+from ..graph.lines import attributed_to
+from ..graph.node import Node, hooks, same_nodes
+from ..graph.spec import FLOAT32, Spec
 
 
 def simplify(
@@ -110,9 +111,9 @@ class _Rewriter:
 def _fold(node: Node) -> Node | None:
     """Arithmetic on numbers that are known: everything that depends on filled arrays only."""
     op = node.op
-    if not (op.elementwise or op.moves) or not node.inputs:
+    if not (op.elementwise or op.movement) or not node.inputs:
         return None
-    if not all(x.op.filled for x in node.inputs):
+    if not all(x.op.constant_fill for x in node.inputs):
         return None
     value = node.inputs[0].attrs["value"]
     if op.elementwise:

@@ -64,27 +64,61 @@ DLSYS_INLINE int64_t FindMax(const Pool& p, const float* x, const Seen& down, co
   return best;
 }
 
-// The same for a wide window without dilation: rows by their largest elements, then the place in
-// the row.
+// The largest of n values, n > 0, and whether NaN, which is passed over, is among them.
+struct Largest {
+  float value;
+  bool with_nan;
+};
+
+DLSYS_INLINE Largest LargestOf(const float* x, int64_t n) {
+  constexpr int kWidth = 2 * kLanes;  // hides how long a maximum takes
+  float max[kWidth];
+  int nan[kWidth] = {};
+  for (int j = 0; j < kWidth; j++) max[j] = -std::numeric_limits<float>::infinity();
+  int64_t k = 0;
+  for (; k + kWidth <= n; k += kWidth)
+    for (int j = 0; j < kWidth; j++) {
+      max[j] = x[k + j] > max[j] ? x[k + j] : max[j];
+      nan[j] |= x[k + j] != x[k + j];
+    }
+  float lane[kLanes];
+  int any = 0;
+  for (int j = 0; j < kLanes; j++) {
+    lane[j] = max[j + kLanes] > max[j] ? max[j + kLanes] : max[j];
+    any |= nan[j] | nan[j + kLanes];
+  }
+  for (int64_t i = k; i < n; i++) any |= x[i] != x[i];
+  float value = MaxOf(Row{lane, kLanes, kLanes});
+  if (k < n) {
+    const float left = MaxOf(Row{x + k, n - k, n - k});
+    value = left > value ? left : value;
+  }
+  return {value, any != 0};
+}
+
+// The same for a wide window without dilation: runs by their largest elements, then the place in
+// the run.
 constexpr int64_t kWide = 16;
+constexpr int64_t kRun = 512;  // elements that are looked through for the place
 
 DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& down,
                                    const Seen& across) {
   int64_t n = across.end - across.begin, rows = down.end - down.begin;
   const float* row = x + (down.first + down.begin) * p.plane.w + across.first + across.begin;
   if (n == p.plane.w) n *= rows, rows = 1;  // they lie one behind the other
-  const float* best = nullptr;
+  const float *best = nullptr, *end = nullptr;
   float largest = 0;
-  for (; rows > 0; rows--, row += p.plane.w) {
-    int nan = 0;
-    for (int64_t b = 0; b < n; b++) nan |= row[b] != row[b];
-    if (nan) return FindMax(p, x, down, across, {1, 1});
-    const float of_row = MaxOf(Row{row, n, n});
-    if (best && of_row <= largest) continue;
-    best = row;
-    largest = of_row;
-  }
-  for (const float* end = best + n; end - best >= kLanes; best += kLanes) {
+  for (; rows > 0; rows--, row += p.plane.w)
+    for (int64_t at = 0; at < n; at += kRun) {
+      const int64_t length = std::min(kRun, n - at);
+      const Largest of_run = LargestOf(row + at, length);
+      if (of_run.with_nan) return FindMax(p, x, down, across, {1, 1});
+      if (best && of_run.value <= largest) continue;
+      best = row + at;
+      end = best + length;
+      largest = of_run.value;
+    }
+  for (; end - best >= kLanes; best += kLanes) {
     int found = 0;
     for (int j = 0; j < kLanes; j++) found |= best[j] == largest;
     if (found) break;

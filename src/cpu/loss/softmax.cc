@@ -275,7 +275,7 @@ float ScaledSum(const double* of_row, int64_t rows, float scale) {
 
 void CrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting, float scale,
                       float dy, DLArray* loss, DLArray* dx) {
-  const char* op = "softmax_cross_entropy_pair";
+  const char* op = "fused_cross_entropy";
   const float* logits = Input(op, x);
   const float* labels = Input(op, y);
   float* total = Output(op, loss);
@@ -299,7 +299,7 @@ void CrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting
 
 void SparseCrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting, float scale,
                             float dy, DLArray* loss, DLArray* dx) {
-  const char* op = "sparse_softmax_cross_entropy_pair";
+  const char* op = "fused_sparse_cross_entropy";
   const float* logits = Input(op, x);
   float* total = Output(op, loss);
   float* out = Output(op, dx);
@@ -327,8 +327,8 @@ void SparseCrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* m
   *total = ScaledSum(of_row, rows.count, scale);
 }
 
-DLSYS_KERNEL(cpu, softmax_cross_entropy_pair, CrossEntropyPair);
-DLSYS_KERNEL(cpu, sparse_softmax_cross_entropy_pair, SparseCrossEntropyPair);
+DLSYS_KERNEL(cpu, fused_cross_entropy, CrossEntropyPair);
+DLSYS_KERNEL(cpu, fused_sparse_cross_entropy, SparseCrossEntropyPair);
 DLSYS_KERNEL(cpu, softmax, Softmax);
 DLSYS_KERNEL(cpu, log_softmax, LogSoftmax);
 DLSYS_KERNEL(cpu, softmax_cross_entropy, CrossEntropy);

@@ -140,11 +140,11 @@ using ConcatOf = Concat<std::make_index_sequence<N>>;
 // that all positions begin to end are met, which are counted over the outer axes.
 template <class F>
 DLSYS_INLINE void EachRun(int64_t begin, int64_t end, int64_t n, const F& body) {
-  for (int64_t k = begin; k < end;) {
-    const int64_t outer = k / n, first = k - outer * n;
-    const int64_t last = std::min(n, first + end - k);
+  int64_t outer = begin / n, first = begin - outer * n;
+  for (int64_t left = end - begin; left > 0; outer++, first = 0) {
+    const int64_t last = std::min(n, first + left);
     body(outer, first, last);
-    k += last - first;
+    left -= last - first;
   }
 }
 

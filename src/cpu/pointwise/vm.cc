@@ -180,14 +180,14 @@ class Worker {
 };
 
 void Chain(const DLArrayList* inputs, const Program& program, DLArray* out) {
-  Check("chain", out);
+  Check("pointwise", out);
   chain::CheckOutput(out);
   const int64_t n = Numel(out);
   Source sources[chain::kInputs];
   const int count = (int)inputs->count;
   for (int k = 0; k < count; k++) {
     const DLArray* a = inputs->arrays[k];
-    Check("chain", a);
+    Check("pointwise", a);
     chain::CheckInput(a);
     const Band band = chain::BandOf(a, out);
     const bool direct = a->dtype == DL_FLOAT32 && band.inner == 1 && band.count == n;
@@ -201,7 +201,7 @@ void Chain(const DLArrayList* inputs, const Program& program, DLArray* out) {
   });
 }
 
-DLSYS_KERNEL(cpu, chain, chain::Kernel<Chain>::Call);
+DLSYS_KERNEL(cpu, pointwise, chain::Kernel<Chain>::Call);
 
 }  // namespace
 }  // namespace cpu

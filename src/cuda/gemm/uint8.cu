@@ -30,21 +30,21 @@ void Multiply(const char* op, const DLArray* a, const DLArray* b, const DLArray*
 void MatmulBytes(const DLArray* a, const DLArray* b, const DLArray* scale, int64_t trans_a,
                  int64_t trans_b, int64_t choice, int64_t precision, int64_t activation, DLArray* y,
                  DLStream stream) {
-  Multiply("matmul_bytes", a, b, nullptr, scale, trans_a, trans_b, choice, precision, activation, y,
+  Multiply("matmul_u8", a, b, nullptr, scale, trans_a, trans_b, choice, precision, activation, y,
            stream);
 }
 
 void MatmulBytesBias(const DLArray* a, const DLArray* b, const DLArray* bias, const DLArray* scale,
                      int64_t trans_a, int64_t trans_b, int64_t choice, int64_t precision,
                      int64_t activation, DLArray* y, DLStream stream) {
-  Multiply("matmul_bytes_bias", a, b, bias, scale, trans_a, trans_b, choice, precision, activation,
-           y, stream);
+  Multiply("matmul_u8_bias", a, b, bias, scale, trans_a, trans_b, choice, precision, activation, y,
+           stream);
 }
 
-DLSYS_KERNEL(cuda, matmul_bytes, MatmulBytes);
-DLSYS_KERNEL(cuda, matmul_bytes_bias, MatmulBytesBias);
-DLSYS_ALGORITHMS(cuda, matmul_bytes, GemmAlgorithms);
-DLSYS_ALGORITHMS(cuda, matmul_bytes_bias, GemmAlgorithms);
+DLSYS_KERNEL(cuda, matmul_u8, MatmulBytes);
+DLSYS_KERNEL(cuda, matmul_u8_bias, MatmulBytesBias);
+DLSYS_ALGORITHMS(cuda, matmul_u8, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_u8_bias, GemmAlgorithms);
 
 }  // namespace
 

@@ -64,7 +64,7 @@ namespace {
 // loss = scale * the sum of the rows' losses, dx = their gradients times dy.
 void CrossEntropyPair(const DLArray* x, const DLArray* labels, const DLArray* meeting, float scale,
                       float dy, DLArray* loss, DLArray* dx, DLStream stream) {
-  const char* op = "softmax_cross_entropy_pair";
+  const char* op = "fused_cross_entropy";
   Enter(op, loss, x, labels, meeting, dx);
   CheckSameShape(op, x, labels);
   CheckSameShape(op, x, dx);
@@ -76,7 +76,7 @@ void CrossEntropyPair(const DLArray* x, const DLArray* labels, const DLArray* me
 
 void SparseCrossEntropyPair(const DLArray* x, const DLArray* labels, const DLArray* meeting,
                             float scale, float dy, DLArray* loss, DLArray* dx, DLStream stream) {
-  const char* op = "sparse_softmax_cross_entropy_pair";
+  const char* op = "fused_sparse_cross_entropy";
   Enter(op, loss, x, labels, meeting, dx);
   CheckSameShape(op, x, dx);
   const Rows rows(op, x);
@@ -85,8 +85,8 @@ void SparseCrossEntropyPair(const DLArray* x, const DLArray* labels, const DLArr
           CheckedLoss(op, loss), stream);
 }
 
-DLSYS_KERNEL(cuda, softmax_cross_entropy_pair, CrossEntropyPair);
-DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy_pair, SparseCrossEntropyPair);
+DLSYS_KERNEL(cuda, fused_cross_entropy, CrossEntropyPair);
+DLSYS_KERNEL(cuda, fused_sparse_cross_entropy, SparseCrossEntropyPair);
 
 }  // namespace
 }  // namespace cuda

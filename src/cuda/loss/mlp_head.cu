@@ -248,20 +248,20 @@ void CrossEntropyHead(const DLArray* x, const DLArrayList* weights, const DLArra
                       const DLArray* labels, const DLArray* meeting, int64_t code, float scale,
                       float dy, DLArray* loss, DLArray* dlogits, DLArrayList* values,
                       DLArrayList* gradients, DLStream stream) {
-  RunLayers("softmax_cross_entropy_head", x, weights, biases, labels, meeting, code, scale, loss,
-            dlogits, values, gradients, false, dy, stream);
+  RunLayers("fused_mlp_head", x, weights, biases, labels, meeting, code, scale, loss, dlogits,
+            values, gradients, false, dy, stream);
 }
 
 void SparseCrossEntropyHead(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
                             const DLArray* labels, const DLArray* meeting, int64_t code,
                             float scale, float dy, DLArray* loss, DLArray* dlogits,
                             DLArrayList* values, DLArrayList* gradients, DLStream stream) {
-  RunLayers("sparse_softmax_cross_entropy_head", x, weights, biases, labels, meeting, code, scale,
-            loss, dlogits, values, gradients, true, dy, stream);
+  RunLayers("fused_sparse_mlp_head", x, weights, biases, labels, meeting, code, scale, loss,
+            dlogits, values, gradients, true, dy, stream);
 }
 
-DLSYS_KERNEL(cuda, softmax_cross_entropy_head, CrossEntropyHead);
-DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy_head, SparseCrossEntropyHead);
+DLSYS_KERNEL(cuda, fused_mlp_head, CrossEntropyHead);
+DLSYS_KERNEL(cuda, fused_sparse_mlp_head, SparseCrossEntropyHead);
 
 }  // namespace
 }  // namespace cuda

@@ -195,7 +195,7 @@ void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance, DLStrea
 
 void BatchStatisticsAtOnce(const DLArray* x, const DLArray* meeting, DLArray* mean,
                            DLArray* variance, DLStream stream) {
-  const char* op = "batch_statistics_at_once";
+  const char* op = "batch_statistics_single_pass";
   Enter(op, x, meeting, mean, variance);
   const Channels shape = ChannelsOf(op, x);
   RunStatistics(op, x, CheckedMeeting(op, meeting, shape.count), mean, variance, shape, stream);
@@ -276,7 +276,7 @@ void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, fl
 }
 
 DLSYS_KERNEL(cuda, batch_statistics, BatchStatistics);
-DLSYS_KERNEL(cuda, batch_statistics_at_once, BatchStatisticsAtOnce);
+DLSYS_KERNEL(cuda, batch_statistics_single_pass, BatchStatisticsAtOnce);
 DLSYS_KERNEL(cuda, batch_normalize, BatchNormalize);
 DLSYS_KERNEL(cuda, batch_normalize_map, BatchNormalizeMap);
 DLSYS_KERNEL(cuda, running_update, RunningUpdate);

@@ -184,7 +184,7 @@ void BatchNormalizeSums(const DLArray* x, const DLArray* mean, const DLArray* va
 void BatchNormalizeSumsAtOnce(const DLArray* x, const DLArray* mean, const DLArray* variance,
                               const DLArray* dy, const DLArray* meeting, float eps, DLArray* dscale,
                               DLArray* dbias, DLStream stream) {
-  const char* op = "batch_normalize_sums_at_once";
+  const char* op = "batch_normalize_sums_single_pass";
   Enter(op, x, mean, variance, dy, meeting, dscale, dbias);
   const Given given(op, x, mean, variance, dy, eps);
   const Direct flow{In(op, dy)};
@@ -305,7 +305,7 @@ void BatchNormalizeMapGradient(const DLArray* x, const DLArray* mean, const DLAr
 }
 
 DLSYS_KERNEL(cuda, batch_normalize_sums, BatchNormalizeSums);
-DLSYS_KERNEL(cuda, batch_normalize_sums_at_once, BatchNormalizeSumsAtOnce);
+DLSYS_KERNEL(cuda, batch_normalize_sums_single_pass, BatchNormalizeSumsAtOnce);
 DLSYS_KERNEL(cuda, batch_normalize_map_sums, BatchNormalizeMapSums);
 DLSYS_KERNEL(cuda, batch_normalize_relu_sums, BatchNormalizeReluSums);
 DLSYS_KERNEL(cuda, batch_normalize_gradient, BatchNormalizeGradient);

@@ -4,6 +4,8 @@
 // Written on the host, passed to kernels by value. Strides count elements; 0 repeats an operand
 // along an axis.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "runtime/registry.h"
 
 namespace dlsys {

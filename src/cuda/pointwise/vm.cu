@@ -228,19 +228,19 @@ void LaunchChain(const Program& program, const Sources& sources, DLArray* out, D
   const size_t column = program.slots * sizeof(Lanes<W>);
   unsigned block = threads <= 32 ? 32 : kChainThreads;
   if (block * column > kSharedNbytes) block /= 2;
-  Launch("chain", ChainKernel<W>, Blocks(threads, block), block, block * column, stream, program,
-         sources, out->data, out->dtype == DL_BOOL, n);
+  Launch("pointwise", ChainKernel<W>, Blocks(threads, block), block, block * column, stream,
+         program, sources, out->data, out->dtype == DL_BOOL, n);
 }
 
 void Chain(const DLArrayList* inputs, const Program& program, DLArray* out, DLStream stream) {
-  Enter("chain", out);
+  Enter("pointwise", out);
   chain::CheckOutput(out);
   const int64_t n = Numel(out);
   Sources sources = {};
   bool wide = n > kFew && Aligned16(out->data);
   for (; sources.count < inputs->count; sources.count++) {
     const DLArray* a = inputs->arrays[sources.count];
-    CheckArray("chain", a, out->ctx);
+    CheckArray("pointwise", a, out->ctx);
     chain::CheckInput(a);
     const chain::Band band = chain::BandOf(a, out);
     const bool same = band.inner == 1 && band.count == n;
@@ -251,7 +251,7 @@ void Chain(const DLArrayList* inputs, const Program& program, DLArray* out, DLSt
               : LaunchChain<1>(program, sources, out, stream);
 }
 
-DLSYS_KERNEL(cuda, chain, chain::Kernel<Chain>::Call);
+DLSYS_KERNEL(cuda, pointwise, chain::Kernel<Chain>::Call);
 
 }  // namespace
 }  // namespace cuda

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...graph.node import Spec
+from ...graph.spec import Spec
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context
 from ...runtime.library import DLGraphInfo, DLGraphStreams, load
@@ -158,7 +158,7 @@ def _access(segment: Segment, step: Step) -> Access:
 
 def _updated(segment: Segment, step: Step) -> list[Range]:
     op = step.node.op
-    return [segment.table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.borrows)]
+    return [segment.table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.zeroed_workspace)]
 
 
 def _streams_struct(streams: GraphStreams) -> tuple[Any, Any]:

@@ -81,9 +81,9 @@ def traffic(step: Step) -> int:
     written = step.outputs or [step.inputs[k] for k in op.writes]
     picked = sum(
         min(source.spec.size, made.spec.size) * source.spec.dtype.itemsize
-        for source, made in zip(step.inputs[: op.picks], step.outputs)
+        for source, made in zip(step.inputs[: op.gathers], step.outputs)
     )
-    return picked + sum(value.spec.nbytes for value in [*step.inputs[op.picks :], *written])
+    return picked + sum(value.spec.nbytes for value in [*step.inputs[op.gathers :], *written])
 
 
 def _line(step: Step, ms: float) -> str:

@@ -14,7 +14,8 @@ import heapq
 from collections.abc import Sequence
 
 from ...errors import GraphError
-from ...graph.node import Node, attributed_to, find_topo_sort, hooks
+from ...graph.lines import attributed_to
+from ...graph.node import Node, find_topo_sort, hooks
 
 
 def schedule(fetches: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -36,7 +37,7 @@ def storage_of(node: Node) -> Node:
     index = 0
     while True:
         if node.op.view:
-            index = node.attrs["index"] if node.op.selects else 0
+            index = node.attrs["index"] if node.op.projection else 0
             node = node.inputs[0]
         elif node.op.writes:
             node = node.inputs[node.op.writes[index]]
@@ -162,5 +163,5 @@ def _urgency(node: Node, position: int) -> int:
     then by age; one integer compares faster than a tuple.
     """
     op = node.op
-    computes = not (op.writes or op.view or op.soon) and op.outputs == 1
+    computes = not (op.writes or op.view or op.cache_local) and op.outputs == 1
     return computes << 100 | node.number << 40 | position

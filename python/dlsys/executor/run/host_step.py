@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Spec
+from ...graph.spec import Spec
 from ..plan.memory import Step
 
 

@@ -15,11 +15,14 @@ import math
 import numpy as np
 
 from ...errors import GraphError
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import FLOAT32, describe, floating
-from ...graph.signature import Bool, Int, Kind, Signature
+from ...graph.kinds import Bool, Int, Kind
+from ...graph.node import Node, Op
+from ...graph.signature import Signature
+from ...graph.spec import FLOAT32, Spec, describe, floating
 from ..indexing import check_range
 from .philox import philox
+
+__all__ = ["shuffled_batch_op", "shuffled_index_op", "take_batch_op"]
 
 _ORDERS = 0x6F726472  # the fourth word of counters, where nodes are numbered
 _ROUNDS = 6  # fewer leave traces in the orders of 100 samples
@@ -142,7 +145,7 @@ class TakeBatchOp(Op):
 
     name = kernel = "take_batch"
     signature = Signature("samples", "index", "scale", "shift")
-    picks = 1
+    gathers = 1
     fallible = True
     any_dtype = (0, 1)
 
@@ -173,7 +176,7 @@ class ShuffledBatchOp(Op):
 
     name = kernel = "shuffled_batch"
     outputs = 2
-    picks = 2
+    gathers = 2
     any_dtype = (0, 1, 2)
     signature = Signature("samples", "labels", "step", "scale", "shift", "*", **BATCHES)
 
@@ -208,7 +211,7 @@ class ShuffledRowsOp(Op):
     name = kernel = "shuffled_rows"
     signature = Signature("samples", "labels", "step", "*", **BATCHES)
     outputs = 2
-    picks = 2
+    gathers = 2
     any_dtype = True
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:

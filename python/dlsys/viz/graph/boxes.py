@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...executor.plan.memory import Plan
-from ...graph.node import Node, Spec, find_topo_sort
+from ...graph.node import Node, find_topo_sort
+from ...graph.spec import Spec
 from ..svg import cut
 
 LEAVES = ("feed", "state", "constant")
@@ -56,12 +57,12 @@ def boxes_of(
     order, fetches = _nodes(graph)
     shown = {node: node for node in order}
     for node in order:
-        if node.op.selects:
+        if node.op.projection:
             shown[node] = shown[node.inputs[0]]
     for node in reversed(order):  # a group asks for what it groups
         if node.op.outputs == 0 and node in fetches:
             fetches.update(node.inputs)
-    nodes = [node for node in order if node.op.outputs and not node.op.selects]
+    nodes = [node for node in order if node.op.outputs and not node.op.projection]
     fetched = {shown[node] for node in fetches if node.op.outputs}
     if limit is None or len(nodes) <= limit:
         pieces = [[node] for node in nodes]
@@ -143,7 +144,7 @@ def _box(node: Node, shapes: Shapes, fetched: set[Node]) -> Box:
 def _body(node: Node) -> list[Node]:
     """What a node computes that stands for several."""
     body = node.attrs.get("body")
-    return [] if body is None else [step for step in body.steps if not step.op.selects]
+    return [] if body is None else [step for step in body.steps if not step.op.projection]
 
 
 def _names(node: Node) -> list[str]:
