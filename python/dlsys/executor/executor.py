@@ -98,7 +98,6 @@ class Executor:
         self._changes = Node.changes
         self._warned_of_plans = False
         self._backend: Backend = backend_of(ctx)
-        self.target: Target = self._backend.target
         self._since = CountersSince(ctx) if ctx is not None else None
 
     # ---- running ----
@@ -165,6 +164,11 @@ class Executor:
                 else:
                     fetched = runner.run(values)
         return fetched
+
+    @property
+    def target(self) -> Target:
+        """The kernels and abilities of the device that it plans for."""
+        return self._backend.target
 
     @property
     def draws(self) -> int:
