@@ -110,7 +110,8 @@ def capture(
     struct, _arrays = _streams_struct(streams)
     program = segment.handle
     if unrolled:
-        program = segment.program(*_concatenated(unrolled))
+        records, words = _concatenated(unrolled)  # a program reads them: keep them alive
+        program = segment.program(records, words)
     try:
         status = capture_program(
             program, segment.ctx.struct, on, *copies, struct, ctypes.byref(handle)
