@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from executor.test_whole import Failure, and_then, fail
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
@@ -20,6 +19,7 @@ from dlsys.executor import executor as engine
 from dlsys.fusion.weight_update_op import MOST_PRODUCTS
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.runtime.device import Context, gpu
+from executor.test_transaction import Failure, and_then, fail
 from fusion.test_fuse import Network, values_of
 from fusion.test_fuse_update import FLOAT32, OPTIMIZERS, Layer, feeds_of, sgd, trained
 from support.devices import require

@@ -172,7 +172,7 @@ class Executor:
 
     @property
     def draws(self) -> int:
-        """How many runs have drawn random numbers whose step this graph does not advance.
+        """The number of runs that drew random numbers whose step this graph does not advance.
 
         Each of them draws anew: run k, counted from 0, draws the numbers of (seed, step, k). Set it
         to repeat them: after `executor.draws = k` the next run draws what run k drew, as do those

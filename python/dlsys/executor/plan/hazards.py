@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-LARGE = 8 << 20  # bytes from which a kernel fills the chip: a second one beside it only slows both
+LARGE = 8 << 20  # bytes from which a kernel fills the chip: a parallel one only slows both
 # Steps of a program whose dependencies are analyzed, which takes as many bits as their square;
 # longer programs run in one stream. ResNet-50's training step has about a thousand.
 MAX_STEPS = 4096

@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(eq=False)
 class Plan:
-    """What a run does, in which memory. Print it to see the lifetimes."""
+    """The steps of a run and their memory. Print it to see the lifetimes."""
 
     steps: list[Step] = field(default_factory=list)
     values: dict[Node, list[Value]] = field(default_factory=dict)
@@ -235,8 +235,8 @@ def _dying_input(
             continue
         if known and buffer.nbytes < LARGE and known.touched(buffer) & ~before:
             continue  # a reader may still be running
-        whole = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
-        if value.spec[:2] == node.spec[:2] and whole:
+        covers = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
+        if value.spec[:2] == node.spec[:2] and covers:
             return buffer
     return None
 

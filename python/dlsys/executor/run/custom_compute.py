@@ -160,7 +160,7 @@ def _pattern(shape: Sequence[int], dtype: np.dtype) -> np.ndarray | None:
 
 
 def _left(array: Any, pattern: np.ndarray | None) -> bool:
-    """Whether an array has kept some of its pattern."""
+    """True when an array has kept some of its pattern."""
     if pattern is None or not pattern.size:
         return False
     host = array.asnumpy() if isinstance(array, NDArray) else array

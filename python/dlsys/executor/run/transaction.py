@@ -1,4 +1,4 @@
-"""Transactions: a run that updates Parameters commits as a whole or is rolled back."""
+"""Transactions: a run that updates Parameters commits or is rolled back."""
 
 from __future__ import annotations
 
