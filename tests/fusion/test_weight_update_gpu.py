@@ -17,7 +17,7 @@ from dlsys.errors import KernelError
 from dlsys.fusion.weight_update import MOST_PRODUCTS
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.runtime.device import Context, gpu
-from executor.test_whole import Failure, and_then, fail
+from executor.test_transaction import Failure, and_then, fail
 from fusion.test_gemm_epilogue import Network, values_of
 from fusion.test_weight_update import FLOAT32, OPTIMIZERS, Layer, feeds_of, sgd, trained
 from support.devices import require

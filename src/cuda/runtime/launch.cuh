@@ -1,4 +1,4 @@
-// The one door for launches, and the shape of one-dimensional grids.
+// Launches of kernels, all through here, and the shape of one-dimensional grids.
 #pragma once
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/ptx.cuh"
@@ -10,7 +10,7 @@ namespace cuda {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = int64_t(1) << 20;
-// Of shared memory, what a launch may have unasked beside 4 KB that its kernel declares.
+// Dynamic shared memory of a launch without an opt-in, beside 4 KB that its kernel declares.
 constexpr size_t kPlainShared = 44 << 10;
 
 // Blocks for n items at `per_block` items a block; kernels loop, so the number is capped.
