@@ -108,7 +108,7 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 
 class _Head(NamedTuple):
-    """The nodes of a head: its layers first to last, the gradients of their inputs last to first."""
+    """The nodes of a head: layers first to last, the gradients of their inputs last to first."""
 
     loss: Node  # the fused cross-entropy, and its two values
     total: Node
@@ -197,7 +197,7 @@ def _passes_back(node: Node, dy: Node, layer: Node) -> bool:
 def _reaches(
     inputs: Sequence[Node], goals: set[Node], heads: Mapping[Node, Sequence[Node]]
 ) -> bool:
-    """True where inputs are made of any of the goals; a replaced node needs all that its head does."""
+    """True where inputs depend on any of the goals; a replaced node needs what its head does."""
     stack, seen = list(inputs), set(inputs)
     while stack:
         node = stack.pop()
