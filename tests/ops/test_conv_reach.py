@@ -41,7 +41,7 @@ class Reach:
     def bad_feeds(
         self, rng: np.random.Generator, shapes: list[tuple[int, ...]]
     ) -> Iterator[tuple[int, list[np.ndarray], list[np.ndarray]]]:
-        """Which input is bad; the inputs; and positive ones, 0 but for the bad element."""
+        """The bad input's index; the inputs; and positive ones, 0 but for the bad element."""
         for which, value in itertools.product(range(3), (np.nan, np.inf)):
             arrays = [rng.uniform(1, 2, shape).astype(np.float32) for shape in shapes]
             marks = [np.ones(shape, np.float32) for shape in shapes]

@@ -45,7 +45,7 @@ OF_FUSIONS = {
 
 
 class Operators:
-    """What is true of every operator on the device `ctx`; check_… runs a row, each_… a case."""
+    """Properties of every operator on the device `ctx`; check_… runs a row, each_… a case."""
 
     ctx: Context | None = None
     dtypes: tuple[np.dtype, ...] = (FLOAT32,)
@@ -110,7 +110,7 @@ class Operators:
                     self.compare(sample, case, Use(sample, case, in_dtype(arrays, FLOAT32)), arrays)
 
     def each_bits(self, sample: Sample, case: Case) -> None:
-        """The same bits every run, with memory shared or not, for any number of threads."""
+        """Bits are the same every run, with memory shared or not, for any number of threads."""
         expected = self.bits(sample, case)
         before, settings.separate_arena = settings.separate_arena, True
         try:

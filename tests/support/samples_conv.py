@@ -185,7 +185,7 @@ def plain(cases: tuple[Case, ...]) -> tuple[Case, ...]:
 
 
 def old(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """What older scripts can say: padding and stride."""
+    """The attributes that older scripts have: padding and stride."""
     return tuple(c for c in cases if not set(c.attrs) & {"groups", "dilation"})[:6]
 
 
@@ -218,7 +218,7 @@ REFUSALS = (
     refuse(r"4 channels in 2 group\(s\) do not fit a filter of 4", *GOOD, groups=2),
     refuse(r"4 channels in 1 group\(s\) do not fit a filter of 3", (2, 4, 6, 6), (4, 3, 3, 3)),
     refuse(
-        r"window \(7, 7\) is larger than the plane \(6, 4\) with padding \(0, 1\)",
+        r"window \(7, 7\) is larger than the image \(6, 4\) with padding \(0, 1\)",
         (2, 4, 6, 4), (4, 4, 7, 7), padding=(0, 1),
     ),
     refuse(r"window \(3, 3\) with dilation \(3, 3\) is larger", *GOOD, dilation=3),
@@ -269,7 +269,7 @@ CONVOLUTION = (
     sample("conv2d_add_bias_op", convolution.conv2d_add_bias_op, convolved, old(WITH_BIAS)),
     sample("conv1d", convolution.conv1d, row, (*ROWS, case((2, 3, 9), (4, 3, 3), (4,)))),
     # A NaN in a filter reaches results at the border on some devices only: of the taps that lie
-    # off the plane there, numpy makes no products.
+    # off the image there, numpy makes no products.
     sample(
         "conv2d_data_gradient", convolution.data_gradient_op, data_of_two, plain(OF_DATA), of_data,
         specials=False,
@@ -277,7 +277,7 @@ CONVOLUTION = (
             refuse(r"padding 'same' leaves the size open", (4, 4, 3, 3), GOOD[0], padding="same"),
             refuse(r"output_padding \(2, 0\) must be below the stride \(2, 2\)",
                    (4, 4, 3, 3), GOOD[0], stride=2, output_padding=(2, 0)),
-            refuse(r"expected as many planes as filters", (3, 4, 3, 3), GOOD[0]),
+            refuse(r"expected as many channels as filters", (3, 4, 3, 3), GOOD[0]),
             refuse(r"padding \(9, 9\) leaves nothing", (4, 4, 3, 3), GOOD[0], padding=9),
         ),
     ),
@@ -291,9 +291,9 @@ CONVOLUTION = (
         plain(OF_FILTER), of_filter, specials=False,
         refusals=(
             refuse(r"expected as many images in both", GOOD[0], (3, 4, 4, 4)),
-            refuse(r"a filter \(2, 2\) at stride \(1, 1\) gives planes \(5, 5\)",
+            refuse(r"a filter \(2, 2\) at stride \(1, 1\) gives images \(5, 5\)",
                    GOOD[0], (2, 4, 4, 4), size=(2, 2)),
-            refuse(r"no filter at stride \(1, 1\) takes planes", GOOD[0], (2, 4, 7, 4)),
+            refuse(r"no filter at stride \(1, 1\) takes images", GOOD[0], (2, 4, 7, 4)),
         ),
     ),
     sample(

@@ -34,7 +34,7 @@ ENDING = re.compile(r"validation set accuracy=(\d\.\d{6})\ntest set accuracy=(\d
 
 
 class Done(NamedTuple):
-    """What a run of the command line left."""
+    """The files that a run of the command line left."""
 
     status: int
     out: str

@@ -1,5 +1,5 @@
-"""What an operator or a public function takes, said once: its inputs by name, and its attributes
-with their type, range and default.
+"""Signatures of operators and public functions: the inputs by name, and the attributes with their
+type, range and default, said once.
 
     class ResizeOp(Op):
         signature = Signature("x", size=IntPair(low=1), align_corners=Bool(False))
@@ -208,10 +208,10 @@ class Signature:
         parameter = inspect.Parameter
         made = []
         for key, kind in self._kinds.items():
-            place: Any = parameter.KEYWORD_ONLY
+            how: Any = parameter.KEYWORD_ONLY
             if key in self._positional:
-                place = parameter.POSITIONAL_OR_KEYWORD
-            made.append(parameter(key, place, default=kind.default))
+                how = parameter.POSITIONAL_OR_KEYWORD
+            made.append(parameter(key, how, default=kind.default))
         if self.variadic:
             made.append(parameter(self.variadic, parameter.VAR_POSITIONAL))
         return inspect.Signature(sorted(made, key=lambda one: one.kind))
@@ -223,9 +223,9 @@ class Signature:
 
     def usage(self, called: str) -> str:
         """A call of it in short, without the node's name: `softmax(x, *, axis=-1)`."""
-        whole = self.python()
-        short = [one for key, one in whole.parameters.items() if key != "name"]
-        return called + str(whole.replace(parameters=short))
+        full = self.python()
+        short = [one for key, one in full.parameters.items() if key != "name"]
+        return called + str(full.replace(parameters=short))
 
 
 def _error(called: str, wrong: str, usage: Signature | None = None) -> SignatureError:

@@ -175,7 +175,7 @@ def _normal_cdf(
 
 
 def _normal_cdf32(x: np.ndarray, t: np.ndarray, p: np.ndarray) -> None:
-    """The same in float32 with an absolute error of 1.1e-7, in half the passes."""
+    """The function in float32 with an absolute error of 1.1e-7, in half the passes."""
     np.multiply(x, x, out=t)
     np.multiply(t, _HALF_LOGIT[0], out=p)
     np.add(p, _HALF_LOGIT[1], out=p)
@@ -263,8 +263,8 @@ def _gelu_second(x: Node, u: Node) -> Node:
 def _gelu_tanh_second(x: Node, u: Node) -> Node:
     k, c = 2 * _ROOT_2_OVER_PI, 0.044715
     s = sigmoid_op(k * (x + c * (x * x * x)))
-    slope = k + 3 * k * c * (x * x)
-    return u * (s * (1 - s)) * (2 * slope + x * (slope * slope * (1 - 2 * s) + 6 * k * c * x))
+    du = k + 3 * k * c * (x * x)
+    return u * (s * (1 - s)) * (2 * du + x * (du * du * (1 - 2 * s) + 6 * k * c * x))
 
 
 def _not_negative(alpha: float) -> str | None:

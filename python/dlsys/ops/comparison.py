@@ -92,7 +92,7 @@ class Logical(Elementwise):
 
 
 class Truth(Op):
-    """What `&`, `|`, `^` and `~` make: an operator on truth values alone, because in Python these
+    """The operators `&`, `|`, `^` and `~`: on truth values alone, because in Python these
     signs mean bits where they join numbers.
     """
 

@@ -205,16 +205,16 @@ class BatchNormalizeGradientOp(Op):
         return [one, one, outputs[0]]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, mean, variance, scale, dscale, dbias, dy, factor, slope, scratch, dx = arrays
+        x, mean, variance, scale, dscale, dbias, dy, factor, coefficient, scratch, dx = arrays
         x, dy, scratch, dx = (as_channels(a) for a in (x, dy, scratch, dx))
         share = mean.size / max(x.size, 1)
         inverse_deviation(variance, node.attrs["eps"], factor)
-        np.multiply(factor, dscale, out=slope)
-        np.multiply(slope, share, out=slope)
+        np.multiply(factor, dscale, out=coefficient)
+        np.multiply(coefficient, share, out=coefficient)
         np.subtract(x, mean[:, None], out=scratch)
-        np.multiply(scratch, slope[:, None], out=scratch)
-        np.multiply(dbias, share, out=slope)
-        np.add(scratch, slope[:, None], out=scratch)
+        np.multiply(scratch, coefficient[:, None], out=scratch)
+        np.multiply(dbias, share, out=coefficient)
+        np.add(scratch, coefficient[:, None], out=scratch)
         np.subtract(dy, scratch, out=dx)
         np.multiply(factor, scale, out=factor)
         np.multiply(dx, factor[:, None], out=dx)

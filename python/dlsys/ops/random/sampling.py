@@ -60,7 +60,7 @@ class Generator:
 
 
 class _Default:
-    """Where nodes without a generator get theirs: each has its own step, so that they may live on
+    """The generators of nodes that are given none: each has its own step, so that they may live on
     different devices, and a number of its own.
     """
 
@@ -99,7 +99,7 @@ IDENTITY: dict[str, Kind] = dict(shape=Shape(), seed=Int(), node=Int())  # of a 
 
 
 class StepOfDrawOp(Op):
-    """What a random operator takes for its step in a run of which the executor counts `draws`
+    """The step that a random operator draws for in a run of which the executor counts `draws`
     before: the step itself where there was none.
     """
 
