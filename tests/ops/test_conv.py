@@ -98,11 +98,11 @@ class Convolution:
         node = ad.Variable("x")
         pooled = max_pool_op(node, **attrs)
         dx = ad.gradients(ad.sum_op(pooled[0] * 3), [node])[0]
-        y, places, dx = run([pooled[0], pooled[1], dx], {node: x}, self.ctx)
+        y, indices, dx = run([pooled[0], pooled[1], dx], {node: x}, self.ctx)
         np.testing.assert_array_equal(y, max_pooled(x, **attrs))
-        np.testing.assert_array_equal(places, first_indices(x, **attrs))
-        self.assertEqual(places.dtype, np.int32)
-        np.testing.assert_array_equal(dx, spread(np.full(y.shape, 3.0), places, (9, 8)))
+        np.testing.assert_array_equal(indices, first_indices(x, **attrs))
+        self.assertEqual(indices.dtype, np.int32)
+        np.testing.assert_array_equal(dx, spread(np.full(y.shape, 3.0), indices, (9, 8)))
 
     if find_spec("torch"):  # an extra check, and no skip elsewhere
 

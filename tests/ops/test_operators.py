@@ -271,7 +271,7 @@ class NativeOperators(Operators):
         native = Gradients(sample, case, FLOAT32)
         results = native.run(native.gradients, self.ctx)
         for result, wanted in zip(results, exact.run(exact.gradients)):
-            largest = np.abs(wanted).max(initial=1)  # terms of that size may have cancelled
+            largest = np.abs(wanted).max(initial=1)  # terms of that size may have canceled
             allowed = sample.gradient_ulps * np.finfo(FLOAT32).eps * largest
             self.assertEqual(result.shape, wanted.shape)
             allowed = np.full(wanted.shape, allowed)

@@ -1,4 +1,4 @@
-"""The rows of samples.py for normalisation."""
+"""The rows of samples.py for normalization."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Kind:
         """The reason why a value does not fit, as a part of a sentence."""
         return f"{key} must be {self.expected}, got {shown(value)}"
 
-    def settled(self, key: str) -> Any:
+    def checked_default(self, key: str) -> Any:
         """The default in its form, so that calls need not look at it."""
         if self.default is None or self.default is REQUIRED:
             return self.default

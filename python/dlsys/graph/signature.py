@@ -70,8 +70,10 @@ class Signature:
         others = [key for key in kinds if key not in self.inputs and key != "name"]
         self.attributes = {key: kinds[key] for key in others}
         self._words = {kind.also: key for key, kind in kinds.items() if kind.also}
-        self._settled = {key: kind.settled(key) for key, kind in kinds.items() if not kind.omitted}
-        self._defaults = {key: self._settled[key] for key in others if key in self._settled}
+        self._initial = {
+            key: kind.checked_default(key) for key, kind in kinds.items() if not kind.omitted
+        }
+        self._defaults = {key: self._initial[key] for key in others if key in self._initial}
         self._needed = [key for key, kind in kinds.items() if kind.default is REQUIRED]
         self._nullable = frozenset(key for key, kind in kinds.items() if kind.default is None)
         self._optional = not self._nullable.isdisjoint(self.inputs)
@@ -134,7 +136,7 @@ class Signature:
         """
         if len(args) > len(self._positional):
             raise self._count_error(called, args, given)
-        made = self._settled.copy()
+        made = self._initial.copy()
         kinds, nullable = self._kinds, self._nullable
         taken = self._positional[: len(args)]
         key, value = "", None

@@ -336,7 +336,7 @@ hard_swish_gradient_op: Parametric = Parametric(
 )  # fmt: skip
 
 
-# What help says of each.
+# The docstrings of the operators.
 for _op, _text in (
     (leaky_relu_op, "x where it is positive, else alpha · x."),
     (elu_op, "x where it is positive, else alpha · (exp(x) - 1)."),

@@ -470,7 +470,7 @@ def div(a: Any, b: Any) -> Node:
     return const_div_op(b, number_of(a)) if is_number(a) else div_op(as_node(a), as_node(b))
 
 
-# What help says of each.
+# The docstrings of the operators.
 for _op, _text in (
     (neg_op, "-x."),
     (exp_op, "e to the power x."),

@@ -367,7 +367,7 @@ _first_match = AlongAxesOp(
     lambda node, dy: [None, None],
     Signature("x", "y", axis=Axes(None)),
 )
-# What help says of each.
+# The docstrings of the operators.
 for _op, _text in (
     (max_op, "The largest element of x over the axes, NaN where there is one."),
     (min_op, "The smallest element of x over the axes, NaN where there is one."),

@@ -362,7 +362,7 @@ def batch_normalization(
     batch's own, over N and all positions; the running statistics, where given, then become
     `(1 - momentum) · running + momentum · new` (the variance times n / (n - 1)) at the end of every
     step that `optim` builds from a loss over this node. In inference form the running statistics
-    are used instead. Which of the two it is, is settled here, when the graph is built.
+    are used instead. Which of the two it is, is decided here, when the graph is built.
 
     Raises ShapeError where the extents differ, GraphError for missing or one running statistic.
     After Ioffe and Szegedy, "Batch normalization" (2015).

@@ -1,4 +1,4 @@
-"""Philox4x32-10 in numpy, as src/math/philox.h has it, and uniform and normal values of its words."""
+"""Philox4x32-10 as in src/math/philox.h, and the uniform and normal values of its words."""
 
 from __future__ import annotations
 

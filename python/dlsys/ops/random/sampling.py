@@ -3,7 +3,7 @@
 The generator is Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
 (2011); src/math/philox.h has it for native devices. The seed is the key; the counter is the number
 of the block of four elements, the step and the node. The step is state on the device that training
-steps advance, so that a recorded program draws new numbers each time.
+steps advance, so that a captured program draws new numbers each time.
 
 Looking at a graph must not change its training, so a graph that does not advance a step leaves it
 alone. Its executor counts its own runs instead, on the device, and draws at (step, number of the
@@ -255,7 +255,7 @@ def dropout(
     """x with each element kept with probability `keep_prob` and divided by it, else 0.
 
     The same elements are kept on every device, and others in the next run (see `Executor.draws`).
-    In inference form (`training=False`) it is x itself; which of the two is settled here, when the
+    In inference form (`training=False`) it is x itself; which of the two is decided here, when the
     graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
     """
     if not training or keep_prob == 1:
