@@ -3,8 +3,8 @@
 What it meets of the zeros that pad x is a part: 0 · NaN is NaN in the formula of samples_conv.py,
 though depthwise kernels leave those products out, so that there either is right. Beyond that no
 result may show it, with one exception: a GPU makes gradients for the data by products that pad dy
-with zeros, as those of cuDNN do, where a bad filter element reaches elements that it has no part in. To find
-that out would take a launch more.
+with zeros, as those of cuDNN do, where a bad filter element reaches elements that it has no part
+in. To find that out would take a launch more.
 """
 
 from __future__ import annotations
