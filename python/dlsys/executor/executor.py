@@ -111,7 +111,7 @@ class Executor:
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
-        OutOfRangeError for an index or a class number out of range. A GPU finds the last when the
+        OutOfRangeError for an index or a class label out of range. A GPU finds the last when the
         run is queued already: it is raised where its results are first waited for, and Parameters
         may hold NaN by then (see errors.OutOfRangeError).
         """

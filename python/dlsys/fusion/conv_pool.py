@@ -84,10 +84,10 @@ def small(x: Spec, f: Spec, conv: Windows, pool: Windows, groups: int) -> Geomet
     plain = plain and all(max(before, after) < k for k, before, after in around)
     tiled = window in (2, 3) and pool.size == pool.stride == (window, window)
     tiled = tiled and pool.dilation == (1, 1)
-    inside = all(n * window <= extent for n, extent in zip(pool.out, pool.plane))
+    inside = all(n * window <= extent for n, extent in zip(pool.out, pool.image))
     if not (plain and tiled and inside) or pool.before != (0, 0):
         return None
-    sizes = conv.plane, conv.size, conv.before, pool.plane, window, pool.out
+    sizes = conv.image, conv.size, conv.before, pool.image, window, pool.out
     return Geometry(x.shape[1], f.shape[0], *sizes)
 
 

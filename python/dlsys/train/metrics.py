@@ -41,7 +41,7 @@ class Metric:
     size: int  # how many sums it needs
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
-        """float32 (size,): what one batch adds. `output` is (…, classes), `label` class numbers
+        """float32 (size,): what one batch adds. `output` is (…, classes), `label` class indices
         (…), or weights (…, classes) whose largest counts.
         """
         raise NotImplementedError
@@ -229,14 +229,14 @@ def _shape(node: ad.Node) -> tuple[int, ...] | None:
 
 
 def predicted(output: ad.Node) -> ad.Node:
-    """The class numbers (…) of the largest outputs (…, classes), int64; ShapeError for outputs of
+    """The class indices (…) of the largest outputs (…, classes), int64; ShapeError for outputs of
     a single class.
     """
     return ad.argmax_op(class_scores_op(output), axis=-1)
 
 
 def class_numbers(label: ad.Node) -> ad.Node:
-    """Labels as int64 class numbers; rows of weights stand for their largest."""
+    """Labels as int64 class indices; rows of weights stand for their largest."""
     return ad.cast_op(label, np.int64) if is_integer(label) else ad.argmax_op(label, axis=-1)
 
 
