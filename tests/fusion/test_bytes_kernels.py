@@ -150,7 +150,11 @@ class GpuProducts(Kernels):
         a, b = self.zeros(3, 4, dtype=np.uint8), self.zeros(4, 5)
         for message, arguments, options in (
             ("a uint8 A cannot be transposed", (a, b), {"trans_a": 1}),
-            ("expected one scale of the uint8 operand, got shape", (a, b), {"scale": self.zeros(2)}),
+            (
+                "expected one scale of the uint8 operand, got shape",
+                (a, b),
+                {"scale": self.zeros(2)},
+            ),
             ("expected uint8, got float32", (self.zeros(3, 4), b), {}),
             ("expected uint8, got int32", (self.zeros(3, 4, dtype=np.int32), b), {}),
             ("expected float32, got uint8", (a, self.zeros(4, 5, dtype=np.uint8)), {}),
@@ -263,7 +267,11 @@ class GpuUpdates(Kernels):
             (lists, ([w], [stored], [b], 0, 1), {"scales": [self.scale, self.scale]}),
             (lists, ([w], [a], [b], 0, 0), {}),
             (lists, ([w, s], [stored], [b], 1, 1), {}),
-            (r"expected one scale of the uint8 operand, got shape \(2,\)", ([w], [stored], [b], 0, 1), two),
+            (
+                r"expected one scale of the uint8 operand, got shape \(2,\)",
+                ([w], [stored], [b], 0, 1),
+                two,
+            ),
             ("expected uint8, got float32", ([w], [a], [b], 0, 1), {}),
             ("expected float32, got uint8", ([w], [stored], [b], 0, 2), {}),
             ("expected float32, got uint8", ([w], [stored], [b], 0, 0), {"scales": []}),
