@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from ..errors import DeviceError
-from ..graph.node import Node, Spec
+from ..graph.node import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.library import DL_CPU
 from ..settings import settings
-from .plan.memory import Plan
+from .plan.memory import Plan, Step
 from .run.native import Program
+from .run.tables import workspace_nbytes
 
+_BYTES = np.dtype(np.uint8)
 _BESIDE = 16  # steps: few networks have more work side by side
 
 
@@ -31,10 +35,10 @@ class NativeBackend:
         alone = self._ctx.device_type == DL_CPU or not settings.capture or settings.lanes == 1
         return 0 if alone else _BESIDE
 
-    @staticmethod
-    def workspace(node: Node) -> Sequence[Spec]:
-        """Native kernels take no scratch from the arena."""
-        return ()
+    def workspace(self, step: Step) -> Sequence[Spec]:
+        """The scratch that a step's kernel takes, as bytes."""
+        nbytes = workspace_nbytes(step, self._ctx)
+        return (Spec((nbytes,), _BYTES),) if nbytes else ()
 
     def runner(self, plan: Plan) -> Program:
         """A program for the plan; give it memory with `reserve`."""

@@ -147,7 +147,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLMemoryCopy": (_P, DLContext, _P, DLContext, _I64, _P),
     "DLChoiceSource": (_I64, _I64, _P),
     "DLPlaceNumber": (ctypes.c_char_p, _P),
-    "DLKernelCall": (_I64, _P, _I32, _P),
+    "DLKernelCall": (_P, _P, _I64, _P),
     "DLKernelFits": (_I64, _P, _P),
     "DLKernelWorkspace": (_I64, _P, _P),
     "DLProgramCreate": (_P, _I64, _P, _I64, _P),
@@ -268,6 +268,11 @@ class Library:
         if not self._entry(key).workspace:
             return 0
         return self._ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
+
+    def takes_workspace(self, device_name: str, name: str) -> bool:
+        """False when a kernel needs no scratch memory, whatever its arguments, or is not there."""
+        position = self.index.get((device_name, name))
+        return position is not None and bool(self._entries[position].workspace)
 
     def _entry(self, key: tuple[str, str]) -> _KernelEntry:
         if key not in self.index:

@@ -16,7 +16,6 @@
 #include "cuda/runtime/stream_order.cuh"
 #include "runtime/counters.h"
 #include "runtime/device.h"
-#include "runtime/graph_pool.h"
 
 namespace dlsys {
 namespace cuda {
@@ -173,13 +172,8 @@ bool IsKernel(const Nodes& nodes) {
 // moved about in the graph, which takes neither further streams nor events.
 class Weaver {
  public:
-  Weaver(const DLLanes* lanes, int64_t parts, cudaStream_t stream, KeptMemory* memory)
-      : lanes_(lanes),
-        stream_(stream),
-        memory_(memory),
-        ends_(parts),
-        tails_(parts),
-        queued_(parts) {}
+  Weaver(const DLLanes* lanes, int64_t parts, cudaStream_t stream)
+      : lanes_(lanes), stream_(stream), ends_(parts), tails_(parts), queued_(parts) {}
   ~Weaver() {
     next_may_be_early = true;
     next_is_behind = nullptr;
@@ -198,7 +192,6 @@ class Weaver {
     std::sort(behind.begin(), behind.end());
     behind.erase(std::unique(behind.begin(), behind.end()), behind.end());
     MoveTo(stream_, behind);
-    memory_->Enter(lane);
     next_may_be_early = behind.size() == 1 && behind == tails_[lane];
     Behind several = {behind.data(), behind.size(), 0};
     const bool among = behind.size() > 1 && queued_[lane] && IsKernel(tails_[lane]);
@@ -217,7 +210,6 @@ class Weaver {
  private:
   const DLLanes* lanes_;
   const cudaStream_t stream_;
-  KeptMemory* memory_;
   std::vector<Nodes> ends_;   // of each part
   std::vector<Nodes> tails_;  // of each lane: the ends of its last part so far
   std::vector<bool> queued_;  // of each lane: whether that part has nodes
@@ -228,10 +220,7 @@ class Weaver {
 
 struct CudaGraph : Recorded {
   CudaGraph(int id, const Script& script)
-      : id(id),
-        memory({id, DL_GPU}),
-        before(script.before, script.nbefore),
-        after(script.after, script.nafter) {}
+      : id(id), before(script.before, script.nbefore), after(script.after, script.nafter) {}
   ~CudaGraph() override {
     // The last replay may still be running on memory that goes back now, and another thread's
     // stream may have made it. At exit the driver may be gone already: nobody is left to be told.
@@ -267,7 +256,6 @@ struct CudaGraph : Recorded {
   void Describe(DLGraphInfo* out) const override { *out = info; }
 
   const int id;
-  KeptMemory memory;
   Side before, after;
   DLGraphInfo info = {};
   cudaGraph_t graph = nullptr;
@@ -279,8 +267,7 @@ struct CudaGraph : Recorded {
 void RecordInto(CudaGraph* made, cudaStream_t stream, const Script& script) {
   BeginRecording(made->id, stream);
   try {
-    const KeptMemory::Recording recording(&made->memory);
-    Weaver weaver(script.lanes, script.count + 2, stream, &made->memory);
+    Weaver weaver(script.lanes, script.count + 2, stream);
     weaver.Record(0, [&] { made->before.Launch(stream); });
     for (int64_t k = 0; k < script.count; k++)
       weaver.Record(k + 1, [&] { script.body(script.state, k); });

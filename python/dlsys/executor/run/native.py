@@ -23,7 +23,7 @@ from ...runtime.library import DL_CPU
 from ...settings import settings
 from ..debug.observe import Observer
 from ..debug.report import PlanReport, native_segments, plan_report
-from ..plan.arena import aligned
+from ..plan.arena import ALIGNMENT, aligned
 from ..plan.memory import Buffer, Plan, Step, Value
 from .cuda_graph import Recorded, Rounds, fixed_slots, rounds_in
 from .fetches import Pool
@@ -78,7 +78,11 @@ class Program:
         self._fixed = fixed
         states = [p.storage.array for p in written(self.plan.steps)]
         self._undo = Undo(states, self._ctx) if states else None
-        self._proved = self._undo is None  # no step of a run can fail behind an update
+        self._changed = {id(held.block) for held in states}
+        # No step of a run can fail behind an update: on a GPU all memory is planned.
+        self._proved = self._undo is None or (
+            self._ctx.device_type != DL_CPU and not self._python
+        )
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: dict[int, Rounds] = {}  # by how many runs they are
         self._turns: list[Segment] = []  # what these take turns between
@@ -324,7 +328,8 @@ class Program:
         """The address of a feed, and what keeps it alive."""
         if type(value) is NDArray:
             value = self._here(value, spec.dtype, on)
-            return value.data_address, value
+            if slot is None or self._may_be_read(value):
+                return value.data_address, value
         if slot is not None:
             slot[:] = value
             return slot.data_address, slot
@@ -336,6 +341,12 @@ class Program:
             return addressof(c_char.from_buffer(host)), host  # type: ignore[arg-type]
         except (TypeError, ValueError):  # it is read-only or empty
             return host.__array_interface__["data"][0], host
+
+    def _may_be_read(self, feed: NDArray) -> bool:
+        """True for an array of the device that kernels can read where it is: aligned as workspace
+        was planned for, and none of the memory that the run writes.
+        """
+        return feed.data_address % ALIGNMENT == 0 and id(feed.block) not in self._changed
 
     def _take_blocks(self, on: int) -> None:
         """Orders a run on a stream after the last work on its memory."""

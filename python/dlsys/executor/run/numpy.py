@@ -157,7 +157,9 @@ class NumpyBackend:
         self._arena = aligned_bytes(0)
 
     @staticmethod
-    def workspace(node: Node) -> Sequence[Spec]:
+    def workspace(step: Step) -> Sequence[Spec]:
+        """The scratch that a step's numpy form wants."""
+        node = step.node
         inputs = [x.spec for x in node.inputs]
         outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
         return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()

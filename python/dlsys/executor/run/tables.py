@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from .cuda_graph import Ports, Recording, lanes_struct
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
 _ROW_NBYTES = 8 * _ROW_WORDS
+_APART = 1 << 44  # bytes between the buffers of a plan that has no memory yet
 
 
 class ArrayTable:
@@ -115,8 +116,10 @@ class Segment:
         words: list[int] = []
         for step in steps:
             kernel, arguments = self._lowered(step)
-            records.append((kernel, len(words), len(arguments), self._place(step)))
+            count = len(arguments) + len(step.workspace)
+            records.append((kernel, len(words), count, self._place(step)))
             words.extend(arguments)
+            words.extend(map(self._table.address, step.workspace))
         self._records = np.array(records, np.int32).reshape(-1, 4)
         self._words = np.array(words or [0], np.uint64)
         self._handle = self._program(self._records, self._words)
@@ -215,9 +218,9 @@ class Segment:
         return list(ms)
 
     def _call(self, k: int, on: int) -> None:
-        kernel, first, _, place = (int(word) for word in self._records[k])
-        at = self._words.ctypes.data + 8 * first
-        self._check_step(self._library.cdll.DLKernelCall(kernel, at, place, on), self._steps[k])
+        record = self._records[k : k + 1].ctypes.data
+        words = self._words.ctypes.data, len(self._words)
+        self._check_step(self._library.cdll.DLKernelCall(record, *words, on), self._steps[k])
 
     def _fail(self, status: int, handle: int | None) -> None:
         failed = self._library.cdll.DLProgramFailedStep(handle)
@@ -245,10 +248,10 @@ class Segment:
                 f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library "
                 f"with `make lib` or run on numpy (ctx=None) [{node.where}]"
             )
-        made = [*step.workspace, *step.outputs]
         words = []
         signature = self._library.signature[key].rstrip("s")
-        for letter, argument in zip(signature, in_kernel_order(node, signature, step.inputs, made)):
+        arguments = in_kernel_order(node, signature, step.inputs, step.outputs)
+        for letter, argument in zip(signature, arguments):
             if letter in "io":
                 words.append(self._table.address(argument))
             elif letter in "IO":
@@ -273,6 +276,34 @@ def _joined(turns: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
     records = np.concatenate([turn._records for turn in turns])
     records[:, 1] += np.repeat([begins[id(turn)] for turn in turns], turns[0].count)
     return records, np.concatenate([*words_of.values()])
+
+
+class _Planned(NamedTuple):
+    """An array that has no memory yet: its address tells how it will be aligned, and that what is
+    in other buffers lies apart.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    address: int
+
+
+def workspace_nbytes(step: Step, ctx: Context) -> int:
+    """The bytes of scratch memory that the kernel of a step takes; the library remembers."""
+    node, library = step.node, load()
+    kernel = node.op.kernel
+    if kernel is None or not library.takes_workspace(ctx.kernel_device, kernel):
+        return 0
+    numbers: dict[Buffer, int] = {}
+
+    def planned(value: Value) -> _Planned:
+        number = numbers.setdefault(value.buffer, len(numbers) + 1)
+        return _Planned(*value.spec[:2], number * _APART + value.skipped_nbytes)
+
+    signature = library.signature[ctx.kernel_device, kernel].rstrip("s")
+    inputs, outputs = [*map(planned, step.inputs)], [*map(planned, step.outputs)]
+    arguments = in_kernel_order(node, signature, inputs, outputs)
+    return library.workspace(ctx.kernel_device, kernel, *arguments, device_id=ctx.device_id)
 
 
 def in_kernel_order(
