@@ -60,8 +60,14 @@ void AddEnumerators(Text* text) {
   DLSYS_ENUMERATOR(DL_OUT_OF_RANGE)
   DLSYS_ENUMERATOR(DL_CPU)
   DLSYS_ENUMERATOR(DL_GPU)
-  for (int dtype = DL_FLOAT32; dtype <= DL_BOOL; dtype++)
-    text->Add("dtype", DtypeText(dtype), dtype, DtypeNbytes(dtype));
+#define DLSYS_DTYPE(name, code) text->Add("dtype", #name, (int64_t)code);
+  DLSYS_DTYPE(float32, DL_FLOAT32)
+  DLSYS_DTYPE(float64, DL_FLOAT64)
+  DLSYS_DTYPE(int32, DL_INT32)
+  DLSYS_DTYPE(int64, DL_INT64)
+  DLSYS_DTYPE(uint8, DL_UINT8)
+  DLSYS_DTYPE(bool, DL_BOOL)
+#undef DLSYS_DTYPE
 }
 
 void AddOpcodes(Text* text) {

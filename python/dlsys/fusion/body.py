@@ -22,17 +22,12 @@ from ..ops.leaf import constant_op, placeholder_op
 from ..ops.matmul import choice_number, precision_number
 from ..ops.movement import reshape_op
 from ..ops.random.device_batch import scaled_op
+from ..runtime.interface import interface
 
-# By the numbers of src/math/epilogue.h, which count from 1: kernels of activations, y = f(x), and
-# of their gradients, dx = f(x or y, dy).
-ACTIVATIONS = (
-    "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "hard_sigmoid",
-    "hard_swish",
-)  # fmt: skip
-GRADIENTS = (
-    "relu_gradient", "silu_gradient", "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient",
-    "hard_swish_gradient",
-)  # fmt: skip
+# By their numbers, which count from 1: kernels of activations, y = f(x), and of their gradients,
+# dx = f(x or y, dy).
+ACTIVATIONS = tuple(interface.activations)
+GRADIENTS = tuple(interface.activation_gradients)
 _MEETING = 512  # numbers that the blocks of a loss kernel meet at: kMeetingPlaces and a count
 
 

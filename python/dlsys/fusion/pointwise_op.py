@@ -19,25 +19,15 @@ from ..graph.shapes import FLOAT32
 from ..graph.signature import Instance, Signature
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
+from ..runtime.interface import interface
 from .body import Body, Fused, close
 
-INSTRUCTIONS, INPUTS, NUMBERS = 24, 8, 16  # at most, as in src/math/pointwise_vm.h
-_FIRST_NUMBER = 64
-
-# By the numbers of src/math/pointwise_vm.h, which count from 1: names of kernels, and two kinds of
-# casts.
-_CODES = (
-    "neg", "exp", "log", "sqrt", "tanh", "cos", "sin", "sigmoid", "relu", "log1p", "rsqrt", "abs",
-    "sign", "silu", "gelu", "gelu_tanh", "softplus", "hard_sigmoid", "hard_swish", "logical_not",
-    "truth", "whole",
-    "add", "sub", "mul", "div", "pow", "relu_gradient", "minimum", "maximum", "silu_gradient",
-    "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient", "hard_swish_gradient", "pow_const",
-    "leaky_relu", "elu", "equal", "not_equal", "less", "less_equal", "logical_and", "logical_or",
-    "logical_xor",
-    "clip", "where",
-    "clip_gradient", "leaky_relu_gradient", "elu_gradient",
-)  # fmt: skip
-_NUMBER_OF = {name: k for k, name in enumerate(_CODES, 1)}
+# At most, of a program.
+INSTRUCTIONS = interface.limits["pointwise_instructions"]
+INPUTS = interface.limits["pointwise_inputs"]
+NUMBERS = interface.limits["pointwise_immediates"]
+_FIRST_NUMBER = interface.limits["pointwise_first_immediate"]
+_NUMBER_OF = interface.opcodes  # by names of kernels, and two kinds of casts
 # Operators between an array and a number that are others with the number as an operand; the last
 # three have it first.
 _OF_TWO = {

@@ -120,8 +120,9 @@ def make_plan(
 ) -> Plan:
     """Plans the memory of a scheduled graph.
 
-    `workspace` gives the scratch that a step wants, by its node, inputs and outputs. With `reuse=False` every buffer gets bytes
-    of its own and nothing is done in place, which memory checkers and tests compare against.
+    `workspace` gives the scratch that a step wants, by its node, inputs and outputs. With
+    `reuse=False` every buffer gets bytes of its own and nothing is done in place, which memory
+    checkers and tests compare against.
     `beside` is how many steps apart two may be that should be able to run at the same time.
     """
     plan = Plan()

@@ -80,9 +80,7 @@ class Program:
         self._undo = Undo(states, self._ctx) if states else None
         self._changed = {id(held.block) for held in states}
         # No step of a run can fail behind an update: on a GPU all memory is planned.
-        self._proved = self._undo is None or (
-            self._ctx.device_type != DL_CPU and not self._python
-        )
+        self._proved = self._undo is None or (self._ctx.device_type != DL_CPU and not self._python)
         self.recordings.clear()  # they hold the addresses of before
         self.rounds: dict[int, Rounds] = {}  # by how many runs they are
         self._turns: list[Segment] = []  # what these take turns between

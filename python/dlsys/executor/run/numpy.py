@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Node, Spec
+from ...graph.node import Spec
 from ..debug.observe import Observer
 from ..debug.report import PlanReport, SegmentReport, plan_report
 from ..plan.memory import Buffer, Plan, Step, Value
