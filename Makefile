@@ -58,7 +58,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-gpu test-emulated emulator asan ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-gpu test-emulated emulator interface asan ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -98,6 +98,10 @@ EMULATED_LIB := $(BUILD)/emulated/libdlsys.so
 EMULATED_TESTS ?= Gpu gpu TensorCores Emulator
 emulator: cxx
 	+@$(SUBMAKE) native EMULATED=1 CUDA=off BUILD=$(BUILD)/emulated LIB=$(EMULATED_LIB)
+
+# What src/ declares and Python reads; after a change to it.
+interface: native
+	@$(RUN) -m dlsys.runtime.interface $(LIB)
 
 test-emulated: $(call READY,test) emulator
 	@DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \

@@ -46,12 +46,18 @@ typedef struct DLArrayList {
   DLArray* const* arrays;
 } DLArrayList;
 
+// A struct as one argument of a kernel, whose layout is in DLInterface.
+typedef struct DLBytes {
+  int64_t nbytes;
+  const void* data;  // 8-byte aligned
+} DLBytes;
+
 typedef struct DLStreamOpaque* DLStream;  // a cudaStream_t on the GPU, always null on the CPU
 typedef struct DLProgram DLProgram;
 typedef struct DLGraph DLGraph;
 
-// One argument of a kernel: an array or a list (p points to a DLArray or a DLArrayList), an integer
-// or a float.
+// One argument of a kernel: an array, a list or a struct (p points to a DLArray, a DLArrayList or a
+// DLBytes), an integer or a float.
 typedef union DLValue {
   void* p;
   int64_t i;
@@ -59,9 +65,9 @@ typedef union DLValue {
 } DLValue;
 
 // One registered kernel. `sig` has a letter a parameter: i input array, o output array, I and O
-// lists of them, l int64, f float, s stream (last, GPU only). `call` has exactly that C signature
-// and returns a status. `fits` and `workspace` are null for a kernel that serves all that its
-// checks accept and for one that needs no scratch memory; ask them through DLKernelFits and
+// lists of them, b struct, l int64, f float, s stream (last, GPU only). `call` has exactly that C
+// signature and returns a status. `fits` and `workspace` are null for a kernel that serves all that
+// its checks accept and for one that needs no scratch memory; ask them through DLKernelFits and
 // DLKernelWorkspace.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
@@ -74,7 +80,8 @@ typedef struct DLKernelEntry {
 } DLKernelEntry;
 
 // One kernel call of a program; its arguments are values[first .. first + nargs), the stream is not
-// among them. `place` is a number of DLPlaceNumber, or 0.
+// among them. One more than the kernel takes is an array for its workspace, without which it has
+// none. `place` is a number of DLPlaceNumber, or 0.
 typedef struct DLStep {
   int32_t kernel, first, nargs, place;
 } DLStep;
@@ -123,6 +130,9 @@ typedef struct DLGraphInfo {
 
 // What this library was built from, such as "0.1.0 g++ 12.2.0 cuda 13.0 sm_90a".
 DLSYS_API const char* DLVersion(void);
+// What callers and this library have to agree about, one fact a line: functions, structs,
+// enumerators, limits and opcodes. A caller that was written for another text does not fit.
+DLSYS_API const char* DLInterface(void);
 
 // Devices. A device type that this build or machine lacks gives DL_UNAVAILABLE and one sentence
 // saying why.
@@ -182,7 +192,8 @@ DLSYS_API int DLKernelWorkspace(int64_t kernel, const DLValue* values, int64_t* 
 // A number, from 1 on, for a place in the caller's program, such as "train.py:12", the same for the
 // same text. What a GPU finds in a step or a call later than they return is told with its place.
 DLSYS_API int DLPlaceNumber(const char* text, int32_t* number);
-DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, int32_t place, DLStream stream);
+DLSYS_API int DLKernelCall(const DLStep* step, const DLValue* values, int64_t nvalues,
+                           DLStream stream);
 DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values,
                               int64_t nvalues, DLProgram** out);
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream);
@@ -193,8 +204,8 @@ DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program);
 // Captures the program as a graph, with all addresses that its arrays hold now, so that one launch
 // replays it; nothing is executed. The tables `inputs` and `outputs` stay where they are and are
 // read at each replay: addresses in them may change between replays, sizes may not. Without
-// `streams` the steps run in order. Memory that the kernels allocate stays with the graph. A
-// failure leaves the program as it was.
+// `streams` the steps run in order.
+// A failure leaves the program as it was.
 DLSYS_API int DLProgramCapture(DLProgram* program, DLContext ctx, DLStream stream,
                                const DLCopy* inputs, int64_t ninputs, const DLCopy* outputs,
                                int64_t noutputs, const DLGraphStreams* streams, DLGraph** out);

@@ -27,27 +27,30 @@ constexpr int kFirstNumber = 64;
 
 using namespace dlsys::fn;
 
-#define DLSYS_TEST1(Name, condition)                                             \
+#define DLSYS_TEST1(Name, op, condition)                                         \
   struct Name {                                                                  \
+    static constexpr const char* name = op;                                      \
     DLSYS_HD float operator()(float x) const { return (condition) ? 1.f : 0.f; } \
   };
-#define DLSYS_TEST2(Name, condition)                                                      \
+#define DLSYS_TEST2(Name, op, condition)                                                  \
   struct Name {                                                                           \
+    static constexpr const char* name = op;                                               \
     DLSYS_HD float operator()(float x, float y) const { return (condition) ? 1.f : 0.f; } \
   };
-DLSYS_TEST1(Not, x == 0.f)
-DLSYS_TEST1(Truth, x != 0.f)
-DLSYS_TEST2(Equal, x == y)
-DLSYS_TEST2(NotEqual, x != y)
-DLSYS_TEST2(Less, x < y)
-DLSYS_TEST2(LessEqual, x <= y)
-DLSYS_TEST2(And, x != 0.f && y != 0.f)
-DLSYS_TEST2(Or, x != 0.f || y != 0.f)
-DLSYS_TEST2(Xor, (x != 0.f) != (y != 0.f))
+DLSYS_TEST1(Not, "logical_not", x == 0.f)
+DLSYS_TEST1(Truth, "truth", x != 0.f)
+DLSYS_TEST2(Equal, "equal", x == y)
+DLSYS_TEST2(NotEqual, "not_equal", x != y)
+DLSYS_TEST2(Less, "less", x < y)
+DLSYS_TEST2(LessEqual, "less_equal", x <= y)
+DLSYS_TEST2(And, "logical_and", x != 0.f && y != 0.f)
+DLSYS_TEST2(Or, "logical_or", x != 0.f || y != 0.f)
+DLSYS_TEST2(Xor, "logical_xor", (x != 0.f) != (y != 0.f))
 #undef DLSYS_TEST1
 #undef DLSYS_TEST2
 
 struct Whole {  // to int64 and back
+  static constexpr const char* name = "trunc";
   DLSYS_HD float operator()(float x) const {
 #ifdef __CUDA_ARCH__
     return (float)(int64_t)x;
@@ -57,6 +60,7 @@ struct Whole {  // to int64 and back
   }
 };
 struct Where {
+  static constexpr const char* name = "where";
   DLSYS_HD float operator()(float condition, float x, float y) const {
     return condition != 0.f ? x : y;
   }

@@ -8,12 +8,14 @@
 #include "runtime/device.h"
 #include "runtime/nvtx_ranges.h"
 #include "runtime/registry.h"
+#include "runtime/workspace.h"
 
 struct DLProgram {
   struct Step {
     const char* name;
     void (*invoke)(const DLValue*, DLStream);
     const DLValue* values;
+    const DLArray* workspace;  // null for none
     int32_t place;
   };
   std::vector<Step> steps;
@@ -33,12 +35,26 @@ namespace {
 int64_t Arity(const DLKernelEntry& kernel) { return (int64_t)strcspn(kernel.sig, "s"); }
 
 void CheckStep(int64_t k, const DLStep& step, const DLKernelEntry& kernel, int64_t nvalues) {
-  if (step.nargs != Arity(kernel))
-    Fail("step %ld (%s): %d arguments given, its signature \"%s\" takes %ld", (long)k, kernel.name,
-         step.nargs, kernel.sig, (long)Arity(kernel));
+  const int64_t arity = Arity(kernel);
+  if (step.nargs != arity && step.nargs != arity + 1)
+    Fail("step %ld (%s): %d arguments given, its signature \"%s\" takes %ld and a workspace",
+         (long)k, kernel.name, step.nargs, kernel.sig, (long)arity);
   if (step.first < 0 || (int64_t)step.first + step.nargs > nvalues)
     Fail("step %ld (%s): its arguments %d to %ld lie outside the %ld values given", (long)k,
          kernel.name, step.first, (long)step.first + step.nargs - 1, (long)nvalues);
+}
+
+// The array behind a step's arguments, if there is one.
+const DLArray* WorkspaceAmong(const DLStep& step, const DLKernelEntry& kernel,
+                              const DLValue* values) {
+  return step.nargs > Arity(kernel) ? (const DLArray*)NotNull(values[step.nargs - 1].p) : nullptr;
+}
+
+void Invoke(void (*invoke)(const DLValue*, DLStream), const DLValue* values,
+            const DLArray* workspace, DLStream stream) {
+  const int64_t nbytes = workspace ? Numel(workspace) * DtypeNbytes(workspace->dtype) : 0;
+  const Workspace::Planned planned(workspace ? workspace->data : nullptr, nbytes);
+  invoke(values, stream);
 }
 
 void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLValue* values,
@@ -53,7 +69,9 @@ void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLV
           "step %ld (%s): runs on %s, but the steps before it run on %s; a program keeps to one "
           "device",
           (long)k, kernel.name, kernel.device, program->device.c_str());
-    program->steps.push_back({kernel.name, kernel.invoke, values + steps[k].first, steps[k].place});
+    const DLValue* own = values + steps[k].first;
+    program->steps.push_back(
+        {kernel.name, kernel.invoke, own, WorkspaceAmong(steps[k], kernel, own), steps[k].place});
   }
 }
 
@@ -67,7 +85,7 @@ void RunStep(DLProgram* program, int64_t k, DLStream stream) {
   program->failed_step = k;
   const Range range(step.name);
   const Place place(step.place);
-  step.invoke(step.values, stream);
+  Invoke(step.invoke, step.values, step.workspace, stream);
 }
 
 void RunOne(void* state, int64_t k) {
@@ -108,16 +126,26 @@ const Device& DeviceOf(const char* function, const DLProgram* program, DLContext
 }
 
 }  // namespace
+
+int64_t QueryWorkspace(void (*invoke)(const DLValue*, DLStream), const DLValue* values) {
+  const Workspace::Query query;
+  invoke(values, nullptr);
+  return query.nbytes();
+}
+
 }  // namespace dlsys
 
 using namespace dlsys;
 
-DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, int32_t place, DLStream stream) {
+DLSYS_API int DLKernelCall(const DLStep* step, const DLValue* values, int64_t nvalues,
+                           DLStream stream) {
   return Guard([&] {
-    const DLKernelEntry& entry = KernelAt(kernel);
-    if (!values) Fail("%s: null values argument", entry.name);
-    const Place of_call(place);
-    entry.invoke(values, stream);
+    if (!step || !values) Fail("DLKernelCall: null argument");
+    const DLKernelEntry& kernel = KernelAt(step->kernel);
+    CheckStep(0, *step, kernel, nvalues);
+    const Place place(step->place);
+    const DLValue* own = values + step->first;
+    Invoke(kernel.invoke, own, WorkspaceAmong(*step, kernel, own), stream);
   });
 }
 

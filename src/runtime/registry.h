@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -52,8 +53,6 @@ void RegisterKernel(const DLKernelEntry& entry) noexcept;
 // Of a kernel that is registered already. `sig` is that of the function, which takes no stream.
 void RegisterFits(const char* device, const char* kernel, const char* sig,
                   int32_t (*fits)(const DLValue*)) noexcept;
-void RegisterWorkspace(const char* device, const char* kernel, const char* sig,
-                       int64_t (*workspace)(const DLValue*)) noexcept;
 const DLKernelEntry& KernelAt(int64_t index);
 
 // An algorithm of a kernel; callers select one by an integer argument: 0 is the kernel's heuristic,
@@ -133,7 +132,7 @@ template <class T>
 struct Arg {
   static_assert(sizeof(T) == 0,
                 "a kernel takes const DLArray*, DLArray*, const DLArrayList*, DLArrayList*, "
-                "int64_t, float and, last, DLStream");
+                "Struct<T>, int64_t, float and, last, DLStream");
 };
 template <>
 struct Arg<const DLArray*> {
@@ -176,6 +175,27 @@ struct Arg<float> {
   static float Get(DLValue v) { return v.f; }
   static void Check(float) {}
 };
+// A struct that a kernel takes as one argument.
+template <class T>
+struct Struct {
+  const DLBytes* bytes;
+  const T& operator*() const { return *(const T*)bytes->data; }
+};
+template <class T>
+struct Arg<Struct<T>> {
+  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 8);
+  static constexpr char letter = 'b';
+  static Struct<T> Get(DLValue v) {
+    const Struct<T> made{(const DLBytes*)v.p};
+    Check(made);
+    return made;
+  }
+  static void Check(Struct<T> s) {
+    NotNull((void*)s.bytes);
+    if (!s.bytes->data || s.bytes->nbytes != (int64_t)sizeof(T))
+      Fail("a struct argument has %ld bytes, expected %zu", (long)s.bytes->nbytes, sizeof(T));
+  }
+};
 template <>
 struct Arg<DLStream> {
   static constexpr char letter = 's';
@@ -211,7 +231,18 @@ struct Thunk<F> {
   static void Invoke(const DLValue* values, DLStream stream) {
     Spread(values, stream, std::index_sequence_for<A...>{});
   }
+  // A launcher, which takes a stream, can be asked; another kernel does its work as it is called.
+  static constexpr bool launches = Arg<Last>::letter == 's';
 };
+
+// A workspace query of a launcher (workspace.h).
+int64_t QueryWorkspace(void (*invoke)(const DLValue*, DLStream), const DLValue* values);
+template <class T>
+int64_t WorkspaceOf(const DLValue* values) {
+  return QueryWorkspace(&T::Invoke, values);
+}
+template <class T>
+constexpr int64_t (*kWorkspace)(const DLValue*) = T::launches ? &WorkspaceOf<T> : nullptr;
 
 // A function of a kernel's arguments, without the stream, that is asked before the kernel runs.
 template <auto F>
@@ -294,7 +325,8 @@ inline float* Out(const char* op, DLArray* a) {
                                                                       __LINE__)(                 \
       DLKernelEntry{name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig,                            \
                     (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,                                  \
-                    &::dlsys::Thunk<&__VA_ARGS__>::Invoke, nullptr, nullptr, __FILE__, __LINE__})
+                    &::dlsys::Thunk<&__VA_ARGS__>::Invoke, nullptr,                            \
+                    ::dlsys::kWorkspace<::dlsys::Thunk<&__VA_ARGS__>>, __FILE__, __LINE__})
 #define DLSYS_KERNEL(device, name, ...) DLSYS_KERNEL_NAMED(device, name, #name, __VA_ARGS__)
 // Says which arguments a kernel serves: a function of them, without the stream, that gives a bool.
 // It goes behind DLSYS_KERNEL. Where it fails, as by the kernel's own checks, the kernel does not

@@ -11,7 +11,6 @@
 #include "runtime/allocator.h"
 #include "runtime/counters.h"
 #include "runtime/device.h"
-#include "runtime/graph_pool.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
@@ -170,23 +169,15 @@ DLSYS_API int DLStreamWait(DLContext ctx, DLStream stream, DLStream other) {
 }
 
 DLSYS_API int DLMemoryAlloc(DLContext ctx, int64_t nbytes, DLStream stream, void** out) {
-  GraphPool* const pool = GraphPool::Current(ctx);
   return WithAllocator(ctx, [&](CachingAllocator& allocator) {
     if (nbytes < 0) Fail("DLMemoryAlloc: negative size %ld", (long)nbytes);
     CheckOut("DLMemoryAlloc", out);
-    void* data = pool ? pool->Take(nbytes) : nullptr;
-    if (!data) {
-      data = allocator.Alloc((size_t)nbytes, stream);
-      if (pool) pool->Own(data, nbytes);
-    }
-    *out = data;
+    *out = allocator.Alloc((size_t)nbytes, stream);
   });
 }
 
 DLSYS_API int DLMemoryFree(DLContext ctx, void* data) {
   if (!data) return DL_OK;
-  GraphPool* const pool = GraphPool::Current(ctx);
-  if (pool && pool->Return(data)) return DL_OK;
   return WithAllocator(ctx, [&](CachingAllocator& allocator) { allocator.Free(data); });
 }
 

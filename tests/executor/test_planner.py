@@ -47,8 +47,8 @@ UPDATE = Fake("update", writes=(0,), scratch=(100,))
 UPDATE_TWO = Fake("update_two", writes=(0, 1))
 
 
-def scratch_of(node: Node):
-    return [Spec((n,), FLOAT32) for n in getattr(node.op, "scratch", ())]
+def scratch_of(step):
+    return [Spec((n,), FLOAT32) for n in getattr(step.node.op, "scratch", ())]
 
 
 class RandomGraph:

@@ -58,7 +58,7 @@ class FitsTest(unittest.TestCase):
 @require(gpu(0))
 class FitsGpuTest(unittest.TestCase):
     def test_conv_pool_fits_shared_memory(self):
-        self.assertEqual(conv_pool("cuda", 8, 16, 28, 5, 2), (True, True, True))
+        self.assertEqual(conv_pool("cuda", 8, 16, 14, 5, 2), (True, True, True))
         self.assertEqual(conv_pool("cuda", 64, 64, 28, 5, 2), (False, False, False))
 
     def test_each_gradient_has_limits_of_its_own(self):

@@ -8,17 +8,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import DeviceError
-from ..graph.node import Node
 from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.target import NUMPY, Target, target_of
 from ..settings import settings
 from .capture.program import CapturingProgram
-from .plan.memory import Plan
+from .plan.memory import Plan, Step
 from .run.native import Program
 from .run.numpy import NumpyRunner
 from .run.parameters import aligned_bytes
 from .run.runner import Runner
+from .run.tables import workspace_nbytes
+
+_BYTES = np.dtype(np.uint8)
 
 _OVERLAP_WINDOW = 16  # steps: few networks have more parallel work
 
@@ -32,7 +34,7 @@ class Backend(Protocol):
     def overlap(self) -> int:
         """The distance of two steps up to which they may run in parallel; 0 where none do."""
 
-    def workspace(self, node: Node) -> Sequence[Spec]:
+    def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch arrays that a step takes from the arena."""
 
     def runner(self, plan: Plan) -> Runner:
@@ -53,8 +55,9 @@ class NumpyBackend:
     def __init__(self) -> None:
         self._arena: np.ndarray = aligned_bytes(0)
 
-    def workspace(self, node: Node) -> Sequence[Spec]:
+    def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch arrays of the operator's numpy form."""
+        node = step.node
         inputs = [x.spec for x in node.inputs]
         outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
         return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
@@ -88,9 +91,10 @@ class NativeBackend:
         parallel = self.target.capture and settings.capture and settings.streams > 1
         return _OVERLAP_WINDOW if parallel else 0
 
-    def workspace(self, node: Node) -> Sequence[Spec]:
-        """Native kernels take no scratch from the arena."""
-        return ()
+    def workspace(self, step: Step) -> Sequence[Spec]:
+        """The scratch that a step's kernel takes, as bytes."""
+        nbytes = workspace_nbytes(step, self._ctx)
+        return (Spec((nbytes,), _BYTES),) if nbytes else ()
 
     def runner(self, plan: Plan) -> Program:
         """A program for the plan; give it memory with `reserve`."""

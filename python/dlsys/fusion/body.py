@@ -22,17 +22,12 @@ from ..ops.leaf import placeholder_op
 from ..ops.matmul import algorithm_number, precision_number
 from ..ops.movement import reshape_op
 from ..ops.random.device_batch import scaled_op
+from ..runtime.interface import interface
 
-# Kernels of activations, y = f(x), and of their gradients, dx = f(x or y, dy). Fused kernels take
-# them by their position here, which counts from 1 and is that of src/math/epilogue.h.
-ACTIVATIONS = (
-    "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "hard_sigmoid",
-    "hard_swish",
-)  # fmt: skip
-GRADIENTS = (
-    "relu_gradient", "silu_gradient", "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient",
-    "hard_swish_gradient",
-)  # fmt: skip
+# By their numbers, which count from 1: kernels of activations, y = f(x), and of their gradients,
+# dx = f(x or y, dy).
+ACTIVATIONS = tuple(interface.activations)
+GRADIENTS = tuple(interface.activation_gradients)
 
 
 class Body(NamedTuple):

@@ -26,25 +26,15 @@ from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
 from ..passes.pipeline import Options, Pass
 from ..passes.rewrite import Graph, exchange
+from ..runtime.interface import interface
 from .body import Body, Fused, close
 
-INSTRUCTIONS, INPUTS, IMMEDIATES = 24, 8, 16  # at most, as in src/math/pointwise_vm.h
-_FIRST_IMMEDIATE = 64
-
-# Kernels, and two kinds of casts. The opcode of each is its position, which counts from 1, as in
-# src/math/pointwise_vm.h.
-_OPCODES = (
-    "neg", "exp", "log", "sqrt", "tanh", "cos", "sin", "sigmoid", "relu", "log1p", "rsqrt", "abs",
-    "sign", "silu", "gelu", "gelu_tanh", "softplus", "hard_sigmoid", "hard_swish", "logical_not",
-    "truth", "trunc",
-    "add", "sub", "mul", "div", "pow", "relu_gradient", "minimum", "maximum", "silu_gradient",
-    "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient", "hard_swish_gradient", "pow_const",
-    "leaky_relu", "elu", "huber", "equal", "not_equal", "less", "less_equal", "logical_and",
-    "logical_or", "logical_xor",
-    "clip", "where",
-    "clip_gradient", "leaky_relu_gradient", "elu_gradient",
-)  # fmt: skip
-_OPCODE_OF = {name: k for k, name in enumerate(_OPCODES, 1)}
+# At most, of a program.
+INSTRUCTIONS = interface.limits["pointwise_instructions"]
+INPUTS = interface.limits["pointwise_inputs"]
+IMMEDIATES = interface.limits["pointwise_immediates"]
+_FIRST_IMMEDIATE = interface.limits["pointwise_first_immediate"]
+_OPCODE_OF = interface.opcodes  # by names of kernels, and two kinds of casts
 # Operators between an array and a scalar that are others with an immediate as an operand; the
 # last three have it first.
 _OF_TWO = {

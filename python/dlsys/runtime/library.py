@@ -1,7 +1,7 @@
 """The native library through ctypes: its kernel table, and its statuses as exceptions.
 
 Kernels are declared nowhere in Python: the table says what each one takes, and a wrapper is
-generated from that at first use. The structures mirror src/include/dlsys.h.
+generated from that at first use. Constants and structures are those of `interface`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from dlsys import __version__
 from dlsys.errors import (
     DeviceError,
     DeviceLostError,
@@ -28,141 +27,56 @@ from dlsys.errors import (
     OutOfRangeError,
 )
 from dlsys.runtime import toolchain
+from dlsys.runtime.interface import DLContext, difference, interface
 from dlsys.settings import settings
 
-DL_OUT_OF_MEMORY, DL_DEVICE_LOST, DL_UNAVAILABLE, DL_NOT_APPLICABLE, DL_OUT_OF_RANGE = 2, 3, 4, 5, 6
-DL_CPU, DL_GPU = 1, 2
-MAX_NDIM = 8
+DL_CPU, DL_GPU = interface.enums["DL_CPU"], interface.enums["DL_GPU"]
+MAX_NDIM = interface.limits["max_ndim"]
 
-DTYPE_CODES: dict[np.dtype, int] = {
-    np.dtype(name): code
-    for code, name in enumerate(("float32", "float64", "int32", "int64", "uint8", "bool"))
-}
+DTYPE_CODES: dict[np.dtype, int] = {np.dtype(name): code for name, code in interface.dtypes.items()}
 CODE_DTYPES: dict[int, np.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
-class DLContext(ctypes.Structure):
-    _fields_ = [("device_id", ctypes.c_int32), ("device_type", ctypes.c_int32)]
-
-
 class DLArray(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("ctx", DLContext),
-        ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-    ]
+    _fields_ = interface.fields("DLArray", shape=ctypes.POINTER(ctypes.c_int64))
 
 
 class DLArrayList(ctypes.Structure):
-    _fields_ = [("count", ctypes.c_int64), ("arrays", ctypes.POINTER(ctypes.c_void_p))]
+    _fields_ = interface.fields("DLArrayList", arrays=ctypes.POINTER(ctypes.c_void_p))
 
 
 class DLValue(ctypes.Union):
-    _fields_ = [("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("f", ctypes.c_float)]
+    _fields_ = interface.fields("DLValue")
 
 
 class DLStep(ctypes.Structure):
-    _fields_ = [
-        ("kernel", ctypes.c_int32),
-        ("first", ctypes.c_int32),
-        ("nargs", ctypes.c_int32),
-        ("place", ctypes.c_int32),
-    ]
+    _fields_ = interface.fields("DLStep")
 
 
 class DLMemoryStats(ctypes.Structure):
-    _fields_ = [
-        ("device_allocations", ctypes.c_int64),
-        ("device_frees", ctypes.c_int64),
-        ("reserved_nbytes", ctypes.c_int64),
-        ("in_use_nbytes", ctypes.c_int64),
-        ("peak_in_use_nbytes", ctypes.c_int64),
-        ("requests", ctypes.c_int64),
-    ]
+    _fields_ = interface.fields("DLMemoryStats")
 
 
 class DLCounters(ctypes.Structure):
-    _fields_ = [
-        ("program_launches", ctypes.c_int64),
-        ("kernel_launches", ctypes.c_int64),
-        ("synchronizations", ctypes.c_int64),
-    ]
+    _fields_ = interface.fields("DLCounters")
 
 
 class DLGraphInfo(ctypes.Structure):
-    _fields_ = [
-        ("nodes", ctypes.c_int64),
-        ("kernels", ctypes.c_int64),
-        ("copies", ctypes.c_int64),
-        ("fills", ctypes.c_int64),
-    ]
+    _fields_ = interface.fields("DLGraphInfo")
 
 
 class DLGraphStreams(ctypes.Structure):
-    _fields_ = [
-        ("stream", ctypes.c_void_p),
-        ("waits", ctypes.c_void_p),
-        ("nwaits", ctypes.c_int64),
-        ("ready_inputs", ctypes.c_void_p),
-    ]
+    _fields_ = interface.fields("DLGraphStreams")
 
 
 class _KernelEntry(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("device", ctypes.c_char_p),
-        ("sig", ctypes.c_char_p),
-        ("call", ctypes.c_void_p),
-        ("invoke", ctypes.c_void_p),
-        ("fits", ctypes.c_void_p),
-        ("workspace", ctypes.c_void_p),
-        ("file", ctypes.c_char_p),
-        ("line", ctypes.c_int64),
-    ]
+    _fields_ = interface.fields(
+        "DLKernelEntry", **dict.fromkeys(("name", "device", "sig", "file"), ctypes.c_char_p)
+    )
 
 
 _ANSWERS = 4096  # of kernels about calls that are remembered
-
-# What each function of the runtime takes; all of them return a status. A pointer is c_void_p, which
-# accepts byref(), a ctypes array and a plain address alike.
-_P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_PROTOTYPES: dict[str, tuple[Any, ...]] = {
-    "DLDeviceCount": (_I32, _P),
-    "DLDeviceName": (DLContext, _P, _I64),
-    "DLDeviceMemory": (DLContext, _P, _P),
-    "DLGetCounters": (_P,),
-    "DLStreamCreate": (DLContext, _P),
-    "DLStreamFree": (DLContext, _P),
-    "DLStreamSynchronize": (DLContext, _P),
-    "DLStreamDrain": (DLContext, _P),
-    "DLStreamWait": (DLContext, _P, _P),
-    "DLMemoryAlloc": (DLContext, _I64, _P, _P),
-    "DLMemoryFree": (DLContext, _P),
-    "DLMemoryTrim": (DLContext,),
-    "DLMemoryGetStats": (DLContext, _P),
-    "DLMemoryResetPeak": (DLContext,),
-    "DLMemoryFill": (DLContext, _P, _I32, _I64, _P),
-    "DLMemoryCopy": (_P, DLContext, _P, DLContext, _I64, _P),
-    "DLAlgorithmSource": (_I64, _I64, _P),
-    "DLPlaceNumber": (ctypes.c_char_p, _P),
-    "DLKernelCall": (_I64, _P, _I32, _P),
-    "DLKernelFits": (_I64, _P, _P),
-    "DLKernelWorkspace": (_I64, _P, _P),
-    "DLProgramCreate": (_P, _I64, _P, _I64, _P),
-    "DLProgramRun": (_P, _P),
-    "DLProgramProfile": (_P, DLContext, _P, _P),
-    "DLProgramCapture": (_P, DLContext, _P, _P, _I64, _P, _I64, _P, _P),
-    "DLGraphReplay": (_P, _P, _I64),
-    "DLGraphDescribe": (_P, _P),
-    "DLGraphFree": (_P,),
-    "DLProgramFree": (_P,),
-    "DLCpuSetThreads": (_I32,),
-    "DLCpuGetThreads": (_P,),
-    "DLCpuSetScratchLimit": (_I64,),
-    "DLCpuGetScratch": (_P,),
-}
+_P, _I64 = ctypes.c_void_p, ctypes.c_int64
 _LETTERS: dict[str, Any] = {
     "i": ctypes.c_void_p,
     "o": ctypes.c_void_p,
@@ -173,11 +87,11 @@ _LETTERS: dict[str, Any] = {
     "s": ctypes.c_void_p,
 }
 _ERRORS: dict[int, type[DlsysError]] = {
-    DL_OUT_OF_MEMORY: OutOfMemoryError,
-    DL_DEVICE_LOST: DeviceLostError,
-    DL_UNAVAILABLE: DeviceError,
-    DL_NOT_APPLICABLE: NotApplicableError,
-    DL_OUT_OF_RANGE: OutOfRangeError,
+    interface.enums["DL_OUT_OF_MEMORY"]: OutOfMemoryError,
+    interface.enums["DL_DEVICE_LOST"]: DeviceLostError,
+    interface.enums["DL_UNAVAILABLE"]: DeviceError,
+    interface.enums["DL_NOT_APPLICABLE"]: NotApplicableError,
+    interface.enums["DL_OUT_OF_RANGE"]: OutOfRangeError,
 }
 
 
@@ -268,6 +182,11 @@ class Library:
         if not self._entry(key).workspace:
             return 0
         return self._ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
+
+    def takes_workspace(self, device_name: str, name: str) -> bool:
+        """False when a kernel needs no scratch memory, whatever its arguments, or is not there."""
+        position = self.index.get((device_name, name))
+        return position is not None and bool(self._entries[position].workspace)
 
     def _entry(self, key: tuple[str, str]) -> _KernelEntry:
         if key not in self.index:
@@ -400,21 +319,21 @@ def _open(path: str) -> ctypes.CDLL:
             f"run `make lib` to build it for this machine"
         ) from None
     try:
-        for name in ("DLGetLastError", "DLLoadError", "DLVersion"):
+        for name in ("DLGetLastError", "DLLoadError", "DLVersion", "DLInterface"):
             getattr(cdll, name).restype = ctypes.c_char_p
-        version = cdll.DLVersion().decode()
-        if version.split(" ")[0] != __version__:
-            raise AttributeError
-        for name, argtypes in _PROTOTYPES.items():
-            getattr(cdll, name).argtypes = argtypes
-        cdll.DLKernelTable.argtypes, cdll.DLKernelTable.restype = (_P,), _P
-        cdll.DLAlgorithmName.argtypes, cdll.DLAlgorithmName.restype = (_I64, _I64), ctypes.c_char_p
-        cdll.DLProgramFailedStep.argtypes, cdll.DLProgramFailedStep.restype = (_P,), _I64
+        differs = difference(cdll.DLInterface().decode())
     except AttributeError:
+        differs = "it does not say what it holds"
+    if differs:
         raise DeviceError(
-            f"the native library {path} is not of version {__version__}: "
-            f"run `make lib` to build it again"
-        ) from None
+            f"the native library {path} does not fit this package: {differs}; run `make lib` to "
+            "build it again"
+        )
+    for name, argtypes in interface.functions().items():
+        getattr(cdll, name).argtypes = argtypes
+    cdll.DLKernelTable.argtypes, cdll.DLKernelTable.restype = (_P,), _P
+    cdll.DLAlgorithmName.argtypes, cdll.DLAlgorithmName.restype = (_I64, _I64), ctypes.c_char_p
+    cdll.DLProgramFailedStep.argtypes, cdll.DLProgramFailedStep.restype = (_P,), _I64
     return cdll
 
 
@@ -458,8 +377,8 @@ def load() -> Library:
     """The native library, loaded at the first call.
 
     Raises:
-        DeviceError: it is not built, cannot be loaded, or is of another version. Not remembered: a
-            later call tries again.
+        DeviceError: it is not built, cannot be loaded, or does not fit the package. Not remembered:
+            a later call tries again.
     """
     with _loading:
         return _loaded()

@@ -90,6 +90,7 @@ const char* CublasSource() {
 void RunCublasGemm(const char* op, const Gemm& p, DLStream stream) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
+    if (Workspace::Querying()) return;
     Check(op, cudaMemsetAsync(p.c, 0, (size_t)(p.m * p.n) * sizeof(float), Native(stream)));
     return;
   }
@@ -99,6 +100,7 @@ void RunCublasGemm(const char* op, const Gemm& p, DLStream stream) {
   const Scratch workspace(p.ctx, workspace_nbytes, stream);
   // In this order: a new stream resets the workspace. One of our own makes results independent of
   // other streams.
+  if (Workspace::Querying()) return;
   CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
   CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
   const bool tf32 = p.precision == Precision::kTf32;

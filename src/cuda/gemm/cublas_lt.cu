@@ -121,6 +121,7 @@ class Call {
     SetPreference();
     const Proposal proposal = Proposed(index);
     const Scratch workspace(p_.ctx, (int64_t)proposal.workspace_nbytes, stream);
+    if (Workspace::Querying()) return;
     const float one = 1.f, zero = 0.f;
     Do(Lt().multiply(handle_.get(), product_, &one, p_.b, first_, p_.a, second_, &zero, p_.c, out_,
                      p_.c, out_, &proposal.algorithm, workspace.data(), proposal.workspace_nbytes,

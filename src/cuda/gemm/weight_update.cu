@@ -356,8 +356,9 @@ class Operands {
       return (const float*)factor->data;
     const int64_t nbytes = Nbytes(factor);
     copies_.push_back(std::make_unique<Scratch>(factor->ctx, nbytes, stream_));
-    Check(op_, cudaMemcpyAsync(copies_.back()->data(), factor->data, nbytes,
-                               cudaMemcpyDeviceToDevice, Native(stream_)));
+    if (!Workspace::Querying())
+      Check(op_, cudaMemcpyAsync(copies_.back()->data(), factor->data, nbytes,
+                                 cudaMemcpyDeviceToDevice, Native(stream_)));
     return copies_.back()->floats();
   }
 

@@ -71,7 +71,7 @@ void Rand(int64_t seed, int64_t offset, DLArray* out, DLStream stream) {
   if (out->dtype != DL_INT32 && out->dtype != DL_FLOAT32)
     Fail("rand: expected int32 for words or float32, got %s", DtypeText(out->dtype));
   const size_t n = (size_t)Numel(out);
-  if (n == 0) return;
+  if (n == 0 || Workspace::Querying()) return;
   const OwnedGenerator generator;
   CheckCurand(curand.set_seed(generator.get(), (unsigned long long)seed));
   CheckCurand(curand.set_offset(generator.get(), (unsigned long long)offset));

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "runtime/registry.h"
+#include "runtime/workspace.h"
 
 namespace dlsys {
 namespace cuda {
@@ -69,16 +70,25 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Device memory for the length of a launcher. The allocator hands the block out again on the same
-// stream only, so it may be given back as soon as the kernels that use it are queued.
+// Device memory for the length of a launcher: of the step's workspace, or of the allocator, which
+// hands the block out again on the same stream only. So it may be given back as soon as the kernels
+// that use it are queued.
 class Scratch {
  public:
-  Scratch(DLContext ctx, int64_t nbytes, DLStream stream) : ctx_(ctx) {
+  Scratch(DLContext ctx, int64_t nbytes, DLStream stream)
+      : ctx_(ctx), owned_(Workspace::FromAllocator()) {
+    if (!owned_) {
+      data_ = Workspace::Take(nbytes);
+      return;
+    }
     const int status = DLMemoryAlloc(ctx, nbytes, stream, &data_);
     if (status != DL_OK) throw Error(status, DLGetLastError());
   }
   ~Scratch() {
-    if (data_) DLMemoryFree(ctx_, data_);
+    if (owned_)
+      DLMemoryFree(ctx_, data_);
+    else
+      Workspace::GiveBack();
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -86,7 +96,8 @@ class Scratch {
   float* floats() const { return (float*)data_; }
 
  private:
-  DLContext ctx_;
+  const DLContext ctx_;
+  const bool owned_;
   void* data_ = nullptr;
 };
 

@@ -16,7 +16,6 @@
 #include "cuda/runtime/stream_order.cuh"
 #include "runtime/counters.h"
 #include "runtime/device.h"
-#include "runtime/graph_pool.h"
 
 namespace dlsys {
 namespace cuda {
@@ -172,11 +171,9 @@ bool IsOneKernel(const Nodes& nodes) {
 // capture dependencies are set before each, which takes neither further streams nor events.
 class DependencyBuilder {
  public:
-  DependencyBuilder(const DLGraphStreams* streams, int64_t tasks, cudaStream_t stream,
-                    GraphPool* pool)
+  DependencyBuilder(const DLGraphStreams* streams, int64_t tasks, cudaStream_t stream)
       : streams_(streams),
         stream_(stream),
-        pool_(pool),
         ends_(tasks),
         tails_(tasks),
         has_nodes_(tasks) {}
@@ -198,7 +195,6 @@ class DependencyBuilder {
     std::sort(dependencies.begin(), dependencies.end());
     dependencies.erase(std::unique(dependencies.begin(), dependencies.end()), dependencies.end());
     SetCaptureDependencies(stream_, dependencies);
-    pool_->EnterStream(own);
     allow_pdl = dependencies.size() == 1 && dependencies == tails_[own];
     Dependencies several = {dependencies.data(), dependencies.size(), 0};
     const bool pdl_edge = dependencies.size() > 1 && has_nodes_[own] && IsOneKernel(tails_[own]);
@@ -218,7 +214,6 @@ class DependencyBuilder {
  private:
   const DLGraphStreams* streams_;
   const cudaStream_t stream_;
-  GraphPool* pool_;
   std::vector<Nodes> ends_;      // the last nodes of each task
   std::vector<Nodes> tails_;     // the last nodes of each graph stream so far
   std::vector<bool> has_nodes_;  // of each graph stream: its last task has added nodes
@@ -230,7 +225,6 @@ class DependencyBuilder {
 struct CudaGraph : CapturedGraph {
   CudaGraph(int id, const CaptureRequest& request)
       : id(id),
-        pool({id, DL_GPU}),
         inputs(request.inputs, request.ninputs),
         outputs(request.outputs, request.noutputs) {}
   ~CudaGraph() override {
@@ -268,7 +262,6 @@ struct CudaGraph : CapturedGraph {
   void Describe(DLGraphInfo* out) const override { *out = info; }
 
   const int id;
-  GraphPool pool;
   GraphCopies inputs, outputs;
   DLGraphInfo info = {};
   cudaGraph_t graph = nullptr;
@@ -280,8 +273,7 @@ struct CudaGraph : CapturedGraph {
 void CaptureInto(CudaGraph* graph, cudaStream_t stream, const CaptureRequest& request) {
   BeginCapture(graph->id, stream);
   try {
-    const GraphPool::Scope scope(&graph->pool);
-    DependencyBuilder builder(request.streams, request.count + 2, stream, &graph->pool);
+    DependencyBuilder builder(request.streams, request.count + 2, stream);
     builder.Capture(0, [&] { graph->inputs.Launch(stream); });
     for (int64_t k = 0; k < request.count; k++)
       builder.Capture(k + 1, [&] { request.body(request.state, k); });

@@ -84,11 +84,12 @@ inline size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
   return nbytes < crowded && crowded <= room ? crowded : nbytes;
 }
 
-// Queues a kernel on the stream; a grid without blocks is no work and no launch.
+// Queues a kernel on the stream; a grid without blocks is no work and no launch, and a workspace
+// query launches nothing.
 template <class... Params, class... Args>
 inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, unsigned block,
                    size_t shared_nbytes, DLStream stream, Args... args) {
-  if (grid == 0) return;
+  if (grid == 0 || Workspace::Querying()) return;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
   config.blockDim = dim3(block);
@@ -104,7 +105,7 @@ template <class... Params, class... Args>
 inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned grid,
                            unsigned cluster, unsigned block, size_t shared_nbytes, bool pdl,
                            DLStream stream, Args... args) {
-  if (grid == 0) return;
+  if (grid == 0 || Workspace::Querying()) return;
   const bool serialized = pdl && allow_pdl;  // on its predecessor in the stream alone
   if (pdl && !serialized) AddProgrammaticEdge(op, Native(stream));
   if (serialized && shared_nbytes > 0) {

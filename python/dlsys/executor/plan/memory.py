@@ -19,8 +19,6 @@ from ...graph.spec import Spec
 from .arena import aligned, pack
 from .hazards import LARGE, MAX_STEPS, Order
 
-Workspace = Callable[[Node], Sequence[Spec]]
-
 
 @dataclass(eq=False, slots=True)
 class Buffer:
@@ -59,6 +57,9 @@ class Step:
     inputs: list[Value]
     outputs: list[Value]
     workspace: list[Value]
+
+
+Workspace = Callable[[Step], Sequence[Spec]]
 
 
 @dataclass(eq=False)
@@ -120,9 +121,10 @@ def make_plan(
 ) -> Plan:
     """Plans the memory of a scheduled graph.
 
-    `workspace` gives the scratch that each step wants. With `reuse=False` every buffer gets bytes
-    of its own and nothing is done in place, which memory checkers and tests compare against.
-    `overlap` is the distance of two steps up to which they should be able to run in parallel.
+    `workspace` gives the scratch that a step wants, by its node, inputs and outputs. With
+    `reuse=False` every buffer gets bytes of its own and nothing is done in place, which memory
+    checkers and tests compare against. `overlap` is the distance of two steps up to which they
+    should be able to run in parallel.
     """
     plan = Plan()
     analyzed = overlap and sum(map(_is_step, order)) <= MAX_STEPS
@@ -208,11 +210,13 @@ def _place_step(
             taken.unshared += aligned(taken.nbytes)
     for output in outputs:
         output.buffer.last = max(output.buffer.last, last_use.get(node, now))
-    scratch = [Value(node, spec, _new_buffer(plan, node, spec, now)) for spec in workspace(node)]
+    step = Step(node, inputs, [] if op.writes else outputs, [])
+    for spec in workspace(step):
+        step.workspace.append(Value(node, spec, _new_buffer(plan, node, spec, now)))
     plan.values[node] = outputs
-    plan.steps.append(Step(node, inputs, [] if op.writes else outputs, scratch))
+    plan.steps.append(step)
     if known:
-        known.add([x.buffer for x in inputs], [y.buffer for y in (*outputs, *scratch)])
+        known.add([x.buffer for x in inputs], [y.buffer for y in (*outputs, *step.workspace)])
 
 
 def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:

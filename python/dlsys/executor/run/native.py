@@ -18,7 +18,7 @@ from ...ndarray import NDArray, array
 from ...runtime.device import Block, Context, stream
 from ...runtime.target import Target
 from ...settings import settings
-from ..plan.arena import aligned
+from ..plan.arena import ALIGNMENT, aligned
 from ..plan.memory import Buffer, Plan, Step, Value
 from .custom_compute import PythonStep
 from .fetches import OutputCache
@@ -78,7 +78,9 @@ class Program:
         self._fixed = fixed
         states = [p.storage.array for p in written(self.plan.steps)]
         self._rollback = Rollback(states, self._ctx) if states else None
-        self._may_fail = self._rollback is not None  # a step behind an update
+        self._changed = {id(held.block) for held in states}
+        # A step behind an update may fail: on a GPU one on the host alone, as memory is planned.
+        self._may_fail = self._rollback is not None and (not self._target.streams or self._on_host)
         self._blocks = [
             arena,
             *self._own.values(),
@@ -215,7 +217,8 @@ class Program:
         """The address of a feed, and what keeps it alive."""
         if type(value) is NDArray:
             value = self._here(value, spec.dtype, on)
-            return value.data_address, value
+            if slot is None or self._may_be_read(value):
+                return value.data_address, value
         if slot is not None:
             slot[:] = value
             return slot.data_address, slot
@@ -227,6 +230,12 @@ class Program:
             return addressof(c_char.from_buffer(host)), host  # type: ignore[arg-type]
         except (TypeError, ValueError):  # it is read-only or empty
             return host.__array_interface__["data"][0], host
+
+    def _may_be_read(self, feed: NDArray) -> bool:
+        """True for an array of the device that kernels can read where it is: aligned as workspace
+        was planned for, and none of the memory that the run writes.
+        """
+        return feed.data_address % ALIGNMENT == 0 and id(feed.block) not in self._changed
 
     def _take_blocks(self, on: int) -> None:
         """Orders a run on a stream after the last work on its memory."""

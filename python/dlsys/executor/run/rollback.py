@@ -1,9 +1,8 @@
 """Rollback: restores the arrays that a run on a native device has written when the run fails.
 
-A kernel on a GPU may allocate as it is launched; where no memory is left the run ends there, behind
-updates that are queued already. It may end at a user's own compute too, or where debugging stops
-it. A replay of nothing but kernels allocates nothing and cannot end in its middle. A kernel on the
-CPU allocates in the first run of its program and keeps that (src/cpu/runtime/scratch.h).
+The memory of a GPU's kernels is planned, so a run of nothing but kernels cannot end in its middle;
+it may end at a user's own compute, or where debugging stops it. A kernel on the CPU allocates in
+the first run of its program and keeps that (src/cpu/runtime/scratch.h).
 """
 
 from __future__ import annotations

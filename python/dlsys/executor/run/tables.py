@@ -8,7 +8,7 @@ import ctypes
 import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ..plan.memory import Buffer, Plan, Step, Value
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
 _ROW_NBYTES = 8 * _ROW_WORDS
+_APART = 1 << 44  # bytes between the buffers of a plan that has no memory yet
 
 
 class ArrayTable:
@@ -114,8 +115,10 @@ class Segment:
         words: list[int] = []
         for step in steps:
             kernel, arguments = self._lowered(step)
-            records.append((kernel, len(words), len(arguments), self._place(step)))
+            count = len(arguments) + len(step.workspace)
+            records.append((kernel, len(words), count, self._place(step)))
             words.extend(arguments)
+            words.extend(map(self.table.address, step.workspace))
         self.records = np.array(records, np.int32).reshape(-1, 4)
         self.words = np.array(words or [0], np.uint64)
         self.handle = self.program(self.records, self.words)
@@ -158,9 +161,9 @@ class Segment:
         return list(ms)
 
     def _call(self, k: int, on: int) -> None:
-        kernel, first, _, place = (int(word) for word in self.records[k])
-        at = self.words.ctypes.data + 8 * first
-        self._check_step(self._library.cdll.DLKernelCall(kernel, at, place, on), self.steps[k])
+        record = self.records[k : k + 1].ctypes.data
+        words = self.words.ctypes.data, len(self.words)
+        self._check_step(self._library.cdll.DLKernelCall(record, *words, on), self.steps[k])
 
     def fail(self, status: int, handle: int | None) -> None:
         """Raises the error of a call on a program of these steps, with the step that failed."""
@@ -184,10 +187,10 @@ class Segment:
         """
         node, op = step.node, step.node.op
         key = (self.ctx.kernel_device, op.kernel)
-        made = [*step.workspace, *step.outputs]
         words = []
         signature = self._library.signature[key].rstrip("s")
-        for letter, argument in zip(signature, in_kernel_order(node, signature, step.inputs, made)):
+        arguments = in_kernel_order(node, signature, step.inputs, step.outputs)
+        for letter, argument in zip(signature, arguments):
             if letter in "io":
                 words.append(self.table.address(argument))
             elif letter in "IO":
@@ -203,6 +206,34 @@ class Segment:
         made = array_list(addresses)
         self._lists.append(made)
         return ctypes.addressof(made)
+
+
+class _Planned(NamedTuple):
+    """An array that has no memory yet: its address tells how it will be aligned, and that what is
+    in other buffers lies apart.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    address: int
+
+
+def workspace_nbytes(step: Step, ctx: Context) -> int:
+    """The bytes of scratch memory that the kernel of a step takes; the library remembers."""
+    node, library = step.node, load()
+    kernel = node.op.kernel
+    if kernel is None or not library.takes_workspace(ctx.kernel_device, kernel):
+        return 0
+    numbers: dict[Buffer, int] = {}
+
+    def planned(value: Value) -> _Planned:
+        number = numbers.setdefault(value.buffer, len(numbers) + 1)
+        return _Planned(*value.spec[:2], number * _APART + value.skipped_nbytes)
+
+    signature = library.signature[ctx.kernel_device, kernel].rstrip("s")
+    inputs, outputs = [*map(planned, step.inputs)], [*map(planned, step.outputs)]
+    arguments = in_kernel_order(node, signature, inputs, outputs)
+    return library.workspace(ctx.kernel_device, kernel, *arguments, device_id=ctx.device_id)
 
 
 def in_kernel_order(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +109,7 @@ class Microbenchmark:
 
     @contextlib.contextmanager
     def _program(self, algorithm: Algorithm, launches: int) -> Iterator[int]:
-        words = np.array(self._words(algorithm), np.uint64)
+        words, _workspace = self._words(algorithm)
         step = self._kernel, 0, len(words), 0
         steps = np.array([step] * launches, np.int32)
         handle = ctypes.c_void_p()
@@ -142,7 +142,8 @@ class Microbenchmark:
         finally:
             cdll.DLGraphFree(made)
 
-    def _words(self, algorithm: Algorithm) -> list[int]:
+    def _words(self, algorithm: Algorithm) -> tuple[np.ndarray, NDArray | None]:
+        """The arguments of a call, and the scratch memory among them, where it takes any."""
         node = self._node.derive(self._node.inputs, self._node.spec)
         node.attrs = {**node.attrs, "algorithm": algorithm}
         words = []
@@ -154,7 +155,16 @@ class Microbenchmark:
                 words.append(int(np.float32(argument).view(np.uint32)))
             else:
                 words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
-        return words
+        nbytes = self._workspace_nbytes(arguments)
+        workspace = empty((nbytes,), self._ctx, np.uint8) if nbytes else None
+        if workspace is not None:
+            words.append(workspace.handle_address)
+        return np.array(words, np.uint64), workspace
+
+    def _workspace_nbytes(self, arguments: Sequence[Any]) -> int:
+        assert self._node.op.kernel is not None
+        key = self._ctx.kernel_device, self._node.op.kernel
+        return self._library.workspace(*key, *arguments, device_id=self._ctx.device_id)
 
     def _stream(self) -> int:
         return stream(self._ctx)

@@ -1,0 +1,122 @@
+"""What the package and the native library agree about: constants, limits, opcodes, the layouts of
+structs and the library's functions.
+
+They are declared once, in src/. The library writes them down (src/runtime/interface.cc), and
+`make interface` copies that text into `interface_text.py`, where this module reads it; it is there
+for numpy alone, too. A library that says anything else is refused when it is loaded.
+
+    python -m dlsys.runtime.interface LIBRARY    writes interface_text.py anew
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+from dlsys.runtime.interface_text import TEXT
+
+_TYPES: dict[str, Any] = {
+    "pointer": ctypes.c_void_p,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float32": ctypes.c_float,
+}
+
+
+class Interface:
+    """The text of an interface, read.
+
+    Attributes:
+        enums: the enumerators of the C API by name.
+        dtypes: the dtypes of native arrays by name, with their codes.
+        limits: by name; see src/runtime/interface.cc.
+        activations, activation_gradients: the kernels that an epilogue may end in, by number.
+        opcodes: of a pointwise program, by the name of the kernel that each stands for.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.enums: dict[str, int] = {}
+        self.dtypes: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
+        self.activations: dict[str, int] = {}
+        self.activation_gradients: dict[str, int] = {}
+        self.opcodes: dict[str, int] = {}
+        self._fields: dict[str, list[tuple[str, str]]] = {}
+        self._functions: dict[str, list[str]] = {}
+        numbers = {
+            "enum": self.enums,
+            "dtype": self.dtypes,
+            "limit": self.limits,
+            "activation": self.activations,
+            "activation_gradient": self.activation_gradients,
+            "opcode": self.opcodes,
+        }
+        for line in text.splitlines():
+            kind, name, *rest = line.split(" ")
+            if kind in numbers:
+                numbers[kind][name] = int(rest[0])
+            elif kind == "struct":
+                self._fields[name] = []
+            elif kind == "field":
+                self._fields[name].append((rest[0], rest[1]))
+            else:
+                self._functions[name] = rest
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A name for the text: 16 hexadecimal digits of its SHA-256."""
+        import hashlib
+
+        return hashlib.sha256(self._text.encode()).hexdigest()[:16]
+
+    def fields(self, struct: str, **pointers: Any) -> list[tuple[str, Any]]:
+        """The `_fields_` of a struct or union for ctypes. A pointer is c_void_p, or what `pointers`
+        says of that field.
+        """
+        fields = self._fields[struct]
+        return [(name, pointers.get(name) or _ctype(text)) for name, text in fields]
+
+    def functions(self) -> dict[str, tuple[Any, ...]]:
+        """What each function that returns a status takes, for ctypes. A pointer is c_void_p, which
+        accepts byref(), a ctypes array and a plain address alike.
+        """
+        return {name: tuple(map(_ctype, types)) for name, types in self._functions.items()}
+
+
+def _ctype(text: str) -> Any:
+    return DLContext if text == "DLContext" else _TYPES[text]
+
+
+interface = Interface(TEXT)
+
+
+class DLContext(ctypes.Structure):
+    _fields_ = interface.fields("DLContext")
+
+
+def difference(text: str) -> str:
+    """The first thing that a library's text says otherwise than the package's; "" for none."""
+    for own, other in itertools.zip_longest(TEXT.splitlines(), text.splitlines(), fillvalue="-"):
+        if own != other:
+            return f'"{other}" in the library, "{own}" in the package'
+    return ""
+
+
+def write(library: str) -> None:
+    """Copies the text of a library into interface_text.py."""
+    describe = ctypes.CDLL(str(Path(library).resolve())).DLInterface
+    describe.restype = ctypes.c_char_p
+    text = describe().decode()
+    source = (
+        f'"""Written by `make interface` from the native library."""\n\nTEXT = """\\\n{text}"""\n'
+    )
+    Path(__file__).with_name("interface_text.py").write_text(source, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(sys.argv[1])

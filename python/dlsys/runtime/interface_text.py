@@ -1,0 +1,182 @@
+"""Written by `make interface` from the native library."""
+
+TEXT = """\
+enum DL_OK 0
+enum DL_ERROR 1
+enum DL_OUT_OF_MEMORY 2
+enum DL_DEVICE_LOST 3
+enum DL_UNAVAILABLE 4
+enum DL_NOT_APPLICABLE 5
+enum DL_OUT_OF_RANGE 6
+enum DL_CPU 1
+enum DL_GPU 2
+dtype float32 0
+dtype float64 1
+dtype int32 2
+dtype int64 3
+dtype uint8 4
+dtype bool 5
+activation relu 1
+activation sigmoid 2
+activation tanh 3
+activation silu 4
+activation gelu 5
+activation gelu_tanh 6
+activation softplus 7
+activation hard_sigmoid 8
+activation hard_swish 9
+activation_gradient relu_gradient 1
+activation_gradient silu_gradient 2
+activation_gradient gelu_gradient 3
+activation_gradient gelu_tanh_gradient 4
+activation_gradient softplus_gradient 5
+activation_gradient hard_swish_gradient 6
+opcode neg 1 1
+opcode exp 2 1
+opcode log 3 1
+opcode sqrt 4 1
+opcode tanh 5 1
+opcode cos 6 1
+opcode sin 7 1
+opcode sigmoid 8 1
+opcode relu 9 1
+opcode log1p 10 1
+opcode rsqrt 11 1
+opcode abs 12 1
+opcode sign 13 1
+opcode silu 14 1
+opcode gelu 15 1
+opcode gelu_tanh 16 1
+opcode softplus 17 1
+opcode hard_sigmoid 18 1
+opcode hard_swish 19 1
+opcode logical_not 20 1
+opcode truth 21 1
+opcode trunc 22 1
+opcode add 23 2
+opcode sub 24 2
+opcode mul 25 2
+opcode div 26 2
+opcode pow 27 2
+opcode relu_gradient 28 2
+opcode minimum 29 2
+opcode maximum 30 2
+opcode silu_gradient 31 2
+opcode gelu_gradient 32 2
+opcode gelu_tanh_gradient 33 2
+opcode softplus_gradient 34 2
+opcode hard_swish_gradient 35 2
+opcode pow_const 36 2
+opcode leaky_relu 37 2
+opcode elu 38 2
+opcode huber 39 2
+opcode equal 40 2
+opcode not_equal 41 2
+opcode less 42 2
+opcode less_equal 43 2
+opcode logical_and 44 2
+opcode logical_or 45 2
+opcode logical_xor 46 2
+opcode clip 47 3
+opcode where 48 3
+opcode clip_gradient 49 4
+opcode leaky_relu_gradient 50 4
+opcode elu_gradient 51 4
+limit max_ndim 8
+limit pointwise_instructions 24
+limit pointwise_inputs 8
+limit pointwise_immediates 16
+limit pointwise_first_immediate 64
+struct DLContext 8
+field DLContext device_id int32 0 4
+field DLContext device_type int32 4 4
+struct DLArray 32
+field DLArray data pointer 0 8
+field DLArray ctx DLContext 8 8
+field DLArray ndim int32 16 4
+field DLArray dtype int32 20 4
+field DLArray shape pointer 24 8
+struct DLArrayList 16
+field DLArrayList count int64 0 8
+field DLArrayList arrays pointer 8 8
+struct DLBytes 16
+field DLBytes nbytes int64 0 8
+field DLBytes data pointer 8 8
+struct DLValue 8
+field DLValue p pointer 0 8
+field DLValue i int64 0 8
+field DLValue f float32 0 4
+struct DLKernelEntry 72
+field DLKernelEntry name pointer 0 8
+field DLKernelEntry device pointer 8 8
+field DLKernelEntry sig pointer 16 8
+field DLKernelEntry call pointer 24 8
+field DLKernelEntry invoke pointer 32 8
+field DLKernelEntry fits pointer 40 8
+field DLKernelEntry workspace pointer 48 8
+field DLKernelEntry file pointer 56 8
+field DLKernelEntry line int64 64 8
+struct DLStep 16
+field DLStep kernel int32 0 4
+field DLStep first int32 4 4
+field DLStep nargs int32 8 4
+field DLStep place int32 12 4
+struct DLMemoryStats 48
+field DLMemoryStats device_allocations int64 0 8
+field DLMemoryStats device_frees int64 8 8
+field DLMemoryStats reserved_nbytes int64 16 8
+field DLMemoryStats in_use_nbytes int64 24 8
+field DLMemoryStats peak_in_use_nbytes int64 32 8
+field DLMemoryStats requests int64 40 8
+struct DLCounters 24
+field DLCounters program_launches int64 0 8
+field DLCounters kernel_launches int64 8 8
+field DLCounters synchronizations int64 16 8
+struct DLCopy 24
+field DLCopy dst pointer 0 8
+field DLCopy src pointer 8 8
+field DLCopy nbytes int64 16 8
+struct DLGraphInfo 32
+field DLGraphInfo nodes int64 0 8
+field DLGraphInfo kernels int64 8 8
+field DLGraphInfo copies int64 16 8
+field DLGraphInfo fills int64 24 8
+struct DLGraphStreams 32
+field DLGraphStreams stream pointer 0 8
+field DLGraphStreams waits pointer 8 8
+field DLGraphStreams nwaits int64 16 8
+field DLGraphStreams ready_inputs pointer 24 8
+function DLDeviceCount int32 pointer
+function DLDeviceName DLContext pointer int64
+function DLDeviceMemory DLContext pointer pointer
+function DLGetCounters pointer
+function DLStreamCreate DLContext pointer
+function DLStreamFree DLContext pointer
+function DLStreamSynchronize DLContext pointer
+function DLStreamDrain DLContext pointer
+function DLStreamWait DLContext pointer pointer
+function DLMemoryAlloc DLContext int64 pointer pointer
+function DLMemoryFree DLContext pointer
+function DLMemoryTrim DLContext
+function DLMemoryGetStats DLContext pointer
+function DLMemoryResetPeak DLContext
+function DLMemoryFill DLContext pointer int32 int64 pointer
+function DLMemoryCopy pointer DLContext pointer DLContext int64 pointer
+function DLAlgorithmSource int64 int64 pointer
+function DLKernelFits int64 pointer pointer
+function DLKernelWorkspace int64 pointer pointer
+function DLPlaceNumber pointer pointer
+function DLKernelCall pointer pointer int64 pointer
+function DLProgramCreate pointer int64 pointer int64 pointer
+function DLProgramRun pointer pointer
+function DLProgramProfile pointer DLContext pointer pointer
+function DLProgramCapture pointer DLContext pointer pointer int64 pointer int64 pointer pointer
+function DLGraphReplay pointer pointer int64
+function DLGraphDescribe pointer pointer
+function DLGraphFree pointer
+function DLProgramFree pointer
+function DLCpuSetThreads int32
+function DLCpuGetThreads pointer
+function DLCpuSetScratchLimit int64
+function DLCpuGetScratch pointer
+"""

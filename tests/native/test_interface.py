@@ -1,0 +1,63 @@
+"""A library that was built from other declarations is refused when it is loaded."""
+
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+from dlsys.errors import DeviceError
+from dlsys.fusion.body import ACTIVATIONS
+from dlsys.runtime.interface import Interface, interface
+from dlsys.runtime.library import CODE_DTYPES, Library, load
+
+ROOT = Path(__file__).resolve().parents[2]
+CXX = shutil.which("g++") or shutil.which("clang++")
+
+
+@unittest.skipUnless(CXX, "no C++ compiler (g++, clang++)")
+class OtherLibraryTest(unittest.TestCase):
+    """The runtime of a library, without kernels, is built from an edited copy of src/."""
+
+    def build(self, folder: Path, file: str, old: str, new: str) -> str:
+        source = folder / "src"
+        for part in ("runtime", "include", "math", "cpu/runtime"):
+            shutil.copytree(ROOT / "src" / part, source / part)
+        text = (source / file).read_text(encoding="utf-8")
+        self.assertIn(old, text)
+        (source / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+        files = [*source.glob("runtime/*.cc"), *source.glob("cpu/runtime/*.cc")]
+        library = folder / "libother.so"
+        flags = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-pthread", f"-I{source}"]
+        subprocess.run([str(CXX), *flags, "-o", library, *files, "-ldl"], check=True)
+        return str(library)
+
+    def test_an_edited_enum(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            edit = "DL_INT32 = 2, DL_INT64 = 3", "DL_INT32 = 2, DL_INT64 = 7"
+            path = self.build(Path(folder), "include/dlsys.h", *edit)
+            with self.assertRaises(DeviceError) as caught:
+                Library(path)
+        said = str(caught.exception)
+        self.assertIn("does not fit this package", said)
+        self.assertIn("in the package; run `make lib` to build it again", said)
+
+
+class InterfaceTest(unittest.TestCase):
+    def test_the_library_says_what_the_package_holds(self) -> None:
+        said = Interface(load().cdll.DLInterface().decode())
+        self.assertEqual(said.digest, interface.digest)
+        self.assertNotEqual(Interface("enum DL_OK 0").digest, interface.digest)
+
+    def test_a_library_without_a_text(self) -> None:
+        found = shutil.which("ls")
+        with self.assertRaisesRegex(DeviceError, "cannot be loaded|does not fit"):
+            Library(str(found))
+
+    def test_constants_are_read_from_it(self) -> None:
+        self.assertEqual(CODE_DTYPES[interface.dtypes["int64"]], np.int64)
+        self.assertEqual(ACTIVATIONS[0], "relu")
+        self.assertEqual(interface.limits["max_ndim"], 8)
+        self.assertEqual(interface.opcodes["where"], len(interface.opcodes) - 3)
