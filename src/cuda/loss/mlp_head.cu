@@ -102,7 +102,7 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
 }
 
 struct Target {
-  Meeting meeting;
+  GridReduction meeting;
   float scale;
   float* loss;
 };
@@ -126,8 +126,8 @@ void RunApart(const char* op, DLContext ctx, const Layers& layers, const Labels&
     Multiply(op, p, stream);
     x = p.c;
   }
-  RunPair(op, ctx.device_id, x, rows, classes, labels, layers.dlogits, target.meeting, target.scale,
-          target.loss, stream);
+  RunFusedCrossEntropy(op, ctx.device_id, x, rows, classes, labels, layers.dlogits, target.meeting,
+                       target.scale, target.loss, stream);
   const float* dy = layers.dlogits;
   for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
     const Layer& layer = layers.of[l];
@@ -158,7 +158,7 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
                     head.k % 4 == 0 && Aligned16(layers.x);
   if (layers.rows == 0) head.copies = 0;  // nobody would wait for them
   const int64_t groups = CeilDiv(layers.rows, kRows);
-  const int64_t most = std::min(multiprocessors, kMeetingPlaces);
+  const int64_t most = std::min(multiprocessors, kMaxPartials);
   const int64_t rounds = std::max<int64_t>(1, CeilDiv(groups, most));
   if (!fits || rounds > kMostRounds) return RunApart(op, ctx, layers, labels, target, stream);
   const int64_t blocks = std::max<int64_t>(1, CeilDiv(groups, rounds));
@@ -232,7 +232,7 @@ void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
                DLArrayList* gradients, bool sparse, float dy, DLStream stream) {
   Enter(op, loss, x, labels, meeting, dlogits);
   const Layers layers = CheckedLayers(op, x, weights, biases, code, dlogits, values, gradients);
-  const Target target{CheckedMeeting(op, meeting), scale, CheckedLoss(op, loss)};
+  const Target target{CheckedReduction(op, meeting), scale, CheckedLoss(op, loss)};
   if (sparse)
     return RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, dy), target, stream);
   const Rows given(op, labels);  // of as many axes as the caller's logits had

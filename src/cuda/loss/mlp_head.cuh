@@ -87,9 +87,9 @@ __device__ __forceinline__ void ClearRest(float* sheet, int columns) {
 
 template <int kRows, bool kTensor, class Labels>
 __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_constant__ Head given,
-                                                              Labels labels, Meeting meeting,
+                                                              Labels labels, GridReduction meeting,
                                                               float scale, float* loss) {
-  static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; AddUp");
+  static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; FinishGridSum");
   float* const memory = DynamicShared<float>();
   __shared__ float of_warp[kWarps];
   __shared__ Arrivals arrivals;
@@ -115,7 +115,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
     nbytes += Begin(head.copy[c], (float)blockIdx.x / (float)gridDim.x, memory, &arrivals);
   ClearRest<kRows>(memory + head.gradients_at, head.classes);
   if (head.early) WaitForEarlierKernels();
-  const unsigned came_before = Come(meeting);
+  const unsigned arrival = Arrive(meeting);
 #pragma unroll 1
   for (int64_t first = begin; first < head.rows; first += (int64_t)gridDim.x * kRows) {
     const int valid = (int)min((int64_t)kRows, head.rows - first);
@@ -124,7 +124,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
         head.x + first * head.k, head.stage[0].from_at, valid, head.k, head.k, Pitch(head.k)};
     if (first > begin || !head.rows_early) nbytes += Begin(rows, 0.f, memory, &arrivals);
     CloseCopies();
-    const auto label = labels.Hold(first + warp, exists);
+    const auto label = labels.LoadLabel(first + warp, exists);
     WaitForCopies<0>();
     Arrive(&arrivals, nbytes);
     WaitForArrivals(&arrivals, phase);
@@ -154,7 +154,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   sum = of_warp[0];
 #pragma unroll
   for (int k = 1; k < kWarps; k++) sum += of_warp[k];
-  AddUp(sum, came_before, meeting, scale, loss);
+  FinishGridSum(sum, arrival, meeting, scale, loss);
 }
 
 }  // namespace dense
