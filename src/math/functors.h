@@ -1,6 +1,5 @@
-// Elementwise mathematics, written once for the CPU, CUDA and run-time compilation, hence without
-// standard headers on the device side. Adding an elementwise operator adds one functor here and one
-// line to cpu/pointwise/elementwise.cc and cuda/pointwise/elementwise.cu.
+// Elementwise functors in float32, written once for the CPU and CUDA. An elementwise operator is
+// one functor here and one line in cpu/pointwise/elementwise.cc and cuda/pointwise/elementwise.cu.
 #pragma once
 #ifdef __CUDACC__
 #define DLSYS_HD __host__ __device__ __forceinline__
@@ -37,7 +36,7 @@ using std::sqrt;
     static constexpr const char* name = op;                                  \
     DLSYS_HD float operator()(float x, float y) const { return expression; } \
   };
-// With numbers c and d besides; those with one number leave d alone.
+// With two constants; those with one constant ignore d.
 #define DLSYS_UNARY_WITH(Name, op, expression)                                        \
   struct Name {                                                                       \
     static constexpr const char* name = op;                                           \
@@ -83,12 +82,13 @@ DLSYS_HD float NormalCdf(float x) {
   return x > 0.f ? 1.f - tail : tail;
 }
 
-// 2 sqrt(2 / pi) (x + 0.044715 x^3), whose logistic function is gelu's tanh form, and its slope.
+// 2 sqrt(2 / pi) (x + 0.044715 x^3), whose logistic function times x is gelu's tanh form, and its
+// derivative.
 DLSYS_HD float GeluArgument(float x) { return x * (1.59576912f * (1.f + 0.044715f * (x * x))); }
-DLSYS_HD float GeluSlope(float x) { return 1.59576912f * (1.f + 0.134145f * (x * x)); }
+DLSYS_HD float GeluArgumentDerivative(float x) { return 1.59576912f * (1.f + 0.134145f * (x * x)); }
 DLSYS_HD float GeluTanhDerivative(float x) {
   const float u = GeluArgument(x);  // Logistic(-u) is 1 - Logistic(u) without the cancellation
-  return Logistic(u) * (1.f + x * GeluSlope(x) * Logistic(-u));
+  return Logistic(u) * (1.f + x * GeluArgumentDerivative(x) * Logistic(-u));
 }
 DLSYS_HD float SiluDerivative(float x) { return Logistic(x) * (1.f + x * Logistic(-x)); }
 DLSYS_HD float HardSwishDerivative(float x, float y) {
@@ -122,16 +122,16 @@ DLSYS_BINARY(Div, "div", x / y)
 DLSYS_BINARY(Pow, "pow", pow(x, y))
 // x is relu's input or output, y its output's gradient.
 DLSYS_BINARY(ReluGradient, "relu_gradient", x > 0.f ? y : 0.f)
-// NaN wherever one is NaN; of equal ones the second, which tells zeros apart, as numpy has it.
+// NaN if either is NaN; of equals the second, which tells -0 from 0, as in numpy.
 DLSYS_BINARY(Minimum, "minimum", x != x ? x : (x < y ? x : y))
 DLSYS_BINARY(Maximum, "maximum", x != x ? x : (x > y ? x : y))
 
-// Gradients: y is that of the output, x the input, or the output where so said.
+// Activation gradients: y is the gradient of the output; x is the input, or the output where noted.
 DLSYS_BINARY(SiluGradient, "silu_gradient", y* SiluDerivative(x))
 DLSYS_BINARY(GeluGradient, "gelu_gradient",
              y*(NormalCdf(x) + x * (0.398942280f * exp(-0.5f * (x * x)))))
 DLSYS_BINARY(GeluTanhGradient, "gelu_tanh_gradient", y* GeluTanhDerivative(x))
-DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // of the output
+DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // x is the output
 DLSYS_BINARY(HardSwishGradient, "hard_swish_gradient", HardSwishDerivative(x, y))
 
 // With a constant on one side; y is the constant.
@@ -140,7 +140,7 @@ DLSYS_BINARY(MulConst, "mul_const", (x * y))
 DLSYS_BINARY(RsubConst, "rsub_const", y - x)
 DLSYS_BINARY(DivConst, "div_const", x / y)
 DLSYS_BINARY(RdivConst, "rdiv_const", y / x)
-// The square root, as numpy has it, is -0 of -0 and NaN of -infinity, unlike pow.
+// The square root, as in numpy, is -0 of -0 and NaN of -infinity, unlike pow.
 DLSYS_BINARY(PowConst, "pow_const",
              y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : (y == 3.f ? x * x * x : pow(x, y))))
 DLSYS_BINARY(RpowConst, "rpow_const", pow(y, x))
@@ -152,7 +152,7 @@ DLSYS_BINARY(Huber, "huber", HuberOf(x, y))
 DLSYS_UNARY_WITH(ClipTo, "clip", Clip(x, c, d))
 DLSYS_BINARY_WITH(ClipGradient, "clip_gradient", x > c && x < d ? y : 0.f)
 DLSYS_BINARY_WITH(LeakyReluGradient, "leaky_relu_gradient", x > 0.f ? y : (c * y))
-DLSYS_BINARY_WITH(EluGradient, "elu_gradient", x > 0.f ? y : (y * (x + c)))  // of the output
+DLSYS_BINARY_WITH(EluGradient, "elu_gradient", x > 0.f ? y : (y * (x + c)))  // x is the output
 
 #undef DLSYS_UNARY_WITH
 #undef DLSYS_BINARY_WITH

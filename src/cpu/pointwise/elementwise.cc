@@ -1,5 +1,5 @@
-// Elementwise kernels: one functor of functors.h each. The output may be the very buffer of an
-// input of its shape.
+// Elementwise kernels on the CPU: vector loops over one functor of functors.h each. The output may
+// be the buffer of an input of its shape.
 #include "cpu/pointwise/map.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
@@ -21,7 +21,7 @@ void Unary(const DLArray* x, DLArray* y) {
 }
 
 template <class F>
-void WithConst(const DLArray* x, float c, DLArray* y) {
+void UnaryWithConst(const DLArray* x, float c, DLArray* y) {
   const float* in = Input(F::name, x);
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
@@ -31,7 +31,7 @@ void WithConst(const DLArray* x, float c, DLArray* y) {
 }
 
 template <class F>
-void WithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
+void UnaryWithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
   const float* in = Input(F::name, x);
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
@@ -44,7 +44,7 @@ void WithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
 }
 
 template <class F>
-void PairWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
+void BinaryWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
   const float* left = Input(F::name, x);
   const float* right = Input(F::name, y);
   float* out = Output(F::name, z);
@@ -59,11 +59,11 @@ void PairWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLA
 }
 
 template <class F>
-void PairWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
-  PairWithTwoConsts<F>(x, y, c, 0.f, z);
+void BinaryWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
+  BinaryWithTwoConsts<F>(x, y, c, 0.f, z);
 }
 
-// n elements of z = F(x, y), where x or y is one value repeated when its stride is 0.
+// z = F(x, y) for n elements; an operand of stride 0 is one value, broadcast.
 template <class F>
 DLSYS_INLINE void ZipRun(const float* x, int64_t x_stride, const float* y, int64_t y_stride,
                          float* z, int64_t n) {
@@ -138,13 +138,13 @@ DLSYS_KERNEL(cpu, div, Binary<fn::Div>);
 DLSYS_KERNEL(cpu, pow, Binary<fn::Pow>);
 DLSYS_KERNEL(cpu, relu_gradient, Binary<fn::ReluGradient>);
 
-DLSYS_KERNEL(cpu, add_const, WithConst<fn::AddConst>);
-DLSYS_KERNEL(cpu, mul_const, WithConst<fn::MulConst>);
-DLSYS_KERNEL(cpu, rsub_const, WithConst<fn::RsubConst>);
-DLSYS_KERNEL(cpu, div_const, WithConst<fn::DivConst>);
-DLSYS_KERNEL(cpu, rdiv_const, WithConst<fn::RdivConst>);
-DLSYS_KERNEL(cpu, pow_const, WithConst<fn::PowConst>);
-DLSYS_KERNEL(cpu, rpow_const, WithConst<fn::RpowConst>);
+DLSYS_KERNEL(cpu, add_const, UnaryWithConst<fn::AddConst>);
+DLSYS_KERNEL(cpu, mul_const, UnaryWithConst<fn::MulConst>);
+DLSYS_KERNEL(cpu, rsub_const, UnaryWithConst<fn::RsubConst>);
+DLSYS_KERNEL(cpu, div_const, UnaryWithConst<fn::DivConst>);
+DLSYS_KERNEL(cpu, rdiv_const, UnaryWithConst<fn::RdivConst>);
+DLSYS_KERNEL(cpu, pow_const, UnaryWithConst<fn::PowConst>);
+DLSYS_KERNEL(cpu, rpow_const, UnaryWithConst<fn::RpowConst>);
 
 DLSYS_KERNEL(cpu, log1p, Unary<fn::Log1p>);
 DLSYS_KERNEL(cpu, rsqrt, Unary<fn::Rsqrt>);
@@ -165,13 +165,13 @@ DLSYS_KERNEL(cpu, gelu_tanh_gradient, Binary<fn::GeluTanhGradient>);
 DLSYS_KERNEL(cpu, softplus_gradient, Binary<fn::SoftplusGradient>);
 DLSYS_KERNEL(cpu, hard_swish_gradient, Binary<fn::HardSwishGradient>);
 
-DLSYS_KERNEL(cpu, leaky_relu, WithConst<fn::LeakyRelu>);
-DLSYS_KERNEL(cpu, huber, WithConst<fn::Huber>);
-DLSYS_KERNEL(cpu, elu, WithConst<fn::Elu>);
-DLSYS_KERNEL(cpu, clip, WithTwoConsts<fn::ClipTo>);
-DLSYS_KERNEL(cpu, leaky_relu_gradient, PairWithConst<fn::LeakyReluGradient>);
-DLSYS_KERNEL(cpu, elu_gradient, PairWithConst<fn::EluGradient>);
-DLSYS_KERNEL(cpu, clip_gradient, PairWithTwoConsts<fn::ClipGradient>);
+DLSYS_KERNEL(cpu, leaky_relu, UnaryWithConst<fn::LeakyRelu>);
+DLSYS_KERNEL(cpu, huber, UnaryWithConst<fn::Huber>);
+DLSYS_KERNEL(cpu, elu, UnaryWithConst<fn::Elu>);
+DLSYS_KERNEL(cpu, clip, UnaryWithTwoConsts<fn::ClipTo>);
+DLSYS_KERNEL(cpu, leaky_relu_gradient, BinaryWithConst<fn::LeakyReluGradient>);
+DLSYS_KERNEL(cpu, elu_gradient, BinaryWithConst<fn::EluGradient>);
+DLSYS_KERNEL(cpu, clip_gradient, BinaryWithTwoConsts<fn::ClipGradient>);
 
 }  // namespace
 }  // namespace cpu

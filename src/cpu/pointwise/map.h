@@ -1,4 +1,4 @@
-// Runs of functions of one number.
+// Vector loops over unary functors, with special ones for sin, cos and constant powers.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +18,8 @@ struct MapRun {
   }
 };
 
-// sin and cos, which have a loop of their own for small numbers: mostly all of a block are.
+// sin and cos: a block whose arguments are all small, as most are, skips the range reduction for
+// large ones.
 template <float (*Near)(float), float (*Far)(float)>
 struct PeriodicRun {
   static constexpr int64_t kBlock = 1024;

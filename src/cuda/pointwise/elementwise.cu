@@ -1,9 +1,10 @@
-// Elementwise kernels: y = f(x), f(x, c) and f(x, y) with numpy broadcasting, over the functors of
-// functors.h.
+// Elementwise kernels over the functors of math/functors.h: y = f(x), f(x, c) with constants, and
+// f(x, y) with numpy broadcasting.
 //
-// Arrays are float32, contiguous, row-major. An output may be the same buffer as an input of its
-// own shape: every thread reads what it overwrites before it writes, and no other thread reads it.
-// Sixteen bytes an access where addresses allow it.
+// Arrays are float32, contiguous, row-major. Accesses are float4 where alignment allows. Broadcasts
+// of up to two folded axes are flat loops, all others strided ones. An output may be the buffer of
+// an input of its own shape: a thread reads what it overwrites before it writes, and no other
+// thread reads it. Memory bandwidth limits it.
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/functors.h"
@@ -14,7 +15,7 @@ namespace {
 
 // ---- kernels ----
 
-// y[n] = f(x[n]); the first 4 * nquads elements go by quads.
+// y[n] = f(x[n]); the first 4 * nquads elements are accessed as float4.
 template <class F>
 __global__ void MapKernel(const float* x, float* y, int64_t n, int64_t nquads, F f) {
   for (int64_t i = FirstItem(); i < nquads; i += ItemStep()) {
@@ -24,8 +25,8 @@ __global__ void MapKernel(const float* x, float* y, int64_t n, int64_t nquads, F
   for (int64_t i = 4 * nquads + FirstItem(); i < n; i += ItemStep()) y[i] = f(x[i]);
 }
 
-// How an operand of a flat loop is indexed: by the output's index, its column, its row, or not at
-// all.
+// How an operand of a flat loop is indexed: by the index of the output, its column, its row, or as
+// a scalar.
 enum class Access { kSame, kColumn, kRow, kScalar };
 
 struct Operand {
@@ -54,7 +55,7 @@ struct Operand {
   }
 };
 
-// out[n] = f(x, y), operands indexed as they say.
+// out[n] = f(x, y), operands indexed by their access.
 template <class F>
 __global__ void FlatKernel(Operand x, Operand y, float* out, int64_t n, int64_t nquads) {
   const F f;
@@ -90,8 +91,8 @@ struct WithTwoConstants {
 
 // z[n] = F(x[n], y[n], c, d), all of one shape.
 template <class F>
-__global__ void PairKernel(const float* x, const float* y, float c, float d, float* z, int64_t n,
-                           int64_t nquads) {
+__global__ void BinaryWithConstantsKernel(const float* x, const float* y, float c, float d,
+                                          float* z, int64_t n, int64_t nquads) {
   const F f;
   for (int64_t i = FirstItem(); i < nquads; i += ItemStep()) {
     const float4 a = ((const float4*)x)[i];
@@ -121,18 +122,18 @@ void Unary(const DLArray* x, DLArray* y, DLStream stream) {
 }
 
 template <class F>
-void Constant(const DLArray* x, float c, DLArray* y, DLStream stream) {
+void UnaryWithConstant(const DLArray* x, float c, DLArray* y, DLStream stream) {
   Map(F::name, x, y, WithConstant<F>{c}, stream);
 }
 
 template <class F>
-void TwoConstants(const DLArray* x, float c, float d, DLArray* y, DLStream stream) {
+void UnaryWithTwoConstants(const DLArray* x, float c, float d, DLArray* y, DLStream stream) {
   Map(F::name, x, y, WithTwoConstants<F>{c, d}, stream);
 }
 
 template <class F>
-void PairTwoConstants(const DLArray* x, const DLArray* y, float c, float d, DLArray* z,
-                      DLStream stream) {
+void BinaryWithTwoConstants(const DLArray* x, const DLArray* y, float c, float d, DLArray* z,
+                            DLStream stream) {
   const char* op = F::name;
   Enter(op, z, x, y);
   CheckSameShape(op, x, z);
@@ -143,13 +144,13 @@ void PairTwoConstants(const DLArray* x, const DLArray* y, float c, float d, DLAr
   const int64_t n = Numel(z);
   const bool aligned = Aligned16(left) && Aligned16(right) && Aligned16(out);
   const int64_t nquads = aligned ? n / 4 : 0;
-  Launch(op, PairKernel<F>, Blocks(nquads ? nquads : n), kThreads, 0, stream, left, right, c, d,
-         out, n, nquads);
+  Launch(op, BinaryWithConstantsKernel<F>, Blocks(nquads ? nquads : n), kThreads, 0, stream, left,
+         right, c, d, out, n, nquads);
 }
 
 template <class F>
-void PairConstant(const DLArray* x, const DLArray* y, float c, DLArray* z, DLStream stream) {
-  PairTwoConstants<F>(x, y, c, 0.f, z, stream);
+void BinaryWithConstant(const DLArray* x, const DLArray* y, float c, DLArray* z, DLStream stream) {
+  BinaryWithTwoConstants<F>(x, y, c, 0.f, z, stream);
 }
 
 // The access of an operand with these strides in a folded loop; false when it has none.
@@ -200,13 +201,13 @@ DLSYS_KERNEL(cuda, sin, Unary<fn::Sin>);
 DLSYS_KERNEL(cuda, sigmoid, Unary<fn::Sigmoid>);
 DLSYS_KERNEL(cuda, relu, Unary<fn::Relu>);
 
-DLSYS_KERNEL(cuda, add_const, Constant<fn::AddConst>);
-DLSYS_KERNEL(cuda, mul_const, Constant<fn::MulConst>);
-DLSYS_KERNEL(cuda, rsub_const, Constant<fn::RsubConst>);
-DLSYS_KERNEL(cuda, div_const, Constant<fn::DivConst>);
-DLSYS_KERNEL(cuda, rdiv_const, Constant<fn::RdivConst>);
-DLSYS_KERNEL(cuda, pow_const, Constant<fn::PowConst>);
-DLSYS_KERNEL(cuda, rpow_const, Constant<fn::RpowConst>);
+DLSYS_KERNEL(cuda, add_const, UnaryWithConstant<fn::AddConst>);
+DLSYS_KERNEL(cuda, mul_const, UnaryWithConstant<fn::MulConst>);
+DLSYS_KERNEL(cuda, rsub_const, UnaryWithConstant<fn::RsubConst>);
+DLSYS_KERNEL(cuda, div_const, UnaryWithConstant<fn::DivConst>);
+DLSYS_KERNEL(cuda, rdiv_const, UnaryWithConstant<fn::RdivConst>);
+DLSYS_KERNEL(cuda, pow_const, UnaryWithConstant<fn::PowConst>);
+DLSYS_KERNEL(cuda, rpow_const, UnaryWithConstant<fn::RpowConst>);
 
 DLSYS_KERNEL(cuda, add, Binary<fn::Add>);
 DLSYS_KERNEL(cuda, sub, Binary<fn::Sub>);
@@ -234,13 +235,13 @@ DLSYS_KERNEL(cuda, gelu_tanh_gradient, Binary<fn::GeluTanhGradient>);
 DLSYS_KERNEL(cuda, softplus_gradient, Binary<fn::SoftplusGradient>);
 DLSYS_KERNEL(cuda, hard_swish_gradient, Binary<fn::HardSwishGradient>);
 
-DLSYS_KERNEL(cuda, leaky_relu, Constant<fn::LeakyRelu>);
-DLSYS_KERNEL(cuda, huber, Constant<fn::Huber>);
-DLSYS_KERNEL(cuda, elu, Constant<fn::Elu>);
-DLSYS_KERNEL(cuda, clip, TwoConstants<fn::ClipTo>);
-DLSYS_KERNEL(cuda, leaky_relu_gradient, PairConstant<fn::LeakyReluGradient>);
-DLSYS_KERNEL(cuda, elu_gradient, PairConstant<fn::EluGradient>);
-DLSYS_KERNEL(cuda, clip_gradient, PairTwoConstants<fn::ClipGradient>);
+DLSYS_KERNEL(cuda, leaky_relu, UnaryWithConstant<fn::LeakyRelu>);
+DLSYS_KERNEL(cuda, huber, UnaryWithConstant<fn::Huber>);
+DLSYS_KERNEL(cuda, elu, UnaryWithConstant<fn::Elu>);
+DLSYS_KERNEL(cuda, clip, UnaryWithTwoConstants<fn::ClipTo>);
+DLSYS_KERNEL(cuda, leaky_relu_gradient, BinaryWithConstant<fn::LeakyReluGradient>);
+DLSYS_KERNEL(cuda, elu_gradient, BinaryWithConstant<fn::EluGradient>);
+DLSYS_KERNEL(cuda, clip_gradient, BinaryWithTwoConstants<fn::ClipGradient>);
 
 }  // namespace
 }  // namespace cuda
