@@ -30,7 +30,7 @@ struct PeriodicRun {
 
   static DLSYS_INLINE void RunBlock(const float* x, float* y, int64_t n) {
     int64_t far = 0;
-    for (int64_t k = 0; k < n; k++) far += !(Size(x[k]) <= kNearTurns);
+    for (int64_t k = 0; k < n; k++) far += !(Magnitude(x[k]) <= kNearRange);
     if (far == 0) {
       DLSYS_IVDEP
       for (int64_t k = 0; k < n; k++) y[k] = Near(x[k]);
