@@ -221,7 +221,7 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
         const float scale = (float)(1 / ExpRow(p.Of(logits), to));
         const float gradient = gradients[p.r];
         const int64_t label = labels[p.r];
-        // Not gradient * softmax minus gradient: near a softmax of 1 the difference comes first.
+        // Not gradient * softmax - gradient: near a softmax of 1 that would cancel.
         const float at_label = (to[label] * scale - 1.f) * gradient;
         for (int64_t k = 0; k < p.n; k++) to[k] *= scale * gradient;
         to[label] = at_label;

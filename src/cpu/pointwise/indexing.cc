@@ -145,21 +145,21 @@ DLSYS_INLINE void PadRun(const Padding& padding, const T* from, int64_t first, i
                          int64_t inner, T* to) {
   const int64_t before = padding.before, n = padding.n;
   const int64_t middle = std::clamp(before, first, last);
-  const int64_t behind = std::clamp(before + n, middle, last);
+  const int64_t tail = std::clamp(before + n, middle, last);
   if (inner == 1) {
     const bool mirror = padding.reflect;
     for (int64_t i = first; i < middle; i++) to[i] = from[mirror ? before - i : 0];
     DLSYS_IVDEP
-    for (int64_t i = middle; i < behind; i++) to[i] = from[i - before];
-    for (int64_t i = behind; i < last; i++) to[i] = from[mirror ? 2 * (n - 1) - i + before : n - 1];
+    for (int64_t i = middle; i < tail; i++) to[i] = from[i - before];
+    for (int64_t i = tail; i < last; i++) to[i] = from[mirror ? 2 * (n - 1) - i + before : n - 1];
     return;
   }
   const auto copy = [&](int64_t source, int64_t i, int64_t count) {
     std::copy(from + source * inner, from + (source + count) * inner, to + i * inner);
   };
   for (int64_t i = first; i < middle; i++) copy(padding.Source(i), i, 1);
-  copy(middle - before, middle, behind - middle);
-  for (int64_t i = behind; i < last; i++) copy(padding.Source(i), i, 1);
+  copy(middle - before, middle, tail - middle);
+  for (int64_t i = tail; i < last; i++) copy(padding.Source(i), i, 1);
 }
 
 void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool reflect, DLArray* y) {
@@ -200,11 +200,11 @@ DLSYS_INLINE void PadGradientRun(const Padding& padding, const float* from, int6
   const int64_t left = padding.reflect ? padding.before + 1 : 1;
   const int64_t right = padding.reflect ? padding.n - 1 - after : padding.n - 1;
   const int64_t middle = std::clamp(left, first, last);
-  const int64_t behind = std::clamp(right, middle, last);
+  const int64_t tail = std::clamp(right, middle, last);
   sums(first, middle);
   const float* one = from + padding.before * inner;
-  for (int64_t k = middle * inner; k < behind * inner; k++) to[k] = 0.f + one[k];
-  sums(behind, last);
+  for (int64_t k = middle * inner; k < tail * inner; k++) to[k] = 0.f + one[k];
+  sums(tail, last);
 }
 
 // dx = the sum of dy over all copies of an element, in order.

@@ -60,7 +60,7 @@ DLSYS_INLINE To Convert(From x) {
   }
 }
 
-// Its bounds are arguments: in a closure what it writes could be part of them.
+// The bounds are arguments: captured ones might alias what it writes.
 template <class To, class From>
 DLSYS_INLINE void CastLoop(const From* x, To* y, int64_t n) {
   for (int64_t k = 0; k < n; k++) y[k] = Convert<To>(x[k]);
@@ -84,8 +84,7 @@ void Cast(const DLArray* x, DLArray* y) {
   Check("cast", x);
   Check("cast", y);
   if (Numel(x) != Numel(y))
-    Fail("cast: %s and %s have different numbers of elements", ShapeText(x).c_str(),
-         ShapeText(y).c_str());
+    Fail("cast: element counts differ: %s and %s", ShapeText(x).c_str(), ShapeText(y).c_str());
   if (x->dtype == y->dtype) return CopyRun(x->data, y->data, Numel(x) * DtypeNbytes(x->dtype));
   WithDtype("cast", x->dtype, [&](auto* from) {
     WithDtype("cast", y->dtype,

@@ -1,4 +1,4 @@
-// What row-wise softmax kernels share: the maximum and sum of a row, labels, and shape checks.
+// Device code and argument checks that row-wise softmax kernels share.
 #pragma once
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/fault.cuh"

@@ -69,14 +69,14 @@ __global__ void GatherKernel(const T* x, Indices indices, T* y, int64_t n, int64
   }
 }
 
-// indices (rows) -> y (rows, depth), n elements
-__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t depth, Faults faults) {
+// indices (rows) -> y (rows, classes), n elements
+__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t classes, Faults faults) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
-    const int64_t row = i / depth;
+    const int64_t row = i / classes;
     const int64_t at = indices[row];
-    const bool exists = at >= 0 && at < depth;
-    y[i] = !exists ? NAN : at == i - row * depth ? 1.f : 0.f;
-    if (!exists && i == row * depth) faults.OutOfRange(at, row, depth);
+    const bool exists = at >= 0 && at < classes;
+    y[i] = !exists ? NAN : at == i - row * classes ? 1.f : 0.f;
+    if (!exists && i == row * classes) faults.OutOfRange(at, row, classes);
   }
 }
 

@@ -111,7 +111,7 @@ __global__ void TangentKernel(const float* x, const float* g, Pair* before, floa
       go_on(first + k * inner);
     }
     product = {1.0, 0.0};
-    for (int64_t k = n - 1; k >= 0; k--) {  // of those behind
+    for (int64_t k = n - 1; k >= 0; k--) {  // suffix products
       const int64_t at = first + k * inner;
       y[at] = (float)(before[at].value * product.value);
       dy[at] = (float)(before[at].tangent * product.value + before[at].value * product.tangent);
