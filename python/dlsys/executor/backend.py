@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import DeviceError
-from ..graph.node import Node, Spec
+from ..graph.node import Node
+from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.target import target_of
 from ..settings import settings
@@ -29,7 +30,7 @@ class NativeBackend:
     @property
     def beside(self) -> int:
         """How many steps apart two may be that run at the same time."""
-        alone = not self.target.capture or not settings.capture or settings.lanes == 1
+        alone = not self.target.capture or not settings.capture or settings.streams == 1
         return 0 if alone else _BESIDE
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Run: one training run, from the graphs to the last callback."""
+"""TrainingRun: one training run, from the graphs to the last callback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..interrupts import Interrupts
 from ..nn import Module
 from ..runtime.device import Context
 from . import schema
-from .callbacks import Callback
+from .callback import Callback
 from .checkpoint import Saved
 from .evaluation import Loss, batches_of, in_mode, inputs_of
 from .history import History, Record, plain
@@ -33,7 +33,7 @@ _NO_KERNELS: dict[str, Any] = {"device": "", "choices": {}}
 _GOOD_FOR = 60.0  # seconds until a state to go back to is taken anew within an epoch
 
 
-class Run:
+class TrainingRun:
     """What `fit` does, and what callbacks see of it (see Callback)."""
 
     def __init__(

@@ -18,7 +18,7 @@ __global__ void FusedCrossEntropyKernel(int64_t rows, int64_t classes, const flo
   constexpr int kGroups = kThreads / kGroup;
   const int group = threadIdx.x / kGroup;
   const int rank = threadIdx.x % kGroup;
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   const unsigned arrival = Arrive(reduction);
   float sum = 0.f;
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < rows;
@@ -31,7 +31,7 @@ __global__ void FusedCrossEntropyKernel(int64_t rows, int64_t classes, const flo
         [&](int64_t c, float d) { out[c] = d; });
     if (exists && rank == 0) sum += row_loss;
   }
-  LetNextKernelBegin();
+  TriggerProgrammaticLaunch();
   FinishGridSum(GroupReduce<SumMonoid, kThreads>(sum), arrival, reduction, scale, loss);
 }
 

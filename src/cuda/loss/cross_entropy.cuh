@@ -9,10 +9,11 @@
 namespace dlsys {
 namespace cuda {
 
-// Row(in, row, label, ...) returns the loss of the logits `in` of a row, the same in every thread of
-// its group, and calls put(c, d) with the gradient of class c. `label` is what LoadLabel returned,
-// which is called early so that the load overlaps other work. `classes` is the length of a row;
-// `count` is the same, or 0 for a group without a row, which has to reach the barriers as well.
+// Row(in, row, label, ...) returns the loss of the logits `in` of a row, the same in every thread
+// of its group, and calls put(c, d) with the gradient of class c. `label` is what LoadLabel
+// returned, which is called early so that the load overlaps other work. `classes` is the length of
+// a row; `count` is the same, or 0 for a group without a row, which has to reach the barriers as
+// well.
 
 struct DenseLabels {
   const float* of;  // (rows, classes)
@@ -68,7 +69,7 @@ struct GridReduction {
 constexpr int kMaxPartials = 511;
 
 // Counts this block's arrival; returns to its first thread how many blocks arrived before. Call it
-// after WaitForEarlierKernels, and long before FinishGridSum, so that the atomic's latency is
+// after GridDependencySynchronize, and long before FinishGridSum, so that the atomic's latency is
 // hidden.
 __device__ __forceinline__ unsigned Arrive(const GridReduction& reduction) {
   return threadIdx.x == 0 ? atomicAdd(reduction.arrived, 1u) : 0;

@@ -168,7 +168,7 @@ __device__ __forceinline__ float MovingAverage(float keep, float old, float by, 
 __global__ void RunningKernel(const __grid_constant__ RunningTable table, float keep, float by_mean,
                               float by_variance) {
   const Running& of = table.layer[blockIdx.x];
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   for (int64_t c = threadIdx.x; c < of.channels; c += kThreads) {
     of.mean[c] = MovingAverage(keep, of.mean[c], by_mean, of.new_mean[c]);
     of.variance[c] = MovingAverage(keep, of.variance[c], by_variance, of.new_variance[c]);
