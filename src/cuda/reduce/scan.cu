@@ -91,17 +91,17 @@ __global__ void ProdOthersKernel(const float* x, double* before, float* y, int64
 }
 
 // A dual number: a product and its tangent (forward-mode derivative) along g.
-struct Pair {
+struct Dual {
   double value, tangent;
 };
 
 // y as above, and its tangent dy along g.
-__global__ void TangentKernel(const float* x, const float* g, Pair* before, float* y, float* dy,
+__global__ void TangentKernel(const float* x, const float* g, Dual* before, float* y, float* dy,
                               int64_t columns, int64_t n, int64_t inner) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
     const int64_t o = column / inner;
     const int64_t first = o * n * inner + (column - o * inner);
-    Pair product = {1.0, 0.0};
+    Dual product = {1.0, 0.0};
     const auto go_on = [&](int64_t at) {
       product.tangent = product.tangent * x[at] + product.value * g[at];
       product.value *= x[at];
@@ -168,8 +168,8 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
   float* tangent = Out(op, dy);
   if (Numel(y) == 0) return;
   const int64_t columns = x->shape[0] * x->shape[2];
-  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(Pair), stream);
-  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, (Pair*)before.data(),
+  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(Dual), stream);
+  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, (Dual*)before.data(),
          out, tangent, columns, x->shape[1], x->shape[2]);
 }
 

@@ -226,13 +226,13 @@ void Reduce(const char* op, const DLArray* x, DLArray* y, DLStream stream) {
   if (splits == 1) return Run(op, in, pass, R{out}, stream);
   pass.splits = splits;
   pass.length = CeilDiv(pass.n, splits);
-  using Between = typename First::Output;
+  using Partial = typename First::Output;
   const int64_t count = pass.outer * splits * pass.inner;
-  const Scratch partial(y->ctx, count * (int64_t)sizeof(Between), stream);
-  Between* between = (Between*)partial.data();
-  Run(op, in, pass, First{between}, stream);
+  const Scratch partial(y->ctx, count * (int64_t)sizeof(Partial), stream);
+  Partial* partials = (Partial*)partial.data();
+  Run(op, in, pass, First{partials}, stream);
   const Pass last{pass.outer, splits, pass.inner, 1, splits};
-  Run(op, (const Between*)between, last, Last{out}, stream);
+  Run(op, (const Partial*)partials, last, Last{out}, stream);
 }
 
 void ReduceMax(const DLArray* x, DLArray* y, DLStream stream) {
