@@ -82,9 +82,9 @@ struct ChannelTiling {
     reducers = 32;
     while (reducers * width > kThreads) reducers /= 2;
   }
-  void Step(const Channels& shape, int64_t units_of_step, bool from_last) {
+  void Step(const Channels& shape, int64_t step_vecs, bool from_last) {
     reversed = from_last;
-    step = units_of_step;
+    step = step_vecs;
     step_n = (int)(step / run);
     step_run = (int)(step % run);
     const int64_t image = (reversed ? -1 : 1) * shape.count * shape.inner;
