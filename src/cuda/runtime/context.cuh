@@ -49,8 +49,8 @@ inline void Enter(const char* op, const DLArray* first, const Arrays*... rest) {
   Use(op, first->ctx.device_id);
 }
 
-// The arrival counters of a single-pass reduction: the int32 array of `count` zeros that a plan holds
-// for it. A launch leaves them zero again.
+// The arrival counters of a single-pass reduction: the int32 array of `count` zeros that a plan
+// holds for it. A launch leaves them zero again.
 inline unsigned* CheckedCounters(const char* op, const DLArray* counters, int64_t count) {
   if (counters->dtype != DL_INT32 || Numel(counters) != count)
     Fail("%s: expected arrival counters, %ld int32 zeros, got %s of %s", op, (long)count,
