@@ -1,9 +1,9 @@
-// Batches of a data set that is resident on a device: which samples they are of, and how pixels
-// become floats. One source for the CPU and CUDA; python/dlsys/ops/random/device_batch.py has the
-// same in numpy.
+// Batches of a data set that resides on a device: the order of samples, and the affine map of
+// pixels to floats. One source for the CPU and CUDA; python/dlsys/ops/random/device_batch.py has
+// the same in numpy.
 //
-// Samples are taken in a stream of positions: position p is the one numbered p % count of epoch
-// p / count, and each epoch has an order of its own, so that every sample comes exactly once in it.
+// Samples form a stream: position p is sample p % count of epoch p / count, and each epoch has its
+// own permutation, so that every sample occurs exactly once in it.
 #pragma once
 #include <cmath>
 
@@ -13,9 +13,9 @@
 namespace dlsys {
 namespace batch {
 
-constexpr uint32_t kOrders = 0x6F726472u;  // the fourth word of counters, where nodes are numbered
-constexpr int kRounds = 6;                 // fewer leave traces in the orders of 100 samples
-constexpr uint32_t kLeastSide = 8;         // smaller squares have too few permutations
+constexpr uint32_t kOrders = 0x6F726472u;  // the fourth counter word, which is the node elsewhere
+constexpr int kRounds = 6;          // fewer rounds leave visible structure in orders of 100 samples
+constexpr uint32_t kLeastSide = 8;  // smaller squares have too few permutations
 
 // The finalizer of MurmurHash3 (Appleby).
 DLSYS_HD uint32_t Mix(uint32_t h) {
@@ -24,9 +24,9 @@ DLSYS_HD uint32_t Mix(uint32_t h) {
   return h ^ h >> 16;
 }
 
-// The order of each epoch: a Feistel network over the square of numbers (left, right) below `side`,
-// repeated until the number exists (Black and Rogaway, "Ciphers with arbitrary finite domains",
-// 2002), with keys that Philox makes of the seed and the epoch.
+// The permutation of each epoch: a Feistel network over pairs (left, right) below `side`, iterated
+// until the result is below `count` (cycle walking; Black and Rogaway, "Ciphers with arbitrary
+// finite domains", 2002), with keys that Philox makes of the seed and the epoch.
 struct Order {
   uint64_t seed, count;
   uint32_t side;  // its square is at least `count` and fits in 32 bits
@@ -66,14 +66,12 @@ inline Order OrderOf(const char* op, int64_t count, int64_t seed, int64_t shuffl
 }
 
 inline const int64_t* StepOf(const char* op, const DLArray* step) {
-  if (step->dtype != DL_INT64 || Numel(step) != 1)
-    Fail("%s: expected a step of one int64, got %s of %s", op, ShapeText(step).c_str(),
-         DtypeText(step->dtype));
+  CheckScalar(op, "step", step, DL_INT64);
   return (const int64_t*)step->data;
 }
 
-// scale[c] * x + shift[c], where a sample of `size` elements is `channels` planes of `inner`. The
-// product is exact in double, so that a fused multiplication changes nothing.
+// scale[c] * x + shift[c], where a sample of `size` elements is (channels, inner). The product
+// is exact in double, so a fused multiply-add changes nothing.
 struct Affine {
   const float *scale, *shift;  // (channels)
   int64_t size, channels, inner;
@@ -84,7 +82,7 @@ struct Affine {
   }
 };
 
-// Affine::Of, which without a shift rounds once: then float does, at a fraction of the cost.
+// Affine::Of; without a shift it rounds once, and so a float product gives the same bits for less.
 template <class T>
 DLSYS_HD float Scaled(T x, float scale, float shift) {
   return shift == 0.f ? fmaf((float)x, scale, 0.f) : Affine::Of(x, scale, shift);
@@ -103,7 +101,7 @@ inline Affine AffineOf(const char* op, const DLArray* data, const DLArray* scale
   return {In(op, scale), In(op, shift), size, channels, size / channels};
 }
 
-// Labels of `nbytes` a sample, moved as they are; none where there are no labels.
+// Labels of `nbytes` a sample, copied as bytes; nbytes is 0 without labels.
 struct Labels {
   const uint8_t* from = nullptr;
   uint8_t* to = nullptr;
@@ -112,7 +110,7 @@ struct Labels {
 
 inline Labels LabelsOf(const char* op, const DLArray* samples, const DLArray* labels, DLArray* y) {
   CheckSameDtypes(op, labels, y);
-  CheckSameBeside(op, labels, y, 0);
+  CheckSameExceptAxis(op, labels, y, 0);
   if (labels->ndim < 1 || labels->shape[0] != samples->shape[0])
     Fail("%s: %s samples have labels of %s", op, ShapeText(samples).c_str(),
          ShapeText(labels).c_str());
@@ -121,10 +119,10 @@ inline Labels LabelsOf(const char* op, const DLArray* samples, const DLArray* la
   return {(const uint8_t*)labels->data, (uint8_t*)y->data, nbytes};
 }
 
-// The order of the samples that a batch x, with labels y, is taken from.
+// The order of the samples, checked against a batch x and its labels y.
 inline Order BatchOrder(const char* op, const DLArray* samples, int64_t seed, int64_t shuffle,
                         const DLArray* x, const DLArray* y) {
-  CheckSameBeside(op, samples, x, 0);
+  CheckSameExceptAxis(op, samples, x, 0);
   if (y->ndim < 1 || y->shape[0] != x->shape[0])
     Fail("%s: a batch %s has labels %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
   return OrderOf(op, samples->shape[0], seed, shuffle);

@@ -1,6 +1,6 @@
-// exp, expm1, log, log1p, tanh, pow and, in two ranges, sin and cos in float32 without branches, so
-// that loops over them become vector code. Within 2 ulp of the exact value; overflow, underflow
-// into denormals, infinities and NaN behave as in the C library.
+// exp, expm1, log, log1p, tanh, pow, sin and cos in float32 without branches (sin and cos in two
+// ranges), so that loops over them compile to vector code. The error is 2 ulp at most, where not
+// noted; overflow, underflow to denormals, infinities and NaN behave as in the C library.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -105,29 +105,30 @@ inline __attribute__((always_inline)) float log1p(float x) {
 // A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1), which is 1 from 9.1 on; with
 // the sign of x, zeros too.
 inline __attribute__((always_inline)) float tanh(float x) {
-  const float size = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
+  const float magnitude = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
   const float z = x * x;
   float p = -5.70498872745e-3f;
   p = p * z + 2.06390887954e-2f;
   p = p * z - 5.37397155531e-2f;
   p = p * z + 1.33314422036e-1f;
   p = p * z - 3.33332819422e-1f;
-  const float large = 1.f - 2.f / (ExpWithin(2.f * (size > 20.f ? 20.f : size)) + 1.f);
-  return __builtin_copysignf(size < 0.625f ? p * z * size + size : large, x);
+  const float large = 1.f - 2.f / (ExpWithin(2.f * (magnitude > 20.f ? 20.f : magnitude)) + 1.f);
+  return __builtin_copysignf(magnitude < 0.625f ? p * z * magnitude + magnitude : large, x);
 }
 
-// x = n pi/2 + r with |r| <= pi/4 up to a rounding. Only the lowest two bits of n count.
-struct Turn {
+// Range reduction: x = n pi/2 + r with |r| <= pi/4 up to rounding. Only the lowest two bits of n
+// are used.
+struct ReducedAngle {
   int32_t n;
   float r;
 };
 
-constexpr float kNearTurns = 1048576.f;  // 2^20
+constexpr float kNearRange = 1048576.f;  // 2^20
 
-// For |x| <= kNearTurns: pi/2 in two parts (Cody and Waite) in double. The first has 33 bits, so
+// For |x| <= kNearRange: pi/2 in two parts (Cody and Waite) in double. The first has 33 bits, so
 // that its product with n and the difference from x are exact; r is left with an error of 2^-67,
 // and no float32 in this range comes closer than 2^-31 to a multiple of pi/2.
-inline __attribute__((always_inline)) Turn NearTurn(float x) {
+inline __attribute__((always_inline)) ReducedAngle ReduceNear(float x) {
   const double kRound = 6755399441055744.;  // 1.5 * 2^52
   const double shifted = x * 0.63661977236758134 + kRound;
   const double n = shifted - kRound;
@@ -137,15 +138,15 @@ inline __attribute__((always_inline)) Turn NearTurn(float x) {
   return {(int32_t)bits, (float)r};
 }
 
-// For finite |x| > kNearTurns (any other x gives some Turn): the product with 2/pi modulo 4 (Payne
-// and Hanek). Of 2/pi only 96 bits count; those in front of them make multiples of 4, those behind
-// them less than 2^-70.
-inline __attribute__((always_inline)) Turn FarTurn(float x) {
+// For finite |x| > kNearRange (any other x gives some ReducedAngle): the product with 2/pi modulo 4
+// (Payne and Hanek). Of 2/pi only 96 bits count; those in front of them make multiples of 4, those
+// behind them less than 2^-70.
+inline __attribute__((always_inline)) ReducedAngle ReduceFar(float x) {
   static constexpr uint32_t kTwoOverPi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
                                             0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
-  const uint32_t size = BitsOfFloat(x) & 0x7fffffffu;
-  const uint32_t digits = (size & 0x7fffffu) | 0x800000u;
-  const uint32_t exponent = size >> 23;
+  const uint32_t magnitude = BitsOfFloat(x) & 0x7fffffffu;
+  const uint32_t digits = (magnitude & 0x7fffffu) | 0x800000u;
+  const uint32_t exponent = magnitude >> 23;
   const uint32_t first = (exponent < 147u ? 147u : exponent) - 120u;  // 2/pi begins at bit 32
   const uint32_t word = first >> 5, shift = first & 31u;
   uint64_t part[3];
@@ -154,20 +155,20 @@ inline __attribute__((always_inline)) Turn FarTurn(float x) {
     part[k] = (two << shift) >> 32;
   }
   const uint64_t product = (digits * part[0] << 32) + digits * part[1] + (digits * part[2] >> 32);
-  // Two bits of whole quarters and 62 of their fraction, which is rounded to the nearest whole.
+  // Two bits of n and 62 bits of its fraction, rounded to nearest.
   const uint32_t n = (uint32_t)(product >> 62) + ((uint32_t)(product >> 61) & 1u);
   const float r = (float)((double)(int64_t)(product << 2) * 8.51530395021638647334e-20);
   const bool negative = BitsOfFloat(x) >> 31;
   return {(int32_t)(negative ? 0u - n : n), negative ? -r : r};
 }
 
-inline __attribute__((always_inline)) float Size(float x) {
+inline __attribute__((always_inline)) float Magnitude(float x) {
   return FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
 }
 
 // The sine of (n + quarters) pi/2 + r: polynomials for sine and cosine (Cephes sinf).
-inline __attribute__((always_inline)) float SineOf(Turn turn, int32_t quarters) {
-  const float r = turn.r, z = r * r;
+inline __attribute__((always_inline)) float SineOf(ReducedAngle angle, int32_t quarters) {
+  const float r = angle.r, z = r * r;
   float s = -1.9515295891e-4f;
   s = s * z + 8.3321608736e-3f;
   s = s * z - 1.6666654611e-1f;
@@ -177,27 +178,27 @@ inline __attribute__((always_inline)) float SineOf(Turn turn, int32_t quarters) 
   c = c * z + 4.166664568298827e-2f;
   c = c * z - 0.5f;
   c = c * z + 1.f;
-  const uint32_t n = (uint32_t)turn.n + (uint32_t)quarters;
+  const uint32_t n = (uint32_t)angle.n + (uint32_t)quarters;
   const float y = n & 1u ? c : s;
   return FloatOfBits(BitsOfFloat(y) ^ (n & 2u) << 30);
 }
 
-// For |x| <= kNearTurns.
+// For |x| <= kNearRange.
 inline __attribute__((always_inline)) float NearSin(float x) {
-  const float y = SineOf(NearTurn(x), 0);
+  const float y = SineOf(ReduceNear(x), 0);
   return x == 0.f ? x : y;  // -0 stays -0
 }
-inline __attribute__((always_inline)) float NearCos(float x) { return SineOf(NearTurn(x), 1); }
+inline __attribute__((always_inline)) float NearCos(float x) { return SineOf(ReduceNear(x), 1); }
 
-// For finite |x| > kNearTurns.
-inline __attribute__((always_inline)) float FarSin(float x) { return SineOf(FarTurn(x), 0); }
-inline __attribute__((always_inline)) float FarCos(float x) { return SineOf(FarTurn(x), 1); }
+// For finite |x| > kNearRange.
+inline __attribute__((always_inline)) float FarSin(float x) { return SineOf(ReduceFar(x), 0); }
+inline __attribute__((always_inline)) float FarCos(float x) { return SineOf(ReduceFar(x), 1); }
 
-// A function of any x by its near and its far form.
+// Selects the near or the far form of a function; NaN for infinities.
 inline __attribute__((always_inline)) float Periodic(float x, float near, float far) {
-  const float size = Size(x);
-  const float value = size < __builtin_inff() ? far : __builtin_nanf("");
-  return size <= kNearTurns ? near : value;
+  const float magnitude = Magnitude(x);
+  const float value = magnitude < __builtin_inff() ? far : __builtin_nanf("");
+  return magnitude <= kNearRange ? near : value;
 }
 inline __attribute__((always_inline)) float sin(float x) {
   return Periodic(x, NearSin(x), FarSin(x));
@@ -289,20 +290,21 @@ inline __attribute__((always_inline)) double Exp2(double x) {
 // standard says of zeros, infinities, NaN and negative x.
 inline __attribute__((always_inline)) float pow(float x, float y) {
   const float kInfinity = __builtin_inff();
-  const float size = Size(x);
-  double exponent = Log2(size);
-  exponent = size == 0.f ? -kInfinity : exponent;
-  exponent = size < kInfinity ? exponent : size;  // infinity and NaN
+  const float magnitude = Magnitude(x);
+  double exponent = Log2(magnitude);
+  exponent = magnitude == 0.f ? -kInfinity : exponent;
+  exponent = magnitude < kInfinity ? exponent : magnitude;  // infinity and NaN
   double product = exponent * y;
-  product = (size == 1.f) & (y == y) ? 0. : product;  // 1 to an infinite power
+  product = (magnitude == 1.f) & (y == y) ? 0. : product;  // 1 to an infinite power
   float power = (float)Exp2(product);
-  // 2^23 rounds to a whole number in the low bits; from there on all are whole, from 2^24 on even.
-  const float steps = Size(y), shift = steps < 8388608.f ? 8388608.f : 0.f;
+  // Adding 2^23 rounds to an integer in the low bits; from 2^23 on all floats are integers, from
+  // 2^24 on even.
+  const float steps = Magnitude(y), shift = steps < 8388608.f ? 8388608.f : 0.f;
   const float shifted = steps + shift;
-  const bool whole = shifted - shift == steps;
-  const uint32_t odd = BitsOfFloat(shifted) & whole & (steps < 16777216.f);
+  const bool integer = shifted - shift == steps;
+  const uint32_t odd = BitsOfFloat(shifted) & integer & (steps < 16777216.f);
   power = FloatOfBits(BitsOfFloat(power) | (BitsOfFloat(x) & odd << 31));
-  power = (x < 0.f) & (size < kInfinity) & !whole ? __builtin_nanf("") : power;
+  power = (x < 0.f) & (magnitude < kInfinity) & !integer ? __builtin_nanf("") : power;
   return (y == 0.f) | (x == 1.f) ? 1.f : power;
 }
 

@@ -1,5 +1,5 @@
-// Elementwise mathematics, written once for the CPU and CUDA. Every line of the list below is a
-// functor of dlsys::fn; pointwise/elementwise.cc and .cu include this file once more with
+// Elementwise functors in float32, written once for the CPU and CUDA. Every line of the list below
+// is a functor of dlsys::fn; pointwise/elementwise.cc and .cu include this file once more with
 // DLSYS_REGISTER_FUNCTORS and macros of their own, which make a kernel of every line. So a line
 // here is all that an elementwise operator needs in C++ and CUDA.
 #if !defined(DLSYS_MATH_FUNCTORS_H_) || defined(DLSYS_REGISTER_FUNCTORS)
@@ -87,12 +87,13 @@ DLSYS_HD float NormalCdf(float x) {
   return x > 0.f ? 1.f - tail : tail;
 }
 
-// 2 sqrt(2 / pi) (x + 0.044715 x^3), whose logistic function is gelu's tanh form, and its slope.
+// 2 sqrt(2 / pi) (x + 0.044715 x^3), whose logistic function times x is gelu's tanh form, and its
+// derivative.
 DLSYS_HD float GeluArgument(float x) { return x * (1.59576912f * (1.f + 0.044715f * (x * x))); }
-DLSYS_HD float GeluSlope(float x) { return 1.59576912f * (1.f + 0.134145f * (x * x)); }
+DLSYS_HD float GeluArgumentDerivative(float x) { return 1.59576912f * (1.f + 0.134145f * (x * x)); }
 DLSYS_HD float GeluTanhDerivative(float x) {
   const float u = GeluArgument(x);  // Logistic(-u) is 1 - Logistic(u) without the cancellation
-  return Logistic(u) * (1.f + x * GeluSlope(x) * Logistic(-u));
+  return Logistic(u) * (1.f + x * GeluArgumentDerivative(x) * Logistic(-u));
 }
 DLSYS_HD float SiluDerivative(float x) { return Logistic(x) * (1.f + x * Logistic(-x)); }
 DLSYS_HD float HardSwishDerivative(float x, float y) {
@@ -135,16 +136,16 @@ DLSYS_BINARY(Div, "div", x / y)
 DLSYS_BINARY(Pow, "pow", pow(x, y))
 // x is relu's input or output, y its output's gradient.
 DLSYS_BINARY(ReluGradient, "relu_gradient", x > 0.f ? y : 0.f)
-// NaN wherever one is NaN; of equal ones the second, which tells zeros apart, as numpy has it.
+// NaN if either is NaN; of equals the second, which tells -0 from 0, as in numpy.
 DLSYS_BINARY(Minimum, "minimum", x != x ? x : (x < y ? x : y))
 DLSYS_BINARY(Maximum, "maximum", x != x ? x : (x > y ? x : y))
 
-// Gradients: y is that of the output, x the input, or the output where so said.
+// Activation gradients: y is the gradient of the output; x is the input, or the output where noted.
 DLSYS_BINARY(SiluGradient, "silu_gradient", y* SiluDerivative(x))
 DLSYS_BINARY(GeluGradient, "gelu_gradient",
              y*(NormalCdf(x) + x * (0.398942280f * exp(-0.5f * (x * x)))))
 DLSYS_BINARY(GeluTanhGradient, "gelu_tanh_gradient", y* GeluTanhDerivative(x))
-DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // of the output
+DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // x is the output
 DLSYS_BINARY(HardSwishGradient, "hard_swish_gradient", HardSwishDerivative(x, y))
 
 // With a constant on one side; y is the constant.
@@ -153,7 +154,7 @@ DLSYS_UNARY_CONST(MulConst, "mul_const", (x * y))
 DLSYS_UNARY_CONST(RsubConst, "rsub_const", y - x)
 DLSYS_UNARY_CONST(DivConst, "div_const", x / y)
 DLSYS_UNARY_CONST(RdivConst, "rdiv_const", y / x)
-// The square root, as numpy has it, is -0 of -0 and NaN of -infinity, unlike pow.
+// The square root, as in numpy, is -0 of -0 and NaN of -infinity, unlike pow.
 DLSYS_UNARY_CONST(PowConst, "pow_const",
                   y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : (y == 3.f ? x * x * x : pow(x, y))))
 DLSYS_UNARY_CONST(RpowConst, "rpow_const", pow(y, x))
@@ -165,7 +166,7 @@ DLSYS_UNARY_CONST(Huber, "huber", HuberOf(x, y))
 DLSYS_UNARY_CONSTS(ClipTo, "clip", Clip(x, c, d))
 DLSYS_BINARY_CONSTS(ClipGradient, "clip_gradient", x > c && x < d ? y : 0.f)
 DLSYS_BINARY_CONST(LeakyReluGradient, "leaky_relu_gradient", x > 0.f ? y : (c * y))
-DLSYS_BINARY_CONST(EluGradient, "elu_gradient", x > 0.f ? y : (y * (x + c)))  // of the output
+DLSYS_BINARY_CONST(EluGradient, "elu_gradient", x > 0.f ? y : (y * (x + c)))  // x is the output
 
 #undef DLSYS_UNARY
 #undef DLSYS_BINARY

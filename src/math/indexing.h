@@ -1,5 +1,5 @@
-// Parts of arrays, and positions along an axis: what the kernels that read or write them check and
-// compute alike on every device.
+// Argument checks and index arithmetic that movement and indexing kernels share on both devices:
+// strided views, one axis of an array, padding, and integer indices.
 #pragma once
 
 #include "math/functors.h"
@@ -7,47 +7,64 @@
 
 namespace dlsys {
 
+// Fails unless `a` is a scalar (one element) of this dtype.
+inline void CheckScalar(const char* op, const char* what, const DLArray* a, int dtype) {
+  if (Numel(a) != 1 || a->dtype != dtype)
+    Fail("%s: expected a %s of one %s, got %s of %s", op, what, DtypeText(dtype),
+         ShapeText(a).c_str(), DtypeText(a->dtype));
+}
+
+// Calls f with a null pointer to an unsigned integer of the size of an element, for kernels that
+// move bits only.
+template <class F>
+void WithElementBits(const DLArray* a, F&& f) {
+  const int64_t nbytes = DtypeNbytes(a->dtype);
+  if (nbytes == 1) return f((uint8_t*)nullptr);
+  if (nbytes == 4) return f((uint32_t*)nullptr);
+  f((uint64_t*)nullptr);
+}
+
 inline void CheckSameDtypes(const char* op, const DLArray* x, const DLArray* y) {
   if (x->dtype != y->dtype)
     Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
 }
 
-// ---- strided parts ----
+// ---- strided views ----
 
 constexpr int64_t kNoSteps[DL_MAX_NDIM] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 // Every `stride`-th element along each axis of an array, from `offset` on; counted in elements.
-struct Part {
+struct View {
   int64_t offset;
   int64_t stride[DL_MAX_NDIM];
 };
 
-// The part of `whole` of the shape of `part` that begins at the element numbered `offset` and goes
-// on in `steps` along the axes, backwards where they are negative.
-inline Part PartOf(const char* op, const DLArray* whole, int64_t offset, const int64_t* steps,
-                   const DLArray* part) {
-  bool inside = whole->ndim == part->ndim;
-  if (inside && Numel(part) == 0) return Part{};
-  inside = inside && offset >= 0 && offset < Numel(whole);
-  Part found{offset, {}};
+// The view of `base` of the shape of `like` that starts at element `offset` and advances by `steps`
+// along the axes, backward where they are negative.
+inline View ViewOf(const char* op, const DLArray* base, int64_t offset, const int64_t* steps,
+                   const DLArray* like) {
+  bool inside = base->ndim == like->ndim;
+  if (inside && Numel(like) == 0) return View{};
+  inside = inside && offset >= 0 && offset < Numel(base);
+  View found{offset, {}};
   int64_t stride = 1;
-  for (int a = whole->ndim - 1; inside && a >= 0; a--) {
-    const int64_t extent = whole->shape[a];
+  for (int a = base->ndim - 1; inside && a >= 0; a--) {
+    const int64_t extent = base->shape[a];
     const int64_t first = offset / stride % extent;
-    // In 128 bits: a hostile step times an extent may leave 64.
-    const __int128 last = first + (__int128)steps[a] * (part->shape[a] - 1);
+    // 128 bits, since a hostile step times an extent may overflow 64.
+    const __int128 last = first + (__int128)steps[a] * (like->shape[a] - 1);
     inside = last >= 0 && last < extent;
-    found.stride[a] = part->shape[a] == 1 ? 0 : steps[a] * stride;
+    found.stride[a] = like->shape[a] == 1 ? 0 : steps[a] * stride;
     stride *= extent;
   }
   if (!inside)
-    Fail("%s: a part of shape %s from element %lld on does not lie in %s", op,
-         ShapeText(part).c_str(), (long long)offset, ShapeText(whole).c_str());
+    Fail("%s: a view of shape %s from element %lld on does not lie in %s", op,
+         ShapeText(like).c_str(), (long long)offset, ShapeText(base).c_str());
   return found;
 }
 
-// Where array number k of a concatenation along `axis` goes; `at` is its first position there.
-inline Part JoinedPart(const char* op, const DLArray* x, int64_t axis, int64_t at,
+// The view of y that x fills in a concatenation along `axis`, from position `at` on.
+inline View ConcatView(const char* op, const DLArray* x, int64_t axis, int64_t at,
                        const DLArray* y) {
   CheckSameDtypes(op, x, y);
   bool fits = x->ndim == y->ndim && axis >= 0 && axis < y->ndim;
@@ -58,7 +75,7 @@ inline Part JoinedPart(const char* op, const DLArray* x, int64_t axis, int64_t a
          ShapeText(y).c_str(), (long long)at, (long long)axis);
   int64_t inner = 1;
   for (int a = (int)axis + 1; a < y->ndim; a++) inner *= y->shape[a];
-  return PartOf(op, y, at * inner, kNoSteps, x);
+  return ViewOf(op, y, at * inner, kNoSteps, x);
 }
 
 // ---- one axis ----
@@ -76,8 +93,8 @@ struct AxisSplit {
   }
 };
 
-// Fails unless the arrays have equal shapes beside the axis.
-inline void CheckSameBeside(const char* op, const DLArray* x, const DLArray* y, int64_t axis) {
+// Fails unless the arrays have equal shapes except along the axis.
+inline void CheckSameExceptAxis(const char* op, const DLArray* x, const DLArray* y, int64_t axis) {
   bool same = x->ndim == y->ndim;
   for (int a = 0; same && a < x->ndim; a++) same = a == axis || x->shape[a] == y->shape[a];
   if (!same)
@@ -85,13 +102,13 @@ inline void CheckSameBeside(const char* op, const DLArray* x, const DLArray* y, 
          ShapeText(y).c_str());
 }
 
-// An axis of n positions with `before` more in front of it and the rest of m behind it. They repeat
-// the border (edge) or continue as in a mirror that stands on it (reflect).
+// An axis of n positions padded to m, `before` of them in front. The padding repeats the border
+// (edge) or mirrors the axis at the border (reflect).
 struct Padding {
   int64_t n, m, before;
   bool reflect;
 
-  // The position whose value position i of the padded axis has.
+  // The source of position i of the padded axis.
   DLSYS_HD int64_t Source(int64_t i) const {
     int64_t k = i - before;
     if (reflect) {
@@ -101,7 +118,7 @@ struct Padding {
     return k < 0 ? 0 : k >= n ? n - 1 : k;
   }
 
-  // Calls f(i) for every position i of the padded axis that has the value of position k.
+  // Calls f(i) for every position i of the padded axis whose source is k.
   template <class F>
   DLSYS_HD void EachCopy(int64_t k, const F& f) const {
     if (reflect) {
@@ -119,7 +136,7 @@ struct Padding {
 inline Padding PaddingOf(const char* op, const DLArray* x, int64_t axis, int64_t before,
                          bool reflect, const DLArray* y) {
   CheckSameDtypes(op, x, y);
-  CheckSameBeside(op, x, y, axis);
+  CheckSameExceptAxis(op, x, y, axis);
   const Padding padding{x->shape[axis], y->shape[axis], before, reflect};
   const int64_t after = padding.m - padding.n - before;
   const int64_t most = reflect ? padding.n - 1 : padding.n ? INT64_MAX : 0;
@@ -146,9 +163,9 @@ inline Indices IndicesOf(const char* op, const DLArray* a) {
   return Indices{a->data, a->dtype == DL_INT64};
 }
 
-// Fails unless `taken` has the shape of x with the indices' axes in the place of one of its own.
-inline void CheckTaken(const char* op, const DLArray* x, int64_t axis, const DLArray* indices,
-                       const DLArray* taken) {
+// Fails unless `taken` has the shape of x with `axis` replaced by the axes of the indices.
+inline void CheckGathered(const char* op, const DLArray* x, int64_t axis, const DLArray* indices,
+                          const DLArray* taken) {
   bool fits = taken->ndim == x->ndim - 1 + indices->ndim;
   for (int a = 0; fits && a < taken->ndim; a++) {
     const int from_x = a < axis ? a : a - indices->ndim + 1;

@@ -1,33 +1,29 @@
-// What the launchers of update kernels ask of their arguments, on either device.
+// Argument checks of the launchers of optimizer updates, on both devices.
 #pragma once
+#include "math/indexing.h"
 #include "math/optimizer_rules.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
 
-// The array of an argument that may be left out, else null.
+// The array of an optional argument, else null.
 inline const DLArray* Optional(const char* op, const DLArrayList* list) {
   if (list->count > 1) Fail("%s: expected one array or none, got %ld", op, (long)list->count);
   return list->count ? list->arrays[0] : nullptr;
 }
 
-inline void CheckNumber(const char* op, const char* what, const DLArray* a, int dtype) {
-  if (Numel(a) != 1 || a->dtype != dtype)
-    Fail("%s: expected a %s of one %s, got %s of %s", op, what, DtypeText(dtype),
-         ShapeText(a).c_str(), DtypeText(a->dtype));
-}
 inline const float* OptionalFloat(const char* op, const char* what, const DLArrayList* list) {
   const DLArray* a = Optional(op, list);
-  if (a) CheckNumber(op, what, a, DL_FLOAT32);
+  if (a) CheckScalar(op, what, a, DL_FLOAT32);
   return a ? (const float*)a->data : nullptr;
 }
 inline const long long* OptionalCount(const char* op, const char* what, const DLArrayList* list) {
   const DLArray* a = Optional(op, list);
-  if (a) CheckNumber(op, what, a, DL_INT64);
+  if (a) CheckScalar(op, what, a, DL_INT64);
   return a ? (const long long*)a->data : nullptr;
 }
 
-// What a rule's launcher is told, in the order of its arguments.
+// The source of a step's scalars, from the launcher's arguments in their order.
 inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const DLArrayList* step,
                                   const DLArrayList* count, const DLArrayList* scale, int64_t every,
                                   float clip, float l2, float decay, float a, float b, float c,

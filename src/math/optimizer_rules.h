@@ -1,10 +1,10 @@
-// The rules of optimizers, written once for the CPU, CUDA and run-time compilation: what one step
-// does to one element.
+// Optimizer update rules, written once for the CPU and CUDA (plain and as a GEMM epilogue): the
+// step of one element.
 //
-// A rule is made from the step's numbers (Make) and is then called with the element's states, the
-// parameter first and its slots after it, and its gradient. ops/optim/rules.py has the same
-// formulas and where they come from. A decay rate beta comes as the two numbers beta and 1 - beta,
-// since neither in float32 has the digits of the other.
+// A rule is made from the scalars of the step (Make) and is called with the states of an element,
+// the parameter first and its slots after it, and its gradient. ops/optim/rules.py has the same
+// formulas with their references. A decay rate comes as two constants, beta and 1 - beta, since
+// neither in float32 has the digits of the other.
 #pragma once
 #include "math/functors.h"
 
@@ -17,23 +17,23 @@ using std::log1p;
 using std::sqrt;
 #endif
 
-constexpr float kLargest = 3.40282347e38f;  // of finite numbers
+constexpr float kLargest = 3.40282347e38f;  // finite float
 
-struct Numbers {
+struct Scalars {
   float lr;            // 0 for a rule that takes none
-  long long step;      // updates made before this one, -1 for a rule that is not told
-  bool fresh;          // a round of accumulation begins
-  float constants[5];  // the operator's, in its order
+  long long step;      // updates before this one, -1 for a rule without a step count
+  bool fresh;          // the first gradient of an accumulation
+  float constants[5];  // of the operator, in its order
 };
 
-// The next value of a moving average. The state and the value enter by one product each: their
-// difference would cancel where the state is much larger, and is NaN where both are infinite. A
-// state of no weight is forgotten even where it is infinite.
+// An exponential moving average, keep * state + take * value. The form state + take * (value -
+// state) would cancel where the state is much larger, and is NaN where both are infinite. With keep
+// == 0 the state is dropped even where it is infinite.
 struct Blend {
   float keep, take;
   DLSYS_HD float operator()(float state, float value) const { return Add(state, take * value); }
-  // The same of the value's square. One that overflows leaves infinity, by whose root a gradient is
-  // divided to 0, as in PyTorch.
+  // The average of squares. A square that overflows stays infinite, and a gradient divided by its
+  // root is 0, as in PyTorch.
   DLSYS_HD float Square(float state, float value) const { return Add(state, take * value * value); }
 
  private:
@@ -48,9 +48,9 @@ DLSYS_HD double Correction(float decay, double t) { return -expm1(t * log1p(-(do
 struct Sgd {
   static constexpr const char* name = "sgd_update";
   static constexpr int kStates = 1;
-  static constexpr bool kEveryRun = false;  // it waits for a round of accumulation to be complete
+  static constexpr bool kEveryRun = false;  // only when an accumulation of gradients is complete
   float lr;
-  static DLSYS_HD Sgd Make(const Numbers& n) { return {n.lr}; }
+  static DLSYS_HD Sgd Make(const Scalars& n) { return {n.lr}; }
   DLSYS_HD void operator()(float* s, float g) const { s[0] -= lr * g; }
 };
 
@@ -59,7 +59,7 @@ struct Momentum {
   static constexpr int kStates = 2;
   static constexpr bool kEveryRun = false;
   float lr, momentum, share, nesterov;
-  static DLSYS_HD Momentum Make(const Numbers& n) {
+  static DLSYS_HD Momentum Make(const Scalars& n) {
     const float share = n.step == 0 ? 1.f : n.constants[1];  // the first gradient counts in full
     return {n.lr, n.constants[0], share, n.constants[2]};
   }
@@ -75,7 +75,7 @@ struct Adam {
   static constexpr bool kEveryRun = false;
   Blend mean, square;
   float eps, rate, scale;
-  static DLSYS_HD Adam Make(const Numbers& n) {
+  static DLSYS_HD Adam Make(const Scalars& n) {
     const Blend mean{n.constants[0], n.constants[1]}, square{n.constants[2], n.constants[3]};
     const double t = (double)(n.step + 1);
     return {mean, square, n.constants[4], (float)(n.lr / Correction(mean.take, t)),
@@ -88,26 +88,26 @@ struct Adam {
   }
 };
 
-// States: param, square, then mean where centred, then velocity where there is momentum.
-template <bool kCentred, bool kMomentum>
+// States: param, square, then mean where centered, then velocity where there is momentum.
+template <bool kCentered, bool kMomentum>
 struct RmsProp {
   static constexpr const char* name =
-      kCentred ? (kMomentum ? "rmsprop_centred_momentum_update" : "rmsprop_centred_update")
-               : (kMomentum ? "rmsprop_momentum_update" : "rmsprop_update");
-  static constexpr int kStates = 2 + kCentred + kMomentum;
+      kCentered ? (kMomentum ? "rmsprop_centred_momentum_update" : "rmsprop_centred_update")
+                : (kMomentum ? "rmsprop_momentum_update" : "rmsprop_update");
+  static constexpr int kStates = 2 + kCentered + kMomentum;
   static constexpr bool kEveryRun = false;
   float lr;
   Blend blend;
   float eps, momentum;
-  static DLSYS_HD RmsProp Make(const Numbers& n) {
+  static DLSYS_HD RmsProp Make(const Scalars& n) {
     return {n.lr, {n.constants[0], n.constants[1]}, n.constants[2], n.constants[3]};
   }
   DLSYS_HD void operator()(float* s, float g) const {
     s[1] = blend.Square(s[1], g);
     float variance = s[1];
-    if constexpr (kCentred) {
+    if constexpr (kCentered) {
       s[2] = blend(s[2], g);
-      // An infinite square stays, whose difference from another would be NaN.
+      // An infinite square stays infinite: inf - inf would be NaN.
       variance = variance > kLargest ? variance : variance - s[2] * s[2];
       variance = variance < 0.f ? 0.f : variance;  // by rounding; NaN stays NaN
     }
@@ -122,7 +122,7 @@ struct Adagrad {
   static constexpr int kStates = 2;
   static constexpr bool kEveryRun = false;
   float lr, eps;
-  static DLSYS_HD Adagrad Make(const Numbers& n) { return {n.lr, n.constants[0]}; }
+  static DLSYS_HD Adagrad Make(const Scalars& n) { return {n.lr, n.constants[0]}; }
   DLSYS_HD void operator()(float* s, float g) const {
     s[1] += g * g;
     s[0] -= lr * (g / (sqrt(s[1]) + eps));
@@ -135,7 +135,7 @@ struct Lion {
   static constexpr bool kEveryRun = false;
   float lr;
   Blend direction, mean;
-  static DLSYS_HD Lion Make(const Numbers& n) {
+  static DLSYS_HD Lion Make(const Scalars& n) {
     return {n.lr, {n.constants[0], n.constants[1]}, {n.constants[2], n.constants[3]}};
   }
   DLSYS_HD void operator()(float* s, float g) const {
@@ -144,13 +144,13 @@ struct Lion {
   }
 };
 
-// The states' only array is the average, the gradient is the new value.
+// Its only state is the average; the gradient is the new value.
 struct Average {
   static constexpr const char* name = "average_update";
   static constexpr int kStates = 1;
   static constexpr bool kEveryRun = false;
   Blend blend;
-  static DLSYS_HD Average Make(const Numbers& n) {
+  static DLSYS_HD Average Make(const Scalars& n) {
     const float decay = n.constants[0];
     const float keep = (float)(1 - decay / Correction(decay, (double)(n.step + 1)));
     return {{keep, 1.f - keep}};  // they add up to 1, so that the mean of equal values is unbiased
@@ -163,12 +163,12 @@ struct Accumulate {
   static constexpr int kStates = 1;
   static constexpr bool kEveryRun = true;
   bool fresh;
-  static DLSYS_HD Accumulate Make(const Numbers& n) { return {n.fresh}; }
+  static DLSYS_HD Accumulate Make(const Scalars& n) { return {n.fresh}; }
   DLSYS_HD void operator()(float* s, float g) const { s[0] = fresh ? g : s[0] + g; }
 };
 
-// A rule after what all rules share: the gradient is scaled, clipped and joined by that of an L2
-// penalty; the parameter shrinks by decoupled weight decay.
+// A rule after the stages that all rules share: the gradient is scaled, clipped, and gets the
+// gradient of an L2 penalty; the parameter shrinks by decoupled weight decay.
 template <class Rule>
 struct Step {
   Rule rule;
@@ -181,8 +181,8 @@ struct Step {
   }
 };
 
-// Where the numbers of a step are found, in the memory of the device, and the plain ones. `count`
-// counts runs: `every` of them make one update.
+// The sources of the scalars of a step: those in device memory, which may change between runs of a
+// captured program, and constants. `count` counts runs, of which `every` make one update.
 struct Source {
   const float* lr;
   const long long *step, *count;
@@ -195,7 +195,7 @@ struct Source {
     return every_run || !count || (*count + 1) % every == 0;
   }
 
-  // What is there now.
+  // The current values of the scalars in device memory.
   struct Seen {
     float rate, scale;
     long long step, count;
@@ -205,11 +205,11 @@ struct Source {
   }
   template <class Rule>
   DLSYS_HD Step<Rule> Make(const Seen& seen) const {
-    const Numbers numbers{seen.rate,
+    const Scalars scalars{seen.rate,
                           seen.step,
                           count && seen.count % every == 0,
                           {constants[0], constants[1], constants[2], constants[3], constants[4]}};
-    return {Rule::Make(numbers), seen.scale, clip, l2, decay == 0.f ? 0.f : seen.rate * decay};
+    return {Rule::Make(scalars), seen.scale, clip, l2, decay == 0.f ? 0.f : seen.rate * decay};
   }
 };
 

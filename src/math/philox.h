@@ -1,20 +1,15 @@
-// Random numbers as a function of (seed, step, node, element): Philox4x32-10 of Salmon, Moraes,
-// Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011), and what is made of its
-// words. One source for the CPU and CUDA; python/dlsys/ops/random/sampling.py has the same in
-// numpy.
+// Counter-based random numbers, functions of (seed, step, node, element): Philox4x32-10 of Salmon,
+// Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011), and the
+// distributions made of its words. One source for the CPU and CUDA;
+// python/dlsys/ops/random/sampling.py has the same in numpy.
 //
-// Four neighbouring elements share a block of four words. Words, uniforms and masks come out of
+// Four neighboring elements share a block of four words. Words, uniforms and masks come from
 // integers and exact products, so they are the same bits everywhere; normals go through double.
 #pragma once
-#ifndef __CUDACC_RTC__
 #include <math.h>
 #include <stdint.h>
-#endif
-#ifdef __CUDACC__
-#define DLSYS_RANDOM __host__ __device__ __forceinline__
-#else
-#define DLSYS_RANDOM inline __attribute__((always_inline))
-#endif
+
+#include "math/functors.h"
 
 namespace dlsys {
 namespace philox {
@@ -24,7 +19,7 @@ struct Words {
 };
 
 // The ten rounds on a counter, with a key.
-DLSYS_RANDOM Words Philox(Words counter, uint32_t key0, uint32_t key1) {
+DLSYS_HD Words Philox(Words counter, uint32_t key0, uint32_t key1) {
   uint32_t c0 = counter.word[0], c1 = counter.word[1];
   uint32_t c2 = counter.word[2], c3 = counter.word[3];
   for (int round = 0; round < 10; round++) {
@@ -40,50 +35,50 @@ DLSYS_RANDOM Words Philox(Words counter, uint32_t key0, uint32_t key1) {
   return {{c0, c1, c2, c3}};
 }
 
-// Which numbers: those of one node in one step. The high half of the step tells apart the draws of
-// runs that leave the step as it is (OfDraw).
+// The random numbers of one node in one step. The high half of the step distinguishes the draws of
+// runs that do not advance the step (OfDraw).
 struct Stream {
   uint64_t seed, step;
   uint32_t node;
 
   // The words of elements 4 * block to 4 * block + 3.
-  DLSYS_RANDOM Words At(uint64_t block) const {
+  DLSYS_HD Words At(uint64_t block) const {
     return Philox(
         {{(uint32_t)block, (uint32_t)(block >> 32) ^ (uint32_t)(step >> 32), (uint32_t)step, node}},
         (uint32_t)seed, (uint32_t)(seed >> 32));
   }
 };
 
-// The step of the draw of a number, which for draw 0 is the step itself. A draw is counted from the
-// highest bit down and the blocks of an array from the lowest bit up: the two meet in a word of the
-// counter, and so only where an array has 2^34 elements, or 2^k times as many with draws above
-// 2^(32-k).
-DLSYS_RANDOM uint64_t OfDraw(uint64_t step, uint64_t draw) {
+// The step of a draw by its index; of draw 0 it is the step itself. A draw is counted from the
+// highest bit down and the blocks of an array from the lowest bit up. They share a word of the
+// counter, and so collide only where an array has 2^34 elements, or 2^k times as many with draws
+// above 2^(32-k).
+DLSYS_HD uint64_t OfDraw(uint64_t step, uint64_t draw) {
   uint64_t reversed = 0;
   for (int bit = 0; bit < 32; bit++) reversed |= (draw >> bit & 1) << (63 - bit);
   return step ^ reversed;
 }
 
 // 24 bits of the word as a float32 in [0, 1).
-DLSYS_RANDOM float Unit(uint32_t word) { return (float)(word >> 8) * 5.9604644775390625e-8f; }
+DLSYS_HD float Unit(uint32_t word) { return (float)(word >> 8) * 5.9604644775390625e-8f; }
 
 // low + range * unit; the product is exact in double, so that a fused multiplication changes
 // nothing.
-DLSYS_RANDOM float Uniform(uint32_t word, float low, float range) {
+DLSYS_HD float Uniform(uint32_t word, float low, float range) {
   return (float)((double)Unit(word) * (double)range + (double)low);
 }
 
-DLSYS_RANDOM double Polynomial(const double (&c)[8], double x) {
+DLSYS_HD double Polynomial(const double (&c)[8], double x) {
   return ((((((c[7] * x + c[6]) * x + c[5]) * x + c[4]) * x + c[3]) * x + c[2]) * x + c[1]) * x +
          c[0];
 }
 
-// The value below which a standard normal variable stays with probability p, 0 < p < 1: algorithm
+// The quantile function of the standard normal distribution, 0 < p < 1: algorithm
 // AS 241, PPND16, of Wichura (1988), to about 16 digits. In its middle, q = p - 0.5 with |q| <=
 // 0.425; in its tails, of which r = sqrt(-log(min(p, 1 - p))) <= 5; beyond them.
 constexpr double kMiddle = 0.425, kTail = 5;
 
-DLSYS_RANDOM double MiddleQuantile(double q) {
+DLSYS_HD double MiddleQuantile(double q) {
   const double a[8] = {3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
                        1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
                        3.3430575583588128105e4, 2.5090809287301226727e3};
@@ -99,7 +94,7 @@ DLSYS_RANDOM double MiddleQuantile(double q) {
   return q * Polynomial(a, r) / Polynomial(b, r);
 }
 
-DLSYS_RANDOM double TailQuantile(double r) {
+DLSYS_HD double TailQuantile(double r) {
   const double c[8] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                        5.76949722146069140550e0,  3.64784832476320460504e0,
                        1.27045825245236838258e0,  2.41780725177450611770e-1,
@@ -115,7 +110,7 @@ DLSYS_RANDOM double TailQuantile(double r) {
   return Polynomial(c, r - 1.6) / Polynomial(d, r - 1.6);
 }
 
-DLSYS_RANDOM double FarQuantile(double r) {
+DLSYS_HD double FarQuantile(double r) {
   const double e[8] = {6.65790464350110377720e0,  5.46378491116411436990e0,
                        1.78482653991729133580e0,  2.96560571828504891230e-1,
                        2.65321895265761230930e-2, 1.24266094738807843860e-3,
@@ -131,7 +126,7 @@ DLSYS_RANDOM double FarQuantile(double r) {
   return Polynomial(e, r - 5) / Polynomial(f, r - 5);
 }
 
-DLSYS_RANDOM double NormalQuantile(double p) {
+DLSYS_HD double NormalQuantile(double p) {
   const double q = p - 0.5;
   if (q >= -kMiddle && q <= kMiddle) return MiddleQuantile(q);
   const double r = sqrt(-log(q < 0 ? p : 1 - p));
@@ -139,19 +134,19 @@ DLSYS_RANDOM double NormalQuantile(double p) {
   return q < 0 ? -x : x;
 }
 
-// A normal variable cut to [low, high] deviations, which hold probability from `below` on, `within`
-// of it.
+// A normal variable truncated to [low, high] standard deviations; `below` is the probability below
+// low, `within` that of the interval.
 struct Normal {
   float mean, deviation, below, within, low, high;
 
-  DLSYS_RANDOM float At(uint32_t word) const { return Made(NormalQuantile(Probability(word))); }
+  DLSYS_HD float At(uint32_t word) const { return Made(NormalQuantile(Probability(word))); }
 
-  DLSYS_RANDOM double Probability(uint32_t word) const {
+  DLSYS_HD double Probability(uint32_t word) const {
     const double unit = ((double)word + 0.5) * 2.3283064365386962890625e-10;
     return (double)below + unit * (double)within;
   }
 
-  DLSYS_RANDOM float Made(double x) const {
+  DLSYS_HD float Made(double x) const {
     x = x < low ? low : x;
     x = x > high ? high : x;
     return (float)((double)mean + x * (double)deviation);

@@ -1,11 +1,11 @@
-// Chains of elementwise operators as small programs, which python/dlsys/fusion/pointwise.py
-// writes.
+// The pointwise virtual machine: programs of elementwise instructions over float32 that stand for a
+// fused expression. python/dlsys/fusion/pointwise.py assembles them; kernels interpret them.
 //
-// An instruction is a 64-bit word, a byte each, the lowest first: a code (the lists below, counted
-// from 1; 0 ends the program), the place where the result goes, four operands. A place is 0 for the
-// last result alone, or 1 + slot; an operand may be kFirstNumber + number too. Slots begin with the
-// inputs in order. The last instruction's result is the output. All values are float32: truth
-// values are 0 and 1, integers are converted where they are read.
+// An instruction is a 64-bit word of bytes, the lowest first: an opcode (the lists below, counted
+// from 1; 0 ends the program), a destination, four operands. A destination is 0 for the accumulator
+// alone, or 1 + slot; an operand is one of these or kFirstImmediate + the index of an immediate.
+// The first slots are the inputs. The result of the last instruction is the output. Truth values
+// are 0 and 1, integers are converted when they are loaded.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -15,15 +15,15 @@
 #include "runtime/registry.h"
 
 namespace dlsys {
-namespace chain {
+namespace pointwise {
 
 constexpr int kInstructions = 24;
 constexpr int kInputs = 8;
-constexpr int kNumbers = 16;
+constexpr int kImmediates = 16;
 constexpr int kSlots = kInputs + kInstructions - 1;
-constexpr int kFirstNumber = 64;
+constexpr int kFirstImmediate = 64;
 
-// ---- instructions, by the number of operands ----
+// ---- opcodes, by their count of operands ----
 
 using namespace dlsys::fn;
 
@@ -49,12 +49,12 @@ DLSYS_TEST2(Xor, "logical_xor", (x != 0.f) != (y != 0.f))
 #undef DLSYS_TEST1
 #undef DLSYS_TEST2
 
-struct Whole {  // to int64 and back
-  static constexpr const char* name = "trunc";
+struct TruncToInt64 {  // a cast to int64 and back
+  static constexpr const char* name = "trunc_to_int64";
   DLSYS_HD float operator()(float x) const {
 #ifdef __CUDA_ARCH__
     return (float)(int64_t)x;
-#else  // compilers would make it trunc, which differs for -0.5, NaN and what is too large
+#else  // compilers would emit trunc, which differs for -0.5, NaN and out of range
     return x >= -0x1p63f && x < 0x1p63f ? std::trunc(x) + 0.f : -0x1p63f;
 #endif
   }
@@ -67,59 +67,59 @@ struct Where {
 };
 
 // clang-format off
-#define DLSYS_CHAIN_1(X)                                                                      \
+#define DLSYS_OPCODES_1(X)                                                                      \
   X(Neg) X(Exp) X(Log) X(Sqrt) X(Tanh) X(Cos) X(Sin) X(Sigmoid) X(Relu) X(Log1p) X(Rsqrt)     \
   X(Abs) X(Sign) X(Silu) X(Gelu) X(GeluTanh) X(Softplus) X(HardSigmoid) X(HardSwish) X(Not)   \
-  X(Truth) X(Whole)
-#define DLSYS_CHAIN_2(X)                                                                      \
+  X(Truth) X(TruncToInt64)
+#define DLSYS_OPCODES_2(X)                                                                      \
   X(Add) X(Sub) X(Mul) X(Div) X(Pow) X(ReluGradient) X(Minimum) X(Maximum) X(SiluGradient)    \
   X(GeluGradient) X(GeluTanhGradient) X(SoftplusGradient) X(HardSwishGradient) X(PowConst)    \
   X(LeakyRelu) X(Elu) X(Huber) X(Equal) X(NotEqual) X(Less) X(LessEqual) X(And) X(Or) X(Xor)
-#define DLSYS_CHAIN_3(X) X(ClipTo) X(Where)
-#define DLSYS_CHAIN_4(X) X(ClipGradient) X(LeakyReluGradient) X(EluGradient)
+#define DLSYS_OPCODES_3(X) X(ClipTo) X(Where)
+#define DLSYS_OPCODES_4(X) X(ClipGradient) X(LeakyReluGradient) X(EluGradient)
 // clang-format on
 
-#define DLSYS_CODE(Name) k##Name,
-enum Code : uint8_t {
+#define DLSYS_OPCODE(Name) k##Name,
+enum Opcode : uint8_t {
   kEnd,
-  DLSYS_CHAIN_1(DLSYS_CODE) DLSYS_CHAIN_2(DLSYS_CODE) DLSYS_CHAIN_3(DLSYS_CODE)
-      DLSYS_CHAIN_4(DLSYS_CODE) kCodes
+  DLSYS_OPCODES_1(DLSYS_OPCODE) DLSYS_OPCODES_2(DLSYS_OPCODE) DLSYS_OPCODES_3(DLSYS_OPCODE)
+      DLSYS_OPCODES_4(DLSYS_OPCODE) kOpcodes
 };
-#undef DLSYS_CODE
+#undef DLSYS_OPCODE
 constexpr int kFirstOf2 = kAdd, kFirstOf3 = kClipTo, kFirstOf4 = kClipGradient;
 
 // ---- programs ----
 
 struct Instruction {
-  uint8_t code, to, from[4], unused[2];
+  uint8_t opcode, to, from[4], unused[2];
 };
 static_assert(sizeof(Instruction) == sizeof(int64_t), "an instruction is a word");
 
 struct Program {
-  Instruction code[kInstructions + 1] = {};  // the last one ends it
-  float numbers[kNumbers];
+  Instruction code[kInstructions + 1] = {};  // kEnd follows the last one
+  float immediates[kImmediates];
   int length = 0;  // instructions
-  int count = 0;   // numbers
+  int count = 0;   // of immediates
   int slots = 0;
 };
 
 inline Program Read(const DLArrayList* inputs, const int64_t (&words)[kInstructions],
-                    const float (&numbers)[kNumbers]) {
+                    const float (&immediates)[kImmediates]) {
   if (inputs->count > kInputs)
     Fail("pointwise: expected at most %d inputs, got %ld", kInputs, (long)inputs->count);
   Program program;
   memcpy(program.code, words, sizeof words);
-  memcpy(program.numbers, numbers, sizeof numbers);
+  memcpy(program.immediates, immediates, sizeof immediates);
   program.slots = (int)inputs->count;
   for (const Instruction& step : program.code) {
-    if (step.code == kEnd) break;
-    bool known = step.code < kCodes && step.to <= kSlots;
-    for (const uint8_t place : step.from) {
-      const int number = place - kFirstNumber;
-      known &= number < 0 ? place <= program.slots : number < kNumbers;
-      program.count = number < program.count ? program.count : number + 1;
+    if (step.opcode == kEnd) break;
+    bool known = step.opcode < kOpcodes && step.to <= kSlots;
+    for (const uint8_t operand : step.from) {
+      const int immediate = operand - kFirstImmediate;
+      known &= immediate < 0 ? operand <= program.slots : immediate < kImmediates;
+      program.count = immediate < program.count ? program.count : immediate + 1;
     }
-    if (!known) Fail("pointwise: instruction %d is none", program.length);
+    if (!known) Fail("pointwise: instruction %d is not valid", program.length);
     program.slots = step.to > program.slots ? step.to : program.slots;
     program.length++;
   }
@@ -127,33 +127,33 @@ inline Program Read(const DLArrayList* inputs, const int64_t (&words)[kInstructi
   return program;
 }
 
-// The kernel that takes a program's words and numbers one by one, for the table of kernels.
+// The signature in the table of kernels: a program's words and immediates are separate arguments.
 template <size_t>
 using Word = int64_t;
 template <size_t>
-using Number = float;
+using Immediate = float;
 template <auto Run, class Words = std::make_index_sequence<kInstructions>,
-          class Numbers = std::make_index_sequence<kNumbers>>
+          class Immediates = std::make_index_sequence<kImmediates>>
 struct Kernel;
 template <class... Stream, void (*Run)(const DLArrayList*, const Program&, DLArray*, Stream...),
           size_t... I, size_t... J>
 struct Kernel<Run, std::index_sequence<I...>, std::index_sequence<J...>> {
-  static void Call(const DLArrayList* inputs, Word<I>... words, Number<J>... numbers, DLArray* out,
-                   Stream... stream) {
-    Run(inputs, Read(inputs, {words...}, {numbers...}), out, stream...);
+  static void Call(const DLArrayList* inputs, Word<I>... words, Immediate<J>... immediates,
+                   DLArray* out, Stream... stream) {
+    Run(inputs, Read(inputs, {words...}, {immediates...}), out, stream...);
   }
 };
 
 // ---- operands ----
 
-// Which element of an input meets element i of the output: (i / inner) % count.
-struct Band {
+// How an input broadcasts to the output: element i reads its element (i / inner) % count.
+struct Broadcast {
   int64_t inner, count;
 };
 
-// The axes of `a` that are not repeated must be neighbours in `out`.
-inline Band BandOf(const DLArray* a, const DLArray* out) {
-  Band band = {1, 1};
+// Fails unless the axes of `a` that are not broadcast are neighbors in `out`.
+inline Broadcast BroadcastOf(const DLArray* a, const DLArray* out) {
+  Broadcast broadcast = {1, 1};
   bool began = false, ended = false, fits = a->ndim <= out->ndim;
   for (int k = 1; fits && k <= out->ndim; k++) {
     const int64_t size = out->shape[out->ndim - k];
@@ -161,17 +161,17 @@ inline Band BandOf(const DLArray* a, const DLArray* out) {
     if (own == size && size != 1) {
       fits = !ended;
       began = true;
-      band.count *= size;
+      broadcast.count *= size;
     } else {
       fits = own == 1;
       ended |= began && size != 1;
-      if (!began) band.inner *= size;
+      if (!began) broadcast.inner *= size;
     }
   }
   if (!fits)
-    Fail("pointwise: shape %s does not spread over %s along neighbouring axes",
-         ShapeText(a).c_str(), ShapeText(out).c_str());
-  return band;
+    Fail("pointwise: shape %s does not spread over %s along neighboring axes", ShapeText(a).c_str(),
+         ShapeText(out).c_str());
+  return broadcast;
 }
 
 inline void CheckOutput(const DLArray* out) {
@@ -184,5 +184,5 @@ inline void CheckInput(const DLArray* a) {
   DtypeNbytes(a->dtype);
 }
 
-}  // namespace chain
+}  // namespace pointwise
 }  // namespace dlsys

@@ -78,20 +78,20 @@ void AddOpcodes(Text* text) {
   DLSYS_ACTIVATION_GRADIENTS(DLSYS_ACTIVATION)
 #undef DLSYS_ACTIVATION
   int64_t operands = 1;
-#define DLSYS_OPCODE(Name) text->Add("opcode", chain::Name::name, chain::k##Name, operands);
-  DLSYS_CHAIN_1(DLSYS_OPCODE)
+#define DLSYS_OPCODE(Name) text->Add("opcode", pointwise::Name::name, pointwise::k##Name, operands);
+  DLSYS_OPCODES_1(DLSYS_OPCODE)
   operands = 2;
-  DLSYS_CHAIN_2(DLSYS_OPCODE)
+  DLSYS_OPCODES_2(DLSYS_OPCODE)
   operands = 3;
-  DLSYS_CHAIN_3(DLSYS_OPCODE)
+  DLSYS_OPCODES_3(DLSYS_OPCODE)
   operands = 4;
-  DLSYS_CHAIN_4(DLSYS_OPCODE)
+  DLSYS_OPCODES_4(DLSYS_OPCODE)
 #undef DLSYS_OPCODE
   text->Add("limit", "max_ndim", DL_MAX_NDIM);
-  text->Add("limit", "pointwise_instructions", chain::kInstructions);
-  text->Add("limit", "pointwise_inputs", chain::kInputs);
-  text->Add("limit", "pointwise_immediates", chain::kNumbers);
-  text->Add("limit", "pointwise_first_immediate", chain::kFirstNumber);
+  text->Add("limit", "pointwise_instructions", pointwise::kInstructions);
+  text->Add("limit", "pointwise_inputs", pointwise::kInputs);
+  text->Add("limit", "pointwise_immediates", pointwise::kImmediates);
+  text->Add("limit", "pointwise_first_immediate", pointwise::kFirstImmediate);
 }
 
 #define DLSYS_STRUCT(Name) text->Add("struct", #Name, sizeof(Name));

@@ -210,7 +210,7 @@ def _opcode(step: Node) -> int:
     """The opcode of the instruction that a node becomes; 0 if it becomes none."""
     name, dtype = step.op.kernel or "", step.spec.dtype
     if name == "cast":
-        name = "truth" if dtype == BOOL else "trunc" if dtype == np.int64 else ""
+        name = "truth" if dtype == BOOL else "trunc_to_int64" if dtype == np.int64 else ""
     return _OPCODE_OF.get(_OF_TWO.get(name, name), 0)
 
 

@@ -1,6 +1,6 @@
-// Softmax, log-softmax, softmax cross-entropy and negative log-likelihood over the last axis, a row
-// at a time: of logits the row's maximum is taken off first, so that those of any size neither
-// overflow nor lose the digits of the result.
+// Row-wise softmax, log-softmax, softmax cross-entropy (also fused, forward and backward) and
+// negative log-likelihood on the CPU. The maximum of a row is subtracted first, so that logits of
+// any size neither overflow nor lose the digits of the result.
 #include <cmath>
 
 #include "cpu/pointwise/strides.h"
@@ -13,7 +13,7 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-const int64_t kElementCost = 4;  // an element costs as much as some of simple arithmetic
+const int64_t kElementCost = 4;  // of an element, in elements of simple arithmetic
 
 struct Rows {
   int64_t count, cols;
@@ -26,14 +26,14 @@ Rows RowsOf(const char* op, const DLArray* x) {
   return rows;
 }
 
-// Where a task stands: at row r, its values from `at` on, `readable` of them in the rows of the
+// A row of a task: row r, whose values start at `at`; `readable` values follow in the rows of the
 // task.
 struct Position {
   int64_t r, at, n, readable;
   DLSYS_INLINE Row Of(const float* data) const { return {data + at, n, readable}; }
 };
 
-// Calls body(position) for every row, on some thread, inside the version for this processor.
+// Calls body(position) for every row, on some thread, in the code for this processor's vectors.
 template <class F>
 void ForRows(Rows rows, const F& body) {
   const int64_t grain = RowGrain((rows.cols + kLanes) * kElementCost);
@@ -88,8 +88,7 @@ void LogSoftmax(const DLArray* x, DLArray* y) {
       });
 }
 
-// The sum of y_c * (logsumexp(x) - x_c); x_c is taken from the maximum first, where no digits are
-// lost.
+// The sum of y_c * (logsumexp(x) - x_c); max - x_c comes first, which loses no digits.
 DLSYS_INLINE double DenseLoss(const Row& x, const Row& y) {
   const float max = MaxOf(x);
   const float log_sum = (float)std::log(SumExp(x, max));
@@ -222,14 +221,14 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
         const float scale = (float)(1 / ExpRow(p.Of(logits), to));
         const float gradient = gradients[p.r];
         const int64_t label = labels[p.r];
-        // Not gradient * softmax minus gradient: near a softmax of 1 the difference comes first.
+        // Not gradient * softmax - gradient: near a softmax of 1 that would cancel.
         const float at_label = (to[label] * scale - 1.f) * gradient;
         for (int64_t k = 0; k < p.n; k++) to[k] *= scale * gradient;
         to[label] = at_label;
       });
 }
 
-// loss = minus the element of each row that its label names.
+// loss = minus the element of each row at its label.
 void NegativeLogLikelihood(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "negative_log_likelihood";
   const float* in = Input(op, x);
@@ -244,7 +243,7 @@ void NegativeLogLikelihood(const DLArray* x, const DLArray* y, DLArray* loss) {
   });
 }
 
-// dx = zeros with minus dy where the label of a row is.
+// dx = -dy at the label of each row, 0 elsewhere.
 void NegativeLogLikelihoodGradient(const DLArray* y, const DLArray* dy, DLArray* dx) {
   const char* op = "negative_log_likelihood_gradient";
   float* out = Output(op, dx);
@@ -259,9 +258,8 @@ void NegativeLogLikelihoodGradient(const DLArray* y, const DLArray* dy, DLArray*
   });
 }
 
-// Both cross entropies with their gradient for equal gradients of all rows: loss = scale * the sum
-// of the rows' losses, dx = their gradients times dy. The meeting is for devices whose blocks have
-// to meet.
+// Fused cross-entropy: loss = scale * the sum of the losses of the rows, dx = their gradients times
+// dy, the same for all rows. The workspace is for the single-pass reductions of GPUs.
 void CheckLoss(const char* op, const DLArray* loss) {
   if (Numel(loss) != 1)
     Fail("%s: expected a loss of one element, got shape %s", op, ShapeText(loss).c_str());
@@ -273,14 +271,14 @@ float ScaledSum(const double* of_row, int64_t rows, float scale) {
   return (float)(total * scale);
 }
 
-void CrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting, float scale,
-                      float dy, DLArray* loss, DLArray* dx) {
+void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* workspace, float scale,
+                       float dy, DLArray* loss, DLArray* dx) {
   const char* op = "fused_cross_entropy";
   const float* logits = Input(op, x);
   const float* labels = Input(op, y);
   float* total = Output(op, loss);
   float* out = Output(op, dx);
-  Check(op, meeting);
+  Check(op, workspace);
   CheckSameShape(op, x, y);
   CheckSameShape(op, x, dx);
   CheckLoss(op, loss);
@@ -297,19 +295,19 @@ void CrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting
   *total = ScaledSum(of_row, rows.count, scale);
 }
 
-void SparseCrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* meeting, float scale,
-                            float dy, DLArray* loss, DLArray* dx) {
+void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* workspace,
+                             float scale, float dy, DLArray* loss, DLArray* dx) {
   const char* op = "fused_sparse_cross_entropy";
   const float* logits = Input(op, x);
   float* total = Output(op, loss);
   float* out = Output(op, dx);
   Check(op, y);
-  Check(op, meeting);
+  Check(op, workspace);
   CheckSameShape(op, x, dx);
   CheckLoss(op, loss);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
-  const SparseLabels labels("sparse_softmax_cross_entropy", y, rows);  // whose faster form this is
+  const SparseLabels labels("sparse_softmax_cross_entropy", y, rows);  // which the user wrote
   double* of_row = loss_scratch.Get<double>(rows.count);
   ForRows(
       rows, DLSYS_ROW {
@@ -327,8 +325,8 @@ void SparseCrossEntropyPair(const DLArray* x, const DLArray* y, const DLArray* m
   *total = ScaledSum(of_row, rows.count, scale);
 }
 
-DLSYS_KERNEL(cpu, fused_cross_entropy, CrossEntropyPair);
-DLSYS_KERNEL(cpu, fused_sparse_cross_entropy, SparseCrossEntropyPair);
+DLSYS_KERNEL(cpu, fused_cross_entropy, FusedCrossEntropy);
+DLSYS_KERNEL(cpu, fused_sparse_cross_entropy, FusedSparseCrossEntropy);
 DLSYS_KERNEL(cpu, softmax, Softmax);
 DLSYS_KERNEL(cpu, log_softmax, LogSoftmax);
 DLSYS_KERNEL(cpu, softmax_cross_entropy, CrossEntropy);

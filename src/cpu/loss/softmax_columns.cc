@@ -1,8 +1,7 @@
-// Softmax and log-softmax over the middle axis of x (outer, n, inner). As over the last axis, a
-// column's maximum is taken off first.
+// Column-wise softmax and log-softmax on the CPU, over the middle axis of x (outer, n, inner).
 //
-// A task takes a strip of columns through all of its rows three times, for the maximum, the sum and
-// the result; a strip is as wide as leaves it in the cache. Short columns are taken a lane each.
+// A task takes a strip of columns, narrow enough for the cache, in three passes: the maximum, the
+// sum of exp(x - max), and the result. Short columns take a SIMD lane each.
 #include "cpu/reduce/columns.h"
 #include "math/functors.h"
 
@@ -10,31 +9,31 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-using Max = MaxOver<float>;
+using Max = MaxMonoid<float>;
 
-constexpr int64_t kElementCost = 4;  // an element costs as much as some of simple arithmetic
+constexpr int64_t kElementCost = 4;  // of an element, in elements of simple arithmetic
 constexpr int64_t kNarrow = 16;      // columns of a cache line
 
-// What is left to do with exp(x - max), or with x - max for the logarithm, from the sum of exp.
+// The factor of exp(x - max), or the subtrahend of x - max for the logarithm, from the sum of exp.
 template <bool kLog>
 DLSYS_INLINE float Correction(double sum) {
   return kLog ? fn::log((float)sum) : (float)(1 / sum);
 }
 
-// x and y begin at the first of `cols` columns of n rows. Rows that are as wide as the array follow
-// each other, and so many are taken abreast as are about kAbreast columns.
+// x and y start at the first of `cols` columns of n rows. Where the strip is as wide as the array,
+// rows are adjacent and fold into wide rows of about kFoldedColumns columns.
 template <bool kLog>
 DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Columns& s, int64_t cols) {
   const Strip strip{0, 0, s.n, cols, 0};
-  const int64_t abreast = cols == s.inner ? Abreast(s, strip) : 1;
-  const int64_t width = abreast * cols, stride = abreast * s.inner;
-  const int64_t whole = s.n / abreast * abreast, rest = (s.n - whole) * cols;
+  const int64_t folded = cols == s.inner ? FoldedRows(s, strip) : 1;
+  const int64_t width = folded * cols, stride = folded * s.inner;
+  const int64_t full = s.n / folded * folded, rest = (s.n - full) * cols;
   float max[kColumns], correction[kColumns];
   double sum[kColumns];
-  for (int64_t c = 0; c < width; c++) max[c] = Max::kStart;
-  for (int64_t r = 0; r < whole; r += abreast)
+  for (int64_t c = 0; c < width; c++) max[c] = Max::kIdentity;
+  for (int64_t r = 0; r < full; r += folded)
     for (int64_t c = 0; c < width; c++) max[c] = Max()(max[c], x[r * s.inner + c]);
-  for (int64_t c = 0; c < rest; c++) max[c] = Max()(max[c], x[whole * s.inner + c]);
+  for (int64_t c = 0; c < rest; c++) max[c] = Max()(max[c], x[full * s.inner + c]);
   for (int64_t c = cols; c < width; c++) max[c % cols] = Max()(max[c % cols], max[c]);
   for (int64_t c = cols; c < width; c++) max[c] = max[c - cols];
 
@@ -46,8 +45,8 @@ DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Columns& s, int64
       if (!kLog) y[at + c] = value;
     }
   };
-  for (int64_t at = 0; at < whole * s.inner; at += stride) row(at, width);
-  row(whole * s.inner, rest);
+  for (int64_t at = 0; at < full * s.inner; at += stride) row(at, width);
+  row(full * s.inner, rest);
   for (int64_t c = cols; c < width; c++) sum[c % cols] += sum[c];
   for (int64_t c = 0; c < cols; c++) correction[c] = Correction<kLog>(sum[c]);
   for (int64_t c = cols; c < width; c++) correction[c] = correction[c - cols];
@@ -56,8 +55,8 @@ DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Columns& s, int64
     for (int64_t c = 0; c < count; c++)
       y[at + c] = kLog ? x[at + c] - max[c] - correction[c] : y[at + c] * correction[c];
   };
-  for (int64_t at = 0; at < whole * s.inner; at += stride) finish(at, width);
-  finish(whole * s.inner, rest);
+  for (int64_t at = 0; at < full * s.inner; at += stride) finish(at, width);
+  finish(full * s.inner, rest);
 }
 
 template <bool kLog>
@@ -67,7 +66,7 @@ void SoftmaxShort(const float* x, const Columns& s, float* y) {
                      float* to = y + (from - x);
                      float max[kLanes], correction[kLanes], value[kShort][kLanes];
                      double sum[kLanes] = {};
-                     for (int j = 0; j < kLanes; j++) max[j] = Max::kStart;
+                     for (int j = 0; j < kLanes; j++) max[j] = Max::kIdentity;
                      for (int64_t r = 0; r < s.n; r++)
                        for (int j = 0; j < kLanes; j++) {
                          value[r][j] = from[start[j] + r * s.inner];

@@ -1,8 +1,10 @@
-// Batch normalisation, and the sums over channels that its gradient shares with row_norm.cc.
+// Batch normalization on the CPU, forward and backward, and the channel sums that layer_norm.cc
+// shares.
 //
-// x is (outer, channels, inner). Sums over a channel are taken in parts whose borders depend on the
-// sizes only; a part fits the cache, so that its mean and then its squares cost one trip to memory,
-// and parts are joined in order (Chan, Golub and LeVeque 1979).
+// x is (outer, channels, inner). A channel is reduced in parts whose bounds depend on the sizes
+// only. A part fits the cache, so that its two-pass variance reads memory once; parts combine in
+// order by the parallel variance formula of Chan, Golub and LeVeque (1979). The output of a map may
+// be one of its inputs.
 #include <cmath>
 #include <type_traits>
 
@@ -26,12 +28,12 @@ Channels ChannelsOf(const char* op, const DLArray* x) {
 
 // ---- sums over channels ----
 
-const int kWidth = 32;  // channels side by side in a task where they are neighbours in memory
+const int kWidth = 32;  // channels of a task where they are neighbors in memory
 
 static Scratch partial_scratch;
 
 // Calls body(c, width, begin, end, partials) for blocks of channels c to c + width and parts of the
-// outer axis, then done(c, partials of all parts joined in order).
+// outer axis, then done(c, partials of all parts combined in order).
 template <class Partial, class Body, class Done>
 void ReduceChannels(const Channels& shape, const Body& body, const Done& done) {
   const int64_t width = shape.inner == 1 ? kWidth : 1;
@@ -49,7 +51,7 @@ void ReduceChannels(const Channels& shape, const Body& body, const Done& done) {
   });
   for (int64_t c = 0; c < shape.count; c++) {
     Partial total = partials[c];
-    for (int64_t part = 1; part < parts; part++) total.Join(partials[part * shape.count + c]);
+    for (int64_t part = 1; part < parts; part++) total.Combine(partials[part * shape.count + c]);
     done(c, total);
   }
 }
@@ -57,7 +59,7 @@ void ReduceChannels(const Channels& shape, const Body& body, const Done& done) {
 struct Moments {
   double count, mean, squares;  // squares: the sum of (x - mean)^2
 
-  void Join(const Moments& other) {
+  void Combine(const Moments& other) {
     const double both = count + other.count;
     if (both == 0) return;
     const double shift = other.mean - mean;
@@ -72,7 +74,7 @@ DLSYS_INLINE double SumSquares(const Row& row, float mean) {
                [=](float v) __attribute__((always_inline)) { return (v - mean) * (v - mean); });
 }
 
-// One channel, its positions contiguous.
+// Moments of one channel, contiguous along inner.
 void SegmentMoments(const float* x, const Channels& shape, int64_t c, int64_t begin, int64_t end,
                     Moments* out) {
   Dispatch(DLSYS_BODY {
@@ -90,7 +92,7 @@ void SegmentMoments(const float* x, const Channels& shape, int64_t c, int64_t be
   });
 }
 
-// Several channels, one position each, side by side.
+// Moments of several channels with inner == 1, a SIMD lane each.
 void ColumnMoments(const float* x, const Channels& shape, int64_t c, int width, int64_t begin,
                    int64_t end, Moments* out) {
   Dispatch(DLSYS_BODY {
@@ -119,7 +121,7 @@ void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance) {
     SegmentMoments(in, shape, c, begin, end, out);
   };
   ReduceChannels<Moments>(shape, body, [&](int64_t c, const Moments& total) {
-    means[c] = total.count ? (float)total.mean : NAN;  // of no values, as numpy has it
+    means[c] = total.count ? (float)total.mean : NAN;  // of no values, as in numpy
     variances[c] = (float)(total.squares / total.count);
   });
 }
@@ -127,7 +129,7 @@ void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance) {
 struct Sums {
   double scale, bias;  // of dy * (x - mean) * inverse, of dy
 
-  void Join(const Sums& other) {
+  void Combine(const Sums& other) {
     scale += other.scale;
     bias += other.bias;
   }
@@ -150,8 +152,8 @@ void SegmentSums(const float* x, const float* dy, const Channels& shape, const S
   });
 }
 
-// Several channels, one position each, side by side; the statistics of channel j at n are number
-// of(n, j). Columns add 16 terms in float32, whose sums are carried in double.
+// Sums of several channels with inner == 1, a SIMD lane each; the statistics of channel j at n have
+// index of(n, j). Columns add 16 terms in float32, whose sums are carried in double.
 template <class Width, class Of>
 DLSYS_INLINE void AddColumns(const float* x, const float* dy, const Channels& shape,
                              const Statistics& stats, int64_t begin, int64_t end, Width width,
@@ -180,7 +182,7 @@ void ColumnSums(const float* x, const float* dy, const Channels& shape, const St
                 int64_t c, int width, int64_t begin, int64_t end, Sums* out) {
   const int64_t first = stats.At(0, c), groups = stats.groups;
   const bool shared = stats.At(0, c + width - 1) == first, own = stats.per == 1;
-  const std::integral_constant<int, kWidth> whole;
+  const std::integral_constant<int, kWidth> full;
   x += c, dy += c;
   Dispatch(DLSYS_BODY {
     auto of_all = [=](int64_t n, int) __attribute__((always_inline)) { return n * groups + first; };
@@ -189,9 +191,9 @@ void ColumnSums(const float* x, const float* dy, const Channels& shape, const St
     auto of_any = [=](int64_t n, int j)
                       __attribute__((always_inline)) { return stats.At(n, c + j); };
     if (width == kWidth && shared)
-      AddColumns(x, dy, shape, stats, begin, end, whole, of_all, out);
+      AddColumns(x, dy, shape, stats, begin, end, full, of_all, out);
     else if (width == kWidth && own)
-      AddColumns(x, dy, shape, stats, begin, end, whole, of_own, out);
+      AddColumns(x, dy, shape, stats, begin, end, full, of_own, out);
     else
       AddColumns(x, dy, shape, stats, begin, end, width, of_any, out);
   });
@@ -201,7 +203,7 @@ void ColumnSums(const float* x, const float* dy, const Channels& shape, const St
 
 void ChannelSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
                  float* dscale, float* dbias) {
-  if (shape.Numel() == 0) {  // sums of nothing are 0, though the deviation of no values is NaN
+  if (shape.Numel() == 0) {  // an empty sum is 0, though the deviation of no values is NaN
     std::fill_n(dscale, shape.count, 0.f);
     std::fill_n(dbias, shape.count, 0.f);
     return;
@@ -218,7 +220,7 @@ void ChannelSums(const float* x, const float* dy, const Channels& shape, const S
 
 namespace {
 
-// ---- batch normalisation ----
+// ---- batch normalization ----
 
 static Scratch inverse_scratch;
 
@@ -294,13 +296,13 @@ struct GradientMap {
   float share;  // 1 / count
   float* dx;
   struct Channel {
-    float mean, factor, shift, slope;
+    float mean, factor, shift, projection;
   };
   DLSYS_INLINE Channel Of(int64_t c) const {
     return {mean[c], inverse[c] * scale[c], dbias[c] * share, inverse[c] * dscale[c] * share};
   }
   DLSYS_INLINE void Apply(const Channel& c, int64_t k) const {
-    dx[k] = (dy[k] - (c.shift + (x[k] - c.mean) * c.slope)) * c.factor;
+    dx[k] = (dy[k] - (c.shift + (x[k] - c.mean) * c.projection)) * c.factor;
   }
 };
 
@@ -321,20 +323,20 @@ void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray
                           PerChannel(op, dbias, count), Input(op, dy), share, Output(op, dx)});
 }
 
-// mean = keep * mean + by_mean * new mean, and so the variance, for layers that share these
-// numbers: states has all means, then all variances, taken the new ones in the same order. What is
-// new with no weight changes nothing, whatever its value; what is old with none is forgotten.
-void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, float by_mean,
+// mean = keep * mean + by_mean * batch mean, and likewise the variance, for layers that share these
+// weights: states has all means, then all variances, and batch those of this batch, in that order.
+// A weight of zero drops its term even where the term is NaN or infinite.
+void RunningUpdate(DLArrayList* states, const DLArrayList* batch, float keep, float by_mean,
                    float by_variance) {
   const char* op = "running_update";
-  if (states->count != taken->count || states->count % 2)
-    Fail("%s: expected new means and variances for %ld states, got %ld", op, (long)states->count,
-         (long)taken->count);
+  if (states->count != batch->count || states->count % 2)
+    Fail("%s: expected batch means and variances for %ld states, got %ld", op, (long)states->count,
+         (long)batch->count);
   for (int64_t k = 0; k < states->count; k++) {
     const float by = k < states->count / 2 ? by_mean : by_variance;
     float* to = Output(op, states->arrays[k]);
     const int64_t count = Numel(states->arrays[k]);
-    const float* from = PerChannel(op, taken->arrays[k], count);
+    const float* from = PerChannel(op, batch->arrays[k], count);
     if (by == 0.f) continue;
     for (int64_t c = 0; c < count; c++)
       to[c] = keep == 0.f ? by * from[c] : keep * to[c] + by * from[c];

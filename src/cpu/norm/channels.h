@@ -1,4 +1,4 @@
-// Arrays as (outer, channels, inner), and sums over each channel of them.
+// Arrays as (outer, channels, inner), their statistics, and sums over each channel of them.
 #pragma once
 #include <cstdint>
 
@@ -13,7 +13,7 @@ struct Channels {
   int64_t Numel() const { return outer * count * inner; }
 };
 
-// The data of an array of one value a channel.
+// The data of an array of one value a channel, checked.
 inline void CheckCount(const char* op, const DLArray* values, int64_t count) {
   if (Numel(values) != count)
     Fail("%s: expected %ld values, one a channel, got shape %s", op, (long)count,
@@ -30,8 +30,8 @@ inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
   return data;
 }
 
-// Where the mean and inverse deviation of a value are found: one a channel, or `groups` of them for
-// each n, each for `per` channels.
+// Means and inverse deviations: one a channel, or `groups` of them for each n, each for `per`
+// channels.
 struct Statistics {
   const float* mean;
   const float* inverse;

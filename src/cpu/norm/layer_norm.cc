@@ -1,5 +1,6 @@
-// Layer, group, instance and RMS normalisation: every row by its own statistics, which are taken
-// anew where they are needed, while the row is in the cache.
+// Layer, group, instance and RMS normalization on the CPU, row-wise, forward and backward. The
+// variance is two-pass; backward recomputes the statistics while the row is in the cache. dx may be
+// dy.
 #include <cmath>
 
 #include "cpu/norm/channels.h"
@@ -11,22 +12,22 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-// Rows of `length` values whose scale and bias go by channel; a row holds whole channels.
+// Rows of `length` values whose scale and bias go by channel; a row holds complete channels.
 struct Layout {
   Channels channels;
-  int64_t length, rows, groups;  // groups: rows that share their n
+  int64_t length, rows, groups;  // groups: rows of one image
 
   Layout(const char* op, const DLArray* x, const DLArray* scale, int64_t length, int64_t inner)
       : length(length) {
     const int64_t n = Numel(x), count = Numel(scale);
-    int64_t whole;
-    if (length < 0 || inner < 0 || __builtin_mul_overflow(count, inner, &whole) ||
-        (whole ? n % whole : n) || (length ? whole % length : n))
+    int64_t image;
+    if (length < 0 || inner < 0 || __builtin_mul_overflow(count, inner, &image) ||
+        (image ? n % image : n) || (length ? image % length : n))
       Fail("%s: rows of %ld values do not fit x %s and scale %s", op, (long)length,
            ShapeText(x).c_str(), ShapeText(scale).c_str());
-    channels = {whole ? n / whole : 0, count, inner};
+    channels = {image ? n / image : 0, count, inner};
     rows = length ? n / length : 0;
-    groups = length ? whole / length : 0;
+    groups = length ? image / length : 0;
   }
   int64_t FirstChannel(int64_t row) const { return row % groups * (length / channels.inner); }
 };
@@ -49,7 +50,7 @@ DLSYS_INLINE RowStatistics StatisticsOf(const Row& row, bool centered, float eps
   return {rounded, (float)(1 / std::sqrt(variance + eps))};
 }
 
-// Calls body(row number, its offset), each row on some thread.
+// Calls body(row, its offset), each row on some thread.
 template <class Body>
 void ForRows(const Layout& layout, const Body& body) {
   const int64_t grain = RowGrain((layout.length + kLanes) * 4);
@@ -94,7 +95,7 @@ void RowNormalize(const DLArray* x, const DLArray* scale, const DLArray* bias, i
 }
 
 // With d = dy * scale: dx = (d - mean(d) - xhat * mean(d * xhat)) / deviation, without mean(d)
-// where rows are not centered. d lies in dx meanwhile; dx may be dy.
+// where rows are not centered. dx holds d in between; it may be dy.
 void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
                           int64_t inner, int64_t centered, float eps, DLArray* dx) {
   const char* op = "row_normalize_gradient";
@@ -113,17 +114,17 @@ void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray*
     });
     auto term = [=](float v, float g) __attribute__((always_inline)) { return (v - of.mean) * g; };
     const double product = SumOf(values, of.mean, d, 0.f, term) * of.inverse / (double)length;
-    const float slope = (float)(product * of.inverse);
+    const float projection = (float)(product * of.inverse);
     const float shift = centered ? (float)(SumOf(d) / (double)length) : 0.f;
     DLSYS_IVDEP
     for (int64_t k = at; k < at + length; k++)
-      out[k] = (out[k] - (shift + (in[k] - of.mean) * slope)) * of.inverse;
+      out[k] = (out[k] - (shift + (in[k] - of.mean) * projection)) * of.inverse;
   });
 }
 
 static Scratch row_scratch;
 
-// The sums over all rows that scale and bias need; `scale` gives the channels.
+// dscale and dbias, sums over all rows; `scale` gives the number of channels.
 void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
                       int64_t inner, int64_t centered, float eps, DLArray* dscale, DLArray* dbias) {
   const char* op = "row_normalize_sums";

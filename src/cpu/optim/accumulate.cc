@@ -1,4 +1,5 @@
-// Sums of many steps, with the digits that float32 drops kept beside them.
+// Compensated accumulation over many steps: total (2, n) holds sums and their rounding errors
+// (Knuth's two-sum), both read and written; x is only read. Memory bandwidth limits it.
 #include "math/accumulate.h"
 
 #include "cpu/pointwise/strides.h"

@@ -1,5 +1,5 @@
-// Optimizer steps in place, each over all parameters at once. Rates and counts are arrays, so that
-// they may change between runs of a captured program.
+// Optimizer steps in place on the CPU, each over all parameters at once (multi-tensor). Rates and
+// counts are arrays, which may change between runs of a captured program.
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
@@ -14,11 +14,11 @@ void CheckAll(const char* op, std::initializer_list<const DLArrayList*> lists) {
     for (int64_t k = 0; k < list->count; k++) Check(op, list->arrays[k]);
 }
 
-// The elements of several arrays as one range, in which array k begins at starts[k]. Valid until
+// Several arrays as one range of elements, in which array k starts at starts[k]. It is valid until
 // the thread makes the next one.
-class Joined {
+class Concatenated {
  public:
-  explicit Joined(const DLArrayList* arrays) : count_(arrays->count) {
+  explicit Concatenated(const DLArrayList* arrays) : count_(arrays->count) {
     static Scratch scratch;
     starts_ = scratch.Get<int64_t>(count_ + 1);
     starts_[0] = 0;
@@ -26,9 +26,9 @@ class Joined {
   }
   int64_t Size() const { return starts_[count_]; }
 
-  // Calls body(k, first, n) for each part of an array that lies in [begin, end).
+  // Calls body(k, first, n) for the segment of each array that lies in [begin, end).
   template <class F>
-  void ForParts(int64_t begin, int64_t end, F&& body) const {
+  void ForSegments(int64_t begin, int64_t end, F&& body) const {
     int64_t k = std::upper_bound(starts_, starts_ + count_, begin) - starts_ - 1;
     for (; begin < end; k++) {
       const int64_t stop = std::min(end, starts_[k + 1]);
@@ -66,10 +66,10 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
       CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
   if (!source.Due(Rule::kEveryRun)) return;
   const rule::Step<Rule> made = source.Make<Rule>(source.Look());
-  const Joined joined(grads);
+  const Concatenated all(grads);
   const int64_t stride = grads->count;
-  ParallelFor(joined.Size(), kGrain, [&](int64_t begin, int64_t end) {
-    joined.ForParts(begin, end, [&](int64_t k, int64_t first, int64_t n) {
+  ParallelFor(all.Size(), kGrain, [&](int64_t begin, int64_t end) {
+    all.ForSegments(begin, end, [&](int64_t k, int64_t first, int64_t n) {
       float* s[Rule::kStates];
       for (int j = 0; j < Rule::kStates; j++)
         s[j] = (float*)states->arrays[j * stride + k]->data + first;
@@ -79,13 +79,13 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
   });
 }
 
-// Counters of runs or updates go on by one, at the end of every `every` runs.
+// Increments counters of runs or updates, at the end of every `every` runs.
 void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every) {
   const char* op = "advance_step";
   CheckAll(op, {counters, count});
   const long long* runs = OptionalCount(op, "count", count);
   for (int64_t k = 0; k < counters->count; k++)
-    CheckNumber(op, "step", counters->arrays[k], DL_INT64);
+    CheckScalar(op, "step", counters->arrays[k], DL_INT64);
   if (runs && (*runs + 1) % every != 0) return;
   for (int64_t k = 0; k < counters->count; k++) ++*(int64_t*)counters->arrays[k]->data;
 }
@@ -98,27 +98,27 @@ DLSYS_INLINE double SumOfSquares(const float* x, int64_t n) {
     for (int lane = 0; lane < kLanes; lane++) sums[lane] += (double)x[i + lane] * x[i + lane];
   for (; i < n; i++) sums[0] += (double)x[i] * x[i];
   double sum = 0;
-  for (double part : sums) sum += part;
+  for (double lane_sum : sums) sum += lane_sum;
   return sum;
 }
 
-// norm = the root of the sum of all squares, added in double in an order that sizes alone settle.
+// norm = sqrt(sum of all squares), in double, in an order that depends on the sizes only.
 void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
   const char* op = "global_norm";
   CheckAll(op, {arrays});
   for (int64_t k = 0; k < arrays->count; k++) In(op, arrays->arrays[k]);
   float* out = Output(op, norm);
-  CheckNumber(op, "norm", norm, DL_FLOAT32);
-  const Joined joined(arrays);
+  CheckScalar(op, "norm", norm, DL_FLOAT32);
+  const Concatenated all(arrays);
   static Scratch scratch;
-  const int64_t parts = (joined.Size() + kGrain - 1) / kGrain;
+  const int64_t parts = (all.Size() + kGrain - 1) / kGrain;
   double* sums = scratch.Get<double>(parts);
-  ParallelFor(joined.Size(), kGrain, [&](int64_t begin, int64_t end) {
+  ParallelFor(all.Size(), kGrain, [&](int64_t begin, int64_t end) {
     double sum = 0;
-    joined.ForParts(begin, end, [&](int64_t k, int64_t first, int64_t n) {
+    all.ForSegments(begin, end, [&](int64_t k, int64_t first, int64_t n) {
       const float* x = (const float*)arrays->arrays[k]->data + first;
-      double* part = &sum;
-      Dispatch(DLSYS_SIMD { *part += SumOfSquares(x, n); });
+      double* total = &sum;
+      Dispatch(DLSYS_SIMD { *total += SumOfSquares(x, n); });
     });
     sums[begin / kGrain] = sum;
   });
@@ -127,18 +127,18 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
   *out = (float)std::sqrt(total);
 }
 
-using CentredRmsProp = rule::RmsProp<true, false>;
+using CenteredRmsProp = rule::RmsProp<true, false>;
 using MomentumRmsProp = rule::RmsProp<false, true>;
-using CentredMomentumRmsProp = rule::RmsProp<true, true>;
+using CenteredMomentumRmsProp = rule::RmsProp<true, true>;
 using PlainRmsProp = rule::RmsProp<false, false>;
 
 DLSYS_KERNEL(cpu, sgd_update, Update<rule::Sgd>);
 DLSYS_KERNEL(cpu, sgd_momentum_update, Update<rule::Momentum>);
 DLSYS_KERNEL(cpu, adam_update, Update<rule::Adam>);
 DLSYS_KERNEL(cpu, rmsprop_update, Update<PlainRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_centred_update, Update<CentredRmsProp>);
+DLSYS_KERNEL(cpu, rmsprop_centred_update, Update<CenteredRmsProp>);
 DLSYS_KERNEL(cpu, rmsprop_momentum_update, Update<MomentumRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_centred_momentum_update, Update<CentredMomentumRmsProp>);
+DLSYS_KERNEL(cpu, rmsprop_centred_momentum_update, Update<CenteredMomentumRmsProp>);
 DLSYS_KERNEL(cpu, adagrad_update, Update<rule::Adagrad>);
 DLSYS_KERNEL(cpu, lion_update, Update<rule::Lion>);
 DLSYS_KERNEL(cpu, average_update, Update<rule::Average>);

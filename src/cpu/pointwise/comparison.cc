@@ -1,10 +1,11 @@
-// Comparisons of two arrays of one dtype, logic on truth values, and the choice between two arrays
-// by them. A bool is a byte; any but 0 is read as true, and 0 or 1 is written. The output may be
-// the very buffer of an input of its shape and dtype.
+// Comparisons of two arrays of one dtype, logic on truth values, and where, with numpy
+// broadcasting, as vector loops over rows. A bool is a byte: any but 0 is true, and 0 or 1 is
+// written. The output may be the buffer of an input of its shape and dtype.
 #include <type_traits>
 
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
+#include "math/indexing.h"
 
 namespace dlsys {
 namespace cpu {
@@ -33,8 +34,8 @@ void CheckDtype(const char* op, const DLArray* a, int dtype) {
   if (a->dtype != dtype) Fail("%s: expected %s, got %s", op, DtypeText(dtype), DtypeText(a->dtype));
 }
 
-// Calls run(offsets, strides, at, n) for pieces of `out`: n elements from `at` on, operand k of
-// them strides[k] apart from offsets[k] on.
+// Calls run(offsets, strides, at, n) for pieces of `out`, n elements from `at` on. Operand k starts
+// at offsets[k] and has stride strides[k].
 template <int K, class F>
 void ForPieces(const char* op, const DLArray* const (&operands)[K], const DLArray* out,
                const F& run) {
@@ -65,7 +66,7 @@ void ForPieces(const char* op, const DLArray* const (&operands)[K], const DLArra
   });
 }
 
-// The bounds of loops that write bytes are arguments: in a closure a byte could be part of them.
+// The bounds of loops that write bytes are arguments: captured ones might alias the bytes.
 template <class Test, class T>
 DLSYS_INLINE void TestLoop(const T* x, bool x_moves, const T* y, bool y_moves, uint8_t* to,
                            int64_t n) {
@@ -180,10 +181,9 @@ void Where(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray
   CheckDtype("where", condition, DL_BOOL);
   CheckDtype("where", y, x->dtype);
   CheckDtype("where", out, x->dtype);
-  const int64_t nbytes = DtypeNbytes(x->dtype);
-  if (nbytes == 1) return WhereRun<uint8_t>(condition, x, y, out);
-  if (nbytes == 4) return WhereRun<uint32_t>(condition, x, y, out);
-  WhereRun<uint64_t>(condition, x, y, out);
+  WithElementBits(x, [&](auto* type) {
+    WhereRun<std::remove_pointer_t<decltype(type)>>(condition, x, y, out);
+  });
 }
 
 DLSYS_KERNEL(cpu, equal, Compare<Equal>);

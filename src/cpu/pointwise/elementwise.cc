@@ -1,5 +1,5 @@
-// Elementwise kernels: one functor of functors.h each. The output may be the very buffer of an
-// input of its shape.
+// Elementwise kernels on the CPU: vector loops over one functor of functors.h each. The output may
+// be the buffer of an input of its shape.
 #include "cpu/pointwise/map.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
@@ -21,7 +21,7 @@ void Unary(const DLArray* x, DLArray* y) {
 }
 
 template <class F>
-void WithConst(const DLArray* x, float c, DLArray* y) {
+void UnaryWithConst(const DLArray* x, float c, DLArray* y) {
   const float* in = Input(F::name, x);
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
@@ -31,7 +31,7 @@ void WithConst(const DLArray* x, float c, DLArray* y) {
 }
 
 template <class F>
-void WithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
+void UnaryWithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
   const float* in = Input(F::name, x);
   float* out = Output(F::name, y);
   CheckSameShape(F::name, x, y);
@@ -44,7 +44,7 @@ void WithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
 }
 
 template <class F>
-void PairWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
+void BinaryWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
   const float* left = Input(F::name, x);
   const float* right = Input(F::name, y);
   float* out = Output(F::name, z);
@@ -59,11 +59,11 @@ void PairWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLA
 }
 
 template <class F>
-void PairWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
-  PairWithTwoConsts<F>(x, y, c, 0.f, z);
+void BinaryWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
+  BinaryWithTwoConsts<F>(x, y, c, 0.f, z);
 }
 
-// n elements of z = F(x, y), where x or y is one value repeated when its stride is 0.
+// z = F(x, y) for n elements; an operand of stride 0 is one value, broadcast.
 template <class F>
 DLSYS_INLINE void ZipRun(const float* x, int64_t x_stride, const float* y, int64_t y_stride,
                          float* z, int64_t n) {
@@ -126,13 +126,13 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
 #define DLSYS_UNARY(Name, op, expression) DLSYS_KERNEL_NAMED(cpu, Name, op, Unary<fn::Name>);
 #define DLSYS_BINARY(Name, op, expression) DLSYS_KERNEL_NAMED(cpu, Name, op, Binary<fn::Name>);
 #define DLSYS_UNARY_CONST(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, WithConst<fn::Name>);
+  DLSYS_KERNEL_NAMED(cpu, Name, op, UnaryWithConst<fn::Name>);
 #define DLSYS_UNARY_CONSTS(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, WithTwoConsts<fn::Name>);
+  DLSYS_KERNEL_NAMED(cpu, Name, op, UnaryWithTwoConsts<fn::Name>);
 #define DLSYS_BINARY_CONST(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, PairWithConst<fn::Name>);
+  DLSYS_KERNEL_NAMED(cpu, Name, op, BinaryWithConst<fn::Name>);
 #define DLSYS_BINARY_CONSTS(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, PairWithTwoConsts<fn::Name>);
+  DLSYS_KERNEL_NAMED(cpu, Name, op, BinaryWithTwoConsts<fn::Name>);
 #include "math/functors.h"
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Kernels that take arrays apart and put them together: slice, place, concat, pad, gather,
-// scatter_add, one_hot.
+// Indexing kernels on the CPU: slice, place, concat, pad, gather, scatter_add, one_hot. Rows of the
+// inner axes are copied or added as vector loops. The output never overlaps an input.
 #include "math/indexing.h"
 
 #include <algorithm>
@@ -13,15 +13,6 @@
 namespace dlsys {
 namespace cpu {
 namespace {
-
-// Calls f with a null pointer of an unsigned integer as large as an element.
-template <class F>
-void WithElement(const DLArray* a, F&& f) {
-  const int64_t nbytes = DtypeNbytes(a->dtype);
-  if (nbytes == 1) return f((uint8_t*)nullptr);
-  if (nbytes == 4) return f((uint32_t*)nullptr);
-  f((uint64_t*)nullptr);
-}
 
 template <class T>
 DLSYS_INLINE void ReverseRow(const T* from, T* to, int64_t n) {
@@ -59,24 +50,24 @@ void CopyStrided(const T* x, T* y, Loop<2> rows) {
   });
 }
 
-// Copies between a part and an array of its shape: out of the part, or into it.
-void CopyPart(const Part& part, const DLArray* x, DLArray* y, bool into) {
-  const DLArray* whole = into ? x : y;  // the side that is all used
-  if (Numel(whole) == 0) return;
+// Copies between a view and a dense array of its shape: out of the view, or into it.
+void CopyView(const View& view, const DLArray* x, DLArray* y, bool into) {
+  const DLArray* dense = into ? x : y;
+  if (Numel(dense) == 0) return;
   Loop<2> loop;
-  int64_t stride = Numel(whole);
-  for (int a = 0; a < whole->ndim; a++) {
-    stride /= whole->shape[a];
-    loop.Add(whole->shape[a], {into ? stride : part.stride[a], into ? part.stride[a] : stride});
+  int64_t stride = Numel(dense);
+  for (int a = 0; a < dense->ndim; a++) {
+    stride /= dense->shape[a];
+    loop.Add(dense->shape[a], {into ? stride : view.stride[a], into ? view.stride[a] : stride});
   }
-  WithElement(x, [&](auto* type) {
-    CopyStrided((decltype(type))x->data + (into ? 0 : part.offset),
-                (decltype(type))y->data + (into ? part.offset : 0), loop);
+  WithElementBits(x, [&](auto* type) {
+    CopyStrided((decltype(type))x->data + (into ? 0 : view.offset),
+                (decltype(type))y->data + (into ? view.offset : 0), loop);
   });
 }
 
 void FillBits(DLArray* y, uint64_t bits) {
-  WithElement(y, [&](auto* type) {
+  WithElementBits(y, [&](auto* type) {
     auto* out = (decltype(type))y->data;
     const auto value = (std::remove_pointer_t<decltype(type)>)bits;
     ParallelFor(Numel(y), kGrain,
@@ -84,26 +75,26 @@ void FillBits(DLArray* y, uint64_t bits) {
   });
 }
 
-// y = the part of x that begins at element `offset` and goes on in steps s0, s1, … along its axes.
+// y = the view of x that starts at element `offset` and advances by s0, s1, … along its axes.
 void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
            int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y) {
   Check("slice", x);
   Check("slice", y);
   CheckSameDtypes("slice", x, y);
   const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
-  CopyPart(PartOf("slice", x, offset, steps, y), x, y, false);
+  CopyView(ViewOf("slice", x, offset, steps, y), x, y, false);
 }
 
-// The part of y that slice would read is x, the rest is an element of these bits.
+// The view of y that slice would read is x; every other element has these bits.
 void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
            int64_t s3, int64_t s4, int64_t s5, int64_t s6, int64_t s7, DLArray* y) {
   Check("place", x);
   Check("place", y);
   CheckSameDtypes("place", x, y);
   const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
-  const Part part = PartOf("place", y, offset, steps, x);
+  const View view = ViewOf("place", y, offset, steps, x);
   if (Numel(x) != Numel(y)) FillBits(y, (uint64_t)bits);
-  CopyPart(part, x, y, true);
+  CopyView(view, x, y, true);
 }
 
 // concat_N: N arrays one after the other along an axis.
@@ -117,18 +108,18 @@ struct Concat<std::index_sequence<I...>> {
   static void Run(Array<I>... arrays, int64_t axis, DLArray* y) {
     Check("concat", y);
     int64_t at = 0;
-    Part parts[sizeof...(I)];
-    Part* part = parts;
+    View views[sizeof...(I)];
+    View* view = views;
     for (const DLArray* x : {arrays...}) {
       Check("concat", x);
-      *part++ = JoinedPart("concat", x, axis, at, y);
+      *view++ = ConcatView("concat", x, axis, at, y);
       at += x->shape[axis];
     }
     if (at != y->shape[axis])
       Fail("concat: the arrays have %lld positions along axis %lld, the output is %s",
            (long long)at, (long long)axis, ShapeText(y).c_str());
-    part = parts;
-    for (const DLArray* x : {arrays...}) CopyPart(*part++, x, y, true);
+    view = views;
+    for (const DLArray* x : {arrays...}) CopyView(*view++, x, y, true);
   }
 };
 template <size_t N>
@@ -136,8 +127,8 @@ using ConcatOf = Concat<std::make_index_sequence<N>>;
 
 // ---- pad ----
 
-// Calls body(o, first, last) for the positions first to last of one axis at outer index o, so often
-// that all positions begin to end are met, which are counted over the outer axes.
+// Calls body(o, first, last) for positions first to last of one axis at outer index o, until
+// positions begin to end, counted over the outer axes, are covered.
 template <class F>
 DLSYS_INLINE void EachRun(int64_t begin, int64_t end, int64_t n, const F& body) {
   int64_t outer = begin / n, first = begin - outer * n;
@@ -148,27 +139,27 @@ DLSYS_INLINE void EachRun(int64_t begin, int64_t end, int64_t n, const F& body) 
   }
 }
 
-// Positions first to last of a padded axis: what lies between the borders is one copy.
+// Writes positions first to last of a padded axis; the interior is one copy.
 template <class T>
 DLSYS_INLINE void PadRun(const Padding& padding, const T* from, int64_t first, int64_t last,
                          int64_t inner, T* to) {
   const int64_t before = padding.before, n = padding.n;
   const int64_t middle = std::clamp(before, first, last);
-  const int64_t behind = std::clamp(before + n, middle, last);
+  const int64_t tail = std::clamp(before + n, middle, last);
   if (inner == 1) {
     const bool mirror = padding.reflect;
     for (int64_t i = first; i < middle; i++) to[i] = from[mirror ? before - i : 0];
     DLSYS_IVDEP
-    for (int64_t i = middle; i < behind; i++) to[i] = from[i - before];
-    for (int64_t i = behind; i < last; i++) to[i] = from[mirror ? 2 * (n - 1) - i + before : n - 1];
+    for (int64_t i = middle; i < tail; i++) to[i] = from[i - before];
+    for (int64_t i = tail; i < last; i++) to[i] = from[mirror ? 2 * (n - 1) - i + before : n - 1];
     return;
   }
   const auto copy = [&](int64_t source, int64_t i, int64_t count) {
     std::copy(from + source * inner, from + (source + count) * inner, to + i * inner);
   };
   for (int64_t i = first; i < middle; i++) copy(padding.Source(i), i, 1);
-  copy(middle - before, middle, behind - middle);
-  for (int64_t i = behind; i < last; i++) copy(padding.Source(i), i, 1);
+  copy(middle - before, middle, tail - middle);
+  for (int64_t i = tail; i < last; i++) copy(padding.Source(i), i, 1);
 }
 
 void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool reflect, DLArray* y) {
@@ -176,7 +167,7 @@ void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool re
   Check(op, y);
   const AxisSplit split(op, y, axis);
   const Padding padding = PaddingOf(op, x, axis, before, reflect, y);
-  WithElement(x, [&](auto* type) {
+  WithElementBits(x, [&](auto* type) {
     const auto* from = (decltype(type))x->data;
     auto* to = (decltype(type))y->data;
     const int64_t inner = split.inner, n = padding.n, m = padding.m;
@@ -192,8 +183,8 @@ void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool re
   });
 }
 
-// Positions first to last of the axis that was padded: those that the borders do not repeat have
-// one copy, and it lies beside the next one's.
+// Writes the gradients of positions first to last of the unpadded axis; positions that the padding
+// does not repeat have one copy, and their copies are contiguous.
 DLSYS_INLINE void PadGradientRun(const Padding& padding, const float* from, int64_t first,
                                  int64_t last, int64_t inner, float* to) {
   const auto sums = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
@@ -209,14 +200,14 @@ DLSYS_INLINE void PadGradientRun(const Padding& padding, const float* from, int6
   const int64_t left = padding.reflect ? padding.before + 1 : 1;
   const int64_t right = padding.reflect ? padding.n - 1 - after : padding.n - 1;
   const int64_t middle = std::clamp(left, first, last);
-  const int64_t behind = std::clamp(right, middle, last);
+  const int64_t tail = std::clamp(right, middle, last);
   sums(first, middle);
   const float* one = from + padding.before * inner;
-  for (int64_t k = middle * inner; k < behind * inner; k++) to[k] = 0.f + one[k];
-  sums(behind, last);
+  for (int64_t k = middle * inner; k < tail * inner; k++) to[k] = 0.f + one[k];
+  sums(tail, last);
 }
 
-// dx = the sum of dy over all copies of an element, in their order.
+// dx = the sum of dy over all copies of an element, in order.
 void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before, bool reflect,
                  DLArray* dx) {
   const float* from = Input(op, dy);
@@ -250,7 +241,7 @@ void PadReflectGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray
 
 // ---- gather, scatter_add, one_hot ----
 
-// The first index that is none of 0 … n - 1, or how many indices there are.
+// The position of the first index outside 0 … n - 1, or `count`.
 template <class T>
 int64_t FirstOutside(const T* indices, int64_t count, int64_t n) {
   constexpr int64_t kRun = 4096;
@@ -275,7 +266,7 @@ Indices CheckedIndices(const char* op, const DLArray* a, int64_t n) {
   return indices;
 }
 
-// The indices as int32, for what looks them up in every row; null where they do not fit.
+// The indices as int32, for kernels that read them for every row; null where they do not fit.
 const int32_t* Narrowed(const Indices& indices, int64_t count, int64_t n) {
   if (!indices.wide) return (const int32_t*)indices.data;
   if (n > INT32_MAX) return nullptr;
@@ -285,7 +276,7 @@ const int32_t* Narrowed(const Indices& indices, int64_t count, int64_t n) {
   return narrow;
 }
 
-// Single elements out of rows of n, for the axis that is the innermost one.
+// Gathers single elements of rows of n: the axis is the innermost one.
 template <class T, class Index>
 DLSYS_INLINE void GatherElements(const T* from, const Index* at, int64_t n, int64_t count,
                                  int64_t begin, int64_t end, T* to) {
@@ -304,12 +295,12 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y) 
   Check("gather", y);
   CheckSameDtypes("gather", x, y);
   const AxisSplit split("gather", x, axis);
-  CheckTaken("gather", x, axis, indices, y);
+  CheckGathered("gather", x, axis, indices, y);
   const Indices at = CheckedIndices("gather", indices, split.n);
   const int64_t count = Numel(indices), inner = split.inner, n = split.n;
   if (Numel(y) == 0) return;
   const int32_t* narrow = inner == 1 ? Narrowed(at, count, n) : nullptr;
-  WithElement(x, [&](auto* type) {
+  WithElementBits(x, [&](auto* type) {
     const auto* from = (decltype(type))x->data;
     auto* to = (decltype(type))y->data;
     ParallelFor(split.outer * count, RowGrain(inner), [&](int64_t begin, int64_t end) {
@@ -325,7 +316,8 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y) 
   });
 }
 
-// Which updates each of n rows gets: order[begin[row]] … order[begin[row + 1] - 1], ascending.
+// The segments of a stable counting sort of the updates by row: row r gets the updates
+// order[begin[r]] … order[begin[r + 1] - 1], ascending.
 struct Segments {
   const int64_t *begin, *order;
 
@@ -334,7 +326,7 @@ struct Segments {
     int64_t* starts = memory.Get<int64_t>(n + 2 + count);
     int64_t* sorted = starts + n + 2;
     std::fill(starts, starts + n + 2, 0);
-    // Counted two rows further on, so that placing the updates moves every start to its own row.
+    // Counts are two rows ahead, so that placing the updates moves every start to its own row.
     for (int64_t k = 0; k < count; k++) starts[indices[k] + 2]++;
     for (int64_t row = 0; row < n; row++) starts[row + 2] += starts[row + 1];
     for (int64_t k = 0; k < count; k++) sorted[starts[indices[k] + 1]++] = k;
@@ -343,7 +335,7 @@ struct Segments {
   }
 };
 
-constexpr int64_t kSumPiece = 512;  // columns added up at a time, in double on the stack
+constexpr int64_t kSumPiece = 512;  // columns summed at a time, in double on the stack
 
 // to[j] = the sum of from[k * inner + j] over the updates k, in order.
 DLSYS_INLINE void AddRows(const float* from, const int64_t* updates, const int64_t* end,
@@ -357,7 +349,7 @@ DLSYS_INLINE void AddRows(const float* from, const int64_t* updates, const int64
     return;
   }
   const float* second = row(updates[1]);
-  if (count == 2) {  // a sum of two floats is the same float by way of double
+  if (count == 2) {  // float(double(a) + double(b)) is a + b
     DLSYS_IVDEP
     for (int64_t j = 0; j < cols; j++) to[j] = 0.f + (first[j] + second[j]);
     return;
@@ -371,8 +363,8 @@ DLSYS_INLINE void AddRows(const float* from, const int64_t* updates, const int64
   for (int64_t j = 0; j < cols; j++) to[j] = (float)total[j];
 }
 
-// Single elements into rows of n, for the axis that is the innermost one: all sums of a row lie in
-// the cache.
+// Adds single elements into rows of n, where the axis is the innermost one and the sums of a row
+// fit the cache.
 constexpr int64_t kMostSums = 16384;
 
 template <class Index>
@@ -395,7 +387,7 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const float* from = Input(op, updates);
   float* to = Output(op, y);
   const AxisSplit split(op, y, axis);
-  CheckTaken(op, y, axis, indices, updates);
+  CheckGathered(op, y, axis, indices, updates);
   const Indices at = CheckedIndices(op, indices, split.n);
   if (Numel(y) == 0) return;
   const int64_t count = Numel(indices), inner = split.inner;

@@ -1,4 +1,4 @@
-// Runs of functions of one number.
+// Vector loops over unary functors, with special ones for sin, cos and constant powers.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +18,8 @@ struct MapRun {
   }
 };
 
-// sin and cos, which have a loop of their own for small numbers: mostly all of a block are.
+// sin and cos: a block whose arguments are all small, as most are, skips the range reduction for
+// large ones.
 template <float (*Near)(float), float (*Far)(float)>
 struct PeriodicRun {
   static constexpr int64_t kBlock = 1024;
@@ -29,7 +30,7 @@ struct PeriodicRun {
 
   static DLSYS_INLINE void RunBlock(const float* x, float* y, int64_t n) {
     int64_t far = 0;
-    for (int64_t k = 0; k < n; k++) far += !(Size(x[k]) <= kNearTurns);
+    for (int64_t k = 0; k < n; k++) far += !(Magnitude(x[k]) <= kNearRange);
     if (far == 0) {
       DLSYS_IVDEP
       for (int64_t k = 0; k < n; k++) y[k] = Near(x[k]);

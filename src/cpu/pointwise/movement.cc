@@ -1,4 +1,5 @@
-// Kernels that move values of any dtype: fill, cast, broadcast_to, transpose.
+// Movement kernels for every dtype on the CPU: fill, cast, broadcast_to, transpose (tiled where it
+// pays).
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -7,6 +8,7 @@
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
+#include "math/indexing.h"
 
 namespace dlsys {
 namespace cpu {
@@ -36,17 +38,7 @@ void WithDtype(const char* op, int dtype, F&& f) {
   Fail("%s: unknown dtype code %d", op, dtype);
 }
 
-// Calls f with a null pointer of an unsigned integer of that many bytes, for kernels that only move
-// values.
-template <class F>
-void WithSize(int64_t nbytes, F&& f) {
-  if (nbytes == 1) return f((uint8_t*)nullptr);
-  if (nbytes == 4) return f((uint32_t*)nullptr);
-  f((uint64_t*)nullptr);
-}
-
-// Truncates; what an integer cannot hold becomes its lowest value, and goes on from int64 into
-// uint8 modulo 256.
+// Truncates. What an integer cannot hold becomes its lowest value; uint8 is int64 modulo 256.
 template <class To, class From>
 DLSYS_INLINE To ToInteger(From x) {
   using Wide = std::conditional_t<sizeof(To) == 1, int64_t, To>;
@@ -68,7 +60,7 @@ DLSYS_INLINE To Convert(From x) {
   }
 }
 
-// Its bounds are arguments: in a closure what it writes could be part of them.
+// The bounds are arguments: captured ones might alias what it writes.
 template <class To, class From>
 DLSYS_INLINE void CastLoop(const From* x, To* y, int64_t n) {
   for (int64_t k = 0; k < n; k++) y[k] = Convert<To>(x[k]);
@@ -92,8 +84,7 @@ void Cast(const DLArray* x, DLArray* y) {
   Check("cast", x);
   Check("cast", y);
   if (Numel(x) != Numel(y))
-    Fail("cast: %s and %s have different numbers of elements", ShapeText(x).c_str(),
-         ShapeText(y).c_str());
+    Fail("cast: element counts differ: %s and %s", ShapeText(x).c_str(), ShapeText(y).c_str());
   if (x->dtype == y->dtype) return CopyRun(x->data, y->data, Numel(x) * DtypeNbytes(x->dtype));
   WithDtype("cast", x->dtype, [&](auto* from) {
     WithDtype("cast", y->dtype,
@@ -112,15 +103,10 @@ void FillWith(float c, DLArray* y) {
   });
 }
 
-void CheckSameDtype(const char* op, const DLArray* x, const DLArray* y) {
-  if (x->dtype != y->dtype)
-    Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
-}
-
-// y, contiguous, from x walked with the strides of `rows`, whose innermost axis has `cols` values
-// `stride` apart.
+// Copies x, iterated with the strides of `rows` and an innermost axis of `cols` values `stride`
+// apart, to contiguous y.
 template <class T>
-void Gather(const T* x, T* y, const Loop<1>& rows, int64_t cols, int64_t stride) {
+void StridedCopy(const T* x, T* y, const Loop<1>& rows, int64_t cols, int64_t stride) {
   const int64_t piece = std::min(cols, kGrain);
   const int64_t pieces = (cols - 1) / piece + 1;
   ParallelFor(rows.Count() * pieces, RowGrain(piece), [&](int64_t begin, int64_t end) {
@@ -144,7 +130,7 @@ void Gather(const T* x, T* y, const Loop<1>& rows, int64_t cols, int64_t stride)
 void BroadcastTo(const DLArray* x, DLArray* y) {
   Check("broadcast_to", x);
   Check("broadcast_to", y);
-  CheckSameDtype("broadcast_to", x, y);
+  CheckSameDtypes("broadcast_to", x, y);
   if (!BroadcastsTo(x, y))
     Fail("broadcast_to: shape %s does not broadcast to %s", ShapeText(x).c_str(),
          ShapeText(y).c_str());
@@ -153,15 +139,15 @@ void BroadcastTo(const DLArray* x, DLArray* y) {
   for (int a = 0; a < y->ndim; a++) rows.Add(y->shape[a], {BroadcastStride(x, y->ndim, a)});
   int64_t stride[1];
   const int64_t cols = rows.PopInner(stride);
-  WithSize(DtypeNbytes(x->dtype), [&](auto* type) {
-    Gather((decltype(type))x->data, (decltype(type))y->data, rows, cols, stride[0]);
+  WithElementBits(x, [&](auto* type) {
+    StridedCopy((decltype(type))x->data, (decltype(type))y->data, rows, cols, stride[0]);
   });
 }
 
-const int64_t kTile = 32;  // a square of it in both arrays stays in the first cache
+const int64_t kTile = 32;  // a tile of both arrays fits the L1 cache
 
-// A batch of matrices: y[r][c] = x[c * x_stride + r], both cut into square tiles. The batch's loop
-// is `outer`.
+// Transposes a batch of matrices in square tiles: y[r][c] = x[c * x_stride + r]. `outer` is the
+// loop over the batch.
 template <class T>
 void TransposeTiles(const T* x, T* y, const Loop<1>& outer, int64_t rows, int64_t cols,
                     int64_t x_stride) {
@@ -206,17 +192,17 @@ Loop<1> TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
 void Transpose(const DLArray* x, int64_t perm, DLArray* y) {
   Check("transpose", x);
   Check("transpose", y);
-  CheckSameDtype("transpose", x, y);
+  CheckSameDtypes("transpose", x, y);
   Loop<1> loop = TransposeLoop(x, perm, y);
   if (Numel(y) == 0) return;
   int64_t stride[1], row_stride[1];
   const int64_t cols = loop.PopInner(stride);
-  WithSize(DtypeNbytes(x->dtype), [&](auto* type) {
+  WithElementBits(x, [&](auto* type) {
     auto* from = (decltype(type))x->data;
     auto* to = (decltype(type))y->data;
     // Tiles pay where the axis next to the innermost is the one that is contiguous in x.
     if (stride[0] == 1 || loop.ndim == 0 || loop.stride[loop.ndim - 1][0] != 1)
-      return Gather(from, to, loop, cols, stride[0]);
+      return StridedCopy(from, to, loop, cols, stride[0]);
     const int64_t rows = loop.PopInner(row_stride);
     TransposeTiles(from, to, loop, rows, cols, stride[0]);
   });

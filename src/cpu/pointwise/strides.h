@@ -1,5 +1,5 @@
-// Walking arrays of different strides side by side: broadcasting, transposition and reduction are
-// all loops over one list of axes, in which an operand's stride is 0 where it is repeated.
+// Strided loops on the CPU: broadcasting, transposition and reduction iterate over one list of
+// axes, in which the stride of an operand is 0 where it is broadcast.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -72,8 +72,8 @@ class Cursor {
   int64_t at_[DL_MAX_NDIM];
 };
 
-// The stride of `a` along axis `axis` of an array of `ndim` axes that it is broadcast to, numpy's
-// rule: aligned at the right, repeated where it has 1 or no axis.
+// The stride of `a` along axis `axis` of an array of `ndim` axes that it broadcasts to, by numpy's
+// right-aligned rule.
 inline int64_t BroadcastStride(const DLArray* a, int ndim, int axis) {
   const int own = axis - (ndim - a->ndim);
   if (own < 0 || a->shape[own] == 1) return 0;

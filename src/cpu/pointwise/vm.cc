@@ -1,9 +1,10 @@
-// Chains of elementwise operators, interpreted a block of elements at a time: what one instruction
-// leaves is still in the cache when the next one reads it.
+// Pointwise fusion on the CPU: an interpreter of the bytecode of src/math/pointwise_vm.h that runs
+// each instruction as a vector loop over a block of elements, whose operands are still in the L1
+// cache.
 //
-// Inputs of the output's shape are read where they are; numbers, integers and what is repeated are
-// written out as blocks first. The output, float32 or bool, may be the buffer of an input of its
-// shape and dtype: a block of it is written after all reads of that block.
+// Inputs of the output's shape are read in place; immediates, integers and broadcast inputs are
+// expanded to blocks first. The output, float32 or bool, may be the buffer of an input of its shape
+// and dtype: a block is written after all reads of it.
 #include <type_traits>
 
 #include "cpu/pointwise/map.h"
@@ -16,10 +17,10 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-using chain::Band;
-using chain::Instruction;
-using chain::PowConst;
-using chain::Program;
+using pointwise::Broadcast;
+using pointwise::Instruction;
+using pointwise::PowConst;
+using pointwise::Program;
 
 constexpr int64_t kBlock = 1024;
 
@@ -62,19 +63,19 @@ void Map4(Operands from, float* to, int64_t n) {
   });
 }
 
-// By code; the places that an instruction leaves out are read by no map.
+// By opcode; operands that an instruction lacks are read by no loop.
 constexpr Map kMaps[] = {nullptr,
-#define DLSYS_MAP(Name) Map1<chain::Name>,
-                         DLSYS_CHAIN_1(DLSYS_MAP)
+#define DLSYS_MAP(Name) Map1<pointwise::Name>,
+                         DLSYS_OPCODES_1(DLSYS_MAP)
 #undef DLSYS_MAP
-#define DLSYS_MAP(Name) Map2<chain::Name>,
-                             DLSYS_CHAIN_2(DLSYS_MAP)
+#define DLSYS_MAP(Name) Map2<pointwise::Name>,
+                             DLSYS_OPCODES_2(DLSYS_MAP)
 #undef DLSYS_MAP
-#define DLSYS_MAP(Name) Map3<chain::Name>,
-                                 DLSYS_CHAIN_3(DLSYS_MAP)
+#define DLSYS_MAP(Name) Map3<pointwise::Name>,
+                                 DLSYS_OPCODES_3(DLSYS_MAP)
 #undef DLSYS_MAP
-#define DLSYS_MAP(Name) Map4<chain::Name>,
-                                     DLSYS_CHAIN_4(DLSYS_MAP)
+#define DLSYS_MAP(Name) Map4<pointwise::Name>,
+                                     DLSYS_OPCODES_4(DLSYS_MAP)
 #undef DLSYS_MAP
 };
 
@@ -83,48 +84,49 @@ constexpr Map kMaps[] = {nullptr,
 struct Source {
   const void* data;
   int dtype;
-  Band band;
-  bool direct;  // float32, element i of it meets element i of the output
+  Broadcast broadcast;
+  bool direct;  // float32 of the shape of the output
 };
 
 template <class T>
-void Spread(const T* x, const Band& band, int64_t begin, int64_t n, float* to) {
-  int64_t place = begin / band.inner % band.count;
-  if (band.inner == 1) {  // one after the other, again and again
-    for (int64_t k = 0; k < n; place = 0) {
-      const int64_t run = std::min(band.count - place, n - k);
-      for (int64_t i = 0; i < run; i++) to[k + i] = (float)x[place + i];
+void Spread(const T* x, const Broadcast& broadcast, int64_t begin, int64_t n, float* to) {
+  int64_t at = begin / broadcast.inner % broadcast.count;
+  if (broadcast.inner == 1) {  // the elements in order, repeated
+    for (int64_t k = 0; k < n; at = 0) {
+      const int64_t run = std::min(broadcast.count - at, n - k);
+      for (int64_t i = 0; i < run; i++) to[k + i] = (float)x[at + i];
       k += run;
     }
     return;
   }
-  for (int64_t k = 0, left = band.inner - begin % band.inner; k < n; left = band.inner) {
+  for (int64_t k = 0, left = broadcast.inner - begin % broadcast.inner; k < n;
+       left = broadcast.inner) {
     const int64_t run = std::min(left, n - k);
-    std::fill_n(to + k, run, (float)x[place]);
-    place = place + 1 < band.count ? place + 1 : 0;
+    std::fill_n(to + k, run, (float)x[at]);
+    at = at + 1 < broadcast.count ? at + 1 : 0;
     k += run;
   }
 }
 
-void Fetch(const Source& source, int64_t begin, int64_t n, float* to) {
+void LoadInput(const Source& source, int64_t begin, int64_t n, float* to) {
   const void* x = source.data;
   switch (source.dtype) {
     case DL_FLOAT32:
-      return Spread((const float*)x, source.band, begin, n, to);
+      return Spread((const float*)x, source.broadcast, begin, n, to);
     case DL_INT32:
-      return Spread((const int32_t*)x, source.band, begin, n, to);
+      return Spread((const int32_t*)x, source.broadcast, begin, n, to);
     case DL_INT64:
-      return Spread((const int64_t*)x, source.band, begin, n, to);
+      return Spread((const int64_t*)x, source.broadcast, begin, n, to);
     case DL_UINT8:
-      return Spread((const uint8_t*)x, source.band, begin, n, to);
+      return Spread((const uint8_t*)x, source.broadcast, begin, n, to);
   }
-  Spread((const uint8_t*)x, source.band, begin, n, to);
+  Spread((const uint8_t*)x, source.broadcast, begin, n, to);
   for (int64_t k = 0; k < n; k++) to[k] = to[k] != 0.f;
 }
 
 // ---- the kernel ----
 
-// A program with memory for blocks of up to `block` elements.
+// A program with its slots, blocks of up to `block` elements.
 class Worker {
  public:
   Worker(const Program& program, const Source* sources, int count, int64_t block)
@@ -134,29 +136,29 @@ class Worker {
     slots_ = scratch.Get<float>((size_t)(block * (program.slots + 1 + constants)));
     constants_ = slots_ + (program.slots + 1) * block;
     for (int k = 0; k < count; k++)
-      if (sources[k].band.count == 1) Fetch(sources[k], 0, block, Constant(k));
+      if (sources[k].broadcast.count == 1) LoadInput(sources[k], 0, block, Constant(k));
     for (int k = 0; k < program.count; k++)
-      std::fill_n(Constant(count + k), block, program.numbers[k]);
+      std::fill_n(Constant(count + k), block, program.immediates[k]);
   }
 
-  // Elements begin to begin + n of the output; `truth` says that they are bool.
-  void Run(int64_t begin, int64_t n, void* out, bool truth) const {
-    const float* values[1 + chain::kSlots];  // by place
-    std::fill_n(values, 1 + chain::kSlots, Slot(program_.slots));
+  // Computes elements begin to begin + n of the output, which is bool or float32.
+  void Run(int64_t begin, int64_t n, void* out, bool is_bool) const {
+    const float* values[1 + pointwise::kSlots];  // by operand
+    std::fill_n(values, 1 + pointwise::kSlots, Slot(program_.slots));
     for (int k = 0; k < count_; k++) values[1 + k] = Input(k, begin, n);
     for (int at = 0; at < program_.length; at++) {
       const Instruction& step = program_.code[at];
       const float* from[4];
       for (int k = 0; k < 4; k++) {
-        const int number = step.from[k] - chain::kFirstNumber;
-        from[k] = number < 0 ? values[step.from[k]] : Constant(count_ + number);
+        const int immediate = step.from[k] - pointwise::kFirstImmediate;
+        from[k] = immediate < 0 ? values[step.from[k]] : Constant(count_ + immediate);
       }
       float* to = Slot(step.to ? step.to - 1 : program_.slots);
-      if (at + 1 == program_.length && !truth) to = (float*)out + begin;
-      kMaps[step.code](from, to, n);
+      if (at + 1 == program_.length && !is_bool) to = (float*)out + begin;
+      kMaps[step.opcode](from, to, n);
       values[0] = values[step.to] = to;
     }
-    if (truth)
+    if (is_bool)
       for (int64_t k = 0; k < n; k++) ((uint8_t*)out)[begin + k] = values[0][k] != 0.f;
   }
 
@@ -167,8 +169,8 @@ class Worker {
   const float* Input(int k, int64_t begin, int64_t n) const {
     const Source& source = sources_[k];
     if (source.direct) return (const float*)source.data + begin;
-    if (source.band.count == 1) return Constant(k);
-    Fetch(source, begin, n, Slot(k));
+    if (source.broadcast.count == 1) return Constant(k);
+    LoadInput(source, begin, n, Slot(k));
     return Slot(k);
   }
 
@@ -179,29 +181,29 @@ class Worker {
   float *slots_, *constants_;
 };
 
-void Chain(const DLArrayList* inputs, const Program& program, DLArray* out) {
+void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out) {
   Check("pointwise", out);
-  chain::CheckOutput(out);
+  pointwise::CheckOutput(out);
   const int64_t n = Numel(out);
-  Source sources[chain::kInputs];
+  Source sources[pointwise::kInputs];
   const int count = (int)inputs->count;
   for (int k = 0; k < count; k++) {
     const DLArray* a = inputs->arrays[k];
     Check("pointwise", a);
-    chain::CheckInput(a);
-    const Band band = chain::BandOf(a, out);
-    const bool direct = a->dtype == DL_FLOAT32 && band.inner == 1 && band.count == n;
-    sources[k] = {a->data, a->dtype, band, direct};
+    pointwise::CheckInput(a);
+    const Broadcast broadcast = pointwise::BroadcastOf(a, out);
+    const bool direct = a->dtype == DL_FLOAT32 && broadcast.inner == 1 && broadcast.count == n;
+    sources[k] = {a->data, a->dtype, broadcast, direct};
   }
-  const bool truth = out->dtype == DL_BOOL;
+  const bool is_bool = out->dtype == DL_BOOL;
   ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
     const Worker worker(program, sources, count, std::min(kBlock, end - begin));
     for (int64_t at = begin; at < end; at += kBlock)
-      worker.Run(at, std::min(kBlock, end - at), out->data, truth);
+      worker.Run(at, std::min(kBlock, end - at), out->data, is_bool);
   });
 }
 
-DLSYS_KERNEL(cpu, pointwise, chain::Kernel<Chain>::Call);
+DLSYS_KERNEL(cpu, pointwise, pointwise::Kernel<Pointwise>::Call);
 
 }  // namespace
 }  // namespace cpu

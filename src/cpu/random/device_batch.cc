@@ -1,4 +1,5 @@
-// Batches of a resident data set on the CPU: orders of samples, and rows taken, cast and scaled.
+// Batches of a resident data set on the CPU: the order of samples, and a gather of rows that casts
+// and scales.
 #include "math/device_batch.h"
 
 #include <cstring>
@@ -16,13 +17,13 @@ using batch::Labels;
 using batch::Order;
 
 template <class T>
-void TakePlane(const T* x, float scale, float shift, float* y, int64_t n) {
+void TakeChannel(const T* x, float scale, float shift, float* y, int64_t n) {
   Dispatch(DLSYS_SIMD {
     for (int64_t k = 0; k < n; k++) y[k] = Affine::Of(x[k], scale, shift);
   });
 }
 
-// y[i] is the sample at(i), cast and scaled, for n samples; its labels are moved along.
+// y[i] = sample at(i), cast and scaled, for n samples; its labels are copied along.
 template <class T, class At>
 void TakeRows(const T* x, const Affine& affine, float* y, int64_t n, const Labels& labels,
               const At& at) {
@@ -30,8 +31,8 @@ void TakeRows(const T* x, const Affine& affine, float* y, int64_t n, const Label
     for (int64_t i = begin; i < end; i++) {
       const int64_t row = at(i);
       for (int64_t c = 0; c < affine.channels; c++)
-        TakePlane(x + row * affine.size + c * affine.inner, affine.scale[c], affine.shift[c],
-                  y + i * affine.size + c * affine.inner, affine.inner);
+        TakeChannel(x + row * affine.size + c * affine.inner, affine.scale[c], affine.shift[c],
+                    y + i * affine.size + c * affine.inner, affine.inner);
       if (labels.nbytes)
         memcpy(labels.to + i * labels.nbytes, labels.from + row * labels.nbytes, labels.nbytes);
     }
@@ -68,7 +69,7 @@ void TakeBatch(const DLArray* samples, const DLArray* index, const DLArray* scal
   for (const DLArray* a : {samples, index, scale, shift, (const DLArray*)y}) Check(op, a);
   const Affine affine = batch::AffineOf(op, samples, scale, shift);
   const Indices indices = IndicesOf(op, index);
-  CheckTaken(op, samples, 0, index, y);
+  CheckGathered(op, samples, 0, index, y);
   const int64_t n = Numel(index), count = samples->shape[0];
   for (int64_t i = 0; i < n; i++)
     if (indices[i] < 0 || indices[i] >= count) FailOutOfRange(op, "index", indices[i], i, count);

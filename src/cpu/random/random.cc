@@ -1,9 +1,11 @@
-// Random numbers and dropout on the CPU. The step is an array of one int64, so that a program
-// replays with new numbers when it has advanced.
+// Counter-based random numbers and dropout on the CPU, in batches that compile to vector code. The
+// step is an array of one int64, so that a replay of a program draws new numbers when it has
+// advanced.
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 #include "math/float_math.h"
+#include "math/indexing.h"
 #include "math/philox.h"
 
 namespace dlsys {
@@ -15,9 +17,7 @@ using philox::Words;
 
 void CheckStep(const char* op, const DLArray* step) {
   Check(op, step);
-  if (step->dtype != DL_INT64 || Numel(step) != 1)
-    Fail("%s: expected a step of one int64, got %s of %s", op, ShapeText(step).c_str(),
-         DtypeText(step->dtype));
+  CheckScalar(op, "step", step, DL_INT64);
 }
 
 Stream StreamOf(const char* op, const DLArray* step, int64_t seed, int64_t node) {
@@ -25,10 +25,10 @@ Stream StreamOf(const char* op, const DLArray* step, int64_t seed, int64_t node)
   return {(uint64_t)seed, *(const uint64_t*)step->data, (uint32_t)node};
 }
 
-const int64_t kBlocks = 64;          // blocks of words made at a time
-const int64_t kBatch = 4 * kBlocks;  // elements that use them
-const int64_t kElementCost = 8;      // an element costs as much as some of simple arithmetic
-const int64_t kTask = kGrain / kElementCost / kBatch;  // batches that are worth a task
+const int64_t kBlocks = 64;          // Philox blocks of a batch
+const int64_t kBatch = 4 * kBlocks;  // elements of a batch
+const int64_t kElementCost = 8;      // of an element, in elements of simple arithmetic
+const int64_t kTask = kGrain / kElementCost / kBatch;  // batches of a task, at least
 
 // The words of elements from `first`, a multiple of 4, on.
 DLSYS_INLINE void Fill(const Stream& stream, int64_t first, uint32_t (&words)[kBatch]) {
@@ -75,12 +75,12 @@ void Uniform(const DLArray* step, int64_t seed, int64_t node, float low, float r
   ForWords(stream, Numel(y), DLSYS_ELEMENT { out[k] = philox::Uniform(word, low, range); });
 }
 
-// All of a batch as if it were in the middle of the distribution, then what lies in the tails side
-// by side: loops without branches.
+// Computes a batch by the central approximation, then compacts the elements in the tails and
+// recomputes them: loops without branches.
 DLSYS_INLINE void NormalBatch(const philox::Normal& normal, const uint32_t* words, int64_t n,
                               float* y) {
   double p[kBatch], x[kBatch], tail[kBatch], r[kBatch];
-  int32_t place[kBatch];
+  int32_t index[kBatch];
   for (int64_t k = 0; k < n; k++) {
     p[k] = normal.Probability(words[k]);
     x[k] = philox::MiddleQuantile(p[k] - 0.5);
@@ -88,7 +88,7 @@ DLSYS_INLINE void NormalBatch(const philox::Normal& normal, const uint32_t* word
   int64_t tails = 0;
   for (int64_t k = 0; k < n; k++) {
     const double q = p[k] - 0.5;
-    place[tails] = (int32_t)k;
+    index[tails] = (int32_t)k;
     tail[tails] = std::min(p[k], 1 - p[k]);
     tails += !(__builtin_fabs(q) <= philox::kMiddle);
   }
@@ -97,7 +97,7 @@ DLSYS_INLINE void NormalBatch(const philox::Normal& normal, const uint32_t* word
     tail[t] = philox::TailQuantile(r[t]);
   }
   for (int64_t t = 0; t < tails; t++) {
-    const int32_t k = place[t];
+    const int32_t k = index[t];
     x[k] = __builtin_copysign(tail[t], p[k] - 0.5);
     if (!(r[t] <= philox::kTail)) x[k] = philox::NormalQuantile(p[k]);
   }

@@ -1,6 +1,6 @@
-// Where the extremes of the middle axis of x (outer, n, inner) are: argmax and argmin, (outer,
-// inner) of int64, and the mask of the first element that equals its extreme. The first of equals
-// counts; a NaN comes before every number.
+// argmax and argmin along the middle axis of x (outer, n, inner) -> (outer, inner) of int64, and
+// the mask of the first element that equals its extreme, on the CPU. The first of equals counts,
+// and NaN precedes all values.
 #include <type_traits>
 
 #include "cpu/reduce/columns.h"
@@ -13,7 +13,7 @@ static Scratch value_scratch, row_scratch;
 
 template <bool kMax, class T>
 struct Best {
-  using Join = std::conditional_t<kMax, MaxOver<T>, MinOver<T>>;
+  using Monoid = std::conditional_t<kMax, MaxMonoid<T>, MinMonoid<T>>;
 
   DLSYS_INLINE static bool IsBetter(T x, T best) {
     return (kMax ? x > best : x < best) | ((x != x) & (best == best));
@@ -21,7 +21,7 @@ struct Best {
   DLSYS_INLINE static bool IsEqual(T x, T y) { return (x == y) | ((x != x) & (y != y)); }
 };
 
-// The place behind the blocks from k on that do not have a value.
+// Skips the blocks from k on that do not contain a value.
 template <class B, int kBlock, class T>
 DLSYS_INLINE int64_t SkipBlocks(const T* x, int64_t k, int64_t n, T value) {
   for (; k + kBlock <= n; k += kBlock) {
@@ -32,7 +32,7 @@ DLSYS_INLINE int64_t SkipBlocks(const T* x, int64_t k, int64_t n, T value) {
   return k;
 }
 
-// The first place of a value that is among the n of a run.
+// The first position of a value that a run of n contains.
 template <class B, class T>
 DLSYS_INLINE int64_t Find(const T* x, int64_t n, T value) {
   int64_t k = SkipBlocks<B, 4 * kLanes>(x, 0, n, value);
@@ -41,12 +41,12 @@ DLSYS_INLINE int64_t Find(const T* x, int64_t n, T value) {
   return k;
 }
 
-// The best value of each column of a strip, and the row of n that has it first.
+// The best value of each column of a strip, and its first row of n.
 template <class B, class T>
 DLSYS_INLINE void BestOfStrip(const T* x, const Columns& s, const Strip& strip, T* value,
                               int64_t* row) {
-  const int64_t abreast = Abreast(s, strip), cols = strip.cols;
-  const int64_t width = abreast * cols, stride = abreast * s.inner;
+  const int64_t folded = FoldedRows(s, strip), cols = strip.cols;
+  const int64_t width = folded * cols, stride = folded * s.inner;
   T best[kColumns];
   int32_t at[kColumns];
   std::copy(x, x + width, best);
@@ -59,14 +59,14 @@ DLSYS_INLINE void BestOfStrip(const T* x, const Columns& s, const Strip& strip, 
     }
   };
   int32_t wide = 0;
-  for (; (wide + 1) * abreast <= strip.rows; wide++, x += stride) step(wide, width);
-  step(wide, (strip.rows - wide * abreast) * cols);
+  for (; (wide + 1) * folded <= strip.rows; wide++, x += stride) step(wide, width);
+  step(wide, (strip.rows - wide * folded) * cols);
   for (int64_t c = 0; c < cols; c++) {
     value[c] = best[c];
-    row[c] = at[c] * abreast;
-    for (int64_t a = 1; a < abreast; a++) {
+    row[c] = at[c] * folded;
+    for (int64_t a = 1; a < folded; a++) {
       const T other = best[a * cols + c];
-      const int64_t other_row = at[a * cols + c] * abreast + a;
+      const int64_t other_row = at[a * cols + c] * folded + a;
       const bool earlier = B::IsEqual(other, value[c]) && other_row < row[c];
       if (!earlier && !B::IsBetter(other, value[c])) continue;
       value[c] = other;
@@ -99,23 +99,23 @@ void ArgShort(const T* x, const Columns& s, int64_t* y) {
   ForShort(x, s, block);
 }
 
-// Long rows: the best value of each part, then its place in the best of them.
+// Row-wise: the best value of each group, then its position in the best group.
 template <class B, class T>
 void ArgRuns(const T* x, const Columns& s, int64_t* y) {
-  const int64_t groups = s.Groups(), part = s.Part();
+  const int64_t groups = s.Groups(), length = s.GroupLength();
   T* values = value_scratch.Get<T>(s.outer * groups);
-  ForParts(s, [=](const Strip& strip) __attribute__((always_inline)) {
-    values[strip.to] = JoinRun<typename B::Join>(x + strip.from, strip.rows);
+  ForGroups(s, [=](const Strip& strip) __attribute__((always_inline)) {
+    values[strip.to] = ReduceRun<typename B::Monoid>(x + strip.from, strip.rows);
   });
-  ParallelFor(s.outer, RowGrain(std::min(s.n, part)), [=](int64_t begin, int64_t end) {
+  ParallelFor(s.outer, RowGrain(std::min(s.n, length)), [=](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD {
       for (int64_t o = begin; o < end; o++) {
         const T* value = values + o * groups;
         int64_t best = 0;
         for (int64_t g = 1; g < groups; g++)
           if (B::IsBetter(value[g], value[best])) best = g;
-        const int64_t first = best * part;
-        y[o] = first + Find<B>(x + o * s.n + first, std::min(part, s.n - first), value[best]);
+        const int64_t first = best * length;
+        y[o] = first + Find<B>(x + o * s.n + first, std::min(length, s.n - first), value[best]);
       }
     });
   });
@@ -126,7 +126,7 @@ void ArgColumns(const T* x, const Columns& s, int64_t* y) {
   const int64_t groups = s.Groups(), results = s.outer * groups * s.inner;
   T* values = value_scratch.Get<T>(results);
   int64_t* rows = groups > 1 ? row_scratch.Get<int64_t>(results) : y;
-  ForParts(s, [=](const Strip& strip) __attribute__((always_inline)) {
+  ForGroups(s, [=](const Strip& strip) __attribute__((always_inline)) {
     BestOfStrip<B>(x + strip.from, s, strip, values + strip.to, rows + strip.to);
   });
   if (groups == 1) return;

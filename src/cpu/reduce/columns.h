@@ -1,8 +1,9 @@
-// How the middle axis of x (outer, n, inner) is walked to give a result for each of the columns
-// (outer, inner), and the extremes of runs. How values are grouped depends on the shape only.
+// Column-wise reductions by a monoid on the CPU: iteration over the middle axis of x (outer, n,
+// inner) for each column of (outer, inner). The grouping of values depends on the shape only.
 //
-// Vectors run across columns. Where the columns of a row are few, rows that follow each other are
-// taken abreast, as one wide row, and where n is small too, columns of different rows of `outer`.
+// Vectors run across columns. Where a row has few columns, consecutive rows are folded into one
+// wide row; where n is small too, vectors run across columns of different outer indices. A long
+// axis is reduced in groups, whose results a second loop combines.
 #pragma once
 #include <limits>
 
@@ -13,58 +14,59 @@
 namespace dlsys {
 namespace cpu {
 
-inline constexpr int64_t kColumns = 512;  // columns whose results a task holds
-inline constexpr int64_t kAbreast = 256;  // columns of a wide row
-inline constexpr int64_t kSplit = 65536;  // elements that one task joins at most, give or take
-inline constexpr int64_t kShort = 32;     // elements of a short column
+inline constexpr int64_t kColumns = 512;        // columns of a task
+inline constexpr int64_t kFoldedColumns = 256;  // columns of a folded row
+inline constexpr int64_t kSplit = 65536;        // elements of a task, about
+inline constexpr int64_t kShort = 32;           // elements of a short column
 
-// What joins two values, where `kStart` changes nothing. NaN is larger and smaller than everything.
+// Monoids: an operation and its identity. NaN propagates.
 template <class T>
-struct MaxOver {
+struct MaxMonoid {
   using State = T;
   static constexpr const char* name = "reduce_max";
-  static constexpr bool kRepeats = true;  // taking an element twice changes nothing
-  static constexpr T kStart = std::numeric_limits<T>::has_infinity
-                                  ? -std::numeric_limits<T>::infinity()
-                                  : std::numeric_limits<T>::lowest();
+  static constexpr bool kIdempotent = true;  // an element may be taken twice
+  static constexpr T kIdentity = std::numeric_limits<T>::has_infinity
+                                     ? -std::numeric_limits<T>::infinity()
+                                     : std::numeric_limits<T>::lowest();
   DLSYS_INLINE T operator()(T a, T b) const {
-    const T larger = b > a ? b : a;  // one instruction, and a branch on NaN is foreseen
+    const T larger = b > a ? b : a;  // one instruction; the branch on NaN is predicted
     return b != b ? b : larger;
   }
 };
 template <class T>
-struct MinOver {
+struct MinMonoid {
   using State = T;
   static constexpr const char* name = "reduce_min";
-  static constexpr bool kRepeats = true;
-  static constexpr T kStart = std::numeric_limits<T>::has_infinity
-                                  ? std::numeric_limits<T>::infinity()
-                                  : std::numeric_limits<T>::max();
+  static constexpr bool kIdempotent = true;
+  static constexpr T kIdentity = std::numeric_limits<T>::has_infinity
+                                     ? std::numeric_limits<T>::infinity()
+                                     : std::numeric_limits<T>::max();
   DLSYS_INLINE T operator()(T a, T b) const {
     const T smaller = b < a ? b : a;
     return b != b ? b : smaller;
   }
 };
 
-// The columns of an array (outer, n, inner), along n, and the parts that long ones are cut into.
+// The columns of an array (outer, n, inner), along n, and the groups that a long axis is split
+// into.
 struct Columns {
   int64_t outer, n, inner;
 
   bool IsShort() const { return n <= kShort && inner < kLanes; }
-  int64_t Part() const { return std::max<int64_t>(64, kSplit / std::min(inner, kColumns)); }
-  int64_t Groups() const { return n > Part() ? (n - 1) / Part() + 1 : 1; }
+  int64_t GroupLength() const { return std::max<int64_t>(64, kSplit / std::min(inner, kColumns)); }
+  int64_t Groups() const { return n > GroupLength() ? (n - 1) / GroupLength() + 1 : 1; }
 };
 
 // Checks x (outer, n, inner) against a result of shape (outer, inner), or of x's shape.
 inline Columns CheckedColumns(const char* op, const DLArray* x, const DLArray* y,
-                              bool keeps = false) {
+                              bool keeps_shape = false) {
   Check(op, x);
   Check(op, y);
-  bool fits = x->ndim == 3 && y->ndim == (keeps ? 3 : 2);
+  bool fits = x->ndim == 3 && y->ndim == (keeps_shape ? 3 : 2);
   fits = fits && y->shape[0] == x->shape[0] && y->shape[y->ndim - 1] == x->shape[2];
-  if (!fits || (keeps && y->shape[1] != x->shape[1]))
+  if (!fits || (keeps_shape && y->shape[1] != x->shape[1]))
     Fail("%s: %s does not reduce to %s: expected (outer, n, inner) and %s", op,
-         ShapeText(x).c_str(), ShapeText(y).c_str(), keeps ? "the same" : "(outer, inner)");
+         ShapeText(x).c_str(), ShapeText(y).c_str(), keeps_shape ? "the same" : "(outer, inner)");
   return {x->shape[0], x->shape[1], x->shape[2]};
 }
 
@@ -83,33 +85,34 @@ void ForStrips(const Columns& s, const F& body) {
               });
 }
 
-// Some rows of a strip of columns: they begin at element `from` of x, the first of them is row
-// `first` of n, and their results begin at element `to` of an array (outer, groups, inner).
+// Rows of a strip of columns in one group: they start at element `from` of x and row `first` of n,
+// and their results start at element `to` of an array (outer, groups, inner).
 struct Strip {
   int64_t from, first, rows, cols, to;
 };
 
-// Calls body(strip) for the strips of every part of n.
+// Calls body(strip) for the strips of every group of n.
 template <class F>
-void ForParts(const Columns& s, const F& body) {
-  const int64_t part = s.Part(), groups = s.Groups();
+void ForGroups(const Columns& s, const F& body) {
+  const int64_t length = s.GroupLength(), groups = s.Groups();
   const int64_t width = std::min(s.inner, kColumns);
   const int64_t strips = (s.inner - 1) / width + 1;
-  const int64_t grain = RowGrain(width * std::min(part, s.n));
+  const int64_t grain = RowGrain(width * std::min(length, s.n));
   ParallelFor(s.outer * groups * strips, grain, [&](int64_t begin, int64_t end) {
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t k = begin; k < end; k++) {
         const int64_t job = k / strips, col = k % strips * width;
-        const int64_t first = job % groups * part;
-        body(Strip{(job / groups * s.n + first) * s.inner + col, first, std::min(part, s.n - first),
-                   std::min(width, s.inner - col), job * s.inner + col});
+        const int64_t first = job % groups * length;
+        body(Strip{(job / groups * s.n + first) * s.inner + col, first,
+                   std::min(length, s.n - first), std::min(width, s.inner - col),
+                   job * s.inner + col});
       }
     });
   });
 }
 
-// Calls body(x from there on, where each column begins in it, first column, columns) for kLanes
-// short columns at a time. Those that the last block lacks are its last one again.
+// Calls body(x, offsets of the columns in it, first column, count of columns) for kLanes short
+// columns at a time. The last block repeats its last column.
 template <class T, class F>
 void ForShort(const T* x, const Columns& s, const F& body) {
   const int64_t columns = s.outer * s.inner, skip = (s.n - 1) * s.inner;
@@ -131,23 +134,23 @@ void ForShort(const T* x, const Columns& s, const F& body) {
   });
 }
 
-// How many rows of a strip are taken abreast.
-DLSYS_INLINE int64_t Abreast(const Columns& s, const Strip& strip) {
-  return std::max<int64_t>(1, std::min(kAbreast / s.inner, strip.rows / 4));
+// The rows of a strip that fold into one wide row.
+DLSYS_INLINE int64_t FoldedRows(const Columns& s, const Strip& strip) {
+  return std::max<int64_t>(1, std::min(kFoldedColumns / s.inner, strip.rows / 4));
 }
 
-// A run joined into one value by F.
+// Reduces a contiguous run by F.
 template <class F, class T>
-DLSYS_INLINE typename F::State JoinRun(const T* x, int64_t n) {
-  typename F::State lane[kLanes], other[kLanes];  // two, since a step waits for the last one
-  for (int j = 0; j < kLanes; j++) lane[j] = other[j] = F::kStart;
+DLSYS_INLINE typename F::State ReduceRun(const T* x, int64_t n) {
+  typename F::State lane[kLanes], other[kLanes];  // two accumulators hide the latency of F
+  for (int j = 0; j < kLanes; j++) lane[j] = other[j] = F::kIdentity;
   int64_t k = 0;
   for (; k + 2 * kLanes <= n; k += 2 * kLanes) {
     for (int j = 0; j < kLanes; j++) lane[j] = F()(lane[j], x[k + j]);
     for (int j = 0; j < kLanes; j++) other[j] = F()(other[j], x[k + kLanes + j]);
   }
   for (int j = 0; j < kLanes; j++) lane[j] = F()(lane[j], other[j]);
-  if (F::kRepeats && n > kLanes) {  // the rest with some of those before it
+  if (F::kIdempotent && n > kLanes) {  // the tail overlaps elements already taken
     if (k + kLanes < n)
       for (int j = 0; j < kLanes; j++) lane[j] = F()(lane[j], x[k + j]);
     k = n - kLanes;

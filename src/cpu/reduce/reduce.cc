@@ -1,5 +1,6 @@
-// reduce_sum over any axes. Values are added in float32 in short groups and the groups in double;
-// which values form a group depends on the shape only.
+// reduce_sum over any axes on the CPU. Values are added in float32 in short runs and the runs in
+// double; the grouping depends on the shape only, for any number of threads. Memory bandwidth
+// limits it.
 #include "cpu/pointwise/strides.h"
 #include "cpu/reduce/rows.h"
 #include "cpu/runtime/parallel.h"
@@ -9,15 +10,15 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-const int64_t kSplit = 65536;  // elements that one task adds at most, give or take
-const int64_t kColumns = 512;  // columns whose sums a task holds
-const int64_t kTree = 8;       // rows that are added in float32
-const int64_t kNarrow = 32;    // columns of rows that are taken abreast
-const int64_t kAbreast = 256;  // columns of them together
+const int64_t kSplit = 65536;        // elements of a task, about
+const int64_t kColumns = 512;        // columns of a task
+const int64_t kTree = 8;             // rows that are added in float32
+const int64_t kNarrow = 32;          // rows of at most so many columns are folded
+const int64_t kFoldedColumns = 256;  // columns of a folded row
 
 static Scratch partial_scratch;
 
-// The axes of x that stay and those that are summed, each with its strides in x.
+// The kept and the summed axes of x, each with its strides in x.
 struct Axes {
   Loop<1> kept, summed;
 };
@@ -53,7 +54,7 @@ Axes SplitAxes(const DLArray* x, int64_t axes, const DLArray* y) {
   return result;
 }
 
-// y[i] = scale * the sum of the groups' parts of it, parts being (outer, groups, cols).
+// y (outer, cols) = scale * the sum over the groups of parts (outer, groups, cols).
 void AddParts(const double* parts, float scale, float* y, int64_t outer, int64_t groups,
               int64_t cols) {
   ParallelFor(outer * cols, kGrain, [&](int64_t begin, int64_t end) {
@@ -66,7 +67,7 @@ void AddParts(const double* parts, float scale, float* y, int64_t outer, int64_t
   });
 }
 
-// The innermost axis is summed: every output adds `rows` runs of contiguous values.
+// Row-wise sums, where the innermost axis is summed: an output adds runs of contiguous values.
 class RunSums {
  public:
   RunSums(const float* x, int64_t n, const Axes& axes)
@@ -100,8 +101,7 @@ class RunSums {
   }
 
  private:
-  // Runs shorter than a vector: of kLanes of them side by side, those that the last block lacks
-  // being its last one again.
+  // Runs shorter than a vector: a lane sums one run. The last block repeats its last run.
   void RunShort(float scale, float* y) const {
     const int64_t outputs = kept_.Count();
     ParallelFor((outputs - 1) / kLanes + 1, RowGrain(kLanes * cols_),
@@ -146,7 +146,7 @@ class RunSums {
   int64_t cols_, piece_, pieces_, units_, units_per_group_;
 };
 
-// The innermost axis is kept: every output row adds `rows_` rows of contiguous values.
+// Column-wise sums, where the innermost axis is kept: an output row adds `rows_` contiguous rows.
 class ColumnSums {
  public:
   ColumnSums(const float* x, const Axes& axes) : x_(x), kept_(axes.kept), summed_(axes.summed) {
@@ -158,7 +158,7 @@ class ColumnSums {
     rows_per_group_ = std::max<int64_t>(64, kSplit / width_);
     groups_ = (rows_ - 1) / rows_per_group_ + 1;
     const bool adjacent = summed_.ndim == 1 && summed_.stride[0][0] == cols_;
-    abreast_ = adjacent && cols_ <= kNarrow ? std::min(kAbreast / cols_, rows_ / kTree) : 1;
+    folded_ = adjacent && cols_ <= kNarrow ? std::min(kFoldedColumns / cols_, rows_ / kTree) : 1;
   }
 
   void Run(float scale, float* y) const {
@@ -189,7 +189,7 @@ class ColumnSums {
     const float* base = x_ + Cursor<1>(kept_, output).offset[0] + col;
     const int64_t begin = group * rows_per_group_;
     const int64_t rows = std::min(rows_, begin + rows_per_group_) - begin;
-    if (abreast_ > 1) return SumAbreast(base + begin * cols_, rows, sums);
+    if (folded_ > 1) return SumFolded(base + begin * cols_, rows, sums);
     Cursor<1> at(summed_, begin);
     std::fill(sums, sums + width, 0.0);
     auto next = [&]() __attribute__((always_inline)) {
@@ -200,21 +200,21 @@ class ColumnSums {
     AddRows(rows, width, next, sums);
   }
 
-  // Rows that lie one behind the other, and are short: `abreast_` of them are one wide row.
-  DLSYS_INLINE void SumAbreast(const float* x, int64_t rows, double* sums) const {
-    const int64_t width = abreast_ * cols_;
+  // Adds short adjacent rows, `folded_` of which are one wide row.
+  DLSYS_INLINE void SumFolded(const float* x, int64_t rows, double* sums) const {
+    const int64_t width = folded_ * cols_;
     double wide[kColumns] = {};
     auto next = [&]() __attribute__((always_inline)) {
       x += width;
       return x - width;
     };
-    AddRows(rows / abreast_, width, next, wide);
-    for (int64_t c = 0; c < rows % abreast_ * cols_; c++) wide[c] += x[c];
+    AddRows(rows / folded_, width, next, wide);
+    for (int64_t c = 0; c < rows % folded_ * cols_; c++) wide[c] += x[c];
     for (int64_t c = cols_; c < width; c++) wide[c % cols_] += wide[c];
     std::copy(wide, wide + cols_, sums);
   }
 
-  // Adds rows, which next() gives one by one, to sums.
+  // Adds the rows that next() returns to sums.
   template <class F>
   DLSYS_INLINE static void AddRows(int64_t rows, int64_t width, const F& next, double* sums) {
     int64_t k = 0;
@@ -233,7 +233,7 @@ class ColumnSums {
 
   const float* x_;
   Loop<1> kept_, summed_;
-  int64_t cols_, width_, blocks_, rows_, rows_per_group_, groups_, abreast_;
+  int64_t cols_, width_, blocks_, rows_, rows_per_group_, groups_, folded_;
 };
 
 void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y) {

@@ -1,6 +1,6 @@
-// Sums and maxima over runs of contiguous values: in lanes, so that they become vector code without
-// reordering by the compiler, and with sums of blocks carried in double, so that the error does not
-// grow with the length.
+// Row-wise sums and maxima on the CPU, with explicit SIMD lanes, so that they compile to vector
+// code without reassociation by the compiler. Sums of blocks are carried in double, so that the
+// error does not grow with the length.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace cpu {
 inline constexpr int kLanes = 32;
 inline constexpr int64_t kSumBlock = 16 * kLanes;
 
-// A row of n values. `readable` values may be read from `data` on, those of rows behind it in the
-// same task among them.
+// A row of n values, of which `readable` >= n values may be read from `data` on: following rows of
+// the same task included.
 struct Row {
   const float* data;
   int64_t n, readable;
 };
 
-// The values of a row from k on, fewer than kLanes, with `fill` behind them: rows of any length,
-// short ones above all, run through loops of a fixed length.
+// The last values of a row, from k on, fewer than kLanes and padded by `fill`, so that loops over
+// lanes have a fixed length.
 struct Tail {
   DLSYS_INLINE Tail(const Row& row, int64_t k, float fill) {
     const float* x = row.data + k;
@@ -41,7 +41,7 @@ struct Tail {
   float lane[kLanes];
 };
 
-// Folds the lanes into one by f, as a tree.
+// Reduces the lanes to one value by f, as a tree.
 template <class T, class F>
 DLSYS_INLINE T FoldLanes(const T (&lane)[kLanes], const F& f) {
   T half[kLanes / 2];
@@ -56,7 +56,7 @@ DLSYS_INLINE float AddLanes(const float (&lane)[kLanes]) {
 }
 
 // The sum of term(x[k], y[k]) over two rows of one length, where term(x_fill, y_fill) is 0. Within
-// a block a lane adds 16 terms, then lanes are added as a tree.
+// a block a lane adds 16 terms, then the lanes are added as a tree.
 template <class F>
 DLSYS_INLINE double SumOf(const Row& x, float x_fill, const Row& y, float y_fill, const F& term) {
   double total = 0;
@@ -85,7 +85,7 @@ DLSYS_INLINE double SumOf(const Row& x) {
   return SumOf(x, 0.f, [](float value) __attribute__((always_inline)) { return value; });
 }
 
-// The largest value, minus infinity for none; NaN is passed over.
+// The largest value, minus infinity for none; NaN is ignored.
 DLSYS_INLINE float MaxOf(const Row& x) {
   const float lowest = -std::numeric_limits<float>::infinity();
   auto larger = [](float a, float b) __attribute__((always_inline)) { return b > a ? b : a; };

@@ -1,6 +1,6 @@
-// Running results along the middle axis of x (outer, n, inner): cumulative sums, and the product of
-// all elements but one, with its change along a direction. A column belongs to one task; sums and
-// products are carried in double.
+// Scans along the middle axis of x (outer, n, inner) on the CPU: cumulative sums, and the product
+// of all elements but one (exclusive prefix times exclusive suffix products) with its tangent. A
+// column belongs to one task; sums and products are carried in double.
 #include <type_traits>
 
 #include "cpu/runtime/common.h"
@@ -11,30 +11,31 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-const int kColumns = 256;  // columns that a task carries
+const int kColumns = 256;  // columns of a task
 
 static Scratch held_scratch;
 
-// How many columns a task takes that holds a column's values in double, 2 MiB of them.
+// The columns of a task that keeps its columns in double, 2 MiB of them.
 int64_t HeldColumns(const DLArray* x) {
   const int64_t columns = (1 << 18) / std::max<int64_t>(x->ndim == 3 ? x->shape[1] : 1, 1);
   return std::min<int64_t>(std::max<int64_t>(columns, 8), kColumns);
 }
 
-// Calls body(offset of the first row, columns, room for them) for strips of columns. The room is a
-// constant, and where columns are few it is their number, so that states lie in registers.
-template <int kRoom, class F>
+// Calls body(offset of the first row, columns, capacity) for strips of columns. The capacity is a
+// compile-time bound on the columns, equal to them where they are few, so that states are kept in
+// registers.
+template <int kCapacity, class F>
 DLSYS_INLINE void RunStrips(const DLArray* x, int64_t columns, const F& body) {
   const int64_t outer = x->shape[0], n = x->shape[1];
-  const int64_t inner = kRoom < kColumns ? kRoom : x->shape[2];
+  const int64_t inner = kCapacity < kColumns ? kCapacity : x->shape[2];
   const int64_t width = std::min(inner, columns);
   const int64_t strips = (inner - 1) / width + 1;
   ParallelFor(outer * strips, RowGrain(width * n), [&](int64_t begin, int64_t end) {
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t k = begin; k < end; k++) {
         const int64_t row = strips == 1 ? k : k / strips, col = (k - row * strips) * width;
-        body(row * n * inner + col, kRoom < kColumns ? kRoom : std::min(width, inner - col),
-             std::integral_constant<int, kRoom>());
+        body(row * n * inner + col, kCapacity < kColumns ? kCapacity : std::min(width, inner - col),
+             std::integral_constant<int, kCapacity>());
       }
     });
   });
@@ -61,9 +62,9 @@ void ForStrips(const char* op, const DLArray* x, const DLArray* y, int64_t colum
 void CumSum(const DLArray* x, int64_t reverse, DLArray* y) {
   const float* in = Input("cumsum", x);
   float* out = Output("cumsum", y);
-  auto strip = [=](int64_t first, int64_t cols, auto room) __attribute__((always_inline)) {
+  auto strip = [=](int64_t first, int64_t cols, auto capacity) __attribute__((always_inline)) {
     const int64_t n = x->shape[1], inner = x->shape[2];
-    double sum[decltype(room)::value];
+    double sum[decltype(capacity)::value];
     std::fill(sum, sum + cols, 0.0);
     for (int64_t k = 0; k < n; k++) {
       const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
@@ -79,9 +80,9 @@ void CumSum(const DLArray* x, int64_t reverse, DLArray* y) {
 void ProdOthers(const DLArray* x, DLArray* y) {
   const float* in = Input("prod_others", x);
   float* out = Output("prod_others", y);
-  auto strip = [=](int64_t first, int64_t cols, auto room) __attribute__((always_inline)) {
+  auto strip = [=](int64_t first, int64_t cols, auto capacity) __attribute__((always_inline)) {
     const int64_t n = x->shape[1], inner = x->shape[2];
-    double product[decltype(room)::value];
+    double product[decltype(capacity)::value];
     double* before = held_scratch.Get<double>(n * cols);
     std::fill(product, product + cols, 1.0);
     for (int64_t k = 0; k < n; k++) {
@@ -102,40 +103,41 @@ void ProdOthers(const DLArray* x, DLArray* y) {
   ForStrips("prod_others", x, y, HeldColumns(x), strip);
 }
 
-// The product of all others, y, and its change along g, dy.
+// y = the product of all other elements, dy = its tangent along g.
 void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* dy) {
   const char* op = "prod_others_tangent";
   const float* in = Input(op, x);
   const float* along = Input(op, g);
   float* out = Output(op, y);
-  float* change_out = Output(op, dy);
+  float* tangent_out = Output(op, dy);
   CheckSameShape(op, x, g);
   CheckSameShape(op, x, dy);
-  auto strip = [=](int64_t first, int64_t cols, auto room) __attribute__((always_inline)) {
+  auto strip = [=](int64_t first, int64_t cols, auto capacity) __attribute__((always_inline)) {
     const int64_t n = x->shape[1], inner = x->shape[2];
-    double product[decltype(room)::value], change[decltype(room)::value];
+    double product[decltype(capacity)::value], tangent[decltype(capacity)::value];
     double* before = held_scratch.Get<double>(2 * n * cols);
-    double* change_before = before + n * cols;
+    double* tangent_before = before + n * cols;
     std::fill(product, product + cols, 1.0);
-    std::fill(change, change + cols, 0.0);
+    std::fill(tangent, tangent + cols, 0.0);
     for (int64_t k = 0; k < n; k++) {
       const int64_t at = first + k * inner;
       for (int64_t c = 0; c < cols; c++) {
         before[k * cols + c] = product[c];
-        change_before[k * cols + c] = change[c];
-        change[c] = change[c] * in[at + c] + product[c] * along[at + c];
+        tangent_before[k * cols + c] = tangent[c];
+        tangent[c] = tangent[c] * in[at + c] + product[c] * along[at + c];
         product[c] *= in[at + c];
       }
     }
     std::fill(product, product + cols, 1.0);
-    std::fill(change, change + cols, 0.0);
+    std::fill(tangent, tangent + cols, 0.0);
     for (int64_t k = n - 1; k >= 0; k--) {
       const int64_t at = first + k * inner;
       for (int64_t c = 0; c < cols; c++) {
         const double front = before[k * cols + c];
-        change_out[at + c] = (float)(change_before[k * cols + c] * product[c] + front * change[c]);
+        tangent_out[at + c] =
+            (float)(tangent_before[k * cols + c] * product[c] + front * tangent[c]);
         out[at + c] = (float)(front * product[c]);
-        change[c] = change[c] * in[at + c] + product[c] * along[at + c];
+        tangent[c] = tangent[c] * in[at + c] + product[c] * along[at + c];
         product[c] *= in[at + c];
       }
     }

@@ -1,5 +1,5 @@
-// Reductions of the middle axis of x (outer, n, inner) to y (outer, inner): extremes, products,
-// which are carried in double, and logsumexp.
+// Reductions along the middle axis of x (outer, n, inner) -> y (outer, inner) on the CPU: max, min,
+// product (carried in double) and logsumexp (two-pass: the maximum, then the sum of exponentials).
 #include "cpu/reduce/columns.h"
 #include "math/functors.h"
 
@@ -12,27 +12,27 @@ static Scratch partial_scratch;
 struct Prod {
   using State = double;
   static constexpr const char* name = "reduce_prod";
-  static constexpr bool kRepeats = false;
-  static constexpr double kStart = 1;
+  static constexpr bool kIdempotent = false;
+  static constexpr double kIdentity = 1;
   DLSYS_INLINE double operator()(double a, double b) const { return a * b; }
 };
-using Max = MaxOver<float>;
-using Min = MinOver<float>;
+using Max = MaxMonoid<float>;
+using Min = MinMonoid<float>;
 
 // ---- max, min, prod ----
 
 template <class F, class T, class U>
-DLSYS_INLINE void JoinStrip(const T* x, const Columns& s, const Strip& strip, U* to) {
+DLSYS_INLINE void ReduceStrip(const T* x, const Columns& s, const Strip& strip, U* to) {
   if (s.inner == 1) {
-    *to = (U)JoinRun<F>(x, strip.rows);
+    *to = (U)ReduceRun<F>(x, strip.rows);
     return;
   }
-  const int64_t abreast = Abreast(s, strip), cols = strip.cols;
-  const int64_t width = abreast * cols, stride = abreast * s.inner;
+  const int64_t folded = FoldedRows(s, strip), cols = strip.cols;
+  const int64_t width = folded * cols, stride = folded * s.inner;
   typename F::State state[kColumns];
-  std::fill(state, state + width, F::kStart);
+  std::fill(state, state + width, F::kIdentity);
   int64_t r = 0;
-  for (; r + abreast <= strip.rows; r += abreast, x += stride)
+  for (; r + folded <= strip.rows; r += folded, x += stride)
     for (int64_t c = 0; c < width; c++) state[c] = F()(state[c], x[c]);
   for (int64_t c = 0; c < (strip.rows - r) * cols; c++) state[c] = F()(state[c], x[c]);
   for (int64_t c = cols; c < width; c++) state[c % cols] = F()(state[c % cols], state[c]);
@@ -40,11 +40,11 @@ DLSYS_INLINE void JoinStrip(const T* x, const Columns& s, const Strip& strip, U*
 }
 
 template <class F, class T>
-void JoinShort(const T* x, const Columns& s, float* y) {
+void ReduceShort(const T* x, const Columns& s, float* y) {
   auto block = [=](const T* from, const int32_t* start, int64_t first, int count)
                    __attribute__((always_inline)) {
                      typename F::State state[kLanes];
-                     for (int j = 0; j < kLanes; j++) state[j] = F::kStart;
+                     for (int j = 0; j < kLanes; j++) state[j] = F::kIdentity;
                      for (int64_t r = 0; r < s.n; r++)
                        for (int j = 0; j < kLanes; j++)
                          state[j] = F()(state[j], from[start[j] + r * s.inner]);
@@ -54,23 +54,23 @@ void JoinShort(const T* x, const Columns& s, float* y) {
 }
 
 template <class F, class T, class U>
-void JoinParts(const T* x, const Columns& s, U* y) {
-  ForParts(s, [=](const Strip& strip) __attribute__((always_inline)) {
-    JoinStrip<F>(x + strip.from, s, strip, y + strip.to);
+void ReduceGroups(const T* x, const Columns& s, U* y) {
+  ForGroups(s, [=](const Strip& strip) __attribute__((always_inline)) {
+    ReduceStrip<F>(x + strip.from, s, strip, y + strip.to);
   });
 }
 
 template <class F>
 void ReduceTo(const float* x, const Columns& s, float* y) {
-  if (s.IsShort()) return JoinShort<F>(x, s, y);
+  if (s.IsShort()) return ReduceShort<F>(x, s, y);
   const int64_t groups = s.Groups();
-  if (groups == 1) return JoinParts<F>(x, s, y);
+  if (groups == 1) return ReduceGroups<F>(x, s, y);
   using State = typename F::State;
   State* partial = partial_scratch.Get<State>(s.outer * groups * s.inner);
-  JoinParts<F>(x, s, partial);
+  ReduceGroups<F>(x, s, partial);
   ForStrips({s.outer, groups, s.inner}, [=](int64_t o, int64_t col, int64_t cols) {
     for (int64_t c = col; c < col + cols; c++) {
-      State state = F::kStart;
+      State state = F::kIdentity;
       for (int64_t g = 0; g < groups; g++)
         state = F()(state, partial[(o * groups + g) * s.inner + c]);
       y[o * s.inner + c] = (float)state;
@@ -88,15 +88,15 @@ void Reduce(const DLArray* x, DLArray* y) {
 
 // ---- logsumexp ----
 
-// What is subtracted before exp, from the largest value: inf - inf would be NaN.
-DLSYS_INLINE float Shift(float largest) {
-  return largest == Max::kStart || largest == Min::kStart ? 0.f : largest;
+// What is subtracted before exp: the maximum, or 0 where it is infinite, as inf - inf would be NaN.
+DLSYS_INLINE float Shift(float max) {
+  return max == Max::kIdentity || max == Min::kIdentity ? 0.f : max;
 }
 
 DLSYS_INLINE float LogSumExpRun(const float* x, int64_t n) {
-  const float shift = Shift(JoinRun<Max>(x, n));
+  const float shift = Shift(ReduceRun<Max>(x, n));
   const double sum =
-      SumOf(Row{x, n, n}, Max::kStart,
+      SumOf(Row{x, n, n}, Max::kIdentity,
             [=](float value) __attribute__((always_inline)) { return fn::exp(value - shift); });
   return fn::log((float)sum) + shift;
 }
@@ -106,7 +106,7 @@ void LogSumExpShort(const float* x, const Columns& s, float* y) {
                    __attribute__((always_inline)) {
                      float shift[kLanes];
                      double sum[kLanes] = {};
-                     for (int j = 0; j < kLanes; j++) shift[j] = Max::kStart;
+                     for (int j = 0; j < kLanes; j++) shift[j] = Max::kIdentity;
                      for (int64_t r = 0; r < s.n; r++)
                        for (int j = 0; j < kLanes; j++)
                          shift[j] = Max()(shift[j], from[start[j] + r * s.inner]);
@@ -122,16 +122,16 @@ void LogSumExpShort(const float* x, const Columns& s, float* y) {
 
 // The sums of exp(x - shift) over the rows of a strip.
 DLSYS_INLINE void SumExpOfStrip(const float* x, const Columns& s, const Strip& strip,
-                                const float* largest, double* to) {
-  const int64_t abreast = Abreast(s, strip), cols = strip.cols;
-  const int64_t width = abreast * cols, stride = abreast * s.inner;
+                                const float* max, double* to) {
+  const int64_t folded = FoldedRows(s, strip), cols = strip.cols;
+  const int64_t width = folded * cols, stride = folded * s.inner;
   float shift[kColumns];
   double sum[kColumns];
-  for (int64_t c = 0; c < cols; c++) shift[c] = Shift(largest[c]);
+  for (int64_t c = 0; c < cols; c++) shift[c] = Shift(max[c]);
   for (int64_t c = cols; c < width; c++) shift[c] = shift[c - cols];
   std::fill(sum, sum + width, 0.0);
   int64_t r = 0;
-  for (; r + abreast <= strip.rows; r += abreast, x += stride)
+  for (; r + folded <= strip.rows; r += folded, x += stride)
     for (int64_t c = 0; c < width; c++) sum[c] += fn::exp(x[c] - shift[c]);
   for (int64_t c = 0; c < (strip.rows - r) * cols; c++) sum[c] += fn::exp(x[c] - shift[c]);
   for (int64_t c = cols; c < width; c++) sum[c % cols] += sum[c];
@@ -142,7 +142,7 @@ void LogSumExpColumns(const float* x, const Columns& s, float* y) {
   ReduceTo<Max>(x, s, y);
   const int64_t groups = s.Groups();
   double* sums = partial_scratch.Get<double>(s.outer * groups * s.inner);
-  ForParts(s, [=](const Strip& strip) __attribute__((always_inline)) {
+  ForGroups(s, [=](const Strip& strip) __attribute__((always_inline)) {
     const int64_t o = strip.to / (groups * s.inner), col = strip.to % s.inner;
     SumExpOfStrip(x + strip.from, s, strip, y + o * s.inner + col, sums + strip.to);
   });

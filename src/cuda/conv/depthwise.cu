@@ -92,7 +92,7 @@ __global__ void FilterGradientKernel(const Conv c, const float* x, const float* 
       sum = fmaf(dy[(n * c.o + o) * out + position],
                  x[((n * c.c + channel) * c.in.h + h) * c.in.w + w], sum);
   }
-  sum = Join<SumOf, kThreads>(sum);
+  sum = GroupReduce<SumMonoid, kThreads>(sum);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 

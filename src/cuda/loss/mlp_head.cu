@@ -92,9 +92,9 @@ __device__ __forceinline__ void ClearPadding(float* values, int columns) {
 
 template <int kRows, bool kTensorCores, class Labels>
 __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_constant__ Head given,
-                                                              Labels labels, Meeting meeting,
+                                                              Labels labels, GridReduction meeting,
                                                               float scale, float* loss) {
-  static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; AddUp");
+  static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; FinishGridSum");
   float* const memory = DynamicShared<float>();
   __shared__ float of_warp[kWarps];
   __shared__ Arrivals arrivals;
@@ -120,7 +120,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
     nbytes += Begin(head.copy[c], (float)blockIdx.x / (float)gridDim.x, memory, &arrivals);
   ClearPadding<kRows>(memory + head.gradients_at, head.classes);
   if (head.weights_ready) GridDependencySynchronize();
-  const unsigned came_before = Come(meeting);
+  const unsigned arrival = Arrive(meeting);
 #pragma unroll 1
   for (int64_t first = begin; first < head.rows; first += (int64_t)gridDim.x * kRows) {
     const int valid = (int)min((int64_t)kRows, head.rows - first);
@@ -129,7 +129,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
         head.x + first * head.k, head.stage[0].from_at, valid, head.k, head.k, Pitch(head.k)};
     if (first > begin || !head.x_ready) nbytes += Begin(rows, 0.f, memory, &arrivals);
     CloseCopies();
-    const auto label = labels.Hold(first + warp, exists);
+    const auto label = labels.LoadLabel(first + warp, exists);
     WaitForCopies<0>();
     Arrive(&arrivals, nbytes);
     WaitForArrivals(&arrivals, phase);
@@ -159,7 +159,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   sum = of_warp[0];
 #pragma unroll
   for (int k = 1; k < kWarps; k++) sum += of_warp[k];
-  AddUp(sum, came_before, meeting, scale, loss);
+  FinishGridSum(sum, arrival, meeting, scale, loss);
 }
 
 }  // namespace mlp_head
@@ -263,7 +263,7 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
 }
 
 struct LossArgs {
-  Meeting meeting;
+  GridReduction meeting;
   float scale;
   float* loss;
 };
@@ -287,7 +287,7 @@ void RunUnfused(const char* op, DLContext ctx, const Layers& layers, const Label
     RunGemm(op, p, stream);
     x = p.c;
   }
-  RunPair(op, ctx.device_id, x, rows, classes, labels, layers.dlogits, loss_args.meeting,
+  RunFusedCrossEntropy(op, ctx.device_id, x, rows, classes, labels, layers.dlogits, loss_args.meeting,
           loss_args.scale, loss_args.loss, stream);
   const float* dy = layers.dlogits;
   for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
@@ -319,7 +319,7 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
                  head.k % 4 == 0 && Aligned16(layers.x);
   if (layers.rows == 0) head.copies = 0;  // nothing would wait for them
   const int64_t groups = CeilDiv(layers.rows, kRows);
-  const int64_t most = std::min(multiprocessors, kMeetingPlaces);
+  const int64_t most = std::min(multiprocessors, kMaxPartials);
   const int64_t passes = std::max<int64_t>(1, CeilDiv(groups, most));
   if (!fits || passes > kMaxPasses) return RunUnfused(op, ctx, layers, labels, loss_args, stream);
   const int64_t blocks = std::max<int64_t>(1, CeilDiv(groups, passes));
@@ -393,7 +393,7 @@ void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
                DLArrayList* gradients, bool sparse, float dy, DLStream stream) {
   Enter(op, loss, x, labels, meeting, dlogits);
   const Layers layers = CheckedLayers(op, x, weights, biases, code, dlogits, values, gradients);
-  const LossArgs loss_args{CheckedMeeting(op, meeting), scale, CheckedLoss(op, loss)};
+  const LossArgs loss_args{CheckedReduction(op, meeting), scale, CheckedLoss(op, loss)};
   if (sparse)
     return RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, dy), loss_args,
                       stream);

@@ -1,11 +1,11 @@
-// Softmax, log-softmax, both cross entropies, negative log-likelihood and their gradients, over
-// rows x (rows, classes).
+// Row-wise softmax, log-softmax, dense and sparse cross-entropy, negative log-likelihood, and their
+// gradients, over x (rows, classes).
 //
-// A group of lanes takes a row: half a warp for up to 16 classes, a warp for up to 512, a block
-// beyond. A row is read once for its maximum and once for sum(exp(x - max)), which cannot overflow;
-// the later reads hit the cache. A row is written only after all its lanes have read it, so the
-// output may be the buffer of an input of its shape. An integer label out of range gives NaN for
-// its row and is told (fault.cuh).
+// A thread group takes a row: 16 lanes for up to 16 classes, a warp for up to 512, a block beyond.
+// The softmax is two-pass: the maximum, then sum(exp(x - max)), which cannot overflow; later reads
+// hit the cache. A row is written only after its group has read it, so an output may be the buffer
+// of an input of its shape. A label out of range gives NaN for its row and is reported (fault.cuh).
+// Memory bandwidth limits it.
 #include "cuda/loss/softmax.cuh"
 #include "cuda/reduce/reduce.cuh"
 
@@ -15,47 +15,47 @@ namespace {
 
 // ---- kernels ----
 
-// Runs op on every row with kLanes lanes. Lanes without a row see one of 0 classes: they have to
-// meet the others.
-template <int kLanes, class Op>
+// Runs op on every row with a group of kGroup threads. A group without a row sees a row of 0
+// classes, since all threads of the block have to reach the barriers.
+template <int kGroup, class Op>
 __global__ void RowsKernel(int64_t rows, int64_t classes, Op op) {
-  constexpr int kGroups = kThreads / kLanes;
-  const int group = threadIdx.x / kLanes;
-  const int lane = threadIdx.x % kLanes;
+  constexpr int kGroups = kThreads / kGroup;
+  const int group = threadIdx.x / kGroup;
+  const int rank = threadIdx.x % kGroup;
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < rows;
        first += (int64_t)gridDim.x * kGroups) {
     const int64_t row = first + group;
     const bool exists = row < rows;
-    op.template Row<kLanes>(exists ? row : 0, classes, exists ? classes : 0, lane,
-                            exists && lane == 0);
+    op.template Row<kGroup>(exists ? row : 0, classes, exists ? classes : 0, rank,
+                            exists && rank == 0);
   }
 }
 
 // In every op below: `classes` is the length of a row, `count` the same or 0, and `writes` is true
-// in the one lane that writes the row's own result.
+// in the one thread that writes the result of the row.
 
 struct SoftmaxOp {
   const float* x;  // (rows, classes)
   float* y;        // (rows, classes)
-  template <int kLanes>
-  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+  template <int kGroup>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
     const float* in = x + row * classes;
     float* out = y + row * classes;
-    const Stats stats = RowStats<kLanes>(in, count, lane);
-    for (int64_t c = lane; c < count; c += kLanes) out[c] = expf(in[c] - stats.max) / stats.sum;
+    const Stats stats = RowStats<kGroup>(in, count, rank);
+    for (int64_t c = rank; c < count; c += kGroup) out[c] = expf(in[c] - stats.max) / stats.sum;
   }
 };
 
 struct LogSoftmaxOp {
   const float* x;  // (rows, classes)
   float* y;        // (rows, classes)
-  template <int kLanes>
-  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+  template <int kGroup>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
     const float* in = x + row * classes;
     float* out = y + row * classes;
-    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const Stats stats = RowStats<kGroup>(in, count, rank);
     const float log_sum = logf(stats.sum);
-    for (int64_t c = lane; c < count; c += kLanes) out[c] = (in[c] - stats.max) - log_sum;
+    for (int64_t c = rank; c < count; c += kGroup) out[c] = (in[c] - stats.max) - log_sum;
   }
 };
 
@@ -63,16 +63,16 @@ struct CrossEntropyOp {
   const float* x;       // logits (rows, classes)
   const float* labels;  // (rows, classes)
   float* loss;          // (rows)
-  template <int kLanes>
-  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool writes) const {
+  template <int kGroup>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool writes) const {
     const float* in = x + row * classes;
     const float* target = labels + row * classes;
-    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const Stats stats = RowStats<kGroup>(in, count, rank);
     const float log_sum = logf(stats.sum);
     float sum = 0.f;
-    for (int64_t c = lane; c < count; c += kLanes)
+    for (int64_t c = rank; c < count; c += kGroup)
       sum += target[c] * (log_sum - (in[c] - stats.max));
-    sum = Join<SumOf, kLanes>(sum);
+    sum = GroupReduce<SumMonoid, kGroup>(sum);
     if (writes) loss[row] = sum;
   }
 };
@@ -82,16 +82,16 @@ struct CrossEntropyGradientOp {
   const float* labels;  // (rows, classes)
   const float* dy;      // (rows)
   float* dx;            // (rows, classes)
-  template <int kLanes>
-  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+  template <int kGroup>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
     const float* in = x + row * classes;
     const float* target = labels + row * classes;
     float* out = dx + row * classes;
-    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const Stats stats = RowStats<kGroup>(in, count, rank);
     float mass = 0.f;
-    for (int64_t c = lane; c < count; c += kLanes) mass += target[c];
-    mass = Join<SumOf, kLanes>(mass);
-    for (int64_t c = lane; c < count; c += kLanes)
+    for (int64_t c = rank; c < count; c += kGroup) mass += target[c];
+    mass = GroupReduce<SumMonoid, kGroup>(mass);
+    for (int64_t c = rank; c < count; c += kGroup)
       out[c] = (expf(in[c] - stats.max) / stats.sum * mass - target[c]) * dy[row];
   }
 };
@@ -100,10 +100,10 @@ struct SparseCrossEntropyOp {
   const float* x;  // logits (rows, classes)
   Labels labels;
   float* loss;  // (rows)
-  template <int kLanes>
-  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool writes) const {
+  template <int kGroup>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool writes) const {
     const float* in = x + row * classes;
-    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const Stats stats = RowStats<kGroup>(in, count, rank);
     if (!writes) return;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
@@ -117,17 +117,17 @@ struct SparseCrossEntropyGradientOp {
   Labels labels;
   const float* dy;  // (rows)
   float* dx;        // (rows, classes)
-  template <int kLanes>
-  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+  template <int kGroup>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
     const float* in = x + row * classes;
     float* out = dx + row * classes;
-    const Stats stats = RowStats<kLanes>(in, count, lane);
+    const Stats stats = RowStats<kGroup>(in, count, rank);
     if (count == 0) return;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
     const float scale = valid ? dy[row] : NAN;
-    if (!valid && lane == 0) labels.faults.OutOfRange(label, row, classes);
-    for (int64_t c = lane; c < count; c += kLanes)
+    if (!valid && rank == 0) labels.faults.OutOfRange(label, row, classes);
+    for (int64_t c = rank; c < count; c += kGroup)
       out[c] = (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale;
   }
 };
@@ -136,19 +136,19 @@ struct LikelihoodGradientOp {
   Labels labels;
   const float* dy;  // (rows)
   float* dx;        // (rows, classes)
-  template <int kLanes>
-  __device__ void Row(int64_t row, int64_t classes, int64_t count, int lane, bool) const {
+  template <int kGroup>
+  __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
     if (count == 0) return;
     float* out = dx + row * classes;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
     const float at_label = -dy[row], elsewhere = valid ? 0.f : NAN;
-    if (!valid && lane == 0) labels.faults.OutOfRange(label, row, classes);
-    for (int64_t c = lane; c < count; c += kLanes) out[c] = c == label ? at_label : elsewhere;
+    if (!valid && rank == 0) labels.faults.OutOfRange(label, row, classes);
+    for (int64_t c = rank; c < count; c += kGroup) out[c] = c == label ? at_label : elsewhere;
   }
 };
 
-// x (rows, classes) -> loss (rows): a thread a row, of which it reads one element.
+// x (rows, classes) -> loss (rows), a thread a row; it reads one element.
 __global__ void LikelihoodKernel(const float* x, Labels labels, float* loss, int64_t rows,
                                  int64_t classes) {
   for (int64_t row = FirstItem(); row < rows; row += ItemStep()) {
@@ -251,7 +251,7 @@ void NegativeLogLikelihoodGradient(const DLArray* labels, const DLArray* dy, DLA
   RunRows(op, rows, LikelihoodGradientOp{checked, In(op, dy), Out(op, dx)}, stream);
 }
 
-// The loss of each row in scratch, then their mean. The mean of no rows is NaN, as numpy has it.
+// The losses of the rows go to scratch, then their mean. The mean of no rows is NaN, as in numpy.
 void CrossEntropyMean(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
   const char* op = "softmax_cross_entropy_mean";
   Enter(op, loss, x, labels);

@@ -1,4 +1,4 @@
-// What kernels over the rows of a softmax share: a row's maximum and sum, labels, and shapes.
+// Device code and argument checks that row-wise softmax kernels share.
 #pragma once
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/fault.cuh"
@@ -10,17 +10,17 @@ struct Stats {
   float max, sum;  // sum of exp(x - max)
 };
 
-// kUnroll: for how many classes a lane has code; 1 where few rows are all that a kernel has.
-template <int kLanes, int kUnroll = 4>
-__device__ Stats RowStats(const float* x, int64_t classes, int lane) {
+// kUnroll is how far the loops over classes unroll; 1 where there are few rows, to keep code small.
+template <int kGroup, int kUnroll = 4>
+__device__ Stats RowStats(const float* x, int64_t classes, int rank) {
   float max = -INFINITY;
 #pragma unroll kUnroll
-  for (int64_t c = lane; c < classes; c += kLanes) max = fmaxf(max, x[c]);
-  max = Join<MaxOf, kLanes>(max);
+  for (int64_t c = rank; c < classes; c += kGroup) max = fmaxf(max, x[c]);
+  max = GroupReduce<MaxMonoid, kGroup>(max);
   float sum = 0.f;
 #pragma unroll kUnroll
-  for (int64_t c = lane; c < classes; c += kLanes) sum += expf(x[c] - max);
-  return {max, Join<SumOf, kLanes>(sum)};
+  for (int64_t c = rank; c < classes; c += kGroup) sum += expf(x[c] - max);
+  return {max, GroupReduce<SumMonoid, kGroup>(sum)};
 }
 
 struct Labels {

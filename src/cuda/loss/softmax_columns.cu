@@ -1,9 +1,10 @@
-// Softmax and log-softmax over the middle axis of x (outer, n, inner).
+// Column-wise softmax and log-softmax, over the middle axis of x (outer, n, inner).
 //
-// A block takes kCols columns with kRows threads each; neighbouring threads take neighbouring
-// elements. The threads of a column join their maxima and then their sums of exp(x - max), which
-// cannot overflow, as trees in shared memory, so every run gives the same bits; the later reads of
-// x mostly hit the cache. Outputs never overlap inputs.
+// A block takes kCols columns with kRows threads each; neighboring threads take neighboring
+// elements. The softmax is two-pass: the threads of a column combine their maxima, then their sums
+// of exp(x - max), which cannot overflow, by trees in shared memory, so every run gives the same
+// bits. Later reads of x mostly hit the cache. Outputs never overlap inputs. Memory bandwidth
+// limits it.
 #include "cuda/reduce/group.cuh"
 
 namespace dlsys {
@@ -12,9 +13,9 @@ namespace {
 
 // ---- kernels ----
 
-// Joins one value a thread over the kRows threads of its column; all of them get the result.
+// Combines one value a thread over the kRows threads of its column, all of which get the result.
 template <class Op, int kCols, int kRows>
-__device__ float JoinColumn(float value, int row, int col) {
+__device__ float ColumnReduce(float value, int row, int col) {
   if constexpr (kRows == 1) {
     return value;
   } else {
@@ -24,7 +25,7 @@ __device__ float JoinColumn(float value, int row, int col) {
     __syncthreads();
 #pragma unroll
     for (int half = kRows / 2; half > 0; half /= 2) {
-      if (row < half) values[row][col] = Op::Join(values[row][col], values[row + half][col]);
+      if (row < half) values[row][col] = Op::Combine(values[row][col], values[row + half][col]);
       __syncthreads();
     }
     return values[0][col];
@@ -35,7 +36,7 @@ template <bool kLog, int kCols, int kRows>
 __global__ void __launch_bounds__(kThreads)
     SoftmaxColumnsKernel(const float* x, float* y, int64_t columns, int64_t n, int64_t inner) {
   const int row = (int)threadIdx.x / kCols, col = (int)threadIdx.x % kCols;
-  // The bound is the same for the whole block, as its barriers need.
+  // The bound is uniform over the block, as its barriers require.
   for (int64_t tile = blockIdx.x; tile * kCols < columns; tile += gridDim.x) {
     const int64_t column = tile * kCols + col;
     const int64_t count = column < columns ? n : 0;
@@ -43,10 +44,10 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = o * n * inner + (column - o * inner);
     float max = -INFINITY;
     for (int64_t r = row; r < count; r += kRows) max = fmaxf(max, x[first + r * inner]);
-    max = JoinColumn<MaxOf, kCols, kRows>(max, row, col);
+    max = ColumnReduce<MaxMonoid, kCols, kRows>(max, row, col);
     float sum = 0.f;
     for (int64_t r = row; r < count; r += kRows) sum += expf(x[first + r * inner] - max);
-    sum = JoinColumn<SumOf, kCols, kRows>(sum, row, col);
+    sum = ColumnReduce<SumMonoid, kCols, kRows>(sum, row, col);
     const float log_sum = kLog ? logf(sum) : 0.f;
     for (int64_t r = row; r < count; r += kRows) {
       const float shifted = x[first + r * inner] - max;
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kManyColumns = int64_t(1) << 16;
 
-// One thread a column where there are threads enough or nothing to share, blocks of 32 columns
-// otherwise, and of 4 where a row has no more.
+// One thread a column where there are enough columns or few rows, blocks of 32 columns otherwise,
+// of 4 where inner is no larger.
 template <bool kLog>
 void Softmax(const DLArray* x, DLArray* y, DLStream stream) {
   const char* op = kLog ? "log_softmax_columns" : "softmax_columns";

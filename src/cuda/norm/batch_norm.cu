@@ -1,10 +1,12 @@
-// Batch normalisation over x (N, C, ...) seen as (outer, channels, inner), forward;
-// norm_gradient.cu has the way back, norm_tile.cuh how channels are gone over.
+// Batch normalization forward, over x (N, C, ...) seen as (outer, channels, inner): statistics, the
+// affine map (with an activation and a residual addend), and running statistics.
 //
-// Statistics read x once: a thread sums what its numbers are beyond its first one, and the squares
-// of that, which keeps the digits of any mean; blocks and then parts are joined by their means
-// (Chan, Golub and LeVeque 1979), in a fixed order, so that the bits are the same every run. The
-// output of a map may be one of its inputs.
+// Statistics read x once. A thread sums deviations from its first element and their squares
+// (shifted data, which keeps the digits for any mean); threads, blocks and partial moments combine
+// by the parallel variance formula of Chan, Golub and LeVeque (1979), in a fixed order. Given
+// arrival counters, the last block to arrive at a tile of channels combines its partial moments
+// (single-pass reduction); otherwise a second launch does. The output of a map may be one of its
+// inputs. Memory bandwidth limits both kernels. The tiling is in batch_norm_tile.cuh.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/norm/batch_norm_tile.cuh"
 #include "cuda/norm/norm.cuh"
@@ -16,7 +18,7 @@ namespace {
 
 // ---- kernels ----
 
-// Means are kept beyond the first number of their channel.
+// Partial means are relative to the first element of their channel.
 struct MomentsOp {
   const float* x;
   float* means;    // (parts, channels)
@@ -25,56 +27,56 @@ struct MomentsOp {
   float* variance;
 
   template <int kVector>
-  __device__ void Part(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                       int64_t tile) const {
-    __shared__ TileTotals sums, spread;
-    Walk<kVector> walk(shape, tiling, part, tile);
-    const float count = (float)walk.count;
-    Unit<kVector> first = {}, sum = {}, square = {};
-    if (walk.count > 0) first = Read<kVector>(x + walk.at);
-    walk.template Each<4>([&](int64_t, int64_t at) { return Read<kVector>(x + at); },
-                          [&](const Unit<kVector>& u, int64_t) {
+  __device__ void Partial(const Channels& shape, const ChannelTiling& tiling, int64_t part,
+                          int64_t tile) const {
+    __shared__ TileSums sums, spread;
+    TileIterator<kVector> it(shape, tiling, part, tile);
+    const float count = (float)it.count;
+    Vec<kVector> first = {}, sum = {}, square = {};
+    if (it.count > 0) first = Read<kVector>(x + it.at);
+    it.template ForEach<4>([&](int64_t, int64_t at) { return Read<kVector>(x + at); },
+                           [&](const Vec<kVector>& u, int64_t) {
 #pragma unroll
-                            for (int e = 0; e < kVector; e++) {
-                              const float d = u.v[e] - first.v[e];
-                              sum.v[e] += d;
-                              square.v[e] = fmaf(d, d, square.v[e]);
-                            }
-                          });
-    float own[kVector] = {}, apart[kVector] = {};
+                             for (int e = 0; e < kVector; e++) {
+                               const float d = u.v[e] - first.v[e];
+                               sum.v[e] += d;
+                               square.v[e] = fmaf(d, d, square.v[e]);
+                             }
+                           });
+    float thread_sum[kVector] = {}, offset[kVector] = {};
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      if (walk.count == 0) continue;
-      apart[e] = first.v[e] - x[walk.c[e] * shape.inner];
-      own[e] = fmaf(count, apart[e], sum.v[e]);
+      if (it.count == 0) continue;
+      offset[e] = first.v[e] - x[it.c[e] * shape.inner];
+      thread_sum[e] = fmaf(count, offset[e], sum.v[e]);
     }
-    JoinUnits(shape, tiling, own, &sums);
+    ReduceVecs(shape, tiling, thread_sum, &sums);
     const float all = (float)tiling.PerChannel(part);
     const int64_t begin = tile * tiling.width;
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      if (walk.count == 0) continue;
+      if (it.count == 0) continue;
       const float m = sum.v[e] / count;
-      const float shift = apart[e] + m - sums.of[walk.c[e] - begin] / all;
-      own[e] = fmaf(count * shift, shift, fmaf(-m, sum.v[e], square.v[e]));
+      const float shift = offset[e] + m - sums.of[it.c[e] - begin] / all;
+      thread_sum[e] = fmaf(count * shift, shift, fmaf(-m, sum.v[e], square.v[e]));
     }
-    JoinUnits(shape, tiling, own, &spread);
+    ReduceVecs(shape, tiling, thread_sum, &spread);
     const int64_t c = begin + threadIdx.x;
     if (threadIdx.x >= tiling.width || c >= shape.count) return;
     means[part * shape.count + c] = all > 0.f ? sums.of[threadIdx.x] / all : 0.f;
     squares[part * shape.count + c] = spread.of[threadIdx.x];
   }
 
-  __device__ void All(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
-    __shared__ TileTotals sums, spread;
+  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
+    __shared__ TileSums sums, spread;
     const float total = (float)shape.PerChannel();
-    JoinParts(
+    ReduceParts(
         shape, tiling, tile,
         [&](int64_t p, int64_t c, int) {
           return (float)tiling.PerChannel(p) * __ldcg(means + p * shape.count + c);
         },
         &sums);
-    JoinParts(
+    ReduceParts(
         shape, tiling, tile,
         [&](int64_t p, int64_t c, int w) {
           const float shift = __ldcg(means + p * shape.count + c) - sums.of[w] / total;
@@ -93,14 +95,14 @@ struct MomentsOp {
 struct NoActivation {
   __device__ __forceinline__ float operator()(float x) const { return x; }
 };
-struct Numbered {
+struct RuntimeActivation {
   int activation;
   __device__ __forceinline__ float operator()(float x) const {
     return ApplyActivation(activation, 0, 0.f, x);
   }
 };
 
-// y = activation(normalised x [+ addend])
+// y = activation(normalized x [+ addend])
 template <class Activation, bool kAdds>
 struct NormalizeOp {
   const float* x;
@@ -112,18 +114,18 @@ struct NormalizeOp {
   Activation activation;
 
   template <int kVector>
-  __device__ void Map(Walk<kVector>& walk) const {
+  __device__ void Map(TileIterator<kVector>& it) const {
     struct Loaded {
-      Unit<kVector> x, addend;
+      Vec<kVector> x, addend;
     };
     Affine affine[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      const int64_t c = walk.c[e];
+      const int64_t c = it.c[e];
       affine[e] =
-          e > 0 && c == walk.c[e - 1] ? affine[e - 1] : AffineOf(moments.Of(c), scale[c], bias[c]);
+          e > 0 && c == it.c[e - 1] ? affine[e - 1] : AffineOf(moments.Of(c), scale[c], bias[c]);
     }
-    walk.template Each<kAdds ? 2 : 4>(
+    it.template ForEach<kAdds ? 2 : 4>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
           loaded.x = ReadLast<kVector>(x + at);
@@ -131,7 +133,7 @@ struct NormalizeOp {
           return loaded;
         },
         [&](const Loaded& loaded, int64_t at) {
-          Unit<kVector> out;
+          Vec<kVector> out;
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
             float v = affine[e](loaded.x.v[e]);
@@ -144,32 +146,32 @@ struct NormalizeOp {
 };
 
 struct Running {
-  float* mean;  // (channels), and so the others
+  float* mean;  // (channels), as are the others
   float* variance;
   const float* new_mean;
   const float* new_variance;
   int64_t channels;
 };
-constexpr int kLayers = 64;  // of a launch
+constexpr int kLayers = 64;  // at most, in a launch
 struct RunningTable {
   Running layer[kLayers];
 };
 
-// The next value of a running statistic. What is new with no weight changes nothing, whatever its
-// value; what is old with none is forgotten.
-__device__ __forceinline__ float Moved(float keep, float old, float by, float taken) {
+// An exponential moving average. A weight of zero drops its term even where the term is NaN or
+// infinite.
+__device__ __forceinline__ float MovingAverage(float keep, float old, float by, float batch) {
   if (by == 0.f) return old;
-  return keep == 0.f ? by * taken : keep * old + by * taken;
+  return keep == 0.f ? by * batch : keep * old + by * batch;
 }
 
-// A block a layer.
+// A block updates the statistics of one layer.
 __global__ void RunningKernel(const __grid_constant__ RunningTable table, float keep, float by_mean,
                               float by_variance) {
   const Running& of = table.layer[blockIdx.x];
   GridDependencySynchronize();
   for (int64_t c = threadIdx.x; c < of.channels; c += kThreads) {
-    of.mean[c] = Moved(keep, of.mean[c], by_mean, of.new_mean[c]);
-    of.variance[c] = Moved(keep, of.variance[c], by_variance, of.new_variance[c]);
+    of.mean[c] = MovingAverage(keep, of.mean[c], by_mean, of.new_mean[c]);
+    of.variance[c] = MovingAverage(keep, of.variance[c], by_variance, of.new_variance[c]);
   }
 }
 
@@ -184,7 +186,7 @@ void RunStatistics(const char* op, const DLArray* x, unsigned* arrived, DLArray*
   const MomentsOp body{in, scratch.floats(), scratch.floats() + partials,
                        ChannelResult(op, mean, shape.count),
                        ChannelResult(op, variance, shape.count)};
-  RunParts(op, x->ctx, shape, tiling, body, arrived, stream);
+  RunSumsOf(op, x->ctx, shape, tiling, body, arrived, stream);
 }
 
 void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance, DLStream stream) {
@@ -193,12 +195,12 @@ void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance, DLStrea
   RunStatistics(op, x, nullptr, mean, variance, ChannelsOf(op, x), stream);
 }
 
-void BatchStatisticsAtOnce(const DLArray* x, const DLArray* meeting, DLArray* mean,
-                           DLArray* variance, DLStream stream) {
+void BatchStatisticsSinglePass(const DLArray* x, const DLArray* counters, DLArray* mean,
+                               DLArray* variance, DLStream stream) {
   const char* op = "batch_statistics_single_pass";
-  Enter(op, x, meeting, mean, variance);
+  Enter(op, x, counters, mean, variance);
   const Channels shape = ChannelsOf(op, x);
-  RunStatistics(op, x, CheckedMeeting(op, meeting, shape.count), mean, variance, shape, stream);
+  RunStatistics(op, x, CheckedCounters(op, counters, shape.count), mean, variance, shape, stream);
 }
 
 // addend may be null.
@@ -212,20 +214,20 @@ void RunNormalize(const char* op, const DLArray* x, const DLArray* mean, const D
   const float* added = addend ? In(op, addend) : nullptr;
   float* out = Out(op, y);
   const BatchMoments moments = MomentsOf(op, mean, variance, shape.count, eps);
-  const float* factors = PerChannel(op, scale, shape.count);
+  const float* scales = PerChannel(op, scale, shape.count);
   const float* biases = PerChannel(op, bias, shape.count);
   const bool aligned = Aligned16(in) && Aligned16(added) && Aligned16(out);
-  const auto run = [&](auto ending) {
-    using Ending = decltype(ending);
+  const auto run = [&](auto act) {
+    using Activation = decltype(act);
     const auto map = [&](auto body) { RunMap(op, x->ctx, shape, aligned, body, stream); };
     if (added)
-      map(NormalizeOp<Ending, true>{in, added, out, moments, factors, biases, ending});
+      map(NormalizeOp<Activation, true>{in, added, out, moments, scales, biases, act});
     else
-      map(NormalizeOp<Ending, false>{in, added, out, moments, factors, biases, ending});
+      map(NormalizeOp<Activation, false>{in, added, out, moments, scales, biases, act});
   };
   if (activation == 0) return run(NoActivation{});
   if (activation == 1) return run(fn::Relu{});
-  run(Numbered{activation});
+  run(RuntimeActivation{activation});
 }
 
 void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* variance,
@@ -236,7 +238,7 @@ void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* varian
   RunNormalize(op, x, mean, variance, scale, bias, nullptr, eps, 0, y, stream);
 }
 
-// y = activation(normalised x + addend), where there is an addend; activation 0 is none.
+// y = activation(normalized x [+ addend]); activation 0 is the identity.
 void BatchNormalizeMap(const DLArray* x, const DLArray* mean, const DLArray* variance,
                        const DLArray* scale, const DLArray* bias, const DLArrayList* addends,
                        float eps, int64_t activation, DLArray* y, DLStream stream) {
@@ -249,22 +251,22 @@ void BatchNormalizeMap(const DLArray* x, const DLArray* mean, const DLArray* var
                CheckedEpilogue(op, activation, 0, kActivations), y, stream);
 }
 
-// mean = keep * mean + by_mean * new mean, and so the variance, for layers that share these
-// numbers: states has all means, then all variances, taken the new ones in the same order.
-void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, float by_mean,
+// mean = keep * mean + by_mean * batch mean, and likewise the variance, for layers that share these
+// weights: states has all means, then all variances, and batch those of this batch, in that order.
+void RunningUpdate(DLArrayList* states, const DLArrayList* batch, float keep, float by_mean,
                    float by_variance, DLStream stream) {
   const char* op = "running_update";
-  EnterAll(op, {states, taken});
+  EnterAll(op, {states, batch});
   const int64_t layers = states->count / 2;
-  if (states->count != taken->count || states->count % 2 || !layers)
-    Fail("%s: expected new means and variances for %ld states, got %ld", op, (long)states->count,
-         (long)taken->count);
+  if (states->count != batch->count || states->count % 2 || !layers)
+    Fail("%s: expected batch means and variances for %ld states, got %ld", op, (long)states->count,
+         (long)batch->count);
   for (int64_t first = 0; first < layers; first += kLayers) {
     RunningTable table;
     const int64_t count = std::min<int64_t>(kLayers, layers - first);
     for (int64_t k = 0; k < count; k++) {
       DLArray* const* mean = states->arrays + first + k;
-      DLArray* const* new_mean = taken->arrays + first + k;
+      DLArray* const* new_mean = batch->arrays + first + k;
       const int64_t n = Numel(*mean);
       table.layer[k] = {Out(op, *mean), ChannelResult(op, mean[layers], n),
                         PerChannel(op, *new_mean, n), PerChannel(op, new_mean[layers], n), n};
@@ -276,7 +278,7 @@ void RunningUpdate(DLArrayList* states, const DLArrayList* taken, float keep, fl
 }
 
 DLSYS_KERNEL(cuda, batch_statistics, BatchStatistics);
-DLSYS_KERNEL(cuda, batch_statistics_single_pass, BatchStatisticsAtOnce);
+DLSYS_KERNEL(cuda, batch_statistics_single_pass, BatchStatisticsSinglePass);
 DLSYS_KERNEL(cuda, batch_normalize, BatchNormalize);
 DLSYS_KERNEL(cuda, batch_normalize_map, BatchNormalizeMap);
 DLSYS_KERNEL(cuda, running_update, RunningUpdate);

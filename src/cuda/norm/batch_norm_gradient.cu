@@ -1,47 +1,179 @@
-// Batch normalisation's way back, and the sums over channels that other normalisations need: x and
-// dy (N, C, ...) seen as (outer, channels, inner).
+// Batch normalization backward, over x and dy (N, C, ...) seen as (outer, channels, inner): the
+// channel sums dscale and dbias, then dx; layer_norm.cu takes its channel sums from here.
 //
-// Both kernels take the gradient as it comes to the layer's end, through the activation there
-// (norm_flow.cuh). What they write may take the place of what they read at the same elements.
-#include "cuda/norm/batch_norm_gradient.cuh"
+// A gradient flow loads dy: plainly, times the activation gradient of the pre-activation, which is
+// recomputed from x bit-identically to forward, or masked by a relu's saved output (with a residual
+// addend) and summed with a second gradient. Sums reduce like forward's statistics, in a single
+// pass given arrival counters. An output may be the buffer of an input of its shape: elements are
+// read before they are written, by the same thread. Memory bandwidth limits both kernels.
+#include "cuda/gemm/epilogue.cuh"
+#include "cuda/norm/batch_norm_tile.cuh"
+#include "cuda/norm/norm.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
+// ---- gradient flows: how a kernel loads the gradient of the normalized x ----
+
+// dy itself.
+struct PlainFlow {
+  const float* dy;
+
+  struct Channel {};
+  template <int kVector>
+  using Loaded = Vec<kVector>;
+  __device__ Channel Of(int64_t, const Moments&) const { return {}; }
+  template <int kVector>
+  __device__ __forceinline__ Vec<kVector> Load(int64_t at) const {
+    return Read<kVector>(dy + at);
+  }
+  template <int kVector>
+  __device__ __forceinline__ float Gradient(const Channel&, const Vec<kVector>& loaded, int e,
+                                            float) const {
+    return loaded.v[e];
+  }
+  template <int kVector>
+  __device__ __forceinline__ void Save(const Vec<kVector>&, int64_t) const {}
+};
+
+// dact(normalized x, dy), the pre-activation recomputed from x.
+template <class Dact>
+struct ActivationFlow {
+  const float* dy;
+  const float* scale;  // (channels)
+  const float* bias;   // (channels)
+  Dact dact;
+
+  using Channel = Affine;
+  template <int kVector>
+  using Loaded = Vec<kVector>;
+  __device__ Affine Of(int64_t c, const Moments& m) const { return AffineOf(m, scale[c], bias[c]); }
+  template <int kVector>
+  __device__ __forceinline__ Vec<kVector> Load(int64_t at) const {
+    return Read<kVector>(dy + at);
+  }
+  template <int kVector>
+  __device__ __forceinline__ float Gradient(const Affine& affine, const Vec<kVector>& loaded, int e,
+                                            float x) const {
+    return dact(affine(x), loaded.v[e]);
+  }
+  template <int kVector>
+  __device__ __forceinline__ void Save(const Vec<kVector>&, int64_t) const {}
+};
+
+struct RuntimeDact {
+  int gradient;
+  bool of_output;
+  __device__ __forceinline__ float operator()(float z, float dy) const {
+    if (of_output) z = ApplyActivation(7, 0, 0.f, z);
+    return ApplyActivation(0, gradient, z, dy);
+  }
+};
+
+// The sum of one or two gradients, masked where relu's output is not positive, and saved in dz. The
+// output is y (kOutput), else it is recomputed from x.
+template <bool kOutput, bool kTwo>
+struct ReluFlow {
+  const float* dy;
+  const float* more;
+  const float* y;
+  const float* scale;  // (channels)
+  const float* bias;   // (channels)
+  float* dz;
+
+  using Channel = Affine;
+  template <int kVector>
+  struct Loaded {
+    Vec<kVector> dy, more, y;
+  };
+  __device__ Affine Of(int64_t c, const Moments& m) const {
+    if constexpr (kOutput) return {};
+    return AffineOf(m, scale[c], bias[c]);
+  }
+  template <int kVector>
+  __device__ __forceinline__ Loaded<kVector> Load(int64_t at) const {
+    Loaded<kVector> loaded;
+    loaded.dy = Read<kVector>(dy + at);
+    if constexpr (kTwo) loaded.more = Read<kVector>(more + at);
+    if constexpr (kOutput) loaded.y = ReadLast<kVector>(y + at);
+    return loaded;
+  }
+  template <int kVector>
+  __device__ __forceinline__ float Gradient(const Affine& affine, const Loaded<kVector>& loaded,
+                                            int e, float x) const {
+    float g = loaded.dy.v[e];
+    if constexpr (kTwo) g = __fadd_rn(g, loaded.more.v[e]);
+    return fn::ReluGradient{}(kOutput ? loaded.y.v[e] : affine(x), g);
+  }
+  template <int kVector>
+  __device__ __forceinline__ void Save(const Vec<kVector>& g, int64_t at) const {
+    Write(dz + at, g);
+  }
+};
+
+// ---- statistics: of a channel over the batch, or of rows (layer and group norm) ----
+
+struct BatchStats {
+  BatchMoments moments;
+  struct Channel {
+    Moments fixed;
+    __device__ __forceinline__ float Centered(float x, int64_t) const { return x - fixed.mean; }
+  };
+  __device__ Channel Of(int64_t c) const { return {moments.Of(c)}; }
+  __device__ float Factor(int64_t c) const { return moments.Of(c).inverse; }  // of the sum
+};
+
+struct RowGroupStats {
+  RowMoments rows;
+  struct Channel {
+    Moments fixed;  // none
+    const float* mean;
+    const float* inverse;
+    int64_t groups;
+    __device__ __forceinline__ float Centered(float x, int64_t n) const {
+      return (x - mean[n * groups]) * inverse[n * groups];
+    }
+  };
+  __device__ Channel Of(int64_t c) const {
+    return {{}, rows.mean + c / rows.per, rows.inverse + c / rows.per, rows.groups};
+  }
+  __device__ float Factor(int64_t) const { return 1.f; }
+};
+
 // ---- kernels ----
 
-// dscale, the sums of the gradient times (x - mean) * inverse, and dbias, those of the gradient.
-template <class Source, class Flow>
+// dscale = sum(g * (x - mean) * inverse) and dbias = sum(g) of each channel, g the gradient.
+template <class Stats, class Flow>
 struct SumsOp {
   const float* x;
-  Source source;
+  Stats stats;
   Flow flow;
-  float* scales;  // (parts, channels), without what the source multiplies by in the end
+  float* scales;  // (parts, channels), before Stats::Factor
   float* biases;  // (parts, channels)
   float* dscale;  // (channels)
   float* dbias;   // (channels)
 
   template <int kVector>
-  __device__ void Part(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                       int64_t tile) const {
+  __device__ void Partial(const Channels& shape, const ChannelTiling& tiling, int64_t part,
+                          int64_t tile) const {
     struct Loaded {
       int64_t n;
-      Unit<kVector> x;
+      Vec<kVector> x;
       typename Flow::template Loaded<kVector> flow;
     };
-    __shared__ TileTotals of_scale, of_bias;
-    Walk<kVector> walk(shape, tiling, part, tile);
-    typename Source::Channel own[kVector];
-    typename Flow::Channel through[kVector];
+    __shared__ TileSums of_scale, of_bias;
+    TileIterator<kVector> it(shape, tiling, part, tile);
+    typename Stats::Channel channel[kVector];
+    typename Flow::Channel dact_channel[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      const bool same = e > 0 && walk.c[e] == walk.c[e - 1];
-      own[e] = same ? own[e - 1] : source.Of(walk.c[e]);
-      through[e] = same ? through[e - 1] : flow.Of(walk.c[e], own[e].fixed);
+      const bool same = e > 0 && it.c[e] == it.c[e - 1];
+      channel[e] = same ? channel[e - 1] : stats.Of(it.c[e]);
+      dact_channel[e] = same ? dact_channel[e - 1] : flow.Of(it.c[e], channel[e].fixed);
     }
     float scale[kVector] = {}, bias[kVector] = {};
-    walk.template Each<2>(
+    it.template ForEach<2>(
         [&](int64_t n, int64_t at) {
           Loaded loaded;
           loaded.n = n;
@@ -50,27 +182,28 @@ struct SumsOp {
           return loaded;
         },
         [&](const Loaded& loaded, int64_t at) {
-          Unit<kVector> g;
+          Vec<kVector> g;
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
-            g.v[e] = flow.template Gradient<kVector>(through[e], loaded.flow, e, loaded.x.v[e]);
-            scale[e] = fmaf(g.v[e], own[e].Moved(loaded.x.v[e], loaded.n), scale[e]);
+            g.v[e] =
+                flow.template Gradient<kVector>(dact_channel[e], loaded.flow, e, loaded.x.v[e]);
+            scale[e] = fmaf(g.v[e], channel[e].Centered(loaded.x.v[e], loaded.n), scale[e]);
             bias[e] += g.v[e];
           }
-          flow.template Keep<kVector>(g, at);
+          flow.template Save<kVector>(g, at);
         });
-    JoinUnits(shape, tiling, scale, &of_scale);
-    JoinUnits(shape, tiling, bias, &of_bias);
+    ReduceVecs(shape, tiling, scale, &of_scale);
+    ReduceVecs(shape, tiling, bias, &of_bias);
     const int64_t c = tile * tiling.width + threadIdx.x;
     if (threadIdx.x >= tiling.width || c >= shape.count) return;
     scales[part * shape.count + c] = of_scale.of[threadIdx.x];
     biases[part * shape.count + c] = of_bias.of[threadIdx.x];
   }
 
-  __device__ void All(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
-    __shared__ TileTotals of_scale, of_bias;
-    const auto sum = [&](const float* of, TileTotals* totals) {
-      JoinParts(
+  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
+    __shared__ TileSums of_scale, of_bias;
+    const auto sum = [&](const float* of, TileSums* totals) {
+      ReduceParts(
           shape, tiling, tile,
           [&](int64_t p, int64_t c, int) { return __ldcg(of + p * shape.count + c); }, totals);
     };
@@ -78,9 +211,9 @@ struct SumsOp {
     sum(biases, &of_bias);
     const int64_t c = tile * tiling.width + threadIdx.x;
     if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    // A sum of nothing is 0, though the deviation of no values is NaN.
+    // An empty sum is 0, though the deviation of no values is NaN.
     const bool any = shape.outer > 0 && shape.inner > 0;
-    dscale[c] = any ? of_scale.of[threadIdx.x] * source.Factor(c) : 0.f;
+    dscale[c] = any ? of_scale.of[threadIdx.x] * stats.Factor(c) : 0.f;
     dbias[c] = of_bias.of[threadIdx.x];
   }
 };
@@ -98,28 +231,28 @@ struct GradientOp {
   float* dx;
 
   struct Channel {
-    float mean, factor, shift, slope;
+    float mean, factor, shift, projection;
   };
   __device__ Channel Of(int64_t c, const Moments& m) const {
     return {m.mean, m.inverse * scale[c], dbias[c] * share, m.inverse * dscale[c] * share};
   }
 
   template <int kVector>
-  __device__ void Map(Walk<kVector>& walk) const {
+  __device__ void Map(TileIterator<kVector>& it) const {
     struct Loaded {
-      Unit<kVector> x;
+      Vec<kVector> x;
       typename Flow::template Loaded<kVector> flow;
     };
-    Channel own[kVector];
-    typename Flow::Channel through[kVector];
+    Channel channel[kVector];
+    typename Flow::Channel dact_channel[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      const bool same = e > 0 && walk.c[e] == walk.c[e - 1];
-      const Moments m = same ? Moments{} : moments.Of(walk.c[e]);
-      own[e] = same ? own[e - 1] : Of(walk.c[e], m);
-      through[e] = same ? through[e - 1] : flow.Of(walk.c[e], m);
+      const bool same = e > 0 && it.c[e] == it.c[e - 1];
+      const Moments m = same ? Moments{} : moments.Of(it.c[e]);
+      channel[e] = same ? channel[e - 1] : Of(it.c[e], m);
+      dact_channel[e] = same ? dact_channel[e - 1] : flow.Of(it.c[e], m);
     }
-    walk.template Each<2>(
+    it.template ForEach<2>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
           loaded.x = ReadLast<kVector>(x + at);
@@ -127,13 +260,14 @@ struct GradientOp {
           return loaded;
         },
         [&](const Loaded& loaded, int64_t at) {
-          Unit<kVector> out;
+          Vec<kVector> out;
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
             const float x = loaded.x.v[e];
-            const float g = flow.template Gradient<kVector>(through[e], loaded.flow, e, x);
-            const float mean_part = fmaf(x - own[e].mean, own[e].slope, own[e].shift);
-            out.v[e] = __fmul_rn(g - mean_part, own[e].factor);
+            const float g = flow.template Gradient<kVector>(dact_channel[e], loaded.flow, e, x);
+            const float correction =
+                fmaf(x - channel[e].mean, channel[e].projection, channel[e].shift);
+            out.v[e] = __fmul_rn(g - correction, channel[e].factor);
           }
           Write(dx + at, out);
         });
@@ -142,26 +276,26 @@ struct GradientOp {
 
 // ---- launchers ----
 
-template <class Source, class Flow>
+template <class Stats, class Flow>
 void RunSums(const char* op, DLContext ctx, const float* x, const Channels& shape, bool aligned,
-             const Source& source, const Flow& flow, unsigned* arrived, float* dscale, float* dbias,
+             const Stats& stats, const Flow& flow, unsigned* arrived, float* dscale, float* dbias,
              DLStream stream) {
   const ChannelTiling tiling = ChannelTiling::OfSums(shape, aligned && Aligned16(x));
   const int64_t partials = tiling.parts * shape.count;
   const Scratch scratch(ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  const SumsOp<Source, Flow> body{
-      x, source, flow, scratch.floats(), scratch.floats() + partials, dscale, dbias};
-  RunParts(op, ctx, shape, tiling, body, arrived, stream);
+  const SumsOp<Stats, Flow> body{x,      stats, flow, scratch.floats(), scratch.floats() + partials,
+                                 dscale, dbias};
+  RunSumsOf(op, ctx, shape, tiling, body, arrived, stream);
 }
 
-// What all of these kernels begin with.
-struct Given {
+// The inputs that all of these launchers share.
+struct Inputs {
   Channels shape;
   const float* x;
   BatchMoments moments;
 
-  Given(const char* op, const DLArray* x, const DLArray* mean, const DLArray* variance,
-        const DLArray* dy, float eps)
+  Inputs(const char* op, const DLArray* x, const DLArray* mean, const DLArray* variance,
+         const DLArray* dy, float eps)
       : shape(ChannelsOf(op, x)),
         x(In(op, x)),
         moments(MomentsOf(op, mean, variance, shape.count, eps)) {
@@ -174,66 +308,66 @@ void BatchNormalizeSums(const DLArray* x, const DLArray* mean, const DLArray* va
                         DLStream stream) {
   const char* op = "batch_normalize_sums";
   Enter(op, x, mean, variance, dy, dscale, dbias);
-  const Given given(op, x, mean, variance, dy, eps);
-  const Direct flow{In(op, dy)};
-  RunSums(op, x->ctx, given.x, given.shape, Aligned16(flow.dy), OfBatch{given.moments}, flow,
-          nullptr, ChannelResult(op, dscale, given.shape.count),
-          ChannelResult(op, dbias, given.shape.count), stream);
+  const Inputs inputs(op, x, mean, variance, dy, eps);
+  const PlainFlow flow{In(op, dy)};
+  RunSums(op, x->ctx, inputs.x, inputs.shape, Aligned16(flow.dy), BatchStats{inputs.moments}, flow,
+          nullptr, ChannelResult(op, dscale, inputs.shape.count),
+          ChannelResult(op, dbias, inputs.shape.count), stream);
 }
 
-void BatchNormalizeSumsAtOnce(const DLArray* x, const DLArray* mean, const DLArray* variance,
-                              const DLArray* dy, const DLArray* meeting, float eps, DLArray* dscale,
-                              DLArray* dbias, DLStream stream) {
+void BatchNormalizeSumsSinglePass(const DLArray* x, const DLArray* mean, const DLArray* variance,
+                                  const DLArray* dy, const DLArray* counters, float eps,
+                                  DLArray* dscale, DLArray* dbias, DLStream stream) {
   const char* op = "batch_normalize_sums_single_pass";
-  Enter(op, x, mean, variance, dy, meeting, dscale, dbias);
-  const Given given(op, x, mean, variance, dy, eps);
-  const Direct flow{In(op, dy)};
-  RunSums(op, x->ctx, given.x, given.shape, Aligned16(flow.dy), OfBatch{given.moments}, flow,
-          CheckedMeeting(op, meeting, given.shape.count),
-          ChannelResult(op, dscale, given.shape.count), ChannelResult(op, dbias, given.shape.count),
-          stream);
+  Enter(op, x, mean, variance, dy, counters, dscale, dbias);
+  const Inputs inputs(op, x, mean, variance, dy, eps);
+  const PlainFlow flow{In(op, dy)};
+  RunSums(op, x->ctx, inputs.x, inputs.shape, Aligned16(flow.dy), BatchStats{inputs.moments}, flow,
+          CheckedCounters(op, counters, inputs.shape.count),
+          ChannelResult(op, dscale, inputs.shape.count),
+          ChannelResult(op, dbias, inputs.shape.count), stream);
 }
 
-// Calls run(slope) for an activation's gradient by its number.
+// Calls run(dact) with the activation gradient of this code.
 template <class Run>
-void WithSlope(const char* op, int64_t gradient, const Run& run) {
-  const int number = CheckedEpilogue(op, gradient, 1, kActivationGradients);
-  if (number == 1) return run(fn::ReluGradient{});  // of the input or the output, which is one
+void WithDact(const char* op, int64_t gradient, const Run& run) {
+  const int code = CheckedEpilogue(op, gradient, 1, kActivationGradients);
+  if (code == 1) return run(fn::ReluGradient{});  // from the input or the output alike
   constexpr int kSoftplus = 5;
-  run(NumberedSlope{number, number == kSoftplus});
+  run(RuntimeDact{code, code == kSoftplus});
 }
 
-// The same of the gradient behind an activation of normalised x.
+// The sums where an activation follows the normalization.
 void BatchNormalizeMapSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
                            const DLArray* scale, const DLArray* bias, const DLArray* dy,
-                           const DLArray* meeting, float eps, int64_t gradient, DLArray* dscale,
+                           const DLArray* counters, float eps, int64_t gradient, DLArray* dscale,
                            DLArray* dbias, DLStream stream) {
   const char* op = "batch_normalize_map_sums";
-  Enter(op, x, mean, variance, scale, bias, dy, meeting, dscale, dbias);
-  const Given given(op, x, mean, variance, dy, eps);
-  const int64_t count = given.shape.count;
-  WithSlope(op, gradient, [&](auto slope) {
-    const ThroughActivation<decltype(slope)> flow{In(op, dy), PerChannel(op, scale, count),
-                                                  PerChannel(op, bias, count), slope};
-    RunSums(op, x->ctx, given.x, given.shape, Aligned16(flow.dy), OfBatch{given.moments}, flow,
-            CheckedMeeting(op, meeting, count), ChannelResult(op, dscale, count),
+  Enter(op, x, mean, variance, scale, bias, dy, counters, dscale, dbias);
+  const Inputs inputs(op, x, mean, variance, dy, eps);
+  const int64_t count = inputs.shape.count;
+  WithDact(op, gradient, [&](auto dact) {
+    const ActivationFlow<decltype(dact)> flow{In(op, dy), PerChannel(op, scale, count),
+                                              PerChannel(op, bias, count), dact};
+    RunSums(op, x->ctx, inputs.x, inputs.shape, Aligned16(flow.dy), BatchStats{inputs.moments},
+            flow, CheckedCounters(op, counters, count), ChannelResult(op, dscale, count),
             ChannelResult(op, dbias, count), stream);
   });
 }
 
-// dz = the sum of one or two dys where a relu's output is positive, and the sums of that. sides is
-// that output, or scale and bias where it is relu(normalised x).
+// dz = the sum of one or two dys where a relu's output is positive, and the channel sums of dz.
+// sides is that output, or scale and bias where it is relu(normalized x).
 void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
                             const DLArrayList* sides, const DLArrayList* dys,
-                            const DLArray* meeting, float eps, DLArray* dscale, DLArray* dbias,
+                            const DLArray* counters, float eps, DLArray* dscale, DLArray* dbias,
                             DLArray* dz, DLStream stream) {
   const char* op = "batch_normalize_relu_sums";
-  Enter(op, x, mean, variance, meeting, dscale, dbias, dz);
+  Enter(op, x, mean, variance, counters, dscale, dbias, dz);
   const bool output = sides->count == 1, two = dys->count == 2;
   if ((!output && sides->count != 2) || (!two && dys->count != 1))
     Fail("%s: expected an output or scale and bias, and one or two gradients", op);
-  const Given given(op, x, mean, variance, dz, eps);
-  const int64_t count = given.shape.count;
+  const Inputs inputs(op, x, mean, variance, dz, eps);
+  const int64_t count = inputs.shape.count;
   bool aligned = true;
   const auto like_x = [&](const DLArray* a) {
     Enter(op, x, a);
@@ -250,12 +384,12 @@ void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray
   const float* y = output ? like_x(sides->arrays[0]) : nullptr;
   const float* scale = output ? nullptr : of_channel(sides->arrays[0]);
   const float* bias = output ? nullptr : of_channel(sides->arrays[1]);
-  float* kept = Out(op, dz);
-  aligned = aligned && Aligned16(kept);
+  float* saved = Out(op, dz);
+  aligned = aligned && Aligned16(saved);
   const auto run = [&](auto of_output, auto of_two) {
-    using Flow = ThroughRelu<decltype(of_output)::value, decltype(of_two)::value>;
-    RunSums(op, x->ctx, given.x, given.shape, aligned, OfBatch{given.moments},
-            Flow{first, second, y, scale, bias, kept}, CheckedMeeting(op, meeting, count),
+    using Flow = ReluFlow<decltype(of_output)::value, decltype(of_two)::value>;
+    RunSums(op, x->ctx, inputs.x, inputs.shape, aligned, BatchStats{inputs.moments},
+            Flow{first, second, y, scale, bias, saved}, CheckedCounters(op, counters, count),
             ChannelResult(op, dscale, count), ChannelResult(op, dbias, count), stream);
   };
   const auto yes = std::true_type{};
@@ -265,16 +399,16 @@ void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray
 }
 
 template <class Flow>
-void RunGradient(const char* op, const DLArray* x, const Given& given, const Flow& flow,
+void RunGradient(const char* op, const DLArray* x, const Inputs& inputs, const Flow& flow,
                  const DLArray* scale, const DLArray* dscale, const DLArray* dbias, DLArray* dx,
                  DLStream stream) {
   CheckSameShape(op, x, dx);
-  const int64_t count = given.shape.count;
-  const float share = (float)(1.0 / (double)std::max<int64_t>(given.shape.PerChannel(), 1));
+  const int64_t count = inputs.shape.count;
+  const float share = (float)(1.0 / (double)std::max<int64_t>(inputs.shape.PerChannel(), 1));
   float* out = Out(op, dx);
-  const bool aligned = Aligned16(given.x) && Aligned16(flow.dy) && Aligned16(out);
-  RunMap(op, x->ctx, given.shape, aligned,
-         GradientOp<Flow>{given.x, given.moments, flow, PerChannel(op, scale, count),
+  const bool aligned = Aligned16(inputs.x) && Aligned16(flow.dy) && Aligned16(out);
+  RunMap(op, x->ctx, inputs.shape, aligned,
+         GradientOp<Flow>{inputs.x, inputs.moments, flow, PerChannel(op, scale, count),
                           PerChannel(op, dscale, count), PerChannel(op, dbias, count), share, out},
          stream);
 }
@@ -284,28 +418,28 @@ void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray
                             const DLArray* dy, float eps, DLArray* dx, DLStream stream) {
   const char* op = "batch_normalize_gradient";
   Enter(op, x, mean, variance, scale, dscale, dbias, dy, dx);
-  const Given given(op, x, mean, variance, dy, eps);
-  RunGradient(op, x, given, Direct{In(op, dy)}, scale, dscale, dbias, dx, stream);
+  const Inputs inputs(op, x, mean, variance, dy, eps);
+  RunGradient(op, x, inputs, PlainFlow{In(op, dy)}, scale, dscale, dbias, dx, stream);
 }
 
-// The same of the gradient behind an activation of normalised x.
+// dx where an activation follows the normalization.
 void BatchNormalizeMapGradient(const DLArray* x, const DLArray* mean, const DLArray* variance,
                                const DLArray* scale, const DLArray* bias, const DLArray* dscale,
                                const DLArray* dbias, const DLArray* dy, float eps, int64_t gradient,
                                DLArray* dx, DLStream stream) {
   const char* op = "batch_normalize_map_gradient";
   Enter(op, x, mean, variance, scale, bias, dscale, dbias, dy, dx);
-  const Given given(op, x, mean, variance, dy, eps);
-  const int64_t count = given.shape.count;
-  WithSlope(op, gradient, [&](auto slope) {
-    const ThroughActivation<decltype(slope)> flow{In(op, dy), PerChannel(op, scale, count),
-                                                  PerChannel(op, bias, count), slope};
-    RunGradient(op, x, given, flow, scale, dscale, dbias, dx, stream);
+  const Inputs inputs(op, x, mean, variance, dy, eps);
+  const int64_t count = inputs.shape.count;
+  WithDact(op, gradient, [&](auto dact) {
+    const ActivationFlow<decltype(dact)> flow{In(op, dy), PerChannel(op, scale, count),
+                                              PerChannel(op, bias, count), dact};
+    RunGradient(op, x, inputs, flow, scale, dscale, dbias, dx, stream);
   });
 }
 
 DLSYS_KERNEL(cuda, batch_normalize_sums, BatchNormalizeSums);
-DLSYS_KERNEL(cuda, batch_normalize_sums_single_pass, BatchNormalizeSumsAtOnce);
+DLSYS_KERNEL(cuda, batch_normalize_sums_single_pass, BatchNormalizeSumsSinglePass);
 DLSYS_KERNEL(cuda, batch_normalize_map_sums, BatchNormalizeMapSums);
 DLSYS_KERNEL(cuda, batch_normalize_relu_sums, BatchNormalizeReluSums);
 DLSYS_KERNEL(cuda, batch_normalize_gradient, BatchNormalizeGradient);
@@ -316,8 +450,8 @@ DLSYS_KERNEL(cuda, batch_normalize_map_gradient, BatchNormalizeMapGradient);
 void ChannelSums(const char* op, DLContext ctx, const float* x, const float* dy,
                  const Channels& shape, const RowMoments& moments, float* dscale, float* dbias,
                  DLStream stream) {
-  RunSums(op, ctx, x, shape, Aligned16(dy), OfGroups{moments}, Direct{dy}, nullptr, dscale, dbias,
-          stream);
+  RunSums(op, ctx, x, shape, Aligned16(dy), RowGroupStats{moments}, PlainFlow{dy}, nullptr, dscale,
+          dbias, stream);
 }
 
 }  // namespace cuda

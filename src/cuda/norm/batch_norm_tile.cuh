@@ -1,14 +1,13 @@
-// How kernels go over x (outer, channels, inner) channel by channel: by tiles of neighbouring
-// channels, a tile by blocks, each of which has a part of it.
+// Tiling for kernels that reduce or map x (outer, channels, inner) channel by channel.
 //
-// A tile is of every n a run of width * inner neighbouring numbers, which is read in units of 16
-// bytes where that can be, and is a kilobyte or so where there are enough channels. Where a tile
-// has several channels a thread stays in its column of all runs, and so in the channels of its
-// unit; where it has one, threads lie along the runs of all n. Either way a thread knows its
-// channels before it begins, and takes one unit in `step` from there.
+// A tile is a run of neighboring channels, about a kilobyte of each image n, and is shared by
+// `parts` blocks. Threads load vectors of 16 bytes where alignment and sizes allow. In a tile of
+// several channels a thread keeps its position in the run for all n, and so the channels of its
+// vector; in a tile of one channel, threads lie along the runs of all n. A thread knows its
+// channels before its loop and advances by constant steps, without divisions.
 //
-// Sums take the images from last to first and all blocks go side by side, maps take them from first
-// to last: each begins with what the kernel before it has left in the cache.
+// Reductions walk the images from last to first with interleaved blocks, maps from first to last:
+// each starts with what the kernel before it left in the L2 cache.
 #pragma once
 #include "cuda/norm/norm.cuh"
 #include "cuda/reduce/group.cuh"
@@ -16,99 +15,98 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kMostWidth = 128;
-constexpr int64_t kBlocksAtOnce = 4 * 132;  // of a large chip
+constexpr int kMaxWidth = 128;
+constexpr int64_t kResidentBlocks = 4 * 132;  // on a GPU of 132 multiprocessors
 
 struct ChannelTiling {
-  int width;      // channels of a tile
-  int joiners;    // threads a channel where few are left to be joined, a power of 2
-  int lanes;      // threads of a block that take units
-  bool by_four;   // numbers in a unit, or else one
-  int run;        // units of one n
-  int64_t units;  // of a tile
+  int width;        // channels of a tile
+  int reducers;     // threads a channel in the last step of a reduction, a power of 2
+  int loaders;      // threads of a block that load
+  bool vectorized;  // four elements a vector, else one
+  int run;          // vectors of one image
+  int64_t vecs;     // vectors of a tile
   int64_t tiles, parts;
-  int64_t first;             // units from the first one of a part to that of the next
-  int64_t step;              // and from one of a thread to the next, which is
-  int step_n, step_run;      // so many images and units of a run,
-  int64_t step_at, wrap_at;  // so many numbers in memory, and so many more beyond the run's end
-  int most;                  // units of a thread
-  bool back;                 // from the last n to the first
+  int64_t first;             // vectors from the start of a part to that of the next
+  int64_t step;              // vectors from one of a thread to its next, which is
+  int step_n, step_run;      // so many images and vectors of a run,
+  int64_t step_at, wrap_at;  // so many elements, and so many more past the end of a run
+  int max_vecs;              // vectors of a thread, at most
+  bool reversed;             // from the last n to the first
 
-  // For sums: as many parts as the chip has room for at once, each of four units a thread or more.
+  // For reductions: as many parts as are resident at a time, each of four vectors a thread or more.
   static ChannelTiling OfSums(const Channels& shape, bool aligned) {
     ChannelTiling t(shape, aligned);
-    const int64_t worth = CeilDiv(t.units, 4 * t.lanes);
-    t.parts = std::max<int64_t>(1, std::min(worth, kBlocksAtOnce / std::max<int64_t>(t.tiles, 1)));
-    t.first = t.lanes;
-    t.most = (int)CeilDiv(t.units, t.parts * t.lanes);
-    t.Step(shape, t.parts * t.lanes, true);
+    const int64_t worth = CeilDiv(t.vecs, 4 * t.loaders);
+    t.parts =
+        std::max<int64_t>(1, std::min(worth, kResidentBlocks / std::max<int64_t>(t.tiles, 1)));
+    t.first = t.loaders;
+    t.max_vecs = (int)CeilDiv(t.vecs, t.parts * t.loaders);
+    t.Step(shape, t.parts * t.loaders, true);
     return t;
   }
-  // For maps: a part is neighbouring images, of 4 to 16 units a thread.
+  // For maps: a part is a run of images, of 4 to 16 vectors a thread.
   static ChannelTiling OfMap(const Channels& shape, bool aligned) {
     ChannelTiling t(shape, aligned);
-    const int64_t all = CeilDiv(t.units, t.lanes);
-    const int64_t fair = CeilDiv(all * t.tiles, 2 * kBlocksAtOnce);
-    t.most = (int)std::max<int64_t>(4, std::min<int64_t>(16, fair));
-    t.parts = CeilDiv(all, t.most);
-    t.first = t.most * t.lanes;
-    t.Step(shape, t.lanes, false);
+    const int64_t all = CeilDiv(t.vecs, t.loaders);
+    const int64_t fair = CeilDiv(all * t.tiles, 2 * kResidentBlocks);
+    t.max_vecs = (int)std::max<int64_t>(4, std::min<int64_t>(16, fair));
+    t.parts = CeilDiv(all, t.max_vecs);
+    t.first = t.max_vecs * t.loaders;
+    t.Step(shape, t.loaders, false);
     return t;
   }
 
   unsigned Blocks() const { return (unsigned)(tiles * parts); }
-  __host__ __device__ int Vector() const { return by_four ? 4 : 1; }
-  // How many numbers of each channel a part of a sum has.
+  __host__ __device__ int Vector() const { return vectorized ? 4 : 1; }
+  // Elements of each channel in a part of a reduction.
   __host__ __device__ int64_t PerChannel(int64_t part) const {
-    const int64_t left = units % step - part * lanes;
-    const int64_t own = units / step * lanes + (left < 0 ? 0 : left < lanes ? left : lanes);
-    return own * Vector() / width;
+    const int64_t left = vecs % step - part * loaders;
+    const int64_t loaded = vecs / step * loaders + (left < 0 ? 0 : left < loaders ? left : loaders);
+    return loaded * Vector() / width;
   }
 
  private:
   ChannelTiling(const Channels& shape, bool aligned) {
     const bool empty = shape.Numel() == 0;
-    by_four = aligned && !empty && shape.count * shape.inner % 4 == 0;
-    const int64_t even = !by_four || shape.inner % 4 == 0 ? 1 : shape.inner % 2 == 0 ? 2 : 4;
+    vectorized = aligned && !empty && shape.count * shape.inner % 4 == 0;
+    const int64_t even = !vectorized || shape.inner % 4 == 0 ? 1 : shape.inner % 2 == 0 ? 2 : 4;
     width = empty ? 1 : (int)Width(shape, even);
-    if (even > 1 && width * shape.inner > 4 * kThreads) {  // too long for a thread a unit
-      by_four = false;
+    if (even > 1 && width * shape.inner > 4 * kThreads) {  // more vectors than threads
+      vectorized = false;
       width = 1;
     }
     run = (int)std::max<int64_t>(1, width * shape.inner / Vector());
-    lanes = width > 1 ? kThreads / run * run : kThreads;
-    units = empty ? 0 : shape.outer * run;
+    loaders = width > 1 ? kThreads / run * run : kThreads;
+    vecs = empty ? 0 : shape.outer * run;
     tiles = CeilDiv(shape.count, width);
-    joiners = 32;
-    while (joiners * width > kThreads) joiners /= 2;
+    reducers = 32;
+    while (reducers * width > kThreads) reducers /= 2;
   }
-  void Step(const Channels& shape, int64_t units_of_step, bool from_last) {
-    back = from_last;
-    step = units_of_step;
+  void Step(const Channels& shape, int64_t step_vecs, bool from_last) {
+    reversed = from_last;
+    step = step_vecs;
     step_n = (int)(step / run);
     step_run = (int)(step % run);
-    const int64_t plane = (back ? -1 : 1) * shape.count * shape.inner;
-    step_at = step_n * plane + step_run * Vector();
-    wrap_at = plane - run * Vector();
+    const int64_t image = (reversed ? -1 : 1) * shape.count * shape.inner;
+    step_at = step_n * image + step_run * Vector();
+    wrap_at = image - run * Vector();
   }
-  // Channels of which 128 numbers or more are neighbours; a multiple of `even`, or all.
+  // Channels of a tile: 128 contiguous elements or more; a multiple of `even`, or all channels.
   static int64_t Width(const Channels& shape, int64_t even) {
-    const int64_t enough = CeilDiv(kMostWidth, std::max<int64_t>(even * shape.inner, 1));
-    return std::max<int64_t>(1,
-                             std::min(shape.count, std::min<int64_t>(kMostWidth, even * enough)));
+    const int64_t enough = CeilDiv(kMaxWidth, std::max<int64_t>(even * shape.inner, 1));
+    return std::max<int64_t>(1, std::min(shape.count, std::min<int64_t>(kMaxWidth, even * enough)));
   }
 };
 
-// ---- units ----
+// ---- vectors of elements ----
 
-// A unit's numbers.
 template <int kVector>
-struct Unit {
+struct Vec {
   float v[kVector];
 };
 
 template <int kVector>
-__device__ __forceinline__ Unit<kVector> Read(const float* p) {
+__device__ __forceinline__ Vec<kVector> Read(const float* p) {
   if constexpr (kVector == 1) {
     return {*p};
   } else {
@@ -116,9 +114,9 @@ __device__ __forceinline__ Unit<kVector> Read(const float* p) {
     return {v.x, v.y, v.z, v.w};
   }
 }
-// What is not read again soon: others may have its place in the cache.
+// Streaming load, for what is not read again: it is evicted first.
 template <int kVector>
-__device__ __forceinline__ Unit<kVector> ReadLast(const float* p) {
+__device__ __forceinline__ Vec<kVector> ReadLast(const float* p) {
   if constexpr (kVector == 1) {
     return {__ldcs(p)};
   } else {
@@ -127,41 +125,42 @@ __device__ __forceinline__ Unit<kVector> ReadLast(const float* p) {
   }
 }
 template <int kVector>
-__device__ __forceinline__ void Write(float* p, const Unit<kVector>& u) {
+__device__ __forceinline__ void Write(float* p, const Vec<kVector>& u) {
   if constexpr (kVector == 1)
     *p = u.v[0];
   else
     *(float4*)p = make_float4(u.v[0], u.v[1], u.v[2], u.v[3]);
 }
 
-// The units of a thread in one part of one tile.
+// Iterates over the vectors of a thread in one part of one tile.
 template <int kVector>
-struct Walk {
-  int count;           // of units
-  int64_t n, at;       // of the next one: its image, and where in the array it begins
-  int64_t c[kVector];  // the channel of each of its numbers
+struct TileIterator {
+  int count;           // of vectors
+  int64_t n, at;       // of the next one: its image, and its offset in the array
+  int64_t c[kVector];  // the channel of each of its elements
 
-  __device__ Walk(const Channels& shape, const ChannelTiling& tiling, int64_t part, int64_t tile)
+  __device__ TileIterator(const Channels& shape, const ChannelTiling& tiling, int64_t part,
+                          int64_t tile)
       : count(0), n(0), tiling_(tiling) {
     const int64_t begin = tile * tiling.width;
-    const int64_t unit = part * tiling.first + threadIdx.x;
-    if (threadIdx.x < tiling.lanes && unit < tiling.units) {
-      count = (int)min((int64_t)tiling.most, (tiling.units - 1 - unit) / tiling.step + 1);
-      n = unit / tiling.run;
-      k_ = (int)(unit - n * tiling.run);
+    const int64_t vec = part * tiling.first + threadIdx.x;
+    if (threadIdx.x < tiling.loaders && vec < tiling.vecs) {
+      count = (int)min((int64_t)tiling.max_vecs, (tiling.vecs - 1 - vec) / tiling.step + 1);
+      n = vec / tiling.run;
+      k_ = (int)(vec - n * tiling.run);
     }
     if (begin * shape.inner + (k_ + 1) * kVector > shape.count * shape.inner)
       count = k_ = 0;  // the last tile may have fewer channels
 #pragma unroll
     for (int e = 0; e < kVector; e++)
       c[e] = begin + (tiling.width == 1 ? 0 : (k_ * kVector + e) / (int)shape.inner);
-    if (tiling.back) n = shape.outer - 1 - n;
+    if (tiling.reversed) n = shape.outer - 1 - n;
     at = (n * shape.count + begin) * shape.inner + k_ * kVector;
   }
 
-  // Calls add(load(n, at), at) for every unit, kBatch loads under way at once.
+  // Calls add(load(n, at), at) for every vector, with kBatch loads in flight.
   template <int kBatch, class Load, class Add>
-  __device__ __forceinline__ void Each(const Load& load, const Add& add) {
+  __device__ __forceinline__ void ForEach(const Load& load, const Add& add) {
     int left = count;
     for (; left >= kBatch; left -= kBatch) Batch<kBatch, true>(kBatch, load, add);
     if (left > 0) Batch<kBatch, false>(left, load, add);
@@ -188,77 +187,77 @@ struct Walk {
   }
 
   __device__ __forceinline__ void Advance() {
-    n += tiling_.back ? -tiling_.step_n : tiling_.step_n;
+    n += tiling_.reversed ? -tiling_.step_n : tiling_.step_n;
     at += tiling_.step_at;
     k_ += tiling_.step_run;
     if (k_ < tiling_.run) return;
     k_ -= tiling_.run;
-    n += tiling_.back ? -1 : 1;
+    n += tiling_.reversed ? -1 : 1;
     at += tiling_.wrap_at;
   }
 };
 
-// ---- what threads have, joined; whole blocks call these ----
+// ---- block reductions by channel; all threads of a block call these ----
 
-struct TileTotals {
-  float of[kMostWidth];  // by the channels of the tile
+struct TileSums {
+  float of[kMaxWidth];  // a channel of the tile
 };
 
-// The sums of what threads have for channels, kThreads / width neighbours for each.
-__device__ __forceinline__ void JoinThreads(const ChannelTiling& tiling, float value,
-                                            TileTotals* totals) {
+// The sums of `value` by channel, each over kThreads / width neighboring threads.
+__device__ __forceinline__ void ReduceThreads(const ChannelTiling& tiling, float value,
+                                              TileSums* totals) {
   if (tiling.width == 1) {
-    value = Join<SumOf, kThreads>(value);
+    value = GroupReduce<SumMonoid, kThreads>(value);
     if (threadIdx.x == 0) totals->of[0] = value;
     __syncthreads();
     return;
   }
-  __shared__ float of_thread[kThreads];
-  const int w = threadIdx.x / tiling.joiners, each = kThreads / tiling.width;
+  __shared__ float values[kThreads];
+  const int w = threadIdx.x / tiling.reducers, each = kThreads / tiling.width;
   __syncthreads();  // the previous call's readers are done
-  of_thread[threadIdx.x] = value;
+  values[threadIdx.x] = value;
   __syncthreads();
   float sum = 0.f;
   if (w < tiling.width)
-    for (int k = threadIdx.x % tiling.joiners; k < each; k += tiling.joiners)
-      sum += of_thread[w * each + k];
-  for (int distance = tiling.joiners / 2; distance > 0; distance /= 2)
+    for (int k = threadIdx.x % tiling.reducers; k < each; k += tiling.reducers)
+      sum += values[w * each + k];
+  for (int distance = tiling.reducers / 2; distance > 0; distance /= 2)
     sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-  if (w < tiling.width && threadIdx.x % tiling.joiners == 0) totals->of[w] = sum;
+  if (w < tiling.width && threadIdx.x % tiling.reducers == 0) totals->of[w] = sum;
   __syncthreads();
 }
 
-// The sums over a tile's channels of what each thread has for each number of its units.
+// The sums by channel of what each thread has for each element of its vectors.
 template <int kVector>
-__device__ __forceinline__ void JoinUnits(const Channels& shape, const ChannelTiling& tiling,
-                                          const float (&of)[kVector], TileTotals* totals) {
+__device__ __forceinline__ void ReduceVecs(const Channels& shape, const ChannelTiling& tiling,
+                                           const float (&of)[kVector], TileSums* totals) {
   float sum = 0.f;
   if (tiling.width == 1) {
 #pragma unroll
     for (int e = 0; e < kVector; e++) sum += of[e];
-    return JoinThreads(tiling, sum, totals);
+    return ReduceThreads(tiling, sum, totals);
   }
   __shared__ __align__(16) float entries[kThreads * kVector];
   __syncthreads();  // the previous call's readers are done
-  Unit<kVector> own;
+  Vec<kVector> own;
 #pragma unroll
   for (int e = 0; e < kVector; e++) own.v[e] = of[e];
   Write(entries + threadIdx.x * kVector, own);
   __syncthreads();
   const int each = kThreads / tiling.width, inner = (int)shape.inner;
   const int w = threadIdx.x / each, length = tiling.run * kVector;
-  const int count = tiling.lanes / tiling.run * inner;
+  const int count = tiling.loaders / tiling.run * inner;
   if (w < tiling.width)
     for (int k = threadIdx.x % each; k < count; k += each)
       sum += entries[k / inner * length + w * inner + k % inner];
-  JoinThreads(tiling, sum, totals);
+  ReduceThreads(tiling, sum, totals);
 }
 
-// sum of value(p) over the parts, for each channel of a tile. Where the parts are to be seen by
-// others, value has to read what other blocks wrote.
+// The sum of value(p) over the parts, for each channel of a tile. value reads what other blocks
+// wrote, and so bypasses the L1 cache.
 template <class Value>
-__device__ __forceinline__ void JoinParts(const Channels& shape, const ChannelTiling& tiling,
-                                          int64_t tile, const Value& value, TileTotals* totals) {
+__device__ __forceinline__ void ReduceParts(const Channels& shape, const ChannelTiling& tiling,
+                                            int64_t tile, const Value& value, TileSums* totals) {
   const int each = kThreads / tiling.width;
   const int w = threadIdx.x / each;
   const int64_t c = tile * tiling.width + w;
@@ -267,67 +266,67 @@ __device__ __forceinline__ void JoinParts(const Channels& shape, const ChannelTi
 #pragma unroll 4
     for (int64_t p = threadIdx.x % each; p < tiling.parts; p += each) sum += value(p, c, w);
   }
-  JoinThreads(tiling, sum, totals);
+  ReduceThreads(tiling, sum, totals);
 }
 
-// ---- kernels of sums ----
+// ---- reductions ----
 
-// op.Part has the sums of one part of one tile and keeps them, op.All those of all parts. With
-// `arrived`, zero for each tile before and after, the last block of a tile to arrive finds those of
-// all; else JoinKernel does.
+// op.Partial writes the partial sums of one part of one tile, op.Totals combines those of all
+// parts. With `arrived`, a counter a tile that is zero before and after, the last block to arrive
+// at a tile combines them; without, TotalsKernel does.
 template <int kVector, class Op>
 __global__ void __launch_bounds__(kThreads, 4)
-    PartsKernel(const __grid_constant__ Channels shape,
-                const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
-                unsigned* arrived) {
+    PartialSumsKernel(const __grid_constant__ Channels shape,
+                      const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
+                      unsigned* arrived) {
   __shared__ bool last;
   const int64_t part = blockIdx.x / tiling.tiles;
   const int64_t tile = blockIdx.x - part * tiling.tiles;
   GridDependencySynchronize();
-  op.template Part<kVector>(shape, tiling, part, tile);
+  op.template Partial<kVector>(shape, tiling, part, tile);
   TriggerProgrammaticLaunch();
   if (!arrived) return;
   __syncthreads();
   if (threadIdx.x == 0) last = CountUp(arrived + tile) == tiling.parts - 1;
   __syncthreads();
   if (!last) return;
-  op.All(shape, tiling, tile);
+  op.Totals(shape, tiling, tile);
   if (threadIdx.x == 0) arrived[tile] = 0;
 }
 
 template <class Op>
 __global__ void __launch_bounds__(kThreads)
-    JoinKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
-               const __grid_constant__ Op op) {
+    TotalsKernel(const __grid_constant__ Channels shape,
+                 const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op) {
   GridDependencySynchronize();
-  op.All(shape, tiling, blockIdx.x);
+  op.Totals(shape, tiling, blockIdx.x);
 }
 
 template <class Op>
-void RunParts(const char* op, DLContext ctx, const Channels& shape, const ChannelTiling& tiling,
-              const Op& body, unsigned* arrived, DLStream stream) {
+void RunSumsOf(const char* op, DLContext ctx, const Channels& shape, const ChannelTiling& tiling,
+               const Op& body, unsigned* arrived, DLStream stream) {
   const bool early = ComputeMajor(ctx.device_id) >= 9;
   const auto run = [&](auto kernel) {
     LaunchClusters(op, kernel, tiling.Blocks(), 1, kThreads, 0, early, stream, shape, tiling, body,
                    arrived);
   };
-  tiling.by_four ? run(PartsKernel<4, Op>) : run(PartsKernel<1, Op>);
+  tiling.vectorized ? run(PartialSumsKernel<4, Op>) : run(PartialSumsKernel<1, Op>);
   if (!arrived)
-    LaunchClusters(op, JoinKernel<Op>, (unsigned)tiling.tiles, 1, kThreads, 0, early, stream, shape,
-                   tiling, body);
+    LaunchClusters(op, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kThreads, 0, early, stream,
+                   shape, tiling, body);
 }
 
-// ---- kernels of maps ----
+// ---- maps ----
 
-// op.Map makes one part of one tile.
+// op.Map writes one part of one tile.
 template <int kVector, class Op>
 __global__ void __launch_bounds__(kThreads, 4)
     MapKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
               const __grid_constant__ Op op) {
   const int64_t part = blockIdx.x / tiling.tiles;
   GridDependencySynchronize();
-  Walk<kVector> walk(shape, tiling, part, blockIdx.x - part * tiling.tiles);
-  op.Map(walk);
+  TileIterator<kVector> it(shape, tiling, part, blockIdx.x - part * tiling.tiles);
+  op.Map(it);
 }
 
 template <class Op>
@@ -338,7 +337,7 @@ void RunMap(const char* op, DLContext ctx, const Channels& shape, bool aligned, 
     LaunchClusters(op, kernel, tiling.Blocks(), 1, kThreads, 0, ComputeMajor(ctx.device_id) >= 9,
                    stream, shape, tiling, body);
   };
-  tiling.by_four ? run(MapKernel<4, Op>) : run(MapKernel<1, Op>);
+  tiling.vectorized ? run(MapKernel<4, Op>) : run(MapKernel<1, Op>);
 }
 
 }  // namespace cuda

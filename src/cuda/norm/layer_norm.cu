@@ -1,9 +1,10 @@
-// Layer, group, instance and RMS normalisation: x as rows, every row by its own statistics.
+// Layer, group, instance and RMS normalization: row-wise over x (rows, length), forward and
+// backward.
 //
-// A group of lanes takes a row: half a warp for up to 32 values, a warp for up to 1024, a block
-// beyond. Statistics are taken anew in the backward kernels: the mean first, then the squares about
-// it; the later reads of a row hit the cache. Scale and bias go by channel, and a row holds whole
-// channels. dx may be dy; outputs are no other input.
+// A thread group takes a row: 16 lanes for up to 32 values, a warp for up to 1024, a block beyond.
+// The variance is two-pass, the mean first and then the squares about it; the later reads of a row
+// hit the cache. Backward recomputes the statistics. Scale and bias go by channel, and a row holds
+// complete channels. dx may be dy; outputs overlap no other input. Memory bandwidth limits it.
 #include "cuda/norm/norm.cuh"
 #include "cuda/reduce/group.cuh"
 
@@ -11,7 +12,7 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-// Rows (outer, groups) of `length` values, `inner` neighbours a channel.
+// Rows (outer, groups) of `length` values, `inner` neighbors a channel.
 struct Layout {
   int64_t rows, length, inner, groups;
   bool centered, small;
@@ -27,31 +28,31 @@ struct Layout {
 
 // ---- kernels ----
 
-template <int kLanes>
-__device__ Moments MomentsOf(const Layout& layout, const float* x, int64_t count, int lane) {
+template <int kGroup>
+__device__ Moments MomentsOf(const Layout& layout, const float* x, int64_t count, int rank) {
   const float length = (float)layout.length;
   float mean = 0.f, sum = 0.f;
   if (layout.centered) {
-    for (int64_t k = lane; k < count; k += kLanes) sum += x[k];
-    mean = Join<SumOf, kLanes>(sum) / length;
+    for (int64_t k = rank; k < count; k += kGroup) sum += x[k];
+    mean = GroupReduce<SumMonoid, kGroup>(sum) / length;
     sum = 0.f;
   }
-  for (int64_t k = lane; k < count; k += kLanes) sum += (x[k] - mean) * (x[k] - mean);
-  const float variance = Join<SumOf, kLanes>(sum) / length;
+  for (int64_t k = rank; k < count; k += kGroup) sum += (x[k] - mean) * (x[k] - mean);
+  const float variance = GroupReduce<SumMonoid, kGroup>(sum) / length;
   return {mean, 1.f / sqrtf(variance + layout.eps)};
 }
 
-// Runs op on every row with kLanes lanes. Lanes without a row see one of no values: they have to
-// meet the others.
-template <int kLanes, class Op>
+// Runs op on every row with a group of kGroup threads. A group without a row sees a row of no
+// values, since all threads of the block have to reach the barriers.
+template <int kGroup, class Op>
 __global__ void RowsKernel(Layout layout, Op op) {
-  constexpr int kGroups = kThreads / kLanes;
-  const int lane = threadIdx.x % kLanes;
+  constexpr int kGroups = kThreads / kGroup;
+  const int rank = threadIdx.x % kGroup;
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < layout.rows;
        first += (int64_t)gridDim.x * kGroups) {
-    const int64_t row = first + threadIdx.x / kLanes;
+    const int64_t row = first + threadIdx.x / kGroup;
     const bool exists = row < layout.rows;
-    op.template Row<kLanes>(layout, exists ? row : 0, exists ? layout.length : 0, lane);
+    op.template Row<kGroup>(layout, exists ? row : 0, exists ? layout.length : 0, rank);
   }
 }
 
@@ -60,12 +61,12 @@ struct NormalizeOp {
   const float* scale;  // (channels)
   const float* bias;   // (channels)
   float* y;            // (rows, length)
-  template <int kLanes>
-  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int lane) const {
+  template <int kGroup>
+  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int rank) const {
     const float* in = x + row * layout.length;
     float* out = y + row * layout.length;
-    const Moments of = MomentsOf<kLanes>(layout, in, count, lane);
-    for (int64_t k = lane; k < count; k += kLanes) {
+    const Moments of = MomentsOf<kGroup>(layout, in, count, rank);
+    for (int64_t k = rank; k < count; k += kGroup) {
       const int64_t c = layout.Channel(row, k);
       out[k] = (in[k] - of.mean) * of.inverse * scale[c] + bias[c];
     }
@@ -78,25 +79,25 @@ struct GradientOp {
   const float* scale;  // (channels)
   const float* dy;     // (rows, length)
   float* dx;           // (rows, length)
-  template <int kLanes>
-  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int lane) const {
+  template <int kGroup>
+  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int rank) const {
     const float* in = x + row * layout.length;
     const float* gradient = dy + row * layout.length;
     float* out = dx + row * layout.length;
-    const Moments of = MomentsOf<kLanes>(layout, in, count, lane);
+    const Moments of = MomentsOf<kGroup>(layout, in, count, rank);
     float sum = 0.f, product = 0.f;
-    for (int64_t k = lane; k < count; k += kLanes) {
+    for (int64_t k = rank; k < count; k += kGroup) {
       const float d = gradient[k] * scale[layout.Channel(row, k)];
       sum += d;
       product += d * ((in[k] - of.mean) * of.inverse);
     }
     const float length = (float)layout.length;
-    sum = Join<SumOf, kLanes>(sum);
+    sum = GroupReduce<SumMonoid, kGroup>(sum);
     const float shift = layout.centered ? sum / length : 0.f;
-    const float slope = Join<SumOf, kLanes>(product) / length * of.inverse;
-    for (int64_t k = lane; k < count; k += kLanes) {
+    const float projection = GroupReduce<SumMonoid, kGroup>(product) / length * of.inverse;
+    for (int64_t k = rank; k < count; k += kGroup) {
       const float d = gradient[k] * scale[layout.Channel(row, k)];
-      out[k] = (d - (shift + (in[k] - of.mean) * slope)) * of.inverse;
+      out[k] = (d - (shift + (in[k] - of.mean) * projection)) * of.inverse;
     }
   }
 };
@@ -105,10 +106,10 @@ struct MomentsOp {
   const float* x;  // (rows, length)
   float* mean;     // (rows)
   float* inverse;  // (rows)
-  template <int kLanes>
-  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int lane) const {
-    const Moments of = MomentsOf<kLanes>(layout, x + row * layout.length, count, lane);
-    if (count == 0 || lane != 0) return;
+  template <int kGroup>
+  __device__ void Row(const Layout& layout, int64_t row, int64_t count, int rank) const {
+    const Moments of = MomentsOf<kGroup>(layout, x + row * layout.length, count, rank);
+    if (count == 0 || rank != 0) return;
     mean[row] = of.mean;
     inverse[row] = of.inverse;
   }
@@ -116,19 +117,19 @@ struct MomentsOp {
 
 // ---- launchers ----
 
-Layout LayoutOf(const char* op, const DLArray* x, const DLArray* scale, int64_t length,
-                int64_t inner, int64_t centered, float eps) {
+Layout CheckedLayout(const char* op, const DLArray* x, const DLArray* scale, int64_t length,
+                     int64_t inner, int64_t centered, float eps) {
   const int64_t n = Numel(x), count = Numel(scale);
-  int64_t whole;
-  if (length < 0 || inner < 0 || __builtin_mul_overflow(count, inner, &whole) ||
-      (whole ? n % whole : n) || (length ? whole % length : n))
+  int64_t image;  // elements that share their n
+  if (length < 0 || inner < 0 || __builtin_mul_overflow(count, inner, &image) ||
+      (image ? n % image : n) || (length ? image % length : n))
     Fail("%s: rows of %ld values do not fit x %s and scale %s", op, (long)length,
          ShapeText(x).c_str(), ShapeText(scale).c_str());
   Layout layout;
   layout.rows = length ? n / length : 0;
   layout.length = length;
   layout.inner = inner;
-  layout.groups = length ? whole / length : 0;
+  layout.groups = length ? image / length : 0;
   layout.centered = centered != 0;
   layout.small = length < int64_t(1) << 32;
   layout.eps = eps;
@@ -154,7 +155,7 @@ void RowNormalize(const DLArray* x, const DLArray* scale, const DLArray* bias, i
   Enter(op, x, scale, bias, y);
   CheckSameShape(op, x, y);
   CheckSameShape(op, scale, bias);
-  const Layout layout = LayoutOf(op, x, scale, length, inner, centered, eps);
+  const Layout layout = CheckedLayout(op, x, scale, length, inner, centered, eps);
   RunRows(op, layout, NormalizeOp{In(op, x), In(op, scale), In(op, bias), Out(op, y)}, stream);
 }
 
@@ -165,18 +166,19 @@ void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray*
   Enter(op, x, scale, dy, dx);
   CheckSameShape(op, x, dy);
   CheckSameShape(op, x, dx);
-  const Layout layout = LayoutOf(op, x, scale, length, inner, centered, eps);
+  const Layout layout = CheckedLayout(op, x, scale, length, inner, centered, eps);
   RunRows(op, layout, GradientOp{In(op, x), In(op, scale), In(op, dy), Out(op, dx)}, stream);
 }
 
-// The moments of every row in scratch, then the sums over all rows; `scale` gives the channels.
+// The moments of every row go to scratch, then the channel sums over all rows; `scale` gives the
+// number of channels.
 void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
                       int64_t inner, int64_t centered, float eps, DLArray* dscale, DLArray* dbias,
                       DLStream stream) {
   const char* op = "row_normalize_sums";
   Enter(op, x, scale, dy, dscale, dbias);
   CheckSameShape(op, x, dy);
-  const Layout layout = LayoutOf(op, x, scale, length, inner, centered, eps);
+  const Layout layout = CheckedLayout(op, x, scale, length, inner, centered, eps);
   const int64_t channels = Numel(scale);
   float* of_scale = ChannelResult(op, dscale, channels);
   float* of_bias = ChannelResult(op, dbias, channels);
@@ -184,9 +186,9 @@ void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy,
   float* mean = scratch.floats();
   float* inverse = mean + layout.rows;
   RunRows(op, layout, MomentsOp{In(op, x), mean, inverse}, stream);
-  const int64_t whole = channels * inner;
+  const int64_t image = channels * inner;
   ChannelSums(op, x->ctx, In(op, x), In(op, dy),
-              Channels(whole ? Numel(x) / whole : 0, channels, inner),
+              Channels(image ? Numel(x) / image : 0, channels, inner),
               {mean, inverse, layout.groups, inner && length ? length / inner : 1}, of_scale,
               of_bias, stream);
 }

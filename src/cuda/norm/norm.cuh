@@ -1,5 +1,5 @@
-// What batch normalisation's forward and backward kernels share, and sums over the channels of
-// arrays (outer, channels, inner) for normalisations of every kind.
+// Types and helpers that the kernels of batch norm (forward and backward) and layer norm share:
+// (outer, channels, inner) views, moments, the affine map, and channel sums.
 #pragma once
 #include "cuda/runtime/context.cuh"
 
@@ -23,7 +23,7 @@ inline Channels ChannelsOf(const char* op, const DLArray* x) {
   return Channels(x->shape[0], x->shape[1], inner);
 }
 
-// The data of an array of one value a channel.
+// The data of an array of one value a channel, checked.
 inline void CheckCount(const char* op, const DLArray* values, int64_t count) {
   if (Numel(values) != count)
     Fail("%s: expected %ld values, one a channel, got shape %s", op, (long)count,
@@ -54,8 +54,8 @@ inline BatchMoments MomentsOf(const char* op, const DLArray* mean, const DLArray
   return {PerChannel(op, mean, count), PerChannel(op, variance, count), eps};
 }
 
-// What a channel is multiplied by and what is added. Backward finds by it again what forward made,
-// to the bit, so that no compiler may choose how it is rounded.
+// The affine map of a channel. Backward recomputes forward's pre-activation by it, bit-identically,
+// so each operation names its rounding and no compiler contracts them.
 struct Affine {
   float mean, factor, bias;
   __device__ __forceinline__ float operator()(float x) const {

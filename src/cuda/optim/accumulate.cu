@@ -1,6 +1,5 @@
-// Sums of many steps, with the digits that float32 drops kept beside them.
-//
-// A total is (2, n): sums, then their rounding errors; both are read and written, x is only read.
+// Compensated accumulation over many steps: total (2, n) holds sums and their rounding errors
+// (Knuth's two-sum), both read and written; x is only read. Memory bandwidth limits it.
 #include "cuda/runtime/launch.cuh"
 #include "math/accumulate.h"
 

@@ -1,9 +1,10 @@
-// Optimizer steps in place, each over all parameters in one launch; rates and counts live in device
-// memory, so that they may change between runs of a captured program.
+// Optimizer steps in place as multi-tensor kernels: one launch updates all parameters.
 //
-// The arrays of a launch go by value in the kernel's own parameters: a captured launch keeps them,
-// and nothing is allocated or copied. A block works on one chunk of one array. States are float32
-// of their gradient's shape, read and written; gradients are only read and overlap no state.
+// The table of arrays is a by-value kernel parameter, which a captured launch keeps, so nothing is
+// allocated or copied. A block updates one chunk of one array, which it finds by binary search.
+// Rates and counts live in device memory and may change between runs of a captured program. States
+// are float32 of the shape of their gradient, read and written; gradients are only read and overlap
+// no state. Memory bandwidth limits it.
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
@@ -15,15 +16,15 @@ namespace {
 constexpr int kChunk = 16 * kThreads;    // elements of a block
 constexpr int kTableNbytes = 30 * 1024;  // a kernel's parameters may take 32,764 bytes
 
-// The arrays of one launch: `kArrays` of each size, which are seen as chunks, one after the other.
+// The arrays of one launch, `kArrays` of each size, as consecutive chunks.
 template <int kArrays, int kCapacity>
 struct Table {
   float* data[kCapacity][kArrays];
   int64_t size[kCapacity];
-  unsigned first[kCapacity + 1];  // chunk of each
+  unsigned first[kCapacity + 1];  // first chunk of each
   int count;
 
-  // The array that a chunk belongs to: the last one that does not begin after it.
+  // The array of a chunk, by binary search.
   __device__ __forceinline__ int Find(unsigned chunk) const {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -85,13 +86,13 @@ __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kC
     for (int j = 0; j < kStates; j++) at[j] = ((const float4*)s[j])[i];
     const float4 grad = ((const float4*)g)[i];
 #pragma unroll
-    for (int lane = 0; lane < 4; lane++) {
-      float of_lane[kStates];
+    for (int c = 0; c < 4; c++) {
+      float element[kStates];
 #pragma unroll
-      for (int j = 0; j < kStates; j++) of_lane[j] = (&at[j].x)[lane];
-      step(of_lane, (&grad.x)[lane]);
+      for (int j = 0; j < kStates; j++) element[j] = (&at[j].x)[c];
+      step(element, (&grad.x)[c]);
 #pragma unroll
-      for (int j = 0; j < kStates; j++) (&at[j].x)[lane] = of_lane[j];
+      for (int j = 0; j < kStates; j++) (&at[j].x)[c] = element[j];
     }
 #pragma unroll
     for (int j = 0; j < kStates; j++) ((float4*)s[j])[i] = at[j];
@@ -106,20 +107,20 @@ __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kC
   }
 }
 
-// The sum of `value` over the block, in a fixed tree; thread 0 has it.
+// The sum of `value` over the block, in a fixed order.
 __device__ __forceinline__ double BlockSum(double value) {
-  __shared__ double of_warp[kThreads / 32];
+  __shared__ double warp_sums[kThreads / 32];
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     value += __shfl_xor_sync(0xffffffffu, value, distance);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
   __syncthreads();
   double sum = 0;
-  for (double part : of_warp) sum += part;
+  for (double warp_sum : warp_sums) sum += warp_sum;
   return sum;
 }
 
-// sums[chunk] = the sum of the squares of its elements.
+// sums[chunk] = the sum of squares of the chunk.
 template <int kCapacity>
 __global__ void SquaresKernel(const __grid_constant__ Table<1, kCapacity> table, double* sums) {
   const Chunk chunk(table);
@@ -135,7 +136,7 @@ __global__ void SquaresKernel(const __grid_constant__ Table<1, kCapacity> table,
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// norm[0] = the root of the sum of sums[n]; one block.
+// norm[0] = sqrt(sum of sums[n]), by one block.
 __global__ void RootKernel(const double* sums, int64_t n, float* norm) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += sums[i];
@@ -148,7 +149,7 @@ struct CounterTable {
   long long* at[kCapacity];
 };
 
-// Each counter goes on by one, at the end of every `every` runs; one thread a counter.
+// Increments each counter at the end of every `every` runs, one thread a counter.
 __global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, const long long* count,
                               int64_t every) {
   GridDependencySynchronize();
@@ -161,8 +162,8 @@ __global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, con
 
 unsigned Chunks(const DLArray* a) { return (unsigned)CeilDiv(Numel(a), kChunk); }
 
-// Adds arrays to the table from number `next` on, `fill` writing their addresses, until it is full;
-// returns the number of the first that is left. Arrays without elements are passed over.
+// Fills the table with arrays from index `next` on, whose addresses `fill` writes, and returns the
+// index of the first that did not fit. Arrays without elements are skipped.
 template <int kArrays, int kCapacity, class F>
 int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_t next, F&& fill) {
   table->count = 0;
@@ -223,12 +224,12 @@ void SquaresBy(const char* op, const DLArrayList* arrays, double* sums, DLStream
   }
 }
 
-// norm = the root of the sum of all squares: a double a chunk, then one block adds these.
+// norm = sqrt(sum of all squares): a partial sum in double a chunk, then one block adds these.
 void GlobalNorm(const DLArrayList* arrays, DLArray* norm, DLStream stream) {
   const char* op = "global_norm";
   Enter(op, norm);
   EnterAll(op, {arrays});
-  CheckNumber(op, "norm", norm, DL_FLOAT32);
+  CheckScalar(op, "norm", norm, DL_FLOAT32);
   int64_t chunks = 0;
   for (int64_t k = 0; k < arrays->count; k++) {
     In(op, arrays->arrays[k]);
@@ -251,7 +252,7 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
     CounterTable some;
     int n = 0;
     for (; n < CounterTable::kCapacity && first + n < counters->count; n++) {
-      CheckNumber(op, "step", counters->arrays[first + n], DL_INT64);
+      CheckScalar(op, "step", counters->arrays[first + n], DL_INT64);
       some.at[n] = (long long*)counters->arrays[first + n]->data;
     }
     const bool early = ComputeMajor(counters->arrays[0]->ctx.device_id) >= 9;
@@ -260,17 +261,17 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
 }
 
 using PlainRmsProp = rule::RmsProp<false, false>;
-using CentredRmsProp = rule::RmsProp<true, false>;
+using CenteredRmsProp = rule::RmsProp<true, false>;
 using MomentumRmsProp = rule::RmsProp<false, true>;
-using CentredMomentumRmsProp = rule::RmsProp<true, true>;
+using CenteredMomentumRmsProp = rule::RmsProp<true, true>;
 
 DLSYS_KERNEL(cuda, sgd_update, Update<rule::Sgd>);
 DLSYS_KERNEL(cuda, sgd_momentum_update, Update<rule::Momentum>);
 DLSYS_KERNEL(cuda, adam_update, Update<rule::Adam>);
 DLSYS_KERNEL(cuda, rmsprop_update, Update<PlainRmsProp>);
-DLSYS_KERNEL(cuda, rmsprop_centred_update, Update<CentredRmsProp>);
+DLSYS_KERNEL(cuda, rmsprop_centred_update, Update<CenteredRmsProp>);
 DLSYS_KERNEL(cuda, rmsprop_momentum_update, Update<MomentumRmsProp>);
-DLSYS_KERNEL(cuda, rmsprop_centred_momentum_update, Update<CentredMomentumRmsProp>);
+DLSYS_KERNEL(cuda, rmsprop_centred_momentum_update, Update<CenteredMomentumRmsProp>);
 DLSYS_KERNEL(cuda, adagrad_update, Update<rule::Adagrad>);
 DLSYS_KERNEL(cuda, lion_update, Update<rule::Lion>);
 DLSYS_KERNEL(cuda, average_update, Update<rule::Average>);

@@ -1,23 +1,26 @@
-// Comparisons of two arrays of one dtype, logic on truth values, and the choice between two arrays
-// by them, all with numpy broadcasting.
+// Comparisons of two arrays of one dtype, logic on truth values, and where, with numpy
+// broadcasting.
 //
-// Arrays are contiguous and row-major. A bool is a byte; any but 0 is read as true, and 0 or 1 is
-// written. An output may be the same buffer as an input of its own shape and dtype: each thread
-// reads what it overwrites before it writes, and no other thread reads it.
+// Arrays are contiguous and row-major. A bool is a byte: any but 0 is true, and 0 or 1 is written.
+// An output may be the buffer of an input of its own shape and dtype: a thread reads what it
+// overwrites before it writes, and no other thread reads it. Memory bandwidth limits it, index
+// arithmetic when broadcasting.
+#include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "math/indexing.h"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-// A loop over the output with the strides of K operands in elements, 0 where one is repeated.
+// A loop over the output with the strides of K operands in elements, 0 where one is broadcast.
 template <int K>
-struct Walk {
+struct StridedLoop {
   int ndim = 0;
   int64_t shape[DL_MAX_NDIM];
   int64_t stride[DL_MAX_NDIM][K];
 
-  // Appends an axis, or folds it into the last where all operands step through both as through one.
+  // Appends an axis, or folds it into the last one where all operands cross the two as one axis.
   void Append(int64_t size, const int64_t (&strides)[K]) {
     if (size == 1) return;
     bool fold = ndim > 0;
@@ -30,39 +33,40 @@ struct Walk {
 
 // ---- kernels ----
 
-// Where element `index` of the output is found in the operands.
+// The offsets in the operands of element `index` of the output.
 template <int K>
-__device__ __forceinline__ void Locate(const Walk<K>& walk, int64_t index, int64_t (&at)[K]) {
+__device__ __forceinline__ void Locate(const StridedLoop<K>& loop, int64_t index,
+                                       int64_t (&at)[K]) {
 #pragma unroll
   for (int k = 0; k < K; k++) at[k] = 0;
-  for (int axis = walk.ndim - 1; axis >= 0; axis--) {
+  for (int axis = loop.ndim - 1; axis >= 0; axis--) {
     int64_t position = index;
     if (axis > 0) {
-      const int64_t outer = index / walk.shape[axis];
-      position = index - outer * walk.shape[axis];
+      const int64_t outer = index / loop.shape[axis];
+      position = index - outer * loop.shape[axis];
       index = outer;
     }
 #pragma unroll
-    for (int k = 0; k < K; k++) at[k] += position * walk.stride[axis][k];
+    for (int k = 0; k < K; k++) at[k] += position * loop.stride[axis][k];
   }
 }
 
 template <class Test, class T>
-__global__ void TestKernel(const T* x, const T* y, uint8_t* out, int64_t n, Walk<2> walk) {
+__global__ void TestKernel(const T* x, const T* y, uint8_t* out, int64_t n, StridedLoop<2> loop) {
   const Test test;
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     int64_t at[2];
-    Locate(walk, i, at);
+    Locate(loop, i, at);
     out[i] = test(x[at[0]], y[at[1]]);
   }
 }
 
 template <class T>
 __global__ void WhereKernel(const uint8_t* condition, const T* x, const T* y, T* out, int64_t n,
-                            Walk<3> walk) {
+                            StridedLoop<3> loop) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     int64_t at[3];
-    Locate(walk, i, at);
+    Locate(loop, i, at);
     out[i] = condition[at[0]] ? x[at[1]] : y[at[2]];
   }
 }
@@ -96,44 +100,29 @@ void CheckDtype(const char* op, const DLArray* a, int dtype) {
   if (a->dtype != dtype) Fail("%s: expected %s, got %s", op, DtypeText(dtype), DtypeText(a->dtype));
 }
 
-// The stride of `a` along an axis of `out` by numpy's right-aligned rule.
-int64_t StrideAlong(const DLArray* a, const DLArray* out, int axis) {
-  const int own = axis - (out->ndim - a->ndim);
-  if (own < 0 || a->shape[own] == 1) return 0;
-  int64_t stride = 1;
-  for (int k = own + 1; k < a->ndim; k++) stride *= a->shape[k];
-  return stride;
-}
-
-bool BroadcastsTo(const DLArray* a, const DLArray* out) {
-  const int lead = out->ndim - a->ndim;
-  if (lead < 0) return false;
-  for (int k = 0; k < a->ndim; k++)
-    if (a->shape[k] != 1 && a->shape[k] != out->shape[lead + k]) return false;
-  return true;
-}
-
 template <int K>
-Walk<K> WalkOver(const char* op, const DLArray* const (&operands)[K], const DLArray* out) {
-  for (const DLArray* a : operands)
-    if (!BroadcastsTo(a, out))
-      Fail("%s: shape %s does not broadcast to %s", op, ShapeText(a).c_str(),
+StridedLoop<K> BroadcastLoopOver(const char* op, const DLArray* const (&operands)[K],
+                                 const DLArray* out) {
+  int64_t of_operand[K][DL_MAX_NDIM];
+  for (int k = 0; k < K; k++)
+    if (!BroadcastStrides(operands[k], out, of_operand[k]))
+      Fail("%s: shape %s does not broadcast to %s", op, ShapeText(operands[k]).c_str(),
            ShapeText(out).c_str());
-  Walk<K> walk;
+  StridedLoop<K> loop;
   for (int axis = 0; axis < out->ndim; axis++) {
     int64_t strides[K];
-    for (int k = 0; k < K; k++) strides[k] = StrideAlong(operands[k], out, axis);
-    walk.Append(out->shape[axis], strides);
+    for (int k = 0; k < K; k++) strides[k] = of_operand[k][axis];
+    loop.Append(out->shape[axis], strides);
   }
-  return walk;
+  return loop;
 }
 
 template <class Test, class T>
 void RunTest(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) {
-  const Walk<2> walk = WalkOver<2>(Test::name, {x, y}, out);
+  const StridedLoop<2> loop = BroadcastLoopOver<2>(Test::name, {x, y}, out);
   const int64_t n = Numel(out);
   Launch(Test::name, TestKernel<Test, T>, Blocks(n), kThreads, 0, stream, (const T*)x->data,
-         (const T*)y->data, (uint8_t*)out->data, n, walk);
+         (const T*)y->data, (uint8_t*)out->data, n, loop);
 }
 
 template <class Test>
@@ -177,10 +166,10 @@ void LogicalNot(const DLArray* x, DLArray* y, DLStream stream) {
 template <class T>
 void RunWhere(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray* out,
               DLStream stream) {
-  const Walk<3> walk = WalkOver<3>("where", {condition, x, y}, out);
+  const StridedLoop<3> loop = BroadcastLoopOver<3>("where", {condition, x, y}, out);
   const int64_t n = Numel(out);
   Launch("where", WhereKernel<T>, Blocks(n), kThreads, 0, stream, (const uint8_t*)condition->data,
-         (const T*)x->data, (const T*)y->data, (T*)out->data, n, walk);
+         (const T*)x->data, (const T*)y->data, (T*)out->data, n, loop);
 }
 
 void Where(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray* out,
@@ -189,10 +178,9 @@ void Where(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray
   CheckDtype("where", condition, DL_BOOL);
   CheckDtype("where", y, x->dtype);
   CheckDtype("where", out, x->dtype);
-  const int64_t nbytes = DtypeNbytes(x->dtype);
-  if (nbytes == 1) return RunWhere<uint8_t>(condition, x, y, out, stream);
-  if (nbytes == 4) return RunWhere<uint32_t>(condition, x, y, out, stream);
-  RunWhere<uint64_t>(condition, x, y, out, stream);
+  WithElementBits(x, [&](auto* type) {
+    RunWhere<std::remove_pointer_t<decltype(type)>>(condition, x, y, out, stream);
+  });
 }
 
 DLSYS_KERNEL(cuda, equal, Compare<Equal>);

@@ -1,9 +1,10 @@
-// Elementwise kernels: y = f(x), f(x, c) and f(x, y) with numpy broadcasting, over the functors of
-// functors.h.
+// Elementwise kernels over the functors of math/functors.h: y = f(x), f(x, c) with constants, and
+// f(x, y) with numpy broadcasting.
 //
-// Arrays are float32, contiguous, row-major. An output may be the same buffer as an input of its
-// own shape: every thread reads what it overwrites before it writes, and no other thread reads it.
-// Sixteen bytes an access where addresses allow it.
+// Arrays are float32, contiguous, row-major. Accesses are float4 where alignment allows. Broadcasts
+// of up to two folded axes are flat loops, all others strided ones. An output may be the buffer of
+// an input of its own shape: a thread reads what it overwrites before it writes, and no other
+// thread reads it. Memory bandwidth limits it.
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/functors.h"
@@ -14,7 +15,7 @@ namespace {
 
 // ---- kernels ----
 
-// y[n] = f(x[n]); the first 4 * nquads elements go by quads.
+// y[n] = f(x[n]); the first 4 * nquads elements are accessed as float4.
 template <class F>
 __global__ void MapKernel(const float* x, float* y, int64_t n, int64_t nquads, F f) {
   for (int64_t i = FirstItem(); i < nquads; i += ItemStep()) {
@@ -24,8 +25,8 @@ __global__ void MapKernel(const float* x, float* y, int64_t n, int64_t nquads, F
   for (int64_t i = 4 * nquads + FirstItem(); i < n; i += ItemStep()) y[i] = f(x[i]);
 }
 
-// How an operand of a flat loop is indexed: by the output's index, its column, its row, or not at
-// all.
+// How an operand of a flat loop is indexed: by the index of the output, its column, its row, or as
+// a scalar.
 enum class Access { kSame, kColumn, kRow, kScalar };
 
 struct Operand {
@@ -54,7 +55,7 @@ struct Operand {
   }
 };
 
-// out[n] = f(x, y), operands indexed as they say.
+// out[n] = f(x, y), operands indexed by their access.
 template <class F>
 __global__ void FlatKernel(Operand x, Operand y, float* out, int64_t n, int64_t nquads) {
   const F f;
@@ -90,8 +91,8 @@ struct WithTwoConstants {
 
 // z[n] = F(x[n], y[n], c, d), all of one shape.
 template <class F>
-__global__ void PairKernel(const float* x, const float* y, float c, float d, float* z, int64_t n,
-                           int64_t nquads) {
+__global__ void BinaryWithConstantsKernel(const float* x, const float* y, float c, float d,
+                                          float* z, int64_t n, int64_t nquads) {
   const F f;
   for (int64_t i = FirstItem(); i < nquads; i += ItemStep()) {
     const float4 a = ((const float4*)x)[i];
@@ -121,18 +122,18 @@ void Unary(const DLArray* x, DLArray* y, DLStream stream) {
 }
 
 template <class F>
-void Constant(const DLArray* x, float c, DLArray* y, DLStream stream) {
+void UnaryWithConstant(const DLArray* x, float c, DLArray* y, DLStream stream) {
   Map(F::name, x, y, WithConstant<F>{c}, stream);
 }
 
 template <class F>
-void TwoConstants(const DLArray* x, float c, float d, DLArray* y, DLStream stream) {
+void UnaryWithTwoConstants(const DLArray* x, float c, float d, DLArray* y, DLStream stream) {
   Map(F::name, x, y, WithTwoConstants<F>{c, d}, stream);
 }
 
 template <class F>
-void PairTwoConstants(const DLArray* x, const DLArray* y, float c, float d, DLArray* z,
-                      DLStream stream) {
+void BinaryWithTwoConstants(const DLArray* x, const DLArray* y, float c, float d, DLArray* z,
+                            DLStream stream) {
   const char* op = F::name;
   Enter(op, z, x, y);
   CheckSameShape(op, x, z);
@@ -143,13 +144,13 @@ void PairTwoConstants(const DLArray* x, const DLArray* y, float c, float d, DLAr
   const int64_t n = Numel(z);
   const bool aligned = Aligned16(left) && Aligned16(right) && Aligned16(out);
   const int64_t nquads = aligned ? n / 4 : 0;
-  Launch(op, PairKernel<F>, Blocks(nquads ? nquads : n), kThreads, 0, stream, left, right, c, d,
-         out, n, nquads);
+  Launch(op, BinaryWithConstantsKernel<F>, Blocks(nquads ? nquads : n), kThreads, 0, stream, left,
+         right, c, d, out, n, nquads);
 }
 
 template <class F>
-void PairConstant(const DLArray* x, const DLArray* y, float c, DLArray* z, DLStream stream) {
-  PairTwoConstants<F>(x, y, c, 0.f, z, stream);
+void BinaryWithConstant(const DLArray* x, const DLArray* y, float c, DLArray* z, DLStream stream) {
+  BinaryWithTwoConstants<F>(x, y, c, 0.f, z, stream);
 }
 
 // The access of an operand with these strides in a folded loop; false when it has none.
@@ -195,13 +196,13 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) {
 #define DLSYS_UNARY(Name, op, expression) DLSYS_KERNEL_NAMED(cuda, Name, op, Unary<fn::Name>);
 #define DLSYS_BINARY(Name, op, expression) DLSYS_KERNEL_NAMED(cuda, Name, op, Binary<fn::Name>);
 #define DLSYS_UNARY_CONST(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cuda, Name, op, Constant<fn::Name>);
+  DLSYS_KERNEL_NAMED(cuda, Name, op, UnaryWithConstant<fn::Name>);
 #define DLSYS_UNARY_CONSTS(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cuda, Name, op, TwoConstants<fn::Name>);
+  DLSYS_KERNEL_NAMED(cuda, Name, op, UnaryWithTwoConstants<fn::Name>);
 #define DLSYS_BINARY_CONST(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cuda, Name, op, PairConstant<fn::Name>);
+  DLSYS_KERNEL_NAMED(cuda, Name, op, BinaryWithConstant<fn::Name>);
 #define DLSYS_BINARY_CONSTS(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cuda, Name, op, PairTwoConstants<fn::Name>);
+  DLSYS_KERNEL_NAMED(cuda, Name, op, BinaryWithTwoConstants<fn::Name>);
 #include "math/functors.h"
 
 }  // namespace

@@ -1,9 +1,10 @@
-// Kernels that take arrays apart and put them together: slice, place, concat, pad, gather, one_hot
+// Indexing kernels: slice, place, concat, pad, gather, one_hot, and the gradients of pads
 // (scatter_add is in scatter.cu).
 //
-// A part of an array is copied by a loop over its elements with the strides of both sides. Moves
-// know only the size of an element. The output never overlaps an input. An index out of range fills
-// its row with bytes of 0xFF, which is NaN in floats and -1 in integers, and is told (fault.cuh).
+// A view of an array is copied by a loop over its elements with the strides of both sides. Moves
+// depend on the size of an element only. The output never overlaps an input. An index out of range
+// fills its row with 0xFF bytes, which are NaN in floats and -1 in integers, and is reported
+// (fault.cuh). Memory bandwidth limits it.
 #include <utility>
 
 #include "cuda/pointwise/loop.cuh"
@@ -68,44 +69,35 @@ __global__ void GatherKernel(const T* x, Indices indices, T* y, int64_t n, int64
   }
 }
 
-// indices (rows) -> y (rows, depth), n elements
-__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t depth, Faults faults) {
+// indices (rows) -> y (rows, classes), n elements
+__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t classes, Faults faults) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
-    const int64_t row = i / depth;
+    const int64_t row = i / classes;
     const int64_t at = indices[row];
-    const bool exists = at >= 0 && at < depth;
-    y[i] = !exists ? NAN : at == i - row * depth ? 1.f : 0.f;
-    if (!exists && i == row * depth) faults.OutOfRange(at, row, depth);
+    const bool exists = at >= 0 && at < classes;
+    y[i] = !exists ? NAN : at == i - row * classes ? 1.f : 0.f;
+    if (!exists && i == row * classes) faults.OutOfRange(at, row, classes);
   }
 }
 
 // ---- launchers ----
 
-// Calls f with a null pointer of an unsigned integer as large as an element.
-template <class F>
-void WithElement(const DLArray* a, F&& f) {
-  const int64_t nbytes = DtypeNbytes(a->dtype);
-  if (nbytes == 1) return f((uint8_t*)nullptr);
-  if (nbytes == 4) return f((uint32_t*)nullptr);
-  f((uint64_t*)nullptr);
-}
-
-// Copies between a part and an array of its shape: out of the part, or into it.
-void CopyPart(const char* op, const Part& part, const DLArray* x, DLArray* y, bool into,
+// Copies between a view and a dense array of its shape: out of the view, or into it.
+void CopyView(const char* op, const View& view, const DLArray* x, DLArray* y, bool into,
               DLStream stream) {
-  const DLArray* whole = into ? x : y;  // the side that is all used
-  const int64_t n = Numel(whole);
+  const DLArray* dense = into ? x : y;
+  const int64_t n = Numel(dense);
   if (n == 0) return;
   Loop loop;
   int64_t stride = n;
-  for (int a = 0; a < whole->ndim; a++) {
-    stride /= whole->shape[a];
-    loop.Append(whole->shape[a], into ? stride : part.stride[a], into ? part.stride[a] : stride);
+  for (int a = 0; a < dense->ndim; a++) {
+    stride /= dense->shape[a];
+    loop.Append(dense->shape[a], into ? stride : view.stride[a], into ? view.stride[a] : stride);
   }
-  WithElement(x, [&](auto* type) {
+  WithElementBits(x, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Launch(op, CopyKernel<T>, Blocks(n), kThreads, 0, stream,
-           (const T*)x->data + (into ? 0 : part.offset), (T*)y->data + (into ? part.offset : 0), n,
+           (const T*)x->data + (into ? 0 : view.offset), (T*)y->data + (into ? view.offset : 0), n,
            Fold(loop));
   });
 }
@@ -115,7 +107,7 @@ void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
   Enter("slice", y, x);
   CheckSameDtypes("slice", x, y);
   const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
-  CopyPart("slice", PartOf("slice", x, offset, steps, y), x, y, false, stream);
+  CopyView("slice", ViewOf("slice", x, offset, steps, y), x, y, false, stream);
 }
 
 void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s1, int64_t s2,
@@ -124,15 +116,15 @@ void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s
   Enter("place", y, x);
   CheckSameDtypes("place", x, y);
   const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
-  const Part part = PartOf("place", y, offset, steps, x);
+  const View view = ViewOf("place", y, offset, steps, x);
   const int64_t n = Numel(y);
   if (Numel(x) != n) {
-    WithElement(y, [&](auto* type) {
+    WithElementBits(y, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       Launch("place", FillKernel<T>, Blocks(n), kThreads, 0, stream, (T)bits, (T*)y->data, n);
     });
   }
-  CopyPart("place", part, x, y, true, stream);
+  CopyView("place", view, x, y, true, stream);
 }
 
 // concat_N: N arrays one after the other along an axis.
@@ -146,17 +138,17 @@ struct Concat<std::index_sequence<I...>> {
   static void Run(Array<I>... arrays, int64_t axis, DLArray* y, DLStream stream) {
     Enter("concat", y, arrays...);
     int64_t at = 0;
-    Part parts[sizeof...(I)];
-    Part* part = parts;
+    View views[sizeof...(I)];
+    View* view = views;
     for (const DLArray* x : {arrays...}) {
-      *part++ = JoinedPart("concat", x, axis, at, y);
+      *view++ = ConcatView("concat", x, axis, at, y);
       at += x->shape[axis];
     }
     if (at != y->shape[axis])
       Fail("concat: the arrays have %lld positions along axis %lld, the output is %s",
            (long long)at, (long long)axis, ShapeText(y).c_str());
-    part = parts;
-    for (const DLArray* x : {arrays...}) CopyPart("concat", *part++, x, y, true, stream);
+    view = views;
+    for (const DLArray* x : {arrays...}) CopyView("concat", *view++, x, y, true, stream);
   }
 };
 template <size_t N>
@@ -168,7 +160,7 @@ void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool re
   const AxisSplit split(op, y, axis);
   const Padding padding = PaddingOf(op, x, axis, before, reflect, y);
   const int64_t n = Numel(y);
-  WithElement(x, [&](auto* type) {
+  WithElementBits(x, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Launch(op, PadKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data, n,
            split.inner, padding);
@@ -204,10 +196,10 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y, 
   Enter("gather", y, x, indices);
   CheckSameDtypes("gather", x, y);
   const AxisSplit split("gather", x, axis);
-  CheckTaken("gather", x, axis, indices, y);
+  CheckGathered("gather", x, axis, indices, y);
   const Indices at = IndicesOf("gather", indices);
   const int64_t n = Numel(y);
-  WithElement(x, [&](auto* type) {
+  WithElementBits(x, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Launch("gather", GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, at,
            (T*)y->data, n, Numel(indices), split.n, split.inner,

@@ -1,8 +1,6 @@
-// Loops over an output with strided operands: how broadcasting, transposes and general layouts
-// become index sums.
-//
-// Written on the host, passed to kernels by value. Strides count elements; 0 repeats an operand
-// along an axis.
+// Strided loops over an output: broadcasting, transposes and general layouts as index arithmetic. A
+// loop is built on the host and passed to kernels by value. Strides count elements; 0 broadcasts an
+// operand along an axis.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -14,8 +12,8 @@ namespace cuda {
 struct Loop {
   int ndim = 0;
   int64_t shape[DL_MAX_NDIM];
-  int64_t x[DL_MAX_NDIM],
-      y[DL_MAX_NDIM];  // strides of the operands; a loop with one operand uses x
+  // Strides of the operands; a loop with one operand uses x.
+  int64_t x[DL_MAX_NDIM], y[DL_MAX_NDIM];
 
   void Append(int64_t size, int64_t x_stride, int64_t y_stride) {
     shape[ndim] = size;
@@ -25,8 +23,7 @@ struct Loop {
   }
 };
 
-// Appends an axis, or folds it into the last one where both operands step through the pair as
-// through one axis.
+// Appends an axis, or folds it into the last one where both operands cross the two as one axis.
 inline void AppendFolded(Loop* loop, int64_t size, int64_t x_stride, int64_t y_stride) {
   if (size == 1) return;
   const int last = loop->ndim - 1;
@@ -37,8 +34,7 @@ inline void AppendFolded(Loop* loop, int64_t size, int64_t x_stride, int64_t y_s
   loop->y[last] = y_stride;
 }
 
-// The same loop with as few axes as possible: no axis of size 1, neighbours folded. Never without
-// an axis.
+// Folds a loop to as few axes as possible, without axes of size 1, but to one axis at least.
 inline Loop Fold(const Loop& loop) {
   Loop folded;
   for (int k = 0; k < loop.ndim; k++) AppendFolded(&folded, loop.shape[k], loop.x[k], loop.y[k]);
@@ -76,7 +72,7 @@ struct Offsets {
   int64_t x, y;
 };
 
-// Where element `index` of the output, in row-major order, is found in the operands.
+// The offsets in the operands of element `index` of the output, in row-major order.
 __host__ __device__ inline Offsets Locate(const Loop& loop, int64_t index) {
   Offsets offsets = {0, 0};
   for (int k = loop.ndim - 1; k > 0; k--) {

@@ -1,12 +1,12 @@
-// Kernels that move or convert elements without arithmetic: fill, cast, broadcast_to, transpose,
-// for every dtype.
+// Movement kernels for every dtype: fill, cast, broadcast_to, transpose.
 //
-// Moves know only the size of an element. The output never overlaps the input, except that a cast
-// between dtypes of one size may be in place. A transpose whose fastest input axis is not its
-// fastest output axis goes through tiles in shared memory, so that both sides are read and written
-// in whole lines.
+// Moves depend on the size of an element only. The output never overlaps the input, except that a
+// cast between dtypes of one size may be in place. A transpose whose fastest input axis is not its
+// fastest output axis is tiled through shared memory, so that reads and writes are coalesced.
+// Memory bandwidth limits it.
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "math/indexing.h"
 
 namespace dlsys {
 namespace cuda {
@@ -36,41 +36,40 @@ __global__ void CastKernel(const From* x, To* y, int64_t n) {
 
 // y[n] = x at the loop's strides.
 template <class T>
-__global__ void GatherKernel(const T* x, T* y, int64_t n, Loop loop) {
+__global__ void StridedCopyKernel(const T* x, T* y, int64_t n, Loop loop) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = x[Locate(loop, i).x];
 }
 
 constexpr int kTile = 32;
 constexpr int kTileRows = 8;
 
-// Two axes swapped, the rest a batch: y (batch, high, low) and x (batch, low, high) up to strides.
-struct Swap {
+// A batched 2-D transpose, y (batch, high, low) from x (batch, low, high) up to strides.
+struct TransposeTiling {
   int64_t high, low;  // sizes of the output axis that is fastest in x, and of the fastest one in y
   int64_t x_low, y_high;      // strides of the slow axis on either side
   Loop batch;                 // the other axes; loop.x are strides in x, loop.y in y
-  int64_t high_tiles, tiles;  // tiles along `high`, and in one swap
+  int64_t high_tiles, tiles;  // tiles along `high`, and of one matrix
 };
 
 template <class T>
-__global__ void SwapKernel(const T* x, T* y, int64_t jobs, Swap swap) {
-  __shared__ T
-      tile[kTile][kTile + 1];  // the extra column keeps the accesses by column apart in the banks
+__global__ void TransposeKernel(const T* x, T* y, int64_t jobs, TransposeTiling tiling) {
+  __shared__ T tile[kTile][kTile + 1];  // padded against bank conflicts
   const int fast = threadIdx.x % kTile;
   const int slow = threadIdx.x / kTile;
   for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
-    const int64_t batch = job / swap.tiles;
-    const int64_t in_batch = job - batch * swap.tiles;
-    const int64_t low0 = in_batch / swap.high_tiles * kTile;
-    const int64_t high0 = in_batch % swap.high_tiles * kTile;
-    const Offsets at = Locate(swap.batch, batch);
+    const int64_t batch = job / tiling.tiles;
+    const int64_t in_batch = job - batch * tiling.tiles;
+    const int64_t low0 = in_batch / tiling.high_tiles * kTile;
+    const int64_t high0 = in_batch % tiling.high_tiles * kTile;
+    const Offsets at = Locate(tiling.batch, batch);
     for (int row = slow; row < kTile; row += kTileRows) {
-      if (low0 + row < swap.low && high0 + fast < swap.high)
-        tile[row][fast] = x[at.x + (low0 + row) * swap.x_low + high0 + fast];
+      if (low0 + row < tiling.low && high0 + fast < tiling.high)
+        tile[row][fast] = x[at.x + (low0 + row) * tiling.x_low + high0 + fast];
     }
     __syncthreads();
     for (int row = slow; row < kTile; row += kTileRows) {
-      if (high0 + row < swap.high && low0 + fast < swap.low)
-        y[at.y + (high0 + row) * swap.y_high + low0 + fast] = tile[fast][row];
+      if (high0 + row < tiling.high && low0 + fast < tiling.low)
+        y[at.y + (high0 + row) * tiling.y_high + low0 + fast] = tile[fast][row];
     }
     __syncthreads();
   }
@@ -99,24 +98,6 @@ void WithType(const char* op, int dtype, F&& f) {
   }
 }
 
-// Calls f with a null pointer of an unsigned type as large as an element.
-template <class F>
-void WithSize(const DLArray* a, F&& f) {
-  switch (DtypeNbytes(a->dtype)) {
-    case 1:
-      return f((uint8_t*)nullptr);
-    case 4:
-      return f((uint32_t*)nullptr);
-    default:
-      return f((uint64_t*)nullptr);
-  }
-}
-
-void CheckSameDtype(const char* op, const DLArray* x, const DLArray* y) {
-  if (x->dtype != y->dtype)
-    Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
-}
-
 void Fill(float value, DLArray* y, DLStream stream) {
   Enter("fill", y);
   const int64_t n = Numel(y);
@@ -136,7 +117,7 @@ void Cast(const DLArray* x, DLArray* y, DLStream stream) {
   Enter("cast", y, x);
   const int64_t n = Numel(y);
   if (Numel(x) != n)
-    Fail("cast: numbers of elements differ: %s and %s", ShapeText(x).c_str(), ShapeText(y).c_str());
+    Fail("cast: element counts differ: %s and %s", ShapeText(x).c_str(), ShapeText(y).c_str());
   if (x->dtype == y->dtype) return CopyElements("cast", x, y, stream);
   WithType("cast", x->dtype, [&](auto* from) {
     WithType("cast", y->dtype, [&](auto* to) {
@@ -148,18 +129,18 @@ void Cast(const DLArray* x, DLArray* y, DLStream stream) {
   });
 }
 
-void Gather(const char* op, const DLArray* x, const Loop& loop, DLArray* y, DLStream stream) {
+void StridedCopy(const char* op, const DLArray* x, const Loop& loop, DLArray* y, DLStream stream) {
   const int64_t n = Numel(y);
-  WithSize(y, [&](auto* type) {
+  WithElementBits(y, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Launch(op, GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data, n,
-           loop);
+    Launch(op, StridedCopyKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data,
+           n, loop);
   });
 }
 
 void BroadcastTo(const DLArray* x, DLArray* y, DLStream stream) {
   Enter("broadcast_to", y, x);
-  CheckSameDtype("broadcast_to", x, y);
+  CheckSameDtypes("broadcast_to", x, y);
   Loop loop;
   loop.ndim = y->ndim;
   for (int k = 0; k < y->ndim; k++) {
@@ -171,7 +152,7 @@ void BroadcastTo(const DLArray* x, DLArray* y, DLStream stream) {
          ShapeText(y).c_str());
   if (Numel(x) == Numel(y)) return CopyElements("broadcast_to", x, y, stream);
   for (int k = 0; k < y->ndim; k++) loop.y[k] = loop.x[k];
-  Gather("broadcast_to", x, Fold(loop), y, stream);
+  StridedCopy("broadcast_to", x, Fold(loop), y, stream);
 }
 
 std::string PermutationText(int64_t perm, int ndim) {
@@ -205,36 +186,37 @@ Loop TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
   return Fold(loop);
 }
 
-// Splits a folded loop into the swap of its last axis with the one that is fastest in x, and the
-// rest.
-Swap MakeSwap(const Loop& loop) {
+// Splits a folded loop into a 2-D transpose, of its last axis and the axis that is fastest in x,
+// and its batch axes.
+TransposeTiling TilingOf(const Loop& loop) {
   const int low = loop.ndim - 1;
   int high = 0;
   while (loop.x[high] != 1) high++;
-  Swap swap{loop.shape[high], loop.shape[low], loop.x[low], loop.y[high], Loop(), 0, 0};
+  TransposeTiling tiling{
+      loop.shape[high], loop.shape[low], loop.x[low], loop.y[high], Loop(), 0, 0};
   for (int k = 0; k < low; k++) {
-    if (k != high) swap.batch.Append(loop.shape[k], loop.x[k], loop.y[k]);
+    if (k != high) tiling.batch.Append(loop.shape[k], loop.x[k], loop.y[k]);
   }
-  if (swap.batch.ndim == 0) swap.batch.Append(1, 0, 0);
-  swap.high_tiles = CeilDiv(swap.high, kTile);
-  swap.tiles = swap.high_tiles * CeilDiv(swap.low, kTile);
-  return swap;
+  if (tiling.batch.ndim == 0) tiling.batch.Append(1, 0, 0);
+  tiling.high_tiles = CeilDiv(tiling.high, kTile);
+  tiling.tiles = tiling.high_tiles * CeilDiv(tiling.low, kTile);
+  return tiling;
 }
 
 void Transpose(const DLArray* x, int64_t perm, DLArray* y, DLStream stream) {
   Enter("transpose", y, x);
-  CheckSameDtype("transpose", x, y);
+  CheckSameDtypes("transpose", x, y);
   const Loop loop = TransposeLoop(x, perm, y);
   const int64_t n = Numel(y);
   if (n == 0) return;
   if (loop.ndim == 1) return CopyElements("transpose", x, y, stream);
-  if (loop.x[loop.ndim - 1] == 1) return Gather("transpose", x, loop, y, stream);
-  const Swap swap = MakeSwap(loop);
-  const int64_t jobs = n / (swap.high * swap.low) * swap.tiles;
-  WithSize(y, [&](auto* type) {
+  if (loop.x[loop.ndim - 1] == 1) return StridedCopy("transpose", x, loop, y, stream);
+  const TransposeTiling tiling = TilingOf(loop);
+  const int64_t jobs = n / (tiling.high * tiling.low) * tiling.tiles;
+  WithElementBits(y, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Launch("transpose", SwapKernel<T>, Blocks(jobs, 1), kTile * kTileRows, 0, stream,
-           (const T*)x->data, (T*)y->data, jobs, swap);
+    Launch("transpose", TransposeKernel<T>, Blocks(jobs, 1), kTile * kTileRows, 0, stream,
+           (const T*)x->data, (T*)y->data, jobs, tiling);
   });
 }
 

@@ -1,11 +1,11 @@
-// scatter_add: y (outer, n, inner) from updates (outer, count, inner) and indices (count), without
-// atomics and in an order that is the same every run.
+// scatter_add: y (outer, n, inner) from updates (outer, count, inner) and indices (count), as a
+// stable sort and a segmented sum, without atomics and in an order that is the same every run.
 //
-// The updates are sorted by their row of y, keeping their order within a row: a radix sort of 8-bit
-// digits, least significant first. A block counts and places a tile of keys with a thread a digit,
-// so that the order comes by itself. Then y is written once: a thread an element adds the updates
-// of its row; rows of more than kLong updates get blocks of their own. Keys out of range sort
-// behind all rows, are told (fault.cuh) and make the whole of y NaN: none of it can be trusted.
+// An LSD radix sort with 8-bit digits sorts the updates by their row of y; a block counts and
+// scatters a tile of keys with one thread a digit, which makes it stable. Then y is written once: a
+// thread an element sums the segment of its row, and segments longer than kLong get blocks of their
+// own. Indices out of range sort behind all rows, are reported (fault.cuh) and make all of y NaN.
+// The passes of the sort limit it for short rows, memory bandwidth otherwise.
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
@@ -17,9 +17,9 @@ namespace {
 constexpr int kDigits = kThreads;  // a digit has 8 bits, a thread each of its values
 constexpr int kDigitBits = 8;
 constexpr int kTile = 1024;
-constexpr int kLong = 64;  // updates of a row that one thread an element still adds
-constexpr int kCols = 32;  // columns and, in kLanes parts, updates of a block for a long row
-constexpr int kLanes = kThreads / kCols;
+constexpr int kLong = 64;                  // the longest segment that one thread sums
+constexpr int kCols = 32;                  // columns of a block for a long segment
+constexpr int kSlices = kThreads / kCols;  // threads that share the updates of a column
 
 static_assert(kDigits == 1 << kDigitBits, "a thread a digit");
 
@@ -45,7 +45,7 @@ __global__ void KeysKernel(Indices indices, int32_t* keys, int32_t* order, int64
   }
 }
 
-// The digits of a tile of keys in shared memory; returns how many there are.
+// Loads the digits of a tile of keys to shared memory and returns their count.
 __device__ __forceinline__ int LoadDigits(const int32_t* keys, int64_t count, int shift,
                                           int* digits) {
   const int64_t first = (int64_t)blockIdx.x * kTile;
@@ -57,7 +57,7 @@ __device__ __forceinline__ int LoadDigits(const int32_t* keys, int64_t count, in
 }
 
 // counts (kDigits, tiles): how often each digit occurs in each tile
-__global__ void CountKernel(const int32_t* keys, int64_t count, int shift, int32_t* counts) {
+__global__ void HistogramKernel(const int32_t* keys, int64_t count, int shift, int32_t* counts) {
   __shared__ int digits[kTile];
   const int filled = LoadDigits(keys, count, shift, digits);
   int32_t found = 0;
@@ -65,7 +65,7 @@ __global__ void CountKernel(const int32_t* keys, int64_t count, int shift, int32
   counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = found;
 }
 
-// Turns the n counts into the sums of those before each, with one block: a thread a run of counts.
+// Exclusive prefix sum of the n counts in one block, a thread a run of counts.
 __global__ void ScanKernel(int32_t* counts, int64_t n) {
   __shared__ int32_t totals[kThreads];
   const int64_t run = (n + kThreads - 1) / kThreads;
@@ -84,9 +84,10 @@ __global__ void ScanKernel(int32_t* counts, int64_t n) {
   }
 }
 
-// starts (kDigits, tiles): where each tile's keys of each digit go
-__global__ void MoveKernel(const int32_t* keys, const int32_t* order, int64_t count, int shift,
-                           const int32_t* starts, int32_t* new_keys, int32_t* new_order) {
+// starts (kDigits, tiles): the destination of each tile's first key of each digit
+__global__ void RadixScatterKernel(const int32_t* keys, const int32_t* order, int64_t count,
+                                   int shift, const int32_t* starts, int32_t* new_keys,
+                                   int32_t* new_order) {
   __shared__ int digits[kTile];
   const int filled = LoadDigits(keys, count, shift, digits);
   const int64_t first = (int64_t)blockIdx.x * kTile;
@@ -99,7 +100,7 @@ __global__ void MoveKernel(const int32_t* keys, const int32_t* order, int64_t co
   }
 }
 
-// starts (n + 1): the first of the sorted keys that is not below each row
+// starts (n + 1): the lower bound of each row in the sorted keys, by binary search
 __global__ void StartsKernel(const int32_t* keys, int64_t count, int32_t* starts, int64_t n) {
   for (int64_t row = FirstItem(); row <= n; row += ItemStep()) {
     int64_t from = 0, to = count;
@@ -114,7 +115,8 @@ __global__ void StartsKernel(const int32_t* keys, int64_t count, int32_t* starts
   }
 }
 
-// The sum of column[order[i] * inner] for i from begin on in steps of `step`, in four chains.
+// The sum of column[order[i] * inner] for i from begin to end by `step`, in four independent
+// accumulators.
 __device__ __forceinline__ float SumUpdates(const float* column, const int32_t* order,
                                             int64_t begin, int64_t end, int64_t step,
                                             int64_t inner) {
@@ -122,7 +124,7 @@ __device__ __forceinline__ float SumUpdates(const float* column, const int32_t* 
   int64_t i = begin;
   for (; i + 3 * step < end; i += 4 * step) {
 #pragma unroll
-    for (int chain = 0; chain < 4; chain++) sums[chain] += column[order[i + chain * step] * inner];
+    for (int a = 0; a < 4; a++) sums[a] += column[order[i + a * step] * inner];
   }
   for (; i < end; i += step) sums[0] += column[order[i] * inner];
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
@@ -144,28 +146,28 @@ __global__ void SumKernel(const float* updates, Sorted sorted, float* y, int64_t
   }
 }
 
-// A block looks at the row that has the update number mark * kLong of the sorted ones. It adds up
-// kCols columns of it, if the row is long and this is the row's first mark.
+// Sums kCols columns of a long segment, a block each. Every kLong-th sorted update is a mark; the
+// block of the first mark in a segment longer than kLong sums it.
 __global__ void LongSumKernel(const float* updates, const int32_t* keys, Sorted sorted, float* y,
                               int64_t jobs, int64_t col_blocks, Shape shape) {
-  __shared__ float parts[kLanes][kCols];
-  const int lane = threadIdx.x / kCols, col_in_block = threadIdx.x % kCols;
+  __shared__ float partial[kSlices][kCols];
+  const int slice = threadIdx.x / kCols, col_in_block = threadIdx.x % kCols;
   const int64_t marks = (shape.count + kLong - 1) / kLong;
   if (sorted.starts[shape.n] != shape.count) return;
   for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
     const int64_t mark = job / col_blocks % marks, outer = job / col_blocks / marks;
     const int64_t row = keys[mark * kLong];
     const int64_t begin = sorted.starts[row], end = sorted.starts[row + 1];
-    if (end - begin <= kLong || mark * kLong - begin >= kLong) continue;  // the same in all threads
+    if (end - begin <= kLong || mark * kLong - begin >= kLong) continue;  // uniform over the block
     const int64_t col = job % col_blocks * kCols + col_in_block;
     const bool exists = col < shape.inner;
     const float* column = updates + outer * shape.count * shape.inner + (exists ? col : 0);
-    parts[lane][col_in_block] =
-        SumUpdates(column, sorted.order, begin + lane, end, kLanes, shape.inner);
+    partial[slice][col_in_block] =
+        SumUpdates(column, sorted.order, begin + slice, end, kSlices, shape.inner);
     __syncthreads();
-    if (lane == 0 && exists) {
+    if (slice == 0 && exists) {
       float total = 0.f;
-      for (int k = 0; k < kLanes; k++) total += parts[k][col_in_block];
+      for (int k = 0; k < kSlices; k++) total += partial[k][col_in_block];
       y[(outer * shape.n + row) * shape.inner + col] = total;
     }
     __syncthreads();
@@ -181,7 +183,7 @@ int Passes(int64_t n) {
   return passes;
 }
 
-// Device memory of a sort: two of each array, which take turns, as one block.
+// The workspace of a sort: double-buffered keys and order, counts, starts.
 struct Workspace {
   int64_t count, tiles;
   Scratch scratch;
@@ -212,10 +214,11 @@ int SortByRow(const char* op, Indices indices, const Shape& shape, const Workspa
   const int passes = Passes(shape.n);
   for (int pass = 0; pass < passes; pass++) {
     const int from = pass % 2, to = 1 - from, shift = pass * kDigitBits;
-    Launch(op, CountKernel, tiles, kThreads, 0, stream, work.keys[from], count, shift, work.counts);
+    Launch(op, HistogramKernel, tiles, kThreads, 0, stream, work.keys[from], count, shift,
+           work.counts);
     Launch(op, ScanKernel, tiles ? 1 : 0, kThreads, 0, stream, work.counts, kDigits * work.tiles);
-    Launch(op, MoveKernel, tiles, kThreads, 0, stream, work.keys[from], work.order[from], count,
-           shift, work.counts, work.keys[to], work.order[to]);
+    Launch(op, RadixScatterKernel, tiles, kThreads, 0, stream, work.keys[from], work.order[from],
+           count, shift, work.counts, work.keys[to], work.order[to]);
   }
   Launch(op, StartsKernel, Blocks(shape.n + 1), kThreads, 0, stream, work.keys[passes % 2], count,
          work.starts, shape.n);
@@ -227,7 +230,7 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const char* op = "scatter_add";
   Enter(op, y, updates, indices);
   const AxisSplit split(op, y, axis);
-  CheckTaken(op, y, axis, indices, updates);
+  CheckGathered(op, y, axis, indices, updates);
   const Shape shape{split.outer, split.n, split.inner, Numel(indices)};
   const int64_t most = INT32_MAX - 1;
   if (shape.n > most || shape.count > most)

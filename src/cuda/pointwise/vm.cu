@@ -1,12 +1,12 @@
-// Chains of elementwise operators in one kernel, which interprets the program of
-// src/math/pointwise_vm.h: each thread runs it on four neighbouring elements, so that decoding is
-// paid once for four, or on one where there are few. All threads are at the same instruction, and
-// so its switch does not diverge.
+// Pointwise fusion: a chain of elementwise operators in one kernel, an interpreter of the bytecode
+// of src/math/pointwise_vm.h.
 //
-// Slots are columns of shared memory, one a thread: registers cannot be indexed by what an
-// instruction says. The result of the instruction before stays in registers, and most operands are
-// that. The output, float32 or bool, may be the buffer of an input of its shape and dtype: a thread
-// reads what it overwrites before it writes, and no other thread reads it.
+// A thread runs the program on four neighboring elements, which amortizes decoding, or on one where
+// there are few. All threads are at the same instruction, so the dispatch does not diverge. Slots
+// are columns of shared memory, one a thread, since registers cannot be indexed; the accumulator,
+// which most operands are, stays in registers. The output, float32 or bool, may be the buffer of an
+// input of its shape and dtype: a thread reads what it overwrites before it writes. Decoding limits
+// it for short programs, memory bandwidth otherwise.
 #include "cuda/runtime/launch.cuh"
 #include "math/pointwise_vm.h"
 
@@ -14,23 +14,23 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-using chain::Program;
+using pointwise::Program;
 
-constexpr int kChainThreads = 128;
-constexpr size_t kSharedNbytes = 48 << 10;  // that every block may have
-constexpr int64_t kFew = 1 << 14;           // elements that one wave of threads holds one by one
+constexpr int kBlockThreads = 128;
+constexpr size_t kSharedNbytes = 48 << 10;  // available to every block
+constexpr int64_t kFew = 1 << 14;           // elements that one wave of threads covers one by one
 
-// W neighbouring elements.
+// W neighboring elements.
 template <int W>
-struct alignas(4 * W) Lanes {
+struct alignas(4 * W) Vec {
   float v[W];
 };
 
 struct Source {
   const void* data;
-  chain::Band band;
+  pointwise::Broadcast broadcast;
   int dtype;
-  bool same;  // element i meets element i
+  bool same;  // shape: no broadcast
 
   __device__ __forceinline__ float At(int64_t i) const {
     switch (dtype) {
@@ -46,45 +46,46 @@ struct Source {
         return ((const uint8_t*)data)[i] ? 1.f : 0.f;
     }
   }
-  __device__ __forceinline__ int64_t Place(int64_t i) const {
+  __device__ __forceinline__ int64_t Index(int64_t i) const {
     if (same) return i;
-    if (((i | band.inner | band.count) >> 31) ==
-        0)  // a division of half the width, a third of the time
-      return (uint32_t)i / (uint32_t)band.inner % (uint32_t)band.count;
-    return i / band.inner % band.count;
+    // 32-bit division takes a third of the time.
+    if (((i | broadcast.inner | broadcast.count) >> 31) == 0)
+      return (uint32_t)i / (uint32_t)broadcast.inner % (uint32_t)broadcast.count;
+    return i / broadcast.inner % broadcast.count;
   }
 };
 
 struct Sources {
-  Source at[chain::kInputs];
+  Source at[pointwise::kInputs];
   int count;
 };
 
 // ---- the kernel ----
 
-// Elements i to i + W - 1 of an input into its slot; those from n on repeat the last one.
+// Loads elements i to i + W - 1 of an input to its slot; those from n on repeat the last one.
 template <int W>
-__device__ __forceinline__ void Fetch(const Source& source, int64_t i, int64_t n, Lanes<W>* slot) {
+__device__ __forceinline__ void LoadInput(const Source& source, int64_t i, int64_t n,
+                                          Vec<W>* slot) {
   if (source.same && source.dtype == DL_FLOAT32 && i + W <= n) {
     const float* from = (const float*)source.data + i;
     W == 4 ? CopyAsync16(slot->v, from, true) : CopyAsync4(slot->v, from, true);
     return;
   }
-  const chain::Band band = source.band;
-  Lanes<W> lanes;
-  if (band.count == 1 || band.inner % W == 0) {
-    const float value = source.At(band.count == 1 ? 0 : source.Place(i));
+  const pointwise::Broadcast broadcast = source.broadcast;
+  Vec<W> vec;
+  if (broadcast.count == 1 || broadcast.inner % W == 0) {
+    const float value = source.At(broadcast.count == 1 ? 0 : source.Index(i));
 #pragma unroll
-    for (int k = 0; k < W; k++) lanes.v[k] = value;
-  } else if (band.inner == 1 && band.count % W == 0) {
-    const int64_t place = source.Place(i);
+    for (int k = 0; k < W; k++) vec.v[k] = value;
+  } else if (broadcast.inner == 1 && broadcast.count % W == 0) {
+    const int64_t first = source.Index(i);
 #pragma unroll
-    for (int k = 0; k < W; k++) lanes.v[k] = source.At(place + k);
+    for (int k = 0; k < W; k++) vec.v[k] = source.At(first + k);
   } else {
 #pragma unroll
-    for (int k = 0; k < W; k++) lanes.v[k] = source.At(source.Place(i + k < n ? i + k : n - 1));
+    for (int k = 0; k < W; k++) vec.v[k] = source.At(source.Index(i + k < n ? i + k : n - 1));
   }
-  *slot = lanes;
+  *slot = vec;
 }
 
 template <class F, class First, class... More>
@@ -97,63 +98,64 @@ __device__ __forceinline__ First Map(First first, More... more) {
   return result;
 }
 
-// One of the instructions with so many operands. Switches become trees of branches, so that the
-// most common instructions are asked for first.
+// Applies one instruction of that many operands. A switch becomes a tree of branches, so the most
+// common opcodes are tested first.
 template <class V>
-__device__ __forceinline__ V Apply(int code, const V& a) {
-  switch (code) {
-#define DLSYS_CASE(Name) \
-  case chain::k##Name:   \
-    return Map<chain::Name>(a);
-    DLSYS_CHAIN_1(DLSYS_CASE)
+__device__ __forceinline__ V Apply(int opcode, const V& a) {
+  switch (opcode) {
+#define DLSYS_CASE(Name)   \
+  case pointwise::k##Name: \
+    return Map<pointwise::Name>(a);
+    DLSYS_OPCODES_1(DLSYS_CASE)
 #undef DLSYS_CASE
   }
   return a;
 }
 
 template <class V>
-__device__ __forceinline__ V Apply(int code, const V& a, const V& b) {
-  if (code == chain::kMul) return Map<chain::Mul>(a, b);
-  if (code == chain::kAdd) return Map<chain::Add>(a, b);
-  switch (code) {
-#define DLSYS_CASE(Name) \
-  case chain::k##Name:   \
-    return Map<chain::Name>(a, b);
-    DLSYS_CHAIN_2(DLSYS_CASE)
+__device__ __forceinline__ V Apply(int opcode, const V& a, const V& b) {
+  if (opcode == pointwise::kMul) return Map<pointwise::Mul>(a, b);
+  if (opcode == pointwise::kAdd) return Map<pointwise::Add>(a, b);
+  switch (opcode) {
+#define DLSYS_CASE(Name)   \
+  case pointwise::k##Name: \
+    return Map<pointwise::Name>(a, b);
+    DLSYS_OPCODES_2(DLSYS_CASE)
 #undef DLSYS_CASE
   }
   return a;
 }
 
 template <class V>
-__device__ __forceinline__ V Apply(int code, const V& a, const V& b, const V& c) {
-  return code == chain::kWhere ? Map<chain::Where>(a, b, c) : Map<chain::ClipTo>(a, b, c);
+__device__ __forceinline__ V Apply(int opcode, const V& a, const V& b, const V& c) {
+  return opcode == pointwise::kWhere ? Map<pointwise::Where>(a, b, c)
+                                     : Map<pointwise::ClipTo>(a, b, c);
 }
 
 template <class V>
-__device__ __forceinline__ V Apply(int code, const V& a, const V& b, const V& c, const V& d) {
-  switch (code) {
-#define DLSYS_CASE(Name) \
-  case chain::k##Name:   \
-    return Map<chain::Name>(a, b, c, d);
-    DLSYS_CHAIN_4(DLSYS_CASE)
+__device__ __forceinline__ V Apply(int opcode, const V& a, const V& b, const V& c, const V& d) {
+  switch (opcode) {
+#define DLSYS_CASE(Name)   \
+  case pointwise::k##Name: \
+    return Map<pointwise::Name>(a, b, c, d);
+    DLSYS_OPCODES_4(DLSYS_CASE)
 #undef DLSYS_CASE
   }
   return a;
 }
 
 template <int W>
-__device__ __forceinline__ Lanes<W> Operand(const Program& program, int place, const Lanes<W>& last,
-                                            const Lanes<W>* mine) {
-  if (place == 0) return last;
-  if (place < chain::kFirstNumber) return mine[(place - 1) * blockDim.x];
-  Lanes<W> lanes;
+__device__ __forceinline__ Vec<W> Operand(const Program& program, int operand,
+                                          const Vec<W>& accumulator, const Vec<W>* slots) {
+  if (operand == 0) return accumulator;
+  if (operand < pointwise::kFirstImmediate) return slots[(operand - 1) * blockDim.x];
+  Vec<W> vec;
 #pragma unroll
-  for (int k = 0; k < W; k++) lanes.v[k] = program.numbers[place - chain::kFirstNumber];
-  return lanes;
+  for (int k = 0; k < W; k++) vec.v[k] = program.immediates[operand - pointwise::kFirstImmediate];
+  return vec;
 }
 
-// An instruction in one load, where bytes would be loads each.
+// Loads an instruction as one word.
 __device__ __forceinline__ uint64_t WordAt(const Program& program, int at) {
   uint64_t word;
   memcpy(&word, &program.code[at], sizeof word);
@@ -161,97 +163,99 @@ __device__ __forceinline__ uint64_t WordAt(const Program& program, int at) {
 }
 
 template <int W>
-__device__ __forceinline__ Lanes<W> Run(const Program& program, Lanes<W>* mine) {
-  Lanes<W> last = {};
+__device__ __forceinline__ Vec<W> Run(const Program& program, Vec<W>* slots) {
+  Vec<W> accumulator = {};
   uint64_t next = WordAt(program, 0);
   for (int at = 1; next & 255; at++) {
     const uint64_t word = next;
-    next = WordAt(program, at);  // arrives while this one is at work
-    const int code = (int)(word & 255), to = (int)(word >> 8 & 255);
+    next = WordAt(program, at);  // prefetched
+    const int opcode = (int)(word & 255), to = (int)(word >> 8 & 255);
     const auto operand = [&](int k) {
-      return Operand(program, (int)(word >> (8 * k + 16) & 255), last, mine);
+      return Operand(program, (int)(word >> (8 * k + 16) & 255), accumulator, slots);
     };
-    const Lanes<W> a = operand(0);
-    if (code < chain::kFirstOf2)
-      last = Apply(code, a);
-    else if (code < chain::kFirstOf3)
-      last = Apply(code, a, operand(1));
-    else if (code < chain::kFirstOf4)
-      last = Apply(code, a, operand(1), operand(2));
+    const Vec<W> a = operand(0);
+    if (opcode < pointwise::kFirstOf2)
+      accumulator = Apply(opcode, a);
+    else if (opcode < pointwise::kFirstOf3)
+      accumulator = Apply(opcode, a, operand(1));
+    else if (opcode < pointwise::kFirstOf4)
+      accumulator = Apply(opcode, a, operand(1), operand(2));
     else
-      last = Apply(code, a, operand(1), operand(2), operand(3));
-    if (to) mine[(to - 1) * blockDim.x] = last;
+      accumulator = Apply(opcode, a, operand(1), operand(2), operand(3));
+    if (to) slots[(to - 1) * blockDim.x] = accumulator;
   }
-  return last;
+  return accumulator;
 }
 
 template <int W>
-__device__ __forceinline__ void Store(const Lanes<W>& lanes, void* out, bool truth, int64_t i,
+__device__ __forceinline__ void Store(const Vec<W>& vec, void* out, bool is_bool, int64_t i,
                                       int64_t n) {
-  if (!truth && i + W <= n) {
-    ((Lanes<W>*)out)[i / W] = lanes;
+  if (!is_bool && i + W <= n) {
+    ((Vec<W>*)out)[i / W] = vec;
     return;
   }
 #pragma unroll
   for (int k = 0; k < W; k++) {
     if (i + k >= n) return;
-    if (truth)
-      ((uint8_t*)out)[i + k] = lanes.v[k] != 0.f;
+    if (is_bool)
+      ((uint8_t*)out)[i + k] = vec.v[k] != 0.f;
     else
-      ((float*)out)[i + k] = lanes.v[k];
+      ((float*)out)[i + k] = vec.v[k];
   }
 }
 
-// Whole blocks go through the program, whose control is the same for all threads then.
+// All threads of a block run the program, so that its control flow is uniform.
 template <int W>
-__global__ __launch_bounds__(kChainThreads) void ChainKernel(
+__global__ __launch_bounds__(kBlockThreads) void PointwiseKernel(
     const __grid_constant__ Program program, const __grid_constant__ Sources sources, void* out,
-    bool truth, int64_t n) {
-  Lanes<W>* const mine = DynamicShared<Lanes<W>>() + threadIdx.x;  // (slots, threads)
+    bool is_bool, int64_t n) {
+  Vec<W>* const slots = DynamicShared<Vec<W>>() + threadIdx.x;  // (slots, threads)
   const int64_t step = W * ItemStep();
   for (int64_t first = (int64_t)blockIdx.x * blockDim.x * W; first < n; first += step) {
     const int64_t i = first + threadIdx.x * W;
     if (i < n)
-      for (int k = 0; k < sources.count; k++) Fetch(sources.at[k], i, n, mine + k * blockDim.x);
+      for (int k = 0; k < sources.count; k++)
+        LoadInput(sources.at[k], i, n, slots + k * blockDim.x);
     CloseCopies();
     WaitForCopies<0>();
-    const Lanes<W> result = Run(program, mine);
-    if (i < n) Store(result, out, truth, i, n);
+    const Vec<W> result = Run(program, slots);
+    if (i < n) Store(result, out, is_bool, i, n);
   }
 }
 
 // ---- the launcher ----
 
 template <int W>
-void LaunchChain(const Program& program, const Sources& sources, DLArray* out, DLStream stream) {
+void LaunchPointwise(const Program& program, const Sources& sources, DLArray* out,
+                     DLStream stream) {
   const int64_t n = Numel(out), threads = CeilDiv(n, W);
-  const size_t column = program.slots * sizeof(Lanes<W>);
-  unsigned block = threads <= 32 ? 32 : kChainThreads;
+  const size_t column = program.slots * sizeof(Vec<W>);
+  unsigned block = threads <= 32 ? 32 : kBlockThreads;
   if (block * column > kSharedNbytes) block /= 2;
-  Launch("pointwise", ChainKernel<W>, Blocks(threads, block), block, block * column, stream,
+  Launch("pointwise", PointwiseKernel<W>, Blocks(threads, block), block, block * column, stream,
          program, sources, out->data, out->dtype == DL_BOOL, n);
 }
 
-void Chain(const DLArrayList* inputs, const Program& program, DLArray* out, DLStream stream) {
+void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out, DLStream stream) {
   Enter("pointwise", out);
-  chain::CheckOutput(out);
+  pointwise::CheckOutput(out);
   const int64_t n = Numel(out);
   Sources sources = {};
   bool wide = n > kFew && Aligned16(out->data);
   for (; sources.count < inputs->count; sources.count++) {
     const DLArray* a = inputs->arrays[sources.count];
     CheckArray("pointwise", a, out->ctx);
-    chain::CheckInput(a);
-    const chain::Band band = chain::BandOf(a, out);
-    const bool same = band.inner == 1 && band.count == n;
-    sources.at[sources.count] = {a->data, band, a->dtype, same};
+    pointwise::CheckInput(a);
+    const pointwise::Broadcast broadcast = pointwise::BroadcastOf(a, out);
+    const bool same = broadcast.inner == 1 && broadcast.count == n;
+    sources.at[sources.count] = {a->data, broadcast, a->dtype, same};
     wide &= !same || a->dtype != DL_FLOAT32 || Aligned16(a->data);
   }
-  return wide ? LaunchChain<4>(program, sources, out, stream)
-              : LaunchChain<1>(program, sources, out, stream);
+  return wide ? LaunchPointwise<4>(program, sources, out, stream)
+              : LaunchPointwise<1>(program, sources, out, stream);
 }
 
-DLSYS_KERNEL(cuda, pointwise, chain::Kernel<Chain>::Call);
+DLSYS_KERNEL(cuda, pointwise, pointwise::Kernel<Pointwise>::Call);
 
 }  // namespace
 }  // namespace cuda

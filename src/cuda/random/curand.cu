@@ -1,6 +1,5 @@
-// Random words and uniforms through cuRAND's Philox4x32-10, for checking the own one against it.
-//
-// cuRAND is opened when it is first needed, by soname, and its few functions are declared here.
+// Random words and uniforms by cuRAND's Philox4x32-10, to check our own generator against. cuRAND
+// is opened by soname at the first use, and its few functions are declared here.
 #include "cuda/runtime/dlopen.cuh"
 
 namespace dlsys {
@@ -58,8 +57,8 @@ class OwnedGenerator {
   Generator generator_ = nullptr;
 };
 
-// Fills out with words (int32) or with uniforms in (0, 1] (float32), from word `offset` on. Makes
-// its generator anew at each call and waits for it: this kernel is for checks, not for training.
+// Fills out with words (int32) or with uniforms in (0, 1] (float32), from word `offset` on. It
+// makes a generator at each call and synchronizes: this kernel is for checks, not for training.
 void Rand(int64_t seed, int64_t offset, DLArray* out, DLStream stream) {
   Enter("rand", out);
   const Library& curand = Curand();

@@ -1,10 +1,11 @@
-// Batches of a resident data set: orders of samples, and rows taken, cast and scaled.
+// Batches of a device-resident data set: the order of samples, and a gather of rows that casts and
+// scales.
 //
-// samples (count, size) of uint8 or float32 -> x (batch, size) of float32, a few rows a block, four
-// elements at a time where planes and addresses allow. Labels are moved by the same launch. The
-// step is read from device memory, so that a captured program takes the next batch when it has
-// advanced. An index out of range makes its row NaN and is told (fault.cuh). Outputs never overlap
-// inputs.
+// samples (count, size) of uint8 or float32 -> x (batch, size) of float32 (or uint8 unchanged), a
+// few rows a block, 16-byte stores where channels and alignment allow; the same launch copies the
+// labels. The step is read from device memory, so that a replay takes the next batch when it has
+// advanced. An index out of range makes its row NaN and is reported (fault.cuh). Outputs never
+// overlap inputs. Latency limits small batches, memory bandwidth large ones.
 #include <algorithm>
 
 #include "cuda/runtime/fault.cuh"
@@ -20,9 +21,9 @@ using batch::Labels;
 using batch::Order;
 using batch::Scaled;
 
-// ---- which samples: At(i) is the one of row i, -1 where it does not exist ----
+// ---- samples of a batch: At(i) is the sample of row i, -1 where it does not exist ----
 
-struct Given {
+struct IndexedSamples {
   Indices indices;
   int64_t count;
   Faults faults;
@@ -34,7 +35,7 @@ struct Given {
   }
 };
 
-struct Next {
+struct OrderedSamples {
   Order order;
   const int64_t* step;
   int64_t batch;
@@ -45,32 +46,32 @@ struct Next {
 
 // ---- kernels ----
 
-__global__ void IndexKernel(Next next, int64_t* index) {
-  for (int64_t i = FirstItem(); i < next.batch; i += ItemStep()) index[i] = next.At(i);
+__global__ void IndexKernel(OrderedSamples rows, int64_t* index) {
+  for (int64_t i = FirstItem(); i < rows.batch; i += ItemStep()) index[i] = rows.At(i);
 }
 
 template <class T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Some {
+struct alignas(sizeof(T) * kWidth) AlignedVec {
   T of[kWidth];
 };
 
-// What becomes of an element: itself, or a float.
+// An element as it is, or scaled to float.
 template <class To, class T>
-__device__ __forceinline__ To Taken(bool exists, T x, float scale, float shift) {
+__device__ __forceinline__ To Converted(bool exists, T x, float scale, float shift) {
   if constexpr (std::is_same_v<To, float>)
     return exists ? Scaled(x, scale, shift) : NAN;
   else
     return exists ? x : T(0);
 }
 
-// Takes `count` of the rows `chosen`, kWidth elements of one plane at a time; rows below 0 do not
-// exist. `scale` and `shift` are those of the first plane; `ready` is called between the first
-// reading and the first writing.
+// Gathers `count` samples, kWidth elements of one channel at a time; samples below 0 do not exist.
+// `scale` and `shift` are those of the first channel. `ready` is called between the first load and
+// the first store.
 template <int kWidth, class T, class To, class Ready>
-__device__ __forceinline__ void TakeRows(const int64_t* chosen, int count, const T* samples,
+__device__ __forceinline__ void TakeRows(const int64_t* sample_of, int count, const T* samples,
                                          const Affine& affine, float scale, float shift, To* to,
                                          Ready&& ready) {
-  constexpr int kBatch = 4;  // rows that are read beside each other
+  constexpr int kBatch = 4;  // rows with loads in flight
   const int size = (int)affine.size, inner = (int)affine.inner;
   for (int k = kWidth * (int)threadIdx.x; k < size; k += kWidth * (int)blockDim.x) {
     if (affine.channels > 1) {
@@ -78,40 +79,41 @@ __device__ __forceinline__ void TakeRows(const int64_t* chosen, int count, const
       shift = affine.shift[k / inner];
     }
     for (int first = 0; first < count; first += kBatch) {
-      Some<T, kWidth> x[kBatch];
+      AlignedVec<T, kWidth> x[kBatch];
 #pragma unroll
       for (int b = 0; b < kBatch; b++)
-        if (first + b < count && chosen[first + b] >= 0)
-          x[b] = *(const Some<T, kWidth>*)(samples + chosen[first + b] * affine.size + k);
+        if (first + b < count && sample_of[first + b] >= 0)
+          x[b] = *(const AlignedVec<T, kWidth>*)(samples + sample_of[first + b] * affine.size + k);
       ready();
 #pragma unroll
       for (int b = 0; b < kBatch; b++) {
         if (first + b >= count) break;
-        Some<To, kWidth> y;
+        AlignedVec<To, kWidth> y;
 #pragma unroll
         for (int j = 0; j < kWidth; j++)
-          y.of[j] = Taken<To>(chosen[first + b] >= 0, x[b].of[j], scale, shift);
-        *(Some<To, kWidth>*)(to + (int64_t)(first + b) * size + k) = y;
+          y.of[j] = Converted<To>(sample_of[first + b] >= 0, x[b].of[j], scale, shift);
+        *(AlignedVec<To, kWidth>*)(to + (int64_t)(first + b) * size + k) = y;
       }
     }
   }
 }
 
-__device__ __forceinline__ void TakeLabels(const int64_t* chosen, int count, const Labels& labels,
-                                           uint8_t* to) {
+__device__ __forceinline__ void TakeLabels(const int64_t* sample_of, int count,
+                                           const Labels& labels, uint8_t* to) {
   const int nbytes = (int)labels.nbytes;
   for (int i = threadIdx.x; i < count * nbytes; i += blockDim.x)
-    to[i] = labels.from[chosen[i / nbytes] * nbytes + i % nbytes];
+    to[i] = labels.from[sample_of[i / nbytes] * nbytes + i % nbytes];
 }
 
 constexpr int kMostRows = 8;  // of a block
 
-// A thread a row finds the samples, then all threads take them. Where `settled` says that nothing
-// that is read is being written, this begins before the kernels before this one are done.
+// One thread a row finds the samples, then all threads gather them. With `inputs_ready` (nothing
+// that it reads is being written) it loads before the preceding kernels are done (programmatic
+// dependent launch).
 template <int kWidth, class T, class To, class Rows>
 __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, To* x, int64_t n,
-                           int of_block, Labels labels, bool settled) {
-  __shared__ int64_t chosen[kMostRows];
+                           int of_block, Labels labels, bool inputs_ready) {
+  __shared__ int64_t sample_of[kMostRows];
   bool waited = false;
   const auto ready = [&] {
     if (waited) return;
@@ -119,18 +121,19 @@ __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, To* x, in
     TriggerProgrammaticLaunch();
     waited = true;
   };
-  if (!settled) ready();
+  if (!inputs_ready) ready();
   const float scale = affine.scale ? affine.scale[0] : 1.f;
   const float shift = affine.shift ? affine.shift[0] : 0.f;
   const int64_t step = (int64_t)gridDim.x * of_block;
   for (int64_t first = (int64_t)blockIdx.x * of_block; first < n; first += step) {
     const int count = (int)min((int64_t)of_block, n - first);
-    if ((int)threadIdx.x < count) chosen[threadIdx.x] = rows.At(first + threadIdx.x);
+    if ((int)threadIdx.x < count) sample_of[threadIdx.x] = rows.At(first + threadIdx.x);
     __syncthreads();
-    TakeRows<kWidth>(chosen, count, samples, affine, scale, shift, x + first * affine.size, ready);
+    TakeRows<kWidth>(sample_of, count, samples, affine, scale, shift, x + first * affine.size,
+                     ready);
     ready();
-    TakeLabels(chosen, count, labels, labels.to + first * labels.nbytes);
-    __syncthreads();  // everybody has read `chosen`
+    TakeLabels(sample_of, count, labels, labels.to + first * labels.nbytes);
+    __syncthreads();  // all threads have read sample_of
   }
 }
 
@@ -146,15 +149,15 @@ void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affi
     Fail("%s: a label has %lld bytes, too many for a row", op, (long long)labels.nbytes);
   constexpr int kWidth = 16 / sizeof(To);
   const T* from = (const T*)samples->data;
-  const bool whole = affine.inner % kWidth == 0 && Aligned16(from) && Aligned16(x);
-  const int64_t items = whole ? affine.size / kWidth : affine.size;
+  const bool vectorized = affine.inner % kWidth == 0 && Aligned16(from) && Aligned16(x);
+  const int64_t items = vectorized ? affine.size / kWidth : affine.size;
   const int64_t threads = items < kThreads ? CeilDiv(items + (items == 0), 32) * 32 : kThreads;
   const int device = samples->ctx.device_id;
   const bool early = ComputeMajor(device) >= 9;
-  // A block on each multiprocessor: more would get in the way of what runs beside this.
+  // One block a multiprocessor: more would displace kernels of concurrent graph branches.
   const int64_t even = CeilDiv(n, Multiprocessors(device));
   const int of_block = (int)std::max<int64_t>(1, std::min<int64_t>(even, kMostRows));
-  const auto kernel = whole ? TakeKernel<kWidth, T, To, Rows> : TakeKernel<1, T, To, Rows>;
+  const auto kernel = vectorized ? TakeKernel<kWidth, T, To, Rows> : TakeKernel<1, T, To, Rows>;
   LaunchClusters(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, early, stream, rows,
                  from, affine, x, n, of_block, labels, InputsAreReady(0, inputs));
 }
@@ -174,8 +177,8 @@ void ShuffledIndex(const DLArray* step, int64_t count, int64_t seed, int64_t shu
   Enter(op, index, step);
   if (index->dtype != DL_INT64) Fail("%s: expected an output of int64", op);
   const int64_t n = Numel(index);
-  const Next next{batch::OrderOf(op, count, seed, shuffle), batch::StepOf(op, step), n};
-  Launch(op, IndexKernel, Blocks(n), kThreads, 0, stream, next, (int64_t*)index->data);
+  const OrderedSamples rows{batch::OrderOf(op, count, seed, shuffle), batch::StepOf(op, step), n};
+  Launch(op, IndexKernel, Blocks(n), kThreads, 0, stream, rows, (int64_t*)index->data);
 }
 
 void TakeBatch(const DLArray* samples, const DLArray* index, const DLArray* scale,
@@ -183,10 +186,10 @@ void TakeBatch(const DLArray* samples, const DLArray* index, const DLArray* scal
   const char* op = "take_batch";
   Enter(op, y, samples, index, scale, shift);
   const Affine affine = batch::AffineOf(op, samples, scale, shift);
-  CheckTaken(op, samples, 0, index, y);
-  const Given given{IndicesOf(op, index), samples->shape[0],
-                    FaultsOf(op, "index", y->ctx.device_id)};
-  Take(op, given, samples, affine, Out(op, y), Numel(index), Labels(), 4, stream);
+  CheckGathered(op, samples, 0, index, y);
+  const IndexedSamples rows{IndicesOf(op, index), samples->shape[0],
+                            FaultsOf(op, "index", y->ctx.device_id)};
+  Take(op, rows, samples, affine, Out(op, y), Numel(index), Labels(), 4, stream);
 }
 
 void ShuffledBatch(const DLArray* samples, const DLArray* labels, const DLArray* step,
@@ -198,11 +201,11 @@ void ShuffledBatch(const DLArray* samples, const DLArray* labels, const DLArray*
   const Labels moved = batch::LabelsOf(op, samples, labels, y);
   const Order order = batch::BatchOrder(op, samples, seed, shuffle, x, y);
   const int64_t n = x->shape[0];
-  const Next next{order, batch::StepOf(op, step), n};
-  Take(op, next, samples, affine, Out(op, x), n, moved, 5, stream);
+  const OrderedSamples rows{order, batch::StepOf(op, step), n};
+  Take(op, rows, samples, affine, Out(op, x), n, moved, 5, stream);
 }
 
-// The same batch as it is stored, in bytes.
+// The batch as uint8, unscaled.
 void ShuffledRows(const DLArray* samples, const DLArray* labels, const DLArray* step, int64_t seed,
                   int64_t shuffle, DLArray* x, DLArray* y, DLStream stream) {
   const char* op = "shuffled_rows";
@@ -212,9 +215,9 @@ void ShuffledRows(const DLArray* samples, const DLArray* labels, const DLArray* 
   const Labels moved = batch::LabelsOf(op, samples, labels, y);
   const Order order = batch::BatchOrder(op, samples, seed, shuffle, x, y);
   const int64_t n = x->shape[0], size = n ? Numel(x) / n : 0;
-  const Affine as_they_are = {nullptr, nullptr, size, 1, size};
-  const Next next{order, batch::StepOf(op, step), n};
-  TakeOf<uint8_t>(op, next, samples, as_they_are, (uint8_t*)x->data, n, moved, 3, stream);
+  const Affine unscaled = {nullptr, nullptr, size, 1, size};
+  const OrderedSamples rows{order, batch::StepOf(op, step), n};
+  TakeOf<uint8_t>(op, rows, samples, unscaled, (uint8_t*)x->data, n, moved, 3, stream);
 }
 
 DLSYS_KERNEL(cuda, shuffled_index, ShuffledIndex);

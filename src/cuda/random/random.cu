@@ -1,9 +1,11 @@
-// Random numbers and dropout: a thread makes the four words of a block of four neighbouring
-// elements.
+// Counter-based random numbers and dropout: a thread makes the four words of a Philox block for
+// four neighboring elements.
 //
-// The step is read from device memory, so that a captured program replays with new numbers when it
-// has advanced. Dropout's output may be its input.
+// The step is read from device memory, so that a replay of a captured program draws new numbers
+// when it has advanced. The output of dropout may be its input. Integer throughput limits it,
+// memory bandwidth for dropout.
 #include "cuda/runtime/launch.cuh"
+#include "math/indexing.h"
 #include "math/philox.h"
 
 namespace dlsys {
@@ -13,7 +15,7 @@ namespace {
 using philox::Stream;
 using philox::Words;
 
-// Which numbers, with the step where it lives.
+// A stream of random numbers whose step is in device memory.
 struct Source {
   const int64_t* step;
   uint64_t seed;
@@ -44,8 +46,8 @@ struct DropoutOp {
   __device__ float Make(uint32_t word, float x) const { return word < threshold ? scale * x : 0.f; }
 };
 
-// y[n] = op of the element's word and, where there is an x, of x[n]; whole quads by 16 bytes where
-// `quads` says that addresses allow it.
+// y[n] = op of the word of the element and, with kTakesInput, of x[n]; accesses are float4 with
+// `quads`.
 template <class Op, bool kTakesInput>
 __global__ void WordsKernel(Source source, const float* x, float* y, int64_t n, bool quads, Op op) {
   const Stream stream = source.At();
@@ -74,9 +76,7 @@ __global__ void StepOfDrawKernel(const int64_t* step, const int64_t* draws, int6
 // ---- launchers ----
 
 const int64_t* Step(const char* op, const DLArray* step) {
-  if (step->dtype != DL_INT64 || Numel(step) != 1)
-    Fail("%s: expected a step of one int64, got %s of %s", op, ShapeText(step).c_str(),
-         DtypeText(step->dtype));
+  CheckScalar(op, "step", step, DL_INT64);
   return (const int64_t*)step->data;
 }
 

@@ -1,35 +1,41 @@
-// Groups of lanes that work on one row: part of a warp (up to 32 lanes) or a block of kThreads.
+// GroupReduce: a reduction by a monoid over a thread group, which is a power of 2 of the lanes of a
+// warp, or the block's kThreads threads.
+//
+// Lanes combine by a butterfly of warp shuffles; the warps of a block then combine in shared
+// memory, in the order of the warps. The order is fixed, so every run gives the same bits.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {
 
-struct SumOf {
-  static __device__ float Join(float a, float b) { return a + b; }
+// ---- monoids of floats ----
+
+struct SumMonoid {
+  static __device__ float Combine(float a, float b) { return a + b; }
 };
-struct MaxOf {
-  static __device__ float Join(float a, float b) { return fmaxf(a, b); }
+struct MaxMonoid {
+  static __device__ float Combine(float a, float b) { return fmaxf(a, b); }
 };
 
-// Joins `value` over the kLanes lanes of each group; every lane gets the result. All threads of the
-// block call it.
-template <class Op, int kLanes>
-__device__ float Join(float value) {
-  static_assert(kLanes <= 32 || kLanes == kThreads,
-                "a group is a part of a warp or the whole block");
-  constexpr int kWidth = kLanes < 32 ? kLanes : 32;
+// Combines `value` over the kGroup threads of each group, all of which get the result. It contains
+// barriers: all threads of the block call it.
+template <class Op, int kGroup>
+__device__ float GroupReduce(float value) {
+  static_assert(kGroup <= 32 || kGroup == kThreads,
+                "a thread group lies within a warp or is the block");
+  constexpr int kWidth = kGroup < 32 ? kGroup : 32;
 #pragma unroll
   for (int distance = kWidth / 2; distance > 0; distance /= 2)
-    value = Op::Join(value, __shfl_xor_sync(0xffffffffu, value, distance, kWidth));
-  if constexpr (kLanes > 32) {
-    __shared__ float of_warp[kLanes / 32];
+    value = Op::Combine(value, __shfl_xor_sync(0xffffffffu, value, distance, kWidth));
+  if constexpr (kGroup > 32) {
+    __shared__ float warp_values[kGroup / 32];
     __syncthreads();  // the previous call's readers are done
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
     __syncthreads();
-    value = of_warp[0];
+    value = warp_values[0];
 #pragma unroll
-    for (int warp = 1; warp < kLanes / 32; warp++) value = Op::Join(value, of_warp[warp]);
+    for (int warp = 1; warp < kGroup / 32; warp++) value = Op::Combine(value, warp_values[warp]);
   }
   return value;
 }

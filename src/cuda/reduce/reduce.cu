@@ -1,10 +1,11 @@
-// Sums over any set of axes, as passes that each sum one axis: x (outer, n, inner) -> y (outer,
-// inner).
+// Sums over any set of axes. Neighboring axes fold into runs that are summed or kept; each summed
+// run is one pass over x (outer, n, inner) -> y (outer, inner), the last run first.
 //
-// inner == 1 sums rows: a group of lanes a row. Otherwise columns are summed: neighbouring threads
-// take neighbouring columns, several threads share a column and meet in a tree in shared memory. A
-// long axis is cut into parts that give partial sums in scratch, which a second launch adds: a
-// fixed tree, without atomics, the same bits every run. The output never overlaps the input.
+// inner == 1 is a row-wise sum, one thread group a row; otherwise the sum is column-wise:
+// neighboring threads take neighboring columns, and the threads of a column combine by a tree in
+// shared memory. A long axis is split over blocks, whose partial sums go to scratch and are added
+// by a second launch. There are no atomics, and the order of additions depends on the sizes only.
+// Output and input never overlap. Memory bandwidth limits it.
 #include "cuda/reduce/group.cuh"
 #include "cuda/reduce/reduce.cuh"
 
@@ -12,49 +13,49 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-// One pass: axis n in `splits` parts of `part` elements, y (outer, splits, inner).
+// One pass: axis n in `splits` segments of `length` elements, y (outer, splits, inner).
 struct Pass {
   int64_t outer, n, inner;
-  int64_t splits, part;
+  int64_t splits, length;
   float scale;
 };
 
 // ---- kernels ----
 
-// The sum of x[begin], x[begin + step], ... before x[end], in four chains; elements lie `stride`
-// apart.
+// The sum of x[begin], x[begin + step], ... before x[end], where elements lie `stride` apart. Four
+// independent accumulators hide the latency of the additions.
 __device__ __forceinline__ float StridedSum(const float* x, int64_t begin, int64_t end,
                                             int64_t step, int64_t stride) {
   float sums[4] = {0.f, 0.f, 0.f, 0.f};
   int64_t i = begin;
   for (; i + 3 * step < end; i += 4 * step) {
 #pragma unroll
-    for (int chain = 0; chain < 4; chain++) sums[chain] += x[(i + chain * step) * stride];
+    for (int a = 0; a < 4; a++) sums[a] += x[(i + a * step) * stride];
   }
   for (; i < end; i += step) sums[0] += x[i * stride];
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// x (outer, n) -> y (outer, splits), a group of kLanes lanes a part.
-template <int kLanes>
+// x (outer, n) -> y (outer, splits), a group of kGroup threads a segment.
+template <int kGroup>
 __global__ void RowSumKernel(const float* x, float* y, Pass pass) {
-  constexpr int kGroups = kThreads / kLanes;
-  const int group = threadIdx.x / kLanes;
-  const int lane = threadIdx.x % kLanes;
+  constexpr int kGroups = kThreads / kGroup;
+  const int group = threadIdx.x / kGroup;
+  const int rank = threadIdx.x % kGroup;
   const int64_t jobs = pass.outer * pass.splits;
-  // The bound is the same for the whole block: Join needs all its threads.
+  // The bound is uniform over the block, as the barriers of GroupReduce require.
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < jobs;
        first += (int64_t)gridDim.x * kGroups) {
     const int64_t job = first + group;
     float sum = 0.f;
     if (job < jobs) {
       const int64_t row = job / pass.splits;
-      const int64_t begin = (job - row * pass.splits) * pass.part;
-      const int64_t end = min(begin + pass.part, pass.n);
-      sum = StridedSum(x + row * pass.n, begin + lane, end, kLanes, 1);
+      const int64_t begin = (job - row * pass.splits) * pass.length;
+      const int64_t end = min(begin + pass.length, pass.n);
+      sum = StridedSum(x + row * pass.n, begin + rank, end, kGroup, 1);
     }
-    sum = Join<SumOf, kLanes>(sum);
-    if (lane == 0 && job < jobs) y[job] = pass.scale * sum;
+    sum = GroupReduce<SumMonoid, kGroup>(sum);
+    if (rank == 0 && job < jobs) y[job] = pass.scale * sum;
   }
 }
 
@@ -72,8 +73,8 @@ __global__ void ColumnSumKernel(const float* x, float* y, Pass pass) {
     const int64_t column = (job - split * tiles) * kCols + col;
     const int64_t o = column / pass.inner;
     const int64_t i = column - o * pass.inner;
-    const int64_t begin = split * pass.part;
-    const int64_t end = min(begin + pass.part, pass.n);
+    const int64_t begin = split * pass.length;
+    const int64_t end = min(begin + pass.length, pass.n);
     float sum = 0.f;
     if (column < columns)
       sum = StridedSum(x + o * pass.n * pass.inner + i, begin + row, end, kRows, pass.inner);
@@ -85,7 +86,7 @@ __global__ void ColumnSumKernel(const float* x, float* y, Pass pass) {
         if (row < half) sums[row][col] += sums[row + half][col];
         __syncthreads();
       }
-      sum = sums[row][col];  // used by row 0 only; its cell is written by its own thread next
+      sum = sums[row][col];  // only row 0 uses it
     }
     if (row == 0 && column < columns)
       y[(o * pass.splits + split) * pass.inner + i] = pass.scale * sum;
@@ -98,9 +99,9 @@ constexpr int64_t kManyColumns = int64_t(1) << 18;
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kCacheNbytes = int64_t(32) << 20;
 
-// How wide a block's strip of columns is. One thread a column when there are threads enough or
-// nothing to share; strips of one 32-byte sector, for more blocks, while the input stays in the L2
-// cache; whole lines otherwise.
+// Columns of a block: one thread a column when there are enough columns or few rows; one 32-byte
+// sector, which gives more blocks, while the input fits the L2 cache; a full 128-byte line
+// otherwise.
 int ColumnsPerBlock(int64_t outer, int64_t n, int64_t inner) {
   if (outer * inner >= kManyColumns || n <= kFewRows) return 256;
   return outer * n * inner * (int64_t)sizeof(float) <= kCacheNbytes ? 8 : 32;
@@ -110,8 +111,8 @@ int64_t Clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : (value > high ? high : value);
 }
 
-// Parts of the axis: enough for a full chip when little else is parallel, none shorter than is
-// worth a block.
+// Segments of the axis: enough to fill the GPU when there are few rows or columns, none shorter
+// than is worth a block.
 int64_t Splits(int64_t outer, int64_t n, int64_t inner) {
   if (inner == 1) return Clamp(n / 4096, 1, CeilDiv(8192, outer));
   const int64_t tiles = CeilDiv(outer * inner, ColumnsPerBlock(outer, n, inner));
@@ -120,9 +121,9 @@ int64_t Splits(int64_t outer, int64_t n, int64_t inner) {
 
 void RunRows(const char* op, const float* x, float* y, const Pass& pass, DLStream stream) {
   const int64_t jobs = pass.outer * pass.splits;
-  if (pass.part <= 16) {
+  if (pass.length <= 16) {
     Launch(op, RowSumKernel<4>, Blocks(jobs, kThreads / 4), kThreads, 0, stream, x, y, pass);
-  } else if (pass.part <= 1024) {
+  } else if (pass.length <= 1024) {
     Launch(op, RowSumKernel<32>, Blocks(jobs, kThreads / 32), kThreads, 0, stream, x, y, pass);
   } else {
     Launch(op, RowSumKernel<kThreads>, Blocks(jobs, 1), kThreads, 0, stream, x, y, pass);
@@ -147,7 +148,8 @@ void Run(const char* op, const float* x, float* y, const Pass& pass, DLStream st
   }
 }
 
-// The axes of x as runs of neighbours that are all summed or all kept; axes of size 1 are left out.
+// The axes of x folded into runs of neighbors that are all summed or all kept, without axes of
+// size 1.
 struct Runs {
   int count = 0;
   int64_t size[DL_MAX_NDIM];
@@ -201,8 +203,8 @@ void CheckReduced(const DLArray* x, int64_t axes, const DLArray* y) {
          ShapeText(x).c_str(), (long)axes, ShapeText(y).c_str());
 }
 
-// Sums run after run, the last one first; what is left lies in scratch until the final pass writes
-// y.
+// Sums one run a pass, the last run first; intermediate sums lie in scratch until the final pass
+// writes y.
 void SumRuns(DLContext ctx, const float* x, Runs runs, float scale, float* y, DLStream stream) {
   const int run = runs.LastSummed();
   const int64_t outer = runs.Product(0, run < 0 ? 0 : run);

@@ -1,9 +1,10 @@
-// Running results along the middle axis of x (outer, n, inner): cumulative sums, and the product of
-// all elements but one. Outputs never overlap inputs.
+// Scans along the middle axis of x (outer, n, inner): cumulative sums, and the product of all
+// elements but one, from an exclusive prefix product and an exclusive suffix product.
 //
-// Where elements of a column are neighbours (inner 1) a block sums a row, kThreads elements at a
-// time, with sums by warp shuffles and what came before carried along. Else a thread has a column.
-// Sums and products are carried in double and every addition has its fixed place.
+// A cumulative sum over rows (inner == 1) takes a block a row, kThreads elements at a time: a block
+// scan by warp shuffles, with the sum of the elements before carried from one chunk to the next.
+// All else takes a thread a column. Sums and products are carried in double, in a fixed order.
+// Outputs never overlap inputs. Latency limits long columns, memory bandwidth the rest.
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
@@ -14,9 +15,10 @@ constexpr int kWarps = kThreads / 32;
 
 // ---- kernels ----
 
-// The sum over this thread and those before it in the block; `total` is that of the whole block.
+// Inclusive scan over the block: the sum of this thread and those before it; `total` is the sum of
+// all.
 __device__ double BlockScan(double value, double* total) {
-  __shared__ double of_warp[kWarps];
+  __shared__ double warp_sums[kWarps];
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -24,31 +26,31 @@ __device__ double BlockScan(double value, double* total) {
     if (lane >= distance) value += before;
   }
   __syncthreads();  // the previous call's readers are done
-  if (lane == 31) of_warp[warp] = value;
+  if (lane == 31) warp_sums[warp] = value;
   __syncthreads();
-  double sum = 0, ahead = 0;
+  double sum = 0, offset = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; w++) {
-    if (w == warp) ahead = sum;
-    sum += of_warp[w];
+    if (w == warp) offset = sum;
+    sum += warp_sums[w];
   }
   *total = sum;
-  return ahead + value;
+  return offset + value;
 }
 
 // x (rows, n) -> y (rows, n), from the end of each row with `reverse`.
 __global__ void RowCumSumKernel(const float* x, float* y, int64_t rows, int64_t n, bool reverse) {
-  // The bounds are the same for the whole block, as its barriers need.
+  // The bounds are uniform over the block, as the barriers of BlockScan require.
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t first = row * n;
-    double carried = 0;
+    double carry = 0;
     for (int64_t k = 0; k < n; k += blockDim.x) {
       const int64_t i = k + threadIdx.x;
       const int64_t at = first + (reverse ? n - 1 - i : i);
       double total;
       const double sum = BlockScan(i < n ? (double)x[at] : 0.0, &total);
-      if (i < n) y[at] = (float)(carried + sum);
-      carried += total;
+      if (i < n) y[at] = (float)(carry + sum);
+      carry += total;
     }
   }
 }
@@ -68,7 +70,8 @@ __global__ void ColumnCumSumKernel(const float* x, float* y, int64_t columns, in
   }
 }
 
-// before (outer, n, inner): room for the products of those before each.
+// y = the product of the other elements of the column. before (outer, n, inner) is workspace for
+// the exclusive prefix products.
 __global__ void ProdOthersKernel(const float* x, double* before, float* y, int64_t columns,
                                  int64_t n, int64_t inner) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
@@ -80,27 +83,27 @@ __global__ void ProdOthersKernel(const float* x, double* before, float* y, int64
       product *= x[first + k * inner];
     }
     product = 1.0;
-    for (int64_t k = n - 1; k >= 0; k--) {  // of those behind
+    for (int64_t k = n - 1; k >= 0; k--) {  // suffix products
       y[first + k * inner] = (float)(before[first + k * inner] * product);
       product *= x[first + k * inner];
     }
   }
 }
 
-// A product and its change along g.
-struct Pair {
-  double value, change;
+// A dual number: a product and its tangent (forward-mode derivative) along g.
+struct Dual {
+  double value, tangent;
 };
 
-// Besides y, as above, its change dy along g.
-__global__ void TangentKernel(const float* x, const float* g, Pair* before, float* y, float* dy,
+// y as above, and its tangent dy along g.
+__global__ void TangentKernel(const float* x, const float* g, Dual* before, float* y, float* dy,
                               int64_t columns, int64_t n, int64_t inner) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
     const int64_t o = column / inner;
     const int64_t first = o * n * inner + (column - o * inner);
-    Pair product = {1.0, 0.0};
+    Dual product = {1.0, 0.0};
     const auto go_on = [&](int64_t at) {
-      product.change = product.change * x[at] + product.value * g[at];
+      product.tangent = product.tangent * x[at] + product.value * g[at];
       product.value *= x[at];
     };
     for (int64_t k = 0; k < n; k++) {
@@ -108,10 +111,10 @@ __global__ void TangentKernel(const float* x, const float* g, Pair* before, floa
       go_on(first + k * inner);
     }
     product = {1.0, 0.0};
-    for (int64_t k = n - 1; k >= 0; k--) {  // of those behind
+    for (int64_t k = n - 1; k >= 0; k--) {  // suffix products
       const int64_t at = first + k * inner;
       y[at] = (float)(before[at].value * product.value);
-      dy[at] = (float)(before[at].change * product.value + before[at].value * product.change);
+      dy[at] = (float)(before[at].tangent * product.value + before[at].value * product.tangent);
       go_on(at);
     }
   }
@@ -162,12 +165,12 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
   const float* in = In(op, x);
   const float* along = In(op, g);
   float* out = Out(op, y);
-  float* change = Out(op, dy);
+  float* tangent = Out(op, dy);
   if (Numel(y) == 0) return;
   const int64_t columns = x->shape[0] * x->shape[2];
-  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(Pair), stream);
-  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, (Pair*)before.data(),
-         out, change, columns, x->shape[1], x->shape[2]);
+  const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(Dual), stream);
+  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, (Dual*)before.data(),
+         out, tangent, columns, x->shape[1], x->shape[2]);
 }
 
 DLSYS_KERNEL(cuda, cumsum, CumSum);

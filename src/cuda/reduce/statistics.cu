@@ -1,26 +1,28 @@
-// Reductions of the middle axis of x (outer, n, inner) to y (outer, inner): extremes, products,
-// logsumexp and the positions of extremes; and the mask of the first element that equals its
+// Reductions by a monoid along the middle axis of x (outer, n, inner) -> y (outer, inner): max,
+// min, product, logsumexp, argmax and argmin; and the mask of the first element that equals its
 // extreme.
 //
-// A block reduces kCols columns with kRows threads each, which meet in a tree in shared memory;
-// neighbouring threads take neighbouring elements. A long axis is cut into parts whose results lie
-// in scratch and are reduced in their turn: a fixed tree, the same bits every run. Outputs never
-// overlap inputs. NaN is larger and smaller than everything.
+// A block reduces kCols columns with kRows threads each; neighboring threads take neighboring
+// elements, and the threads of a column combine by a tree in shared memory. A long axis is split
+// over blocks, whose partial results go to scratch and are reduced by a second launch: a fixed
+// tree, without atomics. Outputs never overlap inputs. NaN propagates. Memory bandwidth limits it.
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-// One pass: axis n in `splits` parts of `part` elements, results (outer, splits, inner).
+// One pass: axis n in `splits` segments of `length` elements, results (outer, splits, inner).
 struct Pass {
   int64_t outer, n, inner;
-  int64_t splits, part;
+  int64_t splits, length;
 };
 
 constexpr float kInfinity = __builtin_inff();
 
-// ---- what a reduction is: states that begin empty, take elements, join and become a result ----
+// ---- monoids: Identity, Accumulate an element, Combine two states, Store the result ----
+
+// The larger (or smaller) of two, NaN where one is NaN.
 
 template <bool kMax>
 __device__ __forceinline__ float Extreme(float a, float b) {
@@ -28,67 +30,69 @@ __device__ __forceinline__ float Extreme(float a, float b) {
 }
 
 template <bool kMax>
-struct ExtremeOf {
+struct ExtremeMonoid {
   using Input = float;
   using State = float;
   using Output = float;
   float* y;
-  __device__ State Begin(int64_t) const { return kMax ? -kInfinity : kInfinity; }
-  __device__ void Add(State* s, float x, int64_t) const { *s = Extreme<kMax>(*s, x); }
-  __device__ void Join(State* s, State other) const { *s = Extreme<kMax>(*s, other); }
+  __device__ State Identity(int64_t) const { return kMax ? -kInfinity : kInfinity; }
+  __device__ void Accumulate(State* s, float x, int64_t) const { *s = Extreme<kMax>(*s, x); }
+  __device__ void Combine(State* s, State other) const { *s = Extreme<kMax>(*s, other); }
   __device__ void Store(int64_t at, State s) const { y[at] = s; }
 };
 
-// In double: roundings add up, and what is on the way may not fit a float.
+// Double, since rounding errors accumulate and an intermediate product may overflow float32.
 template <class In, class Out>
-struct ProdOf {
+struct ProdMonoid {
   using Input = In;
   using State = double;
   using Output = Out;
   Out* y;
-  __device__ State Begin(int64_t) const { return 1.0; }
-  __device__ void Add(State* s, In x, int64_t) const { *s *= x; }
-  __device__ void Join(State* s, State other) const { *s *= other; }
+  __device__ State Identity(int64_t) const { return 1.0; }
+  __device__ void Accumulate(State* s, In x, int64_t) const { *s *= x; }
+  __device__ void Combine(State* s, State other) const { *s *= other; }
   __device__ void Store(int64_t at, State s) const { y[at] = (Out)s; }
 };
 
-// The largest value so far and the sum of exp(x - largest): one pass, stable for any values.
-struct LogSum {
-  float largest, sum;
+// Online logsumexp: the running maximum and the sum of exp(x - max), rescaled where it grows. One
+// pass, stable for any values.
+struct ScaledSum {
+  float max, sum;
 };
-struct LogSumExpOf {
+struct LogSumExpMonoid {
   using Input = float;
-  using State = LogSum;
+  using State = ScaledSum;
   using Output = float;
   float* y;
-  __device__ State Begin(int64_t) const { return {-kInfinity, 0.f}; }
-  __device__ void Add(State* s, float x, int64_t) const { Join(s, {x, 1.f}); }
-  __device__ void Join(State* s, State other) const {
-    if (s->largest == other.largest) {  // infinities among others, whose difference is NaN
+  __device__ State Identity(int64_t) const { return {-kInfinity, 0.f}; }
+  __device__ void Accumulate(State* s, float x, int64_t) const { Combine(s, {x, 1.f}); }
+  __device__ void Combine(State* s, State other) const {
+    if (s->max == other.max) {  // also equal infinities, whose difference is NaN
       s->sum += other.sum;
       return;
     }
-    const bool larger = other.largest > s->largest || other.largest != other.largest;
+    const bool larger = other.max > s->max || other.max != other.max;
     const State high = larger ? other : *s, low = larger ? *s : other;
-    *s = {high.largest, high.sum + low.sum * expf(low.largest - high.largest)};
+    *s = {high.max, high.sum + low.sum * expf(low.max - high.max)};
   }
-  __device__ void Store(int64_t at, State s) const { y[at] = s.largest + logf(s.sum); }
+  __device__ void Store(int64_t at, State s) const { y[at] = s.max + logf(s.sum); }
 };
 
-// The first of the largest or smallest elements; a NaN before all others. An index of -1: none yet.
+// The first of the largest or smallest elements, where NaN precedes every value. Index -1 is the
+// identity.
 template <class T>
-struct Found {
+struct Indexed {
   T value;
   int64_t index;
 };
 template <bool kMax, class T>
-struct ArgOf {
+struct ArgMonoid {
   using Input = T;
-  using State = Found<T>;
+  using State = Indexed<T>;
   int64_t* y;
-  __device__ State Begin(int64_t) const { return {T(0), -1}; }
-  __device__ void Add(State* s, T x, int64_t index) const { Join(s, {x, index}); }
-  __device__ void Join(State* s, State other) const {
+  __device__ State Identity(int64_t) const { return {T(0), -1}; }
+  __device__ void Accumulate(State* s, T x, int64_t index) const { Combine(s, {x, index}); }
+  __device__ void Combine(State* s, State other) const {
     if (other.index < 0) return;
     const bool nan = s->value != s->value, other_nan = other.value != other.value;
     bool better = kMax ? other.value > s->value : other.value < s->value;
@@ -100,16 +104,16 @@ struct ArgOf {
 };
 
 // The first element that equals the column's `target`; -1 where there is none.
-struct FirstOf {
+struct FirstMatchMonoid {
   using Input = float;
-  using State = Found<float>;
+  using State = Indexed<float>;
   const float* target;
   int64_t* y;
-  __device__ State Begin(int64_t column) const { return {target[column], -1}; }
-  __device__ void Add(State* s, float x, int64_t index) const {
+  __device__ State Identity(int64_t column) const { return {target[column], -1}; }
+  __device__ void Accumulate(State* s, float x, int64_t index) const {
     if (s->index < 0 && (x == s->value || (x != x && s->value != s->value))) s->index = index;
   }
-  __device__ void Join(State* s, State other) const {
+  __device__ void Combine(State* s, State other) const {
     if (other.index >= 0 && (s->index < 0 || other.index < s->index)) s->index = other.index;
   }
   __device__ void Store(int64_t at, State s) const { y[at] = s.index; }
@@ -127,29 +131,29 @@ __global__ void __launch_bounds__(kThreads)
   const int col = (int)threadIdx.x % kCols;
   const int64_t columns = pass.outer * pass.inner;
   const int64_t tiles = (columns + kCols - 1) / kCols;
-  // The bound is the same for the whole block, as its barriers need.
+  // The bound is uniform over the block, as its barriers require.
   for (int64_t job = blockIdx.x; job < tiles * pass.splits; job += gridDim.x) {
     const int64_t split = job / tiles;
     const int64_t column = (job - split * tiles) * kCols + col;
     const bool inside = column < columns;
     const int64_t o = inside ? column / pass.inner : 0;
     const int64_t i = inside ? column - o * pass.inner : 0;
-    const int64_t begin = split * pass.part;
-    const int64_t end = min(begin + pass.part, pass.n);
-    State state = reduce.Begin(inside ? column : 0);
+    const int64_t begin = split * pass.length;
+    const int64_t end = min(begin + pass.length, pass.n);
+    State state = reduce.Identity(inside ? column : 0);
     const typename R::Input* from = x + o * pass.n * pass.inner + i;
     if (inside)
       for (int64_t r = begin + row; r < end; r += kRows)
-        reduce.Add(&state, from[r * pass.inner], r);
+        reduce.Accumulate(&state, from[r * pass.inner], r);
     if constexpr (kRows > 1) {
       states[row][col] = state;
       __syncthreads();
 #pragma unroll
       for (int half = kRows / 2; half > 0; half /= 2) {
-        if (row < half) reduce.Join(&states[row][col], states[row + half][col]);
+        if (row < half) reduce.Combine(&states[row][col], states[row + half][col]);
         __syncthreads();
       }
-      state = states[row][col];  // used by row 0 only; its cell is written by its own thread next
+      state = states[row][col];  // only row 0 uses it
     }
     if (row == 0 && inside) reduce.Store((o * pass.splits + split) * pass.inner + i, state);
   }
@@ -178,30 +182,30 @@ void LaunchReduce(const char* op, const typename R::Input* x, const Pass& pass, 
          reduce);
 }
 
-// One thread a column where there are threads enough or nothing to share, rows of threads where
-// elements of a column are neighbours, strips of 32 columns otherwise.
+// One thread a column where there are enough columns or few rows; row-wise blocks where inner == 1;
+// strips of 32 columns otherwise.
 template <class R>
 void Run(const char* op, const typename R::Input* x, const Pass& pass, const R& reduce,
          DLStream stream) {
-  if (pass.part <= kFewRows || (pass.inner > 1 && pass.outer * pass.inner >= kManyColumns))
+  if (pass.length <= kFewRows || (pass.inner > 1 && pass.outer * pass.inner >= kManyColumns))
     return LaunchReduce<R, kThreads, 1>(op, x, pass, reduce, stream);
   if (pass.inner > 1) return LaunchReduce<R, 32, 8>(op, x, pass, reduce, stream);
-  if (pass.part <= 1024) return LaunchReduce<R, 8, 32>(op, x, pass, reduce, stream);
+  if (pass.length <= 1024) return LaunchReduce<R, 8, 32>(op, x, pass, reduce, stream);
   LaunchReduce<R, 1, kThreads>(op, x, pass, reduce, stream);
 }
 
 // Checks x (outer, n, inner) against a result of shape (outer, inner), or of x's shape.
-Pass CheckedPass(const char* op, const DLArray* x, const DLArray* y, bool keeps = false) {
-  bool fits = x->ndim == 3 && y->ndim == (keeps ? 3 : 2);
+Pass CheckedPass(const char* op, const DLArray* x, const DLArray* y, bool keeps_shape = false) {
+  bool fits = x->ndim == 3 && y->ndim == (keeps_shape ? 3 : 2);
   fits = fits && y->shape[0] == x->shape[0] && y->shape[y->ndim - 1] == x->shape[2];
-  if (!fits || (keeps && y->shape[1] != x->shape[1]))
+  if (!fits || (keeps_shape && y->shape[1] != x->shape[1]))
     Fail("%s: %s does not reduce to %s: expected (outer, n, inner) and %s", op,
-         ShapeText(x).c_str(), ShapeText(y).c_str(), keeps ? "the same" : "(outer, inner)");
+         ShapeText(x).c_str(), ShapeText(y).c_str(), keeps_shape ? "the same" : "(outer, inner)");
   return {x->shape[0], x->shape[1], x->shape[2], 1, x->shape[1]};
 }
 
-// Parts of the axis: enough for a full chip when few columns are, none shorter than is worth a
-// block.
+// Segments of the axis: enough to fill the GPU when there are few columns, none shorter than is
+// worth a block.
 int64_t Splits(const Pass& pass) {
   const int64_t tiles = CeilDiv(pass.outer * pass.inner, pass.inner > 1 ? 32 : 1);
   const int64_t most = pass.n / 4096, wanted = CeilDiv(2048, tiles);
@@ -209,8 +213,9 @@ int64_t Splits(const Pass& pass) {
   return splits > 1 ? splits : 1;
 }
 
-// Part makes of parts what Last reduces; R reduces all at once.
-template <class R, class Part = R, class Last = R>
+// R reduces in a single pass. In two passes First reduces segments to partial results, which Last
+// reduces.
+template <class R, class First = R, class Last = R>
 void Reduce(const char* op, const DLArray* x, DLArray* y, DLStream stream) {
   Enter(op, y, x);
   Pass pass = CheckedPass(op, x, y);
@@ -220,28 +225,28 @@ void Reduce(const char* op, const DLArray* x, DLArray* y, DLStream stream) {
   const int64_t splits = Splits(pass);
   if (splits == 1) return Run(op, in, pass, R{out}, stream);
   pass.splits = splits;
-  pass.part = CeilDiv(pass.n, splits);
-  using Between = typename Part::Output;
+  pass.length = CeilDiv(pass.n, splits);
+  using Partial = typename First::Output;
   const int64_t count = pass.outer * splits * pass.inner;
-  const Scratch partial(y->ctx, count * (int64_t)sizeof(Between), stream);
-  Between* between = (Between*)partial.data();
-  Run(op, in, pass, Part{between}, stream);
+  const Scratch partial(y->ctx, count * (int64_t)sizeof(Partial), stream);
+  Partial* partials = (Partial*)partial.data();
+  Run(op, in, pass, First{partials}, stream);
   const Pass last{pass.outer, splits, pass.inner, 1, splits};
-  Run(op, (const Between*)between, last, Last{out}, stream);
+  Run(op, (const Partial*)partials, last, Last{out}, stream);
 }
 
 void ReduceMax(const DLArray* x, DLArray* y, DLStream stream) {
-  Reduce<ExtremeOf<true>>("reduce_max", x, y, stream);
+  Reduce<ExtremeMonoid<true>>("reduce_max", x, y, stream);
 }
 void ReduceMin(const DLArray* x, DLArray* y, DLStream stream) {
-  Reduce<ExtremeOf<false>>("reduce_min", x, y, stream);
+  Reduce<ExtremeMonoid<false>>("reduce_min", x, y, stream);
 }
 void ReduceProd(const DLArray* x, DLArray* y, DLStream stream) {
-  Reduce<ProdOf<float, float>, ProdOf<float, double>, ProdOf<double, float>>("reduce_prod", x, y,
-                                                                             stream);
+  Reduce<ProdMonoid<float, float>, ProdMonoid<float, double>, ProdMonoid<double, float>>(
+      "reduce_prod", x, y, stream);
 }
 void ReduceLogSumExp(const DLArray* x, DLArray* y, DLStream stream) {
-  Reduce<LogSumExpOf>("reduce_logsumexp", x, y, stream);
+  Reduce<LogSumExpMonoid>("reduce_logsumexp", x, y, stream);
 }
 
 template <bool kMax>
@@ -255,14 +260,14 @@ void Arg(const DLArray* x, DLArray* y, DLStream stream) {
   int64_t* out = (int64_t*)y->data;
   switch (x->dtype) {
     case DL_FLOAT32:
-      return Run(op, (const float*)x->data, pass, ArgOf<kMax, float>{out}, stream);
+      return Run(op, (const float*)x->data, pass, ArgMonoid<kMax, float>{out}, stream);
     case DL_INT32:
-      return Run(op, (const int32_t*)x->data, pass, ArgOf<kMax, int32_t>{out}, stream);
+      return Run(op, (const int32_t*)x->data, pass, ArgMonoid<kMax, int32_t>{out}, stream);
     case DL_INT64:
-      return Run(op, (const int64_t*)x->data, pass, ArgOf<kMax, int64_t>{out}, stream);
+      return Run(op, (const int64_t*)x->data, pass, ArgMonoid<kMax, int64_t>{out}, stream);
     case DL_UINT8:
     case DL_BOOL:
-      return Run(op, (const uint8_t*)x->data, pass, ArgOf<kMax, uint8_t>{out}, stream);
+      return Run(op, (const uint8_t*)x->data, pass, ArgMonoid<kMax, uint8_t>{out}, stream);
   }
   Fail("%s: does not take %s", op, DtypeText(x->dtype));
 }
@@ -278,7 +283,7 @@ void FirstMatch(const DLArray* x, const DLArray* y, DLArray* mask, DLStream stre
   const int64_t total = Numel(mask);
   if (total == 0) return;
   const Scratch first(mask->ctx, Numel(y) * (int64_t)sizeof(int64_t), stream);
-  Run(op, in, pass, FirstOf{target, (int64_t*)first.data()}, stream);
+  Run(op, in, pass, FirstMatchMonoid{target, (int64_t*)first.data()}, stream);
   Launch(op, MaskKernel, Blocks(total), kThreads, 0, stream, (const int64_t*)first.data(),
          (uint8_t*)mask->data, total, pass.n, pass.inner);
 }

@@ -50,13 +50,13 @@ inline void Enter(const char* op, const DLArray* first, const Arrays*... rest) {
   Use(op, first->ctx.device_id);
 }
 
-// Where the blocks of a launch meet: the int32 array of `count` zeros that a plan holds for it.
-// They are zero again when the launch is done, in what other launches may see.
-inline unsigned* CheckedMeeting(const char* op, const DLArray* meeting, int64_t count) {
-  if (meeting->dtype != DL_INT32 || Numel(meeting) != count)
-    Fail("%s: expected %ld int32 zeros to meet at, got %s of %s", op, (long)count,
-         ShapeText(meeting).c_str(), DtypeText(meeting->dtype));
-  return (unsigned*)meeting->data;
+// The arrival counters of a single-pass reduction: the int32 array of `count` zeros that a plan
+// holds for it. A launch leaves them zero again.
+inline unsigned* CheckedCounters(const char* op, const DLArray* counters, int64_t count) {
+  if (counters->dtype != DL_INT32 || Numel(counters) != count)
+    Fail("%s: expected arrival counters, %ld int32 zeros, got %s of %s", op, (long)count,
+         ShapeText(counters).c_str(), DtypeText(counters->dtype));
+  return (unsigned*)counters->data;
 }
 
 // While it lives a thread that captures may allocate and free memory, itself or through a library:
