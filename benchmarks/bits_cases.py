@@ -443,8 +443,8 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "AdamW": partial(optim.AdamW, 0.01),
     "RMSprop": partial(optim.RMSprop, 0.01),
     "RMSprop, momentum": partial(optim.RMSprop, 0.01, momentum=0.9),
-    "RMSprop, centred": partial(optim.RMSprop, 0.01, centred=True),
-    "RMSprop, centred, momentum": partial(optim.RMSprop, 0.01, momentum=0.9, centred=True),
+    "RMSprop, centred": partial(optim.RMSprop, 0.01, centered=True),
+    "RMSprop, centred, momentum": partial(optim.RMSprop, 0.01, momentum=0.9, centered=True),
     "Adagrad": partial(optim.Adagrad, 0.01, initial=0.1),
     "Lion": partial(optim.Lion, 0.001, weight_decay=0.1),
     "clip_norm": partial(optim.SGD, 0.05, momentum=0.9, clip_norm=0.5),
@@ -466,7 +466,7 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 
 
 def small() -> Graph:
-    """What the optimizers train: dense layers behind a normalised convolution."""
+    """What the optimizers train: dense layers behind a normalized convolution."""
     make = partial(
         layers,
         *(partial(nn.Conv2d, 1, 4, 3), partial(nn.BatchNorm2d, 4), nn.ReLU, nn.Flatten),

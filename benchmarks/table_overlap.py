@@ -47,7 +47,7 @@ def draw(results: Results, path: Path) -> str:
 
 
 def picture(found: dict[str, Any], name: str) -> str:
-    """A few steps: copies from the host above the kernels, which change colour with each step."""
+    """A few steps: copies from the host above the kernels, which change color with each step."""
     shown = found["timeline"]
     begins = shown["begins"]
     scale = _WIDTH / begins[-1]
@@ -73,8 +73,8 @@ def picture(found: dict[str, Any], name: str) -> str:
 
 def _row(y: float, name: str, spans: Sequence[tuple[float, float, str]], scale: float) -> list[str]:
     parts = [label(_LEFT - 8, y + _ROW / 2 + 4, name, text_anchor="end")]
-    for start, end, colour in spans:  # some kernels run beside each other
+    for start, end, color in spans:  # some kernels run beside each other
         place = {"x": _LEFT + start * scale, "width": max((end - start) * scale - 0.5, 0.5)}
-        look = {"fill": colour, "opacity": 0.8}
+        look = {"fill": color, "opacity": 0.8}
         parts.append(element("rect", **place, y=y, height=_ROW, **look))
     return parts

@@ -125,7 +125,7 @@ class TestEach(unittest.TestCase):
 
     def test_a_rotation_turns_a_spot_by_its_angle(self):
         x = np.zeros((300, 1, 41, 41), np.float32)
-        x[:, :, 18:23, 33:38] = 1  # 15 pixels right of the centre
+        x[:, :, 18:23, 33:38] = 1  # 15 pixels right of the center
         y = Rotate(30).change(x, draws(300))[:, 0]
         at = np.arange(41) - 20
         mass = y.sum(axis=(1, 2))

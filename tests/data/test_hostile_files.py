@@ -64,7 +64,7 @@ class InFolder(unittest.TestCase):
 
 
 def png(width: int, height: int, pixels: bytes = b"") -> bytes:
-    """A PNG of one grey byte a pixel, as its header says; its pixels may be too few."""
+    """A PNG of one gray byte a pixel, as its header says; its pixels may be too few."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         crc = zlib.crc32(kind + content)

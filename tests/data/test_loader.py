@@ -21,7 +21,7 @@ PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 
 
 def numbered(n: int, shape: tuple[int, ...] = (1, 6, 6)) -> Dataset:
-    """Images that hold their own number everywhere, labelled with it."""
+    """Images that hold their own number everywhere, labeled with it."""
     return Dataset(
         np.full((n, *shape), np.arange(n).reshape(-1, 1, 1, 1), np.float32), np.arange(n)
     )

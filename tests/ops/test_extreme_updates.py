@@ -87,7 +87,7 @@ CASES: list[tuple[str, Callable, Callable]] = [
     ),
     (
         "RMSprop centred",
-        lambda: optim.RMSprop(0.01, eps=1e-3, centred=True),
+        lambda: optim.RMSprop(0.01, eps=1e-3, centered=True),
         lambda ps: torch.optim.RMSprop(ps, 0.01, eps=1e-3, centered=True),
     ),
     ("Adagrad", lambda: optim.Adagrad(0.01), lambda ps: torch.optim.Adagrad(ps, 0.01)),

@@ -138,8 +138,8 @@ class Layers:
             layer.weight.set(self.normal(*layer.weight.shape))
             layer.bias.set(self.normal(*layer.weight.shape))
             axes = tuple(range(-len(layer.weight.shape), 0))
-            centred = x - x.mean(axes, keepdims=True)
-            scaled = centred / np.sqrt(x.var(axes, keepdims=True) + 0.1)
+            centered = x - x.mean(axes, keepdims=True)
+            scaled = centered / np.sqrt(x.var(axes, keepdims=True) + 0.1)
             self.check(layer, x, scaled * layer.weight.asnumpy() + layer.bias.asnumpy())
 
     def test_batch_norm(self) -> None:

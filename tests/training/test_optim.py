@@ -59,10 +59,10 @@ ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "Adam": (optim.Adam, adam, dict(lr=0.02)),
     "Adam of other betas": (optim.Adam, adam, dict(lr=0.02, beta1=0.5, beta2=0.75, eps=1e-3)),
     "RMSprop": (optim.RMSprop, rmsprop, dict(lr=0.01)),
-    "RMSprop centred": (optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, centred=True)),
+    "RMSprop centered": (optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, centered=True)),
     "RMSprop momentum": (optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, momentum=0.5)),
     "RMSprop all": (
-        optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, momentum=0.5, centred=True)
+        optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, momentum=0.5, centered=True)
     ),
     "Adagrad": (optim.Adagrad, adagrad, dict(lr=0.05)),
     "Adagrad from 0.5": (optim.Adagrad, adagrad, dict(lr=0.05, initial=0.5)),
@@ -473,7 +473,7 @@ class AgainstTorch(unittest.TestCase):
         makers = {
             "SGD": lambda w, **o: there.SGD(w, **o),
             "Adam": lambda w, beta1=0.9, beta2=0.999, **o: there.Adam(w, betas=(beta1, beta2), **o),
-            "RMSprop": lambda w, centred=False, **o: there.RMSprop(w, centered=centred, **o),
+            "RMSprop": lambda w, centered=False, **o: there.RMSprop(w, centered=centered, **o),
             "Adagrad": lambda w, initial=0.0, **o: there.Adagrad(
                 w, initial_accumulator_value=initial, **o
             ),

@@ -1,7 +1,7 @@
-"""Augmentation: each image of a batch changed a little, by numbers of its own, in vectorised numpy.
+"""Augmentation: each image of a batch changed a little, by numbers of its own, in vectorized numpy.
 
 `Loader(…, augment=[Shift(2), Cutout(8)])` applies a list in order to the raw pixels, before they
-are normalised. Any function (images, labels, draws) -> (images, labels) may stand in the list:
+are normalized. Any function (images, labels, draws) -> (images, labels) may stand in the list:
 images are (n, channels, height, width) uint8 or floating and must not be written, `draws` has the
 random numbers. warp.py has what turns and stretches.
 """

@@ -19,7 +19,7 @@ class DataDescription:
     checkpoints keep it, and evaluation, prediction and pictures treat their inputs as it says.
 
     shape: of one sample. dtype: "uint8" for pixels that are divided by 255, else a float's name.
-    mean, std: a number a channel, or one, that normalise what is then there. classes: the names of
+    mean, std: a number a channel, or one, that normalize what is then there. classes: the names of
     the outputs, if they have any.
     """
 
@@ -46,7 +46,7 @@ class DataDescription:
         return Normalization(self.mean, self.std)
 
     def prepared(self, samples: Any) -> Array:
-        """Samples (n, …) as the model takes them, normalised as in training: floats count as pixels
+        """Samples (n, …) as the model takes them, normalized as in training: floats count as pixels
         in [0, 1] where it was trained on uint8, whole numbers as pixels there and as floats
         elsewhere.
 
@@ -59,7 +59,7 @@ class DataDescription:
         planes, size = len(self.mean), int(np.prod(array.shape[1:]))
         if planes > 1 and array.shape[1:2] != (planes,) and size != np.prod(self.shape):
             raise ShapeError(
-                f"the model was trained on samples {self.shape}, normalised by channel, and got "
+                f"the model was trained on samples {self.shape}, normalized by channel, and got "
                 f"samples {array.shape[1:]}"
             )
         return normalized(array, *self.normalization.affine(array.dtype))

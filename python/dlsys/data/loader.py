@@ -1,4 +1,4 @@
-"""Batches for training: shuffled, augmented and normalised on the host, ahead of their use."""
+"""Batches for training: shuffled, augmented and normalized on the host, ahead of their use."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Normalization(NamedTuple):
         )
 
     def affine(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """scale and shift (channels,) float32: scale · x + shift normalises pixels of `dtype`."""
+        """scale and shift (channels,) float32: scale · x + shift normalizes pixels of `dtype`."""
         mean, std = np.array(self.mean, np.float64), np.array(self.std, np.float64)
         levels = _LEVELS if dtype == np.uint8 else 1.0
         return (1 / (std * levels)).astype(np.float32), (-mean / std).astype(np.float32)
@@ -93,13 +93,13 @@ def _planes(sample_shape: tuple[int, ...]) -> int:
     return sample_shape[0] if len(sample_shape) == 3 else 1
 
 
-def _means(dataset: Dataset, planes: int, centre: Array, power: int) -> Array:
-    """The mean of (x - centre)^power of each channel."""
+def _means(dataset: Dataset, planes: int, center: Array, power: int) -> Array:
+    """The mean of (x - center)^power of each channel."""
     size = int(np.prod(dataset.sample_shape))
     rows = max(1, _CHUNK // size)
     total = np.zeros(planes)
     for first in range(0, len(dataset), rows):
         images = dataset.take(slice(first, first + rows)).images
-        apart = images.reshape(len(images), planes, -1) - centre.reshape(planes, 1)
+        apart = images.reshape(len(images), planes, -1) - center.reshape(planes, 1)
         total += (apart**power).sum(axis=(0, 2))
     return total / (len(dataset) * (size // planes))

@@ -1,4 +1,4 @@
-"""Augmentations that turn and stretch images about their centres, with bilinear interpolation."""
+"""Augmentations that turn and stretch images about their centers, with bilinear interpolation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Scale(Augmentation):
 
 
 def warped(images: Array, matrices: Array, fill: float = 0) -> Array:
-    """Images (n, channels, height, width) whose pixel at p, a (row, column) from the centre, is the
+    """Images (n, channels, height, width) whose pixel at p, a (row, column) from the center, is the
     old value at `matrix @ p`, bilinear between four pixels; beyond the border there is `fill`.
 
     matrices: (n, 2, 2). uint8 is rounded to the nearest.
@@ -87,8 +87,8 @@ def _sources(weights: Array, height: int, width: int, extent: int) -> tuple[Arra
     """
     rows = np.arange(height, dtype=np.float32) - np.float32((height - 1) / 2)
     cols = np.arange(width, dtype=np.float32) - np.float32((width - 1) / 2)
-    centre = np.float32((extent - 1) / 2 + 1)
-    place = (weights[:, :1] * rows + centre)[:, :, None] + (weights[:, 1:] * cols)[:, None]
+    center = np.float32((extent - 1) / 2 + 1)
+    place = (weights[:, :1] * rows + center)[:, :, None] + (weights[:, 1:] * cols)[:, None]
     np.clip(place, 0, extent + 1, out=place)
     whole = place.astype(np.int64)
     return whole, place - whole.astype(np.float32)

@@ -15,7 +15,7 @@ from .summary import Summary, summarize
 
 Self = TypeVar("Self", bound="Module")
 
-# A name that PyTorch's batch normalisation saves and only uses when it has no momentum.
+# A name that PyTorch's batch normalization saves and only uses when it has no momentum.
 _IGNORED = "num_batches_tracked"
 
 
@@ -62,7 +62,7 @@ class Module:
     default, or `eval()`. Graphs in both modes share the state.
 
     `trained_on` is the description (`dlsys.data.DataDescription`) of the data that `train.fit`
-    trained a model on, None where there is none: how inputs are normalised before the model sees
+    trained a model on, None where there is none: how inputs are normalized before the model sees
     them. It goes with `state_dict` and checkpoints.
     """
 

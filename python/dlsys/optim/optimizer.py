@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -173,7 +174,7 @@ class Optimizer:
         return groups
 
     def _group(self, position: int, item: Any) -> Group:
-        own = dict(item) if isinstance(item, Mapping) else {}
+        own = renamed(dict(item)) if isinstance(item, Mapping) else {}
         if "params" not in own or own.keys() - {"params", "lr", *self.options}:
             raise GraphError(
                 f"{self._title}: a group is a dict with params and any of lr, "
@@ -303,6 +304,14 @@ class Optimizer:
             for name, parameter in own.items():
                 parameter.set(before[name])
             raise
+
+
+def renamed(options: Options) -> Options:
+    """`options` itself, where the earlier spelling `centred` became `centered`, with a warning."""
+    if "centred" in options:
+        warnings.warn("centred is spelled centered now", DeprecationWarning, stacklevel=3)
+        options["centered"] = options.pop("centred")
+    return options
 
 
 def _nth(name: str, k: int) -> str:

@@ -54,7 +54,7 @@ class Saved(NamedTuple):
         if "trained_on" not in self.header and "epoch" in self.header:
             warnings.warn(
                 f"{what} was written by dlsys {self.header.get('version')} without the description "
-                "of its data: inputs are not normalised unless whoever gives them does it",
+                "of its data: inputs are not normalized unless whoever gives them does it",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -63,7 +63,7 @@ def _draw_fine(axes: Any, fine: Sequence[Mapping[str, Any]], last: Mapping[str, 
 def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
     drawn: list[float] = []
     lost: list[str] = []
-    for key, what, colour in ((name, "training", BLUE), (f"val_{name}", "validation", ORANGE)):
+    for key, what, color in ((name, "training", BLUE), (f"val_{name}", "validation", ORANGE)):
         points = [
             (record.get("epoch", k), record[key])
             for k, record in enumerate(history, 1)
@@ -73,7 +73,7 @@ def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
             continue
         x, y = np.asarray(points, np.float64).T
         marker = "o" if len(points) <= 40 else None
-        axes.plot(x, y, color=colour, marker=marker, markersize=3, label=what)
+        axes.plot(x, y, color=color, marker=marker, markersize=3, label=what)
         finite = np.isfinite(y)
         drawn += y[finite].tolist()
         if not finite.all():

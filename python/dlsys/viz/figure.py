@@ -57,7 +57,7 @@ def class_names(classes: Sequence[str] | None, count: int, letters: int = 24) ->
 
 
 def plot(figure: Figure, *position: Any, title: str = "", grid: bool = False) -> Any:
-    """Axes in the colours of ours; `position` is that of `Figure.add_subplot`."""
+    """Axes in the colors of ours; `position` is that of `Figure.add_subplot`."""
     axes = figure.add_subplot(*(position or (1, 1, 1)))
     axes.set_title(words(title), color=INK)
     axes.set_facecolor("none")
@@ -104,7 +104,7 @@ def save(figure: Figure | str, path: str | os.PathLike, dpi: int = 150) -> None:
 
 
 def svg_of(figure: Figure, prefix: str) -> str:
-    """A figure as SVG inside a page: no declarations, lines and letters of the page's colour, and
+    """A figure as SVG inside a page: no declarations, lines and letters of the page's color, and
     all ids begin with `prefix`, so that several figures keep to themselves.
     """
     text = _rendered(figure, "svg", 150, transparent=True).decode()

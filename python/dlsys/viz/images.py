@@ -27,7 +27,7 @@ def filters(
     """What a first layer looks for: the filters of a convolution (O, C, kH, kW), or the weights of
     each output of a matrix as an image of `shape`, (H, W) or (C, H, W).
 
-    `weights` is an array or a Parameter. Filters of three channels are shown in colour, those of
+    `weights` is an array or a Parameter. Filters of three channels are shown in color, those of
     others plane by plane: red is positive, blue negative, white 0. The inputs are that axis of a
     matrix that has as many numbers as the image; without `shape` the longer one that is a square
     image. ShapeError where none fits.
@@ -69,7 +69,7 @@ def mistakes(
     the probability given to that.
 
     images: (n, H, W), (n, C, H, W), or (n, pixels) of square images. labels, predictions: (n,).
-    probabilities: (n,) of the prediction, or (n, classes). Images that were recognised are passed
+    probabilities: (n,) of the prediction, or (n, classes). Images that were recognized are passed
     over.
     """
     truth, taken = np.asarray(labels), np.asarray(predictions)
@@ -102,7 +102,7 @@ def mistakes(
 
 
 def as_image(values: Any) -> np.ndarray:
-    """(H, W) or, in colour, (H, W, 3), from (H, W), (C, H, W) or the pixels of a square image."""
+    """(H, W) or, in color, (H, W, 3), from (H, W), (C, H, W) or the pixels of a square image."""
     array = np.asarray(values)
     if array.ndim == 1:
         array = array.reshape(_square(array.size) or array.shape)
@@ -159,7 +159,7 @@ def _without_numbers(array: np.ndarray) -> str:
 
 
 def _scaled(axes: Any, shown: Any, width: float, height: float) -> None:
-    """What the colours of an image of that size in inches stand for."""
+    """What the colors of an image of that size in inches stand for."""
     bare(axes)
     bar = axes.inset_axes((1 + 0.06 / width, 0, 0.1 / width, 1))
     axes.figure.colorbar(shown, cax=bar)
@@ -169,7 +169,7 @@ def _scaled(axes: Any, shown: Any, width: float, height: float) -> None:
 
 
 def _filter_images(array: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
-    """(n, H, W), or (n, H, W, 3) in colour."""
+    """(n, H, W), or (n, H, W, 3) in color."""
     if array.ndim == 2:
         array = _matrix_images(array, shape)
         if array.ndim == 3:
@@ -208,7 +208,7 @@ def _matrix_images(matrix: np.ndarray, shape: tuple[int, ...] | None) -> np.ndar
 
 
 def _square(pixels: int) -> tuple[int, ...] | None:
-    """The shape of a square image, grey or in colour, with so many numbers."""
+    """The shape of a square image, gray or in color, with so many numbers."""
     for channels in (1, 3):
         side = math.isqrt(pixels // channels)
         if side >= _SMALLEST and channels * side * side == pixels:
@@ -217,7 +217,7 @@ def _square(pixels: int) -> tuple[int, ...] | None:
 
 
 def _stretched(image: np.ndarray) -> np.ndarray:
-    """An image between 0 and 1, whatever it was normalised to; black where it is not finite."""
+    """An image between 0 and 1, whatever it was normalized to; black where it is not finite."""
     image = image.astype(np.float64)
     seen = np.isfinite(image)
     low, high = image[seen].min(initial=np.inf), image[seen].max(initial=-np.inf)
@@ -244,16 +244,16 @@ def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
     return full, columns
 
 
-def _mosaic_figure(tiles: np.ndarray, title: str, **colours: Any) -> Figure:
+def _mosaic_figure(tiles: np.ndarray, title: str, **colors: Any) -> Figure:
     columns = min(max(4, math.ceil(math.sqrt(2 * len(tiles)))), 12)
     mosaic, columns = _mosaic(tiles, columns)
     width = max(_TILE * columns, 2.4)
     height = width * mosaic.shape[0] / mosaic.shape[1]
-    figure = new_figure(width + 0.7 * bool(colours), min(height, 12.0) + 0.4)
+    figure = new_figure(width + 0.7 * bool(colors), min(height, 12.0) + 0.4)
     axes = plot(figure, title=title)
     axes.title.set_fontsize(10)
-    shown = axes.imshow(mosaic, interpolation="none", **colours)
-    if colours:
+    shown = axes.imshow(mosaic, interpolation="none", **colors)
+    if colors:
         _scaled(axes, shown, width, height)
     bare(axes)
     return figure

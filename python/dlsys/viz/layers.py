@@ -41,7 +41,7 @@ def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12)
 
 def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
     """The outputs of a model's innermost layers for one image, in the order of use, without batch
-    axis. The image is normalised as those that the model was trained on. Layers that leave the
+    axis. The image is normalized as those that the model was trained on. Layers that leave the
     values as they are, such as dropout, are left out.
     """
     array = np.asarray(prepared(model, np.asarray(image)[None])[0], np.float32)
@@ -60,7 +60,7 @@ def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
 
 
 def prepared(model: Any, samples: np.ndarray) -> np.ndarray:
-    """Samples (n, …) as a model takes them: normalised as what it was trained on."""
+    """Samples (n, …) as a model takes them: normalized as what it was trained on."""
     trained_on = getattr(model, "trained_on", None)
     return samples if trained_on is None else trained_on.prepared(samples)
 

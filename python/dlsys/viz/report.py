@@ -41,7 +41,7 @@ Training figures are means over an epoch, while the weights change; validation f
 the weights at its end."""
 _OF_FILTERS = """\
 The weights of the first layer that looks at the image. Red is positive, blue negative, white 0;
-filters of three channels are in their colours."""
+filters of three channels are in their colors."""
 _OF_ACTIVATIONS = """\
 What each layer makes of one image: planes with a scale of their own, vectors as bars."""
 _OF_CONFUSION = """\

@@ -1,6 +1,6 @@
 """Writing SVG by hand: elements, and a drawing that is light or dark like what is around it.
 
-Lines and letters have the colour of the text around the drawing (`currentColor`), areas are colours
+Lines and letters have the color of the text around the drawing (`currentColor`), areas are colors
 that stand on white and on black.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 MONO = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
 SANS = "system-ui,'DejaVu Sans',sans-serif"
 MONO_WIDTH = 0.61  # of a letter, in font sizes
-BLUE, GREEN, ORANGE, PURPLE, RED, TEAL, GREY = (
+BLUE, GREEN, ORANGE, PURPLE, RED, TEAL, GRAY = (
     "#4c8ee0", "#46a868", "#e2913b", "#9a72d6", "#d9605a", "#3aa5a5", "#8b949e",
 )  # fmt: skip
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, "#b8860b", "#5f74c4", "#c2649a", "#7a9a3a")
+COLORS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, "#b8860b", "#5f74c4", "#c2649a", "#7a9a3a")
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from ..svg import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     MONO,
     MONO_WIDTH,
     ORANGE,
@@ -32,7 +32,7 @@ _LINE = 14.0
 _RANK_GAP = 30.0
 _MARGIN = 12.0
 _ASKED = 2.5  # width of the lines around what is asked for
-_COLOURS = {"feed": BLUE, "state": GREEN, "constant": GREY, "update": ORANGE, "gradient": PURPLE}
+_COLORS = {"feed": BLUE, "state": GREEN, "constant": GRAY, "update": ORANGE, "gradient": PURPLE}
 _LEGEND = {
     "feed": "fed", "state": "Parameter", "constant": "constant", "operator": "operator",
     "gradient": "backward", "update": "update", AGAIN: "elsewhere, by name",
@@ -51,7 +51,7 @@ def graph_dot(graph: Graph, shapes: Shapes | None = None) -> str:
     for k, box in enumerate(boxes):
         words = "\\n".join(_quoted(line) for line in box.lines)
         style = "filled,bold" if box.fetched else "filled"
-        fill = _COLOURS.get(box.kind, "#ffffff") + ("40" if box.kind in _COLOURS else "")
+        fill = _COLORS.get(box.kind, "#ffffff") + ("40" if box.kind in _COLORS else "")
         lines.append(
             f'  n{k} [label="{words}", tooltip="{_quoted(box.tip)}", style="{style}", '
             f'fillcolor="{fill}"];'
@@ -194,8 +194,8 @@ def _legend(boxes: Sequence[Box]) -> tuple[list[str], float]:
 
 
 def _frame(kind: str, asked: bool, x: float, y: float, width: float, height: float) -> str:
-    colour = _COLOURS.get(kind)
-    opacity = 0.22 if colour else 0.0 if kind == AGAIN else 0.06
+    color = _COLORS.get(kind)
+    opacity = 0.22 if color else 0.0 if kind == AGAIN else 0.06
     return element(
         "rect",
         x=x,
@@ -203,9 +203,9 @@ def _frame(kind: str, asked: bool, x: float, y: float, width: float, height: flo
         width=width,
         height=height,
         rx=height / 2 if kind in LEAVES else 3,
-        fill=colour or "currentColor",
+        fill=color or "currentColor",
         fill_opacity=opacity,
-        stroke=colour or "currentColor",
+        stroke=color or "currentColor",
         stroke_width=_ASKED if asked else 1,
         stroke_dasharray="3 3" if kind == AGAIN else None,
         stroke_opacity=0.6 if kind == AGAIN else None,

@@ -1,5 +1,5 @@
 """Drawing a directed graph in layers, after Sugiyama, Tagawa and Toda (1981): ranks by the longest
-path, orders within ranks by barycentres, places as in columns.py.
+path, orders within ranks by barycenters, places as in columns.py.
 
 It knows numbers alone: vertices 0 … n - 1 with widths, and edges between them.
 """
@@ -21,7 +21,7 @@ _SWEEPS = 8
 
 
 class Layout(NamedTuple):
-    """`ranks[v]` is a vertex's layer, `x[v]` its centre; `bends[k]` are the centres at which edge k
+    """`ranks[v]` is a vertex's layer, `x[v]` its center; `bends[k]` are the centers at which edge k
     passes the layers between its ends, downwards. `width` is that of the whole.
     """
 
@@ -99,16 +99,16 @@ class _Layers:
                 self._above[lower].append(upper)
 
     def order(self) -> None:
-        """Sweeps down and up, each rank sorted by the mean place of its neighbours; keeps the order
+        """Sweeps down and up, each rank sorted by the mean place of its neighbors; keeps the order
         with the fewest crossings.
         """
         best, fewest = [list(row) for row in self._rows], self._crossings()
         for sweep in range(_SWEEPS):
             downwards = sweep % 2 == 0
-            neighbours = self._above if downwards else self._below
+            neighbors = self._above if downwards else self._below
             place = self._places()
             for row in self._rows if downwards else reversed(self._rows):
-                mean = {v: _mean([place[n] for n in neighbours[v]], place[v]) for v in row}
+                mean = {v: _mean([place[n] for n in neighbors[v]], place[v]) for v in row}
                 row.sort(key=mean.__getitem__)
                 place.update(_spread(row))
             crossings = self._crossings()
@@ -118,7 +118,7 @@ class _Layers:
         self._swap()
 
     def _swap(self) -> None:
-        """Exchanges neighbours in a rank while that leaves fewer crossings."""
+        """Exchanges neighbors in a rank while that leaves fewer crossings."""
         place = {v: k for row in self._rows for k, v in enumerate(row)}
 
         def crossings(left: int, right: int) -> int:
