@@ -170,7 +170,7 @@ class Sizes(Faults):
              "--batch-size", 201, "--hidden", 5),
             ("--early-stop: expected at most", "--early-stop", 10**18),
             ("--batch-size: expected a positive number, got -1", "--batch-size", -1),
-            ("--seed: expected a whole number from 0", "--seed", 10**30),
+            ("--seed: expected an integer from 0", "--seed", 10**30),
         ):  # fmt: skip
             with self.subTest(arguments=str(arguments)[:60]):
                 self.sentence(f"error: .*{pattern}", 2, *model, *arguments)

@@ -331,7 +331,17 @@ class GpuOptimizers(Optimizers, unittest.TestCase):
 
 
 class Use(unittest.TestCase):
-    """What optimizers say of themselves and of what they are given."""
+    """Names, groups, refusals and earlier spellings."""
+
+    def test_the_earlier_spelling_of_centered_works_with_a_warning(self) -> None:
+        with self.assertWarnsRegex(DeprecationWarning, "centred is spelled centered now"):
+            optimizer = optim.RMSprop(0.1, centred=True)
+        self.assertTrue(optimizer.options["centered"])
+        problem, plain = Problem(), optim.RMSprop(0.1)
+        with self.assertWarns(DeprecationWarning):
+            group = {"params": problem.parameters, "centred": True}
+            plain.minimize(problem.loss, [group])
+        self.assertEqual(len(next(iter(plain.slots.values()))), 2)  # the mean and the mean square
 
     def test_names_come_from_names_or_else_from_positions(self) -> None:
         named, unnamed = Problem(["w", "w", None, "b"]), optim.SGD(0.1, momentum=0.5)

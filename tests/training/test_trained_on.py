@@ -218,7 +218,7 @@ class Rules(unittest.TestCase):
         np.testing.assert_array_equal(train.predict(net, floats[:3].astype(np.int32)), wanted)
         pixels = network()
         self.fit(pixels, Loader(self.set, 20, normalize=self.normal))
-        with self.assertRaisesRegex(DataError, "whole numbers from -1 to 7, expected 0 to 255"):
+        with self.assertRaisesRegex(DataError, "integers from -1 to 7, expected 0 to 255"):
             train.predict(pixels, np.arange(-1, 8).repeat(2).reshape(1, 2, 3, 3) % 9 - 1)
         with self.assertRaisesRegex(ShapeError, r"trained on samples \(2, 3, 3\)"):
             train.predict(pixels, np.zeros((1, 3, 5, 5), np.float32))

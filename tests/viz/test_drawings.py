@@ -130,7 +130,7 @@ class Layouts(unittest.TestCase):
                 below[a].append(b)
                 above[b].append(a)
         columns = Columns([[0, 1], [5, 2], [3, 6], [4]], above, below, [30.0] * 7, real=5)
-        x = columns.places()
+        x = columns.centers()
         self.assertLess(abs(x[5] - x[6]), 1e-6)
         self.assertGreater(abs(x[2] - x[3]), 1.0)
 

@@ -16,7 +16,7 @@ from ..optim import EMA, ReduceOnPlateau
 from .checkpoint import save
 from .evaluation import Evaluator
 from .history import Record
-from .schema import Form, maybe, number, whole
+from .schema import Form, integer, maybe, number
 
 if TYPE_CHECKING:
     from .run import Run
@@ -103,7 +103,7 @@ class Best:
         )
 
     def improved(self, value: float) -> bool:
-        """Whether a value is better than the best by more than `min_delta`; then it is the best.
+        """True if a value is better than the best by more than `min_delta`; it is the best then.
         NaN never is.
         """
         bound = -math.inf if self.value is None else self._sign * self.value + self.min_delta
@@ -147,7 +147,7 @@ class EarlyStopping(Callback):
     epochs. With `restore_best` the model ends as it was after its best epoch.
     """
 
-    forms = {"value": maybe(number(finite=False)), "epoch": whole(), "waited": whole()}
+    forms = {"value": maybe(number(finite=False)), "epoch": integer(), "waited": integer()}
 
     def __init__(
         self,

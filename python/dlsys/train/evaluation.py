@@ -115,7 +115,7 @@ class Evaluator:
         mean = loss(output, label)
         metrics = suiting(mean, output, label) if metrics is None else metrics
         self._totals = Totals(mean, output, label, metrics)
-        # What the data do besides each batch, such as counting batches on the device.
+        # The effects of the data besides each batch, such as counting batches on the device.
         effects = [effect for node in (*inputs, label) for effect in optim.effects_of(node)]
         step = ad.group_op(self._totals.update, *dict.fromkeys(effects), name="evaluate")
         self._executor = ad.Executor([step], ctx=ctx)

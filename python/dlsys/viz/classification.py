@@ -22,7 +22,7 @@ _MARKERS = "os^Dv"  # one for each round of the colors
 
 
 def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figure:
-    """How often each class (rows) was taken for each (columns), with counts.
+    """The counts of how often each class (rows) was predicted as each (columns).
 
     Right answers are green and mistakes orange; each is the stronger, the larger its share of the
     row, mistakes compared with the largest share of a mistake. Shares instead of counts will do.

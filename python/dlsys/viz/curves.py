@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NO_MEASURE = re.compile(r"epoch|steps?|samples|seconds|best|.*(/|per|_)s(econds?)?")
-_LOG_RANGE = 50.0  # a loss that falls by more is shown on a logarithmic axis
+_LOG_RANGE = 50.0  # a loss that falls by more gets a logarithmic axis
 
 
 def curves(history: Sequence[Mapping[str, Any]], fine: Sequence[Mapping[str, Any]] = ()) -> Figure:
     """Training and validation curves from one record an epoch, a panel for each measure.
 
     A record maps names to numbers: `loss`, `accuracy`, …, the same with `val_` of the validation
-    set, and `lr`; `epoch` (from 1) is its place. Other names and what is no number are passed over.
+    set, and `lr`; `epoch` (from 1) is its x. Other names and values that are no number are skipped.
     `fine` has records within epochs, with `step` and `loss`; the history's last `step` says where
     they belong.
     """

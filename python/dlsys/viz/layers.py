@@ -1,4 +1,4 @@
-"""What the layers of a model make of one image."""
+"""The activations of a model's layers for one image."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12)
     keeps its mode.
     """
     values = list(layer_values(model, image).items())
-    shown = values[:layers]
+    drawn = values[:layers]
     figure = new_figure(6.6, 4)
     array = np.asarray(image)
     seen = array.ndim == 3 and array.shape[0] in (1, 3)
-    grid = figure.add_gridspec(seen + len(shown), 1)
+    grid = figure.add_gridspec(seen + len(drawn), 1)
     heights = [draw_input(figure, grid[0], array)] if seen else []
-    for k, (name, value) in enumerate(shown, seen):
+    for k, (name, value) in enumerate(drawn, seen):
         heights.append(draw_activations(figure, grid[k], value, limit, name))
     if len(values) > layers:
         figure.supxlabel(f"layers that follow: {len(values) - layers}", color=INK, fontsize=9)
@@ -66,7 +66,7 @@ def prepared(model: Any, samples: np.ndarray) -> np.ndarray:
 
 
 def evaluating(model: Any, build: Any) -> Any:
-    """What `build()` makes while the model is in evaluation mode; each module keeps its mode."""
+    """The result of `build()` with the model in evaluation mode; each module keeps its mode."""
     modes = [(module, module.training) for _, module in model.named_modules()]
     model.eval()
     try:

@@ -51,7 +51,7 @@ def memory_plan(plan: Plan, limit: int = 2000) -> str:
 
 
 class _Frame:
-    """Steps and bytes as places in the drawing."""
+    """Steps and bytes as coordinates of the drawing."""
 
     def __init__(self, steps: int, nbytes: int) -> None:
         self._steps, self._nbytes = steps, nbytes
@@ -137,7 +137,7 @@ def _live(inside: Sequence[Buffer], steps: int) -> list[int]:
 
 
 def _names(plan: Plan) -> dict[Buffer, list[str]]:
-    """What each buffer holds in the course of a run: values, and scratch of the steps."""
+    """The contents of each buffer in the course of a run: values, and scratch of the steps."""
     held: dict[Buffer, list[str]] = {}
     for values in plan.values.values():
         for value in values:
@@ -160,7 +160,7 @@ def _outside(plan: Plan) -> str:
     for buffer in plan.buffers:
         if buffer.kind in sums:
             sums[buffer.kind] += buffer.nbytes
-    shown = {"feed": "feeds", "state": "Parameters", "constant": "constants", "fetch": "fetches"}
+    names = {"feed": "feeds", "state": "Parameters", "constant": "constants", "fetch": "fetches"}
     return "outside it: " + ", ".join(
-        f"{shown[kind]} {byte_text(nbytes)}" for kind, nbytes in sums.items() if nbytes
+        f"{names[kind]} {byte_text(nbytes)}" for kind, nbytes in sums.items() if nbytes
     )

@@ -11,7 +11,7 @@ _WIDTH, _ROW, _TOP = 420.0, 22.0, 30.0
 
 
 class Timed(Protocol):
-    """What has rows with name, calls and ms, such as a `profile.Profile`."""
+    """An object with rows of name, calls and ms, such as a `profile.Profile`."""
 
     runs: int
 

@@ -1,9 +1,10 @@
-"""Horizontal places in a layered drawing, after Brandes and Köpf, "Fast and simple horizontal
+"""Horizontal coordinates in a layered drawing, after Brandes and Köpf, "Fast and simple horizontal
 coordinate assignment" (2001): long edges bend at most twice.
 
 Vertices are aligned with a median neighbor into vertical blocks, once from each of four corners;
-blocks are pushed together; a vertex's place is the mean of the middle two of the four. That leaves
-wide gaps, so in the end vertices move toward their neighbors, the straight parts of edges whole.
+blocks are pushed together; a vertex's coordinate is the mean of the middle two of the four. That
+leaves wide gaps, so in the end vertices move toward their neighbors, each straight part of an edge
+as one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Columns:
     widths: Sequence[float]
     real: int
 
-    def places(self) -> list[float]:
+    def centers(self) -> list[float]:
         """The center of each vertex."""
         self._marked = self._conflicts()
         found = []
@@ -88,16 +89,16 @@ class Columns:
         """
         marked = set()
         for upper, lower in zip(self.rows, self.rows[1:]):
-            place = {v: k for k, v in enumerate(upper)}
+            position = {v: k for k, v in enumerate(upper)}
             first, waiting = 0, 0
             for k, v in enumerate(lower):
                 inner = [u for u in self.above[v] if v >= self.real and u >= self.real]
                 if not inner and k + 1 < len(lower):
                     continue
-                last = place[inner[0]] if inner else len(upper) - 1
+                last = position[inner[0]] if inner else len(upper) - 1
                 for w in lower[waiting : k + 1]:
                     for u in self.above[w]:
-                        within = first <= place[u] <= last
+                        within = first <= position[u] <= last
                         if not within and (u < self.real or w < self.real):
                             marked.add((u, w))
                 first, waiting = last, k + 1
@@ -116,19 +117,19 @@ class Columns:
         """Joins each vertex of a row to the block of a median neighbor, where no line between the
         two rows would be crossed by that.
         """
-        place = {v: k for k, v in enumerate(before)}
+        position = {v: k for k, v in enumerate(before)}
         taken = -1
         for v in row:
-            known = sorted(neighbors[v], key=place.__getitem__)
+            known = sorted(neighbors[v], key=position.__getitem__)
             for u in known[(len(known) - 1) // 2 : len(known) // 2 + 1]:
                 free = (u, v) not in self._marked and (v, u) not in self._marked
-                if free and place[u] > taken:
+                if free and position[u] > taken:
                     block[v] = block[u]
-                    taken = place[u]
+                    taken = position[u]
                     break
 
     def _compact(self, rows: Rows, block: Sequence[int]) -> list[float]:
-        """The leftmost place of each block, then each as far right as leaves its neighbors."""
+        """The leftmost coordinate of each block, then each as far right as leaves its neighbors."""
         room: dict[int, dict[int, float]] = {b: {} for b in block}  # block → block to its right
         for row in rows:
             for u, v in zip(row, row[1:]):

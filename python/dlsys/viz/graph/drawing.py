@@ -65,17 +65,17 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 240) -> s
     plan, which is what runs after the rewrites.
 
     Boxes are operators, or with round ends what has a value without being computed; thick ones are
-    those asked for. Below the name stands what a fused operator computes, and the shape, from
+    those asked for. Below the name are the body of a fused operator and the shape, from
     `shapes` where it depends on feeds; a pointer over a box shows the node's text. Updates name the
-    Parameters that they write. A Parameter stands again where a user is far away, and in a crowded
-    drawing a dashed box names the far end of a line that is left out. More than `limit` nodes are
-    drawn in about 40 pieces, with a note.
+    Parameters that they write. A Parameter is repeated near users that are far away, and in a
+    crowded drawing a dashed box names the far end of an edge that is left out. More than `limit`
+    nodes are drawn in about 40 pieces, with a note.
     """
-    whole, all_edges = boxes_of(graph, shapes, limit)
-    boxes, edges = uncrowded(whole, all_edges)
+    all_boxes, all_edges = boxes_of(graph, shapes, limit)
+    boxes, edges = uncrowded(all_boxes, all_edges)
     placed = layout([_width(box) for box in boxes], edges)
     tops = _tops(boxes, placed.ranks)
-    note = _note(whole)
+    note = _note(all_boxes)
     head = _MARGIN + 22 + (16 if note else 0)
     legend, legend_end = _legend(boxes)
     width = max(placed.width + 2 * _MARGIN, 7.0 * len(note), legend_end)
@@ -89,7 +89,7 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 240) -> s
     return drawing(
         width,
         height,
-        f"graph of {sum(len(box.nodes) for box in whole):,} nodes",
+        f"graph of {sum(len(box.nodes) for box in all_boxes):,} nodes",
         [
             *legend,
             label(_MARGIN, head - 4, note, opacity=0.75) if note else "",
@@ -182,7 +182,7 @@ def _drawn(box: Box, x: float, y: float) -> str:
 
 
 def _legend(boxes: Sequence[Box]) -> tuple[list[str], float]:
-    """What the kinds of boxes mean, and where that ends."""
+    """The legend of the kinds of boxes, and its right end."""
     kinds = {box.kind for box in boxes}
     samples = [(kind, False, words) for kind, words in _LEGEND.items() if kind in kinds]
     samples += [("operator", True, "asked for")] * any(box.fetched for box in boxes)
