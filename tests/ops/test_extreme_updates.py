@@ -86,7 +86,7 @@ CASES: list[tuple[str, Callable, Callable]] = [
         for momentum in (0.0, 0.5)
     ),
     (
-        "RMSprop centred",
+        "RMSprop centered",
         lambda: optim.RMSprop(0.01, eps=1e-3, centered=True),
         lambda ps: torch.optim.RMSprop(ps, 0.01, eps=1e-3, centered=True),
     ),
