@@ -21,7 +21,7 @@ from workloads import Work
 
 from dlsys import autodiff as ad
 from dlsys import init, ndarray, nn, optim
-from dlsys.apps.assignment import initial_values
+from dlsys.apps.networks import initial_values
 from dlsys.autodiff import Parameter
 from dlsys.data import Split, load_mnist
 from dlsys.ndarray import Context

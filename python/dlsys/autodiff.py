@@ -7,177 +7,33 @@ from __future__ import annotations
 
 from .executor.executor import Executor
 from .graph.gradients import gradients, sum_node_list
-from .graph.node import Node, Op, Spec, find_topo_sort
+from .graph.node import Node, Op, find_topo_sort
+from .graph.spec import Spec
 from .graph.text import text
-from .ops.activation import (
-    elu_op,
-    gelu_op,
-    gelu_tanh_op,
-    hard_sigmoid_op,
-    hard_swish_op,
-    leaky_relu_op,
-    relu6_op,
-    silu_op,
-    softplus_op,
-)
-from .ops.batched_matmul import batched_matmul_op, linear_op, outer_op
-from .ops.comparison import (
-    equal_op,
-    greater_equal_op,
-    greater_op,
-    less_equal_op,
-    less_op,
-    logical_and_op,
-    logical_not_op,
-    logical_or_op,
-    logical_xor_op,
-    maximum_op,
-    minimum_op,
-    not_equal_op,
-    where_op,
-)
-from .ops.concat import concat, concat_op, split, stack, tile
-from .ops.conv.functions import (
-    conv1d,
-    conv2d,
-    conv2d_add_bias_op,
-    conv2d_gradient_of_data_op,
-    conv2d_gradient_of_filter_op,
-    conv2d_op,
-    conv_transpose2d,
-)
-from .ops.conv.pooling import max_pool_op
-from .ops.conv.pooling_functions import (
-    avg_pool2d,
-    avg_pool2d_gradient_op,
-    avg_pool2d_op,
-    global_avg_pool2d,
-    global_max_pool2d,
-    max_pool2d,
-    max_pool2d_gradient_op,
-    max_pool2d_op,
-)
-from .ops.einsum import einsum
-from .ops.elementwise import (
-    abs_op,
-    add_byconst_op,
-    add_op,
-    cast_op,
-    clip_op,
-    const_div_op,
-    const_pow_op,
-    const_sub_op,
-    cos_op,
-    div_byconst_op,
-    div_op,
-    exp_op,
-    log1p_op,
-    log_op,
-    mul_byconst_op,
-    mul_op,
-    neg_op,
-    pow_byconst_op,
-    pow_op,
-    relu_gradient_op,
-    relu_op,
-    rsqrt_op,
-    sigmoid_op,
-    sign_op,
-    sin_op,
-    sqrt_op,
-    sub_op,
-    tanh_op,
-)
-from .ops.indexing import (
-    embedding_lookup_op,
-    embedding_op,
-    gather_op,
-    one_hot_op,
-    scatter_add_op,
-    slice_op,
-)
-from .ops.leaf import Parameter, Variable, full_op, oneslike_op, placeholder_op, zeroslike_op
-from .ops.leaf import constant_op as constant
-from .ops.loss.composed import (
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    binarycrossentropy_op,
-    hinge_loss,
-    huber_loss,
-    kl_divergence,
-    mean_absolute_error,
-    mean_squared_error,
-    multiclass_hinge_loss,
-    negative_log_likelihood,
-)
-from .ops.loss.cross_entropy import softmax_cross_entropy, softmaxcrossentropy_op
-from .ops.loss.softmax import log_softmax_op, softmax_func, softmax_op
-from .ops.matmul import matmul_op
-from .ops.movement import (
-    array_reshape_op,
-    broadcast_to_op,
-    copy_op,
-    expand_dims_op,
-    flatten_op,
-    reshape_like_op,
-    reshape_op,
-    squeeze_op,
-    transpose_op,
-)
-from .ops.norm.batch_norm import batch_normalization, batch_normalization_op
-from .ops.norm.layer_norm import (
-    group_normalization,
-    instance_normalization,
-    layer_normalization,
-    layer_normalization_op,
-    rms_normalization,
-)
-from .ops.optim.accumulate import accumulate_op
-from .ops.optim.apply import (
-    accumulate_update_op,
-    adagrad_update_op,
-    adam_update_op,
-    average_update_op,
-    global_norm_op,
-    lion_update_op,
-    rmsprop_centred_momentum_update_op,
-    rmsprop_centred_update_op,
-    rmsprop_momentum_update_op,
-    rmsprop_update_op,
-    sgd_momentum_update_op,
-    sgd_update_op,
-)
-from .ops.optim.assign import advance_step_op, assign_op, group_op
-from .ops.pad import pad_op
-from .ops.random.device_batch import shuffled_batch_op, shuffled_index_op, take_batch_op
-from .ops.random.sampling import (
-    Generator,
-    dropout,
-    dropout_op,
-    random_bernoulli,
-    random_normal,
-    random_truncated_normal,
-    random_uniform,
-    seed,
-)
-from .ops.reduce import (
-    broadcastto_op,
-    expand_like_op,
-    mean_op,
-    reduce_mean_op,
-    reduce_sum_op,
-    reducesumaxiszero_op,
-    sum_op,
-    sum_to_like_op,
-)
-from .ops.resize import depth_to_space_op, resize, space_to_depth_op
-from .ops.statistics import (
-    argmax_op,
-    argmin_op,
-    cumsum_op,
-    logsumexp_op,
-    max_op,
-    min_op,
-    prod_op,
-    var_op,
-)
+from .ops.activation import *
+from .ops.comparison import *
+from .ops.concat import *
+from .ops.conv.convolution import *
+from .ops.conv.pooling import *
+from .ops.einsum import *
+from .ops.elementwise import *
+from .ops.indexing import *
+from .ops.leaf import *
+from .ops.loss.classification import *
+from .ops.loss.cross_entropy import *
+from .ops.loss.likelihood import *
+from .ops.loss.regression import *
+from .ops.loss.softmax import *
+from .ops.matmul import *
+from .ops.movement import *
+from .ops.norm.batch_norm import *
+from .ops.norm.layer_norm import *
+from .ops.optim.apply import *
+from .ops.optim.assign import *
+from .ops.pad import *
+from .ops.power import *
+from .ops.random.device_batch import *
+from .ops.random.sampling import *
+from .ops.reduce import *
+from .ops.resize import *
+from .ops.scan import *

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from .errors import GraphError, ShapeError
+from .graph.kinds import Choice, Int, Kind, Number, Shape
 from .graph.lines import where
-from .graph.signature import Choice, Int, Kind, Number, Shape, declared
+from .graph.signature import declared
 from .ops.random.philox import normal_quantile
 
 Rng = np.random.Generator | int | None

@@ -1,7 +1,10 @@
-// Elementwise mathematics, written once for the CPU, CUDA and run-time compilation, hence without
-// standard headers on the device side. Adding an elementwise operator adds one functor here and one
-// line to cpu/pointwise/elementwise.cc and cuda/pointwise/elementwise.cu.
-#pragma once
+// Elementwise mathematics, written once for the CPU and CUDA. Every line of the list below is a
+// functor of dlsys::fn; pointwise/elementwise.cc and .cu include this file once more with
+// DLSYS_REGISTER_FUNCTORS and macros of their own, which make a kernel of every line. So a line
+// here is all that an elementwise operator needs in C++ and CUDA.
+#if !defined(DLSYS_MATH_FUNCTORS_H_) || defined(DLSYS_REGISTER_FUNCTORS)
+#ifndef DLSYS_MATH_FUNCTORS_H_
+#define DLSYS_MATH_FUNCTORS_H_
 #ifdef __CUDACC__
 #define DLSYS_HD __host__ __device__ __forceinline__
 #else
@@ -37,13 +40,13 @@ using std::sqrt;
     static constexpr const char* name = op;                                  \
     DLSYS_HD float operator()(float x, float y) const { return expression; } \
   };
-// With numbers c and d besides; those with one number leave d alone.
-#define DLSYS_UNARY_WITH(Name, op, expression)                                        \
+#define DLSYS_UNARY_CONST DLSYS_BINARY  // y is a constant
+#define DLSYS_UNARY_CONSTS(Name, op, expression)                                      \
   struct Name {                                                                       \
     static constexpr const char* name = op;                                           \
     DLSYS_HD float operator()(float x, float c, float d) const { return expression; } \
   };
-#define DLSYS_BINARY_WITH(Name, op, expression)                           \
+#define DLSYS_BINARY_CONSTS(Name, op, expression)                         \
   struct Name {                                                           \
     static constexpr const char* name = op;                               \
     DLSYS_HD float operator()(float x, float y, float c, float d) const { \
@@ -51,6 +54,7 @@ using std::sqrt;
       return expression;                                                  \
     }                                                                     \
   };
+#define DLSYS_BINARY_CONST DLSYS_BINARY_CONSTS  // d is not used
 
 DLSYS_HD float Clip(float x, float low, float high) {
   return x < low ? low : (x > high ? high : x);  // NaN stays NaN
@@ -95,6 +99,15 @@ DLSYS_HD float HardSwishDerivative(float x, float y) {
   return x <= -3.f ? 0.f : (x >= 3.f ? y : y * ((2.f * x + 3.f) / 6.f));
 }
 
+}  // namespace fn
+}  // namespace dlsys
+#endif  // DLSYS_MATH_FUNCTORS_H_
+
+#ifndef DLSYS_REGISTER_FUNCTORS
+namespace dlsys {
+namespace fn {
+#endif
+
 DLSYS_UNARY(Neg, "neg", -x)
 DLSYS_UNARY(Exp, "exp", exp(x))
 DLSYS_UNARY(Log, "log", log(x))
@@ -135,29 +148,35 @@ DLSYS_BINARY(SoftplusGradient, "softplus_gradient", (0.f - expm1(-x)) * y)  // o
 DLSYS_BINARY(HardSwishGradient, "hard_swish_gradient", HardSwishDerivative(x, y))
 
 // With a constant on one side; y is the constant.
-DLSYS_BINARY(AddConst, "add_const", x + y)
-DLSYS_BINARY(MulConst, "mul_const", (x * y))
-DLSYS_BINARY(RsubConst, "rsub_const", y - x)
-DLSYS_BINARY(DivConst, "div_const", x / y)
-DLSYS_BINARY(RdivConst, "rdiv_const", y / x)
+DLSYS_UNARY_CONST(AddConst, "add_const", x + y)
+DLSYS_UNARY_CONST(MulConst, "mul_const", (x * y))
+DLSYS_UNARY_CONST(RsubConst, "rsub_const", y - x)
+DLSYS_UNARY_CONST(DivConst, "div_const", x / y)
+DLSYS_UNARY_CONST(RdivConst, "rdiv_const", y / x)
 // The square root, as numpy has it, is -0 of -0 and NaN of -infinity, unlike pow.
-DLSYS_BINARY(PowConst, "pow_const",
-             y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : (y == 3.f ? x * x * x : pow(x, y))))
-DLSYS_BINARY(RpowConst, "rpow_const", pow(y, x))
+DLSYS_UNARY_CONST(PowConst, "pow_const",
+                  y == 2.f ? x * x : (y == 0.5f ? sqrt(x) : (y == 3.f ? x * x * x : pow(x, y))))
+DLSYS_UNARY_CONST(RpowConst, "rpow_const", pow(y, x))
 
-DLSYS_BINARY(LeakyRelu, "leaky_relu", x > 0.f ? x : (y * x))
-DLSYS_BINARY(Elu, "elu", x < 0.f ? (y * expm1(x)) : x + 0.f)  // 0 of -0
-DLSYS_BINARY(Huber, "huber", HuberOf(x, y))
+DLSYS_UNARY_CONST(LeakyRelu, "leaky_relu", x > 0.f ? x : (y * x))
+DLSYS_UNARY_CONST(Elu, "elu", x < 0.f ? (y * expm1(x)) : x + 0.f)  // 0 of -0
+DLSYS_UNARY_CONST(Huber, "huber", HuberOf(x, y))
 
-DLSYS_UNARY_WITH(ClipTo, "clip", Clip(x, c, d))
-DLSYS_BINARY_WITH(ClipGradient, "clip_gradient", x > c && x < d ? y : 0.f)
-DLSYS_BINARY_WITH(LeakyReluGradient, "leaky_relu_gradient", x > 0.f ? y : (c * y))
-DLSYS_BINARY_WITH(EluGradient, "elu_gradient", x > 0.f ? y : (y * (x + c)))  // of the output
+DLSYS_UNARY_CONSTS(ClipTo, "clip", Clip(x, c, d))
+DLSYS_BINARY_CONSTS(ClipGradient, "clip_gradient", x > c && x < d ? y : 0.f)
+DLSYS_BINARY_CONST(LeakyReluGradient, "leaky_relu_gradient", x > 0.f ? y : (c * y))
+DLSYS_BINARY_CONST(EluGradient, "elu_gradient", x > 0.f ? y : (y * (x + c)))  // of the output
 
-#undef DLSYS_UNARY_WITH
-#undef DLSYS_BINARY_WITH
 #undef DLSYS_UNARY
 #undef DLSYS_BINARY
-
+#undef DLSYS_UNARY_CONST
+#undef DLSYS_UNARY_CONSTS
+#undef DLSYS_BINARY_CONST
+#undef DLSYS_BINARY_CONSTS
+#ifdef DLSYS_REGISTER_FUNCTORS
+#undef DLSYS_REGISTER_FUNCTORS
+#else
 }  // namespace fn
 }  // namespace dlsys
+#endif
+#endif

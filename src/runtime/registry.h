@@ -260,12 +260,13 @@ inline float* Out(const char* op, DLArray* a) {
 
 #define DLSYS_CONCAT2(a, b) a##b
 #define DLSYS_CONCAT(a, b) DLSYS_CONCAT2(a, b)
-#define DLSYS_KERNEL(device, name, ...)                                          \
-  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(           \
-      kernel_##device##_##name##_,                                               \
-      __LINE__)(DLKernelEntry{#name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig, \
-                              (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,        \
+#define DLSYS_KERNEL_NAMED(device, id, name, ...)                               \
+  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(          \
+      kernel_##device##_##id##_,                                                \
+      __LINE__)(DLKernelEntry{name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig, \
+                              (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,       \
                               &::dlsys::Thunk<&__VA_ARGS__>::Invoke, __FILE__, __LINE__})
+#define DLSYS_KERNEL(device, name, ...) DLSYS_KERNEL_NAMED(device, name, #name, __VA_ARGS__)
 // Says among which implementations a kernel lets choose.
 #define DLSYS_CHOICES(device, name, choices)                                            \
   [[maybe_unused]] static const ::dlsys::ChoicesRegistrar choices_##device##_##name##_( \

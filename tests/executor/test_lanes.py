@@ -19,7 +19,7 @@ from dlsys.executor.plan.schedule import schedule
 from dlsys.executor.plan.streams import LARGE, Access, Lanes, in_lanes, in_turn, needs, settled
 from dlsys.executor.run import tables as lower
 from dlsys.executor.run.cuda_graph import Ports, fixed_slots
-from dlsys.graph.node import Spec
+from dlsys.graph.spec import Spec
 from dlsys.runtime.device import cpu
 from dlsys.settings import settings
 from executor.test_planner import INPLACE, PLAIN, VIEW, RandomGraph, scratch_of

@@ -12,7 +12,8 @@ from dlsys.errors import GraphError
 from dlsys.executor.plan import arena as packing
 from dlsys.executor.plan.memory import make_plan
 from dlsys.executor.plan.schedule import schedule
-from dlsys.graph.node import Node, Op, Spec
+from dlsys.graph.node import Node, Op
+from dlsys.graph.spec import Spec
 from dlsys.runtime.device import cpu
 from support.devices import require
 from support.graphs import Training, here

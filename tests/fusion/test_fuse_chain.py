@@ -21,7 +21,7 @@ from dlsys.fusion.pointwise_op import INPUTS, INSTRUCTIONS, NUMBERS, chain_op, e
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.elementwise import cast_op
-from dlsys.ops.loss.composed import huber_op
+from dlsys.ops.loss.regression import huber_op
 from dlsys.optim import schedule
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings

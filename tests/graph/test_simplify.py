@@ -7,7 +7,7 @@ import unittest
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.graph.shapes import infer
+from dlsys.graph.infer import infer
 from dlsys.passes.simplify import simplify
 from support.graphs import Training, evaluate
 

@@ -10,9 +10,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import gpu_op, ndarray
 from dlsys.errors import ShapeError
-from dlsys.ops.conv import functions as conv
-from dlsys.ops.conv import pooling_functions as pool
-from dlsys.ops.norm import batch_norm as norm
+from dlsys.ops.conv import convolution, pooling
+from dlsys.ops.norm import batch_norm
 from dlsys.runtime.device import Context
 from support.devices import require
 
@@ -47,7 +46,7 @@ class Network:
     def test_convolution(self) -> None:
         for padding, stride in ((0, 1), (2, 1), ((1, 0), (2, 3))):
             x, f = floats(2, 3, 8, 9), floats(4, 3, 3, 2)
-            build = lambda x, f, p=padding, s=stride: conv.conv2d_op(x, f, p, s)  # noqa: E731
+            build = lambda x, f, p=padding, s=stride: convolution.conv2d_op(x, f, p, s)  # noqa: E731
             xs, fs = ad.Variable("x", x.shape, "float32"), ad.Variable("f", f.shape, "float32")
             shape = build(xs, fs).spec.shape
             dy = floats(*shape)
@@ -64,7 +63,7 @@ class Network:
         for padding, stride in ((0, 1), (1, 2), ((0, 1), (2, 1))):
             x = floats(2, 3, 7, 8)
             for name in ("max", "avg"):
-                op = getattr(pool, f"{name}_pool2d_op")
+                op = getattr(pooling, f"{name}_pool2d_op")
                 build = lambda x, op=op, p=padding, s=stride: op(x, 3, 2, p, s)  # noqa: E731
                 dy = floats(*build(ad.Variable("x", x.shape, "float32")).spec.shape)
                 y, dx = graph(build, x, dy)
@@ -81,7 +80,7 @@ class Network:
 
     def test_batch_normalization(self) -> None:
         x, scale, bias, dy = floats(4, 3, 5, 2), floats(3), floats(3), floats(4, 3, 5, 2)
-        expected = graph(norm.batch_normalization, x, scale, bias, dy)
+        expected = graph(batch_norm.batch_normalization, x, scale, bias, dy)
         x_, scale_, bias_, dy_ = self.put(x, scale, bias, dy)
         y, dx, mean, variance, dscale, dbias = (
             self.room(*shape) for shape in (x.shape, x.shape, (3,), (3,), (3,), (3,))
@@ -140,8 +139,8 @@ class Network:
             r"has 3 channels, filter \(4, 2, 3, 3\) 2": lambda: gpu_op.conv2d(x, few, y),
             r"expected \(2, 4, 5, 5\)": lambda: gpu_op.conv2d(x, f, y, padding=1),
             r"a window of \(9, 3\) is larger than": lambda: gpu_op.conv2d(x, wide, y),
-            r"stride must be one or two numbers from 1": lambda: gpu_op.conv2d(x, f, y, stride=0),
-            r"padding must be one or two numbers from 0": lambda: gpu_op.conv2d(x, f, y, -1),
+            r"stride must be one or two integers from 1": lambda: gpu_op.conv2d(x, f, y, stride=0),
+            r"padding must be one or two integers from 0": lambda: gpu_op.conv2d(x, f, y, -1),
             r"padding \(3, 3\) must be smaller": lambda: gpu_op.max_pooling2d(x, 3, 3, y, 3),
             r"expected 0 < keep_prob <= 1": lambda: gpu_op.dropout(x, 0, x),
             r"axis 4 does not fit": lambda: gpu_op.concat(x, x, y, axis=4),

@@ -15,11 +15,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import DlsysError, GraphError, ShapeError
-from dlsys.ops import concat as join
-from dlsys.ops import indexing as index
-from dlsys.ops import movement as layout
-from dlsys.ops import pad
-from dlsys.ops import resize as image
+from dlsys.ops import concat, indexing, movement, pad, resize
 from dlsys.runtime.device import Context
 from support.devices import require
 
@@ -89,7 +85,7 @@ class Layout:
             value = rng.uniform(-1, 1, (2, *old)).astype(np.float32)
             for mode in ("nearest", "bilinear"):
                 align = bool(rng.integers(2))
-                y = image.resize(x, new.tolist(), mode=mode, align_corners=align)
+                y = resize.resize(x, new.tolist(), mode=mode, align_corners=align)
                 slope = ad.gradients(ad.sum_op(y * y), [x])[0]
                 with self.subTest(seed=SEED, old=old, new=new, mode=mode, align=align):
                     y1, dx1 = run([y, slope], {x: value.astype(np.float64)})
@@ -103,7 +99,8 @@ class Layout:
             ids = ad.Variable("ids", (2,), "int64")
             value = (np.arange(12).reshape(3, 4) % 3).astype(dtype)
             nodes = [
-                x[1:, ::-2], index.gather_op(x, ids, 1), join.concat_op(x, x, 1), join.tile(x, 2),
+                x[1:, ::-2], indexing.gather_op(x, ids, 1), concat.concat_op(x, x, 1),
+                concat.tile(x, 2),
                 pad.pad_op(x, (1, 1), constant_values=1), pad.pad_op(x, (1, 1), "edge"),
             ]  # fmt: skip
             got = run(nodes, {x: value, ids: np.array([3, 0])}, self.ctx)
@@ -121,9 +118,9 @@ class Layout:
         for dtype in ("int32", "int64"):
             ids = ad.Variable("ids", dtype=dtype)
             nodes = {
-                "gather": (index.gather_op(x, ids, 1), {x: floats(3, 5)}),
-                "scatter_add": (index.scatter_op(updates, ids, 5), {updates: floats(3, 2)}),
-                "one_hot": (index.one_hot_op(ids, 5), {}),
+                "gather": (indexing.gather_op(x, ids, 1), {x: floats(3, 5)}),
+                "scatter_add": (indexing.scatter_op(updates, ids, 5), {updates: floats(3, 2)}),
+                "one_hot": (indexing.one_hot_op(ids, 5), {}),
             }
             for bad in (5, -1, 2**31 - 1):
                 for op, (node, feeds) in nodes.items():
@@ -138,7 +135,7 @@ class Layout:
     def test_failed_lookup_leaves_parameters_alone(self) -> None:
         table = ad.Parameter(floats(5, 3), "table")
         ids = ad.Variable("ids", (2,), "int64")
-        rows = index.embedding_op(table, ids)
+        rows = indexing.embedding_op(table, ids)
         slope = ad.gradients(ad.sum_op(rows), [table])[0]
         step = ad.Executor([ad.sgd_update_op(table, slope, ad.constant(1.0))], self.ctx)
         if self.ctx is not None and ndarray.is_gpu_ctx(self.ctx):
@@ -161,7 +158,7 @@ class Layout:
             updates = np.random.default_rng(SEED).integers(-99, 99, (3, 17, cols)).astype("f4")
             updates[:, at == 5] = 3e38
             u, ids = ad.Variable("u", dtype="float32"), ad.Variable("ids", dtype="int64")
-            [found] = run([index.scatter_op(u, ids, 6, 1)], {u: updates, ids: at}, self.ctx)
+            [found] = run([indexing.scatter_op(u, ids, 6, 1)], {u: updates, ids: at}, self.ctx)
             expected = np.zeros((3, 6, cols))
             np.add.at(expected, (slice(None), at), updates)
             expected[:, 5] = np.inf
@@ -177,7 +174,7 @@ class Layout:
             ad.Variable("u", dy.shape, "float32"),
             ad.Variable("ids", tokens.shape, "int64"),
         )
-        executor = ad.Executor([index.scatter_op(updates, ids, 50_000)], self.ctx)
+        executor = ad.Executor([indexing.scatter_op(updates, ids, 50_000)], self.ctx)
         feeds = {updates: dy, ids: tokens}
         first, second = (executor.run(feeds, convert_to_numpy_ret_vals=True)[0] for _ in range(2))
         expected = np.zeros((50_000, 33))
@@ -206,9 +203,9 @@ class NumpyLayout(Layout, unittest.TestCase):
         peek = PeekOp()
         x = ad.Variable("x", (2, 1, 3), "float32")
         views = {
-            "squeeze": layout.squeeze_op(x), "expand_dims": layout.expand_dims_op(x, -1),
-            "flatten": layout.flatten_op(x), "newaxis": x[None, ..., None], "whole": x[:, :],
-            "array_reshape": layout.array_reshape_op(x, (3, 2)),
+            "squeeze": movement.squeeze_op(x), "expand_dims": movement.expand_dims_op(x, -1),
+            "flatten": movement.flatten_op(x), "newaxis": x[None, ..., None], "whole": x[:, :],
+            "array_reshape": movement.array_reshape_op(x, (3, 2)),
         }  # fmt: skip
         value = floats(2, 1, 3)
         run([peek(node, name=name) for name, node in views.items()], {x: value})
@@ -219,8 +216,9 @@ class NumpyLayout(Layout, unittest.TestCase):
         """What a step takes besides its plan is small."""
         x = ad.Variable("x", (512, 1024), "float32")
         nodes = [
-            x[::-1, ::2], join.concat_op(x, x), pad.pad_op(x, (2, 2), "reflect"), join.tile(x, 2),
-            image.resize(x, scale=1.5, mode="bilinear"), image.resize(x, scale=1.5),
+            x[::-1, ::2], concat.concat_op(x, x), pad.pad_op(x, (2, 2), "reflect"),
+            concat.tile(x, 2),
+            resize.resize(x, scale=1.5, mode="bilinear"), resize.resize(x, scale=1.5),
         ]  # fmt: skip
         for node in nodes:
             executor = ad.Executor([node])
@@ -249,12 +247,12 @@ class NumpyLayout(Layout, unittest.TestCase):
 
     def test_place_differentiates(self) -> None:
         x = ad.Variable("x", (2, 3), "float32")
-        node = index.place_op(x, (5, 7), (1, 5), (3, -2))
+        node = indexing.place_op(x, (5, 7), (1, 5), (3, -2))
         weights = floats(5, 7)
         slope = ad.gradients(ad.sum_op(node * ad.constant(weights)), [x])[0]
         np.testing.assert_array_equal(run([slope], {x: floats(2, 3)})[0], weights[1::3, 5:0:-2])
         with self.assertRaisesRegex(GraphError, "the shape of y is not known yet; use pad_op"):
-            index.place_op(ad.Variable("y"), (5,), (1,))
+            indexing.place_op(ad.Variable("y"), (5,), (1,))
 
     def test_errors_name_the_line(self) -> None:
         x = ad.Variable("x", (3, 4), "float32")
@@ -302,19 +300,19 @@ if importlib.util.find_spec("torch"):  # an extra check, and no skip elsewhere
             value = floats(2, 4, 7, 5)
             for size in ((14, 10), (3, 11), (7, 5), (1, 1)):
                 self.check(
-                    lambda x, size=size: image.resize(x, size),
+                    lambda x, size=size: resize.resize(x, size),
                     lambda x, size=size: functional.interpolate(x, size, mode="nearest-exact"),
                     value,
                 )
                 for align in (False, True):
                     more = dict(mode="bilinear", align_corners=align)
                     self.check(
-                        lambda x, size=size, more=more: image.resize(x, size, **more),
+                        lambda x, size=size, more=more: resize.resize(x, size, **more),
                         lambda x, size=size, more=more: functional.interpolate(x, size, **more),
                         value,
                     )
             self.check(
-                lambda x: image.depth_to_space_op(x, 2, "CRD"),
+                lambda x: resize.depth_to_space_op(x, 2, "CRD"),
                 lambda x: functional.pixel_shuffle(x, 2),
                 value,
             )
@@ -328,7 +326,7 @@ if importlib.util.find_spec("torch"):  # an extra check, and no skip elsewhere
         def test_embedding(self) -> None:
             ids = np.random.default_rng(SEED).integers(0, 11, (4, 6))
             self.check(
-                lambda x: index.embedding_op(x, ad.constant(ids)),
+                lambda x: indexing.embedding_op(x, ad.constant(ids)),
                 lambda x: self.torch.nn.functional.embedding(self.torch.tensor(ids), x),
                 floats(11, 3),
             )

@@ -16,9 +16,10 @@ from dlsys import init, nn
 from dlsys.errors import DlsysError, GraphError, ShapeError, SignatureError
 from dlsys.fusion import body as fused
 from dlsys.fusion.conv_pool_op import Geometry
-from dlsys.graph import signature as kinds
+from dlsys.graph import kinds
 from dlsys.graph.node import output_op
-from dlsys.ops.region import Key
+from dlsys.graph.signature import Signature
+from dlsys.ops.indexing import Key
 from support.operators import modules_of_operators
 
 # Values that no kind of attribute takes, or none of that kind.
@@ -121,7 +122,7 @@ class EveryOperator(Refused):
     def test_each_declares_what_it_takes(self) -> None:
         for path, op in operators().items():
             with self.subTest(path):
-                self.assertIsInstance(op.signature, kinds.Signature)
+                self.assertIsInstance(op.signature, Signature)
 
     def test_one_input_more_and_one_fewer(self) -> None:
         x = [ad.Variable(f"x{k}") for k in range(20)]
@@ -387,7 +388,7 @@ class OwnOperators(Refused):
     def test_one_with_a_signature(self) -> None:
         class Scaled(Square):
             name = "scaled"
-            signature = kinds.Signature("x", factor=kinds.Number(2.0, low=0))
+            signature = Signature("x", factor=kinds.Number(2.0, low=0))
 
         scaled, x = Scaled(), ad.Variable("x")
         self.assertEqual(scaled(x, 3).attrs, {"factor": 3})

@@ -9,7 +9,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import ndarray
-from dlsys.ops import indexing as index
+from dlsys.ops import indexing
 from dlsys.runtime.device import Context
 from support.devices import require
 
@@ -136,7 +136,7 @@ class Windows:
     def test_window(self) -> None:
         x = ad.Variable("x", (3, 8), "float32")
         value = np.arange(24, dtype=np.float32).reshape(3, 8)
-        node = index.window_op(x, 4, (2, 5))
+        node = indexing.window_op(x, 4, (2, 5))
         slope = ad.gradients(ad.sum_op(node * node), [x])[0]
         got, gradient = self.values([node, slope], {x: value})
         np.testing.assert_array_equal(got, value.ravel()[4:14].reshape(2, 5))

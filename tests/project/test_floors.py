@@ -13,37 +13,33 @@ import dlsys
 
 PACKAGE = Path(dlsys.__file__).parent
 
-# A file imports only from floors below its own, or from its own folder; the two halves of floor 2
-# know nothing of each other. A folder's name stands for all of its files.
+# A file imports only from floors below its own, from its own folder, and along ON_ONE_FLOOR. A
+# folder's name stands for all of its files.
 FLOORS = {
     "__init__.py": 0,
     "errors.py": 1,
-    "files.py": 1.5,
+    "settings.py": 1,
+    "files.py": 1,
     "interrupts.py": 1,
-    "settings.py": 1.5,
     "graph": 2,
     "runtime": 2,
     "ops": 3,
     "ndarray.py": 3,
-    "gpu_checks.py": 3.3,
-    "gpu_network.py": 3.6,
-    "gpu_op.py": 4,
     "passes": 4,
-    "fusion": 4.5,
+    "fusion": 4,
+    "gpu_op": 4,
     "executor": 5,
     "autodiff.py": 6,
-    "init.py": 6.5,
+    "init.py": 6,
     "nn": 7,
     "optim": 7,
     "data": 7,
     "viz": 7,
     "profile": 7,
     "train": 8,
-    "onnx": 8,
-    "dist": 8,
-    "serve": 8,
-    "apps": 8.5,
+    "apps": 9,
 }
+ON_ONE_FLOOR = {("settings.py", "errors.py"), ("files.py", "errors.py"), ("fusion", "passes")}
 ENGINE = ("graph", "passes", "executor")
 
 
@@ -52,23 +48,23 @@ def files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def place(path: Path) -> str:
+def entry(path: Path) -> str:
     """The entry of FLOORS that a file belongs to."""
     return path.relative_to(PACKAGE).parts[0]
 
 
-def imports(path: Path) -> set[str]:
-    """The entries of FLOORS that a file imports, anywhere in it and for types too."""
+def imported(path: Path) -> set[Path]:
+    """The files of the package that a file imports, anywhere in it and for types too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                found |= _entries(alias.name.split("."))
+            names = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(path, node)
-            for alias in node.names:
-                found |= _entries([*base, alias.name])
-    return found
+            names = [[*_absolute(path, node), alias.name] for alias in node.names]
+        else:
+            continue
+        found |= {_file(name[1:]) for name in names if name[0] == "dlsys"}
+    return found - {path}
 
 
 def imports_of(path: Path, folder: str) -> set[str]:
@@ -90,27 +86,61 @@ def _absolute(path: Path, node: ast.ImportFrom) -> list[str]:
     return package[: len(package) - node.level + 1] + module
 
 
-def _entries(module: list[str]) -> set[str]:
-    if module[0] != "dlsys" or len(module) == 1:
-        return set()
-    name = module[1]
-    if (PACKAGE / name).is_dir():
-        return {name}
-    return {f"{name}.py"} if (PACKAGE / f"{name}.py").exists() else {"__init__.py"}
+def _file(module: list[str]) -> Path:
+    """The file of a module below dlsys, or of the one that has a name like this."""
+    folder = PACKAGE
+    for name in module:
+        if (folder / name).is_dir():
+            folder /= name
+        elif (folder / f"{name}.py").exists():
+            return folder / f"{name}.py"
+        else:
+            break
+    return folder / "__init__.py"
+
+
+def imports(path: Path) -> set[str]:
+    """The entries of FLOORS that a file imports."""
+    return {entry(other) for other in imported(path)}
+
+
+def circle(graph: dict[Path, set[Path]]) -> list[Path]:
+    """Files that import each other in a circle, each the next; empty where there is none."""
+    left = dict(graph)
+    while True:
+        ends = {path for path, others in left.items() if not others & left.keys()}
+        if not ends:
+            break
+        left = {path: others for path, others in left.items() if path not in ends}
+    if not left:
+        return []
+    way = [min(left)]
+    while way[-1] not in way[:-1]:
+        way.append(min(left[way[-1]] & left.keys()))
+    return way[way.index(way[-1]) :]
 
 
 class Floors(unittest.TestCase):
     def test_every_file_has_a_floor(self):
         self.assertGreater(len(files()), 20)
-        for path in files():
-            self.assertIn(place(path), FLOORS, path)
+        self.assertEqual({entry(path) for path in files()}, set(FLOORS))
 
     def test_imports_go_down(self):
         for path in files():
-            own = place(path)
+            own = entry(path)
             for other in imports(path) - {own}:
                 with self.subTest(path=str(path.relative_to(PACKAGE)), imports=other):
-                    self.assertLess(FLOORS[other], FLOORS[own])
+                    if (own, other) not in ON_ONE_FLOOR:
+                        self.assertLess(FLOORS[other], FLOORS[own])
+
+    def test_no_files_import_each_other_in_a_circle(self):
+        found = circle({path: imported(path) for path in files()})
+        self.assertEqual([str(path.relative_to(PACKAGE)) for path in found], [])
+
+    def test_a_circle_is_found(self):
+        a, b, c, d = (Path(name) for name in "abcd")
+        self.assertEqual(circle({a: {b}, b: {c}, c: set(), d: {a}}), [])
+        self.assertEqual(circle({a: {b}, b: {c}, c: {b}, d: {a}}), [b, c, b])
 
     def test_this_test_sees_imports(self):
         seen = imports(PACKAGE / "executor" / "executor.py")
@@ -119,9 +149,9 @@ class Floors(unittest.TestCase):
 
     def test_operators_import_no_device(self):
         for path in files():
-            if place(path) in ("graph", "ops", "passes", "fusion"):
+            if entry(path) in ("graph", "ops", "passes", "fusion"):
                 of_runtime = imports_of(path, "runtime")
-                if place(path) in ("passes", "fusion"):
+                if entry(path) in ("passes", "fusion"):
                     of_runtime -= {"target"}  # which knows devices, so that nobody else need
                 self.assertFalse(of_runtime, path)
                 self.assertNotIn("ndarray.py", imports(path), path)
@@ -129,7 +159,7 @@ class Floors(unittest.TestCase):
     def test_only_targets_know_what_a_device_is(self):
         asks = re.compile(r"\b(DL_CPU|DL_GPU|is_gpu\w*|device_type)\b")
         for path in files():
-            if place(path) in ("runtime", "ndarray.py"):
+            if entry(path) in ("runtime", "ndarray.py"):
                 continue
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 where = f"{path.relative_to(PACKAGE)}:{number}: {line}"
@@ -143,7 +173,7 @@ class Engine(unittest.TestCase):
 
     def trees(self):
         for path in files():
-            if place(path) in ENGINE:
+            if entry(path) in ENGINE:
                 yield path, ast.parse(path.read_text())
 
     def test_no_operator_is_imported(self):

@@ -10,8 +10,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
+from dlsys.graph.infer import infer
 from dlsys.graph.node import Node, find_topo_sort
-from dlsys.graph.shapes import infer
 from dlsys.passes.simplify import simplify
 
 

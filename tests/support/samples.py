@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops import elementwise, reduce
-from dlsys.ops import leaf as source
-from dlsys.ops import movement as layout
-from dlsys.ops.optim import assign as update
+from dlsys import autodiff as ad
+from dlsys.graph.node import hooks
+from dlsys.ops import elementwise, leaf, movement, power, reduce
+from dlsys.ops.optim import assign
 from support.formulas import (
     einsum_axes,
     expand,
@@ -78,12 +78,12 @@ BAD_PAIR = (
 
 
 def unary(name: str, reference: Callable, **more: Any) -> Sample:
-    return Sample(name, getattr(elementwise, f"{name}_op"), reference, ONE, **more)
+    return Sample(name, getattr(ad, f"{name}_op"), reference, ONE, **more)
 
 
 def binary(name: str, reference: Callable, **more: Any) -> Sample:
     refusals = tuple(Refusal(f"{name}: {r.message}", r.shapes) for r in BAD_PAIR) + mixed(name)
-    op = getattr(elementwise, f"{name}_op")
+    op = getattr(ad, f"{name}_op")
     return Sample(name, op, reference, TWO, refusals=refusals, **more)
 
 
@@ -98,7 +98,7 @@ def function(name: str, reference: Callable, **more: Any) -> Sample:
     cases = product(
         (case((3, 4)),), *({"value": v, "left": left} for v in values for left in (True, False))
     )
-    op = getattr(elementwise, name)
+    op = hooks[name]
     build = lambda x, value, left: op(value, x) if left else op(x, value)  # noqa: E731
     formula = lambda x, value, left: reference(value, x) if left else reference(x, value)  # noqa: E731
     return Sample(f"{name}_function", op, formula, cases, positive, build=build, **more)
@@ -140,11 +140,11 @@ ELEMENTWISE = (
         integers="float",
     ),
     with_const(
-        elementwise.pow_byconst_op, lambda x, const: x**const, 0, 1, 2, 3, -1, 0.5, -1.5,
+        power.pow_byconst_op, lambda x, const: x**const, 0, 1, 2, 3, -1, 0.5, -1.5,
         domain=positive, ulps=4, integers="float",
     ),
     with_const(
-        elementwise.const_pow_op, lambda x, const: const**x, 1, 2, 0.25, ulps=4, integers="float"
+        power.const_pow_op, lambda x, const: const**x, 1, 2, 0.25, ulps=4, integers="float"
     ),
     Sample(
         "cast", elementwise.cast_op, lambda x, dtype: x.copy(), product(ONE, {"dtype": "float64"}),
@@ -248,7 +248,7 @@ REDUCTIONS = (
 
 LAYOUT = (
     Sample(
-        "reshape", layout.reshape_op, lambda x, shape: np.array(list(x.flat)).reshape(shape),
+        "reshape", movement.reshape_op, lambda x, shape: np.array(list(x.flat)).reshape(shape),
         tuple(
             Case((before,), {"shape": after})
             for before, after in [
@@ -265,14 +265,14 @@ LAYOUT = (
         ),
     ),
     Sample(
-        "reshape_like", layout.reshape_like_op,
+        "reshape_like", movement.reshape_like_op,
         lambda x, like: np.array(list(x.flat)).reshape(like.shape),
         tuple(case(a, b) for a, b in [((), (1,)), ((6,), (2, 3)), ((0, 3), (0,)), (WIDE, (6, 12))]),
         ulps=0, differentiable=(0,), integers="moved",
         refusals=(refuse(r"\(3, 4\) and \S+ \(5,\) differ in their number", (3, 4), (5,)),),
     ),
     Sample(
-        "transpose", layout.transpose_op, lambda x, axes: np.einsum(x, *einsum_axes(x, axes)),
+        "transpose", movement.transpose_op, lambda x, axes: np.einsum(x, *einsum_axes(x, axes)),
         TRANSPOSED, ulps=0, integers="moved",
         refusals=(
             refuse(r"axes \(0,\) do not name each of 2 dimensions once", (3, 4), axes=(0,)),
@@ -281,14 +281,14 @@ LAYOUT = (
         ),
     ),
     Sample(
-        "broadcast_to", layout.broadcast_to_op, lambda x, shape: x + np.zeros(shape),
+        "broadcast_to", movement.broadcast_to_op, lambda x, shape: x + np.zeros(shape),
         tuple(Case((a,), {"shape": b}) for a, b in SPREAD), ulps=0, integers="moved",
         refusals=(
             refuse(r"\(3,\) does not broadcast to \(3, 4\)", (3,), shape=(3, 4)),
             refuse(r"\(3, 4\) does not broadcast to \(4,\)", (3, 4), shape=(4,)),
         ),
     ),
-    Sample("copy", layout.copy_op, lambda x: x * 1, ONE, ulps=0, integers="moved"),
+    Sample("copy", movement.copy_op, lambda x: x * 1, ONE, ulps=0, integers="moved"),
 )  # fmt: skip
 
 
@@ -296,7 +296,7 @@ LAYOUT = (
 
 SOURCES = (
     Sample(
-        "constant", source.constant_op, lambda value: np.array(value, np.float64),
+        "constant", leaf.constant_op, lambda value: np.array(value, np.float64),
         tuple(
             case(value=value)
             for value in [2, 1.5, [1.0, 2.0], np.float32(3), np.arange(6).reshape(2, 3),
@@ -305,7 +305,7 @@ SOURCES = (
         ulps=0,
     ),
     Sample(
-        "full", source.full_op, lambda shape, value, dtype: np.full(shape, float(value)),
+        "full", leaf.full_op, lambda shape, value, dtype: np.full(shape, float(value)),
         tuple(
             case(shape=shape, value=value, dtype=dtype)
             for shape in [(), (5,), (0, 3), (33, 31)]
@@ -315,9 +315,9 @@ SOURCES = (
         ),
         ulps=0,
     ),
-    Sample("ones_like", source.oneslike_op, lambda x: x * 0 + 1, ONE, ulps=0, differentiable=(),
+    Sample("ones_like", leaf.oneslike_op, lambda x: x * 0 + 1, ONE, ulps=0, differentiable=(),
            specials=False, integers="moved"),
-    Sample("zeros_like", source.zeroslike_op, lambda x: x * 0, ONE, ulps=0, differentiable=(),
+    Sample("zeros_like", leaf.zeroslike_op, lambda x: x * 0, ONE, ulps=0, differentiable=(),
            specials=False, integers="moved"),
 )  # fmt: skip
 
@@ -326,7 +326,7 @@ PARAMETERS = [(), (1,), (0, 3), (37, 41), (70_001,)]
 
 UPDATES = (
     Sample(
-        "assign", update.assign_op, lambda p, value: (value,),
+        "assign", assign.assign_op, lambda p, value: (value,),
         tuple(case(s, s) for s in PARAMETERS), ulps=0, differentiable=(), states=1,
         refusals=(
             refuse(r"assign: \S+ is no Parameter and cannot be written", (3,), (3,)),
@@ -334,8 +334,8 @@ UPDATES = (
         ),
     ),
     Sample(
-        "group", update.group_op, lambda p, q, a, b: (a, b), (case((3,), (2, 5), (3,), (2, 5)),),
-        build=lambda p, q, a, b: update.group_op(update.assign_op(p, a), update.assign_op(q, b)),
+        "group", assign.group_op, lambda p, q, a, b: (a, b), (case((3,), (2, 5), (3,), (2, 5)),),
+        build=lambda p, q, a, b: assign.group_op(assign.assign_op(p, a), assign.assign_op(q, b)),
         ulps=0, differentiable=(), states=2,
     ),
 )  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlsys.ops.optim import accumulate
+from dlsys.ops.optim import assign
 from support.rows import Sample, case, refuse
 
 ACCUMULATE = (
     Sample(
-        "accumulate", accumulate.accumulate_op, lambda t, x: (np.stack([t[0] + x, t[1]]),),
+        "accumulate", assign.accumulate_op, lambda t, x: (np.stack([t[0] + x, t[1]]),),
         tuple(case((2, n), (n,)) for n in (0, 1, 7, 1031, 70_001)),
         scale=lambda t, x: (np.stack([np.abs(t[0]) + np.abs(t[1]) + np.abs(x)] * 2),),
         ulps=1, differentiable=(), states=1, specials=False,  # inf - inf is the error of inf

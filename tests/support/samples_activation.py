@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops import activation, elementwise
-from dlsys.ops import comparison as compare
+from dlsys.ops import activation, comparison, elementwise
 from support.rows import (
     WIDE,
     Case,
@@ -117,8 +116,8 @@ def slope(name: str, formula: Callable, cases: tuple[Case, ...] = SAME, **more: 
     return Sample(f"{name}_gradient", op, formula, cases, integers="float", **more)
 
 
-def comparison(name: str, formula: Callable) -> Sample:
-    op = getattr(compare, f"{name}_op")
+def compared(name: str, formula: Callable) -> Sample:
+    op = getattr(comparison, f"{name}_op")
     return Sample(
         name, op, formula, PAIRS, few_values, differentiable=(), integers="moved",
         refusals=(*BAD_PAIR, *mixed(name)),
@@ -126,7 +125,7 @@ def comparison(name: str, formula: Callable) -> Sample:
 
 
 def logical(name: str, formula: Callable) -> Sample:
-    op = getattr(compare, f"{name}_op")
+    op = getattr(comparison, f"{name}_op")
     return Sample(
         name, op, formula, PAIRS if name != "logical_not" else ONE, few_values, differentiable=(),
         integers="moved", refusals=BAD_PAIR if name != "logical_not" else (),
@@ -135,7 +134,7 @@ def logical(name: str, formula: Callable) -> Sample:
 
 def truth(name: str, sign: str, formula: Callable) -> Sample:
     """What `&` and the like make: they take truth values alone."""
-    op, two = getattr(compare, f"truth_{name}_op"), name != "not"
+    op, two = getattr(comparison, f"truth_{name}_op"), name != "not"
     return Sample(
         f"truth_{name}", op, formula, PAIRS if two else ONE, bools, differentiable=(), ulps=0,
         specials=False,
@@ -219,12 +218,12 @@ FUNCTIONS = (
 )  # fmt: skip
 
 CHOICES = (
-    comparison("equal", lambda a, b: a == b),
-    comparison("not_equal", lambda a, b: a != b),
-    comparison("less", lambda a, b: a < b),
-    comparison("less_equal", lambda a, b: a <= b),
-    comparison("greater", lambda a, b: a > b),
-    comparison("greater_equal", lambda a, b: a >= b),
+    compared("equal", lambda a, b: a == b),
+    compared("not_equal", lambda a, b: a != b),
+    compared("less", lambda a, b: a < b),
+    compared("less_equal", lambda a, b: a <= b),
+    compared("greater", lambda a, b: a > b),
+    compared("greater_equal", lambda a, b: a >= b),
     logical("logical_and", lambda a, b: (a != 0) & (b != 0)),
     logical("logical_or", lambda a, b: (a != 0) | (b != 0)),
     logical("logical_xor", lambda a, b: (a != 0) ^ (b != 0)),
@@ -234,7 +233,7 @@ CHOICES = (
     truth("xor", r"\^", lambda a, b: a ^ b),
     truth("not", "~", lambda a: ~a),
     Sample(
-        "where", compare.where_op, lambda c, a, b: np.where(c != 0, a, b),
+        "where", comparison.where_op, lambda c, a, b: np.where(c != 0, a, b),
         tuple(
             case(*shapes)
             for shapes in [
@@ -251,11 +250,11 @@ CHOICES = (
         ),
     ),
     Sample(
-        "minimum", compare.minimum_op, np.minimum, PAIRS, (apart, between),
+        "minimum", comparison.minimum_op, np.minimum, PAIRS, (apart, between),
         ulps=0, integers="same", refusals=(*BAD_PAIR, *mixed("minimum")),
     ),
     Sample(
-        "maximum", compare.maximum_op, np.maximum, PAIRS, (apart, between),
+        "maximum", comparison.maximum_op, np.maximum, PAIRS, (apart, between),
         ulps=0, integers="same", refusals=(*BAD_PAIR, *mixed("maximum")),
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops.random import device_batch as batch
+from dlsys.ops.random import device_batch
 from support.rows import Sample, Shape, case, classes, product, refuse, signed
 from support.samples_random import SEED, philox_words
 
@@ -64,7 +64,7 @@ def next_labels(samples: Any, labels: Any, step: Any, scale: Any, shift: Any, **
 
 def part(k: int) -> Any:
     """One of the two values of a batch, as a node of one value."""
-    return lambda *inputs, **attrs: batch.shuffled_batch_op(*inputs, **attrs)[k]
+    return lambda *inputs, **attrs: device_batch.shuffled_batch_op(*inputs, **attrs)[k]
 
 
 # ---- rows ----
@@ -114,7 +114,7 @@ BAD_STEP = refuse(
 
 BATCHES = (
     Sample(
-        "shuffled_index", batch.shuffled_index_op, chosen,
+        "shuffled_index", device_batch.shuffled_index_op, chosen,
         product(
             tuple(case((), count=n) for n in (1, 2, 7, 937, 50_000, 2**31 - 1))
             + (case((1,), count=100, domain=far_steps),),
@@ -132,7 +132,7 @@ BATCHES = (
         ),
     ),
     Sample(
-        "take_batch", batch.take_batch_op, taken, TAKEN, ulps=0.5, differentiable=(),
+        "take_batch", device_batch.take_batch_op, taken, TAKEN, ulps=0.5, differentiable=(),
         scale=lambda samples, index, scale, shift: taken(
             np.abs(samples.astype(float)), index, np.abs(scale), np.abs(shift)
         ),
@@ -153,7 +153,8 @@ BATCHES = (
         ),
     ),
     Sample(
-        "shuffled_batch", batch.shuffled_batch_op, next_samples, NEXT, build=part(0), ulps=0.5,
+        "shuffled_batch", device_batch.shuffled_batch_op, next_samples, NEXT, build=part(0),
+        ulps=0.5,
         scale=lambda samples, labels, step, scale, shift, **attrs: next_samples(
             np.abs(samples.astype(float)), labels, step, np.abs(scale), np.abs(shift), **attrs
         ),
@@ -167,7 +168,8 @@ BATCHES = (
         ),
     ),
     Sample(
-        "shuffled_batch_labels", batch.shuffled_batch_op, next_labels, NEXT, build=part(1), ulps=0,
+        "shuffled_batch_labels", device_batch.shuffled_batch_op, next_labels, NEXT, build=part(1),
+        ulps=0,
         differentiable=(), specials=False,
     ),
 )  # fmt: skip

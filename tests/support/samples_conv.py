@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from dlsys.ops.conv import convolution
-from dlsys.ops.conv import functions as conv
 from support.rows import Case, Sample, case, refuse
 
 # ---- formulas ----
@@ -265,10 +264,10 @@ CONVOLUTION = (
     sample("conv2d", convolution.convolution_op, convolved, CASES, integers="float",
            refusals=REFUSALS),
     sample("conv2d_bias", convolution.convolution_bias_op, convolved, WITH_BIAS, refusals=(BIAS,)),
-    sample("conv2d_function", conv.conv2d, convolved, (CASES[3], WITH_BIAS[4])),
-    sample("conv2d_op", conv.conv2d_op, convolved, old(CASES)),
-    sample("conv2d_add_bias_op", conv.conv2d_add_bias_op, convolved, old(WITH_BIAS)),
-    sample("conv1d", conv.conv1d, row, (*ROWS, case((2, 3, 9), (4, 3, 3), (4,)))),
+    sample("conv2d_function", convolution.conv2d, convolved, (CASES[3], WITH_BIAS[4])),
+    sample("conv2d_op", convolution.conv2d_op, convolved, old(CASES)),
+    sample("conv2d_add_bias_op", convolution.conv2d_add_bias_op, convolved, old(WITH_BIAS)),
+    sample("conv1d", convolution.conv1d, row, (*ROWS, case((2, 3, 9), (4, 3, 3), (4,)))),
     # A NaN in a filter reaches results at the border on some devices only: of the taps that lie
     # off the plane there, numpy makes no products.
     sample(
@@ -302,12 +301,13 @@ CONVOLUTION = (
         OF_FILTER, of_filter, specials=False, differentiable=(0, 1),
         refusals=(refuse(WRONG_DY, GOOD[0], (2, 4, 5, 4), (4, 4, 3, 3)),),
     ),
-    sample("conv2d_gradient_of_data_op", conv.conv2d_gradient_of_data_op, data_gradient,
+    sample("conv2d_gradient_of_data_op", convolution.conv2d_gradient_of_data_op, data_gradient,
            old(OF_DATA), of_data, specials=False, differentiable=(0, 1)),
-    sample("conv2d_gradient_of_filter_op", conv.conv2d_gradient_of_filter_op, filter_gradient,
+    sample("conv2d_gradient_of_filter_op", convolution.conv2d_gradient_of_filter_op,
+           filter_gradient,
            old(OF_FILTER), of_filter, specials=False, differentiable=(0, 1)),
     sample(
-        "conv_transpose2d", conv.conv_transpose2d, transposed,
+        "conv_transpose2d", convolution.conv_transpose2d, transposed,
         (*TRANSPOSED, case((1, 3, 4, 4), (3, 5, 3, 3), (5,))),
         lambda x, f, *rest: f.shape[0] * np.prod(f.shape[2:]), specials=False,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlsys.ops import resize as image
+from dlsys.ops import resize
 from support.formulas_layout import resized, shrunk, to_depth, to_space
 from support.rows import Case, Sample, case, product, refuse
 
@@ -31,7 +31,7 @@ def resize_rows(mode: str) -> tuple[Sample, Sample]:
     return (
         Sample(
             f"resize_{mode}",
-            image.resize_ops[mode],
+            resize.resize_ops[mode],
             lambda x, **attrs: resized(x, mode=mode, **attrs),
             SIZES,
             ulps=0 if mode == "nearest" else 4,
@@ -55,7 +55,7 @@ def resize_rows(mode: str) -> tuple[Sample, Sample]:
         ),
         Sample(
             f"resize_{mode}_gradient",
-            image.resize_gradient_ops[mode],
+            resize.resize_gradient_ops[mode],
             lambda dy, **attrs: shrunk(dy, mode=mode, **attrs),
             tuple(
                 Case(((*c.shapes[0][:-2], *c.attrs["size"]),), c.attrs | {"size": c.shapes[0][-2:]})
@@ -72,7 +72,7 @@ def resize_rows(mode: str) -> tuple[Sample, Sample]:
 IMAGES = (
     Sample(
         "depth_to_space",
-        image.depth_to_space_op,
+        resize.depth_to_space_op,
         to_space,
         product((case((2, 36, 3, 2)), case((1, 36, 1, 5)), case((0, 36, 2, 2))), *BLOCKS),
         ulps=0,
@@ -93,7 +93,7 @@ IMAGES = (
     ),
     Sample(
         "space_to_depth",
-        image.space_to_depth_op,
+        resize.space_to_depth_op,
         to_depth,
         product((case((2, 3, 6, 12)), case((1, 1, 6, 6))), *BLOCKS),
         ulps=0,
@@ -110,7 +110,7 @@ IMAGES = (
     *resize_rows("bilinear"),
     Sample(
         "resize",
-        image.resize,
+        resize.resize,
         resized,
         product(
             (case((2, 3, 4)),),

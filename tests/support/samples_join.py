@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops import concat as join
-from dlsys.ops import pad
+from dlsys.ops import concat, pad
 from support.formulas_layout import joined, padded, part_of, unpadded, untiled
 from support.rows import WIDE, Case, Sample, Shape, case, product, refuse
 
@@ -105,12 +104,12 @@ def pad_rows(mode: str, cases: tuple[Case, ...]) -> tuple[Sample, Sample]:
 JOIN = (
     Sample(
         "concat",
-        join.concat,
+        concat.concat,
         joined,
         JOINS,
         ulps=0,
         integers="moved",
-        build=lambda *nodes, axis: join.concat(nodes, axis),
+        build=lambda *nodes, axis: concat.concat(nodes, axis),
         refusals=(
             refuse(
                 r"concat: shapes differ beside axis 0: \S+ \(2, 3\) and \S+ \(2, 4\)",
@@ -131,7 +130,7 @@ JOIN = (
     ),
     Sample(
         "concat_two",
-        join.concat_op,
+        concat.concat_op,
         joined,
         (*(c for c in JOINS if len(c.shapes) == 2), case((2, 3), (1, 3))),
         ulps=0,
@@ -139,7 +138,7 @@ JOIN = (
     ),
     Sample(
         "concat_gradient",
-        join.concat_gradient_op,
+        concat.concat_gradient_op,
         part_of,
         (
             case((5, 2), (2, 2), (3, 2), index=1, axis=0),
@@ -154,7 +153,7 @@ JOIN = (
     ),
     Sample(
         "stack",
-        join.stack,
+        concat.stack,
         lambda *arrays, axis: joined(*(np.expand_dims(a, axis) for a in arrays), axis=axis),
         tuple(
             Case((shape,) * count, {"axis": axis})
@@ -168,12 +167,12 @@ JOIN = (
         ),
         ulps=0,
         integers="moved",
-        build=lambda *nodes, axis: join.stack(nodes, axis),
+        build=lambda *nodes, axis: concat.stack(nodes, axis),
         refusals=(refuse(r"concat: shapes differ beside axis 0", (3,), (4,), axis=0),),
     ),
     Sample(
         "split_equal",
-        join.split,
+        concat.split,
         lambda x, sections, axis: np.array_split(x, sections, axis)[1],
         tuple(
             Case((shape,), {"sections": sections, "axis": axis})
@@ -186,7 +185,7 @@ JOIN = (
         ),
         ulps=0,
         integers="moved",
-        build=lambda x, **attrs: join.split(x, **attrs)[1],
+        build=lambda x, **attrs: concat.split(x, **attrs)[1],
         refusals=(
             refuse(r"axis 0 of \S+ \(5,\) does not divide into 2 parts", (5,), sections=2, axis=0),
             refuse(r"split: expected at least one part, got 0", (5,), sections=0, axis=0),
@@ -194,7 +193,7 @@ JOIN = (
     ),
     Sample(
         "split_sizes",
-        join.split,
+        concat.split,
         lambda x, sections, axis: np.take(x, range(2, 2 + sections[1]), axis),
         tuple(
             Case((shape,), {"sections": sections, "axis": axis})
@@ -206,7 +205,7 @@ JOIN = (
         ),
         ulps=0,
         integers="moved",
-        build=lambda x, **attrs: join.split(x, **attrs)[1],
+        build=lambda x, **attrs: concat.split(x, **attrs)[1],
         refusals=(
             refuse(
                 r"sizes add up to 4, not to axis 0 of \S+ \(5,\)", (5,), sections=(2, 2), axis=0
@@ -276,7 +275,7 @@ JOIN = (
     *pad_rows("reflect", PADDINGS),
     Sample(
         "tile",
-        join.tile,
+        concat.tile,
         np.tile,
         TILES,
         ulps=0,
@@ -285,7 +284,7 @@ JOIN = (
     ),
     Sample(
         "tile_op",
-        join.tile_op,
+        concat.tile_op,
         np.tile,
         tuple(c for c in TILES if c.attrs["reps"] != 4),
         ulps=0,
@@ -293,7 +292,7 @@ JOIN = (
     ),
     Sample(
         "tile_gradient",
-        join.tile_gradient_op,
+        concat.tile_gradient_op,
         untiled,
         tuple(
             Case((np.tile(np.zeros(c.shapes[0]), reps).shape, *c.shapes), {"reps": reps})

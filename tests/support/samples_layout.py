@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlsys.ops import indexing as index
-from dlsys.ops import movement as layout
+from dlsys.ops import indexing, movement
 from support.formulas_layout import gathered_back, grown, one_hot, scattered, taken, undone
 from support.rows import WIDE, Case, Domain, Sample, case, classes, refuse, signed
 
@@ -130,7 +129,7 @@ INT = ("float32", "int64", "float32")
 INDEX = (
     Sample(
         "getitem",
-        index.getitem_op,
+        indexing.getitem_op,
         lambda x, key: x[key],
         KEYS,
         ulps=0,
@@ -149,7 +148,7 @@ INDEX = (
     ),
     Sample(
         "window",
-        index.window_op,
+        indexing.window_op,
         lambda x, offset, shape: np.array(list(x.flat)[offset:])[: int(np.prod(shape))].reshape(
             shape
         ),
@@ -171,7 +170,7 @@ INDEX = (
     ),
     Sample(
         "slice",
-        index.slice_op,
+        indexing.slice_op,
         lambda x, begin, size: x[
             tuple(
                 slice(b % (n + 1), None if s == -1 else b % (n + 1) + s)
@@ -198,7 +197,7 @@ INDEX = (
     ),
     Sample(
         "slice_gradient",
-        index.slice_gradient_op,
+        indexing.slice_gradient_op,
         undone,
         tuple(
             Case((np.zeros(c.shapes[0])[c.attrs["key"]].shape, *c.shapes), c.attrs) for c in KEYS
@@ -210,7 +209,7 @@ INDEX = (
     ),
     Sample(
         "place",
-        index.place_op,
+        indexing.place_op,
         grown,
         PLACES,
         ulps=0,
@@ -228,7 +227,7 @@ INDEX = (
     ),
     Sample(
         "gather",
-        index.gather_op,
+        indexing.gather_op,
         taken,
         GATHERS,
         ulps=0,
@@ -240,7 +239,7 @@ INDEX = (
     ),
     Sample(
         "gather_gradient",
-        index.gather_gradient_op,
+        indexing.gather_gradient_op,
         gathered_back,
         BACK_GATHERS,
         ulps=2,
@@ -252,7 +251,7 @@ INDEX = (
     ),
     Sample(
         "scatter",
-        index.scatter_op,
+        indexing.scatter_op,
         scattered,
         SCATTERS,
         ulps=4,
@@ -272,7 +271,7 @@ INDEX = (
     ),
     Sample(
         "scatter_add",
-        index.scatter_add_op,
+        indexing.scatter_add_op,
         lambda x, i, u, axis=0: x + scattered(u, i, x.shape[axis], axis),
         tuple(
             Case((c.shapes[2], c.shapes[1], c.shapes[0]), c.attrs, c.domain) for c in BACK_GATHERS
@@ -283,7 +282,7 @@ INDEX = (
     ),
     Sample(
         "one_hot",
-        index.one_hot_op,
+        indexing.one_hot_op,
         one_hot,
         tuple(
             Case((shape,), {"depth": depth, **more}, classes(max(depth, 1), dtype))
@@ -312,7 +311,7 @@ INDEX = (
     ),
     Sample(
         "embedding",
-        index.embedding_op,
+        indexing.embedding_op,
         taken,
         tuple(Case(c.shapes, {}, c.domain) for c in GATHERS if c.attrs["axis"] == 0),
         ulps=0,
@@ -324,7 +323,7 @@ INDEX = (
 RESHAPES = (
     Sample(
         "squeeze",
-        layout.squeeze_op,
+        movement.squeeze_op,
         lambda x, axis=None: np.squeeze(x, axis),
         (
             case((1, 3, 1)),
@@ -342,7 +341,7 @@ RESHAPES = (
     ),
     Sample(
         "expand_dims",
-        layout.expand_dims_op,
+        movement.expand_dims_op,
         np.expand_dims,
         (case((3,), axis=0), case((3, 2), axis=-1), case((3, 2), axis=(0, 2)), case((), axis=0)),
         ulps=0,
@@ -351,7 +350,7 @@ RESHAPES = (
     ),
     Sample(
         "flatten",
-        layout.flatten_op,
+        movement.flatten_op,
         lambda x, axis=1: (
             np.array(list(x.flat)).reshape(*x.shape[:axis], -1)
             if x.size

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dlsys.ops import matmul
-from dlsys.ops.loss import cross_entropy as loss
-from dlsys.ops.loss import softmax
+from dlsys.ops.loss import cross_entropy, likelihood, rows, softmax
 from support.formulas import (
     dense_gradient,
     dense_gradient_scale,
@@ -187,19 +186,19 @@ SOFTMAX = (
 
 LOSSES = (
     Sample(
-        "softmax_cross_entropy_rows", loss.cross_entropy_rows_op, dense_loss, DENSE,
+        "softmax_cross_entropy_rows", cross_entropy.cross_entropy_rows_op, dense_loss, DENSE,
         domain=(signed, weights), scale=dense_scale, ulps=4,
         refusals=bad_rows(),
     ),
     Sample(
-        "softmax_cross_entropy", loss.softmax_cross_entropy, dense_loss,
+        "softmax_cross_entropy", cross_entropy.softmax_cross_entropy, dense_loss,
         product(DENSE, *REDUCTION), domain=(signed, weights), scale=dense_scale, ulps=4,
         refusals=(
             refuse("must be mean, sum or none, got 'max'", (3, 4), (3, 4), reduction="max"),
         ),
     ),
     Sample(
-        "softmaxcrossentropy", loss.softmaxcrossentropy_op,
+        "softmaxcrossentropy", cross_entropy.softmaxcrossentropy_op,
         lambda x, labels: dense_loss(x, labels, "mean").reshape(1), DENSE, domain=(signed, one_hot),
         scale=lambda x, labels: dense_scale(x, labels, "mean").reshape(1), ulps=4,
         differentiable=(0,), refusals=bad_rows(),
@@ -208,7 +207,7 @@ LOSSES = (
         gradient_factor=lambda x, labels: float(np.prod(x[:-1])),
     ),
     Sample(
-        "softmax_cross_entropy_gradient", loss.cross_entropy_gradient_op, dense_gradient,
+        "softmax_cross_entropy_gradient", cross_entropy.cross_entropy_gradient_op, dense_gradient,
         with_dy(DENSE, (signed, weights)), scale=dense_gradient_scale, ulps=4,
         refusals=(
             *bad_rows((4,)),
@@ -216,16 +215,17 @@ LOSSES = (
         ),
     ),
     Sample(
-        "sparse_softmax_cross_entropy_rows", loss.sparse_cross_entropy_rows_op, sparse_loss, SPARSE,
+        "sparse_softmax_cross_entropy_rows", cross_entropy.sparse_cross_entropy_rows_op,
+        sparse_loss, SPARSE,
         scale=sparse_scale, ulps=4, differentiable=(0,), refusals=bad_labels(),
     ),
     Sample(
-        "sparse_softmax_cross_entropy", loss.softmax_cross_entropy, sparse_loss,
+        "sparse_softmax_cross_entropy", cross_entropy.softmax_cross_entropy, sparse_loss,
         tuple(Case(c.shapes, attrs, c.domain) for c in SPARSE[3:12] for attrs in REDUCTION),
         scale=sparse_scale, ulps=4, differentiable=(0,),
     ),
     Sample(
-        "sparse_softmax_cross_entropy_gradient", loss.sparse_cross_entropy_gradient_op,
+        "sparse_softmax_cross_entropy_gradient", cross_entropy.sparse_cross_entropy_gradient_op,
         sparse_gradient, with_dy(SPARSE, ()), scale=sparse_gradient_scale, ulps=4,
         differentiable=(0, 2),
         refusals=(
@@ -236,11 +236,12 @@ LOSSES = (
         ),
     ),
     Sample(
-        "negative_log_likelihood_rows", loss.likelihood_rows_op, lambda x, labels: -pick(x, labels),
+        "negative_log_likelihood_rows", likelihood.likelihood_rows_op, lambda x,
+        labels: -pick(x, labels),
         PICKED, ulps=0, differentiable=(0,), refusals=bad_labels(),
     ),
     Sample(
-        "negative_log_likelihood_gradient_like", loss.likelihood_gradient_like_op,
+        "negative_log_likelihood_gradient_like", likelihood.likelihood_gradient_like_op,
         lambda labels, dy, x: likelihood_gradient(labels, dy, x.shape[-1]), placed(PICKED), ulps=0,
         differentiable=(1,),
         refusals=tuple(
@@ -249,7 +250,7 @@ LOSSES = (
         ),
     ),
     Sample(
-        "negative_log_likelihood_gradient", loss.likelihood_gradient_op, likelihood_gradient,
+        "negative_log_likelihood_gradient", likelihood.likelihood_gradient_op, likelihood_gradient,
         with_classes(placed(PICKED)), ulps=0, differentiable=(1,),
         refusals=(
             refuse(r"class numbers must be integers, got \S+ of float32", (4,), (4,), classes=3),
@@ -259,7 +260,7 @@ LOSSES = (
         ),
     ),
     Sample(
-        "expand_last", loss.expand_last, lambda x, like: x.reshape(*like.shape[:-1], 1),
+        "expand_last", rows.expand_last, lambda x, like: x.reshape(*like.shape[:-1], 1),
         (case((4,), (4, 3)), case((2, 3), (2, 3, 5)), case((1,), (3,)), case((0,), (0, 3))), ulps=0,
         differentiable=(0,),
     ),

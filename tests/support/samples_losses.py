@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops.loss import composed as losses
-from dlsys.ops.loss import cross_entropy as loss
+from dlsys import autodiff as ad
+from dlsys.ops.loss import classification, cross_entropy, likelihood, rows
 from support.formulas import dense_scale, log_softmax, mean, pick, rows_of
 from support.rows import (
     Case,
@@ -77,7 +77,7 @@ def class_scale(x: np.ndarray, labels: np.ndarray, **attrs: Any) -> np.ndarray:
     )
 
 
-def likelihood(
+def likelihood_loss(
     x: np.ndarray, labels: np.ndarray, reduction: str = "mean", weights: Any = None,
     ignore_index: int | None = None,
 ) -> np.ndarray:  # fmt: skip
@@ -92,7 +92,7 @@ def huber(p: np.ndarray, t: np.ndarray, delta: float, reduction: str) -> np.ndar
     return REDUCE[reduction](np.where(d <= delta, d * d / 2, delta * (d - delta / 2)))
 
 
-def cross_entropy(p: np.ndarray, y: np.ndarray, reduction: str = "none") -> np.ndarray:
+def binary_loss(p: np.ndarray, y: np.ndarray, reduction: str = "none") -> np.ndarray:
     p = np.clip(p, 2.0**-126, 1 - 2.0**-24)
     return REDUCE[reduction](-(y * np.log(p) + (1 - y) * np.log(1 - p)))
 
@@ -192,33 +192,33 @@ def elementwise(name: str, formula: Callable, *settings: dict, **more: Any) -> S
     refusals = (BAD_REDUCTION, *unequal(name, ((5,), (6,)), ((3,), ())), *more.pop("refusals", ()))
     more = {"domain": (apart, quarters), "ulps": 8, "refusals": refusals} | more
     return Sample(
-        name, getattr(losses, name), formula, pairs(*settings), scale=largest(formula), **more
+        name, getattr(ad, name), formula, pairs(*settings), scale=largest(formula), **more
     )
 
 
 LOSS_ROWS = (
     Sample(
-        "uniform_like", loss.uniform_like_op, lambda x: 0 * x + 1 / x.shape[-1],
+        "uniform_like", cross_entropy.uniform_like_op, lambda x: 0 * x + 1 / x.shape[-1],
         (case((4, 3)), case((5,)), case((0, 2))), differentiable=(), specials=False,
     ),
     Sample(
-        "class_weights", loss.class_weights_op, lambda x, values: np.array(values),
+        "class_weights", rows.class_weights_op, lambda x, values: np.array(values),
         (case((5, 4), values=tuple(WEIGHTS)),), differentiable=(), specials=False, ulps=0,
         refusals=(refuse(r"got 2 weights for \S+ \(5, 4\)", (5, 4), values=(1.0, 2.0)),),
     ),
     Sample(
-        "class_weights_function", loss.class_weights, lambda x, weights: np.array(weights),
+        "class_weights_function", rows.class_weights, lambda x, weights: np.array(weights),
         (case((5, 4), weights=WEIGHTS),), differentiable=(), specials=False, ulps=0,
-        build=lambda x, weights: loss.class_weights(weights, x),
+        build=lambda x, weights: rows.class_weights(weights, x),
     ),
     Sample(
-        "reduce_rows", loss.reduce_rows, lambda x, reduction: REDUCE[reduction](x),
+        "reduce_rows", rows.reduce_rows, lambda x, reduction: REDUCE[reduction](x),
         tuple(one for s in [(7,), (3, 5)] for one in reduced(s)),
-        build=lambda x, reduction: loss.reduce_rows("reduce_rows", x, reduction), ulps=4,
+        build=lambda x, reduction: rows.reduce_rows("reduce_rows", x, reduction), ulps=4,
         scale=largest(lambda x, reduction: REDUCE[reduction](x)),
     ),
     Sample(
-        "is_one_hot", losses.classes_like_op, lambda x, labels: rows_of(labels, x),
+        "is_one_hot", classification.classes_like_op, lambda x, labels: rows_of(labels, x),
         (
             case((7, 4), (7,), domain=(signed, classes(4, np.int32))),
             case((2, 3, 5), (2, 3), domain=(signed, classes(5, np.uint8))),
@@ -227,11 +227,12 @@ LOSS_ROWS = (
         ulps=0, differentiable=(), specials=False,
     ),
     Sample(
-        "softmax_cross_entropy_options", loss.softmax_cross_entropy, class_loss, OPTIONS, ulps=8,
+        "softmax_cross_entropy_options", cross_entropy.softmax_cross_entropy, class_loss, OPTIONS,
+        ulps=8,
         scale=class_scale, differentiable=(0,), specials=False,
     ),
     Sample(
-        "softmax_cross_entropy_dense_options", loss.softmax_cross_entropy, class_loss,
+        "softmax_cross_entropy_dense_options", cross_entropy.softmax_cross_entropy, class_loss,
         DENSE_OPTIONS, domain=(signed, one_hot), ulps=8, scale=class_scale, specials=False,
         refusals=(
             refuse(
@@ -242,13 +243,14 @@ LOSS_ROWS = (
         ),
     ),
     Sample(
-        "negative_log_likelihood", losses.negative_log_likelihood, likelihood, LIKELIHOOD, ulps=8,
-        scale=largest(likelihood), differentiable=(0,), specials=False,
+        "negative_log_likelihood", likelihood.negative_log_likelihood, likelihood_loss, LIKELIHOOD,
+        ulps=8,
+        scale=largest(likelihood_loss), differentiable=(0,), specials=False,
     ),
     elementwise("mean_squared_error", lambda p, t, reduction: REDUCE[reduction]((p - t) ** 2)),
     elementwise("mean_absolute_error", lambda p, t, reduction: REDUCE[reduction](np.abs(p - t))),
     Sample(
-        "huber", losses.huber_op, lambda d, delta: huber(d, 0, delta, "none"),
+        "huber", huber_op, lambda d, delta: huber(d, 0, delta, "none"),
         tuple(
             case(shape, delta=delta) for shape in ((), (7,), (33, 17), (0, 3), (1003,))
             for delta in (0.05, 1.0, 3.0)
@@ -261,11 +263,12 @@ LOSS_ROWS = (
         refusals=(refuse("delta must be a number above 0, got 0", (3,), (3,), delta=0),),
     ),
     elementwise(
-        "binary_cross_entropy", cross_entropy, domain=(inside, probability), gradient_ulps=64,
+        "binary_cross_entropy", binary_loss, domain=(inside, probability), gradient_ulps=64,
         specials=False,
     ),
     Sample(
-        "binarycrossentropy", losses.binarycrossentropy_op, cross_entropy, (case((5, 3), (5, 3)),),
+        "binarycrossentropy", classification.binarycrossentropy_op, binary_loss,
+        (case((5, 3), (5, 3)),),
         domain=(inside, probability), ulps=8, specials=False,
         refusals=unequal("binary_cross_entropy"),
     ),
@@ -274,7 +277,7 @@ LOSS_ROWS = (
         domain=(signed, probability), specials=False,
     ),
     Sample(
-        "binary_cross_entropy_with_array_weights", losses.binary_cross_entropy_with_logits,
+        "binary_cross_entropy_with_array_weights", classification.binary_cross_entropy_with_logits,
         logit_loss,
         tuple(
             one
@@ -291,17 +294,17 @@ LOSS_ROWS = (
     ),
     Sample(
         "binary_cross_entropy_with_node_weights",
-        losses.binary_cross_entropy_with_logits,
+        classification.binary_cross_entropy_with_logits,
         lambda x, y, w, reduction: logit_loss(x, y, reduction, w),
         tuple(one for w in ((4,), (3, 1), (3, 4)) for one in reduced((3, 4), (3, 4), w)),
         domain=(signed, probability, positive), ulps=8, specials=False,
         scale=largest(lambda x, y, w, reduction: logit_loss(x, y, reduction, w)),
-        build=lambda x, y, w, reduction: losses.binary_cross_entropy_with_logits(
+        build=lambda x, y, w, reduction: classification.binary_cross_entropy_with_logits(
             x, y, reduction, w
         ),
     ),
     Sample(
-        "weights_like", losses.weights_like_op, lambda w, x: w, (case((4,), (3, 4)),),
+        "weights_like", classification.weights_like_op, lambda w, x: w, (case((4,), (3, 4)),),
         differentiable=(0,), specials=False, ulps=0,
         refusals=(
             refuse(r"weights do not broadcast", (3,), (3, 4)),
@@ -314,7 +317,7 @@ LOSS_ROWS = (
         domain=(apart, signs),
     ),
     Sample(
-        "multiclass_hinge_loss", losses.multiclass_hinge_loss, multiclass_hinge,
+        "multiclass_hinge_loss", classification.multiclass_hinge_loss, multiclass_hinge,
         (
             *reduced((7, 4), (7,), domain=(signed, classes(4, np.int64)), margin=1.0),
             *reduced((2, 5, 4), (2, 5), domain=(extreme, classes(4, np.uint8)), margin=0.5),
@@ -322,13 +325,13 @@ LOSS_ROWS = (
         ulps=8, scale=largest(multiclass_hinge), differentiable=(0,), specials=False,
     ),
     Sample(
-        "multiclass_hinge_loss_of_one_hot", losses.multiclass_hinge_loss, multiclass_hinge,
+        "multiclass_hinge_loss_of_one_hot", classification.multiclass_hinge_loss, multiclass_hinge,
         tuple(reduced((7, 4), (7, 4), domain=(signed, one_hot), margin=1.0)),
         ulps=8, scale=largest(multiclass_hinge), differentiable=(0,), specials=False,
         refusals=unequal("multiclass_hinge_loss", ((5, 3), (1, 3))),
     ),
     Sample(
-        "kl_divergence", losses.kl_divergence, divergence,
+        "kl_divergence", classification.kl_divergence, divergence,
         (
             *reduced((7, 4), (7, 4), domain=(LOG, distribution)),
             *reduced((3, 2, 5), (3, 2, 5), domain=(LOG, probability)),
@@ -337,17 +340,17 @@ LOSS_ROWS = (
         refusals=unequal("kl_divergence", ((5, 3), (1, 3))),
     ),
     Sample(
-        "target", losses.target_op, lambda x, y, loss: y,
+        "target", rows.target_op, lambda x, y, loss: y,
         tuple(case(s, s, loss="a_loss") for s in [(), (7,), (3, 5), (0, 4)]), ulps=0,
         differentiable=(1,), refusals=unequal("a_loss", loss="a_loss"),
     ),
     Sample(
-        "target_of", losses.target_of, lambda x, y: y, (case((3, 5), (3, 5)),), ulps=0,
-        build=lambda x, y: losses.target_of("a_loss", x, y), differentiable=(1,),
+        "target_of", rows.target_of, lambda x, y: y, (case((3, 5), (3, 5)),), ulps=0,
+        build=lambda x, y: rows.target_of("a_loss", x, y), differentiable=(1,),
         refusals=unequal("a_loss"),
     ),
     Sample(
-        "class_scores", losses.class_scores_op, lambda x: x,
+        "class_scores", rows.class_scores_op, lambda x: x,
         tuple(case(s) for s in [(2,), (7, 4), (0, 3), (2, 3, 5)]), ulps=0, integers="moved",
         refusals=tuple(
             refuse(r"class_scores: expected scores .* got \S+ \(.*\); train.BinaryAccuracy", s)

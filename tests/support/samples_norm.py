@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops.norm import batch_norm as norm
-from dlsys.ops.norm import layer_norm as row_norm
-from dlsys.ops.norm import running_statistics as running_family
+from dlsys.ops.norm import batch_norm, layer_norm
 from support.rows import Sample, case, positive, product, refuse, signed
 
 # ---- formulas ----
@@ -75,9 +73,11 @@ def batch_gradient(x: np.ndarray, scale: np.ndarray, dy: np.ndarray, eps: float)
 
 
 def build_batch_gradient(x: Any, scale: Any, dy: Any, eps: float) -> Any:
-    mean, variance = norm.batch_statistics_op(x)
-    by_scale, by_bias = norm.batch_normalize_sums_op(x, mean, variance, dy, eps=eps, training=True)
-    return norm.batch_normalize_gradient_op(
+    mean, variance = batch_norm.batch_statistics_op(x)
+    by_scale, by_bias = batch_norm.batch_normalize_sums_op(
+        x, mean, variance, dy, eps=eps, training=True
+    )
+    return batch_norm.batch_normalize_gradient_op(
         x, mean, variance, scale, by_scale, by_bias, dy, eps=eps
     )
 
@@ -210,22 +210,23 @@ BAD_CHANNELS = (
 
 BATCH_ROWS = (
     Sample(
-        "channels", norm.channels_op, lambda x: x.reshape(*x.shape[:2], int(np.prod(x.shape[2:]))),
+        "channels", batch_norm.channels_op,
+        lambda x: x.reshape(*x.shape[:2], int(np.prod(x.shape[2:]))),
         tuple(case(s) for s in (*CHANNELS, (0, 3), (2, 0, 3))), ulps=0, refusals=(NO_CHANNELS,),
         integers="moved",
     ),
     Sample(
-        "per_channel", norm.per_channel, lambda x: x[:, None],
+        "per_channel", batch_norm.per_channel, lambda x: x[:, None],
         tuple(case((n,)) for n in (1, 5, 0)), ulps=0, integers="moved",
     ),
     Sample(
-        "batch_statistics", norm.batch_statistics_op, lambda x: both(batch_moments(x)),
+        "batch_statistics", batch_norm.batch_statistics_op, lambda x: both(batch_moments(x)),
         tuple(case(s) for s in (*CHANNELS, *LARGE, *PARTS)),
         scale=lambda x: 2 * np.abs(x).max(axis=over(x)) + (x**2).max(axis=over(x)),
-        build=lambda x: both(norm.batch_statistics_op(x)), ulps=4, refusals=(NO_CHANNELS,),
+        build=lambda x: both(batch_norm.batch_statistics_op(x)), ulps=4, refusals=(NO_CHANNELS,),
     ),
     Sample(
-        "batch_normalize", norm.batch_normalize_op, fixed,
+        "batch_normalize", batch_norm.batch_normalize_op, fixed,
         tuple(case(*c.shapes, **SETTINGS) for c in FIXED), domain=POSITIVE_VARIANCE, ulps=4,
         gradient_ulps=64, scale=fixed_scale,
         refusals=(
@@ -236,10 +237,10 @@ BATCH_ROWS = (
         ),
     ),
     Sample(
-        "batch_normalize_sums", norm.batch_normalize_sums_op, sums,
+        "batch_normalize_sums", batch_norm.batch_normalize_sums_op, sums,
         tuple(case(s, (s[1],), (s[1],), s, **SETTINGS) for s in (*CHANNELS, *PARTS, (0, 3, 2))),
         domain=(signed, signed, positive, signed), scale=sums_scale, ulps=4, gradient_ulps=64,
-        build=lambda *inputs, **attrs: both(norm.batch_normalize_sums_op(*inputs, **attrs)),
+        build=lambda *inputs, **attrs: both(batch_norm.batch_normalize_sums_op(*inputs, **attrs)),
         refusals=(
             refuse(
                 r"expected a gradient of shape \(4, 3\), got \S+ \(4, 2\)", (4, 3), (3,), (3,),
@@ -248,21 +249,23 @@ BATCH_ROWS = (
         ),
     ),
     Sample(
-        "batch_normalize_gradient", norm.batch_normalize_gradient_op, batch_gradient,
+        "batch_normalize_gradient", batch_norm.batch_normalize_gradient_op, batch_gradient,
         tuple(case(s, (s[1],), s, eps=1e-3) for s in CHANNELS[:6]), build=build_batch_gradient,
         scale=lambda x, scale, dy, eps: 0 * x + 8, ulps=16, gradient_ulps=256, specials=False,
     ),
     Sample(
-        "batch_normalization", norm.batch_normalization, batch, product(BATCH, {"eps": 1e-3}),
+        "batch_normalization", batch_norm.batch_normalization, batch, product(BATCH, {"eps": 1e-3}),
         scale=batch_scale, ulps=4, gradient_ulps=64, refusals=BAD_CHANNELS,
     ),
     Sample(
-        "batch_normalization_op", norm.batch_normalization_op, batch, BATCH[:3], scale=batch_scale,
+        "batch_normalization_op", batch_norm.batch_normalization_op, batch, BATCH[:3],
+        scale=batch_scale,
         ulps=4, gradient_ulps=64,
-        build=lambda x, scale, bias: norm.batch_normalization(x, scale, bias, None, None, 0.1),
+        build=lambda x, scale,
+        bias: batch_norm.batch_normalization(x, scale, bias, None, None, 0.1),
     ),
     Sample(
-        "running_update", running_family.running_update_op, running,
+        "running_update", batch_norm.running_update_op, running,
         (
             *(case(*[(n,)] * 4, momentum=0.1, correction=1.25) for n in (1, 7, 0, 513)),
             case(*[(5,)] * 4, momentum=1.0, correction=1.5),
@@ -273,7 +276,7 @@ BATCH_ROWS = (
         differentiable=(),
     ),
     Sample(
-        "running_statistics", norm.running_statistics_op,
+        "running_statistics", batch_norm.running_statistics_op,
         lambda m, v, n, w, x, momentum: running(m, v, n, w, momentum, 15 / 14),
         (case((2,), (2,), (2,), (2,), (3, 2, 5), momentum=0.1),),
         scale=lambda *states, momentum: running(*map(np.abs, states[:4]), momentum, 15 / 14),
@@ -289,13 +292,13 @@ BATCH_ROWS = (
 
 ROW_ROWS = (
     Sample(
-        "normalization_view", row_norm.normalization_view_op,
+        "normalization_view", layer_norm.normalization_view_op,
         lambda x, scale, groups, rows: as_rows(x, scale, groups)[0],
         tuple(case(*c.shapes[:2], groups=c.attrs["groups"], rows=True) for c in LAYERS[::2]),
         ulps=0, differentiable=(0,),
     ),
     Sample(
-        "row_normalize", row_norm.row_normalize_op, by_row, LAYERS, scale=by_row_scale, ulps=4,
+        "row_normalize", layer_norm.row_normalize_op, by_row, LAYERS, scale=by_row_scale, ulps=4,
         gradient_ulps=64,
         refusals=(
             refuse(
@@ -317,7 +320,7 @@ ROW_ROWS = (
         ),
     ),
     Sample(
-        "row_normalize_gradient", row_norm.row_normalize_gradient_op, row_gradient,
+        "row_normalize_gradient", layer_norm.row_normalize_gradient_op, row_gradient,
         tuple(case(c.shapes[0], c.shapes[1], c.shapes[0], **c.attrs) for c in LAYERS[:22]),
         scale=lambda x, *rest, **attrs: 0 * x + 8, ulps=16, gradient_ulps=256, specials=False,
         refusals=(
@@ -328,32 +331,32 @@ ROW_ROWS = (
         ),
     ),
     Sample(
-        "row_normalize_sums", row_norm.row_normalize_sums_op, row_sums,
+        "row_normalize_sums", layer_norm.row_normalize_sums_op, row_sums,
         tuple(case(c.shapes[0], c.shapes[1], c.shapes[0], **c.attrs) for c in LAYERS),
         scale=row_sums_scale, ulps=8, gradient_ulps=256, differentiable=(0, 2), specials=False,
-        build=lambda *inputs, **attrs: both(row_norm.row_normalize_sums_op(*inputs, **attrs)),
+        build=lambda *inputs, **attrs: both(layer_norm.row_normalize_sums_op(*inputs, **attrs)),
     ),
     Sample(
-        "layer_normalization", row_norm.layer_normalization, by_row,
+        "layer_normalization", layer_norm.layer_normalization, by_row,
         tuple(case(*c.shapes, eps=1e-3) for c in LAYERS if c.attrs["groups"] is None)[::2],
         scale=by_row_scale, ulps=4, gradient_ulps=64,
     ),
     Sample(
-        "rms_normalization", row_norm.rms_normalization,
+        "rms_normalization", layer_norm.rms_normalization,
         lambda x, scale, eps: by_row(x, scale, 0.0, None, False, eps),
         tuple(case(*c.shapes[:2], eps=1e-3) for c in LAYERS if c.attrs["groups"] is None)[::2],
         scale=lambda x, scale, eps: by_row_scale(x, scale, 0.0, None, False, eps), ulps=4,
         gradient_ulps=64,
     ),
     Sample(
-        "group_normalization", row_norm.group_normalization, by_row,
+        "group_normalization", layer_norm.group_normalization, by_row,
         tuple(
             case(*c.shapes, groups=c.attrs["groups"], eps=1e-3) for c in LAYERS if c.attrs["groups"]
         )[::2],
         scale=by_row_scale, ulps=4, gradient_ulps=64,
     ),
     Sample(
-        "instance_normalization", row_norm.instance_normalization,
+        "instance_normalization", layer_norm.instance_normalization,
         lambda x, scale, bias, eps: by_row(x, scale, bias, 0, True, eps),
         (case((3, 2, 4, 3), (2,), (2,), eps=1e-3),),
         scale=lambda x, scale, bias, eps: by_row_scale(x, scale, bias, 0, True, eps), ulps=4,

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from dlsys.ops.conv import pooling
-from dlsys.ops.conv import pooling_functions as pool
 from support.rows import Case, Sample, case, refuse
 from support.samples_conv import around, pair
 
@@ -258,9 +257,10 @@ MIXED_DY = r"pooling gives \(2, 3, 3, 3\), its gradient is \(2, 3, 2, 3\)"
 POOLING = (
     exact("max_pool2d", pooling.max_pool_op, max_pooled, ALL,
           build=first(pooling.max_pool_op), refusals=REFUSALS_OF_MAX, integers="float"),
-    exact("max_pool2d_function", pool.max_pool2d, max_pooled, CASES[:4] + DILATED[:3]),
-    exact("max_pool2d_op", pool.max_pool2d_op, lambda x, **a: max_pooled(x, **windows_of(a)), OLD),
-    exact("global_max_pool2d", pool.global_max_pool2d, lambda x: x.max(axis=(2, 3)), WHOLE),
+    exact("max_pool2d_function", pooling.max_pool2d, max_pooled, CASES[:4] + DILATED[:3]),
+    exact("max_pool2d_op", pooling.max_pool2d_op,
+           lambda x, **a: max_pooled(x, **windows_of(a)), OLD),
+    exact("global_max_pool2d", pooling.global_max_pool2d, lambda x: x.max(axis=(2, 3)), WHOLE),
     summed(
         "max_pool2d_gradient", pooling.max_pool_gradient_op,
         lambda dy, places, plane, **attrs: spread(dy, places, plane), with_indices(ALL, "di"),
@@ -289,13 +289,14 @@ POOLING = (
                    dtypes=("float32", "int32"), window=2),
         ),
     ),
-    summed("max_pool2d_gradient_op", pool.max_pool2d_gradient_op, max_gradient, triples(OLD),
+    summed("max_pool2d_gradient_op", pooling.max_pool2d_gradient_op, max_gradient, triples(OLD),
            differentiable=(1,), specials=False, domain=apart),
     summed("avg_pool2d", pooling.avg_pool_op, averaged, BOTH + UNPADDED, integers="float",
            refusals=REFUSALS_OF_MEAN),
-    summed("avg_pool2d_function", pool.avg_pool2d, averaged, CASES[:4] + UNPADDED),
-    summed("avg_pool2d_op", pool.avg_pool2d_op, lambda x, **a: averaged(x, **windows_of(a)), OLD),
-    summed("global_avg_pool2d", pool.global_avg_pool2d,
+    summed("avg_pool2d_function", pooling.avg_pool2d, averaged, CASES[:4] + UNPADDED),
+    summed("avg_pool2d_op", pooling.avg_pool2d_op,
+           lambda x, **a: averaged(x, **windows_of(a)), OLD),
+    summed("global_avg_pool2d", pooling.global_avg_pool2d,
            lambda x: x.sum(axis=(2, 3)) / max(x.shape[2] * x.shape[3], 1), WHOLE),
     summed("avg_pool2d_gradient", pooling.avg_pool_gradient_op, average_spread,
            of_gradient(BOTH + UNPADDED, like=False), specials=False),
@@ -305,6 +306,6 @@ POOLING = (
         of_gradient(BOTH + UNPADDED, like=True), differentiable=(0,), specials=False,
         refusals=(refuse(MIXED_DY, (2, 3, 2, 3), GOOD, window=2, count_include_pad=True),),
     ),
-    summed("avg_pool2d_gradient_op", pool.avg_pool2d_gradient_op, avg_gradient, triples(OLD),
+    summed("avg_pool2d_gradient_op", pooling.avg_pool2d_gradient_op, avg_gradient, triples(OLD),
            differentiable=(1,), specials=False),
 )  # fmt: skip

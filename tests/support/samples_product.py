@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops import batched_matmul as product
-from dlsys.ops import einsum
+from dlsys.ops import einsum, matmul
 from support.rows import Case, Sample, case, mixed, refuse
 
 
@@ -93,7 +92,7 @@ def bad_einsum(message: str, text: str, *shapes: tuple) -> Any:
 
 PRODUCTS = (
     Sample(
-        "batched_matmul", product.batched_matmul_op, batched,
+        "batched_matmul", matmul.batched_matmul_op, batched,
         (
             *flipped((3,), (3,), 2, 5, 4), *flipped((), (), 3, 4, 2), *flipped((3,), (), 2, 5, 4),
             *flipped((), (3,), 2, 5, 4), *flipped((2, 1), (4,), 3, 1, 2),
@@ -113,7 +112,7 @@ PRODUCTS = (
         ),
     ),
     Sample(
-        "product_like", product.product_like_op, product_like,
+        "product_like", matmul.product_like_op, product_like,
         (
             case((3, 2, 4), (3, 2, 5), (4, 5), trans_A=True, trans_B=False),
             case((3, 2, 4), (4, 5), (3, 2, 5), trans_A=False, trans_B=False),
@@ -124,7 +123,7 @@ PRODUCTS = (
         differentiable=(0, 1),
     ),
     Sample(
-        "linear", product.linear_op, linear,
+        "linear", matmul.linear_op, linear,
         (
             case((5, 3), (3, 4), (4,)), case((5, 3), (4, 3), (4,), trans_B=True),
             case((2, 5, 3), (3, 4), (4,)), case((2, 5, 3), (4, 3), (4,), trans_B=True),
@@ -137,13 +136,13 @@ PRODUCTS = (
         ),
     ),
     Sample(
-        "outer", product.outer_op, lambda a, b: np.einsum("i,j->ij", a, b),
+        "outer", matmul.outer_op, lambda a, b: np.einsum("i,j->ij", a, b),
         (case((5,), (3,)), case((1,), (4,)), case((0,), (3,)), case((131,), (257,))), ulps=1,
         integers="same",
         refusals=(refuse(r"outer: expected two vectors, got", (5,), (3, 1)), *mixed("outer")),
     ),
     Sample(
-        "times_vector", product.times_vector_op, lambda A, v: np.einsum("ij,j->i", A, v),
+        "times_vector", matmul.times_vector_op, lambda A, v: np.einsum("ij,j->i", A, v),
         (case((5, 3), (3,)), case((0, 3), (3,)), case((5, 0), (0,)), case((131, 67), (67,))),
         scale=lambda A, v: np.sqrt(v.size) * np.einsum("ij,j->i", abs(A), abs(v)), ulps=1,
         integers="same", refusals=(refuse(r"times_vector: expected \(m, n\) and", (5, 3), (5,)),),

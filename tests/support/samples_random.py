@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.ops.random import sampling as random
+from dlsys.ops.random import sampling
 from support.rows import Domain, Sample, Shape, case, product, refuse
 
 SEED = 0x0123456789ABCDEF
@@ -54,7 +54,7 @@ def quantile(p: np.ndarray) -> np.ndarray:
 
 def build(make: Any) -> Any:
     """The node that `make` builds with a generator of its own."""
-    return lambda *inputs, **attrs: make(*inputs, **attrs, generator=random.Generator(SEED))
+    return lambda *inputs, **attrs: make(*inputs, **attrs, generator=sampling.Generator(SEED))
 
 
 def of_step(op: Any) -> Any:
@@ -83,7 +83,7 @@ DROPPED = tuple(case(s, keep_prob=keep) for s in SIZES for keep in (0.25, 0.5, 0
 
 RANDOM = (
     Sample(
-        "step_of_draw", random.step_of_draw_op,
+        "step_of_draw", sampling.step_of_draw_op,
         lambda step, draws: np.int64(step) + of_draw(int(draws)),
         tuple(case((), (), domain=(number(7), number(n))) for n in (0, 1, 6, 2**32 - 1)),
         ulps=0, differentiable=(), specials=False,
@@ -93,41 +93,42 @@ RANDOM = (
         ),
     ),
     Sample(
-        "random_uniform", random.random_uniform,
+        "random_uniform", sampling.random_uniform,
         lambda shape, low, high: low + (high - low) * (words(shape) // 256) / 2**24,
         product(MADE, {"low": 0.0, "high": 1.0}, {"low": -1.25, "high": 3.5}),
-        build=build(random.random_uniform), ulps=0.5, differentiable=(),
+        build=build(sampling.random_uniform), ulps=0.5, differentiable=(),
     ),
     Sample(
-        "uniform", random.uniform_op,
+        "uniform", sampling.uniform_op,
         lambda shape, low, range: low + range * (words(shape) // 256) / 2**24,
-        (case(shape=(9,), low=0.5, range=2.0),), build=of_step(random.uniform_op),
+        (case(shape=(9,), low=0.5, range=2.0),), build=of_step(sampling.uniform_op),
         differentiable=(),
     ),
     Sample(
-        "random_bernoulli", random.random_bernoulli, keeps,
+        "random_bernoulli", sampling.random_bernoulli, keeps,
         product(MADE, *({"probability": p} for p in (0.0, 0.25, 0.6, 1.0))),
-        build=build(random.random_bernoulli), ulps=0, differentiable=(),
+        build=build(sampling.random_bernoulli), ulps=0, differentiable=(),
     ),
     Sample(
-        "bernoulli", random.bernoulli_op, lambda shape, threshold: keeps(shape, threshold / 2**32),
-        (case(shape=(9,), threshold=1 << 30),), build=of_step(random.bernoulli_op), ulps=0,
+        "bernoulli", sampling.bernoulli_op, lambda shape,
+        threshold: keeps(shape, threshold / 2**32),
+        (case(shape=(9,), threshold=1 << 30),), build=of_step(sampling.bernoulli_op), ulps=0,
         differentiable=(),
     ),
     Sample(
-        "random_normal", random.random_normal,
+        "random_normal", sampling.random_normal,
         lambda shape, mean, deviation: mean + deviation * quantile((words(shape) + 0.5) / 2**32),
         product(MADE, {"mean": 0.0, "deviation": 1.0}, {"mean": 2.5, "deviation": 0.25}),
-        build=build(random.random_normal), ulps=1, differentiable=(),
+        build=build(sampling.random_normal), ulps=1, differentiable=(),
     ),
     Sample(
-        "random_truncated_normal", random.random_truncated_normal,
+        "random_truncated_normal", sampling.random_truncated_normal,
         lambda shape: quantile(BELOW + (words(shape) + 0.5) / 2**32 * (1 - 2 * BELOW)),
-        MADE, build=build(random.random_truncated_normal), ulps=4, differentiable=(),
+        MADE, build=build(sampling.random_truncated_normal), ulps=4, differentiable=(),
         scale=lambda shape: np.full(shape, 1.0),  # the probabilities are given in float32
     ),
     Sample(
-        "normal", random.normal_op,
+        "normal", sampling.normal_op,
         lambda shape, **rest: quantile((words(shape) + 0.5) / 2**32),
         (
             case(
@@ -135,21 +136,22 @@ RANDOM = (
                 high=np.inf,
             ),
         ),
-        build=of_step(random.normal_op), ulps=1, differentiable=(),
+        build=of_step(sampling.normal_op), ulps=1, differentiable=(),
     ),
     Sample(
-        "dropout", random.dropout, dropped, DROPPED, build=build(random.dropout), ulps=1,
+        "dropout", sampling.dropout, dropped, DROPPED, build=build(sampling.dropout), ulps=1,
         specials=False, integers="float",
     ),
     Sample(
-        "dropout_op", random.dropout_op, dropped, DROPPED[::3], build=build(random.dropout), ulps=1,
+        "dropout_op", sampling.dropout_op, dropped, DROPPED[::3], build=build(sampling.dropout),
+        ulps=1,
         specials=False,
     ),
     Sample(
-        "masked", random.masked_op,
+        "masked", sampling.masked_op,
         lambda x, threshold, scale: x * keeps(x.shape, threshold / 2**32) * scale,
         (case((3, 7), threshold=1 << 31, scale=2.0),), ulps=0, specials=False,
-        build=lambda x, **attrs: random.masked_op(
+        build=lambda x, **attrs: sampling.masked_op(
             x, ad.Parameter(np.int64(0)), seed=SEED, node=0, **attrs
         ),
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops import statistics
+from dlsys.ops import reduce, scan
 from support.rows import WIDE, Sample, Shape, case, extreme, product, refuse
 
 FULL = tuple(case(s) for s in [(7,), (), (1,), (3, 4, 5), (2003, 7)])
@@ -134,27 +134,27 @@ RUNNING += product(
 # last digit, which test_operator_limits.py holds them to.
 STATISTICS = (
     Sample(
-        "max", statistics.max_op, reduced("max"), AXES, distinct, ulps=0, integers="same",
+        "max", reduce.max_op, reduced("max"), AXES, distinct, ulps=0, integers="same",
         refusals=BAD_AXES + NOTHING,
     ),
     Sample(
-        "min", statistics.min_op, reduced("min"), AXES, distinct, ulps=0, integers="same",
+        "min", reduce.min_op, reduced("min"), AXES, distinct, ulps=0, integers="same",
         refusals=BAD_AXES + NOTHING,
     ),
     Sample(
-        "argmax", statistics.argmax_op, position("argmax"), AXES, tied, differentiable=(),
+        "argmax", reduce.argmax_op, position("argmax"), AXES, tied, differentiable=(),
         integers="moved", refusals=BAD_AXES + NOTHING,
     ),
     Sample(
-        "argmin", statistics.argmin_op, position("argmin"), AXES, tied, differentiable=(),
+        "argmin", reduce.argmin_op, position("argmin"), AXES, tied, differentiable=(),
         integers="moved", refusals=BAD_AXES + NOTHING,
     ),
     Sample(
-        "prod", statistics.prod_op, reduced("prod"), AXES + EMPTY, near_one, scale=prod_scale,
+        "prod", reduce.prod_op, reduced("prod"), AXES + EMPTY, near_one, scale=prod_scale,
         ulps=2, gradient_ulps=256, integers="same", refusals=BAD_AXES,
     ),
     Sample(
-        "logsumexp", statistics.logsumexp_op, logsumexp,
+        "logsumexp", reduce.logsumexp_op, logsumexp,
         (
             *AXES, *EMPTY, case((7, 10), axis=1, domain=extreme),
             case((10, 7), axis=0, domain=extreme),
@@ -162,11 +162,11 @@ STATISTICS = (
         scale=logsumexp_scale, ulps=4, integers="float", refusals=BAD_AXES,
     ),
     Sample(
-        "var", statistics.var_op, var, (*AXES, case((3, 4, 5), axis=1, ddof=1), case((7,), ddof=2)),
+        "var", reduce.var_op, var, (*AXES, case((3, 4, 5), axis=1, ddof=1), case((7,), ddof=2)),
         scale=var_scale, ulps=8, integers="float", refusals=BAD_AXES,
     ),
     Sample(
-        "cumsum", statistics.cumsum_op, cumsum, RUNNING, scale=cumsum_scale, ulps=1,
+        "cumsum", scan.cumsum_op, cumsum, RUNNING, scale=cumsum_scale, ulps=1,
         integers="same",
         refusals=(refuse(r"axes \(2,\) do not fit an array of 2 dimensions", (3, 4), axis=2),),
     ),

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops.optim import apply as update_all
-from dlsys.ops.optim import assign as update
+from dlsys.ops.optim import apply, assign
 from support.rows import Case, Domain, Sample, Shape, case, positive, refuse, signed, uniform
 
 
@@ -87,10 +86,10 @@ class RuleOf:
         self.op, self.formula, self.slots, self.count = op, formula, slots, count
 
     def node(self, *inputs: Any, given: Sequence[str] = (), **attrs: Any) -> Any:
-        op = self.op if self.count == 1 else update_all.several(self.op, self.count)
+        op = self.op if self.count == 1 else apply.several(self.op, self.count)
         plain = len(inputs) - len(given)
         node = op(*inputs[:plain], **dict(zip(given, inputs[plain:])), **attrs)
-        return node if self.count == 1 else update.group_op(*node)
+        return node if self.count == 1 else assign.group_op(*node)
 
     def reference(self, *arrays: Any, **attrs: Any) -> tuple:
         made = [self.updated(*one, **attrs) for one in one_by_one(self, arrays)]
@@ -150,11 +149,11 @@ class RuleOf:
         )  # fmt: skip
 
 
-SGD = RuleOf(update_all.sgd_update_op, sgd)
-MOMENTUM = RuleOf(update_all.sgd_momentum_update_op, momentum, signed)
-ADAM = RuleOf(update_all.adam_update_op, adam, signed, positive)
+SGD = RuleOf(apply.sgd_update_op, sgd)
+MOMENTUM = RuleOf(apply.sgd_momentum_update_op, momentum, signed)
+ADAM = RuleOf(apply.adam_update_op, adam, signed, positive)
 SHAPES = [(), (5,), (0, 3), (4, 6), (7,), (40_000,), (3, 3, 3)]
-SEVERAL = RuleOf(update_all.adam_update_op, adam, signed, positive, count=len(SHAPES))
+SEVERAL = RuleOf(apply.adam_update_op, adam, signed, positive, count=len(SHAPES))
 SMALL = uniform(-0.25, 0.25)  # a mean whose square is well below the mean square
 
 
@@ -172,7 +171,7 @@ def totals(g: np.ndarray, keep: float, step: int, average: np.ndarray) -> np.nda
 # quotients 1.8, average 0.5.
 RULES = (
     Sample(
-        "sgd_update", update_all.sgd_update_op, SGD.reference,
+        "sgd_update", apply.sgd_update_op, SGD.reference,
         (
             *SGD.row(1).cases, case((3,), (3,), (1,)),
         ),
@@ -186,7 +185,7 @@ RULES = (
         ),
     ),
     Sample(
-        "sgd_momentum_update", update_all.sgd_momentum_update_op, MOMENTUM.reference,
+        "sgd_momentum_update", apply.sgd_momentum_update_op, MOMENTUM.reference,
         (
             *MOMENTUM.row(1, momentum=0.9).cases,
             *MOMENTUM.row(1, momentum=0.9, nesterov=True).cases[3:],
@@ -233,20 +232,20 @@ RULES = (
         ),
         2.5,
     ),
-    RuleOf(update_all.rmsprop_update_op, rmsprop(False), positive).row(2.5, alpha=0.9, eps=1e-8),
-    RuleOf(update_all.rmsprop_centred_update_op, rmsprop(True), positive, SMALL).row(
+    RuleOf(apply.rmsprop_update_op, rmsprop(False), positive).row(2.5, alpha=0.9, eps=1e-8),
+    RuleOf(apply.rmsprop_centred_update_op, rmsprop(True), positive, SMALL).row(
         2.5, alpha=0.9, eps=1e-3
     ),
-    RuleOf(update_all.rmsprop_momentum_update_op, rmsprop(False), positive, signed).row(
+    RuleOf(apply.rmsprop_momentum_update_op, rmsprop(False), positive, signed).row(
         2.5, alpha=0.9, eps=1e-8, momentum=0.5
     ),
     RuleOf(
-        update_all.rmsprop_centred_momentum_update_op, rmsprop(True), positive, SMALL, signed
+        apply.rmsprop_centred_momentum_update_op, rmsprop(True), positive, SMALL, signed
     ).row(2.5, alpha=0.9, eps=1e-3, momentum=0.5),
-    RuleOf(update_all.adagrad_update_op, adagrad, positive).row(2.5, eps=1e-10),
-    RuleOf(update_all.lion_update_op, lion, signed).row(1.5, beta1=0.9, beta2=0.75),
+    RuleOf(apply.adagrad_update_op, adagrad, positive).row(2.5, eps=1e-10),
+    RuleOf(apply.lion_update_op, lion, signed).row(1.5, beta1=0.9, beta2=0.75),
     Sample(
-        "average_update", update_all.average_update_op,
+        "average_update", apply.average_update_op,
         lambda average, value, step, keep, **given: (totals(value, keep, int(step), average),),
         (
             *(case(s, s, (), keep=0.75, domain=(signed, signed, steps)) for s in PARAMETERS),
@@ -256,19 +255,19 @@ RULES = (
         ulps=1, differentiable=(), states=1, specials=False,
     ),
     Sample(
-        "accumulate_update", update_all.accumulate_update_op,
+        "accumulate_update", apply.accumulate_update_op,
         lambda total, g, count, every: (g if count % every == 0 else total + g,),
         tuple(
             case(s, s, (), every=3, domain=(signed, signed, at(n)))
             for s, n in [((), 0), ((0, 3), 1), ((37, 41), 3), ((37, 41), 4), ((70_001,), 5)]
         ),
         ulps=0.5, differentiable=(), states=1, specials=False,
-        build=lambda total, g, count, every: update_all.accumulate_update_op(
+        build=lambda total, g, count, every: apply.accumulate_update_op(
             total, g, count=count, every=every
         ),
     ),
     Sample(
-        "global_norm", update_all.global_norm_op,
+        "global_norm", apply.global_norm_op,
         exact_norm,
         (
             case((7,)), case(()), case((0, 3), (5,)), case((37, 41), (), (3,)),
@@ -277,17 +276,17 @@ RULES = (
         ulps=0.5, integers="float",
     ),
     Sample(
-        "advance_step", update.advance_step_op, lambda step: (step + 1,), (case(()), case((1,))),
+        "advance_step", assign.advance_step_op, lambda step: (step + 1,), (case(()), case((1,))),
         domain=steps, ulps=0, states=1, differentiable=(), specials=False,
         refusals=(
             refuse(r"expected a step of one int64, got float32 \(3,\)", (3,), states=1),
         ),
     ),
     Sample(
-        "advance_step_at_the_end", update.advance_step_op,
+        "advance_step_at_the_end", assign.advance_step_op,
         lambda step, count, every: (step + ((count + 1) % every == 0),),
         tuple(case((), (), every=3, domain=(steps, at(n))) for n in (0, 1, 2)),
         ulps=0, states=1, differentiable=(), specials=False,
-        build=lambda step, count, every: update.advance_step_op(step, count=count, every=every),
+        build=lambda step, count, every: assign.advance_step_op(step, count=count, every=every),
     ),
 )  # fmt: skip

@@ -216,7 +216,7 @@ class Resume:
             def __init__(self, step: int) -> None:
                 self._step = step
 
-            def on_settled(self, run: train.Run) -> None:
+            def on_commit(self, run: train.Run) -> None:
                 if run.step == self._step:
                     raise Interrupted
 

@@ -347,7 +347,7 @@ def _drop_before_the_last(model: Any, probability: float, seed: int) -> None:
 
 
 def _set_assignment_weights(model: Module, name: str, seed: int) -> None:
-    from .assignment import initial_values
+    from .networks import initial_values
 
     matrices, biases = initial_values(name, seed)
     weights = [value for w, b in zip(matrices, biases) for value in (w.T, b)]

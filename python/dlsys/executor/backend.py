@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import DeviceError
-from ..graph.node import Node, Spec
+from ..graph.node import Node
+from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.target import target_of
 from ..settings import settings

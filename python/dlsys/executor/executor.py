@@ -23,8 +23,9 @@ from ..fusion.pointwise import fuse_chains
 from ..fusion.uint8_inputs import keep_bytes
 from ..fusion.weight_update import fuse_updates
 from ..graph.collector import paused_collector
-from ..graph.node import Node, Spec, find_topo_sort, hooks
-from ..graph.shapes import infer
+from ..graph.infer import infer
+from ..graph.node import Node, find_topo_sort, hooks
+from ..graph.spec import Spec
 from ..graph.text import text
 from ..ndarray import NDArray, empty
 from ..ops.leaf import Parameter

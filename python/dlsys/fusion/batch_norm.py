@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..graph.node import Node, Op, attributed_to, same_nodes
-from ..graph.shapes import FLOAT32
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op, same_nodes
+from ..graph.spec import FLOAT32
 from ..ops.elementwise import add_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,

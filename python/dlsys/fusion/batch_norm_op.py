@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.kinds import Instance, Kind
 from ..graph.node import Node
-from ..graph.signature import Instance, Kind, Signature
+from ..graph.signature import Signature
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.norm.batch_norm import EPS
 from .body import ACTIVATIONS, GRADIENTS, Body, Fused, check_body, chosen

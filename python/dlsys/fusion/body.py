@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.kinds import Bool, Choice, Instance, Kind, Number
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec, find_topo_sort
-from ..graph.shapes import FLOAT32
-from ..graph.signature import Bool, Choice, Instance, Kind, Number, Signature
+from ..graph.node import Node, Op, find_topo_sort
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.matmul import choice_number, precision_number
 from ..ops.movement import reshape_op

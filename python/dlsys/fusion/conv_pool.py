@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..graph.node import Node, attributed_to
-from ..graph.shapes import FLOAT32, normalize_axes
+from ..graph.lines import attributed_to
+from ..graph.node import Node
+from ..graph.spec import FLOAT32, normalize_axes
 from ..ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,

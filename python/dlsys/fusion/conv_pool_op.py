@@ -11,8 +11,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ..graph.node import Node, Spec
-from ..graph.signature import Bool, Instance, Signature
+from ..graph.kinds import Bool, Instance
+from ..graph.node import Node
+from ..graph.signature import Signature
+from ..graph.spec import Spec
 from ..ops.conv.geometry import Pair, Windows, packed
 from .body import Body, Fused
 

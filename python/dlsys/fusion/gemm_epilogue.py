@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..graph.node import Node, Op, attributed_to, output_op, same_nodes
-from ..graph.shapes import normalize_axes
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op, output_op, same_nodes
+from ..graph.spec import normalize_axes
 from ..ops.elementwise import add_op
 from ..ops.loss.cross_entropy import (
     cross_entropy_gradient_op,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from ..graph.node import Node, attributed_to, find_topo_sort
+from ..graph.lines import attributed_to
+from ..graph.node import Node, find_topo_sort
 from ..passes.rewrite import value_of
 
 

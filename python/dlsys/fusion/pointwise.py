@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph.node import Node, attributed_to
-from ..graph.shapes import FLOAT32
+from ..graph.lines import attributed_to
+from ..graph.node import Node
+from ..graph.spec import FLOAT32
 from ..ops.comparison import BOOL
 from ..passes.rewrite import Graph, exchange
 from .pointwise_op import INPUTS, INSTRUCTIONS, NUMBERS, chain_op, computes, operands

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.node import Node, Spec
-from ..graph.shapes import FLOAT32
-from ..graph.signature import Instance, Signature
+from ..graph.kinds import Instance
+from ..graph.node import Node
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
 from .body import Body, Fused, close

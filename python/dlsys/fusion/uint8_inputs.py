@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..graph.node import Node, attributed_to
+from ..graph.lines import attributed_to
+from ..graph.node import Node
 from ..ops.leaf import constant_op
 from ..ops.matmul import matmul_op
 from ..ops.random.device_batch import shuffled_batch_op, shuffled_rows_op

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph.node import Node, attributed_to
+from ..graph.lines import attributed_to
+from ..graph.node import Node
 from ..ops.matmul import matmul_op
 from ..ops.optim.apply import RuleOp, several
 from ..passes.rewrite import Graph, exchange, value_of

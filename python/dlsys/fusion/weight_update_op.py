@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import Node, Spec
+from ..graph.node import Node
+from ..graph.spec import Spec
 from ..ops.matmul import precision_number
 from ..ops.optim.apply import RuleOp, several
 from .body import Body, Fused

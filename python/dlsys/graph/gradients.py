@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import GraphError
 from .collector import paused_collector
-from .lines import where
-from .node import Node, attributed_to, find_topo_sort, hooks
+from .lines import attributed_to, where
+from .node import Node, find_topo_sort, hooks
 
 
 def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:

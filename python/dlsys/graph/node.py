@@ -14,14 +14,15 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index, is_
 from types import MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import GraphError, ShapeError, SignatureError
-from .lines import attributed_to as attributed_to
+from .kinds import Int
 from .lines import current_line, where
-from .signature import Int, Signature
+from .signature import Signature
+from .spec import Spec, promote
 
 Self = TypeVar("Self", bound="Op")
 _numbers = itertools.count()
@@ -29,29 +30,6 @@ _numbers = itertools.count()
 # The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
 # none of them.
 hooks: dict[str, Callable[..., Any]] = {}
-
-
-class Spec(NamedTuple):
-    """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user
-    chose it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any  # a np.dtype, or None while unknown
-    declared: bool = True
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes it takes in memory."""
-        return self.size * self.dtype.itemsize
 
 
 class _Docstring:
@@ -164,8 +142,7 @@ class Op:
         """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs."""
         if type(self).infer_shape is Op.infer_shape:
             raise GraphError(f"operator {self.name} defines neither infer nor infer_shape")
-        from .shapes import promote  # a user's operator in the form of the assignment: shapes only
-
+        # A user's operator in the form of the assignment has a rule for shapes only.
         dtype = promote(node, *specs) if specs else np.dtype(np.float32)
         declared = any(spec.declared for spec in specs)
         shapes = self.infer_shape(node, [spec.shape for spec in specs])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .node import Node, Spec, find_topo_sort
+from .node import Node, find_topo_sort
+from .spec import Spec
 
 
 def text(graph: Node | Iterable[Node], specs: Mapping[Node, Any] | None = None) -> str:

@@ -26,8 +26,8 @@ from .models.dense import MLP, LogisticRegression
 from .models.mnist import LeNet5, ResNetMNIST
 from .models.perceptron import Perceptron
 from .models.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, ResNet50
-from .module import Call, Differences, Module
+from .module import Differences, Module
 from .norm import BatchNorm2d, LayerNorm
 from .pool import AvgPool2d, GlobalAvgPool, GlobalMaxPool, MaxPool2d
 from .regularize import Dropout
-from .summary import Row, Summary
+from .summary import Call, Row, Summary

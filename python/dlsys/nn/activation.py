@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .. import autodiff as ad
 from ..autodiff import Node
-from ..graph.signature import Bool, Number, declared
+from ..graph.kinds import Bool, Number
+from ..graph.signature import declared
 from .module import Module
 
 

@@ -8,7 +8,8 @@ from typing import overload
 
 from ..autodiff import Node
 from ..errors import GraphError
-from ..graph.signature import Function, declared
+from ..graph.kinds import Function
+from ..graph.signature import declared
 from .module import Module
 
 Layer = Callable[[Node], Node]

@@ -14,8 +14,9 @@ import numpy as np
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
+from ..graph.kinds import AsGiven, Bool, Function, Int, IntPair, Kind
 from ..graph.lines import where
-from ..graph.signature import AsGiven, Bool, Function, Int, IntPair, Kind, declared
+from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
 from ..ops.conv.geometry import Padding
 from .module import Module

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
 from ..errors import DataError, GraphError
-from .summary import Summary, summarize
+from .summary import Call, Summary, summarize
 
 Self = TypeVar("Self", bound="Module")
 
@@ -30,15 +30,6 @@ class StateDict(dict[str, np.ndarray]):
     """Parameters and buffers by name; `trained_on` goes with them, see Module."""
 
     trained_on: Any = None
-
-
-class Call(NamedTuple):
-    """One use of a layer: its name in the model ("" is the model), its arguments and its output."""
-
-    name: str
-    module: Module
-    inputs: tuple[Any, ...]
-    output: Any
 
 
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)

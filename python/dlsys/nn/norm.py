@@ -7,7 +7,8 @@ from typing import Any
 
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
-from ..graph.signature import Axes, Number, declared
+from ..graph.kinds import Axes, Number
+from ..graph.signature import declared
 from ..init import ones, zeros
 from ..ops.norm.batch_norm import EPS
 from .layers import SIZE

@@ -6,7 +6,8 @@ from typing import Any
 
 from .. import autodiff as ad
 from ..autodiff import Node
-from ..graph.signature import AsGiven, Bool, declared
+from ..graph.kinds import AsGiven, Bool
+from ..graph.signature import declared
 from ..ops.conv.geometry import Padding
 from .layers import WINDOW, Pair
 from .module import Module

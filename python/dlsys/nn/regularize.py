@@ -5,8 +5,9 @@ from __future__ import annotations
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
+from ..graph.kinds import Number
 from ..graph.lines import where
-from ..graph.signature import Number, declared
+from ..graph.signature import declared
 from ..init import RNG, Rng, generator
 from .module import Module
 

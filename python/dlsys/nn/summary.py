@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..autodiff import Node, Parameter, Spec, find_topo_sort
-from ..graph.shapes import infer
+from ..graph.infer import infer
 from ..passes.simplify import simplify
 
-if TYPE_CHECKING:
-    from .module import Call
+
+class Call(NamedTuple):
+    """One use of a layer: its name in the model ("" is the model), its arguments and its output."""
+
+    name: str
+    module: Any  # a Module
+    inputs: tuple[Any, ...]
+    output: Any
 
 
 class Row(NamedTuple):

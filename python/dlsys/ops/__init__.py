@@ -3,7 +3,7 @@ what nodes and gradients need.
 """
 
 from ..graph.node import hooks
-from . import comparison, elementwise, indexing, leaf, matmul, movement
+from . import comparison, elementwise, indexing, leaf, matmul, movement, power, reduce
 from .optim import assign
 from .random import sampling
 
@@ -12,9 +12,10 @@ hooks.update(
     sub=elementwise.sub,
     mul=elementwise.mul,
     div=elementwise.div,
-    power=elementwise.power,
+    power=power.power,
     neg=elementwise.neg_op,
     matmul=lambda a, b: matmul.matmul_op(elementwise.as_node(a), elementwise.as_node(b)),
+    sum_to_like=reduce.sum_to_like,
     ones_like=leaf.oneslike_op,
     zeros_like=leaf.zeroslike_op,
     full=leaf.full_op,

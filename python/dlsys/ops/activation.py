@@ -27,6 +27,11 @@ from .elementwise import (
     write_sigmoid,
 )
 
+__all__ = [
+    "elu_op", "gelu_op", "gelu_tanh_op", "hard_sigmoid_op", "hard_swish_op", "leaky_relu_op",
+    "relu6_op", "silu_op", "softplus_op",
+]  # fmt: skip
+
 # (1 + 2z) exp(z²) erfc(z) as a polynomial in (z - 3) / (z + 3), highest power first: the truncated
 # Chebyshev series of the function computed to 60 digits. Its relative error for z >= 0 is 3e-16.
 _ERFCX = (

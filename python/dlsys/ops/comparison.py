@@ -13,12 +13,19 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.kinds import Number, Operand
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec, same_nodes
-from ..graph.shapes import broadcast, floating, promote
-from ..graph.signature import Number, Operand, Signature
+from ..graph.node import Node, Op, hooks, same_nodes
+from ..graph.signature import Signature
+from ..graph.spec import Spec, broadcast, floating, promote
 from .elementwise import Elementwise, as_node, cast_op, choose, holding, is_number, number_of
 from .leaf import constant_op
+
+__all__ = [
+    "equal_op", "greater_equal_op", "greater_op", "less_equal_op", "less_op", "logical_and_op",
+    "logical_not_op", "logical_or_op", "logical_xor_op", "maximum_op", "minimum_op",
+    "not_equal_op", "where_op",
+]  # fmt: skip
 
 BOOL = np.dtype(np.bool_)
 
@@ -145,11 +152,9 @@ class WhereOp(Elementwise):
         return _with_inputs(node, BOOL, node.spec.dtype, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        from .reduce import sum_to_like
-
         condition, a, b = node.inputs
-        da = sum_to_like(where_op(condition, output_grad, 0.0), a)
-        return [None, da, sum_to_like(where_op(condition, 0.0, output_grad), b)]
+        da = hooks["sum_to_like"](where_op(condition, output_grad, 0.0), a)
+        return [None, da, hooks["sum_to_like"](where_op(condition, 0.0, output_grad), b)]
 
 
 class Extreme(Elementwise):

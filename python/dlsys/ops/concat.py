@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.kinds import Axes, Int, Misfit, Nodes, Shape
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import describe, promote
-from ..graph.signature import Axes, Int, Misfit, Nodes, Shape, Signature, declared
+from ..graph.node import Node, Op
+from ..graph.signature import Signature, declared
+from ..graph.spec import Spec, describe, promote
 from .elementwise import cast_op
-from .indexing import getitem_op
+from .indexing import Share, Span, getitem_op
 from .leaf import zeroslike_op
 from .movement import broadcast_to_op, expand_dims_op, reshape_op
 from .reduce import sum_op
-from .region import Share, Span
+
+__all__ = ["concat", "concat_op", "split", "stack", "tile"]
 
 _MOST = 8  # arrays that one kernel joins; more go through a tree
 _MAX_NDIM = 8  # dimensions that native devices have

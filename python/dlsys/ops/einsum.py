@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import GraphError
+from ..graph.kinds import Bool, Instance, Kind, shown
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import describe, promote
-from ..graph.signature import Bool, Instance, Kind, Signature, shown
-from .batched_matmul import batched_matmul_op
+from ..graph.node import Node, Op
+from ..graph.signature import Signature
+from ..graph.spec import Spec, describe, promote
 from .elementwise import mul_op
+from .matmul import batched_matmul_op
 from .movement import broadcast_to_op, reshape_op, transpose_op
 from .reduce import sum_op
+
+__all__ = ["einsum"]
 
 SYNTAX = "expected letters, commas and one ->, such as 'ij,jk->ik'"
 

@@ -15,10 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import broadcast, floating, promote
-from ..graph.signature import DType, Number, Signature
-from .leaf import Scalar, constant_op, oneslike_op
+from ..graph.kinds import DType, Number
+from ..graph.node import Node, Op, hooks
+from ..graph.signature import Signature
+from ..graph.spec import Spec, broadcast, floating, promote
+from .leaf import Scalar, constant_op
+
+__all__ = [
+    "abs_op", "add_byconst_op", "add_op", "cast_op", "clip_op", "const_div_op", "const_sub_op",
+    "cos_op", "div_byconst_op", "div_op", "exp_op", "log1p_op", "log_op", "mul_byconst_op",
+    "mul_op", "neg_op", "relu_gradient_op", "relu_op", "rsqrt_op", "sigmoid_op", "sign_op",
+    "sin_op", "sqrt_op", "sub_op", "tanh_op",
+]  # fmt: skip
 
 _WIDER = np.dtype(np.int32), np.dtype(np.int64)  # native devices have no int16
 
@@ -66,12 +74,12 @@ class Elementwise(Op):
         return [outputs[0]._replace(dtype=np.dtype(np.bool_))] if self._scratch else []
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        from .reduce import sum_to_like
-
         grads = self._gradient(*node.inputs, node, output_grad)
         if len(node.inputs) == 1:
             return [grads]
-        return [None if dx is None else sum_to_like(dx, x) for x, dx in zip(node.inputs, grads)]
+        return [
+            None if dx is None else hooks["sum_to_like"](dx, x) for x, dx in zip(node.inputs, grads)
+        ]
 
     def simplify(self, node: Node) -> Node | None:
         """Inputs get the output's dtype; one that is one number everywhere becomes a number."""
@@ -344,39 +352,6 @@ def _sign(x: np.ndarray, y: np.ndarray) -> None:
     np.copyto(y, np.nan, where=nan)
 
 
-def _pow(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
-    """a^b; of -0 and -infinity to the power 0.5 as of all others, where numpy takes the square root
-    in some of its versions and for some shapes.
-    """
-    half = np.equal(b, 0.5)
-    if not half.any():
-        np.power(a, b, out=y)
-        return
-    lowest, zero = half & np.isneginf(a), half & np.equal(a, 0)  # y may be the memory of either
-    np.power(a, b, out=y)
-    np.copyto(y, np.inf, where=lowest)
-    np.copyto(y, 0.0, where=zero)
-
-
-def _power(x: np.ndarray, c: float, y: np.ndarray) -> None:
-    """x to the power c. The power 0.5 is the square root on every device: -0 of -0 and NaN of
-    -infinity, unlike pow. Negative floats to a whole power go by their absolute values: the C
-    library, which numpy asks for each element, takes a hundred times as long for them.
-    """
-    if c == 0.5:
-        np.sqrt(x, out=y)
-    elif y.dtype.kind != "f" or not abs(c) < 2**24 or c != int(c):
-        np.power(x, c, out=y)
-    elif c == 2:
-        np.square(x, out=y)
-    elif c == 3:
-        np.multiply(np.square(x), x, out=y)
-    elif c % 2:
-        np.copysign(np.power(np.absolute(x), c), x, out=y)
-    else:
-        np.power(np.absolute(x), c, out=y)
-
-
 def write_sigmoid(x: np.ndarray, y: np.ndarray) -> None:
     np.negative(x, out=y)
     np.exp(y, out=y)
@@ -413,7 +388,7 @@ div_op = FloatElementwise(
     "div", np.divide, lambda a, b, y, dy: _quotient_gradients(b, y, dy),
     with_const=lambda a, b: div(a, b),
 )  # fmt: skip
-pow_op: Elementwise = FloatElementwise("pow", _pow, lambda a, b, y, dy: _pow_gradients(a, b, y, dy))
+
 # dy where relu's input (or its output, which has the same sign) is positive, else 0
 relu_gradient_op: Elementwise = Elementwise(
     "relu_gradient", _masked, lambda x, g, y, dy: (None, relu_gradient_op(x, dy)), scratch=True
@@ -429,13 +404,6 @@ const_sub_op = WithConst(
 const_div_op = WithConst(
     "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -(dy / x) * y
 )
-pow_byconst_op = WithConst(
-    "pow_const", _power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1
-)
-const_pow_op = WithConst(
-    "rpow_const", lambda x, c, y: np.power(c, x, y),
-    lambda x, c, y, dy: _exponential_gradient(x, c, y, dy),
-)  # fmt: skip
 cast_op = CastOp()
 
 # ---- arrays and several numbers ----
@@ -457,40 +425,6 @@ def _quotient_gradients(b: Node, y: Node, dy: Node) -> tuple[Node, Node]:
     """
     of_a = dy / b
     return of_a, -of_a * y
-
-
-def _pow_gradients(a: Node, b: Node, y: Node, dy: Node) -> tuple[Node, Node]:
-    """b · a^(b - 1) and y · log(a), with 0 for the first at a^0 and for the second at 0^b, b >= 0,
-    the conventions of PyTorch. What would be infinite there is replaced before it is multiplied by
-    0, so that derivatives of these have no NaN for it either.
-    """
-    from .comparison import (
-        equal_op,
-        greater_equal_op,
-        greater_op,
-        logical_and_op,
-        logical_or_op,
-        not_equal_op,
-        where_op,
-    )  # fmt: skip
-
-    inverse_fits = greater_op(abs_op(a), 2.0**-127)  # beside that a is 0, too small or NaN
-    less = where_op(logical_or_op(not_equal_op(b, 0), inverse_fits), b - oneslike_op(a), 0.0)
-    base = where_op(logical_and_op(equal_op(a, 0), greater_equal_op(b, 0)), 1.0, a)
-    return dy * b * pow_op(a, less), dy * y * log_op(base)
-
-
-def _power_gradient(x: Node, c: float, dy: Node) -> Node | None:
-    return dy * (c * pow_byconst_op(x, c - 1)) if c != 0 else None
-
-
-def _exponential_gradient(x: Node, c: float, y: Node, dy: Node) -> Node:
-    """c^x · log(c); of 0^x 0 for x >= 0, where it is constant but for the jump at 0."""
-    from .comparison import greater_equal_op, where_op
-
-    if c == 0:
-        return dy * -where_op(greater_equal_op(x, 0), 0.0, y)
-    return dy * y * (math.log(c) if c > 0 else math.nan)
 
 
 def is_number(value: Any) -> bool:
@@ -536,13 +470,6 @@ def div(a: Any, b: Any) -> Node:
     return const_div_op(b, number_of(a)) if is_number(a) else div_op(as_node(a), as_node(b))
 
 
-def power(a: Any, b: Any) -> Node:
-    """a to the power b element by element, where each is a node, a number or an array."""
-    if is_number(b):
-        return pow_byconst_op(a, number_of(b))
-    return const_pow_op(b, number_of(a)) if is_number(a) else pow_op(as_node(a), as_node(b))
-
-
 # What help says of each.
 for _op, _text in (
     (neg_op, "-x."),
@@ -562,15 +489,12 @@ for _op, _text in (
     (sub_op, "a - b, broadcast against each other."),
     (mul_op, "a · b element by element, broadcast against each other."),
     (div_op, "a / b in floats, broadcast against each other."),
-    (pow_op, "a to the power b in floats, broadcast against each other."),
     (relu_gradient_op, "g where x is positive, else 0: the gradient of relu."),
     (add_byconst_op, "x + const."),
     (mul_byconst_op, "x · const."),
     (div_byconst_op, "x / const, in floats."),
     (const_sub_op, "const - x."),
     (const_div_op, "const / x, in floats."),
-    (pow_byconst_op, "x to the power const, in floats."),
-    (const_pow_op, "const to the power x, in floats."),
     (clip_op, "x within [low, high]; its gradient is 0 at the bounds and beyond."),
     (clip_gradient_op, "g where x lies between low and high, else 0: the gradient of clip."),
 ):

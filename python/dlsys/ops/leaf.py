@@ -10,21 +10,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError, ShapeError
+from ..graph.kinds import Bool, DType, Kind, Name, Number, Shape, is_node, shown
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import FLOAT32
-from ..graph.signature import (
-    Bool,
-    DType,
-    Kind,
-    Name,
-    Number,
-    Shape,
-    Signature,
-    declared,
-    is_node,
-    shown,
-)
+from ..graph.node import Node, Op
+from ..graph.signature import Signature, declared
+from ..graph.spec import FLOAT32, Spec
+
+__all__ = [
+    "Parameter", "Variable", "constant", "full_op", "oneslike_op", "placeholder_op",
+    "zeroslike_op",
+]  # fmt: skip
 
 ANYWHERE = object()  # the home of a Parameter that the first executor to use it may choose
 
@@ -173,7 +168,7 @@ def array_of(what: str, value: Any, dtype: Any) -> np.ndarray:
 
 
 placeholder_op = PlaceholderOp()
-constant_op = ConstantOp()
+constant = constant_op = ConstantOp()
 full_op = FullOp()
 oneslike_op = FillLikeOp("ones_like", 1.0)
 zeroslike_op = FillLikeOp("zeros_like", 0.0)

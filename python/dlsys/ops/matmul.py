@@ -1,13 +1,20 @@
-"""Matrix products."""
+"""Matrix products: of two matrices, of many (batched), linear, outer. `einsum.py` has the
+general form.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..graph.node import Node, Op, Spec, same_nodes
-from ..graph.shapes import describe, promote
-from ..graph.signature import Bool, Signature
-from .movement import transpose_op
+from ..graph.kinds import Bool
+from ..graph.node import Node, Op, same_nodes
+from ..graph.signature import Signature, declared
+from ..graph.spec import Spec, describe, merge_shapes, promote
+from .elementwise import add
+from .movement import reshape_op, transpose_op
+from .reduce import broadcast_like_op, sum_to_like
+
+__all__ = ["batched_matmul_op", "linear_op", "matmul_op", "outer_op"]
 
 # The precisions of products and the numbers by which kernels know them; see passes/precision.py.
 PRECISIONS = {"fp32": 0, "tf32": 1}
@@ -92,4 +99,158 @@ class MatMulOp(Product):
         return matmul_op(inputs[0], inputs[1], trans_A=flags[0], trans_B=flags[1])
 
 
+class BatchedMatMulOp(Product):
+    """A @ B over the last two axes, (…, m, k) and (…, k, n) to (…, m, n); the axes before them
+    broadcast by numpy's rule. trans_A and trans_B exchange the last two axes.
+    """
+
+    name = kernel = "batched_matmul"
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        a, b = specs[0].shape, specs[1].shape
+        if len(a) < 2 or len(b) < 2:
+            raise node.error(f"expected at least two dimensions, got {describe(node, specs)}")
+        rows, columns = self.extents(node, *specs)
+        batch = merge_shapes(a[:-2], b[:-2])
+        if batch is None:
+            raise node.error(f"leading dimensions do not broadcast: {describe(node, specs)}")
+        declared = specs[0].declared or specs[1].declared
+        return Spec((*batch, rows, columns), promote(node, *specs), declared)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        a, b, out = arrays
+        a = np.swapaxes(a, -1, -2) if node.attrs["trans_A"] else a
+        np.matmul(a, np.swapaxes(b, -1, -2) if node.attrs["trans_B"] else b, out=out)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        A, B = node.inputs
+        trans_A, trans_B = node.attrs["trans_A"], node.attrs["trans_B"]
+        if not trans_A:
+            dA = product_like_op(output_grad, B, A, trans_A=False, trans_B=not trans_B)
+        else:
+            dA = product_like_op(B, output_grad, A, trans_A=trans_B, trans_B=True)
+        if not trans_B:
+            dB = product_like_op(A, output_grad, B, trans_A=not trans_A, trans_B=False)
+        else:
+            dB = product_like_op(output_grad, A, B, trans_A=True, trans_B=trans_A)
+        return [dA, dB]
+
+    def simplify(self, node: Node) -> Node | None:
+        """Transposes go into the flags; what one product of matrices can do becomes that."""
+        A, trans_A = _without_swap(node.inputs[0], node.attrs["trans_A"])
+        B, trans_B = _without_swap(node.inputs[1], node.attrs["trans_B"])
+        assert A.spec is not None and B.spec is not None and node.spec is not None
+        if len(B.spec.shape) == 2 and (len(A.spec.shape) == 2 or not trans_A):
+            rows = A if len(A.spec.shape) == 2 else reshape_op(A, (_rows(A), A.spec.shape[-1]))
+            return reshape_op(matmul_op(rows, B, trans_A, trans_B), node.spec.shape)
+        if same_nodes((A, B), node.inputs):
+            return None
+        return batched_matmul_op(A, B, trans_A, trans_B)
+
+
+class ProductLikeOp(Op):
+    """A @ B as `batched_matmul` has it, summed over the leading axes along which `like` was
+    repeated: the gradient of a batched product.
+    """
+
+    name = "product_like"
+    signature = Signature("A", "B", "like", trans_A=Bool(False), trans_B=Bool(False))
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return Spec(specs[2].shape, promote(node, *specs[:2]), any(s.declared for s in specs[:2]))
+
+    def simplify(self, node: Node) -> Node:
+        A, B, like = node.inputs
+        assert A.spec is not None and B.spec is not None and like.spec is not None
+        trans_A, trans_B = node.attrs["trans_A"], node.attrs["trans_B"]
+        same_batch = A.spec.shape[:-2] == B.spec.shape[:-2]
+        if len(like.spec.shape) == 2 and same_batch and trans_A and not trans_B:
+            rows_A = reshape_op(A, (_rows(A), A.spec.shape[-1]))
+            return matmul_op(rows_A, reshape_op(B, (_rows(B), B.spec.shape[-1])), trans_A=True)
+        return sum_to_like(batched_matmul_op(A, B, trans_A, trans_B), like)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        A, B = node.inputs[:2]
+        product = batched_matmul_op(A, B, **node.attrs)
+        dA, dB = batched_matmul_op.gradient(product, broadcast_like_op(output_grad, product))
+        return [dA, dB, None]
+
+
+def _rows(x: Node) -> int:
+    """The extent of all axes but the last together."""
+    assert x.spec is not None
+    return int(np.prod(x.spec.shape[:-1], dtype=np.int64))
+
+
+def _without_swap(x: Node, flag: bool) -> tuple[Node, bool]:
+    """x without a transpose that only exchanges its last two axes, and the flag that stands for
+    it.
+    """
+    if x.op is transpose_op and x.spec is not None:
+        ndim = len(x.spec.shape)
+        axes = transpose_op.permutation(x, ndim)
+        if ndim >= 2 and axes == (*range(ndim - 2), ndim - 1, ndim - 2):
+            return x.inputs[0], not flag
+    return x, flag
+
+
+class OuterOp(Op):
+    """a_i b_j of two vectors."""
+
+    name = "outer"
+    signature = Signature("a", "b")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if len(specs[0].shape) != 1 or len(specs[1].shape) != 1:
+            raise node.error(f"expected two vectors, got {describe(node, specs)}")
+        shape = specs[0].shape + specs[1].shape
+        return Spec(shape, promote(node, *specs), any(spec.declared for spec in specs))
+
+    def simplify(self, node: Node) -> Node:
+        a, b = node.inputs
+        assert a.spec is not None and b.spec is not None
+        return reshape_op(a, (*a.spec.shape, 1)) * reshape_op(b, (1, *b.spec.shape))
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        a, b = node.inputs
+        return [times_vector_op(output_grad, b), times_vector_op(transpose_op(output_grad), a)]
+
+
+class TimesVectorOp(Op):
+    """The product of a matrix (m, n) with a vector (n,)."""
+
+    name = "times_vector"
+    signature = Signature("A", "v")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if len(specs[0].shape) != 2 or specs[1].shape != specs[0].shape[1:]:
+            raise node.error(f"expected (m, n) and (n,), got {describe(node, specs)}")
+        declared = any(spec.declared for spec in specs)
+        return Spec(specs[0].shape[:1], promote(node, *specs), declared)
+
+    def simplify(self, node: Node) -> Node:
+        A, v = node.inputs
+        assert v.spec is not None and node.spec is not None
+        return reshape_op(matmul_op(A, reshape_op(v, (*v.spec.shape, 1))), node.spec.shape)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        A, v = node.inputs
+        return [outer_op(output_grad, v), times_vector_op(transpose_op(A), output_grad)]
+
+
 matmul_op = MatMulOp()
+batched_matmul_op = BatchedMatMulOp()
+product_like_op = ProductLikeOp()
+outer_op = OuterOp()
+times_vector_op = TimesVectorOp()
+
+
+@declared(trans_A=Bool(), trans_B=Bool())
+def linear_op(
+    A: Node, B: Node, bias: Node | None = None, trans_A: bool = False, trans_B: bool = False
+) -> Node:
+    """A @ B + bias: A (…, inputs), B (inputs, outputs), bias (outputs,) to (…, outputs); trans_A
+    and trans_B exchange the last two axes first. ShapeError when they do not fit.
+    """
+    y = batched_matmul_op(A, B, trans_A, trans_B)
+    return y if bias is None else add(y, bias)

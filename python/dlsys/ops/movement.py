@@ -10,9 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import describe, merge_shapes, normalize_axes
-from ..graph.signature import Axes, Int, Ints, Shape, Signature
+from ..graph.kinds import Axes, Int, Ints, Shape
+from ..graph.node import Node, Op, hooks
+from ..graph.signature import Signature
+from ..graph.spec import Spec, describe, merge_shapes, normalize_axes
+
+__all__ = [
+    "array_reshape_op", "broadcast_to_op", "copy_op", "expand_dims_op", "flatten_op",
+    "reshape_like_op", "reshape_op", "squeeze_op", "transpose_op",
+]  # fmt: skip
 
 
 class ReshapeOp(Op):
@@ -202,9 +208,7 @@ class BroadcastToOp(Op):
         np.copyto(arrays[1], arrays[0])
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        from .reduce import sum_to_like
-
-        return [sum_to_like(output_grad, node.inputs[0])]
+        return [hooks["sum_to_like"](output_grad, node.inputs[0])]
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]

@@ -7,19 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import Node, Op, Spec
-from ..graph.signature import (
-    Choice,
-    Kind,
-    Misfit,
-    Number,
-    Signature,
-    declared,
-    integer,
-    integers,
-    is_integer,
-)
+from ..graph.kinds import Choice, Kind, Misfit, Number, integer, integers, is_integer
+from ..graph.node import Node, Op
+from ..graph.signature import Signature, declared
+from ..graph.spec import Spec
 from .indexing import check_fill, getitem_op, place_op
+
+__all__ = ["pad_op"]
 
 
 class Paddings(Kind):

@@ -1,17 +1,35 @@
-"""Sums and means over axes, and their opposites: summing to and repeating to another node's
-shape.
+"""Reductions over axes: sums, means, max, min, prod, var, logsumexp, argmax, argmin; and the
+opposites of a sum: summing to and repeating to another node's shape.
+
+NaN: max, min, prod and logsumexp give NaN where there is one; argmax and argmin point at the first.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import broadcast_axes, floating, merge_shapes, normalize_axes
-from ..graph.signature import Axes, Bool, Signature
-from .elementwise import cast_op, mul_byconst_op
+from ..graph.kinds import Axes, Bool, Int
+from ..graph.node import Node, Op
+from ..graph.signature import Signature, declared
+from ..graph.spec import Spec, broadcast_axes, floating, merge_shapes, normalize_axes
+from .axes import INT64, AlongAxesOp, AxisKernel, around, same_dtype, summed_dtype
+from .comparison import where_op
+from .elementwise import cast_op, exp_op, mul_byconst_op
 from .leaf import full_op
 from .movement import broadcast_to_op, reshape_op
+from .scan import prod_others
+
+__all__ = [
+    "argmax_op", "argmin_op", "broadcastto_op", "expand_like_op", "logsumexp_op", "max_op",
+    "mean_op", "min_op", "prod_op", "reduce_mean_op", "reduce_sum_op", "reducesumaxiszero_op",
+    "sum_op", "sum_to_like_op", "var_op",
+]  # fmt: skip
+
+BOOL = np.dtype(np.bool_)
 
 
 class SumOp(Op):
@@ -40,7 +58,7 @@ class SumOp(Op):
             shape = [n for axis, n in enumerate(shape) if axis not in axes]
         if self._mean:
             return Spec(tuple(shape), floating(specs[0].dtype), specs[0].declared)
-        return _summed(specs[0], tuple(shape))
+        return _sum_spec(specs[0], tuple(shape))
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
@@ -94,7 +112,7 @@ class SumAxisZeroOp(Op):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if not specs[0].shape:
             raise node.error(f"expected at least one dimension, got {node.inputs[0].name} ()")
-        return _summed(specs[0], specs[0].shape[1:] or (1,))
+        return _sum_spec(specs[0], specs[0].shape[1:] or (1,))
 
     def simplify(self, node: Node) -> Node:
         assert node.spec is not None
@@ -182,7 +200,7 @@ class SumToLikeOp(Op):
         return [broadcast_like_op(output_grad, node.inputs[0]), None]
 
 
-def _summed(x: Spec, shape: tuple[int, ...]) -> Spec:
+def _sum_spec(x: Spec, shape: tuple[int, ...]) -> Spec:
     """The spec of a sum of x: integers add up as int64."""
     integral = x.dtype is not None and x.dtype.kind != "f"
     return Spec(shape, np.dtype(np.int64) if integral else x.dtype, x.declared)
@@ -200,3 +218,172 @@ def sum_to_like(x: Node, like: Node) -> Node:
     """`sum_to_like_op`, left out where both shapes are known to be equal."""
     known = x.spec is not None and like.spec is not None
     return x if known and x.spec.shape == like.spec.shape else sum_to_like_op(x, like)
+
+
+# ---- reductions by kernels over one axis ----
+
+
+def _logsumexp(x: np.ndarray, largest: np.ndarray, scratch: np.ndarray, y: np.ndarray) -> None:
+    if not x.shape[1]:
+        return y.fill(-np.inf)
+    np.max(x, axis=1, keepdims=True, out=largest)
+    np.copyto(largest, 0, where=np.isinf(largest))  # inf - inf would be NaN
+    np.subtract(x, largest, out=scratch)
+    np.exp(scratch, out=scratch)
+    np.sum(scratch, axis=1, out=y)
+    np.log(y, out=y)
+    np.add(y, largest[:, 0], out=y)
+
+
+def _logsumexp_workspace(x: Spec, y: Spec) -> list[Spec]:
+    outer, _, inner = x.shape
+    return [y._replace(shape=(outer, 1, inner)), y._replace(shape=x.shape)]
+
+
+def _along(reduce: Callable) -> Callable:
+    def numpy(x: np.ndarray, y: np.ndarray) -> None:
+        if y.size:
+            reduce(x, axis=1, out=y)
+
+    return numpy
+
+
+def _match(x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> None:
+    if not mask.size:
+        return
+    np.equal(x, y[:, None], out=mask)
+    if x.dtype.kind == "f" and np.isnan(y).any():
+        np.logical_or(mask, np.isnan(x), out=mask, where=np.isnan(y)[:, None])
+    first = mask.argmax(axis=1)[:, None]
+    found = np.take_along_axis(mask, first, 1)
+    mask.fill(False)
+    np.put_along_axis(mask, first, found, 1)
+
+
+def _prod(x: np.ndarray, y: np.ndarray) -> None:
+    """Floats multiply in float64: roundings add up, and what is on the way may not fit float32."""
+    dtype = np.float64 if y.dtype.kind == "f" else None
+    np.copyto(y, np.prod(x, axis=1, dtype=dtype), casting="same_kind")
+
+
+_max_kernel = AxisKernel("reduce_max", _along(np.max), same_dtype)
+_min_kernel = AxisKernel("reduce_min", _along(np.min), same_dtype)
+_prod_kernel = AxisKernel("reduce_prod", _prod, summed_dtype)
+_logsumexp_kernel = AxisKernel(
+    "reduce_logsumexp", _logsumexp, floating, workspace=_logsumexp_workspace
+)
+_argmax_kernel = AxisKernel("argmax", _along(np.argmax), lambda dtype: INT64, free=True)
+_argmin_kernel = AxisKernel("argmin", _along(np.argmin), lambda dtype: INT64, free=True)
+_match_kernel = AxisKernel(
+    "first_match", _match, lambda dtype: BOOL, keeps=True, free=True, signature=Signature("x", "y")
+)
+
+
+class Reduction(Op):
+    """A reduction of x over `axis` (None: all); `keepdims` keeps the axes as extent 1."""
+
+    signature = Signature("x", axis=Axes(None, also="axes"), keepdims=Bool(False))
+
+    def __init__(
+        self, name: str, kernel: AxisKernel, gradient: Callable | None = None, empty: bool = True
+    ) -> None:
+        self.name = name
+        self._kernel = kernel
+        self._gradient = gradient  # from x, y, the repeated dy and the axis
+        self._empty = empty  # no elements have a result
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        x = specs[0]
+        axes = normalize_axes(node, node.attrs["axis"], len(x.shape))
+        kept = tuple(1 if axis in axes else n for axis, n in enumerate(x.shape))
+        if not self._empty and x.size == 0 and 0 not in kept:
+            raise node.error(f"{node.inputs[0].name} {x.shape} has no elements along axes {axes}")
+        inner = self._kernel.infer(node, x._replace(shape=(1, 1, 1)))
+        if not node.attrs["keepdims"]:
+            kept = tuple(n for axis, n in enumerate(kept) if axis not in axes)
+        return inner._replace(shape=kept)  # type: ignore[union-attr]
+
+    def simplify(self, node: Node) -> Node:
+        x = node.inputs[0]
+        assert x.spec is not None and node.spec is not None
+        axes = normalize_axes(node, node.attrs["axis"], len(x.spec.shape))
+        order, shape = around(x.spec.shape, axes)
+        x = self._kernel.grouped(x, node.spec.dtype, order, shape)
+        return reshape_op(self._kernel(x), node.spec.shape)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        if self._gradient is None:
+            return [None]
+        x = node.inputs[0]
+        return [self._gradient(x, node, expand_like_op(output_grad, x, **node.attrs), node.attrs)]
+
+
+class CorrectionOp(Op):
+    """n / (n - ddof) for the n elements of x that a reduction over `axis` joins."""
+
+    name = "correction"
+    signature = Signature("x", "*", axis=Axes(None), ddof=Int())
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return Spec((), floating(specs[0].dtype), False)
+
+    def simplify(self, node: Node) -> Node:
+        x = node.inputs[0].spec
+        assert x is not None and node.spec is not None
+        axes = normalize_axes(node, node.attrs["axis"], len(x.shape))
+        n = math.prod(x.shape[axis] for axis in axes)
+        rest = n - node.attrs["ddof"]
+        return full_op((), n / rest if rest > 0 else math.nan, node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None]
+
+
+def _to_extreme(x: Node, y: Node, dy: Node, attrs: dict) -> Node:
+    return where_op(_first_match(x, y, axis=attrs["axis"]), dy, 0.0)
+
+
+def _softmax_times(x: Node, y: Node, dy: Node, attrs: dict) -> Node:
+    return dy * exp_op(x - expand_like_op(y, x, **attrs))
+
+
+# The gradient of max and min goes to the first extreme, on every device: the first NaN where there
+# is one.
+max_op = Reduction("max", _max_kernel, _to_extreme, empty=False)
+min_op = Reduction("min", _min_kernel, _to_extreme, empty=False)
+prod_op = Reduction(
+    "prod", _prod_kernel, lambda x, y, dy, attrs: dy * prod_others(x, axis=attrs["axis"])
+)
+logsumexp_op = Reduction("logsumexp", _logsumexp_kernel, _softmax_times)
+argmax_op = Reduction("argmax", _argmax_kernel, empty=False)
+argmin_op = Reduction("argmin", _argmin_kernel, empty=False)
+_correction = CorrectionOp()
+
+
+# True at the first element that equals the extreme y of its reduction (a NaN equals a NaN)
+_first_match = AlongAxesOp(
+    "first_match",
+    _match_kernel,
+    lambda node, dy: [None, None],
+    Signature("x", "y", axis=Axes(None)),
+)
+# What help says of each.
+for _op, _text in (
+    (max_op, "The largest element of x over the axes, NaN where there is one."),
+    (min_op, "The smallest element of x over the axes, NaN where there is one."),
+    (prod_op, "The product of the elements of x over the axes."),
+    (logsumexp_op, "log Σ exp(x) over the axes, finite for any finite x."),
+    (argmax_op, "The place of the first largest element over the axes, int64."),
+    (argmin_op, "The place of the first smallest element over the axes, int64."),
+):
+    _op.doc = _text
+
+
+@declared(axis=Axes(), keepdims=Bool(), ddof=Int())
+def var_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Node:
+    """The variance of x over `axis`: the mean of (x - mean)², times n / (n - ddof); NaN where
+    n <= ddof.
+    """
+    centred = x - expand_like_op(mean_op(x, axis), x, axis=axis)
+    variance = mean_op(centred * centred, axis, keepdims)
+    return variance * _correction(x, axis=axis, ddof=ddof) if ddof else variance

@@ -10,22 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.kinds import Bool, Choice, Input, Int, IntPair, Kind, number
 from ..graph.lines import where
-from ..graph.node import Node, Op, Spec
-from ..graph.shapes import describe, floating
-from ..graph.signature import (
-    Bool,
-    Choice,
-    Input,
-    Int,
-    IntPair,
-    Kind,
-    Signature,
-    declared,
-    number,
-)
+from ..graph.node import Node, Op
+from ..graph.signature import Signature, declared
+from ..graph.spec import Spec, describe, floating
 from .elementwise import cast_op
 from .movement import reshape_op, transpose_op
+
+__all__ = ["depth_to_space_op", "resize", "space_to_depth_op"]
 
 
 class Factors(Kind):

@@ -20,8 +20,7 @@ from ..graph.node import Node
 from ..ops.comparison import greater_equal_op, less_op, maximum_op, where_op
 from ..ops.elementwise import cast_op, clip_op, cos_op, exp_op
 from ..ops.leaf import Parameter, constant_op
-from ..ops.reduce import sum_op
-from ..ops.statistics import max_op
+from ..ops.reduce import max_op, sum_op
 
 _MOST_STEPS = 1 << 31
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph.node import Node, attributed_to, find_topo_sort, hooks
+from ..graph.lines import attributed_to
+from ..graph.node import Node, find_topo_sort, hooks
 
 
 def draw_anew(fetches: Sequence[Node], draws: Node) -> list[Node]:

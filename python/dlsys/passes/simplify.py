@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.node import Node, Spec, attributed_to, hooks, same_nodes
-from ..graph.shapes import FLOAT32
+from ..graph.lines import attributed_to
+from ..graph.node import Node, hooks, same_nodes
+from ..graph.spec import FLOAT32, Spec
 
 
 def simplify(

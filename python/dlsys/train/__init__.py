@@ -1,7 +1,8 @@
 """Training: fit, evaluate and predict, with metrics, callbacks and checkpoints."""
 
 from . import safetensors
-from .callbacks import Callback, Checkpoint, EarlyStopping, PlateauSchedule, Validation
+from .callback import Callback, Run
+from .callbacks import Checkpoint, EarlyStopping, PlateauSchedule, Validation
 from .checkpoint import Saved, load, save
 from .evaluation import Evaluator, evaluate, predict
 from .history import History
@@ -18,4 +19,3 @@ from .metrics import (
     accuracy,
 )
 from .report import JsonLog, Progress, TensorBoard
-from .run import Run

@@ -1,79 +1,22 @@
-"""Callbacks: what is told how a run goes on, and may stop it, measure more or keep its state."""
+"""The callbacks that come with `fit`: they stop a run, measure more or keep its state."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import DataError, DlsysError, GraphError
 from ..files import FolderLock, check_replaceable, make_folder, sweep
 from ..optim import EMA, ReduceOnPlateau
+from .callback import Callback, Run
 from .checkpoint import save
 from .evaluation import Evaluator
 from .history import Record
-from .schema import Form, integer, maybe, number
-
-if TYPE_CHECKING:
-    from .run import Run
-
-
-class Callback:
-    """Base of callbacks, all of whose methods do nothing.
-
-    A run tells its callbacks, in the order in which `fit` got them:
-    `on_start` once; then for every batch `on_step`, and where a log is due `on_log` with the means
-    since the last one; after an epoch `on_epoch_end`, with a record that they may add to, and
-    `on_record` when all have; `on_settled` after each batch and each epoch when everything has been
-    told, which is the moment to keep the run's state; `on_stop`, in the opposite order, however the
-    run ends.
-
-    `run` has `model optimizer data ctx metrics loss epochs history`, `epoch` (finished ones),
-    `batch` (done in this one), `step` (batches since the beginning), `stop(reason)`, and in
-    `on_stop` the `outcome`: "finished", "stopped" by a callback, "interrupted" by Ctrl-C or
-    "failed".
-    On a device a step may still be computing when `on_step` is called: nothing has been read.
-
-    What a callback remembers goes into checkpoints: `state_dict` returns JSON values and arrays,
-    `load_state_dict` gets them back before `on_start`.
-    """
-
-    adds: frozenset[str] = frozenset()  # names of figures that it adds to some records only
-    forms: Mapping[str, Form] = {}  # of entries that a state must have to be loaded
-
-    def on_start(self, run: Run) -> None:
-        """The graphs are built and a state that is resumed is loaded."""
-
-    def on_step(self, run: Run) -> None:
-        """A batch was handed to the device."""
-
-    def on_log(self, run: Run, record: Record) -> None:
-        """epoch, step, loss, metrics and lr over the steps since the last log."""
-
-    def on_epoch_end(self, run: Run, record: Record) -> None:
-        """The record of the epoch, which callbacks may add to."""
-
-    def on_record(self, run: Run, record: Record) -> None:
-        """The complete record of an epoch, which is in the history now."""
-
-    def on_settled(self, run: Run) -> None:
-        """All callbacks have been told of this step or epoch."""
-
-    def on_stop(self, run: Run) -> None:
-        """The run is over, or could not go on."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of this callback."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned in the run that is resumed, once `forms` (see
-        schema.py) hold.
-        """
+from .schema import integer, maybe, number
 
 
 class Best:
@@ -296,7 +239,7 @@ class Checkpoint(Callback):
         self._improved = value is not None and self._best.improved(value)
         self._value = self._best.value
 
-    def on_settled(self, run: Run) -> None:
+    def on_commit(self, run: Run) -> None:
         ended = run.batch == 0
         due = ended and (run.epoch % self._epochs == 0 or run.epoch == run.epochs)
         if self._improved:

@@ -17,7 +17,7 @@ from .callbacks import Callback, Validation
 from .evaluation import Loss, as_trained, check_as_trained, inputs_of
 from .history import History
 from .metrics import Metric
-from .run import Run
+from .run import TrainingRun
 
 
 def fit(
@@ -67,7 +67,7 @@ def fit(
     data = _prepared(data, model, resume, saved)
     if validation is not None:
         callbacks = [Validation(validation), *callbacks]
-    run = Run(
+    run = TrainingRun(
         model,
         data,
         optimizer,

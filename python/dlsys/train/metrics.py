@@ -12,14 +12,14 @@ import numpy as np
 
 from .. import autodiff as ad
 from ..errors import DlsysError, GraphError
-from ..graph.shapes import infer
-from ..ops.loss.composed import class_scores_op, classes_like_op, target_of, target_op
+from ..graph.infer import infer
+from ..ops.loss.classification import classes_like_op
 from ..ops.loss.cross_entropy import (
     cross_entropy_rows_op,
-    is_integer,
     softmaxcrossentropy_op,
     sparse_cross_entropy_rows_op,
 )
+from ..ops.loss.rows import class_scores_op, is_integer, target_of, target_op
 
 _AVERAGES = ("macro", "micro", None)
 _OF_CLASSES = {

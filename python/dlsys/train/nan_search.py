@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DivergedError, KernelError
 from ..settings import settings
+from .callback import Run
 from .evaluation import batches_of
-
-if TYPE_CHECKING:
-    from .run import Run
 
 
 class FiniteState(NamedTuple):

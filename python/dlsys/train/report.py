@@ -8,16 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import DataError, DlsysError, how_to_install
 from ..files import appending
-from .callbacks import Callback
+from .callback import Callback, Run
 from .history import Record, plain
 from .schema import integer, latin, maybe
-
-if TYPE_CHECKING:
-    from .run import Run
 
 _TAIL = 200  # bytes by which one log is known from another
 

@@ -1,4 +1,4 @@
-"""Run: one training run, from the graphs to the last callback."""
+"""TrainingRun: one training run, from the graphs to the last callback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..interrupts import Interrupts
 from ..nn import Module
 from ..runtime.device import Context
 from . import schema
-from .callbacks import Callback
+from .callback import Callback
 from .checkpoint import Saved
 from .evaluation import Loss, batches_of, in_mode, inputs_of
 from .history import History, Record, plain
@@ -33,7 +33,7 @@ _NO_KERNELS: dict[str, Any] = {"device": "", "choices": {}}
 _FINITE_STATE_SECONDS = 60.0  # until a state to go back to is read anew within an epoch
 
 
-class Run:
+class TrainingRun:
     """One training run of `fit`, which its callbacks see (see Callback)."""
 
     def __init__(
@@ -225,17 +225,17 @@ class Run:
                     callback.on_step(self)
                 if self.step % self._log_every == 0 or self.batch == len(self.data):
                     self._log()
-                self._settle(keys)
+                self._commit(keys)
                 if self.stopping:
                     break
         if not self.stopping:
             self._end_epoch()
-            self._settle(keys)
+            self._commit(keys)
 
-    def _settle(self, keys: Interrupts) -> None:
+    def _commit(self, keys: Interrupts) -> None:
         self.interrupted = keys.pressed
         for callback in self.callbacks:
-            callback.on_settled(self)
+            callback.on_commit(self)
 
     def _log(self) -> None:
         """Reads what the device has added up since the last log, and logs it."""

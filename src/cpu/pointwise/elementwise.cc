@@ -121,57 +121,19 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
   });
 }
 
-DLSYS_KERNEL(cpu, neg, Unary<fn::Neg>);
-DLSYS_KERNEL(cpu, exp, Unary<fn::Exp>);
-DLSYS_KERNEL(cpu, log, Unary<fn::Log>);
-DLSYS_KERNEL(cpu, sqrt, Unary<fn::Sqrt>);
-DLSYS_KERNEL(cpu, tanh, Unary<fn::Tanh>);
-DLSYS_KERNEL(cpu, cos, Unary<fn::Cos>);
-DLSYS_KERNEL(cpu, sin, Unary<fn::Sin>);
-DLSYS_KERNEL(cpu, sigmoid, Unary<fn::Sigmoid>);
-DLSYS_KERNEL(cpu, relu, Unary<fn::Relu>);
-
-DLSYS_KERNEL(cpu, add, Binary<fn::Add>);
-DLSYS_KERNEL(cpu, sub, Binary<fn::Sub>);
-DLSYS_KERNEL(cpu, mul, Binary<fn::Mul>);
-DLSYS_KERNEL(cpu, div, Binary<fn::Div>);
-DLSYS_KERNEL(cpu, pow, Binary<fn::Pow>);
-DLSYS_KERNEL(cpu, relu_gradient, Binary<fn::ReluGradient>);
-
-DLSYS_KERNEL(cpu, add_const, WithConst<fn::AddConst>);
-DLSYS_KERNEL(cpu, mul_const, WithConst<fn::MulConst>);
-DLSYS_KERNEL(cpu, rsub_const, WithConst<fn::RsubConst>);
-DLSYS_KERNEL(cpu, div_const, WithConst<fn::DivConst>);
-DLSYS_KERNEL(cpu, rdiv_const, WithConst<fn::RdivConst>);
-DLSYS_KERNEL(cpu, pow_const, WithConst<fn::PowConst>);
-DLSYS_KERNEL(cpu, rpow_const, WithConst<fn::RpowConst>);
-
-DLSYS_KERNEL(cpu, log1p, Unary<fn::Log1p>);
-DLSYS_KERNEL(cpu, rsqrt, Unary<fn::Rsqrt>);
-DLSYS_KERNEL(cpu, abs, Unary<fn::Abs>);
-DLSYS_KERNEL(cpu, sign, Unary<fn::Sign>);
-DLSYS_KERNEL(cpu, silu, Unary<fn::Silu>);
-DLSYS_KERNEL(cpu, gelu, Unary<fn::Gelu>);
-DLSYS_KERNEL(cpu, gelu_tanh, Unary<fn::GeluTanh>);
-DLSYS_KERNEL(cpu, softplus, Unary<fn::Softplus>);
-DLSYS_KERNEL(cpu, hard_sigmoid, Unary<fn::HardSigmoid>);
-DLSYS_KERNEL(cpu, hard_swish, Unary<fn::HardSwish>);
-
-DLSYS_KERNEL(cpu, minimum, Binary<fn::Minimum>);
-DLSYS_KERNEL(cpu, maximum, Binary<fn::Maximum>);
-DLSYS_KERNEL(cpu, silu_gradient, Binary<fn::SiluGradient>);
-DLSYS_KERNEL(cpu, gelu_gradient, Binary<fn::GeluGradient>);
-DLSYS_KERNEL(cpu, gelu_tanh_gradient, Binary<fn::GeluTanhGradient>);
-DLSYS_KERNEL(cpu, softplus_gradient, Binary<fn::SoftplusGradient>);
-DLSYS_KERNEL(cpu, hard_swish_gradient, Binary<fn::HardSwishGradient>);
-
-DLSYS_KERNEL(cpu, leaky_relu, WithConst<fn::LeakyRelu>);
-DLSYS_KERNEL(cpu, huber, WithConst<fn::Huber>);
-DLSYS_KERNEL(cpu, elu, WithConst<fn::Elu>);
-DLSYS_KERNEL(cpu, clip, WithTwoConsts<fn::ClipTo>);
-DLSYS_KERNEL(cpu, leaky_relu_gradient, PairWithConst<fn::LeakyReluGradient>);
-DLSYS_KERNEL(cpu, elu_gradient, PairWithConst<fn::EluGradient>);
-DLSYS_KERNEL(cpu, clip_gradient, PairWithTwoConsts<fn::ClipGradient>);
+// A kernel of every functor.
+#define DLSYS_REGISTER_FUNCTORS
+#define DLSYS_UNARY(Name, op, expression) DLSYS_KERNEL_NAMED(cpu, Name, op, Unary<fn::Name>);
+#define DLSYS_BINARY(Name, op, expression) DLSYS_KERNEL_NAMED(cpu, Name, op, Binary<fn::Name>);
+#define DLSYS_UNARY_CONST(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cpu, Name, op, WithConst<fn::Name>);
+#define DLSYS_UNARY_CONSTS(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cpu, Name, op, WithTwoConsts<fn::Name>);
+#define DLSYS_BINARY_CONST(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cpu, Name, op, PairWithConst<fn::Name>);
+#define DLSYS_BINARY_CONSTS(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cpu, Name, op, PairWithTwoConsts<fn::Name>);
+#include "math/functors.h"
 
 }  // namespace
 }  // namespace cpu

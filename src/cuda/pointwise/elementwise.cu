@@ -190,57 +190,19 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) {
          nquads);
 }
 
-DLSYS_KERNEL(cuda, neg, Unary<fn::Neg>);
-DLSYS_KERNEL(cuda, exp, Unary<fn::Exp>);
-DLSYS_KERNEL(cuda, log, Unary<fn::Log>);
-DLSYS_KERNEL(cuda, sqrt, Unary<fn::Sqrt>);
-DLSYS_KERNEL(cuda, tanh, Unary<fn::Tanh>);
-DLSYS_KERNEL(cuda, cos, Unary<fn::Cos>);
-DLSYS_KERNEL(cuda, sin, Unary<fn::Sin>);
-DLSYS_KERNEL(cuda, sigmoid, Unary<fn::Sigmoid>);
-DLSYS_KERNEL(cuda, relu, Unary<fn::Relu>);
-
-DLSYS_KERNEL(cuda, add_const, Constant<fn::AddConst>);
-DLSYS_KERNEL(cuda, mul_const, Constant<fn::MulConst>);
-DLSYS_KERNEL(cuda, rsub_const, Constant<fn::RsubConst>);
-DLSYS_KERNEL(cuda, div_const, Constant<fn::DivConst>);
-DLSYS_KERNEL(cuda, rdiv_const, Constant<fn::RdivConst>);
-DLSYS_KERNEL(cuda, pow_const, Constant<fn::PowConst>);
-DLSYS_KERNEL(cuda, rpow_const, Constant<fn::RpowConst>);
-
-DLSYS_KERNEL(cuda, add, Binary<fn::Add>);
-DLSYS_KERNEL(cuda, sub, Binary<fn::Sub>);
-DLSYS_KERNEL(cuda, mul, Binary<fn::Mul>);
-DLSYS_KERNEL(cuda, div, Binary<fn::Div>);
-DLSYS_KERNEL(cuda, pow, Binary<fn::Pow>);
-DLSYS_KERNEL(cuda, relu_gradient, Binary<fn::ReluGradient>);
-
-DLSYS_KERNEL(cuda, log1p, Unary<fn::Log1p>);
-DLSYS_KERNEL(cuda, rsqrt, Unary<fn::Rsqrt>);
-DLSYS_KERNEL(cuda, abs, Unary<fn::Abs>);
-DLSYS_KERNEL(cuda, sign, Unary<fn::Sign>);
-DLSYS_KERNEL(cuda, silu, Unary<fn::Silu>);
-DLSYS_KERNEL(cuda, gelu, Unary<fn::Gelu>);
-DLSYS_KERNEL(cuda, gelu_tanh, Unary<fn::GeluTanh>);
-DLSYS_KERNEL(cuda, softplus, Unary<fn::Softplus>);
-DLSYS_KERNEL(cuda, hard_sigmoid, Unary<fn::HardSigmoid>);
-DLSYS_KERNEL(cuda, hard_swish, Unary<fn::HardSwish>);
-
-DLSYS_KERNEL(cuda, minimum, Binary<fn::Minimum>);
-DLSYS_KERNEL(cuda, maximum, Binary<fn::Maximum>);
-DLSYS_KERNEL(cuda, silu_gradient, Binary<fn::SiluGradient>);
-DLSYS_KERNEL(cuda, gelu_gradient, Binary<fn::GeluGradient>);
-DLSYS_KERNEL(cuda, gelu_tanh_gradient, Binary<fn::GeluTanhGradient>);
-DLSYS_KERNEL(cuda, softplus_gradient, Binary<fn::SoftplusGradient>);
-DLSYS_KERNEL(cuda, hard_swish_gradient, Binary<fn::HardSwishGradient>);
-
-DLSYS_KERNEL(cuda, leaky_relu, Constant<fn::LeakyRelu>);
-DLSYS_KERNEL(cuda, huber, Constant<fn::Huber>);
-DLSYS_KERNEL(cuda, elu, Constant<fn::Elu>);
-DLSYS_KERNEL(cuda, clip, TwoConstants<fn::ClipTo>);
-DLSYS_KERNEL(cuda, leaky_relu_gradient, PairConstant<fn::LeakyReluGradient>);
-DLSYS_KERNEL(cuda, elu_gradient, PairConstant<fn::EluGradient>);
-DLSYS_KERNEL(cuda, clip_gradient, PairTwoConstants<fn::ClipGradient>);
+// A kernel of every functor.
+#define DLSYS_REGISTER_FUNCTORS
+#define DLSYS_UNARY(Name, op, expression) DLSYS_KERNEL_NAMED(cuda, Name, op, Unary<fn::Name>);
+#define DLSYS_BINARY(Name, op, expression) DLSYS_KERNEL_NAMED(cuda, Name, op, Binary<fn::Name>);
+#define DLSYS_UNARY_CONST(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cuda, Name, op, Constant<fn::Name>);
+#define DLSYS_UNARY_CONSTS(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cuda, Name, op, TwoConstants<fn::Name>);
+#define DLSYS_BINARY_CONST(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cuda, Name, op, PairConstant<fn::Name>);
+#define DLSYS_BINARY_CONSTS(Name, op, expression) \
+  DLSYS_KERNEL_NAMED(cuda, Name, op, PairTwoConstants<fn::Name>);
+#include "math/functors.h"
 
 }  // namespace
 }  // namespace cuda

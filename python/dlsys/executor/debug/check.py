@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import KernelError
-from ...graph.node import Node, Op, Spec
+from ...graph.node import Node, Op
+from ...graph.spec import Spec
 from ...ndarray import NDArray, array, empty
 from ...runtime.device import Context, synchronize
 from ..plan.memory import Step

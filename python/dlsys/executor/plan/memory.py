@@ -14,7 +14,8 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...graph.node import Node, Spec
+from ...graph.node import Node
+from ...graph.spec import Spec
 from .arena import aligned, pack
 from .streams import LARGE, MOST, Order
 

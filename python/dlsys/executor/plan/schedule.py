@@ -14,7 +14,8 @@ import heapq
 from collections.abc import Sequence
 
 from ...errors import GraphError
-from ...graph.node import Node, attributed_to, find_topo_sort, hooks
+from ...graph.lines import attributed_to
+from ...graph.node import Node, find_topo_sort, hooks
 
 
 def schedule(fetches: Sequence[Node]) -> tuple[list[Node], list[Node]]:

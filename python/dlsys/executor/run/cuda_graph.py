@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...graph.node import Spec
+from ...graph.spec import Spec
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context
 from ...runtime.library import DLGraphInfo, DLLanes, load

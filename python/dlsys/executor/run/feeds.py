@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...errors import GraphError, ShapeError
-from ...graph.node import Node, Spec
-from ...graph.shapes import FLOAT32
+from ...graph.node import Node
+from ...graph.spec import FLOAT32, Spec
 from ...ndarray import NDArray
 from ...ops.leaf import Parameter
 from ...runtime.device import Context

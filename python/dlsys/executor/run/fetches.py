@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ...graph.node import Spec
+from ...graph.spec import Spec
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context
 

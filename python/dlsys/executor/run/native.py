@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceLostError, DlsysError
-from ...graph.node import Spec
+from ...graph.spec import Spec
 from ...ndarray import NDArray, array
 from ...runtime.device import Block, Context, stream
 from ...runtime.target import Target, target_of

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Node, Spec
+from ...graph.node import Node
+from ...graph.spec import Spec
 from ...runtime.target import NUMPY
 from ..debug.observe import Observer
 from ..debug.report import PlanReport, SegmentReport, plan_report

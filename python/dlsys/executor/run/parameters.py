@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import GraphError
 from ...graph.node import Node
-from ...graph.shapes import FLOAT32, FLOAT64
+from ...graph.spec import FLOAT32, FLOAT64
 from ...ndarray import NDArray
 from ...ops.leaf import ANYWHERE, Parameter
 from ...runtime.device import Block, Context

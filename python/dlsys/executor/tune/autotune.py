@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
-from ...graph.node import Node, Spec, find_topo_sort
+from ...graph.node import Node, find_topo_sort
+from ...graph.spec import Spec
 from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
 from ...runtime.tuning_cache import ChoiceFile, Measurement, choice_file

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DeviceError
-from ...graph.node import Node, Spec
+from ...graph.node import Node
+from ...graph.spec import Spec
 from ...ndarray import NDArray, array, empty
 from ...runtime.device import Context, stream, synchronize
 from ...runtime.library import load

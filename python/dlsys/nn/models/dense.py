@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...errors import GraphError
-from ...graph.signature import Function, Number, Shape, declared
+from ...graph.kinds import Function, Number, Shape
+from ...graph.signature import declared
 from ...init import RNG, Rng, generator, xavier_uniform, zeros
 from ..activation import ReLU
 from ..container import Layer, Sequential

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...graph.node import Node, Spec, same_nodes
-from ...graph.signature import IntPair, Kind, is_integer
+from ...graph.kinds import IntPair, Kind, is_integer
+from ...graph.node import Node, same_nodes
+from ...graph.spec import Spec
 from ..elementwise import cast_op
 
 Pair = tuple[int, int]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...graph.node import Spec
+from ...graph.spec import Spec
 from .geometry import Windows
 
 CHUNK_NBYTES = 4 << 20  # of columns

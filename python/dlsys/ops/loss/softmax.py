@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import floating, normalize_axes
-from ...graph.signature import Int, Signature
+from ...graph.kinds import Int
+from ...graph.node import Node, Op
+from ...graph.signature import Signature
+from ...graph.spec import Spec, floating, normalize_axes
+from ..axes import AxisKernel
 from ..elementwise import exp_op
 from ..movement import reshape_op
 from ..reduce import sum_op
-from ..statistics import Middle
+
+__all__ = ["log_softmax_op", "softmax_func", "softmax_op"]
 
 
 class SoftmaxOp(Op):
@@ -27,7 +30,7 @@ class SoftmaxOp(Op):
     name = kernel = "softmax"
     signature = Signature("x", axis=Int(-1))
 
-    def __init__(self, columns: Middle) -> None:
+    def __init__(self, columns: AxisKernel) -> None:
         self._columns = columns
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -174,10 +177,10 @@ def softmax_func(y: Any, axis: int = -1) -> np.ndarray:
     return shifted / np.sum(shifted, axis=axis, keepdims=True)
 
 
-_columns = Middle(
+_columns = AxisKernel(
     "softmax_columns", _softmax_columns, floating, keeps=True, workspace=_column_workspace
 )
-_log_columns = Middle(
+_log_columns = AxisKernel(
     "log_softmax_columns", _log_softmax_columns, floating, keeps=True,
     workspace=lambda x, y: [*_column_workspace(x, y), y],
 )  # fmt: skip

@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import floating, promote
-from ...graph.signature import Bool, Int, Number, Signature, declared
-from ..elementwise import pow_byconst_op
+from ...graph.kinds import Bool, Int, Number
+from ...graph.node import Node, Op
+from ...graph.signature import Signature, declared
+from ...graph.spec import Spec, floating, promote
 from ..leaf import zeroslike_op
 from ..movement import reshape_like_op, reshape_op
+from ..power import pow_byconst_op
 from ..reduce import mean_op, sum_op
+
+__all__ = [
+    "group_normalization", "instance_normalization", "layer_normalization",
+    "layer_normalization_op", "rms_normalization",
+]  # fmt: skip
 
 Extents = tuple[int, int, int]
 EPS = Number(above=0, finite=True)

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import describe, floating, promote
-from ...graph.signature import Bool, Input, Int, Kind, Number, Signature
+from ...graph.kinds import Bool, Input, Int, Kind, Number
+from ...graph.node import Node, Op
+from ...graph.signature import Signature
+from ...graph.spec import Spec, describe, floating, promote
 from .assign import check_count, check_parameter
 from .rules import (
     Accumulate,
@@ -39,6 +40,13 @@ from .rules import (
     Sgd,
     descend,
 )
+
+__all__ = [
+    "accumulate_update_op", "adagrad_update_op", "adam_update_op", "average_update_op",
+    "global_norm_op", "lion_update_op", "rmsprop_centred_momentum_update_op",
+    "rmsprop_centred_update_op", "rmsprop_momentum_update_op", "rmsprop_update_op",
+    "sgd_momentum_update_op", "sgd_update_op",
+]  # fmt: skip
 
 _CHUNK = 32768  # elements updated at a time on numpy, so that scratch stays in the cache
 _SHARED = {"clip": math.inf, "l2": 0.0, "decay": 0.0, "every": 1}  # attributes of every rule

@@ -15,11 +15,14 @@ import math
 import numpy as np
 
 from ...errors import GraphError
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import FLOAT32, describe, floating
-from ...graph.signature import Bool, Int, Kind, Signature
+from ...graph.kinds import Bool, Int, Kind
+from ...graph.node import Node, Op
+from ...graph.signature import Signature
+from ...graph.spec import FLOAT32, Spec, describe, floating
 from ..indexing import check_range
 from .philox import philox
+
+__all__ = ["shuffled_batch_op", "shuffled_index_op", "take_batch_op"]
 
 _ORDERS = 0x6F726472  # the fourth word of counters, where nodes are numbered
 _ROUNDS = 6  # fewer leave traces in the orders of 100 samples

@@ -21,13 +21,19 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError
+from ...graph.kinds import Bool, Instance, Int, Kind, Number, Shape
 from ...graph.lines import where
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import FLOAT32, floating
-from ...graph.signature import Bool, Instance, Int, Kind, Number, Shape, Signature, declared
+from ...graph.node import Node, Op
+from ...graph.signature import Signature, declared
+from ...graph.spec import FLOAT32, Spec, floating
 from ..leaf import Parameter
 from ..optim.assign import advance_step_op, check_count
 from .philox import normal_quantile, step_of_draw, unit, words
+
+__all__ = [
+    "Generator", "dropout", "dropout_op", "random_bernoulli", "random_normal",
+    "random_truncated_normal", "random_uniform", "seed",
+]  # fmt: skip
 
 _BLOCKS = 4096  # blocks of four words made at a time on numpy, so that scratch stays in the cache
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...executor.plan.memory import Plan
-from ...graph.node import Node, Spec, find_topo_sort
+from ...graph.node import Node, find_topo_sort
+from ...graph.spec import Spec
 from ..svg import cut
 
 LEAVES = ("feed", "state", "constant")

@@ -1,10 +1,5 @@
-"""Losses built of other operators: their gradients, of any order, are those of the parts.
-
-All take `reduction`: "mean" or "sum" over all elements or rows, or "none". A target is a node or an
-array of the prediction's shape, or one Python number for all elements; class numbers, where a loss
-takes them, have the shape without the last axis. Nothing is broadcast: predictions (n, 1) against
-targets (n,) would be n · n differences. ShapeError says so, when the loss is built if the shapes
-are known then, else when they are inferred.
+"""Losses of scores and probabilities: binary cross-entropy, hinge, Kullback-Leibler. They are built
+of other operators, which give their gradients.
 """
 
 from __future__ import annotations
@@ -13,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ShapeError
-from ...graph.node import Node, Op, Spec
-from ...graph.shapes import FLOAT32, describe, floating, merge_shapes, promote
-from ...graph.signature import Bool, Instance, Int, Number, Operand, Signature, declared
+from ...graph.kinds import Bool, Number, Operand
+from ...graph.node import Node, Op
+from ...graph.signature import Signature, declared
+from ...graph.spec import FLOAT32, Spec, describe, floating, merge_shapes, promote
 from ..activation import softplus_op
-from ..comparison import equal_op, where_op
 from ..elementwise import (
-    Parametric,
-    abs_op,
     as_node,
     cast_op,
     clip_op,
@@ -31,19 +23,22 @@ from ..elementwise import (
     number_of,
     relu_op,
 )
-from ..indexing import gather_op, one_hot_op
+from ..indexing import one_hot_op
 from ..leaf import constant_op
 from ..reduce import mean_op, sum_op
-from .cross_entropy import (
+from .rows import (
     REDUCTION,
-    Weights,
     check_integer_labels,
-    class_weights,
     expand_last,
     is_integer,
-    likelihood_rows_op,
     reduce_rows,
+    target_of,
 )
+
+__all__ = [
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "binarycrossentropy_op",
+    "hinge_loss", "kl_divergence", "multiclass_hinge_loss",
+]  # fmt: skip
 
 _SMALLEST = 2.0**-126  # of float32 with all its digits: log is -87.3
 _LARGEST = 1 - 2.0**-24  # below 1 in float32: log(1 - p) is -16.6
@@ -67,55 +62,6 @@ class ClassesLikeOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [None, None]
-
-
-class TargetOp(Op):
-    """A loss's target (input 1), which has the shape of its prediction (input 0) or is refused."""
-
-    name = "target"
-    signature = Signature("prediction", "target", "*", loss=Instance(str))
-    any_dtype = True
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        if specs[0].shape != specs[1].shape:
-            raise ShapeError(
-                f"{node.attrs['loss']}: prediction and target must have one shape, got "
-                f"{describe(node, specs)}; reshape one of them [{node.where}]"
-            )
-        return specs[1]
-
-    def simplify(self, node: Node) -> Node:
-        return node.inputs[1]
-
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [None, output_grad]
-
-
-class ClassScoresOp(Op):
-    """Scores (…, classes) as they are, of at least two classes: the largest of one says nothing."""
-
-    name = "class_scores"
-    signature = Signature("scores")
-    any_dtype = True
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        if specs[0].shape[-1:] in ((), (0,), (1,)):
-            raise node.error(
-                f"expected scores (…, classes) of two classes at least, got {describe(node, specs)}"
-                "; train.BinaryAccuracy is for one output a label"
-            )
-        return specs[0]
-
-    def simplify(self, node: Node) -> Node:
-        return node.inputs[0]
-
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [output_grad]
-
-
-classes_like_op = ClassesLikeOp()
-target_op = TargetOp()
-class_scores_op = ClassScoresOp()
 
 
 class WeightsLikeOp(Op):
@@ -143,6 +89,7 @@ class WeightsLikeOp(Op):
 
 
 weights_like_op = WeightsLikeOp()
+classes_like_op = ClassesLikeOp()
 
 
 def _weights_like(weights: Any, like: Node) -> Node:
@@ -150,29 +97,6 @@ def _weights_like(weights: Any, like: Node) -> Node:
     if isinstance(weights, Node):
         return weights_like_op(weights, like)
     return weights_like_op(constant_op(np.asarray(weights)), like, weak=True)
-
-
-def target_of(loss: str, prediction: Node, target: Any) -> Any:
-    """What a loss compares a prediction with: a number as it is, anything else as a node of the
-    prediction's shape.
-    """
-    if is_number(target):
-        return target
-    return target_op(prediction, as_node(target), loss=loss)
-
-
-def _huber(d: np.ndarray, inner: np.ndarray, half: np.ndarray, y: np.ndarray, delta: float) -> None:
-    np.clip(d, -delta, delta, out=inner)
-    np.multiply(inner, 0.5, out=half)
-    np.subtract(d, half, out=y)
-    np.multiply(y, inner, out=y)
-
-
-huber_op = Parametric(
-    "huber", ("delta",), _huber, lambda d, y, dy, delta: dy * clip_op(d, -delta, delta),
-    scratch=2, check=lambda delta: None if delta > 0 else f"expected delta > 0, got {delta}",
-)  # fmt: skip
-huber_op.doc = "d² / 2 where |d| <= delta, else delta · (|d| - delta / 2)."
 
 
 class Weight(Operand):
@@ -183,58 +107,6 @@ class Weight(Operand):
 
 
 _WEIGHT = Number(low=0, finite=True)
-
-
-@declared(reduction=REDUCTION, weights=Weights(), ignore_index=Int())
-def negative_log_likelihood(
-    log_probabilities: Node,
-    labels: Node,
-    reduction: str = "mean",
-    weights: Any = None,
-    ignore_index: int | None = None,
-) -> Node:
-    """-log_probabilities[label] of each row; log_probabilities are (…, classes), labels class
-    numbers (…) declared with an integer dtype.
-
-    weights: a number a class, (classes,). Rows whose label is ignore_index have no loss; the mean
-    is over the weights of the rows' classes. For log_softmax outputs, and any other numbers, minus
-    infinity for other classes included. Raises OutOfRangeError for a label out of range.
-    """
-    ignored = row_weights = None
-    if ignore_index is not None:
-        ignored = equal_op(labels, ignore_index)
-        labels = where_op(ignored, 0, labels)
-    rows = likelihood_rows_op(log_probabilities, labels)
-    if weights is not None:
-        row_weights = gather_op(
-            class_weights(weights, log_probabilities), cast_op(labels, np.int64)
-        )
-        rows = rows * row_weights
-    return reduce_rows("negative_log_likelihood", rows, reduction, row_weights, ignored)
-
-
-@declared(target=Operand(), reduction=REDUCTION)
-def mean_squared_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
-    """(prediction - target)²."""
-    difference = prediction - target_of("mean_squared_error", prediction, target)
-    return reduce_rows("mean_squared_error", difference * difference, reduction)
-
-
-@declared(target=Operand(), reduction=REDUCTION)
-def mean_absolute_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
-    """|prediction - target|; its gradient is 0 where the two are equal."""
-    difference = prediction - target_of("mean_absolute_error", prediction, target)
-    return reduce_rows("mean_absolute_error", abs_op(difference), reduction)
-
-
-@declared(target=Operand(), delta=Number(above=0), reduction=REDUCTION)
-def huber_loss(prediction: Node, target: Any, delta: float = 1.0, reduction: str = "mean") -> Node:
-    """d² / 2 where d = |prediction - target| <= delta, else delta · (d - delta / 2).
-
-    GraphError unless delta > 0. After Huber (1964).
-    """
-    difference = prediction - target_of("huber_loss", prediction, target)
-    return reduce_rows("huber_loss", huber_op(difference, delta=float(delta)), reduction)
 
 
 @declared(labels=Operand(), reduction=REDUCTION)

@@ -1,36 +1,16 @@
-"""The assignment's kernels, and those of networks, as plain functions on NDArrays of either native
-device.
-
-The last argument is the output; the elementwise functions accept an input as the output. All arrays
-are float32 on one device. Every function raises TypeError for what is no NDArray and ShapeError for
-shapes, dtypes or devices that do not fit, before anything is written.
-"""
+"""The assignment's kernels as plain functions on NDArrays of either native device."""
 
 from __future__ import annotations
 
-from dlsys.errors import ShapeError
-from dlsys.gpu_checks import check_arrays, check_separate, check_shape
-from dlsys.gpu_network import (  # noqa: F401
-    adam_update,
-    average_pooling2d,
-    average_pooling2d_gradient,
-    batch_normalization,
-    batch_normalization_gradient,
-    concat,
-    conv2d,
-    conv2d_gradient_of_data,
-    conv2d_gradient_of_filter,
-    dropout,
-    leaky_relu,
-    max_pooling2d,
-    max_pooling2d_gradient,
-    pad,
-    sgd_update,
-    sigmoid,
-    slice,
-    tanh,
-)
-from dlsys.ndarray import NDArray, launch
+from ..errors import ShapeError
+from ..ndarray import NDArray, launch
+from .checks import check_arrays, check_separate, check_shape
+
+__all__ = [
+    "array_set", "broadcast_to", "matrix_elementwise_add", "matrix_elementwise_add_by_const",
+    "matrix_elementwise_multiply", "matrix_elementwise_multiply_by_const", "matrix_multiply",
+    "reduce_sum_axis_zero", "relu", "relu_gradient", "softmax", "softmax_cross_entropy",
+]  # fmt: skip
 
 
 def _elementwise(op: str, kernel: str, inputs: tuple[NDArray, ...], output: NDArray) -> None:

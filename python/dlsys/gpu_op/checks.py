@@ -1,4 +1,4 @@
-"""What the functions of gpu_op ask of their arrays."""
+"""Checks that the functions of gpu_op make of their arrays, before anything is written."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.errors import ShapeError
-from dlsys.ndarray import NDArray
+from ..errors import ShapeError
+from ..ndarray import NDArray
 
 FLOAT32 = np.dtype(np.float32)
 

@@ -1,8 +1,7 @@
 """The kernels of networks as plain functions on NDArrays of either native device: convolution,
-pooling, normalisation, dropout, activations, joining and updates. `gpu_op` has them all.
+pooling, normalization, dropout, activations, joining and updates.
 
-Images are (N, C, H, W). `padding` and `stride` are one number or (height, width). All arrays are
-float32 on one device; the output is written, never made. Errors as in gpu_op.
+Images are (N, C, H, W). `padding` and `stride` are one integer or (height, width).
 """
 
 from __future__ import annotations
@@ -13,12 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.errors import ShapeError
-from dlsys.gpu_checks import check_arrays, check_separate, check_shape
-from dlsys.ndarray import NDArray, array, empty, launch
+from ..errors import ShapeError
+from ..ndarray import NDArray, array, empty, launch
+from .checks import check_arrays, check_separate, check_shape
+
+__all__ = [
+    "adam_update", "average_pooling2d", "average_pooling2d_gradient", "batch_normalization",
+    "batch_normalization_gradient", "concat", "conv2d", "conv2d_gradient_of_data",
+    "conv2d_gradient_of_filter", "dropout", "leaky_relu", "max_pooling2d",
+    "max_pooling2d_gradient", "pad", "sgd_update", "sigmoid", "slice", "tanh",
+]  # fmt: skip
 
 Pair = tuple[int, int]
-_MAX_NDIM = 8  # steps that the kernels of slices take
+_MAX_NDIM = 8  # strides that the kernels of slices take
 
 
 # ---- convolution ----
@@ -89,9 +95,9 @@ def max_pooling2d_gradient(
     check_arrays(op, in_arr, in_grad)
     check_shape(op, "the gradient", in_grad, in_arr.shape)
     check_separate(op, in_grad, out_grad)
-    places = empty(out_grad.shape, in_arr.ctx, np.int32)
-    launch("max_pool2d", in_arr.ctx, in_arr, empty(out_grad.shape, in_arr.ctx), places, *sizes)
-    launch(op, in_arr.ctx, out_grad, places, in_grad, *sizes)
+    argmax = empty(out_grad.shape, in_arr.ctx, np.int32)
+    launch("max_pool2d", in_arr.ctx, in_arr, empty(out_grad.shape, in_arr.ctx), argmax, *sizes)
+    launch(op, in_arr.ctx, out_grad, argmax, in_grad, *sizes)
 
 
 def average_pooling2d(
@@ -137,7 +143,7 @@ def _pool(
     return _packed(size), _packed(steps), _packed(pads)
 
 
-# ---- normalisation, dropout, activations ----
+# ---- normalization, dropout, activations ----
 
 
 def batch_normalization(
@@ -191,7 +197,7 @@ def dropout(
     position alone, so the gradient is the same call on the output's gradient.
     """
     op = "dropout"
-    _same("dropout", in_arr, out)
+    _check_alike("dropout", in_arr, out)
     if not 0 < keep_prob <= 1:
         raise ShapeError(f"{op}: expected 0 < keep_prob <= 1, got {keep_prob}")
     at = array(np.array([step], np.int64), in_arr.ctx, np.int64)
@@ -201,19 +207,19 @@ def dropout(
 
 def leaky_relu(in_arr: NDArray, alpha: float, out: NDArray) -> None:
     """out = in where in > 0, else alpha * in."""
-    _same("leaky_relu", in_arr, out)
+    _check_alike("leaky_relu", in_arr, out)
     launch("leaky_relu", out.ctx, in_arr, float(alpha), out)
 
 
 def sigmoid(in_arr: NDArray, out: NDArray) -> None:
     """out = 1 / (1 + exp(-in))."""
-    _same("sigmoid", in_arr, out)
+    _check_alike("sigmoid", in_arr, out)
     launch("sigmoid", out.ctx, in_arr, out)
 
 
 def tanh(in_arr: NDArray, out: NDArray) -> None:
     """out = tanh(in)."""
-    _same("tanh", in_arr, out)
+    _check_alike("tanh", in_arr, out)
     launch("tanh", out.ctx, in_arr, out)
 
 
@@ -275,7 +281,7 @@ def slice(in_arr: NDArray, out: NDArray, begin: Sequence[int]) -> None:
 
 def sgd_update(param: NDArray, grad: NDArray, lr: float) -> None:
     """param -= lr * grad."""
-    _same("sgd_update", grad, param)
+    _check_alike("sgd_update", grad, param)
     _update("sgd_update", [param], grad, lr, [])
 
 
@@ -293,18 +299,18 @@ def adam_update(
     """Adam's step number `step`, counted from 1, of param and its two moments, all of one shape."""
     op = "adam_update"
     for other in (grad, mean, square):
-        _same(op, other, param)
+        _check_alike(op, other, param)
     if step < 1:
         raise ShapeError(f"{op}: steps are counted from 1, got {step}")
     before = array(np.array([step - 1], np.int64), param.ctx, np.int64)
-    numbers = beta1, 1 - beta1, beta2, 1 - beta2, eps
-    _update(op, [param, mean, square], grad, lr, [before], *numbers)
+    constants = beta1, 1 - beta1, beta2, 1 - beta2, eps
+    _update(op, [param, mean, square], grad, lr, [before], *constants)
 
 
 # ---- checks ----
 
 
-def _same(op: str, in_arr: NDArray, out: NDArray) -> None:
+def _check_alike(op: str, in_arr: NDArray, out: NDArray) -> None:
     check_arrays(op, in_arr, out)
     check_shape(op, "the output", out, in_arr.shape)
 
@@ -321,21 +327,21 @@ def _check_channels(op: str, x: NDArray, like_x: NDArray, *values: NDArray) -> N
         raise ShapeError(f"{op}: expected (N, C, ...), got {x.shape}")
     check_shape(op, "the output or its gradient", like_x, x.shape)
     for value in values:
-        check_shape(op, "an array of one number a channel", value, (x.shape[1],))
+        check_shape(op, "an array of one value a channel", value, (x.shape[1],))
 
 
 def _pair(op: str, what: str, value: Any, least: int) -> Pair:
     pair = (value, value) if np.ndim(value) == 0 else tuple(value)
     if len(pair) != 2 or min(pair) < least:
-        raise ShapeError(f"{op}: {what} must be one or two numbers from {least} on, got {value}")
+        raise ShapeError(f"{op}: {what} must be one or two integers from {least} on, got {value}")
     return int(pair[0]), int(pair[1])
 
 
-def _windows(op: str, plane: Sequence[int], size: Sequence[int], pads: Pair, steps: Pair) -> Pair:
-    out = [(n + 2 * p - k) // s + 1 for n, k, p, s in zip(plane, size, pads, steps)]
+def _windows(op: str, extents: Sequence[int], size: Sequence[int], pads: Pair, steps: Pair) -> Pair:
+    out = [(n + 2 * p - k) // s + 1 for n, k, p, s in zip(extents, size, pads, steps)]
     if min(out) < 1:
         raise ShapeError(
-            f"{op}: a window of {tuple(size)} is larger than {tuple(plane)} padded by {pads}"
+            f"{op}: a window of {tuple(size)} is larger than {tuple(extents)} padded by {pads}"
         )
     return out[0], out[1]
 
@@ -345,7 +351,7 @@ def _packed(pair: Pair) -> int:
 
 
 def _offset(begin: Sequence[int], shape: Sequence[int]) -> int:
-    """The number of the element at `begin`."""
+    """The flat index of the element at `begin`."""
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     return sum(at * stride for at, stride in zip(begin, strides))
 
@@ -355,9 +361,9 @@ def _update(
 ) -> None:
     """One update by a rule, its gradient taken as it is: due at every run, no clip, no decay."""
     rest = [*map(float, constants), *[0.0] * (5 - len(constants))]
-    lists: tuple[list[NDArray], ...] = (states, [grad], [_number(lr, grad)], step, [], [])
+    lists: tuple[list[NDArray], ...] = (states, [grad], [_scalar(lr, grad)], step, [], [])
     launch(op, grad.ctx, *lists, 1, math.inf, 0.0, 0.0, *rest)
 
 
-def _number(value: float, like: NDArray) -> NDArray:
+def _scalar(value: float, like: NDArray) -> NDArray:
     return array(np.array([value], np.float32), like.ctx)

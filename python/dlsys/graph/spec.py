@@ -1,55 +1,51 @@
-"""Shape and dtype rules that operators share, and the inference of a whole graph from its feeds."""
+"""Specs, which are shapes with dtypes, and the rules for them that operators share: promotion,
+broadcasting, axes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-
-from ..errors import ShapeError
-from .node import Node, Spec
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 
 
-def infer(
-    order: Iterable[Node], leaves: Mapping[Node, Spec], native: bool = False
-) -> dict[Node, Any]:
-    """The spec of every node of a topological order, with no execution.
-
-    `leaves` gives the specs of feeds and of state whose storage decided them. On native devices
-    undeclared float64 becomes float32, the one floating dtype there. Raises ShapeError naming the
-    operator, the rule and what it got.
+class Spec(NamedTuple):
+    """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user
+    chose it.
     """
-    specs: dict[Node, Any] = {}
-    for node in order:
-        spec = leaves.get(node) or node.spec
-        if type(spec) is not Spec or spec.dtype is None:
-            spec = node.op.infer(node, *[specs[x] for x in node.inputs])
-        if native:
-            spec = (
-                _narrow(node, spec)
-                if isinstance(spec, Spec)
-                else tuple(_narrow(node, s) for s in spec)
-            )
-        specs[node] = spec
-    return specs
+
+    shape: tuple[int, ...]
+    dtype: Any  # a np.dtype, or None while unknown
+    declared: bool = True
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it takes in memory."""
+        return self.size * self.dtype.itemsize
 
 
-def _narrow(node: Node, spec: Spec) -> Spec:
-    if spec.dtype != FLOAT64:
-        return spec
-    if spec.declared and node.op.leaf:
-        raise ShapeError(
-            f"{node.name} is declared float64, but native devices compute in float32: declare "
-            f"float32, or run on numpy (ctx=None) [{node.where}]"
-        )
-    return spec._replace(dtype=FLOAT32)
+class Site(Protocol):
+    """A node as the rules here see it: errors name its inputs and its source line."""
+
+    inputs: Any
+
+    def error(self, message: str) -> Exception:
+        """An error of this node, ready to raise."""
 
 
-def promote(node: Node, *specs: Spec) -> np.dtype | None:
+def promote(node: Site, *specs: Spec) -> np.dtype | None:
     """The dtype of a computation over these inputs: integers give way to floats, bool to integers.
 
     float32 with float64 is an error when one of them was declared; two undeclared feeds promote as
@@ -70,7 +66,7 @@ def promote(node: Node, *specs: Spec) -> np.dtype | None:
     return np.result_type(*(dtype for dtype in (floats or dtypes) if dtype is not None))
 
 
-def _refuse_mixed_floats(node: Node, specs: tuple[Spec, ...]) -> None:
+def _refuse_mixed_floats(node: Site, specs: tuple[Spec, ...]) -> None:
     floats = [
         (x, s) for x, s in zip(node.inputs, specs) if s.dtype is not None and s.dtype.kind == "f"
     ]
@@ -88,7 +84,7 @@ def floating(dtype: np.dtype | None) -> np.dtype | None:
     return dtype if dtype is None or dtype.kind == "f" else FLOAT64
 
 
-def broadcast(node: Node, *specs: Spec) -> tuple[int, ...]:
+def broadcast(node: Site, *specs: Spec) -> tuple[int, ...]:
     """The common shape by numpy's rule: aligned at the right, extents equal or 1."""
     shape = specs[0].shape
     for spec in specs[1:]:
@@ -123,7 +119,7 @@ def broadcast_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int
     )
 
 
-def normalize_axes(node: Node, axes: int | Iterable[int] | None, ndim: int) -> tuple[int, ...]:
+def normalize_axes(node: Site, axes: int | Iterable[int] | None, ndim: int) -> tuple[int, ...]:
     """Axes as a sorted tuple of non-negative numbers; None is all of them."""
     if axes is None:
         return tuple(range(ndim))
@@ -134,6 +130,6 @@ def normalize_axes(node: Node, axes: int | Iterable[int] | None, ndim: int) -> t
     return tuple(found)
 
 
-def describe(node: Node, specs: Iterable[Spec]) -> str:
+def describe(node: Site, specs: Iterable[Spec]) -> str:
     """The inputs with their shapes, such as `x (64, 784) and w (10, 784)`."""
     return " and ".join(f"{x.name} {spec.shape}" for x, spec in zip(node.inputs, specs))
