@@ -105,7 +105,7 @@ def race(options: argparse.Namespace, keep: Callable[[dict[str, Any]], object]) 
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             end = time.monotonic() + options.seconds
-            for passed, settings in processes(name, options, f"{folder}/choices.json"):
+            for passed, settings in processes(name, options, f"{folder}/tuning.json"):
                 left = max(1.0, end - time.monotonic())
                 found += results_of(name, passed, settings, left)
                 keep({"versions": versions(names), "times": found})

@@ -54,7 +54,7 @@ def started(work: Work, precision: str, dataset: Dataset) -> tuple[ad.Executor, 
 
 def chosen(executor: ad.Executor) -> dict[str, str]:
     """The implementations that are not those by rule, by what they are of."""
-    return {key: name for key, name in executor.choices().items() if name}
+    return {key: name for key, name in executor.algorithms().items() if name}
 
 
 def resident(work: Work, precision: str, mode: str, dataset: Dataset, rounds: int) -> None:

@@ -19,13 +19,14 @@ DLSYS_NVTX         0         1 marks every step as an NVTX range named by its ke
                              Systems and the like; needs a library with the GPU part
 DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where a GPU would replay
                              the whole step as one CUDA graph from its second run on
-DLSYS_LANES        4         how many steps of such a graph may run beside each other; 1 makes it
-                             one chain of steps
-DLSYS_TUNE         cached    which implementation of a product or a convolution runs: full measures
-                             what is not yet known of the shapes, precision and chip at hand and
-                             keeps it; cached uses what is kept; off leaves it to a rule. With the
-                             same choices a run repeats its bits, with others it may not
-DLSYS_TUNE_CACHE   (cache)   the file of what is kept: dlsys/choices.json in $XDG_CACHE_HOME or
+DLSYS_STREAMS      4         how many graph streams, or parallel branches, such a graph has at most;
+                             1 makes it one chain of steps
+DLSYS_TUNE         cached    autotuning of the algorithms of matrix products and convolutions: full
+                             measures those that the tuning cache lacks for the shapes, precision
+                             and chip at hand and adds them; cached uses the cache; off leaves the
+                             algorithm to a heuristic. With the same algorithms a run repeats its
+                             bits, with others it may not
+DLSYS_TUNE_CACHE   (cache)   the tuning cache's file: dlsys/tuning.json in $XDG_CACHE_HOME or
                              ~/.cache
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
 DLSYS_TEST_LARGE   0         1 runs the tests that need 10 GB
@@ -43,27 +44,42 @@ block there and DLSYS_EMULATED_MEMORY the memory of each emulated GPU, in bytes.
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field
 
 from .errors import SettingError
 
-_MOST = 1024  # threads, lanes
+_MOST = 1024  # threads, streams
+
+
+# Settings by their names of before, which are read for one release more.
+_FORMER_NAMES = {"DLSYS_STREAMS": "DLSYS_LANES"}
+
+
+def _text(name: str) -> str | None:
+    """The value of a variable, or of its former name, which warns; None where neither is set."""
+    former = _FORMER_NAMES.get(name, name)
+    if name in os.environ or former not in os.environ:
+        return os.environ.get(name)
+    message = f"{former} is called {name} now; the next release does not read the former name"
+    warnings.warn(message, FutureWarning, stacklevel=2)
+    return os.environ[former]
 
 
 def _debug_level() -> int:
-    found_nan = os.environ.get("DLSYS_DEBUG") == "nan"
+    found_nan = _text("DLSYS_DEBUG") == "nan"
     return 0 if found_nan else _number("DLSYS_DEBUG", most=4, also=", or nan")
 
 
 def _number(name: str, default: str = "0", most: int = _MOST, also: str = "") -> int:
-    text = os.environ.get(name) or default
+    text = _text(name) or default
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
         raise SettingError(f"{name}={text}: expected a whole number from 0 to {most}{also}")
     return int(text)
 
 
 def _one_of(name: str, default: str, *others: str) -> str:
-    text = os.environ.get(name) or default
+    text = _text(name) or default
     if text not in (default, *others):
         raise SettingError(f"{name}={text}: expected {', '.join((default, *others))}")
     return text
@@ -76,22 +92,22 @@ class Settings:
     """
 
     debug: int = field(default_factory=_debug_level)
-    debug_nan: bool = field(default_factory=lambda: os.environ.get("DLSYS_DEBUG") == "nan")
+    debug_nan: bool = field(default_factory=lambda: _text("DLSYS_DEBUG") == "nan")
     separate_arena: bool = field(
         default_factory=lambda: _one_of("DLSYS_DEBUG_ARENA", "shared", "separate") == "separate"
     )
-    library: str | None = field(default_factory=lambda: os.environ.get("DLSYS_LIBRARY"))
+    library: str | None = field(default_factory=lambda: _text("DLSYS_LIBRARY"))
     threads: int = field(default_factory=lambda: _number("DLSYS_THREADS"))
     blas: str = field(default_factory=lambda: _one_of("DLSYS_BLAS", "auto", "own"))
     capture: bool = field(default_factory=lambda: _one_of("DLSYS_CAPTURE", "1", "0") == "1")
-    lanes: int = field(default_factory=lambda: max(1, _number("DLSYS_LANES", "4")))
+    streams: int = field(default_factory=lambda: max(1, _number("DLSYS_STREAMS", "4")))
     tune: str = field(default_factory=lambda: _one_of("DLSYS_TUNE", "cached", "off", "full"))
-    tune_cache: str | None = field(default_factory=lambda: os.environ.get("DLSYS_TUNE_CACHE"))
+    tune_cache: str | None = field(default_factory=lambda: _text("DLSYS_TUNE_CACHE"))
     require_gpu: bool = field(default_factory=lambda: _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1")
 
     @property
     def stepwise(self) -> bool:
-        """Whether runs go step by step, to be seen."""
+        """True when runs go step by step, to be observed."""
         return self.debug >= 2 or self.debug_nan or self.separate_arena
 
 

@@ -1,16 +1,15 @@
-// Recorded graphs. A replay runs the nodes in an order of its own each time, of those that their
-// dependencies allow.
+// Captured graphs. Each replay runs the nodes in another order that their dependencies allow.
 #include "emulator/order.h"
 #include "emulator/runtime.h"
 
 namespace {
 
 thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-thread_local int recordings = 0;
+thread_local int captures = 0;
 
 }  // namespace
 
-bool dlsys::emulator::Recording() { return recordings && mode != cudaStreamCaptureModeRelaxed; }
+bool dlsys::emulator::Capturing() { return captures && mode != cudaStreamCaptureModeRelaxed; }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* given) {
   std::swap(mode, *given);
@@ -23,7 +22,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   on.graph = new CUgraph_st;
   on.broken = false;
   on.tail.clear();
-  recordings++;
+  captures++;
   return cudaSuccess;
 }
 
@@ -32,7 +31,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (!on.graph) return cudaErrorInvalidValue;
   *graph = std::exchange(on.graph, nullptr);
   on.tail.clear();
-  recordings--;
+  captures--;
   if (!on.broken) return cudaSuccess;
   delete std::exchange(*graph, nullptr);
   return cudaErrorStreamCaptureInvalidated;

@@ -269,7 +269,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 namespace {
 
 // Calls that take time on the whole device are refused while this thread records.
-bool Unsafe() { return dlsys::emulator::Recording(); }
+bool Unsafe() { return dlsys::emulator::Capturing(); }
 
 cudaError_t Allocate(void** data, size_t nbytes, int device) {
   constexpr size_t kAlignment = 256;

@@ -1,4 +1,4 @@
-// What the parts of the emulated runtime share: streams, and what is queued or recorded on them.
+// The emulated runtime's streams, and the work that is queued or captured on them.
 #pragma once
 #include <functional>
 #include <memory>
@@ -23,9 +23,9 @@ constexpr int kHost = -1;  // of what belongs to no device
 
 struct CUstream_st {
   int device = kHost;                 // of the legacy stream, which is any device's
-  CUgraph_st* graph = nullptr;        // that it records
-  bool broken = false;                // whether somebody waited for it meanwhile
-  std::vector<cudaGraphNode_t> tail;  // that what it records next will wait for
+  CUgraph_st* graph = nullptr;        // that it captures
+  bool broken = false;                // somebody waited for the stream during the capture
+  std::vector<cudaGraphNode_t> tail;  // the dependencies of the next node that it captures
 };
 
 namespace dlsys {
@@ -33,11 +33,11 @@ namespace emulator {
 
 CUstream_st& Of(cudaStream_t stream);
 
-// Runs it, or records it where the stream records.
+// Runs a node, or adds it to the graph that the stream captures.
 cudaError_t Do(cudaStream_t stream, CUgraphNode_st node);
 
-// Whether this thread records, and has not said that others' calls are no matter of the recording.
-bool Recording();
+// True while this thread captures and has not relaxed the capture mode.
+bool Capturing();
 
 }  // namespace emulator
 }  // namespace dlsys

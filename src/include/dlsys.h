@@ -18,7 +18,7 @@ enum {
   DL_OUT_OF_MEMORY = 2,
   DL_DEVICE_LOST = 3,
   DL_UNAVAILABLE = 4,
-  DL_NOT_APPLICABLE = 5,  // the implementation that was chosen does not do this: choose another
+  DL_NOT_APPLICABLE = 5,  // the selected algorithm cannot compute this call
   DL_OUT_OF_RANGE = 6  // an index or a class number among the values is not one of those there are
 };
 enum { DL_CPU = 1, DL_GPU = 2 };
@@ -48,7 +48,7 @@ typedef struct DLArrayList {
 
 typedef struct DLStreamOpaque* DLStream;  // a cudaStream_t on the GPU, always null on the CPU
 typedef struct DLProgram DLProgram;
-typedef struct DLRecording DLRecording;
+typedef struct DLGraph DLGraph;
 
 // One argument of a kernel: an array or a list (p points to a DLArray or a DLArrayList), an integer
 // or a float.
@@ -88,31 +88,31 @@ DLSYS_API const char* DLGetLastError(void);
 DLSYS_API const char* DLLoadError(void);  // "" or what went wrong while kernels registered
 // What this library has asked of the GPU since it was loaded, over all threads and devices.
 typedef struct DLCounters {
-  int64_t program_launches;  // replays of recorded programs
-  int64_t kernel_launches;   // own kernels, launched or recorded
+  int64_t program_launches;  // replays of captured programs
+  int64_t kernel_launches;   // own kernels, launched or captured
   int64_t synchronizations;  // waits of the host for the device
 } DLCounters;
 
-// One copy on the device at the start or the end of a recorded program.
+// One copy on the device at the start or the end of a captured program.
 typedef struct DLCopy {
   void* dst;
   const void* src;
   int64_t nbytes;
 } DLCopy;
 
-// Which parts of a recorded program may run beside each other. Its parts are the copies before,
-// each step, and the copies after. `lane` has a number from 0 for each of them: what is in one lane
-// runs in order. Besides, part waits[2k] begins when part waits[2k + 1], an earlier one, is done;
-// the pairs come in the order of the parts that wait. `settled` has for each part the inputs of its
-// step, as bits in their order, that the part before it in its lane does not write; or it is null.
-typedef struct DLLanes {
-  const int32_t* lane;
+// The graph streams, or branches, of a captured program. Its tasks are the input copies, each step,
+// and the output copies. stream[t] is the graph stream of task t, from 0; tasks of one stream run
+// in order. waits: nwaits pairs (task, earlier task) sorted by task, for dependencies across
+// streams. ready_inputs[t]: bit k is set where the task before t in its stream does not write input
+// k of its step, so that a kernel launched by PDL may read it at once; null where nothing is known.
+typedef struct DLGraphStreams {
+  const int32_t* stream;
   const int32_t* waits;
   int64_t nwaits;
-  const uint64_t* settled;
-} DLLanes;
+  const uint64_t* ready_inputs;
+} DLGraphStreams;
 
-// What a recording consists of: nodes in all, of them kernels, copies and fills.
+// The nodes of a captured graph: in all, and those that are kernels, copies and fills.
 typedef struct DLGraphInfo {
   int64_t nodes, kernels, copies, fills;
 } DLGraphInfo;
@@ -161,13 +161,13 @@ DLSYS_API int DLMemoryCopy(void* dst, DLContext dst_ctx, const void* src, DLCont
 // Kernels and programs. A program keeps the addresses of `values`; their owner keeps them alive and
 // may change what they hold between runs.
 DLSYS_API const DLKernelEntry* DLKernelTable(int64_t* count);
-// Some kernels let their caller choose among implementations by an integer: 0 leaves it to the
-// kernel, from 1 on the name is that of an implementation; null past the last, and for kernels
-// without any. One that does not do what it is called for fails with DL_NOT_APPLICABLE.
-DLSYS_API const char* DLChoiceName(int64_t kernel, int64_t choice);
-// The library that an implementation comes from, with its version, such as "cuDNN 9.14.0", or ""
+// Some kernels have several algorithms, which their caller selects by an integer: 0 is the kernel's
+// heuristic, from 1 on the name is that of an algorithm; null past the last, and for kernels with
+// one. An algorithm that cannot compute a call fails with DL_NOT_APPLICABLE.
+DLSYS_API const char* DLAlgorithmName(int64_t kernel, int64_t algorithm);
+// The library that an algorithm comes from, with its version, such as "cuDNN 9.14.0", or ""
 // for this one. Opens it; DL_UNAVAILABLE and the reason when it cannot be used.
-DLSYS_API int DLChoiceSource(int64_t kernel, int64_t choice, const char** out);
+DLSYS_API int DLAlgorithmSource(int64_t kernel, int64_t algorithm, const char** out);
 // A number, from 1 on, for a place in the caller's program, such as "train.py:12", the same for the
 // same text. What a GPU finds in a step or a call later than they return is told with its place.
 DLSYS_API int DLPlaceNumber(const char* text, int32_t* number);
@@ -179,20 +179,20 @@ DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream);
 DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream stream, double* ms);
 // The step at which the last run failed, -1 where it did not.
 DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program);
-// Records the program as it is now, with all addresses that its arrays hold, so that one launch
-// replays it; nothing is executed. The tables `before` and `after` stay where they are and are read
-// at each replay: addresses in them may change between replays, sizes may not. Without `lanes` the
-// steps run in order. Scratch memory that the kernels took stays with the recording. A failure
-// leaves the program as it was.
-DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream,
-                              const DLCopy* before, int64_t nbefore, const DLCopy* after,
-                              int64_t nafter, const DLLanes* lanes, DLRecording** out);
-// Queues `times` replays without waiting for any. The copies before happen in the first, those
-// after in the last.
-DLSYS_API int DLRecordingReplay(DLRecording* recording, DLStream stream, int64_t times);
-DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out);
-// Waits for the last replay. Free a recording before what it reads and writes.
-DLSYS_API int DLRecordingFree(DLRecording* recording);
+// Captures the program as a graph, with all addresses that its arrays hold now, so that one launch
+// replays it; nothing is executed. The tables `inputs` and `outputs` stay where they are and are
+// read at each replay: addresses in them may change between replays, sizes may not. Without
+// `streams` the steps run in order. Memory that the kernels allocate stays with the graph. A
+// failure leaves the program as it was.
+DLSYS_API int DLProgramCapture(DLProgram* program, DLContext ctx, DLStream stream,
+                               const DLCopy* inputs, int64_t ninputs, const DLCopy* outputs,
+                               int64_t noutputs, const DLGraphStreams* streams, DLGraph** out);
+// Queues `times` replays without waiting for any. The input copies happen in the first, the output
+// copies in the last.
+DLSYS_API int DLGraphReplay(DLGraph* graph, DLStream stream, int64_t times);
+DLSYS_API int DLGraphDescribe(const DLGraph* graph, DLGraphInfo* out);
+// Waits for the last replay. Free a graph before the memory that it reads and writes.
+DLSYS_API int DLGraphFree(DLGraph* graph);
 DLSYS_API int DLProgramFree(DLProgram* program);
 
 // CPU worker threads; 0 for OMP_NUM_THREADS where DLSYS_THREADS is not set, else for one a core.

@@ -9,25 +9,25 @@
 
 namespace dlsys {
 
-// A program that the device has recorded and replays with one launch. Destroying it waits for the
+// A program that the device has captured and replays with one launch. Destroying it waits for the
 // last replay.
-struct Recorded {
-  virtual ~Recorded() = default;
+struct CapturedGraph {
+  virtual ~CapturedGraph() = default;
   virtual void Replay(DLStream stream, int64_t times) = 0;
   virtual void Describe(DLGraphInfo* out) const = 0;
 };
 
-// What a device records: `count` calls of `body`, each of which queues a step, between the copies
-// `before` and `after`, whose tables are read again at every replay. Null lanes are one lane.
-struct Script {
+// A request to capture `count` calls of `body`, each of which queues a step, between the copies of
+// `inputs` and `outputs`, whose tables are read again at every replay. Null streams are one stream.
+struct CaptureRequest {
   int64_t count;
   void (*body)(void* state, int64_t k);
   void* state;
-  const DLCopy* before;
-  int64_t nbefore;
-  const DLCopy* after;
-  int64_t nafter;
-  const DLLanes* lanes;
+  const DLCopy* inputs;
+  int64_t ninputs;
+  const DLCopy* outputs;
+  int64_t noutputs;
+  const DLGraphStreams* streams;
 };
 
 struct Device {
@@ -48,9 +48,9 @@ struct Device {
   // Runs n bodies in order on the stream and writes the device time of each, in milliseconds.
   void (*profile)(int id, DLStream stream, int64_t n, void (*body)(void* state, int64_t k),
                   void* state, double* ms);
-  // Records what the script queues on the stream. Nothing is executed. Null where the device
-  // cannot.
-  std::unique_ptr<Recorded> (*record)(int id, DLStream stream, const Script& script);
+  // Captures the work that a request queues on the stream; nothing is executed. Null where the
+  // device has no graphs.
+  std::unique_ptr<CapturedGraph> (*capture)(int id, DLStream stream, const CaptureRequest& request);
   // Takes whatever the steps of a program may need and not get, before the first of them runs. Null
   // where there is nothing to take.
   void (*prepare)() = nullptr;

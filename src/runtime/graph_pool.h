@@ -1,7 +1,7 @@
-// Scratch memory of a recorded program. A recording bakes in the addresses of the scratch that its
-// kernels take, so while one is made on a thread, what that thread allocates stays out of the
-// allocator's pools: freed blocks serve later requests in the same lane of the recording (its steps
-// run in the order in which they were recorded), and all of them go back when the recording does.
+// The graph-private memory pool. A captured graph bakes in the addresses that its kernels use, so
+// the blocks that a thread allocates while it captures belong to the graph: a freed block serves
+// later requests of the same graph stream (whose steps run in order), and all blocks return to the
+// allocator with the graph.
 #pragma once
 #include <map>
 #include <utility>
@@ -11,42 +11,42 @@
 
 namespace dlsys {
 
-class KeptMemory {
+class GraphPool {
  public:
-  explicit KeptMemory(DLContext ctx) : ctx_(ctx) {}
-  ~KeptMemory() {
+  explicit GraphPool(DLContext ctx) : ctx_(ctx) {}
+  ~GraphPool() {
     for (void* data : blocks_) DLMemoryFree(ctx_, data);
   }
-  KeptMemory(const KeptMemory&) = delete;
-  KeptMemory& operator=(const KeptMemory&) = delete;
+  GraphPool(const GraphPool&) = delete;
+  GraphPool& operator=(const GraphPool&) = delete;
 
-  // While it lives, the calling thread's requests pass through `memory`.
-  class Recording {
+  // Serves the calling thread's requests from `pool` while it lives.
+  class Scope {
    public:
-    explicit Recording(KeptMemory* memory) { open_ = memory; }
-    ~Recording() { open_ = nullptr; }
-    Recording(const Recording&) = delete;
-    Recording& operator=(const Recording&) = delete;
+    explicit Scope(GraphPool* pool) { current_ = pool; }
+    ~Scope() { current_ = nullptr; }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
   };
 
-  // The one that the calling thread records into for this device, or null.
-  static KeptMemory* Open(DLContext ctx) {
-    return open_ && open_->ctx_.device_type == ctx.device_type &&
-                   open_->ctx_.device_id == ctx.device_id
-               ? open_
+  // The pool of the graph that the calling thread captures on this device, or null.
+  static GraphPool* Current(DLContext ctx) {
+    return current_ && current_->ctx_.device_type == ctx.device_type &&
+                   current_->ctx_.device_id == ctx.device_id
+               ? current_
                : nullptr;
   }
 
-  // The lane of the steps from now on.
-  void Enter(int32_t lane) { lane_ = lane; }
+  // Sets the graph stream of the steps from now on.
+  void EnterStream(int32_t stream) { stream_ = stream; }
 
-  // The smallest block that an earlier step of the lane has freed, of those that are large enough
-  // and not far too large; or null.
+  // Returns the smallest block that an earlier step of the stream has freed, of those that are
+  // large enough and waste at most seven eighths; or null.
   void* Take(int64_t nbytes) {
     constexpr int64_t kMostWaste = 8;
-    for (auto it = idle_.lower_bound({lane_, nbytes}); it != idle_.end(); ++it) {
-      const auto& [lane, size] = it->first;
-      if (lane != lane_ || size > kMostWaste * nbytes) break;
+    for (auto it = idle_.lower_bound({stream_, nbytes}); it != idle_.end(); ++it) {
+      const auto& [stream, size] = it->first;
+      if (stream != stream_ || size > kMostWaste * nbytes) break;
       if (it->second.empty()) continue;
       void* data = it->second.back();
       it->second.pop_back();
@@ -54,24 +54,24 @@ class KeptMemory {
     }
     return nullptr;
   }
-  void Keep(void* data, int64_t nbytes) {
+  void Own(void* data, int64_t nbytes) {
     blocks_.push_back(data);
     nbytes_[data] = nbytes;
   }
-  // Whether the block is one of its own; it then serves later requests of the lane.
+  // Takes a block of its own back for later requests of the stream; false for any other block.
   bool Return(void* data) {
     const auto found = nbytes_.find(data);
     if (found == nbytes_.end()) return false;
-    idle_[{lane_, found->second}].push_back(data);
+    idle_[{stream_, found->second}].push_back(data);
     return true;
   }
 
  private:
-  static inline thread_local KeptMemory* open_ = nullptr;
+  static inline thread_local GraphPool* current_ = nullptr;
   const DLContext ctx_;
   std::vector<void*> blocks_;
   std::map<void*, int64_t> nbytes_;
-  int32_t lane_ = 0;
+  int32_t stream_ = 0;
   std::map<std::pair<int32_t, int64_t>, std::vector<void*>> idle_;
 };
 

@@ -22,8 +22,8 @@ struct DLProgram {
   void (*prepare)() = nullptr;  // of its device
 };
 
-struct DLRecording {
-  std::unique_ptr<dlsys::Recorded> recorded;
+struct DLGraph {
+  std::unique_ptr<dlsys::CapturedGraph> captured;
 };
 
 namespace dlsys {
@@ -84,17 +84,18 @@ void CheckProgram(const DLProgram* program) {
   if (!program) Fail("null program argument");
 }
 
-void CheckLanes(const DLLanes& lanes, int64_t parts) {
-  if (!lanes.lane || lanes.nwaits < 0 || (lanes.nwaits && !lanes.waits))
-    Fail("DLProgramRecord: null argument or negative count in the lanes");
-  for (int64_t k = 0; k < parts; k++)
-    if (lanes.lane[k] < 0 || lanes.lane[k] >= parts)
-      Fail("DLProgramRecord: part %ld is in lane %d of %ld", (long)k, lanes.lane[k], (long)parts);
-  for (int64_t k = 0; k < lanes.nwaits; k++) {
-    const int32_t part = lanes.waits[2 * k], other = lanes.waits[2 * k + 1];
-    const int32_t before = k ? lanes.waits[2 * k - 2] : 0;
-    if (part < before || part >= parts || other < 0 || other >= part)
-      Fail("DLProgramRecord: part %d cannot wait for part %d, of %ld", part, other, (long)parts);
+void CheckStreams(const DLGraphStreams& streams, int64_t tasks) {
+  if (!streams.stream || streams.nwaits < 0 || (streams.nwaits && !streams.waits))
+    Fail("DLProgramCapture: null argument or negative count in the graph streams");
+  for (int64_t t = 0; t < tasks; t++)
+    if (streams.stream[t] < 0 || streams.stream[t] >= tasks)
+      Fail("DLProgramCapture: task %ld is in graph stream %d of %ld", (long)t, streams.stream[t],
+           (long)tasks);
+  for (int64_t k = 0; k < streams.nwaits; k++) {
+    const int32_t task = streams.waits[2 * k], earlier = streams.waits[2 * k + 1];
+    const int32_t before = k ? streams.waits[2 * k - 2] : 0;
+    if (task < before || task >= tasks || earlier < 0 || earlier >= task)
+      Fail("DLProgramCapture: task %d cannot wait for task %d, of %ld", task, earlier, (long)tasks);
   }
 }
 
@@ -161,43 +162,44 @@ DLSYS_API int64_t DLProgramFailedStep(const DLProgram* program) {
   return program ? program->failed_step : -1;
 }
 
-DLSYS_API int DLProgramRecord(DLProgram* program, DLContext ctx, DLStream stream,
-                              const DLCopy* before, int64_t nbefore, const DLCopy* after,
-                              int64_t nafter, const DLLanes* lanes, DLRecording** out) {
+DLSYS_API int DLProgramCapture(DLProgram* program, DLContext ctx, DLStream stream,
+                               const DLCopy* inputs, int64_t ninputs, const DLCopy* outputs,
+                               int64_t noutputs, const DLGraphStreams* streams, DLGraph** out) {
   return Guard([&] {
     CheckProgram(program);
-    if (!out || nbefore < 0 || nafter < 0 || (nbefore && !before) || (nafter && !after))
-      Fail("DLProgramRecord: null argument or negative count");
-    const Device& device = DeviceOf("DLProgramRecord", program, ctx);
-    if (!device.record)
-      FailWith(DL_UNAVAILABLE, "DLProgramRecord: programs of %s are not recorded", device.name);
+    if (!out || ninputs < 0 || noutputs < 0 || (ninputs && !inputs) || (noutputs && !outputs))
+      Fail("DLProgramCapture: null argument or negative count");
+    const Device& device = DeviceOf("DLProgramCapture", program, ctx);
+    if (!device.capture)
+      FailWith(DL_UNAVAILABLE, "DLProgramCapture: programs of %s are not captured", device.name);
     const int64_t count = (int64_t)program->steps.size();
-    if (lanes) CheckLanes(*lanes, count + 2);
+    if (streams) CheckStreams(*streams, count + 2);
     Running state{program, stream};
-    auto made = std::make_unique<DLRecording>();
-    made->recorded = device.record(ctx.device_id, stream,
-                                   {count, RunOne, &state, before, nbefore, after, nafter, lanes});
+    auto made = std::make_unique<DLGraph>();
+    made->captured =
+        device.capture(ctx.device_id, stream,
+                       {count, RunOne, &state, inputs, ninputs, outputs, noutputs, streams});
     program->failed_step = -1;
     *out = made.release();
   });
 }
 
-DLSYS_API int DLRecordingReplay(DLRecording* recording, DLStream stream, int64_t times) {
+DLSYS_API int DLGraphReplay(DLGraph* graph, DLStream stream, int64_t times) {
   return Guard([&] {
-    if (!recording) Fail("DLRecordingReplay: null recording argument");
-    recording->recorded->Replay(stream, times);
+    if (!graph) Fail("DLGraphReplay: null graph argument");
+    graph->captured->Replay(stream, times);
   });
 }
 
-DLSYS_API int DLRecordingInfo(const DLRecording* recording, DLGraphInfo* out) {
+DLSYS_API int DLGraphDescribe(const DLGraph* graph, DLGraphInfo* out) {
   return Guard([&] {
-    if (!recording || !out) Fail("DLRecordingInfo: null argument");
-    recording->recorded->Describe(out);
+    if (!graph || !out) Fail("DLGraphDescribe: null argument");
+    graph->captured->Describe(out);
   });
 }
 
-DLSYS_API int DLRecordingFree(DLRecording* recording) {
-  return Guard([&] { delete recording; });
+DLSYS_API int DLGraphFree(DLGraph* graph) {
+  return Guard([&] { delete graph; });
 }
 
 DLSYS_API int DLProgramFree(DLProgram* program) {

@@ -22,15 +22,15 @@ namespace {
 // Plain bytes: a library that was opened at run time must not run destructors when a thread ends.
 thread_local char last_error[1024];
 
-struct ChoiceEntry {
+struct AlgorithmEntry {
   const char *device, *kernel;
-  Choices choices;
+  Algorithms algorithms;
 };
 
 // They live until the process ends, whatever order its static destructors run in.
 struct Tables {
   std::vector<DLKernelEntry> kernels;
-  std::vector<ChoiceEntry> choices;
+  std::vector<AlgorithmEntry> algorithms;
   std::vector<Device> devices;
   char load_error[1024] = "";
   std::string version = DLSYS_VERSION " " DLSYS_COMPILER;
@@ -74,17 +74,18 @@ const DLKernelEntry& KernelAt(int64_t index) {
   return kernels[index];
 }
 
-void RegisterChoices(const char* device, const char* kernel, Choices choices) noexcept {
-  GetTables().choices.push_back({device, kernel, choices});
+void RegisterAlgorithms(const char* device, const char* kernel, Algorithms algorithms) noexcept {
+  GetTables().algorithms.push_back({device, kernel, algorithms});
 }
 
 // Null where the kernel has none of that number.
-static const Choice* ChoiceAt(int64_t index, int64_t choice) {
+static const Algorithm* AlgorithmAt(int64_t index, int64_t algorithm) {
   const DLKernelEntry& kernel = KernelAt(index);
-  for (const ChoiceEntry& entry : GetTables().choices) {
+  for (const AlgorithmEntry& entry : GetTables().algorithms) {
     if (strcmp(entry.kernel, kernel.name) || strcmp(entry.device, kernel.device)) continue;
-    const std::vector<Choice>& choices = entry.choices();
-    return choice >= 1 && choice <= (int64_t)choices.size() ? &choices[choice - 1] : nullptr;
+    const std::vector<Algorithm>& algorithms = entry.algorithms();
+    return algorithm >= 1 && algorithm <= (int64_t)algorithms.size() ? &algorithms[algorithm - 1]
+                                                                     : nullptr;
   }
   return nullptr;
 }
@@ -126,19 +127,20 @@ DLSYS_API const DLKernelEntry* DLKernelTable(int64_t* count) {
   return kernels.data();
 }
 
-DLSYS_API const char* DLChoiceName(int64_t kernel, int64_t choice) {
+DLSYS_API const char* DLAlgorithmName(int64_t kernel, int64_t algorithm) {
   const char* name = nullptr;
   dlsys::Guard([&] {
-    const dlsys::Choice* found = dlsys::ChoiceAt(kernel, choice);
+    const dlsys::Algorithm* found = dlsys::AlgorithmAt(kernel, algorithm);
     if (found) name = found->name.c_str();
   });
   return name;
 }
 
-DLSYS_API int DLChoiceSource(int64_t kernel, int64_t choice, const char** out) {
+DLSYS_API int DLAlgorithmSource(int64_t kernel, int64_t algorithm, const char** out) {
   return dlsys::Guard([&] {
-    const dlsys::Choice* found = dlsys::ChoiceAt(kernel, choice);
-    if (!found || !out) dlsys::Fail("DLChoiceSource: null argument or no choice %ld", (long)choice);
+    const dlsys::Algorithm* found = dlsys::AlgorithmAt(kernel, algorithm);
+    if (!found || !out)
+      dlsys::Fail("DLAlgorithmSource: null argument or no algorithm %ld", (long)algorithm);
     *out = found->source ? found->source() : "";
   });
 }

@@ -51,18 +51,19 @@ void SetLastError(const char* text) noexcept;
 void RegisterKernel(const DLKernelEntry& entry) noexcept;
 const DLKernelEntry& KernelAt(int64_t index);
 
-// One of the implementations among which callers of a kernel choose by an integer that it takes: 0
-// leaves it to the kernel, 1 is the first of its list. `source` gives the library that it comes
-// from, with its version, and fails with DL_UNAVAILABLE; null for this library.
-struct Choice {
+// An algorithm of a kernel; callers select one by an integer argument: 0 is the kernel's heuristic,
+// 1 the first of its list. `source` gives the library that it comes from, with its version, and
+// fails with DL_UNAVAILABLE; null for this library.
+struct Algorithm {
   std::string name;
   const char* (*source)() = nullptr;
 };
-using Choices = const std::vector<Choice>& (*)();
-void RegisterChoices(const char* device, const char* kernel, Choices choices) noexcept;
+using Algorithms = const std::vector<Algorithm>& (*)();
+void RegisterAlgorithms(const char* device, const char* kernel, Algorithms algorithms) noexcept;
 
-[[noreturn]] inline void NotApplicable(const char* op, const char* choice) {
-  FailWith(DL_NOT_APPLICABLE, "%s: %s does not do this; choice 0 finds what does", op, choice);
+[[noreturn]] inline void NotApplicable(const char* op, const char* algorithm) {
+  FailWith(DL_NOT_APPLICABLE, "%s: %s does not do this; algorithm 0 finds what does", op,
+           algorithm);
 }
 
 // While a thread is inside this library. What a device's code changes about the thread, such as
@@ -211,9 +212,9 @@ struct KernelRegistrar {
   explicit KernelRegistrar(const DLKernelEntry& entry) noexcept { RegisterKernel(entry); }
 };
 
-struct ChoicesRegistrar {
-  ChoicesRegistrar(const char* device, const char* kernel, Choices choices) noexcept {
-    RegisterChoices(device, kernel, choices);
+struct AlgorithmsRegistrar {
+  AlgorithmsRegistrar(const char* device, const char* kernel, Algorithms algorithms) noexcept {
+    RegisterAlgorithms(device, kernel, algorithms);
   }
 };
 
@@ -268,6 +269,6 @@ inline float* Out(const char* op, DLArray* a) {
                               &::dlsys::Thunk<&__VA_ARGS__>::Invoke, __FILE__, __LINE__})
 #define DLSYS_KERNEL(device, name, ...) DLSYS_KERNEL_NAMED(device, name, #name, __VA_ARGS__)
 // Says among which implementations a kernel lets choose.
-#define DLSYS_CHOICES(device, name, choices)                                            \
-  [[maybe_unused]] static const ::dlsys::ChoicesRegistrar choices_##device##_##name##_( \
-      #device, #name, choices)
+#define DLSYS_ALGORITHMS(device, name, algorithms)                                            \
+  [[maybe_unused]] static const ::dlsys::AlgorithmsRegistrar algorithms_##device##_##name##_( \
+      #device, #name, algorithms)

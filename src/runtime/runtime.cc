@@ -170,14 +170,14 @@ DLSYS_API int DLStreamWait(DLContext ctx, DLStream stream, DLStream other) {
 }
 
 DLSYS_API int DLMemoryAlloc(DLContext ctx, int64_t nbytes, DLStream stream, void** out) {
-  KeptMemory* const kept = KeptMemory::Open(ctx);
+  GraphPool* const pool = GraphPool::Current(ctx);
   return WithAllocator(ctx, [&](CachingAllocator& allocator) {
     if (nbytes < 0) Fail("DLMemoryAlloc: negative size %ld", (long)nbytes);
     CheckOut("DLMemoryAlloc", out);
-    void* data = kept ? kept->Take(nbytes) : nullptr;
+    void* data = pool ? pool->Take(nbytes) : nullptr;
     if (!data) {
       data = allocator.Alloc((size_t)nbytes, stream);
-      if (kept) kept->Keep(data, nbytes);
+      if (pool) pool->Own(data, nbytes);
     }
     *out = data;
   });
@@ -185,8 +185,8 @@ DLSYS_API int DLMemoryAlloc(DLContext ctx, int64_t nbytes, DLStream stream, void
 
 DLSYS_API int DLMemoryFree(DLContext ctx, void* data) {
   if (!data) return DL_OK;
-  KeptMemory* const kept = KeptMemory::Open(ctx);
-  if (kept && kept->Return(data)) return DL_OK;
+  GraphPool* const pool = GraphPool::Current(ctx);
+  if (pool && pool->Return(data)) return DL_OK;
   return WithAllocator(ctx, [&](CachingAllocator& allocator) { allocator.Free(data); });
 }
 

@@ -293,7 +293,7 @@ class Segments(unittest.TestCase):
         slots = fixed_slots(cpu(0), [value.spec for value in plan.feeds])
         for value, slot in zip(plan.feeds, slots):
             runner.table.place(value.buffer, slot.data_address)
-        with mock.patch.object(settings, "lanes", limit):
+        with mock.patch.object(settings, "streams", limit):
             (segment,) = runner.segments
             return plan, segment.lanes(Ports(slots, True), Ports((), False))
 

@@ -1,5 +1,5 @@
 """Kernels chosen by measurement: what is chosen, and that whatever may be chosen is right. The file
-of measurements is in test_choices.py.
+of measurements is in test_tuning_cache.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dlsys import ndarray
 from dlsys.errors import KernelError, NotApplicableError, OutOfMemoryError
 from dlsys.executor.run.tables import call_kernel
 from dlsys.executor.tune import autotune as tune
-from dlsys.executor.tune.microbenchmark import BY_RULE, Choice, Trial
+from dlsys.executor.tune.microbenchmark import HEURISTIC, Algorithm, Microbenchmark
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
-from dlsys.runtime.tuning_cache import ChoiceFile, Measurement
+from dlsys.runtime.tuning_cache import Measurement, TuningCache
 from dlsys.settings import settings
 from support.devices import native_contexts, not_emulated, require
 
@@ -44,7 +44,7 @@ class Cached(unittest.TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "choices.json"
+        self.path = Path(folder.name) / "tuning.json"
         self.mode("full")
         patch = mock.patch.object(settings, "tune_cache", str(self.path))
         patch.start()
@@ -56,24 +56,24 @@ class Cached(unittest.TestCase):
 
     @contextlib.contextmanager
     def times(self, **us: float) -> Iterator[list[str]]:
-        """Measurements find these times, by the names of choices; yields what was said."""
+        """Measurements find these times, by the names of algorithms; yields what was said."""
         said: list[str] = []
 
-        def us_of(self: Trial, choice: Choice, about: float = 0) -> float:
-            self.results(choice)
-            return us[choice.name or "rule"]
+        def us_of(self: Microbenchmark, algorithm: Algorithm, about: float = 0) -> float:
+            self.results(algorithm)
+            return us[algorithm.name or "heuristic"]
 
         with (
-            mock.patch.object(Trial, "us", us_of),
-            mock.patch.object(Trial, "us_about", us_of),
+            mock.patch.object(Microbenchmark, "us", us_of),
+            mock.patch.object(Microbenchmark, "us_about", us_of),
             contextlib.redirect_stderr(io.StringIO()) as told,
         ):
             yield said
         said += told.getvalue().splitlines()
 
-    def choices_of(self, executor: ad.Executor, feeds: dict) -> tuple[str, ...]:
+    def algorithms_of(self, executor: ad.Executor, feeds: dict) -> tuple[str, ...]:
         executor.run(feeds)
-        return executor.report().plans[0].choices
+        return executor.report().plans[0].algorithms
 
 
 @require(cpu(0))
@@ -81,38 +81,38 @@ class Choosing(Cached):
     ctx = cpu(0)
 
     def chosen(self) -> tuple[str, ...]:
-        return self.choices_of(*depthwise(self.ctx))
+        return self.algorithms_of(*depthwise(self.ctx))
 
     def test_the_fastest_is_used_and_told(self) -> None:
-        with self.times(rule=10, depthwise=10, implicit_gemm=9):
+        with self.times(heuristic=10, depthwise=10, implicit_gemm=9):
             executor, feeds = depthwise(self.ctx)
             with mock.patch.object(settings, "debug", 1), io.StringIO() as printed:
                 with contextlib.redirect_stdout(printed):
                     result = executor.run(feeds, True)[0]
                 self.assertIn("conv2d by implicit_gemm", printed.getvalue())
         report = executor.report()
-        self.assertEqual(report.plans[0].choices, ("conv2d by implicit_gemm",))
-        self.assertIn("by measurement: conv2d by implicit_gemm", str(report))
+        self.assertEqual(report.plans[0].algorithms, ("conv2d by implicit_gemm",))
+        self.assertIn("autotuned: conv2d by implicit_gemm", str(report))
         self.mode("off")
-        by_rule = depthwise(self.ctx)[0]
-        wanted = by_rule.run(dict(zip(by_rule._feeds.nodes, feeds.values())), True)[0]
+        heuristic = depthwise(self.ctx)[0]
+        wanted = heuristic.run(dict(zip(heuristic._feeds.nodes, feeds.values())), True)[0]
         np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
 
     def test_the_kernel_is_told(self) -> None:
         """The step calls the implementation by its number: one that does not fit fails."""
-        with mock.patch.object(tune, "_choice", return_value=Choice(3, "none")):
+        with mock.patch.object(tune, "_algorithm", return_value=Algorithm(3, "none")):
             executor, feeds = depthwise(self.ctx)
             with self.assertRaisesRegex(KernelError, "there is no choice 3, expected 0 to 2"):
                 executor.run(feeds)
 
     def test_another_device_is_not_told(self) -> None:
         """A device that only checks another one has implementations of its own."""
-        with self.times(rule=10, depthwise=10, implicit_gemm=9):
+        with self.times(heuristic=10, depthwise=10, implicit_gemm=9):
             executor, feeds = depthwise(self.ctx)
             executor.run(feeds)
         runner, *_ = next(iter(executor._runners.values()))
         (step,) = (step for step in runner.plan.steps if step.node.op.tunable)
-        step.node.attrs = {**step.node.attrs, "choice": Choice(99, "of a GPU")}
+        step.node.attrs = {**step.node.attrs, "algorithm": Algorithm(99, "of a GPU")}
         arrays = [ndarray.array(value, self.ctx) for value in feeds.values()]
         made = ndarray.empty(step.outputs[0].spec.shape, self.ctx)
         call_kernel(self.ctx, step, arrays, [made])
@@ -121,9 +121,9 @@ class Choosing(Cached):
 
     def test_measured_once(self) -> None:
         """Later executors use what was found, in any mode but off."""
-        with self.times(rule=10, depthwise=10, implicit_gemm=9) as said:
+        with self.times(heuristic=10, depthwise=10, implicit_gemm=9) as said:
             self.chosen()
-        self.assertRegex(said[0], r"measured conv2d .*: implicit_gemm 9.0 us, by rule 10.0 us")
+        self.assertRegex(said[0], r"measured conv2d .*: implicit_gemm 9.0 us, heuristic 10.0 us")
         with mock.patch.object(tune, "_measured", side_effect=AssertionError("measured again")):
             for name, wanted in (("full", 1), ("cached", 1), ("off", 0)):
                 self.mode(name)
@@ -135,22 +135,22 @@ class Choosing(Cached):
             self.assertEqual(self.chosen(), ())
         self.assertFalse(self.path.exists())
 
-    def test_a_tie_is_the_rules(self) -> None:
+    def test_a_tie_is_the_heuristics(self) -> None:
         """That is remembered too."""
-        with self.times(rule=10, depthwise=9.9, implicit_gemm=9.85):
+        with self.times(heuristic=10, depthwise=9.9, implicit_gemm=9.85):
             self.assertEqual(self.chosen(), ())
         with mock.patch.object(tune, "_measured", side_effect=AssertionError("measured again")):
             self.assertEqual(self.chosen(), ())
 
     def test_what_is_wrong_is_passed_over(self) -> None:
-        right = Trial.results
+        right = Microbenchmark.results
 
-        def results(self: Trial, choice: Choice) -> list[np.ndarray]:
-            wrong = 1e-3 * (choice.name == "implicit_gemm")
-            return [y + wrong * np.abs(y).max() for y in right(self, choice)]
+        def results(self: Microbenchmark, algorithm: Algorithm) -> list[np.ndarray]:
+            wrong = 1e-3 * (algorithm.name == "implicit_gemm")
+            return [y + wrong * np.abs(y).max() for y in right(self, algorithm)]
 
-        with mock.patch.object(Trial, "results", results):
-            with self.times(rule=10, depthwise=9, implicit_gemm=5) as said:
+        with mock.patch.object(Microbenchmark, "results", results):
+            with self.times(heuristic=10, depthwise=9, implicit_gemm=5) as said:
                 self.assertEqual(self.chosen(), ("conv2d by depthwise",))
         self.assertIn("implicit_gemm is wrong by more than the tolerance", said[0])
 
@@ -158,42 +158,44 @@ class Choosing(Cached):
         x, f = ad.Variable("x"), ad.Variable("f")
         feeds = {x: np.ones((2, 3, 8, 8), np.float32), f: np.ones((4, 3, 3, 3), np.float32)}
         executor = ad.Executor([ad.conv2d(x, f)], self.ctx)
-        with self.times(rule=10, depthwise=1, implicit_gemm=9):
-            self.assertEqual(self.choices_of(executor, feeds), ("conv2d by implicit_gemm",))
+        with self.times(heuristic=10, depthwise=1, implicit_gemm=9):
+            self.assertEqual(self.algorithms_of(executor, feeds), ("conv2d by implicit_gemm",))
 
-    def test_without_memory_to_measure_the_rule_stays(self) -> None:
-        full = mock.patch.object(tune, "Trial", side_effect=OutOfMemoryError("none is left"))
+    def test_without_memory_to_measure_the_heuristic_stays(self) -> None:
+        full = mock.patch.object(
+            tune, "Microbenchmark", side_effect=OutOfMemoryError("none is left")
+        )
         with full, contextlib.redirect_stderr(io.StringIO()) as told:
             self.assertEqual(self.chosen(), ())
-        self.assertRegex(told.getvalue(), r"no memory to measure conv2d .*by rule: none is left")
+        self.assertRegex(told.getvalue(), r"no memory to measure conv2d .*heuristic: none is left")
         self.assertFalse(self.path.exists())
 
     def test_what_the_library_does_not_have_is_not_used(self) -> None:
         """Implementations of other states of the sources, or of other versions of cuDNN."""
-        with self.times(rule=10, depthwise=10, implicit_gemm=9):
+        with self.times(heuristic=10, depthwise=10, implicit_gemm=9):
             self.chosen()
         self.mode("cached")
-        whole = json.loads(self.path.read_text())
-        ((environment, measured),) = whole["choices"].items()
+        contents = json.loads(self.path.read_text())
+        ((environment, measured),) = contents["measurements"].items()
         ((key, found),) = measured.items()
-        for changes in ({"choice": "gone"}, {"source": "cuDNN 9.0.0"}):
-            ChoiceFile(self.path).add(environment, {key: Measurement(**found | changes)})
-            tune.choice_file().__init__(self.path)  # type: ignore[misc]
+        for changes in ({"algorithm": "gone"}, {"source": "cuDNN 9.0.0"}):
+            TuningCache(self.path).add(environment, {key: Measurement(**found | changes)})
+            tune.tuning_cache().__init__(self.path)  # type: ignore[misc]
             self.assertEqual(self.chosen(), ())
-        ChoiceFile(self.path).add(environment + "x", {key: Measurement(**found)})
+        TuningCache(self.path).add(environment + "x", {key: Measurement(**found)})
         self.assertEqual(self.chosen(), ())
 
     def test_real_times(self) -> None:
         """What is measured is measured: both algorithms, and the file says so."""
         with contextlib.redirect_stderr(io.StringIO()):
             self.chosen()
-        (measured,) = json.loads(self.path.read_text())["choices"].values()
+        (measured,) = json.loads(self.path.read_text())["measurements"].values()
         ((key, found),) = measured.items()
         self.assertRegex(
             key, r"^conv2d float32\(2,6,9,8\) float32\(6,1,3,3\) -> float32\(2,6,9,8\)"
         )
-        self.assertIn(found["choice"], ("", "depthwise", "implicit_gemm"))
-        self.assertTrue(0 < found["us"] <= found["us_by_rule"] < 1e6, found)
+        self.assertIn(found["algorithm"], ("", "depthwise", "implicit_gemm"))
+        self.assertTrue(0 < found["us"] <= found["us_heuristic"] < 1e6, found)
 
     def test_a_key_has_all_that_matters(self) -> None:
         x, f = ad.Variable("x", shape=(4, 6, 12, 12)), ad.Variable("f", shape=(9, 6, 3, 3))
@@ -250,7 +252,7 @@ def convolutions(x: Any, f: Any, attrs: dict) -> list[ad.Node]:
     return [y, biased, *ad.gradients(ad.sum_op(y * y), [a, b])]
 
 
-# Rows, depth and columns of a layer: whole tiles, and what is none of any.
+# Rows, depth and columns of a layer: contents tiles, and what is none of any.
 PRODUCTS = [(64, 784, 256), (1000, 256, 100), (37, 130, 11), (129, 65, 1), (5, 4097, 33), (3, 7, 5)]
 PRODUCT_KERNELS = {"matmul", "matmul_bias", "matmul_gradient", "matmul_map", "matmul_sums"}
 
@@ -281,21 +283,21 @@ class Right:
     least: dict[str, int] = {}  # implementations that apply to the first convolution, at least
 
     def tried(self, node: ad.Node) -> set[str]:
-        """The choices that apply to a node; all are right, and repeat their bits."""
-        trial = Trial(node, self.ctx)
-        wanted = trial.results(BY_RULE)
-        names = load().choices(self.ctx.kernel_device, node.op.kernel)
+        """The algorithms that apply to a node; all are right, and repeat their bits."""
+        benchmark = Microbenchmark(node, self.ctx)
+        wanted = benchmark.results(HEURISTIC)
+        names = load().algorithms(self.ctx.kernel_device, node.op.kernel)
         self.assertGreater(len(names), 0)
         applied = set()
         for number, name in enumerate(names, 1):
-            choice = Choice(number, name)
+            algorithm = Algorithm(number, name)
             try:
-                first = trial.results(choice)
+                first = benchmark.results(algorithm)
             except NotApplicableError:
                 continue
-            with self.subTest(kernel=tune.key_of(node), choice=name):
-                self.assertTrue(trial.is_right(choice, wanted))
-                for one, two in zip(first, trial.results(choice)):
+            with self.subTest(kernel=tune.key_of(node), algorithm=name):
+                self.assertTrue(benchmark.is_right(algorithm, wanted))
+                for one, two in zip(first, benchmark.results(algorithm)):
                     self.assertEqual(one.tobytes(), two.tobytes())
             applied.add(name)
         return applied
@@ -315,7 +317,7 @@ class Right:
             node = tunable(convolutions(x, f, attrs), self.ctx, "fp32", bias=f[:1])[0]
         for number in (-1, 1000):
             with self.assertRaisesRegex(KernelError, f"there is no choice {number}, expected"):
-                Trial(node, self.ctx).results(Choice(number, ""))
+                Microbenchmark(node, self.ctx).results(Algorithm(number, ""))
 
 
 @require(cpu(0))
@@ -372,13 +374,15 @@ class GpuChoosing(Cached):
                 results = [executor.run(feeds, True) for _ in range(3)]
             for again in results[1:]:  # recorded
                 self.assertEqual(*([y.tobytes() for y in run] for run in (results[0], again)))
-            runs.append((executor.report().plans[0].choices, results[0]))
+            runs.append((executor.report().plans[0].algorithms, results[0]))
         self.assertEqual(runs[0][0], runs[1][0])
         self.assertEqual(runs[2][0], ())
-        for full, cached, by_rule in zip(*(results for _, results in runs)):
+        for full, cached, heuristic in zip(*(results for _, results in runs)):
             self.assertEqual(full.tobytes(), cached.tobytes())
-            np.testing.assert_allclose(full, by_rule, atol=3e-3 * np.abs(by_rule).max())
-        self.assertEqual(len(next(iter(json.loads(self.path.read_text())["choices"].values()))), 4)
+            np.testing.assert_allclose(full, heuristic, atol=3e-3 * np.abs(heuristic).max())
+        self.assertEqual(
+            len(next(iter(json.loads(self.path.read_text())["measurements"].values()))), 4
+        )
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ class GpuProducts(Kernels):
 
     def test_every_choice(self) -> None:
         """All tilings over all splits; rows at whole addresses and at odd ones."""
-        names = load().choices(self.ctx.kernel_device, "matmul_u8")
-        self.assertEqual(names, load().choices(self.ctx.kernel_device, "matmul_u8_bias"))
+        names = load().algorithms(self.ctx.kernel_device, "matmul_u8")
+        self.assertEqual(names, load().algorithms(self.ctx.kernel_device, "matmul_u8_bias"))
         columns = itertools.cycle((1, 7, 12, 64, 33, 130))
         sizes = list(itertools.product((1, 7, 64, 65, 130), (1, 15, 16, 17, 100)))
         applied = set()

@@ -157,7 +157,7 @@ class GpuChoosing(Cached):
     """Products of bytes by measurement."""
 
     def test_the_fastest_is_used(self) -> None:
-        names = load().choices("cuda", "matmul_u8_bias")
+        names = load().algorithms("cuda", "matmul_u8_bias")
         best = names[6]
         found = []
         for mode in ("full", "cached", "off"):
@@ -165,7 +165,7 @@ class GpuChoosing(Cached):
             with self.times(rule=10, **dict.fromkeys(names, 10) | {best: 5}) as said:
                 executor = ad.Executor(network()[2], gpu(0), "tf32")
                 found.append([executor.run({}, True)[0] for _ in range(3)])
-                chosen = executor.report().plans[0].choices
+                chosen = executor.report().plans[0].algorithms
             self.assertEqual(chosen, (f"matmul_u8_bias by {best}",) * (mode != "off"))
             if mode == "full":
                 self.assertRegex(said[0], f"measured matmul_u8_bias .*: {best} 5.0 us")

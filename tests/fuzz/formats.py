@@ -41,7 +41,7 @@ from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import choose
 from dlsys.data import cifar, image_folder, read_idx, write_idx
 from dlsys.errors import DlsysError
-from dlsys.runtime.tuning_cache import ChoiceFile, Measurement
+from dlsys.runtime.tuning_cache import Measurement, TuningCache
 from dlsys.train import checkpoint, safetensors
 
 from .harness import Finding, Slow, Source, Trial
@@ -558,16 +558,16 @@ def read_history(path: Path) -> None:
 @functools.cache
 def tuning_caches() -> list[bytes]:
     def write(path: Path) -> None:
-        ChoiceFile(path).add("chip", {"matmul": Measurement("own", "", 1.0, 2.0)})
+        TuningCache(path).add("chip", {"matmul": Measurement("own", "", 1.0, 2.0)})
 
-    return [_written(write, "choices.json")]
+    return [_written(write, "tuning.json")]
 
 
-def read_choices(path: Path) -> None:
+def read_tuning_cache(path: Path) -> None:
     """It is advice: a bad one is warned of, and never an error."""
-    file = ChoiceFile(path)
+    file = TuningCache(path)
     for made in file.measurements("chip").values():
-        assert isinstance(made.choice, str) and made.us + made.us_by_rule is not None
+        assert isinstance(made.algorithm, str) and made.us + made.us_heuristic is not None
     file.is_empty()
 
 
@@ -610,7 +610,7 @@ READERS: dict[str, Reader] = {
     "resume": Reader(checkpoints, resume_from, forged_state, ".safetensors", 3),
     "app checkpoint": Reader(app_checkpoints, read_app_checkpoint, forged_state, ".safetensors"),
     "history": Reader(histories, read_history, other_json_file, ".json", 20),
-    "tuning cache": Reader(tuning_caches, read_choices, other_json_file, ".json", 20),
+    "tuning cache": Reader(tuning_caches, read_tuning_cache, other_json_file, ".json", 20),
     "log": Reader(logs, resume_log, forged_log, ".jsonl", 2),
 }
 if not PILLOW:

@@ -149,7 +149,7 @@ class TwoGpus(unittest.TestCase):
         a, b = np.random.default_rng(1).integers(-3, 4, (2, 96, 96)).astype(np.float32)
         x, y = ad.Variable("x"), ad.Variable("y")
         with tempfile.TemporaryDirectory() as folder:
-            cache = str(Path(folder) / "choices.json")
+            cache = str(Path(folder) / "tuning.json")
             patches = mock.patch.multiple(settings, tune="full", tune_cache=cache)
             with patches, mock.patch.object(tune, "_measured", wraps=tune._measured) as measured:
                 executor = ad.Executor([ad.matmul_op(x, y)], ctx=gpu(1))

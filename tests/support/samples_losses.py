@@ -9,6 +9,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.ops.loss import classification, cross_entropy, likelihood, rows
+from dlsys.ops.loss.regression import huber_op
 from support.formulas import dense_scale, log_softmax, mean, pick, rows_of
 from support.rows import (
     Case,

@@ -25,7 +25,7 @@ from dlsys.data import Loader
 from dlsys.errors import DataError
 from dlsys.executor.tune import autotune as tune
 from dlsys.runtime.device import Context, cpu, gpu
-from dlsys.runtime.tuning_cache import Measurement, choice_file
+from dlsys.runtime.tuning_cache import Measurement, tuning_cache
 from dlsys.settings import settings
 from support.devices import require
 from support.small_runs import OnStep, final, loader, model, sgd, timeless
@@ -307,7 +307,7 @@ class CpuResume(Resume, unittest.TestCase):
         return [str(warning.message) for warning in told]
 
     def test_other_kernels_than_those_of_the_run_are_told(self) -> None:
-        for name, value in (("tune", "cached"), ("tune_cache", str(self.folder / "choices.json"))):
+        for name, value in (("tune", "cached"), ("tune_cache", str(self.folder / "tuning.json"))):
             patch = mock.patch.object(settings, name, value)
             patch.start()
             self.addCleanup(patch.stop)
@@ -318,7 +318,7 @@ class CpuResume(Resume, unittest.TestCase):
 
         small = next(key for key in had if "conv2d_bias float32(4,4,5,5)" in key)  # the last batch
         chosen = Measurement("implicit_gemm", "", 1.0, 2.0)
-        choice_file().add(tune._environment(cpu(0)), {small: chosen})
+        tuning_cache().add(tune._environment(cpu(0)), {small: chosen})
         told = self.images(3, resume=self.folder)
         self.assertEqual(len(told), 1)
         self.assertRegex(told[0], r"other kernels \(conv2d_bias .*: by rule, now implicit_gemm\)")

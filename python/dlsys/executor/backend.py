@@ -30,7 +30,7 @@ class NativeBackend:
     @property
     def beside(self) -> int:
         """How many steps apart two may be that run at the same time."""
-        alone = not self.target.capture or not settings.capture or settings.lanes == 1
+        alone = not self.target.capture or not settings.capture or settings.streams == 1
         return 0 if alone else _BESIDE
 
     @staticmethod

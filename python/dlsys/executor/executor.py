@@ -45,7 +45,7 @@ from .run import parameters as state
 from .run.feeds import Feeds, Form
 from .run.numpy import NumpyBackend
 from .run.transaction import Whole
-from .tune.autotune import choices_in, choose_kernels
+from .tune.autotune import algorithms_in, choose_kernels
 
 # Nothing is imported later: a child that is forked while another thread imports a module waits for
 # that module for ever.
@@ -199,13 +199,13 @@ class Executor:
         plans = tuple(runner.report() for runner, *_ in self._runners.values())
         return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
-    def choices(self) -> dict[str, str]:
-        """The implementation of each kernel that has several, "" for the one by its own rule, in
-        the plans made so far; the keys have the kernel, the arrays and the precision.
+    def algorithms(self) -> dict[str, str]:
+        """The algorithm of each kernel that has several, "" for its heuristic, in the plans made so
+        far; the keys have the kernel, the arrays and the precision.
         """
         if self.ctx is None:
             return {}
-        return choices_in([runner.plan for runner, *_ in self._runners.values()], self.ctx)
+        return algorithms_in([runner.plan for runner, *_ in self._runners.values()], self.ctx)
 
     def check(
         self, feed_dict: Mapping[Node, Any] | None = None, reference: Context | None = None

@@ -20,7 +20,7 @@ from ..graph.node import Node, Op, find_topo_sort
 from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
 from ..ops.leaf import constant_op, placeholder_op
-from ..ops.matmul import choice_number, precision_number
+from ..ops.matmul import algorithm_number, precision_number
 from ..ops.movement import reshape_op
 from ..ops.random.device_batch import scaled_op
 
@@ -184,7 +184,7 @@ class FusedProduct(Fused):
         chosen = attrs[self._select]
         number = self._choices.index(chosen) + 1 if chosen else 0
         flags = int(attrs["trans_A"]), int(attrs["trans_B"])
-        return *flags, choice_number(node), precision_number(node), number
+        return *flags, algorithm_number(node), precision_number(node), number
 
 
 class FusedLoss(Fused):

@@ -25,9 +25,9 @@ def precision_number(node: Node) -> int:
     return PRECISIONS[node.attrs.get("precision", "fp32")]
 
 
-def choice_number(node: Node) -> int:
+def algorithm_number(node: Node) -> int:
     """Which implementation a kernel is told to use; 0 leaves it to the kernel's own rule."""
-    return node.attrs["choice"].number if "choice" in node.attrs else 0
+    return node.attrs["algorithm"].number if "algorithm" in node.attrs else 0
 
 
 class Product(Op):
@@ -64,7 +64,7 @@ class MatMulOp(Product):
     has_precision = tunable = True
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        return *super().scalars(node), choice_number(node), precision_number(node)
+        return *super().scalars(node), algorithm_number(node), precision_number(node)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if len(specs[0].shape) != 2 or len(specs[1].shape) != 2:

@@ -100,12 +100,12 @@ class DLGraphInfo(ctypes.Structure):
     ]
 
 
-class DLLanes(ctypes.Structure):
+class DLGraphStreams(ctypes.Structure):
     _fields_ = [
-        ("lane", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
         ("waits", ctypes.c_void_p),
         ("nwaits", ctypes.c_int64),
-        ("settled", ctypes.c_void_p),
+        ("ready_inputs", ctypes.c_void_p),
     ]
 
 
@@ -141,16 +141,16 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLMemoryResetPeak": (DLContext,),
     "DLMemoryFill": (DLContext, _P, _I32, _I64, _P),
     "DLMemoryCopy": (_P, DLContext, _P, DLContext, _I64, _P),
-    "DLChoiceSource": (_I64, _I64, _P),
+    "DLAlgorithmSource": (_I64, _I64, _P),
     "DLPlaceNumber": (ctypes.c_char_p, _P),
     "DLKernelCall": (_I64, _P, _I32, _P),
     "DLProgramCreate": (_P, _I64, _P, _I64, _P),
     "DLProgramRun": (_P, _P),
     "DLProgramProfile": (_P, DLContext, _P, _P),
-    "DLProgramRecord": (_P, DLContext, _P, _P, _I64, _P, _I64, _P, _P),
-    "DLRecordingReplay": (_P, _P, _I64),
-    "DLRecordingInfo": (_P, _P),
-    "DLRecordingFree": (_P,),
+    "DLProgramCapture": (_P, DLContext, _P, _P, _I64, _P, _I64, _P, _P),
+    "DLGraphReplay": (_P, _P, _I64),
+    "DLGraphDescribe": (_P, _P),
+    "DLGraphFree": (_P,),
     "DLProgramFree": (_P,),
     "DLCpuSetThreads": (_I32,),
     "DLCpuGetThreads": (_P,),
@@ -201,7 +201,7 @@ class Library:
             key: entry.sig.decode() for key, entry in zip(keys, self._entries, strict=True)
         }
         self._kernels: dict[tuple[str, str], Callable[..., None]] = {}
-        self._choices: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._algorithms: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def check(self, status: int, **context: object) -> None:
         """Raises what a failed call left on this thread, with `context` as `[key: value]`."""
@@ -220,24 +220,24 @@ class Library:
             call = self._kernels[key] = self._wrap(key)
         return call
 
-    def choices(self, device_name: str, name: str) -> tuple[str, ...]:
-        """The names of the implementations that a kernel lets its caller choose from, the first of
-        number 1; none for most kernels.
+    def algorithms(self, device_name: str, name: str) -> tuple[str, ...]:
+        """The names of a kernel's algorithms, which its caller selects by numbers from 1 on; none
+        for most kernels.
         """
         key = (device_name, name)
-        if key not in self._choices:
-            name_of = functools.partial(self.cdll.DLChoiceName, self.index[key])
+        if key not in self._algorithms:
+            name_of = functools.partial(self.cdll.DLAlgorithmName, self.index[key])
             names = iter(map(name_of, itertools.count(1)).__next__, None)
-            self._choices[key] = tuple(text.decode() for text in names)
-        return self._choices[key]
+            self._algorithms[key] = tuple(text.decode() for text in names)
+        return self._algorithms[key]
 
-    def choice_source(self, device_name: str, name: str, number: int) -> str:
-        """The library, with its version, that an implementation comes from; "" for this one.
+    def algorithm_source(self, device_name: str, name: str, number: int) -> str:
+        """The library, with its version, that an algorithm comes from; "" for this one.
         DeviceError, with the reason, where that library cannot be used.
         """
         text = ctypes.c_char_p()
         index = self.index[device_name, name]
-        self.check(self.cdll.DLChoiceSource(index, number, ctypes.byref(text)))
+        self.check(self.cdll.DLAlgorithmSource(index, number, ctypes.byref(text)))
         return (text.value or b"").decode()
 
     def place_number(self, text: str) -> int:
@@ -320,7 +320,7 @@ def _open(path: str) -> ctypes.CDLL:
         for name, argtypes in _PROTOTYPES.items():
             getattr(cdll, name).argtypes = argtypes
         cdll.DLKernelTable.argtypes, cdll.DLKernelTable.restype = (_P,), _P
-        cdll.DLChoiceName.argtypes, cdll.DLChoiceName.restype = (_I64, _I64), ctypes.c_char_p
+        cdll.DLAlgorithmName.argtypes, cdll.DLAlgorithmName.restype = (_I64, _I64), ctypes.c_char_p
         cdll.DLProgramFailedStep.argtypes, cdll.DLProgramFailedStep.restype = (_P,), _I64
     except AttributeError:
         raise DeviceError(

@@ -1,8 +1,8 @@
-"""The cache of measurements: which implementation of a kernel is the fastest for which arrays.
+"""The tuning cache: the fastest algorithm of a kernel by the shapes and dtypes of its arrays.
 
-One JSON file for all processes, {environment: {key: measurement}}. It is replaced whole, under a
-lock and with what others have added meanwhile, so that processes at once lose nothing and one that
-is killed leaves a good file.
+One JSON file serves all processes, {environment: {key: measurement}}. It is replaced atomically,
+under a lock and merged with the entries that others have added meanwhile, so that concurrent
+processes lose nothing and one that is killed leaves a good file.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from ..errors import DataError, printable
 from ..files import appending, replacing
 from ..settings import settings
 
-_FORMAT, _VERSION = "dlsys kernel choices", 1
+_FORMAT, _VERSION = "dlsys tuning cache", 1
 _Table = dict[str, dict[str, "Measurement"]]
 
 
 class Measurement(NamedTuple):
-    """The name of the fastest implementation, "" for the one that the kernel takes by its own rule;
-    the library that it comes from, "" for this one; microseconds of it, and by rule.
+    """The name of the fastest algorithm, "" for the kernel's own heuristic; the library that it
+    comes from, "" for this one; its microseconds, and those of the heuristic.
     """
 
-    choice: str
+    algorithm: str
     source: str
     us: float
-    us_by_rule: float
+    us_heuristic: float
 
 
-class ChoiceFile:
+class TuningCache:
     """The measurements in a file; one object may serve many threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._own: _Table = {}  # what this process has added, should the file not take it
+        self._own: _Table = {}  # added by this process, in case the file cannot be written
         self._seen: tuple[int, ...] | None = None
         self._read: _Table = {}
-        self._told = False
+        self._warned = False
 
     def is_empty(self) -> bool:
-        """Whether nothing is known, in no environment."""
+        """True when it holds no measurement of any environment."""
         return not self._own and not self._load()
 
     def measurements(self, environment: str) -> dict[str, Measurement]:
-        """By key, those made in an environment: a chip, a library and its settings."""
+        """The measurements of an environment (a chip, a library and its settings), by key."""
         return self._load().get(environment, {}) | self._own.get(environment, {})
 
     def add(self, environment: str, made: Mapping[str, Measurement]) -> None:
-        """Adds measurements to the file; a folder that cannot be written is told once, and they
+        """Adds measurements to the file. Where its folder cannot be written it warns once, and they
         hold in this process.
         """
         self._own.setdefault(environment, {}).update(made)
@@ -66,13 +66,13 @@ class ChoiceFile:
                 table[environment] = table.get(environment, {}) | dict(made)
                 self._write(table)
         except (OSError, DataError) as error:
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 message = f"measurements of kernels cannot be kept in {self.path}: {error}"
                 warnings.warn(printable(message), RuntimeWarning, stacklevel=3)
 
     def _check_file(self) -> None:
-        """OSError for what is no file: /dev/null would be replaced, a pipe read for ever."""
+        """Raises OSError for a path that is no file: /dev/null would be replaced, a pipe block."""
         if self.path.exists() and not self.path.is_file():
             raise OSError("it is there and is no file")
 
@@ -84,16 +84,16 @@ class ChoiceFile:
             yield
 
     def _write(self, table: _Table) -> None:
-        choices = {
+        measurements = {
             environment: {key: made._asdict() for key, made in sorted(measured.items())}
             for environment, measured in sorted(table.items())
         }
-        whole = {"format": _FORMAT, "version": _VERSION, "choices": choices}
+        contents = {"format": _FORMAT, "version": _VERSION, "measurements": measurements}
         with replacing(self.path) as file:
-            file.write(json.dumps(whole, indent=1).encode())
+            file.write(json.dumps(contents, indent=1).encode())
 
     def _load(self) -> _Table:
-        """What the file holds now; nothing, and a warning, if it is not of this format."""
+        """The table in the file; empty, with a warning, if the file is not of this format."""
         try:
             stat = os.stat(self.path)
         except OSError:
@@ -115,42 +115,42 @@ class ChoiceFile:
 
 def _parsed(data: bytes) -> _Table:
     try:
-        whole = json.loads(data)
+        contents = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON ({error})") from None
-    if not isinstance(whole, dict) or whole.get("format") != _FORMAT:
+    if not isinstance(contents, dict) or contents.get("format") != _FORMAT:
         raise ValueError(f'it does not say "format": "{_FORMAT}"')
-    if whole.get("version") != _VERSION:
-        raise ValueError(f"it is of version {whole.get('version')}, expected {_VERSION}")
+    if contents.get("version") != _VERSION:
+        raise ValueError(f"it is of version {contents.get('version')}, expected {_VERSION}")
     try:
         return {
             environment: {key: _measurement(made) for key, made in measured.items()}
-            for environment, measured in whole["choices"].items()
+            for environment, measured in contents["measurements"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError("it has another shape than its version says") from None
+        raise ValueError("it has another layout than its version says") from None
 
 
 def _measurement(made: dict[str, Any]) -> Measurement:
-    names = made["choice"], made["source"]
+    names = made["algorithm"], made["source"]
     if not all(isinstance(name, str) for name in names):
         raise ValueError
-    return Measurement(*names, float(made["us"]), float(made["us_by_rule"]))
+    return Measurement(*names, float(made["us"]), float(made["us_heuristic"]))
 
 
 def default_path() -> Path:
-    """DLSYS_TUNE_CACHE, else choices.json in dlsys under $XDG_CACHE_HOME or ~/.cache."""
+    """DLSYS_TUNE_CACHE, else tuning.json in dlsys under $XDG_CACHE_HOME or ~/.cache."""
     if settings.tune_cache:
         return Path(settings.tune_cache)
     # A home that the system does not know stays "~": a folder here, rather than a failure.
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "dlsys" / "choices.json"
+    return Path(caches) / "dlsys" / "tuning.json"
 
 
-_files: dict[Path, ChoiceFile] = {}
+_files: dict[Path, TuningCache] = {}
 
 
-def choice_file() -> ChoiceFile:
-    """The file of this process's settings."""
+def tuning_cache() -> TuningCache:
+    """The cache of this process's settings."""
     path = default_path()
-    return _files.setdefault(path, ChoiceFile(path))
+    return _files.setdefault(path, TuningCache(path))

@@ -22,7 +22,7 @@ class Kernels:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        self._chosen |= self._executor.choices()  # plans are dropped when Parameters move
+        self._chosen |= self._executor.algorithms()  # plans are dropped when Parameters move
         return {"device": self._device, "choices": self._chosen}
 
     def resume(self, what: str, recorded: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Kernels:
         """Warns once if the choices differ: plans, which have them, are made as batches come."""
         if not self._before:
             return
-        now = self._executor.choices()
+        now = self._executor.algorithms()
         had = {key: self._before.pop(key) for key in now if key in self._before}
         other = [key for key, name in had.items() if name != now[key]]
         if other:

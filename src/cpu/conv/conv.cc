@@ -17,14 +17,14 @@ constexpr ConvAlgorithm kAlgorithms[] = {
 };
 
 // Made as the library is loaded.
-const std::vector<Choice>* const all_choices = [] {
-  auto* names = new std::vector<Choice>;
+const std::vector<Algorithm>* const all_choices = [] {
+  auto* names = new std::vector<Algorithm>;
   for (const ConvAlgorithm& algorithm : kAlgorithms) names->push_back({algorithm.name});
   return names;
 }();
-const std::vector<Choice>& AllChoices() { return *all_choices; }
+const std::vector<Algorithm>& AllAlgorithms() { return *all_choices; }
 
-// Choice 0 is the first that fits, k the k-th of the table.
+// Algorithm 0 is the first that fits, k the k-th of the table.
 const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t choice) {
   constexpr int64_t kCount = sizeof kAlgorithms / sizeof *kAlgorithms;
   if (choice < 0 || choice > kCount)
@@ -84,10 +84,10 @@ DLSYS_KERNEL(cpu, conv2d, Conv2d);
 DLSYS_KERNEL(cpu, conv2d_bias, Conv2dBias);
 DLSYS_KERNEL(cpu, conv2d_data_gradient, Conv2dDataGradient);
 DLSYS_KERNEL(cpu, conv2d_filter_gradient, Conv2dFilterGradient);
-DLSYS_CHOICES(cpu, conv2d, AllChoices);
-DLSYS_CHOICES(cpu, conv2d_bias, AllChoices);
-DLSYS_CHOICES(cpu, conv2d_data_gradient, AllChoices);
-DLSYS_CHOICES(cpu, conv2d_filter_gradient, AllChoices);
+DLSYS_ALGORITHMS(cpu, conv2d, AllAlgorithms);
+DLSYS_ALGORITHMS(cpu, conv2d_bias, AllAlgorithms);
+DLSYS_ALGORITHMS(cpu, conv2d_data_gradient, AllAlgorithms);
+DLSYS_ALGORITHMS(cpu, conv2d_filter_gradient, AllAlgorithms);
 
 }  // namespace
 }  // namespace cpu

@@ -19,7 +19,7 @@ struct Candidates {
     int variant;
   };
   std::vector<Candidate> of_choice;
-  std::vector<Choice> choices;
+  std::vector<Algorithm> choices;
 
   explicit Candidates(Pass pass) {
     for (const ConvAlgorithm* algorithm : kAlgorithms) {
@@ -40,7 +40,7 @@ const Candidates& CandidatesOf() {
 }
 
 template <Pass kPass>
-const std::vector<Choice>& ChoicesOf() {
+const std::vector<Algorithm>& AlgorithmsOf() {
   return CandidatesOf<kPass>().choices;
 }
 
@@ -122,10 +122,10 @@ DLSYS_KERNEL(cuda, conv2d, Conv2d);
 DLSYS_KERNEL(cuda, conv2d_bias, Conv2dBias);
 DLSYS_KERNEL(cuda, conv2d_data_gradient, Conv2dDataGradient);
 DLSYS_KERNEL(cuda, conv2d_filter_gradient, Conv2dFilterGradient);
-DLSYS_CHOICES(cuda, conv2d, ChoicesOf<Pass::kForward>);
-DLSYS_CHOICES(cuda, conv2d_bias, ChoicesOf<Pass::kForward>);
-DLSYS_CHOICES(cuda, conv2d_data_gradient, ChoicesOf<Pass::kDataGradient>);
-DLSYS_CHOICES(cuda, conv2d_filter_gradient, ChoicesOf<Pass::kFilterGradient>);
+DLSYS_ALGORITHMS(cuda, conv2d, AlgorithmsOf<Pass::kForward>);
+DLSYS_ALGORITHMS(cuda, conv2d_bias, AlgorithmsOf<Pass::kForward>);
+DLSYS_ALGORITHMS(cuda, conv2d_data_gradient, AlgorithmsOf<Pass::kDataGradient>);
+DLSYS_ALGORITHMS(cuda, conv2d_filter_gradient, AlgorithmsOf<Pass::kFilterGradient>);
 
 }  // namespace
 }  // namespace cuda

@@ -66,10 +66,10 @@ DLSYS_KERNEL(cuda, matmul_map, MatmulMap);
 DLSYS_KERNEL(cuda, matmul_bias, MatmulBias);
 DLSYS_KERNEL(cuda, matmul_gradient, MatmulGradient);
 DLSYS_KERNEL(cuda, matmul_sums, MatmulSums);
-DLSYS_CHOICES(cuda, matmul_map, ProductChoices);
-DLSYS_CHOICES(cuda, matmul_bias, ProductChoices);
-DLSYS_CHOICES(cuda, matmul_gradient, ProductChoices);
-DLSYS_CHOICES(cuda, matmul_sums, ProductChoices);
+DLSYS_ALGORITHMS(cuda, matmul_map, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_bias, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_gradient, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_sums, GemmAlgorithms);
 
 }  // namespace
 

@@ -262,9 +262,9 @@ bool Applies(const Product& p, int number) {
 
 }  // namespace
 
-const std::vector<Choice>& ProductChoices() {
-  static const std::vector<Choice>* const choices = [] {
-    auto* made = new std::vector<Choice>;
+const std::vector<Algorithm>& GemmAlgorithms() {
+  static const std::vector<Algorithm>* const choices = [] {
+    auto* made = new std::vector<Algorithm>;
     for (int k = 0; k < kCuts; k++) {
       const TileCost& tile = kFp32Costs[k / kCutsOfTiling];
       made->push_back({"tiles " + std::to_string(tile.rows) + "x" + std::to_string(tile.cols) +
@@ -279,7 +279,7 @@ const std::vector<Choice>& ProductChoices() {
 }
 
 void Multiply(const char* op, const Product& p, DLStream stream, int64_t choice) {
-  const std::vector<Choice>& choices = ProductChoices();
+  const std::vector<Algorithm>& choices = GemmAlgorithms();
   if (choice < 0 || choice > (int64_t)choices.size())
     Fail("%s: there is no choice %ld, expected 0 to %zu", op, (long)choice, choices.size());
   if (choice == 0) return MultiplyByRule(op, p, stream);
@@ -345,7 +345,7 @@ void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t tran
 
 DLSYS_KERNEL(cuda, matmul, Matmul);
 DLSYS_KERNEL(cuda, matmul_own, MatmulOwn);
-DLSYS_CHOICES(cuda, matmul, ProductChoices);
+DLSYS_ALGORITHMS(cuda, matmul, GemmAlgorithms);
 
 }  // namespace
 }  // namespace cuda

@@ -58,11 +58,11 @@ class Widened {
 
 Precision CheckedPrecision(const char* op, int64_t precision);
 
-// The product by a choice of ProductChoices, whose first has the number 1. By 0 it is the kernel
+// The product by a choice of GemmAlgorithms, whose first has the number 1. By 0 it is the kernel
 // that should be the fastest for its shape: an own one, or cuBLAS where that can be used and
 // DLSYS_BLAS is not "own".
 void Multiply(const char* op, const Product& product, DLStream stream, int64_t choice = 0);
-const std::vector<Choice>& ProductChoices();
+const std::vector<Algorithm>& GemmAlgorithms();
 
 void MultiplyOwn(const char* op, const Product& product, DLStream stream);
 // By tiles of one size, numbered as in matmul.cu, over so many splits of the depth.

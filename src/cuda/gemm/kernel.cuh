@@ -254,7 +254,7 @@ class TileProduct {
     if (panels_ == 0) meanwhile();
     WaitForCopies<0>();
     __syncthreads();
-    LetNextKernelBegin();
+    TriggerProgrammaticLaunch();
     shares[threadIdx.x] = sum;
 #pragma unroll
     for (int round = 0; round < T::kGroups; round += T::kTiles) {
@@ -291,7 +291,7 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const
   const Place place = FindPlace(problem, blockIdx.x);
   const Summed summed(product, place);
   TileProduct<T, Accumulator, kTransA, kTransB> tile(problem, place, memory);
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   tile.Begin();
   tile.Finish(summed, shares, [] {});
   WriteTile<T>(problem, place, memory);

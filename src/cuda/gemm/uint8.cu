@@ -43,8 +43,8 @@ void MatmulBytesBias(const DLArray* a, const DLArray* b, const DLArray* bias, co
 
 DLSYS_KERNEL(cuda, matmul_u8, MatmulBytes);
 DLSYS_KERNEL(cuda, matmul_u8_bias, MatmulBytesBias);
-DLSYS_CHOICES(cuda, matmul_u8, ProductChoices);
-DLSYS_CHOICES(cuda, matmul_u8_bias, ProductChoices);
+DLSYS_ALGORITHMS(cuda, matmul_u8, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_u8_bias, GemmAlgorithms);
 
 }  // namespace
 

@@ -214,7 +214,7 @@ __device__ __forceinline__ bool Multiply(const Group& group, const Problem& prob
   __shared__ rule::Source source;
   if (threadIdx.x == 0) source = group.source;
   TileProduct<T, Accumulator, true, false> tile(problem, place, memory);
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   if (!group.source.Due(group.every_run)) return false;
   rule::Source::Seen seen = {};  // before the copies, which it would wait for
   if (threadIdx.x == 0) seen = group.source.Look();

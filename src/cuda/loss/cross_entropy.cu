@@ -14,7 +14,7 @@ __global__ void LossKernel(int64_t rows, int64_t classes, const float* x, Op op,
   constexpr int kGroups = kThreads / kLanes;
   const int group = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   const unsigned came_before = Come(meeting);
   float sum = 0.f;
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < rows;
@@ -27,7 +27,7 @@ __global__ void LossKernel(int64_t rows, int64_t classes, const float* x, Op op,
                                                  [&](int64_t c, float d) { out[c] = d; });
     if (exists && lane == 0) sum += of_row;
   }
-  LetNextKernelBegin();
+  TriggerProgrammaticLaunch();
   AddUp(Join<SumOf, kThreads>(sum), came_before, meeting, scale, loss);
 }
 

@@ -64,8 +64,8 @@ struct Meeting {
 };
 constexpr int kMeetingPlaces = 511;
 
-// How many blocks came before this one, for its first thread. Call it after WaitForEarlierKernels,
-// and long before AddUp: the answer takes a while.
+// How many blocks came before this one, for its first thread. Call it after
+// GridDependencySynchronize, and long before AddUp: the answer takes a while.
 __device__ __forceinline__ unsigned Come(const Meeting& meeting) {
   return threadIdx.x == 0 ? atomicAdd(meeting.come, 1u) : 0;
 }

@@ -153,8 +153,8 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
     if (!fits || CeilDiv(layers.rows, kRows / 2) <= multiprocessors)
       return RunHead<kRows / 2>(op, ctx, layers, labels, target, stream);
   }
-  head.early = AreSettled(1, layers.count + (int)layers.biases);
-  head.rows_early = AreSettled(0, 1) && ComputeMajor(device) >= 9 && layers.rows > 0 &&
+  head.early = InputsAreReady(1, layers.count + (int)layers.biases);
+  head.rows_early = InputsAreReady(0, 1) && ComputeMajor(device) >= 9 && layers.rows > 0 &&
                     head.k % 4 == 0 && Aligned16(layers.x);
   if (layers.rows == 0) head.copies = 0;  // nobody would wait for them
   const int64_t groups = CeilDiv(layers.rows, kRows);

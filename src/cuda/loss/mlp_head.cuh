@@ -109,12 +109,12 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
     CopyBulk(memory + head.stage[0].from_at + row * Pitch(head.k), head.x + (begin + row) * head.k,
              nbytes, &arrivals);
   }
-  if (!head.early) WaitForEarlierKernels();
+  if (!head.early) GridDependencySynchronize();
 #pragma unroll 1
   for (int c = 0; c < head.copies; c++)
     nbytes += Begin(head.copy[c], (float)blockIdx.x / (float)gridDim.x, memory, &arrivals);
   ClearRest<kRows>(memory + head.gradients_at, head.classes);
-  if (head.early) WaitForEarlierKernels();
+  if (head.early) GridDependencySynchronize();
   const unsigned came_before = Come(meeting);
 #pragma unroll 1
   for (int64_t first = begin; first < head.rows; first += (int64_t)gridDim.x * kRows) {
@@ -148,7 +148,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
     LetBulkFollow();
     __syncthreads();
   }
-  LetNextKernelBegin();
+  TriggerProgrammaticLaunch();
   if (lane == 0) of_warp[warp] = sum;
   __syncthreads();
   sum = of_warp[0];

@@ -166,7 +166,7 @@ __device__ __forceinline__ float Moved(float keep, float old, float by, float ta
 __global__ void RunningKernel(const __grid_constant__ RunningTable table, float keep, float by_mean,
                               float by_variance) {
   const Running& of = table.layer[blockIdx.x];
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   for (int64_t c = threadIdx.x; c < of.channels; c += kThreads) {
     of.mean[c] = Moved(keep, of.mean[c], by_mean, of.new_mean[c]);
     of.variance[c] = Moved(keep, of.variance[c], by_variance, of.new_variance[c]);

@@ -283,9 +283,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   __shared__ bool last;
   const int64_t part = blockIdx.x / tiling.tiles;
   const int64_t tile = blockIdx.x - part * tiling.tiles;
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   op.template Part<kVector>(shape, tiling, part, tile);
-  LetNextKernelBegin();
+  TriggerProgrammaticLaunch();
   if (!arrived) return;
   __syncthreads();
   if (threadIdx.x == 0) last = CountUp(arrived + tile) == tiling.parts - 1;
@@ -299,7 +299,7 @@ template <class Op>
 __global__ void __launch_bounds__(kThreads)
     JoinKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
                const __grid_constant__ Op op) {
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   op.All(shape, tiling, blockIdx.x);
 }
 
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     MapKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
               const __grid_constant__ Op op) {
   const int64_t part = blockIdx.x / tiling.tiles;
-  WaitForEarlierKernels();
+  GridDependencySynchronize();
   Walk<kVector> walk(shape, tiling, part, blockIdx.x - part * tiling.tiles);
   op.Map(walk);
 }

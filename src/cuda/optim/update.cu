@@ -62,8 +62,8 @@ __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kC
                              rule::Source source) {
   constexpr int kStates = Rule::kStates;
   const Chunk chunk(table);
-  WaitForEarlierKernels();
-  LetNextKernelBegin();
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   if (!source.Due(Rule::kEveryRun)) return;
   __shared__ rule::Step<Rule> shared;
   if (threadIdx.x == 0) shared = source.Make<Rule>(source.Look());
@@ -151,8 +151,8 @@ struct CounterTable {
 // Each counter goes on by one, at the end of every `every` runs; one thread a counter.
 __global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, const long long* count,
                               int64_t every) {
-  WaitForEarlierKernels();
-  LetNextKernelBegin();
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   if (count && (*count + 1) % every != 0) return;
   ++*counters.at[threadIdx.x];
 }

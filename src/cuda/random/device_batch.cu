@@ -115,8 +115,8 @@ __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, To* x, in
   bool waited = false;
   const auto ready = [&] {
     if (waited) return;
-    WaitForEarlierKernels();
-    LetNextKernelBegin();
+    GridDependencySynchronize();
+    TriggerProgrammaticLaunch();
     waited = true;
   };
   if (!settled) ready();
@@ -156,7 +156,7 @@ void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affi
   const int of_block = (int)std::max<int64_t>(1, std::min<int64_t>(even, kMostRows));
   const auto kernel = whole ? TakeKernel<kWidth, T, To, Rows> : TakeKernel<1, T, To, Rows>;
   LaunchClusters(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, early, stream, rows,
-                 from, affine, x, n, of_block, labels, AreSettled(0, inputs));
+                 from, affine, x, n, of_block, labels, InputsAreReady(0, inputs));
 }
 
 template <class Rows>

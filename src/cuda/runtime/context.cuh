@@ -58,12 +58,12 @@ inline unsigned* CheckedMeeting(const char* op, const DLArray* meeting, int64_t 
   return (unsigned*)meeting->data;
 }
 
-// While it lives a thread that records a program may allocate and free memory, itself or through a
-// library: that is no part of the recording.
-class RelaxedRecording {
+// While it lives a thread that captures may allocate and free memory, itself or through a library:
+// that is no part of the capture.
+class RelaxedCapture {
  public:
-  RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedRecording() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;

@@ -33,7 +33,7 @@ void Memory(int id, size_t* free_nbytes, size_t* total_nbytes) {
 void* Alloc(int id, size_t nbytes) {
   Use("allocate", id);
   void* data = nullptr;
-  const RelaxedRecording relaxed;
+  const RelaxedCapture relaxed;
   const cudaError_t status = cudaMalloc(&data, nbytes);
   if (status != cudaErrorMemoryAllocation) {
     Check("allocate", status);
@@ -45,7 +45,7 @@ void* Alloc(int id, size_t nbytes) {
 
 void Release(int id, void* data) {
   Use("free", id);
-  const RelaxedRecording relaxed;
+  const RelaxedCapture relaxed;
   const cudaError_t status = cudaFree(data);
   if (status != cudaErrorCudartUnloading) Check("free", status);
 }
@@ -142,7 +142,7 @@ void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64
 
 const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc,
                                        Release, Fill, Copy, StreamCreate, StreamFree, Synchronize,
-                                       Wait, Profile, Record, nullptr, RaiseFault});
+                                       Wait, Profile, Capture, nullptr, RaiseFault});
 
 }  // namespace
 }  // namespace cuda

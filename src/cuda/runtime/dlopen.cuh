@@ -49,7 +49,7 @@ class HandlePool {
         return handle;
       }
     }
-    const RelaxedRecording relaxed;  // handles come with memory of their own
+    const RelaxedCapture relaxed;  // handles come with memory of their own
     return make(op);
   }
   void Give(Handle handle) {

@@ -19,7 +19,7 @@ FaultRecord* RecordOf(int device) {
   std::lock_guard<std::mutex> lock(mutex);
   record = records[device].load(std::memory_order_relaxed);
   if (record) return record;
-  const RelaxedRecording relaxed;
+  const RelaxedCapture relaxed;
   void* data = nullptr;
   Check("faults", cudaHostAlloc(&data, sizeof(FaultRecord), cudaHostAllocMapped));
   record = new (data) FaultRecord();

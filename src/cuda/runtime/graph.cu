@@ -1,11 +1,11 @@
-// Programs recorded as CUDA graphs: one launch replays every step. Steps in different lanes run
-// beside each other, as far as they need not wait for each other.
+// Programs captured as CUDA graphs: one launch replays every step. Steps of different graph streams
+// are parallel branches of the graph.
 //
-// What changes between runs enters and leaves through ports: one copy kernel before the steps
-// brings the feeds to fixed slots, one after them takes the results to where the caller wants them.
-// Of several replays in a row the first brings and the last takes; the others leave the copies out.
-// Their addresses are parameters of the instantiated graph, rewritten only when they differ from
-// those of the run before. All other addresses are baked in.
+// Feeds and fetches change between runs, so graph I/O copies move them: one copy kernel before the
+// steps fills fixed slots with the feeds, one after them takes the results to the caller's arrays.
+// Of several replays in a row the first has the input copies and the last the output copies; they
+// are disabled in the others. Their addresses are parameters of the instantiated graph, rewritten
+// only when they differ from those of the run before. All other addresses are baked in.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -22,15 +22,15 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-// ---- the ports ----
+// ---- graph I/O copies ----
 
-constexpr int kPorts = 32;               // copies of one kernel: its parameters hold them all
-constexpr int64_t kBlockNbytes = 16384;  // what a block copies
+constexpr int kCopies = 32;              // copies of one kernel, all in its parameters
+constexpr int64_t kBlockNbytes = 16384;  // copied by one block
 
-struct Ports {
+struct CopyBatch {
   int count;
-  int first_block[kPorts + 1];  // of each copy, and behind the last
-  DLCopy copies[kPorts];
+  int first_block[kCopies + 1];  // of each copy, and behind the last
+  DLCopy copies[kCopies];
 };
 
 template <class T>
@@ -40,51 +40,51 @@ __device__ __forceinline__ void CopyPart(char* dst, const char* src, int64_t beg
     *(T*)(dst + i) = *(const T*)(src + i);
 }
 
-__global__ void PortsKernel(const __grid_constant__ Ports ports) {
+__global__ void CopyBatchKernel(const __grid_constant__ CopyBatch batch) {
   int k = 0;
-  while ((int)blockIdx.x >= ports.first_block[k + 1]) k++;
-  const DLCopy copy = ports.copies[k];
+  while ((int)blockIdx.x >= batch.first_block[k + 1]) k++;
+  const DLCopy copy = batch.copies[k];
   char* dst = (char*)copy.dst;
   const char* src = (const char*)copy.src;
-  const int64_t begin = (int64_t)(blockIdx.x - ports.first_block[k]) * kBlockNbytes;
+  const int64_t begin = (int64_t)(blockIdx.x - batch.first_block[k]) * kBlockNbytes;
   const int64_t end = min(begin + kBlockNbytes, copy.nbytes);
-  const uintptr_t together = (uintptr_t)dst | (uintptr_t)src;
-  if (together % 16 == 0) {
-    const int64_t whole = end - (end - begin) % 16;
-    CopyPart<int4>(dst, src, begin, whole);
-    CopyPart<char>(dst, src, whole, end);
+  if (((uintptr_t)dst | (uintptr_t)src) % 16 == 0) {
+    const int64_t vectors_end = end - (end - begin) % 16;
+    CopyPart<int4>(dst, src, begin, vectors_end);
+    CopyPart<char>(dst, src, vectors_end, end);
   } else {
     CopyPart<char>(dst, src, begin, end);
   }
 }
 
-// One side's ports: the caller's table, and the kernels that were made of it.
-class Side {
+// The input copies or the output copies of a graph: the caller's table, and the kernels made of it.
+class GraphCopies {
  public:
-  Side(const DLCopy* table, int64_t count) : table_(table), known_(table, table + count) {
-    for (int64_t first = 0; first < count; first += kPorts) Add(first);
+  GraphCopies(const DLCopy* table, int64_t count) : table_(table), known_(table, table + count) {
+    for (int64_t first = 0; first < count; first += kCopies) Add(first);
   }
 
   void Launch(cudaStream_t stream) {
     for (Kernel& kernel : kernels_) {
       cudaLaunchConfig_t config = {};
-      config.gridDim = dim3((unsigned)kernel.ports.first_block[kernel.ports.count]);
+      config.gridDim = dim3((unsigned)kernel.batch.first_block[kernel.batch.count]);
       config.blockDim = dim3(kThreads);
       config.stream = stream;
-      if (config.gridDim.x) Check("record", cudaLaunchKernelEx(&config, PortsKernel, kernel.ports));
+      if (config.gridDim.x)
+        Check("capture", cudaLaunchKernelEx(&config, CopyBatchKernel, kernel.batch));
     }
   }
 
-  // Finds its kernels among the nodes of a recorded graph by the addresses that they copy to.
-  void Claim(cudaGraphNode_t node, const Ports& ports) {
+  // Recognizes its kernels among the nodes of a captured graph by their parameters.
+  void Claim(cudaGraphNode_t node, const CopyBatch& batch) {
     for (Kernel& kernel : kernels_)
-      if (!kernel.node && memcmp(&kernel.ports, &ports, sizeof ports) == 0) {
+      if (!kernel.node && memcmp(&kernel.batch, &batch, sizeof batch) == 0) {
         kernel.node = node;
         return;
       }
   }
 
-  // Whether the next replays make its copies.
+  // Enables or disables the copies in the next replays.
   void Enable(cudaGraphExec_t exec, bool enabled) {
     if (enabled == enabled_) return;
     for (Kernel& kernel : kernels_)
@@ -95,13 +95,13 @@ class Side {
   // Rewrites the kernels whose copies are not those of the run before.
   void Update(cudaGraphExec_t exec) {
     for (Kernel& kernel : kernels_) {
-      const size_t nbytes = kernel.ports.count * sizeof(DLCopy);
-      if (!kernel.node || memcmp(kernel.ports.copies, table_ + kernel.first, nbytes) == 0) continue;
-      memcpy(kernel.ports.copies, table_ + kernel.first, nbytes);
-      void* arguments[] = {&kernel.ports};
+      const size_t nbytes = kernel.batch.count * sizeof(DLCopy);
+      if (!kernel.node || memcmp(kernel.batch.copies, table_ + kernel.first, nbytes) == 0) continue;
+      memcpy(kernel.batch.copies, table_ + kernel.first, nbytes);
+      void* arguments[] = {&kernel.batch};
       cudaKernelNodeParams params = {};
-      params.func = (void*)PortsKernel;
-      params.gridDim = dim3((unsigned)kernel.ports.first_block[kernel.ports.count]);
+      params.func = (void*)CopyBatchKernel;
+      params.gridDim = dim3((unsigned)kernel.batch.first_block[kernel.batch.count]);
       params.blockDim = dim3(kThreads);
       params.kernelParams = arguments;
       Check("replay", cudaGraphExecKernelNodeSetParams(exec, kernel.node, &params));
@@ -111,19 +111,19 @@ class Side {
  private:
   struct Kernel {
     int64_t first;
-    Ports ports;
+    CopyBatch batch;
     cudaGraphNode_t node;
   };
 
   void Add(int64_t first) {
     Kernel kernel{first, {}, nullptr};
-    Ports& ports = kernel.ports;
+    CopyBatch& batch = kernel.batch;
     const int64_t left = (int64_t)known_.size() - first;
-    ports.count = (int)(left < kPorts ? left : kPorts);
-    for (int k = 0; k < ports.count; k++) {
-      ports.copies[k] = known_[first + k];
-      ports.first_block[k + 1] =
-          ports.first_block[k] + (int)CeilDiv(ports.copies[k].nbytes, kBlockNbytes);
+    batch.count = (int)(left < kCopies ? left : kCopies);
+    for (int k = 0; k < batch.count; k++) {
+      batch.copies[k] = known_[first + k];
+      batch.first_block[k + 1] =
+          batch.first_block[k] + (int)CeilDiv(batch.copies[k].nbytes, kBlockNbytes);
     }
     kernels_.push_back(kernel);
   }
@@ -134,109 +134,110 @@ class Side {
   bool enabled_ = true;
 };
 
-// ---- lanes ----
+// ---- graph streams ----
 
 using Nodes = std::vector<cudaGraphNode_t>;
 
-// The nodes that what the stream records next will wait for.
-Nodes Place(cudaStream_t stream) {
+// The nodes that the next one captured on the stream will depend on.
+Nodes CaptureDependencies(cudaStream_t stream) {
   cudaStreamCaptureStatus status;
   const cudaGraphNode_t* nodes = nullptr;
   size_t count = 0;
 #if CUDART_VERSION >= 13000
-  Check("record",
+  Check("capture",
         cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &nodes, nullptr, &count));
 #else
-  Check("record", cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, nullptr, &nodes, &count));
+  Check("capture", cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, nullptr, &nodes, &count));
 #endif
   return Nodes(nodes, nodes + count);
 }
 
-void MoveTo(cudaStream_t stream, Nodes& nodes) {
+void SetCaptureDependencies(cudaStream_t stream, Nodes& nodes) {
 #if CUDART_VERSION >= 13000
-  Check("record", cudaStreamUpdateCaptureDependencies(stream, nodes.data(), nullptr, nodes.size(),
-                                                      cudaStreamSetCaptureDependencies));
+  Check("capture", cudaStreamUpdateCaptureDependencies(stream, nodes.data(), nullptr, nodes.size(),
+                                                       cudaStreamSetCaptureDependencies));
 #else
-  Check("record", cudaStreamUpdateCaptureDependencies(stream, nodes.data(), nodes.size(),
-                                                      cudaStreamSetCaptureDependencies));
+  Check("capture", cudaStreamUpdateCaptureDependencies(stream, nodes.data(), nodes.size(),
+                                                       cudaStreamSetCaptureDependencies));
 #endif
 }
 
-// Whether these are one kernel.
-bool IsKernel(const Nodes& nodes) {
+bool IsOneKernel(const Nodes& nodes) {
   cudaGraphNodeType type = cudaGraphNodeTypeMemset;
-  if (nodes.size() == 1) Check("record", cudaGraphNodeGetType(nodes[0], &type));
+  if (nodes.size() == 1) Check("capture", cudaGraphNodeGetType(nodes[0], &type));
   return nodes.size() == 1 && type == cudaGraphNodeTypeKernel;
 }
 
-// Hangs each part of a script behind those that it waits for. One stream records them all and is
-// moved about in the graph, which takes neither further streams nor events.
-class Weaver {
+// Builds the dependencies of each task as it is captured. One CUDA stream captures all tasks: its
+// capture dependencies are set before each, which takes neither further streams nor events.
+class DependencyBuilder {
  public:
-  Weaver(const DLLanes* lanes, int64_t parts, cudaStream_t stream, KeptMemory* memory)
-      : lanes_(lanes),
+  DependencyBuilder(const DLGraphStreams* streams, int64_t tasks, cudaStream_t stream,
+                    GraphPool* pool)
+      : streams_(streams),
         stream_(stream),
-        memory_(memory),
-        ends_(parts),
-        tails_(parts),
-        queued_(parts) {}
-  ~Weaver() {
-    next_may_be_early = true;
-    next_is_behind = nullptr;
-    settled_inputs = 0;
+        pool_(pool),
+        ends_(tasks),
+        tails_(tasks),
+        has_nodes_(tasks) {}
+  ~DependencyBuilder() {
+    allow_pdl = true;
+    next_dependencies = nullptr;
+    ready_inputs = 0;
   }
 
   template <class F>
-  void Record(int64_t part, F&& queue) {
-    if (!lanes_) return queue();
-    const int32_t lane = lanes_->lane[part];
-    Nodes behind = tails_[lane];
-    for (; next_ < lanes_->nwaits && lanes_->waits[2 * next_] == part; next_++) {
-      const Nodes& end = ends_[lanes_->waits[2 * next_ + 1]];
-      behind.insert(behind.end(), end.begin(), end.end());
+  void Capture(int64_t task, F&& queue) {
+    if (!streams_) return queue();
+    const int32_t own = streams_->stream[task];
+    Nodes dependencies = tails_[own];
+    for (; next_ < streams_->nwaits && streams_->waits[2 * next_] == task; next_++) {
+      const Nodes& end = ends_[streams_->waits[2 * next_ + 1]];
+      dependencies.insert(dependencies.end(), end.begin(), end.end());
     }
-    std::sort(behind.begin(), behind.end());
-    behind.erase(std::unique(behind.begin(), behind.end()), behind.end());
-    MoveTo(stream_, behind);
-    memory_->Enter(lane);
-    next_may_be_early = behind.size() == 1 && behind == tails_[lane];
-    Behind several = {behind.data(), behind.size(), 0};
-    const bool among = behind.size() > 1 && queued_[lane] && IsKernel(tails_[lane]);
-    if (among)
-      several.early = std::find(behind.begin(), behind.end(), tails_[lane][0]) - behind.begin();
-    next_is_behind = among ? &several : nullptr;
-    const bool told = lanes_->settled && (next_may_be_early || among) && queued_[lane];
-    settled_inputs = told ? lanes_->settled[part] : 0;
+    std::sort(dependencies.begin(), dependencies.end());
+    dependencies.erase(std::unique(dependencies.begin(), dependencies.end()), dependencies.end());
+    SetCaptureDependencies(stream_, dependencies);
+    pool_->EnterStream(own);
+    allow_pdl = dependencies.size() == 1 && dependencies == tails_[own];
+    Dependencies several = {dependencies.data(), dependencies.size(), 0};
+    const bool pdl_edge = dependencies.size() > 1 && has_nodes_[own] && IsOneKernel(tails_[own]);
+    if (pdl_edge)
+      several.pdl = std::find(dependencies.begin(), dependencies.end(), tails_[own][0]) -
+                    dependencies.begin();
+    next_dependencies = pdl_edge ? &several : nullptr;
+    const bool known = streams_->ready_inputs && (allow_pdl || pdl_edge) && has_nodes_[own];
+    ready_inputs = known ? streams_->ready_inputs[task] : 0;
     queue();
-    next_is_behind = nullptr;
-    settled_inputs = 0;
-    ends_[part] = tails_[lane] = Place(stream_);
-    queued_[lane] = ends_[part] != behind;
+    next_dependencies = nullptr;
+    ready_inputs = 0;
+    ends_[task] = tails_[own] = CaptureDependencies(stream_);
+    has_nodes_[own] = ends_[task] != dependencies;
   }
 
  private:
-  const DLLanes* lanes_;
+  const DLGraphStreams* streams_;
   const cudaStream_t stream_;
-  KeptMemory* memory_;
-  std::vector<Nodes> ends_;   // of each part
-  std::vector<Nodes> tails_;  // of each lane: the ends of its last part so far
-  std::vector<bool> queued_;  // of each lane: whether that part has nodes
-  int64_t next_ = 0;          // of the waits
+  GraphPool* pool_;
+  std::vector<Nodes> ends_;      // the last nodes of each task
+  std::vector<Nodes> tails_;     // the last nodes of each graph stream so far
+  std::vector<bool> has_nodes_;  // of each graph stream: its last task has added nodes
+  int64_t next_ = 0;             // of the waits
 };
 
-// ---- recording ----
+// ---- capture and replay ----
 
-struct CudaGraph : Recorded {
-  CudaGraph(int id, const Script& script)
+struct CudaGraph : CapturedGraph {
+  CudaGraph(int id, const CaptureRequest& request)
       : id(id),
-        memory({id, DL_GPU}),
-        before(script.before, script.nbefore),
-        after(script.after, script.nafter) {}
+        pool({id, DL_GPU}),
+        inputs(request.inputs, request.ninputs),
+        outputs(request.outputs, request.noutputs) {}
   ~CudaGraph() override {
-    // The last replay may still be running on memory that goes back now, and another thread's
-    // stream may have made it. At exit the driver may be gone already: nobody is left to be told.
+    // The last replay may still be running, on another thread's stream, in memory that is freed
+    // now. At exit the driver may be gone already, and nobody is left to see an error.
     try {
-      if (stream) Settle();
+      if (stream) Synchronize();
     } catch (const Error&) {
     }
     if (exec) cudaGraphExecDestroy(exec);
@@ -248,87 +249,87 @@ struct CudaGraph : Recorded {
     Use("replay", id);
     stream = Native(on);
     for (int64_t k = 0; k < times; k++) {
-      before.Enable(exec, k == 0);
-      if (k == 0) before.Update(exec);
-      // Parameters are set right before the launch that they are for: a node that is switched off
-      // in between comes back with older ones.
-      after.Enable(exec, k == times - 1);
-      if (k == times - 1) after.Update(exec);
+      inputs.Enable(exec, k == 0);
+      if (k == 0) inputs.Update(exec);
+      // Parameters are set right before the launch that they are for: a node that is disabled in
+      // between comes back with older ones.
+      outputs.Enable(exec, k == times - 1);
+      if (k == times - 1) outputs.Update(exec);
       Check("replay", cudaGraphLaunch(exec, stream));
     }
     Counters::program_launches += times;
   }
 
-  void Settle() const {
-    Use("free a recording", id);
-    WaitFor("free a recording", id, stream);
+  void Synchronize() const {
+    Use("free a graph", id);
+    WaitFor("free a graph", id, stream);
   }
 
   void Describe(DLGraphInfo* out) const override { *out = info; }
 
   const int id;
-  KeptMemory memory;
-  Side before, after;
+  GraphPool pool;
+  GraphCopies inputs, outputs;
   DLGraphInfo info = {};
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   cudaStream_t stream = nullptr;  // of the last replay
 };
 
-// Queues on a stream that records. A failure ends the recording, so that the stream is usable.
-void RecordInto(CudaGraph* made, cudaStream_t stream, const Script& script) {
-  BeginRecording(made->id, stream);
+// Queues the tasks on a capturing stream. A failure ends the capture, so that the stream is usable.
+void CaptureInto(CudaGraph* graph, cudaStream_t stream, const CaptureRequest& request) {
+  BeginCapture(graph->id, stream);
   try {
-    const KeptMemory::Recording recording(&made->memory);
-    Weaver weaver(script.lanes, script.count + 2, stream, &made->memory);
-    weaver.Record(0, [&] { made->before.Launch(stream); });
-    for (int64_t k = 0; k < script.count; k++)
-      weaver.Record(k + 1, [&] { script.body(script.state, k); });
-    weaver.Record(script.count + 1, [&] { made->after.Launch(stream); });
+    const GraphPool::Scope scope(&graph->pool);
+    DependencyBuilder builder(request.streams, request.count + 2, stream, &graph->pool);
+    builder.Capture(0, [&] { graph->inputs.Launch(stream); });
+    for (int64_t k = 0; k < request.count; k++)
+      builder.Capture(k + 1, [&] { request.body(request.state, k); });
+    builder.Capture(request.count + 1, [&] { graph->outputs.Launch(stream); });
   } catch (...) {
     cudaGraph_t broken = nullptr;
-    EndRecording(made->id, stream, &broken);
+    EndCapture(graph->id, stream, &broken);
     if (broken) cudaGraphDestroy(broken);
     cudaGetLastError();
     throw;
   }
-  Check("record", EndRecording(made->id, stream, &made->graph));
+  Check("capture", EndCapture(graph->id, stream, &graph->graph));
 }
 
-void CountNode(CudaGraph* made, cudaGraphNode_t node) {
+void CountNode(CudaGraph* graph, cudaGraphNode_t node) {
   cudaGraphNodeType type;
-  Check("record", cudaGraphNodeGetType(node, &type));
-  made->info.nodes++;
-  if (type == cudaGraphNodeTypeMemcpy) made->info.copies++;
-  if (type == cudaGraphNodeTypeMemset) made->info.fills++;
+  Check("capture", cudaGraphNodeGetType(node, &type));
+  graph->info.nodes++;
+  if (type == cudaGraphNodeTypeMemcpy) graph->info.copies++;
+  if (type == cudaGraphNodeTypeMemset) graph->info.fills++;
   if (type != cudaGraphNodeTypeKernel) return;
-  made->info.kernels++;
+  graph->info.kernels++;
   cudaKernelNodeParams params = {};
   // Kernels of other libraries may be ones that the runtime cannot describe.
   if (cudaGraphKernelNodeGetParams(node, &params) != cudaSuccess) {
     cudaGetLastError();
     return;
   }
-  if (params.func != (void*)PortsKernel) return;
-  const Ports& ports = *(const Ports*)params.kernelParams[0];
-  made->before.Claim(node, ports);
-  made->after.Claim(node, ports);
+  if (params.func != (void*)CopyBatchKernel) return;
+  const CopyBatch& batch = *(const CopyBatch*)params.kernelParams[0];
+  graph->inputs.Claim(node, batch);
+  graph->outputs.Claim(node, batch);
 }
 
 }  // namespace
 
-bool HangEarly(const char* op, cudaStream_t stream) {
+bool AddProgrammaticEdge(const char* op, cudaStream_t stream) {
 #if CUDART_VERSION >= 13000
-  if (!next_is_behind) return false;
-  const Nodes behind(next_is_behind->nodes, next_is_behind->nodes + next_is_behind->count);
-  Nodes place = Place(stream);
-  std::sort(place.begin(), place.end());
-  if (place != behind) return false;  // the step has queued something that this kernel waits for
-  std::vector<cudaGraphEdgeData> edges(next_is_behind->count);
-  cudaGraphEdgeData& edge = edges[next_is_behind->early];
+  if (!next_dependencies) return false;
+  const Nodes wanted(next_dependencies->nodes, next_dependencies->nodes + next_dependencies->count);
+  Nodes now = CaptureDependencies(stream);
+  std::sort(now.begin(), now.end());
+  if (now != wanted) return false;  // the step has queued a node that this kernel depends on
+  std::vector<cudaGraphEdgeData> edges(next_dependencies->count);
+  cudaGraphEdgeData& edge = edges[next_dependencies->pdl];
   edge.from_port = cudaGraphKernelNodePortProgrammatic;
   edge.type = cudaGraphDependencyTypeProgrammatic;
-  Check(op, cudaStreamUpdateCaptureDependencies(stream, next_is_behind->nodes, edges.data(),
+  Check(op, cudaStreamUpdateCaptureDependencies(stream, next_dependencies->nodes, edges.data(),
                                                 edges.size(), cudaStreamSetCaptureDependencies));
   return true;
 #else
@@ -336,18 +337,18 @@ bool HangEarly(const char* op, cudaStream_t stream) {
 #endif
 }
 
-std::unique_ptr<Recorded> Record(int id, DLStream stream, const Script& script) {
-  Use("record", id);
-  auto made = std::make_unique<CudaGraph>(id, script);
-  RecordInto(made.get(), Native(stream), script);
+std::unique_ptr<CapturedGraph> Capture(int id, DLStream stream, const CaptureRequest& request) {
+  Use("capture", id);
+  auto graph = std::make_unique<CudaGraph>(id, request);
+  CaptureInto(graph.get(), Native(stream), request);
   size_t count = 0;
-  Check("record", cudaGraphGetNodes(made->graph, nullptr, &count));
+  Check("capture", cudaGraphGetNodes(graph->graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
-  if (count) Check("record", cudaGraphGetNodes(made->graph, nodes.data(), &count));
-  for (cudaGraphNode_t node : nodes) CountNode(made.get(), node);
-  Check("record", cudaGraphInstantiate(&made->exec, made->graph, 0));
-  Check("record", cudaGraphUpload(made->exec, Native(stream)));
-  return made;
+  if (count) Check("capture", cudaGraphGetNodes(graph->graph, nodes.data(), &count));
+  for (cudaGraphNode_t node : nodes) CountNode(graph.get(), node);
+  Check("capture", cudaGraphInstantiate(&graph->exec, graph->graph, 0));
+  Check("capture", cudaGraphUpload(graph->exec, Native(stream)));
+  return graph;
 }
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Recording and replaying programs; see graph.cu.
+// Capturing and replaying programs; see graph.cu.
 #pragma once
 #include <memory>
 
@@ -7,7 +7,7 @@
 namespace dlsys {
 namespace cuda {
 
-std::unique_ptr<Recorded> Record(int id, DLStream stream, const Script& script);
+std::unique_ptr<CapturedGraph> Capture(int id, DLStream stream, const CaptureRequest& request);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -20,33 +20,34 @@ inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {
   return (unsigned)(blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
-// Whether this thread's next kernel may be launched early. A recording says no where the kernel
-// waits for others than the one before it in its lane.
-inline thread_local bool next_may_be_early = true;
+// True where this thread's next kernel may be launched by PDL (programmatic dependent launch),
+// which sets it up while its predecessor on the stream ends. A capture clears it for a kernel that
+// depends on more than that predecessor.
+inline thread_local bool allow_pdl = true;
 
-// Where a recording said no: what that kernel waits for. Of nodes[early], a kernel, it need not see
-// the end, if it is hung behind them here; true if it was.
-struct Behind {
+// The dependencies of the next captured kernel when it has several. The edge from nodes[pdl], a
+// kernel, may be programmatic; AddProgrammaticEdge sets it and returns true where it could.
+struct Dependencies {
   cudaGraphNode_t* nodes;
-  size_t count, early;
+  size_t count, pdl;
 };
-inline thread_local const Behind* next_is_behind = nullptr;
-bool HangEarly(const char* op, cudaStream_t stream);
+inline thread_local const Dependencies* next_dependencies = nullptr;
+bool AddProgrammaticEdge(const char* op, cudaStream_t stream);
 
-// Which inputs of this thread's next kernel, by bit in the order of its step, are there before the
-// kernel before it is done, and may be read before WaitForEarlierKernels. Only a recording knows.
-inline thread_local uint64_t settled_inputs = 0;
+// The inputs of this thread's next kernel, as bits in the order of its step, that its predecessor
+// does not write: it may read them before GridDependencySynchronize. Only a capture knows them.
+inline thread_local uint64_t ready_inputs = 0;
 
-inline bool AreSettled(int first, int count) {
+inline bool InputsAreReady(int first, int count) {
   if (first + count >= 64) return false;
   const uint64_t wanted = ((uint64_t(1) << count) - 1) << first;
-  return (settled_inputs & wanted) == wanted;
+  return (ready_inputs & wanted) == wanted;
 }
 
 inline void CountLaunch() {
-  next_may_be_early = true;  // within a step each kernel waits for the one before
-  next_is_behind = nullptr;
-  settled_inputs = 0;
+  allow_pdl = true;  // within a step each kernel depends on the one before alone
+  next_dependencies = nullptr;
+  ready_inputs = 0;
   Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -62,7 +63,7 @@ inline void AllowShared(const char* op, const void* kernel, size_t nbytes) {
                                  (int)(SharedLimit(device) - attributes.sharedSizeBytes)));
 }
 
-// Whether a multiprocessor has registers for no more than so many blocks.
+// True where the registers of a multiprocessor hold at most `blocks` blocks.
 inline bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t blocks) {
   int device = 0, most = 0;
   cudaFuncAttributes attributes;
@@ -73,8 +74,8 @@ inline bool RegistersHold(const char* op, const void* kernel, unsigned threads, 
   return (blocks + 1) * of_block > most;
 }
 
-// So much shared memory in place of `nbytes` that no multiprocessor has more blocks of a launch
-// than it has to: where blocks come early, the first that becomes free would take those of others.
+// Raises `nbytes` of shared memory so that no multiprocessor holds more blocks of a launch than an
+// even distribution gives it: under PDL the first one to become free would take those of others.
 inline size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
   int device = 0, most = 0;
   Check(op, cudaGetDevice(&device));
@@ -98,16 +99,16 @@ inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, uns
   CountLaunch();
 }
 
-// The same for a grid of clusters of `cluster` blocks each; more than 1 needs sm_90. `early` lets
-// the kernel be set up while those before it still run: it has to call WaitForEarlierKernels.
+// Queues a grid of clusters of `cluster` blocks each; more than 1 needs sm_90. `pdl` asks for
+// programmatic dependent launch: the kernel has to call GridDependencySynchronize.
 template <class... Params, class... Args>
 inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned grid,
-                           unsigned cluster, unsigned block, size_t shared_nbytes, bool early,
+                           unsigned cluster, unsigned block, size_t shared_nbytes, bool pdl,
                            DLStream stream, Args... args) {
   if (grid == 0) return;
-  const bool alone = early && next_may_be_early;
-  early = alone || (early && HangEarly(op, Native(stream)));
-  if (alone && shared_nbytes > 0) {
+  const bool serialized = pdl && allow_pdl;  // on its predecessor in the stream alone
+  if (pdl && !serialized) AddProgrammaticEdge(op, Native(stream));
+  if (serialized && shared_nbytes > 0) {
     int device = 0;
     Check(op, cudaGetDevice(&device));
     const int64_t on_each = CeilDiv(grid, Multiprocessors(device));
@@ -120,14 +121,14 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
   attributes[0].val.clusterDim.x = cluster;
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = alone;
+  attributes[1].val.programmaticStreamSerializationAllowed = serialized;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
   config.blockDim = dim3(block);
   config.dynamicSmemBytes = shared_nbytes;
   config.stream = Native(stream);
   config.attrs = cluster > 1 ? attributes : attributes + 1;
-  config.numAttrs = (cluster > 1 ? 1 : 0) + (alone ? 1 : 0);
+  config.numAttrs = (cluster > 1 ? 1 : 0) + (serialized ? 1 : 0);
   Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
   CountLaunch();
 }

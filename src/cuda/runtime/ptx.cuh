@@ -211,20 +211,19 @@ __device__ __forceinline__ const float* OfPeer(const float* shared, int peer) {
 #endif
 }
 
-// ---- launches before earlier ones are done, from sm_90 on ----
+// ---- programmatic dependent launch (PDL), from sm_90 on ----
 
-// Until all that was queued before this kernel is done, for kernels launched early; no memory may
-// be touched before.
-__device__ __forceinline__ void WaitForEarlierKernels() {
+// Waits until the kernels that this one depends on are done; before it, a kernel launched by PDL
+// may touch no memory but its ready inputs.
+__device__ __forceinline__ void GridDependencySynchronize() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the kernel after this one be set up where blocks have come this far; without it, where they
-// are done. In long kernels best near the end: blocks that wait take room, and crowd where there is
-// some.
-__device__ __forceinline__ void LetNextKernelBegin() {
+// Lets the dependent kernel be set up once all blocks have come this far; without it, once they are
+// done. Long kernels call it near the end: blocks that wait occupy multiprocessors.
+__device__ __forceinline__ void TriggerProgrammaticLaunch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif

@@ -1,5 +1,5 @@
-// Streams wait for each other through events. CUDA would take an event on a stream that records,
-// and whoever waits for it, into the recording: hence the list of those that do.
+// Order between streams, by events. CUDA would pull an event on a capturing stream, and whoever
+// waits for it, into the capture: hence the list of streams that capture.
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -10,13 +10,13 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-struct Recording {
+struct OpenCapture {
   cudaStream_t stream;
-  cudaEvent_t before;                // behind the work before it
-  std::vector<cudaEvent_t> awaited;  // for which the stream waits when it has recorded
+  cudaEvent_t before;                // behind the work queued before the capture
+  std::vector<cudaEvent_t> awaited;  // for which the stream waits when the capture has ended
 };
 
-// The events and recordings of a GPU.
+// The events and open captures of a GPU.
 class Orders {
  public:
   static Orders* Of(int device) {
@@ -28,7 +28,7 @@ class Orders {
 
   void Wait(cudaStream_t stream, cudaStream_t other) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Recording *waits = Find(stream), *runs = Find(other);
+    OpenCapture *waits = Find(stream), *runs = Find(other);
     if (waits && runs) {
       Check("wait for a stream", cudaEventSynchronize(runs->before));
     } else if (runs) {
@@ -42,7 +42,8 @@ class Orders {
 
   void WaitFor(const char* op, cudaStream_t stream) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (const Recording* runs = Find(stream)) return Check(op, cudaEventSynchronize(runs->before));
+    if (const OpenCapture* runs = Find(stream))
+      return Check(op, cudaEventSynchronize(runs->before));
     const cudaEvent_t event = Mark(stream);
     lock.unlock();  // others go on meanwhile
     const cudaError_t status = cudaEventSynchronize(event);
@@ -57,27 +58,27 @@ class Orders {
     // Thread-local: other threads, and other libraries in them, go on allocating meanwhile.
     const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     if (status == cudaSuccess)
-      recordings_.push_back({stream, before, {}});
+      captures_.push_back({stream, before, {}});
     else
       free_.push_back(before);
-    Check("record", status);
+    Check("capture", status);
   }
 
   cudaError_t End(cudaStream_t stream, cudaGraph_t* graph) {
     std::lock_guard<std::mutex> lock(mutex_);
     const cudaError_t status = cudaStreamEndCapture(stream, graph);
-    const Recording done = *Find(stream);
-    recordings_.erase(recordings_.begin() + (Find(stream) - recordings_.data()));
+    const OpenCapture done = *Find(stream);
+    captures_.erase(captures_.begin() + (Find(stream) - captures_.data()));
     free_.push_back(done.before);
     for (cudaEvent_t event : done.awaited) WaitAndKeep(stream, event);
     return status;
   }
 
  private:
-  Recording* Find(cudaStream_t stream) {
-    const auto is = [&](const Recording& each) { return each.stream == stream; };
-    const auto found = std::find_if(recordings_.begin(), recordings_.end(), is);
-    return found == recordings_.end() ? nullptr : &*found;
+  OpenCapture* Find(cudaStream_t stream) {
+    const auto is = [&](const OpenCapture& each) { return each.stream == stream; };
+    const auto found = std::find_if(captures_.begin(), captures_.end(), is);
+    return found == captures_.end() ? nullptr : &*found;
   }
 
   // An event behind the work that a stream has been given.
@@ -105,7 +106,7 @@ class Orders {
 
   std::mutex mutex_;
   std::vector<cudaEvent_t> free_;
-  std::vector<Recording> recordings_;
+  std::vector<OpenCapture> captures_;
 };
 
 }  // namespace
@@ -118,9 +119,9 @@ void WaitFor(const char* op, int device, cudaStream_t stream) {
   Orders::Of(device)->WaitFor(op, stream);
 }
 
-void BeginRecording(int device, cudaStream_t stream) { Orders::Of(device)->Begin(stream); }
+void BeginCapture(int device, cudaStream_t stream) { Orders::Of(device)->Begin(stream); }
 
-cudaError_t EndRecording(int device, cudaStream_t stream, cudaGraph_t* graph) {
+cudaError_t EndCapture(int device, cudaStream_t stream, cudaGraph_t* graph) {
   return Orders::Of(device)->End(stream, graph);
 }
 

@@ -35,8 +35,8 @@ class SegmentReport:
 @dataclass(frozen=True)
 class PlanReport:
     """One plan: the shapes of its feeds, how often it ran, and its pieces. One launch makes up to
-    `together` runs where many are queued. `choices` are the implementations that measurement chose
-    (executor/tune/autotune.py), such as "conv2d by cudnn fft".
+    `together` runs where many are queued. `algorithms` are those that the autotuner
+    selected, such as "conv2d by cudnn fft".
     """
 
     feeds: tuple[tuple[str, tuple[int, ...]], ...]
@@ -45,7 +45,7 @@ class PlanReport:
     arena_nbytes: int
     segments: tuple[SegmentReport, ...]
     together: int = 1
-    choices: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
 
     @property
     def launches(self) -> int:
@@ -79,8 +79,8 @@ class Report:
             if plan.together > 1:
                 lines.append(f"    up to {plan.together} runs in one launch where many are queued")
             lines += [f"    {_segment_text(segment)}" for segment in plan.segments]
-            if plan.choices:
-                lines.append(f"    by measurement: {_choices_text(plan.choices)}")
+            if plan.algorithms:
+                lines.append(f"    autotuned: {_counted(plan.algorithms)}")
         if self.since is not None:
             counts = ", ".join(f"{name} {count:,}" for name, count in self.since.items())
             lines.append(f"  in this process since the executor was made: {counts}")
@@ -110,10 +110,10 @@ def plan_report(
 ) -> PlanReport:
     """What to say of one plan."""
     feeds = tuple((value.node.name, value.spec.shape) for value in plan.feeds)
-    marked = (step.node for step in plan.steps if "choice" in step.node.attrs)
-    choices = tuple(f"{node.op.name} by {node.attrs['choice']}" for node in marked)
+    marked = (step.node for step in plan.steps if "algorithm" in step.node.attrs)
+    algorithms = tuple(f"{node.op.name} by {node.attrs['algorithm']}" for node in marked)
     counts = runs, len(plan.steps), plan.arena_nbytes
-    return PlanReport(feeds, *counts, tuple(segments), together, choices)
+    return PlanReport(feeds, *counts, tuple(segments), together, algorithms)
 
 
 def native_segments(segments: Sequence[Any], recorded: Any, why: str) -> list[SegmentReport]:
@@ -142,6 +142,6 @@ def _segment_text(segment: SegmentReport) -> str:
     return f"{steps} {segment.kind}" + (f": {segment.why}" if segment.why else "")
 
 
-def _choices_text(choices: Sequence[str]) -> str:
-    counts = Counter(choices).items()
-    return ", ".join(choice + (f" ({count} x)" if count > 1 else "") for choice, count in counts)
+def _counted(names: Sequence[str]) -> str:
+    counts = Counter(names).items()
+    return ", ".join(name + (f" ({count} x)" if count > 1 else "") for name, count in counts)

@@ -90,10 +90,10 @@ class Plan:
 def _row(k: int, step: Step) -> tuple[str, ...]:
     output = (step.outputs or step.inputs)[0]
     buffer = output.buffer
-    choice = step.node.attrs.get("choice")  # of an implementation, where one is marked
+    algorithm = step.node.attrs.get("algorithm")  # where the autotuner selected one
     return (
         str(k),
-        step.node.op.name + (f" by {choice}" if choice else ""),
+        step.node.op.name + (f" by {algorithm}" if algorithm else ""),
         f"{output.node.name} {output.spec.shape}",
         f"{buffer.nbytes:,}",
         f"{buffer.offset:,}" if buffer.kind == "arena" else buffer.kind,

@@ -16,7 +16,7 @@ import numpy as np
 from ...graph.spec import Spec
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context
-from ...runtime.library import DLGraphInfo, DLLanes, load
+from ...runtime.library import DLGraphInfo, DLGraphStreams, load
 from ..plan.arena import aligned
 from ..plan.streams import Lanes, Range
 
@@ -70,13 +70,13 @@ class Recording:
         self._handle = handle
         self._ports = ports
         self.lanes = lanes
-        self._replay = self._library.cdll.DLRecordingReplay
+        self._replay = self._library.cdll.DLGraphReplay
         info = DLGraphInfo()
-        self._library.check(self._library.cdll.DLRecordingInfo(handle, ctypes.byref(info)))
+        self._library.check(self._library.cdll.DLGraphDescribe(handle, ctypes.byref(info)))
         self.info = GraphInfo(*(getattr(info, name) for name in GraphInfo._fields))
 
     def __del__(self) -> None:
-        self._library.cdll.DLRecordingFree(self._handle)
+        self._library.cdll.DLGraphFree(self._handle)
 
     def run(self, on: int, times: int = 1) -> None:
         """Queues replays on a stream: the first reads the feeds, the last writes the fetches."""
@@ -94,7 +94,7 @@ def lanes_struct(lanes: Lanes) -> tuple[Any, Any]:
     lane, waits = np.array(lanes.lane, np.int32), np.array(lanes.waits, np.int32)
     settled = np.array(lanes.settled or (), np.uint64)
     told = settled.ctypes.data if len(settled) else None
-    struct = DLLanes(lane.ctypes.data, waits.ctypes.data, len(waits), told)
+    struct = DLGraphStreams(lane.ctypes.data, waits.ctypes.data, len(waits), told)
     return ctypes.byref(struct), (lane, waits, settled)
 
 

@@ -152,7 +152,7 @@ class Segment:
         `turns`, which are this segment and others of the same steps, one after the other.
         """
         made = ctypes.c_void_p()
-        record = self._library.cdll.DLProgramRecord
+        record = self._library.cdll.DLProgramCapture
         ports = (before.address, before.count, after.address, after.count)
         lanes = self.lanes(before, after, turns)
         struct, _arrays = lanes_struct(lanes)
@@ -179,10 +179,10 @@ class Segment:
             accesses.insert(0, Access(updated, before.slots()))
         if after.count:
             accesses.append(Access(after.slots(), []))
-        if settings.lanes == 1 or len(accesses) > MOST:
+        if settings.streams == 1 or len(accesses) > MOST:
             found = chain(len(accesses))
         else:
-            found = in_lanes(in_turn(needs(accesses), accesses), settings.lanes)
+            found = in_lanes(in_turn(needs(accesses), accesses), settings.streams)
             inputs: list[list[Range]] = [[]] * bool(before.count)
             inputs += [
                 [*map(turn._table.bytes_of, s.inputs)] for turn in turns for s in turn._steps
@@ -305,10 +305,10 @@ def in_kernel_order(
 def call_kernel(
     ctx: Context, step: Step, inputs: Sequence[NDArray], made: Sequence[NDArray]
 ) -> None:
-    """Runs the kernel of one step on arrays of any device, by the kernel's own rule."""
+    """Runs the kernel of one step on arrays of any device, by its heuristic."""
     kernel = step.node.op.kernel
     assert kernel is not None
     node = step.node.derive(step.node.inputs, step.node.spec)
-    node.attrs = {name: value for name, value in node.attrs.items() if name != "choice"}
+    node.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
     signature = load().signature[ctx.kernel_device, kernel].rstrip("s")
     launch(kernel, ctx, *in_kernel_order(node, signature, inputs, made))

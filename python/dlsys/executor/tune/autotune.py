@@ -1,13 +1,13 @@
-"""tune: which implementation each kernel of a graph uses, by measurement.
+"""The autotuner selects the algorithm of each kernel of a graph by measurement.
 
-The library's kernels know how to choose for themselves, by a rule. Under DLSYS_TUNE=full what is
-not yet known of this chip and library is measured: each implementation that a kernel offers, on
-arrays of the node's shapes, in a recording as a training step is one. An implementation is taken
-if its results are right and it is faster than the rule's by more than noise. Under `cached`, the
-default, what has been measured is used; under `off` it is not.
+A kernel with several algorithms has a heuristic. Under DLSYS_TUNE=full the autotuner measures what
+the tuning cache lacks for this chip and library: each algorithm of a kernel, on arrays of the
+node's shapes, in a captured graph like a training step's. An algorithm is taken if its results are
+right and it is faster than the heuristic's by more than noise. Under `cached`, the default, the
+cache is used as it is; under `off` the heuristics decide.
 
-All implementations repeat their bits exactly, but not each other's: a run is repeated with the same
-choices. Precision is a part of what is measured, so that no choice changes it.
+Each algorithm repeats its bits exactly, but not those of another: a run is repeated with the same
+algorithms. The precision is part of a measurement's key, so no algorithm changes it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
 from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
-from ...runtime.tuning_cache import ChoiceFile, Measurement, choice_file
+from ...runtime.tuning_cache import Measurement, TuningCache, tuning_cache
 from ...settings import settings
 from ..plan.memory import Plan
-from .microbenchmark import BY_RULE, Choice, Trial
+from .microbenchmark import HEURISTIC, Algorithm, Microbenchmark
 
-_TIE = 0.98  # of the rule's time; what takes longer is not worth other bits
-_HOPELESS = 2.0  # times the best so far, at a glance
+_TIE = 0.98  # of the heuristic's time; a smaller gain is not worth other bits
+_HOPELESS = 2.0  # times the best estimate: not measured further
 
-_measuring = threading.Lock()  # side by side, measurements would disturb each other
-_told: set[str] = set()  # why a library cannot be used
+_measuring = threading.Lock()  # concurrent measurements would disturb each other
+_warned: set[str] = set()  # reasons why a library cannot be used
 
 
 def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
-    """Marks the nodes of an executor's own graph with the implementations that measurements found.
-    The last of the passes: precision, shapes and what is fused are settled.
+    """Marks the nodes of an executor's own graph with the algorithms that measurements found. It is
+    the last pass: precision, shapes and fusion are final.
     """
     if settings.tune == "off":
         return
     nodes = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
     if not nodes:
         return
-    known = choice_file()
+    known = tuning_cache()
     if settings.tune == "cached" and known.is_empty():
         return
     environment = _environment(ctx)
@@ -55,13 +55,13 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
             _measure_unknown(nodes, ctx, known, environment)
     measured = known.measurements(environment)
     for node in nodes:
-        found = _choice(node, ctx, measured.get(key_of(node)))
+        found = _algorithm(node, ctx, measured.get(key_of(node)))
         if found is not None and found.number:
-            node.attrs = {**node.attrs, "choice": found}
+            node.attrs = {**node.attrs, "algorithm": found}
 
 
 def _measure_anew() -> None:
-    """A forked child has no thread that measures, and would wait for its parent's for ever."""
+    """Gives a forked child a lock of its own; its parent's might never be released there."""
     global _measuring
     _measuring = threading.Lock()
 
@@ -69,26 +69,24 @@ def _measure_anew() -> None:
 os.register_at_fork(after_in_child=_measure_anew)
 
 
-def choices_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:
-    """The implementation that each kernel with several has in plans, "" for the one by its rule, by
-    what a measurement is of.
-    """
+def algorithms_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:
+    """The algorithm of each kernel with several in plans, "" for its heuristic, by `key_of`."""
     found = {}
     for node in (step.node for plan in plans for step in plan.steps):
         if _is_open(node, ctx):
             bare = node.derive(node.inputs, node.spec)
-            bare.attrs = {name: value for name, value in node.attrs.items() if name != "choice"}
-            found[key_of(bare)] = node.attrs["choice"].name if "choice" in node.attrs else ""
+            bare.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
+            found[key_of(bare)] = node.attrs["algorithm"].name if "algorithm" in node.attrs else ""
     return found
 
 
 def key_of(node: Node) -> str:
-    """What a measurement is of: the kernel, its arrays, and its numbers, precision among them."""
+    """The key of a measurement: the kernel, its arrays and scalars, and the precision."""
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     arrays = " ".join(_array(x.spec) for x in node.inputs), " ".join(map(_array, made))
-    numbers = " ".join(map(str, node.op.scalars(node)))
+    scalars = " ".join(map(str, node.op.scalars(node)))
     precision = node.attrs.get("precision", "fp32")
-    return f"{node.op.kernel} {arrays[0]} -> {arrays[1]} | {numbers} | {precision}"
+    return f"{node.op.kernel} {arrays[0]} -> {arrays[1]} | {scalars} | {precision}"
 
 
 def _array(spec: Spec) -> str:
@@ -96,16 +94,16 @@ def _array(spec: Spec) -> str:
 
 
 def _is_open(node: Node, ctx: Context) -> bool:
-    """Whether there is anything to choose for a node."""
+    """True when a node's kernel has several algorithms for its arrays."""
     if not node.op.tunable or node.op.kernel is None:
         return False
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     sizes = [spec.size for spec in (*(x.spec for x in node.inputs), *made)]
-    return min(sizes) > 0 and len(load().choices(ctx.kernel_device, node.op.kernel)) > 0
+    return min(sizes) > 0 and len(load().algorithms(ctx.kernel_device, node.op.kernel)) > 0
 
 
 def _environment(ctx: Context) -> str:
-    """What a measurement holds for."""
+    """The chip and library that measurements hold for."""
     library = load()
     own = ", own products" if settings.blas == "own" else ""
     return f"{device_name(ctx)}, dlsys {library.version} {_digest(library.path)}{own}"
@@ -116,36 +114,36 @@ def _digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
-def _choice(node: Node, ctx: Context, measured: Measurement | None) -> Choice | None:
-    """What was measured as a choice of the library as it is now; None if it is not of it."""
+def _algorithm(node: Node, ctx: Context, measured: Measurement | None) -> Algorithm | None:
+    """The measured algorithm in the library as it is now; None if the library lacks it."""
     if measured is None:
         return None
-    if not measured.choice:
-        return BY_RULE
+    if not measured.algorithm:
+        return HEURISTIC
     kernel = node.op.kernel
     assert kernel is not None
-    names = load().choices(ctx.kernel_device, kernel)
-    if measured.choice not in names:
+    names = load().algorithms(ctx.kernel_device, kernel)
+    if measured.algorithm not in names:
         return None
-    number = names.index(measured.choice) + 1
+    number = names.index(measured.algorithm) + 1
     try:
-        source = load().choice_source(ctx.kernel_device, kernel, number)
+        source = load().algorithm_source(ctx.kernel_device, kernel, number)
     except DeviceError:
         return None  # cuBLAS or cuDNN is not there any more
-    return Choice(number, measured.choice) if source == measured.source else None
+    return Algorithm(number, measured.algorithm) if source == measured.source else None
 
 
 # ---- measuring ----
 
 
 def _measure_unknown(
-    nodes: Iterable[Node], ctx: Context, known: ChoiceFile, environment: str
+    nodes: Iterable[Node], ctx: Context, known: TuningCache, environment: str
 ) -> None:
     measured = known.measurements(environment)
     unknown = {
         key: node
         for key, node in ((key_of(node), node) for node in nodes)
-        if _choice(node, ctx, measured.get(key)) is None
+        if _algorithm(node, ctx, measured.get(key)) is None
     }
     if not unknown:
         return
@@ -159,68 +157,68 @@ def _measure_unknown(
             try:
                 made = _measured(node, ctx)
             except OutOfMemoryError as error:
-                _tell(f"no memory to measure {key}, which stays by rule: {error}")
+                _print(f"no memory to measure {key}, which keeps its heuristic: {error}")
                 continue
             finally:
                 bar.update()
             known.add(environment, {key: made})
             if bar.disable:  # no terminal
-                _tell(
-                    f"measured {key}: {made.choice or 'by rule'} {made.us:.1f} us, "
-                    f"by rule {made.us_by_rule:.1f} us"
+                _print(
+                    f"measured {key}: {made.algorithm or 'heuristic'} {made.us:.1f} us, "
+                    f"heuristic {made.us_heuristic:.1f} us"
                 )
     trim(ctx)
 
 
 def _measured(node: Node, ctx: Context) -> Measurement:
-    """The fastest implementation for a node that is right."""
+    """The fastest algorithm for a node whose results are right."""
     kernel = node.op.kernel
     assert kernel is not None
-    trial = Trial(node, ctx)
-    about = {BY_RULE: trial.us_about(BY_RULE)}
-    for number, name in enumerate(load().choices(ctx.kernel_device, kernel), 1):
-        choice = Choice(number, name)
+    benchmark = Microbenchmark(node, ctx)
+    about = {HEURISTIC: benchmark.us_about(HEURISTIC)}
+    for number, name in enumerate(load().algorithms(ctx.kernel_device, kernel), 1):
+        algorithm = Algorithm(number, name)
         try:
-            about[choice] = trial.us_about(choice)
+            about[algorithm] = benchmark.us_about(algorithm)
         except DeviceLostError:
             raise
         except DeviceError as error:
-            _tell_once(str(error))
+            _print_once(str(error))
         except KernelError:
-            continue  # it does not do this, or there is no memory for it
+            continue  # it cannot compute this, or there is no memory for it
     limit = _HOPELESS * min(about.values())
-    us = {BY_RULE: trial.us(BY_RULE, about[BY_RULE])}
-    for choice, glance in about.items():
-        if glance <= limit and choice.number:
+    us = {HEURISTIC: benchmark.us(HEURISTIC, about[HEURISTIC])}
+    for algorithm, glance in about.items():
+        if glance <= limit and algorithm.number:
             try:
-                us[choice] = trial.us(choice, glance)
+                us[algorithm] = benchmark.us(algorithm, glance)
             except DeviceLostError:
                 raise
             except (KernelError, DeviceError):
-                continue  # it cannot be recorded
-    best = _fastest_right(node, trial, us)
-    source = load().choice_source(ctx.kernel_device, kernel, best.number) if best.number else ""
-    return Measurement(best.name, source, round(us[best], 3), round(us[BY_RULE], 3))
+                continue  # it cannot be captured
+    best = _fastest_right(node, benchmark, us)
+    source = load().algorithm_source(ctx.kernel_device, kernel, best.number) if best.number else ""
+    return Measurement(best.name, source, round(us[best], 3), round(us[HEURISTIC], 3))
 
 
-def _fastest_right(node: Node, trial: Trial, us: dict[Choice, float]) -> Choice:
-    wanted = trial.results(BY_RULE)
-    for choice in sorted(us, key=us.__getitem__):
-        if choice == BY_RULE or us[choice] >= _TIE * us[BY_RULE]:
+def _fastest_right(node: Node, benchmark: Microbenchmark, us: dict[Algorithm, float]) -> Algorithm:
+    wanted = benchmark.results(HEURISTIC)
+    for algorithm in sorted(us, key=us.__getitem__):
+        if algorithm == HEURISTIC or us[algorithm] >= _TIE * us[HEURISTIC]:
             break
-        if trial.is_right(choice, wanted):
-            return choice
-        _tell(f"{key_of(node)}: {choice} is wrong by more than the tolerance, and passed over")
-    return BY_RULE
+        if benchmark.is_right(algorithm, wanted):
+            return algorithm
+        _print(f"{key_of(node)}: {algorithm} is wrong by more than the tolerance, and passed over")
+    return HEURISTIC
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
 
 
-def _tell_once(line: str) -> None:
-    if line not in _told:
-        _told.add(line)
-        _tell(line)
+def _print_once(line: str) -> None:
+    if line not in _warned:
+        _warned.add(line)
+        _print(line)

@@ -1,4 +1,4 @@
-"""trial: one node's kernel alone on data of its own, by one implementation after another."""
+"""Microbenchmarks run the kernel of one node alone, on data of their own, by each algorithm."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ...runtime.device import Context, stream, synchronize
 from ...runtime.library import load
 from ..run.tables import in_kernel_order
 
-_RECORD_US = 1000.0  # of device time: the host's part in timing a recording is then about 1 %
-_MOST_LAUNCHES = 256  # of a recording
+_GRAPH_US = 1000.0  # of device time: the host's part in timing a graph is then about 1 %
+_MOST_LAUNCHES = 256  # of a graph
 _ROUNDS = 7
-_DRAWN = 262_147  # numbers; larger arrays repeat them, a prime so that rows differ
+_DRAWN = 262_147  # elements; larger arrays repeat them, a prime so that rows differ
 _LOW_BITS = 0x1FFF  # of a float32, which tf32 rounds away
 
 
-class Choice(NamedTuple):
-    """An implementation, by its number and name in the library; 0 is the kernel's own rule."""
+class Algorithm(NamedTuple):
+    """An algorithm by its number and name in the library; 0 is the kernel's heuristic."""
 
     number: int
     name: str
@@ -35,17 +35,16 @@ class Choice(NamedTuple):
         return self.name
 
 
-BY_RULE = Choice(0, "")
+HEURISTIC = Algorithm(0, "")
 
 
-class Trial:
-    """Runs the kernel of a node as each choice does.
+class Microbenchmark:
+    """Runs the kernel of a node by any of its algorithms.
 
-    Its data tell one precision from the other. For tf32 all factors are such that it rounds none of
-    them, so that every implementation computes the same up to float32's rounding. For fp32 it would
-    round all of them towards zero by almost half a unit, an error of the result that is larger than
-    the operator's tolerance. They are of such a size that sums are about 1, where activations are
-    not flat.
+    The data tell the precisions apart. For tf32 all operands are representable in tf32, so that
+    every algorithm computes the same up to float32's rounding. For fp32 a conversion to tf32 would
+    round all of them towards zero by almost half a unit, which makes an error above the operator's
+    tolerance. Their scale makes sums about 1, where activations are not flat.
     """
 
     def __init__(self, node: Node, ctx: Context) -> None:
@@ -66,38 +65,38 @@ class Trial:
         ]
         self._outputs = [empty(spec.shape, ctx, spec.dtype) for spec in outputs]
 
-    def results(self, choice: Choice) -> list[np.ndarray]:
-        """What it computes. Raises NotApplicableError where it does not, DeviceError where its
-        library cannot be used.
+    def results(self, algorithm: Algorithm) -> list[np.ndarray]:
+        """Its outputs. Raises NotApplicableError where the algorithm cannot compute this,
+        DeviceError where its library cannot be used.
         """
         for output in self._outputs:
             output[:] = np.float32(np.nan)  # so that an element that is not written is seen
-        with self._program(choice, 1) as handle:
+        with self._program(algorithm, 1) as handle:
             run = self._library.cdll.DLProgramRun
             self._library.check(run(handle, self._stream()))
         return [output.asnumpy() for output in self._outputs]
 
-    def is_right(self, choice: Choice, wanted: list[np.ndarray]) -> bool:
-        """Whether its results are those wanted, within the operator's tolerance."""
+    def is_right(self, algorithm: Algorithm, wanted: list[np.ndarray]) -> bool:
+        """True when its results are `wanted` within the operator's tolerance."""
         return all(
             _error(got, expected) <= self._node.op.tolerance
-            for got, expected in zip(self.results(choice), wanted)
+            for got, expected in zip(self.results(algorithm), wanted)
         )
 
-    def us_about(self, choice: Choice) -> float:
-        """Microseconds of a launch, at a glance. Raises as `results` does."""
-        self.results(choice)  # what loads at the first use is loaded then
+    def us_about(self, algorithm: Algorithm) -> float:
+        """An estimate of a launch's microseconds. Raises as `results` does."""
+        self.results(algorithm)  # loads what is loaded at the first use
         ms = (ctypes.c_double * 3)()
-        with self._program(choice, len(ms)) as handle:
+        with self._program(algorithm, len(ms)) as handle:
             profile = self._library.cdll.DLProgramProfile
             self._library.check(profile(handle, self._ctx.struct, self._stream(), ms))
         return 1e3 * min(ms)
 
-    def us(self, choice: Choice, about: float) -> float:
-        """Microseconds of a launch among others in a recording: the least of several rounds."""
-        launches = int(min(max(_RECORD_US / max(about, 1e-3), 2), _MOST_LAUNCHES))
+    def us(self, algorithm: Algorithm, about: float) -> float:
+        """Microseconds of a launch among others in a captured graph, the least of several."""
+        launches = int(min(max(_GRAPH_US / max(about, 1e-3), 2), _MOST_LAUNCHES))
         on = self._stream()
-        with self._program(choice, launches) as handle, self._recorded(handle) as run:
+        with self._program(algorithm, launches) as handle, self._captured(handle) as run:
             run(on)
             synchronize(self._ctx)
             least = float("inf")
@@ -109,8 +108,8 @@ class Trial:
         return 1e6 * least / launches
 
     @contextlib.contextmanager
-    def _program(self, choice: Choice, launches: int) -> Iterator[int]:
-        words = np.array(self._words(choice), np.uint64)
+    def _program(self, algorithm: Algorithm, launches: int) -> Iterator[int]:
+        words = np.array(self._words(algorithm), np.uint64)
         step = self._kernel, 0, len(words), 0
         steps = np.array([step] * launches, np.int32)
         handle = ctypes.c_void_p()
@@ -125,27 +124,27 @@ class Trial:
             cdll.DLProgramFree(handle)
 
     @contextlib.contextmanager
-    def _recorded(self, handle: int) -> Iterator[Any]:
-        """What runs a program as a training step would: as a recording, where the device has
-        them.
+    def _captured(self, handle: int) -> Iterator[Any]:
+        """A function that runs a program as a captured graph, or step by step where the device has
+        no graphs.
         """
         cdll, made = self._library.cdll, ctypes.c_void_p()
         nothing = None, 0, None, 0, None
         try:
-            record = cdll.DLProgramRecord
-            status = record(handle, self._ctx.struct, self._stream(), *nothing, ctypes.byref(made))
+            capture = cdll.DLProgramCapture
+            status = capture(handle, self._ctx.struct, self._stream(), *nothing, ctypes.byref(made))
             self._library.check(status)
         except DeviceError:
             yield lambda on: self._library.check(cdll.DLProgramRun(handle, on))
             return
         try:
-            yield lambda on: self._library.check(cdll.DLRecordingReplay(made, on, 1))
+            yield lambda on: self._library.check(cdll.DLGraphReplay(made, on, 1))
         finally:
-            cdll.DLRecordingFree(made)
+            cdll.DLGraphFree(made)
 
-    def _words(self, choice: Choice) -> list[int]:
+    def _words(self, algorithm: Algorithm) -> list[int]:
         node = self._node.derive(self._node.inputs, self._node.spec)
-        node.attrs = {**node.attrs, "choice": choice}
+        node.attrs = {**node.attrs, "algorithm": algorithm}
         words = []
         arguments = in_kernel_order(node, self._signature, self._inputs, self._outputs)
         for argument in arguments:
@@ -162,7 +161,7 @@ class Trial:
 
 
 def _drawn(exact: bool) -> np.ndarray:
-    """Normal numbers, as the class says."""
+    """Normally distributed values, as Microbenchmark says."""
     drawn = np.random.default_rng(0).standard_normal(_DRAWN).astype(np.float32)
     bits = drawn.view(np.uint32)
     bits &= np.uint32(0xFFFFFFFF ^ _LOW_BITS)
@@ -172,16 +171,16 @@ def _drawn(exact: bool) -> np.ndarray:
 
 
 def _data(spec: Spec, drawn: np.ndarray, k: int) -> np.ndarray:
-    """The values of input `k`, other numbers than those of the rest."""
+    """The values of input `k`, which differ from those of the other inputs."""
     assert spec.dtype is not None
     values = np.resize(np.roll(drawn, 7919 * k), spec.shape)
     if spec.dtype == np.uint8:
-        values = 255 * (values > 0)  # 0.0 and 1.0 of what are often 256 steps
+        values = 255 * (values > 0)  # often scaled by 1/255
     return values.astype(spec.dtype, copy=False)
 
 
 def _error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest error, of the largest magnitude; infinite where something is not a number."""
+    """The largest error relative to the largest magnitude; infinite for NaN."""
     if not wanted.size:
         return 0.0
     error = float(np.max(np.abs(got - wanted)))

@@ -23,7 +23,7 @@ from ...graph.lines import where
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating, promote
-from ..matmul import choice_number, precision_number
+from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
 from .geometry import Padding, Pair, Windows, check_planes, in_floats, packed, slide
@@ -62,7 +62,7 @@ class ConvolutionOp(Op):
     def scalars(self, node: Node) -> tuple[int, ...]:
         windows = self.windows(node, *[x.spec for x in node.inputs])
         lists = windows.stride, windows.before, windows.dilation
-        how = choice_number(node), precision_number(node)
+        how = algorithm_number(node), precision_number(node)
         return *map(packed, lists), node.attrs["groups"], *how
 
     def windows(self, node: Node, *specs: Spec) -> Windows:

@@ -80,8 +80,8 @@ inline const float* OfPeer(const float* shared, int peer) {
   return (const float*)emulator::OfPeer(shared, peer);
 }
 
-inline void WaitForEarlierKernels() {}
-inline void LetNextKernelBegin() {}
+inline void GridDependencySynchronize() {}
+inline void TriggerProgrammaticLaunch() {}
 
 }  // namespace cuda
 }  // namespace dlsys

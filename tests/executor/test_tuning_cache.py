@@ -15,17 +15,17 @@ from pathlib import Path
 from unittest import mock
 
 import dlsys
-from dlsys.runtime.tuning_cache import ChoiceFile, Measurement, default_path
+from dlsys.runtime.tuning_cache import Measurement, TuningCache, default_path
 from dlsys.settings import settings
 
 PACKAGE = Path(dlsys.__file__).parent.parent
 ADDER = """
 import sys
 from pathlib import Path
-from dlsys.runtime.tuning_cache import ChoiceFile, Measurement
+from dlsys.runtime.tuning_cache import TuningCache, Measurement
 path, name, count = sys.argv[1:]
 for k in range(int(count)):
-    ChoiceFile(Path(path)).add("chip", {f"{name} {k}": Measurement("fast", "", 1.0, 2.0)})
+    TuningCache(Path(path)).add("chip", {f"{name} {k}": Measurement("fast", "", 1.0, 2.0)})
     print(k, flush=True)
 """
 SOME = Measurement("fast", "cuDNN 9.0.0", 1.5, 2.0)
@@ -35,7 +35,7 @@ class InFolder(unittest.TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "of dlsys" / "choices.json"
+        self.path = Path(folder.name) / "of dlsys" / "tuning.json"
 
     def adder(self, name: str, count: int) -> subprocess.Popen:
         """A process that adds measurements one by one and says when each is in."""
@@ -49,16 +49,16 @@ class InFolder(unittest.TestCase):
     def keys(self) -> set[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return set(ChoiceFile(self.path).measurements("chip"))
+            return set(TuningCache(self.path).measurements("chip"))
 
 
 class File(InFolder):
     def test_what_is_added_is_there_for_all(self) -> None:
-        ours, others = ChoiceFile(self.path), ChoiceFile(self.path)
+        ours, others = TuningCache(self.path), TuningCache(self.path)
         self.assertEqual(ours.measurements("chip"), {})
         ours.add("chip", {"a": SOME})
         self.assertEqual(others.measurements("chip"), {"a": SOME})
-        others.add("chip", {"b": SOME._replace(choice="")})
+        others.add("chip", {"b": SOME._replace(algorithm="")})
         others.add("other chip", {"a": SOME})
         self.assertEqual(set(ours.measurements("chip")), {"a", "b"})
         self.assertEqual(ours.measurements("other chip"), {"a": SOME})
@@ -71,9 +71,9 @@ class File(InFolder):
         self.assertEqual(self.keys(), {f"{name} {k}" for name in "xy" for k in range(40)})
 
     def test_killed_in_the_middle(self) -> None:
-        """What was in stays, the file is whole at any moment and can be written."""
+        """What was in stays, the file is contents at any moment and can be written."""
         many = {f"before {k}": SOME for k in range(2000)}  # so that writing takes a while
-        ChoiceFile(self.path).add("chip", many)
+        TuningCache(self.path).add("chip", many)
         for seen in (1, 7, 12):
             with self.adder(f"after {seen}", 100_000) as adder:
                 assert adder.stdout is not None
@@ -83,11 +83,11 @@ class File(InFolder):
                     self.assertLess(len(many), len(self.keys()))
                 adder.send_signal(signal.SIGKILL)
             self.assertLessEqual({f"after {seen} {k}" for k in range(seen)}, self.keys())
-            ChoiceFile(self.path).add("chip", {f"then {seen}": SOME})
+            TuningCache(self.path).add("chip", {f"then {seen}": SOME})
             self.assertIn(f"then {seen}", self.keys())
 
     def test_what_is_no_such_file_is_told_and_replaced(self) -> None:
-        good = {"format": "dlsys kernel choices", "version": 1}
+        good = {"format": "dlsys tuning cache", "version": 1}
         self.path.parent.mkdir()
         for content, reason in [
             (b"", "no JSON"),
@@ -97,12 +97,15 @@ class File(InFolder):
             (b"[1]", "does not say"),
             (b'{"a": 1}', "does not say"),
             (json.dumps(good | {"version": 2}).encode(), "version 2, expected 1"),
-            (json.dumps(good).encode(), "another shape"),
-            (json.dumps(good | {"choices": {"chip": {"a": {"us": 1}}}}).encode(), "another shape"),
+            (json.dumps(good).encode(), "another layout"),
+            (
+                json.dumps(good | {"measurements": {"chip": {"a": {"us": 1}}}}).encode(),
+                "another layout",
+            ),
         ]:
             with self.subTest(content=content[:40]):
                 self.path.write_bytes(content)
-                file = ChoiceFile(self.path)
+                file = TuningCache(self.path)
                 with self.assertWarnsRegex(RuntimeWarning, f"is not used.*{reason}"):
                     self.assertEqual(file.measurements("chip"), {})
                 with warnings.catch_warnings():
@@ -116,7 +119,7 @@ class File(InFolder):
         self.path.parent.mkdir()
         with socket.socket(socket.AF_UNIX) as there:
             there.bind(str(self.path))
-            file = ChoiceFile(self.path)
+            file = TuningCache(self.path)
             with self.assertWarnsRegex(RuntimeWarning, "is not used: it is there and is no file"):
                 self.assertEqual(file.measurements("chip"), {})
             with self.assertWarnsRegex(RuntimeWarning, "cannot be kept in .*is no file"):
@@ -128,7 +131,7 @@ class File(InFolder):
     def test_a_folder_that_cannot_be_written(self) -> None:
         """Measurements hold in this process, and it is told once."""
         self.path.parent.write_text("a file where a folder should be")
-        file = ChoiceFile(self.path)
+        file = TuningCache(self.path)
         with self.assertWarnsRegex(RuntimeWarning, "cannot be kept in"):
             file.add("chip", {"a": SOME})
         with warnings.catch_warnings():
@@ -140,14 +143,14 @@ class File(InFolder):
     def test_a_folder_that_may_not_be_written(self) -> None:
         self.path.parent.mkdir(mode=0o500)
         with self.assertWarnsRegex(RuntimeWarning, "Permission denied"):
-            ChoiceFile(self.path).add("chip", {"a": SOME})
+            TuningCache(self.path).add("chip", {"a": SOME})
 
     def test_where_it_is(self) -> None:
         with mock.patch.object(settings, "tune_cache", None):
             with mock.patch.dict(os.environ, XDG_CACHE_HOME="/caches"):
-                self.assertEqual(default_path(), Path("/caches/dlsys/choices.json"))
+                self.assertEqual(default_path(), Path("/caches/dlsys/tuning.json"))
             with mock.patch.dict(os.environ, XDG_CACHE_HOME="", HOME="/home/me"):
-                self.assertEqual(default_path(), Path("/home/me/.cache/dlsys/choices.json"))
+                self.assertEqual(default_path(), Path("/home/me/.cache/dlsys/tuning.json"))
         with mock.patch.object(settings, "tune_cache", "/elsewhere/a.json"):
             self.assertEqual(default_path(), Path("/elsewhere/a.json"))
 
