@@ -17,9 +17,7 @@ TEXT = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
 SECTION = re.search(r"## A reduction\n(.*?)\n## ", TEXT, re.S)
 assert SECTION is not None
 # Each block of the section is headed by its file and the line before which it goes.
-ADDITIONS = re.findall(
-    r"^`(\S+)`, before `(.+?)`.*?\n\n```\w+\n(.*?)```", SECTION[1], re.S | re.M
-)
+ADDITIONS = re.findall(r"^`(\S+)`, before `(.+?)`.*?\n\n```\w+\n(.*?)```", SECTION[1], re.S | re.M)
 
 
 class AReduction(unittest.TestCase):

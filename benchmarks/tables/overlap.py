@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import measure  # noqa: F401  that dlsys may be imported
-from table_gpu import NAMES, Results, rows, source
 
 from dlsys.viz.svg import BLUE, ORANGE, TEAL, axis_steps, drawing, element, label
+
+from .gpu import NAMES, Results, rows, source
 
 _LEFT, _WIDTH, _TOP, _ROW, _APART = 70.0, 860.0, 44.0, 30.0, 10.0
 

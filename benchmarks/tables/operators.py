@@ -9,9 +9,10 @@ from typing import Any
 
 import measure  # noqa: F401  that dlsys may be imported
 from operators import ratio
-from table_gpu import Results, rows, source
 
 from dlsys.viz.svg import BLUE, GRAY, ORANGE, drawing, element, label
+
+from .gpu import Results, rows, source
 
 WAYS = ("forward", "with gradients")
 BEYOND = 2.0
