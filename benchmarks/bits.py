@@ -58,7 +58,7 @@ def settle() -> None:
 
 
 def context(device: str) -> Any:
-    """What an Executor takes for it."""
+    """The argument that an Executor takes for it."""
     from dlsys import ndarray
 
     return {"numpy": None, "cpu": ndarray.cpu(0), "gpu": ndarray.gpu(0)}[device]
@@ -198,7 +198,7 @@ class Arrays:
 
 
 def apart(name: str, held: Iterable[Arrays]) -> str:
-    """How far the arrays of that name are apart, where both were kept."""
+    """The distance of the arrays of that name, where both were kept."""
     import numpy as np
 
     one, other = (arrays.get(name) for arrays in held)

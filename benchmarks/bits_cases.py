@@ -1,4 +1,4 @@
-"""What benchmarks/bits.py runs: graphs by name, drawn from fixed seeds.
+"""The graphs that benchmarks/bits.py runs, by name, drawn from fixed seeds.
 
 Only names that programs are written with are used here (autodiff, nn, optim, data, train), so that
 the same cases run on another version of the package.
@@ -466,7 +466,7 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 
 
 def small() -> Graph:
-    """What the optimizers train: dense layers behind a normalized convolution."""
+    """The network that the optimizers train: dense layers behind a normalized convolution."""
     make = partial(
         layers,
         *(partial(nn.Conv2d, 1, 4, 3), partial(nn.BatchNorm2d, 4), nn.ReLU, nn.Flatten),

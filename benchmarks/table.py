@@ -92,7 +92,7 @@ def overhead(results: Results) -> str:
 
 
 def gpu_record(results: Results) -> str:
-    """What was proven on the GPU."""
+    """The proofs on the GPU."""
     record = results.read("gpu_record")
     parts = record["parts"]
     body = [[name, _counts(part)] for name, part in parts.items() if "passed" in part]
@@ -135,7 +135,7 @@ def _mnist_rows(part: dict[str, Any]) -> list[list[str]]:
 
 
 def accuracy(results: Results) -> str:
-    """What the command line's networks reach."""
+    """The accuracies of the command line's networks."""
     record = results.read("accuracy")
     body = [
         [

@@ -38,7 +38,7 @@ def table(results: Results) -> str:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """How many operators are beyond twice PyTorch's time, and the middle one."""
+    """The count of operators beyond twice PyTorch's time, and the median ratio."""
     told = []
     for who, title in (("cpu", "the CPU device"), ("numpy", "numpy")):
         shares = sorted(

@@ -63,7 +63,7 @@ class Names(unittest.TestCase):
 
 
 class Scripts:
-    """The same scripts on one device."""
+    """The assignment's scripts on one device."""
 
     ctx: Context | None
 

@@ -1,5 +1,5 @@
-"""What the command line says where something around it is at fault: streams, names, sizes, rates,
-environment. One sentence on standard error, an exit status of 1 or 2, and nothing that hangs.
+"""The messages of the command line where something around it is at fault: streams, names, sizes,
+rates, environment. One sentence on standard error, an exit status of 1 or 2, and nothing that hangs.
 """
 
 from __future__ import annotations

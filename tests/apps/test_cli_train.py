@@ -1,4 +1,4 @@
-"""What the command line offers around a training: its options, checkpoints, reports."""
+"""The command line around a training: its options, checkpoints, reports."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class TestOrders(unittest.TestCase):
 
 
 class OnDevice:
-    """What is true on every device; `ctx` says which."""
+    """The tests of every device, `ctx`."""
 
     ctx = None
 

@@ -219,7 +219,7 @@ class Redirects(Served):
 
 
 class Names(InFolder):
-    """What a terminal would obey is shown escaped."""
+    """Control characters are escaped."""
 
     def test_names_of_files(self) -> None:
         for name, wanted in (

@@ -52,7 +52,7 @@ class Events(train.Callback):
 
 
 class Late(Scripted):
-    """The same, and says so, as Validation does."""
+    """A Scripted that names its figure, as Validation does."""
 
     adds = frozenset(["val_loss"])
 
@@ -84,7 +84,7 @@ class Order(InFolder):
             "finished",
         ])  # fmt: skip
 
-    def test_the_first_is_told_first_and_stopped_last(self) -> None:
+    def test_the_first_is_called_first_and_stopped_last(self) -> None:
         log: list[str] = []
         self.fit(Events(log, "a "), Events(log, "b "), epochs=1, data=loader(5))
         self.assertEqual([x for x in log if "start" in x], ["a start", "b start"])

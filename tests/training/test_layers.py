@@ -170,7 +170,7 @@ class Layers:
 
     # ---- dropout ----
     def masks(self, layer: Any, steps: int) -> list[np.ndarray]:
-        """What is kept of ones in consecutive training steps of a graph made now."""
+        """The ones that dropout keeps in consecutive training steps of a graph made now."""
         x, w = ad.Variable("x"), ad.Parameter(np.ones((), np.float32))
         y = layer(x * w)
         update = optim.SGD(lr=0.0).minimize(ad.sum_op(y), [w])

@@ -456,7 +456,7 @@ class Use(unittest.TestCase):
 
 @unittest.skipUnless(torch, "PyTorch is not installed")
 class AgainstTorch(unittest.TestCase):
-    """The same ten steps by PyTorch in float64, on every device that is here."""
+    """Ten steps by PyTorch in float64 and on every device that is here."""
 
     def theirs(self, make: Callable, treat: Callable = lambda ws: None) -> list[np.ndarray]:
         w = [torch.tensor(x, requires_grad=True) for x in starts()]
