@@ -1,5 +1,5 @@
 """The messages of the command line where something around it is at fault: streams, names, sizes,
-rates, environment. One sentence on standard error, an exit status of 1 or 2, and nothing that hangs.
+rates, environment. A fault is one sentence on standard error, a status of 1 or 2, and never a hang.
 """
 
 from __future__ import annotations

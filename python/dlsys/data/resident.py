@@ -21,7 +21,7 @@ class DeviceLoader:
     """The batches of a data set that is resident where the graph runs, with Loader's methods.
 
     A step gathers and normalizes its batch with one kernel and needs no feed. uint8 images stay
-    uint8. Which samples a batch has, the same on every device, is settled by a counter there: an
+    uint8. Which samples a batch has, the same on every device, is determined by a counter there: an
     effect of `inputs()` advances it in every training step, and `advance` is the node to fetch with
     a graph that does not train.
 

@@ -41,7 +41,7 @@ class Metric:
     size: int  # how many sums it needs
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
-        """float32 (size,): what one batch adds. `output` is (…, classes), `label` class numbers
+        """float32 (size,): what one batch adds. `output` is (…, classes), `label` class indices
         (…), or weights (…, classes) whose largest counts.
         """
         raise NotImplementedError
@@ -59,7 +59,7 @@ class Accuracy(Metric):
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
         taken = predicted(output)
-        return _hits(ad.equal_op(taken, target_of(self.name, taken, class_numbers(label))))
+        return _hits(ad.equal_op(taken, target_of(self.name, taken, class_indices(label))))
 
     def result(self, sums: np.ndarray) -> float:
         return _ratio(sums[0], sums[1])
@@ -101,7 +101,7 @@ class TopK(Metric):
         self._k = k
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
-        rows = classes_like_op(output, class_numbers(label))
+        rows = classes_like_op(output, class_indices(label))
         own = ad.sum_op(ad.where_op(ad.greater_op(rows, 0.5), output, 0.0), -1, keepdims=True)
         earlier = ad.less_op(ad.cumsum_op(rows, axis=-1), 0.5)
         tied = ad.logical_and_op(ad.equal_op(output, own), earlier)
@@ -229,14 +229,14 @@ def _shape(node: ad.Node) -> tuple[int, ...] | None:
 
 
 def predicted(output: ad.Node) -> ad.Node:
-    """The class numbers (…) of the largest outputs (…, classes), int64; ShapeError for outputs of
+    """The class indices (…) of the largest outputs (…, classes), int64; ShapeError for outputs of
     a single class.
     """
     return ad.argmax_op(class_scores_op(output), axis=-1)
 
 
-def class_numbers(label: ad.Node) -> ad.Node:
-    """Labels as int64 class numbers; rows of weights count as their largest."""
+def class_indices(label: ad.Node) -> ad.Node:
+    """Labels as int64 class indices; rows of weights count as their largest."""
     return ad.cast_op(label, np.int64) if is_integer(label) else ad.argmax_op(label, axis=-1)
 
 
@@ -251,7 +251,7 @@ def _one_hot_pair(
     name: str, output: ad.Node, label: ad.Node, classes: int
 ) -> tuple[ad.Node, ad.Node]:
     taken = predicted(output)
-    classified = (target_of(name, taken, class_numbers(label)), taken)
+    classified = (target_of(name, taken, class_indices(label)), taken)
     labels, taken = (ad.one_hot_op(ad.reshape_op(x, (-1,)), classes) for x in classified)
     return labels, taken
 

@@ -75,7 +75,7 @@ class Progress(Callback):
 
 class JsonLog(Callback):
     """Appends a JSON object a line to a file: {"event": "log", …} where a log is due and {"event":
-    "epoch", …} after each epoch. A run that is resumed takes back the lines behind its checkpoint.
+    "epoch", …} after each epoch. A run that is resumed drops the lines behind its checkpoint.
     DataError for a file that cannot be written.
     """
 

@@ -78,14 +78,14 @@ def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
         drawn += y[finite].tolist()
         if not finite.all():
             lost.append(f"{what}: no finite number in epoch {x[~finite][0]:.0f}")
-    _settle(axes, name, history, drawn)
+    _finish_axes(axes, name, history, drawn)
     axes.set_xlabel("\n".join(["epoch", *lost]))
     if len(axes.lines) > 1:
         legend(axes)
     axes.tick_params(which="both", colors=INK)
 
 
-def _settle(
+def _finish_axes(
     axes: Any, name: str, history: Sequence[Mapping[str, Any]], drawn: Sequence[float]
 ) -> None:
     """The scales of both axes: whole epochs, and a logarithm for a loss that falls far."""

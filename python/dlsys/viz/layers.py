@@ -77,7 +77,7 @@ def evaluating(model: Any, build: Any) -> Any:
 
 
 def home(model: Any) -> Any:
-    """The context on which a model's Parameters live; None where that is not settled yet."""
+    """The context on which a model's Parameters live; None where that is not known yet."""
     for _, parameter in model.named_state():
         if parameter.storage is not None:
             return parameter.storage.ctx
