@@ -6,9 +6,9 @@
 
 Each case of bits_cases.py makes three steps on numpy, the CPU and the GPU, real or emulated,
 whichever the library has; every fetched value, parameter, slot of an optimizer and running
-statistic leaves a SHA-256. Algorithms are chosen by heuristic, the count of threads is fixed, and every
-DLSYS_* variable but those that name libraries is ignored, so that on one machine the same code
-leaves the same file. With --arrays the arrays are kept beside it, and a comparison of two such
+statistic leaves a SHA-256. Algorithms are chosen by heuristic, the count of threads is fixed, and
+every DLSYS_* variable but those that name libraries is ignored, so that on one machine the same
+code leaves the same file. With --arrays the arrays are kept beside it, and a comparison of two such
 files says how far apart they are.
 """
 
