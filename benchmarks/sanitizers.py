@@ -24,16 +24,16 @@ SUBSET = (
 )
 UPDATES = ("*GpuUpdates.test_*_of_all_shapes*", "*GpuKernel.test_arrays_at_any_address*")
 BYTES = (
-    *("*test_bytes_kernels.*sizes_by_the_rule*", "*test_bytes_kernels.*test_groups*"),
-    *("*test_bytes_kernels.*any_address*", "*test_bytes_kernels.*rows_are_numpys*"),
+    *("*test_uint8_kernels.*sizes_by_the_rule*", "*test_uint8_kernels.*test_groups*"),
+    *("*test_uint8_kernels.*any_address*", "*test_uint8_kernels.*rows_are_numpys*"),
 )
 NORMS = "*GpuNorms.test_[vns]*"  # of all forms and shapes
 TOOLS = {
     "memcheck": (
-        (OPERATORS, "*GpuKernels*", "*test_fuse.GpuValues*", *UPDATES, *BYTES, NORMS),
+        (OPERATORS, "*GpuKernels*", "*test_gemm_epilogue.GpuValues*", *UPDATES, *BYTES, NORMS),
         "separate",
     ),
-    "racecheck": ((*SUBSET, *BYTES, "*test_fuse.GpuValues*", NORMS), "shared"),
+    "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS), "shared"),
     "initcheck": ((*SUBSET, *BYTES, NORMS), "shared"),
     "synccheck": ((*SUBSET, *BYTES, NORMS), "shared"),
 }
@@ -67,10 +67,10 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "-v",
         "test_operators",
         "test_gpu_op",
-        "test_fuse",
-        "test_fuse_update_gpu",
-        "test_bytes_kernels",
-        "test_fuse_norm",
+        "test_gemm_epilogue",
+        "test_weight_update_gpu",
+        "test_uint8_kernels",
+        "test_fused_batch_norm",
     ]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
     env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}

@@ -21,6 +21,9 @@ DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where 
                              the whole step as one CUDA graph from its second run on
 DLSYS_STREAMS      4         how many graph streams, or parallel branches, such a graph has at most;
                              1 makes it one chain of steps
+DLSYS_FUSION       all       which fusions (dlsys/fusion) run: all, off, the names of some, or those
+                             of others with a minus, as in -pointwise,-mlp_head. Values depend on
+                             it by their rounding alone, speed does
 DLSYS_TUNE         cached    autotuning of the algorithms of matrix products and convolutions: full
                              measures those that the tuning cache lacks for the shapes, precision
                              and chip at hand and adds them; cached uses the cache; off leaves the
@@ -101,6 +104,7 @@ class Settings:
     blas: str = field(default_factory=lambda: _one_of("DLSYS_BLAS", "auto", "own"))
     capture: bool = field(default_factory=lambda: _one_of("DLSYS_CAPTURE", "1", "0") == "1")
     streams: int = field(default_factory=lambda: max(1, _number("DLSYS_STREAMS", "4")))
+    fusion: str = field(default_factory=lambda: os.environ.get("DLSYS_FUSION") or "all")
     tune: str = field(default_factory=lambda: _one_of("DLSYS_TUNE", "cached", "off", "full"))
     tune_cache: str | None = field(default_factory=lambda: _text("DLSYS_TUNE_CACHE"))
     require_gpu: bool = field(default_factory=lambda: _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1")

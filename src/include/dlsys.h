@@ -60,11 +60,15 @@ typedef union DLValue {
 
 // One registered kernel. `sig` has a letter a parameter: i input array, o output array, I and O
 // lists of them, l int64, f float, s stream (last, GPU only). `call` has exactly that C signature
-// and returns a status.
+// and returns a status. `fits` and `workspace` are null for a kernel that serves all that its
+// checks accept and for one that needs no scratch memory; ask them through DLKernelFits and
+// DLKernelWorkspace.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
   void* call;
   void (*invoke)(const DLValue*, DLStream);
+  int32_t (*fits)(const DLValue*);
+  int64_t (*workspace)(const DLValue*);
   const char* file;
   int64_t line;
 } DLKernelEntry;
@@ -168,6 +172,13 @@ DLSYS_API const char* DLAlgorithmName(int64_t kernel, int64_t algorithm);
 // The library that an algorithm comes from, with its version, such as "cuDNN 9.14.0", or ""
 // for this one. Opens it; DL_UNAVAILABLE and the reason when it cannot be used.
 DLSYS_API int DLAlgorithmSource(int64_t kernel, int64_t algorithm, const char** out);
+// What a kernel says of a call before there is memory for it: its arguments as for the call, but
+// the data pointers of arrays are never followed. They may be null, or stand for memory to come:
+// only their alignment and which of them overlap is looked at. `fits` is 1 where the kernel does
+// this, and not slower than several kernels do; what its checks refuse does not fit. `nbytes` is
+// the scratch memory that the call takes.
+DLSYS_API int DLKernelFits(int64_t kernel, const DLValue* values, int64_t* fits);
+DLSYS_API int DLKernelWorkspace(int64_t kernel, const DLValue* values, int64_t* nbytes);
 // A number, from 1 on, for a place in the caller's program, such as "train.py:12", the same for the
 // same text. What a GPU finds in a step or a call later than they return is told with its place.
 DLSYS_API int DLPlaceNumber(const char* text, int32_t* number);

@@ -20,6 +20,8 @@ struct ConvPool {
   int64_t window;
 
   int64_t Pooled() const { return Size(out); }
+  // An image has nothing to convolve.
+  bool Empty() const { return conv.c < 1 || conv.o < 1 || Size(conv.plane) < 1; }
 };
 
 inline uint8_t* Codes(const char* op, const DLArray* a) {

@@ -1,4 +1,4 @@
-// Chains of elementwise operators as small programs, which python/dlsys/fusion/pointwise_op.py
+// Chains of elementwise operators as small programs, which python/dlsys/fusion/pointwise.py
 // writes.
 //
 // An instruction is a 64-bit word, a byte each, the lowest first: a code (the lists below, counted

@@ -121,6 +121,29 @@ DLSYS_API int DLKernelCall(int64_t kernel, const DLValue* values, int32_t place,
   });
 }
 
+DLSYS_API int DLKernelFits(int64_t kernel, const DLValue* values, int64_t* fits) {
+  return Guard([&] {
+    const DLKernelEntry& entry = KernelAt(kernel);
+    if (!values || !fits) Fail("DLKernelFits: %s: null argument", entry.name);
+    *fits = 1;
+    if (!entry.fits) return;
+    try {
+      *fits = entry.fits(values);
+    } catch (const Error& error) {
+      if (error.status != DL_ERROR) throw;
+      *fits = 0;
+    }
+  });
+}
+
+DLSYS_API int DLKernelWorkspace(int64_t kernel, const DLValue* values, int64_t* nbytes) {
+  return Guard([&] {
+    const DLKernelEntry& entry = KernelAt(kernel);
+    if (!values || !nbytes) Fail("DLKernelWorkspace: %s: null argument", entry.name);
+    *nbytes = entry.workspace ? entry.workspace(values) : 0;
+  });
+}
+
 DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue* values,
                               int64_t nvalues, DLProgram** out) {
   return Guard([&] {

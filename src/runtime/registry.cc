@@ -67,6 +67,33 @@ void RegisterKernel(const DLKernelEntry& entry) noexcept {
   GetTables().kernels.push_back(entry);
 }
 
+// The registered kernel, if a function that takes no stream has its arguments; else null, and the
+// load error says why.
+static DLKernelEntry* FindFor(const char* what, const char* device, const char* kernel,
+                              const char* sig) {
+  for (DLKernelEntry& k : GetTables().kernels) {
+    if (strcmp(k.name, kernel) || strcmp(k.device, device)) continue;
+    const size_t arity = strcspn(k.sig, "s");
+    if (strlen(sig) == arity && !strncmp(k.sig, sig, arity)) return &k;
+    SetLoadError("%s of kernel %s/%s takes other arguments (%s) than the kernel (%s)", what, device,
+                 kernel, sig, k.sig);
+    return nullptr;
+  }
+  SetLoadError("%s of kernel %s/%s comes before the kernel", what, device, kernel);
+  return nullptr;
+}
+
+void RegisterFits(const char* device, const char* kernel, const char* sig,
+                  int32_t (*fits)(const DLValue*)) noexcept {
+  if (DLKernelEntry* entry = FindFor("fits", device, kernel, sig)) entry->fits = fits;
+}
+
+void RegisterWorkspace(const char* device, const char* kernel, const char* sig,
+                       int64_t (*workspace)(const DLValue*)) noexcept {
+  if (DLKernelEntry* entry = FindFor("workspace", device, kernel, sig))
+    entry->workspace = workspace;
+}
+
 const DLKernelEntry& KernelAt(int64_t index) {
   const auto& kernels = GetTables().kernels;
   if (index < 0 || index >= (int64_t)kernels.size())

@@ -49,6 +49,11 @@ template <class... T>
 
 void SetLastError(const char* text) noexcept;
 void RegisterKernel(const DLKernelEntry& entry) noexcept;
+// Of a kernel that is registered already. `sig` is that of the function, which takes no stream.
+void RegisterFits(const char* device, const char* kernel, const char* sig,
+                  int32_t (*fits)(const DLValue*)) noexcept;
+void RegisterWorkspace(const char* device, const char* kernel, const char* sig,
+                       int64_t (*workspace)(const DLValue*)) noexcept;
 const DLKernelEntry& KernelAt(int64_t index);
 
 // An algorithm of a kernel; callers select one by an integer argument: 0 is the kernel's heuristic,
@@ -208,8 +213,31 @@ struct Thunk<F> {
   }
 };
 
+// A function of a kernel's arguments, without the stream, that is asked before the kernel runs.
+template <auto F>
+struct Question;
+template <class R, class... A, R (*F)(A...)>
+struct Question<F> {
+  static constexpr char sig[] = {Arg<A>::letter..., 0};
+
+  template <size_t... I>
+  static R Spread(const DLValue* values, std::index_sequence<I...>) {
+    (Arg<A>::Check(Arg<A>::Get(values[I])), ...);
+    return F(Arg<A>::Get(values[I])...);
+  }
+  static R Ask(const DLValue* values) { return Spread(values, std::index_sequence_for<A...>{}); }
+  static int32_t Fits(const DLValue* values) { return Ask(values); }
+};
+
 struct KernelRegistrar {
   explicit KernelRegistrar(const DLKernelEntry& entry) noexcept { RegisterKernel(entry); }
+};
+
+struct FitsRegistrar {
+  FitsRegistrar(const char* device, const char* kernel, const char* sig,
+                int32_t (*fits)(const DLValue*)) noexcept {
+    RegisterFits(device, kernel, sig, fits);
+  }
 };
 
 struct AlgorithmsRegistrar {
@@ -261,13 +289,20 @@ inline float* Out(const char* op, DLArray* a) {
 
 #define DLSYS_CONCAT2(a, b) a##b
 #define DLSYS_CONCAT(a, b) DLSYS_CONCAT2(a, b)
-#define DLSYS_KERNEL_NAMED(device, id, name, ...)                               \
-  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(          \
-      kernel_##device##_##id##_,                                                \
-      __LINE__)(DLKernelEntry{name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig, \
-                              (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,       \
-                              &::dlsys::Thunk<&__VA_ARGS__>::Invoke, __FILE__, __LINE__})
+#define DLSYS_KERNEL_NAMED(device, id, name, ...)                                                \
+  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(kernel_##device##_##id##_, \
+                                                                      __LINE__)(                 \
+      DLKernelEntry{name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig,                            \
+                    (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,                                  \
+                    &::dlsys::Thunk<&__VA_ARGS__>::Invoke, nullptr, nullptr, __FILE__, __LINE__})
 #define DLSYS_KERNEL(device, name, ...) DLSYS_KERNEL_NAMED(device, name, #name, __VA_ARGS__)
+// Says which arguments a kernel serves: a function of them, without the stream, that gives a bool.
+// It goes behind DLSYS_KERNEL. Where it fails, as by the kernel's own checks, the kernel does not
+// fit.
+#define DLSYS_FITS(device, name, ...)                                             \
+  [[maybe_unused]] static const ::dlsys::FitsRegistrar fits_##device##_##name##_( \
+      #device, #name, ::dlsys::Question<&__VA_ARGS__>::sig,                       \
+      &::dlsys::Question<&__VA_ARGS__>::Fits)
 // Says among which implementations a kernel lets choose.
 #define DLSYS_ALGORITHMS(device, name, algorithms)                                            \
   [[maybe_unused]] static const ::dlsys::AlgorithmsRegistrar algorithms_##device##_##name##_( \

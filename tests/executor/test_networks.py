@@ -16,6 +16,7 @@ from dlsys.executor.plan.memory import Plan
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
 from support.devices import require
+from support.fusion import require_fusion
 
 NAMES = ("cnn", "resnet")
 
@@ -85,6 +86,7 @@ class Networks:
                 unshared = plan(name, None, count).unshared_nbytes
                 self.assertLessEqual(made.arena_nbytes, 0.6 * unshared)
 
+    @require_fusion("conv_pool", "gemm_epilogue", "batch_norm")
     def test_relu_keeps_its_result_alone(self) -> None:
         for name, on_numpy, on_cpu in (("cnn", 4, 0), ("resnet", 7, 5)):
             made = plan(name, self.ctx, 100)
@@ -170,6 +172,7 @@ class Networks:
 class NativeNetworks(Networks):
     ctx: Context
 
+    @require_fusion("conv_pool")
     def test_no_plane_in_front_of_a_pool_is_stored(self) -> None:
         made = plan("cnn", self.ctx, 100)
         planes = {(100, 6, 28, 28), (100, 16, 10, 10)}

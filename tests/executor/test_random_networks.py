@@ -8,28 +8,22 @@ seed; DLSYS_TEST_SEED=<seed> draws the same networks again.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import unittest
-from collections.abc import Callable, Iterator, Sequence
-from unittest import mock
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
-from dlsys.executor import executor as engine
-from dlsys.executor.plan.schedule import schedule
 from dlsys.fusion.body import ACTIVATIONS
-from dlsys.fusion.conv_pool import fuse_convolutions
-from dlsys.fusion.gemm_epilogue import fuse
-from dlsys.fusion.multi_tensor import group_updates
-from dlsys.fusion.pointwise import fuse_chains
 from dlsys.graph.node import Node
+from dlsys.passes.pipeline import Pass
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import require
 from support.draws import Draw
+from support.fusion import GPU, fusions, named
 
 SEED = int(os.environ.get("DLSYS_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
 COUNT = 25  # networks
@@ -197,23 +191,25 @@ class Network:
         )
 
 
-@contextlib.contextmanager
-def unfused() -> Iterator[None]:
-    """Native graphs as numpy has them."""
-    with (
-        mock.patch.multiple(engine, fuse_chains=list, group_updates=list),
-        mock.patch.multiple(
-            engine, **dict.fromkeys(("fuse_convolutions", "fuse"), lambda fetches, gpu: fetches)
-        ),
-    ):
-        yield
+FOR_A_GPU = [
+    named(name, GPU)
+    for name in (
+        "conv_pool", "cross_entropy", "gemm_epilogue", "mlp_head", "pointwise", "multi_tensor",
+    )
+]  # fmt: skip
 
 
 class Trained:
     """What runs on one device gave: the fetched values of each, and how the Parameters moved."""
 
-    def __init__(self, fetches: Sequence[Node], feeds: Sequence[dict], ctx: Context | None) -> None:
-        executor = ad.Executor(fetches, ctx)
+    def __init__(
+        self,
+        fetches: Sequence[Node],
+        feeds: Sequence[dict],
+        ctx: Context | None,
+        fusions: Sequence[Pass] | None = None,
+    ) -> None:
+        executor = ad.Executor(fetches, ctx, fusions=fusions)
         used = set(executor.topo_order)
         states = [node for node in executor.topo_order if isinstance(node, ad.Parameter)]
         before = [state.asnumpy() for state in states]
@@ -253,7 +249,7 @@ class Training:
             np.testing.assert_allclose(got, expected, 0, bound, err_msg=name)
 
     def train(self, net: Network, feeds: Sequence[dict], wanted: Trained) -> None:
-        with unfused():
+        with fusions("off"):
             plain = Trained(net.fetches, feeds, self.ctx)
         fused = Trained(net.fetches, feeds, self.ctx)
         self.compare(fused, plain, wanted)
@@ -290,12 +286,7 @@ class BodyTraining(Training, unittest.TestCase):
     bound = 1e-7
 
     def train(self, net: Network, feeds: Sequence[dict], wanted: Trained) -> None:
-        def order(fetches: list[Node]) -> tuple[list[Node], list[Node]]:
-            chained = fuse_chains(fuse(fuse_convolutions(fetches, gpu=True), gpu=True))
-            return schedule(group_updates(chained))
-
-        with mock.patch.object(engine, "schedule", order):
-            found = Trained(net.fetches, feeds, None)
+        found = Trained(net.fetches, feeds, None, FOR_A_GPU)
         self.compare(found, wanted, wanted)
 
 

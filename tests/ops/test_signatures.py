@@ -15,7 +15,7 @@ from dlsys import autodiff as ad
 from dlsys import init, nn
 from dlsys.errors import DlsysError, GraphError, ShapeError, SignatureError
 from dlsys.fusion import body as fused
-from dlsys.fusion.conv_pool_op import Geometry
+from dlsys.fusion.conv_pool import Geometry
 from dlsys.graph import kinds
 from dlsys.graph.node import output_op
 from dlsys.graph.signature import Signature

@@ -90,6 +90,7 @@ class Sample:
     states: int = 0  # inputs, the first ones, that are Parameters and get updated
     refusals: tuple[Refusal, ...] = ()
     build: Callable[..., Any] | None = None  # None: op(*inputs, **attrs)
+    fused: bool = False  # fusions alone make it: devices without its kernel never meet it
 
     def node(self, *inputs: Any, **attrs: Any) -> Any:
         return (self.build or self.op)(*inputs, **attrs)

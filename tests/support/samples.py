@@ -46,8 +46,10 @@ from support.samples_activation import CHOICES, FUNCTIONS
 from support.samples_batch import BATCHES
 from support.samples_conv import CONVOLUTION
 from support.samples_fused import FUSED
-from support.samples_fused_chain import CHAINS
 from support.samples_fused_conv import FUSED_CONV
+from support.samples_fused_norm import FUSED_NORM
+from support.samples_fused_pointwise import POINTWISE
+from support.samples_fused_uint8 import FUSED_UINT8
 from support.samples_image import IMAGES
 from support.samples_join import JOIN
 from support.samples_layout import INDEX, RESHAPES
@@ -344,5 +346,5 @@ SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE, *BATCHES, *FUSED,
-    *CHAINS, *FUSED_CONV,
+    *POINTWISE, *FUSED_CONV, *FUSED_NORM, *FUSED_UINT8,
 )  # fmt: skip

@@ -1,19 +1,21 @@
 """The rows of samples.py for the operators that passes make of several.
 
-Their nodes are built as `fusion/gemm_epilogue.py` builds them: around the nodes that they stand
-for.
+Their nodes are built as `fusion/gemm_epilogue.py` and `fusion/cross_entropy.py` build them: around
+the nodes that they stand for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion import body as fused
+from dlsys.fusion import cross_entropy, gemm_epilogue
+from dlsys.fusion.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops import activation, elementwise
 from dlsys.ops.loss import cross_entropy as loss
 from support.formulas import (
@@ -56,22 +58,22 @@ FORMULAS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def gelu_slope(x: Array) -> Array:
+def gelu_dact(x: Array) -> Array:
     return normal_cdf(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
-def gelu_tanh_slope(x: Array) -> Array:
+def gelu_tanh_dact(x: Array) -> Array:
     k = math.sqrt(2 / math.pi)
     t = np.tanh(k * (x + 0.044715 * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x)
 
 
 # What each gradient multiplies by, of its first input.
-SLOPES: dict[str, Callable[[Array], Array]] = {
+DACTS: dict[str, Callable[[Array], Array]] = {
     "relu_gradient": lambda y: (y > 0).astype(np.float64),
     "silu_gradient": lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x))),
-    "gelu_gradient": gelu_slope,
-    "gelu_tanh_gradient": gelu_tanh_slope,
+    "gelu_gradient": gelu_dact,
+    "gelu_tanh_gradient": gelu_tanh_dact,
     "softplus_gradient": lambda y: 1 - np.exp(-y),
     "hard_swish_gradient": lambda x: np.where(abs(x) < 3, (2 * x + 3) / 6, x >= 3),
 }
@@ -89,27 +91,27 @@ def flags_of(attrs: dict) -> dict:
 def linear(a: Any, b: Any, bias: Any, **attrs: Any) -> Any:
     y = ad.matmul_op(a, b, **flags_of(attrs)) + bias
     y = operator(attrs["activation"])(y) if attrs["activation"] else y
-    return fused.matmul_bias_op(a, b, bias, body=fused.close((a, b, bias), (y,)), **attrs)
+    return gemm_epilogue.matmul_bias_op(a, b, bias, body=close((a, b, bias), (y,)), **attrs)
 
 
 def matmul_map(a: Any, b: Any, **attrs: Any) -> Any:
     y = operator(attrs["activation"])(ad.matmul_op(a, b, **flags_of(attrs)))
-    return fused.matmul_map_op(a, b, body=fused.close((a, b), (y,)), **attrs)
+    return gemm_epilogue.matmul_map_op(a, b, body=close((a, b), (y,)), **attrs)
 
 
 def matmul_gradient(a: Any, b: Any, side: Any, **attrs: Any) -> Any:
     dx = operator(attrs["gradient"])(side, ad.matmul_op(a, b, **flags_of(attrs)))
-    return fused.matmul_gradient_op(a, b, side, body=fused.close((a, b, side), (dx,)), **attrs)
+    return gemm_epilogue.matmul_gradient_op(a, b, side, body=close((a, b, side), (dx,)), **attrs)
 
 
 def matmul_sums(a: Any, b: Any, part: int, of_A: bool, **flags: Any) -> Any:
     outputs = ad.matmul_op(a, b, **flags), ad.sum_op(a if of_A else b, axis=0)
-    body = fused.close((a, b), outputs)
-    return fused.matmul_sums_op(a, b, body=body, of_A=of_A, **flags)[part]
+    body = close((a, b), outputs)
+    return gemm_epilogue.matmul_sums_op(a, b, body=body, of_A=of_A, **flags)[part]
 
 
-def loss_pair(op: Any, x: Any, labels: Any, part: int, mean: bool) -> Any:
-    sparse = op is fused.fused_sparse_cross_entropy_op
+def loss_and_gradient(op: Any, x: Any, labels: Any, part: int, mean: bool) -> Any:
+    sparse = op is cross_entropy.fused_sparse_cross_entropy_op
     rows_op = loss.sparse_cross_entropy_rows_op if sparse else loss.cross_entropy_rows_op
     gradient_op = (
         loss.sparse_cross_entropy_gradient_op if sparse else loss.cross_entropy_gradient_op
@@ -119,7 +121,7 @@ def loss_pair(op: Any, x: Any, labels: Any, part: int, mean: bool) -> Any:
     scale = (1 / count if count else math.nan) if mean else 1.0
     total = ad.mean_op(rows) if mean else ad.sum_op(rows)
     dx = gradient_op(x, labels, ad.full_op(rows.spec.shape, 0.5 * scale, x.spec.dtype))
-    body = fused.close((x, labels), (total, dx))
+    body = close((x, labels), (total, dx))
     return op(x, labels, body, scale=scale, dy=0.5 * scale)[part]
 
 
@@ -133,7 +135,7 @@ def linear_scale(a: Array, b: Array, bias: Array, activation: str, **flags: Any)
 
 
 def gradient_formula(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
-    return SLOPES[gradient](side) * matmul_reference(a, b, **flags)
+    return DACTS[gradient](side) * matmul_reference(a, b, **flags)
 
 
 def gradient_scale(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
@@ -150,7 +152,7 @@ def sums_scale(a: Array, b: Array, part: int, of_A: bool, **flags: Any) -> Array
     return root * summed.sum(axis=0) if part else matmul_scale(a, b, **flags)
 
 
-def pair_formula(x: Array, labels: Array, part: int, mean: bool) -> Array:
+def loss_formula(x: Array, labels: Array, part: int, mean: bool) -> Array:
     dense = labels if labels.shape == x.shape else rows_of(labels, x)
     if part == 0:
         return dense_loss(x, dense, "mean" if mean else "sum")
@@ -160,7 +162,7 @@ def pair_formula(x: Array, labels: Array, part: int, mean: bool) -> Array:
     return dense_gradient(x, dense, np.full(rows, dy))
 
 
-def pair_scale(x: Array, labels: Array, part: int, mean: bool) -> Array:
+def loss_scale(x: Array, labels: Array, part: int, mean: bool) -> Array:
     dense = labels if labels.shape == x.shape else rows_of(labels, x)
     rows = x.shape[:-1]
     count = max(math.prod(rows), 1)
@@ -213,63 +215,63 @@ def side_of(rows: int, columns: int) -> tuple:
     return (rows, columns)
 
 
-PAIRS = tuple({"part": part, "mean": mean} for part in (0, 1) for mean in (True, False))
+PARTS = tuple({"part": part, "mean": mean} for part in (0, 1) for mean in (True, False))
 SHAPES = ((4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129), (3, 700), (9000, 3))
 DENSE = tuple(
     case(shape, shape, domain=domain, **attrs)
     for shape in SHAPES
     for domain in ((signed, weights), (extreme, one_hot))
-    for attrs in PAIRS
+    for attrs in PARTS
     if math.prod(shape) or attrs["part"]
 )
 SPARSE = tuple(
     case(shape, shape[:-1], domain=(domain, classes(shape[-1], dtype)), **attrs)
     for shape in SHAPES
     for domain, dtype in ((signed, np.int64), (extreme, np.uint8))
-    for attrs in PAIRS
+    for attrs in PARTS
     if (math.prod(shape) or attrs["part"]) and (shape[-1] < 256 or dtype is not np.uint8)
 )
 
 # The product's rounding as in its own row, the activation's of up to 4 ulp on top.
 FUSED = (
     Sample(
-        "matmul_bias", fused.matmul_bias_op, linear_formula,
+        "matmul_bias", gemm_epilogue.matmul_bias_op, linear_formula,
         (
             *products(row_of, activation="relu"), *products(row_of, activation=""),
-            *(one_product(row_of, activation=name) for name in fused.ACTIVATIONS),
+            *(one_product(row_of, activation=name) for name in ACTIVATIONS),
         ),
         scale=linear_scale, ulps=4, differentiable=(), build=linear,
     ),
     Sample(
-        "matmul_map", fused.matmul_map_op,
+        "matmul_map", gemm_epilogue.matmul_map_op,
         lambda a, b, activation, **flags: FORMULAS[activation](matmul_reference(a, b, **flags)),
         (
             *products(None, activation="relu"),
-            *(one_product(None, activation=name) for name in fused.ACTIVATIONS),
+            *(one_product(None, activation=name) for name in ACTIVATIONS),
         ),
         scale=lambda a, b, **attrs: linear_scale(a, b, np.zeros(1), **attrs), ulps=4,
         differentiable=(), build=matmul_map,
     ),
     Sample(
-        "matmul_gradient", fused.matmul_gradient_op, gradient_formula,
+        "matmul_gradient", gemm_epilogue.matmul_gradient_op, gradient_formula,
         (
             *products(side_of, gradient="relu_gradient"),
-            *(one_product(side_of, gradient=name) for name in fused.GRADIENTS),
+            *(one_product(side_of, gradient=name) for name in GRADIENTS),
         ),
         scale=gradient_scale, ulps=8, differentiable=(), specials=False, build=matmul_gradient,
     ),
     Sample(
-        "matmul_sums", fused.matmul_sums_op, sums_formula, tuple(summed()), scale=sums_scale,
-        ulps=1, differentiable=(), specials=False, build=matmul_sums,
+        "matmul_sums", gemm_epilogue.matmul_sums_op, sums_formula, tuple(summed()),
+        scale=sums_scale, ulps=1, differentiable=(), specials=False, build=matmul_sums,
     ),
     Sample(
-        "fused_cross_entropy", fused.fused_cross_entropy_op, pair_formula, DENSE,
-        scale=pair_scale, ulps=16, differentiable=(), specials=False,
-        build=lambda x, y, **attrs: loss_pair(fused.fused_cross_entropy_op, x, y, **attrs),
+        "fused_cross_entropy", cross_entropy.fused_cross_entropy_op, loss_formula, DENSE,
+        scale=loss_scale, ulps=16, differentiable=(), specials=False,
+        build=partial(loss_and_gradient, cross_entropy.fused_cross_entropy_op),
     ),
     Sample(
-        "fused_sparse_cross_entropy", fused.fused_sparse_cross_entropy_op, pair_formula,
-        SPARSE, scale=pair_scale, ulps=16, differentiable=(), specials=False,
-        build=lambda x, y, **attrs: loss_pair(fused.fused_sparse_cross_entropy_op, x, y, **attrs),
+        "fused_sparse_cross_entropy", cross_entropy.fused_sparse_cross_entropy_op, loss_formula,
+        SPARSE, scale=loss_scale, ulps=16, differentiable=(), specials=False,
+        build=partial(loss_and_gradient, cross_entropy.fused_sparse_cross_entropy_op),
     ),
 )  # fmt: skip

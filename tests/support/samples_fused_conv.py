@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion import conv_pool_op as fused_conv
+from dlsys.fusion import conv_pool as fused_conv
 from dlsys.fusion.body import close
-from dlsys.fusion.conv_pool_op import CUT, Geometry
+from dlsys.fusion.conv_pool import CUT, Geometry
 from dlsys.ops.conv import convolution, pooling
 from support.rows import Case, Sample, case, signed
 from support.samples_conv import around, convolved, data_gradient, filter_gradient, sizes_of

@@ -15,23 +15,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import DeviceError, GraphError
-from ..fusion.batch_norm import fuse_norms
-from ..fusion.conv_pool import fuse_convolutions
-from ..fusion.gemm_epilogue import fuse
-from ..fusion.multi_tensor import group_updates
-from ..fusion.pointwise import fuse_chains
-from ..fusion.uint8_inputs import keep_bytes
-from ..fusion.weight_update import fuse_updates
+from ..fusion import FUSIONS
 from ..graph.collector import paused_collector
 from ..graph.infer import infer
 from ..graph.node import Node, find_topo_sort, hooks
 from ..graph.spec import Spec
-from ..graph.text import text
 from ..ndarray import NDArray, empty
 from ..ops.leaf import Parameter
-from ..passes.fresh_draws import draw_anew
-from ..passes.precision import check_precision, set_precision
-from ..passes.simplify import simplify
+from ..passes.pipeline import Options, Pass, run_passes, select
+from ..passes.precision import check_precision
 from ..runtime.device import Context
 from ..runtime.target import Target
 from ..settings import settings
@@ -58,15 +50,20 @@ class Executor:
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
     for native code. precision: fp32, or tf32 for matrix products on tensor cores, on GPUs that have
-    them. Plans are made once for each set of feed shapes and dtypes; a run after that allocates
-    nothing. An executor belongs to one thread at a time.
+    them. fusions: the passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves.
+    Plans are made once for each set of feed shapes and dtypes; a run after that allocates nothing.
+    An executor belongs to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
     """
 
     def __init__(
-        self, eval_node_list: Sequence[Node], ctx: Context | None = None, precision: str = "fp32"
+        self,
+        eval_node_list: Sequence[Node],
+        ctx: Context | None = None,
+        precision: str = "fp32",
+        fusions: Sequence[Pass] | None = None,
     ) -> None:
         if isinstance(eval_node_list, Node) or not isinstance(eval_node_list, Iterable):
             raise GraphError(f"Executor: expected a list of nodes to fetch, got {eval_node_list!r}")
@@ -79,6 +76,7 @@ class Executor:
             _check_fetch(node)
         self.ctx = ctx
         self.precision = check_precision(precision)
+        self._fusions = fusions
         self.topo_order = find_topo_sort(self.eval_node_list)
         self._forms: tuple[Form, ...] | None = None  # of the last run's feeds, or as last asked for
         self._shapes: tuple[tuple[Form, ...], dict[Node, Any]] | None = None  # those seen last
@@ -306,22 +304,7 @@ class Executor:
 
     def _plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         specs = self._infer(feeds)
-        debug = settings.debug
-        if debug >= 3:
-            print("# before simplify", text(self.eval_node_list, specs), sep="\n")
-        fetches = simplify(self.topo_order, specs, self.eval_node_list, self.ctx is not None)
-        if debug >= 3:
-            print("# after simplify", text(fetches), sep="\n")
-        if self._draws is not None:
-            fetches = draw_anew(fetches, self._draws)
-        if self.ctx is not None:  # on numpy a call costs little, and a gradient dies at its update
-            fetches = self._for_kernels(fetches, self.ctx)
-            if debug >= 3:
-                print(
-                    "# after fuse, group_updates, fuse_updates and keep_bytes",
-                    text(fetches),
-                    sep="\n",
-                )
+        fetches = self._rewrite(specs)
         order, values = schedule(fetches)
         plan = make_plan(
             order,
@@ -331,25 +314,20 @@ class Executor:
             beside=self._backend.beside,
         )
         del plan.fetches[len(self.eval_node_list) :]  # what only counts draws
-        if debug >= 1:
+        if settings.debug >= 1:
             print(plan)
         return plan
 
-    def _for_kernels(self, fetches: Sequence[Node], ctx: Context) -> list[Node]:
-        """The fetches over the graph as native devices run it, with fewer and chosen kernels."""
-        gpu = self.target.streams
-        fetches = fuse(fuse_convolutions(fetches, gpu), gpu)
-        if gpu:
-            fetches = fuse_norms(fetches)
-        if not settings.debug_nan:  # which names operators; chains change no bits
-            fetches = fuse_chains(fetches)
-        fetches = group_updates(fetches)
-        if gpu:
-            fetches = fuse_updates(fetches)
-            if self.precision == "tf32":
-                fetches = keep_bytes(fetches)
-        set_precision(fetches, self.precision)
-        choose_kernels(fetches, ctx)
+    def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:
+        """The fetches over the graph as the target runs it."""
+        fusions = self._fusions
+        if fusions is None:  # on numpy a call costs little, and a gradient dies at its update
+            fusions = select(FUSIONS, settings.fusion) if self.target.native else ()
+        options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
+        show = print if settings.debug >= 3 else None
+        fetches = run_passes(fusions, self.eval_node_list, options, show)
+        if self.ctx is not None:
+            choose_kernels(fetches, self.ctx)
         return fetches
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:

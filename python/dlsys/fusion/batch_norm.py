@@ -1,10 +1,15 @@
-"""fuse_norm: batch normalisation in two kernels each way on a GPU: statistics, and the map with a
-shortcut's sum and the activation inside; back the activation's gradient within both the sums and
-the gradient (fusion/batch_norm_op.py).
+"""Batch normalization as two kernels each way on a GPU: the statistics, and the map with a
+shortcut's sum and the activation inside; back the activation gradient within both the sums and the
+gradient.
 
-What lies between normalisation and activation is then never stored, so nobody else may read it, but
-for gradients that find it again. The gradient before an activation is stored only where something
-beside the normalisation reads it, or where it is of a sum: the sums then keep it.
+Patterns: normalize [+ addend] [activation]; the activation gradient with the sums and the gradient
+of the normalization that read it. What lies between normalization and activation is then never
+stored, so nobody else may read it but gradients, which recompute it from x in the same operations
+and so to the bit. Of a sum, relu's saved output tells instead. The gradient before an activation is
+stored only where something else reads it, or where it is of a sum: the sums' kernel then writes it.
+
+Statistics and sums are single-pass reductions: the last block to arrive, by a counter for each
+channel, combines the partial sums.
 """
 
 from __future__ import annotations
@@ -12,32 +17,121 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..graph.kinds import Instance, Kind
 from ..graph.lines import attributed_to
-from ..graph.node import Node, Op, same_nodes
+from ..graph.node import Node, Op
+from ..graph.signature import Signature
 from ..graph.spec import FLOAT32
 from ..ops.elementwise import add_op
+from ..ops.leaf import constant_op, placeholder_op
 from ..ops.norm.batch_norm import (
+    EPS,
     batch_normalize_gradient_op,
     batch_normalize_op,
     batch_normalize_sums_op,
     batch_statistics_op,
 )
-from ..passes.rewrite import Graph, exchange, value_of
-from .batch_norm_op import (
-    batch_normalize_map_gradient_op,
-    batch_normalize_map_op,
-    batch_normalize_map_sums_op,
-    batch_normalize_sums_single_pass_op,
-    batch_statistics_single_pass_op,
-    relu_sums_ops,
-)
-from .body import ACTIVATIONS, GRADIENTS, close
+from ..passes.pipeline import Options, Pass
+from ..passes.rewrite import Graph, Pattern, exchange, value_of
+from .body import ACTIVATIONS, GRADIENTS, Body, Fused, Selected, check_body, close
+
+
+class FusedNorm(Fused):
+    """Inputs: x, mean, variance, and those of the body that follow. `select` is a further
+    attribute of the kernel.
+    """
+
+    tolerance = 1e-4
+
+    def __init__(self, name: str, outputs: int = 1, select: Selected | None = None) -> None:
+        super().__init__(name, outputs)
+        self.inplace = outputs == 1
+        self._select = select
+        kinds: dict[str, Kind] = {"body": Instance(Body), "eps": EPS}
+        if select is not None:
+            kinds[select.name] = select.kind
+        self.signature = Signature("*inputs", **kinds)
+
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        eps = float(node.attrs["eps"])
+        return (eps,) if self._select is None else (eps, self._select.code(node))
+
+
+class NormalizeMap(FusedNorm):
+    """y = activation(normalized x + addend), of which either may be left out."""
+
+    def lists(self, node: Node) -> tuple[int]:
+        return (len(node.inputs) - 5,)
+
+
+class Gradient(FusedNorm):
+    """The gradient of x; further inputs: scale, bias, dscale, dbias, dy."""
+
+    cache_local = True
+
+
+class Sums(FusedNorm):
+    """Single-pass sums of each channel: the last input is an arrival counter for each."""
+
+    zeroed_workspace = (-1,)
+
+    def __init__(self, name: str, inputs: int, outputs: int = 2, **select: Any) -> None:
+        super().__init__(name, outputs, **select)
+        self.any_dtype = (inputs,)  # the arrival counters
+
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        body: Body = attrs["body"]
+        check_body(self, inputs, body)
+        assert inputs[0].spec is not None
+        channels = inputs[0].spec.shape[1]
+        arrivals = constant_op(np.zeros(channels, np.int32), name="arrivals")
+        over_all = Body((*body.inputs, placeholder_op("arrivals")), body.outputs)
+        return Node(self, (*inputs, arrivals), attrs | {"body": over_all}, name)
+
+
+class Statistics(Sums):
+    """Mean and variance of x, as `batch_statistics` has them."""
+
+    def __init__(self, name: str, inputs: int) -> None:
+        super().__init__(name, inputs)
+        self.signature = Signature("*inputs", body=Instance(Body))
+
+    def scalars(self, node: Node) -> tuple[()]:
+        return ()
+
+
+class ReluSums(Sums):
+    """dscale, dbias and dz = relu's gradient of one or two dys that are added, for a normalization
+    whose value, or whose sum with something, the relu is of. Inputs: x, mean, variance, then scale
+    and bias or else the relu's output, then the dys. Attributes: body, eps, output.
+    """
+
+    def __init__(self, output: bool, dys: int) -> None:
+        self._lists = 1 if output else 2, dys
+        super().__init__("batch_normalize_relu_sums", 3 + sum(self._lists), 3)
+
+    def lists(self, node: Node) -> tuple[int, int]:
+        return self._lists
+
+
+_GRADIENT = Selected("gradient", GRADIENTS)
+batch_statistics_single_pass_op = Statistics("batch_statistics_single_pass", 1)
+batch_normalize_map_op = NormalizeMap("batch_normalize_map", 1, Selected("activation", ACTIVATIONS))
+batch_normalize_sums_single_pass_op = Sums("batch_normalize_sums_single_pass", 4)
+batch_normalize_map_sums_op = Sums("batch_normalize_map_sums", 6, select=_GRADIENT)
+batch_normalize_map_gradient_op = Gradient("batch_normalize_map_gradient", 1, _GRADIENT)
+relu_sums_ops = {(output, dys): ReluSums(output, dys) for output in (True, False) for dys in (1, 2)}
+
+
+# ---- the patterns ----
 
 _OF_OUTPUT = ("softplus_gradient",)  # relu's is of input and output alike
 
 
 class Layer(NamedTuple):
-    """A normalisation and what follows it."""
+    """A normalization and what follows it."""
 
     norm: Node
     added: Node  # the sum of it and `addend`, or else itself
@@ -56,17 +150,17 @@ class Layer(NamedTuple):
 
 
 class Back(NamedTuple):
-    """The gradient of an activation, and what the normalisation before it makes of that."""
+    """The gradient of an activation, and what the normalization before it makes of that."""
 
-    slope: Node
+    dact: Node
     sums: list[Node]
     gradients: list[Node]
-    dys: list[Node]  # that are added to the gradient which the slope is given
-    only: bool  # nobody else reads the slope
+    dys: list[Node]  # that are added to the gradient which the activation gradient is given
+    only: bool  # nobody else reads the activation gradient
 
 
-def fuse_norms(fetches: Sequence[Node]) -> list[Node]:
-    """The fetches over a graph with its batch normalisations fused. The graph, simplified for
+def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
+    """The fetches over a graph with its batch normalizations fused. The graph, simplified for
     native devices, must be the executor's own: its nodes change.
     """
     graph = Graph(fetches)
@@ -80,29 +174,32 @@ def fuse_norms(fetches: Sequence[Node]) -> list[Node]:
                 _fuse(graph, layer, replaced, done)
     for node in graph.order:
         if node.op in (batch_statistics_op, batch_normalize_sums_op) and node not in done:
-            _meet(graph, node, replaced)
+            _single_pass(graph, node, replaced)
     return exchange(fetches, replaced)
 
 
-# ---- what there is ----
+_SUM = Pattern(add_op, "norm", "addend", name="sum", commutes=True)
+_SUMS = Pattern(batch_normalize_sums_op, "x", "mean", "variance", "dact")
+_GRADIENTS = Pattern(
+    batch_normalize_gradient_op, "x", "mean", "variance", "scale", None, None, "dact"
+)
 
 
 def _layer(graph: Graph, norm: Node, done: set[Node]) -> Layer | None:
     added, addend = norm, None
     user = graph.only_user(norm)
-    if user is not None and user.op is add_op and user not in done:
-        other = user.inputs[1] if user.inputs[0] is norm else user.inputs[0]
-        if other.spec[:2] == norm.spec[:2]:
-            added, addend = user, other
-    found = [user for user in graph.users[added] if _is(user, ACTIVATIONS) and user not in done]
-    activation = found[0] if len(found) == 1 else None
+    found = _SUM.match(graph, user, norm=norm) if user is not None and user not in done else None
+    if found is not None and found["addend"].spec[:2] == norm.spec[:2]:
+        added, addend = found["sum"], found["addend"]
+    users = [user for user in graph.users[added] if _is(user, ACTIVATIONS) and user not in done]
+    activation = users[0] if len(users) == 1 else None
     if addend is None and activation is None:
         return None
     return Layer(norm, added, addend, activation)
 
 
 def _is(node: Node, kernels: Sequence[str]) -> bool:
-    """Whether it is one of these activations, or of these gradients."""
+    """True for one of these activations, or of these gradients."""
     inputs = 1 if kernels is ACTIVATIONS else 2
     same = all(x.spec[:2] == node.spec[:2] for x in node.inputs)
     return node.op.kernel in kernels and len(node.inputs) == inputs and same
@@ -112,12 +209,12 @@ def _ways_back(graph: Graph, layer: Layer) -> list[Back]:
     """All that there are kernels for."""
     if layer.activation is None or not layer.norm.inputs[0].spec.size:
         return []
-    slopes = dict.fromkeys([*graph.users[layer.activation], *graph.users[layer.added]])
-    ways = [_way_back(graph, layer, slope) for slope in slopes if _is_slope(layer, slope)]
+    users = dict.fromkeys([*graph.users[layer.activation], *graph.users[layer.added]])
+    ways = [_way_back(graph, layer, user) for user in users if _is_dact(layer, user)]
     return [way for way in ways if way is not None]
 
 
-def _is_slope(layer: Layer, node: Node) -> bool:
+def _is_dact(layer: Layer, node: Node) -> bool:
     kernel = f"{layer.name}_gradient"
     if kernel not in GRADIENTS or node.op.kernel != kernel or not _is(node, GRADIENTS):
         return False
@@ -129,33 +226,26 @@ def _is_slope(layer: Layer, node: Node) -> bool:
     return side is (layer.activation if kernel in _OF_OUTPUT else layer.added)
 
 
-def _way_back(graph: Graph, layer: Layer, slope: Node) -> Back | None:
-    users, norm = graph.users[slope], layer.norm
-    own = [
-        user
-        for user in users
-        if same_nodes(user.inputs[:3], norm.inputs[:3])
-        and user.attrs.get("eps") == norm.attrs["eps"]
-    ]
-    sums = [u for u in own if u.op is batch_normalize_sums_op and u.inputs[3] is slope]
+def _way_back(graph: Graph, layer: Layer, dact: Node) -> Back | None:
+    users, norm = graph.users[dact], layer.norm
+    known = dict(zip(("x", "mean", "variance", "scale"), norm.inputs), dact=dact)
+    own = [user for user in users if user.attrs.get("eps") == norm.attrs["eps"]]
+    sums = [user for user in own if _SUMS.match(graph, user, **known)]
     gradients = [
-        u
-        for u in own
-        if u.op is batch_normalize_gradient_op
-        and u.inputs[3] is norm.inputs[3]
-        and u.inputs[6] is slope
-        and all(x is not slope for x in u.inputs[:6])
+        user
+        for user in own
+        if _GRADIENTS.match(graph, user, **known) and all(x is not dact for x in user.inputs[:6])
     ]
-    only = len(sums) + len(gradients) == len(users) and not graph.is_fetched(slope)
-    dys = [slope.inputs[1]]
-    total = slope.inputs[1]
-    if total.op is add_op and graph.only_user(total) is slope and layer.name == "relu":
-        if all(x.spec[:2] == slope.spec[:2] for x in total.inputs):
+    only = len(sums) + len(gradients) == len(users) and not graph.is_fetched(dact)
+    dys = [dact.inputs[1]]
+    total = dact.inputs[1]
+    if total.op is add_op and graph.only_user(total) is dact and layer.name == "relu":
+        if all(x.spec[:2] == dact.spec[:2] for x in total.inputs):
             dys = total.inputs
-    kept = len(sums) == 1 and layer.name == "relu"  # there is a kernel that keeps the slope
+    kept = len(sums) == 1 and layer.name == "relu"  # there is a kernel that writes dact
     if layer.addend is None and only and users and not (kept and len(dys) > 1):
-        return Back(slope, sums, gradients, slope.inputs[1:], True)
-    return Back(slope, sums, gradients, dys, only) if kept else None
+        return Back(dact, sums, gradients, dact.inputs[1:], True)
+    return Back(dact, sums, gradients, dys, only) if kept else None
 
 
 # ---- what comes of it ----
@@ -168,8 +258,8 @@ def _fuse(graph: Graph, layer: Layer, replaced: dict[Node, Node], done: set[Node
             _fuse_activation(graph, layer, way, replaced)
         else:
             _fuse_relu(graph, layer, way, replaced)
-        found_again.add(way.slope)
-        done.update((way.slope, *way.sums))
+        found_again.add(way.dact)
+        done.update((way.dact, *way.sums))
     readers = set(graph.users[layer.added]) - found_again
     alone = len(readers) == 1 and layer.activation in readers
     if alone and not graph.is_fetched(layer.added):
@@ -187,8 +277,8 @@ def _fuse_map(layer: Layer, last: Node, activation: str, replaced: dict[Node, No
     replaced[last] = made
 
 
-def _meet(graph: Graph, node: Node, replaced: dict[Node, Node]) -> None:
-    """Statistics or sums by blocks that meet."""
+def _single_pass(graph: Graph, node: Node, replaced: dict[Node, Node]) -> None:
+    """Statistics or sums as a single-pass reduction."""
     x = node.inputs[0].spec
     if not x.size or x.dtype != FLOAT32:
         return
@@ -202,8 +292,8 @@ def _meet(graph: Graph, node: Node, replaced: dict[Node, Node]) -> None:
 def _fuse_activation(graph: Graph, layer: Layer, way: Back, replaced: dict[Node, Node]) -> None:
     """The activation's gradient within both kernels."""
     x, mean, variance, scale, bias = layer.norm.inputs
-    attrs = {"eps": layer.norm.attrs["eps"], "gradient": way.slope.op.kernel}
-    dy = way.slope.inputs[1]
+    attrs = {"eps": layer.norm.attrs["eps"], "gradient": way.dact.op.kernel}
+    dy = way.dact.inputs[1]
     for sums in way.sums:
         inputs = [x, mean, variance, scale, bias, dy]
         _replace(graph, sums, batch_normalize_map_sums_op, inputs, replaced, **attrs)
@@ -224,9 +314,9 @@ def _fuse_relu(graph: Graph, layer: Layer, way: Back, replaced: dict[Node, Node]
     inputs = [*layer.norm.inputs[:3], *sides, *way.dys]
     op = relu_sums_ops[output, len(way.dys)]
     made = _replace(
-        graph, way.sums[0], op, inputs, replaced, also=[way.slope], eps=layer.norm.attrs["eps"]
+        graph, way.sums[0], op, inputs, replaced, also=[way.dact], eps=layer.norm.attrs["eps"]
     )
-    replaced[way.slope] = value_of(made, 2, way.slope)
+    replaced[way.dact] = value_of(made, 2, way.dact)
 
 
 def _replace(
@@ -247,3 +337,18 @@ def _replace(
         for k, value in values.items():
             replaced[value] = value_of(made, k, value)
     return made
+
+
+FUSION = Pass(
+    "batch_norm",
+    fuse,
+    place=50,
+    needs=(
+        "batch_statistics_single_pass",
+        "batch_normalize_map",
+        "batch_normalize_sums_single_pass",
+        "batch_normalize_map_sums",
+        "batch_normalize_map_gradient",
+        "batch_normalize_relu_sums",
+    ),
+)

@@ -1,4 +1,4 @@
-"""Operators that stand for several, made by `fusion/gemm_epilogue.py`.
+"""What all fusions share: operators that stand for several.
 
 Each keeps the nodes that it replaced as its body, closed over its inputs: the body is its shape
 rule, its numpy form, its text, and so what its kernels are checked against. Passes run after
@@ -8,24 +8,23 @@ gradients are built, so none of them has a gradient.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Bool, Choice, Instance, Kind, Number
+from ..graph.kinds import Bool, Choice, Instance, Kind
 from ..graph.lines import where
 from ..graph.node import Node, Op, find_topo_sort
 from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
-from ..ops.leaf import constant_op, placeholder_op
+from ..ops.leaf import placeholder_op
 from ..ops.matmul import algorithm_number, precision_number
 from ..ops.movement import reshape_op
 from ..ops.random.device_batch import scaled_op
 
-# By the numbers of src/math/epilogue.h, which count from 1: kernels of activations, y = f(x), and
-# of their gradients, dx = f(x or y, dy).
+# Kernels of activations, y = f(x), and of their gradients, dx = f(x or y, dy). Fused kernels take
+# them by their position here, which counts from 1 and is that of src/math/epilogue.h.
 ACTIVATIONS = (
     "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "hard_sigmoid",
     "hard_swish",
@@ -34,7 +33,6 @@ GRADIENTS = (
     "relu_gradient", "silu_gradient", "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient",
     "hard_swish_gradient",
 )  # fmt: skip
-_MEETING = 512  # numbers that the blocks of a loss kernel meet at: kMeetingPlaces and a count
 
 
 class Body(NamedTuple):
@@ -71,14 +69,14 @@ def close(
     return Body(tuple(copies[x] for x in inputs), made)
 
 
-def on_bytes(body: Body, numbers: Sequence[int]) -> Body:
-    """The body with bytes for the inputs of those numbers, and behind all inputs the scale of
-    these.
+def with_uint8(body: Body, positions: Sequence[int]) -> Body:
+    """The body over uint8 instead of the inputs at these positions, with their scale as a further,
+    last input.
     """
     scale = placeholder_op("scale")
     scale.spec = Spec((), FLOAT32)
     inputs, copies = list(body.inputs), {x: x for x in body.inputs}
-    for k in numbers:
+    for k in positions:
         x = body.inputs[k]
         inputs[k] = stored = placeholder_op(x.name)
         stored.spec = x.spec._replace(dtype=np.dtype(np.uint8))
@@ -148,10 +146,11 @@ class Fused(Op):
         steps = node.attrs["body"].steps
         return sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in steps)
 
-
-def chosen(choices: Sequence[Any]) -> Kind:
-    """The kind of an attribute that selects one of some words, or none of them."""
-    return Bool() if True in choices else Choice("", *choices)
+    def with_uint8(self, node: Node, positions: Sequence[int]) -> tuple[Op, dict[str, Any]] | None:
+        """The operator, and its attributes, that takes uint8 for the inputs at these positions and
+        their scale as a further input; None where there is no such kernel.
+        """
+        return None
 
 
 def check_body(op: Op, inputs: Sequence[Any], body: Body) -> None:
@@ -162,108 +161,55 @@ def check_body(op: Op, inputs: Sequence[Any], body: Body) -> None:
         )
 
 
-class FusedProduct(Fused):
-    """A matrix product with what follows it. `select` names the attribute that chooses among
-    `choices`, whose numbers count from 1; without one the number is 0.
+class Selected(NamedTuple):
+    """An attribute that selects one of several words, or none, and its code for the kernel: the
+    position of the word, which counts from 1, or 0.
     """
+
+    name: str
+    choices: Sequence[Any] = (True,)
+
+    @property
+    def kind(self) -> Kind:
+        """What the attribute may be."""
+        return Bool() if True in self.choices else Choice("", *self.choices)
+
+    def code(self, node: Node) -> int:
+        """The kernel's argument."""
+        word = node.attrs[self.name]
+        return self.choices.index(word) + 1 if word else 0
+
+
+class FusedGemm(Fused):
+    """A matrix product with an epilogue, which the attribute `select` chooses."""
 
     tolerance = 1e-4
     has_precision = tunable = True
 
     def __init__(
-        self, name: str, select: str, choices: Sequence[Any] = (True,), outputs: int = 1
+        self, name: str, select: Selected, outputs: int = 1, any_dtype: tuple[int, ...] = ()
     ) -> None:
-        super().__init__(name, outputs)
+        super().__init__(name, outputs, any_dtype)
         self._select = select
-        self._choices = choices
-        kinds: dict[str, Kind] = {"body": Instance(Body), select: chosen(choices)}
+        kinds: dict[str, Kind] = {"body": Instance(Body), select.name: select.kind}
         self.signature = Signature("*inputs", **kinds, trans_A=Bool(), trans_B=Bool())
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        attrs = node.attrs
-        chosen = attrs[self._select]
-        number = self._choices.index(chosen) + 1 if chosen else 0
-        flags = int(attrs["trans_A"]), int(attrs["trans_B"])
-        return *flags, algorithm_number(node), precision_number(node), number
+        flags = int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
+        return *flags, algorithm_number(node), precision_number(node), self._select.code(node)
 
 
-class FusedLoss(Fused):
-    """Σ of the rows' losses times `scale`, and the gradient of each row's loss times `dy`: values
-    () and (…, classes) of logits, labels and a place to meet. Labels out of range are refused.
-    """
-
-    tolerance = 1e-4
-    fallible = True
-    zeroed_workspace = (-1,)
-
-    def __init__(self, name: str, of_any_dtype: tuple[int, ...]) -> None:
-        super().__init__(name, 2, of_any_dtype)
-        self.of_any_dtype = of_any_dtype
-        numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
-        self.signature = Signature("logits", "labels", body=Instance(Body), **numbers)
-
-    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
-        body: Body = attrs["body"]
-        inputs = (*inputs, constant_op(np.zeros(_MEETING, np.int32), name="meeting"))
-        whole = Body((*body.inputs, placeholder_op("meeting")), body.outputs)
-        return super().make(inputs, attrs | {"body": whole}, name)
-
-    def scalars(self, node: Node) -> tuple[float, float]:
-        return node.attrs["scale"], node.attrs["dy"]
+def in_shape(node: Node, shape: tuple[int, ...]) -> Node:
+    """A node's values in a shape."""
+    return node if node.spec.shape == shape else reshape_op(node, shape)
 
 
-class Layer(NamedTuple):
-    """A dense layer of a head: activation(x op(W) + bias) forward, slope(x, dy op(W)^T) back."""
-
-    transposed: bool
-    has_bias: bool
-    activation: str = ""  # of ACTIVATIONS, or none
-    slope: str = ""  # of GRADIENTS, or none; by the layer's own input
-
-    @property
-    def code(self) -> int:
-        """Ten bits, as src/cuda/loss/mlp_head.cu reads them."""
-        activation = ACTIVATIONS.index(self.activation) + 1 if self.activation else 0
-        slope = GRADIENTS.index(self.slope) + 1 if self.slope else 0
-        return activation | slope << 4 | self.transposed << 8 | self.has_bias << 9
-
-
-class FusedHead(Fused):
-    """The dense layers at a network's end, their loss as FusedLoss has it, and the gradients that
-    go back through the last `back` of them. Inputs: x, the weights, the biases, the labels, a place
-    to meet. Values: the loss, the gradient of the logits, what each layer but the last makes, and
-    the gradients of the layers' inputs, last layer first. Attributes: body, layers (a tuple of
-    Layer), scale, dy.
-    """
-
-    tolerance = 1e-4
-    fallible = True
-    has_precision = True  # of the products by which very many rows are done
-    zeroed_workspace = (-1,)
-    MOST_LAYERS = 6
-
-    def __init__(self, loss: FusedLoss, layers: int, biases: int, back: int) -> None:
-        super().__init__(loss.name.replace("cross_entropy", "mlp_head"), 1 + layers + back)
-        self._lists = layers, biases, layers - 1, back
-        numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
-        self.signature = Signature(
-            "*inputs", body=Instance(Body), layers=Instance(tuple), **numbers
-        )
-        self.any_dtype = tuple(layers + biases + k for k in loss.of_any_dtype)
-
-    def scalars(self, node: Node) -> tuple[int, float, float]:
-        code = precision_number(node) << 10 * self.MOST_LAYERS
-        code |= sum(layer.code << 10 * k for k, layer in enumerate(node.attrs["layers"]))
-        return code, node.attrs["scale"], node.attrs["dy"]
-
-    def lists(self, node: Node) -> tuple[int, ...]:
-        return self._lists
-
-
-@lru_cache
-def head_op(loss: FusedLoss, layers: int, biases: int, back: int) -> FusedHead:
-    """The head of so many layers that ends in the loss of `loss`."""
-    return FusedHead(loss, layers, biases, back)
+def shaped(node: Node, like: Node) -> Node:
+    """A node in the shape of the one that it replaces."""
+    view = in_shape(node, like.spec.shape)
+    if view is not node:
+        view.stand_for(like)
+    return view
 
 
 def _expression(node: Node) -> str:
@@ -276,14 +222,3 @@ def _expression(node: Node) -> str:
         if node.attrs.get(transposed):
             inputs[k] += "ᵀ"
     return f"{node.op.name}({', '.join(inputs)})"
-
-
-matmul_bias_op = FusedProduct("matmul_bias", "activation", ACTIVATIONS)  # activation(A B + bias)
-matmul_map_op = FusedProduct("matmul_map", "activation", ACTIVATIONS)  # activation(A B)
-# The two of scale · A, where A is bytes: the scale is a further input.
-matmul_u8_op = FusedProduct("matmul_u8", "activation", ACTIVATIONS)
-matmul_u8_bias_op = FusedProduct("matmul_u8_bias", "activation", ACTIVATIONS)
-matmul_gradient_op = FusedProduct("matmul_gradient", "gradient", GRADIENTS)  # gradient(side, A B)
-matmul_sums_op = FusedProduct("matmul_sums", "of_A", outputs=2)  # A B, Σ over the depth of A or B
-fused_cross_entropy_op = FusedLoss("fused_cross_entropy", (2,))
-fused_sparse_cross_entropy_op = FusedLoss("fused_sparse_cross_entropy", (1, 2))

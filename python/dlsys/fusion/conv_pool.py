@@ -1,40 +1,179 @@
-"""fuse_conv: a small convolution, the relu and the max-pool behind it as one kernel, and all that
-their gradients do as one for the data and one for filter and bias (fusion/conv_pool_op.py).
+"""Convolution and pooling: a small convolution, the relu and the max-pool behind it as one kernel,
+and all that their gradients do as one for the data and one for filter and bias.
 
-What lies between is then never stored, forward or backward, so it must have no other reader; a
-convolution whose gradients do not all fit stays as it is.
+Pattern: convolution, [relu,] max-pool [, relu], and every way back through the pool. What lies
+between is then never stored, so it must have no other reader, and a convolution whose gradients do
+not all fit stays as it is. Of the H×W before the pool only a byte a window is kept: the position of
+its maximum in row-major order, or CUT where relu lets no gradient pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
+
+from ..graph.kinds import Bool, Instance
 from ..graph.lines import attributed_to
 from ..graph.node import Node
-from ..graph.spec import FLOAT32, normalize_axes
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec, normalize_axes
 from ..ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,
     data_gradient_op,
     filter_gradient_op,
 )
+from ..ops.conv.geometry import Pair, Windows, packed
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
 from ..ops.elementwise import relu_gradient_op, relu_op
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
-from ..passes.rewrite import Graph, exchange, value_of
-from .body import close
-from .conv_pool_op import (
-    Fits,
-    Geometry,
-    conv_pool_data_gradient_op,
-    conv_pool_filter_bias_gradient_op,
-    conv_pool_filter_gradient_op,
-    conv_pool_op,
-    small,
-)
-from .gemm_epilogue import shaped
+from ..passes.pipeline import Options, Pass
+from ..passes.rewrite import Graph, Pattern, exchange, value_of
+from ..runtime.target import Target
+from .body import Body, Fused, close, shaped
+
+CUT = 255
+UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)
+
+
+class Fits(NamedTuple):
+    """Which of a layer's kernels a device has, and has no slower than what they replace."""
+
+    forward: bool
+    data_gradient: bool
+    filter_gradient: bool
+
+
+class Geometry(NamedTuple):
+    """A convolution of stride 1 and the windows of a pool over it; see `small`."""
+
+    channels: int
+    filters: int
+    plane: Pair
+    size: Pair
+    before: Pair
+    between: Pair  # the H×W that is pooled
+    window: int
+    out: Pair
+
+
+def fits(geometry: Geometry, target: Target) -> Fits:
+    """The fused kernels that a target has for this geometry, of any number of images."""
+    g = geometry
+    x, f = (Spec((n, g.channels, *e), FLOAT32) for n, e in ((1, g.plane), (g.filters, g.size)))
+    y = Spec((1, g.filters, *g.out), FLOAT32)
+    code, attrs = y._replace(dtype=UINT8), (packed(g.before), g.window)
+    return Fits(
+        target.fits("conv2d_pool", x, f, [], y, code, *attrs, 1),
+        target.fits("conv2d_pool_data_gradient", f, y, code, x, *attrs),
+        target.fits("conv2d_pool_filter_gradient", x, y, code, [f], *attrs),
+    )
+
+
+def small(x: Spec, f: Spec, conv: Windows, pool: Windows, groups: int) -> Geometry | None:
+    """The geometry of a convolution of x by f that is pooled, if these operators can have it: at
+    stride 1, in one group, under square windows of 2 or 3 that neither overlap nor reach over the
+    edge.
+    """
+    window = pool.size[0]
+    around = zip(conv.size, conv.before, conv.after)
+    plain = conv.stride == conv.dilation == (1, 1) and groups == 1
+    plain = plain and all(max(before, after) < k for k, before, after in around)
+    tiled = window in (2, 3) and pool.size == pool.stride == (window, window)
+    tiled = tiled and pool.dilation == (1, 1)
+    inside = all(n * window <= extent for n, extent in zip(pool.out, pool.plane))
+    if not (plain and tiled and inside) or pool.before != (0, 0):
+        return None
+    sizes = conv.plane, conv.size, conv.before, pool.plane, window, pool.out
+    return Geometry(x.shape[1], f.shape[0], *sizes)
+
+
+class ConvPoolOp(Fused):
+    """x (N, C, H, W), f (O, C, kH, kW) and perhaps bias (O,) → the maxima of relu(conv) in windows
+    (N, O, oH, oW) and the codes of their positions, uint8. The body gives the maxima and argmax.
+    """
+
+    tolerance = 1e-4
+    discrete_outputs = (1,)
+    signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
+
+    def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
+        y, argmax = cast(tuple[Spec, Spec], super().infer(node, *specs))
+        return y, argmax._replace(dtype=UINT8)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        *given, y, code = arrays
+        argmax = np.empty(code.shape, INT32)
+        super().numpy(node, *given, y, argmax)
+        rows, columns, corner = _positions(node, code)
+        code[...] = (argmax - corner) // columns * rows + (argmax - corner) % columns
+        if node.attrs["relu"]:
+            np.copyto(code, CUT, where=~(y > 0))
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        geometry: Geometry = node.attrs["geometry"]
+        return packed(geometry.before), geometry.window, int(node.attrs["relu"])
+
+    def lists(self, node: Node) -> tuple[int]:
+        return (len(node.inputs) - 2,)
+
+
+class ConvPoolGradientOp(Fused):
+    """A gradient of `ConvPoolOp`, of (f or x, dy, code). The body is over argmax instead of the
+    codes, and the relu's part in it is that dy is 0 where they say CUT.
+    """
+
+    tolerance = 1e-4
+
+    def __init__(self, name: str, outputs: int = 1) -> None:
+        super().__init__(name, outputs, any_dtype=(2,))
+        kinds = dict(body=Instance(Body), geometry=Instance(Geometry))
+        self.signature = Signature("other", "dy", "code", "*", **kinds)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
+        other, dy, code = specs
+        return super().infer(node, other, dy, code._replace(dtype=INT32))
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        other, dy, code, *made = arrays
+        cut = code == CUT
+        rows, columns, corner = _positions(node, code)
+        position = np.where(cut, 0, code).astype(INT32)
+        argmax = (corner + position // rows * columns + position % rows).astype(INT32)
+        super().numpy(node, other, np.where(cut, np.zeros((), dy.dtype), dy), argmax, *made)
+
+    def scalars(self, node: Node) -> tuple[int, ...]:
+        geometry: Geometry = node.attrs["geometry"]
+        return packed(geometry.before), geometry.window
+
+
+class ConvPoolFilterGradientOp(ConvPoolGradientOp):
+    """The gradients for the filter and, with two outputs, the bias, of (x, dy, code)."""
+
+    def lists(self, node: Node) -> tuple[int]:
+        return (self.outputs,)
+
+
+def _positions(node: Node, code: np.ndarray) -> tuple[int, int, np.ndarray]:
+    """The windows' extent, the width of the H×W that they tile, and the index of each window's
+    first element in it.
+    """
+    geometry: Geometry = node.attrs["geometry"]
+    width = geometry.between[1]
+    i, j = np.indices(code.shape[2:], INT32)
+    return geometry.window, width, (i * width + j) * geometry.window
+
+
+conv_pool_op = ConvPoolOp("conv2d_pool", 2)
+conv_pool_data_gradient_op = ConvPoolGradientOp("conv2d_pool_data_gradient")
+conv_pool_filter_gradient_op = ConvPoolFilterGradientOp("conv2d_pool_filter_gradient")
+conv_pool_filter_bias_gradient_op = ConvPoolFilterGradientOp("conv2d_pool_filter_gradient", 2)
+
+
+# ---- the pattern ----
 
 
 class Forward(NamedTuple):
@@ -61,14 +200,13 @@ class Backward(NamedTuple):
     biases: list[Node]
 
 
-def fuse_convolutions(fetches: Sequence[Node], gpu: bool) -> list[Node]:
-    """The fetches over a graph with its small convolutions fused for a GPU, or else for the CPU.
-    The graph, simplified for native devices, must be the executor's own: its nodes change.
-    """
+def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
+    """The fetches over a graph with its small convolutions fused. The graph,
+    simplified for native devices, must be the executor's own: its nodes change."""
     graph = Graph(fetches)
     replaced: dict[Node, Node] = {}
     for pool in graph.order:
-        forward = _forward(graph, pool, gpu) if pool.op is max_pool_op else None
+        forward = _forward(graph, pool, options.target) if pool.op is max_pool_op else None
         backwards = _backwards(graph, forward) if forward is not None else None
         if forward is not None and backwards is not None:
             code = _fuse_forward(forward, replaced)
@@ -80,35 +218,44 @@ def fuse_convolutions(fetches: Sequence[Node], gpu: bool) -> list[Node]:
 # ---- what there is ----
 
 
-def _forward(graph: Graph, pool: Node, gpu: bool) -> Forward | None:
-    source, relu = pool.inputs[0], None
-    if source.op is relu_op:
-        source, relu = source.inputs[0], source
-    if source.op not in (convolution_op, convolution_bias_op) or source.spec.dtype != FLOAT32:
-        return None
-    if graph.only_user(source) is not (pool if relu is None else relu):
-        return None
-    if any(graph.is_fetched(node) for node in (relu, pool) if node is not None):
+_CONV = Pattern((convolution_op, convolution_bias_op), name="conv", alone=True)
+_FORWARD = Pattern(
+    max_pool_op, Pattern(relu_op, _CONV, name="relu", hidden=True) | _CONV, hidden=True
+)
+# Ways back to what the convolution's gradients read: with the relu in front of the pool, with it
+# behind the pool, and without one.
+_UNPOOLED = Pattern(max_pool_gradient_op, "dy", "argmax", name="unpooled", alone=True)
+_BACK_TO_RELU = Pattern(relu_gradient_op, "relu", _UNPOOLED, hidden=True)
+_BACK_FROM_RELU = Pattern(
+    max_pool_gradient_op, Pattern(relu_gradient_op, "relu", "dy"), "argmax", name="unpooled",
+    hidden=True,
+)  # fmt: skip
+_BACK = Pattern(max_pool_gradient_op, "dy", "argmax", name="unpooled", hidden=True)
+
+
+def _forward(graph: Graph, pool: Node, target: Target) -> Forward | None:
+    found = _FORWARD.match(graph, pool)
+    if found is None or found["conv"].spec.dtype != FLOAT32:
         return None
     if not all(user.op.projection for user in graph.users[pool]):
         return None
+    conv, relu = found["conv"], found.get("relu")
     values = {value.attrs["index"]: value for value in graph.users[pool]}
     value, argmax, before = values.get(0), values.get(1), relu is not None
     if argmax is not None and graph.is_fetched(argmax):
         return None
     if relu is None and value is not None and not graph.is_fetched(value):
-        relu = next((user for user in graph.users[value] if user.op is relu_op), None)
-        if relu is not None and any(user is not relu for user in graph.users[value]):
-            relu = None
-    x, f = (node.spec for node in source.inputs[:2])
-    convolved = source.op.windows(source, x, f)
+        readers = dict.fromkeys(graph.users[value])
+        relu = next(iter(readers)) if [x.op for x in readers] == [relu_op] else None
+    x, f = (node.spec for node in conv.inputs[:2])
+    convolved = conv.op.windows(conv, x, f)  # type: ignore[attr-defined]
     pooled = pool.op.windows(pool, pool.inputs[0].spec.shape[2:])  # type: ignore[attr-defined]
-    geometry = small(x, f, convolved, pooled, source.attrs["groups"])
-    fits = geometry.fits(gpu) if geometry is not None else None
-    if geometry is None or fits is None or not fits.forward:
+    geometry = small(x, f, convolved, pooled, conv.attrs["groups"])
+    kernels = fits(geometry, target) if geometry is not None else None
+    if geometry is None or kernels is None or not kernels.forward:
         return None
     last = value if before or relu is None else relu
-    return Forward(source, relu, before, pool, last, argmax, geometry, fits)
+    return Forward(conv, relu, before, pool, last, argmax, geometry, kernels)
 
 
 def _backwards(graph: Graph, forward: Forward) -> list[Backward] | None:
@@ -129,23 +276,18 @@ def _backwards(graph: Graph, forward: Forward) -> list[Backward] | None:
 
 
 def _backward(graph: Graph, forward: Forward, unpooled: Node) -> Backward | None:
-    if unpooled.op is not max_pool_gradient_op or graph.is_fetched(unpooled):
-        return None
-    dy, of_conv = unpooled.inputs[0], unpooled
+    pattern, last = _BACK, unpooled
+    known: dict[str, Node] = {}
     if forward.relu is not None:
-        masked = graph.only_user(unpooled) if forward.before else dy
-        if masked is None or masked.op is not relu_gradient_op:
-            return None
-        if masked.inputs[0] is not forward.relu:
-            return None
+        pattern, known = _BACK_FROM_RELU, {"relu": forward.relu}
         if forward.before:
-            if masked.inputs[1] is not unpooled or graph.is_fetched(masked):
-                return None
-            of_conv = masked
-        else:
-            dy = masked.inputs[1]
-    way = Backward(dy, unpooled, of_conv, [], [], [])
-    for user in graph.users[of_conv]:
+            user = graph.only_user(unpooled)
+            pattern, last = _BACK_TO_RELU, unpooled if user is None else user
+    found = pattern.match(graph, last, **known)
+    if found is None:
+        return None
+    way = Backward(found["dy"], unpooled, last, [], [], [])
+    for user in graph.users[last]:
         kind = _kind(forward, way, user)
         if kind is None:
             return None
@@ -233,3 +375,11 @@ def _fuse_backward(forward: Forward, way: Backward, code: Node, replaced: dict[N
 def _flat(node: Node) -> Node:
     """A bias's gradient without the axes that its sum may have kept."""
     return node if len(node.spec.shape) == 1 else reshape_op(node, (node.spec.size,))
+
+
+FUSION = Pass(
+    "conv_pool",
+    fuse,
+    place=10,
+    needs=("conv2d_pool", "conv2d_pool_data_gradient", "conv2d_pool_filter_gradient"),
+)

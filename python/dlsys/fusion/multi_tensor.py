@@ -1,9 +1,9 @@
-"""group_updates: makes one node of all updates that differ in their Parameters only.
+"""Multi-tensor updates: one node of all updates that differ in their Parameters only.
 
 On a native device an update is a launch, and most Parameters are small: the 161 of ResNet-50 are
 updated by one kernel. An update that needs the result of another cannot join it, and two groups
 must not need each other: updates are therefore grouped by their level, the length of the longest
-chain of updates that ends with them.
+path of updates that ends with them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Hashable, Sequence
 
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort
+from ..passes.pipeline import Options, Pass
 from ..passes.rewrite import value_of
 
 
-def group_updates(fetches: Sequence[Node]) -> list[Node]:
+def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The fetches over the graph with its updates grouped, changed in place: it must be the
     executor's own. A graph with two updates of one Parameter stays as it is, to be refused.
     """
@@ -51,3 +52,6 @@ def _groups(order: Sequence[Node]) -> list[list[Node]]:
         if key is not None:
             found.setdefault((key, height), []).append(node)
     return list(found.values())
+
+
+FUSION = Pass("multi_tensor", fuse, place=70)

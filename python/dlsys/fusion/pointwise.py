@@ -1,109 +1,353 @@
-"""fuse_chain: one kernel in place of elementwise operators that feed each other.
+"""Pointwise fusion: one kernel in place of elementwise operators that feed each other.
 
-The nodes of a chain share one shape, and only its last value is read elsewhere: the others never
-reach memory. That saves a launch for each of the few numbers that a learning rate's formula has,
+Pattern: elementwise nodes of one shape of which only the last value is read elsewhere; the others
+never reach memory. That saves a launch for each of the few scalars of a learning rate's formula,
 and a trip through memory for each operator on large arrays.
+
+The kernel interprets a program over float32 (src/math/pointwise_vm.h): the body, encoded here.
+Truth values are 0 and 1 there, and integers appear as what casts to and from float32 make of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..errors import GraphError
+from ..graph.kinds import Instance
 from ..graph.lines import attributed_to
 from ..graph.node import Node
-from ..graph.spec import FLOAT32
+from ..graph.signature import Signature
+from ..graph.spec import FLOAT32, Spec
 from ..ops.comparison import BOOL
+from ..ops.leaf import full_op
+from ..passes.pipeline import Options, Pass
 from ..passes.rewrite import Graph, exchange
-from .pointwise_op import INPUTS, INSTRUCTIONS, NUMBERS, chain_op, computes, operands
+from .body import Body, Fused, close
+
+INSTRUCTIONS, INPUTS, IMMEDIATES = 24, 8, 16  # at most, as in src/math/pointwise_vm.h
+_FIRST_IMMEDIATE = 64
+
+# Kernels, and two kinds of casts. The opcode of each is its position, which counts from 1, as in
+# src/math/pointwise_vm.h.
+_OPCODES = (
+    "neg", "exp", "log", "sqrt", "tanh", "cos", "sin", "sigmoid", "relu", "log1p", "rsqrt", "abs",
+    "sign", "silu", "gelu", "gelu_tanh", "softplus", "hard_sigmoid", "hard_swish", "logical_not",
+    "truth", "trunc",
+    "add", "sub", "mul", "div", "pow", "relu_gradient", "minimum", "maximum", "silu_gradient",
+    "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient", "hard_swish_gradient", "pow_const",
+    "leaky_relu", "elu", "huber", "equal", "not_equal", "less", "less_equal", "logical_and", "logical_or",
+    "logical_xor",
+    "clip", "where",
+    "clip_gradient", "leaky_relu_gradient", "elu_gradient",
+)  # fmt: skip
+_OPCODE_OF = {name: k for k, name in enumerate(_OPCODES, 1)}
+# Operators between an array and a scalar that are others with an immediate as an operand; the
+# last three have it first.
+_OF_TWO = {
+    "add_const": "add", "mul_const": "mul", "div_const": "div", "rsub_const": "sub",
+    "rdiv_const": "div", "rpow_const": "pow",
+}  # fmt: skip
+_SWAPPED = ("rsub_const", "rdiv_const", "rpow_const")
+_TESTS = ("equal", "not_equal", "less", "less_equal")
+_EXACT = (FLOAT32, BOOL, np.dtype(np.uint8))  # dtypes whose values float32 has exactly
+_READ = (*_EXACT, np.dtype(np.int32), np.dtype(np.int64))
+
+
+class PointwiseBody(Body):
+    """The body of a pointwise fusion. Values that several steps read are shown by name."""
+
+    def __str__(self) -> str:
+        uses = Counter(x for step in self.steps for x in step.inputs)
+        shared = {
+            x for x, count in uses.items() if count > 1 and not (x.op.leaf or x.op.constant_fill)
+        }
+
+        def text(node: Node, full: bool = False) -> str:
+            if node.op.leaf or (node in shared and not full):
+                return node.name
+            if node.op.constant_fill:
+                return f"{node.attrs['value']:g}"
+            if node.op.kernel == "cast":
+                return f"{node.spec.dtype}({text(node.inputs[0])})"
+            arguments = [*map(text, node.inputs), *(f"{c:g}" for c in node.op.scalars(node))]
+            return f"{node.op.name}({', '.join(arguments)})"
+
+        named = [f"{step.name} = {text(step, True)}" for step in self.steps if step in shared]
+        return "; ".join([*named, *map(text, self.outputs)])
+
+
+class Program(NamedTuple):
+    """A body as the kernel takes it: instructions, a word each, and the immediates they read."""
+
+    words: list[int]
+    immediates: list[float]
+
+
+class PointwiseOp(Fused):
+    """Elementwise operators over inputs whose unbroadcast axes are neighbors in the output."""
+
+    tolerance = 1e-4
+    inplace = True
+
+    def __init__(self) -> None:
+        super().__init__("pointwise", any_dtype=True)
+        self.signature = Signature("*inputs", output=Instance(Node))
+
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        """The node that computes what `output` is of `inputs`."""
+        return Node(self, inputs, {"body": steps_between(inputs, attrs["output"])}, name)
+
+    def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
+        known = node.attrs["body"].outputs[0].spec  # natively no float64, whatever a cast asks for
+        return known if known and known.dtype else super().infer(node, *specs)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        """In the dtypes of the body whatever it is given: operators round in between, and where
+        values cancel or are compared that shows.
+        """
+        body: Body = node.attrs["body"]
+        given = [a.astype(x.spec.dtype, copy=False) for x, a in zip(body.inputs, arrays)]
+        made = np.empty(arrays[-1].shape, body.outputs[0].spec.dtype)
+        super().numpy(node, *given, made)
+        np.copyto(arrays[-1], made, casting="same_kind")
+
+    def lists(self, node: Node) -> tuple[int]:
+        return (len(node.inputs),)
+
+    def scalars(self, node: Node) -> tuple[float | int, ...]:
+        program = encode(node.attrs["body"])
+        words = program.words + [0] * (INSTRUCTIONS - len(program.words))
+        immediates = program.immediates + [0.0] * (IMMEDIATES - len(program.immediates))
+        return (*words, *immediates)
+
+
+pointwise_op = PointwiseOp()
+
+
+def computes(node: Node) -> bool:
+    """True for a node that a pointwise program can compute."""
+    name, spec = node.op.kernel, node.spec
+    if not node.op.elementwise or not isinstance(spec, Spec):
+        return False
+    dtypes = [x.spec.dtype for x in node.inputs]
+    if name == "cast":
+        to_float = spec.dtype == FLOAT32 and dtypes[0] in _READ
+        to_truth = spec.dtype == BOOL and dtypes[0] in _EXACT
+        to_int = spec.dtype == np.int64 and dtypes[0] == FLOAT32
+        fits = to_float or to_truth or to_int
+    elif name == "where" or name in _TESTS or spec.dtype == BOOL:
+        fits = spec.dtype in (FLOAT32, BOOL) and all(dtype in _EXACT for dtype in dtypes)
+    else:
+        fits = spec.dtype == FLOAT32 and all(dtype == FLOAT32 for dtype in dtypes)
+    known = name == "cast" or name in _OF_TWO or name in _OPCODE_OF
+    spread = all(_immediate(x) is not None or spreads(x, spec) for x in node.inputs)
+    return known and fits and spread
+
+
+def spreads(x: Node, spec: Spec) -> bool:
+    """True where those axes of x that it does not repeat are neighbors in the output."""
+    lead = len(spec.shape) - len(x.spec.shape)
+    own = (1,) * lead + x.spec.shape
+    axes = [k for k, extent in enumerate(spec.shape) if extent != 1]
+    met = [own[k] == spec.shape[k] for k in axes]
+    first, count = (met.index(True), sum(met)) if any(met) else (0, 0)
+    return lead >= 0 and all(met[first : first + count])
+
+
+def operands(node: Node) -> list[Node | float]:
+    """The operands of a node's instruction, in its order: nodes and immediates."""
+    immediates = [float(np.float32(c)) for c in node.op.scalars(node)]
+    known = [_immediate(x) for x in node.inputs]
+    found: list[Node | float] = [
+        x if value is None else value for x, value in zip(node.inputs, known)
+    ]
+    return [*immediates, *found] if node.op.kernel in _SWAPPED else [*found, *immediates]
+
+
+def steps_between(inputs: Sequence[Node], output: Node) -> PointwiseBody:
+    """The nodes from `inputs` to `output` as a body; constants of one element become
+    immediates."""
+    body = close(inputs, (output,))
+    for step in body.steps:
+        step.inputs = [_filled(x) if x.op.leaf == "constant" else x for x in step.inputs]
+    return PointwiseBody(*body)
+
+
+def encode(body: Body) -> Program:
+    """A body as a program. GraphError for one that is too long."""
+    steps = [step for step in body.steps if _opcode(step)]
+    reads = [[_shown(x) if isinstance(x, Node) else x for x in operands(step)] for step in steps]
+    last_read = {x: k for k, row in enumerate(reads) for x in row if isinstance(x, Node)}
+    slots = {x: k for k, x in enumerate(body.inputs)}  # of values that are read again
+    free: list[int] = []
+    count = len(slots)
+    words: list[int] = []
+    immediates: list[float] = []
+    for k, (step, row) in enumerate(zip(steps, reads)):
+        where = [_where(x, steps[k - 1] if k else None, slots, immediates) for x in row]
+        nodes = dict.fromkeys(x for x in row if isinstance(x, Node))
+        free += [slots.pop(x) for x in nodes if x in slots and last_read[x] == k]
+        if last_read.get(step, 0) > k + 1:
+            slots[step] = free.pop() if free else count
+            count = max(count, slots[step] + 1)
+        word = (_opcode(step), 1 + slots[step] if step in slots else 0, *where)
+        words.append(sum(byte << 8 * position for position, byte in enumerate(word)))
+    if not 0 < len(words) <= INSTRUCTIONS or len(immediates) > IMMEDIATES:
+        raise GraphError(
+            f"pointwise: {len(words)} instructions with {len(immediates)} immediates, expected "
+            f"1 to {INSTRUCTIONS} with at most {IMMEDIATES}"
+        )
+    return Program(words, immediates)
+
+
+def _where(
+    x: Node | float, before: Node | None, slots: dict[Node, int], immediates: list[float]
+) -> int:
+    """Where an instruction finds an operand: 0 for the result of the one before."""
+    if isinstance(x, Node):
+        return 0 if x is before else 1 + slots[x]
+    known = [repr(value) for value in immediates]  # tells -0.0 from 0.0, and NaN from nothing
+    if repr(x) not in known:
+        immediates.append(x)
+    return _FIRST_IMMEDIATE + (known.index(repr(x)) if repr(x) in known else len(known))
+
+
+def _opcode(step: Node) -> int:
+    """The opcode of the instruction that a node becomes; 0 if it becomes none."""
+    name, dtype = step.op.kernel or "", step.spec.dtype
+    if name == "cast":
+        name = "truth" if dtype == BOOL else "trunc" if dtype == np.int64 else ""
+    return _OPCODE_OF.get(_OF_TWO.get(name, name), 0)
+
+
+def _shown(x: Node) -> Node:
+    """The value that a cast to float32 leaves as it is."""
+    while x.op.kernel == "cast" and not _opcode(x):
+        x = x.inputs[0]
+    return x
+
+
+def _immediate(x: Node) -> float | None:
+    """The one value that all elements of a node have, if it is known and one of float32."""
+    if x.spec.dtype not in _EXACT:
+        return None
+    if x.op.constant_fill:
+        return float(np.float32(x.attrs["value"]))
+    if x.op.leaf == "constant" and x.spec.size == 1:
+        return float(x.attrs["value"].reshape(()))
+    return None
+
+
+def _filled(x: Node) -> Node:
+    """A constant as an operator, which a body can compute."""
+    value = _immediate(x)
+    return x if value is None else full_op(x.spec.shape, value, x.spec.dtype, name=x.name)
+
+
+# ---- the pattern ----
 
 _SMALL = 1 << 20  # bytes that are not worth the care for how long they live
-Reads = tuple[list[Node], set[str]]  # the nodes and the numbers that a chain has for operands
+Reads = tuple[list[Node], set[str]]  # operands of a program: nodes, and immediates
 _NEAR = 2 * INSTRUCTIONS  # nodes that are looked at to tell whether a value lives longer
 
 
-def fuse_chains(fetches: Sequence[Node]) -> list[Node]:
-    """The fetches over a graph with its elementwise chains fused. The graph, simplified for native
+def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
+    """The fetches over a graph with elementwise operators fused. The graph, simplified for native
     devices, must be the executor's own: its nodes change.
     """
     graph = Graph(fetches)
     replaced = {}
-    for chain in _chains(graph):
-        last = chain.last
+    for group in _groups(graph):
+        last = group.last
         with attributed_to(last):
-            made = chain_op(*chain.inputs, output=last, name=last.name)
+            made = pointwise_op(*group.inputs, output=last, name=last.name)
             made.stand_for(last)
             replaced[last] = made
     return exchange(fetches, replaced)
 
 
-class _Chain:
+class _Group:
     """Nodes that become one; found from the last to the first."""
 
     def __init__(self, last: Node) -> None:
         self.last = last
         self.nodes: set[Node] = set()
         self.inputs: list[Node] = []
-        self.numbers: set[str] = set()
+        self.immediates: set[str] = set()
         self.add(last, self.reads_with(last))
 
     def add(self, node: Node, reads: Reads) -> None:
         """Takes a node in; `reads` are those that it then has."""
         self.nodes.add(node)
-        self.inputs, self.numbers = reads
+        self.inputs, self.immediates = reads
 
     def has_room(self, reads: Reads) -> bool:
-        """Whether one more node fits, with which it reads this."""
-        inputs, numbers = reads
-        fits = len(inputs) <= INPUTS and len(numbers) <= NUMBERS
+        """True where one more node fits, with which it reads this."""
+        inputs, immediates = reads
+        fits = len(inputs) <= INPUTS and len(immediates) <= IMMEDIATES
         return fits and len(self.nodes) < INSTRUCTIONS
 
     def reads_with(self, node: Node) -> Reads:
-        """What it reads when the node is one of it."""
+        """The operands of the group with this node in it."""
         read = operands(node)
         found = dict.fromkeys([*self.inputs, *(x for x in read if isinstance(x, Node))])
         found.pop(node, None)
-        return list(found), self.numbers | {repr(x) for x in read if isinstance(x, float)}
+        return list(found), self.immediates | {repr(x) for x in read if isinstance(x, float)}
 
 
-def _chains(graph: Graph) -> list[_Chain]:
-    """Chains of two nodes or more that read something. A node joins the chain that all its users
-    belong to; so nothing between two nodes of a chain is outside of it, and no cycle arises.
+def _groups(graph: Graph) -> list[_Group]:
+    """Groups of two nodes or more that read something. A node joins the group that all its users
+    belong to; so nothing between two nodes of a group is outside of it, and no cycle arises.
     """
-    chain_of: dict[Node, _Chain] = {}
+    group_of: dict[Node, _Group] = {}
     for node in reversed(graph.order):
         if not computes(node):
             continue
-        chain = _only_chain(graph, chain_of, node)
-        reads = chain.reads_with(node) if chain is not None else ([], set())
-        if chain is not None and chain.has_room(reads) and not _keeps_more(graph, chain, node):
-            chain.add(node, reads)
-            chain_of[node] = chain
+        group = _only_group(graph, group_of, node)
+        reads = group.reads_with(node) if group is not None else ([], set())
+        if group is not None and group.has_room(reads) and not _keeps_more(graph, group, node):
+            group.add(node, reads)
+            group_of[node] = group
         elif node.spec.dtype in (FLOAT32, BOOL):
-            chain_of[node] = _Chain(node)
-    found = dict.fromkeys(chain_of.values())
-    return [chain for chain in found if len(chain.nodes) > 1 and chain.inputs]
+            group_of[node] = _Group(node)
+    found = dict.fromkeys(group_of.values())
+    return [group for group in found if len(group.nodes) > 1 and group.inputs]
 
 
-def _only_chain(graph: Graph, chain_of: dict[Node, _Chain], node: Node) -> _Chain | None:
-    """The chain of all users of a node, where its value can stay inside."""
-    chains = {chain_of.get(user) for user in graph.users[node]}
-    chain = chains.pop() if len(chains) == 1 else None
-    if chain is None or graph.is_fetched(node) or chain.last.spec.shape != node.spec.shape:
+def _only_group(graph: Graph, group_of: dict[Node, _Group], node: Node) -> _Group | None:
+    """The group of all users of a node, where its value can stay inside."""
+    groups = {group_of.get(user) for user in graph.users[node]}
+    group = groups.pop() if len(groups) == 1 else None
+    if group is None or graph.is_fetched(node) or group.last.spec.shape != node.spec.shape:
         return None
     if node.spec.dtype in (FLOAT32, BOOL):
-        return chain
+        return group
     converted = all(user.spec.dtype == FLOAT32 for user in graph.users[node])  # casts
-    return chain if converted else None
+    return group if converted else None
 
 
-def _keeps_more(graph: Graph, chain: _Chain, node: Node) -> bool:
-    """Whether memory would be held for longer: where a node reads more bytes than it makes, and
-    others run between it and the end of the chain.
+def _keeps_more(graph: Graph, group: _Group, node: Node) -> bool:
+    """True where memory would be held for longer: a node reads more bytes than it makes, and others
+    run between it and the end of the group.
     """
-    own, inside = node.spec.nbytes, {node, *chain.nodes}
+    own, inside = node.spec.nbytes, {node, *group.nodes}
     read = {x for x in node.inputs if not x.op.leaf and x not in inside}
     if own <= _SMALL or sum(x.spec.nbytes for x in read) <= own:
         return False
-    first, last = graph.position[node], graph.position[chain.last]
+    first, last = graph.position[node], graph.position[group.last]
     between = graph.order[first : min(last, first + _NEAR)]
     return last > first + _NEAR or any(not (x in inside or x.op.leaf or x.op.view) for x in between)
+
+
+# Under DLSYS_DEBUG=nan operators stay apart, so that it can name one. No bits change.
+FUSION = Pass(
+    "pointwise",
+    fuse,
+    place=60,
+    needs=("pointwise",),
+    when=lambda options: not options.one_by_one,
+)

@@ -1,58 +1,58 @@
-"""keep_bytes: a batch of bytes stays bytes until the products that read it, in tf32.
+"""uint8 inputs: a batch of uint8 stays so until the products that read it, in tf32.
 
-Tensor cores take bytes for whole numbers, which tf32 holds exactly: nothing is rounded, and the
-scale multiplies the sums. The batch is a quarter as large wherever it is written and read.
+Pattern: a shuffled batch of uint8 samples, scaled by one number, all of whose readers are products
+or fused updates. Tensor cores take uint8 for whole numbers, which tf32 holds exactly: nothing is
+rounded, and the scale multiplies the sums. The batch is a quarter as large wherever it is written
+and read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..graph.lines import attributed_to
-from ..graph.node import Node
+from ..graph.node import Node, Op
 from ..ops.leaf import constant_op
-from ..ops.matmul import matmul_op
 from ..ops.random.device_batch import shuffled_batch_op, shuffled_rows_op
-from ..passes.rewrite import Graph, exchange, value_of, whole
-from .body import (
-    Body,
-    close,
-    matmul_bias_op,
-    matmul_map_op,
-    matmul_u8_bias_op,
-    matmul_u8_op,
-    on_bytes,
-)
-from .gemm_epilogue import in_shape
-from .weight_update_op import FusedUpdate, fused_update
+from ..passes.pipeline import Options, Pass
+from ..passes.rewrite import Graph, exchange, value_of
+from .body import ACTIVATIONS, Fused, FusedGemm, Selected, close, in_shape, with_uint8
 
+# activation(scale · A B) and activation(scale · A B + bias), where A is uint8: the scale is a
+# further input.
+_ACTIVATION = Selected("activation", ACTIVATIONS)
+matmul_u8_op = FusedGemm("matmul_u8", _ACTIVATION, any_dtype=(0,))
+matmul_u8_bias_op = FusedGemm("matmul_u8_bias", _ACTIVATION, any_dtype=(0,))
 PRODUCTS = {
-    matmul_op: matmul_u8_op,
-    matmul_map_op: matmul_u8_op,
-    matmul_bias_op: matmul_u8_bias_op,
+    "matmul": matmul_u8_op,
+    "matmul_map": matmul_u8_op,
+    "matmul_bias": matmul_u8_bias_op,
 }
+Reading = tuple[Op, dict[str, Any]]  # an operator and its attributes
 
 
-def keep_bytes(fetches: Sequence[Node]) -> list[Node]:
-    """The fetches over a graph whose batches of bytes are read as such, for a GPU in tf32. The
-    graph must be the executor's own, with its updates fused: its nodes change.
+def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
+    """The fetches over a graph whose batches of uint8 are read as such. The graph must be the
+    executor's own, with its updates fused: its nodes change.
 
     A batch is left as it is where anybody else reads it, or where it is more than scaled by one
     number.
     """
     graph = Graph(fetches)
     for node in graph.order:
-        if node.op is shuffled_batch_op and _are_bytes(node):
+        if node.op is shuffled_batch_op and _is_uint8(node):
             readers = _readers(graph, node)
-            if readers and all(_takes_bytes(reader, shown) for reader, shown in readers.items()):
-                fetches = exchange(fetches, _replaced(graph, node, readers))
+            readings = {x: _reading(x, views) for x, views in readers.items()}
+            if readers and all(readings.values()):
+                fetches = exchange(fetches, _replaced(graph, node, readers, readings))
                 graph = Graph(fetches)
     return list(fetches)
 
 
-def _are_bytes(batch: Node) -> bool:
+def _is_uint8(batch: Node) -> bool:
     samples, *_, scale, shift = batch.inputs
     if samples.spec.dtype != np.uint8 or scale.spec.size != 1:
         return False
@@ -60,36 +60,34 @@ def _are_bytes(batch: Node) -> bool:
 
 
 def _readers(graph: Graph, batch: Node) -> dict[Node, list[Node]]:
-    """Who reads the samples, and as which views; the samples themselves where they are fetched."""
+    """The nodes that read the samples, each with the views of them that it reads."""
     found: dict[Node, list[Node]] = {}
-    stack = [x for x in graph.users[batch] if x.attrs["index"] == 0]
-    while stack:
-        view = stack.pop()
-        if graph.is_fetched(view):
-            found[view] = [view]
-        for user in graph.users[view]:
-            if whole(user) is user:
-                found.setdefault(user, []).append(view)
-            else:
-                stack.append(user)
+    for samples in graph.users[batch]:
+        if samples.attrs["index"] == 0:
+            for reader, view in graph.readers(samples):
+                found.setdefault(reader, []).append(view)
     return found
 
 
-def _takes_bytes(reader: Node, shown: Sequence[Node]) -> bool:
-    """Whether there is a kernel that reads a batch, as these views, in bytes."""
-    numbers = [k for k, x in enumerate(reader.inputs) if any(x is view for view in shown)]
-    if reader.op in PRODUCTS:
-        return numbers == [0] and not reader.attrs["trans_A"]
-    if not isinstance(reader.op, FusedUpdate):
-        return False
-    of = [factor for factor in map(reader.op.factor, numbers) if factor is not None]
-    once = len(of) == len(numbers) == len({product for product, _ in of})
-    summed = any(reader.attrs["sums"][product] == word for product, word in of)
-    return once and not summed and not reader.op.of_bytes
+def _reading(reader: Node, views: Sequence[Node]) -> Reading | None:
+    """The operator in place of a reader that takes these views in uint8; None without a kernel."""
+    positions = [k for k, x in enumerate(reader.inputs) if any(x is view for view in views)]
+    op = PRODUCTS.get(reader.op.kernel or "")
+    if op is None:
+        return reader.op.with_uint8(reader, positions) if isinstance(reader.op, Fused) else None
+    if positions != [0] or reader.attrs["trans_A"]:
+        return None
+    body = reader.attrs.get("body") or close(reader.inputs, [reader])
+    return op, {"activation": "", **reader.attrs, "body": with_uint8(body, positions)}
 
 
-def _replaced(graph: Graph, batch: Node, readers: dict[Node, list[Node]]) -> dict[Node, Node]:
-    """What takes the place of a batch and of its readers."""
+def _replaced(
+    graph: Graph,
+    batch: Node,
+    readers: dict[Node, list[Node]],
+    readings: dict[Node, Reading | None],
+) -> dict[Node, Node]:
+    """The nodes in place of a batch's values and of its readers."""
     samples, labels, step, scale, _ = batch.inputs
     replaced: dict[Node, Node] = {}
     with attributed_to(batch):
@@ -100,34 +98,25 @@ def _replaced(graph: Graph, batch: Node, readers: dict[Node, list[Node]]) -> dic
         if value.attrs["index"] == 1:
             with attributed_to(value):
                 replaced[value] = value_of(rows, 1, value)
-    for reader, shown in readers.items():
+    for reader, reading in readings.items():
+        assert reading is not None
+        op, attrs = reading
         with attributed_to(reader):
-            views = {x: in_shape(stored, x.spec.shape) for x in shown}
-            made = _reading_bytes(reader, views, scale)
+            views = {x: in_shape(stored, x.spec.shape) for x in readers[reader]}
+            made = Node(op, [*(views.get(x, x) for x in reader.inputs), scale], attrs, reader.name)
             made.stand_for(reader)
-            replaced[reader] = made
-            if reader.op.outputs > 1:
-                del replaced[reader]
+            if reader.op.outputs == 1:
+                replaced[reader] = made
+            else:
                 for value in graph.users[reader]:
                     replaced[value] = value_of(made, value.attrs["index"], value)
     return replaced
 
 
-def _reading_bytes(reader: Node, views: dict[Node, Node], scale: Node) -> Node:
-    """A product, or an update with products, that reads bytes for some of its factors."""
-    inputs = [views.get(x, x) for x in reader.inputs]
-    numbers = [k for k, x in enumerate(reader.inputs) if x in views]
-    attrs = dict(reader.attrs)
-    op = reader.op
-    if isinstance(op, FusedUpdate):
-        factors = [factor for factor in map(op.factor, numbers) if factor is not None]
-        of = dict(factors)
-        words = tuple(of.get(product, "") for product in range(op.products))
-        body: Body = attrs["body"]
-        attrs["body"] = on_bytes(body, [k - len(op.writes) for k in numbers])
-        op = fused_update(op.update, op.products, op.outputs, words)
-    else:
-        body = attrs.get("body") or close(reader.inputs, [reader])
-        attrs = {"activation": "", **attrs, "body": on_bytes(body, numbers)}
-        op = PRODUCTS[op]
-    return Node(op, [*inputs, scale], attrs, reader.name)
+FUSION = Pass(
+    "uint8_inputs",
+    fuse,
+    place=90,
+    needs=("matmul_u8", "matmul_u8_bias"),
+    when=lambda options: options.precision == "tf32",
+)

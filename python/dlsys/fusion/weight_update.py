@@ -1,33 +1,152 @@
-"""fuse_update: products that make gradients of weights, and the update that uses these up, as one
-node.
+"""Weight updates: the GEMMs that make gradients of weights, with the optimizer's rule as their
+epilogue.
 
-A GPU makes all gradients of a few dense layers in one launch and updates the parameters where their
-gradients are made: nothing is written and read again, and small products run beside large ones.
+Pattern: an update, and the products Aᵀ B, perhaps with the sums of an operand over K, whose values
+are gradients of that update and nothing else. A GPU makes all gradients of a few dense layers in
+one launch and updates the parameters where their gradients are made: nothing is written and read
+again, and small products run beside large ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..graph.lines import attributed_to
-from ..graph.node import Node
-from ..ops.matmul import matmul_op
+from ..graph.node import Node, Op
+from ..graph.spec import Spec
+from ..ops.matmul import matmul_op, precision_number
 from ..ops.optim.apply import RuleOp, several
+from ..passes.pipeline import Options, Pass
 from ..passes.rewrite import Graph, exchange, value_of
-from .body import close, matmul_sums_op
-from .weight_update_op import MOST_PRODUCTS, fused_update
+from .body import Body, Fused, close, with_uint8
+
+MOST_PRODUCTS = 8  # that a launch has room for
+OPERANDS = ("", "A", "B")  # by the kernel's codes
+
+
+class FusedUpdate(Fused):
+    """A rule applied to parameters whose gradients are Aᵀ B, one of `products`, or the sums over K
+    of an A or a B.
+
+    Inputs: the states of all parameters as RuleOp has them, every A, every B, the rate and options
+    of the rule, and where an operand is uint8 its scale. The parameters are those of the products,
+    then those of the sums, which `sums` has for each product: a word of OPERANDS; `uint8` has the
+    same for operands of uint8. The body makes the gradients of the operands and the scale. The
+    values are the parameters' new ones. Attributes: body, sums, and those of the rule.
+    """
+
+    tolerance = 1e-4
+    has_precision = True
+
+    def __init__(self, update: RuleOp, products: int, uint8: tuple[str, ...] = ()) -> None:
+        super().__init__(f"matmul_{update.name}", update.outputs)
+        self.update = update
+        self.writes = update.writes
+        self.discrete_outputs = _unsteady(update)
+        self.products = products
+        self.uint8 = uint8
+        self._scales = int(bool(uint8))  # inputs at the end
+        self._operands = slice(len(self.writes), len(self.writes) + 2 * products)
+        given = len(self.writes) + 2 * products + update.rule.takes_rate
+        self.any_dtype = (given, given + 1)  # step and count
+
+    def with_uint8(self, node: Node, positions: Sequence[int]) -> tuple[Op, dict[str, Any]] | None:
+        found = [found for found in map(self.operand, positions) if found is not None]
+        of = dict(found)
+        if self.uint8 or not len(positions) == len(found) == len(of):
+            return None
+        if any(node.attrs["sums"][product] == word for product, word in found):
+            return None
+        words = tuple(of.get(product, "") for product in range(self.products))
+        body = with_uint8(node.attrs["body"], [k - len(self.writes) for k in positions])
+        op = fused_update(self.update, self.products, self.outputs, words)
+        return op, node.attrs | {"body": body}
+
+    def operand(self, position: int) -> tuple[int, str] | None:
+        """The product that an input is an operand of, and a word of OPERANDS; None for another."""
+        if position not in range(self._operands.start, self._operands.stop):
+            return None
+        right, product = divmod(position - self._operands.start, self.products)
+        return product, OPERANDS[1 + right]
+
+    def infer(self, node: Node, *specs: Spec) -> Any:
+        made = super().infer(node, *self._read(specs))
+        gradients = (made,) if isinstance(made, Spec) else made
+        return self.update.infer(node, *self._as_update_has(specs, gradients))
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        gradients = inputs[: self.outputs]  # are of the parameters' specs
+        given = self._as_update_has(inputs, gradients)
+        return [*gradients, *self.update.workspace(node, given, outputs)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        inputs, scratch = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
+        gradients, rest = scratch[: self.outputs], scratch[self.outputs :]
+        super().numpy(node, *self._read(inputs), *gradients)
+        self.update.numpy(node, *self._as_update_has(inputs, gradients), *rest)
+
+    def _read(self, inputs: Sequence[Any]) -> list[Any]:
+        """The body's inputs."""
+        return [*inputs[self._operands], *inputs[len(inputs) - self._scales :]]
+
+    def _as_update_has(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """The update's inputs, with gradients in place of their operands."""
+        rest = inputs[self._operands.stop : len(inputs) - self._scales]
+        return [*inputs[: self._operands.start], *gradients, *rest]
+
+    def scalars(self, node: Node) -> tuple[float, ...]:
+        codes = _packed(node.attrs["sums"]), _packed(self.uint8)
+        return *codes, precision_number(node), *self.update.scalars(node)
+
+    def lists(self, node: Node) -> tuple[int, ...]:
+        states, _, *options = self.update.lists(node)
+        return states, self.products, self.products, *options, self._scales
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        body: Body = node.attrs["body"]
+        steps = [step for step in body.steps if not step.op.view]
+        made = sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in steps)
+        return made + self.update.cost(node, inputs, output)
+
+
+@lru_cache
+def fused_update(
+    update: RuleOp, products: int, parameters: int, uint8: tuple[str, ...] = ()
+) -> FusedUpdate:
+    """The operator for so many products and parameters under the rule of `update`."""
+    return FusedUpdate(several(update, parameters), products, uint8)
+
+
+def _packed(words: Sequence[str]) -> int:
+    """Words of OPERANDS as the kernel reads them, two bits each."""
+    return sum(OPERANDS.index(word) << 2 * k for k, word in enumerate(words))
+
+
+def _unsteady(update: RuleOp) -> tuple[int, ...]:
+    """Of the states that are written those that jump where a gradient passes zero, so that its
+    rounding decides: a rule that divides by a gradient's size, or takes its sign, moves them by the
+    whole rate.
+    """
+    if update.rule.steady:
+        return ()
+    names = [name for name in ("", *update.rule.slots) for _ in range(update.outputs)]
+    return tuple(k for k, name in enumerate(names) if name in ("", "velocity"))
+
+
+# ---- the pattern ----
 
 # Operations of a launch's products. Far beyond these the launches that are saved are a small part
 # of the time, and a library's tiles, or those that tuning finds for one product, save more.
 MOST_OPERATIONS = 1_500_000_000
 
 
-def fuse_updates(fetches: Sequence[Node]) -> list[Node]:
-    """The fetches over a graph whose updates make their gradients, for a GPU. The graph must be the
-    executor's own, with its updates grouped: its nodes change.
+def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
+    """The fetches over a graph whose updates make their gradients. The graph must be the executor's
+    own, with its updates grouped: its nodes change.
 
     A product joins if its values are gradients of one update and nothing else. No cycle arises: the
     new nodes depend on what the update and its products depended on, and only what depended on the
@@ -68,8 +187,8 @@ def _members(graph: Graph, update: Node, op: RuleOp) -> Iterator[_Member]:
             product, index = source
             found.setdefault(product, {})[index] = k
     for product, gradients in found.items():
-        whole = product.op is matmul_op or len(graph.users[product]) == len(gradients)
-        if whole and 0 in gradients and _fits(product):
+        complete = product.op is matmul_op or len(graph.users[product]) == len(gradients)
+        if complete and 0 in gradients and _fits(product):
             member = _Member(product, gradients[0], gradients.get(1))
             if member.operations <= MOST_OPERATIONS:
                 yield member
@@ -87,14 +206,14 @@ def _source(graph: Graph, gradient: Node) -> tuple[Node, int] | None:
             return None
         if node.op.projection:
             made, index = node.inputs[0], node.attrs["index"]
-            return (made, index) if made.op is matmul_sums_op else None
+            return (made, index) if made.op.kernel == "matmul_sums" else None
         node = node.inputs[0]
     return None
 
 
 def _fits(product: Node) -> bool:
-    """Whether the kernel makes it: Aᵀ B of float32, with no factor that may be a state, which the
-    kernel would change while it reads it.
+    """True where the kernel makes it: Aᵀ B of float32, with no operand that may be a state, which
+    the kernel would change while it reads it.
     """
     float32 = all(x.spec.dtype == np.float32 for x in product.inputs)
     transposed = product.attrs["trans_A"] and not product.attrs["trans_B"]
@@ -168,3 +287,6 @@ def _smaller(update: Node, op: RuleOp, left: Sequence[int]) -> Node:
 
 def _states(update: Node, op: RuleOp, taken: Sequence[int]) -> list[Node]:
     return [update.inputs[j + k] for j in range(0, len(op.writes), op.outputs) for k in taken]
+
+
+FUSION = Pass("weight_update", fuse, place=80, needs=("matmul_sgd_update",))

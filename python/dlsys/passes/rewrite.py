@@ -1,10 +1,11 @@
-"""What rewrites ask of a graph: its order, who uses a node, and the exchange of nodes."""
+"""rewrite: a graph as passes see it, patterns to find in it, and the exchange of nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..graph.node import Node, find_topo_sort, output_op
+from ..graph.node import Node, Op, find_topo_sort, output_op
 
 
 class Graph:
@@ -35,11 +36,23 @@ class Graph:
         arises, whatever else is replaced by this rule.
         """
         first = min(self.position[node] for node in nodes)
-        return all(self.position[whole(x)] < first for x in inputs)
+        return all(self.position[strip_views(x)] < first for x in inputs)
+
+    def readers(self, node: Node) -> Iterator[tuple[Node, Node]]:
+        """The nodes that read a value, each with the view of it that it reads. What is fetched is
+        its own reader.
+        """
+        if self.is_fetched(node):
+            yield node, node
+        for user in self.users[node]:
+            if strip_views(user) is user:
+                yield user, node
+            else:
+                yield from self.readers(user)
 
 
-def whole(node: Node) -> Node:
-    """What a reshaped node shows."""
+def strip_views(node: Node) -> Node:
+    """The node whose values a reshaped one shows."""
     while node.op.view and not node.op.projection and "offset" not in node.attrs:
         node = node.inputs[0]
     return node
@@ -69,3 +82,86 @@ def value_of(made: Node, index: int, like: Node | None = None) -> Node:
     if like is not None:
         value.stand_for(like)
     return value
+
+
+class Pattern:
+    """A shape of subgraph, matched from its last node upwards.
+
+    ops: an operator or the name of a kernel, or a tuple of them. inputs: for each input a pattern,
+    a name that the input gets, or None for any; no inputs at all leaves them open. name: what the
+    node itself is found as. alone: nothing but this pattern reads it. hidden: it is not fetched.
+    commutes: the two inputs may come in either order. `a | b` is a where it matches, or else b.
+
+    A name that is found twice, or was given to `match`, means one node.
+    """
+
+    def __init__(
+        self,
+        ops: Op | str | tuple[Op | str, ...],
+        *inputs: Pattern | str | None,
+        name: str = "",
+        alone: bool = False,
+        hidden: bool = False,
+        commutes: bool = False,
+    ) -> None:
+        self._ops = frozenset(ops if isinstance(ops, tuple) else (ops,))
+        self._orders = (inputs, inputs[::-1]) if commutes else (inputs,)
+        self._name = name
+        self._alone = alone
+        self._hidden = hidden
+        self._others: tuple[Pattern, ...] = ()
+
+    def __or__(self, other: Pattern) -> Pattern:
+        either = copy.copy(self)
+        either._others = (*self._others, other)
+        return either
+
+    def match(self, graph: Graph, node: Node, **known: Node) -> dict[str, Node] | None:
+        """The nodes by their names if the node ends such a subgraph, else None."""
+        return next(self._ways(graph, node, known), None)
+
+    def _ways(
+        self, graph: Graph, node: Node, found: Mapping[str, Node]
+    ) -> Iterator[dict[str, Node]]:
+        own = _bound(found, self._name, node) if self._fits(graph, node) else None
+        if own is not None:
+            for wanted in self._orders:
+                if not wanted:
+                    yield own
+                elif len(wanted) == len(node.inputs):
+                    yield from _matches(graph, [*zip(wanted, node.inputs)], own)
+        for other in self._others:
+            yield from other._ways(graph, node, found)
+
+    def _fits(self, graph: Graph, node: Node) -> bool:
+        if self._ops.isdisjoint((node.op, node.op.kernel)):
+            return False
+        if self._alone and graph.only_user(node) is None:
+            return False
+        return not (self._hidden and graph.is_fetched(node))
+
+
+def _matches(
+    graph: Graph,
+    pairs: Sequence[tuple[Pattern | str | None, Node]],
+    found: Mapping[str, Node],
+) -> Iterator[dict[str, Node]]:
+    """The ways in which each pattern fits its node."""
+    if not pairs:
+        yield dict(found)
+        return
+    (wanted, node), *rest = pairs
+    if isinstance(wanted, Pattern):
+        for way in wanted._ways(graph, node, found):
+            yield from _matches(graph, rest, way)
+        return
+    own = _bound(found, wanted or "", node)
+    if own is not None:
+        yield from _matches(graph, rest, own)
+
+
+def _bound(found: Mapping[str, Node], name: str, node: Node) -> dict[str, Node] | None:
+    """`found` with one more name; None where that is another node already."""
+    if found.get(name, node) is not node:
+        return None
+    return {**found, name: node} if name else dict(found)

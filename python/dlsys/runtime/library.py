@@ -116,10 +116,14 @@ class _KernelEntry(ctypes.Structure):
         ("sig", ctypes.c_char_p),
         ("call", ctypes.c_void_p),
         ("invoke", ctypes.c_void_p),
+        ("fits", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
         ("file", ctypes.c_char_p),
         ("line", ctypes.c_int64),
     ]
 
+
+_ANSWERS = 4096  # of kernels about calls that are remembered
 
 # What each function of the runtime takes; all of them return a status. A pointer is c_void_p, which
 # accepts byref(), a ctypes array and a plain address alike.
@@ -144,6 +148,8 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "DLAlgorithmSource": (_I64, _I64, _P),
     "DLPlaceNumber": (ctypes.c_char_p, _P),
     "DLKernelCall": (_I64, _P, _I32, _P),
+    "DLKernelFits": (_I64, _P, _P),
+    "DLKernelWorkspace": (_I64, _P, _P),
     "DLProgramCreate": (_P, _I64, _P, _I64, _P),
     "DLProgramRun": (_P, _P),
     "DLProgramProfile": (_P, DLContext, _P, _P),
@@ -202,6 +208,7 @@ class Library:
         }
         self._kernels: dict[tuple[str, str], Callable[..., None]] = {}
         self._algorithms: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._ask = functools.lru_cache(_ANSWERS)(self._asked)
 
     def check(self, status: int, **context: object) -> None:
         """Raises what a failed call left on this thread, with `context` as `[key: value]`."""
@@ -215,8 +222,7 @@ class Library:
         key = (device_name, name)
         call = self._kernels.get(key)
         if call is None:
-            if key not in self.index:
-                raise KernelError(f"{name}: device {device_name} has no such kernel in {self.path}")
+            self._entry(key)
             call = self._kernels[key] = self._wrap(key)
         return call
 
@@ -239,6 +245,60 @@ class Library:
         index = self.index[device_name, name]
         self.check(self.cdll.DLAlgorithmSource(index, number, ctypes.byref(text)))
         return (text.value or b"").decode()
+
+    def fits(self, device_name: str, name: str, *arguments: Any, device_id: int = 0) -> bool:
+        """True when a kernel does a call with these arguments, no slower than several kernels do.
+
+        The arguments are those of the call, without the stream, in the order of the kernel's
+        signature: numbers, and for each array anything with `.shape` and `.dtype`, as a Spec or an
+        array. Raises KernelError when the library has no such kernel.
+        """
+        key = device_name, name
+        if not self._entry(key).fits:
+            return True
+        return bool(self._ask("DLKernelFits", key, device_id, _frozen(arguments)))
+
+    def workspace(self, device_name: str, name: str, *arguments: Any, device_id: int = 0) -> int:
+        """The bytes of scratch memory that a kernel takes for a call, its arguments as for `fits`.
+
+        An array's `.address`, where it has one, says how it is aligned and what it overlaps. Raises
+        KernelError when the library has no such kernel, or when it refuses the arguments.
+        """
+        key = device_name, name
+        if not self._entry(key).workspace:
+            return 0
+        return self._ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
+
+    def _entry(self, key: tuple[str, str]) -> _KernelEntry:
+        if key not in self.index:
+            raise KernelError(f"{key[1]}: device {key[0]} has no such kernel in {self.path}")
+        return self._entries[self.index[key]]
+
+    def _asked(self, function: str, key: tuple[str, str], device_id: int, frozen: tuple) -> int:
+        """The library's answer to a question about a call that nobody makes yet."""
+        ctx = DLContext(device_id, DL_CPU if key[0] == "cpu" else DL_GPU)
+        letters = self.signature[key].rstrip("s")
+        if len(letters) != len(frozen):
+            raise KernelError(
+                f"{key[1]}: its kernel on {key[0]} takes {len(letters)} arguments ({letters}), "
+                f"got {len(frozen)}"
+            )
+        held: list[object] = []  # what the values point to
+        values = (DLValue * len(letters))()
+        for value, letter, argument in zip(values, letters, frozen):
+            if letter in "io":
+                value.p = _shown(argument, ctx, held)
+            elif letter in "IO":
+                listed = array_list([_shown(array, ctx, held) for array in argument])
+                held.append(listed)
+                value.p = ctypes.addressof(listed)
+            elif letter == "f":
+                value.f = argument
+            else:
+                value.i = argument
+        answer = ctypes.c_int64()
+        self.check(getattr(self.cdll, function)(self.index[key], values, ctypes.byref(answer)))
+        return answer.value
 
     def place_number(self, text: str) -> int:
         """The library's number for a place in the user's program, such as "train.py:12", which
@@ -294,6 +354,34 @@ class Library:
 def array_list(addresses: Sequence[int]) -> DLArrayList:
     """A DLArrayList of the DLArrays at these addresses, whose owner keeps them alive."""
     return DLArrayList(len(addresses), (ctypes.c_void_p * len(addresses))(*addresses))
+
+
+def _frozen(arguments: Sequence[Any]) -> tuple:
+    """Arguments as a key: an array by its shape, its dtype's code and its address, 0 without one.
+
+    Raises KernelError for a dtype that no native device holds.
+    """
+    frozen: list[object] = []
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)) and not hasattr(argument, "shape"):
+            frozen.append(_frozen(argument))
+        elif hasattr(argument, "shape"):
+            code = DTYPE_CODES.get(np.dtype(argument.dtype))
+            if code is None:
+                raise KernelError(f"no native device holds {argument.dtype}")
+            frozen.append((tuple(argument.shape), code, getattr(argument, "address", 0)))
+        else:
+            frozen.append(argument)
+    return tuple(frozen)
+
+
+def _shown(array: tuple[tuple[int, ...], int, int], ctx: DLContext, held: list[object]) -> int:
+    """The address of a DLArray for a frozen array. It lives as long as `held`."""
+    shape, code, address = array
+    extents = (ctypes.c_int64 * len(shape))(*shape)
+    made = DLArray(address, ctx, len(shape), code, extents)
+    held += (extents, made)
+    return ctypes.addressof(made)
 
 
 def _describe(argument: object) -> str:

@@ -5,9 +5,10 @@ never which device it is, so a new backend changes this file and the native libr
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Target:
         capture: the steps of a plan can be captured as a graph and replayed by one launch.
         pdl: a kernel may be set up while its predecessor ends (programmatic dependent launch).
         tensor_cores: precision tf32 runs on units of its own.
+        asked: the library's answer to `fits`.
         dtypes, max_ndim: the arrays that it holds; an empty set stands for any dtype.
     """
 
@@ -38,6 +40,7 @@ class Target:
     capture: bool = False
     pdl: bool = False
     tensor_cores: bool = False
+    asked: Callable[..., bool] = field(default=lambda kernel, *arguments: True, repr=False)
     dtypes: frozenset[np.dtype] = frozenset(DTYPE_CODES)
     max_ndim: int = MAX_NDIM
 
@@ -45,6 +48,13 @@ class Target:
         """True when the target has a kernel, for elements of `dtype` where one is given."""
         served = self.kernels.get(kernel) if kernel is not None else None
         return served is not None and (dtype is None or not served or dtype in served)
+
+    def fits(self, kernel: str, *arguments: Any) -> bool:
+        """True when a kernel that the target has does a call, no slower than several kernels do.
+
+        The arguments are those of the call: numbers, and a Spec for each array.
+        """
+        return self.asked(kernel, *arguments)
 
 
 NUMPY = Target("numpy", MappingProxyType({}), native=False, dtypes=frozenset(), max_ndim=32)
@@ -70,4 +80,5 @@ def _native_target(library: Library, name: str, gpu: bool) -> Target:
         capture=gpu,
         pdl=gpu,
         tensor_cores=gpu,
+        asked=functools.partial(library.fits, name),
     )

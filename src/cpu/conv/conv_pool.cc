@@ -52,9 +52,34 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   ConvPoolFilterGradient(p, data, gradient, codes, df, db);
 }
 
+// With more channels or filters than this a matrix product is as fast.
+constexpr int64_t kMostChannels = 64;
+
+bool Fits(const ConvPool& p) { return !p.Empty() && std::max(p.conv.c, p.conv.o) <= kMostChannels; }
+
+bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
+                    DLArray* code, int64_t before, int64_t window, int64_t) {
+  return Fits(CheckedConvPool("conv2d_pool", x, f, y, code, before, window));
+}
+
+bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
+                                DLArray* dx, int64_t before, int64_t window) {
+  return Fits(CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, before, window));
+}
+
+bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLArray* code,
+                                  DLArrayList* gradients, int64_t before, int64_t window) {
+  const char* op = "conv2d_pool_filter_gradient";
+  return gradients->count >= 1 &&
+         Fits(CheckedConvPool(op, x, gradients->arrays[0], dy, code, before, window));
+}
+
 DLSYS_KERNEL(cpu, conv2d_pool, Conv2dPool);
 DLSYS_KERNEL(cpu, conv2d_pool_data_gradient, Conv2dPoolDataGradient);
 DLSYS_KERNEL(cpu, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
+DLSYS_FITS(cpu, conv2d_pool, Conv2dPoolFits);
+DLSYS_FITS(cpu, conv2d_pool_data_gradient, Conv2dPoolDataGradientFits);
+DLSYS_FITS(cpu, conv2d_pool_filter_gradient, Conv2dPoolFilterGradientFits);
 
 }  // namespace
 }  // namespace cpu

@@ -282,6 +282,34 @@ Task TaskOf(const ConvPool& p) {
   return t;
 }
 
+Task ForwardTask(const ConvPool& p) {
+  Task t = TaskOf(p);
+  t.channels = (int)p.conv.c;
+  t.outputs = (int)p.conv.o;
+  t.top = (int)p.conv.before.h;
+  t.left = (int)p.conv.before.w;
+  t.down = t.out_h;
+  t.across = t.out_w;
+  return t;
+}
+
+// Lays out a block whose threads have outputs by a choice; true where it holds an image.
+bool ForwardFits(Task* t, int side, int choice) {
+  t->parts = 1;
+  t->groups = (int)CeilDiv(t->outputs, kOutputChoices[choice]);
+  Lay(t, side, choice);
+  return t->Shared() <= kMostShared;
+}
+
+bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
+                    DLArray* code, int64_t before, int64_t window, int64_t) {
+  const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, before, window);
+  if (p.Empty()) return false;
+  Task t = ForwardTask(p);
+  const auto fits = [&](int k) { return ForwardFits(&t, (int)window, k); };
+  return fits(0) || fits(1) || fits(2);
+}
+
 // x, f and, where there is one, bias
 void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLArray* y,
                 DLArray* code, int64_t before, int64_t window, int64_t relu, DLStream stream) {
@@ -295,21 +323,12 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
     add = In(op, bias->arrays[0]);
   }
   if (!Numel(y)) return;
-  Task t = TaskOf(p);
-  t.channels = (int)p.conv.c;
-  t.outputs = (int)p.conv.o;
-  t.top = (int)p.conv.before.h;
-  t.left = (int)p.conv.before.w;
-  t.down = t.out_h;
-  t.across = t.out_w;
+  Task t = ForwardTask(p);
   t.relu = relu != 0;
   const int side = (int)window, patches = t.down * t.across, device = y->ctx.device_id;
   const int multiprocessors = Multiprocessors(device);
   const int choice = LeastCost([&](int k) {
-    t.parts = 1;
-    t.groups = (int)CeilDiv(t.outputs, kOutputChoices[k]);
-    Lay(&t, side, k);
-    if (t.Shared() > kMostShared) return kImpossible;
+    if (!ForwardFits(&t, side, k)) return kImpossible;
     return CostOf((double)t.images * patches * t.groups,
                   Instructions(t, t.channels, side, kOutputChoices[k]), multiprocessors);
   });
@@ -355,13 +374,7 @@ int64_t DataGradientShared(const Task& t, int choice) {
   return std::max(t.Shared(), t.filter_numel + sums);
 }
 
-// f, dy and code give dx (n, c, plane).
-void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
-                            int64_t before, int64_t window, DLStream stream) {
-  const char* op = "conv2d_pool_data_gradient";
-  Enter(op, dx, f, dy, code);
-  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, before, window);
-  if (!Numel(dx)) return;
+Task DataGradientTask(const ConvPool& p) {
   Task t = TaskOf(p);
   t.channels = (int)p.conv.o;
   t.outputs = (int)p.conv.c;
@@ -369,12 +382,37 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   t.left = t.kw - 1 - (int)p.conv.before.w;
   t.down = (int)CeilDiv(t.h, kPatch);
   t.across = (int)CeilDiv(t.w, kPatch);
+  return t;
+}
+
+// Lays out a block whose threads have outputs by a choice; true where it holds an image.
+bool DataGradientFits(Task* t, int choice) {
+  Share(t, CeilDiv(t->outputs, kOutputChoices[choice]));
+  Lay(t, kPatch, choice);
+  return DataGradientShared(*t, choice) <= kMostShared;
+}
+
+bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
+                                DLArray* dx, int64_t before, int64_t window) {
+  const ConvPool p = CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, before, window);
+  if (p.Empty()) return false;
+  Task t = DataGradientTask(p);
+  const auto fits = [&](int k) { return DataGradientFits(&t, k); };
+  return t.down * t.across <= kThreads && (fits(0) || fits(1) || fits(2));
+}
+
+// f, dy and code give dx (n, c, plane).
+void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
+                            int64_t before, int64_t window, DLStream stream) {
+  const char* op = "conv2d_pool_data_gradient";
+  Enter(op, dx, f, dy, code);
+  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, before, window);
+  if (!Numel(dx)) return;
+  Task t = DataGradientTask(p);
   const int patches = t.down * t.across, device = dx->ctx.device_id;
   if (patches > kThreads) Fail("%s: planes %s are too large", op, ShapeText(dx).c_str());
   const int choice = LeastCost([&](int k) {
-    Share(&t, CeilDiv(t.outputs, kOutputChoices[k]));
-    Lay(&t, kPatch, k);
-    if (DataGradientShared(t, k) > kMostShared) return kImpossible;
+    if (!DataGradientFits(&t, k)) return kImpossible;
     return CostOf((double)t.images * patches * t.groups * t.parts * t.slices,
                   Instructions(t, CeilDiv(t.channels, t.slices), kPatch, kOutputChoices[k]),
                   Multiprocessors(device));
@@ -387,6 +425,8 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
 
 DLSYS_KERNEL(cuda, conv2d_pool, Conv2dPool);
 DLSYS_KERNEL(cuda, conv2d_pool_data_gradient, Conv2dPoolDataGradient);
+DLSYS_FITS(cuda, conv2d_pool, Conv2dPoolFits);
+DLSYS_FITS(cuda, conv2d_pool_data_gradient, Conv2dPoolDataGradientFits);
 
 }  // namespace
 }  // namespace cuda

@@ -267,6 +267,20 @@ int Choose(Task* t, int window, int multiprocessors) {
   return best;
 }
 
+bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLArray* code,
+                                  DLArrayList* gradients, int64_t before, int64_t window) {
+  const char* op = "conv2d_pool_filter_gradient";
+  if (gradients->count < 1) return false;
+  const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, before, window);
+  if (p.Empty()) return false;
+  Task t = TaskOf(p);
+  const auto fits = [&](int k) {
+    Share(&t, k, (int)window);
+    return Shared(t) <= kMostShared;
+  };
+  return t.rows_of_taps <= kThreads && (fits(0) || fits(1) || fits(2));
+}
+
 // x, dy and code give df (o, c, size) and, where it is wanted, db (o).
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
                               DLArrayList* gradients, int64_t before, int64_t window,
@@ -299,6 +313,7 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
+DLSYS_FITS(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradientFits);
 
 }  // namespace
 }  // namespace cuda

@@ -260,8 +260,29 @@ void SparseCrossEntropyHead(const DLArray* x, const DLArrayList* weights, const 
             dlogits, values, gradients, true, dy, stream);
 }
 
+// With larger weights than these, which a block keeps in shared memory, products by tiles are as
+// fast.
+constexpr int64_t kMostWeights = 32768;  // elements of all layers
+constexpr int64_t kMostWidth = 1024;     // of a layer
+
+// Of any number of rows: where there are very many, the launcher makes the products by tiles.
+bool HeadFits(const DLArray*, const DLArrayList* weights, const DLArrayList*, const DLArray*,
+              const DLArray*, int64_t, float, float, DLArray*, DLArray*, DLArrayList*,
+              DLArrayList*) {
+  int64_t numel = 0;
+  for (int64_t k = 0; k < weights->count; k++) {
+    const DLArray* w = weights->arrays[k];
+    if (w->ndim != 2 || Numel(w) < 1 || std::max(w->shape[0], w->shape[1]) > kMostWidth)
+      return false;
+    numel += Numel(w);
+  }
+  return weights->count >= 1 && weights->count <= kMostLayers && numel <= kMostWeights;
+}
+
 DLSYS_KERNEL(cuda, fused_mlp_head, CrossEntropyHead);
 DLSYS_KERNEL(cuda, fused_sparse_mlp_head, SparseCrossEntropyHead);
+DLSYS_FITS(cuda, fused_mlp_head, HeadFits);
+DLSYS_FITS(cuda, fused_sparse_mlp_head, HeadFits);
 
 }  // namespace
 }  // namespace cuda

@@ -1,5 +1,5 @@
-"""The fuse and precision passes: what they rewrite, what they must leave, and that nothing changes
-by it.
+"""Fused cross-entropy, GEMM epilogues and the precision pass: what they rewrite, what they must
+leave, and that nothing changes by it.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ import random
 import unittest
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
-from dlsys.fusion import gemm_epilogue as passes
 from dlsys.fusion.body import ACTIVATIONS
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.passes.precision import set_precision
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import require
+from support.fusion import GPU, without
+from support.fusion import fused as run_fusions
 from support.graphs import operators, simplified, variable
 
 FLOAT32 = np.dtype(np.float32)
@@ -43,8 +43,11 @@ def feeds_of(fetches: Sequence[Node], seed: int = 0) -> dict[Node, np.ndarray]:
 
 
 def fused(fetches: Sequence[Node], gpu: bool = False) -> list[Node]:
-    """The fetches after the pass."""
-    return passes.fuse(simplified(fetches), gpu)
+    """The fetches after the passes."""
+    names = ["cross_entropy", "gemm_epilogue"]
+    if gpu:
+        return run_fusions(simplified(fetches), *names, "mlp_head", target=GPU)
+    return run_fusions(simplified(fetches), *names)
 
 
 class Network:
@@ -90,7 +93,7 @@ class Rewrites(unittest.TestCase):
         self.assert_becomes(net.fetches, *names, "fused_sparse_cross_entropy")
 
     def test_layers_of_other_forms(self) -> None:
-        pair = "fused_cross_entropy"
+        kernel = "fused_cross_entropy"
         for options in (
             {"transposed": True, "dense": True},
             {"dense": True, "reduction": "sum"},
@@ -99,7 +102,7 @@ class Rewrites(unittest.TestCase):
                 with self.subTest(batch=batch, **options):
                     found = fused(Network(batch, (7, 6, 5), **options).fetches)
                     names = ["matmul_bias"] * 2 + ["matmul_gradient"] + ["matmul_sums"] * 2
-                    self.assertEqual(operators(found), sorted([*names, pair]))
+                    self.assertEqual(operators(found), sorted([*names, kernel]))
 
     def test_every_activation_joins_a_product(self) -> None:
         for name in ACTIVATIONS:
@@ -161,7 +164,7 @@ class Rewrites(unittest.TestCase):
         later = ad.sum_op(dz * ad.sum_op(product), axis=0)
         self.assert_becomes([later], "matmul", "mul", "sum", "sum")
 
-    def test_two_pairs_that_need_each_other_make_no_cycle(self) -> None:
+    def test_two_products_that_need_each_other_make_no_cycle(self) -> None:
         u, v = variable("u", 6, 6), variable("v", 6, 6)
         first, second = ad.sum_op(u, axis=0), ad.sum_op(v, axis=0)
         products = [
@@ -184,19 +187,19 @@ class Rewrites(unittest.TestCase):
         net = Network((6,), (4, 5))
         loss = 0.5 * net.loss
         found = fused([loss, *ad.gradients(loss, net.parameters)])
-        pair = "fused_sparse_cross_entropy"
-        self.assertEqual(operators(found), ["matmul_bias", "matmul_sums", "mul_const", pair])
-        self.assertEqual(operators(fused(net.gradients)), ["matmul_bias", "matmul_sums", pair])
+        kernel = "fused_sparse_cross_entropy"
+        self.assertEqual(operators(found), [kernel, "matmul_bias", "matmul_sums", "mul_const"])
+        self.assertEqual(operators(fused(net.gradients)), [kernel, "matmul_bias", "matmul_sums"])
 
     def test_the_loss_of_one_row_and_its_gradient_are_one_kernel(self) -> None:
-        pair = "fused_sparse_cross_entropy"
+        kernel = "fused_sparse_cross_entropy"
         for reduction in ("mean", "sum", "none"):
             with self.subTest(reduction=reduction):
                 x, labels = variable("x", 1, 5), variable("labels", 1, dtype=np.dtype(np.int64))
                 loss = ad.softmax_cross_entropy(x, labels, reduction)
                 fetches = [loss, *ad.gradients(loss, [x])]
                 found = fused(fetches)
-                self.assertEqual(operators(found), [pair])
+                self.assertEqual(operators(found), [kernel])
                 self.assertEqual([node.spec for node in found], [node.spec for node in fetches])
 
     def test_a_fused_node_shows_its_body_and_its_line(self) -> None:
@@ -239,7 +242,7 @@ class Values:
         """Fused, unfused and numpy agree; and fused runs give the same bits."""
         feeds = feeds_of(fetches)
         expected = self.run_on(fetches, feeds, ctx=None)
-        with mock.patch.multiple(passes, REWRITES=(), GPU_REWRITES=()):
+        with without("cross_entropy", "gemm_epilogue", "mlp_head"):
             plain = self.run_on(fetches, feeds, precision=precision)
         found = self.run_on(fetches, feeds, precision=precision)
         again = self.run_on(fetches, feeds, precision=precision)

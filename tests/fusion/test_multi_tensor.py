@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import unittest
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
-from dlsys.executor import executor as engine
-from dlsys.fusion.multi_tensor import group_updates
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import native_contexts, require
+from support.fusion import fused, require_fusion, without
 from support.graphs import Training, evaluate, here
 
 MANY = 1900  # more than the parameters of one launch have room for
@@ -44,7 +42,7 @@ class Pass(unittest.TestCase):
         return ad.sgd_update_op(p, ad.oneslike_op(p) if g is None else g, self.lr, **attrs)
 
     def grouped(self, *nodes: Node) -> list[Node]:
-        return writers(group_updates([ad.group_op(*nodes)]))
+        return writers(fused([ad.group_op(*nodes)], "multi_tensor"))
 
     def test_updates_of_one_rule_become_one(self) -> None:
         [node] = self.grouped(*map(self.update, (self.p, self.q, self.r)))
@@ -108,7 +106,7 @@ class Pass(unittest.TestCase):
 
     def test_a_graph_without_updates_is_left_alone(self) -> None:
         fetches = [self.p * 2, self.q + 1]
-        self.assertEqual(group_updates(fetches), fetches)
+        self.assertEqual(fused(fetches, "multi_tensor"), fetches)
 
 
 class Grouped:
@@ -121,6 +119,7 @@ class Grouped:
         names = [step.node.name for step in plan.steps if step.node.op.writes]
         return [name.removeprefix("matmul_") for name in names]
 
+    @require_fusion("multi_tensor")
     def test_a_training_step_updates_once(self) -> None:
         net = Training((6, 5, 4), momentum=0.9)
         executor = ad.Executor([net.loss, net.train], self.ctx)
@@ -128,6 +127,7 @@ class Grouped:
         self.assertIn("sgd_momentum_update of 4", names)
         self.assertEqual(len(names), 2)  # and the step
 
+    @require_fusion("multi_tensor")
     def test_with_everything_it_is_one_node_a_kind(self) -> None:
         net = Training((6, 5, 4))
         adam = optim.Adam(optim.Cosine(0.1, 9), accumulate=2, ema=0.9, clip_norm=1.0)
@@ -152,7 +152,7 @@ class Grouped:
             return [*net.values(), *adam.state_dict().values()]
 
         together = trained()
-        with mock.patch.object(engine, "group_updates", lambda fetches: fetches):
+        with without("multi_tensor"):
             alone = trained()
         for ours, theirs in zip(together, alone, strict=True):
             np.testing.assert_array_equal(ours, theirs)

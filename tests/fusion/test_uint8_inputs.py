@@ -1,38 +1,31 @@
 """Batches that stay bytes until the products that read them: where the pass makes them. What they
-compute on a GPU is in test_keep_bytes_gpu.py.
+compute on a GPU is in test_uint8_inputs_gpu.py.
 """
 
 from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
-from dlsys.executor import executor as engine
-from dlsys.fusion.uint8_inputs import keep_bytes
-from dlsys.fusion.weight_update_op import FusedUpdate
+from dlsys.fusion.weight_update import FusedUpdate
 from dlsys.graph.node import Node
-from fusion.test_fuse_update import FLOAT32, fused, parameter, updates
+from fusion.test_weight_update import FLOAT32, fused, parameter, updates
+from support.fusion import GPU
+from support.fusion import fused as run_fusions
 from support.graphs import operators, variable
 
 
 def kept(*fetches: Node) -> list[Node]:
-    return keep_bytes(fused(*fetches))
+    return run_fusions(fused(*fetches), "uint8_inputs", target=GPU)
 
 
 def as_it_is(*fetches: Node) -> list[Node]:
     return list(fetches)
-
-
-def as_floats() -> AbstractContextManager:
-    """Executors without the pass."""
-    return mock.patch.object(engine, "keep_bytes", list)
 
 
 class Pixels:
@@ -105,7 +98,7 @@ class Rewrites(unittest.TestCase):
         found = kept(*fetches)
         left = [name for name in before if name != "shuffled_batch"]
         for name in products:
-            old = name.replace("_bytes", "")
+            old = name.replace("_u8", "")
             left.remove(old if old in left else "matmul_map")
         self.assertEqual(operators(found), sorted([*left, "shuffled_rows", *products]))
         return found
@@ -116,16 +109,16 @@ class Rewrites(unittest.TestCase):
         self.assertIn("shuffled_batch", before)
         self.assertEqual(operators(kept(*fetches)), before)
 
-    def assert_reads_bytes(self, node: Node, of_bytes: tuple[str, ...]) -> None:
-        """An update reads bytes for those factors, and floats for all others."""
+    def assert_reads_uint8(self, node: Node, uint8: tuple[str, ...]) -> None:
+        """An update reads uint8 for those operands, and floats for all others."""
         op = node.op
         assert isinstance(op, FusedUpdate)
-        self.assertEqual(op.of_bytes, of_bytes)
-        for number, x in enumerate(node.inputs):
-            factor = op.factor(number)
-            if factor is not None:
-                product, word = factor
-                wanted = np.uint8 if op.of_bytes[product] == word else FLOAT32
+        self.assertEqual(op.uint8, uint8)
+        for k, x in enumerate(node.inputs):
+            operand = op.operand(k)
+            if operand is not None:
+                product, word = operand
+                wanted = np.uint8 if op.uint8[product] == word else FLOAT32
                 self.assertEqual(x.spec.dtype, wanted)
 
     def test_layers_of_all_forms(self) -> None:
@@ -143,7 +136,7 @@ class Rewrites(unittest.TestCase):
                             product = "matmul_u8_bias" if bias else "matmul_u8"
                             found = self.assert_becomes([layer.y, trained(layer)], product)
                             [node] = updates(found)
-                            self.assert_reads_bytes(node, ("B" if transposed else "A",))
+                            self.assert_reads_uint8(node, ("B" if transposed else "A",))
                             name = activation.name if activation else ""
                             self.assertEqual(found[0].attrs["activation"], name)
 
@@ -154,7 +147,7 @@ class Rewrites(unittest.TestCase):
             loss = ad.softmax_cross_entropy(model(pixels.x), pixels.labels)
             train = optimizer.minimize(loss, model.parameters())
             [node] = updates(self.assert_becomes([loss, train], "matmul_u8_bias"))
-            self.assert_reads_bytes(node, ("B", ""))
+            self.assert_reads_uint8(node, ("B", ""))
 
     def test_what_is_one_scale_and_no_shift(self) -> None:
         one, zero = np.ones(1, FLOAT32), np.zeros(1, FLOAT32)
@@ -178,7 +171,7 @@ class Rewrites(unittest.TestCase):
         products = ["matmul_u8_bias", "matmul_u8_bias", "matmul_u8"]
         found = self.assert_becomes([trained(*layers), *(x.y for x in layers)], *products)
         [node] = updates(found)
-        self.assert_reads_bytes(node, ("B", "A", "A"))
+        self.assert_reads_uint8(node, ("B", "A", "A"))
 
     def test_two_batches(self) -> None:
         """An update has bytes of one batch, so that the other stays floats where it reads both."""
@@ -264,7 +257,7 @@ class Rewrites(unittest.TestCase):
         fetches = [layer.y, pixels.labels, *layer.steps(ad.constant(FLOAT32(0.5)))]
         before = fused(*fetches)
         [update] = updates(before)
-        after = keep_bytes(before)
+        after = run_fusions(before, "uint8_inputs", target=GPU)
         [made] = updates(after)
         for old, new in zip([*before, update], [*after, made], strict=True):
             self.assertIsNot(new, old)

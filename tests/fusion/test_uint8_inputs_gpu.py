@@ -1,5 +1,5 @@
 """Batches that stay bytes, on a GPU: that training sees no difference. The kernels alone are in
-test_bytes_kernels.py.
+test_uint8_kernels.py.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.data import Dataset, DeviceLoader
-from dlsys.executor import executor as engine
 from dlsys.graph.node import Node
 from dlsys.runtime.device import Context, gpu
 from dlsys.runtime.library import load
 from executor.test_tune import Cached
-from fusion.test_fuse_update import FLOAT32, OPTIMIZERS
-from fusion.test_keep_bytes import Layer, Pixels, trained
+from fusion.test_uint8_inputs import Layer, Pixels, trained
+from fusion.test_weight_update import FLOAT32, OPTIMIZERS
 from support.devices import require
+from support.fusion import without
 
 
 def as_floats() -> AbstractContextManager:
     """Executors without the pass."""
-    return mock.patch.object(engine, "keep_bytes", list)
+    return without("uint8_inputs")
 
 
 def one_layer(shape: Sequence[int], **options: Any) -> tuple:

@@ -1,4 +1,4 @@
-"""The row of samples.py for chains of elementwise operators.
+"""The row of samples.py for pointwise fusions.
 
 Their nodes are built as `fusion/pointwise.py` builds them: around the nodes that they stand for.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion.pointwise_op import chain_op
+from dlsys.fusion.pointwise import pointwise_op
 from dlsys.ops.elementwise import cast_op
 from support.rows import Case, Sample, case, classes, positive, signed
 
@@ -19,7 +19,7 @@ Array = np.ndarray
 
 
 class Recipe(NamedTuple):
-    """A chain as nodes and as a formula."""
+    """An expression as nodes and as a formula."""
 
     nodes: Callable[..., Any]
     formula: Callable[..., Any]
@@ -68,8 +68,8 @@ RECIPES = {
 }
 
 
-def chain(*inputs: Any, recipe: str) -> Any:
-    return chain_op(*inputs, output=RECIPES[recipe].nodes(*inputs))
+def pointwise(*inputs: Any, recipe: str) -> Any:
+    return pointwise_op(*inputs, output=RECIPES[recipe].nodes(*inputs))
 
 
 def size(*arrays: Array, recipe: str) -> Any:
@@ -91,9 +91,9 @@ SPREAD = (
     ((300, 128), (128,), (300, 1), (300, 128)),
     ((129, 150), (129, 1), (150,), ()),
 )
-CHAINS = (
+POINTWISE = (
     Sample(
-        "pointwise", chain_op, lambda *arrays, recipe: RECIPES[recipe].formula(*arrays),
+        "pointwise", pointwise_op, lambda *arrays, recipe: RECIPES[recipe].formula(*arrays),
         (
             *cases("residual", *((s, s) for s in EQUAL)),
             *cases("affine", *SPREAD),
@@ -110,6 +110,6 @@ CHAINS = (
                 domain=classes(256, np.uint8),
             ),
         ),
-        scale=size, ulps=4, differentiable=(), specials=False, build=chain,
+        scale=size, ulps=4, differentiable=(), specials=False, build=pointwise,
     ),
 )  # fmt: skip

@@ -1,8 +1,9 @@
-"""fuse_conv: small convolutions with relu and max-pool as one kernel forward and two backward."""
+"""Small convolutions with relu and max-pool as one kernel forward and two backward."""
 
 from __future__ import annotations
 
 import unittest
+from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
@@ -10,12 +11,11 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import KernelError
-from dlsys.executor import executor as engine
 from dlsys.executor.run.tables import call_kernel
-from dlsys.fusion.conv_pool import fuse_convolutions
-from dlsys.fusion.conv_pool_op import CUT, ConvPoolOp
+from dlsys.fusion.conv_pool import CUT, ConvPoolOp
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import native_contexts, require
+from support.fusion import require_fusion, without
 
 FORWARD, BACKWARD = "conv2d_pool", ("conv2d_pool_data_gradient", "conv2d_pool_filter_gradient")
 
@@ -62,23 +62,13 @@ class Layer:
         return [step.node.op.name for step in executor.plan(used).steps]
 
 
-def unfused(fetches, gpu):
-    """In place of the pass."""
-    return list(fetches)
-
-
-def for_a_gpu(fetches, gpu):
-    """The pass as a GPU has it, whatever the device."""
-    return fuse_convolutions(fetches, True)
-
-
 def run(fetches, feeds, ctx, fused=True):
     """The values, with the pass or without."""
     executor = ad.Executor(fetches, ctx)
     used = {x: array for x, array in feeds.items() if x in set(executor.topo_order)}
     if fused:
         return executor.run(used, convert_to_numpy_ret_vals=True)
-    with mock.patch.object(engine, "fuse_convolutions", unfused):
+    with without("conv_pool"):
         return executor.run(used, convert_to_numpy_ret_vals=True)
 
 
@@ -99,7 +89,7 @@ LAYERS = {
     "1 x 1": ((3, 5, 6, 7), dict(channels=5, filters=3, size=1)),
     "same": ((3, 3, 11, 9), dict(channels=3, filters=8, size=4, padding="same", pool=3)),
     "more filters": ((2, 3, 12, 12), dict(channels=3, filters=37, size=3, padding=1)),
-    "one filter of many taps": ((2, 40, 6, 6), dict(channels=40, filters=1, size=5)),
+    "one filter of many offsets": ((2, 40, 6, 6), dict(channels=40, filters=1, size=5)),
 }  # fmt: skip
 
 # And those that must stay as they are.
@@ -109,7 +99,7 @@ LEFT = {
     "groups": ((2, 4, 12, 12), dict(channels=2, filters=4, size=3, groups=2)),
     "pool 4": ((2, 3, 13, 13), dict(channels=3, filters=4, size=3, pool=4)),
     "pool 2 x 3": ((2, 3, 13, 13), dict(channels=3, filters=4, size=3, pool=(2, 3))),
-    "9 taps": ((2, 3, 13, 13), dict(channels=3, filters=4, size=9)),
+    "9 offsets": ((2, 3, 13, 13), dict(channels=3, filters=4, size=9)),
     "padding as wide as the filter": (
         (2, 3, 9, 9), dict(channels=3, filters=4, size=3, padding=3)
     ),
@@ -122,6 +112,7 @@ LARGE = {
 }
 
 
+@require_fusion("conv_pool")
 @require(cpu(0))
 class Rewrites(unittest.TestCase):
     """What the pass does to graphs; it is the same for every native device."""
@@ -157,8 +148,6 @@ class Rewrites(unittest.TestCase):
                 for a, b in zip(fused, apart, strict=True):
                     scale = float(np.abs(b).max())
                     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * max(scale, 1.0))
-                with mock.patch.object(engine, "fuse_convolutions", for_a_gpu):
-                    self.assert_unfused(layer.names(feeds, self.ctx))
 
     def assert_unfused(self, names):
         self.assertFalse({FORWARD, *BACKWARD} & set(names), names)
@@ -196,15 +185,6 @@ class Rewrites(unittest.TestCase):
         layer = Layer(3, 4, 3)
         feeds = layer.feeds((2, 3, 8, 8))
         self.assertEqual(layer.names(feeds, self.ctx, [layer.y]), [FORWARD])
-
-    def test_first_layer_needs_no_gradient_for_its_data(self):
-        layer = Layer(1, 32, 3)  # whose dy would not fit on a GPU
-        feeds = layer.feeds((2, 1, 28, 28))
-        with mock.patch.object(engine, "fuse_convolutions", for_a_gpu):
-            names = layer.names(feeds, self.ctx, [layer.y, *layer.gradients[1:]])
-            self.assertIn(BACKWARD[1], names)
-            self.assertNotIn(BACKWARD[0], names)
-            self.assert_unfused(layer.names(feeds, self.ctx))
 
     def test_frozen_filters_are_left(self):
         layer = Layer(3, 4, 3)
@@ -281,6 +261,7 @@ class Values:
             np.testing.assert_array_equal(fused[0], [[[[np.nan]]]])
             np.testing.assert_array_equal(fused[1], unfused[1])
 
+    @require_fusion("conv_pool")
     def test_check_compares_with_the_body(self):
         for relu in ("before", "after", ""):
             layer = Layer(3, 5, 3, relu=relu)
@@ -315,9 +296,7 @@ class Values:
         feeds = {x: images, labels: rng.integers(0, 3, 50)}
         fetches = [loss, *updates]
         executor = ad.Executor(fetches, self.ctx)
-        with mock.patch.object(
-            engine, "fuse_convolutions", fuse_convolutions if fused else unfused
-        ):
+        with nullcontext() if fused else without("conv_pool"):
             runs = [executor.run(feeds, convert_to_numpy_ret_vals=True) for _ in range(8)]
         return [float(values[0]) for values in runs]
 
@@ -332,6 +311,27 @@ class GpuValues(Values, unittest.TestCase):
     ctx = gpu(0)
 
 
+@require_fusion("conv_pool")
+@require(gpu(0))
+class GpuLimits(unittest.TestCase):
+    """The layers that fit into the shared memory of a GPU."""
+
+    def fused(self, layer, shape, fetches=None):
+        return {FORWARD, *BACKWARD} & set(layer.names(layer.feeds(shape), gpu(0), fetches))
+
+    def test_what_only_the_cpu_holds(self):
+        for name, (shape, attrs) in LARGE.items():
+            with self.subTest(name):
+                self.assertFalse(self.fused(Layer(**attrs), shape))
+
+    def test_first_layer_needs_no_gradient_for_its_data(self):
+        layer = Layer(1, 32, 3)  # whose dy would not fit
+        names = self.fused(layer, (2, 1, 28, 28), [layer.y, *layer.gradients[1:]])
+        self.assertEqual(names, {FORWARD, BACKWARD[1]})
+        self.assertFalse(self.fused(layer, (2, 1, 28, 28)))
+
+
+@require_fusion("conv_pool")
 class Codes(unittest.TestCase):
     """The codes themselves, by every device's kernel and by numpy."""
 

@@ -1,5 +1,5 @@
 """Updates that make their gradients themselves: where the pass makes them, for a GPU. What they
-compute there is in test_fuse_update_gpu.py.
+compute there is in test_weight_update_gpu.py.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
-from dlsys.fusion import weight_update as passes
-from dlsys.fusion.gemm_epilogue import fuse
-from dlsys.fusion.multi_tensor import group_updates
-from dlsys.fusion.weight_update_op import MOST_PRODUCTS, FusedUpdate
+from dlsys.fusion.weight_update import MOST_PRODUCTS, FusedUpdate
 from dlsys.graph.node import Node, find_topo_sort
-from fusion.test_fuse import Network
+from fusion.test_gemm_epilogue import Network
+from support.fusion import GPU
+from support.fusion import fused as run_fusions
 from support.graphs import operators, simplified, variable
 
 FLOAT32 = np.float32
@@ -24,11 +23,12 @@ FLOAT32 = np.float32
 
 def grouped(fetches: Sequence[Node]) -> list[Node]:
     """The fetches as the pass gets them."""
-    return group_updates(fuse(simplified(fetches), gpu=True))
+    names = "cross_entropy", "gemm_epilogue", "mlp_head", "multi_tensor"
+    return run_fusions(simplified(fetches), *names, target=GPU)
 
 
 def fused(*fetches: Node) -> list[Node]:
-    return passes.fuse_updates(grouped(fetches))
+    return run_fusions(grouped(fetches), "weight_update", target=GPU)
 
 
 def updates(fetches: Sequence[Node]) -> list[Node]:
@@ -235,7 +235,7 @@ class Rewrites(unittest.TestCase):
         w = ad.Parameter(np.zeros((7, 5)), "w", dtype=np.float64)
         gradient = ad.matmul_op(a, b, trans_A=True)
         update = ad.sgd_update_op(w, gradient, ad.constant(np.float64(0.5)))
-        self.assertEqual(passes.fuse_updates([update]), [update])
+        self.assertEqual(run_fusions([update], "weight_update", target=GPU), [update])
 
     def test_products_that_are_too_large_are_left_alone(self) -> None:
         small, large = Layer(100, 70, 50), Layer(1000, 1000, 751, number=1)

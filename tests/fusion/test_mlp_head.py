@@ -1,5 +1,5 @@
 """Heads, a network's last layers with their loss and gradients as one kernel of a GPU: where the
-fuse pass makes them. What they compute there is in test_fuse.py.
+fuse pass makes them. What they compute there is in test_gemm_epilogue.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.graph.node import Node, find_topo_sort
-from fusion.test_fuse import Network, feeds_of, fused
-from support.graphs import operators, variable
+from dlsys.runtime.device import gpu
+from dlsys.runtime.target import target_of
+from fusion.test_gemm_epilogue import Network, feeds_of, fused
+from support.devices import require
+from support.fusion import fused as run_fusions
+from support.graphs import operators, simplified, variable
 
 
 class Heads(unittest.TestCase):
@@ -26,7 +30,7 @@ class Heads(unittest.TestCase):
         net = Network((9,), (7, 6, 8, 5))
         found = self.assert_becomes(net.fetches, head, *["matmul_sums"] * 3)
         (node,) = (x for x in find_topo_sort(found) if x.op.name == head)
-        found_layers = [(one.activation, one.slope) for one in node.attrs["layers"]]
+        found_layers = [(one.activation, one.dact) for one in node.attrs["layers"]]
         relu = ("relu", "relu_gradient")
         self.assertEqual(found_layers, [("relu", ""), relu, ("", "relu_gradient")])
         self.assertNotIn(head, operators(fused(net.fetches)))  # and on no other device
@@ -36,7 +40,7 @@ class Heads(unittest.TestCase):
         feeds = feeds_of(net.fetches)
         arrays = {x.name: value for x, value in feeds.items()}
         arrays |= {p.name: p.asnumpy() for p in net.parameters}
-        arrays["meeting"] = np.zeros(512, np.int32)
+        arrays["workspace"] = np.zeros(512, np.int32)
         (head,) = (x for x in find_topo_sort(fused(net.fetches, gpu=True)) if "layers" in x.attrs)
         made = [np.empty(spec.shape, spec.dtype) for spec in head.spec]
         head.op.numpy(head, *(arrays[x.name] for x in head.inputs), *made)
@@ -65,33 +69,36 @@ class Heads(unittest.TestCase):
                     names = operators(fused(net.fetches, gpu=True))
                     heads = [name for name in names if name.endswith("_head")]
                     self.assertEqual(len(heads), 1)
-                    self.assertFalse([name for name in names if name.endswith("_pair")])
+                    self.assertFalse([name for name in names if name.endswith("_cross_entropy")])
 
+    @require(gpu(0))
     def test_a_head_begins_where_layers_are_small_enough(self) -> None:
         names = ["matmul_bias"] * 2 + ["matmul_gradient"] + ["matmul_sums"] * 3
         head = "fused_sparse_mlp_head"
         for batch in ((9,), (3, 4)):
             net = Network(batch, (7, 1100, 6, 5))
-            self.assert_becomes(net.fetches, *names, head)
+            fusions = "cross_entropy", "gemm_epilogue", "mlp_head"
+            found = run_fusions(simplified(net.fetches), *fusions, target=target_of(gpu(0)))
+            self.assertEqual(operators(found), sorted([*names, head]))
 
     def test_logits_that_somebody_reads_make_no_head(self) -> None:
         net = Network((9,), (7, 5))
         logits = ad.linear_op(net.x, *net.parameters)
         loss = ad.softmax_cross_entropy(logits, net.labels)
         fetches = [loss, *ad.gradients(loss, net.parameters)]
-        pair = "fused_sparse_cross_entropy"
+        kernel = "fused_sparse_cross_entropy"
         names = ["matmul_bias", "matmul_sums"]
-        self.assert_becomes([*fetches, logits], *names, pair)
-        self.assert_becomes([*fetches, ad.exp_op(logits)], *names, pair, "exp")
+        self.assert_becomes([*fetches, logits], *names, kernel)
+        self.assert_becomes([*fetches, ad.exp_op(logits)], *names, kernel, "exp")
 
     def test_rows_that_are_cut_anew_end_a_head(self) -> None:
         labels = variable("labels", 12, dtype=np.dtype(np.int64))
         x, w, v = variable("x", 6, 4), variable("w", 4, 10), variable("v", 5, 3)
         hidden = ad.matmul_op(x, w)
-        pair, head = (f"sparse_softmax_cross_entropy_{kind}" for kind in ("pair", "head"))
+        kernel, head = "fused_sparse_cross_entropy", "fused_sparse_mlp_head"
         loss = ad.softmax_cross_entropy(ad.reshape_op(hidden, (12, 5)), labels)
         fetches = [loss, *ad.gradients(loss, [w])]
-        self.assert_becomes(fetches, "matmul", "matmul", pair)
+        self.assert_becomes(fetches, "matmul", "matmul", kernel)
         cut = ad.reshape_op(ad.relu_op(hidden), (12, 5))
         loss = ad.softmax_cross_entropy(ad.matmul_op(cut, v), labels)
         fetches = [loss, *ad.gradients(loss, [v])]

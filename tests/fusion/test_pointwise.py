@@ -1,23 +1,27 @@
-"""Chains of elementwise operators: which become one kernel, which must not, and that the bits stay
-what they were.
+"""Pointwise fusion: which elementwise operators become one kernel, which must not, and that the
+bits stay what they were.
 """
 
 from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError, KernelError
-from dlsys.executor import executor as engine
-from dlsys.fusion.gemm_epilogue import fuse
-from dlsys.fusion.pointwise import fuse_chains
-from dlsys.fusion.pointwise_op import INPUTS, INSTRUCTIONS, NUMBERS, chain_op, encode, steps_between
+from dlsys.fusion.pointwise import (
+    IMMEDIATES,
+    INPUTS,
+    INSTRUCTIONS,
+    encode,
+    pointwise_op,
+    steps_between,
+)
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.elementwise import cast_op
@@ -26,6 +30,8 @@ from dlsys.optim import schedule
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
 from support.devices import require
+from support.fusion import fused as run_fusions
+from support.fusion import require_fusion, without
 from support.graphs import operators, simplified, variable
 
 FLOAT32 = np.dtype(np.float32)
@@ -52,7 +58,7 @@ def huber(x: Node, y: Node) -> Node:
 
 def fused(fetches: Sequence[Node]) -> list[Node]:
     """The fetches after the passes."""
-    return fuse_chains(fuse(simplified(fetches)))
+    return run_fusions(simplified(fetches), "cross_entropy", "gemm_epilogue", "pointwise")
 
 
 class Rewrites(unittest.TestCase):
@@ -115,7 +121,7 @@ class Rewrites(unittest.TestCase):
         self.assert_becomes([self.x + self.y], "add")
         self.assert_becomes([cast_op(variable("k", 3, dtype=np.int64), np.float32)], "cast")
 
-    def test_chains_end_where_the_shape_changes(self) -> None:
+    def test_programs_end_where_the_shape_changes(self) -> None:
         mean = ad.mean_op(self.x, axis=1, keepdims=True)
         scale = ad.rsqrt_op(mean * mean + 1e-5)
         self.assert_becomes([(self.x - mean) * scale], "pointwise", "pointwise", "mean")
@@ -144,29 +150,29 @@ class Rewrites(unittest.TestCase):
             [ad.where_op(ad.less_op(k, k), self.x, self.y) * 2], "pointwise", "less"
         )
 
-    def test_numbers_are_no_inputs(self) -> None:
+    def test_immediates_are_no_inputs(self) -> None:
         node = ad.where_op(ad.less_op(self.x, 0.0), ad.constant(np.float32(-2)) * self.x, -0.0)
         (found,) = self.assert_becomes([node], "pointwise")
         self.assertEqual(len(found.inputs), 1)
-        numbers = encode(found.attrs["body"]).numbers
-        self.assertEqual(sorted(map(repr, numbers)), ["-0.0", "-2.0", "0.0"])
+        immediates = encode(found.attrs["body"]).immediates
+        self.assertEqual(sorted(map(repr, immediates)), ["-0.0", "-2.0", "0.0"])
 
-    def test_numbers_alone_make_no_chain(self) -> None:
+    def test_constants_alone_make_no_program(self) -> None:
         number = ad.constant(np.float32(3))
         self.assert_becomes([ad.exp_op(number) * ad.log_op(number)], "exp", "log", "mul")
 
-    def test_long_chains_are_cut(self) -> None:
+    def test_long_programs_are_cut(self) -> None:
         deep = self.x
         for k in range(60):
             deep = ad.tanh_op(deep * (1 + k))
         for fetch in (deep, ad.sum_node_list([variable(f"v{k}", 6, 5) for k in range(30)])):
             found = fused([fetch])
             for node in find_topo_sort(found):
-                if node.op is chain_op:
+                if node.op is pointwise_op:
                     program = encode(node.attrs["body"])
                     self.assertLessEqual(len(node.inputs), INPUTS)
                     self.assertLessEqual(len(program.words), INSTRUCTIONS)
-                    self.assertLessEqual(len(program.numbers), NUMBERS)
+                    self.assertLessEqual(len(program.immediates), IMMEDIATES)
             self.assertGreater(operators(found).count("pointwise"), 2)
             self.assertLessEqual(set(operators(found)), {"pointwise", "add"})
 
@@ -174,10 +180,12 @@ class Rewrites(unittest.TestCase):
         deep = self.x
         for _ in range(INSTRUCTIONS + 1):
             deep = ad.exp_op(deep)
-        with self.assertRaisesRegex(GraphError, "25 instructions with 0 numbers, expected 1 to 24"):
+        with self.assertRaisesRegex(
+            GraphError, "25 instructions with 0 immediates, expected 1 to 24"
+        ):
             encode(steps_between([self.x], deep))
 
-    def test_large_values_are_not_kept_for_a_chain(self) -> None:
+    def test_large_values_are_not_kept_for_a_program(self) -> None:
         large = [variable(f"v{k}", 1024, 512) for k in range(4)]
         moved = [ad.transpose_op(v, (1, 0)) for v in large]
         total = moved[0] + moved[1]
@@ -195,7 +203,7 @@ class Rewrites(unittest.TestCase):
         self.assertEqual(names.count("adam_update"), 1)
         self.assertNotIn("cos", names)
 
-    def test_a_chain_shows_its_body_and_its_line(self) -> None:
+    def test_a_program_shows_its_body_and_its_line(self) -> None:
         y = ad.relu_op(0.5 * self.x + self.y)
         (node,) = fused([y])
         self.assertEqual(node.where, y.where)
@@ -253,15 +261,15 @@ class Values:
     def executor(self, fetches: Sequence[Node]) -> ad.Executor:
         return ad.Executor(fetches, self.ctx)
 
-    def run_on(self, fetches: Sequence[Node], feeds: dict, chains: bool) -> list[np.ndarray]:
+    def run_on(self, fetches: Sequence[Node], feeds: dict, together: bool) -> list[np.ndarray]:
         executor = self.executor(fetches)
         used = {x: feeds[x] for x in executor.topo_order if x.op.leaf == "feed"}
-        with mock.patch.object(engine, "fuse_chains", fuse_chains if chains else list):
+        with nullcontext() if together else without("pointwise"):
             return [executor.run(used, True) for _ in range(3)][-1]  # the last run is a replay
 
     def check(self, fetches: Sequence[Node], feeds: dict) -> None:
-        plain = self.run_on(fetches, feeds, chains=False)
-        for found, wanted in zip(self.run_on(fetches, feeds, chains=True), plain, strict=True):
+        plain = self.run_on(fetches, feeds, together=False)
+        for found, wanted in zip(self.run_on(fetches, feeds, together=True), plain, strict=True):
             self.assertEqual((found.shape, found.dtype), (wanted.shape, wanted.dtype))
             known = ~np.isnan(wanted) if wanted.dtype.kind == "f" else wanted == wanted
             np.testing.assert_array_equal(np.isnan(found), ~known)
@@ -318,13 +326,14 @@ class Values:
                     self.assertIn("pointwise", operators(fused([y, mask])))
                     self.check([y, mask], feeds)
 
+    @require_fusion("pointwise")
     def test_an_output_may_take_the_place_of_an_input(self) -> None:
         x, y = variable("x", 300, 128), variable("y", 300, 128)
         dying = ad.transpose_op(ad.transpose_op(x, (1, 0)) * 1.5, (1, 0))
         fetches = [ad.transpose_op(gelu(dying) * y + dying, (1, 0))]
         feeds = {x: self.numbers(300, 128), y: self.numbers(300, 128, seed=1)}
         plan = self.executor(fetches).plan({v: v.spec.shape for v in feeds})
-        (step,) = [s for s in plan.steps if s.node.op is chain_op]
+        (step,) = [s for s in plan.steps if s.node.op is pointwise_op]
         if not settings.separate_arena:
             self.assertIs(step.outputs[0].buffer, step.inputs[0].buffer)
         self.check(fetches, feeds)
@@ -364,13 +373,13 @@ class Values:
         feeds = {variable("x", 30, 8): rng.standard_normal((30, 8)).astype(np.float32)}
         (x,) = feeds
         losses = []
-        for chains in (True, False):
+        for together in (True, False):
             w = ad.Parameter(np.full((8, 1), 0.3, np.float32), "w")
             loss = ad.mean_op(huber(gelu(ad.matmul_op(x, w)), ad.sum_op(x, axis=1, keepdims=True)))
             rate = schedule.Warmup(schedule.Cosine(0.5, 15), 4)
             train = optim.SGD(rate, clip_norm=0.5).minimize(loss, [w])
             executor = self.executor([loss, train])
-            with mock.patch.object(engine, "fuse_chains", fuse_chains if chains else list):
+            with nullcontext() if together else without("pointwise"):
                 losses.append([executor.run(feeds, True)[0].tobytes() for _ in range(20)])
         self.assertEqual(losses[0], losses[1])
 
@@ -380,7 +389,7 @@ class Values:
         def words(*first: int) -> list[int]:
             return [*first, *[0] * (INSTRUCTIONS - len(first))]
 
-        numbers = [0.0] * NUMBERS
+        numbers = [0.0] * IMMEDIATES
         launch("pointwise", self.ctx, [x], *words(1 | 1 << 16), *numbers, y)
         np.testing.assert_array_equal(y.asnumpy(), -np.ones(3, np.float32))
         for wrong in ((), (200,), (1 | 3 << 16,), (1 | 100 << 16,), (1 | 60 << 8,)):

@@ -14,8 +14,9 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.runtime.device import cpu
 from dlsys.runtime.library import load
-from fusion.test_fuse_conv import BACKWARD, Layer, run
+from fusion.test_conv_pool import BACKWARD, Layer, run
 from support.devices import require
+from support.fusion import require_fusion
 
 # Layers of several kinds, by the shape of an image and arguments of Layer.
 LAYERS = {
@@ -84,6 +85,7 @@ class Blocks(unittest.TestCase):
                     np.testing.assert_allclose(total, sum(parts), atol=scale)
 
 
+@require_fusion("conv_pool")
 @require(cpu(0))
 class NotFinite(unittest.TestCase):
     def test_a_gradient_that_is_not_finite_reaches_its_own_patch_only(self):

@@ -8,27 +8,26 @@ import unittest
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
-from dlsys.executor import executor as engine
-from dlsys.fusion.weight_update_op import MOST_PRODUCTS
+from dlsys.fusion.weight_update import MOST_PRODUCTS
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.runtime.device import Context, gpu
 from executor.test_whole import Failure, and_then, fail
-from fusion.test_fuse import Network, values_of
-from fusion.test_fuse_update import FLOAT32, OPTIMIZERS, Layer, feeds_of, sgd, trained
+from fusion.test_gemm_epilogue import Network, values_of
+from fusion.test_weight_update import FLOAT32, OPTIMIZERS, Layer, feeds_of, sgd, trained
 from support.devices import require
+from support.fusion import without
 from support.graphs import Training, variable
 
 
 def unfused() -> AbstractContextManager:
     """Executors without the pass."""
-    return mock.patch.object(engine, "fuse_updates", list)
+    return without("weight_update")
 
 
 @require(gpu(0))

@@ -1,4 +1,4 @@
-"""fuse_norm: batch normalisation with its surroundings in two kernels each way, on a GPU."""
+"""Batch normalization with its surroundings in two kernels each way, on a GPU."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
-from dlsys.executor import executor as engine
-from dlsys.fusion.batch_norm import fuse_norms
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops import activation
 from dlsys.passes.rewrite import exchange
 from dlsys.runtime.device import gpu
-from fusion.test_fuse import feeds_of
+from fusion.test_gemm_epilogue import feeds_of
 from support.devices import native_contexts, require
+from support.fusion import GPU, fused, require_fusion, without
 from support.graphs import evaluate, operators, simplified, variable
 
 STATISTICS, MAP = "batch_statistics_single_pass", "batch_normalize_map"
@@ -32,7 +30,7 @@ PLAIN_BACK = ("batch_normalize_sums_single_pass", "batch_normalize_gradient")
 
 
 class Norm:
-    """A normalisation of x with parameters that are fed."""
+    """A normalization of x with parameters that are fed."""
 
     def __init__(self, x: Node, name: str = "", **options: Any) -> None:
         channels = x.spec.shape[1]
@@ -66,7 +64,7 @@ def constant_shortcut(shape: tuple[int, ...]) -> list[Node]:
 
 
 def two_norms(shape: tuple[int, ...]) -> list[Node]:
-    """A block whose shortcut is normalised too."""
+    """A block whose shortcut is normalized too."""
     x, z = variable("x", *shape), variable("z", *shape)
     a, b = Norm(x, "a"), Norm(z, "b")
     inputs = [x, z, a.scale, a.bias, b.scale, b.bias]
@@ -101,7 +99,7 @@ def summed_only(shape: tuple[int, ...]) -> list[Node]:
     return shortcut(shape, False, lambda x: x)
 
 
-# Graphs nobody wrote the pass for, and what there is of normalisation then.
+# Graphs nobody wrote the pass for, and what there is of normalization then.
 FUSED: dict[str, tuple[Callable, list[str]]] = {
     "relu": (layer, [STATISTICS, MAP, *MAP_BACK]),
     "silu": (lambda s: layer(s, ad.silu_op), [STATISTICS, MAP, *MAP_BACK]),
@@ -170,7 +168,7 @@ def counted(names: Sequence[str]) -> Counter:
 
 def unfused() -> AbstractContextManager:
     """Executors without the pass."""
-    return mock.patch.object(engine, "fuse_norms", list)
+    return without("batch_norm")
 
 
 class Rewrites(unittest.TestCase):
@@ -191,14 +189,16 @@ class Rewrites(unittest.TestCase):
         for name, (build, wanted) in FUSED.items():
             with self.subTest(name):
                 fetches = build((4, 3, 5, 2))
-                made = fuse_norms(simplified(fetches))
+                made = fused(simplified(fetches), "batch_norm", target=GPU)
                 self.assertEqual(counted(operators(made)), Counter(wanted))
                 self.assert_same(made, fetches)
 
     def test_activations_and_their_gradients_are_gone(self) -> None:
         for name in ("relu", "silu", "softplus", "hard swish", "norm + r", "residual"):
             with self.subTest(name):
-                made = operators(fuse_norms(simplified(FUSED[name][0]((4, 3, 5, 2)))))
+                made = operators(
+                    fused(simplified(FUSED[name][0]((4, 3, 5, 2))), "batch_norm", target=GPU)
+                )
                 kernel = "relu" if name in ("norm + r", "residual") else name.replace(" ", "_")
                 self.assertFalse({kernel, f"{kernel}_gradient", "add"} & set(made), made)
 
@@ -206,7 +206,7 @@ class Rewrites(unittest.TestCase):
         for name, build in LEFT.items():
             with self.subTest(name):
                 fetches = build((4, 3, 5, 2))
-                made = fuse_norms(simplified(fetches))
+                made = fused(simplified(fetches), "batch_norm", target=GPU)
                 self.assertIn("relu", operators(made))
                 if name == "fetched sum":
                     self.assertIn(MAP, operators(made))
@@ -220,10 +220,11 @@ class Rewrites(unittest.TestCase):
         norm = Norm(x)
         (first,) = ad.gradients(ad.sum_op(ad.relu_op(norm.y) ** 2), [x])
         fetches = [first, *ad.gradients(ad.sum_op(first * first), [x, norm.scale])]
-        made = fuse_norms(simplified(fetches))
+        made = fused(simplified(fetches), "batch_norm", target=GPU)
         self.assertIn(MAP_BACK[0], operators(made))
         self.assert_same(made, fetches, tolerance=1e-4)
 
+    @require_fusion("multi_tensor")
     def test_running_statistics_are_updated_together(self) -> None:
         """Those of as many values each: three of four layers, on native devices."""
         results = []

@@ -1,0 +1,108 @@
+"""Fused cross-entropy: the loss summed over the rows, and its gradient, from one reading of the
+logits.
+
+Pattern: the gradient of softmax cross-entropy where all rows count the same, and the sum or mean of
+the rows' losses of the same logits and labels, if anybody wants that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..graph.kinds import Instance, Number
+from ..graph.lines import attributed_to
+from ..graph.node import Node, Op
+from ..graph.signature import Signature
+from ..ops.leaf import constant_op, placeholder_op
+from ..ops.loss.cross_entropy import (
+    cross_entropy_gradient_op,
+    cross_entropy_rows_op,
+    sparse_cross_entropy_gradient_op,
+    sparse_cross_entropy_rows_op,
+)
+from ..ops.reduce import mean_op, sum_op
+from ..passes.pipeline import Options, Pass
+from ..passes.rewrite import Graph, Pattern, exchange, value_of
+from .body import Body, Fused, close, in_shape, shaped
+
+WORKSPACE = 512  # int32 by which the kernel's blocks reduce: kMeetingPlaces and an arrival counter
+
+
+class FusedCrossEntropy(Fused):
+    """Σ of the rows' losses times `scale`, and the gradient of each row's loss times `dy`: values
+    () and (…, classes) of logits, labels and a workspace. Labels out of range are refused.
+    """
+
+    tolerance = 1e-4
+    fallible = True
+    zeroed_workspace = (-1,)
+
+    def __init__(self, name: str, of_any_dtype: tuple[int, ...]) -> None:
+        super().__init__(name, 2, of_any_dtype)
+        numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
+        self.signature = Signature("logits", "labels", body=Instance(Body), **numbers)
+
+    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
+        body: Body = attrs["body"]
+        inputs = (*inputs, constant_op(np.zeros(WORKSPACE, np.int32), name="workspace"))
+        over_all = Body((*body.inputs, placeholder_op("workspace")), body.outputs)
+        return super().make(inputs, attrs | {"body": over_all}, name)
+
+    def scalars(self, node: Node) -> tuple[float, float]:
+        return node.attrs["scale"], node.attrs["dy"]
+
+
+fused_cross_entropy_op = FusedCrossEntropy("fused_cross_entropy", (2,))
+fused_sparse_cross_entropy_op = FusedCrossEntropy("fused_sparse_cross_entropy", (1, 2))
+
+# By the gradient of the rows' losses: these, and the operator of both.
+_LOSSES: dict[Op, tuple[Op, FusedCrossEntropy]] = {
+    cross_entropy_gradient_op: (cross_entropy_rows_op, fused_cross_entropy_op),
+    sparse_cross_entropy_gradient_op: (sparse_cross_entropy_rows_op, fused_sparse_cross_entropy_op),
+}
+_GRADIENT = Pattern((*_LOSSES,), "x", "labels", "dy")
+
+
+def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
+    """The fetches over a graph with its losses fused. The graph, simplified for native devices,
+    must be the executor's own: its nodes change.
+    """
+    graph = Graph(fetches)
+    replaced: dict[Node, Node] = {}
+    for node in graph.order:
+        found = _GRADIENT.match(graph, node)
+        if found is not None and found["dy"].op.constant_fill:
+            _fuse(graph, node, found, replaced)
+    return exchange(fetches, replaced)
+
+
+def _fuse(graph: Graph, node: Node, found: dict[str, Node], replaced: dict[Node, Node]) -> None:
+    rows_op, op = _LOSSES[node.op]
+    x, labels = found["x"], found["labels"]
+    rows = Pattern(rows_op, "x", "labels")
+    totals = [
+        total
+        for user in graph.users[x]
+        if rows.match(graph, user, x=x, labels=labels)
+        for total in (user, *graph.users[user])  # the loss of one row is its own total
+        if total.op in (rows_op, mean_op, sum_op) and total.spec.size == 1
+        if total not in replaced
+    ]
+    with attributed_to(node):
+        total = totals[0] if totals else sum_op(rows_op(x, labels))
+        body = close((x, labels), (in_shape(total, ()), node))
+        count = total.inputs[0].spec.size if total.op is mean_op else 1
+        scale = 1.0 / count if count else float("nan")
+        made = op(x, labels, body, scale=scale, dy=float(found["dy"].attrs["value"]))
+        made.stand_for(node)
+        replaced[node] = value_of(made, 1, node)
+        if totals:
+            replaced[total] = shaped(value_of(made, 0, total), total)
+
+
+FUSION = Pass(
+    "cross_entropy", fuse, place=20, needs=("fused_cross_entropy", "fused_sparse_cross_entropy")
+)

@@ -1,0 +1,215 @@
+"""Every fusion can be left out, by DLSYS_FUSION or by deleting its file: the values stay."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import dlsys
+from dlsys import autodiff as ad
+from dlsys import ndarray, nn, optim
+from dlsys.errors import SettingError
+from dlsys.fusion import FUSIONS
+from dlsys.graph.node import Node
+from dlsys.passes.pipeline import PASSES, Options, Pass, arrange, select
+from dlsys.runtime.device import Context
+from dlsys.runtime.library import load
+from dlsys.runtime.target import NUMPY
+from support.devices import require
+from support.fusion import CPU, GPU, fusions
+
+PACKAGE = Path(dlsys.__file__).parent
+NAMES = [fusion.name for fusion in FUSIONS]
+Built = tuple[list[Node], dict[Node, np.ndarray]]
+
+
+def mlp() -> Built:
+    """Dense layers with a bias, trained by Adam under a schedule: all but the convolutions."""
+    rng = np.random.default_rng(0)
+    x, y = ad.Variable("x"), ad.Variable("y", dtype=np.int64)
+    model = nn.Sequential(
+        nn.Linear(12, 9, rng=1), nn.ReLU(), nn.Linear(9, 7, rng=2), nn.GELU(),
+        nn.Linear(7, 5, rng=3),
+    )  # fmt: skip
+    loss = ad.softmax_cross_entropy(model(x), y)
+    rate = optim.Warmup(optim.Cosine(0.05, 20), 3)
+    train = optim.Adam(rate, weight_decay=0.01).minimize(loss, model.parameters())
+    feeds = {x: rng.standard_normal((16, 12)).astype(np.float32), y: rng.integers(0, 5, 16)}
+    return [loss, train], feeds
+
+
+def convolutions() -> Built:
+    """A small LeNet: convolution, relu and pool; then a batch norm with a shortcut."""
+    rng = np.random.default_rng(1)
+    x, y = ad.Variable("x"), ad.Variable("y", dtype=np.int64)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, rng=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, padding=1, rng=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
+        nn.Linear(6 * 4 * 4, 5, rng=3),
+    )  # fmt: skip
+    loss = ad.softmax_cross_entropy(model(x), y)
+    train = optim.SGD(0.05, momentum=0.9).minimize(loss, model.parameters())
+    feeds = {x: rng.standard_normal((6, 1, 8, 8)).astype(np.float32), y: rng.integers(0, 5, 6)}
+    return [loss, train], feeds
+
+
+NETWORKS: tuple[Callable[[], Built], ...] = (mlp, convolutions)
+
+
+def losses(build: Callable[[], Built], ctx: Context | None, precision: str = "fp32") -> list[float]:
+    """The losses of a few training steps."""
+    fetches, feeds = build()
+    executor = ad.Executor(fetches, ctx, precision)
+    return [float(executor.run(feeds, convert_to_numpy_ret_vals=True)[0]) for _ in range(4)]
+
+
+class Settings(unittest.TestCase):
+    """The words of DLSYS_FUSION, and the order of passes."""
+
+    def names(self, setting: str) -> list[str]:
+        return [fusion.name for fusion in select(FUSIONS, setting)]
+
+    def test_a_setting_leaves_fusions(self) -> None:
+        self.assertEqual(self.names("all"), NAMES)
+        self.assertEqual(self.names("off"), [])
+        self.assertEqual(self.names("pointwise, conv_pool"), ["conv_pool", "pointwise"])
+        self.assertEqual(
+            self.names("-pointwise,-conv_pool"),
+            [name for name in NAMES if name not in ("pointwise", "conv_pool")],
+        )
+
+    def test_what_names_no_fusion_is_refused(self) -> None:
+        for wrong in ("of", "pointwise,of", "-of", "-pointwise,conv_pool", "", "-"):
+            with (
+                self.subTest(wrong),
+                self.assertRaisesRegex(SettingError, f"DLSYS_FUSION={wrong}: expected off, all"),
+            ):
+                select(FUSIONS, wrong)
+
+    def test_every_file_is_a_fusion_but_what_they_share(self) -> None:
+        files = {path.stem for path in (PACKAGE / "fusion").glob("*.py")}
+        self.assertEqual(files - {"__init__", "body"}, set(NAMES))
+        places = [fusion.place for fusion in FUSIONS]
+        self.assertEqual(places, sorted(set(places)))
+        self.assertTrue(all(10 <= place <= 90 for place in places))
+
+    def test_passes_run_in_order_under_their_conditions(self) -> None:
+        def arranged(**options: object) -> list[str]:
+            return [one.name for one in arrange(FUSIONS, Options(**options))]  # type: ignore[arg-type]
+
+        without_draws = ["simplify", *NAMES, "precision"]
+        self.assertEqual(arranged(target=GPU, precision="tf32"), without_draws)
+        self.assertNotIn("uint8_inputs", arranged(target=CPU))
+        self.assertNotIn("pointwise", arranged(target=CPU, one_by_one=True))
+        self.assertEqual(arranged(target=NUMPY), ["simplify", "multi_tensor"])
+        self.assertEqual([one.name for one in PASSES], ["simplify", "fresh_draws", "precision"])
+
+    def test_no_fusion_is_imported_by_name(self) -> None:
+        modules = [f"fusion.{name}" for name in NAMES] + [f".{name} import" for name in NAMES]
+        for path in PACKAGE.rglob("*.py"):
+            text = path.read_text() if path.parent.name in ("fusion", "executor", "passes") else ""
+            for module in modules:
+                self.assertNotIn(f"from {module}" if "." == module[0] else module, text, path)
+
+    def test_an_executor_takes_fusions_of_its_own(self) -> None:
+        seen = []
+
+        def look(fetches: list[Node], options: Options) -> list[Node]:
+            seen.append(options.target)
+            return list(fetches)
+
+        executor = ad.Executor([ad.constant(1.0) * 2], fusions=[Pass("look", look, place=50)])
+        self.assertEqual(float(executor.run()[0]), 2)
+        self.assertEqual(seen, [NUMPY])
+
+
+class Values:
+    """Losses with all fusions, with none, and without each, on the device `ctx`."""
+
+    ctx: Context
+
+    def test_losses_do_not_depend_on_fusions(self) -> None:
+        for build in NETWORKS:
+            expected = losses(build, None)
+            for setting in ("all", "off", *(f"-{name}" for name in NAMES), *NAMES):
+                with self.subTest(build.__name__, fusion=setting), fusions(setting):
+                    np.testing.assert_allclose(losses(build, self.ctx), expected, rtol=2e-4)
+
+    def test_the_graph_as_text_names_the_passes(self) -> None:
+        script = f"from fusion.test_plugins import *; losses(mlp, ndarray.{self.ctx})"
+        done = run(script, PACKAGE, DLSYS_DEBUG="3", DLSYS_FUSION="all")
+        self.assertIn("# passes: simplify, conv_pool, cross_entropy", done)
+        self.assertIn("# after gemm_epilogue\n", done)
+        off = run(script, PACKAGE, DLSYS_DEBUG="3", DLSYS_FUSION="off")
+        self.assertIn("# passes: simplify, precision\n", off)
+        self.assertNotIn("matmul_bias", off)
+
+
+@require(ndarray.cpu(0))
+class CpuValues(Values, unittest.TestCase):
+    ctx = ndarray.cpu(0)
+
+
+@require(ndarray.gpu(0))
+class GpuValues(Values, unittest.TestCase):
+    ctx = ndarray.gpu(0)
+
+
+def run(script: str, package: Path, **environment: str) -> str:
+    """What a script prints in a new interpreter, with a package and the tests on its path."""
+    path = os.pathsep.join([str(package.parent), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    return done.stdout
+
+
+@require(ndarray.cpu(0))
+class Deleted(unittest.TestCase):
+    """Copies of the package in which the file of a fusion is missing."""
+
+    def test_a_package_without_a_fusion_trains_the_same(self) -> None:
+        expected = {build: losses(build, None) for build in NETWORKS}
+        with tempfile.TemporaryDirectory() as folder:
+            package = Path(folder, "dlsys")
+            ignored = shutil.ignore_patterns("*.so", "__pycache__", "fusion")
+            shutil.copytree(PACKAGE, package, ignore=ignored)
+            for name in NAMES:
+                with self.subTest(deleted=name):
+                    shutil.rmtree(package / "fusion", ignore_errors=True)
+                    shutil.copytree(PACKAGE / "fusion", package / "fusion")
+                    (package / "fusion" / f"{name}.py").unlink()
+                    found, *trained = self.trained(package)
+                    self.assertEqual(found.split(), [one for one in NAMES if one != name])
+                    for got, build in zip(trained, NETWORKS, strict=True):
+                        np.testing.assert_allclose(
+                            [*map(float, got.split())], expected[build], rtol=2e-4
+                        )
+
+    def trained(self, package: Path) -> list[str]:
+        """The fusions that a package has, and the losses of each network under it."""
+        return run(
+            "import dlsys.fusion\n"
+            "print(*(fusion.name for fusion in dlsys.fusion.FUSIONS))\n"
+            "from fusion.test_plugins import NETWORKS, losses, ndarray\n"
+            "for build in NETWORKS: print(*losses(build, ndarray.cpu(0)))",
+            package,
+            DLSYS_LIBRARY=str(load().path),
+        ).splitlines()
+
+
+if __name__ == "__main__":
+    unittest.main()
