@@ -37,7 +37,7 @@ class SignatureError(GraphError, ShapeError):
 
 
 class OutOfRangeError(ShapeError, IndexError):
-    """An index or a class number among the values that an operator was given is not one of those
+    """An index or a class label among the values that an operator was given is not one of those
     that there are. The text is the same on every device.
 
     numpy and the CPU raise it from the run, which then changes nothing. A kernel on a GPU cannot

@@ -1,6 +1,6 @@
 """Initial values of weights: float32 arrays drawn once on the host, so the same on every device.
 
-Every initialiser is a function of (shape, rng). A weight's shape is (outputs, inputs) of a matrix
+Every initializer is a function of (shape, rng). A weight's shape is (outputs, inputs) of a matrix
 or (outputs, inputs, *window) of a filter; one unit then sees `fan in` = inputs · window values and
 is seen by `fan out` = outputs · window. `rng` is a numpy Generator, a seed, or None for the one
 that `seed` starts, which begins at 0.
@@ -52,7 +52,7 @@ FAN = Choice("in", "out", "average")
 
 
 class _Default:
-    """Where numbers come from without an rng."""
+    """The generator of values that are drawn without an rng."""
 
     generator = np.random.default_rng(0)
 
@@ -210,7 +210,7 @@ def lecun_uniform(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
 
 @declared("init.", shape=SHAPE, rng=RNG)
 def lecun_normal(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
-    """Normal with variance 1 / fan in, as self-normalising networks want it."""
+    """Normal with variance 1 / fan in, as self-normalizing networks want it."""
     return normal(shape, rng, deviation=_scale(shape, "in", 1.0))
 
 
@@ -223,7 +223,7 @@ def orthogonal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> n
     rows, columns = shape[0], math.prod(shape[1:])
     drawn = generator(rng).standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(drawn)
-    q *= np.where(np.diag(r) < 0, -1, 1)  # else qr's choice of signs would favour some directions
+    q *= np.where(np.diag(r) < 0, -1, 1)  # else qr's choice of signs would favor some directions
     return (gain * (q if rows >= columns else q.T)).reshape(shape).astype(np.float32)
 
 

@@ -255,7 +255,7 @@ def _copy(
 
 
 def is_gpu_ctx(ctx: Context | None) -> bool:
-    """Whether `ctx` is a GPU."""
+    """True for a GPU."""
     return ctx is not None and ctx.device_type == DL_GPU
 
 

@@ -4,8 +4,8 @@
 //
 // A launch is done when it returns. The threads of a block are fibers (fibers.h) of one thread of
 // the CPU, each running until it has to wait for others; blocks run one after the other, those of a
-// cluster beside each other. What is uninitialised on a GPU is NaN here, and what CUDA leaves
-// undecided is decided anew each time (order.h), so that a result that depends on it shows.
+// cluster concurrently. Memory that is uninitialized on a GPU is NaN here, and every order that
+// CUDA leaves open is drawn anew each time (order.h), so that a result that depends on it shows.
 #pragma once
 #include <math.h>
 
@@ -297,7 +297,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(
   return BlocksAtOnce(blocks, threads, shared_nbytes);
 }
 
-// ---- recording ----
+// ---- capture ----
 
 enum cudaStreamCaptureMode {
   cudaStreamCaptureModeGlobal,

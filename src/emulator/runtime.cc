@@ -1,5 +1,5 @@
 // CUDA's runtime over the memory and the time of the CPU: two devices, their memory, streams,
-// events and launches. Graphs are in recording.cc.
+// events and launches. Graphs are in capture.cc.
 #include "emulator/runtime.h"
 
 #include <atomic>

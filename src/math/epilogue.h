@@ -1,12 +1,12 @@
-// What a matrix product may end in, by number; python/dlsys/fusion/body.py counts in the same
-// order.
+// GEMM epilogues: the codes of activations and activation gradients, in the order of
+// python/dlsys/fusion/body.py.
 #pragma once
 #include "math/functors.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
 
-// y = f(x), and dx = f(side, dy) where side is the activation's input or output.
+// Forward y = f(x); gradient dx = f(side, dy), where side is the activation's input or output.
 #define DLSYS_ACTIVATIONS(X) \
   X(1, Relu)                 \
   X(2, Sigmoid)              \
@@ -25,14 +25,14 @@ namespace dlsys {
   X(5, SoftplusGradient)              \
   X(6, HardSwishGradient)
 
-constexpr int64_t kActivations = 9;  // 0 is none
+constexpr int64_t kActivations = 9;  // code 0 is none
 constexpr int64_t kActivationGradients = 6;
 
-inline int CheckedMap(const char* op, int64_t number, int64_t first, int64_t last) {
-  if (number < first || number > last)
-    Fail("%s: there is no epilogue %ld, expected %ld to %ld", op, (long)number, (long)first,
+inline int CheckedEpilogue(const char* op, int64_t code, int64_t first, int64_t last) {
+  if (code < first || code > last)
+    Fail("%s: there is no epilogue %ld, expected %ld to %ld", op, (long)code, (long)first,
          (long)last);
-  return (int)number;
+  return (int)code;
 }
 
 }  // namespace dlsys

@@ -1,12 +1,12 @@
-// Which positions of an axis a resized one reads, the same on every device: all decisions are made
-// in integers, and the one rounding is that of the weight.
+// Resizing along one axis, the same on every device: source positions are decided in integers, and
+// the only rounding is that of the weight.
 #pragma once
 #include "math/functors.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
 
-// A value of the resized axis: (1 - weight) * x[low] + weight * x[high].
+// A resized element: (1 - weight) * x[low] + weight * x[high].
 struct Tap {
   int64_t low, high;
   float weight;
@@ -17,13 +17,13 @@ struct Tap {
   }
 };
 
-// The resized positions that read one position: first … last, none where last < first.
+// The resized elements that read one source element: first to last, none where last < first.
 struct Readers {
   int64_t first, last;
 };
 
-// An axis of n positions resized to m. Positions are the centres of equal cells (0.5, 1.5, …), or
-// with `align` numbers between the first and the last, which stay where they are.
+// An axis of n elements resized to m. Coordinates are centers of equal cells (0.5, 1.5, ...), or
+// with `align` (align_corners) evenly spaced from the first to the last element.
 struct ResizedAxis {
   int64_t n, m;
   bool align, linear;
@@ -31,8 +31,8 @@ struct ResizedAxis {
   DLSYS_HD Tap At(int64_t i) const {
     if (align && m == 1) return Tap{0, 0, 0.f};
     const int64_t unit = align ? m - 1 : 2 * m;
-    int64_t at = align ? i * (n - 1) : (2 * i + 1) * n - m;  // the position, in units
-    if (!linear) {  // the nearest; between two of equal distance the lower, or the cell i lies in
+    int64_t at = align ? i * (n - 1) : (2 * i + 1) * n - m;  // the coordinate, in units
+    if (!linear) {  // nearest: ties to the lower, or the cell that i lies in
       at = align ? (2 * at + unit - 1) / (2 * unit) : (at + m) / unit;
       return Tap{at, at, 0.f};
     }
@@ -42,7 +42,7 @@ struct ResizedAxis {
     return Tap{low, low + 1, (float)(at % unit) / (float)unit};
   }
 
-  // The first resized position whose higher tap is at least k; taps never descend.
+  // First resized element whose `high` is at least k; `high` never descends.
   DLSYS_HD int64_t FirstAt(int64_t k) const {
     int64_t from = 0, to = m;
     while (from < to) {
@@ -55,7 +55,7 @@ struct ResizedAxis {
     return from;
   }
 
-  // The last resized position whose lower tap is at most k.
+  // Last resized element whose `low` is at most k.
   DLSYS_HD int64_t LastAt(int64_t k) const {
     int64_t from = 0, to = m;
     while (from < to) {
@@ -71,7 +71,7 @@ struct ResizedAxis {
   DLSYS_HD Readers ReadersOf(int64_t k) const { return Readers{FirstAt(k), LastAt(k)}; }
 };
 
-// Images x (batch, rows.n, cols.n) and the resized y (batch, rows.m, cols.m).
+// Images x (batch, rows.n, cols.n) and y (batch, rows.m, cols.m).
 struct Resize {
   int64_t batch;
   ResizedAxis rows, cols;
@@ -86,7 +86,7 @@ inline Resize ResizeOf(const char* op, const DLArray* x, bool align, bool linear
     fits = x->shape[a] == y->shape[a];
     resize.batch *= x->shape[a];
   }
-  // Positions in units are below 4 * n * m.
+  // Coordinates in units are below 4 * n * m.
   const int64_t most = int64_t(1) << 30;
   for (int a = lead; fits && a < x->ndim; a++)
     fits = x->shape[a] > 0 && y->shape[a] > 0 && x->shape[a] < most && y->shape[a] < most;

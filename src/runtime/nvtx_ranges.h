@@ -1,5 +1,5 @@
-// Named ranges on the host's timeline, for profilers that show them. Nothing is marked, and a step
-// pays one load and one branch, until something that can mark them sets `range_marker`.
+// Named ranges on the host's timeline, for profilers. Until a marker is set in `range_marker`, a
+// step pays one load and one branch.
 #pragma once
 
 namespace dlsys {

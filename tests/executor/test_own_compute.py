@@ -92,7 +92,7 @@ class OwnCompute:
 
     def check_refused(self, act: Callable[..., Any], message: str) -> None:
         executor = self.executor(act)
-        for _ in range(3):  # a GPU records the second run
+        for _ in range(3):  # a GPU captures the second run
             with self.assertRaisesRegex(GraphError, f"operator own: its compute {message}"):
                 executor.run({self.x: self.host})
             self.assertEqual(self.count.asnumpy(), 0)

@@ -149,10 +149,14 @@ class GpuProducts(Kernels):
     def test_what_it_refuses(self) -> None:
         a, b = self.zeros(3, 4, dtype=np.uint8), self.zeros(4, 5)
         for message, arguments, options in (
-            ("bytes are multiplied as they lie, not transposed", (a, b), {"trans_a": 1}),
-            ("expected one scale of bytes, got shape", (a, b), {"scale": self.zeros(2)}),
-            ("expected bytes, got float32", (self.zeros(3, 4), b), {}),
-            ("expected bytes, got int32", (self.zeros(3, 4, dtype=np.int32), b), {}),
+            ("a uint8 A cannot be transposed", (a, b), {"trans_a": 1}),
+            (
+                "expected one scale of the uint8 operand, got shape",
+                (a, b),
+                {"scale": self.zeros(2)},
+            ),
+            ("expected uint8, got float32", (self.zeros(3, 4), b), {}),
+            ("expected uint8, got int32", (self.zeros(3, 4, dtype=np.int32), b), {}),
             ("expected float32, got uint8", (a, self.zeros(4, 5, dtype=np.uint8)), {}),
             ("expected float32, got int32", (a, b), {"scale": self.zeros(1, dtype=np.int32)}),
             ("shapes do not fit", (a, self.zeros(3, 5)), {}),
@@ -256,15 +260,19 @@ class GpuUpdates(Kernels):
     def test_what_it_refuses(self) -> None:
         w, s, a, b = self.zeros(3, 4), self.zeros(3), self.zeros(5, 3), self.zeros(5, 4)
         stored = self.zeros(5, 3, dtype=np.uint8)
-        lists = "expected a scale where there are bytes, and no sums of these"
+        lists = "expected a scale exactly where an operand is uint8"
         two = {"scales": [self.zeros(2)]}
         for message, arguments, more in (
             (lists, ([w], [stored], [b], 0, 1), {"scales": []}),
             (lists, ([w], [stored], [b], 0, 1), {"scales": [self.scale, self.scale]}),
             (lists, ([w], [a], [b], 0, 0), {}),
             (lists, ([w, s], [stored], [b], 1, 1), {}),
-            (r"expected one scale of bytes, got shape \(2,\)", ([w], [stored], [b], 0, 1), two),
-            ("expected bytes, got float32", ([w], [a], [b], 0, 1), {}),
+            (
+                r"expected one scale of the uint8 operand, got shape \(2,\)",
+                ([w], [stored], [b], 0, 1),
+                two,
+            ),
+            ("expected uint8, got float32", ([w], [a], [b], 0, 1), {}),
             ("expected float32, got uint8", ([w], [stored], [b], 0, 2), {}),
             ("expected float32, got uint8", ([w], [stored], [b], 0, 0), {"scales": []}),
         ):

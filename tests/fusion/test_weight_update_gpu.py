@@ -17,7 +17,7 @@ from dlsys.errors import KernelError
 from dlsys.fusion.weight_update import MOST_PRODUCTS
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.runtime.device import Context, gpu
-from executor.test_whole import Failure, and_then, fail
+from executor.test_transaction import Failure, and_then, fail
 from fusion.test_gemm_epilogue import Network, values_of
 from fusion.test_weight_update import FLOAT32, OPTIMIZERS, Layer, feeds_of, sgd, trained
 from support.devices import require
@@ -264,8 +264,8 @@ class GpuKernel(unittest.TestCase):
 
         w, s, a, b = on_gpu(3, 4), on_gpu(4), on_gpu(5, 3), on_gpu(5, 4)
         for message, arguments in (
-            ("expected the factors of 1 to 8 products, got 0 and 0", ([], [], [])),
-            ("expected the factors of 1 to 8 products, got 1 and 2", ([w], [a], [b, b])),
+            ("expected the operands of 1 to 8 products, got 0 and 0", ([], [], [])),
+            ("expected the operands of 1 to 8 products, got 1 and 2", ([w], [a], [b, b])),
             ("2 parameters need 2 states, got 1", ([w], [a], [b], 2)),
             ("expected matrices and at most the sums of one", ([w, s], [a], [b], 3)),
             (r"expected a state of 3 elements, got shape \(4,\)", ([w, s], [a], [b], 1)),

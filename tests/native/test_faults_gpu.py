@@ -62,7 +62,7 @@ class GpuFaults(unittest.TestCase):
 
     def test_runs_and_replays_between_two_waits_tell_of_one(self) -> None:
         executor = lookup(self.ctx)
-        for _ in range(3):  # launched one by one, recorded, replayed
+        for _ in range(3):  # launched one by one, captured, replayed
             executor.run({INDEX: BAD})
             executor.run({INDEX: GOOD})
             executor.run_many(40, {INDEX: BAD})

@@ -88,7 +88,7 @@ class TwoGpus(unittest.TestCase):
                 for each in pair:
                     self.assert_same(each, alone)
                     (plan,) = each.executor.report().plans
-                    self.assertEqual({segment.kind for segment in plan.segments}, {"recorded"})
+                    self.assertEqual({segment.kind for segment in plan.segments}, {"captured"})
 
     def test_at_once(self) -> None:
         alone = Training(gpu(0), "fp32")

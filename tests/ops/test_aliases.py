@@ -176,7 +176,9 @@ def run(build: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
 
 
 def differences(function: Callable[..., Any], wanted: str) -> list[str]:
-    """Where a function's first parameters are not the wanted ones; others must have defaults."""
+    """The complaint where a function's first parameters are not the wanted ones; others must have
+    defaults.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     words = wanted.split()
     found = []
@@ -276,16 +278,16 @@ class Kernels:
     def test_a_forward_pass_by_position(self) -> None:
         put = lambda value: ndarray.array(value, self.ctx)  # noqa: E731
         room = lambda *shape: ndarray.empty(shape, self.ctx)  # noqa: E731
-        planes, pooled = room(2, 4, 6, 6), room(2, 4, 3, 3)
-        gpu_op.conv2d(put(X), put(F), planes, 1, 1)
-        gpu_op.leaky_relu(planes, 0.1, planes)
-        gpu_op.max_pooling2d(planes, 2, 2, pooled, 0, 2)
+        images, pooled = room(2, 4, 6, 6), room(2, 4, 3, 3)
+        gpu_op.conv2d(put(X), put(F), images, 1, 1)
+        gpu_op.leaky_relu(images, 0.1, images)
+        gpu_op.max_pooling2d(images, 2, 2, pooled, 0, 2)
         y = convolved(X, F, 1)
         y = windows(np.where(y > 0, y, 0.1 * y), 2, 2, 0, 2).max((4, 5))
         np.testing.assert_allclose(pooled.asnumpy(), y, rtol=1e-4, atol=1e-5)
-        gpu_op.average_pooling2d(planes, 6, 6, means := room(2, 4, 1, 1), 0, 1)
+        gpu_op.average_pooling2d(images, 6, 6, means := room(2, 4, 1, 1), 0, 1)
         np.testing.assert_allclose(
-            means.asnumpy(), planes.asnumpy().mean((2, 3), keepdims=True), rtol=1e-4, atol=1e-5
+            means.asnumpy(), images.asnumpy().mean((2, 3), keepdims=True), rtol=1e-4, atol=1e-5
         )
 
 

@@ -16,7 +16,7 @@ from dlsys.ops.conv.im2col import CHUNK_NBYTES
 from dlsys.ops.conv.pooling import max_pool_op
 from support.devices import require
 from support.samples_conv import convolved, data_gradient, filter_gradient
-from support.samples_pool import first_places, max_pooled, spread
+from support.samples_pool import first_indices, max_pooled, spread
 
 SEED = int(os.environ.get("DLSYS_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
 
@@ -38,10 +38,10 @@ class Random:
         size, dilation = self.pair(1, 5), self.pair(1, 4)
         padding = (self.pair(0, 4), self.pair(0, 4))
         extents = ((k - 1) * d + 1 for k, d in zip(size, dilation))
-        plane = [
+        image = [
             max(1, e - sum(p)) + int(self.rng.integers(0, 9)) for e, p in zip(extents, padding)
         ]
-        x = self.values(int(self.rng.integers(1, 5)), channels, *plane)
+        x = self.values(int(self.rng.integers(1, 5)), channels, *image)
         f = self.values(filters, channels // groups, *size)
         attrs = dict(stride=self.pair(1, 5), padding=padding, dilation=dilation, groups=groups)
         return x, f, attrs
@@ -98,11 +98,11 @@ class Convolution:
         node = ad.Variable("x")
         pooled = max_pool_op(node, **attrs)
         dx = ad.gradients(ad.sum_op(pooled[0] * 3), [node])[0]
-        y, places, dx = run([pooled[0], pooled[1], dx], {node: x}, self.ctx)
+        y, indices, dx = run([pooled[0], pooled[1], dx], {node: x}, self.ctx)
         np.testing.assert_array_equal(y, max_pooled(x, **attrs))
-        np.testing.assert_array_equal(places, first_places(x, **attrs))
-        self.assertEqual(places.dtype, np.int32)
-        np.testing.assert_array_equal(dx, spread(np.full(y.shape, 3.0), places, (9, 8)))
+        np.testing.assert_array_equal(indices, first_indices(x, **attrs))
+        self.assertEqual(indices.dtype, np.int32)
+        np.testing.assert_array_equal(dx, spread(np.full(y.shape, 3.0), indices, (9, 8)))
 
     if find_spec("torch"):  # an extra check, and no skip elsewhere
 
@@ -142,9 +142,9 @@ class NumpyConvolution(Convolution, unittest.TestCase):
         pooled = ad.max_pool2d(y, 2)
         executor = ad.Executor([ad.sum_op(pooled), *ad.gradients(pooled, [f])])
         executor.run({})
-        plane_nbytes = 200 * 8 * 28 * 28 * 4
+        image_nbytes = 200 * 8 * 28 * 28 * 4
         plan = executor.plan({})
-        self.assertLess(plan.arena_nbytes, 4 * plane_nbytes + 3 * CHUNK_NBYTES)
+        self.assertLess(plan.arena_nbytes, 4 * image_nbytes + 3 * CHUNK_NBYTES)
         self.assertLessEqual(plan.arena_nbytes, 1.1 * plan.live_nbytes)
         tracemalloc.start()
         executor.run({})
@@ -178,16 +178,16 @@ class GpuConvolution(Convolution, unittest.TestCase):
 
     def test_large_layers(self) -> None:
         """Every kind of tile, more layers than its table holds, several blocks and parts."""
-        for channels, filters, plane in [
+        for channels, filters, image in [
             (1, 6, 28),
             (6, 16, 14),
             (32, 64, 28),
             (64, 128, 14),
             (160, 130, 7),
         ]:
-            rng = Random(plane)
-            x, f = rng.values(64, channels, plane, plane), rng.values(filters, channels, 3, 3)
-            with self.subTest(channels=channels, filters=filters, plane=plane):
+            rng = Random(image)
+            x, f = rng.values(64, channels, image, image), rng.values(filters, channels, 3, 3)
+            with self.subTest(channels=channels, filters=filters, image=image):
                 results, dy = three(x, f, dict(padding=1), rng, self.ctx)
                 self.compare(results, [a.astype(np.float64) for a in (x, f, dy)], dict(padding=1))
 

@@ -3,8 +3,8 @@
 What it meets of the zeros that pad x is a part: 0 · NaN is NaN in the formula of samples_conv.py,
 though depthwise kernels leave those products out, so that there either is right. Beyond that no
 result may show it, with one exception: a GPU makes gradients for the data by products that pad dy
-with zeros, as those of cuDNN do, where a bad tap reaches elements that it has no part in. To find
-that out would take a launch more.
+with zeros, as those of cuDNN do, where a bad filter element reaches elements that it has no part
+in. To find that out would take a launch more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reach:
     def bad_feeds(
         self, rng: np.random.Generator, shapes: list[tuple[int, ...]]
     ) -> Iterator[tuple[int, list[np.ndarray], list[np.ndarray]]]:
-        """Which input is bad; the inputs; and positive ones, 0 but for the bad element."""
+        """The bad input's index; the inputs; and positive ones, 0 but for the bad element."""
         for which, value in itertools.product(range(3), (np.nan, np.inf)):
             arrays = [rng.uniform(1, 2, shape).astype(np.float32) for shape in shapes]
             marks = [np.ones(shape, np.float32) for shape in shapes]

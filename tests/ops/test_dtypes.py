@@ -1,4 +1,4 @@
-"""What computations compute in, on numpy and on native devices."""
+"""The dtypes of computations, on numpy and on native devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.graphs import evaluate
 
 
 class Dtypes(unittest.TestCase):
-    """What `ctx=None` computes in."""
+    """The dtypes of `ctx=None`."""
 
     def dtype(self, node, feeds):
         return evaluate([node], feeds)[0].dtype
@@ -106,7 +106,7 @@ class Dtypes(unittest.TestCase):
 
 
 class Feeds:
-    """What holds of feeds on every device."""
+    """Facts of feeds on every device."""
 
     ctx: Context | None = None
 
@@ -131,7 +131,7 @@ class NumpyFeeds(Feeds, unittest.TestCase):
 
 
 class NativeDtypes(Feeds):
-    """What native devices compute in: float32."""
+    """Native devices compute in float32."""
 
     ctx: Context
 

@@ -1,5 +1,5 @@
-"""What the rows of samples_layout.py cannot say: errors of values, memory, random attributes, and
-PyTorch where it is installed.
+"""Facts that the rows of samples_layout.py cannot state: errors of values, memory, random
+attributes, and PyTorch where it is installed.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class NumpyLayout(Layout, unittest.TestCase):
             self.assertTrue(np.shares_memory(seen[name], value), name)
 
     def test_no_hidden_temporaries(self) -> None:
-        """What a step takes besides its plan is small."""
+        """A step takes little memory besides its plan."""
         x = ad.Variable("x", (512, 1024), "float32")
         nodes = [
             x[::-1, ::2], concat.concat_op(x, x), pad.pad_op(x, (2, 2), "reflect"),

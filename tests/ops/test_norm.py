@@ -1,4 +1,4 @@
-"""Normalisation beyond its rows: running statistics, what training keeps, accuracy, attributes."""
+"""Normalization beyond its rows: running statistics, what training keeps, accuracy, attributes."""
 
 from __future__ import annotations
 

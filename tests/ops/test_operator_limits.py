@@ -1,4 +1,6 @@
-"""What the table in samples.py cannot say: bad labels, dtypes of mixed use, the largest arrays."""
+"""Limits that the table in samples.py cannot state: bad labels, dtypes of mixed use, the largest
+arrays.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ LEAVES = {"placeholder_op", "parameter_op", "Variable"}  # every row feeds and s
 
 
 class Operators:
-    """What is true of every operator on the device `ctx`; check_… runs a row, each_… a case."""
+    """Properties of every operator on the device `ctx`; check_… runs a row, each_… a case."""
 
     ctx: Context | None = None
     dtypes: tuple[np.dtype, ...] = (FLOAT32,)
@@ -99,7 +99,7 @@ class Operators:
                     self.compare(sample, case, Use(sample, case, in_dtype(arrays, FLOAT32)), arrays)
 
     def each_bits(self, sample: Sample, case: Case) -> None:
-        """The same bits every run, with memory shared or not, for any number of threads."""
+        """Bits are the same every run, with memory shared or not, for any number of threads."""
         expected = self.bits(sample, case)
         before, settings.separate_arena = settings.separate_arena, True
         try:
@@ -269,7 +269,7 @@ class NativeOperators(Operators):
         native = Gradients(sample, case, FLOAT32)
         results = native.run(native.gradients, self.ctx)
         for result, wanted in zip(results, exact.run(exact.gradients)):
-            largest = np.abs(wanted).max(initial=1)  # terms of that size may have cancelled
+            largest = np.abs(wanted).max(initial=1)  # terms of that size may have canceled
             allowed = sample.gradient_ulps * np.finfo(FLOAT32).eps * largest
             self.assertEqual(result.shape, wanted.shape)
             allowed = np.full(wanted.shape, allowed)

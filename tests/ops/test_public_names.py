@@ -29,7 +29,7 @@ class PublicNames(unittest.TestCase):
                 self.assertIs(getattr(ad, name), vars(module)[name], name)
 
     def test_an_operator_that_is_not_public_is_used(self) -> None:
-        """Where it is not, its name was forgotten in `__all__`."""
+        """An operator that nobody uses was forgotten in `__all__`."""
         code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
         for module in FAMILIES:
             for name, value in vars(module).items():

@@ -243,7 +243,7 @@ class Steps(unittest.TestCase):
 
 
 class SameOnDevices:
-    """What one device draws, compared with numpy."""
+    """The draws of one device, compared with numpy."""
 
     ctx = None
 

@@ -1,4 +1,4 @@
-"""What operators take: every one that ships declares it, and what does not fit is refused."""
+"""Signatures: every operator that ships declares one, and what does not fit is refused."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def grid(count: int) -> list[np.ndarray]:
 
 
 def differing(a: np.ndarray, b: np.ndarray, ulps: float, scale: np.ndarray) -> np.ndarray:
-    """Where b is not what a is."""
+    """The elements where b is not what a is."""
     if a.dtype.kind != "f":
         return a != b
     exact = a.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Where ties and NaN go: the same element on every device, in values and in gradients."""
+"""Ties and NaN go to one element on every device, in values and in gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and normalisation against PyTorch on the CPU, with gradients; no test without PyTorch.
+"""Losses and normalization against PyTorch on the CPU, with gradients; no test without PyTorch.
 
 On numpy in float64, on the CPU device in float32. Convolution is compared in test_conv.py.
 """
@@ -76,7 +76,7 @@ class AgainstTorch:
         return ad.Executor([y, *gradients], self.ctx).run(feeds, convert_to_numpy_ret_vals=True)
 
     def rounded(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The same numbers for both: float64 here, but exact in the dtype of the test."""
+        """Arrays for both sides: float64 here, but exact in the dtype of the test."""
         return [x.astype(self.dtype).astype(float) if x.dtype.kind == "f" else x for x in arrays]
 
     def in_dtype(self, x: np.ndarray) -> np.ndarray:
@@ -218,7 +218,7 @@ class AgainstTorch:
                 (reduction,),
             )
 
-    # ---- normalisation ----
+    # ---- normalization ----
 
     def each_shape(self, axis: int = 1) -> Any:
         """x with a scale and a bias for `axis`, and eps."""

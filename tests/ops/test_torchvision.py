@@ -52,7 +52,7 @@ def batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def start(name: str) -> dict[str, np.ndarray]:
-    """Random state. Normalised planes have their mean about three deviations from 0, so that few
+    """Random state. Normalized channels have their mean about three deviations from 0, so that few
     elements are near it. The last scale of each branch is small, as it becomes in training: with 1
     everywhere the gradients of 50 layers explode, and float32 has two digits of them.
     """
@@ -67,7 +67,7 @@ def start(name: str) -> dict[str, np.ndarray]:
             drawn = rng.uniform(0.5, 1.5, value.shape) * (0.2 if ends_branch else 1)
         elif key.endswith("running_mean") or key == "fc.bias":
             drawn = rng.standard_normal(value.shape)
-        else:  # in few planes a branch takes from the shortcut's, which would bring many near 0
+        else:  # in few channels a branch takes from the shortcut's, which would bring many near 0
             negative = 0.05 if ends_branch else 0.5
             sign = np.where(rng.uniform(size=value.shape) < negative, -1, 1)
             drawn = state[key.replace("bias", "weight")] * rng.uniform(2.5, 3.5, value.shape) * sign

@@ -15,7 +15,7 @@ from support.devices import require
 
 
 class PeekOp(ad.Op):
-    """The same values, and a note of where they were."""
+    """A copy of the values, and a note of where they were."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Any] = {}

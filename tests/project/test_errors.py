@@ -212,7 +212,7 @@ RANGE = "is out of range: there are"
 
 
 class Labels:
-    """An index or a class number out of range is one error, wherever it is read."""
+    """An index or a class label out of range is one error, wherever it is read."""
 
     ctx: Context | None
 

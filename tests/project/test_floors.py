@@ -208,7 +208,7 @@ class Engine(unittest.TestCase):
 
 
 class Imports(unittest.TestCase):
-    """What a fresh interpreter loads."""
+    """The modules that a fresh interpreter loads."""
 
     def loaded(self, statement: str, **environment: str) -> set[str]:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which native devices the tests can use here, and what happens to tests of those that they cannot.
+"""The native devices that tests can use here, and what happens to tests of those that they cannot.
 
 A test class for every device is a plain class with the tests and one subclass a device:
 

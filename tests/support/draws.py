@@ -73,8 +73,8 @@ def paddings(d: Draw, most: Shape) -> Any:
     return d.one("same", "valid", d.number(0, min(most)), tuple(s[0] for s in sides), sides)
 
 
-def plane_for(d: Draw, extents: Any, padding: Any, most: int = 9) -> Shape:
-    """A plane into which at least one window fits."""
+def image_for(d: Draw, extents: Any, padding: Any, most: int = 9) -> Shape:
+    """An image into which at least one window fits."""
     pads = [(0, 0)] * 2
     if not isinstance(padding, str):
         each = (padding, padding) if isinstance(padding, int) else padding
@@ -89,11 +89,11 @@ def convolution(d: Draw) -> Case:
     size, dilation = d.pair(1, 4), d.one(1, d.pair(1, 3))
     spread = dilation if isinstance(dilation, tuple) else (dilation, dilation)
     padding = paddings(d, (3, 4))
-    plane = plane_for(d, [(k - 1) * s + 1 for k, s in zip(size, spread)], padding)
+    image = image_for(d, [(k - 1) * s + 1 for k, s in zip(size, spread)], padding)
     attrs = dict(
         stride=d.one(1, 2, d.pair(1, 4)), padding=padding, dilation=dilation, groups=groups
     )
-    return Case(((d.number(1, 3), channels, *plane), (filters, channels // groups, *size)), attrs)
+    return Case(((d.number(1, 3), channels, *image), (filters, channels // groups, *size)), attrs)
 
 
 def with_bias(d: Draw) -> Case:
@@ -140,20 +140,20 @@ def pooling(d: Draw) -> Case:
     attrs: dict[str, Any] = dict(window=window, padding=padding, ceil_mode=d.flag())
     if d.flag():
         attrs["stride"] = d.one(d.number(1, 3), d.pair(1, 5))
-    return Case(((d.number(1, 3), d.number(1, 9), *plane_for(d, window, padding)),), attrs)
+    return Case(((d.number(1, 3), d.number(1, 9), *image_for(d, window, padding)),), attrs)
 
 
 def max_pooling(d: Draw) -> Case:
-    """Dilated in half of all cases, on planes and with padding that leave no window blind."""
+    """Dilated in half of all cases, on images and with padding that leave no window blind."""
     one = pooling(d)
     dilation = d.pair(1, 3)
     if d.flag():
         return one
     window = one.attrs["window"]
     padding = tuple(d.number(0, (k - 1) * n // 2) for k, n in zip(window, dilation))
-    plane = tuple((k - 1) * n + d.number(1, 7) for k, n in zip(window, dilation))
+    image = tuple((k - 1) * n + d.number(1, 7) for k, n in zip(window, dilation))
     attrs = {**one.attrs, "dilation": dilation, "padding": padding}
-    return Case(((*one.shapes[0][:2], *plane),), attrs)
+    return Case(((*one.shapes[0][:2], *image),), attrs)
 
 
 def mean_pooling(d: Draw) -> Case:
@@ -250,7 +250,7 @@ def gathering(d: Draw, order: str = "xi") -> Case:
     return Case(tuple(shapes[k] for k in order), {"axis": axis}, domains)
 
 
-# ---- products, normalisation, losses, images ----
+# ---- products, normalization, losses, images ----
 
 
 def product(d: Draw, lead: tuple[Shape, Shape] = ((), ())) -> Case:
@@ -338,8 +338,8 @@ def to_space(d: Draw) -> Case:
 
 def to_depth(d: Draw) -> Case:
     block = d.number(1, 4)
-    plane = (block * n for n in d.pair(1, 5))
-    return Case(((*d.pair(1, 4), *plane),), dict(block=block, mode=d.one("DCR", "CRD")))
+    image = (block * n for n in d.pair(1, 5))
+    return Case(((*d.pair(1, 4), *image),), dict(block=block, mode=d.one("DCR", "CRD")))
 
 
 DRAWS: dict[str, Callable[[Draw], Case]] = {

@@ -1,4 +1,4 @@
-"""What operators compute, in float64 and independently, and what errors are compared with."""
+"""Formulas of operators, in float64 and independent of the package, and scales of their errors."""
 
 from __future__ import annotations
 

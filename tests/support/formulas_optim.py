@@ -1,4 +1,4 @@
-"""What optimizers do to a small problem, in float64 and independently."""
+"""Formulas of optimizers on a small problem, in float64 and independent of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where operators are: found, not listed, so that none is left out of what tests check."""
+"""The modules of operators: found, not listed, so that none is left out of what tests check."""
 
 from __future__ import annotations
 

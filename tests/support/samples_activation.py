@@ -133,7 +133,7 @@ def logical(name: str, formula: Callable) -> Sample:
 
 
 def truth(name: str, sign: str, formula: Callable) -> Sample:
-    """What `&` and the like make: they take truth values alone."""
+    """The operators of `&` and the like: they take truth values alone."""
     op, two = getattr(comparison, f"truth_{name}_op"), name != "not"
     return Sample(
         f"truth_{name}", op, formula, PAIRS if two else ONE, bools, differentiable=(), ulps=0,

@@ -86,24 +86,24 @@ def far_steps(rng: np.random.Generator, shape: Shape) -> np.ndarray:
 SETS = (
     (((7, 1, 4, 4), ()), pixels),
     (((1, 5), ()), pixels),
-    (((937, 3, 5, 4), (3,)), pixels),  # planes of whole quads
-    (((50, 18), (3,)), pixels),  # flattened, planes that are no whole quads
+    (((937, 3, 5, 4), (3,)), pixels),  # channels of whole quads
+    (((50, 18), (3,)), pixels),  # flattened, channels that are no whole quads
     (((33, 2), (2,)), signed),
     (((40, 4, 8), (4,)), signed),
     (((20, 784), (1,)), pixels),
 )
 INTEGERS = classes(10, np.int64)
 TAKEN = tuple(
-    case(shape, index, planes, planes, domain=(kind, classes(shape[0], dtype), signed, signed))
-    for (shape, planes), kind in SETS
+    case(shape, index, channels, channels, domain=(kind, classes(shape[0], dtype), signed, signed))
+    for (shape, channels), kind in SETS
     for index, dtype in (((3,), np.int64), ((2, 5), np.int32), ((0,), np.int64))
 )
 NEXT = tuple(
     case(
-        shape, labels, (), planes, planes, batch=size, seed=SEED, shuffle=shuffle,
+        shape, labels, (), channels, channels, batch=size, seed=SEED, shuffle=shuffle,
         domain=(kind, signed if labels[1:] else INTEGERS, steps, signed, signed),
     )
-    for (shape, planes), kind in SETS
+    for (shape, channels), kind in SETS
     for labels in (shape[:1], (shape[0], 3))
     for size in (1, 12)
     for shuffle in (True, False)

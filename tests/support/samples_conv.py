@@ -16,14 +16,14 @@ def pair(value: Any) -> tuple[Any, Any]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def around(padding: Any, plane: Any, size: Any, stride: Any, dilation: Any) -> list:
+def around(padding: Any, image: Any, size: Any, stride: Any, dilation: Any) -> list:
     """The padding before and after, along each axis."""
     if padding == "valid":
         return [(0, 0), (0, 0)]
     if padding != "same":
         return [pair(p) for p in pair(padding)]
     pads = []
-    for n, k, s, d in zip(plane, size, stride, dilation):
+    for n, k, s, d in zip(image, size, stride, dilation):
         total = max(0, (int(np.ceil(n / s)) - 1) * s + d * (k - 1) + 1 - n)
         pads.append((total // 2, total - total // 2))
     return pads
@@ -37,11 +37,11 @@ class Naive:
         groups: int = 1,
     ) -> None:  # fmt: skip
         self.size, self.stride, self.dilation = size, pair(stride), pair(dilation)
-        self.groups, plane = groups, x.shape[2:]
-        pads = around(padding, plane, size, self.stride, self.dilation)
+        self.groups, image = groups, x.shape[2:]
+        pads = around(padding, image, size, self.stride, self.dilation)
         self.padded = np.pad(x, [(0, 0), (0, 0), *pads])
         self.inside = self.padded[
-            :, :, pads[0][0] : pads[0][0] + plane[0], pads[1][0] : pads[1][0] + plane[1]
+            :, :, pads[0][0] : pads[0][0] + image[0], pads[1][0] : pads[1][0] + image[1]
         ]
         self.out = tuple(
             (n - d * (k - 1) - 1) // s + 1
@@ -56,8 +56,8 @@ class Naive:
         channels = self.padded.shape[1] // self.groups
         return self.padded[:, group * channels : (group + 1) * channels, rows, columns]
 
-    def places(self, filters: int) -> Any:
-        """Each output's position, group and planes."""
+    def positions(self, filters: int) -> Any:
+        """Each output's position, group and channels."""
         part = filters // self.groups
         for i, j, group in np.ndindex(*self.out, self.groups):
             yield (i, j, group), slice(group * part, (group + 1) * part)
@@ -66,14 +66,14 @@ class Naive:
 def convolved(x: np.ndarray, f: np.ndarray, bias: Any = None, **attrs: Any) -> np.ndarray:
     naive = Naive(x, f.shape[2:], **attrs)
     y = np.zeros((len(x), len(f), *naive.out))
-    for (i, j, group), filters in naive.places(len(f)):
+    for (i, j, group), filters in naive.positions(len(f)):
         y[:, filters, i, j] = np.tensordot(naive.window(i, j, group), f[filters], ([1, 2, 3],) * 2)
     return y if bias is None else y + bias.reshape(-1, 1, 1)
 
 
 def data_gradient(f: np.ndarray, dy: np.ndarray, x: np.ndarray, **attrs: Any) -> np.ndarray:
     naive = Naive(np.zeros(x.shape), f.shape[2:], **attrs)
-    for (i, j, group), filters in naive.places(len(f)):
+    for (i, j, group), filters in naive.positions(len(f)):
         window = naive.window(i, j, group)
         window += np.tensordot(dy[:, filters, i, j], f[filters], 1)
     return naive.inside.copy()
@@ -82,7 +82,7 @@ def data_gradient(f: np.ndarray, dy: np.ndarray, x: np.ndarray, **attrs: Any) ->
 def filter_gradient(x: np.ndarray, dy: np.ndarray, f: np.ndarray, **attrs: Any) -> np.ndarray:
     naive = Naive(x, f.shape[2:], **attrs)
     df = np.zeros(f.shape)
-    for (i, j, group), filters in naive.places(len(f)):
+    for (i, j, group), filters in naive.positions(len(f)):
         df[filters] += np.tensordot(dy[:, filters, i, j].T, naive.window(i, j, group), 1)
     return df
 
@@ -93,8 +93,8 @@ def transposed(
     strides, dilations = pair(attrs.get("stride", 1)), pair(attrs.get("dilation", 1))
     pads = around(attrs.get("padding", 0), (), f.shape[2:], strides, dilations)
     sizes = zip(x.shape[2:], f.shape[2:], strides, dilations, pads, pair(output_padding))
-    plane = [(n - 1) * s + d * (k - 1) + 1 - sum(p) + extra for n, k, s, d, p, extra in sizes]
-    like = np.zeros((len(x), f.shape[1] * attrs.get("groups", 1), *plane))
+    image = [(n - 1) * s + d * (k - 1) + 1 - sum(p) + extra for n, k, s, d, p, extra in sizes]
+    like = np.zeros((len(x), f.shape[1] * attrs.get("groups", 1), *image))
     y = data_gradient(f, x, like, **attrs)
     return y if bias is None else y + bias.reshape(-1, 1, 1)
 
@@ -185,7 +185,7 @@ def plain(cases: tuple[Case, ...]) -> tuple[Case, ...]:
 
 
 def old(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """What older scripts can say: padding and stride."""
+    """The attributes that older scripts have: padding and stride."""
     return tuple(c for c in cases if not set(c.attrs) & {"groups", "dilation"})[:6]
 
 
@@ -218,7 +218,7 @@ REFUSALS = (
     refuse(r"4 channels in 2 group\(s\) do not fit a filter of 4", *GOOD, groups=2),
     refuse(r"4 channels in 1 group\(s\) do not fit a filter of 3", (2, 4, 6, 6), (4, 3, 3, 3)),
     refuse(
-        r"window \(7, 7\) is larger than the plane \(6, 4\) with padding \(0, 1\)",
+        r"window \(7, 7\) is larger than the image \(6, 4\) with padding \(0, 1\)",
         (2, 4, 6, 4), (4, 4, 7, 7), padding=(0, 1),
     ),
     refuse(r"window \(3, 3\) with dilation \(3, 3\) is larger", *GOOD, dilation=3),
@@ -268,8 +268,8 @@ CONVOLUTION = (
     sample("conv2d_op", convolution.conv2d_op, convolved, old(CASES)),
     sample("conv2d_add_bias_op", convolution.conv2d_add_bias_op, convolved, old(WITH_BIAS)),
     sample("conv1d", convolution.conv1d, row, (*ROWS, case((2, 3, 9), (4, 3, 3), (4,)))),
-    # A NaN in a filter reaches results at the border on some devices only: of the taps that lie
-    # off the plane there, numpy makes no products.
+    # A NaN in a filter reaches results at the border on some devices only: numpy makes no products
+    # of the kernel offsets that lie off the image there.
     sample(
         "conv2d_data_gradient", convolution.data_gradient_op, data_of_two, plain(OF_DATA), of_data,
         specials=False,
@@ -277,7 +277,7 @@ CONVOLUTION = (
             refuse(r"padding 'same' leaves the size open", (4, 4, 3, 3), GOOD[0], padding="same"),
             refuse(r"output_padding \(2, 0\) must be below the stride \(2, 2\)",
                    (4, 4, 3, 3), GOOD[0], stride=2, output_padding=(2, 0)),
-            refuse(r"expected as many planes as filters", (3, 4, 3, 3), GOOD[0]),
+            refuse(r"expected as many channels as filters", (3, 4, 3, 3), GOOD[0]),
             refuse(r"padding \(9, 9\) leaves nothing", (4, 4, 3, 3), GOOD[0], padding=9),
         ),
     ),
@@ -291,9 +291,9 @@ CONVOLUTION = (
         plain(OF_FILTER), of_filter, specials=False,
         refusals=(
             refuse(r"expected as many images in both", GOOD[0], (3, 4, 4, 4)),
-            refuse(r"a filter \(2, 2\) at stride \(1, 1\) gives planes \(5, 5\)",
+            refuse(r"a filter \(2, 2\) at stride \(1, 1\) gives images \(5, 5\)",
                    GOOD[0], (2, 4, 4, 4), size=(2, 2)),
-            refuse(r"no filter at stride \(1, 1\) takes planes", GOOD[0], (2, 4, 7, 4)),
+            refuse(r"no filter at stride \(1, 1\) takes images", GOOD[0], (2, 4, 7, 4)),
         ),
     ),
     sample(

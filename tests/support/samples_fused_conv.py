@@ -43,7 +43,7 @@ def conv_pool(x: Any, f: Any, *bias: Any, part: int, relu: bool, window: int, pa
 def gradient(op: Any, first: Any, dy: Any, code: Any, geometry: Geometry, make: Any) -> Any:
     """`make` gives the outputs of the body from the gradient of what is pooled."""
     argmax = ad.Variable("argmax", shape=code.spec.shape, dtype=np.int32)
-    attrs = {"window": geometry.window, "plane": geometry.between}
+    attrs = {"window": geometry.window, "image": geometry.between}
     unpooled = pooling.max_pool_gradient_op(dy, argmax, **attrs)
     body = close((first, dy, argmax), make(unpooled))
     return op(first, dy, code, body=body, geometry=geometry)

@@ -100,9 +100,9 @@ def over_axis(formula: Callable) -> Callable:
 
 
 def bad_labels(*dy: Shape) -> tuple[Refusal, ...]:
-    message = "expected one class number a row"
+    message = "expected one class index a row"
     return (
-        refuse(r"class numbers must be integers, got \S+ of float32", (4, 3), (4,), *dy),
+        refuse(r"class indices must be integers, got \S+ of float32", (4, 3), (4,), *dy),
         refuse(message, (4, 3), (3,), *dy, dtypes=INTEGER),
         refuse(message, (), (), *dy, dtypes=INTEGER),
     )
@@ -125,7 +125,7 @@ def with_dy(cases: tuple[Case, ...], domain: tuple[Domain, ...]) -> tuple[Case, 
 
 
 def placed(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """The cases of a loss of class numbers for labels, dy and logits, in this order."""
+    """The cases of a loss of class indices for labels, dy and logits, in this order."""
     return tuple(
         Case((one.shapes[1], one.shapes[1], one.shapes[0]), {}, (one.domain[1], signed, signed))
         for one in cases
@@ -133,7 +133,7 @@ def placed(cases: tuple[Case, ...]) -> tuple[Case, ...]:
 
 
 def with_classes(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """The same with the number of classes as an attribute."""
+    """The gradient with the number of classes as an attribute."""
     return tuple(
         Case(one.shapes[:2], {"classes": one.shapes[2][-1]}, one.domain[:2]) for one in cases
     )
@@ -253,7 +253,7 @@ LOSSES = (
         "negative_log_likelihood_gradient", likelihood.likelihood_gradient_op, likelihood_gradient,
         with_classes(placed(PICKED)), ulps=0, differentiable=(1,),
         refusals=(
-            refuse(r"class numbers must be integers, got \S+ of float32", (4,), (4,), classes=3),
+            refuse(r"class indices must be integers, got \S+ of float32", (4,), (4,), classes=3),
             refuse("expected one dy a label, got", (4,), (3,), dtypes=LABELS_FIRST, classes=3),
             refuse("classes must be an integer that is not negative, got -1", (4,), (4,),
                    dtypes=LABELS_FIRST, classes=-1),

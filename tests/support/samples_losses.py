@@ -240,7 +240,7 @@ LOSS_ROWS = (
                 "label_smoothing must be a number from 0 to 1, got 1.5", (3, 4), (3, 4),
                 label_smoothing=1.5,
             ),
-            refuse("ignore_index needs class numbers as labels", (3, 4), (3, 4), ignore_index=0),
+            refuse("ignore_index needs class indices as labels", (3, 4), (3, 4), ignore_index=0),
         ),
     ),
     Sample(

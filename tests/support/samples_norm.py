@@ -1,4 +1,4 @@
-"""The rows of samples.py for normalisation."""
+"""The rows of samples.py for normalization."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fixed(
 
 
 def fixed_scale(x: Any, mean: Any, variance: Any, scale: Any, bias: Any, **attrs: Any) -> Any:
-    """What is rounded: x, the mean and the bias, each as large as it stands in the result."""
+    """The scale of rounding: x, the mean and the bias, each as large as it stands in the result."""
     return fixed(np.abs(x), -np.abs(mean), variance, np.abs(scale), np.abs(bias), **attrs)
 
 

@@ -14,31 +14,31 @@ from support.samples_conv import around, pair
 
 
 class Naive:
-    """Every window of a pooling as slices of the plane, and how much of the padding it covers."""
+    """Every window of a pooling as slices of the image, and how much of the padding it covers."""
 
     def __init__(
-        self, plane: Any, window: Any = None, stride: Any = None, padding: Any = 0,
+        self, image: Any, window: Any = None, stride: Any = None, padding: Any = 0,
         ceil_mode: bool = False, dilation: Any = 1,
     ) -> None:  # fmt: skip
-        self.plane = tuple(plane)
+        self.image = tuple(image)
         self.dilation = pair(dilation)
-        taps = pair(plane if window is None else window)
-        self.size = tuple((n - 1) * d + 1 for n, d in zip(taps, self.dilation))
+        size = pair(image if window is None else window)
+        self.size = tuple((n - 1) * d + 1 for n, d in zip(size, self.dilation))
         default = 1 if window is None else window
         self.stride = pair(default if stride is None else stride)
-        self.pads = around(padding, self.plane, self.size, self.stride, (1, 1))
+        self.pads = around(padding, self.image, self.size, self.stride, (1, 1))
         self.out = tuple(self.count(axis, ceil_mode) for axis in (0, 1))
 
     def count(self, axis: int, ceil_mode: bool) -> int:
         before, after = self.pads[axis]
-        room = (self.plane[axis] + before + after - self.size[axis]) / self.stride[axis]
+        room = (self.image[axis] + before + after - self.size[axis]) / self.stride[axis]
         last = int(np.ceil(room) if ceil_mode else np.floor(room))
-        while ceil_mode and last * self.stride[axis] >= self.plane[axis] + before:
+        while ceil_mode and last * self.stride[axis] >= self.image[axis] + before:
             last -= 1
         return last + 1
 
     def windows(self) -> Any:
-        """Each window's number, slices, and number of elements with those of the padding."""
+        """Each window's position, slices, and count of elements with those of the padding."""
         for at in np.ndindex(*self.out):
             slices, padded = [], 1
             for axis in (0, 1):
@@ -46,8 +46,8 @@ class Naive:
                 stop = start + self.size[axis]
                 step = self.dilation[axis]
                 first = next(k for k in range(start, stop, step) if k >= 0)
-                slices.append(slice(first, min(stop, self.plane[axis]), step))
-                padded *= min(stop, self.plane[axis] + self.pads[axis][1]) - start
+                slices.append(slice(first, min(stop, self.image[axis]), step))
+                padded *= min(stop, self.image[axis] + self.pads[axis][1]) - start
             yield at, tuple(slices), padded
 
 
@@ -59,31 +59,31 @@ def max_pooled(x: np.ndarray, **attrs: Any) -> np.ndarray:
     return y
 
 
-def first_places(x: np.ndarray, **attrs: Any) -> np.ndarray:
-    """Where the first largest element of each window lies on the plane."""
+def first_indices(x: np.ndarray, **attrs: Any) -> np.ndarray:
+    """The flat index in H×W of the first largest element of each window."""
     naive = Naive(x.shape[2:], **attrs)
-    numbers = np.arange(x.shape[2] * x.shape[3]).reshape(x.shape[2:])
-    places = np.zeros((*x.shape[:2], *naive.out), np.int32)
+    flat = np.arange(x.shape[2] * x.shape[3]).reshape(x.shape[2:])
+    indices = np.zeros((*x.shape[:2], *naive.out), np.int32)
     if not x.size:
-        return places
+        return indices
     for at, seen, _ in naive.windows():
         met = x[(..., *seen)].reshape(*x.shape[:2], -1)
-        places[(..., *at)] = numbers[seen].ravel()[met.argmax(axis=-1)]
-    return places
+        indices[(..., *at)] = flat[seen].ravel()[met.argmax(axis=-1)]
+    return indices
 
 
-def spread(dy: np.ndarray, places: np.ndarray, plane: Any) -> np.ndarray:
-    dx = np.zeros((dy.shape[0] * dy.shape[1], plane[0] * plane[1]))
+def spread(dy: np.ndarray, indices: np.ndarray, image: Any) -> np.ndarray:
+    dx = np.zeros((dy.shape[0] * dy.shape[1], image[0] * image[1]))
     rows = np.arange(len(dx)).repeat(dy[0, 0].size if dy.size else 0)
-    np.add.at(dx, (rows, places.ravel()), dy.ravel())
-    return dx.reshape(*dy.shape[:2], *plane)
+    np.add.at(dx, (rows, indices.ravel()), dy.ravel())
+    return dx.reshape(*dy.shape[:2], *image)
 
 
-def read(x: np.ndarray, places: np.ndarray, **attrs: Any) -> np.ndarray:
-    planes = (*x.shape[:2], x.shape[2] * x.shape[3])
-    numbers = places.reshape(*x.shape[:2], places.shape[2] * places.shape[3])
-    taken = np.take_along_axis(x.reshape(planes), numbers.astype(np.int64), -1)
-    return taken.reshape(places.shape)
+def read(x: np.ndarray, indices: np.ndarray, **attrs: Any) -> np.ndarray:
+    flat = (*x.shape[:2], x.shape[2] * x.shape[3])
+    chosen = indices.reshape(*x.shape[:2], indices.shape[2] * indices.shape[3])
+    taken = np.take_along_axis(x.reshape(flat), chosen.astype(np.int64), -1)
+    return taken.reshape(indices.shape)
 
 
 def averaged(x: np.ndarray, count_include_pad: bool = True, **attrs: Any) -> np.ndarray:
@@ -97,10 +97,10 @@ def averaged(x: np.ndarray, count_include_pad: bool = True, **attrs: Any) -> np.
 
 
 def average_spread(
-    dy: np.ndarray, plane: Any, count_include_pad: bool = True, **attrs: Any
+    dy: np.ndarray, image: Any, count_include_pad: bool = True, **attrs: Any
 ) -> np.ndarray:
-    naive = Naive(plane, **attrs)
-    dx = np.zeros((*dy.shape[:2], *plane))
+    naive = Naive(image, **attrs)
+    dx = np.zeros((*dy.shape[:2], *image))
     for at, seen, padded in naive.windows():
         inside = (seen[0].stop - seen[0].start) * (seen[1].stop - seen[1].start)
         share = dy[(..., *at)] / (padded if count_include_pad else inside)
@@ -109,7 +109,7 @@ def average_spread(
 
 
 def max_gradient(y: np.ndarray, dy: np.ndarray, x: np.ndarray, **attrs: Any) -> np.ndarray:
-    return spread(dy, first_places(x, **windows_of(attrs)), x.shape[2:])
+    return spread(dy, first_indices(x, **windows_of(attrs)), x.shape[2:])
 
 
 def avg_gradient(y: np.ndarray, dy: np.ndarray, x: np.ndarray, **attrs: Any) -> np.ndarray:
@@ -145,7 +145,7 @@ CASES = (
     case((3, 6, 28, 28), window=2),
     case((2, 17, 13, 11), window=3, stride=2, padding=1),
 )
-# taps that leave elements out, windows that overlap and that do not, padding all around
+# size that leave elements out, windows that overlap and that do not, padding all around
 DILATED = (
     case((2, 3, 7, 8), window=2, dilation=2),
     case((2, 2, 9, 8), window=(2, 3), stride=1, dilation=(3, 2)),
@@ -171,19 +171,19 @@ REFUSALS = (
     refuse(rf"window {PAIR} \(0, 2\)", GOOD, window=(0, 2)),
     refuse(rf"stride {PAIR} 0", GOOD, window=2, stride=0),
     refuse(r"padding must be .* not negative, got \(0, -1\)", GOOD, window=2, padding=(0, -1)),
-    refuse(r"window \(7, 2\) is larger than the plane \(6, 6\)", GOOD, window=(7, 2)),
+    refuse(r"window \(7, 2\) is larger than the image \(6, 6\)", GOOD, window=(7, 2)),
     refuse(r"padding \(2, 2\) must be below the window \(2, 2\)", GOOD, window=2, padding=2),
     refuse(r"expected \(N, C, H, W\), got \S+ \(2, 3\)", (2, 3), window=2),
 )
 REFUSALS_OF_MAX = (
     *REFUSALS,
     refuse("dilation must be one or two positive integers, got 0", GOOD, window=2, dilation=0),
-    refuse(r"window \(3, 3\) with dilation \(3, 3\) is larger than the plane", GOOD, window=3,
+    refuse(r"window \(3, 3\) with dilation \(3, 3\) is larger than the image", GOOD, window=3,
            dilation=3),
     refuse(r"padding \(4, 4\) must be below the window \(4, 4\)", GOOD, window=2, dilation=3,
            padding=4),
     refuse(r"a window \(2, 2\) with dilation \(3, 3\) and padding \(1, 1\) sees nothing of the "
-           r"plane \(2, 6\)", (2, 3, 2, 6), window=2, dilation=3, padding=1),
+           r"image \(2, 6\)", (2, 3, 2, 6), window=2, dilation=3, padding=1),
 )  # fmt: skip
 REFUSALS_OF_MEAN = (
     *REFUSALS, refuse(r"unexpected attribute 'dilation'", GOOD, window=2, dilation=2),
@@ -202,19 +202,19 @@ def with_indices(cases: tuple[Case, ...], layout: str) -> tuple[Case, ...]:
         naive = Naive(shape[2:], **c.attrs)
         out = (*shape[:2], *naive.out)
 
-        def places(rng: Any, _: Any, shape: Any = shape, attrs: Any = c.attrs) -> np.ndarray:
-            return first_places(apart(rng, shape), **attrs)
+        def indices(rng: Any, _: Any, shape: Any = shape, attrs: Any = c.attrs) -> np.ndarray:
+            return first_indices(apart(rng, shape), **attrs)
 
-        domains = {"d": apart, "i": places, "x": apart}
+        domains = {"d": apart, "i": indices, "x": apart}
         shapes = {"d": out, "i": out, "x": shape}
-        attrs = {**c.attrs, "plane": shape[2:]} if layout == "di" else c.attrs
+        attrs = {**c.attrs, "image": shape[2:]} if layout == "di" else c.attrs
         made = tuple(shapes[k] for k in layout), attrs, tuple(domains[k] for k in layout)
         found.append(Case(*made))
     return tuple(found)
 
 
 def of_gradient(cases: tuple[Case, ...], like: bool) -> tuple[Case, ...]:
-    """Cases of the gradient of a mean: dy, and the data or the plane."""
+    """Cases of the gradient of a mean: dy, and the data or its H×W."""
     found = []
     for c in cases:
         shape = c.shapes[0]
@@ -222,7 +222,7 @@ def of_gradient(cases: tuple[Case, ...], like: bool) -> tuple[Case, ...]:
         dy = (*shape[:2], *Naive(shape[2:], **attrs).out)
         given = {"count_include_pad": True, **c.attrs}
         found.append(
-            Case((dy, shape), given) if like else Case((dy,), {**given, "plane": shape[2:]})
+            Case((dy, shape), given) if like else Case((dy,), {**given, "image": shape[2:]})
         )
     return tuple(found)
 
@@ -263,18 +263,18 @@ POOLING = (
     exact("global_max_pool2d", pooling.global_max_pool2d, lambda x: x.max(axis=(2, 3)), WHOLE),
     summed(
         "max_pool2d_gradient", pooling.max_pool_gradient_op,
-        lambda dy, places, plane, **attrs: spread(dy, places, plane), with_indices(ALL, "di"),
+        lambda dy, indices, image, **attrs: spread(dy, indices, image), with_indices(ALL, "di"),
         differentiable=(0,), specials=False,
         refusals=(
             refuse(r"expected one index for each gradient, got", (1, 1, 2, 2), (1, 1, 2, 1),
-                   dtypes=("float32", "int32"), window=2, plane=(4, 4)),
-            refuse(r"expected planes \(2, 2\), got", (1, 1, 2, 1), (1, 1, 2, 1),
-                   dtypes=("float32", "int32"), window=2, plane=(4, 4)),
+                   dtypes=("float32", "int32"), window=2, image=(4, 4)),
+            refuse(r"expected images \(2, 2\), got", (1, 1, 2, 1), (1, 1, 2, 1),
+                   dtypes=("float32", "int32"), window=2, image=(4, 4)),
         ),
     ),
     summed(
         "max_pool2d_gradient_like", pooling.max_pool_gradient_like_op,
-        lambda dy, places, x, **attrs: spread(dy, places, x.shape[2:]), with_indices(ALL, "dix"),
+        lambda dy, indices, x, **attrs: spread(dy, indices, x.shape[2:]), with_indices(ALL, "dix"),
         differentiable=(0,), specials=False,
         refusals=(
             refuse(MIXED_DY, (2, 3, 2, 3), (2, 3, 2, 3), GOOD,

@@ -66,7 +66,9 @@ def dropped(x: np.ndarray, keep_prob: float) -> np.ndarray:
 
 
 def of_draw(draw: int) -> int:
-    """What draw `draw` adds to a step below 2^32: its bits, the lowest first, as an int64."""
+    """The offset that draw `draw` adds to a step below 2^32: its bits, the lowest first, as an
+    int64.
+    """
     high = sum(((draw >> bit) & 1) << (63 - bit) for bit in range(32))
     return high - (high >> 63 << 64)
 

@@ -34,7 +34,7 @@ ENDING = re.compile(r"validation set accuracy=(\d\.\d{6})\ntest set accuracy=(\d
 
 
 class Done(NamedTuple):
-    """What a run of the command line left."""
+    """The files that a run of the command line left."""
 
     status: int
     out: str
@@ -42,7 +42,7 @@ class Done(NamedTuple):
 
 
 def digits(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (count, 28, 28) uint8: a bright square in one of ten places, under noise."""
+    """Images (count, 28, 28) uint8: a bright square in one of ten positions, under noise."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.uint8) % 10
     images = rng.integers(0, 60, (count, 28, 28)).astype(np.uint8)

@@ -1,23 +1,78 @@
-"""backend: what an executor asks of a native device: programs, and the arena that they share."""
+"""Backends: what an executor asks of numpy or a native device, runners and their common arena."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..errors import DeviceError
 from ..graph.node import Node
 from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
-from ..runtime.target import target_of
+from ..runtime.target import NUMPY, Target, target_of
 from ..settings import settings
+from .capture.program import CapturingProgram
 from .plan.memory import Plan
 from .run.native import Program
+from .run.numpy import NumpyRunner
+from .run.parameters import aligned_bytes
+from .run.runner import Runner
 
-_BESIDE = 16  # steps: few networks have more work side by side
+_OVERLAP_WINDOW = 16  # steps: few networks have more parallel work
+
+
+class Backend(Protocol):
+    """Memory and runners of one device."""
+
+    target: Target
+
+    @property
+    def overlap(self) -> int:
+        """The distance of two steps up to which they may run in parallel; 0 where none do."""
+
+    def workspace(self, node: Node) -> Sequence[Spec]:
+        """The scratch arrays that a step takes from the arena."""
+
+    def runner(self, plan: Plan) -> Runner:
+        """A runner for the plan, without memory yet."""
+
+    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
+        """Binds a runner to the one arena, which grows to the largest plan; the others are then
+        bound anew.
+        """
+
+
+class NumpyBackend:
+    """Memory and runners on numpy."""
+
+    target = NUMPY
+    overlap = 0
+
+    def __init__(self) -> None:
+        self._arena: np.ndarray = aligned_bytes(0)
+
+    def workspace(self, node: Node) -> Sequence[Spec]:
+        """The scratch arrays of the operator's numpy form."""
+        inputs = [x.spec for x in node.inputs]
+        outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
+        return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
+
+    def runner(self, plan: Plan) -> NumpyRunner:
+        """A runner for the plan; give it memory with `reserve`."""
+        return NumpyRunner(plan)
+
+    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
+        """Binds a runner to the arena; where that grows, the others as well."""
+        if runner.arena_nbytes > len(self._arena):
+            self._arena = aligned_bytes(runner.arena_nbytes)
+            _bind_all(others, self._arena)
+        runner.bind(self._arena)
 
 
 class NativeBackend:
-    """Memory and programs on one native device."""
+    """Memory and programs on one native device. Raises DeviceError where it cannot be used."""
 
     def __init__(self, ctx: Context) -> None:
         reason = unavailable(ctx)
@@ -28,26 +83,33 @@ class NativeBackend:
         self._arena: Block | None = None
 
     @property
-    def beside(self) -> int:
-        """How many steps apart two may be that run at the same time."""
-        alone = not self.target.capture or not settings.capture or settings.streams == 1
-        return 0 if alone else _BESIDE
+    def overlap(self) -> int:
+        """The distance of two steps up to which they may run in parallel; 0 where none do."""
+        parallel = self.target.capture and settings.capture and settings.streams > 1
+        return _OVERLAP_WINDOW if parallel else 0
 
-    @staticmethod
-    def workspace(node: Node) -> Sequence[Spec]:
+    def workspace(self, node: Node) -> Sequence[Spec]:
         """Native kernels take no scratch from the arena."""
         return ()
 
     def runner(self, plan: Plan) -> Program:
         """A program for the plan; give it memory with `reserve`."""
-        return Program(plan, self._ctx)
+        kind = CapturingProgram if self.target.capture else Program
+        return kind(plan, self._ctx, self.target)
 
-    def reserve(self, runner: Program, others: Iterable[Program]) -> None:
-        """Binds a program to the one arena, which grows to the largest plan and is then bound
-        anew.
-        """
+    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
+        """Binds a program to the arena; where that grows, the others as well."""
         if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
             self._arena = Block(self._ctx, runner.arena_nbytes)
-            for other in others:
-                other.bind(self._arena)
+            _bind_all(others, self._arena)
         runner.bind(self._arena)
+
+
+def _bind_all(runners: Iterable[Runner], arena: Any) -> None:
+    for runner in runners:
+        runner.bind(arena)
+
+
+def backend_of(ctx: Context | None) -> Backend:
+    """The backend of a device, of numpy for None. Raises DeviceError where it cannot be used."""
+    return NumpyBackend() if ctx is None else NativeBackend(ctx)

@@ -1,5 +1,5 @@
-"""Executor: infer, simplify, schedule and plan a graph once for each set of feed shapes, then
-run it.
+"""The executor: infers, rewrites, schedules and plans a graph once for each set of feed
+signatures, then runs it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from ..passes.precision import check_precision
 from ..runtime.device import Context
 from ..runtime.target import Target
 from ..settings import settings
-from .backend import NativeBackend
+from .backend import Backend, backend_of
 from .debug.check import checker
-from .debug.observe import observer, poisoner
-from .debug.report import Report, Since
+from .debug.observe import may_stop, run_watched
+from .debug.report import CountersSince, Report, plan_report
 from .plan.memory import Plan, make_plan
 from .plan.schedule import schedule
 from .run import parameters as state
-from .run.feeds import Feeds, Form
-from .run.numpy import NumpyBackend
-from .run.transaction import Whole
+from .run.feeds import Feeds, Signature
+from .run.runner import Runner
+from .run.transaction import Transaction
 from .tune.autotune import algorithms_in, choose_kernels
 
 # Nothing is imported later: a child that is forked while another thread imports a module waits for
 # that module for ever.
 
-_MAX_PLANS = 64  # sets of feed shapes remembered; the least recently used goes first
+_MAX_PLANS = 64  # plans in the cache; the least recently used goes first
 
 
 class Executor:
@@ -78,8 +78,9 @@ class Executor:
         self.precision = check_precision(precision)
         self._fusions = fusions
         self.topo_order = find_topo_sort(self.eval_node_list)
-        self._forms: tuple[Form, ...] | None = None  # of the last run's feeds, or as last asked for
-        self._shapes: tuple[tuple[Form, ...], dict[Node, Any]] | None = None  # those seen last
+        # Of the last run's feeds, or as `infer_shape` was asked since.
+        self._signatures: tuple[Signature, ...] | None = None
+        self._shapes: tuple[tuple[Signature, ...], dict[Node, Any]] | None = None  # those seen last
         self._arrays: tuple[dict[Node, Any], dict[Node, Any]] | None = None  # by the shapes
         self.recorder: Any = None  # a profile.Profile that times every step of every run
         self._feeds = Feeds(self.topo_order, ctx)
@@ -87,20 +88,15 @@ class Executor:
         self._draws: Parameter | None = None  # what `draws` counts, where something is drawn
         if any(node.op.random for node in self.topo_order):
             self._draws = Parameter(np.int64(0), "draws", trainable=False)
-        self._runners: OrderedDict[tuple[Form, ...], Any] = OrderedDict()
-        # Held by a run. Only `with` takes it in one piece: Ctrl-C behind a call of `acquire` would
+        self._runners: OrderedDict[tuple[Signature, ...], Any] = OrderedDict()
+        # Held by a run. Only `with` takes it atomically: Ctrl-C after a call of `acquire` would
         # leave it taken.
         self._running = threading.Lock()
         self._moves = -1
         self._changes = Node.changes
-        self._told_of_plans = False
-        self._since: Since | None = None
-        if ctx is None:
-            self._backend: Any = NumpyBackend()
-        else:
-            self._backend = NativeBackend(ctx)
-            self._since = Since(ctx)
-        self.target: Target = self._backend.target
+        self._warned_of_plans = False
+        self._backend: Backend = backend_of(ctx)
+        self._since = CountersSince(ctx) if ctx is not None else None
 
     # ---- running ----
     def run(
@@ -115,15 +111,15 @@ class Executor:
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
-        OutOfRangeError for an index or a class number out of range. A GPU finds the last when the
+        OutOfRangeError for an index or a class label out of range. A GPU finds the last when the
         run is queued already: it is raised where its results are first waited for, and Parameters
         may hold NaN by then (see errors.OutOfRangeError).
         """
         if self._running.locked():
             _refuse_second()
         with self._running:
-            runner, whole, values = self._ready(feed_dict)
-            fetched = self._run(runner, whole, values)
+            runner, transaction, values = self._ready(feed_dict)
+            fetched = self._run(runner, transaction, values)
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
     def run_many(
@@ -143,39 +139,38 @@ class Executor:
         if self._running.locked():
             _refuse_second()
         with self._running:
-            runner, whole, values = self._ready(feed_dict)
+            runner, transaction, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
-                self._run(runner, whole, values)  # the run after the first is recorded
+                self._run(runner, transaction, values)  # the run after the first is captured
                 n -= 1
-            fetched = self._run(runner, whole, values, n)
+            fetched = self._run(runner, transaction, values, n)
         return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
 
-    def _run(self, runner: Any, whole: Whole, values: list[Any], times: int = 1) -> list[Any]:
+    def _run(
+        self, runner: Runner, transaction: Transaction, values: list[Any], times: int = 1
+    ) -> list[Any]:
         # As settings.stepwise says; a property costs a call, and this is every run.
-        seen = settings.debug >= 2 or settings.debug_nan or settings.separate_arena
-        watching = seen or self.recorder is not None  # whether something wants to see every step
-        if not watching and not whole.needed:
+        stepwise = settings.debug >= 2 or settings.debug_nan or settings.separate_arena
+        watched = stepwise or self.recorder is not None
+        if not watched and not transaction.needed:
             return runner.run(values, times)
-        whole.judged = watching and (settings.debug >= 4 or settings.debug_nan)
+        transaction.observed = watched and may_stop()
         for _ in range(times):
-            with whole:
-                fetched = self._watched(runner, values) if watching else runner.run(values)
+            with transaction:
+                if watched:
+                    fetched = run_watched(runner, values, self.ctx, self.recorder)
+                else:
+                    fetched = runner.run(values)
         return fetched
 
-    def _watched(self, runner: Any, values: list[Any]) -> list[Any]:
-        if self.recorder is not None:
-            fetched, ms = runner.run_timed(values)
-            self.recorder.add(runner.plan, ms)
-            return fetched
-        if settings.debug >= 4:
-            return runner.run_observed(values, checker(None))
-        if settings.debug >= 2 or settings.debug_nan:
-            return runner.run_observed(values, observer(self.ctx))
-        return runner.run_observed(values, poisoner(runner))
+    @property
+    def target(self) -> Target:
+        """The kernels and abilities of the device that it plans for."""
+        return self._backend.target
 
     @property
     def draws(self) -> int:
-        """How many runs have drawn random numbers whose step this graph does not advance.
+        """The number of runs that drew random numbers whose step this graph does not advance.
 
         Each of them draws anew: run k, counted from 0, draws the numbers of (seed, step, k). Set it
         to repeat them: after `executor.draws = k` the next run draws what run k drew, as do those
@@ -191,10 +186,10 @@ class Executor:
             self._draws.set(np.int64(number))
 
     def report(self) -> Report:
-        """How each plan made so far runs: launches, recorded segments and what broke them, and what
-        was launched, waited for and allocated since the executor was made. Print it.
+        """Each plan made so far with its launches, its captured segments and what broke them, and
+        the launches, waits and allocations since the executor was made. Print it.
         """
-        plans = tuple(runner.report() for runner, *_ in self._runners.values())
+        plans = tuple(plan_report(runner) for runner, *_ in self._runners.values())
         return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
     def algorithms(self) -> dict[str, str]:
@@ -225,16 +220,16 @@ class Executor:
                 for parameter, value in before:
                     parameter.set(value)
 
-    def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Any, Whole, list[Any]]:
-        """The bound plan for these feeds, what keeps its runs whole, and the feeds in its order."""
-        values, forms = self._feeds.values(feed_dict or {})
-        runner, whole, taken = self._runner(forms)
-        self._forms = forms
-        return runner, whole, values if taken is None else [take(values) for take in taken]
+    def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Runner, Transaction, list[Any]]:
+        """The bound plan for these feeds, the transaction of its runs, the feeds in its order."""
+        values, signatures = self._feeds.values(feed_dict or {})
+        runner, transaction, taken = self._runner(signatures)
+        self._signatures = signatures
+        return runner, transaction, values if taken is None else [take(values) for take in taken]
 
-    def _runner(self, key: tuple[Form, ...]) -> tuple[Any, Whole, list[Any] | None]:
-        """The plan for these feeds bound to memory, and what takes each feed that it reads from all
-        (None: they are taken as they come).
+    def _runner(self, key: tuple[Signature, ...]) -> tuple[Runner, Transaction, list[Any] | None]:
+        """The plan for these signatures bound to memory, its transaction, and the functions that
+        take each feed that it reads from all (None: they are taken as they come).
         """
         if self._moves != Parameter.moves:
             self._runners.clear()  # a Parameter moved to other storage
@@ -246,17 +241,17 @@ class Executor:
         entry = self._runners.get(key)
         if entry is None:
             runner = self._bind(self._make_plan(self._feeds.specs(key)))
-            entry = runner, Whole(runner.plan, self.target), self._taken(runner.plan, key)
+            entry = runner, Transaction(runner.plan, self.target), self._taken(runner.plan, key)
             self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
-                self._tell_of_plans()
+                self._warn_of_plans()
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
         return entry
 
-    def _taken(self, plan: Plan, key: tuple[Form, ...]) -> list[Any] | None:
-        """What takes each feed of a plan from those of a run, None where that changes nothing."""
+    def _taken(self, plan: Plan, key: tuple[Signature, ...]) -> list[Any] | None:
+        """The functions that take a plan's feeds from a run's; None where that changes nothing."""
         at = {node: k for k, node in enumerate(self._feeds.nodes)}
         picks = [at[value.node.origin] for value in plan.feeds]
         dtypes = [value.spec.dtype for value in plan.feeds]
@@ -269,18 +264,18 @@ class Executor:
             for k, dtype, c in zip(picks, dtypes, cast)
         ]
 
-    def _tell_of_plans(self) -> None:
-        """Warns once of shapes that change all the time: each new one is slow, and nobody sees."""
-        if not self._told_of_plans:
-            self._told_of_plans = True
+    def _warn_of_plans(self) -> None:
+        """Warns once of shapes that keep changing, each of which is slow at first."""
+        if not self._warned_of_plans:
+            self._warned_of_plans = True
             message = (
                 f"this executor was fed more than {_MAX_PLANS} sets of shapes; each new one is "
-                "planned, and on a GPU it is recorded only when it comes again: feed batches of "
+                "planned, and on a GPU it is captured only when it comes again: feed batches of "
                 "few sizes, for example by padding"
             )
             warnings.warn(message, RuntimeWarning, stacklevel=5)
 
-    def _bind(self, plan: Plan) -> Any:
+    def _bind(self, plan: Plan) -> Runner:
         for parameter in self._parameters:
             state.check_home(parameter, self.ctx)
         state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
@@ -311,9 +306,9 @@ class Executor:
             values,
             self._backend.workspace,
             reuse=not settings.separate_arena,
-            beside=self._backend.beside,
+            overlap=self._backend.overlap,
         )
-        del plan.fetches[len(self.eval_node_list) :]  # what only counts draws
+        del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
         return plan
@@ -332,25 +327,25 @@ class Executor:
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
         """The plan for these feed shapes, without running it: print it, or read its byte counts."""
-        return self._make_plan(self._feeds.specs(self._feeds.forms_of_shapes(feed_shapes)))
+        return self._make_plan(self._feeds.specs(self._feeds.signatures_of(feed_shapes)))
 
     # ---- the assignment's views ----
     def infer_shape(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
         """Fills `node_to_shape_map` with the shape of every node of the graph, with no
         execution.
         """
-        forms = self._feeds.forms_of_shapes(feed_shapes)
-        self._shapes = forms, self._shapes_for(forms)
-        self._forms = forms
+        signatures = self._feeds.signatures_of(feed_shapes)
+        self._shapes = signatures, self._shapes_for(signatures)
+        self._signatures = signatures
 
     def memory_plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
         """Fills `node_to_arr_map` lazily; runs use plans of their own."""
         self.infer_shape(feed_shapes)
 
-    def _shapes_for(self, forms: tuple[Form, ...]) -> dict[Node, Any]:
+    def _shapes_for(self, signatures: tuple[Signature, ...]) -> dict[Node, Any]:
         return {
             node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
-            for node, spec in self._infer(self._feeds.specs(forms)).items()
+            for node, spec in self._infer(self._feeds.specs(signatures)).items()
         }
 
     @property
@@ -358,10 +353,10 @@ class Executor:
         """The shape of every node of the graph in the last run, or as `infer_shape` was asked since
         (a tuple of shapes for an operator with several outputs); None before either.
         """
-        if self._forms is None:
+        if self._signatures is None:
             return None
-        if self._shapes is None or self._shapes[0] != self._forms:
-            self._shapes = self._forms, self._shapes_for(self._forms)
+        if self._shapes is None or self._shapes[0] != self._signatures:
+            self._shapes = self._signatures, self._shapes_for(self._signatures)
         return self._shapes[1]
 
     @property

@@ -3,10 +3,10 @@ shortcut's sum and the activation inside; back the activation gradient within bo
 gradient.
 
 Patterns: normalize [+ addend] [activation]; the activation gradient with the sums and the gradient
-of the normalization that read it. What lies between normalization and activation is then never
-stored, so nobody else may read it but gradients, which recompute it from x in the same operations
-and so to the bit. Of a sum, relu's saved output tells instead. The gradient before an activation is
-stored only where something else reads it, or where it is of a sum: the sums' kernel then writes it.
+of the normalization that read it. Values between normalization and activation are then never
+stored, so only gradients may read them, which recompute them from x in the same operations and so
+to the bit; of a sum, relu's saved output tells instead. The gradient before an activation is stored
+only where something else reads it, or where it is of a sum: the sums' kernel then writes it.
 
 Statistics and sums are single-pass reductions: the last block to arrive, by a counter for each
 channel, combines the partial sums.
@@ -140,7 +140,7 @@ class Layer(NamedTuple):
 
     @property
     def last(self) -> Node:
-        """What is to be stored."""
+        """The value that is stored."""
         return self.added if self.activation is None else self.activation
 
     @property

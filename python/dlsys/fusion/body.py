@@ -1,4 +1,4 @@
-"""What all fusions share: operators that stand for several.
+"""Fused operators stand for several; this is the base of them all.
 
 Each keeps the nodes that it replaced as its body, closed over its inputs: the body is its shape
 rule, its numpy form, its text, and so what its kernels are checked against. Passes run after
@@ -36,7 +36,7 @@ GRADIENTS = (
 
 
 class Body(NamedTuple):
-    """What a fused node computes: `outputs` of its operator over `inputs`, which stand for the
+    """The computation of a fused node: `outputs` of its operator over `inputs`, which stand for the
     node's own.
     """
 
@@ -93,7 +93,7 @@ def _copy(node: Node, copies: dict[Node, Node]) -> Node:
 
 
 class Fused(Op):
-    """What all fused operators share: their attribute `body` says what they compute."""
+    """The base of fused operators, whose attribute `body` is what they compute."""
 
     signature = Signature("*inputs", body=Instance(Body))
 
@@ -171,7 +171,7 @@ class Selected(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What the attribute may be."""
+        """The values that the attribute may have."""
         return Bool() if True in self.choices else Choice("", *self.choices)
 
     def code(self, node: Node) -> int:

@@ -1,10 +1,10 @@
 """Convolution and pooling: a small convolution, the relu and the max-pool behind it as one kernel,
 and all that their gradients do as one for the data and one for filter and bias.
 
-Pattern: convolution, [relu,] max-pool [, relu], and every way back through the pool. What lies
-between is then never stored, so it must have no other reader, and a convolution whose gradients do
-not all fit stays as it is. Of the H×W before the pool only a byte a window is kept: the position of
-its maximum in row-major order, or CUT where relu lets no gradient pass.
+Pattern: convolution, [relu,] max-pool [, relu], and every way back through the pool. Values
+between them are then never stored, so they must have no other reader, and a convolution whose
+gradients do not all fit stays as it is. Of the H×W before the pool only a byte a window is kept:
+the position of its maximum in row-major order, or CUT where relu lets no gradient pass.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def small(x: Spec, f: Spec, conv: Windows, pool: Windows, groups: int) -> Geomet
     plain = plain and all(max(before, after) < k for k, before, after in around)
     tiled = window in (2, 3) and pool.size == pool.stride == (window, window)
     tiled = tiled and pool.dilation == (1, 1)
-    inside = all(n * window <= extent for n, extent in zip(pool.out, pool.plane))
+    inside = all(n * window <= extent for n, extent in zip(pool.out, pool.image))
     if not (plain and tiled and inside) or pool.before != (0, 0):
         return None
-    sizes = conv.plane, conv.size, conv.before, pool.plane, window, pool.out
+    sizes = conv.image, conv.size, conv.before, pool.image, window, pool.out
     return Geometry(x.shape[1], f.shape[0], *sizes)
 
 
@@ -123,7 +123,7 @@ class ConvPoolOp(Fused):
 
 class ConvPoolGradientOp(Fused):
     """A gradient of `ConvPoolOp`, of (f or x, dy, code). The body is over argmax instead of the
-    codes, and the relu's part in it is that dy is 0 where they say CUT.
+    codes, and relu's gradient in it is that dy is 0 where they say CUT.
     """
 
     tolerance = 1e-4
@@ -342,7 +342,7 @@ def _fuse_backward(forward: Forward, way: Backward, code: Node, replaced: dict[N
     unpooled = way.unpooled.derive([way.dy, argmax], way.unpooled.spec)
 
     def body_of(first: Node, gradients: Sequence[Node]) -> dict:
-        """The gradients over (first, dy, argmax): the relu's part is in the codes."""
+        """The gradients over (first, dy, argmax): relu's gradient is in the codes."""
         inputs = first, way.dy, argmax
         derived = [
             g.derive([unpooled if x is way.of_conv else x for x in g.inputs], g.spec)

@@ -42,8 +42,8 @@ class FusedCrossEntropy(Fused):
 
     def __init__(self, name: str, of_any_dtype: tuple[int, ...]) -> None:
         super().__init__(name, 2, of_any_dtype)
-        numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
-        self.signature = Signature("logits", "labels", body=Instance(Body), **numbers)
+        factors = dict(scale=Number(nan=True), dy=Number(nan=True))
+        self.signature = Signature("logits", "labels", body=Instance(Body), **factors)
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         body: Body = attrs["body"]

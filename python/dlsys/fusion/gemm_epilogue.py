@@ -47,7 +47,7 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 def _epilogues(graph: Graph) -> dict[Node, Node]:
     found = (_with_epilogue(graph, node) for node in graph.order if node.op is matmul_op)
-    return dict(pair for pair in found if pair is not None)
+    return dict(one for one in found if one is not None)
 
 
 def _operand_sums(graph: Graph) -> dict[Node, Node]:
@@ -147,7 +147,7 @@ def _is_row(node: Node, columns: int) -> bool:
 
 
 def _keeps_last(node: Node) -> bool:
-    """Whether a sum leaves the last axis of several, and that one whole."""
+    """True for a sum over all axes but the last of several."""
     ndim = len(node.inputs[0].spec.shape)
     axes = normalize_axes(node, node.attrs["axis"], ndim)
     return ndim > 1 and axes == tuple(range(ndim - 1))

@@ -63,9 +63,9 @@ class FusedHead(Fused):
     def __init__(self, loss: Op, layers: int, biases: int, back: int) -> None:
         super().__init__(HEADS[loss.name], 1 + layers + back)
         self._lists = layers, biases, layers - 1, back
-        numbers = dict(scale=Number(nan=True), dy=Number(nan=True))
+        factors = dict(scale=Number(nan=True), dy=Number(nan=True))
         self.signature = Signature(
-            "*inputs", body=Instance(Body), layers=Instance(tuple), **numbers
+            "*inputs", body=Instance(Body), layers=Instance(tuple), **factors
         )
         assert isinstance(loss.any_dtype, tuple)
         self.any_dtype = tuple(layers + biases + k for k in loss.any_dtype)
@@ -108,9 +108,7 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 
 class _Head(NamedTuple):
-    """What becomes a head: its layers first to last, and the gradients of their inputs last to
-    first.
-    """
+    """The nodes of a head: layers first to last, the gradients of their inputs last to first."""
 
     loss: Node  # the fused cross-entropy, and its two values
     total: Node
@@ -184,7 +182,7 @@ def _is_read_by(graph: Graph, node: Node, reader: Node) -> bool:
 
 
 def _passes_back(node: Node, dy: Node, layer: Node) -> bool:
-    """Whether a node is the gradient of a layer's input, of dy, that of what the layer made."""
+    """True for the gradient of a layer's input, made of dy, the gradient of its output."""
     if node.op.kernel not in ("matmul", "matmul_gradient") or node.attrs["trans_A"]:
         return False
     same_weight = node.inputs[1] is layer.inputs[1]
@@ -199,9 +197,7 @@ def _passes_back(node: Node, dy: Node, layer: Node) -> bool:
 def _reaches(
     inputs: Sequence[Node], goals: set[Node], heads: Mapping[Node, Sequence[Node]]
 ) -> bool:
-    """Whether inputs are made of any of the goals, where a replaced node needs all that its head
-    does.
-    """
+    """True where inputs depend on any of the goals; a replaced node needs what its head does."""
     stack, seen = list(inputs), set(inputs)
     while stack:
         node = stack.pop()

@@ -39,8 +39,8 @@ _OPCODES = (
     "truth", "trunc",
     "add", "sub", "mul", "div", "pow", "relu_gradient", "minimum", "maximum", "silu_gradient",
     "gelu_gradient", "gelu_tanh_gradient", "softplus_gradient", "hard_swish_gradient", "pow_const",
-    "leaky_relu", "elu", "huber", "equal", "not_equal", "less", "less_equal", "logical_and", "logical_or",
-    "logical_xor",
+    "leaky_relu", "elu", "huber", "equal", "not_equal", "less", "less_equal", "logical_and",
+    "logical_or", "logical_xor",
     "clip", "where",
     "clip_gradient", "leaky_relu_gradient", "elu_gradient",
 )  # fmt: skip

@@ -129,7 +129,7 @@ def _packed(words: Sequence[str]) -> int:
 def _unsteady(update: RuleOp) -> tuple[int, ...]:
     """Of the states that are written those that jump where a gradient passes zero, so that its
     rounding decides: a rule that divides by a gradient's size, or takes its sign, moves them by the
-    whole rate.
+    full rate.
     """
     if update.rule.steady:
         return ()

@@ -23,8 +23,9 @@ class Misfit(ValueError):
 
 
 class Kind:
-    """What one attribute may be. `take` brings a value to its form or raises TypeError or
-    ValueError; `expected` says what fits, for errors; None fits where it is the default.
+    """The kind of an attribute: the values that it may have. `take` brings a value to its form or
+    raises TypeError or ValueError; `expected` says what fits, for errors; None fits where it is the
+    default.
 
     An attribute that is `omitted` when it is not given is then no attribute of the node at all, and
     its default is what the operator takes it for. `also` is a second keyword for it.
@@ -42,10 +43,10 @@ class Kind:
         return value
 
     def refusal(self, key: str, value: Any) -> str:
-        """What is wrong with a value that does not fit, as a part of a sentence."""
+        """The reason why a value does not fit, as a part of a sentence."""
         return f"{key} must be {self.expected}, got {shown(value)}"
 
-    def settled(self, key: str) -> Any:
+    def checked_default(self, key: str) -> Any:
         """The default in its form, so that calls need not look at it."""
         if self.default is None or self.default is REQUIRED:
             return self.default
@@ -322,7 +323,7 @@ class Instance(Kind):
 
 
 class AsGiven(Kind):
-    """What fits another kind, in the form in which it is given."""
+    """A value that fits another kind, in the form in which it is given."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__()
@@ -335,7 +336,7 @@ class AsGiven(Kind):
 
 
 class Function(Kind):
-    """What can be called."""
+    """Anything that can be called."""
 
     expected = "a function"
 
@@ -349,12 +350,12 @@ class Function(Kind):
 
 
 def is_node(value: Any) -> bool:
-    """Whether a value is a node: this floor of the graph does not know the class."""
+    """True for a node: this file does not know the class."""
     return hasattr(value, "op")
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer, Python's or numpy's, and no truth value."""
+    """True for an integer, Python's or numpy's, and no truth value."""
     if type(value) is int:
         return True
     if isinstance(value, (tuple, bool, np.bool_)):

@@ -33,7 +33,7 @@ hooks: dict[str, Callable[..., Any]] = {}
 
 
 class _Docstring:
-    """What a class of operators is said to be; of an operator, its own text where it has one, and
+    """The docstring of a class of operators; of an operator, its own text where it has one, and
     its attributes.
     """
 
@@ -184,7 +184,7 @@ class Op:
 
     @property
     def runs_python(self) -> bool:
-        """Whether it has a `compute` of its own, which every device can call."""
+        """True where it has a `compute` of its own, which every device can call."""
         return type(self).compute is not Op.compute
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
@@ -200,11 +200,11 @@ class Op:
         return ()
 
     def lists(self, node: Node) -> Sequence[int]:
-        """How many arrays each list of the kernel's signature takes, in order."""
+        """The number of arrays that each list of the kernel's signature takes, in order."""
         return ()
 
     def merge_key(self, node: Node) -> Hashable | None:
-        """What updates share that `merged` can make one; None: this one stays alone."""
+        """A key that updates share which `merged` can make one; None: this one stays alone."""
         return None
 
     def merged(self, nodes: Sequence[Node]) -> Node:
@@ -276,7 +276,7 @@ class Node:
             self.spec = op.infer(self, *specs)
 
     def derive(self, inputs: list[Node], spec: Any) -> Node:
-        """The same use of the same operator over other inputs, for graphs that passes rewrite."""
+        """This use of the operator over other inputs, for graphs that passes rewrite."""
         node = Node.__new__(Node)
         node.op, node.inputs, node.attrs, node.name = self.op, inputs, self.attrs, self.name
         node.number, node._line, node._values, node.spec = self.number, self._line, None, spec
@@ -299,7 +299,7 @@ class Node:
 
     @property
     def backward(self) -> bool:
-        """Whether `gradients` made it, or a rewrite of what that made."""
+        """True where `gradients` made it, or a rewrite of what that made."""
         return self._line[2]
 
     @property
@@ -453,7 +453,7 @@ output_op = OutputOp()
 
 
 def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
-    """Whether two sequences hold the very same nodes in one order; `==` of nodes makes nodes."""
+    """True where two sequences hold the very same nodes in one order; `==` of nodes makes nodes."""
     return len(a) == len(b) and all(map(is_, a, b))
 
 

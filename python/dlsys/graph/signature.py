@@ -1,5 +1,5 @@
-"""What an operator or a public function takes, said once: its inputs by name, and its attributes
-with their type, range and default.
+"""Signatures of operators and public functions: the inputs by name, and the attributes with their
+type, range and default, said once.
 
     class ResizeOp(Op):
         signature = Signature("x", size=IntPair(low=1), align_corners=Bool(False))
@@ -70,8 +70,10 @@ class Signature:
         others = [key for key in kinds if key not in self.inputs and key != "name"]
         self.attributes = {key: kinds[key] for key in others}
         self._words = {kind.also: key for key, kind in kinds.items() if kind.also}
-        self._settled = {key: kind.settled(key) for key, kind in kinds.items() if not kind.omitted}
-        self._defaults = {key: self._settled[key] for key in others if key in self._settled}
+        self._initial = {
+            key: kind.checked_default(key) for key, kind in kinds.items() if not kind.omitted
+        }
+        self._defaults = {key: self._initial[key] for key in others if key in self._initial}
         self._needed = [key for key, kind in kinds.items() if kind.default is REQUIRED]
         self._nullable = frozenset(key for key, kind in kinds.items() if kind.default is None)
         self._optional = not self._nullable.isdisjoint(self.inputs)
@@ -134,7 +136,7 @@ class Signature:
         """
         if len(args) > len(self._positional):
             raise self._count_error(called, args, given)
-        made = self._settled.copy()
+        made = self._initial.copy()
         kinds, nullable = self._kinds, self._nullable
         taken = self._positional[: len(args)]
         key, value = "", None
@@ -208,10 +210,10 @@ class Signature:
         parameter = inspect.Parameter
         made = []
         for key, kind in self._kinds.items():
-            place: Any = parameter.KEYWORD_ONLY
+            how: Any = parameter.KEYWORD_ONLY
             if key in self._positional:
-                place = parameter.POSITIONAL_OR_KEYWORD
-            made.append(parameter(key, place, default=kind.default))
+                how = parameter.POSITIONAL_OR_KEYWORD
+            made.append(parameter(key, how, default=kind.default))
         if self.variadic:
             made.append(parameter(self.variadic, parameter.VAR_POSITIONAL))
         return inspect.Signature(sorted(made, key=lambda one: one.kind))
@@ -223,9 +225,9 @@ class Signature:
 
     def usage(self, called: str) -> str:
         """A call of it in short, without the node's name: `softmax(x, *, axis=-1)`."""
-        whole = self.python()
-        short = [one for key, one in whole.parameters.items() if key != "name"]
-        return called + str(whole.replace(parameters=short))
+        full = self.python()
+        short = [one for key, one in full.parameters.items() if key != "name"]
+        return called + str(full.replace(parameters=short))
 
 
 def _error(called: str, wrong: str, usage: Signature | None = None) -> SignatureError:

@@ -334,8 +334,8 @@ def _gelu_second(x: Node, u: Node) -> Node:
 def _gelu_tanh_second(x: Node, u: Node) -> Node:
     k, c = 2 * _ROOT_2_OVER_PI, 0.044715
     s = sigmoid_op(k * (x + c * (x * x * x)))
-    slope = k + 3 * k * c * (x * x)
-    return u * (s * (1 - s)) * (2 * slope + x * (slope * slope * (1 - 2 * s) + 6 * k * c * x))
+    du = k + 3 * k * c * (x * x)
+    return u * (s * (1 - s)) * (2 * du + x * (du * du * (1 - 2 * s) + 6 * k * c * x))
 
 
 def _not_negative(alpha: float) -> str | None:
@@ -405,7 +405,7 @@ hard_swish_gradient_op: Parametric = Parametric(
 )  # fmt: skip
 
 
-# What help says of each.
+# The docstrings of the operators.
 for _op, _text in (
     (leaky_relu_op, "x where it is positive, else alpha · x."),
     (elu_op, "x where it is positive, else alpha · (exp(x) - 1)."),

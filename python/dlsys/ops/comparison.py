@@ -92,7 +92,7 @@ class Logical(Elementwise):
 
 
 class Truth(Op):
-    """What `&`, `|`, `^` and `~` make: an operator on truth values alone, because in Python these
+    """The operators `&`, `|`, `^` and `~`: on truth values alone, because in Python these
     signs mean bits where they join numbers.
     """
 
@@ -236,7 +236,7 @@ maximum_op = Extreme(
     lambda a, b, y, dy: _to_first(greater_equal_op(a, b), dy),
 )
 
-# What help says of each.
+# The docstrings of the operators.
 for _op, _text in (
     (logical_and_op, "Whether both a and b are True."),
     (logical_or_op, "Whether a or b is True, or both are."),

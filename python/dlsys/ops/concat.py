@@ -28,7 +28,7 @@ _MAX_NDIM = 8  # dimensions that native devices have
 
 
 class Sections(Axes):
-    """How many equal parts there are, or the sizes of all."""
+    """A number of equal parts, or the sizes of all parts."""
 
     expected = "an integer or a tuple of sizes"
 
@@ -193,7 +193,7 @@ def _aligned(shape: tuple[int, ...], reps: tuple[int, ...]) -> tuple[list[int], 
 def _interleaved(shape: list[int], reps: list[int]) -> tuple[list[int], list[int], tuple[int, ...]]:
     """A shape with an axis of 1 before every repeated one, the same repeated, and those axes.
 
-    Neighbours that are not repeated are one axis.
+    Neighbors that are not repeated are one axis.
     """
     one: list[int] = []
     axes = []

@@ -53,30 +53,30 @@ class EinsumOp(Op):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         attrs = node.attrs
-        factors = specs[:-1] if attrs["like"] else specs
+        operands = specs[:-1] if attrs["like"] else specs
         extents: dict[str, int] = {}
-        for letters, spec in zip(attrs["operands"], factors):
+        for letters, spec in zip(attrs["operands"], operands):
             if len(letters) != len(spec.shape):
-                raise node.error(f"{equation(node)} does not fit {describe(node, factors)}")
+                raise node.error(f"{equation(node)} does not fit {describe(node, operands)}")
             for letter, extent in zip(letters, spec.shape):
                 if extents.setdefault(letter, extent) != extent:
                     raise node.error(
                         f"{letter} of {equation(node)} is both {extents[letter]} and {extent}: "
-                        f"{describe(node, factors)}"
+                        f"{describe(node, operands)}"
                     )
         if attrs["like"]:
             extents |= dict(zip(attrs["result"], specs[-1].shape))
-        dtype = factors[0].dtype if len(factors) == 1 else promote(node, *factors)
+        dtype = operands[0].dtype if len(operands) == 1 else promote(node, *operands)
         shape = tuple(extents[letter] for letter in attrs["result"])
-        return Spec(shape, dtype, any(spec.declared for spec in factors))
+        return Spec(shape, dtype, any(spec.declared for spec in operands))
 
     def simplify(self, node: Node) -> Node:
         assert node.spec is not None
-        factors = list(zip(node.inputs, node.attrs["operands"]))
+        operands = list(zip(node.inputs, node.attrs["operands"]))
         result = node.attrs["result"]
-        x, letters = factors[0]
-        for k, (y, others) in enumerate(factors[1:], 2):
-            needed = set(result).union(*[rest for _, rest in factors[k:]])
+        x, letters = operands[0]
+        for k, (y, others) in enumerate(operands[1:], 2):
+            needed = set(result).union(*[rest for _, rest in operands[k:]])
             x, letters = _contract(x, letters, y, others, needed)
         x, letters = _sum_out(x, letters, set(result))
         present = [letter for letter in result if letter in letters]
@@ -87,10 +87,10 @@ class EinsumOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         attrs = node.attrs
-        factors = node.inputs[: len(attrs["operands"])]
+        operands = node.inputs[: len(attrs["operands"])]
         grads: list[Node | None] = []
-        for k, x in enumerate(factors):
-            others = [y for j, y in enumerate(factors) if j != k]
+        for k, x in enumerate(operands):
+            others = [y for j, y in enumerate(operands) if j != k]
             letters = [s for j, s in enumerate(attrs["operands"]) if j != k]
             grads.append(
                 einsum_op(
@@ -102,7 +102,7 @@ class EinsumOp(Op):
 
 
 def _contract(x: Node, left: str, y: Node, right: str, needed: set[str]) -> tuple[Node, str]:
-    """The product of two factors, summed over the letters that nothing else needs."""
+    """The product of two operands, summed over the letters that nothing else needs."""
     x, left = _sum_out(x, left, needed | set(right))
     y, right = _sum_out(y, right, needed | set(left))
     summed = "".join(c for c in left if c in right and c not in needed)

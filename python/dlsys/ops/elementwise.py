@@ -34,7 +34,7 @@ _BLOCK_NBYTES = 1 << 18  # of an array: with some others of its size it lies in 
 
 
 class Elementwise(Op):
-    """What all elementwise operators share: broadcast shapes, promoted dtypes, in place where
+    """Base of the elementwise operators: broadcast shapes, promoted dtypes, in place where
     possible.
     """
 
@@ -55,7 +55,7 @@ class Elementwise(Op):
         self._passes = passes  # numpy goes over its arrays several times
         self._gradient = gradient
         self._scratch = scratch  # numpy wants an array of bools besides
-        self._with_const = with_const  # rebuilds a op b through the operators of numbers
+        self._with_const = with_const  # rebuilds a op b through the operators of constants
         self.signature = Signature(*inputs_of(gradient))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -145,14 +145,14 @@ class WithConst(Elementwise):
 
 
 class Parametric(Elementwise):
-    """Elementwise with Python numbers besides its inputs, the attributes `numbers`, which adapt to
-    the arrays.
+    """Elementwise with Python constants besides its inputs, the attributes `constants`, which adapt
+    to the arrays.
     """
 
     def __init__(
         self,
         name: str,
-        numbers: tuple[str, ...],
+        constants: tuple[str, ...],
         numpy: Callable,
         gradient: Callable,
         scratch: int = 0,
@@ -162,13 +162,13 @@ class Parametric(Elementwise):
         defaults: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(name, numpy, gradient, mask)
-        self._numbers = numbers
+        self._constants = constants
         self._arrays = scratch  # working arrays like the output that numpy wants, before the mask
-        self._check = check  # what is wrong with the numbers, or None
-        self._integral = integral  # integers with integer numbers stay integers
+        self._check = check  # what is wrong with the constants, or None
+        self._integral = integral  # integers with integer constants stay integers
         given = defaults or {}
-        kinds = {key: Number(given[key]) if key in given else Number() for key in numbers}
-        self.signature = Signature(*inputs_of(gradient, len(numbers)), **kinds)
+        kinds = {key: Number(given[key]) if key in given else Number() for key in constants}
+        self.signature = Signature(*inputs_of(gradient, len(constants)), **kinds)
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         node = Node(self, inputs, attrs, name)
@@ -179,10 +179,10 @@ class Parametric(Elementwise):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         spec = super().infer(node, *specs)
-        numbers = [node.attrs[key] for key in self._numbers]
-        if self._integral and all(isinstance(number, int) for number in numbers):
-            for number in numbers:
-                spec = spec._replace(dtype=holding(spec.dtype, number))
+        constants = [node.attrs[key] for key in self._constants]
+        if self._integral and all(isinstance(constant, int) for constant in constants):
+            for constant in constants:
+                spec = spec._replace(dtype=holding(spec.dtype, constant))
             return spec
         return spec._replace(dtype=floating(spec.dtype))
 
@@ -193,7 +193,7 @@ class Parametric(Elementwise):
         in_blocks(self._numpy, len(node.inputs), arrays, **node.attrs)
 
     def scalars(self, node: Node) -> tuple[float, ...]:
-        return tuple(float(node.attrs[key]) for key in self._numbers)
+        return tuple(float(node.attrs[key]) for key in self._constants)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         grads = self._gradient(*node.inputs, node, output_grad, **node.attrs)
@@ -201,7 +201,7 @@ class Parametric(Elementwise):
 
 
 class CastOp(Op):
-    """The same values in another dtype; floats lose their fraction on the way to integers."""
+    """A copy of x in another dtype; floats lose their fraction on the way to integers."""
 
     name = kernel = "cast"
     elementwise = any_dtype = True
@@ -226,12 +226,12 @@ class CastOp(Op):
         return x if x.spec is not None and x.spec.dtype == node.attrs["dtype"] else None
 
 
-def inputs_of(gradient: Callable, numbers: int = 0) -> list[str]:
-    """What a gradient rule calls the inputs: its parameters before the output, the output's
-    gradient and the numbers.
+def inputs_of(gradient: Callable, constants: int = 0) -> list[str]:
+    """The names of the inputs, as a gradient rule calls them: its parameters before the output, the
+    output's gradient and the constants.
     """
     names = list(inspect.signature(gradient).parameters)
-    return names[: len(names) - 2 - numbers]
+    return names[: len(names) - 2 - constants]
 
 
 def in_one_dtype(node: Node) -> Node | None:
@@ -406,7 +406,7 @@ const_div_op = WithConst(
 )
 cast_op = CastOp()
 
-# ---- arrays and several numbers ----
+# ---- arrays and several constants ----
 clip_op = Parametric(
     "clip", ("low", "high"), _clip, lambda x, y, dy, low, high: clip_gradient_op(y, dy, low, high),
     check=lambda low, high: None if low <= high else f"low {low} is above high {high}",
@@ -470,7 +470,7 @@ def div(a: Any, b: Any) -> Node:
     return const_div_op(b, number_of(a)) if is_number(a) else div_op(as_node(a), as_node(b))
 
 
-# What help says of each.
+# The docstrings of the operators.
 for _op, _text in (
     (neg_op, "-x."),
     (exp_op, "e to the power x."),

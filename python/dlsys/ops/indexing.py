@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
     begin: int
     size: int
-    whole: int | None = None  # the extent that the axis must have
+    extent: int | None = None  # the extent that the axis must have
 
 
 class Share(NamedTuple):
@@ -66,25 +66,27 @@ class Region(NamedTuple):
             for start, end, step in zip(self.starts, ends, self.steps)
         )
 
-    def contiguous(self, whole: tuple[int, ...]) -> bool:
-        """Whether the elements are neighbours in an array of shape `whole`, in the same order."""
+    def contiguous(self, shape: tuple[int, ...]) -> bool:
+        """True where the elements are contiguous in an array of shape `shape`, in one order."""
         inside = False  # behind the first axis of which more than one position is chosen
-        for step, size, extent in zip(self.steps, self.sizes, whole):
+        for step, size, extent in zip(self.steps, self.sizes, shape):
             if step != 1 or (inside and size != extent):
                 return False
             inside = inside or size > 1
         return 0 not in self.sizes
 
-    def scalars(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The first element's number in an array of shape `whole`, and eight steps."""
+    def scalars(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The flat index of the first element in an array of shape `shape`, and eight steps."""
         offset = 0
-        for start, extent in zip(self.starts, whole):
+        for start, extent in zip(self.starts, shape):
             offset = offset * extent + start
         return (offset, *self.steps, *[1] * (_MAX_NDIM - len(self.steps)))
 
 
 def region_of(node: Node, name: str, shape: tuple[int, ...]) -> Region:
-    """What `node.attrs["key"]` chooses in an array of this shape, called `name` in errors."""
+    """The region that `node.attrs["key"]` chooses in an array of this shape, called `name` in
+    errors.
+    """
     key = node.attrs["key"]
     used = sum(entry is not None and entry is not Ellipsis for entry in key)
     if used > len(shape):
@@ -133,8 +135,8 @@ def _positions(
         return entry.number * size, 1, size
     begin = entry.begin + extent if entry.begin < 0 else entry.begin
     size = extent - begin if entry.size == -1 else entry.size
-    if entry.whole not in (None, extent):
-        raise node.error(f"sizes add up to {entry.whole}, not to axis {axis} of {name} {shape}")
+    if entry.extent not in (None, extent):
+        raise node.error(f"sizes add up to {entry.extent}, not to axis {axis} of {name} {shape}")
     if not 0 <= begin <= begin + size <= extent:
         raise node.error(
             f"{entry.size} positions from {entry.begin} on do not lie in axis {axis} of "
@@ -215,7 +217,7 @@ class SliceOp(Op):
 
 
 class WindowOp(Op):
-    """Neighbouring elements of x from number `offset` on, in a shape: a view, which costs nothing.
+    """Contiguous elements of x from index `offset` on, in a shape: a view, which costs nothing.
 
     Slices become it where they can.
     """

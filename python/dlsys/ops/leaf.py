@@ -1,4 +1,4 @@
-"""Where values come from: fed Variables, Parameters that live on a device, constants and filled
+"""The sources of values: fed Variables, Parameters that live on a device, constants and filled
 arrays.
 """
 

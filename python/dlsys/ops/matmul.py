@@ -16,22 +16,22 @@ from .reduce import broadcast_like_op, sum_to_like
 
 __all__ = ["batched_matmul_op", "linear_op", "matmul_op", "outer_op"]
 
-# The precisions of products and the numbers by which kernels know them; see passes/precision.py.
+# The precisions of GEMM and the codes by which kernels know them; see passes/precision.py.
 PRECISIONS = {"fp32": 0, "tf32": 1}
 
 
 def precision_number(node: Node) -> int:
-    """What a kernel is told of a node's precision."""
+    """The precision of a node as kernels take it."""
     return PRECISIONS[node.attrs.get("precision", "fp32")]
 
 
 def algorithm_number(node: Node) -> int:
-    """Which implementation a kernel is told to use; 0 leaves it to the kernel's own rule."""
+    """The algorithm of a node as kernels take it; 0 leaves it to the kernel's heuristic."""
     return node.attrs["algorithm"].number if "algorithm" in node.attrs else 0
 
 
 class Product(Op):
-    """What products of matrices share: flags for transposes, and the rule of the inner extents."""
+    """Base of GEMM operators: flags for transposes, and the rule that both K agree."""
 
     tolerance = 1e-4
     signature = Signature("A", "B", trans_A=Bool(False), trans_B=Bool(False))

@@ -22,7 +22,7 @@ __all__ = [
 
 
 class ReshapeOp(Op):
-    """The same elements in another shape; one extent may be -1. Costs nothing: it is a view."""
+    """The elements of x in another shape; one extent may be -1. Costs nothing: it is a view."""
 
     name = "reshape"
     view = True
@@ -77,7 +77,7 @@ class ReshapeLikeOp(Op):
 
 
 class ReshapedOp(Op):
-    """What operators share that are a reshape once the shape of x is known."""
+    """Base of the operators that are a reshape once the shape of x is known."""
 
     def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
         """The output's shape from that of x."""
@@ -217,7 +217,7 @@ class BroadcastToOp(Op):
 
 
 class CopyOp(Op):
-    """The same values in memory of their own; the planner inserts it where aliasing would be
+    """A copy of x in memory of its own; the planner inserts it where aliasing would be
     seen.
     """
 

@@ -367,14 +367,14 @@ _first_match = AlongAxesOp(
     lambda node, dy: [None, None],
     Signature("x", "y", axis=Axes(None)),
 )
-# What help says of each.
+# The docstrings of the operators.
 for _op, _text in (
     (max_op, "The largest element of x over the axes, NaN where there is one."),
     (min_op, "The smallest element of x over the axes, NaN where there is one."),
     (prod_op, "The product of the elements of x over the axes."),
     (logsumexp_op, "log Σ exp(x) over the axes, finite for any finite x."),
-    (argmax_op, "The place of the first largest element over the axes, int64."),
-    (argmin_op, "The place of the first smallest element over the axes, int64."),
+    (argmax_op, "The index of the first largest element over the axes, int64."),
+    (argmin_op, "The index of the first smallest element over the axes, int64."),
 ):
     _op.doc = _text
 
@@ -384,6 +384,6 @@ def var_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> 
     """The variance of x over `axis`: the mean of (x - mean)², times n / (n - ddof); NaN where
     n <= ddof.
     """
-    centred = x - expand_like_op(mean_op(x, axis), x, axis=axis)
-    variance = mean_op(centred * centred, axis, keepdims)
+    centered = x - expand_like_op(mean_op(x, axis), x, axis=axis)
+    variance = mean_op(centered * centered, axis, keepdims)
     return variance * _correction(x, axis=axis, ddof=ddof) if ddof else variance

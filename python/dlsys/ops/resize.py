@@ -101,7 +101,7 @@ class SpaceToDepthOp(Op):
 class ResizeOp(Op):
     """x (…, height, width) resized, by the nearest pixel or bilinearly between four.
 
-    With half-pixel centres the middle of pixel i lies at (i + 0.5) · old / new - 0.5, clamped to
+    With half-pixel centers the middle of pixel i lies at (i + 0.5) · old / new - 0.5, clamped to
     the image; with `align_corners` at i · (old - 1) / (new - 1). The size is given, or that of a
     second input, of which only the shape counts.
     """
@@ -137,8 +137,8 @@ class ResizeOp(Op):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, *scratch, y = arrays
-        rows = _taps(self.mode, node.attrs["align_corners"], x.shape[-2], y.shape[-2])
-        cols = _taps(self.mode, node.attrs["align_corners"], x.shape[-1], y.shape[-1])
+        rows = _neighbors(self.mode, node.attrs["align_corners"], x.shape[-2], y.shape[-2])
+        cols = _neighbors(self.mode, node.attrs["align_corners"], x.shape[-1], y.shape[-1])
         if self.mode == "nearest":
             np.take(x, rows.low, axis=-2, out=scratch[0], mode="clip")
             np.take(scratch[0], cols.low, axis=-1, out=y, mode="clip")
@@ -201,8 +201,8 @@ class ResizeGradientOp(Op):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         dy, rows, row, column, dx = arrays
         align = node.attrs["align_corners"]
-        _spread(dy, _taps(self.mode, align, dx.shape[-2], dy.shape[-2]), -2, row, rows)
-        _spread(rows, _taps(self.mode, align, dx.shape[-1], dy.shape[-1]), -1, column, dx)
+        _spread(dy, _neighbors(self.mode, align, dx.shape[-2], dy.shape[-2]), -2, row, rows)
+        _spread(rows, _neighbors(self.mode, align, dx.shape[-1], dy.shape[-1]), -1, column, dx)
 
     def scalars(self, node: Node) -> tuple[int]:
         return (int(node.attrs["align_corners"]),)
@@ -223,8 +223,10 @@ class ResizeGradientOp(Op):
         return inputs[0].size * (8 if self.mode == "bilinear" else 1)
 
 
-class Taps(NamedTuple):
-    """What each position of a resized axis reads: (1 - weight) · x[low] + weight · x[high]."""
+class Neighbors(NamedTuple):
+    """The two positions that each position of a resized axis reads: (1 - weight) · x[low] + weight
+    · x[high].
+    """
 
     low: np.ndarray
     high: np.ndarray
@@ -232,36 +234,38 @@ class Taps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _taps(mode: str, align: bool, n: int, m: int) -> Taps:
-    """The taps of an axis of n positions resized to m; src/math/resize.h decides the same way."""
+def _neighbors(mode: str, align: bool, n: int, m: int) -> Neighbors:
+    """The neighbors for an axis of n positions resized to m, as src/math/resize.h has them."""
     i = np.arange(m, dtype=np.int64)
     if align and m == 1:
-        return Taps(i, i, np.zeros(1))
+        return Neighbors(i, i, np.zeros(1))
     unit = m - 1 if align else 2 * m
     at = i * (n - 1) if align else (2 * i + 1) * n - m
     if mode == "nearest":
         at = (2 * at + unit - 1) // (2 * unit) if align else (at + m) // unit
-        return Taps(at, at, np.zeros(m))
+        return Neighbors(at, at, np.zeros(m))
     at = np.clip(at, 0, (n - 1) * unit)
     low = at // unit
-    return Taps(low, np.minimum(low + 1, n - 1), at % unit / unit)
+    return Neighbors(low, np.minimum(low + 1, n - 1), at % unit / unit)
 
 
-def _mix(x: np.ndarray, taps: Taps, axis: int, scratch: np.ndarray, y: np.ndarray) -> None:
+def _mix(x: np.ndarray, read: Neighbors, axis: int, scratch: np.ndarray, y: np.ndarray) -> None:
     """y = x resized along one axis."""
-    weight = taps.weight.astype(y.dtype).reshape((-1,) + (1,) * (-axis - 1))
-    np.take(x, taps.low, axis=axis, out=y, mode="clip")
+    weight = read.weight.astype(y.dtype).reshape((-1,) + (1,) * (-axis - 1))
+    np.take(x, read.low, axis=axis, out=y, mode="clip")
     np.multiply(y, 1 - weight, out=y)
-    np.take(x, taps.high, axis=axis, out=scratch, mode="clip")
+    np.take(x, read.high, axis=axis, out=scratch, mode="clip")
     np.multiply(scratch, weight, out=scratch)
     np.add(y, scratch, out=y)
 
 
-def _spread(dy: np.ndarray, taps: Taps, axis: int, scratch: np.ndarray, dx: np.ndarray) -> None:
+def _spread(
+    dy: np.ndarray, read: Neighbors, axis: int, scratch: np.ndarray, dx: np.ndarray
+) -> None:
     """dx = the gradient of resizing along one axis; `scratch` has one position of it."""
     dx.fill(0)
     into, given = np.moveaxis(dx, axis, 0), np.moveaxis(dy, axis, 0)
-    for position, (low, high, weight) in enumerate(zip(*(tap.tolist() for tap in taps))):
+    for position, (low, high, weight) in enumerate(zip(*(values.tolist() for values in read))):
         for k, share in ((low, 1 - weight), (high, weight)):
             if share:
                 np.multiply(given[position], share, out=scratch)
@@ -293,9 +297,9 @@ def resize(
 ) -> Node:
     """Images x (…, height, width) resized to `size`, or by `scale` (rounded down).
 
-    mode: "nearest" (of two at one distance, the one that the centre lies in, with `align_corners`
-    the lower) or "bilinear". align_corners=False has half-pixel centres, PyTorch's "nearest-exact"
-    and "bilinear"; True keeps the corners' centres where they are. Its gradient is exact.
+    mode: "nearest" (of two at one distance, the one that the center lies in, with `align_corners`
+    the lower) or "bilinear". align_corners=False has half-pixel centers, PyTorch's "nearest-exact"
+    and "bilinear"; True keeps the corners' centers where they are. Its gradient is exact.
     """
     if (size is None) == (scale is None):
         raise GraphError(f"resize: expected either size or scale [{where()}]")

@@ -1,4 +1,4 @@
-"""draw: has each run draw new random numbers, where nothing in the graph advances their step.
+"""fresh_draws: each run draws new random numbers, where nothing in the graph advances their step.
 
 Numbers are a function of the step that a random operator reads. Where a training step, or whatever
 else is fetched, advances it, they are new in the next run already. Elsewhere the step must stay as

@@ -21,7 +21,7 @@ from .simplify import simplify
 
 @dataclass(frozen=True)
 class Options:
-    """What a graph is compiled for.
+    """The target of a graph, and how it is to run there.
 
     specs: shape and dtype of each node of the user's graph, in topological order. draws: the state
     that counts runs which draw random numbers, if the graph draws any. one_by_one: operators keep

@@ -1,7 +1,7 @@
 """precision: tells the operators that have a choice with which precision to multiply.
 
 `fp32` is true float32. `tf32` multiplies matrices, and convolves, on the tensor cores of GPUs from
-sm_80 on: their factors keep 10 bits of mantissa, the sums stay float32. Where there are none, and
+sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. Where there are none, and
 on the CPU, it is fp32. Batched products, and convolutions of few channels, are fp32 under both.
 """
 

@@ -26,11 +26,11 @@ class Graph:
         return users[0] if len(users) == 1 and node not in self._fetched else None
 
     def is_fetched(self, node: Node) -> bool:
-        """Whether the user wants its value."""
+        """True where the user wants its value."""
         return node in self._fetched
 
     def before(self, inputs: Sequence[Node], nodes: Sequence[Node]) -> bool:
-        """Whether the inputs can all be computed before the first of the nodes.
+        """True where the inputs can all be computed before the first of the nodes.
 
         Then the nodes can become one: it takes the place of the first in the order, and no cycle
         arises, whatever else is replaced by this rule.

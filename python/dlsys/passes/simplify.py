@@ -98,7 +98,7 @@ class _Rewriter:
         return node if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
 
     def _key(self, node: Node) -> tuple | None:
-        """What makes two nodes equal; None for those that are never merged."""
+        """The key that equal nodes share; None for those that are never merged."""
         op = node.op
         if op.leaf or op.writes or op.random or (op.kernel is None and not op.view):
             return None
@@ -109,7 +109,7 @@ class _Rewriter:
 
 
 def _fold(node: Node) -> Node | None:
-    """Arithmetic on numbers that are known: everything that depends on filled arrays only."""
+    """Arithmetic on known constants: everything that depends on filled arrays only."""
     op = node.op
     if not (op.elementwise or op.movement) or not node.inputs:
         return None

@@ -267,10 +267,10 @@ def memory_stats(ctx: Context) -> MemoryStats:
 
 
 class Counters(NamedTuple):
-    """What the library has asked of GPUs since it was loaded, over all threads.
+    """The library's requests to GPUs since it was loaded, over all threads.
 
-    `program_launches` are replays of recorded programs, `kernel_launches` own kernels launched one
-    by one or recorded, `synchronizations` waits of the host for a device.
+    `program_launches` are replays of captured programs, `kernel_launches` own kernels launched one
+    by one or captured, `synchronizations` waits of the host for a device.
     """
 
     program_launches: int
@@ -300,7 +300,7 @@ def trim(ctx: Context) -> None:
 
 # ---- what is usable ----
 def device_count(device_type: int) -> int:
-    """How many devices of a type (1 CPU, 2 GPU) there are. Raises DeviceError when none work."""
+    """The number of devices of a type (1 CPU, 2 GPU). Raises DeviceError when none work."""
     library = load()
     count = ctypes.c_int32()
     library.check(library.cdll.DLDeviceCount(device_type, ctypes.byref(count)))
@@ -346,7 +346,7 @@ def unavailable(ctx: Context) -> str | None:
 
 
 def emulated() -> bool:
-    """Whether the GPU of this library is emulated by the CPU (`make emulator`)."""
+    """True when the GPU of this library is emulated by the CPU (`make emulator`)."""
     return "emulated" in load().version
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dlsys.runtime.device import Context
-from dlsys.runtime.library import DL_GPU, DTYPE_CODES, MAX_NDIM, Library, load
+from dlsys.runtime.library import DL_GPU, MAX_NDIM, Library, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Target:
         pdl: a kernel may be set up while its predecessor ends (programmatic dependent launch).
         tensor_cores: precision tf32 runs on units of its own.
         asked: the library's answer to `fits`.
-        dtypes, max_ndim: the arrays that it holds; an empty set stands for any dtype.
+        max_ndim: the most dimensions of an array.
     """
 
     name: str
@@ -41,7 +41,6 @@ class Target:
     pdl: bool = False
     tensor_cores: bool = False
     asked: Callable[..., bool] = field(default=lambda kernel, *arguments: True, repr=False)
-    dtypes: frozenset[np.dtype] = frozenset(DTYPE_CODES)
     max_ndim: int = MAX_NDIM
 
     def has(self, kernel: str | None, dtype: np.dtype | None = None) -> bool:
@@ -57,7 +56,7 @@ class Target:
         return self.asked(kernel, *arguments)
 
 
-NUMPY = Target("numpy", MappingProxyType({}), native=False, dtypes=frozenset(), max_ndim=32)
+NUMPY = Target("numpy", MappingProxyType({}), native=False, max_ndim=32)
 
 
 def target_of(ctx: Context | None) -> Target:

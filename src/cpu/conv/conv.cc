@@ -1,5 +1,5 @@
-// Convolution: the kernels of the table over a choice of algorithms, which conv.h declares. The
-// precision, the last argument, changes nothing: here all is float32.
+// Operators of 2-d convolution: they check arguments and dispatch to an algorithm of conv.h. The
+// last argument, the precision, changes nothing: all is float32.
 #include "cpu/conv/conv.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     {"implicit_gemm", FitsAll, GemmForward, GemmDataGradient, GemmFilterGradient},
 };
 
-// Made as the library is loaded.
+// Made when the library is loaded.
 const std::vector<Algorithm>* const all_choices = [] {
   auto* names = new std::vector<Algorithm>;
   for (const ConvAlgorithm& algorithm : kAlgorithms) names->push_back({algorithm.name});
@@ -24,7 +24,7 @@ const std::vector<Algorithm>* const all_choices = [] {
 }();
 const std::vector<Algorithm>& AllAlgorithms() { return *all_choices; }
 
-// Algorithm 0 is the first that fits, k the k-th of the table.
+// Algorithm 0 is the first that fits (the heuristic), k the k-th of the table.
 const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t choice) {
   constexpr int64_t kCount = sizeof kAlgorithms / sizeof *kAlgorithms;
   if (choice < 0 || choice > kCount)
@@ -38,43 +38,42 @@ const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t choice) {
 }
 
 void RunForward(const char* op, const DLArray* x, const DLArray* f, const float* bias, DLArray* y,
-                int64_t stride, int64_t before, int64_t dilation, int64_t groups, int64_t choice) {
+                int64_t stride, int64_t pad, int64_t dilation, int64_t groups, int64_t choice) {
   const float *data = Input(op, x), *filter = Input(op, f);
   float* out = Output(op, y);
-  const Conv conv = CheckedConv(op, x, f, y, stride, before, dilation, groups);
+  const Conv conv = CheckedConv(op, x, f, y, stride, pad, dilation, groups);
   if (Numel(y)) Choose(op, conv, choice).forward(conv, data, filter, bias, out);
 }
 
-void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t before,
+void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t pad,
             int64_t dilation, int64_t groups, int64_t choice, int64_t) {
-  RunForward("conv2d", x, f, nullptr, y, stride, before, dilation, groups, choice);
+  RunForward("conv2d", x, f, nullptr, y, stride, pad, dilation, groups, choice);
 }
 
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y, int64_t stride,
-                int64_t before, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
+                int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
   const char* op = "conv2d_bias";
   const float* add = Input(op, bias);
   if (f->ndim != 4 || bias->ndim != 1 || bias->shape[0] != f->shape[0])
     Fail("%s: bias %s does not fit filter %s", op, ShapeText(bias).c_str(), ShapeText(f).c_str());
-  RunForward(op, x, f, add, y, stride, before, dilation, groups, choice);
+  RunForward(op, x, f, add, y, stride, pad, dilation, groups, choice);
 }
 
 void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_t stride,
-                        int64_t before, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
+                        int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
   const char* op = "conv2d_data_gradient";
   const float *filter = Input(op, f), *gradient = Input(op, dy);
   float* out = Output(op, dx);
-  const Conv conv = CheckedConv(op, dx, f, dy, stride, before, dilation, groups);
+  const Conv conv = CheckedConv(op, dx, f, dy, stride, pad, dilation, groups);
   if (Numel(dx)) Choose(op, conv, choice).data_gradient(conv, filter, gradient, out);
 }
 
 void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, int64_t stride,
-                          int64_t before, int64_t dilation, int64_t groups, int64_t choice,
-                          int64_t) {
+                          int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
   const char* op = "conv2d_filter_gradient";
   const float *data = Input(op, x), *gradient = Input(op, dy);
   float* out = Output(op, df);
-  const Conv conv = CheckedConv(op, x, df, dy, stride, before, dilation, groups);
+  const Conv conv = CheckedConv(op, x, df, dy, stride, pad, dilation, groups);
   if (!Numel(df)) return;
   if (!Numel(dy)) return std::fill(out, out + Numel(df), 0.f);
   Choose(op, conv, choice).filter_gradient(conv, data, gradient, out);

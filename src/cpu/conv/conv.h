@@ -1,4 +1,4 @@
-// The algorithms of convolution on the CPU.
+// The convolution algorithms of the CPU and their common interface.
 #pragma once
 #include "cpu/runtime/common.h"
 #include "math/conv_geometry.h"
@@ -6,7 +6,7 @@
 namespace dlsys {
 namespace cpu {
 
-// Arrays are those of Conv; every function writes all of its result. bias may be null.
+// Arrays are those of Conv; every function writes its whole result. bias may be null.
 struct ConvAlgorithm {
   const char* name;
   bool (*fits)(const Conv& conv);
@@ -15,16 +15,16 @@ struct ConvAlgorithm {
   void (*filter_gradient)(const Conv& conv, const float* x, const float* dy, float* df);
 };
 
-// Every convolution.
+// Implicit GEMM: any convolution.
 void GemmForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
 void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
 void GemmFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
-// Every convolution's gradient for the data, tap by tap: slower than by products where there are
-// several channels a group, but nothing is multiplied by the zeros around dy.
+// Data gradient of any convolution, one kernel offset at a time: slower than GEMM where groups have
+// several channels, but nothing is multiplied by padding.
 void DirectDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
 
-// Convolutions of one channel a group.
+// Direct: one channel per group.
 void DepthwiseForward(const Conv& conv, const float* x, const float* f, const float* bias,
                       float* y);
 void DepthwiseFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);

@@ -1,4 +1,5 @@
-// What the kernels of small convolutions share on the CPU; the contract is in ../conv_small.h.
+// Shared by the conv + bias + relu + max-pool kernels of the CPU; math/conv_pool.h has the
+// contract.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -18,17 +19,17 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
 void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, const uint8_t* code,
                             float* df, float* db);
 
-// The part of a plane that windows see, with the padding around it.
-inline Pair SeenByWindows(const ConvPool& p) {
-  return {p.conv.out.h + p.conv.size.h - 1, p.conv.out.w + p.conv.size.w - 1};
+// H x W of the padded input that windows see.
+inline HW SeenByWindows(const ConvPool& p) {
+  return {p.conv.out.h + p.conv.kernel.h - 1, p.conv.out.w + p.conv.kernel.w - 1};
 }
 
-// Of `extent` elements, the first of them `before` in front of a plane, those on it: [begin, end).
-struct OnPlane {
+// Of `extent` padded elements, the first of them `pad` in front of the input, those inside it:
+// [begin, end).
+struct Inside {
   int64_t begin, end;
-  OnPlane(int64_t extent, int64_t before, int64_t plane)
-      : begin(std::clamp<int64_t>(before, 0, extent)),
-        end(std::clamp(before + plane, begin, extent)) {}
+  Inside(int64_t extent, int64_t pad, int64_t in)
+      : begin(std::clamp<int64_t>(pad, 0, extent)), end(std::clamp(pad + in, begin, extent)) {}
   int64_t Size() const { return end - begin; }
 };
 

@@ -1,100 +1,99 @@
-// The convolution, relu and pool, with images in the lanes of a vector: a block of as many images
-// as a vector has lanes is transposed, images last. Then the elements of a window under several
-// filters are as many vectors, summed in registers; of a row of windows they are kept until the
-// largest are known. What an image gives does not depend on the images beside it.
+// Forward convolution + bias + relu + max-pool, direct, with images in SIMD lanes: a block of as
+// many images as a vector has lanes is transposed to images-last, so that a window element under
+// several filters is one vector, accumulated in registers. A row of windows is kept until the
+// maxima are known. An image's result does not depend on the images beside it.
 #include "cpu/conv/conv_pool.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
+#include "math/int_math.h"
 
 namespace dlsys {
 namespace cpu {
 namespace {
 
-constexpr int64_t kFewBlocks = 8;   // of images: then their filters are shared out too
+constexpr int64_t kFewBlocks = 8;   // of images: with fewer, tasks also split the filters
 constexpr int64_t kMostLanes = 16;  // on any processor
 
 static Scratch filter_scratch, lane_scratch;
 
-int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
 // ---- kernels ----
 
-// Vectors have a lane for each image.
+// Arguments of a kernel; vectors have one lane per image.
 struct Lanes {
   const float* x;     // (channels, rows, cols) vectors
-  const float* f;     // (channels, taps, filters)
+  const float* f;     // (channels, kernel, filters)
   const float* bias;  // (filters)
-  float* sums;        // room for (filters, places of a window, out.w) vectors
-  float *y, *code;    // (filters, out) vectors; codes as numbers
+  float* sums;        // room for (filters, positions of a window, out.w) vectors
+  float *y, *code;    // (filters, out) vectors; codes as floats
   int64_t channels, rows, cols;
-  Pair taps, out;
+  HW kernel, out;
   bool relu;
 };
 using LaneFunction = void (*)(const Lanes&);
 
-// The first largest of each window's elements (places, n), where NaN is larger than every number.
-// Choices stand one by one: compilers vectorise them so.
-template <int kPlaces, bool kRelu>
+// First largest of each window's elements (positions, n), NaN being larger than every other value.
+// Conditionals stand one by one, so that compilers vectorize them.
+template <int kPositions, bool kRelu>
 DLSYS_INLINE void Largest(const float* values, int64_t n, float* y, float* code) {
   DLSYS_IVDEP
   for (int64_t j = 0; j < n; j++) {
-    float best = values[j], place = 0;
-    for (int k = 1; k < kPlaces; k++) {
+    float best = values[j], position = 0;
+    for (int k = 1; k < kPositions; k++) {
       const float value = values[k * n + j];
-      const float at = value <= best ? place : (float)k, larger = value <= best ? best : value;
-      place = best != best ? place : at;
+      const float at = value <= best ? position : (float)k, larger = value <= best ? best : value;
+      position = best != best ? position : at;
       best = best != best ? best : larger;
     }
-    if (kRelu) place = best > 0.f ? place : (float)kCut;
+    if (kRelu) position = best > 0.f ? position : (float)kCut;
     y[j] = kRelu && best < 0.f ? 0.f : best;
-    code[j] = place;
+    code[j] = position;
   }
 }
 
-// The elements of a row of windows, to sums (filters, places, windows) of vectors.
+// Convolution outputs of a row of windows, to sums (filters, positions, windows) of vectors.
 template <int kWidth, int kWindow, int kFilters>
 DLSYS_INLINE void Row(const Lanes& a, int64_t row, float* sums) {
   typedef float Vector __attribute__((vector_size(kWidth * sizeof(float)), may_alias));
-  constexpr int kPlaces = kWindow * kWindow;
+  constexpr int kPositions = kWindow * kWindow;
   for (int64_t j = 0; j < a.out.w; j++) {
-    Vector sum[kFilters][kPlaces];
+    Vector sum[kFilters][kPositions];
     for (int o = 0; o < kFilters; o++)
-      for (int k = 0; k < kPlaces; k++) sum[o][k] = Vector{} + a.bias[o];
+      for (int k = 0; k < kPositions; k++) sum[o][k] = Vector{} + a.bias[o];
     const float* f = a.f;
     for (int64_t c = 0; c < a.channels; c++)
-      for (int64_t h = 0; h < a.taps.h; h++) {
+      for (int64_t h = 0; h < a.kernel.h; h++) {
         const int64_t at = (c * a.rows + row * kWindow + h) * a.cols + j * kWindow;
         const Vector* x = (const Vector*)a.x + at;
-        for (int64_t w = 0; w < a.taps.w; w++, x++, f += kFilters)
-          for (int k = 0; k < kPlaces; k++) {
-            const Vector seen = x[k / kWindow * a.cols + k % kWindow];
-            for (int o = 0; o < kFilters; o++) sum[o][k] += f[o] * seen;
+        for (int64_t w = 0; w < a.kernel.w; w++, x++, f += kFilters)
+          for (int k = 0; k < kPositions; k++) {
+            const Vector in_vector = x[k / kWindow * a.cols + k % kWindow];
+            for (int o = 0; o < kFilters; o++) sum[o][k] += f[o] * in_vector;
           }
       }
     for (int o = 0; o < kFilters; o++)
-      for (int k = 0; k < kPlaces; k++)
-        ((Vector*)sums)[(o * kPlaces + k) * a.out.w + j] = sum[o][k];
+      for (int k = 0; k < kPositions; k++)
+        ((Vector*)sums)[(o * kPositions + k) * a.out.w + j] = sum[o][k];
   }
 }
 
 template <int kWidth, int kWindow, int kFilters>
 DLSYS_INLINE void Windows(const Lanes& a) {
-  constexpr int kPlaces = kWindow * kWindow;
+  constexpr int kPositions = kWindow * kWindow;
   const int64_t n = a.out.w * kWidth;
   for (int64_t row = 0; row < a.out.h; row++) {
     Row<kWidth, kWindow, kFilters>(a, row, a.sums);
     for (int o = 0; o < kFilters; o++) {
-      const float* values = a.sums + o * kPlaces * n;
+      const float* values = a.sums + o * kPositions * n;
       const int64_t at = (o * a.out.h + row) * n;
       if (a.relu)
-        Largest<kPlaces, true>(values, n, a.y + at, a.code + at);
+        Largest<kPositions, true>(values, n, a.y + at, a.code + at);
       else
-        Largest<kPlaces, false>(values, n, a.y + at, a.code + at);
+        Largest<kPositions, false>(values, n, a.y + at, a.code + at);
     }
   }
 }
 
-// The kernels of one kind of processor and one number of images, for 1 to `filters` filters.
+// The kernels of one instruction set and vector width, for 1 to `filters` filters.
 struct LaneKernels {
   int width;
   int filters[2];  // at a time, for windows of 2 and 3
@@ -177,7 +176,7 @@ class Forward {
   }
 
   void Run(const float* f, const float* bias) {
-    packed_ = filter_scratch.Get<float>(p_.conv.o * (1 + Depth()));
+    packed_ = filter_scratch.Get<float>(p_.conv.o * (1 + K()));
     Pack(f, bias);
     const int64_t blocks = CeilDiv(p_.conv.n, images_);
     const int64_t shares = blocks < kFewBlocks ? groups_ : 1, groups = groups_ / shares;
@@ -190,17 +189,17 @@ class Forward {
   }
 
  private:
-  int64_t Depth() const { return p_.conv.c * Size(p_.conv.size); }
+  int64_t K() const { return p_.conv.c * Size(p_.conv.kernel); }
   int64_t OfY() const { return p_.conv.o * Size(p_.out); }
   // The filters of a group are [FirstOf(group), FirstOf(group + 1)).
   int64_t FirstOf(int64_t group) const { return group * p_.conv.o / groups_; }
-  float* PackedBias() const { return packed_ + p_.conv.o * Depth(); }
+  float* PackedBias() const { return packed_ + p_.conv.o * K(); }
 
-  // The filters of each group as (channels, taps, filters).
+  // Packs the filters of each group as (channels, kernel, filters).
   void Pack(const float* f, const float* bias) const {
     for (int64_t g = 0; g < groups_; g++) {
-      const int64_t first = FirstOf(g) * Depth(), filters = FirstOf(g + 1) - FirstOf(g);
-      Transpose(f + first, Depth(), filters, Depth(), packed_ + first, filters);
+      const int64_t first = FirstOf(g) * K(), filters = FirstOf(g + 1) - FirstOf(g);
+      Transpose(f + first, K(), filters, K(), packed_ + first, filters);
     }
     for (int64_t o = 0; o < p_.conv.o; o++) PackedBias()[o] = bias ? bias[o] : 0;
   }
@@ -220,9 +219,9 @@ class Forward {
     const int64_t width = block.kernels->width, windows = block.rows * p_.out.w;
     Lanes a;
     a.channels = p_.conv.c;
-    a.rows = block.rows * p_.window + p_.conv.size.h - 1;
+    a.rows = block.rows * p_.window + p_.conv.kernel.h - 1;
     a.cols = SeenByWindows(p_).w;
-    a.taps = p_.conv.size;
+    a.kernel = p_.conv.kernel;
     a.out = {block.rows, p_.out.w};
     a.relu = relu_;
     const int64_t of_x = a.channels * a.rows * a.cols * width, of_y = filters_ * windows * width;
@@ -235,7 +234,7 @@ class Forward {
     Load(block, a, x);
     for (; group < last; group++) {
       const int64_t o = FirstOf(group), filters = FirstOf(group + 1) - o;
-      a.f = packed_ + o * Depth();
+      a.f = packed_ + o * K();
       a.bias = PackedBias() + o;
       const LaneKernels& kernels = *block.kernels;
       (p_.window == 2 ? kernels.of_two : kernels.of_three)[filters - 1](a);
@@ -244,35 +243,35 @@ class Forward {
     }
   }
 
-  // What windows see of the images, in lanes, zeros around the planes. Lanes that are not used and
-  // rows behind the last strip keep what they had.
+  // Transposes what windows see into lanes, with zero padding. Unused lanes and rows behind the
+  // last strip keep what they had.
   void Load(const Block& b, const Lanes& a, float* to) const {
-    const Pair seen = SeenByWindows(p_), plane = p_.conv.plane, before = p_.conv.before;
-    const int64_t of_x = p_.conv.c * Size(plane), width = b.kernels->width;
+    const HW seen = SeenByWindows(p_), in = p_.conv.in, pad = p_.conv.pad;
+    const int64_t of_x = p_.conv.c * Size(in), width = b.kernels->width;
     const float* x = x_ + b.image * of_x;
-    const bool padded = before.h || before.w || seen.h > plane.h || seen.w > plane.w;
-    if (b.strips == 1 && !padded && seen == plane)
+    const bool padded = pad.h || pad.w || seen.h > in.h || seen.w > in.w;
+    if (b.strips == 1 && !padded && seen == in)
       return Transpose(x, of_x, b.images, of_x, to, width);
     if (padded) memset(to, 0, p_.conv.c * a.rows * a.cols * width * sizeof(float));
     if (b.strips == 1) return LoadLanes(x, b.images, of_x, 0, a, to, width);
     const int64_t rows = b.rows * p_.window;
     for (int64_t k = 0; k < b.images; k++)
-      LoadLanes(x + k * of_x, b.strips, rows * plane.w, rows, a, to + k * b.strips, width);
+      LoadLanes(x + k * of_x, b.strips, rows * in.w, rows, a, to + k * b.strips, width);
   }
 
   // The same for lanes that lie `pitch` elements apart and begin `step` rows apart.
   void LoadLanes(const float* x, int64_t lanes, int64_t pitch, int64_t step, const Lanes& a,
                  float* to, int64_t width) const {
     const Conv& conv = p_.conv;
-    const OnPlane across(a.cols, conv.before.w, conv.plane.w);
+    const Inside across(a.cols, conv.pad.w, conv.in.w);
     for (int64_t c = 0; c < conv.c; c++)
       for (int64_t h = 0; h < a.rows; h++) {
-        const int64_t row = h - conv.before.h;
-        int64_t first = 0, last = lanes;  // of the lanes whose row is on the plane
+        const int64_t row = h - conv.pad.h;
+        int64_t first = 0, last = lanes;  // lanes whose row is inside
         while (first < last && row + first * step < 0) first++;
-        while (first < last && row + (last - 1) * step >= conv.plane.h) last--;
+        while (first < last && row + (last - 1) * step >= conv.in.h) last--;
         if (first == last) continue;
-        const int64_t at = (c * conv.plane.h + row) * conv.plane.w + across.begin - conv.before.w;
+        const int64_t at = (c * conv.in.h + row) * conv.in.w + across.begin - conv.pad.w;
         Transpose(x + at + first * pitch, pitch, last - first, across.Size(),
                   to + ((c * a.rows + h) * a.cols + across.begin) * width + first, width);
       }
@@ -300,7 +299,7 @@ class Forward {
   const bool relu_;
   float* y_;
   uint8_t* code_;
-  int64_t images_, filters_, groups_;  // most images of a block, most filters of a group; groups
+  int64_t images_, filters_, groups_;  // images per block, filters per group, groups
   float* packed_ = nullptr;
 };
 

@@ -1,22 +1,24 @@
-// The gradients of a small convolution behind a max-pool. Of the plane that was pooled only one
-// element of each window has a gradient, so nothing is unpooled: each window whose relu was open
-// adds its dy times one patch of x to the filter's gradient, or its dy times the filter to one
-// patch of dx. Planes are kept channels last, where a patch is a few rows of contiguous elements.
+// Gradients of convolution + relu + max-pool, sparse: a window passes its gradient to one element
+// at most, so nothing is unpooled. Each window that relu left open adds its dy times one patch of x
+// to the filter gradient (gather), or its dy times the filter to one patch of dx (scatter). Images
+// are kept channels last (NHWC), where a patch is a few contiguous rows. Sums over images are split
+// in a fixed way and added in order.
 #include <cmath>
 
 #include "cpu/conv/conv_pool.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
+#include "math/int_math.h"
 
 namespace dlsys {
 namespace cpu {
 namespace {
 
-constexpr int64_t kParts = 16;             // of a sum over images
-constexpr int64_t kTaskProducts = 131072;  // products that are worth a task
-constexpr int64_t kMostVectors = 12;       // of a patch at a time
+constexpr int64_t kSplits = 16;        // of the images
+constexpr int64_t kTaskMacs = 131072;  // multiply-adds worth a task
+constexpr int64_t kMostVectors = 12;   // of a patch at a time
 
-static Scratch plane_scratch, open_scratch, filter_scratch, part_scratch, vector_scratch;
+static Scratch input_scratch, open_scratch, filter_scratch, split_scratch, vector_scratch;
 
 // ---- kernels ----
 
@@ -27,11 +29,11 @@ struct Open {
   float* dy;
 };
 
-// Some vectors of a patch: where they lie in a plane, and with what they are multiplied or to what
-// they are added, vector after vector.
+// Vectors of a patch: their offsets in the input, and the values that multiply them or accumulate
+// them, vector after vector.
 struct Vectors {
   const int64_t* at;
-  float *plane, *values;
+  float *in, *values;
 };
 using PatchFunction = void (*)(const Open&, const Vectors&);
 
@@ -42,8 +44,8 @@ struct Types {
       __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
 };
 
-// values += the sum over windows of dy * patch. Few vectors are summed in two sets by turns, since
-// each sum waits for the one before it.
+// values += sum over windows of dy * patch. Few vectors are accumulated in two alternating sets, to
+// hide FMA latency.
 template <int kWidth, int kVectors>
 DLSYS_INLINE void Gather(const Open& open, const Vectors& v) {
   typedef typename Types<kWidth>::Vector Vector;
@@ -53,7 +55,7 @@ DLSYS_INLINE void Gather(const Open& open, const Vectors& v) {
   int64_t at[kVectors];
   for (int k = 0; k < kVectors; k++) at[k] = v.at[k];
   const auto add = [&](int64_t window, Vector* to) __attribute__((always_inline)) {
-    const float* patch = v.plane + open.at[window];
+    const float* patch = v.in + open.at[window];
     const float dy = open.dy[window];
     for (int k = 0; k < kVectors; k++) to[k] += dy * *(const Anywhere*)(patch + at[k]);
   };
@@ -77,7 +79,7 @@ DLSYS_INLINE void Scatter(const Open& open, const Vectors& v) {
   for (int k = 0; k < kVectors; k++) values[k] = *(const Anywhere*)(v.values + k * kWidth);
   for (int k = 0; k < kVectors; k++) at[k] = v.at[k];
   for (int64_t window = 0; window < open.count; window++) {
-    float* patch = v.plane + open.at[window];
+    float* patch = v.in + open.at[window];
     const float dy = open.dy[window];
     for (int k = 0; k < kVectors; k++) *(Anywhere*)(patch + at[k]) += dy * values[k];
   }
@@ -147,7 +149,7 @@ const PatchKernels& KernelsFor(int64_t elements) {
   return Narrowest(kBaseline, elements);
 }
 
-// ---- planes and patches ----
+// ---- input and patches ----
 
 float Total(const float* values, int64_t n) {
   constexpr int kSums = 16;
@@ -160,65 +162,65 @@ float Total(const float* values, int64_t n) {
   return total;
 }
 
-// An image's planes, channels last, as far as windows see them; the vectors that hold a patch of
-// them, or a filter; and the windows that are open. Valid until the thread makes the next one.
+// An image, channels last, as far as windows see it; the vectors of a patch or a filter; and the
+// open windows. Valid until the thread makes the next one.
 class Patches {
  public:
   explicit Patches(const ConvPool& p)
       : p_(p),
-        length_(p.conv.size.w * p.conv.c),
+        length_(p.conv.kernel.w * p.conv.c),
         kernels_(KernelsFor(length_)),
         seen_(SeenByWindows(p)),
-        down_(seen_.h, p.conv.before.h, p.conv.plane.h),
-        across_(seen_.w, p.conv.before.w, p.conv.plane.w) {
-    const int64_t width = kernels_.width, vectors = (length_ + width - 1) / width;
+        down_(seen_.h, p.conv.pad.h, p.conv.in.h),
+        across_(seen_.w, p.conv.pad.w, p.conv.in.w) {
+    const int64_t width = kernels_.width, vectors = CeilDiv(length_, width);
     row_ = vectors * width;
-    pitch_ = (seen_.w - p.conv.size.w) * p.conv.c + row_;
-    vectors_ = p.conv.size.h * vectors;
+    pitch_ = (seen_.w - p.conv.kernel.w) * p.conv.c + row_;
+    vectors_ = p.conv.kernel.h * vectors;
     at_ = vector_scratch.Get<int64_t>(vectors_);
     for (int64_t k = 0; k < vectors_; k++) at_[k] = k / vectors * pitch_ + k % vectors * width;
     for (int64_t k = 0; k < p.window * p.window; k++)
-      places_[k] = k / p.window * pitch_ + k % p.window * p.conv.c;
+      offsets_[k] = k / p.window * pitch_ + k % p.window * p.conv.c;
   }
 
   const PatchKernels& kernels() const { return kernels_; }
-  int64_t PlanesNumel() const { return seen_.h * pitch_; }
-  int64_t FilterNumel() const { return p_.conv.size.h * row_; }  // in vectors
+  int64_t InputNumel() const { return seen_.h * pitch_; }
+  int64_t FilterNumel() const { return p_.conv.kernel.h * row_; }  // in vectors
 
-  // Planes with zeros around them; `to` had zeros there before.
+  // Transposes to channels last inside zero padding; `to` had zeros there before.
   void Load(const float* x, float* to) const {
-    ForRows([&](int64_t in_plane, int64_t at) {
-      Transpose(x + in_plane, Size(p_.conv.plane), p_.conv.c, across_.Size(), to + at, p_.conv.c);
+    ForRows([&](int64_t in_offset, int64_t at) {
+      Transpose(x + in_offset, Size(p_.conv.in), p_.conv.c, across_.Size(), to + at, p_.conv.c);
     });
   }
 
   // All of x, zeros where no window sees it.
   void Store(const float* from, float* x) const {
-    if (down_.Size() < p_.conv.plane.h || across_.Size() < p_.conv.plane.w)
-      std::fill(x, x + p_.conv.c * Size(p_.conv.plane), 0.f);
-    ForRows([&](int64_t in_plane, int64_t at) {
-      Transpose(from + at, p_.conv.c, across_.Size(), p_.conv.c, x + in_plane, Size(p_.conv.plane));
+    if (down_.Size() < p_.conv.in.h || across_.Size() < p_.conv.in.w)
+      std::fill(x, x + p_.conv.c * Size(p_.conv.in), 0.f);
+    ForRows([&](int64_t in_offset, int64_t at) {
+      Transpose(from + at, p_.conv.c, across_.Size(), p_.conv.c, x + in_offset, Size(p_.conv.in));
     });
   }
 
   // One filter (c, size) as the vectors of a patch, zeros behind its rows; and back.
   void LoadFilter(const float* f, float* to) const {
     std::fill(to, to + FilterNumel(), 0.f);
-    for (int64_t h = 0; h < p_.conv.size.h; h++)
-      Transpose(f + h * p_.conv.size.w, Size(p_.conv.size), p_.conv.c, p_.conv.size.w,
+    for (int64_t h = 0; h < p_.conv.kernel.h; h++)
+      Transpose(f + h * p_.conv.kernel.w, Size(p_.conv.kernel), p_.conv.c, p_.conv.kernel.w,
                 to + h * row_, p_.conv.c);
   }
   void StoreFilter(const float* from, float* f) const {
-    for (int64_t h = 0; h < p_.conv.size.h; h++)
-      Transpose(from + h * row_, p_.conv.c, p_.conv.size.w, p_.conv.c, f + h * p_.conv.size.w,
-                Size(p_.conv.size));
+    for (int64_t h = 0; h < p_.conv.kernel.h; h++)
+      Transpose(from + h * row_, p_.conv.c, p_.conv.kernel.w, p_.conv.c, f + h * p_.conv.kernel.w,
+                Size(p_.conv.kernel));
   }
 
   // The windows of one image under one filter that have a gradient: first every `apart`th of every
-  // `apart`th row, then their neighbours.
+  // `apart`th row, then their neighbors.
   Open Find(int64_t image, int64_t o, const float* dy, const uint8_t* code, int64_t apart) const {
-    const Pair out = p_.out;
-    const int64_t windows = Size(out), places = p_.window * p_.window;
+    const HW out = p_.out;
+    const int64_t windows = Size(out), positions = p_.window * p_.window;
     const int64_t down = p_.window * pitch_, across = p_.window * p_.conv.c;
     int64_t* at = open_scratch.Get<int64_t>(2 * windows);
     float* values = (float*)(at + windows);
@@ -230,55 +232,55 @@ class Patches {
         for (int64_t i = row; i < out.h; i += apart)
           for (int64_t j = col; j < out.w; j += apart) {
             const int64_t k = i * out.w + j;
-            at[count] = i * down + j * across + places_[code[k] % 16];
+            at[count] = i * down + j * across + offsets_[code[k] % 16];
             values[count] = dy[k];
-            count += code[k] < places;
+            count += code[k] < positions;
           }
     return {count, at, values};
   }
 
-  // How far windows must be apart for their patches not to meet.
+  // How far apart windows must be for their patches not to overlap.
   int64_t Apart() const {
-    return (std::max(p_.conv.size.h, p_.conv.size.w) + 2 * p_.window - 2) / p_.window;
+    return (std::max(p_.conv.kernel.h, p_.conv.kernel.w) + 2 * p_.window - 2) / p_.window;
   }
 
   // Calls kernels[k](open, vectors) for pieces of k + 1 vectors that make up a patch and a filter.
-  void Run(const PatchFunction* kernels, const Open& open, float* planes, float* filter) const {
+  void Run(const PatchFunction* kernels, const Open& open, float* input, float* filter) const {
     const int64_t vectors = vectors_;
-    const int64_t pieces = (vectors + kMostVectors - 1) / kMostVectors;
+    const int64_t pieces = CeilDiv(vectors, kMostVectors);
     for (int64_t k = 0; k < pieces; k++) {
       const int64_t first = k * vectors / pieces, last = (k + 1) * vectors / pieces;
-      kernels[last - first - 1](open, {&at_[first], planes, filter + first * kernels_.width});
+      kernels[last - first - 1](open, {&at_[first], input, filter + first * kernels_.width});
     }
   }
 
   // Each window's patch += dy * filter, but not what lies in the vectors behind its rows, where
-  // zeros times what is not finite would make NaN of neighbours.
-  void ScatterExactly(const Open& open, float* planes, const float* filter) const {
+  // zeros times what is not finite would make NaN of neighbors.
+  void ScatterExactly(const Open& open, float* input, const float* filter) const {
     for (int64_t window = 0; window < open.count; window++)
-      for (int64_t h = 0; h < p_.conv.size.h; h++)
+      for (int64_t h = 0; h < p_.conv.kernel.h; h++)
         for (int64_t k = 0; k < length_; k++)
-          planes[open.at[window] + h * pitch_ + k] += open.dy[window] * filter[h * row_ + k];
+          input[open.at[window] + h * pitch_ + k] += open.dy[window] * filter[h * row_ + k];
   }
 
  private:
-  // Calls row(place in a plane, place in planes channels last) for each row on the plane.
+  // Calls row(offset in x, offset in the channels-last input) for each row inside.
   template <class F>
   void ForRows(const F& row) const {
     for (int64_t h = down_.begin; h < down_.end; h++)
-      row((h - p_.conv.before.h) * p_.conv.plane.w + across_.begin - p_.conv.before.w,
+      row((h - p_.conv.pad.h) * p_.conv.in.w + across_.begin - p_.conv.pad.w,
           h * pitch_ + across_.begin * p_.conv.c);
   }
 
   const ConvPool p_;
   const int64_t length_;  // of a patch's row
   const PatchKernels& kernels_;
-  const Pair seen_;
-  const OnPlane down_, across_;
-  int64_t row_, pitch_;      // from row to row of a filter, and of planes
-  int64_t vectors_;          // of a patch
-  int64_t* at_;              // where they lie in planes
-  int64_t places_[16] = {};  // where a patch begins, by the code of its window
+  const HW seen_;
+  const Inside down_, across_;
+  int64_t row_, pitch_;       // row pitch of a filter, and of the input
+  int64_t vectors_;           // of a patch
+  int64_t* at_;               // offsets in the input
+  int64_t offsets_[16] = {};  // where a patch begins, by its window's code
 };
 
 // ---- sums over images ----
@@ -286,14 +288,14 @@ class Patches {
 // Adds the gradients of images [begin, end) to df, its filters as vectors, and db.
 void AddGradients(const ConvPool& p, const Patches& patches, const float* x, const float* dy,
                   const uint8_t* code, int64_t begin, int64_t end, float* df, double* db) {
-  const int64_t of_x = p.conv.c * Size(p.conv.plane);
-  float* planes = plane_scratch.Get<float>(patches.PlanesNumel());
-  std::fill(planes, planes + patches.PlanesNumel(), 0.f);
+  const int64_t of_x = p.conv.c * Size(p.conv.in);
+  float* input = input_scratch.Get<float>(patches.InputNumel());
+  std::fill(input, input + patches.InputNumel(), 0.f);
   for (int64_t image = begin; image < end; image++) {
-    patches.Load(x + image * of_x, planes);
+    patches.Load(x + image * of_x, input);
     for (int64_t o = 0; o < p.conv.o; o++) {
       const Open open = patches.Find(image, o, dy, code, 1);
-      patches.Run(patches.kernels().gather, open, planes, df + o * patches.FilterNumel());
+      patches.Run(patches.kernels().gather, open, input, df + o * patches.FilterNumel());
       db[o] += Total(open.dy, open.count);
     }
   }
@@ -304,26 +306,27 @@ void AddGradients(const ConvPool& p, const Patches& patches, const float* x, con
 void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, const uint8_t* code,
                           float* dx) {
   const Patches patches(p);
-  const int64_t of_x = p.conv.c * Size(p.conv.plane), numel = patches.FilterNumel();
+  const int64_t of_x = p.conv.c * Size(p.conv.in), numel = patches.FilterNumel();
   float* filters = filter_scratch.Get<float>(p.conv.o * numel);
   for (int64_t o = 0; o < p.conv.o; o++)
-    patches.LoadFilter(f + o * p.conv.c * Size(p.conv.size), filters + o * numel);
-  // A patch is read best when its neighbours were not written just before.
+    patches.LoadFilter(f + o * p.conv.c * Size(p.conv.kernel), filters + o * numel);
+  // Consecutive windows lie apart, so that a patch is not read right after an overlapping one was
+  // written.
   const int64_t apart = patches.Apart();
-  const int64_t products = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
-  const int64_t grain = std::max<int64_t>(1, kTaskProducts / products);
+  const int64_t macs = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
+  const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
   ParallelFor(p.conv.n, grain, [&](int64_t begin, int64_t end) {
-    float* planes = plane_scratch.Get<float>(patches.PlanesNumel());
+    float* input = input_scratch.Get<float>(patches.InputNumel());
     for (int64_t image = begin; image < end; image++) {
-      std::fill(planes, planes + patches.PlanesNumel(), 0.f);
+      std::fill(input, input + patches.InputNumel(), 0.f);
       for (int64_t o = 0; o < p.conv.o; o++) {
         const Open open = patches.Find(image, o, dy, code, apart);
         if (std::isfinite(Total(open.dy, open.count)))
-          patches.Run(patches.kernels().scatter, open, planes, filters + o * numel);
+          patches.Run(patches.kernels().scatter, open, input, filters + o * numel);
         else
-          patches.ScatterExactly(open, planes, filters + o * numel);
+          patches.ScatterExactly(open, input, filters + o * numel);
       }
-      patches.Store(planes, dx + image * of_x);
+      patches.Store(input, dx + image * of_x);
     }
   });
 }
@@ -332,11 +335,11 @@ void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, 
                             float* df, float* db) {
   const Patches patches(p);
   const int64_t numel = p.conv.o * patches.FilterNumel();
-  const int64_t images = (p.conv.n + kParts - 1) / kParts;
-  const int64_t parts = images ? (p.conv.n + images - 1) / images : 1;
-  double* of_bias = part_scratch.Get<double>(parts * (p.conv.o + numel));  // floats behind them
-  float* of_filter = (float*)(of_bias + parts * p.conv.o);
-  ParallelFor(parts, 1, [&](int64_t begin, int64_t end) {
+  const int64_t images = CeilDiv(p.conv.n, kSplits);
+  const int64_t splits = images ? CeilDiv(p.conv.n, images) : 1;
+  double* of_bias = split_scratch.Get<double>(splits * (p.conv.o + numel));  // floats behind them
+  float* of_filter = (float*)(of_bias + splits * p.conv.o);
+  ParallelFor(splits, 1, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k++) {
       std::fill(of_bias + k * p.conv.o, of_bias + (k + 1) * p.conv.o, 0.);
       std::fill(of_filter + k * numel, of_filter + (k + 1) * numel, 0.f);
@@ -344,13 +347,13 @@ void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, 
                    of_filter + k * numel, of_bias + k * p.conv.o);
     }
   });
-  for (int64_t part = 1; part < parts; part++) {
-    for (int64_t k = 0; k < numel; k++) of_filter[k] += of_filter[part * numel + k];
-    for (int64_t o = 0; o < p.conv.o; o++) of_bias[o] += of_bias[part * p.conv.o + o];
+  for (int64_t split = 1; split < splits; split++) {
+    for (int64_t k = 0; k < numel; k++) of_filter[k] += of_filter[split * numel + k];
+    for (int64_t o = 0; o < p.conv.o; o++) of_bias[o] += of_bias[split * p.conv.o + o];
   }
   for (int64_t o = 0; o < p.conv.o; o++) {
     patches.StoreFilter(of_filter + o * patches.FilterNumel(),
-                        df + o * p.conv.c * Size(p.conv.size));
+                        df + o * p.conv.c * Size(p.conv.kernel));
     if (db) db[o] = (float)of_bias[o];
   }
 }

@@ -1,8 +1,9 @@
-// Convolution as a matrix product whose right factor is never stored: for a block of places in an
-// image, what the taps see there is packed into a thread's own scratch, as the product's kernels
-// want it, and multiplied with the filters, packed once. The gradient for the data is of the same
-// form, once for each phase of the stride. The gradient for the filter sums over images in a fixed
-// number of parts. Depthwise convolutions run directly, row by row.
+// Convolution as implicit GEMM: the im2col matrix is packed block by block into thread-local
+// scratch, in the layout of the GEMM micro-kernel (cpu/gemm/tile.h), and never stored. Forward and
+// data gradient (one GEMM per phase of the stride): M = filters, N = output positions of an image,
+// K = (channel, kernel offset), with filters packed once. Filter gradient: N = (channel, kernel
+// offset), K = output positions, over a fixed number of splits of the images that are added in
+// order.
 #include <atomic>
 #include <cstdlib>
 
@@ -16,151 +17,148 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-const int64_t kMostK = 400;            // steps along the depth that are packed at a time
-const int64_t kMostBlockCols = 192;    // places packed at a time
-const int64_t kTaskProducts = 131072;  // products that are worth a task
-const int64_t kMostRows = 12;          // of a tile, on any processor
-const int64_t kMostTileCols = 32;
-const int64_t kPitch = kMostBlockCols + kMostTileCols;  // of packed places
-const int64_t kParts = 16;                              // of a sum over images
-const int64_t kMostPartials = int64_t(1) << 23;         // floats that such parts may take
-const int64_t kPackRows = 64;                           // of a transposed packing at a time
+const int64_t kBlockK = 400;       // K packed at a time
+const int64_t kBlockN = 192;       // output positions packed at a time
+const int64_t kTaskMacs = 131072;  // multiply-adds worth a task
+const int64_t kMaxTileM = 12;      // of a tile of any processor
+const int64_t kMaxTileN = 32;
+const int64_t kPitch = kBlockN + kMaxTileN;     // of packed positions
+const int64_t kSplits = 16;                     // of the images of a filter gradient
+const int64_t kMaxPartials = int64_t(1) << 23;  // floats that their partial sums may take
+const int64_t kPackRows = 64;                   // positions transposed at a time
 
-static Scratch filter_scratch, block_scratch, out_scratch, part_scratch, run_scratch, plane_scratch;
+static Scratch filter_scratch, block_scratch, out_scratch, split_scratch, run_scratch, halo_scratch;
 
-int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
-// The size of the fewest equal blocks, none above `most`, rounded up to `unit`.
-int64_t EvenBlock(int64_t n, int64_t most, int64_t unit) {
-  return CeilDiv(CeilDiv(n, CeilDiv(n, most)), unit) * unit;
-}
-
-// The smallest tile that holds so many rows.
-int TileFor(const TileKernels& kernels, int64_t rows) {
-  int size = TileKernels::kRowSizes - 1;
-  while (size > 0 && kernels.row_sizes[size - 1] >= rows) size--;
+// Index of the smallest tile that holds so many rows.
+int TileSizeFor(const TileKernels& kernels, int64_t rows) {
+  int size = TileKernels::kTileSizes - 1;
+  while (size > 0 && kernels.tile_rows[size - 1] >= rows) size--;
   return size;
 }
 
-// What the taps of the windows see of one plane, for a run of places in row-major order. Load
-// copies the part of the plane that the run needs with zeros around it, the columns that lie a
-// stride apart side by side; what a tap sees are then short copies, whose last vector may go too
-// far. Where that part is large beside what the taps see of it, as it is for one tap or for taps
-// that lie far apart, they read the plane itself. Aim takes the thread's working memory: a thread
-// uses one reader at a time.
-class TapReader {
+// Rows of the im2col matrix of one channel, for a run of output positions. LoadChannel copies the
+// input that the run needs into a zero-padded halo buffer, columns a stride apart side by side, so
+// that a row is a few short copies (of whole vectors, which may overrun by kSlack). Where the halo
+// would be much larger than what is gathered from it, as for 1 x 1 kernels or large dilation, rows
+// are gathered from the input itself. SetPositions takes the thread's scratch: one reader per
+// thread at a time.
+class Im2colReader {
  public:
-  TapReader(const Sweep& down, const Sweep& across, Pair plane)
-      : down_(down),
-        across_(across),
-        plane_(plane),
-        low_h_(Low(down)),
-        low_w_(Low(across)),
-        reach_h_(Reach(down)),
-        reach_w_(Reach(across)),
-        whole_(down.taps == 1 && across.taps == 1 && Matches(down, plane.h) &&
-               Matches(across, plane.w)) {}
+  Im2colReader(const ConvAxis& h_axis, const ConvAxis& w_axis, HW in)
+      : h_axis_(h_axis),
+        w_axis_(w_axis),
+        in_(in),
+        low_h_(Low(h_axis)),
+        low_w_(Low(w_axis)),
+        reach_h_(Reach(h_axis)),
+        reach_w_(Reach(w_axis)),
+        identity_(h_axis.kernel_size == 1 && w_axis.kernel_size == 1 && Matches(h_axis, in.h) &&
+                  Matches(w_axis, in.w)) {}
 
-  // Places [place, place + n), for the calls that follow.
-  void Aim(int64_t place, int64_t n) {
-    place_ = place;
+  // Selects positions [position, position + n) for the calls that follow.
+  void SetPositions(int64_t position, int64_t n) {
+    position_ = position;
     n_ = n;
-    if (whole_) return;
-    row_ = place / across_.count;
-    const int64_t last = (place + n - 1) / across_.count;
-    col_ = last == row_ ? place % across_.count : 0;
-    rows_ = (last - row_) * down_.step + reach_h_;
-    phase_ = (reach_w_ - 1) / across_.step + (last == row_ ? n : across_.count) + kSlack;
-    pitch_ = phase_ * across_.step;
-    copied_ = rows_ <= kMostCopied * down_.taps * across_.taps * n / pitch_;
+    if (identity_) return;
+    row_ = position / w_axis_.count;
+    const int64_t last = (position + n - 1) / w_axis_.count;
+    col_ = last == row_ ? position % w_axis_.count : 0;
+    rows_ = (last - row_) * h_axis_.step + reach_h_;
+    phase_ = (reach_w_ - 1) / w_axis_.step + (last == row_ ? n : w_axis_.count) + kSlack;
+    pitch_ = phase_ * w_axis_.step;
+    copied_ = rows_ <= kMaxCopied * h_axis_.kernel_size * w_axis_.kernel_size * n / pitch_;
     if (copied_) PlanCopies();
   }
 
-  // The plane that the calls of Read see.
-  void Load(const float* x) {
+  // Selects the channel that ReadRow gathers from.
+  void LoadChannel(const float* x) {
     x_ = x;
-    if (whole_ || !copied_) return;
-    float* to = plane_copy_;
+    if (identity_ || !copied_) return;
+    float* to = halo_;
     std::fill(to, to + rows_ * pitch_, 0.f);
-    const int64_t first = row_ * down_.step + low_h_, step = across_.step;
+    const int64_t first = row_ * h_axis_.step + low_h_, step = w_axis_.step;
     const int64_t low = std::max<int64_t>(0, -first);
-    const int64_t high = std::min(rows_, plane_.h - first);
+    const int64_t high = std::min(rows_, in_.h - first);
     for (int64_t h = low; h < high; h++)
       for (int64_t p = 0; p < step; p++) {
-        // Column from + k * step goes to place k of phase p.
+        // Column from + k * step goes to element k of phase p.
         const int64_t from = low_w_ + col_ * step + p;
         const int64_t begin = from < 0 ? CeilDiv(-from, step) : 0;
         const int64_t end =
-            std::min(phase_ - kSlack, from < plane_.w ? (plane_.w - 1 - from) / step + 1 : 0);
-        const float* row = x + (first + h) * plane_.w + from;
+            std::min(phase_ - kSlack, from < in_.w ? (in_.w - 1 - from) / step + 1 : 0);
+        const float* row = x + (first + h) * in_.w + from;
         float* into = to + h * pitch_ + p * phase_;
         for (int64_t k = begin; k < end; k++) into[k] = row[k * step];
       }
   }
 
-  // What tap t (row-major) sees at the places. `line` has room for kSlack more; the values may lie
-  // in x instead.
-  DLSYS_INLINE const float* Read(int64_t t, float* line) const {
-    if (whole_) return x_ + place_;
+  // Row of kernel offset t at the positions. `row_buffer` has room for kSlack more; the result may
+  // lie in x instead.
+  DLSYS_INLINE const float* ReadRow(int64_t t, float* row_buffer) const {
+    if (identity_) return x_ + position_;
     if (!copied_) {
-      ReadPlane(t, line);
-      return line;
+      ReadUnpadded(t, row_buffer);
+      return row_buffer;
     }
-    const int64_t across = across_.first + t % across_.taps * across_.tap - low_w_;
-    const int64_t down = down_.first + t / across_.taps * down_.tap - low_h_;
-    const float* from =
-        plane_copy_ + down * pitch_ + across % across_.step * phase_ + across / across_.step;
-    float* to = line;
+    const int64_t w = w_axis_.first + t % w_axis_.kernel_size * w_axis_.kernel_step - low_w_;
+    const int64_t h = h_axis_.first + t / w_axis_.kernel_size * h_axis_.kernel_step - low_h_;
+    const float* from = halo_ + h * pitch_ + w % w_axis_.step * phase_ + w / w_axis_.step;
+    float* to = row_buffer;
     for (int64_t r = 0; r < run_count_; r++) {
       const Run run = runs_[r];
-      const float* seen = from + run.offset;
-      for (int64_t k = 0; k < run.n; k += kSlack) memcpy(to + k, seen + k, kSlack * sizeof(float));
+      const float* in_row = from + run.offset;
+      for (int64_t k = 0; k < run.n; k += kSlack)
+        memcpy(to + k, in_row + k, kSlack * sizeof(float));
       to += run.n;
     }
-    return line;
+    return row_buffer;
   }
 
   static constexpr int64_t kSlack = 16;  // floats copied at a time
 
  private:
-  static constexpr int64_t kMostCopied = 2;  // floats for each one that a tap sees
+  static constexpr int64_t kMaxCopied = 2;  // halo elements per element gathered from them
 
   struct Run {
     int64_t offset, n;
   };
 
-  static int64_t Low(const Sweep& s) {
-    return s.first + std::min<int64_t>(0, (s.taps - 1) * s.tap);
+  static int64_t Low(const ConvAxis& s) {
+    return s.first + std::min<int64_t>(0, (s.kernel_size - 1) * s.kernel_step);
   }
-  static int64_t Reach(const Sweep& s) { return std::abs((s.taps - 1) * s.tap) + 1; }
-  static bool Matches(const Sweep& s, int64_t extent) {
+  static int64_t Reach(const ConvAxis& s) {
+    return std::abs((s.kernel_size - 1) * s.kernel_step) + 1;
+  }
+  static bool Matches(const ConvAxis& s, int64_t extent) {
     return s.first == 0 && s.step == 1 && s.count == extent;
   }
 
   void PlanCopies() {
-    runs_ = run_scratch.Get<Run>(n_ / across_.count + 2);
+    runs_ = run_scratch.Get<Run>(n_ / w_axis_.count + 2);
     run_count_ = 0;
-    for (int64_t at = place_; at < place_ + n_;) {
-      const int64_t i = at / across_.count, j = at % across_.count;
-      const int64_t run = std::min(across_.count - j, place_ + n_ - at);
-      runs_[run_count_++] = {(i - row_) * down_.step * pitch_ + j - col_, run};
+    for (int64_t at = position_; at < position_ + n_;) {
+      const int64_t i = at / w_axis_.count, j = at % w_axis_.count;
+      const int64_t run = std::min(w_axis_.count - j, position_ + n_ - at);
+      runs_[run_count_++] = {(i - row_) * h_axis_.step * pitch_ + j - col_, run};
       at += run;
     }
-    plane_copy_ = plane_scratch.Get<float>(rows_ * pitch_ + kSlack);
+    halo_ = halo_scratch.Get<float>(rows_ * pitch_ + kSlack);
   }
 
-  DLSYS_INLINE void ReadPlane(int64_t t, float* to) const {
-    const int64_t h0 = down_.first + t / across_.taps * down_.tap, step = across_.step;
-    const int64_t w0 = across_.first + t % across_.taps * across_.tap;
-    const int64_t on = w0 < 0 ? CeilDiv(-w0, step) : 0;  // windows [on, off) see the plane
-    const int64_t off = w0 < plane_.w ? (plane_.w - 1 - w0) / step + 1 : 0;
-    int64_t i = row_, j = place_ % across_.count;
+  DLSYS_INLINE void ReadUnpadded(int64_t t, float* to) const {
+    const int64_t h0 = h_axis_.first + t / w_axis_.kernel_size * h_axis_.kernel_step;
+    const int64_t step = w_axis_.step;
+    const int64_t w0 = w_axis_.first + t % w_axis_.kernel_size * w_axis_.kernel_step;
+    const int64_t begin_on =
+        w0 < 0 ? CeilDiv(-w0, step) : 0;  // positions [begin_on, end_on) are inside
+    const int64_t end_on = w0 < in_.w ? (in_.w - 1 - w0) / step + 1 : 0;
+    int64_t i = row_, j = position_ % w_axis_.count;
     for (int64_t left = n_; left > 0; i++, j = 0) {
-      const int64_t run = std::min(left, across_.count - j), h = h0 + i * down_.step;
-      const bool seen = h >= 0 && h < plane_.h;
-      const int64_t low = seen ? std::clamp<int64_t>(on - j, 0, run) : run;
-      const int64_t high = seen ? std::clamp<int64_t>(off - j, low, run) : run;
-      const float* from = x_ + h * plane_.w + w0 + j * step;
+      const int64_t run = std::min(left, w_axis_.count - j), h = h0 + i * h_axis_.step;
+      const bool inside = h >= 0 && h < in_.h;
+      const int64_t low = inside ? std::clamp<int64_t>(begin_on - j, 0, run) : run;
+      const int64_t high = inside ? std::clamp<int64_t>(end_on - j, low, run) : run;
+      const float* from = x_ + h * in_.w + w0 + j * step;
       std::fill(to, to + low, 0.f);
       for (int64_t k = low; k < high; k++) to[k] = from[k * step];
       std::fill(to + high, to + run, 0.f);
@@ -169,36 +167,36 @@ class TapReader {
     }
   }
 
-  const Sweep down_, across_;
-  const Pair plane_;
+  const ConvAxis h_axis_, w_axis_;
+  const HW in_;
   const int64_t low_h_, low_w_, reach_h_, reach_w_;
-  const bool whole_;  // a tap sees the plane as it lies
+  const bool identity_;  // 1 x 1, stride 1: im2col is the input itself
   Run* runs_ = nullptr;
   int64_t run_count_ = 0;
-  float* plane_copy_ = nullptr;
+  float* halo_ = nullptr;
   const float* x_ = nullptr;
-  int64_t place_ = 0, n_ = 0;
+  int64_t position_ = 0, n_ = 0;
   bool copied_ = false;
-  int64_t row_ = 0, col_ = 0, rows_ = 0, phase_ = 0, pitch_ = 0;  // of the part
+  int64_t row_ = 0, col_ = 0, rows_ = 0, phase_ = 0, pitch_ = 0;  // of the halo
 };
 
-// ---- the convolution and its gradient for the data ----
+// ---- forward and data gradient ----
 
-class Correlator {
+class ImplicitGemm {
  public:
-  explicit Correlator(const Correlation& c)
-      : c_(c), reader_(c.down, c.across, c.plane), depth_(c.Depth()), count_(c.Count()) {
-    strip_ = kernels_.MostCols();
-    block_ = EvenBlock(count_, kMostBlockCols, strip_);
-    panels_ = CeilDiv(c_.rows, kernels_.MostRows());
+  explicit ImplicitGemm(const Correlation& c)
+      : c_(c), reader_(c.h, c.w, c.in), k_(c.K()), count_(c.Positions()) {
+    panel_n_ = kernels_.MaxTileN();
+    block_ = EvenBlock(count_, kBlockN, panel_n_);
+    panels_ = CeilDiv(c_.out_channels, kernels_.MaxTileM());
   }
 
   void Run() {
-    packed_ = filter_scratch.Get<float>(c_.groups * panels_ * kernels_.MostRows() * depth_);
+    packed_ = filter_scratch.Get<float>(c_.groups * panels_ * kernels_.MaxTileM() * k_);
     PackFilters();
     const int64_t blocks = CeilDiv(count_, block_);
-    const int64_t products = std::max<int64_t>(1, c_.rows * block_ * depth_);
-    const int64_t grain = std::max<int64_t>(1, kTaskProducts / products);
+    const int64_t macs = std::max<int64_t>(1, c_.out_channels * block_ * k_);
+    const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
     ParallelFor(c_.images * c_.groups * blocks, grain, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) RunBlock(t / blocks, t % blocks * block_);
     });
@@ -206,178 +204,178 @@ class Correlator {
 
  private:
   const float* Panel(int64_t group, int64_t panel) const {
-    return packed_ + (group * panels_ + panel) * kernels_.MostRows() * depth_;
+    return packed_ + (group * panels_ + panel) * kernels_.MaxTileM() * k_;
   }
   int64_t PanelRows(int64_t panel) const {
-    return std::min<int64_t>(kernels_.MostRows(), c_.rows - panel * kernels_.MostRows());
+    return std::min<int64_t>(kernels_.MaxTileM(), c_.out_channels - panel * kernels_.MaxTileM());
   }
 
-  // Each panel of rows lies as (depth, rows of its tile).
+  // Packs panels of filters as (k, rows of the tile).
   void PackFilters() {
-    const int64_t grain = RowGrain(kernels_.MostRows() * depth_);
+    const int64_t grain = RowGrain(kernels_.MaxTileM() * k_);
     ParallelFor(c_.groups * panels_, grain, [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; p++) PackPanel(p / panels_, p % panels_);
     });
   }
 
   void PackPanel(int64_t group, int64_t panel) const {
-    const int64_t rows = PanelRows(panel), width = kernels_.row_sizes[TileFor(kernels_, rows)];
+    const int64_t rows = PanelRows(panel), width = kernels_.tile_rows[TileSizeFor(kernels_, rows)];
     float* to = const_cast<float*>(Panel(group, panel));
     const float* filters =
-        c_.filter + group * c_.filter_group + panel * kernels_.MostRows() * c_.filter_row;
-    for (int64_t c = 0; c < c_.channels; c++)
-      for (int64_t t = 0; t < c_.Taps(); t++, to += width) {
-        const int64_t h = c_.down.tap_from + t / c_.across.taps * c_.down.tap_by;
-        const int64_t w = c_.across.tap_from + t % c_.across.taps * c_.across.tap_by;
+        c_.filter + group * c_.filter_group + panel * kernels_.MaxTileM() * c_.filter_row;
+    for (int64_t c = 0; c < c_.in_channels; c++)
+      for (int64_t t = 0; t < c_.KernelSize(); t++, to += width) {
+        const int64_t h = c_.h.kernel_from + t / c_.w.kernel_size * c_.h.kernel_by;
+        const int64_t w = c_.w.kernel_from + t % c_.w.kernel_size * c_.w.kernel_by;
         const float* from = filters + c * c_.filter_channel + h * c_.filter_width + w;
         for (int64_t r = 0; r < width; r++) to[r] = r < rows ? from[r * c_.filter_row] : 0;
       }
   }
 
-  // Places [place, place + block) of one group of one image.
-  void RunBlock(int64_t image_group, int64_t place) const {
-    const int64_t cols = std::min(block_, count_ - place);
-    const float* x = c_.x + image_group * c_.channels * Size(c_.plane);
-    float* out = c_.out + image_group * c_.rows * Size(c_.out_plane);
-    float* to = c_.Dense() ? out + place : out_scratch.Get<float>(c_.rows * cols);
-    const int64_t pitch = c_.Dense() ? Size(c_.out_plane) : cols;
-    float* packed = block_scratch.Get<float>(std::min(kMostK, depth_) * kPitch);
-    TapReader reader = reader_;
-    reader.Aim(place, cols);
-    for (int64_t k = 0; k == 0 || k < depth_; k += kMostK) {
-      const int64_t depth = std::min(kMostK, depth_ - k);
-      Dispatch(
-          [&]() __attribute__((always_inline)) { PackBlock(&reader, x, cols, k, depth, packed); });
-      Multiply(image_group % c_.groups, k, depth, packed, cols, to, pitch);
+  // Computes positions [position, position + block) of one group of one image.
+  void RunBlock(int64_t image_group, int64_t position) const {
+    const int64_t cols = std::min(block_, count_ - position);
+    const float* x = c_.x + image_group * c_.in_channels * Size(c_.in);
+    float* out = c_.out + image_group * c_.out_channels * Size(c_.out_hw);
+    float* to = c_.UnitStride() ? out + position : out_scratch.Get<float>(c_.out_channels * cols);
+    const int64_t pitch = c_.UnitStride() ? Size(c_.out_hw) : cols;
+    float* packed = block_scratch.Get<float>(std::min(kBlockK, k_) * kPitch);
+    Im2colReader reader = reader_;
+    reader.SetPositions(position, cols);
+    for (int64_t k = 0; k == 0 || k < k_; k += kBlockK) {
+      const int64_t k_block = std::min(kBlockK, k_ - k);
+      Dispatch([&]() __attribute__((always_inline)) {
+        PackBlock(&reader, x, cols, k, k_block, packed);
+      });
+      MultiplyBlock(image_group % c_.groups, k, k_block, packed, cols, to, pitch);
     }
     if (c_.bias) AddBias(image_group % c_.groups, to, pitch, cols);
-    if (!c_.Dense()) Scatter(to, place, cols, out);
+    if (!c_.UnitStride()) Scatter(to, position, cols, out);
   }
 
-  // Lies as (depth, kPitch); what is behind the columns is anything.
-  DLSYS_INLINE void PackBlock(TapReader* reader, const float* x, int64_t cols, int64_t k,
-                              int64_t depth, float* to) const {
-    const int64_t taps = c_.Taps();
-    for (int64_t d = k; d < k + depth; d++, to += kPitch) {
-      if (d == k || d % taps == 0) reader->Load(x + d / taps * Size(c_.plane));
-      const float* seen = reader->Read(d % taps, to);
-      if (seen != to) std::copy(seen, seen + cols, to);
+  // Packs im2col as (k, kPitch); what is behind the columns is undefined.
+  DLSYS_INLINE void PackBlock(Im2colReader* reader, const float* x, int64_t cols, int64_t k,
+                              int64_t k_block, float* to) const {
+    const int64_t kernel_size = c_.KernelSize();
+    for (int64_t d = k; d < k + k_block; d++, to += kPitch) {
+      if (d == k || d % kernel_size == 0) reader->LoadChannel(x + d / kernel_size * Size(c_.in));
+      const float* in_row = reader->ReadRow(d % kernel_size, to);
+      if (in_row != to) std::copy(in_row, in_row + cols, to);
     }
   }
 
-  void Multiply(int64_t group, int64_t k, int64_t depth, const float* packed, int64_t cols,
-                float* to, int64_t pitch) const {
+  void MultiplyBlock(int64_t group, int64_t k, int64_t k_block, const float* packed, int64_t cols,
+                     float* to, int64_t pitch) const {
     for (int64_t p = 0; p < panels_; p++) {
       TileArgs t;
       t.rows = PanelRows(p);
-      const int size = TileFor(kernels_, t.rows);
-      t.k = depth;
-      t.a = Panel(group, p) + k * kernels_.row_sizes[size];
+      const int size = TileSizeFor(kernels_, t.rows);
+      t.k = k_block;
+      t.a = Panel(group, p) + k * kernels_.tile_rows[size];
       t.b_stride = kPitch;
       t.c_stride = pitch;
       t.add = k > 0;
-      for (int64_t s = 0; s < cols; s += strip_) {
-        t.cols = std::min(strip_, cols - s);
+      for (int64_t s = 0; s < cols; s += panel_n_) {
+        t.cols = std::min(panel_n_, cols - s);
         t.b = packed + s;
-        t.c = to + p * kernels_.MostRows() * pitch + s;
+        t.c = to + p * kernels_.MaxTileM() * pitch + s;
         kernels_.packed[size][t.cols > kernels_.width](t);
       }
     }
   }
 
   void AddBias(int64_t group, float* to, int64_t pitch, int64_t cols) const {
-    for (int64_t r = 0; r < c_.rows; r++) {
-      const float bias = c_.bias[group * c_.rows + r];
+    for (int64_t r = 0; r < c_.out_channels; r++) {
+      const float bias = c_.bias[group * c_.out_channels + r];
       for (int64_t j = 0; j < cols; j++) to[r * pitch + j] += bias;
     }
   }
 
-  void Scatter(const float* from, int64_t place, int64_t cols, float* out) const {
-    for (int64_t r = 0; r < c_.rows; r++, out += Size(c_.out_plane))
-      for (int64_t k = place; k < place + cols; k++) {
-        const int64_t i = k / c_.across.count, j = k % c_.across.count;
-        out[(c_.down.out_from + i * c_.down.out_by) * c_.out_plane.w + c_.across.out_from +
-            j * c_.across.out_by] = *from++;
+  void Scatter(const float* from, int64_t position, int64_t cols, float* out) const {
+    for (int64_t r = 0; r < c_.out_channels; r++, out += Size(c_.out_hw))
+      for (int64_t k = position; k < position + cols; k++) {
+        const int64_t i = k / c_.w.count, j = k % c_.w.count;
+        out[(c_.h.out_from + i * c_.h.out_by) * c_.out_hw.w + c_.w.out_from + j * c_.w.out_by] =
+            *from++;
       }
   }
 
   const TileKernels& kernels_ = CurrentTileKernels();
   const Correlation c_;
-  const TapReader reader_;
-  const int64_t depth_, count_;
-  int64_t strip_, block_, panels_;
+  const Im2colReader reader_;
+  const int64_t k_, count_;
+  int64_t panel_n_, block_, panels_;
   float* packed_ = nullptr;
 };
 
 void Correlate(const Correlation& c) {
-  if (c.images && c.rows && c.groups && c.Count()) Correlator(c).Run();
+  if (c.images && c.out_channels && c.groups && c.Positions()) ImplicitGemm(c).Run();
 }
 
-// ---- the gradient for the filter ----
+// ---- filter gradient ----
 
-class FilterSum {
+class FilterGradient {
  public:
-  FilterSum(const Conv& conv, const float* x, const float* dy)
+  FilterGradient(const Conv& conv, const float* x, const float* dy)
       : c_(conv),
-        reader_(ForwardSweep(c_.out.h, c_.size.h, c_.stride.h, c_.before.h, c_.dilation.h),
-                ForwardSweep(c_.out.w, c_.size.w, c_.stride.w, c_.before.w, c_.dilation.w),
-                c_.plane),
+        reader_(ForwardAxis(c_.out.h, c_.kernel.h, c_.stride.h, c_.pad.h, c_.dilation.h),
+                ForwardAxis(c_.out.w, c_.kernel.w, c_.stride.w, c_.pad.w, c_.dilation.w), c_.in),
         x_(x),
         dy_(dy),
         rows_(c_.GroupFilters()),
-        cols_(c_.GroupChannels() * Size(c_.size)) {}
+        cols_(c_.GroupChannels() * Size(c_.kernel)) {}
 
   void Run(float* df) const {
     const int64_t size = c_.groups * rows_ * cols_;
-    const int64_t parts = std::clamp<int64_t>(kMostPartials / size, 1, std::min(c_.n, kParts));
-    const int64_t images = CeilDiv(c_.n, parts), used = CeilDiv(c_.n, images);
-    const int64_t blocks = CeilDiv(cols_, kMostBlockCols);
-    float* partial = used > 1 ? part_scratch.Get<float>(used * size) : df;
+    const int64_t splits = std::clamp<int64_t>(kMaxPartials / size, 1, std::min(c_.n, kSplits));
+    const int64_t images = CeilDiv(c_.n, splits), used = CeilDiv(c_.n, images);
+    const int64_t blocks = CeilDiv(cols_, kBlockN);
+    float* partial = used > 1 ? split_scratch.Get<float>(used * size) : df;
     ParallelFor(used * c_.groups * blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {
-        const int64_t part = t / blocks / c_.groups, group = t / blocks % c_.groups;
-        const int64_t last = std::min(c_.n, (part + 1) * images);
-        RunBlock(group, part * images, last, t % blocks * kMostBlockCols, partial + part * size);
+        const int64_t split = t / blocks / c_.groups, group = t / blocks % c_.groups;
+        const int64_t last = std::min(c_.n, (split + 1) * images);
+        RunBlock(group, split * images, last, t % blocks * kBlockN, partial + split * size);
       }
     });
-    if (used > 1) AddParts(partial, used, size, df);
+    if (used > 1) ReduceSplits(partial, used, size, df);
   }
 
  private:
-  static void AddParts(const float* partial, int64_t parts, int64_t size, float* df) {
+  static void ReduceSplits(const float* partial, int64_t splits, int64_t size, float* df) {
     ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; k++) {
         double sum = 0;
-        for (int64_t p = 0; p < parts; p++) sum += partial[p * size + k];
+        for (int64_t p = 0; p < splits; p++) sum += partial[p * size + k];
         df[k] = (float)sum;
       }
     });
   }
 
-  // Columns from `col` on of one group's gradient, over images [image, last).
+  // Computes columns from `col` on of one group's df, over images [image, last).
   void RunBlock(int64_t group, int64_t image, int64_t last, int64_t col, float* to) const {
-    const int64_t places = Size(c_.out), cols = std::min(kMostBlockCols, cols_ - col);
-    const int64_t strip = kernels_.MostCols(), strips = CeilDiv(cols, strip);
-    float* right = block_scratch.Get<float>(kMostK * (strips * strip + kMostRows));
-    float* left = right + kMostK * strips * strip;
-    const int64_t end = last * places;
+    const int64_t positions = Size(c_.out), cols = std::min(kBlockN, cols_ - col);
+    const int64_t panel_n = kernels_.MaxTileN(), panels = CeilDiv(cols, panel_n);
+    float* packed_b = block_scratch.Get<float>(kBlockK * (panels * panel_n + kMaxTileM));
+    float* packed_a = packed_b + kBlockK * panels * panel_n;
+    const int64_t end = last * positions;
     bool add = false;
-    for (int64_t q = image * places; q < end; q += kMostK, add = true) {
-      const int64_t depth = std::min(kMostK, end - q);
-      PackRight(group, col, cols, q, depth, right);
-      for (int64_t row = 0; row < rows_; row += kernels_.MostRows()) {
+    for (int64_t q = image * positions; q < end; q += kBlockK, add = true) {
+      const int64_t k_block = std::min(kBlockK, end - q);
+      PackB(group, col, cols, q, k_block, packed_b);
+      for (int64_t row = 0; row < rows_; row += kernels_.MaxTileM()) {
         TileArgs t;
-        t.rows = std::min<int64_t>(kernels_.MostRows(), rows_ - row);
-        const int size = TileFor(kernels_, t.rows);
-        PackLeft(group, row, t.rows, kernels_.row_sizes[size], q, depth, left);
-        t.k = depth;
-        t.a = left;
-        t.b_stride = strip;
+        t.rows = std::min<int64_t>(kernels_.MaxTileM(), rows_ - row);
+        const int size = TileSizeFor(kernels_, t.rows);
+        PackA(group, row, t.rows, kernels_.tile_rows[size], q, k_block, packed_a);
+        t.k = k_block;
+        t.a = packed_a;
+        t.b_stride = panel_n;
         t.c_stride = cols_;
         t.add = add;
-        for (int64_t s = 0; s < cols; s += strip) {
-          t.cols = std::min(strip, cols - s);
-          t.b = right + s * depth;
+        for (int64_t s = 0; s < cols; s += panel_n) {
+          t.cols = std::min(panel_n, cols - s);
+          t.b = packed_b + s * k_block;
           t.c = to + (group * rows_ + row) * cols_ + col + s;
           kernels_.packed[size][t.cols > kernels_.width](t);
         }
@@ -385,58 +383,61 @@ class FilterSum {
     }
   }
 
-  // Calls piece(image, place, n, k) for the runs of places that make up [q, q + depth), all within
-  // an image and short enough for the first cache.
+  // Calls piece(image, position, n, k) for runs of positions that make up [q, q + k_block), each
+  // within an image and short enough for the L1 cache.
   template <class F>
-  void ForPieces(int64_t q, int64_t depth, F&& piece) const {
-    const int64_t places = Size(c_.out);
-    for (int64_t k = 0; k < depth;) {
-      const int64_t place = (q + k) % places;
-      const int64_t n = std::min({depth - k, places - place, kPackRows});
-      piece((q + k) / places, place, n, k);
+  void ForPieces(int64_t q, int64_t k_block, F&& piece) const {
+    const int64_t positions = Size(c_.out);
+    for (int64_t k = 0; k < k_block;) {
+      const int64_t position = (q + k) % positions;
+      const int64_t n = std::min({k_block - k, positions - position, kPackRows});
+      piece((q + k) / positions, position, n, k);
       k += n;
     }
   }
 
-  // Each strip of taps lies as (depth, strip).
-  void PackRight(int64_t group, int64_t col, int64_t cols, int64_t q, int64_t depth,
-                 float* to) const {
-    const int64_t strip = kernels_.MostCols(), taps = Size(c_.size);
-    constexpr int64_t kLine = kPackRows + TapReader::kSlack;
-    float lines[kMostTileCols * kLine];
-    TapReader reader = reader_;
-    for (int64_t s = 0; s < cols; s += strip, to += strip * depth) {
-      const int64_t n = std::min(strip, cols - s);
-      if (n < strip) std::fill(to, to + strip * depth, 0.f);
-      ForPieces(q, depth, [&](int64_t image, int64_t place, int64_t run, int64_t k) {
-        const float* x = x_ + (image * c_.c + group * c_.GroupChannels()) * Size(c_.plane);
-        reader.Aim(place, run);
+  // Packs im2col, transposed: panels of (k, panel_n).
+  void PackB(int64_t group, int64_t col, int64_t cols, int64_t q, int64_t k_block,
+             float* to) const {
+    const int64_t panel_n = kernels_.MaxTileN(), kernel_size = Size(c_.kernel);
+    constexpr int64_t kRowPitch = kPackRows + Im2colReader::kSlack;
+    float rows_buffer[kMaxTileN * kRowPitch];
+    Im2colReader reader = reader_;
+    for (int64_t s = 0; s < cols; s += panel_n, to += panel_n * k_block) {
+      const int64_t n = std::min(panel_n, cols - s);
+      if (n < panel_n) std::fill(to, to + panel_n * k_block, 0.f);
+      ForPieces(q, k_block, [&](int64_t image, int64_t position, int64_t run, int64_t k) {
+        const float* x = x_ + (image * c_.c + group * c_.GroupChannels()) * Size(c_.in);
+        reader.SetPositions(position, run);
         Dispatch([&]() __attribute__((always_inline)) {
           for (int64_t j = 0; j < n; j++) {
-            const int64_t tap = col + s + j;
-            if (j == 0 || tap % taps == 0) reader.Load(x + tap / taps * Size(c_.plane));
-            const float* seen = reader.Read(tap % taps, lines + j * kLine);
-            if (seen != lines + j * kLine) std::copy(seen, seen + run, lines + j * kLine);
+            const int64_t kernel_offset = col + s + j;
+            if (j == 0 || kernel_offset % kernel_size == 0)
+              reader.LoadChannel(x + kernel_offset / kernel_size * Size(c_.in));
+            const float* in_row =
+                reader.ReadRow(kernel_offset % kernel_size, rows_buffer + j * kRowPitch);
+            if (in_row != rows_buffer + j * kRowPitch)
+              std::copy(in_row, in_row + run, rows_buffer + j * kRowPitch);
           }
-          Transpose(lines, kLine, n, run, to + k * strip, strip);
+          Transpose(rows_buffer, kRowPitch, n, run, to + k * panel_n, panel_n);
         });
       });
     }
   }
 
-  // Rows of dy as (depth, rows of the tile).
-  void PackLeft(int64_t group, int64_t row, int64_t rows, int64_t width, int64_t q, int64_t depth,
-                float* to) const {
-    if (rows < width) std::fill(to, to + width * depth, 0.f);
-    ForPieces(q, depth, [&](int64_t image, int64_t place, int64_t run, int64_t k) {
-      const float* dy = dy_ + (image * c_.o + group * rows_ + row) * Size(c_.out) + place;
+  // Packs rows of dy as (k, rows of the tile).
+  void PackA(int64_t group, int64_t row, int64_t rows, int64_t width, int64_t q, int64_t k_block,
+             float* to) const {
+    if (rows < width) std::fill(to, to + width * k_block, 0.f);
+    ForPieces(q, k_block, [&](int64_t image, int64_t position, int64_t run, int64_t k) {
+      const float* dy = dy_ + (image * c_.o + group * rows_ + row) * Size(c_.out) + position;
       Transpose(dy, Size(c_.out), rows, run, to + k * width, width);
     });
   }
 
   const TileKernels& kernels_ = CurrentTileKernels();
   const Conv c_;
-  const TapReader reader_;
+  const Im2colReader reader_;
   const float *x_, *dy_;
   const int64_t rows_, cols_;
 };
@@ -444,7 +445,7 @@ class FilterSum {
 bool AllFinite(const float* x, int64_t n) {
   std::atomic<bool> finite{true};
   ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
-    uint32_t largest = 0;  // of the bits but for the sign, which order numbers by size
+    uint32_t largest = 0;  // bit patterns without the sign order floats by magnitude
     uint32_t* const result = &largest;
     Dispatch(DLSYS_SIMD {
       uint32_t most = 0;
@@ -462,17 +463,17 @@ void GemmForward(const Conv& conv, const float* x, const float* f, const float* 
   Correlate(Forward(conv, x, f, bias, y));
 }
 
-// A tap that is not finite would make NaN with the zeros around dy, in elements that it has no part
-// in: then the sum goes tap by tap.
+// A filter element that is not finite would turn the zeros around dy into NaN where it has no part:
+// then the gradient is computed directly.
 void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx) {
-  if (!AllFinite(f, conv.o * conv.GroupChannels() * Size(conv.size)))
+  if (!AllFinite(f, conv.o * conv.GroupChannels() * Size(conv.kernel)))
     return DirectDataGradient(conv, f, dy, dx);
   for (int64_t phase = 0; phase < conv.stride.h * conv.stride.w; phase++)
     Correlate(DataGradient(conv, f, dy, dx, phase));
 }
 
 void GemmFilterGradient(const Conv& conv, const float* x, const float* dy, float* df) {
-  FilterSum(conv, x, dy).Run(df);
+  FilterGradient(conv, x, dy).Run(df);
 }
 
 }  // namespace cpu

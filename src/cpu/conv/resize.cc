@@ -1,4 +1,5 @@
-// Resizing of images, nearest and bilinear, with their gradients.
+// Nearest and bilinear resizing of images, with gradients that gather. Each axis is tabulated
+// first.
 #include "math/resize.h"
 
 #include "cpu/pointwise/strides.h"
@@ -8,7 +9,7 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-// What every position of an axis reads, and who reads it.
+// What each element of an axis reads, and which elements read it.
 struct Table {
   Tap* taps;         // of the m resized positions
   Readers* readers;  // of the n original ones
@@ -20,7 +21,7 @@ struct Table {
     for (int64_t k = 0; k < axis.n; k++) readers[k] = axis.ReadersOf(k);
   }
 };
-static_assert(sizeof(Readers) <= sizeof(Tap), "both parts of a table fit");
+static_assert(sizeof(Readers) <= sizeof(Tap), "both halves of a table fit");
 
 struct Tables {
   Table rows, cols;
@@ -61,7 +62,7 @@ void ResizeForward(const char* op, const DLArray* x, int64_t align, bool linear,
   });
 }
 
-// dx[r, c] = the sum over all resized positions that read it of their weights times dy.
+// dx[r, c] = sum over the resized elements that read it of their weights times dy.
 void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linear, DLArray* dx) {
   const float* in = Input(op, dy);
   float* out = Output(op, dx);
@@ -77,10 +78,10 @@ void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linea
         const Readers cols = tables.cols.readers[c];
         float total = 0;
         for (int64_t i = rows.first; i <= rows.last; i++) {
-          float of_row = 0;
+          float row_sum = 0;
           for (int64_t j = cols.first; j <= cols.last; j++)
-            of_row += tables.cols.taps[j].Of(c) * image[i * y_width + j];
-          total += tables.rows.taps[i].Of(k % height) * of_row;
+            row_sum += tables.cols.taps[j].Of(c) * image[i * y_width + j];
+          total += tables.rows.taps[i].Of(k % height) * row_sum;
         }
         out[k * width + c] = total;
       }

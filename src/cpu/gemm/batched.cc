@@ -1,5 +1,5 @@
-// Products of many matrices, whose leading axes broadcast against each other. Small ones are shared
-// out among the threads whole; large ones run one after the other, each on all threads.
+// Batched GEMM; leading axes broadcast against each other. Small GEMMs are split over threads one
+// each, large ones run one after another on all threads.
 #include "cpu/gemm/gemm.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
@@ -8,10 +8,10 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-const int64_t kTaskProducts = 131072;              // products that are worth a task
-const int64_t kSharedProducts = int64_t{1} << 21;  // in one matrix: worth all threads
+const int64_t kTaskMacs = 131072;              // multiply-adds worth a task
+const int64_t kSharedMacs = int64_t{1} << 21;  // of one GEMM: worth all threads
 
-// Extent `axis` of the matrices at the end of an array's shape, as they are used.
+// Extent of op(A) along the last two axes.
 int64_t Extent(const DLArray* a, bool transposed, int axis) {
   return a->shape[a->ndim - 2 + (transposed ? 1 - axis : axis)];
 }
@@ -34,7 +34,7 @@ void CheckShapes(const DLArray* a, bool trans_a, const DLArray* b, bool trans_b,
        ShapeText(b).c_str(), trans_b ? ".T" : "", ShapeText(c).c_str());
 }
 
-Matrix Used(const float* data, const DLArray* stored, bool transposed) {
+Matrix Operand(const float* data, const DLArray* stored, bool transposed) {
   const int64_t cols = stored->shape[stored->ndim - 1];
   return transposed ? Matrix{data, 1, cols} : Matrix{data, cols, 1};
 }
@@ -50,22 +50,25 @@ void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
   for (int axis = 0; axis < c->ndim - 2; axis++)
     batch.Add(c->shape[axis],
               {BroadcastStride(a, c->ndim, axis), BroadcastStride(b, c->ndim, axis)});
-  Product first{Extent(c, false, 0),          Extent(c, false, 1),
-                Extent(a, trans_a != 0, 1),   Used(left, a, trans_a != 0),
-                Used(right, b, trans_b != 0), out};
-  const int64_t products = first.m * first.n * std::max<int64_t>(first.k, 1);
+  Gemm first{Extent(c, false, 0),
+             Extent(c, false, 1),
+             Extent(a, trans_a != 0, 1),
+             Operand(left, a, trans_a != 0),
+             Operand(right, b, trans_b != 0),
+             out};
+  const int64_t macs = first.m * first.n * std::max<int64_t>(first.k, 1);
   auto run = [&](int64_t begin, int64_t end) {
     Cursor<2> at(batch, begin);
     for (int64_t k = begin; k < end; k++, at.Next()) {
-      Product p = first;
+      Gemm p = first;
       p.a.data += at.offset[0];
       p.b.data += at.offset[1];
       p.c += k * p.m * p.n;
-      Multiply(p);
+      RunGemm(p);
     }
   };
-  if (products >= kSharedProducts) return run(0, batch.Count());
-  const int64_t grain = std::max<int64_t>(1, kTaskProducts / products);
+  if (macs >= kSharedMacs) return run(0, batch.Count());
+  const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
   ParallelFor(batch.Count(), grain, [&](int64_t begin, int64_t end) { run(begin, end); });
 }
 

@@ -1,4 +1,4 @@
-// The product of two matrices, for kernels that end in one.
+// GEMM on the CPU, for operators that end in one.
 #pragma once
 #include <cstdint>
 
@@ -7,26 +7,26 @@
 namespace dlsys {
 namespace cpu {
 
-// A matrix as it is used: element (i, j) lies at i * row + j * col.
+// op(A) or op(B): element (i, j) is at i * row + j * col.
 struct Matrix {
   const float* data;
   int64_t row, col;
 };
 
-struct Product {
+struct Gemm {
   int64_t m, n, k;
-  Matrix a, b;  // (m, k) and (k, n); one of each matrix's steps is 1
+  Matrix a, b;  // (m, k) and (k, n); one stride of each is 1
   float* c;     // (m, n), contiguous
 };
 
-// The product of arrays, each used as its transpose where told to. Fails when shapes or dtypes do
-// not fit.
-Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
-                       int64_t trans_b, DLArray* c);
+// Checks arrays and describes their GEMM, each operand transposed where told to. Fails when shapes
+// or dtypes do not fit.
+Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
+                 int64_t trans_b, DLArray* c);
 
-// C = A B. The same bits for any number of threads, and from within a task, where it stays on its
-// thread.
-void Multiply(Product p);
+// C = A B. The result is the same bits for any number of threads. Called from within a task it
+// stays on its thread.
+void RunGemm(Gemm p);
 
 }  // namespace cpu
 }  // namespace dlsys

@@ -1,11 +1,12 @@
+// The micro-kernels of tile.h, one template compiled for each instruction set and tile size.
 #include "cpu/gemm/tile.h"
 
 namespace dlsys {
 namespace cpu {
 namespace {
 
-// kRows x kVectors registers of kWidth floats; with the compiler's vector types the loops over them
-// unroll completely.
+// kRows x kVectors registers of kWidth floats. With compiler vector types the loops over them
+// unroll.
 template <int kWidth, int kRows, int kVectors, bool kPacked>
 DLSYS_INLINE void Tile(const TileArgs& t) {
   typedef float Vector __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));

@@ -1,42 +1,47 @@
-// The innermost part of the matrix product: a tile of C, kept in registers while it walks along k.
+// The GEMM micro-kernel: a tile of C in SIMD registers, accumulated over k by outer products of
+// packed panels.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 #include "cpu/runtime/simd.h"
+#include "math/int_math.h"
 
 namespace dlsys {
 namespace cpu {
 
-// rows x cols of C from k steps of A and B: row p of A holds the tile's column p, row p of B a row
-// of its columns.
+// A tile of C over k steps: row p of A holds column p of the tile, row p of B a row of its columns.
 struct TileArgs {
   int64_t k;
-  const float*
-      a;  // (k, rows of the kernel), packed; the strided kernel reads a[row * a_row + p * a_step]
+  // (k, tile rows) packed; strided: a[row * a_row + p * a_step].
+  const float* a;
   int64_t a_row, a_step;
   const float* b;  // (k, columns of the kernel), rows b_stride apart
   int64_t b_stride;
   float* c;
   int64_t c_stride;
-  int64_t rows, cols;  // what of the tile lies within C
+  int64_t rows, cols;  // of the tile, within C
   bool add;            // adds to C instead of setting it
 };
 using TileFunction = void (*)(const TileArgs&);
 
-// The tile kernels of one kind of processor, for every size of `row_sizes`: with one and with two
-// vectors of columns from a packed A, and with one vector of columns from A as it lies, which pays
-// where A is used only once.
+// The micro-kernels of one instruction set, for every height of `tile_rows`: one or two vectors
+// wide from a packed A, and one vector wide from an unpacked A, which pays where A is used once.
 struct TileKernels {
-  static constexpr int kRowSizes = 5;
+  static constexpr int kTileSizes = 5;
   int width;  // floats in a vector
-  int row_sizes[kRowSizes];
-  TileFunction packed[kRowSizes][2];
-  TileFunction strided[kRowSizes];
+  int tile_rows[kTileSizes];
+  TileFunction packed[kTileSizes][2];
+  TileFunction strided[kTileSizes];
 
-  int MostRows() const { return row_sizes[kRowSizes - 1]; }
-  int MostCols() const { return 2 * width; }
+  int MaxTileM() const { return tile_rows[kTileSizes - 1]; }
+  int MaxTileN() const { return 2 * width; }
 };
+
+// The size of the fewest equal blocks, none above `max_size`, rounded up to `unit`.
+inline int64_t EvenBlock(int64_t n, int64_t max_size, int64_t unit) {
+  return RoundUp(CeilDiv(n, CeilDiv(n, max_size)), unit);
+}
 
 // The kernels for this processor.
 const TileKernels& CurrentTileKernels();

@@ -1,31 +1,31 @@
-// Convolution: the kernels of the table over the algorithms that conv.cuh declares, by a rule or by
-// the caller's choice.
+// Operators of 2-d convolution: they check arguments and dispatch to one of the algorithms of
+// conv.cuh, by heuristic or as the caller (the autotuner) chooses.
 //
-// x (n, c, plane), f (o, c / groups, size), y (n, o, out); gradients have the shape of what they
-// are the gradient of. Results overlap no input.
+// x (n, c, in), f (o, c / groups, kernel), y (n, o, out); a gradient has the shape of its array.
+// Results overlap no input.
 #include "cuda/conv/conv.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-// By rule the first that fits.
+// The heuristic takes the first that fits.
 const ConvAlgorithm* const kAlgorithms[] = {&kDepthwise, &kTensorCores, &kImplicitGemm, &kCudnn};
 
-// Every variant of every algorithm: what callers may choose for a pass.
+// The algorithms of a pass that callers choose among: every variant of each.
 struct Candidates {
   struct Candidate {
     const ConvAlgorithm* algorithm;
     int variant;
   };
-  std::vector<Candidate> of_choice;
+  std::vector<Candidate> by_choice;
   std::vector<Algorithm> choices;
 
   explicit Candidates(Pass pass) {
     for (const ConvAlgorithm* algorithm : kAlgorithms) {
       int variant = 0;
       for (const std::string& name : algorithm->variants(pass)) {
-        of_choice.push_back({algorithm, variant++});
+        by_choice.push_back({algorithm, variant++});
         const std::string space = name.empty() ? "" : " ";
         choices.push_back({algorithm->name + space + name, algorithm->source});
       }
@@ -44,9 +44,9 @@ const std::vector<Algorithm>& AlgorithmsOf() {
   return CandidatesOf<kPass>().choices;
 }
 
-// The algorithm, and in `at` its variant.
+// Returns the algorithm, and its variant in `at`.
 template <Pass kPass>
-const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, Place* at) {
+const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, ConvCall* at) {
   if (choice == 0) {
     for (const ConvAlgorithm* algorithm : kAlgorithms)
       if (algorithm->fits(*at, conv)) return *algorithm;
@@ -55,18 +55,18 @@ const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, Place* at) {
   const int64_t count = (int64_t)all.choices.size();
   if (choice < 1 || choice > count)
     Fail("%s: there is no choice %ld, expected 0 to %ld", at->op, (long)choice, (long)count);
-  const auto& chosen = all.of_choice[choice - 1];
+  const auto& chosen = all.by_choice[choice - 1];
   at->variant = chosen.variant;
   if (!chosen.algorithm->fits(*at, conv))
     NotApplicable(at->op, all.choices[choice - 1].name.c_str());
   return *chosen.algorithm;
 }
 
-void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t before,
+void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t pad,
             int64_t dilation, int64_t groups, int64_t choice, int64_t precision, DLStream stream) {
-  Place at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
+  ConvCall at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
   Enter(at.op, y, x, f);
-  const Conv conv = CheckedConv(at.op, x, f, y, stride, before, dilation, groups);
+  const Conv conv = CheckedConv(at.op, x, f, y, stride, pad, dilation, groups);
   const float *data = In(at.op, x), *filter = In(at.op, f);
   float* out = Out(at.op, y);
   if (!Numel(y)) return;
@@ -75,11 +75,11 @@ void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int6
 }
 
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y, int64_t stride,
-                int64_t before, int64_t dilation, int64_t groups, int64_t choice, int64_t precision,
+                int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t precision,
                 DLStream stream) {
-  Place at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
+  ConvCall at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
   Enter(at.op, y, x, f, bias);
-  const Conv conv = CheckedConv(at.op, x, f, y, stride, before, dilation, groups);
+  const Conv conv = CheckedConv(at.op, x, f, y, stride, pad, dilation, groups);
   if (bias->ndim != 1 || bias->shape[0] != conv.o)
     Fail("%s: bias %s does not fit filter %s", at.op, ShapeText(bias).c_str(),
          ShapeText(f).c_str());
@@ -91,12 +91,12 @@ void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray
 }
 
 void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_t stride,
-                        int64_t before, int64_t dilation, int64_t groups, int64_t choice,
+                        int64_t pad, int64_t dilation, int64_t groups, int64_t choice,
                         int64_t precision, DLStream stream) {
   const char* op = "conv2d_data_gradient";
-  Place at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
+  ConvCall at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, dx, f, dy);
-  const Conv conv = CheckedConv(at.op, dx, f, dy, stride, before, dilation, groups);
+  const Conv conv = CheckedConv(at.op, dx, f, dy, stride, pad, dilation, groups);
   const float *filter = In(at.op, f), *gradient = In(at.op, dy);
   float* out = Out(at.op, dx);
   if (!Numel(dx)) return;
@@ -105,12 +105,12 @@ void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_
 }
 
 void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, int64_t stride,
-                          int64_t before, int64_t dilation, int64_t groups, int64_t choice,
+                          int64_t pad, int64_t dilation, int64_t groups, int64_t choice,
                           int64_t precision, DLStream stream) {
   const char* op = "conv2d_filter_gradient";
-  Place at{op, df->ctx, stream, CheckedPrecision(op, precision)};
+  ConvCall at{op, df->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, df, x, dy);
-  const Conv conv = CheckedConv(at.op, x, df, dy, stride, before, dilation, groups);
+  const Conv conv = CheckedConv(at.op, x, df, dy, stride, pad, dilation, groups);
   const float *data = In(at.op, x), *gradient = In(at.op, dy);
   float* out = Out(at.op, df);
   if (!Numel(df)) return;

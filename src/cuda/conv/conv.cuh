@@ -1,5 +1,5 @@
-// The algorithms of convolution on the GPU. All arrays are float32, contiguous, and overlap
-// nowhere.
+// The convolution algorithms of the GPU and their common interface. Arrays are float32, NCHW,
+// contiguous, and overlap nowhere.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,17 +10,17 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kByRule = -1;
+constexpr int kHeuristic = -1;
 
-// Where, for whom and how: the operator's name for messages, the device and the stream; how exactly
-// to multiply, and by which variant of an algorithm. A variant that does not do a convolution fails
-// with DL_NOT_APPLICABLE; by rule an algorithm finds one that does.
-struct Place {
+// One call: the operator's name for messages, device and stream, precision, and the variant of the
+// algorithm (its tile shape). A variant that cannot do a convolution fails with DL_NOT_APPLICABLE;
+// with kHeuristic the algorithm picks one that can.
+struct ConvCall {
   const char* op;
   DLContext ctx;
   DLStream stream;
   Precision precision;
-  int variant = kByRule;
+  int variant = kHeuristic;
 };
 
 enum class Pass { kForward, kDataGradient, kFilterGradient };
@@ -30,22 +30,22 @@ struct ConvAlgorithm {
   const char* name;
   std::vector<std::string> (*variants)(Pass pass);
   const char* (*source)();  // as in registry.h
-  bool (*fits)(const Place& at, const Conv& conv);
-  void (*forward)(const Place& at, const Conv& conv, const float* x, const float* f,
+  bool (*fits)(const ConvCall& at, const Conv& conv);
+  void (*forward)(const ConvCall& at, const Conv& conv, const float* x, const float* f,
                   const float* bias, float* y);
-  void (*data_gradient)(const Place& at, const Conv& conv, const float* f, const float* dy,
+  void (*data_gradient)(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
                         float* dx);
-  void (*filter_gradient)(const Place& at, const Conv& conv, const float* x, const float* dy,
+  void (*filter_gradient)(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
                           float* df);
 };
 
 extern const ConvAlgorithm kImplicitGemm;
-extern const ConvAlgorithm kDepthwise;  // one channel a group
-// At tf32, by rule only where that is faster.
+extern const ConvAlgorithm kDepthwise;  // one channel per group
+// At tf32; the heuristic uses it only where it is faster.
 extern const ConvAlgorithm kTensorCores;
 extern const ConvAlgorithm kCudnn;
 
-// The extents of a tile as a variant's name.
+// The name of a variant.
 inline std::string TileName(int rows, int cols) {
   return std::to_string(rows) + "x" + std::to_string(cols);
 }

@@ -1,8 +1,6 @@
-// Convolution through cuDNN 9, for those of its algorithms that give the same bits every time; only
-// where a caller chooses one. conv.cuh has the contract.
-//
-// cuDNN is opened when it is first needed, by soname; its few functions and numbers are declared
-// here as in its cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
+// Convolution through cuDNN 9, by those of its algorithms that are deterministic; only where the
+// caller (the autotuner) chooses one. conv.cuh has the contract. Loaded with dlopen; functions and
+// constants are declared as in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
 #include <algorithm>
 
 #include "cuda/conv/conv.cuh"
@@ -129,12 +127,12 @@ Handle MakeHandle(const char* op) {
 
 // ---- algorithms ----
 
-// The numbers of an algorithm for each pass, -1 where it has none that gives the same bits every
-// time (cudnn_ops.h says which do). One that transforms what it multiplies loses more by rounding
-// that to 10 bits than tf32 may: it does so in float32.
+// cuDNN's index of an algorithm for each pass, -1 where it has no deterministic one (see
+// cudnn_ops.h). Those that transform their operands (FFT, Winograd) lose too much accuracy at tf32
+// and run in float32.
 struct Algorithm {
   const char* name;
-  int of_pass[3];
+  int by_pass[3];
   bool transforms;
 };
 constexpr Algorithm kAlgorithms[] = {
@@ -147,7 +145,7 @@ constexpr Algorithm kAlgorithms[] = {
 std::vector<const Algorithm*> AlgorithmsOf(Pass pass) {
   std::vector<const Algorithm*> found;
   for (const Algorithm& algorithm : kAlgorithms)
-    if (algorithm.of_pass[(int)pass] >= 0) found.push_back(&algorithm);
+    if (algorithm.by_pass[(int)pass] >= 0) found.push_back(&algorithm);
   return found;
 }
 
@@ -162,12 +160,12 @@ std::vector<std::string> Variants(Pass pass) {
 // Descriptors of a convolution and a borrowed handle on the stream, for one call.
 class Call {
  public:
-  Call(const Place& at, const Conv& conv, Pass pass)
+  Call(const ConvCall& at, const Conv& conv, Pass pass)
       : at_(at),
         c_(conv),
         pass_(pass),
         algorithm_(*AlgorithmsOf(pass)[at.variant]),
-        number_(algorithm_.of_pass[(int)pass]),
+        index_(algorithm_.by_pass[(int)pass]),
         handle_(at.op, at.ctx.device_id, MakeHandle) {}
   ~Call() {
     const Library& l = Cudnn();
@@ -179,27 +177,26 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // The product of the pass, from and to arrays in cuDNN's order, by way of scratch.
+  // Runs the pass on arrays in cuDNN's order, with a workspace.
   void Run(const float* first, const float* second, float* result) {
     Describe();
     const Library& l = Cudnn();
     const Handle h = handle_.get();
     const float one = 1.f, zero = 0.f;
     size_t nbytes = 0;
-    Do(pass_ == Pass::kForward        ? l.forward_nbytes(h, x_, f_, conv_, y_, number_, &nbytes)
-       : pass_ == Pass::kDataGradient ? l.data_nbytes(h, f_, y_, conv_, x_, number_, &nbytes)
-                                      : l.filter_nbytes(h, x_, y_, conv_, f_, number_, &nbytes));
+    Do(pass_ == Pass::kForward        ? l.forward_nbytes(h, x_, f_, conv_, y_, index_, &nbytes)
+       : pass_ == Pass::kDataGradient ? l.data_nbytes(h, f_, y_, conv_, x_, index_, &nbytes)
+                                      : l.filter_nbytes(h, x_, y_, conv_, f_, index_, &nbytes));
     if (nbytes > kMostWorkspace) NotApplicable(at_.op, kName);
     const Scratch scratch(at_.ctx, (int64_t)nbytes, at_.stream);
     void* space = scratch.data();
     if (pass_ == Pass::kForward)
-      Do(l.forward(h, &one, x_, first, f_, second, conv_, number_, space, nbytes, &zero, y_,
+      Do(l.forward(h, &one, x_, first, f_, second, conv_, index_, space, nbytes, &zero, y_,
                    result));
     else if (pass_ == Pass::kDataGradient)
-      Do(l.data(h, &one, f_, first, y_, second, conv_, number_, space, nbytes, &zero, x_, result));
+      Do(l.data(h, &one, f_, first, y_, second, conv_, index_, space, nbytes, &zero, x_, result));
     else
-      Do(l.filter(h, &one, x_, first, y_, second, conv_, number_, space, nbytes, &zero, f_,
-                  result));
+      Do(l.filter(h, &one, x_, first, y_, second, conv_, index_, space, nbytes, &zero, f_, result));
   }
 
   void AddBias(const float* bias, float* y) {
@@ -221,48 +218,48 @@ class Call {
     Do(l.create_tensor(&bias_));
     Do(l.create_filter(&f_));
     Do(l.create_convolution(&conv_));
-    Do(l.set_tensor(x_, kNchw, kFloat, (int)c.n, (int)c.c, (int)c.plane.h, (int)c.plane.w));
+    Do(l.set_tensor(x_, kNchw, kFloat, (int)c.n, (int)c.c, (int)c.in.h, (int)c.in.w));
     Do(l.set_tensor(y_, kNchw, kFloat, (int)c.n, (int)c.o, (int)c.out.h, (int)c.out.w));
     Do(l.set_tensor(bias_, kNchw, kFloat, 1, (int)c.o, 1, 1));
-    Do(l.set_filter(f_, kFloat, kNchw, (int)c.o, (int)c.GroupChannels(), (int)c.size.h,
-                    (int)c.size.w));
-    Do(l.set_convolution(conv_, (int)c.before.h, (int)c.before.w, (int)c.stride.h, (int)c.stride.w,
+    Do(l.set_filter(f_, kFloat, kNchw, (int)c.o, (int)c.GroupChannels(), (int)c.kernel.h,
+                    (int)c.kernel.w));
+    Do(l.set_convolution(conv_, (int)c.pad.h, (int)c.pad.w, (int)c.stride.h, (int)c.stride.w,
                          (int)c.dilation.h, (int)c.dilation.w, kCrossCorrelation, kFloat));
     Do(l.set_groups(conv_, (int)c.groups));
     const bool tf32 = at_.precision == Precision::kTf32 && !algorithm_.transforms;
     Do(l.set_math(conv_, tf32 ? kTensorOpMath : kFmaMath));
   }
 
-  const Place& at_;
+  const ConvCall& at_;
   const Conv& c_;
   Pass pass_;
   const Algorithm& algorithm_;
-  int number_;
+  int index_;
   BorrowedHandle<Handle> handle_;
   TensorOf x_ = nullptr, y_ = nullptr, bias_ = nullptr;
   FilterOf f_ = nullptr;
   ConvolutionOf conv_ = nullptr;
 };
 
-// cuDNN pads alike on both sides and takes all windows that fit; its sizes are int, and not 0.
-bool FitsAxis(int64_t plane, int64_t size, int64_t out, int64_t stride, int64_t before,
+// cuDNN pads symmetrically and takes every window that fits; its sizes are int and positive.
+bool FitsAxis(int64_t in, int64_t kernel, int64_t out, int64_t stride, int64_t pad,
               int64_t dilation) {
-  const int64_t room = plane + 2 * before - (size - 1) * dilation - 1;
+  const int64_t room = in + 2 * pad - (kernel - 1) * dilation - 1;
   return room >= 0 && room / stride + 1 == out;
 }
 
-bool Fits(const Place& at, const Conv& c) {
+bool Fits(const ConvCall& at, const Conv& c) {
   constexpr int64_t kMost = INT32_MAX;
-  if (at.variant == kByRule) return false;
-  const int64_t least = std::min({c.n, c.c, c.o, Size(c.plane), Size(c.size), Size(c.out)});
-  const int64_t largest = std::max(c.c * Size(c.plane), c.o * Size(c.out));
-  if (least < 1 || largest > kMost / c.n || c.o * c.GroupChannels() * Size(c.size) > kMost)
+  if (at.variant == kHeuristic) return false;
+  const int64_t least = std::min({c.n, c.c, c.o, Size(c.in), Size(c.kernel), Size(c.out)});
+  const int64_t largest = std::max(c.c * Size(c.in), c.o * Size(c.out));
+  if (least < 1 || largest > kMost / c.n || c.o * c.GroupChannels() * Size(c.kernel) > kMost)
     return false;
-  return FitsAxis(c.plane.h, c.size.h, c.out.h, c.stride.h, c.before.h, c.dilation.h) &&
-         FitsAxis(c.plane.w, c.size.w, c.out.w, c.stride.w, c.before.w, c.dilation.w);
+  return FitsAxis(c.in.h, c.kernel.h, c.out.h, c.stride.h, c.pad.h, c.dilation.h) &&
+         FitsAxis(c.in.w, c.kernel.w, c.out.w, c.stride.w, c.pad.w, c.dilation.w);
 }
 
-void CudnnForward(const Place& at, const Conv& conv, const float* x, const float* f,
+void CudnnForward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
                   const float* bias, float* y) {
   Source();
   Call call(at, conv, Pass::kForward);
@@ -270,13 +267,13 @@ void CudnnForward(const Place& at, const Conv& conv, const float* x, const float
   if (bias) call.AddBias(bias, y);
 }
 
-void CudnnDataGradient(const Place& at, const Conv& conv, const float* f, const float* dy,
+void CudnnDataGradient(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
                        float* dx) {
   Source();
   Call(at, conv, Pass::kDataGradient).Run(f, dy, dx);
 }
 
-void CudnnFilterGradient(const Place& at, const Conv& conv, const float* x, const float* dy,
+void CudnnFilterGradient(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
                          float* df) {
   Source();
   Call(at, conv, Pass::kFilterGradient).Run(x, dy, df);

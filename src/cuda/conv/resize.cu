@@ -1,8 +1,9 @@
-// Resizing of images x (batch, rows, cols), nearest and bilinear, with their gradients.
+// Nearest and bilinear resizing of images (batch, rows, cols), with gradients. float32, contiguous;
+// the output overlaps no input. Memory-bound.
 //
-// A first launch writes tables of what every position of an axis reads and by whom it is read, so
-// that the second, a thread an element, divides for its own position only. The gradient gathers: no
-// atomics, the same bits every run. The output never overlaps the input.
+// A first launch tabulates per axis what each element reads and by which elements it is read; the
+// second, one thread per element, uses the tables. The gradient gathers: no atomics, a fixed order
+// of summation.
 #include "cuda/runtime/launch.cuh"
 #include "math/resize.h"
 
@@ -27,10 +28,10 @@ template <bool kLinear>
 __global__ void ResizeKernel(const float* x, float* y, int64_t n, Resize resize, Table rows,
                              Table cols) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
-    const int64_t row_of_all = i / resize.cols.m;
-    const int64_t image = row_of_all / resize.rows.m;
-    const Tap row = rows.taps[row_of_all - image * resize.rows.m];
-    const Tap col = cols.taps[i - row_of_all * resize.cols.m];
+    const int64_t line = i / resize.cols.m;
+    const int64_t image = line / resize.rows.m;
+    const Tap row = rows.taps[line - image * resize.rows.m];
+    const Tap col = cols.taps[i - line * resize.cols.m];
     const float* low = x + (image * resize.rows.n + row.low) * resize.cols.n;
     if (!kLinear) {
       y[i] = low[col.low];
@@ -46,17 +47,18 @@ __global__ void ResizeKernel(const float* x, float* y, int64_t n, Resize resize,
 __global__ void ResizeGradientKernel(const float* dy, float* dx, int64_t n, Resize resize,
                                      Table rows, Table cols) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
-    const int64_t row_of_all = i / resize.cols.n;
-    const int64_t image = row_of_all / resize.rows.n;
-    const int64_t r = row_of_all - image * resize.rows.n;
-    const int64_t c = i - row_of_all * resize.cols.n;
+    const int64_t line = i / resize.cols.n;
+    const int64_t image = line / resize.rows.n;
+    const int64_t r = line - image * resize.rows.n;
+    const int64_t c = i - line * resize.cols.n;
     const Readers in_rows = rows.readers[r], in_cols = cols.readers[c];
     float total = 0.f;
     for (int64_t k = in_rows.first; k <= in_rows.last; k++) {
       const float* row = dy + (image * resize.rows.m + k) * resize.cols.m;
-      float of_row = 0.f;
-      for (int64_t j = in_cols.first; j <= in_cols.last; j++) of_row += cols.taps[j].Of(c) * row[j];
-      total += rows.taps[k].Of(r) * of_row;
+      float row_sum = 0.f;
+      for (int64_t j = in_cols.first; j <= in_cols.last; j++)
+        row_sum += cols.taps[j].Of(c) * row[j];
+      total += rows.taps[k].Of(r) * row_sum;
     }
     dx[i] = total;
   }

@@ -1,77 +1,83 @@
-// The convolution and its gradient for the data on tensor cores: factors of 10 bits of mantissa,
-// sums in float32. conv.cuh has the contract, conv_tf32.cuh the planes in shared memory.
+// Forward convolution and data gradient as implicit GEMM on tensor cores: mma.sync m16n8k8 with
+// tf32 operands and float32 accumulation; and the table entry of all tf32 convolutions. conv.cuh
+// has the contract, tf32.cuh the input layout, tf32_wgrad.cu the filter gradient.
 //
-// It is the matrix product of filters (rows; channels and taps) with what the taps see (channels
-// and taps; places). A block multiplies a tile of rows and neighbouring places in stages: some
-// channels' runs of the planes come to shared memory once, and each tap reads them shifted. The
-// filters come from scratch, where a first kernel has put them, rounded, in the order in which
-// lanes want them.
+// M = filters, N = output positions, K = (channel, kernel offset), in stages: the input runs of
+// some channels are copied to shared memory once (cp.async, double-buffered), and every kernel
+// offset reads them shifted. Filters are first packed, rounded to tf32 and in fragment order, into
+// a workspace by a kernel of their own. Limited by shared-memory reads of the input and, with few
+// output channels, by copies.
 #include "cuda/conv/tf32.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-// In which order the product runs through channels and taps: stages of `steps` times eight.
-// Channels are fastest, or, where there are fewer than eight, taps; then all is one stage.
-struct Order {
-  int channels, taps;
-  int stage_channels, stage_taps, tap_stages, stages, steps;
-  bool taps_fastest;
+// The order of K: stages of `steps` times eight, the K of one mma. Channels vary fastest, or, with
+// fewer than eight of them, kernel offsets; then there is one stage.
+struct KOrder {
+  int channels, kernel_size;
+  int stage_channels, stage_offsets, offset_stages, stages, steps;
+  bool offset_major;
 
   struct Term {
-    int channel, tap;  // of those of the stage
+    int channel, kernel_offset;  // relative to the stage
   };
   __host__ __device__ Term At(int k) const {
-    if (taps_fastest) return {min(k / taps, channels), k % taps};
+    if (offset_major) return {min(k / kernel_size, channels), k % kernel_size};
     const int step = k / 8, chunks = stage_channels / 8;
     return {step % chunks * 8 + k % 8, step / chunks};
   }
-  // The steps of a stage that are more than padding.
+  // Steps of a stage without padding.
   __device__ int Steps(int stage) const {
-    if (taps_fastest) return steps;
-    return min(stage_taps, taps - stage % tap_stages * stage_taps) * (stage_channels / 8);
+    if (offset_major) return steps;
+    return min(stage_offsets, kernel_size - stage % offset_stages * stage_offsets) *
+           (stage_channels / 8);
   }
-  // Channels in shared memory; past the last is one of zeros, for what pads the last step.
-  __host__ __device__ int Planes() const { return taps_fastest ? channels + 1 : stage_channels; }
+  // Channels in shared memory; with few channels a further one of zeros pads the last step.
+  __host__ __device__ int SharedChannels() const {
+    return offset_major ? channels + 1 : stage_channels;
+  }
 };
 
-Order OrderOf(int channels, int taps) {
-  constexpr int kMostTaps = 9, kLeastSteps = 4;
-  Order o{channels, taps, channels, taps, 1, 1, (channels * taps + 7) / 8, channels < 8};
-  if (o.taps_fastest) return o;
-  o.tap_stages = (taps + kMostTaps - 1) / kMostTaps;
-  o.stage_taps = (taps + o.tap_stages - 1) / o.tap_stages;
-  const int chunks = std::min((channels + 7) / 8, std::max(kLeastSteps / o.stage_taps, 1));
+KOrder KOrderOf(int channels, int kernel_size) {
+  constexpr int kMaxOffsets = 9, kLeastSteps = 4;
+  KOrder o{
+      channels,    kernel_size, channels, kernel_size, 1, 1, CeilDiv32(channels * kernel_size, 8),
+      channels < 8};
+  if (o.offset_major) return o;
+  o.offset_stages = CeilDiv32(kernel_size, kMaxOffsets);
+  o.stage_offsets = CeilDiv32(kernel_size, o.offset_stages);
+  const int chunks = std::min(CeilDiv32(channels, 8), std::max(kLeastSteps / o.stage_offsets, 1));
   o.stage_channels = 8 * chunks;
-  o.steps = o.stage_taps * chunks;
-  o.stages = (channels + o.stage_channels - 1) / o.stage_channels * o.tap_stages;
+  o.steps = o.stage_offsets * chunks;
+  o.stages = CeilDiv32(channels, o.stage_channels) * o.offset_stages;
   return o;
 }
 
 struct CorrelateTask {
   Correlation c;
   Strip strip;
-  Order order;
-  const float* packed;  // (groups, row_tiles, stages, steps, rows of a tile / 16, lanes, 4)
-  int row_tiles, col_tiles, cols, span, pitch, stage_numel;
+  KOrder order;
+  const float* packed;  // (groups, m_tiles, stages, steps, rows of a tile / 16, lanes, 4)
+  int m_tiles, n_tiles, n, span, pitch, stage_numel;
 
-  // Bytes of the tables before the stages.
+  // Bytes of the tables in front of the stages.
   __host__ __device__ int TableNbytes() const {
-    return (int)sizeof(int) * (pitch + order.tap_stages * order.steps * 8);
+    return (int)sizeof(int) * (pitch + order.offset_stages * order.steps * 8);
   }
 };
 
-constexpr int kStages = 2;  // of the product in shared memory: one is copied as one is multiplied
+constexpr int kStages = 2;  // double buffer: one stage is copied while one is multiplied
 
-// Rows x Cols of the result by warps that hold Down x Across times 16 x 8 of it.
-template <int Down, int Across, int WarpsDown, int WarpsAcross, int Resident>
+// kTileM x kTileN by warps that hold MmaM x MmaN fragments of 16 x 8.
+template <int MmaM, int MmaN, int WarpsM, int WarpsN, int Resident>
 struct Tiling {
-  static constexpr int kDown = Down, kAcross = Across, kWarpsAcross = WarpsAcross;
-  static constexpr int kRows = 16 * Down * WarpsDown, kCols = 8 * Across * WarpsAcross;
-  static constexpr int kThreads = 32 * WarpsDown * WarpsAcross;
+  static constexpr int kMmaM = MmaM, kMmaN = MmaN, kWarpsN = WarpsN;
+  static constexpr int kTileM = 16 * MmaM * WarpsM, kTileN = 8 * MmaN * WarpsN;
+  static constexpr int kThreads = 32 * WarpsM * WarpsN;
   static constexpr int kResident = Resident;
-  static constexpr int kPitch = kCols + 8;  // of the tile in shared memory
+  static constexpr int kPitch = kTileN + 8;  // of the tile in shared memory
 };
 
 // ---- kernels ----
@@ -79,27 +85,29 @@ struct Tiling {
 template <class T>
 __global__ void PackKernel(const CorrelateTask task, float* packed, int quads) {
   const Correlation& c = task.c;
-  const Order& order = task.order;
-  const int across = (int)c.across.taps;
+  const KOrder& order = task.order;
+  const int kernel_w = (int)c.w.kernel_size;
   for (int q = (int)FirstItem(); q < quads; q += (int)ItemStep()) {
-    const int lane = q % 32, down = q / 32 % (T::kRows / 16);
-    int rest = q / 32 / (T::kRows / 16);
+    const int lane = q % 32, mma_row = q / 32 % (T::kTileM / 16);
+    int rest = q / 32 / (T::kTileM / 16);
     const int step = rest % order.steps;
     rest /= order.steps;
     const int stage = rest % order.stages;
     rest /= order.stages;
-    const int first_row = rest % task.row_tiles * T::kRows + down * 16 + lane / 4;
-    const float* filter = c.filter + rest / task.row_tiles * c.filter_group;
+    const int first_row = rest % task.m_tiles * T::kTileM + mma_row * 16 + lane / 4;
+    const float* filter = c.filter + rest / task.m_tiles * c.filter_group;
     float values[4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const int row = first_row + e % 2 * 8;
-      const Order::Term term = order.At(step * 8 + lane % 4 + e / 2 * 4);
-      const int channel = stage / order.tap_stages * order.stage_channels + term.channel;
-      const int tap = stage % order.tap_stages * order.stage_taps + term.tap;
-      const int64_t h = c.down.tap_from + tap / across * c.down.tap_by;
-      const int64_t w = c.across.tap_from + tap % across * c.across.tap_by;
-      const bool valid = row < c.rows && channel < order.channels && tap < order.taps;
+      const KOrder::Term term = order.At(step * 8 + lane % 4 + e / 2 * 4);
+      const int channel = stage / order.offset_stages * order.stage_channels + term.channel;
+      const int kernel_offset =
+          stage % order.offset_stages * order.stage_offsets + term.kernel_offset;
+      const int64_t h = c.h.kernel_from + kernel_offset / kernel_w * c.h.kernel_by;
+      const int64_t w = c.w.kernel_from + kernel_offset % kernel_w * c.w.kernel_by;
+      const bool valid =
+          row < c.out_channels && channel < order.channels && kernel_offset < order.kernel_size;
       values[e] = valid ? RoundedToTf32(filter[row * c.filter_row + channel * c.filter_channel +
                                                h * c.filter_width + w])
                         : 0.f;
@@ -108,100 +116,100 @@ __global__ void PackKernel(const CorrelateTask task, float* packed, int quads) {
   }
 }
 
-// What a block computes.
-struct Share {
-  int row_tile, group, first_col;
+// The tile of a block.
+struct TileCoord {
+  int m_tile, group, first_col;
 };
 
 template <class T>
-__device__ __forceinline__ Share ShareOf(const CorrelateTask& task) {
-  const int rest = (int)blockIdx.x / task.row_tiles;
-  return {(int)blockIdx.x % task.row_tiles, rest / task.col_tiles,
-          rest % task.col_tiles * T::kCols};
+__device__ __forceinline__ TileCoord TileCoordOf(const CorrelateTask& task) {
+  const int rest = (int)blockIdx.x / task.m_tiles;
+  return {(int)blockIdx.x % task.m_tiles, rest / task.n_tiles, rest % task.n_tiles * T::kTileN};
 }
 
-// Where a step's depths begin in a stage's planes, shifted by their taps; for each lane a pair.
+// Strip offsets of every k of a step, paired as a lane of mma.sync reads them.
 template <class T>
 __device__ __forceinline__ void FillOffsets(const CorrelateTask& task, int* offsets) {
-  const Order& order = task.order;
-  for (int k = threadIdx.x; k < order.tap_stages * order.steps * 8; k += T::kThreads) {
-    const Order::Term term = order.At(k % (order.steps * 8));
-    const int tap = min(k / (order.steps * 8) * order.stage_taps + term.tap, order.taps - 1);
+  const KOrder& order = task.order;
+  for (int k = threadIdx.x; k < order.offset_stages * order.steps * 8; k += T::kThreads) {
+    const KOrder::Term term = order.At(k % (order.steps * 8));
+    const int kernel_offset = min(k / (order.steps * 8) * order.stage_offsets + term.kernel_offset,
+                                  order.kernel_size - 1);
     const int lane = k % 4, half = k / 4 % 2;
-    offsets[k / 8 * 8 + lane * 2 + half] = term.channel * task.pitch + task.strip.Shift(tap);
+    offsets[k / 8 * 8 + lane * 2 + half] =
+        term.channel * task.pitch + task.strip.Shift(kernel_offset);
   }
 }
 
 template <class T>
-using Sums = float[T::kDown][T::kAcross][4];
+using Sums = float[T::kMmaM][T::kMmaN][4];
 
-// Adds the product of a stage; cols are where the lane's places lie in the planes.
+// Multiplies one stage; `cols` are the strip offsets of the lane's output positions.
 template <class T>
-__device__ __forceinline__ void MultiplyStage(const float* filters, const float* planes,
+__device__ __forceinline__ void MultiplyStage(const float* filters, const float* input,
                                               const int2* offsets, int steps,
-                                              const int (&cols)[T::kAcross], Sums<T>& sums) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 / T::kWarpsAcross * T::kDown;
+                                              const int (&cols)[T::kMmaN], Sums<T>& sums) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 / T::kWarpsN * T::kMmaM;
   filters += row * 128 + lane * 4;
   offsets += lane % 4;
   for (int step = 0; step < steps; step++) {
-    const float *first = planes + offsets->x, *second = planes + offsets->y;
-    float a[T::kDown][4], b[T::kAcross][2];
+    const float *first = input + offsets->x, *second = input + offsets->y;
+    float a[T::kMmaM][4], b[T::kMmaN][2];
 #pragma unroll
-    for (int i = 0; i < T::kDown; i++) *(float4*)a[i] = *(const float4*)(filters + i * 128);
+    for (int i = 0; i < T::kMmaM; i++) *(float4*)a[i] = *(const float4*)(filters + i * 128);
 #pragma unroll
-    for (int j = 0; j < T::kAcross; j++) {
+    for (int j = 0; j < T::kMmaN; j++) {
       b[j][0] = RoundedToTf32(first[cols[j]]);
       b[j][1] = RoundedToTf32(second[cols[j]]);
     }
-    filters += T::kRows / 16 * 128;
+    filters += T::kTileM / 16 * 128;
     offsets += 4;
 #pragma unroll
-    for (int j = 0; j < T::kAcross; j++)
+    for (int j = 0; j < T::kMmaN; j++)
 #pragma unroll
-      for (int i = 0; i < T::kDown; i++) MultiplyAddTf32(a[i], b[j], sums[i][j]);
+      for (int i = 0; i < T::kMmaM; i++) MultiplyAddTf32(a[i], b[j], sums[i][j]);
   }
 }
 
 template <class T>
 __device__ __forceinline__ void StoreSums(const Sums<T>& sums, float* tile) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = warp / T::kWarpsAcross * T::kDown * 16 + lane / 4;
-  const int col = warp % T::kWarpsAcross * T::kAcross * 8 + lane % 4 * 2;
+  const int row = warp / T::kWarpsN * T::kMmaM * 16 + lane / 4;
+  const int col = warp % T::kWarpsN * T::kMmaN * 8 + lane % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < T::kDown; i++)
+  for (int i = 0; i < T::kMmaM; i++)
 #pragma unroll
-    for (int j = 0; j < T::kAcross; j++) {
+    for (int j = 0; j < T::kMmaN; j++) {
       float* to = tile + (row + 16 * i) * T::kPitch + col + 8 * j;
       *(float2*)to = make_float2(sums[i][j][0], sums[i][j][1]);
       *(float2*)(to + 8 * T::kPitch) = make_float2(sums[i][j][2], sums[i][j][3]);
     }
 }
 
-// Writes the tile by places, which are neighbours in memory.
+// Writes the tile along output positions, which are contiguous.
 template <class T>
-__device__ __forceinline__ void WriteTile(const CorrelateTask& task, const Share& share,
+__device__ __forceinline__ void WriteTile(const CorrelateTask& task, const TileCoord& coord,
                                           const float* tile) {
-  constexpr int kWidth = T::kCols < T::kThreads ? T::kCols : T::kThreads;
+  constexpr int kWidth = T::kTileN < T::kThreads ? T::kTileN : T::kThreads;
   constexpr int kHeight = T::kThreads / kWidth;
   const Correlation& c = task.c;
   const Strip& strip = task.strip;
-  const int first_row = share.row_tile * T::kRows;
-  const int64_t plane = c.out_plane.h * c.out_plane.w;
+  const int first_row = coord.m_tile * T::kTileM;
+  const int64_t out_size = c.out_hw.h * c.out_hw.w;
   if ((int)threadIdx.x >= kWidth * kHeight) return;
-  for (int col = threadIdx.x % kWidth; col < T::kCols; col += kWidth) {
-    const int at = share.first_col + col;
-    if (at >= task.cols) break;
-    const int line = at / strip.by_row, image = at / strip.by_places;
-    const int64_t i = line - image * strip.count_h, j = at - line * strip.count_w;
-    float* to = c.out + (image * c.groups + share.group) * c.rows * plane +
-                (c.down.out_from + i * c.down.out_by) * c.out_plane.w + c.across.out_from +
-                j * c.across.out_by;
+  for (int col = threadIdx.x % kWidth; col < T::kTileN; col += kWidth) {
+    const int at = coord.first_col + col;
+    if (at >= task.n) break;
+    const int row_of_all = at / strip.by_row, image = at / strip.by_positions;
+    const int64_t i = row_of_all - image * strip.count_h, j = at - row_of_all * strip.count_w;
+    float* to = c.out + (image * c.groups + coord.group) * c.out_channels * out_size +
+                (c.h.out_from + i * c.h.out_by) * c.out_hw.w + c.w.out_from + j * c.w.out_by;
 #pragma unroll 8
-    for (int r = threadIdx.x / kWidth; r < T::kRows; r += kHeight) {
+    for (int r = threadIdx.x / kWidth; r < T::kTileM; r += kHeight) {
       const int row = first_row + r;
-      if (row >= c.rows) break;
-      const float bias = c.bias ? c.bias[share.group * c.rows + row] : 0.f;
-      to[row * plane] = tile[r * T::kPitch + col] + bias;
+      if (row >= c.out_channels) break;
+      const float bias = c.bias ? c.bias[coord.group * c.out_channels + row] : 0.f;
+      to[row * out_size] = tile[r * T::kPitch + col] + bias;
     }
   }
 }
@@ -211,12 +219,12 @@ __global__ __launch_bounds__(T::kThreads,
                              T::kResident) void CorrelateKernel(const CorrelateTask task) {
   float* const memory = DynamicShared<float>();
   const Correlation& c = task.c;
-  const Order& order = task.order;
-  const Share share = ShareOf<T>(task);
-  const int plane = (int)(c.plane.h * c.plane.w);
-  const int image_pitch = (int)(c.groups * c.channels) * plane;
-  const int image = share.first_col / task.strip.Places();
-  const int first = share.first_col % task.strip.Places(), origin = task.strip.At(first);
+  const KOrder& order = task.order;
+  const TileCoord coord = TileCoordOf<T>(task);
+  const int in_size = (int)(c.in.h * c.in.w);
+  const int image_pitch = (int)(c.groups * c.in_channels) * in_size;
+  const int image = coord.first_col / task.strip.Positions();
+  const int first = coord.first_col % task.strip.Positions(), origin = task.strip.At(first);
   int* sources = (int*)memory;
   int* offsets = sources + task.pitch;
   float* stages = memory + task.TableNbytes() / sizeof(float);
@@ -225,29 +233,30 @@ __global__ __launch_bounds__(T::kThreads,
   FillOffsets<T>(task, offsets);
   __syncthreads();
 
-  const int filters = T::kRows / 16 * order.steps * 128;  // elements of a stage
-  const float* packed = task.packed + ((int64_t)share.group * task.row_tiles + share.row_tile) *
-                                          order.stages * filters;
-  const float* planes = c.x + ((int64_t)image * c.groups + share.group) * c.channels * plane;
+  const int filters = T::kTileM / 16 * order.steps * 128;  // packed filter elements per stage
+  const float* packed =
+      task.packed + ((int64_t)coord.group * task.m_tiles + coord.m_tile) * order.stages * filters;
+  const float* input = c.x + ((int64_t)image * c.groups + coord.group) * c.in_channels * in_size;
   auto copy = [&](int stage) {
     if (stage < order.stages) {
       float* to = stages + stage % kStages * task.stage_numel;
       const float* from = packed + (int64_t)stage * filters;
       for (int q = 4 * threadIdx.x; q < filters; q += 4 * T::kThreads)
         CopyQuad(to + q, from + q, 4, true);
-      const int channel = stage / order.tap_stages * order.stage_channels;
-      CopyPlanes<T::kThreads>(to + filters, task.pitch, order.Planes(), order.channels - channel,
-                              sources, task.span, planes + (int64_t)channel * plane, plane);
+      const int channel = stage / order.offset_stages * order.stage_channels;
+      CopyChannels<T::kThreads>(to + filters, task.pitch, order.SharedChannels(),
+                                order.channels - channel, sources, task.span,
+                                input + (int64_t)channel * in_size, in_size);
     }
     CloseCopies();
   };
 
   const int lane = threadIdx.x % 32;
-  const int col = threadIdx.x / 32 % T::kWarpsAcross * T::kAcross * 8 + lane / 4;
-  int cols[T::kAcross];
+  const int col = threadIdx.x / 32 % T::kWarpsN * T::kMmaN * 8 + lane / 4;
+  int cols[T::kMmaN];
 #pragma unroll
-  for (int j = 0; j < T::kAcross; j++) cols[j] = task.strip.At(first + col + 8 * j) - origin;
-  float sums[T::kDown][T::kAcross][4] = {};
+  for (int j = 0; j < T::kMmaN; j++) cols[j] = task.strip.At(first + col + 8 * j) - origin;
+  float sums[T::kMmaM][T::kMmaN][4] = {};
   for (int stage = 0; stage < kStages - 1; stage++) copy(stage);
   for (int stage = 0; stage < order.stages; stage++) {
     WaitForCopies<kStages - 2>();
@@ -255,47 +264,47 @@ __global__ __launch_bounds__(T::kThreads,
     copy(stage + kStages - 1);
     const float* from = stages + stage % kStages * task.stage_numel;
     MultiplyStage<T>(from, from + filters,
-                     (const int2*)offsets + stage % order.tap_stages * order.steps * 4,
+                     (const int2*)offsets + stage % order.offset_stages * order.steps * 4,
                      order.Steps(stage), cols, sums);
   }
   WaitForCopies<0>();
   __syncthreads();
   StoreSums<T>(sums, stages);
   __syncthreads();
-  WriteTile<T>(task, share, stages);
+  WriteTile<T>(task, coord, stages);
 }
 
 // ---- launchers ----
 
-// Speed: of a warp's products on an H200, relative to the fastest.
+// `speed` is a warp's mma rate on an H200, relative to the fastest.
 struct TileShape {
-  int rows, cols;
+  int m, n;
   double speed;
-  bool (*launch)(const Place&, CorrelateTask&);
+  bool (*launch)(const ConvCall&, CorrelateTask&);
 };
 
-// A row of the strip as it lies in shared memory: four channels by eight places on 32 banks.
+// Pitch of a channel in shared memory: four channels by eight positions fall in 32 banks.
 int PitchOf(int64_t span) { return (int)((span + 23) / 32 * 32 + 8); }
 
 template <class T>
-bool LaunchTiling(const Place& at, CorrelateTask& task) {
-  const Order& order = task.order;
-  task.row_tiles = (int)CeilDiv(task.c.rows, T::kRows);
-  task.col_tiles = (int)CeilDiv(task.cols, T::kCols);
-  const int64_t span = Span(task.strip, task.c.down.taps, T::kCols);
-  const int64_t filters = T::kRows / 16 * order.steps * 128;
-  const int64_t stage = filters + order.Planes() * (span + 32);
+bool LaunchTiling(const ConvCall& at, CorrelateTask& task) {
+  const KOrder& order = task.order;
+  task.m_tiles = (int)CeilDiv(task.c.out_channels, T::kTileM);
+  task.n_tiles = (int)CeilDiv(task.n, T::kTileN);
+  const int64_t span = Span(task.strip, task.c.h.kernel_size, T::kTileN);
+  const int64_t filters = T::kTileM / 16 * order.steps * 128;
+  const int64_t stage = filters + order.SharedChannels() * (span + 32);
   const int buffers = std::min(kStages, order.stages);
-  const int64_t most = (int64_t)SharedLimit(at.ctx.device_id);
-  if (4 * (buffers * stage + span) > most) return false;
+  const int64_t max_nbytes = (int64_t)SharedLimit(at.ctx.device_id);
+  if (4 * (buffers * stage + span) > max_nbytes) return false;
   task.span = (int)span;
   task.pitch = PitchOf(span);
-  task.stage_numel = (int)filters + order.Planes() * task.pitch;
-  const int64_t body = std::max<int64_t>(buffers * task.stage_numel, T::kRows * T::kPitch);
+  task.stage_numel = (int)filters + order.SharedChannels() * task.pitch;
+  const int64_t body = std::max<int64_t>(buffers * task.stage_numel, T::kTileM * T::kPitch);
   const int64_t nbytes = task.TableNbytes() + 4 * body;
-  const int64_t blocks = (int64_t)task.row_tiles * task.col_tiles * task.c.groups;
-  const int64_t numel = task.c.groups * task.row_tiles * order.stages * filters;
-  if (nbytes > most || blocks > INT32_MAX || numel > INT32_MAX) return false;
+  const int64_t blocks = (int64_t)task.m_tiles * task.n_tiles * task.c.groups;
+  const int64_t numel = task.c.groups * task.m_tiles * order.stages * filters;
+  if (nbytes > max_nbytes || blocks > INT32_MAX || numel > INT32_MAX) return false;
   const Scratch packed(at.ctx, numel * (int64_t)sizeof(float), at.stream);
   Launch(at.op, PackKernel<T>, Blocks(numel / 4), kThreads, 0, at.stream, task, packed.floats(),
          (int)(numel / 4));
@@ -306,7 +315,7 @@ bool LaunchTiling(const Place& at, CorrelateTask& task) {
 
 template <class T>
 constexpr TileShape ShapeOf(double speed) {
-  return {T::kRows, T::kCols, speed, LaunchTiling<T>};
+  return {T::kTileM, T::kTileN, speed, LaunchTiling<T>};
 }
 constexpr TileShape kShapes[] = {
     ShapeOf<Tiling<4, 4, 1, 8, 2>>(1.0),  ShapeOf<Tiling<4, 4, 1, 6, 2>>(0.97),
@@ -314,15 +323,14 @@ constexpr TileShape kShapes[] = {
     ShapeOf<Tiling<2, 4, 1, 4, 4>>(0.75),
 };
 
-// The shape that takes the least time, of those not yet tried; -1 when all were.
+// The heuristic: the fastest shape of those not yet tried; -1 when all were.
 int BestShape(const CorrelateTask& task, int multiprocessors, unsigned tried) {
   int best = -1;
   double least = 0;
   for (int k = 0; k < (int)(sizeof kShapes / sizeof *kShapes); k++) {
     const TileShape& s = kShapes[k];
-    const int64_t blocks =
-        CeilDiv(task.c.rows, s.rows) * CeilDiv(task.cols, s.cols) * task.c.groups;
-    const double time = CeilDiv(blocks, multiprocessors) * (s.rows * s.cols / s.speed);
+    const int64_t blocks = CeilDiv(task.c.out_channels, s.m) * CeilDiv(task.n, s.n) * task.c.groups;
+    const double time = CeilDiv(blocks, multiprocessors) * (s.m * s.n / s.speed);
     if (tried >> k & 1 || (best >= 0 && time >= least)) continue;
     least = time;
     best = k;
@@ -330,41 +338,83 @@ int BestShape(const CorrelateTask& task, int multiprocessors, unsigned tried) {
   return best;
 }
 
-// What indices in int reach, a tile behind the last place included.
+// Index arithmetic in int must reach a tile behind the last position.
 bool FitsIndices(const Correlation& c, const Strip& strip) {
   constexpr int64_t kMost = int64_t(1) << 30, kTile = 512;
-  const int64_t places = c.Count(), images = kTile / places + 2;
-  return c.images * places < kMost && images * strip.height * (int64_t)strip.width < kMost &&
-         images * c.groups * c.channels * Size(c.plane) < kMost;
+  const int64_t positions = c.Positions(), images = kTile / positions + 2;
+  return c.images * positions < kMost && images * strip.height * (int64_t)strip.width < kMost &&
+         images * c.groups * c.in_channels * Size(c.in) < kMost;
 }
 
 }  // namespace
 
 std::vector<std::string> CorrelateTilesTf32() {
   std::vector<std::string> names;
-  for (const TileShape& shape : kShapes) names.push_back(TileName(shape.rows, shape.cols));
+  for (const TileShape& shape : kShapes) names.push_back(TileName(shape.m, shape.n));
   return names;
 }
 
-bool CorrelateTf32(const Place& at, const Correlation& c) {
-  constexpr int64_t kMostDepth = 1 << 24;  // leaves room for index arithmetic in int
-  if (c.Count() == 0) return true;
-  // Few rows or terms leave most of a tensor core's 16 x 8 x 8 empty.
-  if (at.variant == kByRule && (c.rows < 9 || c.Depth() < 9)) return false;
-  if (c.Depth() < 1 || c.Depth() > kMostDepth) return false;
+bool CorrelateTf32(const ConvCall& at, const Correlation& c) {
+  constexpr int64_t kMaxK = 1 << 24;  // leaves room for index arithmetic in int
+  if (c.Positions() == 0) return true;
+  // With few rows or a short K most of a 16 x 8 x 8 mma is padding.
+  if (at.variant == kHeuristic && (c.out_channels < 9 || c.K() < 9)) return false;
+  if (c.K() < 1 || c.K() > kMaxK) return false;
   CorrelateTask task{};
   task.c = c;
-  task.strip = StripOf(c.down, c.across, c.plane);
+  task.strip = StripOf(c.h, c.w, c.in);
   if (!FitsIndices(c, task.strip)) return false;
-  task.order = OrderOf((int)c.channels, (int)c.Taps());
-  task.cols = (int)(c.images * c.Count());
-  if (at.variant != kByRule) return kShapes[at.variant].launch(at, task);
+  task.order = KOrderOf((int)c.in_channels, (int)c.KernelSize());
+  task.n = (int)(c.images * c.Positions());
+  if (at.variant != kHeuristic) return kShapes[at.variant].launch(at, task);
   const int multiprocessors = Multiprocessors(at.ctx.device_id);
-  unsigned tried = 0;  // those that need more shared memory than there is
+  unsigned tried = 0;  // shapes that exceed shared memory
   for (int k; (k = BestShape(task, multiprocessors, tried)) >= 0; tried |= 1u << k)
     if (kShapes[k].launch(at, task)) return true;
   return false;
 }
+
+namespace {
+
+constexpr const char* kName = "tensor_cores";
+
+bool FitsTf32(const ConvCall& at, const Conv& conv) {
+  return at.precision == Precision::kTf32 && ComputeMajor(at.ctx.device_id) >= 8 &&
+         !conv.Depthwise();
+}
+
+std::vector<std::string> Variants(Pass pass) {
+  return pass == Pass::kFilterGradient ? FilterTilesTf32() : CorrelateTilesTf32();
+}
+
+// The heuristic falls back to the float32 kernels.
+const ConvAlgorithm& Fallback(const ConvCall& at) {
+  if (at.variant != kHeuristic) NotApplicable(at.op, kName);
+  return kImplicitGemm;
+}
+
+void Tf32Forward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
+                 const float* bias, float* y) {
+  if (!CorrelateTf32(at, Forward(conv, x, f, bias, y)))
+    Fallback(at).forward(at, conv, x, f, bias, y);
+}
+
+void Tf32DataGradient(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
+                      float* dx) {
+  for (int64_t phase = 0; phase < conv.stride.h * conv.stride.w; phase++)
+    if (!CorrelateTf32(at, DataGradient(conv, f, dy, dx, phase)))
+      return Fallback(at).data_gradient(at, conv, f, dy, dx);
+}
+
+void Tf32FilterGradient(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
+                        float* df) {
+  if (!FilterGradientTf32(at, conv, x, dy, df)) Fallback(at).filter_gradient(at, conv, x, dy, df);
+}
+
+}  // namespace
+
+const ConvAlgorithm kTensorCores = {kName,       Variants,         nullptr,           FitsTf32,
+                                    Tf32Forward, Tf32DataGradient, Tf32FilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,7 +1,6 @@
-// The matrix product through cuBLAS.
-//
-// cuBLAS is opened when it is first needed, by soname, and its few functions are declared here. Its
-// default math mode computes float32 products in true float32.
+// GEMM through cuBLAS, in true float32 or at tf32. The library is loaded with dlopen by soname when
+// first needed, and the few functions used are declared here. Its workspace is set explicitly,
+// which makes results independent of other streams.
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/dlopen.cuh"
 
@@ -87,8 +86,8 @@ const char* CublasSource() {
   return Cublas().name.c_str();
 }
 
-// cuBLAS counts by columns, where a row-major matrix is its transpose: C^T = op(B)^T op(A)^T.
-void MultiplyCublas(const char* op, const Product& p, DLStream stream) {
+// A row-major matrix is its transpose in column-major cuBLAS: C^T = op(B)^T op(A)^T.
+void RunCublasGemm(const char* op, const Gemm& p, DLStream stream) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
     Check(op, cudaMemsetAsync(p.c, 0, (size_t)(p.m * p.n) * sizeof(float), Native(stream)));
@@ -114,14 +113,14 @@ namespace {
 
 void MatmulCublas(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
                   DLStream stream) {
-  const Product product = CheckedProduct("matmul_cublas", a, trans_a, b, trans_b, c);
+  const Gemm gemm = CheckedGemm("matmul_cublas", a, trans_a, b, trans_b, c);
   if (!Cublas().error.empty())
     FailWith(
         DL_UNAVAILABLE,
         "matmul_cublas: cuBLAS cannot be used (%s): install nvidia-cublas, or name its folder in "
         "DLSYS_CUDA_LIBRARY_PATH, or use matmul_own",
         Cublas().error.c_str());
-  MultiplyCublas("matmul_cublas", product, stream);
+  RunCublasGemm("matmul_cublas", gemm, stream);
 }
 
 DLSYS_KERNEL(cuda, matmul_cublas, MatmulCublas);

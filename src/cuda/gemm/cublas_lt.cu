@@ -1,9 +1,7 @@
-// The matrix product through cuBLASLt, by one of the algorithms that it proposes for a shape; only
-// where a caller chooses one.
-//
-// cuBLASLt is opened when it is first needed, by soname; its few functions and numbers are declared
-// here as in its cublasLt.h. Of its ways to split the depth those are allowed that add parts from a
-// workspace in a fixed order.
+// GEMM through cuBLASLt, by one of the algorithms that its heuristic proposes for a shape; only
+// where the caller (the autotuner) chooses it. Loaded with dlopen; functions and constants are
+// declared as in cublasLt.h. Of its split-K reductions only those through a workspace, in a fixed
+// order, are allowed.
 #include <algorithm>
 
 #include "cuda/gemm/gemm.cuh"
@@ -45,12 +43,12 @@ struct Library {
   Status (*destroy_product)(void*) = nullptr;
   Status (*create_matrix)(void**, int type, uint64_t rows, uint64_t cols, int64_t pitch) = nullptr;
   Status (*destroy_matrix)(void*) = nullptr;
-  Status (*create_wishes)(void**) = nullptr;
-  Status (*set_wishes)(void*, int attribute, const void*, size_t) = nullptr;
-  Status (*destroy_wishes)(void*) = nullptr;
-  Status (*propose)(Handle, void* product, void* a, void* b, void* c, void* d, void* wishes,
+  Status (*create_preference)(void**) = nullptr;
+  Status (*set_preference)(void*, int attribute, const void*, size_t) = nullptr;
+  Status (*destroy_preference)(void*) = nullptr;
+  Status (*propose)(Handle, void* gemm, void* a, void* b, void* c, void* d, void* preference,
                     int wanted, Proposal*, int* count) = nullptr;
-  Status (*multiply)(Handle, void* product, const void* alpha, const void*, void* a, const void*,
+  Status (*multiply)(Handle, void* gemm, const void* alpha, const void*, void* a, const void*,
                      void* b, const void* beta, const void*, void* c, void*, void* d,
                      const Algorithm*, void* workspace, size_t, cudaStream_t) = nullptr;
   std::string error;  // why it cannot be used, or ""
@@ -70,9 +68,9 @@ Library Open() {
   Find(library, "cublasLtMatmulDescDestroy", &l.destroy_product, &l.error);
   Find(library, "cublasLtMatrixLayoutCreate", &l.create_matrix, &l.error);
   Find(library, "cublasLtMatrixLayoutDestroy", &l.destroy_matrix, &l.error);
-  Find(library, "cublasLtMatmulPreferenceCreate", &l.create_wishes, &l.error);
-  Find(library, "cublasLtMatmulPreferenceSetAttribute", &l.set_wishes, &l.error);
-  Find(library, "cublasLtMatmulPreferenceDestroy", &l.destroy_wishes, &l.error);
+  Find(library, "cublasLtMatmulPreferenceCreate", &l.create_preference, &l.error);
+  Find(library, "cublasLtMatmulPreferenceSetAttribute", &l.set_preference, &l.error);
+  Find(library, "cublasLtMatmulPreferenceDestroy", &l.destroy_preference, &l.error);
   Find(library, "cublasLtMatmulAlgoGetHeuristic", &l.propose, &l.error);
   Find(library, "cublasLtMatmul", &l.multiply, &l.error);
   if (l.error.empty()) l.name = "cuBLASLt " + VersionText(l.property);
@@ -99,19 +97,18 @@ Handle MakeHandle(const char* op) {
   return handle;
 }
 
-// How far an address is aligned, as far as that matters.
+// Alignment of an address, at most 256.
 uint32_t AlignmentOf(const void* p) {
   const uintptr_t lowest = (uintptr_t)p & -(uintptr_t)p;
   return (uint32_t)std::min<uintptr_t>(lowest ? lowest : 256, 256);
 }
 
-// cuBLASLt counts by columns, where a row-major matrix is its transpose: C^T = op(B)^T op(A)^T.
+// As in cublas.cu: C^T = op(B)^T op(A)^T in column-major.
 class Call {
  public:
-  Call(const char* op, const Product& p)
-      : op_(op), p_(p), handle_(op, p.ctx.device_id, MakeHandle) {}
+  Call(const char* op, const Gemm& p) : op_(op), p_(p), handle_(op, p.ctx.device_id, MakeHandle) {}
   ~Call() {
-    if (wishes_) Lt().destroy_wishes(wishes_);
+    if (preference_) Lt().destroy_preference(preference_);
     for (void* matrix : {first_, second_, out_})
       if (matrix) Lt().destroy_matrix(matrix);
     if (product_) Lt().destroy_product(product_);
@@ -119,10 +116,10 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  void Run(int number, DLStream stream) {
+  void Run(int index, DLStream stream) {
     Describe();
-    Wish();
-    const Proposal proposal = Proposed(number);
+    SetPreference();
+    const Proposal proposal = Proposed(index);
     const Scratch workspace(p_.ctx, (int64_t)proposal.workspace_nbytes, stream);
     const float one = 1.f, zero = 0.f;
     Do(Lt().multiply(handle_.get(), product_, &one, p_.b, first_, p_.a, second_, &zero, p_.c, out_,
@@ -145,31 +142,31 @@ class Call {
     Do(Lt().create_matrix(&out_, kFloat, p_.n, p_.m, p_.n));
   }
 
-  void Wish() {
-    Do(Lt().create_wishes(&wishes_));
-    Do(Lt().set_wishes(wishes_, kWorkspace, &kMostWorkspace, sizeof kMostWorkspace));
-    Do(Lt().set_wishes(wishes_, kReductions, &kFromWorkspace, sizeof kFromWorkspace));
+  void SetPreference() {
+    Do(Lt().create_preference(&preference_));
+    Do(Lt().set_preference(preference_, kWorkspace, &kMostWorkspace, sizeof kMostWorkspace));
+    Do(Lt().set_preference(preference_, kReductions, &kFromWorkspace, sizeof kFromWorkspace));
     const void* const arrays[] = {p_.b, p_.a, p_.c, p_.c};
     for (int k = 0; k < 4; k++) {
       const uint32_t alignment = AlignmentOf(arrays[k]);
-      Do(Lt().set_wishes(wishes_, kAlignment + k, &alignment, sizeof alignment));
+      Do(Lt().set_preference(preference_, kAlignment + k, &alignment, sizeof alignment));
     }
   }
 
-  Proposal Proposed(int number) {
+  Proposal Proposed(int index) {
     Proposal proposals[kLtProposals];
     int count = 0;
-    Do(Lt().propose(handle_.get(), product_, first_, second_, out_, out_, wishes_, kLtProposals,
+    Do(Lt().propose(handle_.get(), product_, first_, second_, out_, out_, preference_, kLtProposals,
                     proposals, &count));
-    if (number >= count || proposals[number].status != 0) NotApplicable(op_, kName);
-    return proposals[number];
+    if (index >= count || proposals[index].status != 0) NotApplicable(op_, kName);
+    return proposals[index];
   }
 
   const char* op_;
-  const Product& p_;
+  const Gemm& p_;
   BorrowedHandle<Handle> handle_;
   void *product_ = nullptr, *first_ = nullptr, *second_ = nullptr, *out_ = nullptr;
-  void* wishes_ = nullptr;
+  void* preference_ = nullptr;
 };
 
 }  // namespace
@@ -183,9 +180,9 @@ const char* CublasLtSource() {
   return Lt().name.c_str();
 }
 
-void MultiplyLt(const char* op, const Product& p, int number, DLStream stream) {
+void RunCublasLtGemm(const char* op, const Gemm& p, int index, DLStream stream) {
   CublasLtSource();
-  Call(op, p).Run(number, stream);
+  Call(op, p).Run(index, stream);
 }
 
 }  // namespace cuda

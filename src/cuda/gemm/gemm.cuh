@@ -1,4 +1,5 @@
-// The matrix products, own and cuBLAS, behind one description of the problem.
+// GEMM on the GPU: one description of the problem for the tiled kernels of this library, cuBLAS and
+// cuBLASLt, and the functions that run it.
 #pragma once
 #include <memory>
 
@@ -9,8 +10,8 @@ namespace cuda {
 
 enum class Precision { kFp32 = 0, kTf32 = 1 };
 
-// What becomes of the element x of op(A) op(B) at (i, j) before it is written:
-// activation(x + bias[j]), or gradient(side[i, j], x). The numbers are those of epilogue.h.
+// What becomes of element x of op(A) op(B) at (i, j) before it is stored: activation(x + bias[j]),
+// or gradient(side[i, j], x). Activations and gradients are codes of math/epilogue.h.
 struct Epilogue {
   const float* bias = nullptr;  // (n)
   const float* side = nullptr;  // (m, n)
@@ -19,14 +20,13 @@ struct Epilogue {
   bool Empty() const { return !bias && !activation && !gradient; }
 };
 
-// Which factor is uint8, each of whose elements counts as so many times a scale. Only tiles of tf32
-// take it.
-enum class Bytes { kNone, kA, kB };
+// The operand that is uint8, dequantized by one scale. Only the tf32 kernels take one.
+enum class U8Operand { kNone, kA, kB };
 
-// C (m, n) = op(A) (m, k) op(B) (k, n), all float32 but for a factor of bytes, contiguous and
-// row-major; op transposes where told to. C overlaps nothing that is read.
-struct Product {
-  const float* a;  // (m, k), or (k, m) with trans_a; of bytes, the address
+// C (m, n) = op(A) (m, k) op(B) (k, n): float32 (an operand may be uint8), contiguous, row-major;
+// op transposes where told to. C overlaps nothing that is read.
+struct Gemm {
+  const float* a;  // (m, k), or (k, m) with trans_a; the address where uint8
   const float* b;  // (k, n), or (n, k) with trans_b
   float* c;        // (m, n)
   int64_t m, n, k;
@@ -34,23 +34,23 @@ struct Product {
   DLContext ctx;
   Precision precision = Precision::kFp32;
   Epilogue epilogue = {};
-  // The sums over k of op(A), which are (m), or of op(B), which are (n), in true float32; or null.
+  // The sums over k of op(A), (m), or of op(B), (n), in true float32; or null.
   float* sums = nullptr;
   bool sums_of_a = false;
-  Bytes bytes = Bytes::kNone;
-  const float* scale = nullptr;  // of them: one number on the device
+  U8Operand u8 = U8Operand::kNone;
+  const float* scale = nullptr;  // one float on the device: what a uint8 element is multiplied by
 };
 
 // Makes the GPU of the arrays current and checks dtypes and shapes.
-Product CheckedProduct(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
-                       int64_t trans_b, DLArray* c, Bytes bytes = Bytes::kNone,
-                       const DLArray* scale = nullptr);
-// Lets it have a bias.
-void TakeBias(const char* op, const DLArray* bias, const DLArray* y, Product* product);
-// A factor of bytes as floats, where the product has to be of those, which it is then.
+Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
+                 int64_t trans_b, DLArray* c, U8Operand u8 = U8Operand::kNone,
+                 const DLArray* scale = nullptr);
+// Gives the epilogue a bias (n).
+void SetBias(const char* op, const DLArray* bias, const DLArray* y, Gemm* gemm);
+// Dequantizes a uint8 operand into scratch where the kernels that will run take none.
 class Widened {
  public:
-  Widened(const char* op, Product* product, DLStream stream);
+  Widened(const char* op, Gemm* gemm, DLStream stream);
 
  private:
   std::unique_ptr<Scratch> floats_;
@@ -58,25 +58,24 @@ class Widened {
 
 Precision CheckedPrecision(const char* op, int64_t precision);
 
-// The product by a choice of GemmAlgorithms, whose first has the number 1. By 0 it is the kernel
-// that should be the fastest for its shape: an own one, or cuBLAS where that can be used and
-// DLSYS_BLAS is not "own".
-void Multiply(const char* op, const Product& product, DLStream stream, int64_t choice = 0);
+// Runs the GEMM by algorithm `choice` of GemmAlgorithms, counted from 1. 0 asks the heuristic: a
+// tiled kernel, or cuBLAS where it is usable, estimated to be faster, and DLSYS_BLAS is not "own".
+void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t choice = 0);
 const std::vector<Algorithm>& GemmAlgorithms();
 
-void MultiplyOwn(const char* op, const Product& product, DLStream stream);
-// By tiles of one size, numbered as in matmul.cu, over so many splits of the depth.
-void MultiplyTiled(const char* op, const Product& product, int tiling, int splits, DLStream stream);
+void RunOwnGemm(const char* op, const Gemm& gemm, DLStream stream);
+// A tiled kernel: the tiling by its index in tile.cuh, K split over `splits` blocks.
+void RunTiledGemm(const char* op, const Gemm& gemm, int tiling, int splits, DLStream stream);
 
-// cuBLAS takes neither epilogue nor sums. CublasError is why it cannot be used, or "".
+// cuBLAS: no epilogue, no operand sums. CublasError is why it is unusable, or "".
 const char* CublasError();
 const char* CublasSource();  // as in registry.h
-void MultiplyCublas(const char* op, const Product& product, DLStream stream);
+void RunCublasGemm(const char* op, const Gemm& gemm, DLStream stream);
 
-// cuBLASLt neither, nor arrays without elements. It proposes up to kLtProposals algorithms.
+// cuBLASLt: the same, and no empty arrays. Its heuristic proposes up to kLtProposals algorithms.
 constexpr int kLtProposals = 6;
 const char* CublasLtSource();
-void MultiplyLt(const char* op, const Product& product, int number, DLStream stream);
+void RunCublasLtGemm(const char* op, const Gemm& gemm, int index, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,10 +1,11 @@
-// The matrix product by tiles; matmul.cuh has the contract.
+// Tiled GEMM with fused epilogue; gemm.cuh has the contract, tile.cuh the register level.
 //
-// A block computes a tile of C from panels that pass through shared memory, and writes it by way of
-// shared memory too, in rows. When C has too few tiles to fill the chip, the depth is split over
-// blocks: from sm_90 on over a cluster, whose blocks add each other's tiles through distributed
-// shared memory; before, partial products lie in scratch and a second kernel adds them. Both ways
-// the order of additions is fixed.
+// A block computes one tile of C in a multi-stage cp.async mainloop over K and writes it through
+// shared memory in coalesced rows. Where C has too few tiles to fill the chip, K is split over
+// blocks (split-K): from sm_90 on over a thread-block cluster that reduces through distributed
+// shared memory, before into a workspace that a second kernel reduces. Both orders of summation are
+// fixed, so results are deterministic. Large shapes are limited by FFMA or mma issue, small ones by
+// the latency of the first panels; a launch may overlap its predecessor's tail (PDL).
 #pragma once
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -14,111 +15,110 @@ namespace cuda {
 
 constexpr int kMaxSplits = 8;  // the largest cluster that every chip has
 
-struct Problem {
-  Product product;
+struct GemmParams {
+  Gemm gemm;
   int row_tiles, col_tiles, splits;
-  int64_t part;           // the depth is cut into `splits` parts of `part`, whole quads
-  bool whole_a, whole_b;  // rows and base address allow 16-byte copies
-  bool whole_out;         // and so do those of C and of what the epilogue reads
-  float* partial;         // (splits, m, n) and then (splits, sums), or null: a cluster adds
-  bool early;             // it may be set up while earlier kernels run
+  int64_t k_slice;            // K of one split, a multiple of four
+  bool aligned_a, aligned_b;  // base address and rows allow 16-byte copies
+  bool aligned_out;           // the same of C and of the epilogue's operands
+  float* partial;             // (splits, m, n), then (splits, sums); null: a cluster reduces
+  bool allow_pdl;             // may launch while its predecessor drains
 };
 
-struct Place {
+struct TileCoord {
   int row, col, split;  // counting tiles
 };
 
-__device__ __forceinline__ int CeilDiv32(int n, int d) { return (n + d - 1) / d; }
-
-// Which tile block number `block` computes. Its splits are neighbours, as a cluster's blocks are;
-// tiles go down groups of eight tile rows, so that blocks that run together share panels in the L2
-// cache.
-__device__ __forceinline__ Place FindPlace(const Problem& problem, int block) {
+// The tile of a block (threadblock swizzle): the splits of a tile are adjacent, as a cluster's
+// blocks are, and tiles are rasterized in bands of eight tile rows, so that concurrent blocks share
+// panels in L2.
+__device__ __forceinline__ TileCoord TileCoordOf(const GemmParams& params, int block) {
   constexpr int kGroup = 8;
-  const int split = block % problem.splits;
-  const int tile = block / problem.splits;
-  const int group = tile / (kGroup * problem.col_tiles);
-  const int in_group = tile % (kGroup * problem.col_tiles);
-  const int height = min(kGroup, problem.row_tiles - group * kGroup);
+  const int split = block % params.splits;
+  const int tile = block / params.splits;
+  const int group = tile / (kGroup * params.col_tiles);
+  const int in_group = tile % (kGroup * params.col_tiles);
+  const int height = min(kGroup, params.row_tiles - group * kGroup);
   return {group * kGroup + in_group % height, in_group / height, split};
 }
 
-// The sums over the depth of one operand's panels, each thread a width and a share of the layers.
-template <class T, class P, int kWidth>
-__device__ __forceinline__ float SumLayers(const float* panel) {
-  constexpr int kShare = T::kDepth / (T::kThreads / kWidth);
-  const int w = threadIdx.x % kWidth, d = threadIdx.x / kWidth * kShare;
+// This thread's part of the sum over K of a panel: one row or column, kShare of its kTileK.
+template <class T, class P, int kExtent>
+__device__ __forceinline__ float SumOverK(const float* panel) {
+  constexpr int kShare = T::kTileK / (T::kThreads / kExtent);
+  const int mn = threadIdx.x % kExtent, k0 = threadIdx.x / kExtent * kShare;
   float sums[4] = {};
 #pragma unroll
-  for (int k = 0; k < kShare; k++) sums[k % 4] += P::At(panel, w, d + k);
+  for (int k = 0; k < kShare; k++) sums[k % 4] += P::At(panel, mn, k0 + k);
   return sums[0] + sums[1] + (sums[2] + sums[3]);
 }
 
-// Which operand's sums a block has a share in.
-struct Summed {
+// The operand whose sums over K this block contributes to: blocks of the first tile column (or
+// row).
+struct OperandSums {
   bool a, b;
-  __device__ __forceinline__ Summed(const Product& product, const Place& place)
-      : a(product.sums && product.sums_of_a && place.col == 0),
-        b(product.sums && !product.sums_of_a && place.row == 0) {}
+  __device__ __forceinline__ OperandSums(const Gemm& gemm, const TileCoord& coord)
+      : a(gemm.sums && gemm.sums_of_a && coord.col == 0),
+        b(gemm.sums && !gemm.sums_of_a && coord.row == 0) {}
 };
 
-// The number, in its tile, of the operand sum that a thread makes; the first threads may have
-// elements of C.
+// The index within the tile of the operand sum that a thread finishes; counted from the last
+// thread, for the first ones may have elements of C to write.
 template <class T>
-__device__ __forceinline__ int OfSums() {
+__device__ __forceinline__ int OperandSumIndex() {
   return T::kThreads - 1 - (int)threadIdx.x;
 }
 
-// Leaves a block's share of the sums in the first of `shares`, which has one of each thread.
+// Reduces the threads' operand sums to one per row (or column), at the front of `thread_sums`.
 template <class T>
-__device__ __forceinline__ void AddShares(Summed summed, float* shares) {
-  const int w = OfSums<T>();
-  const auto add = [&](auto width) {
-    constexpr int kWidth = decltype(width)::value;
-    if (w >= kWidth) return;
+__device__ __forceinline__ void ReduceOperandSums(OperandSums operand_sums, float* thread_sums) {
+  const int w = OperandSumIndex<T>();
+  const auto add = [&](auto extent) {
+    constexpr int kExtent = decltype(extent)::value;
+    if (w >= kExtent) return;
     float sum = 0.f;
 #pragma unroll
-    for (int share = 0; share < T::kThreads; share += kWidth) sum += shares[share + w];
-    shares[w] = sum;
+    for (int first = 0; first < T::kThreads; first += kExtent) sum += thread_sums[first + w];
+    thread_sums[w] = sum;
   };
-  if (summed.a) add(std::integral_constant<int, T::kRows>());
-  if (summed.b) add(std::integral_constant<int, T::kCols>());
+  if (operand_sums.a) add(std::integral_constant<int, T::kTileM>());
+  if (operand_sums.b) add(std::integral_constant<int, T::kTileN>());
 }
 
-// Calls write(number, sum) for each finished operand sum of this block's tile, from the shares of
-// the blocks of its cluster.
+// Calls write(index, sum) for each operand sum of this block's tile, reduced over the cluster.
 template <class T, class F>
-__device__ __forceinline__ void FinishSums(const Problem& problem, const Place& place,
-                                           Summed summed, const float* shares, int splits,
-                                           F&& write) {
-  const int w = OfSums<T>();
+__device__ __forceinline__ void StoreOperandSums(const GemmParams& params, const TileCoord& coord,
+                                                 OperandSums operand_sums, const float* thread_sums,
+                                                 int splits, F&& write) {
+  const int w = OperandSumIndex<T>();
   const int64_t at =
-      summed.a ? (int64_t)place.row * T::kRows + w : (int64_t)place.col * T::kCols + w;
-  if (!(summed.a && w < T::kRows && at < problem.product.m) &&
-      !(summed.b && w < T::kCols && at < problem.product.n))
+      operand_sums.a ? (int64_t)coord.row * T::kTileM + w : (int64_t)coord.col * T::kTileN + w;
+  if (!(operand_sums.a && w < T::kTileM && at < params.gemm.m) &&
+      !(operand_sums.b && w < T::kTileN && at < params.gemm.n))
     return;
   float of[kMaxSplits], sum = 0.f;
 #pragma unroll
   for (int k = 0; k < kMaxSplits; k++)
-    of[k] = k >= splits ? 0.f : splits > 1 ? OfPeer(shares, k)[w] : shares[w];
+    of[k] = k >= splits ? 0.f : splits > 1 ? OfPeer(thread_sums, k)[w] : thread_sums[w];
 #pragma unroll
   for (int k = 0; k < kMaxSplits; k++) sum += of[k];
   write(at, sum);
 }
 
-// The sum of this block's tiles at one place.
+// Sum of the block's slice tiles at one quad.
 template <class T>
-__device__ __forceinline__ float4 SumTiles(const float* tile) {
+__device__ __forceinline__ float4 SumSlices(const float* tile) {
   float4 v = *(const float4*)tile;
 #pragma unroll
-  for (int k = 1; k < T::kTiles; k++) v = Sum(v, *(const float4*)(tile + k * T::kTileNumel));
+  for (int k = 1; k < T::kSliceTiles; k++) v = Sum(v, *(const float4*)(tile + k * T::kTileNumel));
   return v;
 }
-// The same of kCount quads, `step` apart, over the whole cluster; there is `count` of them, and
-// copies of the last one. What comes from other blocks takes long, so all is asked for at once.
+// Sum over the cluster of kCount quads, `step` apart, of which `count` exist (the last is
+// repeated). Distributed shared memory has long latency, so all loads are issued before the
+// additions.
 template <int kCount>
-__device__ __forceinline__ void SumPeers(const float* tile, int step, int count, int splits,
-                                         float4 (&sums)[kCount]) {
+__device__ __forceinline__ void SumCluster(const float* tile, int step, int count, int splits,
+                                           float4 (&sums)[kCount]) {
 #pragma unroll
   for (int k = 0; k < kCount; k++) sums[k] = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 2
@@ -132,14 +132,13 @@ __device__ __forceinline__ void SumPeers(const float* tile, int step, int count,
   }
 }
 
-// Of the quads of its tile those that a block finishes, all or its share of the cluster's: a thread
-// takes every T::kThreads-th.
+// The quads of a tile that a block writes: all, or its share within the cluster.
 template <class T>
-struct Share {
-  static constexpr int kInRow = T::kCols / 4, kQuads = T::kRows * kInRow;
+struct QuadRange {
+  static constexpr int kInRow = T::kTileN / 4, kQuads = T::kTileM * kInRow;
   static_assert(T::kThreads % kInRow == 0, "a thread keeps to its columns");
   int begin, end;
-  __device__ __forceinline__ Share(int splits, int split) {
+  __device__ __forceinline__ QuadRange(int splits, int split) {
     const int share = splits > 1 ? CeilDiv32(kQuads / kInRow, splits) * kInRow : kQuads;
     begin = split * share;
     end = min(begin + share, kQuads);
@@ -150,31 +149,32 @@ struct Share {
   static constexpr int kStep = T::kThreads / kInRow * T::kTilePitch;  // to the thread's next
 };
 
-// Leaves the sum of this block's tiles in the first.
+// Reduces the slice tiles of the block into the first.
 template <class T>
-__device__ __forceinline__ void AddTiles(float* tile) {
-  if (T::kTiles > 1)
-    for (int q = threadIdx.x; q < Share<T>::kQuads; q += T::kThreads)
-      *(float4*)(tile + Share<T>::At(q)) = SumTiles<T>(tile + Share<T>::At(q));
+__device__ __forceinline__ void ReduceSlices(float* tile) {
+  if (T::kSliceTiles > 1)
+    for (int q = threadIdx.x; q < QuadRange<T>::kQuads; q += T::kThreads)
+      *(float4*)(tile + QuadRange<T>::At(q)) = SumSlices<T>(tile + QuadRange<T>::At(q));
 }
 
-// Adds up this block's tiles, and those of the cluster, and writes what this block has to write.
+// Reduces slices and, with split-K, the cluster; applies the epilogue and writes C.
 template <class T>
-__device__ __forceinline__ void WriteTile(const Problem& problem, const Place& place, float* tile) {
-  constexpr int kInRow = Share<T>::kInRow, kBatch = 2;
-  const bool cluster = problem.splits > 1 && !problem.partial;
-  Product product = problem.product;
-  if (problem.partial) {
-    product.c = problem.partial + place.split * product.m * product.n;
-    product.epilogue = Epilogue{};
+__device__ __forceinline__ void WriteTile(const GemmParams& params, const TileCoord& coord,
+                                          float* tile) {
+  constexpr int kInRow = QuadRange<T>::kInRow, kBatch = 2;
+  const bool cluster = params.splits > 1 && !params.partial;
+  Gemm gemm = params.gemm;
+  if (params.partial) {
+    gemm.c = params.partial + coord.split * gemm.m * gemm.n;
+    gemm.epilogue = Epilogue{};
   }
-  const Share<T> share(cluster ? problem.splits : 1, cluster ? place.split : 0);
-  const int begin = share.begin, end = share.end;
-  const int64_t row = (int64_t)place.row * T::kRows;
-  const int64_t col = (int64_t)place.col * T::kCols + (begin + threadIdx.x) % kInRow * 4;
-  const float4 bias = ReadBias(product, col, problem.whole_out);
+  const QuadRange<T> range(cluster ? params.splits : 1, cluster ? coord.split : 0);
+  const int begin = range.begin, end = range.end;
+  const int64_t row = (int64_t)coord.row * T::kTileM;
+  const int64_t col = (int64_t)coord.col * T::kTileN + (begin + threadIdx.x) % kInRow * 4;
+  const float4 bias = ReadBias(gemm, col, params.aligned_out);
   if (cluster) {
-    AddTiles<T>(tile);
+    ReduceSlices<T>(tile);
     MeetCluster();
   }
   for (int first = begin + threadIdx.x; first < end; first += kBatch * T::kThreads) {
@@ -183,192 +183,192 @@ __device__ __forceinline__ void WriteTile(const Problem& problem, const Place& p
     for (int k = 0; k < kBatch; k++) {
       const int q = first + k * T::kThreads;
       quads[k].col = col;
-      quads[k].row = q < end ? row + q / kInRow : product.m;
-      ReadSide(product, problem.whole_out, quads[k]);
+      quads[k].row = q < end ? row + q / kInRow : gemm.m;
+      ReadSide(gemm, params.aligned_out, quads[k]);
     }
-    const float* from = tile + Share<T>::At(first);
+    const float* from = tile + QuadRange<T>::At(first);
     const int count = (end - first + T::kThreads - 1) / T::kThreads;
     float4 sums[kBatch];
     if (cluster) {
-      SumPeers<kBatch>(from, Share<T>::kStep, count, problem.splits, sums);
+      SumCluster<kBatch>(from, QuadRange<T>::kStep, count, params.splits, sums);
     } else {
 #pragma unroll
       for (int k = 0; k < kBatch; k++)
-        sums[k] = SumTiles<T>(from + min(k, count - 1) * Share<T>::kStep);
+        sums[k] = SumSlices<T>(from + min(k, count - 1) * QuadRange<T>::kStep);
     }
 #pragma unroll
     for (int k = 0; k < kBatch; k++)
       quads[k].x[0] = sums[k].x, quads[k].x[1] = sums[k].y, quads[k].x[2] = sums[k].z,
       quads[k].x[3] = sums[k].w;
 #pragma unroll
-    for (int k = 0; k < kBatch; k++) Write(product, problem.whole_out, bias, quads[k]);
+    for (int k = 0; k < kBatch; k++) WriteQuad(gemm, params.aligned_out, bias, quads[k]);
   }
 }
 
-// A block's tile on its way from panels to shared memory.
+// The mainloop: multi-stage copies of operand panels, overlapped with the multiplication.
 template <class T, template <class, bool, bool> class Accumulator, bool kTransA, bool kTransB>
-class TileProduct {
+class Mainloop {
   using PanelA = typename Accumulator<T, kTransA, kTransB>::PanelA;
   using PanelB = typename Accumulator<T, kTransA, kTransB>::PanelB;
-  static constexpr int kStage = PanelA::kNumel + PanelB::kNumel;
+  static constexpr int kStageNumel = PanelA::kNumel + PanelB::kNumel;
 
  public:
-  __device__ __forceinline__ TileProduct(const Problem& problem, const Place& place, float* memory)
-      : problem_(problem),
+  __device__ __forceinline__ Mainloop(const GemmParams& params, const TileCoord& coord,
+                                      float* memory)
+      : params_(params),
         memory_(memory),
-        begin_(place.split * problem.part),
-        depth_((int)min(problem.part, problem.product.k - begin_)),
-        panels_((depth_ + T::kDepth - 1) / T::kDepth),
-        a_(problem.product.a, problem.product.m, kTransA ? problem.product.m : problem.product.k,
-           (int64_t)place.row * T::kRows, begin_),
-        b_(problem.product.b, problem.product.n, kTransB ? problem.product.k : problem.product.n,
-           (int64_t)place.col * T::kCols, begin_) {}
+        k_begin_(coord.split * params.k_slice),
+        k_((int)min(params.k_slice, params.gemm.k - k_begin_)),
+        k_tiles_((k_ + T::kTileK - 1) / T::kTileK),
+        a_(params.gemm.a, params.gemm.m, kTransA ? params.gemm.m : params.gemm.k,
+           (int64_t)coord.row * T::kTileM, k_begin_),
+        b_(params.gemm.b, params.gemm.n, kTransB ? params.gemm.k : params.gemm.n,
+           (int64_t)coord.col * T::kTileN, k_begin_) {}
 
-  // Begins to copy the first panels.
+  // Issues the copies of the first kStages - 1 panels.
   __device__ __forceinline__ void Begin() {
 #pragma unroll 1
-    for (int panel = 0; panel < T::kStages - 1; panel++) Copy(panel);
+    for (int k_tile = 0; k_tile < T::kStages - 1; k_tile++) Copy(k_tile);
   }
 
-  // Leaves the groups' sums in T::kTiles tiles at the beginning of the memory, and the block's
-  // share of the sums of an operand in the first of `shares`, one a thread. Calls meanwhile() while
-  // panels are on their way.
+  // Leaves the slices' sums in kSliceTiles tiles at the front of the memory, and the block's
+  // operand sums at the front of `thread_sums`. Calls overlap() while copies are in flight.
   template <class F>
-  __device__ __forceinline__ void Finish(Summed summed, float* shares, F&& meanwhile) {
-    const int group = threadIdx.x / T::kGroupThreads;
-    Accumulator<T, kTransA, kTransB> accumulator(problem_.product);
+  __device__ __forceinline__ void Run(OperandSums operand_sums, float* thread_sums, F&& overlap) {
+    const int slice = threadIdx.x / T::kSliceThreads;
+    Accumulator<T, kTransA, kTransB> accumulator(params_.gemm);
     float sum = 0.f;
-    for (int panel = 0; panel < panels_; panel++) {
+    for (int k_tile = 0; k_tile < k_tiles_; k_tile++) {
       WaitForCopies<T::kStages - 2>();
       __syncthreads();
-      const float* from = memory_ + panel % T::kStages * kStage;
-      accumulator.Add(from, from + PanelA::kNumel, group * T::kGroupDepth, [&] {
-        Copy(panel + T::kStages - 1);
-        if (panel == 0) meanwhile();
+      const float* from = memory_ + k_tile % T::kStages * kStageNumel;
+      accumulator.Add(from, from + PanelA::kNumel, slice * T::kSliceK, [&] {
+        Copy(k_tile + T::kStages - 1);
+        if (k_tile == 0) overlap();
       });
       if constexpr (PanelA::kHasSums)
-        if (summed.a) sum += SumLayers<T, PanelA, T::kRows>(from);
+        if (operand_sums.a) sum += SumOverK<T, PanelA, T::kTileM>(from);
       if constexpr (PanelB::kHasSums)
-        if (summed.b) sum += SumLayers<T, PanelB, T::kCols>(from + PanelA::kNumel);
+        if (operand_sums.b) sum += SumOverK<T, PanelB, T::kTileN>(from + PanelA::kNumel);
     }
-    if (panels_ == 0) meanwhile();
+    if (k_tiles_ == 0) overlap();
     WaitForCopies<0>();
     __syncthreads();
     TriggerProgrammaticLaunch();
-    shares[threadIdx.x] = sum;
+    thread_sums[threadIdx.x] = sum;
 #pragma unroll
-    for (int round = 0; round < T::kGroups; round += T::kTiles) {
-      if (group / T::kTiles * T::kTiles == round)
-        accumulator.Store(memory_ + group % T::kTiles * T::kTileNumel, round > 0);
+    for (int first = 0; first < T::kSlices; first += T::kSliceTiles) {
+      if (slice / T::kSliceTiles * T::kSliceTiles == first)
+        accumulator.Store(memory_ + slice % T::kSliceTiles * T::kTileNumel, first > 0);
       __syncthreads();
     }
-    AddShares<T>(summed, shares);
+    ReduceOperandSums<T>(operand_sums, thread_sums);
   }
 
  private:
-  __device__ __forceinline__ void Copy(int panel) {
-    if (panel < panels_) {
-      float* to = memory_ + panel % T::kStages * kStage;
-      a_.Copy(to, depth_ - panel * T::kDepth, problem_.whole_a);
-      b_.Copy(to + PanelA::kNumel, depth_ - panel * T::kDepth, problem_.whole_b);
+  __device__ __forceinline__ void Copy(int k_tile) {
+    if (k_tile < k_tiles_) {
+      float* to = memory_ + k_tile % T::kStages * kStageNumel;
+      a_.Copy(to, k_ - k_tile * T::kTileK, params_.aligned_a);
+      b_.Copy(to + PanelA::kNumel, k_ - k_tile * T::kTileK, params_.aligned_b);
     }
     CloseCopies();
   }
 
-  const Problem& problem_;
+  const GemmParams& params_;
   float* const memory_;
-  const int64_t begin_;
-  const int depth_, panels_;
+  const int64_t k_begin_;
+  const int k_, k_tiles_;
   PanelA a_;
   PanelB b_;
 };
 
 template <class T, template <class, bool, bool> class Accumulator, bool kTransA, bool kTransB>
-__global__ __launch_bounds__(T::kThreads, T::kResident) void ProductKernel(const Problem problem) {
+__global__ __launch_bounds__(T::kThreads, T::kResident) void GemmKernel(const GemmParams params) {
   float* const memory = DynamicShared<float>();
-  __shared__ float shares[T::kThreads];
-  const Product& product = problem.product;
-  const Place place = FindPlace(problem, blockIdx.x);
-  const Summed summed(product, place);
-  TileProduct<T, Accumulator, kTransA, kTransB> tile(problem, place, memory);
+  __shared__ float thread_sums[T::kThreads];
+  const Gemm& gemm = params.gemm;
+  const TileCoord coord = TileCoordOf(params, blockIdx.x);
+  const OperandSums operand_sums(gemm, coord);
+  Mainloop<T, Accumulator, kTransA, kTransB> mainloop(params, coord, memory);
   GridDependencySynchronize();
-  tile.Begin();
-  tile.Finish(summed, shares, [] {});
-  WriteTile<T>(problem, place, memory);
-  const bool cluster = problem.splits > 1 && !problem.partial;
-  if ((summed.a || summed.b) && !(cluster && place.split > 0)) {
-    float* to = product.sums;
-    if (problem.partial)
-      to = problem.partial + problem.splits * product.m * product.n +
-           place.split * (summed.a ? product.m : product.n);
-    FinishSums<T>(problem, place, summed, shares, cluster ? problem.splits : 1,
-                  [&](int64_t at, float sum) { to[at] = sum; });
+  mainloop.Begin();
+  mainloop.Run(operand_sums, thread_sums, [] {});
+  WriteTile<T>(params, coord, memory);
+  const bool cluster = params.splits > 1 && !params.partial;
+  if ((operand_sums.a || operand_sums.b) && !(cluster && coord.split > 0)) {
+    float* to = gemm.sums;
+    if (params.partial)
+      to = params.partial + params.splits * gemm.m * gemm.n +
+           coord.split * (operand_sums.a ? gemm.m : gemm.n);
+    StoreOperandSums<T>(params, coord, operand_sums, thread_sums, cluster ? params.splits : 1,
+                        [&](int64_t at, float sum) { to[at] = sum; });
   }
-  if (cluster) LeaveCluster();  // nobody goes while others read its memory
+  if (cluster) LeaveCluster();  // its shared memory outlives the peers' reads
 }
 
-// What a block keeps in shared memory: panels, and then tiles.
+// Shared memory of a block: operand panels, then reused for slice tiles.
 template <class T, class Accumulator>
 constexpr size_t MemoryNbytes() {
   using PanelA = typename Accumulator::PanelA;
   using PanelB = typename Accumulator::PanelB;
   constexpr int kPanels = T::kStages * (PanelA::kNumel + PanelB::kNumel);
-  constexpr int kTiles = T::kTiles * T::kTileNumel;
-  return (kPanels > kTiles ? kPanels : kTiles) * sizeof(float);
+  constexpr int kSliceTiles = T::kSliceTiles * T::kTileNumel;
+  return (kPanels > kSliceTiles ? kPanels : kSliceTiles) * sizeof(float);
 }
 
-// kPlainA: where A is never transposed.
-template <class T, template <class, bool, bool> class Accumulator, bool kPlainA = false>
-void LaunchTiles(const char* op, const Problem& problem, DLStream stream) {
-  const Product& p = problem.product;
-  const unsigned blocks = (unsigned)(problem.row_tiles * problem.col_tiles * problem.splits);
-  const unsigned cluster = problem.partial ? 1 : (unsigned)problem.splits;
+// kNeverTransA compiles no kernels for a transposed A.
+template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA = false>
+void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
+  const Gemm& p = params.gemm;
+  const unsigned blocks = (unsigned)(params.row_tiles * params.col_tiles * params.splits);
+  const unsigned cluster = params.partial ? 1 : (unsigned)params.splits;
   const auto launch = [&](auto trans_a, auto trans_b) {
-    LaunchClusters(op, ProductKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster,
-                   T::kThreads, MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), problem.early,
-                   stream, problem);
+    LaunchClusters(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
+                   MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), params.allow_pdl, stream,
+                   params);
   };
   using Yes = std::true_type;
   using No = std::false_type;
-  if constexpr (!kPlainA)
+  if constexpr (!kNeverTransA)
     if (p.trans_a) return p.trans_b ? launch(Yes(), Yes()) : launch(Yes(), No());
   p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
-// The kernels by their tilings: those of one number have tiles of one size in all of them.
-enum class Tiles { kFp32, kTf32, kBytes };
-Tiles TilesOf(const Product& product);
+// Families of kernels; a tiling index means the same tile size in each.
+enum class KernelFamily { kFp32, kTf32, kU8 };
+KernelFamily FamilyOf(const Gemm& gemm);
 
-// A tiling, by its number, and splits, with an estimate of the time.
-struct Cut {
+// A tiling index and a number of splits, with the estimated time.
+struct TileConfig {
   int tiling, splits;
   double us;
 };
-// The fastest for products on one GPU in one launch, of what its shared memory has room for.
-Cut BestCut(Tiles tiles, const Product* products, int count, int most_splits);
-// A product cut into tiles of that tiling and its depth into `splits` parts, for clusters.
-Problem CutInto(const char* op, const Product& product, int tiling, int splits);
+// The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
+TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);
+// Kernel parameters for that tiling, with K cut into `splits` slices.
+GemmParams MakeParams(const char* op, const Gemm& gemm, int tiling, int splits);
 
 template <class T>
 struct Type {
   using type = T;
 };
 
-// Calls f(Type<T>()) for the tiling T of that number.
-template <class Tilings, int kNumber = 0, class F>
+// Calls f(Type<T>()) for the tiling of that index.
+template <class Tilings, int kIndex = 0, class F>
 void WithTiling(int tiling, F&& f) {
-  if constexpr (kNumber < std::tuple_size_v<Tilings>) {
-    if (tiling > kNumber) return WithTiling<Tilings, kNumber + 1>(tiling, f);
-    f(Type<std::tuple_element_t<kNumber, Tilings>>());
+  if constexpr (kIndex < std::tuple_size_v<Tilings>) {
+    if (tiling > kIndex) return WithTiling<Tilings, kIndex + 1>(tiling, f);
+    f(Type<std::tuple_element_t<kIndex, Tilings>>());
   } else {
     Fail("matmul: there is no tiling %d", tiling);
   }
 }
 
-void LaunchFp32(const char* op, int tiling, const Problem& problem, DLStream stream);
-void LaunchTf32(const char* op, int tiling, const Problem& problem, DLStream stream);
-// The same where A is bytes and is not transposed.
-void LaunchBytes(const char* op, int tiling, const Problem& problem, DLStream stream);
+void LaunchFp32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+// A is uint8 and not transposed.
+void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,17 +1,17 @@
-// Panels of a product's operands on their way to shared memory, where they lie as they do in device
-// memory: nothing is transposed, so that the copies need no registers and several are under way at
-// once. Before sm_80, which has no such copies, each is finished where it is begun.
+// Operand panels: blocks of A or B on their way from global to shared memory by cp.async, several
+// stages in flight. A panel keeps the layout of global memory (nothing is transposed), so copies
+// need no registers. Before sm_80, which lacks cp.async, each copy is synchronous.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {
 
-// Copies p[0..3], of which only the first `valid` exist; the rest become zero. kWhole: both sides
-// are aligned, and all four exist or none does.
-template <bool kWhole>
+// Copies p[0..3], of which the first `valid` exist; the rest become zero. kAligned: both sides are
+// 16-byte aligned, and all four exist or none does.
+template <bool kAligned>
 __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid) {
-  if constexpr (kWhole) {
+  if constexpr (kAligned) {
     CopyAsync16(to, p, valid > 0);
   } else {
 #pragma unroll
@@ -19,74 +19,73 @@ __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid) {
   }
 }
 
-__device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, bool whole) {
-  whole ? CopyQuad<true>(to, p, valid) : CopyQuad<false>(to, p, valid);
+__device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, bool aligned) {
+  aligned ? CopyQuad<true>(to, p, valid) : CopyQuad<false>(to, p, valid);
 }
 
-// Panels of width x kDepth of a matrix, one after the other along the depth. kDepthFastest: the
-// matrix is (width, depth) in memory and so is the panel, else both are (depth, width). Layers that
-// do not exist are zeros; what is beyond the width may be anything.
-template <int kWidth, int kDepth, int kThreads, bool kDepthFastest,
-          int kPadding = kDepthFastest ? 4 : 8>
+// Successive panels, kExtent rows of op(A) (or columns of op(B)) by kTileK. kKMajor: K is
+// contiguous, (extent, k) in global and shared memory alike, else (k, extent). Elements past K are
+// zero; those past the extent are undefined.
+template <int kExtent, int kTileK, int kThreads, bool kKMajor, int kPadding = kKMajor ? 4 : 8>
 class Panel {
  public:
-  // The padding keeps quads aligned and spreads what the accumulators read over the banks.
-  static constexpr int kPitch = (kDepthFastest ? kDepth : kWidth) + kPadding;
-  static constexpr int kNumel = kPitch * (kDepthFastest ? kWidth : kDepth);
+  // Padding keeps quads 16-byte aligned and the accumulators' reads free of bank conflicts.
+  static constexpr int kPitch = (kKMajor ? kTileK : kExtent) + kPadding;
+  static constexpr int kNumel = kPitch * (kKMajor ? kExtent : kTileK);
   static constexpr bool kHasSums = true;
 
-  // Begins at `origin` of the `width` rows of op(A) or columns of op(B), and at `depth`; pitch is
-  // the length of a row in memory.
-  __device__ Panel(const float* matrix, int64_t width, int64_t pitch, int64_t origin, int64_t depth)
-      : pitch_(pitch), room_((int)min(width - origin, (int64_t)kWidth)) {
-    from_ = matrix + (kDepthFastest ? (origin + Slow(0)) * pitch + depth + Fast()
-                                    : (depth + Slow(0)) * pitch + origin + Fast());
+  // The first panel begins at `origin` along the extent and at `k`; ld is the leading dimension.
+  __device__ Panel(const float* matrix, int64_t extent, int64_t ld, int64_t origin, int64_t k)
+      : ld_(ld), valid_((int)min(extent - origin, (int64_t)kExtent)) {
+    from_ = matrix + (kKMajor ? (origin + Strided(0)) * ld + k + Contiguous()
+                              : (k + Strided(0)) * ld + origin + Contiguous());
   }
 
-  // Begins to copy the next panel, of which `depth` layers exist.
-  __device__ __forceinline__ void Copy(float* to, int depth, bool whole) {
-    const int slow_room = kDepthFastest ? room_ : depth;
-    const int fast_room = (kDepthFastest ? depth : room_) - Fast();
-    if (whole)
-      CopyAll<true>(to, slow_room, fast_room);
+  // Issues the copy of the next panel, of which k elements remain along K.
+  __device__ __forceinline__ void Copy(float* to, int k, bool aligned) {
+    const int strided_valid = kKMajor ? valid_ : k;
+    const int contiguous_valid = (kKMajor ? k : valid_) - Contiguous();
+    if (aligned)
+      CopyAll<true>(to, strided_valid, contiguous_valid);
     else
-      CopyAll<false>(to, slow_room, fast_room);
-    from_ += kDepthFastest ? kDepth : kDepth * pitch_;
+      CopyAll<false>(to, strided_valid, contiguous_valid);
+    from_ += kKMajor ? kTileK : kTileK * ld_;
   }
 
-  // The element at (w, d) of a panel.
-  static __device__ __forceinline__ const float& At(const float* panel, int w, int d) {
-    return panel[kDepthFastest ? w * kPitch + d : d * kPitch + w];
+  // Element (mn, k) of a panel.
+  static __device__ __forceinline__ const float& At(const float* panel, int mn, int k) {
+    return panel[kKMajor ? mn * kPitch + k : k * kPitch + mn];
   }
 
  private:
-  static constexpr int kSlow = kDepthFastest ? kWidth : kDepth;
-  static constexpr int kQuadsInRow = (kDepthFastest ? kDepth : kWidth) / 4;
-  static constexpr int kSlowStep = kThreads / kQuadsInRow;
-  static constexpr int kQuads = (kSlow + kSlowStep - 1) / kSlowStep;
-  static constexpr bool kUneven = kSlow % kSlowStep != 0;
-  static_assert(kSlowStep * kQuadsInRow == kThreads, "the threads copy whole rows");
+  static constexpr int kStrided = kKMajor ? kExtent : kTileK;
+  static constexpr int kQuadsPerRow = (kKMajor ? kTileK : kExtent) / 4;
+  static constexpr int kStridedStep = kThreads / kQuadsPerRow;
+  static constexpr int kQuads = CeilDiv32(kStrided, kStridedStep);
+  static constexpr bool kUneven = kStrided % kStridedStep != 0;
+  static_assert(kStridedStep * kQuadsPerRow == kThreads, "the threads copy whole rows");
 
-  template <bool kWhole>
-  __device__ __forceinline__ void CopyAll(float* to, int slow_room, int fast_room) const {
-    if (!kDepthFastest && fast_room <= 0) return;
+  template <bool kAligned>
+  __device__ __forceinline__ void CopyAll(float* to, int strided_valid,
+                                          int contiguous_valid) const {
+    if (!kKMajor && contiguous_valid <= 0) return;
 #pragma unroll
     for (int q = 0; q < kQuads; q++) {
-      if (kUneven && Slow(q) >= kSlow) break;
-      CopyQuad<kWhole>(to + Slow(q) * kPitch + Fast(), from_ + q * kSlowStep * pitch_,
-                       Slow(q) < slow_room ? fast_room : 0);
+      if (kUneven && Strided(q) >= kStrided) break;
+      CopyQuad<kAligned>(to + Strided(q) * kPitch + Contiguous(), from_ + q * kStridedStep * ld_,
+                         Strided(q) < strided_valid ? contiguous_valid : 0);
     }
   }
 
-  // Where this thread's quad q lies: which row of the panel, and where in the row.
-  static __device__ __forceinline__ int Slow(int q) {
-    return (int)threadIdx.x / kQuadsInRow + q * kSlowStep;
+  // Coordinates of this thread's quad q: along the strided and the contiguous dimension.
+  static __device__ __forceinline__ int Strided(int q) {
+    return (int)threadIdx.x / kQuadsPerRow + q * kStridedStep;
   }
-  static __device__ __forceinline__ int Fast() { return (int)threadIdx.x % kQuadsInRow * 4; }
+  static __device__ __forceinline__ int Contiguous() { return (int)threadIdx.x % kQuadsPerRow * 4; }
 
   const float* from_;
-  int64_t pitch_;
-  int room_;  // how much of kWidth the matrix has here
+  int64_t ld_;
+  int valid_;  // how much of kExtent lies within the matrix
 };
 
 }  // namespace cuda

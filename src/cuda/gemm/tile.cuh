@@ -1,8 +1,10 @@
-// The part of a tile of C that a thread holds in registers: how it grows by the product of two
-// panels in shared memory, and where it goes in the end. One class for each precision.
+// Register-level GEMM: the accumulators of a thread, one class per precision (FFMA and mma.sync at
+// tf32), and the tilings that are compiled.
 //
-// A warp holds T::kWarpRows x T::kWarpCols of the tile, and the warps of a group all of it. The
-// groups share out the depth of the panels and hold a tile each, which are added in the end.
+// A block computes kTileM x kTileN of C from kTileK-deep operand panels in shared memory. K is
+// sliced within the block ("sliced-K"): each of kSlices warp groups multiplies kSliceK of every
+// panel into accumulators of its own, which are added through shared memory at the end. A warp
+// holds kWarpM x kWarpN of the tile, a thread kThreadM x kThreadN.
 #pragma once
 #include <tuple>
 #include <type_traits>
@@ -13,109 +15,108 @@
 namespace dlsys {
 namespace cuda {
 
-// A tile of Rows x Cols of C by Groups groups of warps whose lanes hold ThreadRows x ThreadCols.
-template <int Rows, int Cols, int Groups, int ThreadRows, int ThreadCols, int Depth, int Stages>
+// TileM x TileN of C by Slices warp groups whose threads hold ThreadM x ThreadN each.
+template <int TileM, int TileN, int Slices, int ThreadM, int ThreadN, int TileK, int Stages>
 struct Tiling {
-  static constexpr int kRows = Rows, kCols = Cols, kGroups = Groups;
-  static constexpr int kThreadRows = ThreadRows, kThreadCols = ThreadCols;
-  static constexpr int kDepth = Depth, kGroupDepth = Depth / Groups;
-  static constexpr int kStages = Stages;  // panels in shared memory
-  static constexpr int kLaneCols = Cols / ThreadCols >= 8 ? 8 : 4, kLaneRows = 32 / kLaneCols;
-  static constexpr int kWarpRows = ThreadRows * kLaneRows, kWarpCols = ThreadCols * kLaneCols;
-  static constexpr int kWarpsAcross = Cols / kWarpCols;
-  static constexpr int kGroupThreads = Rows / kWarpRows * kWarpsAcross * 32;
-  static constexpr int kThreads = Groups * kGroupThreads;
-  // Of a tile in shared memory, where as many lie as fit; groups beyond add to those, in rounds.
-  static constexpr int kTilePitch = Cols + 8, kTileNumel = Rows * kTilePitch;
-  static constexpr bool kAllFit = Groups > 4 || Groups* kTileNumel <= 12000;
-  static constexpr int kTiles = kAllFit ? Groups : Groups > 2 ? 2 : 1;
-  // Blocks on a multiprocessor, at least: what a thread holds of C decides.
-  static constexpr int kHeld = ThreadRows * ThreadCols;
-  static constexpr int kResident = (kHeld > 64 ? 256 : kHeld > 32 ? 384 : 512) / kThreads;
-  static_assert(kWarpsAcross * kWarpCols == Cols && Rows % kWarpRows == 0, "warps fill the tile");
+  static constexpr int kTileM = TileM, kTileN = TileN, kSlices = Slices;
+  static constexpr int kThreadM = ThreadM, kThreadN = ThreadN;
+  static constexpr int kTileK = TileK, kSliceK = TileK / Slices;
+  static constexpr int kStages = Stages;  // operand panels in flight in shared memory
+  static constexpr int kLanesN = TileN / ThreadN >= 8 ? 8 : 4, kLanesM = 32 / kLanesN;
+  static constexpr int kWarpM = ThreadM * kLanesM, kWarpN = ThreadN * kLanesN;
+  static constexpr int kWarpsN = TileN / kWarpN;
+  static constexpr int kSliceThreads = TileM / kWarpM * kWarpsN * 32;
+  static constexpr int kThreads = Slices * kSliceThreads;
+  // The slices' tiles in shared memory: kSliceTiles of them fit, further slices add to those.
+  static constexpr int kTilePitch = TileN + 8, kTileNumel = TileM * kTilePitch;
+  static constexpr bool kAllFit = Slices > 4 || Slices* kTileNumel <= 12000;
+  static constexpr int kSliceTiles = kAllFit ? Slices : Slices > 2 ? 2 : 1;
+  // Resident blocks per multiprocessor, at least: limited by accumulator registers.
+  static constexpr int kAccumulators = ThreadM * ThreadN;
+  static constexpr int kResidentThreads = kAccumulators > 64 ? 256 : kAccumulators > 32 ? 384 : 512;
+  static constexpr int kResident = kResidentThreads / kThreads;
+  static_assert(kWarpsN * kWarpN == TileN && TileM % kWarpM == 0, "warps fill the tile");
 };
 
 __device__ __forceinline__ float4 Sum(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// What every accumulator of a tiling knows of its place.
+// The part of the block's tile that this thread's warp computes.
 template <class T, bool kTransA, bool kTransB>
-struct TilePlace {
-  using PanelA = Panel<T::kRows, T::kDepth, T::kThreads, !kTransA>;
-  using PanelB = Panel<T::kCols, T::kDepth, T::kThreads, kTransB>;
+struct WarpTile {
+  using PanelA = Panel<T::kTileM, T::kTileK, T::kThreads, !kTransA>;
+  using PanelB = Panel<T::kTileN, T::kTileK, T::kThreads, kTransB>;
   int lane, row, col;  // the first row and column of the warp
-  __device__ TilePlace() : lane(threadIdx.x % 32) {
-    const int warp = threadIdx.x % T::kGroupThreads / 32;
-    row = warp / T::kWarpsAcross * T::kWarpRows;
-    col = warp % T::kWarpsAcross * T::kWarpCols;
+  __device__ WarpTile() : lane(threadIdx.x % 32) {
+    const int warp = threadIdx.x % T::kSliceThreads / 32;
+    row = warp / T::kWarpsN * T::kWarpM;
+    col = warp % T::kWarpsN * T::kWarpN;
   }
 };
 
-// An outer product for each layer of the depth. A lane's rows (and columns) are neighbours in quads
-// where the panel has them side by side, else kLanes apart; both ways a warp reads what is spread
-// over the banks.
+// FFMA outer products, one per k. A lane's rows (and columns) come in contiguous quads where M (or
+// N) is contiguous in the panel, else kLanes apart; either way reads are free of bank conflicts.
 template <class T, bool kTransA, bool kTransB>
 class Fp32Accumulator {
-  using Place = TilePlace<T, kTransA, kTransB>;
+  using Warp = WarpTile<T, kTransA, kTransB>;
 
  public:
-  using PanelA = typename Place::PanelA;
-  using PanelB = typename Place::PanelB;
+  using PanelA = typename Warp::PanelA;
+  using PanelB = typename Warp::PanelB;
 
-  // Neighbouring lanes share a column, and those two apart a row: what they read together is then
-  // read once.
-  __device__ explicit Fp32Accumulator(const Product&)
-      : lane_row_(place_.lane % 2 + place_.lane / (2 * T::kLaneCols) * 2) {
-    lane_col_ = place_.lane / 2 % T::kLaneCols;
+  // Adjacent lanes share a column, lanes two apart a row: shared memory broadcasts to them.
+  __device__ explicit Fp32Accumulator(const Gemm&)
+      : lane_row_(warp_.lane % 2 + warp_.lane / (2 * T::kLanesN) * 2) {
+    lane_col_ = warp_.lane / 2 % T::kLanesN;
   }
 
-  // Adds the product of kGroupDepth layers from `depth` on: four layers of B are held while quads
-  // of A, four layers of a row or four rows of a layer, pass by. Calls meanwhile() once.
+  // Multiplies k in [k, k + kSliceK) of the panels: four k of B stay in registers while quads of A
+  // (four k of a row, or four rows of a k) stream by. Calls overlap() once.
   template <class F>
-  __device__ __forceinline__ void Add(const float* a, const float* b, int depth, F&& meanwhile) {
-    meanwhile();
+  __device__ __forceinline__ void Add(const float* a, const float* b, int k, F&& overlap) {
+    overlap();
 #pragma unroll
-    for (int step = 0; step < T::kGroupDepth; step += 4) {
-      float right[4][T::kThreadCols];
+    for (int step = 0; step < T::kSliceK; step += 4) {
+      float frag_b[4][T::kThreadN];
 #pragma unroll
-      for (int q = 0; q < T::kThreadCols; q++) {
-        const float4 v = Quad<typename Place::PanelB, kTransB, T::kLaneCols, T::kThreadCols>(
-            b, place_.col, lane_col_, depth + step, q);
+      for (int q = 0; q < T::kThreadN; q++) {
+        const float4 v = Quad<typename Warp::PanelB, kTransB, T::kLanesN, T::kThreadN>(
+            b, warp_.col, lane_col_, k + step, q);
         const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           if constexpr (kTransB)
-            right[e][q] = values[e];
+            frag_b[e][q] = values[e];
           else
-            right[q / (T::kThreadCols / 4)][q % (T::kThreadCols / 4) * 4 + e] = values[e];
+            frag_b[q / (T::kThreadN / 4)][q % (T::kThreadN / 4) * 4 + e] = values[e];
         }
       }
 #pragma unroll
-      for (int q = 0; q < T::kThreadRows; q++) {
-        const float4 v = Quad<typename Place::PanelA, !kTransA, T::kLaneRows, T::kThreadRows>(
-            a, place_.row, lane_row_, depth + step, q);
+      for (int q = 0; q < T::kThreadM; q++) {
+        const float4 v = Quad<typename Warp::PanelA, !kTransA, T::kLanesM, T::kThreadM>(
+            a, warp_.row, lane_row_, k + step, q);
         const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          const int d = kTransA ? q / (T::kThreadRows / 4) : e;
-          const int i = kTransA ? q % (T::kThreadRows / 4) * 4 + e : q;
+          const int d = kTransA ? q / (T::kThreadM / 4) : e;
+          const int i = kTransA ? q % (T::kThreadM / 4) * 4 + e : q;
 #pragma unroll
-          for (int j = 0; j < T::kThreadCols; j++)
-            sums_[i][j] = fmaf(values[e], right[d][j], sums_[i][j]);
+          for (int j = 0; j < T::kThreadN; j++)
+            sums_[i][j] = fmaf(values[e], frag_b[d][j], sums_[i][j]);
         }
       }
     }
   }
 
-  // Writes or adds what the thread holds to the tile.
+  // Stores the accumulators to the tile in shared memory, or adds them to it.
   __device__ __forceinline__ void Store(float* tile, bool add) const {
 #pragma unroll
-    for (int i = 0; i < T::kThreadRows; i++) {
-      const int row = place_.row + Offset<!kTransA, T::kLaneRows>(lane_row_, i);
+    for (int i = 0; i < T::kThreadM; i++) {
+      const int row = warp_.row + Offset<!kTransA, T::kLanesM>(lane_row_, i);
 #pragma unroll
-      for (int j = 0; j < T::kThreadCols; j += kTransB ? 1 : 4) {
-        const int col = place_.col + Offset<kTransB, T::kLaneCols>(lane_col_, j);
+      for (int j = 0; j < T::kThreadN; j += kTransB ? 1 : 4) {
+        const int col = warp_.col + Offset<kTransB, T::kLanesN>(lane_col_, j);
         float* to = tile + row * T::kTilePitch + col;
         if constexpr (kTransB) {
           *to = add ? *to + sums_[i][j] : sums_[i][j];
@@ -129,27 +130,26 @@ class Fp32Accumulator {
   }
 
  private:
-  template <bool kDepthFastest, int kLanes>
+  template <bool kKMajor, int kLanes>
   static __device__ __forceinline__ int Offset(int lane, int k) {
-    return kDepthFastest ? lane + k * kLanes : 4 * lane + k / 4 * 4 * kLanes + k % 4;
+    return kKMajor ? lane + k * kLanes : 4 * lane + k / 4 * 4 * kLanes + k % 4;
   }
 
-  // The quad of number q of the kCount that four layers of the lane's rows or columns make.
-  template <class P, bool kDepthFastest, int kLanes, int kCount>
-  static __device__ __forceinline__ float4 Quad(const float* panel, int origin, int lane, int depth,
+  // Quad q of the kCount that hold the lane's rows or columns at four k.
+  template <class P, bool kKMajor, int kLanes, int kCount>
+  static __device__ __forceinline__ float4 Quad(const float* panel, int origin, int lane, int k,
                                                 int q) {
-    constexpr int kInLayer = kCount / 4;
-    const int w = kDepthFastest ? q : q % kInLayer * 4, d = kDepthFastest ? 0 : q / kInLayer;
-    return *(const float4*)&P::At(panel, origin + Offset<kDepthFastest, kLanes>(lane, w),
-                                  depth + d);
+    constexpr int kQuadsPerK = kCount / 4;
+    const int w = kKMajor ? q : q % kQuadsPerK * 4, d = kKMajor ? 0 : q / kQuadsPerK;
+    return *(const float4*)&P::At(panel, origin + Offset<kKMajor, kLanes>(lane, w), k + d);
   }
 
-  Place place_;
+  Warp warp_;
   int lane_row_, lane_col_;
-  float sums_[T::kThreadRows][T::kThreadCols] = {};
+  float sums_[T::kThreadM][T::kThreadN] = {};
 };
 
-// By the numbers that WithTiling takes: large, square, narrow, small, thin, flat.
+// In the order of WithTiling's index: large, square, narrow, small, thin, flat.
 using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,
                                Tiling<64, 32, 4, 8, 4, 32, 4>, Tiling<32, 32, 4, 4, 4, 32, 5>,
                                Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
@@ -158,46 +158,45 @@ using TensorTilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64,
                                  Narrow, Tiling<32, 32, 8, 4, 8, 64, 3>,
                                  Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
 using Tf32Tilings = TensorTilings<Tiling<64, 32, 4, 8, 8, 32, 4>>;
-// Where A is bytes: panels of it are small, and deep ones have room.
-using BytesTilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
+// A of uint8: its panels take a quarter of the space, so a deeper kTileK fits.
+using U8Tilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
-// Tensor cores, 16 x 8 of C by 8 layers at a time: factors of 10 bits of mantissa, rounded to
-// nearest, and sums in float32.
+// mma.sync m16n8k8: tf32 operands (10 bits of mantissa, rounded to nearest), float32 accumulation.
 template <class T, bool kTransA, bool kTransB>
 class Tf32Accumulator {
-  using Place = TilePlace<T, kTransA, kTransB>;
-  static constexpr int kDown = T::kWarpRows / 16, kAcross = T::kWarpCols / 8;
+  using Warp = WarpTile<T, kTransA, kTransB>;
+  static constexpr int kMmaM = T::kWarpM / 16, kMmaN = T::kWarpN / 8;
 
  public:
-  using PanelA = typename Place::PanelA;
-  using PanelB = typename Place::PanelB;
+  using PanelA = typename Warp::PanelA;
+  using PanelB = typename Warp::PanelB;
 
-  __device__ explicit Tf32Accumulator(const Product&) {}
+  __device__ explicit Tf32Accumulator(const Gemm&) {}
 
-  // Calls meanwhile() once, when the first factors are on their way.
+  // Calls overlap() once, when the first fragments are being loaded.
   template <class F>
-  __device__ __forceinline__ void Add(const float* a, const float* b, int depth, F&& meanwhile) {
+  __device__ __forceinline__ void Add(const float* a, const float* b, int k, F&& overlap) {
 #pragma unroll
-    for (int step = 0; step < T::kGroupDepth; step += 8) {
-      float left[kDown][4], right[kAcross][2];
-      Read(a, b, depth + step, left, right);
-      if (step == 0) meanwhile();
+    for (int step = 0; step < T::kSliceK; step += 8) {
+      float frag_a[kMmaM][4], frag_b[kMmaN][2];
+      Read(a, b, k + step, frag_a, frag_b);
+      if (step == 0) overlap();
 #pragma unroll
-      for (int i = 0; i < kDown; i++)
+      for (int i = 0; i < kMmaM; i++)
 #pragma unroll
-        for (int j = 0; j < kAcross; j++) MultiplyAddTf32(left[i], right[j], sums_[i][j]);
+        for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(frag_a[i], frag_b[j], sums_[i][j]);
     }
   }
 
-  // Writes or adds what the thread holds to the tile.
+  // Stores the accumulators to the tile in shared memory, or adds them to it.
   __device__ __forceinline__ void Store(float* tile, bool add) const {
 #pragma unroll
-    for (int i = 0; i < kDown; i++) {
-      const int row = place_.row + 16 * i + place_.lane / 4;
+    for (int i = 0; i < kMmaM; i++) {
+      const int row = warp_.row + 16 * i + warp_.lane / 4;
 #pragma unroll
-      for (int j = 0; j < kAcross; j++) {
+      for (int j = 0; j < kMmaN; j++) {
         const float* sum = sums_[i][j];
-        float* to = tile + row * T::kTilePitch + place_.col + 8 * j + place_.lane % 4 * 2;
+        float* to = tile + row * T::kTilePitch + warp_.col + 8 * j + warp_.lane % 4 * 2;
         Put(to, sum[0], sum[1], add);
         Put(to + 8 * T::kTilePitch, sum[2], sum[3], add);
       }
@@ -205,22 +204,22 @@ class Tf32Accumulator {
   }
 
  private:
-  __device__ __forceinline__ void Read(const float* a, const float* b, int depth,
-                                       float (&left)[kDown][4], float (&right)[kAcross][2]) const {
-    const int d = depth + place_.lane % 4;
+  __device__ __forceinline__ void Read(const float* a, const float* b, int k,
+                                       float (&frag_a)[kMmaM][4], float (&frag_b)[kMmaN][2]) const {
+    const int k_lane = k + warp_.lane % 4;
 #pragma unroll
-    for (int i = 0; i < kDown; i++) {
-      const int w = place_.row + 16 * i + place_.lane / 4;
-      left[i][0] = RoundedToTf32(Place::PanelA::At(a, w, d));
-      left[i][1] = RoundedToTf32(Place::PanelA::At(a, w + 8, d));
-      left[i][2] = RoundedToTf32(Place::PanelA::At(a, w, d + 4));
-      left[i][3] = RoundedToTf32(Place::PanelA::At(a, w + 8, d + 4));
+    for (int i = 0; i < kMmaM; i++) {
+      const int mn = warp_.row + 16 * i + warp_.lane / 4;
+      frag_a[i][0] = RoundedToTf32(Warp::PanelA::At(a, mn, k_lane));
+      frag_a[i][1] = RoundedToTf32(Warp::PanelA::At(a, mn + 8, k_lane));
+      frag_a[i][2] = RoundedToTf32(Warp::PanelA::At(a, mn, k_lane + 4));
+      frag_a[i][3] = RoundedToTf32(Warp::PanelA::At(a, mn + 8, k_lane + 4));
     }
 #pragma unroll
-    for (int j = 0; j < kAcross; j++) {
-      const int w = place_.col + 8 * j + place_.lane / 4;
-      right[j][0] = RoundedToTf32(Place::PanelB::At(b, w, d));
-      right[j][1] = RoundedToTf32(Place::PanelB::At(b, w, d + 4));
+    for (int j = 0; j < kMmaN; j++) {
+      const int mn = warp_.col + 8 * j + warp_.lane / 4;
+      frag_b[j][0] = RoundedToTf32(Warp::PanelB::At(b, mn, k_lane));
+      frag_b[j][1] = RoundedToTf32(Warp::PanelB::At(b, mn, k_lane + 4));
     }
   }
 
@@ -229,8 +228,8 @@ class Tf32Accumulator {
     *(float2*)to = make_float2(old.x + x, old.y + y);
   }
 
-  Place place_;
-  float sums_[kDown][kAcross][4] = {};
+  Warp warp_;
+  float sums_[kMmaM][kMmaN][4] = {};
 };
 
 }  // namespace cuda

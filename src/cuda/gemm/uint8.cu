@@ -1,5 +1,7 @@
-// Products of bytes: their kernels, on tensor cores, and what makes floats of bytes where there are
-// none of those.
+// matmul_u8: GEMM of a uint8 A, as a batch of images in device memory is, and a float B, with
+// dequantization scale, bias and activation fused. It runs on tensor cores (uint8.cuh); where those
+// are missing or the precision is fp32, A is dequantized to scratch first and the float kernels
+// run.
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "math/device_batch.h"
@@ -9,63 +11,62 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-__global__ void WidenKernel(const uint8_t* x, const float* scale, float* y, int64_t n) {
+__global__ void DequantizeKernel(const uint8_t* x, const float* scale, float* y, int64_t n) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = batch::Scaled(x[i], *scale, 0.f);
 }
 
-// y = activation(scale * op(A) op(B) + bias), A of bytes; there may be no bias, and activation 0 is
-// none.
-void Multiply(const char* op, const DLArray* a, const DLArray* b, const DLArray* bias,
-              const DLArray* scale, int64_t trans_a, int64_t trans_b, int64_t choice,
-              int64_t precision, int64_t activation, DLArray* y, DLStream stream) {
-  if (trans_a) Fail("%s: bytes are multiplied as they lie, not transposed", op);
-  Product product = CheckedProduct(op, a, trans_a, b, trans_b, y, Bytes::kA, scale);
+// y = activation(scale * op(A) op(B) + bias), A uint8; bias may be null, activation 0 is none.
+void RunU8Gemm(const char* op, const DLArray* a, const DLArray* b, const DLArray* bias,
+               const DLArray* scale, int64_t trans_a, int64_t trans_b, int64_t choice,
+               int64_t precision, int64_t activation, DLArray* y, DLStream stream) {
+  if (trans_a) Fail("%s: a uint8 A cannot be transposed", op);
+  Gemm product = CheckedGemm(op, a, trans_a, b, trans_b, y, U8Operand::kA, scale);
   product.precision = CheckedPrecision(op, precision);
-  if (bias) TakeBias(op, bias, y, &product);
-  product.epilogue.activation = CheckedMap(op, activation, 0, kActivations);
+  if (bias) SetBias(op, bias, y, &product);
+  product.epilogue.activation = CheckedEpilogue(op, activation, 0, kActivations);
   const Widened widened(op, &product, stream);
-  Multiply(op, product, stream, choice);
+  RunGemm(op, product, stream, choice);
 }
 
-void MatmulBytes(const DLArray* a, const DLArray* b, const DLArray* scale, int64_t trans_a,
-                 int64_t trans_b, int64_t choice, int64_t precision, int64_t activation, DLArray* y,
-                 DLStream stream) {
-  Multiply("matmul_u8", a, b, nullptr, scale, trans_a, trans_b, choice, precision, activation, y,
-           stream);
+void MatmulU8(const DLArray* a, const DLArray* b, const DLArray* scale, int64_t trans_a,
+              int64_t trans_b, int64_t choice, int64_t precision, int64_t activation, DLArray* y,
+              DLStream stream) {
+  RunU8Gemm("matmul_u8", a, b, nullptr, scale, trans_a, trans_b, choice, precision, activation, y,
+            stream);
 }
 
-void MatmulBytesBias(const DLArray* a, const DLArray* b, const DLArray* bias, const DLArray* scale,
-                     int64_t trans_a, int64_t trans_b, int64_t choice, int64_t precision,
-                     int64_t activation, DLArray* y, DLStream stream) {
-  Multiply("matmul_u8_bias", a, b, bias, scale, trans_a, trans_b, choice, precision, activation, y,
-           stream);
+void MatmulU8Bias(const DLArray* a, const DLArray* b, const DLArray* bias, const DLArray* scale,
+                  int64_t trans_a, int64_t trans_b, int64_t choice, int64_t precision,
+                  int64_t activation, DLArray* y, DLStream stream) {
+  RunU8Gemm("matmul_u8_bias", a, b, bias, scale, trans_a, trans_b, choice, precision, activation, y,
+            stream);
 }
 
-DLSYS_KERNEL(cuda, matmul_u8, MatmulBytes);
-DLSYS_KERNEL(cuda, matmul_u8_bias, MatmulBytesBias);
+DLSYS_KERNEL(cuda, matmul_u8, MatmulU8);
+DLSYS_KERNEL(cuda, matmul_u8_bias, MatmulU8Bias);
 DLSYS_ALGORITHMS(cuda, matmul_u8, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_u8_bias, GemmAlgorithms);
 
 }  // namespace
 
-Widened::Widened(const char* op, Product* product, DLStream stream) {
+Widened::Widened(const char* op, Gemm* product, DLStream stream) {
   const bool tensor = product->precision == Precision::kTf32;
-  if (product->bytes == Bytes::kNone || (tensor && ComputeMajor(product->ctx.device_id) >= 8))
+  if (product->u8 == U8Operand::kNone || (tensor && ComputeMajor(product->ctx.device_id) >= 8))
     return;
-  const bool of_a = product->bytes == Bytes::kA;
+  const bool of_a = product->u8 == U8Operand::kA;
   const float*& factor = of_a ? product->a : product->b;
   const int64_t numel = (of_a ? product->m : product->n) * product->k;
   floats_ = std::make_unique<Scratch>(product->ctx, numel * (int64_t)sizeof(float), stream);
-  Launch(op, WidenKernel, Blocks(numel), kThreads, 0, stream, (const uint8_t*)factor,
+  Launch(op, DequantizeKernel, Blocks(numel), kThreads, 0, stream, (const uint8_t*)factor,
          product->scale, floats_->floats(), numel);
   factor = floats_->floats();
-  product->bytes = Bytes::kNone;
+  product->u8 = U8Operand::kNone;
 }
 
-void LaunchBytes(const char* op, int tiling, const Problem& problem, DLStream stream) {
-  WithTiling<BytesTilings>(tiling, [&](auto of) {
-    LaunchTiles<typename decltype(of)::type, BytesIn<Bytes::kA>::Accumulator, true>(op, problem,
-                                                                                    stream);
+void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream) {
+  WithTiling<U8Tilings>(tiling, [&](auto of) {
+    LaunchTiles<typename decltype(of)::type, WithU8<U8Operand::kA>::Accumulator, true>(op, params,
+                                                                                       stream);
   });
 }
 

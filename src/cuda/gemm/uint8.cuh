@@ -1,10 +1,9 @@
-// A factor of bytes on its way through tensor cores: it lies in shared memory as bytes, a quarter
-// of its floats, and becomes whole numbers where a thread takes them to its registers, which tf32
-// holds exactly. What a byte counts as, a scale, multiplies the finished sums.
+// GEMM with one uint8 operand on tensor cores. The operand stays uint8 in shared memory, a quarter
+// of its size as floats, and is converted to float as fragments are loaded; tf32 holds 0 to 255
+// exactly. The dequantization scale multiplies the finished sums.
 //
-// A lane reads neighbours together, so that what it holds are other rows, columns or layers than
-// those that the instruction has in mind: the same for both factors, or put right where sums are
-// stored.
+// A lane loads adjacent bytes together, so its fragments are a permutation of what mma.sync
+// expects: either the same permutation of K in both operands, or one of M (or N) that Store undoes.
 #pragma once
 #include <type_traits>
 
@@ -13,210 +12,207 @@
 namespace dlsys {
 namespace cuda {
 
-// Panels of bytes as Panel has them of floats.
-template <int kWidth, int kDepth, int kThreads, bool kDepthFastest>
-class BytePanel {
-  static constexpr int kSlow = kDepthFastest ? kWidth : kDepth;
-  static constexpr int kFast = kDepthFastest ? kDepth : kWidth;
+// The uint8 counterpart of Panel.
+template <int kExtent, int kTileK, int kThreads, bool kKMajor>
+class U8Panel {
+  static constexpr int kStrided = kKMajor ? kExtent : kTileK;
+  static constexpr int kContiguous = kKMajor ? kTileK : kExtent;
 
  public:
-  // What the lanes of a warp read lies in banks of its own: words of 8 rows, or of 4 layers.
-  static constexpr int kPitch = kDepthFastest ? kDepth + 16 : kWidth % 64 ? 32 : kWidth + 32;
-  static constexpr int kNumel = kPitch * kSlow / (int)sizeof(float);
+  // The lanes of a warp read words of 8 rows, or of 4 k, without bank conflicts.
+  static constexpr int kPitch = kKMajor ? kTileK + 16 : kExtent % 64 ? 32 : kExtent + 32;
+  static constexpr int kNumel = kPitch * kStrided / (int)sizeof(float);
   static constexpr bool kHasSums = false;
 
-  __device__ BytePanel(const float* matrix, int64_t width, int64_t pitch, int64_t origin,
-                       int64_t depth)
-      : pitch_(pitch), room_((int)min(width - origin, (int64_t)kWidth)) {
-    from_ = (const uint8_t*)matrix + (kDepthFastest ? (origin + Slow(0)) * pitch + depth + Fast()
-                                                    : (depth + Slow(0)) * pitch + origin + Fast());
+  __device__ U8Panel(const float* matrix, int64_t extent, int64_t ld, int64_t origin, int64_t k)
+      : ld_(ld), valid_((int)min(extent - origin, (int64_t)kExtent)) {
+    from_ = (const uint8_t*)matrix + (kKMajor ? (origin + Strided(0)) * ld + k + Contiguous()
+                                              : (k + Strided(0)) * ld + origin + Contiguous());
   }
 
-  // Begins to copy the next panel, of which `depth` layers exist.
-  __device__ __forceinline__ void Copy(float* to, int depth, bool whole) {
+  // Issues the copy of the next panel, of which k elements remain along K.
+  __device__ __forceinline__ void Copy(float* to, int k, bool aligned) {
 #pragma unroll
     for (int q = 0; q < kChunks; q++) {
-      if (kUneven && Slow(q) >= kSlow) break;
-      if (!kDepthFastest && Fast() >= room_) break;
-      const uint8_t* from = from_ + q * kSlowStep * pitch_;
-      uint8_t* at = (uint8_t*)to + Slow(q) * kPitch + Fast();
+      if (kUneven && Strided(q) >= kStrided) break;
+      if (!kKMajor && Contiguous() >= valid_) break;
+      const uint8_t* from = from_ + q * kStridedStep * ld_;
+      uint8_t* at = (uint8_t*)to + Strided(q) * kPitch + Contiguous();
       const int valid =
-          Slow(q) < (kDepthFastest ? room_ : depth) ? (kDepthFastest ? depth : room_) - Fast() : 0;
-      if (whole) {
+          Strided(q) < (kKMajor ? valid_ : k) ? (kKMajor ? k : valid_) - Contiguous() : 0;
+      if (aligned) {
         CopyAsync16((float*)at, (const float*)from, valid > 0);
       } else {
 #pragma unroll 1
         for (int e = 0; e < kChunk; e++) at[e] = e < valid ? from[e] : 0;
       }
     }
-    from_ += kDepthFastest ? kDepth : kDepth * pitch_;
+    from_ += kKMajor ? kTileK : kTileK * ld_;
   }
 
-  // kCount neighbours from (w, d) on: along the width, or along the depth where that is fastest.
+  // kCount adjacent elements from (mn, k) on, along K if K-major, else along M (or N).
   template <int kCount>
-  static __device__ __forceinline__ void Read(const float* panel, int w, int d,
+  static __device__ __forceinline__ void Read(const float* panel, int mn, int k,
                                               float (&to)[kCount]) {
-    const uint8_t* at = (const uint8_t*)panel + (kDepthFastest ? w * kPitch + d : d * kPitch + w);
+    const uint8_t* at = (const uint8_t*)panel + (kKMajor ? mn * kPitch + k : k * kPitch + mn);
     unsigned word;
     if constexpr (kCount == 4)
       word = *(const unsigned*)at;
     else
       word = *(const uint16_t*)at;
 #pragma unroll
-    for (int k = 0; k < kCount; k++) to[k] = WholeNumber(word, k);
+    for (int e = 0; e < kCount; e++) to[e] = WholeNumber(word, e);
   }
 
  private:
   static constexpr int kChunk = 16;
-  static constexpr int kInRow = kFast / kChunk;
-  static constexpr int kSlowStep = kThreads / kInRow;
-  static constexpr int kChunks = (kSlow + kSlowStep - 1) / kSlowStep;
-  static constexpr bool kUneven = kSlow % kSlowStep != 0;
-  static_assert(kSlowStep * kInRow == kThreads, "the threads copy whole rows");
+  static constexpr int kInRow = kContiguous / kChunk;
+  static constexpr int kStridedStep = kThreads / kInRow;
+  static constexpr int kChunks = CeilDiv32(kStrided, kStridedStep);
+  static constexpr bool kUneven = kStrided % kStridedStep != 0;
+  static_assert(kStridedStep * kInRow == kThreads, "the threads copy whole rows");
 
-  static __device__ __forceinline__ int Slow(int q) {
-    return (int)threadIdx.x / kInRow + q * kSlowStep;
+  static __device__ __forceinline__ int Strided(int q) {
+    return (int)threadIdx.x / kInRow + q * kStridedStep;
   }
-  static __device__ __forceinline__ int Fast() { return (int)threadIdx.x % kInRow * kChunk; }
+  static __device__ __forceinline__ int Contiguous() { return (int)threadIdx.x % kInRow * kChunk; }
 
   const uint8_t* from_;
-  int64_t pitch_;
-  int room_;  // how much of kWidth the matrix has here
+  int64_t ld_;
+  int valid_;  // how much of kExtent the matrix has here
 };
 
-// The floats that are multiplied with bytes; kPairs: lanes read two neighbouring layers.
-template <int kWidth, class T, bool kDepthFastest, bool kPairs>
-using OtherPanel =
-    Panel<kWidth, T::kDepth, T::kThreads, kDepthFastest, kDepthFastest == kPairs ? 8 : 4>;
+// Panel of the float operand; kKPairs: lanes read two adjacent k.
+template <int kExtent, class T, bool kKMajor, bool kKPairs>
+using FloatPanel = Panel<kExtent, T::kTileK, T::kThreads, kKMajor, kKMajor == kKPairs ? 8 : 4>;
 
-// Tensor cores as Tf32Accumulator has them, where one factor is bytes.
-template <Bytes kBytes>
-struct BytesIn {
-  static constexpr bool kOfA = kBytes == Bytes::kA;
+// The Tf32Accumulator for one uint8 operand.
+template <U8Operand kU8>
+struct WithU8 {
+  static constexpr bool kAIsU8 = kU8 == U8Operand::kA;
 
   template <class T, bool kTransA, bool kTransB>
   class Accumulator {
-    using Place = TilePlace<T, kTransA, kTransB>;
-    static constexpr int kDown = T::kWarpRows / 16, kAcross = T::kWarpCols / 8;
-    // Bytes lie by layers, and lanes take neighbours of the width; or by rows, and they take two
-    // layers at a time, at which they read the other factor too.
-    static constexpr bool kPairs = kOfA ? !kTransA : kTransB;
-    // So many of them: of rows two, as four lanes beside each other would meet in the banks of a
-    // tile.
-    static constexpr int kTogether = kOfA || kAcross < 4 ? 2 : 4;
+    using Warp = WarpTile<T, kTransA, kTransB>;
+    static constexpr int kMmaM = T::kWarpM / 16, kMmaN = T::kWarpN / 8;
+    // M- or N-major bytes: a lane takes adjacent rows (columns). K-major: two adjacent k at a time,
+    // at which it reads the float operand too.
+    static constexpr bool kKPairs = kAIsU8 ? !kTransA : kTransB;
+    // Adjacent rows (columns) per lane; two rows, for four would cause bank conflicts in Store.
+    static constexpr int kVector = kAIsU8 || kMmaN < 4 ? 2 : 4;
 
    public:
-    using PanelA = std::conditional_t<kOfA, BytePanel<T::kRows, T::kDepth, T::kThreads, !kTransA>,
-                                      OtherPanel<T::kRows, T, !kTransA, kPairs>>;
-    using PanelB = std::conditional_t<kOfA, OtherPanel<T::kCols, T, kTransB, kPairs>,
-                                      BytePanel<T::kCols, T::kDepth, T::kThreads, kTransB>>;
+    using PanelA = std::conditional_t<kAIsU8, U8Panel<T::kTileM, T::kTileK, T::kThreads, !kTransA>,
+                                      FloatPanel<T::kTileM, T, !kTransA, kKPairs>>;
+    using PanelB = std::conditional_t<kAIsU8, FloatPanel<T::kTileN, T, kTransB, kKPairs>,
+                                      U8Panel<T::kTileN, T::kTileK, T::kThreads, kTransB>>;
 
-    __device__ explicit Accumulator(const Product& product) : scale_(*product.scale) {}
+    __device__ explicit Accumulator(const Gemm& gemm) : scale_(*gemm.scale) {}
 
     template <class F>
-    __device__ __forceinline__ void Add(const float* a, const float* b, int depth, F&& meanwhile) {
-      meanwhile();
+    __device__ __forceinline__ void Add(const float* a, const float* b, int k, F&& overlap) {
+      overlap();
 #pragma unroll
-      for (int step = 0; step < T::kGroupDepth; step += 8) {
-        float left[2 * kDown][2], right[kAcross][2];  // two layers each
-        Read(a, b, depth + step, left, right);
+      for (int step = 0; step < T::kSliceK; step += 8) {
+        float frag_a[2 * kMmaM][2], frag_b[kMmaN][2];  // two k each
+        Read(a, b, k + step, frag_a, frag_b);
 #pragma unroll
-        for (int i = 0; i < kDown; i++) {
-          const float rows[4] = {left[2 * i][0], left[2 * i + 1][0], left[2 * i][1],
-                                 left[2 * i + 1][1]};
+        for (int i = 0; i < kMmaM; i++) {
+          const float a16x8[4] = {frag_a[2 * i][0], frag_a[2 * i + 1][0], frag_a[2 * i][1],
+                                  frag_a[2 * i + 1][1]};
 #pragma unroll
-          for (int j = 0; j < kAcross; j++) MultiplyAddTf32(rows, right[j], sums_[i][j]);
+          for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(a16x8, frag_b[j], sums_[i][j]);
         }
       }
     }
 
-    // Writes or adds what the thread holds to the tile.
+    // Stores the accumulators to the tile in shared memory, or adds them to it.
     __device__ __forceinline__ void Store(float* tile, bool add) const {
 #pragma unroll
-      for (int r = 0; r < 2 * kDown; r++) {
-        const int lane = place_.lane / 4, next = place_.lane % 4 * 2;
-        const int row = place_.row + (kOfA ? OfWidth(r, lane) : 8 * r + lane);
-        float* to = tile + row * T::kTilePitch + place_.col;
-        if constexpr (kOfA) {
+      for (int r = 0; r < 2 * kMmaM; r++) {
+        const int group = warp_.lane / 4, next = warp_.lane % 4 * 2;
+        const int row = warp_.row + (kAIsU8 ? MnOffset(r, group) : 8 * r + group);
+        float* to = tile + row * T::kTilePitch + warp_.col;
+        if constexpr (kAIsU8) {
 #pragma unroll
-          for (int j = 0; j < kAcross; j++) Put(to + 8 * j + next, {At(r, j, 0), At(r, j, 1)}, add);
+          for (int j = 0; j < kMmaN; j++) Put(to + 8 * j + next, {At(r, j, 0), At(r, j, 1)}, add);
         } else {
-          // Rows beside each other begin with either half, which are in other banks.
-          const int odd = lane % 2;
+          // Even and odd rows store opposite halves first, which lie in different banks.
+          const int odd = group % 2;
 #pragma unroll
-          for (int j = 0; j < kAcross; j += kTogether)
+          for (int j = 0; j < kMmaN; j += kVector)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-              float x[kTogether];
+              float x[kVector];
 #pragma unroll
-              for (int n = 0; n < kTogether; n++)
+              for (int n = 0; n < kVector; n++)
                 x[n] = odd == half ? At(r, j + n, 0) : At(r, j + n, 1);
-              Put(to + OfWidth(j, next + (odd ^ half)), x, add);
+              Put(to + MnOffset(j, next + (odd ^ half)), x, add);
             }
         }
       }
     }
 
    private:
-    // What the lane holds of rows and of columns at eight layers.
-    __device__ __forceinline__ void Read(const float* a, const float* b, int depth,
-                                         float (&left)[2 * kDown][2],
-                                         float (&right)[kAcross][2]) const {
-      if constexpr (kOfA) {
-        ReadBytes<PanelA>(a, place_.row, depth, left);
-        ReadFloats<PanelB, kTransB>(b, place_.col, depth, right);
+    // The lane's fragments of A and B at eight k.
+    __device__ __forceinline__ void Read(const float* a, const float* b, int k,
+                                         float (&frag_a)[2 * kMmaM][2],
+                                         float (&frag_b)[kMmaN][2]) const {
+      if constexpr (kAIsU8) {
+        ReadU8<PanelA>(a, warp_.row, k, frag_a);
+        ReadFloats<PanelB, kTransB>(b, warp_.col, k, frag_b);
       } else {
-        ReadFloats<PanelA, !kTransA>(a, place_.row, depth, left);
-        ReadBytes<PanelB>(b, place_.col, depth, right);
+        ReadFloats<PanelA, !kTransA>(a, warp_.row, k, frag_a);
+        ReadU8<PanelB>(b, warp_.col, k, frag_b);
       }
     }
 
-    // Where in the width of bytes number k of lane group `lane` is.
-    static __device__ __forceinline__ int OfWidth(int k, int lane) {
-      if constexpr (kPairs)
-        return 8 * k + lane;
+    // Row (column) within the warp's tile of fragment element `index` of lane group `group`.
+    static __device__ __forceinline__ int MnOffset(int index, int group) {
+      if constexpr (kKPairs)
+        return 8 * index + group;
       else
-        return k / kTogether * 8 * kTogether + lane * kTogether + k % kTogether;
+        return index / kVector * 8 * kVector + group * kVector + index % kVector;
     }
 
     template <class P, int kCount>
-    __device__ __forceinline__ void ReadBytes(const float* panel, int origin, int depth,
-                                              float (&to)[kCount][2]) const {
-      const int lane = place_.lane / 4, layer = place_.lane % 4;
-      if constexpr (kPairs) {
+    __device__ __forceinline__ void ReadU8(const float* panel, int origin, int k0,
+                                           float (&to)[kCount][2]) const {
+      const int group = warp_.lane / 4, thread = warp_.lane % 4;
+      if constexpr (kKPairs) {
 #pragma unroll
-        for (int k = 0; k < kCount; k++)
-          P::template Read<2>(panel, origin + 8 * k + lane, depth + 2 * layer, to[k]);
+        for (int i = 0; i < kCount; i++)
+          P::template Read<2>(panel, origin + 8 * i + group, k0 + 2 * thread, to[i]);
       } else {
 #pragma unroll
-        for (int k = 0; k < kCount; k += kTogether)
+        for (int i = 0; i < kCount; i += kVector)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
-            float x[kTogether];
-            P::template Read<kTogether>(panel, origin + OfWidth(k, lane), depth + layer + 4 * e, x);
+            float x[kVector];
+            P::template Read<kVector>(panel, origin + MnOffset(i, group), k0 + thread + 4 * e, x);
 #pragma unroll
-            for (int n = 0; n < kTogether; n++) to[k + n][e] = x[n];
+            for (int n = 0; n < kVector; n++) to[i + n][e] = x[n];
           }
       }
     }
 
-    template <class P, bool kDepthFastest, int kCount>
-    __device__ __forceinline__ void ReadFloats(const float* panel, int origin, int depth,
+    template <class P, bool kKMajor, int kCount>
+    __device__ __forceinline__ void ReadFloats(const float* panel, int origin, int k0,
                                                float (&to)[kCount][2]) const {
-      const int lane = place_.lane / 4, layer = depth + place_.lane % 4 * (kPairs ? 2 : 1);
+      const int group = warp_.lane / 4, k = k0 + warp_.lane % 4 * (kKPairs ? 2 : 1);
 #pragma unroll
-      for (int k = 0; k < kCount; k++) {
-        const int w = origin + 8 * k + lane;
+      for (int i = 0; i < kCount; i++) {
+        const int mn = origin + 8 * i + group;
         float2 x;
-        if constexpr (kPairs && kDepthFastest)
-          x = *(const float2*)&P::At(panel, w, layer);
+        if constexpr (kKPairs && kKMajor)
+          x = *(const float2*)&P::At(panel, mn, k);
         else
-          x = make_float2(P::At(panel, w, layer), P::At(panel, w, layer + (kPairs ? 1 : 4)));
-        to[k][0] = RoundedToTf32(x.x), to[k][1] = RoundedToTf32(x.y);
+          x = make_float2(P::At(panel, mn, k), P::At(panel, mn, k + (kKPairs ? 1 : 4)));
+        to[i][0] = RoundedToTf32(x.x), to[i][1] = RoundedToTf32(x.y);
       }
     }
 
-    // The sum of its row r and its column j, of two for which there is one of the other factor.
+    // The accumulator of the lane's row r and column 2 * j + e, scaled.
     __device__ __forceinline__ float At(int r, int j, int e) const {
       return scale_ * sums_[r / 2][j][r % 2 * 2 + e];
     }
@@ -230,9 +226,9 @@ struct BytesIn {
       StoreQuad(to, old.x + x[0], old.y + x[1], old.z + x[2], old.w + x[3]);
     }
 
-    Place place_;
+    Warp warp_;
     const float scale_;
-    float sums_[kDown][kAcross][4] = {};
+    float sums_[kMmaM][kMmaN][4] = {};
   };
 };
 

@@ -1,50 +1,310 @@
-// Weight gradients that an optimizer uses up where they are made: a group of products in one
-// launch, whose epilogue is the step of a rule (src/math/optimizer_rules.h). No gradient is
-// written.
+// Grouped GEMM of weight gradients with the optimizer's step as epilogue: no gradient is written.
+// One launch computes up to kMaxGemms products A^T B, (k, m) and (k, n), each the gradient of a
+// parameter of m * n elements, and optionally the sums over k of A or of B, the gradient of a bias;
+// each finished element updates its parameter and optimizer states (math/optimizer_rules.h) in
+// place.
 //
-// Each product is A^T B, (k, m) and (k, n) to the gradient of a parameter of m * n elements, and
-// may have the sums over the depth of A or of B, the gradient of another. States are float32,
-// contiguous and only this kernel's: they overlap nothing that it reads, and each element is one
-// thread's. All products have one tiling and one number of splits; their blocks follow each other,
-// so that the small ones run beside the large. The order of additions is fixed.
+// States are float32, contiguous and disjoint from everything else the kernel reads; operands that
+// alias a state are copied first. All products share one tiling and split-K, and their blocks
+// follow each other, largest first, so that small ones fill the tail. The order of summation is
+// fixed. What depends on the rule is not inlined, so one kernel serves all rules without their
+// registers.
 #include <algorithm>
 #include <memory>
 
-#include "cuda/gemm/weight_update.cuh"
+#include "cuda/gemm/kernel.cuh"
+#include "cuda/gemm/uint8.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
+#include "math/optimizer_rules.h"
 
 namespace dlsys {
 namespace cuda {
+namespace grouped {
+
+// In the order of their kernels, below.
+using Rules = std::tuple<rule::Sgd, rule::Momentum, rule::Adam, rule::RmsProp<false, false>,
+                         rule::RmsProp<true, false>, rule::RmsProp<false, true>,
+                         rule::RmsProp<true, true>, rule::Adagrad, rule::Lion, rule::Accumulate>;
+
+constexpr int kMaxGemms = 8;
+constexpr int kMaxStates = 4;
+
+// A GEMM whose C is the parameter, the parameter that takes its operand sums, and both their
+// states.
+struct GroupMember {
+  GemmParams params;
+  float* states[kMaxStates];
+  float* sum_states[kMaxStates];
+};
+
+struct GroupedGemm {
+  rule::Source source;
+  int rule;
+  bool every_run;
+  int count, splits;
+  bool u8;                     // some operand is uint8
+  int first_block[kMaxGemms];  // of each GEMM
+  GroupMember members[kMaxGemms];
+};
+
+template <class>
+struct LargestStep;
+template <class... Rule>
+struct LargestStep<std::tuple<Rule...>> {
+  static constexpr size_t kNbytes = std::max({sizeof(rule::Step<Rule>)...});
+  static_assert(std::max({Rule::kStates...}) <= kMaxStates, "a member has room for its states");
+};
+struct alignas(8) AnyStep {
+  unsigned char bytes[LargestStep<Rules>::kNbytes];
+};
+
+// The quads of a finished tile that a thread updates: columns col to col + 3 of every row_step-th
+// row.
+struct ThreadQuads {
+  const float* tile;  // the first quad in shared memory, the same in each of `splits` blocks
+  int pitch;          // floats from one quad to the next
+  int count, row_step, splits;
+  int64_t row, col;
+};
+
+// ---- kernels ----
+
+template <int kRule = 0, class F>
+__device__ __forceinline__ void WithRule(int rule, F&& f) {
+  if constexpr (kRule < std::tuple_size_v<Rules>) {
+    if (rule == kRule)
+      f(Type<std::tuple_element_t<kRule, Rules>>());
+    else
+      WithRule<kRule + 1>(rule, f);
+  }
+}
+
+static __device__ __attribute__((noinline)) void MakeStep(int rule, const rule::Source& source,
+                                                          rule::Source::Seen seen, AnyStep* to) {
+  WithRule(rule, [&](auto of) {
+    using Rule = typename decltype(of)::type;
+    *(rule::Step<Rule>*)to->bytes = source.template Make<Rule>(seen);
+  });
+}
+
+template <class Rule>
+__device__ __forceinline__ rule::Step<Rule> StepOf(const AnyStep& step) {
+  return *(const rule::Step<Rule>*)step.bytes;
+}
+
+// Optimizer states of kBatch of a thread's quads, from `first` on.
+template <class Rule>
+class StateBatch {
+ public:
+  static constexpr int kStates = Rule::kStates, kBatch = 2;
+
+  __device__ __forceinline__ StateBatch(const GroupMember& member, const ThreadQuads& quads)
+      : member_(member), quads_(quads) {}
+
+  __device__ __forceinline__ void Read(int first) {
+    ForEach(first, [&](int k, int64_t at, int valid) {
+#pragma unroll
+      for (int j = 0; j < kStates; j++) {
+        const float* from = member_.states[j] + at;
+        float (&x)[4] = states_[k][j];
+        if (member_.params.aligned_out) {
+          const float4 v = *(const float4*)from;
+          x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+        } else {
+#pragma unroll
+          for (int e = 0; e < 4; e++) x[e] = e < valid ? from[e] : 0.f;
+        }
+      }
+    });
+  }
+
+  __device__ __forceinline__ void Update(int first, const rule::Step<Rule>& step) {
+    float4 sums[kBatch];
+    SumCluster<kBatch>(quads_.tile + first * quads_.pitch, quads_.pitch, quads_.count - first,
+                       quads_.splits, sums);
+    ForEach(first, [&](int k, int64_t at, int valid) {
+      const float gradients[4] = {sums[k].x, sums[k].y, sums[k].z, sums[k].w};
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float states[kStates];
+#pragma unroll
+        for (int j = 0; j < kStates; j++) states[j] = states_[k][j][e];
+        step(states, gradients[e]);
+#pragma unroll
+        for (int j = 0; j < kStates; j++) states_[k][j][e] = states[j];
+      }
+#pragma unroll
+      for (int j = 0; j < kStates; j++) {
+        float* to = member_.states[j] + at;
+        const float (&x)[4] = states_[k][j];
+        if (member_.params.aligned_out) {
+          *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 4; e++)
+            if (e < valid) to[e] = x[e];
+        }
+      }
+    });
+  }
+
+ private:
+  // Calls f(k, offset in memory, elements that exist of four) for the quads that exist.
+  template <class F>
+  __device__ __forceinline__ void ForEach(int first, F&& f) const {
+    const Gemm& gemm = member_.params.gemm;
+    const int64_t left = gemm.n - quads_.col;
+    if (left <= 0) return;
+#pragma unroll
+    for (int k = 0; k < kBatch; k++) {
+      const int64_t row = quads_.row + (int64_t)(first + k) * quads_.row_step;
+      if (first + k < quads_.count && row < gemm.m)
+        f(k, row * gemm.n + quads_.col, (int)min(left, (int64_t)4));
+    }
+  }
+
+  const GroupMember& member_;
+  const ThreadQuads& quads_;
+  float states_[kBatch][kStates][4] = {};
+};
+
+// The first states are loaded while the cluster synchronizes.
+static __device__ __attribute__((noinline)) void UpdateQuads(int rule, const AnyStep& any,
+                                                             const GroupMember& member,
+                                                             ThreadQuads quads) {
+  WithRule(rule, [&](auto of) {
+    using Rule = typename decltype(of)::type;
+    const rule::Step<Rule> step = StepOf<Rule>(any);
+    StateBatch<Rule> batch(member, quads);
+    batch.Read(0);
+    if (quads.splits > 1) MeetCluster();
+    for (int first = 0; first < quads.count; first += StateBatch<Rule>::kBatch) {
+      if (first) batch.Read(first);
+      batch.Update(first, step);
+    }
+  });
+}
+
+static __device__ __attribute__((noinline)) void UpdateElement(int rule, const AnyStep& any,
+                                                               float* const* arrays, int64_t at,
+                                                               float gradient) {
+  WithRule(rule, [&](auto of) {
+    using Rule = typename decltype(of)::type;
+    float states[Rule::kStates];
+#pragma unroll
+    for (int j = 0; j < Rule::kStates; j++) states[j] = arrays[j][at];
+    StepOf<Rule>(any)(states, gradient);
+#pragma unroll
+    for (int j = 0; j < Rule::kStates; j++) arrays[j][at] = states[j];
+  });
+}
+
+template <class T>
+__device__ __forceinline__ ThreadQuads QuadsOf(const GemmParams& params, const TileCoord& coord,
+                                               const float* tile) {
+  constexpr int kInRow = QuadRange<T>::kInRow, kStep = T::kThreads / kInRow;
+  const QuadRange<T> range(params.splits, coord.split);
+  const int begin = range.begin + threadIdx.x;
+  return {tile + QuadRange<T>::At(begin),
+          QuadRange<T>::kStep,
+          begin < range.end ? (range.end - begin + T::kThreads - 1) / T::kThreads : 0,
+          kStep,
+          params.splits,
+          (int64_t)coord.row * T::kTileM + begin / kInRow,
+          (int64_t)coord.col * T::kTileN + begin % kInRow * 4};
+}
+
+// Runs the mainloop and makes the rule's step meanwhile; false where this run updates nothing.
+template <class T, template <class, bool, bool> class Accumulator>
+__device__ __forceinline__ bool ComputeTile(const GroupedGemm& group, const GemmParams& params,
+                                            const TileCoord& coord, OperandSums operand_sums,
+                                            float* memory, float* thread_sums, AnyStep* step) {
+  __shared__ rule::Source source;
+  if (threadIdx.x == 0) source = group.source;
+  Mainloop<T, Accumulator, true, false> mainloop(params, coord, memory);
+  GridDependencySynchronize();
+  if (!group.source.Due(group.every_run)) return false;
+  rule::Source::Seen seen = {};  // issued before the copies, behind which it would queue
+  if (threadIdx.x == 0) seen = group.source.Look();
+  mainloop.Begin();
+  mainloop.Run(operand_sums, thread_sums, [&] {
+    if (threadIdx.x == 0) MakeStep(group.rule, source, seen, step);
+  });
+  return true;
+}
+
+// kAnyU8: some operand may be uint8.
+template <class T, template <class, bool, bool> class Accumulator, bool kAnyU8>
+__global__ __launch_bounds__(T::kThreads, T::kResident) void GroupedGemmKernel(
+    const __grid_constant__ GroupedGemm group) {
+  float* const memory = DynamicShared<float>();
+  __shared__ float thread_sums[T::kThreads];
+  __shared__ AnyStep step;
+  int k = 0;
+  while (k + 1 < group.count && (int)blockIdx.x >= group.first_block[k + 1]) k++;
+  // Kernel parameters that are indexed dynamically are slow to load: copied to shared memory first.
+  __shared__ __align__(16) int shared_member[sizeof(GroupMember) / sizeof(int)];
+  for (int i = threadIdx.x; i < (int)(sizeof(GroupMember) / sizeof(int)); i += T::kThreads)
+    shared_member[i] = ((const int*)&group.members[k])[i];
+  __syncthreads();
+  const GroupMember& member = *(const GroupMember*)shared_member;
+  const GemmParams params = member.params;
+  const TileCoord coord = TileCoordOf(params, blockIdx.x - group.first_block[k]);
+  const OperandSums operand_sums(params.gemm, coord);
+  bool due;
+  if (kAnyU8 && params.gemm.u8 == U8Operand::kA)
+    due = ComputeTile<T, WithU8<U8Operand::kA>::template Accumulator>(
+        group, params, coord, operand_sums, memory, thread_sums, &step);
+  else if (kAnyU8 && params.gemm.u8 == U8Operand::kB)
+    due = ComputeTile<T, WithU8<U8Operand::kB>::template Accumulator>(
+        group, params, coord, operand_sums, memory, thread_sums, &step);
+  else
+    due =
+        ComputeTile<T, Accumulator>(group, params, coord, operand_sums, memory, thread_sums, &step);
+  if (!due) return;
+  ReduceSlices<T>(memory);  // without a cluster each thread reads only what it wrote
+  UpdateQuads(group.rule, step, member, QuadsOf<T>(params, coord, memory));
+  if (coord.split == 0)
+    StoreOperandSums<T>(params, coord, operand_sums, thread_sums, params.splits,
+                        [&](int64_t at, float sum) {
+                          UpdateElement(group.rule, step, member.sum_states, at, sum);
+                        });
+  if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
+}
+
+}  // namespace grouped
+
 namespace {
 
 using namespace grouped;
 
 // ---- launchers ----
 
-template <class Tilings, template <class, bool, bool> class Accumulator, bool kBytes>
-void LaunchGroup(const char* op, int tiling, const Group& group, unsigned blocks, bool early,
-                 DLStream stream) {
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8>
+void LaunchGroupedGemm(const char* op, int tiling, const GroupedGemm& group, unsigned blocks,
+                       bool allow_pdl, DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
-    LaunchClusters(op, GroupKernel<T, Accumulator, kBytes>, blocks, (unsigned)group.splits,
-                   T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), early, stream,
+    LaunchClusters(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
+                   T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
                    group);
   });
 }
 
-// The lists that a kernel gets. Parameters are those of the products, then those of the sums; state
-// j of parameter k is at j * parameters + k.
+// The array lists of a kernel. Parameters are those of the GEMMs, then those of the operand sums;
+// state j of parameter k is at j * parameters + k.
 struct Lists {
   const DLArrayList *states, *left, *right;
-  const DLArrayList* byte_scale;  // of a factor of bytes, or nothing
-  int of_each;                    // states of a parameter
-  // Two bits a product, the first one's lowest: which factor has sums, which is bytes; 1 is A, 2 B.
-  int64_t sums, bytes;
+  const DLArrayList* u8_scale;  // of the uint8 operands, or empty
+  int state_count;              // states per parameter
+  // Two bits per GEMM, the first one's lowest: the operand that is summed, and the one that is
+  // uint8; 1 is A, 2 is B.
+  int64_t sums, u8;
 
-  int SumsOf(int64_t product) const { return (int)(sums >> 2 * product & 3); }
-  Bytes BytesOf(int64_t product) const { return (Bytes)(bytes >> 2 * product & 3); }
-  int64_t Parameters() const {
+  int SumsOf(int64_t gemm) const { return (int)(sums >> 2 * gemm & 3); }
+  U8Operand U8OperandOf(int64_t gemm) const { return (U8Operand)(u8 >> 2 * gemm & 3); }
+  int64_t ParameterCount() const {
     int64_t count = left->count;
     for (int64_t k = 0; k < left->count; k++) count += SumsOf(k) != 0;
     return count;
@@ -53,20 +313,21 @@ struct Lists {
 
 void CheckLists(const char* op, const Lists& lists) {
   const int64_t count = lists.left->count;
-  if (count < 1 || count > kMostProducts || lists.right->count != count)
-    Fail("%s: expected the factors of 1 to %d products, got %ld and %ld", op, kMostProducts,
+  if (count < 1 || count > kMaxGemms || lists.right->count != count)
+    Fail("%s: expected the operands of 1 to %d products, got %ld and %ld", op, kMaxGemms,
          (long)count, (long)lists.right->count);
-  if (lists.states->count != lists.of_each * lists.Parameters())
-    Fail("%s: %ld parameters need %ld states, got %ld", op, (long)lists.Parameters(),
-         (long)(lists.of_each * lists.Parameters()), (long)lists.states->count);
-  if (lists.byte_scale->count != (lists.bytes != 0) || (lists.bytes & lists.sums) != 0)
-    Fail("%s: expected a scale where there are bytes, and no sums of these", op);
+  if (lists.states->count != lists.state_count * lists.ParameterCount())
+    Fail("%s: %ld parameters need %ld states, got %ld", op, (long)lists.ParameterCount(),
+         (long)(lists.state_count * lists.ParameterCount()), (long)lists.states->count);
+  if (lists.u8_scale->count != (lists.u8 != 0) || (lists.u8 & lists.sums) != 0)
+    Fail("%s: expected a scale exactly where an operand is uint8, and no sums of that operand", op);
 }
 
-// The addresses of a parameter's states, of `numel` elements each.
-void TakeStates(const char* op, const Lists& lists, int64_t parameter, int64_t numel, float** to) {
-  for (int j = 0; j < lists.of_each; j++) {
-    DLArray* state = lists.states->arrays[j * lists.Parameters() + parameter];
+// Addresses of a parameter's states, of `numel` elements each.
+void CollectStates(const char* op, const Lists& lists, int64_t parameter, int64_t numel,
+                   float** to) {
+  for (int j = 0; j < lists.state_count; j++) {
+    DLArray* state = lists.states->arrays[j * lists.ParameterCount() + parameter];
     if (Numel(state) != numel)
       Fail("%s: expected a state of %ld elements, got shape %s", op, (long)numel,
            ShapeText(state).c_str());
@@ -82,16 +343,16 @@ bool Overlap(const DLArray* a, const DLArray* b) {
   return begin(a) < end(b) && begin(b) < end(a);
 }
 
-// Factors as they may be read while states are written: one that shows a state, as what is fed may,
-// is copied first.
-class Factors {
+// Operands that stay valid while states are written: one that aliases a state, as a feed may, is
+// copied first.
+class Operands {
  public:
-  Factors(const char* op, const DLArrayList* states, DLStream stream)
+  Operands(const char* op, const DLArrayList* states, DLStream stream)
       : op_(op), states_(states), stream_(stream) {}
 
   const float* Of(const DLArray* factor) {
-    const auto shown = [&](const DLArray* state) { return Overlap(state, factor); };
-    if (std::none_of(states_->arrays, states_->arrays + states_->count, shown))
+    const auto aliases = [&](const DLArray* state) { return Overlap(state, factor); };
+    if (std::none_of(states_->arrays, states_->arrays + states_->count, aliases))
       return (const float*)factor->data;
     const int64_t nbytes = Nbytes(factor);
     copies_.push_back(std::make_unique<Scratch>(factor->ctx, nbytes, stream_));
@@ -100,10 +361,8 @@ class Factors {
     return copies_.back()->floats();
   }
 
-  // Makes floats of a product's bytes where it has to be of those.
-  void Widen(Product* product) {
-    widened_.push_back(std::make_unique<Widened>(op_, product, stream_));
-  }
+  // Dequantizes a uint8 operand where the kernels take none.
+  void Widen(Gemm* gemm) { widened_.push_back(std::make_unique<Widened>(op_, gemm, stream_)); }
 
  private:
   const char* op_;
@@ -113,86 +372,89 @@ class Factors {
   std::vector<std::unique_ptr<Widened>> widened_;
 };
 
-// Products with all but how they are cut, the one with most work first.
-void TakeMembers(const char* op, const Lists& lists, Precision precision, Factors* factors,
-                 Group* group) {
-  int64_t next = lists.left->count;  // parameter of sums
+// Describes the GEMMs except for their tiling, the one with most work first.
+void CollectMembers(const char* op, const Lists& lists, Precision precision, Operands* operands,
+                    GroupedGemm* group) {
+  int64_t next = lists.left->count;  // the next parameter whose gradient is operand sums
   for (int64_t k = 0; k < lists.left->count; k++) {
     const DLArray *a = lists.left->arrays[k], *b = lists.right->arrays[k];
     if (a->ndim != 2 || b->ndim != 2 || lists.SumsOf(k) > 2)
       Fail("%s: expected matrices and at most the sums of one, got %s, %s and %d", op,
            ShapeText(a).c_str(), ShapeText(b).c_str(), lists.SumsOf(k));
-    DLArray c = *lists.states->arrays[k];  // the gradient as the product has it
+    DLArray c = *lists.states->arrays[k];  // the gradient, shaped as the GEMM writes it
     int64_t shape[2] = {a->shape[1], b->shape[1]};
     c.ndim = 2, c.shape = shape;
-    Member& member = group->of[group->count++];
-    Product& product = member.problem.product;
-    const Bytes bytes = lists.BytesOf(k);
-    const DLArray* scale = bytes == Bytes::kNone ? nullptr : lists.byte_scale->arrays[0];
-    product = CheckedProduct(op, a, true, b, false, &c, bytes, scale);
-    product.a = factors->Of(a), product.b = factors->Of(b);
-    product.precision = precision;
-    factors->Widen(&product);
-    group->bytes |= product.bytes != Bytes::kNone;
-    TakeStates(op, lists, k, product.m * product.n, member.states);
+    GroupMember& member = group->members[group->count++];
+    Gemm& gemm = member.params.gemm;
+    const U8Operand u8 = lists.U8OperandOf(k);
+    const DLArray* scale = u8 == U8Operand::kNone ? nullptr : lists.u8_scale->arrays[0];
+    gemm = CheckedGemm(op, a, true, b, false, &c, u8, scale);
+    gemm.a = operands->Of(a), gemm.b = operands->Of(b);
+    gemm.precision = precision;
+    operands->Widen(&gemm);
+    group->u8 |= gemm.u8 != U8Operand::kNone;
+    CollectStates(op, lists, k, gemm.m * gemm.n, member.states);
     if (const int sums = lists.SumsOf(k)) {
-      product.sums_of_a = sums == 1;
-      TakeStates(op, lists, next++, product.sums_of_a ? product.m : product.n, member.of_sums);
-      product.sums = member.of_sums[0];
+      gemm.sums_of_a = sums == 1;
+      CollectStates(op, lists, next++, gemm.sums_of_a ? gemm.m : gemm.n, member.sum_states);
+      gemm.sums = member.sum_states[0];
     }
   }
-  const auto work = [](const Member& member) {
-    const Product& p = member.problem.product;
+  const auto work = [](const GroupMember& member) {
+    const Gemm& p = member.params.gemm;
     return (double)p.m * p.n * p.k;
   };
-  std::stable_sort(group->of, group->of + group->count,
-                   [&](const Member& a, const Member& b) { return work(a) > work(b); });
+  std::stable_sort(group->members, group->members + group->count,
+                   [&](const GroupMember& a, const GroupMember& b) { return work(a) > work(b); });
 }
 
-void RunGroup(const char* op, const Lists& lists, Precision precision, Group* group,
-              DLStream stream) {
+void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, GroupedGemm* group,
+                    DLStream stream) {
   CheckLists(op, lists);
-  Factors factors(op, lists.states, stream);
-  TakeMembers(op, lists, precision, &factors, group);
+  Operands operands(op, lists.states, stream);
+  CollectMembers(op, lists, precision, &operands, group);
   const int device = lists.states->arrays[0]->ctx.device_id, major = ComputeMajor(device);
-  const Tiles tiles = precision == Precision::kTf32 && major >= 8 ? Tiles::kTf32 : Tiles::kFp32;
-  std::vector<Product> products;
-  for (int k = 0; k < group->count; k++) products.push_back(group->of[k].problem.product);
-  const Cut cut = BestCut(tiles, products.data(), group->count, major >= 9 ? kMaxSplits : 1);
-  group->splits = cut.splits;
+  const KernelFamily tiles =
+      precision == Precision::kTf32 && major >= 8 ? KernelFamily::kTf32 : KernelFamily::kFp32;
+  std::vector<Gemm> gemms;
+  for (int k = 0; k < group->count; k++) gemms.push_back(group->members[k].params.gemm);
+  const TileConfig config =
+      BestTileConfig(tiles, gemms.data(), group->count, major >= 9 ? kMaxSplits : 1);
+  group->splits = config.splits;
   unsigned blocks = 0;
   for (int k = 0; k < group->count; k++) {
-    Member& member = group->of[k];
-    Problem& problem = member.problem;
-    problem = CutInto(op, products[k], cut.tiling, cut.splits);
-    for (int j = 1; j < lists.of_each; j++) problem.whole_out &= Aligned16(member.states[j]);
-    group->first[k] = (int)blocks;
-    blocks += (unsigned)(problem.row_tiles * problem.col_tiles * cut.splits);
+    GroupMember& member = group->members[k];
+    GemmParams& params = member.params;
+    params = MakeParams(op, gemms[k], config.tiling, config.splits);
+    for (int j = 1; j < lists.state_count; j++) params.aligned_out &= Aligned16(member.states[j]);
+    group->first_block[k] = (int)blocks;
+    blocks += (unsigned)(params.row_tiles * params.col_tiles * config.splits);
   }
-  const auto launch = tiles == Tiles::kFp32 ? LaunchGroup<Fp32Tilings, Fp32Accumulator, false>
-                      : group->bytes        ? LaunchGroup<Tf32Tilings, Tf32Accumulator, true>
-                                            : LaunchGroup<Tf32Tilings, Tf32Accumulator, false>;
-  launch(op, cut.tiling, *group, blocks, major >= 9, stream);
+  const auto launch = tiles == KernelFamily::kFp32
+                          ? LaunchGroupedGemm<Fp32Tilings, Fp32Accumulator, false>
+                      : group->u8 ? LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, true>
+                                  : LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, false>;
+  launch(op, config.tiling, *group, blocks, major >= 9, stream);
 }
 
-// Each parameter by the rule of that number, with the gradient left[k]^T right[k] or the sums of
-// one of the two, as Lists has it.
+// Updates each parameter by that rule with gradient left[k]^T right[k], or the sums of one of the
+// two.
 template <int kRule>
 void MatmulUpdate(DLArrayList* states, const DLArrayList* left, const DLArrayList* right,
                   const DLArrayList* lr, const DLArrayList* step, const DLArrayList* count,
-                  const DLArrayList* scale, const DLArrayList* byte_scale, int64_t sums,
-                  int64_t bytes, int64_t precision, int64_t every, float clip, float l2,
-                  float decay, float a, float b, float c, float d, float e, DLStream stream) {
+                  const DLArrayList* scale, const DLArrayList* u8_scale, int64_t sums, int64_t u8,
+                  int64_t precision, int64_t every, float clip, float l2, float decay, float a,
+                  float b, float c, float d, float e, DLStream stream) {
   using Rule = std::tuple_element_t<kRule, Rules>;
   static const std::string name = std::string("matmul_") + Rule::name;
   const char* op = name.c_str();
-  EnterAll(op, {states, left, right, lr, step, count, scale, byte_scale});
-  Group group = {};
+  EnterAll(op, {states, left, right, lr, step, count, scale, u8_scale});
+  GroupedGemm group = {};
   group.source = CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
   group.rule = kRule;
   group.every_run = Rule::kEveryRun;
-  RunGroup(op, {states, left, right, byte_scale, Rule::kStates, sums, bytes},
-           CheckedPrecision(op, precision), &group, stream);
+  RunGroupedGemm(op, {states, left, right, u8_scale, Rule::kStates, sums, u8},
+                 CheckedPrecision(op, precision), &group, stream);
 }
 
 DLSYS_KERNEL(cuda, matmul_sgd_update, MatmulUpdate<0>);

@@ -1,29 +1,187 @@
-// The dense layers at a network's end, their loss and their gradients back: what a block of the
-// kernel in head.cuh keeps where, and the launch. Where a chip has too little shared memory, or
-// there are so many rows that tiles do better, products with epilogues and a loss kernel do the
-// same.
+// Fused MLP head: the last dense layers of a network, softmax cross-entropy and the gradients back
+// through the layers, in one launch. A block takes a few rows forward and back; weights, biases and
+// the rows' values stay in shared memory, brought by bulk copies (TMA) on sm_90, and only what
+// other kernels read is written. Blocks sum the loss in a single pass: the last block to arrive
+// adds the partial sums in block order.
+//
+// x (rows, k), weights (k, n) or (n, k), all float32, contiguous; outputs overlap no input. Small
+// networks are limited by latency: copying the weights and one GEMM stage after another. Where
+// shared memory is too small or the rows are many, GEMMs with epilogues and a fused cross-entropy
+// run instead.
 #include <algorithm>
 
-#include "cuda/loss/mlp_head.cuh"
+#include "cuda/gemm/panel.cuh"
+#include "cuda/loss/cross_entropy.cuh"
+#include "cuda/loss/mlp_head_gemm.cuh"
 
 namespace dlsys {
 namespace cuda {
+namespace mlp_head {
+
+constexpr int kMaxLayers = 6;
+
+// Rows of a matrix to be copied to shared memory, where they are `pitch` apart; the last may be
+// shorter.
+struct Copy {
+  const float* from;
+  int at, lines, line, last, pitch;
+};
+
+struct Head {
+  const float* x;
+  int64_t rows;
+  int k, classes;
+  int copies;
+  int layers, stages;  // one per layer, then one per gradient
+  int logits_at, gradients_at, partials_at;
+  bool weights_ready;  // PDL: weights and biases may be read before the predecessor ends
+  bool x_ready;        // and so may x, by bulk copies
+  float* dlogits;
+  Copy copy[2 * kMaxLayers];
+  Stage stage[2 * kMaxLayers];
+};
+
+// ---- the kernel ----
+
+// Lanes of a warp issue bulk copies one after another, some 75 cycles each, so rows go to warps in
+// turn.
+__device__ __forceinline__ int FirstLine() {
+  return (int)threadIdx.x % 32 * kWarps + (int)threadIdx.x / 32;
+}
+
+// Issues a copy and returns the bytes of it that arrive by this thread's bulk copies. Each block
+// starts at another row, so that blocks do not all request the same bytes together.
+__device__ __forceinline__ int Begin(const Copy copy, float of_grid, float* memory,
+                                     Arrivals* arrivals) {
+  const int ahead = (int)((float)copy.lines * of_grid);
+  float* const to = memory + copy.at;
+  const bool aligned = (copy.line | copy.last) % 4 == 0 && (uintptr_t)copy.from % 16 == 0;
+  const auto line_of = [&](int i) {
+    return i + ahead < copy.lines ? i + ahead : i + ahead - copy.lines;
+  };
+  const auto numel_of = [&](int line) { return line < copy.lines - 1 ? copy.line : copy.last; };
+  if (kHasBulkCopies && aligned) {
+    int nbytes = 0;
+#pragma unroll 1
+    for (int i = FirstLine(); i < copy.lines; i += kHeadThreads) {
+      const int line = line_of(i), of_line = numel_of(line) * (int)sizeof(float);
+      CopyBulk(to + line * copy.pitch, copy.from + line * copy.line, of_line, arrivals);
+      nbytes += of_line;
+    }
+    return nbytes;
+  }
+  int log = 5;  // of the threads that copy a row together
+  while (log > 0 && 4 << (log - 1) >= copy.line) log--;
+#pragma unroll 1
+  for (int i = threadIdx.x >> log; i < copy.lines; i += kHeadThreads >> log) {
+    const int line = line_of(i), numel = numel_of(line);
+#pragma unroll 1
+    for (int at = (threadIdx.x & ((1 << log) - 1)) * 4; at < numel; at += 4 << log)
+      CopyQuad(to + line * copy.pitch + at, copy.from + line * copy.line + at, numel - at, aligned);
+  }
+  return 0;
+}
+
+// Zeroes the padding of a buffer's rows: it is read, and multiplied by zero must be zero.
+template <int kRows>
+__device__ __forceinline__ void ClearPadding(float* values, int columns) {
+  const int padding = RoundUp4(columns) - columns;
+  if ((int)threadIdx.x < kRows * padding)
+    values[threadIdx.x / padding * Pitch(columns) + columns + threadIdx.x % padding] = 0.f;
+}
+
+template <int kRows, bool kTensorCores, class Labels>
+__global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_constant__ Head given,
+                                                              Labels labels, Meeting meeting,
+                                                              float scale, float* loss) {
+  static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; AddUp");
+  float* const memory = DynamicShared<float>();
+  __shared__ float of_warp[kWarps];
+  __shared__ Arrivals arrivals;
+  __shared__ Head head;  // kernel parameters are slow on first access
+  if (threadIdx.x == 0) MakeArrivals(&arrivals, kHeadThreads);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < (int)(sizeof(Head) / 4); i += kHeadThreads)
+    ((int*)&head)[i] = ((const int*)&given)[i];
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float sum = 0.f;
+  int nbytes = 0, phase = 0;
+  const int64_t begin = (int64_t)blockIdx.x * kRows;
+  const int row = FirstLine();
+  if (head.x_ready && row < kRows && begin + row < head.rows) {
+    nbytes = head.k * (int)sizeof(float);
+    CopyBulk(memory + head.stage[0].from_at + row * Pitch(head.k), head.x + (begin + row) * head.k,
+             nbytes, &arrivals);
+  }
+  if (!head.weights_ready) GridDependencySynchronize();
+#pragma unroll 1
+  for (int c = 0; c < head.copies; c++)
+    nbytes += Begin(head.copy[c], (float)blockIdx.x / (float)gridDim.x, memory, &arrivals);
+  ClearPadding<kRows>(memory + head.gradients_at, head.classes);
+  if (head.weights_ready) GridDependencySynchronize();
+  const unsigned came_before = Come(meeting);
+#pragma unroll 1
+  for (int64_t first = begin; first < head.rows; first += (int64_t)gridDim.x * kRows) {
+    const int valid = (int)min((int64_t)kRows, head.rows - first);
+    const bool exists = warp < valid;
+    const Copy rows = {
+        head.x + first * head.k, head.stage[0].from_at, valid, head.k, head.k, Pitch(head.k)};
+    if (first > begin || !head.x_ready) nbytes += Begin(rows, 0.f, memory, &arrivals);
+    CloseCopies();
+    const auto label = labels.Hold(first + warp, exists);
+    WaitForCopies<0>();
+    Arrive(&arrivals, nbytes);
+    WaitForArrivals(&arrivals, phase);
+    phase ^= 1, nbytes = 0;
+#pragma unroll 1
+    for (int s = 0; s < head.stages; s++) {
+      Run<kRows, kTensorCores>(head.stage[s], head.partials_at, first, valid, memory);
+      if (s != head.layers - 1) continue;
+      if (exists) {
+        const int classes = head.classes, at = warp * Pitch(classes);
+        float* of_row = head.dlogits + (first + warp) * classes;
+        const auto put = [&](int64_t c, float d) {
+          of_row[c] = d;
+          memory[head.gradients_at + at + c] = d;
+        };
+        sum += labels.template Row<32, 1>(memory + head.logits_at + at, first + warp, label,
+                                          classes, classes, lane, put);
+      }
+      __syncwarp();
+    }
+    LetBulkFollow();
+    __syncthreads();
+  }
+  TriggerProgrammaticLaunch();
+  if (lane == 0) of_warp[warp] = sum;
+  __syncthreads();
+  sum = of_warp[0];
+#pragma unroll
+  for (int k = 1; k < kWarps; k++) sum += of_warp[k];
+  AddUp(sum, came_before, meeting, scale, loss);
+}
+
+}  // namespace mlp_head
+
 namespace {
 
-using namespace dense;
+using namespace mlp_head;
 
-constexpr int kLine = 256;          // of what is copied without lines of its own
-constexpr int64_t kMostRounds = 2;  // times that a block goes through the layers
+// ---- launchers ----
 
-// y (rows, n) = activation(x (rows, k) op(W) + bias); and dx = slope(x, dy op(W)^T).
+constexpr int kChunk = 256;        // floats, of a matrix copied without padding
+constexpr int64_t kMaxPasses = 2;  // groups of rows that one block computes
+
+// y (rows, n) = activation(x (rows, k) op(W) + bias), and dx = dact(x, dy op(W)^T).
 struct Layer {
   const float* weight;  // (k, n), or (n, k) with transposed
   const float* bias;    // (n), or null
-  float* y;             // null for the last
-  float* dx;            // null where no gradient goes
+  float* y;             // null for the last layer
+  float* dx;            // null where none is wanted
   int64_t k, n;
   bool transposed;
-  int activation, slope;
+  int activation, dact;
 };
 
 struct Layers {
@@ -32,10 +190,11 @@ struct Layers {
   float* dlogits;
   int64_t rows, biases;
   int count;
-  Layer of[kMostLayers];
+  Layer of[kMaxLayers];
 };
 
-// The plan of a block: sheets, then what stays, then what comes and goes; its bytes in *nbytes.
+// Lays out shared memory and the stages: value buffers, then weights, biases, and partial sums; its
+// size in *nbytes.
 template <int kRows>
 Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
   const int count = layers.count;
@@ -43,29 +202,31 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
   head.x = layers.x, head.rows = layers.rows, head.dlogits = layers.dlogits;
   head.k = (int)layers.of[0].k, head.classes = (int)layers.of[count - 1].n;
   head.layers = head.stages = count;
-  int64_t at = 0, parts = 0;
+  int64_t at = 0, partials = 0;
   const auto take = [&](int64_t numel) {
     at += numel;
     return (int)(at - numel);
   };
-  int sheets[kMostLayers + 1];  // of each layer's x, and of the gradient of the logits
-  for (int l = 0; l < count; l++) sheets[l] = take(kRows * Pitch((int)layers.of[l].k));
-  sheets[count] = head.gradients_at = take(kRows * Pitch(head.classes));
+  int buffers[kMaxLayers + 1];  // of each layer's input, and of dlogits
+  for (int l = 0; l < count; l++) buffers[l] = take(kRows * Pitch((int)layers.of[l].k));
+  buffers[count] = head.gradients_at = take(kRows * Pitch(head.classes));
   head.logits_at = take(kRows * Pitch(head.classes));
   for (int l = 0; l < count; l++) {
     const Layer& layer = layers.of[l];
     const int k = (int)layer.k, n = (int)layer.n;
     const int rows = layer.transposed ? n : k, row = layer.transposed ? k : n;
-    const Way way = WayOf(tensor, layer.transposed, k, n);
-    // Lines that nobody reads in quads are copied as they lie in memory, where they are short.
-    const bool pairs = way == Way::kFew && !layer.dx && row % 2 == 0;
-    const bool joined = pairs || (way == Way::kTensor && row % 4 != 0);
-    const int pitch = joined ? row : Pitch(row), numel = rows * row;
-    const int weight_at = take(Whole(rows * pitch));
-    head.copy[head.copies++] =
-        joined ? Copy{layer.weight, weight_at, Ceil(numel, kLine), kLine, (numel - 1) % kLine + 1,
-                      kLine}
-               : Copy{layer.weight, weight_at, rows, row, row, pitch};
+    const GemmKind kind = KindOf(tensor, layer.transposed, k, n);
+    // Rows that nobody reads in quads are copied as they lie in memory, where they are short.
+    const bool float2s = kind == GemmKind::kNarrow && !layer.dx && row % 2 == 0;
+    const bool chunked = float2s || (kind == GemmKind::kTensorCores && row % 4 != 0);
+    const int pitch = chunked ? row : Pitch(row), numel = rows * row;
+    const int weight_at = take(RoundUp4(rows * pitch));
+    Copy& copy = head.copy[head.copies++];
+    copy = {layer.weight, weight_at, rows, row, row, pitch};
+    if (chunked) {
+      copy.lines = CeilDiv32(numel, kChunk), copy.line = copy.pitch = kChunk;
+      copy.last = (numel - 1) % kChunk + 1;
+    }
     int bias_at = -1;
     if (layer.bias) {
       bias_at = take(Pitch(n));
@@ -73,77 +234,77 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
     }
     const bool last = l == count - 1;
     Stage& stage = head.stage[l];
-    stage.way = way, stage.depth = k, stage.width = n;
+    stage.kind = kind, stage.k = k, stage.n = n;
     stage.weight_at = weight_at;
-    stage.depth_step = layer.transposed ? 1 : pitch;
-    stage.column_step = layer.transposed ? pitch : 1;
-    stage.from_at = sheets[l], stage.to_at = last ? head.logits_at : sheets[l + 1];
+    stage.k_stride = layer.transposed ? 1 : pitch;
+    stage.n_stride = layer.transposed ? pitch : 1;
+    stage.from_at = buffers[l], stage.to_at = last ? head.logits_at : buffers[l + 1];
     stage.bias_at = bias_at, stage.activation = layer.activation, stage.out = layer.y;
-    stage.whole_out = n % 4 == 0 && Aligned16(layer.y);
+    stage.aligned_out = n % 4 == 0 && Aligned16(layer.y);
   }
   for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
     const Layer& layer = layers.of[l];
     Stage& stage = head.stage[head.stages++];
     stage = head.stage[l];
-    std::swap(stage.depth, stage.width), std::swap(stage.depth_step, stage.column_step);
-    stage.way = WayOf(tensor, !layer.transposed, stage.depth, stage.width);
-    stage.from_at = sheets[l + 1], stage.to_at = sheets[l];
-    stage.bias_at = -1, stage.activation = 0, stage.slope = layer.slope, stage.out = layer.dx;
-    stage.whole_out = layer.k % 4 == 0 && Aligned16(layer.dx);
+    std::swap(stage.k, stage.n), std::swap(stage.k_stride, stage.n_stride);
+    stage.kind = KindOf(tensor, !layer.transposed, stage.k, stage.n);
+    stage.from_at = buffers[l + 1], stage.to_at = buffers[l];
+    stage.bias_at = -1, stage.activation = 0, stage.dact = layer.dact, stage.out = layer.dx;
+    stage.aligned_out = layer.k % 4 == 0 && Aligned16(layer.dx);
   }
   for (Stage* stage = head.stage; stage < head.stage + head.stages; stage++) {
-    ShareOut<kRows>(stage);
-    if (!OfRows(stage->way))
-      parts = std::max<int64_t>(parts, stage->parts * PartNumel<kRows>(stage->width));
+    Partition<kRows>(stage);
+    if (!IsWarpPerRow(stage->kind))
+      partials = std::max<int64_t>(partials, stage->k_slices * PartialNumel<kRows>(stage->n));
   }
-  head.parts_at = take(parts);
+  head.partials_at = take(partials);
   *nbytes = at * (int64_t)sizeof(float);
   return head;
 }
 
-struct Target {
+struct LossArgs {
   Meeting meeting;
   float scale;
   float* loss;
 };
 
-// The same by a kernel for each product and one for the loss.
+// Fallback: a GEMM per product and a fused cross-entropy.
 template <class Labels>
-void RunApart(const char* op, DLContext ctx, const Layers& layers, const Labels& labels,
-              const Target& target, DLStream stream) {
+void RunUnfused(const char* op, DLContext ctx, const Layers& layers, const Labels& labels,
+                const LossArgs& loss_args, DLStream stream) {
   const int count = layers.count;
   const int64_t rows = layers.rows, classes = layers.of[count - 1].n;
   const Scratch logits(ctx, std::max<int64_t>(1, rows * classes) * (int64_t)sizeof(float), stream);
   const float* x = layers.x;
   for (int l = 0; l < count; l++) {
     const Layer& layer = layers.of[l];
-    Product p{x,     layer.weight,     layer.y ? layer.y : logits.floats(),
-              rows,  layer.n,          layer.k,
-              false, layer.transposed, ctx};
+    Gemm p{x,     layer.weight,     layer.y ? layer.y : logits.floats(),
+           rows,  layer.n,          layer.k,
+           false, layer.transposed, ctx};
     p.precision = layers.precision;
     p.epilogue.bias = layer.bias;
     p.epilogue.activation = layer.activation;
-    Multiply(op, p, stream);
+    RunGemm(op, p, stream);
     x = p.c;
   }
-  RunPair(op, ctx.device_id, x, rows, classes, labels, layers.dlogits, target.meeting, target.scale,
-          target.loss, stream);
+  RunPair(op, ctx.device_id, x, rows, classes, labels, layers.dlogits, loss_args.meeting,
+          loss_args.scale, loss_args.loss, stream);
   const float* dy = layers.dlogits;
   for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
     const Layer& layer = layers.of[l];
-    Product p{dy, layer.weight, layer.dx, rows, layer.k, layer.n, false, !layer.transposed, ctx};
+    Gemm p{dy, layer.weight, layer.dx, rows, layer.k, layer.n, false, !layer.transposed, ctx};
     p.precision = layers.precision;
-    p.epilogue.gradient = layer.slope;
-    if (layer.slope) p.epilogue.side = l ? layers.of[l - 1].y : layers.x;
-    Multiply(op, p, stream);
+    p.epilogue.gradient = layer.dact;
+    if (layer.dact) p.epilogue.side = l ? layers.of[l - 1].y : layers.x;
+    RunGemm(op, p, stream);
     dy = layer.dx;
   }
 }
 
-// By blocks of kRows rows, or of fewer where these are enough or more have no place.
+// Launches blocks of kRows rows, or of fewer where these suffice or more do not fit.
 template <int kRows, class Labels>
 void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& labels,
-             const Target& target, DLStream stream) {
+             const LossArgs& loss_args, DLStream stream) {
   const int device = ctx.device_id, multiprocessors = Multiprocessors(device);
   int64_t nbytes;
   const bool tensor = layers.precision == Precision::kTf32 && ComputeMajor(device) >= 8;
@@ -151,37 +312,37 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   const bool fits = (size_t)nbytes + sizeof(Head) + 1024 <= SharedLimit(device);
   if constexpr (kRows > 1) {
     if (!fits || CeilDiv(layers.rows, kRows / 2) <= multiprocessors)
-      return RunHead<kRows / 2>(op, ctx, layers, labels, target, stream);
+      return RunHead<kRows / 2>(op, ctx, layers, labels, loss_args, stream);
   }
-  head.early = InputsAreReady(1, layers.count + (int)layers.biases);
-  head.rows_early = InputsAreReady(0, 1) && ComputeMajor(device) >= 9 && layers.rows > 0 &&
-                    head.k % 4 == 0 && Aligned16(layers.x);
-  if (layers.rows == 0) head.copies = 0;  // nobody would wait for them
+  head.weights_ready = InputsAreReady(1, layers.count + (int)layers.biases);
+  head.x_ready = InputsAreReady(0, 1) && ComputeMajor(device) >= 9 && layers.rows > 0 &&
+                 head.k % 4 == 0 && Aligned16(layers.x);
+  if (layers.rows == 0) head.copies = 0;  // nothing would wait for them
   const int64_t groups = CeilDiv(layers.rows, kRows);
   const int64_t most = std::min(multiprocessors, kMeetingPlaces);
-  const int64_t rounds = std::max<int64_t>(1, CeilDiv(groups, most));
-  if (!fits || rounds > kMostRounds) return RunApart(op, ctx, layers, labels, target, stream);
-  const int64_t blocks = std::max<int64_t>(1, CeilDiv(groups, rounds));
-  // Everything waits for the head: little else wants the room beside it.
+  const int64_t passes = std::max<int64_t>(1, CeilDiv(groups, most));
+  if (!fits || passes > kMaxPasses) return RunUnfused(op, ctx, layers, labels, loss_args, stream);
+  const int64_t blocks = std::max<int64_t>(1, CeilDiv(groups, passes));
+  // No other kernel runs beside this one, so its blocks are spread over all multiprocessors.
   const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
   const auto kernel = tensor ? HeadKernel<kRows, true, Labels> : HeadKernel<kRows, false, Labels>;
   LaunchClusters(op, kernel, (unsigned)blocks, 1, kHeadThreads, shared, ComputeMajor(device) >= 9,
-                 stream, head, labels, target.meeting, target.scale, target.loss);
+                 stream, head, labels, loss_args.meeting, loss_args.scale, loss_args.loss);
 }
 
-// Ten bits of `code` a layer, the first one's lowest: the activation in four, the slope in four,
-// whether W is transposed, whether there is a bias. The precision is in those above all layers.
+// Decodes `code`, ten bits per layer, the first one's lowest: activation (4), dact (4), whether W
+// is transposed, whether there is a bias. The precision is above all layers.
 Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weights,
                      const DLArrayList* biases, int64_t code, DLArray* dlogits, DLArrayList* values,
                      DLArrayList* gradients) {
   Layers layers = {};
   layers.count = (int)weights->count;
-  if (layers.count < 1 || layers.count > kMostLayers)
-    Fail("%s: expected 1 to %d layers, got %ld", op, kMostLayers, (long)weights->count);
+  if (layers.count < 1 || layers.count > kMaxLayers)
+    Fail("%s: expected 1 to %d layers, got %ld", op, kMaxLayers, (long)weights->count);
   if (x->ndim != 2 || values->count != layers.count - 1 || gradients->count > layers.count)
     Fail("%s: %d layers of %s give no %ld values and %ld gradients", op, layers.count,
          ShapeText(x).c_str(), (long)values->count, (long)gradients->count);
-  layers.precision = CheckedPrecision(op, code >> 10 * kMostLayers);
+  layers.precision = CheckedPrecision(op, code >> 10 * kMaxLayers);
   layers.x = In(op, x);
   layers.rows = x->shape[0];
   layers.biases = biases->count;
@@ -195,13 +356,13 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
   for (int l = 0; l < layers.count; l++, code >>= 10) {
     const DLArray* w = weights->arrays[l];
     Layer& layer = layers.of[l];
-    layer.activation = CheckedMap(op, code & 15, 0, kActivations);
-    layer.slope = CheckedMap(op, code >> 4 & 15, 0, kActivationGradients);
+    layer.activation = CheckedEpilogue(op, code & 15, 0, kActivations);
+    layer.dact = CheckedEpilogue(op, code >> 4 & 15, 0, kActivationGradients);
     layer.transposed = code >> 8 & 1;
     const int64_t n = Numel(w) / (k ? k : 1);
     check(w, layer.transposed ? n : k, layer.transposed ? k : n);
     if (k < 1 || n < 1 || k > INT16_MAX || n > INT16_MAX)
-      Fail("%s: a layer of %ld x %ld has no place in a block", op, (long)k, (long)n);
+      Fail("%s: a layer of %ld x %ld does not fit a block", op, (long)k, (long)n);
     layer.weight = In(op, w);
     layer.k = k, layer.n = n;
     if (code >> 9 & 1) {
@@ -232,18 +393,19 @@ void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
                DLArrayList* gradients, bool sparse, float dy, DLStream stream) {
   Enter(op, loss, x, labels, meeting, dlogits);
   const Layers layers = CheckedLayers(op, x, weights, biases, code, dlogits, values, gradients);
-  const Target target{CheckedMeeting(op, meeting), scale, CheckedLoss(op, loss)};
+  const LossArgs loss_args{CheckedMeeting(op, meeting), scale, CheckedLoss(op, loss)};
   if (sparse)
-    return RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, dy), target, stream);
-  const Rows given(op, labels);  // of as many axes as the caller's logits had
+    return RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, dy), loss_args,
+                      stream);
+  const Rows given(op, labels);  // (rows, classes), as the logits
   if (given.count != layers.rows || given.classes != dlogits->shape[1])
     Fail("%s: labels %s do not fit logits %s", op, ShapeText(labels).c_str(),
          ShapeText(dlogits).c_str());
-  RunHead<8>(op, x->ctx, layers, DenseLabels{In(op, labels), dy}, target, stream);
+  RunHead<8>(op, x->ctx, layers, DenseLabels{In(op, labels), dy}, loss_args, stream);
 }
 
-// loss = scale * the sum of the rows' losses; dlogits = their gradients times dy; the layers'
-// values but the last one's, first to last; the gradients of their inputs, last to first.
+// loss = scale * sum of the rows' losses; dlogits = their gradients times dy; the layers' values
+// but the last, first to last; the gradients of their inputs, last to first.
 void CrossEntropyHead(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
                       const DLArray* labels, const DLArray* meeting, int64_t code, float scale,
                       float dy, DLArray* loss, DLArray* dlogits, DLArrayList* values,
@@ -260,23 +422,22 @@ void SparseCrossEntropyHead(const DLArray* x, const DLArrayList* weights, const 
             dlogits, values, gradients, true, dy, stream);
 }
 
-// With larger weights than these, which a block keeps in shared memory, products by tiles are as
-// fast.
-constexpr int64_t kMostWeights = 32768;  // elements of all layers
-constexpr int64_t kMostWidth = 1024;     // of a layer
+// With larger weights than these, which a block keeps in shared memory, tiled GEMMs are as fast.
+constexpr int64_t kMaxWeights = 32768;  // elements of all layers
+constexpr int64_t kMaxWidth = 1024;     // of a layer
 
-// Of any number of rows: where there are very many, the launcher makes the products by tiles.
+// Any number of rows fits: the launcher runs tiled GEMMs where there are very many.
 bool HeadFits(const DLArray*, const DLArrayList* weights, const DLArrayList*, const DLArray*,
               const DLArray*, int64_t, float, float, DLArray*, DLArray*, DLArrayList*,
               DLArrayList*) {
   int64_t numel = 0;
   for (int64_t k = 0; k < weights->count; k++) {
     const DLArray* w = weights->arrays[k];
-    if (w->ndim != 2 || Numel(w) < 1 || std::max(w->shape[0], w->shape[1]) > kMostWidth)
+    if (w->ndim != 2 || Numel(w) < 1 || std::max(w->shape[0], w->shape[1]) > kMaxWidth)
       return false;
     numel += Numel(w);
   }
-  return weights->count >= 1 && weights->count <= kMostLayers && numel <= kMostWeights;
+  return weights->count >= 1 && weights->count <= kMaxLayers && numel <= kMaxWeights;
 }
 
 DLSYS_KERNEL(cuda, fused_mlp_head, CrossEntropyHead);

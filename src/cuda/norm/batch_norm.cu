@@ -96,7 +96,7 @@ struct NoActivation {
 struct Numbered {
   int activation;
   __device__ __forceinline__ float operator()(float x) const {
-    return Mapped(activation, 0, 0.f, x);
+    return ApplyActivation(activation, 0, 0.f, x);
   }
 };
 
@@ -246,7 +246,7 @@ void BatchNormalizeMap(const DLArray* x, const DLArray* mean, const DLArray* var
   const DLArray* addend = addends->count ? addends->arrays[0] : nullptr;
   if (addend) Enter(op, x, addend);
   RunNormalize(op, x, mean, variance, scale, bias, addend, eps,
-               CheckedMap(op, activation, 0, kActivations), y, stream);
+               CheckedEpilogue(op, activation, 0, kActivations), y, stream);
 }
 
 // mean = keep * mean + by_mean * new mean, and so the variance, for layers that share these

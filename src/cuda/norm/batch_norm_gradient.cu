@@ -197,7 +197,7 @@ void BatchNormalizeSumsAtOnce(const DLArray* x, const DLArray* mean, const DLArr
 // Calls run(slope) for an activation's gradient by its number.
 template <class Run>
 void WithSlope(const char* op, int64_t gradient, const Run& run) {
-  const int number = CheckedMap(op, gradient, 1, kActivationGradients);
+  const int number = CheckedEpilogue(op, gradient, 1, kActivationGradients);
   if (number == 1) return run(fn::ReluGradient{});  // of the input or the output, which is one
   constexpr int kSoftplus = 5;
   run(NumberedSlope{number, number == kSoftplus});

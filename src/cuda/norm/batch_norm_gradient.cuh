@@ -61,8 +61,8 @@ struct NumberedSlope {
   int gradient;
   bool of_output;
   __device__ __forceinline__ float operator()(float z, float dy) const {
-    if (of_output) z = Mapped(7, 0, 0.f, z);
-    return Mapped(0, gradient, z, dy);
+    if (of_output) z = ApplyActivation(7, 0, 0.f, z);
+    return ApplyActivation(0, gradient, z, dy);
   }
 };
 

@@ -1,7 +1,8 @@
-// The one door for launches, and the shape of one-dimensional grids.
+// Launches of kernels, all through here, and the shape of one-dimensional grids.
 #pragma once
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/ptx.cuh"
+#include "math/int_math.h"
 #include "runtime/counters.h"
 
 namespace dlsys {
@@ -9,10 +10,8 @@ namespace cuda {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = int64_t(1) << 20;
-// Of shared memory, what a launch may have unasked beside 4 KB that its kernel declares.
+// Dynamic shared memory of a launch without an opt-in, beside 4 KB that its kernel declares.
 constexpr size_t kPlainShared = 44 << 10;
-
-inline int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 // Blocks for n items at `per_block` items a block; kernels loop, so the number is capped.
 inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {

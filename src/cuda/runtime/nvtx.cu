@@ -1,7 +1,7 @@
 // Ranges through NVTX with DLSYS_NVTX=1: Nsight Systems shows each step by its kernel's name.
 //
 // NVTX 3 is headers alone; without them in the toolkit there are no ranges. A program that is
-// replayed as a CUDA graph makes its ranges once, when it is recorded.
+// replayed as a CUDA graph makes its ranges once, when it is captured.
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 

@@ -1,8 +1,8 @@
-// Slots of pinned memory, a set for each device. A copy is cut into pieces; each is copied into a
-// slot by the host and from there by the GPU, and the slot is free again when the event behind it
-// has passed. Several threads copy at once: a slot is one thread's from when it is taken until it
-// is sent. One that is free again is taken before one that was never used, so that only as many
-// take turns as are under way at once, and these stay in the caches.
+// Staging buffers: slots of pinned memory, a set for each device. A copy is cut into pieces; the
+// host copies each into a slot and the GPU from there, and the slot is free again when the event
+// behind it has passed. Several threads copy concurrently: a slot is one thread's from Take to
+// Send. A slot that is free again is reused before a fresh one, so that only as many are in use as
+// copies are in flight, and these stay in the caches.
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -72,11 +72,10 @@ class Staging {
   static cudaError_t Send(const Slot& slot, char* dst, size_t nbytes, cudaStream_t stream) {
     const cudaError_t copied =
         cudaMemcpyAsync(dst, slot.data, nbytes, cudaMemcpyHostToDevice, stream);
-    const cudaError_t recorded =
-        copied == cudaSuccess ? cudaEventRecord(slot.sent, stream) : copied;
+    const cudaError_t marked = copied == cudaSuccess ? cudaEventRecord(slot.sent, stream) : copied;
     // Without its event the slot would be handed out while the GPU may still read it.
-    if (recorded != cudaSuccess) cudaStreamSynchronize(stream);
-    return recorded;
+    if (marked != cudaSuccess) cudaStreamSynchronize(stream);
+    return marked;
   }
 
   void GiveBack(const Slot& slot) {

@@ -1,1 +1,1 @@
-"""What can be seen of a run: checks against numpy, step times, reports."""
+"""Checks of runs against numpy, step times, and reports."""

@@ -1,4 +1,4 @@
-"""check: compares every step of a run with the same operator elsewhere; names the first to differ.
+"""Checks every step of a run against the same operator elsewhere and names the first to differ.
 
 Each step is judged by its own inputs, so an error is found where it is made and not where it shows.
 """
@@ -65,7 +65,7 @@ def _on(ctx: Context, step: Step, given: Sequence[np.ndarray]) -> list[np.ndarra
 
 
 def _tolerance(node: Node) -> float:
-    """Of the largest magnitude: the operator's, or what factors of 10 bits allow."""
+    """Relative to the largest magnitude: the operator's, or that of operands of 10 bits in tf32."""
     tf32 = node.attrs.get("precision") == "tf32"
     return max(node.op.tolerance, 3e-3) if tf32 else node.op.tolerance
 

@@ -1,4 +1,4 @@
-"""observe: what DLSYS_DEBUG sees of a run, step by step."""
+"""Observers of runs, step by step, for DLSYS_DEBUG and profiles."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...errors import KernelError
 from ...runtime.device import Context, synchronize
 from ...settings import settings
 from ..plan.memory import Buffer, Step
-
-Observer = Callable[[Step, Callable[[], None], list, list], None]  # step, run, inputs, outputs
+from ..run.runner import Observer, Runner
+from .check import checker
 
 
 def observer(ctx: Context | None) -> Observer:
@@ -35,7 +35,7 @@ def observer(ctx: Context | None) -> Observer:
     return observe
 
 
-def poisoner(runner: Any) -> Observer:
+def poisoner(runner: Runner) -> Observer:
     """Runs a step, then fills the buffers that nobody reads any more with NaN bytes."""
     dying: dict[int, list[Buffer]] = {}
     for buffer in runner.plan.buffers:
@@ -49,6 +49,24 @@ def poisoner(runner: Any) -> Observer:
             runner.poison(buffer)
 
     return observe
+
+
+def may_stop() -> bool:
+    """True when DLSYS_DEBUG may stop a run at any step."""
+    return settings.debug >= 4 or settings.debug_nan
+
+
+def run_watched(runner: Runner, feeds: list[Any], ctx: Context | None, recorder: Any) -> list[Any]:
+    """Runs once, step by step, for a recorder (profile.Profile) or as DLSYS_DEBUG says."""
+    if recorder is not None:
+        fetched, ms = runner.run_timed(feeds)
+        recorder.add(runner.plan, ms)
+        return fetched
+    if settings.debug >= 4:
+        return runner.run_observed(feeds, checker(None))
+    if settings.debug >= 2 or settings.debug_nan:
+        return runner.run_observed(feeds, observer(ctx))
+    return runner.run_observed(feeds, poisoner(runner))
 
 
 def flops(step: Step) -> int:

@@ -1,4 +1,4 @@
-"""pack: offsets for intervals in one arena, so that no two that live at the same time overlap.
+"""The arena packer finds offsets for intervals, so that no two that live at the same time overlap.
 
 Two strategies, both deterministic: largest first with best fit (tight, quadratic in the number of
 intervals, with numpy doing the scans), and for very long programs best fit in time order over a

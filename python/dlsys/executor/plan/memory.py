@@ -1,11 +1,11 @@
-"""plan: a pure function from an order of nodes to buffers, lifetimes and one arena; no device.
+"""The planner: a pure function from an order of nodes to buffers, lifetimes and one arena.
 
 A *value* is one output of a node; values that share memory (views, in-place results, updated state)
 share a *buffer*. A buffer either lives outside (a feed, a Parameter, a constant, a fetch) or has an
 offset in the arena, where buffers whose lifetimes do not meet share bytes.
 
-Sharing bytes makes steps wait for each other. For a device that runs steps beside each other, small
-buffers live on until what is made in their place comes after all their readers anyway.
+Sharing bytes adds dependencies between steps. For a device with parallel graph streams, small
+buffers live on until the step that reuses their bytes depends on all their readers anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ...graph.node import Node
 from ...graph.spec import Spec
 from .arena import aligned, pack
-from .streams import LARGE, MOST, Order
+from .hazards import LARGE, MAX_STEPS, Order
 
 Workspace = Callable[[Node], Sequence[Spec]]
 
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(eq=False)
 class Plan:
-    """What a run does, in which memory. Print it to see the lifetimes."""
+    """The steps of a run and their memory. Print it to see the lifetimes."""
 
     steps: list[Step] = field(default_factory=list)
     values: dict[Node, list[Value]] = field(default_factory=dict)
@@ -116,17 +116,17 @@ def make_plan(
     fetches: Sequence[Node],
     workspace: Workspace,
     reuse: bool = True,
-    beside: int = 0,
+    overlap: int = 0,
 ) -> Plan:
     """Plans the memory of a scheduled graph.
 
     `workspace` gives the scratch that each step wants. With `reuse=False` every buffer gets bytes
     of its own and nothing is done in place, which memory checkers and tests compare against.
-    `beside` is how many steps apart two may be that should be able to run at the same time.
+    `overlap` is the distance of two steps up to which they should be able to run in parallel.
     """
     plan = Plan()
-    apart = beside and sum(map(_is_step, order)) <= MOST
-    known: Order[Buffer] | None = Order() if apart else None
+    analyzed = overlap and sum(map(_is_step, order)) <= MAX_STEPS
+    known: Order[Buffer] | None = Order() if analyzed else None
     last_use = _last_uses(order, fetches)
     for node in order:
         if node.op.leaf:
@@ -139,7 +139,7 @@ def make_plan(
             plan.values[node] = []
     _mark_fetches(plan, fetches)
     if known:
-        _outlive(plan, known, beside)
+        _extend_lives(plan, known, overlap)
     plan.unshared_nbytes = sum(b.unshared for b in plan.buffers if b.kind == "arena")
     inside = [buffer for buffer in plan.buffers if buffer.kind == "arena" and buffer.nbytes]
     spans = [(buffer.nbytes, buffer.first, buffer.last) for buffer in inside]
@@ -235,14 +235,14 @@ def _dying_input(
             continue
         if known and buffer.nbytes < LARGE and known.touched(buffer) & ~before:
             continue  # a reader may still be running
-        whole = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
-        if value.spec[:2] == node.spec[:2] and whole:
+        covers = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
+        if value.spec[:2] == node.spec[:2] and covers:
             return buffer
     return None
 
 
-def _outlive(plan: Plan, known: Order[Buffer], beside: int) -> None:
-    """Extends the lives of small buffers, for as far as `beside` steps, up to the last step that
+def _extend_lives(plan: Plan, known: Order[Buffer], overlap: int) -> None:
+    """Extends the lives of small buffers, for as far as `overlap` steps, up to the last step that
     makes something and could run before all that touched them are done.
     """
     inside = [buffer for buffer in plan.buffers if buffer.kind == "arena"]
@@ -252,9 +252,9 @@ def _outlive(plan: Plan, known: Order[Buffer], beside: int) -> None:
             continue
         touched = known.touched(buffer)
         after = bisect.bisect_right(begins, buffer.last)
-        until = bisect.bisect_right(begins, buffer.last + beside)
+        until = bisect.bisect_right(begins, buffer.last + overlap)
         for step in reversed(begins[after:until]):
-            if touched & ~known.behind[step]:
+            if touched & ~known.ancestors[step]:
                 buffer.last = step
                 break
 

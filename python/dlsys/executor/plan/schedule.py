@@ -1,4 +1,4 @@
-"""schedule: an order of a simplified graph in which state is read before it is written.
+"""The scheduler orders a simplified graph so that state is read before it is written.
 
 Every read of a Parameter in a run sees the value from the run's start. Readers are ordered before
 the update; where that is impossible (a reader that itself needs an update's result, or writes other
@@ -46,7 +46,7 @@ def storage_of(node: Node) -> Node:
 
 
 def _shows_part(node: Node) -> bool:
-    """Whether a view leaves out some of the memory that it shows."""
+    """True when a view leaves out some of the memory that it shows."""
     while node.op.view:
         if "offset" in node.attrs:
             return True

@@ -1,8 +1,8 @@
-"""compute: calls a user's own `compute` and holds it to its contract: it writes all of its output,
-returns nothing and leaves its inputs alone.
+"""Steps that run a user's own `compute`, and the checks of its contract: it writes all of its
+output, returns nothing and leaves its inputs alone.
 
-What breaks the contract yields memory of an earlier run, or spoils a value that others read, and
-nobody sees it. So inputs are read-only on numpy, and the first call of each operator of a plan, and
+A compute that breaks it would silently return memory of an earlier run, or spoil a value that
+others read. So inputs are read-only on numpy, and the first call of each operator of a plan, and
 every call while steps are watched (DLSYS_DEBUG), is checked: the output is filled with a pattern
 beforehand that must be gone afterwards, and on native devices the inputs must have kept their
 bytes.
@@ -17,7 +17,10 @@ more.
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -92,6 +95,42 @@ class Compute:
         ) from error
 
 
+class PythonStep:
+    """A step of a native program that runs a user's `compute`, between native segments. The program
+    owns it and shows it the arrays of a run.
+    """
+
+    native = False
+    kind = "python"
+
+    def __init__(self, program: Any, step: Step) -> None:
+        if not step.node.op.runs_python:
+            raise GraphError(
+                f"operator {step.node.op.name} has neither a native kernel nor a compute of its "
+                f"own; run on numpy (ctx=None) [{step.node.where}]"
+            )
+        self.why = f"{step.node.op.name} runs Python"
+        self._program = weakref.proxy(program)
+        self._step = step
+        self._compute = Compute(step, use_numpy=False)
+
+    def run(self, on: int) -> None:
+        """Calls `compute` with NDArrays on the same stream."""
+        step = self._step
+        arrays = [self._program.array(value) for value in (*step.inputs, *step.outputs)]
+        self._compute(*arrays)
+
+    def calls(self, on: int) -> list[tuple[Step, Any]]:
+        """The step with what runs it."""
+        return [(self._step, partial(self.run, on))]
+
+    def timed(self, on: int) -> list[float]:
+        """Runs it and returns the milliseconds that Python took."""
+        start = time.perf_counter()
+        self.run(on)
+        return [(time.perf_counter() - start) * 1e3]
+
+
 def read_only(array: np.ndarray) -> np.ndarray:
     """A view of an array that refuses to be written."""
     view = array.view()
@@ -121,7 +160,7 @@ def _pattern(shape: Sequence[int], dtype: np.dtype) -> np.ndarray | None:
 
 
 def _left(array: Any, pattern: np.ndarray | None) -> bool:
-    """Whether an array has kept some of its pattern."""
+    """True when an array has kept some of its pattern."""
     if pattern is None or not pattern.size:
         return False
     host = array.asnumpy() if isinstance(array, NDArray) else array

@@ -1,4 +1,4 @@
-"""feeds: what a run gives the Variables of a graph, as arrays and as specs."""
+"""Feeds: the arrays that a run gives the Variables of a graph, and their signatures."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ...ndarray import NDArray
 from ...ops.leaf import Parameter
 from ...runtime.device import Context
 
-Form = tuple[tuple[int, ...], np.dtype | None]  # the shape and dtype of an array
+Signature = tuple[tuple[int, ...], np.dtype | None]  # the shape and dtype of an array
 
 
 class Feeds:
-    """The Variables of a graph, `nodes`, in the order in which plans are given them."""
+    """The Variables of a graph, `nodes`, in the order in which plans take them."""
 
     def __init__(self, order: Sequence[Node], ctx: Context | None) -> None:
         self.nodes = [node for node in order if node.op.leaf == "feed"]
         self._known = frozenset(self.nodes)
         self._ctx = ctx
-        self._asis = NDArray if ctx is not None else None  # what is fed without a look at it
+        self._asis = NDArray if ctx is not None else None  # fed unchecked
         self._floating = _floating_of([p for p in order if isinstance(p, Parameter)])
 
-    def values(self, feed_dict: Mapping[Node, Any]) -> tuple[list[Any], tuple[Form, ...]]:
-        """The array of each node, and the form of each. GraphError for a missing or unknown feed,
-        ShapeError for what is no array.
+    def values(self, feed_dict: Mapping[Node, Any]) -> tuple[list[Any], tuple[Signature, ...]]:
+        """The array of each node, and its signature. Raises GraphError for a missing or unknown
+        feed, ShapeError for a value that is no array.
         """
-        values, forms = [], []
+        values, signatures = [], []
         for node in self.nodes:
             try:
                 value = feed_dict[node]
@@ -44,22 +44,22 @@ class Feeds:
             if kind is not self._asis and (kind is not np.ndarray or not value.flags.aligned):
                 value = self._as_array(node, value)
             values.append(value)
-            forms.append((value.shape, value.dtype))
+            signatures.append((value.shape, value.dtype))
         if len(feed_dict) != len(values):
             self._refuse_unknown(feed_dict)
-        return values, tuple(forms)
+        return values, tuple(signatures)
 
-    def specs(self, given: Sequence[Form]) -> dict[Node, Spec]:
-        """The spec of each node for arrays of these forms; a dtype of None is one not yet known.
+    def specs(self, given: Sequence[Signature]) -> dict[Node, Spec]:
+        """The spec of each node for arrays of these signatures; a dtype of None is not yet known.
 
-        What was declared must fit: ShapeError. A float that is fed where no dtype was declared is
-        cast, to the floating dtype of the graph's Parameters on numpy and to float32 on native
-        devices; without Parameters numpy computes in the dtype that is fed.
+        Raises ShapeError where a declared shape or dtype does not fit. A float that is fed where no
+        dtype was declared is cast, to the floating dtype of the graph's Parameters on numpy and to
+        float32 on native devices; without Parameters numpy computes in the dtype that is fed.
         """
         return {node: self._spec(node, *one) for node, one in zip(self.nodes, given)}
 
-    def forms_of_shapes(self, shapes: Mapping[Node, tuple[int, ...]]) -> tuple[Form, ...]:
-        """The forms of arrays of which only the shapes are known. GraphError for missing ones."""
+    def signatures_of(self, shapes: Mapping[Node, tuple[int, ...]]) -> tuple[Signature, ...]:
+        """The signatures of arrays whose shapes alone are known. GraphError for missing ones."""
         missing = [node.name for node in self.nodes if node not in shapes]
         if missing:
             raise GraphError(f"the shapes of these Variables are missing: {', '.join(missing)}")
@@ -71,8 +71,8 @@ class Feeds:
         return tuple([(tuple(shapes[node]), None) for node in self.nodes])
 
     def _as_array(self, node: Node, value: Any) -> Any:
-        """Anything else that can be fed, as an array whose elements lie at multiples of their size;
-        lists and numbers get the declared dtype.
+        """Converts any other value to an array with aligned elements; lists and Python scalars get
+        the declared dtype.
         """
         if type(value) is NDArray:
             return value.asnumpy()

@@ -1,4 +1,4 @@
-"""pool: the arrays that a fetch hands out, which it takes again once nobody holds them."""
+"""The output buffer cache: arrays that a fetch returned are reused once nobody holds them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ...graph.spec import Spec
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context
 
-_MOST = 8  # arrays that a pool remembers; those beyond come from the caching allocator
-_IDLE = 2  # references to what only its pool holds: the pool's, and the one being counted
+_MOST = 8  # arrays that a cache remembers; those beyond come from the caching allocator
+_UNHELD = 2  # references to an array that its cache alone holds: the cache's, and the argument
 
 
-class Pool:
+class OutputCache:
     """The arrays of one fetch, each in a block of its own."""
 
     def __init__(self, ctx: Context, spec: Spec) -> None:
@@ -25,7 +25,10 @@ class Pool:
         arrays = self._arrays
         for k in range(len(arrays)):
             # Views and capsules of an array hold its block alone.
-            if sys.getrefcount(arrays[k]) == _IDLE and sys.getrefcount(arrays[k].block) == _IDLE:
+            if (
+                sys.getrefcount(arrays[k]) == _UNHELD
+                and sys.getrefcount(arrays[k].block) == _UNHELD
+            ):
                 break
         else:
             k = self._add()

@@ -1,6 +1,4 @@
-"""reference: runs a plan on numpy, step by step, every operator writing into the arena with
-`out=`.
-"""
+"""The numpy runner: runs a plan step by step, every operator writing into the arena with `out=`."""
 
 from __future__ import annotations
 
@@ -12,25 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.node import Node
-from ...graph.spec import Spec
-from ...runtime.target import NUMPY
-from ..debug.observe import Observer
-from ..debug.report import PlanReport, SegmentReport, plan_report
 from ..plan.memory import Buffer, Plan, Step, Value
 from .custom_compute import Compute, read_only
 from .parameters import aligned_bytes
+from .runner import Observer, SegmentReport
 
 # How steps see a feed or fetch: from which element on, in which shape and whether read-only (None:
 # as it is), with their arguments and positions.
 Patches = dict[tuple[int, tuple[int, ...], bool] | None, list[tuple[list, int]]]
 
 
-class Reference:
+class NumpyRunner:
     """A plan bound to numpy memory."""
+
+    unrolled = 1
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.arena_nbytes = plan.arena_nbytes
         self.runs = 0
         self._views: dict[tuple, np.ndarray] = {}
         self._outside: dict[Buffer, np.ndarray] = {
@@ -39,8 +36,8 @@ class Reference:
         for value in plan.constants:
             self._outside[value.buffer] = value.node.attrs["value"]
         fetched = (value for value in plan.fetches if value is not None)
-        self._brought = [*plan.feeds, *fetched]  # whose arrays each run brings
-        self._whole = {value.buffer: value.spec.shape for value in self._brought}
+        self._from_run = [*plan.feeds, *fetched]  # their arrays come with each run
+        self._full_shapes = {value.buffer: value.spec.shape for value in self._from_run}
         self._patches: dict[Buffer, Patches] = {}
         self._arena = aligned_bytes(0)
         self._steps: list[tuple[Callable, list]] = []
@@ -49,7 +46,7 @@ class Reference:
         """Takes an arena of at least `plan.arena_nbytes` bytes; every later run uses it."""
         self._arena = arena
         self._views.clear()
-        self._patches = {value.buffer: {} for value in self._brought}
+        self._patches = {value.buffer: {} for value in self._from_run}
         self._steps = [self._bound(step) for step in self.plan.steps]
         self._feeds = [self._patches[value.buffer] for value in self.plan.feeds]
         self._fetches = [
@@ -71,14 +68,14 @@ class Reference:
                     call(*arguments)
         return fetched
 
-    def report(self) -> PlanReport:
-        """How the plan runs."""
-        return plan_report(self.plan, self.runs, [SegmentReport("numpy", len(self.plan.steps))])
+    def segments_report(self) -> list[SegmentReport]:
+        """One piece, of all steps."""
+        return [SegmentReport("numpy", len(self.plan.steps))]
 
     def run_observed(
         self, feeds: Sequence[np.ndarray], observe: Observer
     ) -> list[np.ndarray | None]:
-        """The same one step at a time: `observe(step, run, inputs, outputs)` runs each."""
+        """Runs one step at a time: `observe(step, run, inputs, outputs)` runs each."""
         fetched = self._patch(feeds)
         with np.errstate(all="ignore"):
             for step, (call, arguments) in zip(self.plan.steps, self._steps):
@@ -92,7 +89,7 @@ class Reference:
         self._arena[buffer.offset : buffer.offset + buffer.nbytes] = 0xFF
 
     def run_timed(self, feeds: Sequence[np.ndarray]) -> tuple[list[np.ndarray | None], list[float]]:
-        """The same, with the milliseconds that each step of the plan took."""
+        """Runs once; the fetches, and the milliseconds that each step of the plan took."""
         ms: list[float] = []
 
         def observe(step: Step, run: Callable[[], None], *arrays: list) -> None:
@@ -132,9 +129,9 @@ class Reference:
         return partial(op.numpy, node) if op.kernel is not None else Compute(step, True), arguments
 
     def _note(self, value: Value, arguments: list, k: int, sealed: bool) -> None:
-        """Notes where the array of a value goes once a run brings it."""
+        """Notes the places of a value's array, which comes with a run."""
         shown = None
-        if sealed or self._whole[value.buffer] != value.spec.shape:
+        if sealed or self._full_shapes[value.buffer] != value.spec.shape:
             shown = (value.offset, value.spec.shape, sealed)
         self._patches[value.buffer].setdefault(shown, []).append((arguments, k))
 
@@ -150,36 +147,6 @@ class Reference:
         return self._views[key]
 
 
-class NumpyBackend:
-    """Memory and runners on numpy."""
-
-    beside = 0  # of its steps one runs at a time
-    target = NUMPY
-
-    def __init__(self) -> None:
-        self._arena = aligned_bytes(0)
-
-    @staticmethod
-    def workspace(node: Node) -> Sequence[Spec]:
-        inputs = [x.spec for x in node.inputs]
-        outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
-        return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
-
-    @staticmethod
-    def runner(plan: Plan) -> Reference:
-        return Reference(plan)
-
-    def reserve(self, runner: Reference, others: Any) -> None:
-        """Binds a runner to the one arena, which grows to the largest plan and is then bound
-        anew.
-        """
-        if runner.plan.arena_nbytes > len(self._arena):
-            self._arena = aligned_bytes(runner.plan.arena_nbytes)
-            for other in others:
-                other.bind(self._arena)
-        runner.bind(self._arena)
-
-
 def _show(array: np.ndarray, patches: Patches) -> None:
     """Puts an array where the steps see it: one object a shape, so that in-place use shows."""
     for part, places in patches.items():
@@ -191,7 +158,7 @@ def _show(array: np.ndarray, patches: Patches) -> None:
 def _part(
     array: np.ndarray, offset: int, shape: tuple[int, ...], sealed: bool = False
 ) -> np.ndarray:
-    """The elements from number `offset` on, as many as the shape has."""
+    """The elements from index `offset` on, as many as the shape has."""
     size = math.prod(shape)
     if size != array.size:
         array = array.reshape(-1)[offset : offset + size]
@@ -200,7 +167,7 @@ def _part(
 
 
 def _written(step: Step) -> Sequence[int]:
-    """Which of a step's arguments hold what it wrote."""
+    """The positions of the arguments that a step writes."""
     if step.node.op.writes:
         return step.node.op.writes
     scratch = len(step.workspace) if step.node.op.kernel is not None else 0

@@ -1,6 +1,4 @@
-"""state: the storage of Parameters, placed in one block of memory in the order in which a step
-completes them.
-"""
+"""Parameters: their storage, one block of memory in the order in which a step completes them."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ def place(parameters: Iterable[Node], ctx: Context | None) -> None:
         return
     block = Block(ctx, offsets[-1]) if ctx is not None else aligned_bytes(offsets[-1])
     if isinstance(block, Block):
-        block.fill(0)  # what lies between them is copied along (undo.py)
+        block.fill(0)  # a rollback copies the gaps along
     slots = []
     for parameter, dtype, offset in zip(new, dtypes, offsets):
         if isinstance(block, Block):

@@ -1,10 +1,9 @@
-"""undo: takes back what a run on a native device has written when the run fails.
+"""Rollback: restores the arrays that a run on a native device has written when the run fails.
 
-A kernel on a GPU takes memory for its intermediate results as it is launched; where none is left
-the run ends there, behind updates that are queued already. So it may at a user's own compute, or
-where debugging stops it. A replay of nothing but kernels takes no memory and ends nowhere. A kernel
-on the CPU takes memory in the first run of its program, and what it took is there for all later
-ones (src/cpu/runtime/scratch.h).
+A kernel on a GPU may allocate as it is launched; where no memory is left the run ends there, behind
+updates that are queued already. It may end at a user's own compute too, or where debugging stops
+it. A replay of nothing but kernels allocates nothing and cannot end in its middle. A kernel on the
+CPU allocates in the first run of its program and keeps that (src/cpu/runtime/scratch.h).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from ...runtime.target import target_of
 from ..plan.arena import aligned
 
 
-class Undo:
-    """`with undo:` around a run that writes `arrays`. The copies lie on the device, or on the host
-    where that has no room. Raises OutOfMemoryError where neither has.
+class Rollback:
+    """`with rollback:` around a run that writes `arrays`. The snapshot lies on the device, or on
+    the host where that has no room. Raises OutOfMemoryError where neither has.
     """
 
     def __init__(self, arrays: Iterable[NDArray], ctx: Context) -> None:
@@ -31,27 +30,27 @@ class Undo:
         self._ctx = ctx
         self._spans = _spans(self._arrays)
         self._nbytes = sum(aligned(nbytes) for _, nbytes in self._spans)
-        self._kept: Block | None = None
+        self._snapshot: Block | None = None
         self._on_host: list[np.ndarray] = []
 
     def __enter__(self) -> None:
-        if not target_of(self._ctx).streams:  # which would keep the block for its next arrays
+        if not target_of(self._ctx).streams:  # its allocator would keep the block
             self._copy_to_host()
             return
         try:
-            self._kept = Block(self._ctx, self._nbytes)
+            self._snapshot = Block(self._ctx, self._nbytes)
         except OutOfMemoryError:
             self._copy_to_host()
         else:
-            self._copy(self._kept, back=False)
+            self._copy(self._snapshot, back=False)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        kept, on_host = self._kept, self._on_host
-        self._kept, self._on_host = None, []
+        snapshot, on_host = self._snapshot, self._on_host
+        self._snapshot, self._on_host = None, []
         if kind is None or issubclass(kind, DeviceLostError):
             return
-        if kept is not None:
-            self._copy(kept, back=True)
+        if snapshot is not None:
+            self._copy(snapshot, back=True)
         for array, value in zip(self._arrays, on_host):
             array[:] = value
 
@@ -60,13 +59,13 @@ class Undo:
             self._on_host = [array.asnumpy() for array in self._arrays]
         except MemoryError as error:
             raise OutOfMemoryError(
-                f"out of memory: a run that may fail keeps a copy of the {self._nbytes:,} bytes "
-                "that it changes; use a smaller model"
+                f"out of memory: a run that may fail takes a snapshot of {self._nbytes:,} bytes, "
+                "those that it changes; use a smaller model"
             ) from error
 
-    def _copy(self, kept: Block, back: bool) -> None:
+    def _copy(self, snapshot: Block, back: bool) -> None:
         library = load()
-        ctx, on, at = self._ctx.struct, stream(self._ctx), kept.address
+        ctx, on, at = self._ctx.struct, stream(self._ctx), snapshot.address
         for address, nbytes in self._spans:
             dst, src = (address, at) if back else (at, address)
             library.check(library.cdll.DLMemoryCopy(dst, ctx, src, ctx, nbytes, on))
@@ -74,7 +73,7 @@ class Undo:
 
 
 def _spans(arrays: Iterable[NDArray]) -> list[tuple[int, int]]:
-    """Addresses and bytes of the arrays; those that lie one behind the other in a block are one."""
+    """Addresses and bytes of the arrays, with neighbors in one block merged."""
     spans: list[tuple[int, int]] = []
     last: Block | None = None
     for array in sorted(arrays, key=lambda array: array.data_address):

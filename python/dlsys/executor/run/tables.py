@@ -1,5 +1,5 @@
-"""lower: turns the steps of a plan into the tables that the native library reads (DLArray,
-DLValue, DLStep).
+"""Lowers the steps of a plan to the tables that the native library reads (DLArray, DLValue,
+DLStep).
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,10 @@ from ...errors import GraphError
 from ...graph.node import Node
 from ...ndarray import NDArray, launch
 from ...runtime.device import Context
-from ...runtime.library import DTYPE_CODES, MAX_NDIM, DLArrayList, array_list, load
-from ...settings import settings
+from ...runtime.library import DTYPE_CODES, DLArrayList, array_list, load
+from ...runtime.target import target_of
+from ..plan.hazards import Range
 from ..plan.memory import Buffer, Plan, Step, Value
-from ..plan.streams import MOST, Access, Lanes, Range, chain, in_lanes, in_turn, needs, settled
-from .cuda_graph import Ports, Recording, lanes_struct
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
 _ROW_NBYTES = 8 * _ROW_WORDS
@@ -31,6 +29,7 @@ class ArrayTable:
     """Every array of a plan as a row of one table; equal parts of a buffer share a row."""
 
     def __init__(self, plan: Plan, ctx: Context) -> None:
+        self._target = target_of(ctx)
         self._rows: dict[tuple, int] = {}
         self._shapes: list[int] = []
         # value, ndim, dtype, start of the shape
@@ -46,17 +45,17 @@ class ArrayTable:
         return self._base + _ROW_NBYTES * self._rows[_row_key(value)]
 
     def bytes_of(self, value: Value) -> Range:
-        """Where a value is now."""
+        """The address range of a value now."""
         start = self._words[_ROW_WORDS * self._rows[_row_key(value)]]
         return start, start + value.spec.nbytes
 
     def place(self, buffer: Buffer, address: int) -> None:
-        """Says where a buffer is; every array that shows it follows."""
+        """Sets the address of a buffer, and so of every array that shows it."""
         for row, skipped in self._rows_of.get(buffer, ()):
             self._words[row] = address + skipped
 
     def place_arena(self, address: int) -> None:
-        """Says where the arena is."""
+        """Sets the address of the arena."""
         self._table[self._inside, 0] = self._offsets + np.uint64(address)
 
     def _add(self, value: Value) -> None:
@@ -67,10 +66,10 @@ class ArrayTable:
         shape = value.spec.shape
         assert value.spec.dtype is not None
         code = DTYPE_CODES.get(value.spec.dtype)
-        if code is None or len(shape) > MAX_NDIM:
+        if code is None or len(shape) > self._target.max_ndim:
             raise GraphError(
                 f"{value.node.name} is {value.spec.dtype} {shape}; native devices hold up to "
-                f"{MAX_NDIM} dimensions of {', '.join(map(str, DTYPE_CODES))} "
+                f"{self._target.max_ndim} dimensions of {', '.join(map(str, DTYPE_CODES))} "
                 f"[{value.node.where}]"
             )
         self._records.append((value, len(shape), code, len(self._shapes)))
@@ -107,9 +106,9 @@ class Segment:
 
     def __init__(self, table: ArrayTable, ctx: Context, steps: Sequence[Step]) -> None:
         self._library = load()
-        self._ctx = ctx
-        self._steps = steps
-        self._table = table  # the program reads it: keep it alive
+        self.ctx = ctx
+        self.steps = steps
+        self.table = table  # the program reads it: keep it alive
         self._lists: list[DLArrayList] = []  # and these
         records: list[tuple[int, int, int, int]] = []
         words: list[int] = []
@@ -117,12 +116,12 @@ class Segment:
             kernel, arguments = self._lowered(step)
             records.append((kernel, len(words), len(arguments), self._place(step)))
             words.extend(arguments)
-        self._records = np.array(records, np.int32).reshape(-1, 4)
-        self._words = np.array(words or [0], np.uint64)
-        self._handle = self._program(self._records, self._words)
-        self._run = partial(self._library.cdll.DLProgramRun, self._handle)
+        self.records = np.array(records, np.int32).reshape(-1, 4)
+        self.words = np.array(words or [0], np.uint64)
+        self.handle = self.program(self.records, self.words)
+        self._run = partial(self._library.cdll.DLProgramRun, self.handle)
 
-    def _program(self, records: np.ndarray, words: np.ndarray) -> int | None:
+    def program(self, records: np.ndarray, words: np.ndarray) -> int | None:
         """A program of the library, which reads the words: keep them alive."""
         handle = ctypes.c_void_p()
         tables = (records.ctypes.data, len(records), words.ctypes.data, len(words))
@@ -132,96 +131,41 @@ class Segment:
 
     @property
     def count(self) -> int:
-        """How many steps it has."""
-        return len(self._steps)
+        """The number of its steps."""
+        return len(self.steps)
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._library.cdll.DLProgramFree(self._handle)
+        if getattr(self, "handle", None):
+            self._library.cdll.DLProgramFree(self.handle)
 
     def run(self, on: int) -> None:
         """Queues every step on a stream."""
         status = self._run(on)
         if status:
-            self._fail(status, self._handle)
-
-    def record(
-        self, on: int, before: Ports, after: Ports, turns: Sequence[Segment] = ()
-    ) -> Recording:
-        """The steps between two sets of copies as one recording with the addresses of now; or
-        `turns`, which are this segment and others of the same steps, one after the other.
-        """
-        made = ctypes.c_void_p()
-        record = self._library.cdll.DLProgramCapture
-        ports = (before.address, before.count, after.address, after.count)
-        lanes = self.lanes(before, after, turns)
-        struct, _arrays = lanes_struct(lanes)
-        handle = self._handle
-        if turns:
-            records, words = _joined(turns)
-            handle = self._program(records, words)
-        try:
-            status = record(handle, self._ctx.struct, on, *ports, struct, ctypes.byref(made))
-            if status:
-                self._fail(status, handle)
-        finally:
-            if turns:
-                self._library.cdll.DLProgramFree(handle)
-        assert made.value is not None
-        return Recording(made.value, (before, after), lanes)
-
-    def lanes(self, before: Ports, after: Ports, turns: Sequence[Segment] = ()) -> Lanes:
-        """The lanes of the copies before, the steps and the copies after, as memory is now."""
-        turns = turns or (self,)
-        accesses = [turn._access(step) for turn in turns for step in turn._steps]
-        if before.count:  # a feed may show a Parameter: it is read before any is written
-            updated = [r for step in self._steps for r in self._updated(step)]
-            accesses.insert(0, Access(updated, before.slots()))
-        if after.count:
-            accesses.append(Access(after.slots(), []))
-        if settings.streams == 1 or len(accesses) > MOST:
-            found = chain(len(accesses))
-        else:
-            found = in_lanes(in_turn(needs(accesses), accesses), settings.streams)
-            inputs: list[list[Range]] = [[]] * bool(before.count)
-            inputs += [
-                [*map(turn._table.bytes_of, s.inputs)] for turn in turns for s in turn._steps
-            ]
-            inputs += [[]] * bool(after.count)
-            found = replace(found, settled=settled(found.lane, inputs, accesses))
-        return found.padded(int(not before.count), int(not after.count))
-
-    def _access(self, step: Step) -> Access:
-        writes = step.node.op.writes
-        read = [value for k, value in enumerate(step.inputs) if k not in writes]
-        made = map(self._table.bytes_of, (*step.workspace, *step.outputs))
-        return Access([*map(self._table.bytes_of, read)], [*made, *self._updated(step)])
-
-    def _updated(self, step: Step) -> list[Range]:
-        op = step.node.op
-        return [self._table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.zeroed_workspace)]
+            self.fail(status, self.handle)
 
     def calls(self, on: int) -> list[tuple[Step, Any]]:
         """Each step with a function that runs it alone."""
-        return [(step, partial(self._call, k, on)) for k, step in enumerate(self._steps)]
+        return [(step, partial(self._call, k, on)) for k, step in enumerate(self.steps)]
 
     def timed(self, on: int) -> list[float]:
         """Runs every step and returns the device's milliseconds for each."""
-        ms = (ctypes.c_double * len(self._steps))()
+        ms = (ctypes.c_double * len(self.steps))()
         profile = self._library.cdll.DLProgramProfile
-        status = profile(self._handle, self._ctx.struct, on, ms)
+        status = profile(self.handle, self.ctx.struct, on, ms)
         if status:
-            self._fail(status, self._handle)
+            self.fail(status, self.handle)
         return list(ms)
 
     def _call(self, k: int, on: int) -> None:
-        kernel, first, _, place = (int(word) for word in self._records[k])
-        at = self._words.ctypes.data + 8 * first
-        self._check_step(self._library.cdll.DLKernelCall(kernel, at, place, on), self._steps[k])
+        kernel, first, _, place = (int(word) for word in self.records[k])
+        at = self.words.ctypes.data + 8 * first
+        self._check_step(self._library.cdll.DLKernelCall(kernel, at, place, on), self.steps[k])
 
-    def _fail(self, status: int, handle: int | None) -> None:
+    def fail(self, status: int, handle: int | None) -> None:
+        """Raises the error of a call on a program of these steps, with the step that failed."""
         failed = self._library.cdll.DLProgramFailedStep(handle)
-        self._check_step(status, self._steps[failed % self.count] if failed >= 0 else None)
+        self._check_step(status, self.steps[failed % self.count] if failed >= 0 else None)
 
     def _check_step(self, status: int, step: Step | None) -> None:
         if step is None:
@@ -231,7 +175,7 @@ class Segment:
         self._library.check(status, node=step.node.name, inputs=shapes, line=step.node.where)
 
     def _place(self, step: Step) -> int:
-        """The number of the user's line, for errors that a GPU tells when the call is over."""
+        """The library's number of the user's line, for errors that a GPU reports after the call."""
         return self._library.place_number(step.node.where) if step.node.op.fallible else 0
 
     def _lowered(self, step: Step) -> tuple[int, list[int]]:
@@ -239,20 +183,15 @@ class Segment:
         signature.
         """
         node, op = step.node, step.node.op
-        key = (self._ctx.kernel_device, op.kernel)
-        if key not in self._library.index:
-            raise GraphError(
-                f"{op.name}: device {self._ctx} has no kernel {op.kernel}; rebuild the library "
-                f"with `make lib` or run on numpy (ctx=None) [{node.where}]"
-            )
+        key = (self.ctx.kernel_device, op.kernel)
         made = [*step.workspace, *step.outputs]
         words = []
         signature = self._library.signature[key].rstrip("s")
         for letter, argument in zip(signature, in_kernel_order(node, signature, step.inputs, made)):
             if letter in "io":
-                words.append(self._table.address(argument))
+                words.append(self.table.address(argument))
             elif letter in "IO":
-                words.append(self._list([self._table.address(value) for value in argument]))
+                words.append(self._list([self.table.address(value) for value in argument]))
             elif letter == "f":
                 words.append(int(np.float32(argument).view(np.uint32)))
             else:
@@ -264,15 +203,6 @@ class Segment:
         made = array_list(addresses)
         self._lists.append(made)
         return ctypes.addressof(made)
-
-
-def _joined(turns: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
-    """The records and words of segments of the same number of steps, one after the other."""
-    words_of = {id(turn): turn._words for turn in turns}
-    begins = dict(zip(words_of, itertools.accumulate(map(len, words_of.values()), initial=0)))
-    records = np.concatenate([turn._records for turn in turns])
-    records[:, 1] += np.repeat([begins[id(turn)] for turn in turns], turns[0].count)
-    return records, np.concatenate([*words_of.values()])
 
 
 def in_kernel_order(

@@ -1,4 +1,4 @@
-"""whole: a run that updates Parameters happens as a whole or not at all."""
+"""Transactions: a run that updates Parameters commits or is rolled back."""
 
 from __future__ import annotations
 
@@ -10,43 +10,42 @@ from ...runtime.target import Target
 from ..plan.memory import Plan, Step
 
 
-class Whole:
-    """`with whole:` around one run of a plan.
+class Transaction:
+    """`with transaction:` around one run of a plan.
 
-    Ctrl-C takes effect when the run is complete or taken back, where Python is between its steps
-    and could be stopped between two updates. A step that fails after an update (most run before
-    all updates, see schedule.py) leaves the Parameters as they were before the run; on a GPU, and
-    for want of memory on the CPU, that is undo.py's work.
+    SIGINT is deferred until the run has committed or rolled back. A step that fails after an update
+    (most fallible steps run before all updates, see plan/schedule.py) rolls the Parameters back to
+    their values before the run; on a GPU, and for want of memory on the CPU, rollback.py does that.
     """
 
     def __init__(self, plan: Plan, target: Target) -> None:
         python = any(map(_runs_python, plan.steps))
         changed = written(plan.steps)
-        self._held = bool(changed)
-        self._undone = [] if target.streams else _undone(plan.steps)
-        self._undone_if_judged = [] if target.streams else changed
-        # Whether a run needs it that is not watched step by step.
-        self.needed = self._held and (not target.native or python) or bool(self._undone)
-        self.judged = False  # whether the next runs are debugged, which may stop them at any step
-        self._keys = Interrupts()
-        self._before: list[tuple[Any, Any]] = []
+        self._updates = bool(changed)
+        self._saved = [] if target.streams else _written_before_failure(plan.steps)
+        self._saved_if_observed = [] if target.streams else changed
+        # True when a run that is not observed needs it.
+        self.needed = self._updates and (not target.native or python) or bool(self._saved)
+        self.observed = False  # the next runs are debugged, which may stop them at any step
+        self._interrupts = Interrupts()
+        self._snapshot: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
-        undone = self._undone_if_judged if self.judged else self._undone
-        self._before = [(parameter, parameter.asnumpy()) for parameter in undone]
-        if self._held:
-            self._keys.__enter__()
+        saved = self._saved_if_observed if self.observed else self._saved
+        self._snapshot = [(parameter, parameter.asnumpy()) for parameter in saved]
+        if self._updates:
+            self._interrupts.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        before, self._before = self._before, []
+        snapshot, self._snapshot = self._snapshot, []
         try:
             if kind is not None:
-                for parameter, value in before:
+                for parameter, value in snapshot:
                     parameter.set(value)
         finally:
-            if self._held:  # until here: a run is taken back as a whole, too
-                self._keys.__exit__()
-        if kind is None and self._keys.pressed:
+            if self._updates:  # until here: the rollback is not interrupted either
+                self._interrupts.__exit__()
+        if kind is None and self._interrupts.pressed:
             raise KeyboardInterrupt
 
 
@@ -54,7 +53,7 @@ def _runs_python(step: Step) -> bool:
     return step.node.op.kernel is None
 
 
-def _undone(steps: Sequence[Step]) -> list[Any]:
+def _written_before_failure(steps: Sequence[Step]) -> list[Any]:
     """The Parameters that are written before the last step that may fail."""
     last = 0
     for k, step in enumerate(steps):

@@ -25,6 +25,7 @@ from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
 from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
+from ...runtime.target import target_of
 from ...runtime.tuning_cache import Measurement, TuningCache, tuning_cache
 from ...settings import settings
 from ..plan.memory import Plan
@@ -99,7 +100,8 @@ def _is_open(node: Node, ctx: Context) -> bool:
         return False
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     sizes = [spec.size for spec in (*(x.spec for x in node.inputs), *made)]
-    return min(sizes) > 0 and len(load().algorithms(ctx.kernel_device, node.op.kernel)) > 0
+    known = min(sizes) > 0 and target_of(ctx).has(node.op.kernel)
+    return known and len(load().algorithms(ctx.kernel_device, node.op.kernel)) > 0
 
 
 def _environment(ctx: Context) -> str:

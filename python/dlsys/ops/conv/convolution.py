@@ -26,17 +26,17 @@ from ...graph.spec import Spec, describe, floating, promote
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
-from .geometry import Padding, Pair, Windows, check_planes, in_floats, packed, slide
+from .geometry import Padding, Pair, Windows, check_images, in_floats, packed, slide
 from .im2col import (
     by_group,
     by_image,
     chunks,
     gather,
+    im2col,
+    im2col_workspace,
     images_at_once,
     is_pointwise,
     spec_of,
-    unfold,
-    unfolded,
 )
 
 __all__ = [
@@ -50,13 +50,13 @@ SHARED: dict[str, Kind] = dict(  # the attributes that all of the family have
 
 
 class ConvolutionOp(Op):
-    """What the operators of the family share: attributes, native arguments and dtypes."""
+    """Base of the operators of convolution: attributes, native arguments and dtypes."""
 
     has_precision = tunable = True
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
 
     def simplify(self, node: Node) -> Node | None:
-        """Integers become floats; `same` and `valid` become numbers."""
+        """Integers become floats; `same` and `valid` become extents."""
         return in_floats(node, node.spec.dtype)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class ConvolutionOp(Op):
         return *map(packed, lists), node.attrs["groups"], *how
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
-        """The windows over the planes of the data."""
+        """The windows over the images of the data."""
         raise NotImplementedError
 
 
@@ -80,8 +80,8 @@ class Conv2dOp(ConvolutionOp):
         return slide(node, specs[0].shape[2:], specs[1].shape[2:])
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_planes(node, 0, specs[0])
-        check_planes(node, 1, specs[1], "a filter (O, C/groups, kH, kW)")
+        check_images(node, 0, specs[0])
+        check_images(node, 1, specs[1], "a filter (O, C/groups, kH, kW)")
         check_groups(node, specs[0].shape[1], specs[1].shape[0])
         groups = node.attrs["groups"]
         if specs[0].shape[1] != specs[1].shape[1] * groups:
@@ -98,14 +98,14 @@ class Conv2dOp(ConvolutionOp):
         return result(node, specs, (specs[0].shape[0], specs[1].shape[0], *out))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return unfolded(self.windows(node, *inputs), inputs[0], outputs[0].dtype)
+        return im2col_workspace(self.windows(node, *inputs), inputs[0], outputs[0].dtype)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, f, y = arrays[0], arrays[1], arrays[-1]
         windows, groups = self.windows(node, spec_of(x), spec_of(f)), node.attrs["groups"]
         filters = by_group(f, groups)
         scratch = arrays[-2] if not is_pointwise(windows) else None
-        for images, columns in unfold(x, windows, scratch):
+        for images, columns in im2col(x, windows, scratch):
             shape = (len(columns), groups, filters.shape[2], windows.out[0] * windows.out[1])
             np.matmul(filters, columns.reshape(shape), out=by_image(y[images], groups))
         if len(node.inputs) == 3:
@@ -123,7 +123,7 @@ class Conv2dOp(ConvolutionOp):
 
 
 class Conv2dBiasOp(Conv2dOp):
-    """A convolution that adds bias[o] to every element of plane o."""
+    """A convolution that adds bias[o] to every element of channel o."""
 
     name = kernel = "conv2d_bias"
     signature = Signature("x", "f", "bias", "*", **SHARED)
@@ -151,32 +151,32 @@ class DataGradientOp(ConvolutionOp):
             raise node.error("padding 'same' leaves the size open, expected numbers or 'valid'")
         if any(e < 0 or e >= s for e, s in zip(extra, stride)):
             raise node.error(f"output_padding {extra} must be below the stride {stride}")
-        plane = []
+        image = []
         for axis in (0, 1):
             around = 0 if padding == "valid" else padding[axis]
             around = sum(around) if isinstance(around, tuple) else 2 * around
             extent = (f[2 + axis] - 1) * dilation[axis] + 1
-            plane.append((dy[2 + axis] - 1) * stride[axis] + extent - around + extra[axis])
-        if min(plane) < 1 or min(dy[2:]) < 1:
+            image.append((dy[2 + axis] - 1) * stride[axis] + extent - around + extra[axis])
+        if min(image) < 1 or min(dy[2:]) < 1:
             raise node.error(
                 f"padding {padding} leaves nothing of {describe(node, specs)} at stride {stride}"
             )
-        return slide(node, (plane[0], plane[1]), f[2:])
+        return slide(node, (image[0], image[1]), f[2:])
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_planes(node, 0, specs[0], "a filter (O, C/groups, kH, kW)")
-        check_planes(node, 1, specs[1], "(N, O, H, W)")
+        check_images(node, 0, specs[0], "a filter (O, C/groups, kH, kW)")
+        check_images(node, 1, specs[1], "(N, O, H, W)")
         check_groups(node, specs[0].shape[1] * node.attrs["groups"], specs[0].shape[0])
         if specs[0].shape[0] != specs[1].shape[1]:
             raise node.error(
-                f"expected as many planes as filters have outputs, got {describe(node, specs)}"
+                f"expected as many channels as filters have outputs, got {describe(node, specs)}"
             )
         channels = specs[0].shape[1] * node.attrs["groups"]
-        plane = self.windows(node, *specs).plane
-        return result(node, specs, (specs[1].shape[0], channels, *plane))
+        image = self.windows(node, *specs).image
+        return result(node, specs, (specs[1].shape[0], channels, *image))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return unfolded(self.windows(node, *inputs), outputs[0], outputs[0].dtype)
+        return im2col_workspace(self.windows(node, *inputs), outputs[0], outputs[0].dtype)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         f, dy, dx = arrays[0], arrays[1], arrays[-1]
@@ -190,8 +190,8 @@ class DataGradientOp(ConvolutionOp):
             columns = arrays[2][: images.stop - images.start]
             shape = (len(columns), groups, filters.shape[1], windows.out[0] * windows.out[1])
             np.matmul(filters, by_image(dy[images], groups), out=columns.reshape(shape))
-            for tap, windows_of, seen in windows.taps():
-                at, column = (..., *seen), (slice(None), slice(None), *tap, *windows_of)
+            for at_offset, positions, seen in windows.kernel_offsets():
+                at, column = (..., *seen), (slice(None), slice(None), *at_offset, *positions)
                 into = dx[images][at]
                 np.add(into, columns[column], out=into)
 
@@ -221,7 +221,7 @@ class DataGradientLikeOp(ConvolutionOp):
     def simplify(self, node: Node) -> Node:
         f, dy, x = node.inputs
         windows = slide(node, x.spec.shape[2:], f.spec.shape[2:])
-        sizes = zip(windows.plane, windows.before, windows.after, windows.size, windows.dilation)
+        sizes = zip(windows.image, windows.before, windows.after, windows.size, windows.dilation)
         room = [n + a + b - (k - 1) * d - 1 for n, a, b, k, d in sizes]
         extra = tuple(r % s for r, s in zip(room, windows.stride))
         attrs = shared(node) | {"padding": windows.padding, "output_padding": extra}
@@ -252,7 +252,7 @@ class FilterGradientOp(ConvolutionOp):
         windows = slide(node, x[2:], size)
         if windows.out != dy[2:]:
             raise node.error(
-                f"a filter {size} at stride {windows.stride} gives planes {windows.out}: "
+                f"a filter {size} at stride {windows.stride} gives images {windows.out}: "
                 f"{describe(node, specs)}"
             )
         return windows
@@ -268,13 +268,13 @@ class FilterGradientOp(ConvolutionOp):
             extent = x[2 + axis] + around - (dy[2 + axis] - 1) * stride[axis]
             size.append((extent - 1) // node.attrs["dilation"][axis] + 1)
         if min(size) < 1:
-            raise node.error(f"no filter at stride {stride} takes planes {x[2:]} to {dy[2:]}")
+            raise node.error(f"no filter at stride {stride} takes images {x[2:]} to {dy[2:]}")
         return size[0], size[1]
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         x, dy = specs
-        check_planes(node, 0, x)
-        check_planes(node, 1, dy, "(N, O, oH, oW)")
+        check_images(node, 0, x)
+        check_images(node, 1, dy, "(N, O, oH, oW)")
         check_groups(node, x.shape[1], dy.shape[1])
         if x.shape[0] != dy.shape[0]:
             raise node.error(f"expected as many images in both, got {describe(node, specs)}")
@@ -285,29 +285,29 @@ class FilterGradientOp(ConvolutionOp):
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         windows = self.windows(node, *inputs)
         (n, c), o = inputs[0].shape[:2], outputs[0].shape[0]
-        places = windows.out[0] * windows.out[1]
+        positions = windows.out[0] * windows.out[1]
         dtype = outputs[0].dtype
-        taps = c * windows.size[0] * windows.size[1]
-        count = images_at_once(n, taps * places, dtype)
-        flat = [Spec((planes * count * places,), dtype) for planes in (taps, o)]
+        rows = c * windows.size[0] * windows.size[1]
+        count = images_at_once(n, rows * positions, dtype)
+        flat = [Spec((extent * count * positions,), dtype) for extent in (rows, o)]
         return [*flat, outputs[0]]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, dy, columns, gradients, part, df = arrays
         windows, groups = self.windows(node, spec_of(x), spec_of(dy)), node.attrs["groups"]
-        places = windows.out[0] * windows.out[1]
+        positions = windows.out[0] * windows.out[1]
         (n, c), o = x.shape[:2], dy.shape[1]
         df.fill(0)
         grouped = by_group(part, groups)
-        for images in chunks(n, gradients.size // max(o * places, 1)):
+        for images in chunks(n, gradients.size // max(o * positions, 1)):
             count = images.stop - images.start
-            across = gradients[: o * count * places].reshape(o, count, *windows.out)
+            across = gradients[: o * count * positions].reshape(o, count, *windows.out)
             np.copyto(across, dy[images].transpose(1, 0, 2, 3))
-            taps = columns[: c * windows.size[0] * windows.size[1] * count * places]
-            taps = taps.reshape(c, *windows.size, count, *windows.out)
-            gather(x[images].transpose(1, 0, 2, 3), taps.transpose(0, 3, 1, 2, 4, 5), windows)
-            left = across.reshape(groups, o // groups, count * places)
-            right = taps.reshape(groups, grouped.shape[2], count * places)
+            matrix = columns[: c * windows.size[0] * windows.size[1] * count * positions]
+            matrix = matrix.reshape(c, *windows.size, count, *windows.out)
+            gather(x[images].transpose(1, 0, 2, 3), matrix.transpose(0, 3, 1, 2, 4, 5), windows)
+            left = across.reshape(groups, o // groups, count * positions)
+            right = matrix.reshape(groups, grouped.shape[2], count * positions)
             np.matmul(left, right.transpose(0, 2, 1), out=grouped)
             np.add(df, part, out=df)
 
@@ -410,7 +410,7 @@ def conv2d(
     """The convolution of x (N, C, H, W) with f (O, C/groups, kH, kW), plus bias (O,) if given.
 
     Gives (N, O, oH, oW), oH = (H + padding before and after - dilation·(kH - 1) - 1) // stride + 1.
-    padding: a number or a pair for both sides of each axis, ((top, bottom), (left, right)),
+    padding: an integer or a pair for both sides of each axis, ((top, bottom), (left, right)),
     "valid" (none) or "same" (oH = ceil(H / stride), an odd rest behind). groups: channels and
     filters in that many parts that do not mix; groups=C is a depthwise convolution. Floats of one
     dtype. Raises ShapeError for attributes or shapes that do not fit.
@@ -459,12 +459,12 @@ def conv1d(
 ) -> Node:
     """The convolution of x (N, C, L) with f (O, C/groups, k), plus bias (O,): (N, O, oL).
 
-    It is `conv2d` over planes of one row. padding: a number, (before, after), "same" or "valid".
+    It is `conv2d` over images of one row. padding: an integer, (before, after), "same" or "valid".
     """
     if not isinstance(padding, str):
         padding = ((0, 0), padding)
-    plane, filters = expand_dims_op(x, axis=2), expand_dims_op(f, axis=2)
-    y = conv2d(plane, filters, bias, (1, stride), padding, (1, dilation), groups)
+    image, filters = expand_dims_op(x, axis=2), expand_dims_op(f, axis=2)
+    y = conv2d(image, filters, bias, (1, stride), padding, (1, dilation), groups)
     return squeeze_op(y, axis=2)
 
 
@@ -488,7 +488,7 @@ def conv2d_gradient_of_data_op(
     """The gradient of `conv2d_op` for its data, from the filter A (O, C, kH, kW) and dy B.
 
     Scripts call it in two ways, and both work: (filter, dy, padding, stride) gives the smallest
-    planes that the convolution takes to dy, (filter, dy, x, padding, stride) gives those of x.
+    images that the convolution takes to dy, (filter, dy, x, padding, stride) gives those of x.
     """
     like, padding, stride = _sorted("conv2d_gradient_of_data", more, padding, stride)
     if like is None:
@@ -515,10 +515,10 @@ def _sorted(
 ) -> tuple[Node | None, Any, Any]:
     """The optional node, padding and stride among positional arguments."""
     like = more[0] if more and isinstance(more[0], Node) else None
-    numbers = more if like is None else more[1:]
-    if len(numbers) > 2:
+    given = more if like is None else more[1:]
+    if len(given) > 2:
         raise GraphError(
             f"{called}: expected at most three nodes, padding and stride, got "
             f"{2 + len(more)} arguments [{where()}]"
         )
-    return like, *(*numbers, *(padding, stride)[len(numbers) :])[:2]
+    return like, *(*given, *(padding, stride)[len(given) :])[:2]

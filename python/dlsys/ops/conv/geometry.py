@@ -1,4 +1,4 @@
-"""Windows that slide over planes: the geometry that convolution and pooling share."""
+"""The geometry of windows that slide over images, which convolution and pooling share."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Slices = tuple[slice, slice]
 
 
 class Windows(NamedTuple):
-    """The windows of one operator over planes of one size; pairs are (height, width)."""
+    """The windows of one operator over images of one size; pairs are (height, width)."""
 
-    plane: Pair
+    image: Pair  # H×W
     size: Pair
     stride: Pair
     dilation: Pair
     before: Pair  # rows of padding above, columns of padding to the left
     after: Pair
-    out: Pair  # how many windows there are, down and across
+    out: Pair  # output positions, down and across
 
     @property
     def padding(self) -> tuple[Pair, Pair]:
@@ -34,41 +34,41 @@ class Windows(NamedTuple):
 
     @property
     def extents(self) -> Pair:
-        """How far a window reaches, from its first tap to its last."""
+        """The extent of a window, from its first kernel offset to its last."""
         height, width = ((n - 1) * d + 1 for n, d in zip(self.size, self.dilation))
         return height, width
 
     @property
     def overlap(self) -> bool:
-        """Whether an element may lie in two windows."""
+        """True where an element may lie in two windows."""
         return any(extent > stride for extent, stride in zip(self.extents, self.stride))
 
     @property
     def blind(self) -> bool:
-        """Whether there is a window none of whose taps lies on the plane."""
+        """True where some window lies in the padding with all of its elements."""
         for axis in (0, 1):
             met = np.zeros(self.out[axis], np.bool_)
-            for tap in range(self.size[axis]):
-                met[self._reach(axis, tap)[0]] = True
+            for offset in range(self.size[axis]):
+                met[self._reach(axis, offset)[0]] = True
             if not met.all():
                 return True
         return False
 
-    def taps(self) -> Iterator[tuple[Pair, Slices, Slices]]:
-        """Each tap of the windows in row-major order, with the windows in which it lies on the
-        plane and the elements that it meets there.
+    def kernel_offsets(self) -> Iterator[tuple[Pair, Slices, Slices]]:
+        """Each kernel offset in row-major order, with the output positions at which it reads an
+        element of the image, and these elements.
         """
-        down = [self._reach(0, tap) for tap in range(self.size[0])]
-        across = [self._reach(1, tap) for tap in range(self.size[1])]
+        down = [self._reach(0, offset) for offset in range(self.size[0])]
+        across = [self._reach(1, offset) for offset in range(self.size[1])]
         for i, (rows, seen_rows) in enumerate(down):
             for j, (columns, seen_columns) in enumerate(across):
                 yield (i, j), (rows, columns), (seen_rows, seen_columns)
 
-    def _reach(self, axis: int, tap: int) -> Slices:
+    def _reach(self, axis: int, offset: int) -> Slices:
         stride = self.stride[axis]
-        first = tap * self.dilation[axis] - self.before[axis]  # what the first window sees
+        first = offset * self.dilation[axis] - self.before[axis]  # what the first window sees
         start = max(0, -(first // stride))
-        stop = min(self.out[axis], (self.plane[axis] - 1 - first) // stride + 1)
+        stop = min(self.out[axis], (self.image[axis] - 1 - first) // stride + 1)
         if start >= stop:
             return slice(0, 0), slice(0, 0)
         seen = start * stride + first
@@ -76,7 +76,7 @@ class Windows(NamedTuple):
 
 
 class Padding(Kind):
-    """Rows and columns around a plane: a number or a pair for both sides of each axis, pairs of
+    """Rows and columns around an image: an integer or a pair for both sides of each axis, pairs of
     them for (before, after), or a word that says how many.
     """
 
@@ -102,35 +102,35 @@ _PAIR = IntPair()
 
 
 def slide(
-    node: Node, plane: tuple[int, ...], size: tuple[int, ...], ceil_mode: bool = False
+    node: Node, image: tuple[int, ...], size: tuple[int, ...], ceil_mode: bool = False
 ) -> Windows:
-    """The windows of `node`, of its stride, padding and dilation, over a plane.
+    """The windows of `node`, of its stride, padding and dilation, over an image.
 
-    Raises ShapeError when no window fits into the padded plane.
+    Raises ShapeError when no window fits into the padded image.
     """
     stride, dilation = node.attrs["stride"], node.attrs.get("dilation", (1, 1))
     before, after, out = [], [], []
     for axis in (0, 1):
         extent = (size[axis] - 1) * dilation[axis] + 1
-        lead, tail = _padding(node, axis, plane[axis], extent, stride[axis])
-        room = plane[axis] + lead + tail - extent
+        lead, tail = _padding(node, axis, image[axis], extent, stride[axis])
+        room = image[axis] + lead + tail - extent
         if room < 0 or size[axis] < 1:
             dilated = f" with dilation {dilation}" if dilation != (1, 1) else ""
             raise node.error(
-                f"window {size}{dilated} is larger than the plane {plane} with padding "
+                f"window {size}{dilated} is larger than the image {image} with padding "
                 f"{node.attrs['padding']!r}"
             )
         count = -(-room // stride[axis]) + 1 if ceil_mode else room // stride[axis] + 1
-        if ceil_mode and (count - 1) * stride[axis] >= plane[axis] + lead:
-            count -= 1  # the last window would begin behind the plane
+        if ceil_mode and (count - 1) * stride[axis] >= image[axis] + lead:
+            count -= 1  # the last window would begin behind the image
         before.append(lead)
         after.append(tail)
         out.append(count)
-    pairs = (plane, size, stride, dilation, tuple(before), tuple(after), tuple(out))
+    pairs = (image, size, stride, dilation, tuple(before), tuple(after), tuple(out))
     return Windows(*pairs)  # type: ignore[arg-type]
 
 
-def check_planes(node: Node, position: int, spec: Spec, layout: str = "(N, C, H, W)") -> None:
+def check_images(node: Node, position: int, spec: Spec, layout: str = "(N, C, H, W)") -> None:
     """Refuses an input that has not four dimensions."""
     if len(spec.shape) != 4:
         raise node.error(f"expected {layout}, got {node.inputs[position].name} {spec.shape}")
@@ -146,15 +146,15 @@ def in_floats(node: Node, dtype: np.dtype, free: tuple[int, ...] = ()) -> Node |
 
 
 def packed(value: Pair) -> int:
-    """Pair numbers in one kernel argument: the height in the high half."""
+    """Two integers as one kernel argument: the height in the high half."""
     return value[0] << 32 | value[1]
 
 
-def _padding(node: Node, axis: int, plane: int, extent: int, stride: int) -> Pair:
+def _padding(node: Node, axis: int, image: int, extent: int, stride: int) -> Pair:
     padding = node.attrs["padding"]
     if padding == "valid":
         return 0, 0
-    if padding == "same":  # as many windows as the plane has strides; an odd rest goes behind
-        total = max((-(-plane // stride) - 1) * stride + extent - plane, 0)
+    if padding == "same":  # as many windows as the image has strides; an odd rest goes behind
+        total = max((-(-image // stride) - 1) * stride + extent - image, 0)
         return total // 2, total - total // 2
     return padding[axis] if isinstance(padding[axis], tuple) else (padding[axis], padding[axis])

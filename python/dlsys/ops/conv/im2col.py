@@ -1,5 +1,5 @@
-"""Convolution in numpy: the windows of some images are unfolded into columns, a tap a row, and
-matrix products do the rest. Images go in chunks, so that the columns stay in the caches.
+"""Convolution in numpy by im2col: the windows of some images become the columns of a matrix, a
+kernel offset a row, and GEMMs do the rest. Images go in chunks, so that columns stay in the caches.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def by_group(f: np.ndarray, groups: int) -> np.ndarray:
 
 
 def by_image(x: np.ndarray, groups: int) -> np.ndarray:
-    """Planes as a matrix a group of an image: (N, groups, C/groups, H · W)."""
+    """H×W as the columns of a matrix for each image and group: (N, groups, C/groups, H · W)."""
     n, c, h, w = x.shape
     return x.reshape(n, groups, c // groups, h * w)
 
 
 def is_pointwise(windows: Windows) -> bool:
-    """Whether the windows are the elements themselves, so that nothing needs unfolding."""
-    return windows.size == windows.stride == (1, 1) and windows.plane == windows.out
+    """True for a 1×1 kernel at stride 1, which needs no im2col."""
+    return windows.size == windows.stride == (1, 1) and windows.image == windows.out
 
 
 def images_at_once(n: int, elements: int, dtype: np.dtype | None) -> int:
-    """How many images are unfolded together when each takes that many elements."""
+    """The number of images in a chunk when the columns of each have that many elements."""
     assert dtype is not None
     return max(1, min(n, CHUNK_NBYTES // max(elements * dtype.itemsize, 1)))
 
@@ -47,18 +47,18 @@ def chunks(n: int, size: int) -> Iterator[slice]:
         yield slice(start, min(n, start + size))
 
 
-def unfolded(windows: Windows, x: Spec, dtype: np.dtype | None) -> list[Spec]:
-    """The workspace of `unfold`: (images, C, kH, kW, oH, oW)."""
+def im2col_workspace(windows: Windows, x: Spec, dtype: np.dtype | None) -> list[Spec]:
+    """The workspace of `im2col`: (images, C, kH, kW, oH, oW)."""
     if is_pointwise(windows):
         return []
     one = (x.shape[1], *windows.size, *windows.out)
     return [Spec((images_at_once(x.shape[0], Spec(one, dtype).size, dtype), *one), dtype)]
 
 
-def unfold(
+def im2col(
     x: np.ndarray, windows: Windows, scratch: np.ndarray | None
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Chunks of images with what each tap of each window sees of them."""
+    """Chunks of images with their columns: what each kernel offset of each window reads."""
     if scratch is None:
         yield slice(0, len(x)), x
         return
@@ -74,6 +74,6 @@ def gather(x: np.ndarray, columns: np.ndarray, windows: Windows, fresh: bool = T
     """
     if fresh and windows.padding != ((0, 0), (0, 0)):
         columns.fill(0)
-    for (i, j), (rows, across), seen in windows.taps():
+    for (i, j), (rows, across), seen in windows.kernel_offsets():
         at = (..., *seen)
         np.copyto(columns[:, :, i, j, rows, across], x[at])

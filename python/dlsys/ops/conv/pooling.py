@@ -19,7 +19,7 @@ from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
-from .geometry import Padding, Pair, Windows, check_planes, in_floats, packed, slide
+from .geometry import Padding, Pair, Windows, check_images, in_floats, packed, slide
 
 __all__ = [
     "avg_pool2d", "avg_pool2d_gradient_op", "avg_pool2d_op", "global_avg_pool2d",
@@ -42,8 +42,8 @@ COUNTED: dict[str, Kind] = SHARED | {"count_include_pad": Bool(True, omitted=Tru
 
 
 class PoolOp(Op):
-    """What the operators share: window (None: the whole plane), stride, padding, ceil_mode and, for
-    the maximum alone, dilation.
+    """Base of the operators of pooling: window (None: all of H×W), stride, padding, ceil_mode and,
+    for the maximum alone, dilation.
     """
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
@@ -51,10 +51,10 @@ class PoolOp(Op):
             attrs["stride"] = attrs["window"] or (1, 1)
         return Node(self, inputs, attrs, name)
 
-    def windows(self, node: Node, plane: tuple[int, ...]) -> Windows:
-        """The windows over a plane; each meets at least one element."""
-        size = node.attrs["window"] or plane
-        windows = slide(node, (plane[0], plane[1]), size, node.attrs["ceil_mode"])
+    def windows(self, node: Node, image: tuple[int, ...]) -> Windows:
+        """The windows over an image; each meets at least one element."""
+        size = node.attrs["window"] or image
+        windows = slide(node, (image[0], image[1]), size, node.attrs["ceil_mode"])
         for extent, around in zip(windows.extents, windows.padding):
             if max(around) >= extent:
                 raise node.error(
@@ -64,20 +64,20 @@ class PoolOp(Op):
         if windows.dilation != (1, 1) and windows.blind:
             raise node.error(
                 f"a window {size} with dilation {windows.dilation} and padding "
-                f"{node.attrs['padding']} sees nothing of the plane {windows.plane}"
+                f"{node.attrs['padding']} sees nothing of the image {windows.image}"
             )
         return windows
 
     def attributes(self, node: Node, windows: Windows | None = None) -> dict[str, Any]:
-        """The attributes for an operator over the same windows, as numbers where they are known."""
-        attrs = {k: v for k, v in node.attrs.items() if k != "plane"}
+        """The attributes for an operator over the same windows, as extents where they are known."""
+        attrs = {k: v for k, v in node.attrs.items() if k != "image"}
         if windows is not None:
-            attrs.update(window=windows.size, padding=windows.padding, plane=windows.plane)
+            attrs.update(window=windows.size, padding=windows.padding, image=windows.image)
         return attrs
 
     def check_result(self, node: Node, x: Spec, dy: Spec) -> Windows:
         """Refuses a dy that is not of the pooled shape."""
-        check_planes(node, len(node.inputs) - 1, x)
+        check_images(node, len(node.inputs) - 1, x)
         windows = self.windows(node, x.shape[2:])
         if dy.shape != (*x.shape[:2], *windows.out):
             expected = (*x.shape[:2], *windows.out)
@@ -85,11 +85,11 @@ class PoolOp(Op):
         return windows
 
     def spec_of_gradient(self, node: Node, *specs: Spec) -> Spec:
-        """Of planes `plane`, whose pooling gives those of the first input."""
-        windows = self.windows(node, node.attrs["plane"])
+        """The spec of images (H, W), whose pooling gives those of the first input."""
+        windows = self.windows(node, node.attrs["image"])
         if specs[0].shape[2:] != windows.out:
-            raise node.error(f"expected planes {windows.out}, got {describe(node, specs)}")
-        shape = (*specs[0].shape[:2], *node.attrs["plane"])
+            raise node.error(f"expected images {windows.out}, got {describe(node, specs)}")
+        shape = (*specs[0].shape[:2], *node.attrs["image"])
         return Spec(shape, floating(specs[0].dtype), specs[0].declared)
 
 
@@ -104,43 +104,43 @@ class MaxPoolOp(PoolOp):
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
-        check_planes(node, 0, specs[0])
+        check_images(node, 0, specs[0])
         shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
         values = Spec(shape, floating(specs[0].dtype), specs[0].declared)
         return values, values._replace(dtype=INT32)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        count = number_of_taps(node, inputs[0].shape[2:])
+        count = window_size(node, inputs[0].shape[2:])
         number = outputs[0]._replace(dtype=UINT8 if count < 256 else INT32)
-        places = outputs[0]._replace(dtype=np.dtype(np.intp))
-        return [outputs[0]._replace(dtype=BOOL), number, number, places]
+        indices = outputs[0]._replace(dtype=np.dtype(np.intp))
+        return [outputs[0]._replace(dtype=BOOL), number, number, indices]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, mask, number, found, places, y, argmax = arrays
+        x, mask, rank, found, indices, y, argmax = arrays
         windows = self.windows(node, x.shape[2:])
-        whole = windows.size == windows.plane and windows.before == (0, 0)
-        if whole and windows.out == (1, 1) and x.size:
-            planes = x.reshape(y.size, -1)
-            first = np.argmax(planes, axis=1)  # of several, or the first NaN
+        covers_all = windows.size == windows.image and windows.before == (0, 0)
+        if covers_all and windows.out == (1, 1) and x.size:
+            images = x.reshape(y.size, -1)
+            first = np.argmax(images, axis=1)  # of several, or the first NaN
             np.copyto(argmax.reshape(-1), first, casting="same_kind")
-            y.reshape(-1)[:] = planes[np.arange(y.size), first]
+            y.reshape(-1)[:] = images[np.arange(y.size), first]
             return
         y.fill(-np.inf)
-        for _, of, seen in windows.taps():
+        for _, of, seen in windows.kernel_offsets():
             to, at = (..., *of), (..., *seen)
             np.maximum(y[to], x[at], out=y[to])  # NaN wins
-        # Taps count down, so that the first of several has the largest number.
+        # Kernel offsets count down, so that the first of several has the largest rank.
         found.fill(0)
-        with_nan, last = np.isnan(y, out=mask).any(), number_of_taps(node, windows.plane)
-        for tap, (_, of, seen) in enumerate(windows.taps()):
+        with_nan, last = np.isnan(y, out=mask).any(), window_size(node, windows.image)
+        for k, (_, of, seen) in enumerate(windows.kernel_offsets()):
             to, at = (..., *of), (..., *seen)
             same = np.equal(x[at], y[to], out=mask[to])
             if with_nan:
                 np.logical_or(same, np.isnan(x[at]), out=same)
-            this = np.multiply(same, last - tap, out=number[to], dtype=number.dtype)
+            this = np.multiply(same, last - k, out=rank[to], dtype=rank.dtype)
             np.maximum(found[to], this, out=found[to])
-        np.subtract(found, 1, out=places)
-        np.take(offsets(windows)[::-1], places, out=argmax, mode="clip")
+        np.subtract(found, 1, out=indices)
+        np.take(flat_offsets(windows)[::-1], indices, out=argmax, mode="clip")
         np.add(argmax, corners(windows), out=argmax)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
@@ -160,10 +160,10 @@ class MaxPoolOp(PoolOp):
 
 
 class MaxPoolGradientOp(PoolOp):
-    """Adds each dy (N, C, oH, oW) to where its maximum was found: (N, C, *plane)."""
+    """Adds each dy (N, C, oH, oW) to where its maximum was found: (N, C, H, W)."""
 
     name = kernel = "max_pool2d_gradient"
-    signature = Signature("dy", "argmax", "*", **DILATED, plane=IntPair())
+    signature = Signature("dy", "argmax", "*", **DILATED, image=IntPair())
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -171,26 +171,26 @@ class MaxPoolGradientOp(PoolOp):
         return self.spec_of_gradient(node, *specs)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        if not self.windows(node, node.attrs["plane"]).overlap:
+        if not self.windows(node, node.attrs["image"]).overlap:
             return [inputs[1]._replace(dtype=np.dtype(np.intp))]
-        return [inputs[0]._replace(dtype=BOOL), Spec(node.attrs["plane"], INT32)]
+        return [inputs[0]._replace(dtype=BOOL), Spec(node.attrs["image"], INT32)]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         (dy, argmax), scratch, dx = arrays[:2], arrays[2:-1], arrays[-1]
         dx.fill(0)
         if len(scratch) == 1:
-            np.put(dx, flat_places(dx, argmax, scratch[0]), dy, mode="clip")
+            np.put(dx, flat_indices(dx, argmax, scratch[0]), dy, mode="clip")
             return
-        mine, places = scratch
-        np.copyto(places, np.arange(places.size, dtype=INT32).reshape(places.shape))
-        for _, of, seen in self.windows(node, node.attrs["plane"]).taps():
+        mine, indices = scratch
+        np.copyto(indices, np.arange(indices.size, dtype=INT32).reshape(indices.shape))
+        for _, of, seen in self.windows(node, node.attrs["image"]).kernel_offsets():
             to, at = (..., *of), (..., *seen)
             mask, into = mine[to], dx[at]
-            np.equal(argmax[to], places[seen], out=mask)
+            np.equal(argmax[to], indices[seen], out=mask)
             np.add(into, dy[to], out=into, where=mask)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        return geometry(self.windows(node, node.attrs["plane"]))
+        return geometry(self.windows(node, node.attrs["image"]))
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec.dtype, free=(1,))
@@ -228,7 +228,7 @@ class MaxPoolReadOp(PoolOp):
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_planes(node, 0, specs[0])
+        check_images(node, 0, specs[0])
         expected = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
         if specs[1].shape != expected:
             raise node.error(f"expected indices {expected}, got {describe(node, specs)}")
@@ -239,7 +239,7 @@ class MaxPoolReadOp(PoolOp):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, argmax, flat, y = arrays
-        flat_places(x, argmax, flat)
+        flat_indices(x, argmax, flat)
         if y.size:
             np.take(x.reshape(-1), flat, out=y, mode="clip")
 
@@ -262,7 +262,7 @@ class AvgPoolOp(PoolOp):
     signature = Signature("x", "*", **COUNTED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_planes(node, 0, specs[0])
+        check_images(node, 0, specs[0])
         shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
         return Spec(shape, floating(specs[0].dtype), specs[0].declared)
 
@@ -270,7 +270,7 @@ class AvgPoolOp(PoolOp):
         x, y = arrays
         windows = self.windows(node, x.shape[2:])
         y.fill(0)
-        for _, of, seen in windows.taps():
+        for _, of, seen in windows.kernel_offsets():
             to, at = (..., *of), (..., *seen)
             np.add(y[to], x[at], out=y[to])
         count = divisors(windows, node.attrs.get("count_include_pad", True))
@@ -290,13 +290,13 @@ class AvgPoolOp(PoolOp):
 
 
 class AvgPoolGradientOp(PoolOp):
-    """Spreads each dy (N, C, oH, oW) evenly over its window: (N, C, *plane)."""
+    """Spreads each dy (N, C, oH, oW) evenly over its window: (N, C, H, W)."""
 
     name = kernel = "avg_pool2d_gradient"
-    signature = Signature("dy", "*", **COUNTED, plane=IntPair())
+    signature = Signature("dy", "*", **COUNTED, image=IntPair())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_planes(node, 0, specs[0])
+        check_images(node, 0, specs[0])
         return self.spec_of_gradient(node, *specs)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
@@ -304,16 +304,16 @@ class AvgPoolGradientOp(PoolOp):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         dy, share, dx = arrays
-        windows = self.windows(node, node.attrs["plane"])
+        windows = self.windows(node, node.attrs["image"])
         count = divisors(windows, node.attrs.get("count_include_pad", True))
         np.divide(dy, count.astype(dy.dtype), out=share)
         dx.fill(0)
-        for _, of, seen in windows.taps():
+        for _, of, seen in windows.kernel_offsets():
             to, at = (..., *of), (..., *seen)
             np.add(dx[at], share[to], out=dx[at])
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        return averages(node, self.windows(node, node.attrs["plane"]))
+        return averages(node, self.windows(node, node.attrs["image"]))
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec.dtype)
@@ -352,7 +352,7 @@ avg_pool_gradient_like_op = AvgPoolGradientLikeOp()
 
 def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
     """Refuses indices that are not of the gradient's shape."""
-    check_planes(node, 0, dy)
+    check_images(node, 0, dy)
     if dy.shape != argmax.shape:
         raise node.error(
             f"expected one index for each gradient, got {describe(node, (dy, argmax))}"
@@ -374,31 +374,31 @@ def averages(node: Node, windows: Windows) -> tuple[int, ...]:
 # ---- numpy ----
 
 
-def number_of_taps(node: Node, plane: tuple[int, ...]) -> int:
-    """How many elements a window has."""
-    height, width = node.attrs["window"] or plane
+def window_size(node: Node, image: tuple[int, ...]) -> int:
+    """The number of elements of a window."""
+    height, width = node.attrs["window"] or image
     return height * width
 
 
 def corners(windows: Windows) -> np.ndarray:
-    """The index of each window's first element, (oH, oW): before the plane with padding."""
+    """The index of each window's first element, (oH, oW): before the image with padding."""
     down, across = (
         np.arange(n, dtype=INT32) * s - b
         for n, s, b in zip(windows.out, windows.stride, windows.before)
     )
-    return down[:, None] * windows.plane[1] + across
+    return down[:, None] * windows.image[1] + across
 
 
-def offsets(windows: Windows) -> np.ndarray:
-    """How far each tap of a window lies behind its corner."""
+def flat_offsets(windows: Windows) -> np.ndarray:
+    """The flat distance of each kernel offset from the window's corner."""
     down, across = (np.arange(n, dtype=INT32) * d for n, d in zip(windows.size, windows.dilation))
-    return (down[:, None] * windows.plane[1] + across).reshape(-1)
+    return (down[:, None] * windows.image[1] + across).reshape(-1)
 
 
-def flat_places(x: np.ndarray, argmax: np.ndarray, flat: np.ndarray) -> np.ndarray:
-    """Indices into planes as indices into all of x (N, C, H, W), written to `flat`."""
-    planes = np.arange(x.shape[0] * x.shape[1], dtype=flat.dtype) * (x.shape[2] * x.shape[3])
-    return np.add(argmax, planes.reshape(*x.shape[:2], 1, 1), out=flat)
+def flat_indices(x: np.ndarray, argmax: np.ndarray, flat: np.ndarray) -> np.ndarray:
+    """Indices into H×W as indices into all of x (N, C, H, W), written to `flat`."""
+    firsts = np.arange(x.shape[0] * x.shape[1], dtype=flat.dtype) * (x.shape[2] * x.shape[3])
+    return np.add(argmax, firsts.reshape(*x.shape[:2], 1, 1), out=flat)
 
 
 def divisors(windows: Windows, with_padding: bool) -> np.ndarray:
@@ -407,7 +407,7 @@ def divisors(windows: Windows, with_padding: bool) -> np.ndarray:
     for axis in (0, 1):
         start = np.arange(windows.out[axis]) * windows.stride[axis] - windows.before[axis]
         stop = start + windows.size[axis]
-        stop = np.minimum(stop, windows.plane[axis] + (windows.after[axis] if with_padding else 0))
+        stop = np.minimum(stop, windows.image[axis] + (windows.after[axis] if with_padding else 0))
         counts.append(stop - (start if with_padding else np.maximum(start, 0)))
     return counts[0][:, None] * counts[1]
 
@@ -431,7 +431,7 @@ def max_pool2d(
 
     oH = (H + padding before and after - extent) // stride + 1, where a window extends over
     dilation · (window - 1) + 1 elements and sees every dilation-th of them; `ceil_mode` rounds up,
-    as long as the last window begins on the plane or the padding before it. stride: that of the
+    as long as the last window begins on the image or the padding before it. stride: that of the
     window by default. padding: as of `conv2d`, below the extent; it never wins. A tie goes to the
     first element in row-major order, and NaN counts as larger than every number. For the indices
     too, call `max_pool_op`. Raises ShapeError for attributes or shapes that do not fit.
@@ -466,14 +466,14 @@ def avg_pool2d(
 
 @declared(keepdims=Bool())
 def global_max_pool2d(x: Node, keepdims: bool = False) -> Node:
-    """The largest element of each plane of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
+    """The largest element over H×W of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
     largest = max_pool_op(x)[0]
     return largest if keepdims else sum_op(largest, axis=(2, 3))  # over extents of 1: a view
 
 
 @declared(keepdims=Bool())
 def global_avg_pool2d(x: Node, keepdims: bool = False) -> Node:
-    """The mean of each plane of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
+    """The mean over H×W of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
     return mean_op(x, axis=(2, 3), keepdims=keepdims)
 
 

@@ -45,7 +45,7 @@ _LARGEST = 1 - 2.0**-24  # below 1 in float32: log(1 - p) is -16.6
 
 
 class ClassesLikeOp(Op):
-    """One-hot rows (…, classes) of class numbers (…), like logits (…, classes)."""
+    """One-hot rows (…, classes) of class indices (…), like logits (…, classes)."""
 
     name = "classes_like"
     any_dtype = True
@@ -162,7 +162,7 @@ def multiclass_hinge_loss(
     scores: Node, labels: Node, margin: float = 1.0, reduction: str = "mean"
 ) -> Node:
     """The mean over classes of max(0, margin - score[label] + score[c]), the label's own left out
-    as 0, of each row; scores are (…, classes), labels one-hot (…, classes), or class numbers (…)
+    as 0, of each row; scores are (…, classes), labels one-hot (…, classes), or class indices (…)
     declared with an integer dtype. After Weston and Watkins (1999).
     """
     if is_integer(labels):

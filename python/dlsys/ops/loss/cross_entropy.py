@@ -255,20 +255,20 @@ def softmax_cross_entropy(
     """Cross-entropy between softmax(logits) and labels, over the last axis.
 
     logits: (…, classes). labels: one-hot or any weights (…, classes) in the logits' dtype, or,
-    declared with an integer dtype, class numbers (…). reduction: "mean" or "sum" over all rows,
+    declared with an integer dtype, class indices (…). reduction: "mean" or "sum" over all rows,
     giving (), or "none", giving (…). label_smoothing s takes labels y as (1 - s) · y + s / classes.
     weights: a number a class, (classes,), that multiplies its part of the loss. Rows whose class
-    number is ignore_index have no loss. The mean of class numbers is over the weights of the rows'
+    number is ignore_index have no loss. The mean of class indices is over the weights of the rows'
     classes, ignored rows counting 0; that of one-hot labels is over the rows.
 
-    Differentiable to any order in the logits. OutOfRangeError for a class number out of range,
+    Differentiable to any order in the logits. OutOfRangeError for a class index out of range,
     GraphError for a reduction or smoothing that does not exist.
     """
     weights = None if weights is None else class_weights(weights, logits)
     if not is_integer(labels):
         if ignore_index is not None:
             raise GraphError(
-                f"softmax_cross_entropy: ignore_index needs class numbers as labels [{where()}]"
+                f"softmax_cross_entropy: ignore_index needs class indices as labels [{where()}]"
             )
         if label_smoothing:
             labels = labels * (1 - label_smoothing) + label_smoothing * uniform_like_op(labels)

@@ -1,4 +1,4 @@
-"""What all losses share: targets, class labels, weights, and the reduction over rows.
+"""Shared parts of losses: targets, class labels, weights, and the reduction over rows.
 
 Losses take `reduction`: "mean" or "sum" over all elements or rows, or "none". A target is a node or
 an array of the prediction's shape, or one Python number for all elements; class labels, where a
@@ -105,8 +105,8 @@ class ClassWeightsOp(Op):
 
 
 def target_of(loss: str, prediction: Node, target: Any) -> Any:
-    """What a loss compares a prediction with: a number as it is, anything else as a node of the
-    prediction's shape.
+    """The target that a loss compares a prediction with: a number as it is, anything else as a node
+    of the prediction's shape.
     """
     if is_number(target):
         return target
@@ -155,13 +155,13 @@ def check_integer_labels(node: Node, specs: tuple[Spec, ...]) -> None:
     """Refuses labels that are no integers, or not one a row."""
     check_class_numbers(node, specs[1], node.inputs[1].name)
     if not specs[0].shape or specs[1].shape != specs[0].shape[:-1]:
-        raise node.error(f"expected one class number a row, got {describe(node, specs[:2])}")
+        raise node.error(f"expected one class index a row, got {describe(node, specs[:2])}")
 
 
 def check_class_numbers(node: Node, spec: Spec, name: str) -> None:
     """Refuses labels, an input of this name, that are no integers."""
     if spec.dtype is not None and spec.dtype.kind not in "iu":
-        raise node.error(f"class numbers must be integers, got {name} of {spec.dtype}")
+        raise node.error(f"class indices must be integers, got {name} of {spec.dtype}")
 
 
 def check_row_gradients(node: Node, specs: tuple[Spec, ...]) -> None:
@@ -171,7 +171,7 @@ def check_row_gradients(node: Node, specs: tuple[Spec, ...]) -> None:
 
 
 def is_integer(labels: Node) -> bool:
-    """Whether labels are known to be class numbers."""
+    """True where labels are known to be class labels, integers."""
     if labels.spec is not None and labels.spec.dtype is not None:
         return labels.spec.dtype.kind in "iu"
     declared = labels.attrs.get("dtype")
@@ -183,7 +183,7 @@ def take_labels(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def label_offsets(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Where the labels' elements are in the flat values."""
+    """The flat index in the values of each row's label."""
     rows = np.arange(0, values.size, values.shape[-1])
     return rows + labels.reshape(-1).astype(np.int64, copy=False)
 

@@ -205,16 +205,16 @@ class BatchNormalizeGradientOp(Op):
         return [one, one, outputs[0]]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, mean, variance, scale, dscale, dbias, dy, factor, slope, scratch, dx = arrays
+        x, mean, variance, scale, dscale, dbias, dy, factor, coefficient, scratch, dx = arrays
         x, dy, scratch, dx = (as_channels(a) for a in (x, dy, scratch, dx))
         share = mean.size / max(x.size, 1)
         inverse_deviation(variance, node.attrs["eps"], factor)
-        np.multiply(factor, dscale, out=slope)
-        np.multiply(slope, share, out=slope)
+        np.multiply(factor, dscale, out=coefficient)
+        np.multiply(coefficient, share, out=coefficient)
         np.subtract(x, mean[:, None], out=scratch)
-        np.multiply(scratch, slope[:, None], out=scratch)
-        np.multiply(dbias, share, out=slope)
-        np.add(scratch, slope[:, None], out=scratch)
+        np.multiply(scratch, coefficient[:, None], out=scratch)
+        np.multiply(dbias, share, out=coefficient)
+        np.add(scratch, coefficient[:, None], out=scratch)
         np.subtract(dy, scratch, out=dx)
         np.multiply(factor, scale, out=factor)
         np.multiply(dx, factor[:, None], out=dx)
@@ -362,7 +362,7 @@ def batch_normalization(
     batch's own, over N and all positions; the running statistics, where given, then become
     `(1 - momentum) · running + momentum · new` (the variance times n / (n - 1)) at the end of every
     step that `optim` builds from a loss over this node. In inference form the running statistics
-    are used instead. Which of the two it is, is settled here, when the graph is built.
+    are used instead. Which of the two it is, is decided here, when the graph is built.
 
     Raises ShapeError where the extents differ, GraphError for missing or one running statistic.
     After Ioffe and Szegedy, "Batch normalization" (2015).

@@ -1,4 +1,4 @@
-"""Layer, group, instance and RMS normalisation: every row of values by its own statistics.
+"""Layer, group, instance and RMS normalization: every row of values by its own statistics.
 
 One operator forward and two back, over rows that a `groups` attribute names: None for the trailing
 axes that `scale` has, n for n groups of channels of x (N, C, …), 0 for a group a channel.
@@ -52,7 +52,7 @@ class ViewOp(Op):
 
 
 class RowNormalizationOp(Op):
-    """What the three operators share: x first, scale second, and how they make rows of x."""
+    """Base of the three operators: x first, scale second, and how they make rows of x."""
 
     def scalars(self, node: Node) -> tuple[int, int, int, float]:
         x, scale = node.inputs[0].spec, node.inputs[1].spec
@@ -244,7 +244,7 @@ def rms_normalization(x: Node, scale: Node, bias: Node | None = None, eps: float
 @declared(groups=Int(low=1), eps=EPS)
 def group_normalization(x: Node, scale: Node, bias: Node, groups: int, eps: float = 1e-5) -> Node:
     """(x - mean) / sqrt(variance + eps) · scale + bias of x (N, C, …), the statistics those of each
-    of `groups` groups of neighbouring channels of each of the N; scale and bias are (C,).
+    of `groups` groups of neighboring channels of each of the N; scale and bias are (C,).
 
     ShapeError where the shapes do not fit or groups does not divide C. After Wu and He (2018).
     """
@@ -275,7 +275,7 @@ def _extents(node: Node, x: Spec, scale: Spec) -> Extents:
 
 
 def _groups(node: Node, channels: int) -> int:
-    """How many rows there are for each position of the outer axis."""
+    """The number of rows for each position of the outer axis."""
     groups = node.attrs["groups"]
     if groups is None:
         return 1

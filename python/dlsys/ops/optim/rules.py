@@ -17,7 +17,7 @@ Attrs = dict[str, Any]
 
 
 class Now(NamedTuple):
-    """The numbers of one step."""
+    """The constants of one step."""
 
     lr: float
     step: int | None  # updates before this one, where the rule is told
@@ -25,7 +25,7 @@ class Now(NamedTuple):
 
 
 class Rule:
-    """What one step does to a chunk of a parameter: `apply` changes the states in place and may
+    """The update of a chunk of a parameter by one step: `apply` changes the states in place and may
     use the scratch array `s`.
     """
 
@@ -248,7 +248,7 @@ def descend(p: Array, direction: Array, rate: float, s: Array) -> None:
 
 
 def _shares(beta: float) -> tuple[float, float]:
-    """What a moving average keeps of itself and takes of a value."""
+    """The weights of a moving average: of itself, and of a new value."""
     return beta, 1 - beta
 
 

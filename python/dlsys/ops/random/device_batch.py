@@ -1,10 +1,10 @@
 """Batches of a data set that is resident on a device: the order of its samples, and the samples
-gathered, cast and normalised on the way.
+gathered, cast and normalized on the way.
 
 Samples are taken in a stream of positions, `batch` of them a step: position p is the one numbered
 p % count of epoch p // count. Each epoch has an order of its own in which every sample comes
 exactly once, made of the seed and the epoch's number alone; src/math/device_batch.h has it for
-native devices, equal to the last bit. The step is state on the device, so that a recorded program
+native devices, equal to the last bit. The step is state on the device, so that a captured program
 takes the next batch each time it is replayed.
 """
 
@@ -47,14 +47,14 @@ def ordered(positions: np.ndarray, count: int, seed: int) -> np.ndarray:
     the number exists: Black and Rogaway, "Ciphers with arbitrary finite domains" (2002). Its keys
     are the Philox words of the epoch.
     """
-    epochs, places = positions // np.uint64(count), positions % np.uint64(count)
+    epochs, ranks = positions // np.uint64(count), positions % np.uint64(count)
     known, of_position = np.unique(epochs, return_inverse=True)
     low, high = known & np.uint64(0xFFFFFFFF), known >> np.uint64(32)
     words = philox((low, high, 0, _ORDERS), (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
     keys = np.stack([np.broadcast_to(word, known.shape) for word in words])
     side = max(_LEAST_SIDE, math.isqrt(count - 1) + 1)
     found = np.empty(positions.size, np.int64)
-    waiting, at, of_key = np.arange(positions.size), places.reshape(-1), of_position.reshape(-1)
+    waiting, at, of_key = np.arange(positions.size), ranks.reshape(-1), of_position.reshape(-1)
     while waiting.size:
         at = _permuted(at, keys[:, of_key], np.uint64(side))
         done = at < np.uint64(count)
@@ -90,17 +90,17 @@ def _stream(node: Node, step: np.ndarray, count: int, batch: int) -> np.ndarray:
 
 
 def _scaled(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, y: np.ndarray) -> None:
-    """y = scale · x + shift, by planes of a sample; one rounding, as on every device."""
+    """y = scale · x + shift, by channels of a sample; one rounding, as on every device."""
     if not y.size:
         return
-    planes = scale.size
-    shape = (len(x), planes, -1)
-    slopes = scale.reshape(planes, 1).astype(np.float64)
-    offsets = shift.reshape(planes, 1).astype(np.float64)
+    channels = scale.size
+    shape = (len(x), channels, -1)
+    scales = scale.reshape(channels, 1).astype(np.float64)
+    offsets = shift.reshape(channels, 1).astype(np.float64)
     rows = max(1, _CHUNK * len(x) // x.size)
     for first in range(0, len(x), rows):
         part = slice(first, first + rows)
-        y.reshape(shape)[part] = x.reshape(shape)[part] * slopes + offsets
+        y.reshape(shape)[part] = x.reshape(shape)[part] * scales + offsets
 
 
 # ---- operators ----
@@ -139,7 +139,7 @@ class TakeBatchOp(Op):
     """scale · samples[index] + shift in floats, in one kernel; no gradient.
 
     samples: (n, …) uint8 or float32. index: int32 or int64 of any shape; one out of range raises
-    OutOfRangeError. scale, shift: (), or (c,) with a number for each of the c planes that a sample
+    OutOfRangeError. scale, shift: (), or (c,) with a value for each of the c channels that a sample
     consists of, one after the other.
     """
 
@@ -275,7 +275,7 @@ def _check_samples(node: Node, samples: Spec, scale: Spec, shift: Spec) -> np.dt
     if not fits or size % scale.size:
         raise node.error(
             f"scale {scale.shape} and shift {shift.shape} do not fit samples of {samples.shape}; "
-            "expected () or a number for each plane of a sample"
+            "expected () or a value for each channel of a sample"
         )
     return floating(scale.dtype)
 

@@ -1,4 +1,4 @@
-"""The numbers of src/math/philox.h on numpy: Philox4x32-10, and what is made of its words."""
+"""Philox4x32-10 as in src/math/philox.h, and the uniform and normal values of its words."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The generator is Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
 (2011); src/math/philox.h has it for native devices. The seed is the key; the counter is the number
 of the block of four elements, the step and the node. The step is state on the device that training
-steps advance, so that a recorded program draws new numbers each time.
+steps advance, so that a captured program draws new numbers each time.
 
 Looking at a graph must not change its training, so a graph that does not advance a step leaves it
 alone. Its executor counts its own runs instead, on the device, and draws at (step, number of the
@@ -60,7 +60,7 @@ class Generator:
 
 
 class _Default:
-    """Where nodes without a generator get theirs: each has its own step, so that they may live on
+    """The generators of nodes that are given none: each has its own step, so that they may live on
     different devices, and a number of its own.
     """
 
@@ -99,7 +99,7 @@ IDENTITY: dict[str, Kind] = dict(shape=Shape(), seed=Int(), node=Int())  # of a 
 
 
 class StepOfDrawOp(Op):
-    """What a random operator takes for its step in a run of which the executor counts `draws`
+    """The step that a random operator draws for in a run of which the executor counts `draws`
     before: the step itself where there was none.
     """
 
@@ -255,7 +255,7 @@ def dropout(
     """x with each element kept with probability `keep_prob` and divided by it, else 0.
 
     The same elements are kept on every device, and others in the next run (see `Executor.draws`).
-    In inference form (`training=False`) it is x itself; which of the two is settled here, when the
+    In inference form (`training=False`) it is x itself; which of the two is decided here, when the
     graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
     """
     if not training or keep_prob == 1:

@@ -1,4 +1,4 @@
-"""A run that updates Parameters happens as a whole or not at all."""
+"""Transactions: a run that updates Parameters commits or is rolled back."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def reached(point: int, run: Callable[[], Any]) -> bool:
     return press.left < 0
 
 
-class Whole:
+class Transactions:
     """A step that adds 1 to `a`, then acts, then adds 1 to `b`."""
 
     def setUp(self) -> None:
@@ -95,9 +95,9 @@ class Whole:
     def values(self) -> list[float]:
         return [float(p.asnumpy()[0]) for p in (self.a, self.b)]
 
-    def test_a_failure_after_an_update_takes_it_back(self) -> None:
+    def test_a_failure_after_an_update_rolls_back(self) -> None:
         broken, whole = self.executor(fail), self.executor(lambda: None)
-        for k in range(3):  # a GPU records the second run
+        for k in range(3):  # a GPU captures the second run
             with self.assertRaises(Failure):
                 broken.run()
             self.assertEqual(self.values(), [k, k])
@@ -138,7 +138,7 @@ class Whole:
         """Wherever it is pressed, the run has happened or not, and the next one works."""
         next_one = self.executor(lambda: None)
         point = 0
-        for _ in range(3):  # a GPU records the second run
+        for _ in range(3):  # a GPU captures the second run
             reached(-1, executor.run)
         while reached(point, executor.run):
             before, after = self.values()
@@ -184,8 +184,8 @@ class Whole:
                 self.assertEqual(self.values(), [1, 0])
 
 
-class JudgedAtOnce(Whole):
-    """Where the kernels of a run say at once what they found."""
+class FailsAtOnce(Transactions):
+    """Kernels that report a failure when they return."""
 
     def test_a_value_out_of_range_after_an_update(self) -> None:
         row, new = ad.Parameter(np.int64([1]), "row"), ad.Variable("new", dtype=np.int64)
@@ -198,15 +198,15 @@ class JudgedAtOnce(Whole):
             np.testing.assert_array_equal(row.asnumpy(), [2])
 
 
-class NumpyWhole(JudgedAtOnce, unittest.TestCase):
+class NumpyTransactions(FailsAtOnce, unittest.TestCase):
     ctx = None
 
 
 @require(cpu(0))
-class CpuWhole(JudgedAtOnce, unittest.TestCase):
+class CpuTransactions(FailsAtOnce, unittest.TestCase):
     ctx = cpu(0)
 
 
 @require(gpu(0))
-class GpuWhole(Whole, unittest.TestCase):
+class GpuTransactions(Transactions, unittest.TestCase):
     ctx = gpu(0)

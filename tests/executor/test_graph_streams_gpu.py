@@ -1,4 +1,4 @@
-"""Lanes on a GPU: the bits of one chain, whatever runs beside what."""
+"""Graph streams on a GPU: the bits of one stream, whatever runs in parallel."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
 from dlsys.data import Dataset, DeviceLoader
 from dlsys.errors import OutOfMemoryError
-from dlsys.executor.plan.streams import Lanes
-from dlsys.executor.run import cuda_graph as recording
-from dlsys.executor.run import native as program
-from dlsys.executor.run import tables as lower
+from dlsys.executor.capture import graph as captured
+from dlsys.executor.capture import program
+from dlsys.executor.capture.streams import GraphStreams
 from dlsys.runtime.device import counters, gpu
 from dlsys.settings import settings
 from support.devices import EMULATED, fewer, require
@@ -44,9 +43,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 @require(gpu(0))
-class GpuLanes(unittest.TestCase):
+class GpuStreams(unittest.TestCase):
     def trained(
-        self, name: str, many: bool = False, capture: bool = True, lanes: int = 4
+        self, name: str, many: bool = False, capture: bool = True, streams: int = 4
     ) -> tuple[list, Any]:
         """The loss and the state after 40 steps with Adam, and the report."""
         make, rows = NETWORKS[name]
@@ -54,7 +53,7 @@ class GpuLanes(unittest.TestCase):
         rows = fewer(rows)
         images = on_gpu(rng.random((rows, 784), np.float32))
         labels = on_gpu(rng.integers(0, 10, rows))
-        with mock.patch.multiple(settings, capture=capture, lanes=lanes):
+        with mock.patch.multiple(settings, capture=capture, streams=streams):
             net = make()
             x = ad.Variable("x", shape=(None, 784), dtype=np.float32)
             y = ad.Variable("y", shape=(None,), dtype=np.int64)
@@ -72,25 +71,25 @@ class GpuLanes(unittest.TestCase):
     def test_the_bits_of_one_chain(self):
         for name in NETWORKS.keys() - ({"resnet"} if EMULATED else set()):  # minutes
             plain, _ = self.trained(name, capture=False)
-            chain, _ = self.trained(name, lanes=1)
+            chain, _ = self.trained(name, streams=1)
             ways = {"chain": chain}
             for limit in (2, 4):
-                ways[f"{limit} lanes"], report = self.trained(name, lanes=limit)
+                ways[f"{limit} streams"], report = self.trained(name, streams=limit)
                 (segment,) = report.plans[0].segments
-                self.assertEqual(segment.lanes, limit, name)
+                self.assertEqual(segment.streams, limit, name)
                 self.assertLess(segment.longest, segment.steps, name)
             for limit in (1, 4):
-                ways[f"many, {limit} lane(s)"], report = self.trained(name, True, lanes=limit)
-                self.assertGreater(report.plans[0].together, 1, name)
+                ways[f"many, {limit} stream(s)"], report = self.trained(name, True, streams=limit)
+                self.assertGreater(report.plans[0].unrolled, 1, name)
             for way, values in ways.items():
                 with self.subTest(network=name, way=way):
                     for a, b in zip(values, plain, strict=True):
                         np.testing.assert_array_equal(a, b)
 
-    def test_runs_of_many_kernels_are_recorded_one_by_one(self):
-        with mock.patch.object(recording, "_NODES", 1):
+    def test_runs_of_many_kernels_are_not_unrolled(self):
+        with mock.patch.object(captured, "_MOST_NODES", 1):
             many, report = self.trained("mlp", True)
-        self.assertEqual(report.plans[0].together, 1)
+        self.assertEqual(report.plans[0].unrolled, 1)
         for a, b in zip(many, self.trained("mlp")[0], strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -98,7 +97,7 @@ class GpuLanes(unittest.TestCase):
         """Steps that overwrite what others read a moment before, thousands of times."""
         ends = []
         for capture, limit in ((False, 1), (True, 1), (True, 4)):
-            with mock.patch.multiple(settings, capture=capture, lanes=limit):
+            with mock.patch.multiple(settings, capture=capture, streams=limit):
                 net = Training((20, 16, 12, 10, 4), momentum=0.9)
                 executor = ad.Executor([net.loss, net.train], gpu(0))
                 loss = executor.run_many(fewer(4000) + 1, net.batch(8))[0]
@@ -109,22 +108,23 @@ class GpuLanes(unittest.TestCase):
 
     def from_device(self, runs: tuple[int, ...], capture: bool = True) -> tuple[list, Any, list]:
         """The loss and the Parameters after runs, so many at a time, over batches that are taken on
-        the GPU; the report; and the lanes and operators of runs recorded together.
+        the GPU; the report; and the streams and operators of unrolled graphs.
         """
         rng = np.random.default_rng(3)
         images = rng.integers(0, 256, (200, 20), dtype=np.uint8)
         loader = DeviceLoader(Dataset(images, rng.integers(0, 4, 200)), 16, shuffle=True)
         found: list = []
-        lanes_of = lower.Segment.lanes
+        streams_of = captured.streams_of
 
-        def noted(self, before, after, turns=()):
-            lanes = lanes_of(self, before, after, turns)
-            found.extend([(lanes, [s.node.op for t in turns for s in t._steps])] if turns else [])
-            return lanes
+        def noted(segments, inputs, outputs):
+            streams = streams_of(segments, inputs, outputs)
+            if len(segments) > 1:
+                found.append((streams, [s.node.op for one in segments for s in one.steps]))
+            return streams
 
         with (
             mock.patch.object(settings, "capture", capture),
-            mock.patch.object(lower.Segment, "lanes", noted),
+            mock.patch.object(captured, "streams_of", noted),
         ):
             x, y = loader.inputs()
             net = nn.MLP([20, 16, 4], seed=2)
@@ -136,19 +136,19 @@ class GpuLanes(unittest.TestCase):
             states = [node for node in executor.topo_order if isinstance(node, ad.Parameter)]
             return [value.asnumpy() for value in (made, *states)], executor.report(), found
 
-    def test_batches_taken_beside_the_step_before(self):
+    def test_batches_taken_in_parallel_with_the_step_before(self):
         plain, _, _ = self.from_device((41,), capture=False)
         single, _, none = self.from_device((1,) * 41)
-        many, report, ((lanes, operators),) = self.from_device((1, 40))
+        many, report, ((streams, operators),) = self.from_device((1, 40))
         self.assertEqual(none, [])
         for a, b, c in zip(plain, single, many, strict=True):
             np.testing.assert_array_equal(a, b)
             np.testing.assert_array_equal(a, c)
-        self.assertGreater(report.plans[0].together, 1)
+        self.assertGreater(report.plans[0].unrolled, 1)
         behind: list[set[int]] = []  # of each step: those that it comes after
-        for k, lane in enumerate(lanes.lane):
-            before = [e for later, e in lanes.waits if later == k]
-            before += [e for e in range(k) if lanes.lane[e] == lane][-1:]
+        for k, stream in enumerate(streams.stream):
+            before = [e for later, e in streams.waits if later == k]
+            before += [e for e in range(k) if streams.stream[e] == stream][-1:]
             behind.append(set(before).union(*(behind[e] for e in before)))
         takes = [k for k, op in enumerate(operators, 1) if op.name == "shuffled_batch"]
         self.assertGreater(len(takes), 2)
@@ -157,8 +157,8 @@ class GpuLanes(unittest.TestCase):
             self.assertTrue(updates)
             self.assertTrue(behind[second].isdisjoint(updates))
 
-    def test_runs_together_that_change_nothing_share_no_place_to_meet(self):
-        """Losses whose blocks add up their sums in one place, in runs that need not wait."""
+    def test_unrolled_runs_that_change_nothing_share_no_arrival_counter(self):
+        """Losses whose blocks add up their sums in one workspace, in runs that need not wait."""
         net = Training((20, 16, 4))
         rows = {node: np.repeat(value, 500, 0) for node, value in net.batch(8).items()}
         executor = ad.Executor([net.loss, *ad.gradients(net.loss, net.parameters)], gpu(0))
@@ -187,13 +187,13 @@ class GpuLanes(unittest.TestCase):
         (plan,) = executor.report().plans
         return plan
 
-    def test_feeds_of_runs_together(self):
-        self.assertGreater(self.summed(50, 1, 64, 33, 40, check=True).together, 1)
+    def test_feeds_of_unrolled_runs(self):
+        self.assertGreater(self.summed(50, 1, 64, 33, 40, check=True).unrolled, 1)
 
     def test_feeds_and_fetches_of_many_runs_and_of_one_by_turns(self):
-        self.assertEqual(self.summed(1, 1, 3, 1, 2, 5, 1).together, 1)
+        self.assertEqual(self.summed(1, 1, 3, 1, 2, 5, 1).unrolled, 1)
 
-    def test_runs_together_read_a_feed_once(self):
+    def test_unrolled_runs_read_a_feed_once(self):
         w = ad.Parameter(np.ones(5, np.float32), "w")
         x = ad.Variable("x")
         executor = ad.Executor([ad.sum_op(x), ad.assign_op(w, w + 1.0)], gpu(0))
@@ -202,7 +202,7 @@ class GpuLanes(unittest.TestCase):
             w.set(np.ones(5, np.float32))
             self.assertEqual(float(executor.run_many(70, {x: w.storage.array})[0]), 5)
             self.assertEqual(w.asnumpy().tolist(), [71.0] * 5)
-        self.assertGreater(executor.report().plans[0].together, 1)
+        self.assertGreater(executor.report().plans[0].unrolled, 1)
 
     def test_a_feed_that_shows_a_parameter_is_read_before_its_update(self):
         w = ad.Parameter(np.ones(70_000, np.float32), "w")
@@ -214,29 +214,29 @@ class GpuLanes(unittest.TestCase):
             w.set(np.ones(70_000, np.float32))
             self.assertEqual(float(executor.run({x: w.storage.array})[0]), 70_000)
 
-    def test_runs_that_cannot_be_recorded_together_are_launched_one_by_one(self):
+    def test_runs_that_cannot_be_unrolled_are_launched_one_by_one(self):
         net = Training((20, 16, 12, 4))
         executor = ad.Executor([net.loss, net.train], gpu(0))
         feeds = net.batch(8)
         executor.run_many(3, feeds)
-        with mock.patch.object(program, "Rounds", side_effect=OutOfMemoryError("no room")):
+        with mock.patch.object(program, "UnrolledGraph", side_effect=OutOfMemoryError("no room")):
             with self.assertWarnsRegex(RuntimeWarning, "one by one: no room"):
                 executor.run_many(66, feeds)
         before = counters()
         executor.run_many(66, feeds)
         self.assertEqual(counters().program_launches - before.program_launches, 66)
 
-    def test_lanes_that_make_no_sense_are_refused(self):
+    def test_streams_that_make_no_sense_are_refused(self):
         x = ad.Variable("x")
-        for lanes, said in (
-            (Lanes([0, 9, 0, 1], [], 1), "part 1 is in lane 9"),
-            (Lanes([0, 1, 0, 1], [(1, 2)], 1), "part 1 cannot wait for part 2"),
-            (Lanes([0, 1, 0, 1], [(2, 0), (1, 0)], 1), "part 1 cannot wait for part 0"),
+        for streams, said in (
+            (GraphStreams([0, 9, 0, 1], [], 1), "task 1 is in graph stream 9"),
+            (GraphStreams([0, 1, 0, 1], [(1, 2)], 1), "task 1 cannot wait for task 2"),
+            (GraphStreams([0, 1, 0, 1], [(2, 0), (1, 0)], 1), "task 1 cannot wait for task 0"),
         ):
             executor = ad.Executor([ad.sum_op(ad.exp_op(x))], gpu(0))
             host = np.ones((2, 3), np.float32)
             executor.run({x: host})
-            with mock.patch.object(lower.Segment, "lanes", return_value=lanes):
+            with mock.patch.object(captured, "streams_of", return_value=streams):
                 with self.assertWarnsRegex(RuntimeWarning, said):
                     got = executor.run({x: host}, convert_to_numpy_ret_vals=True)[0]
             np.testing.assert_allclose(got, 6 * np.e, rtol=1e-6)
@@ -252,16 +252,16 @@ class GpuLanes(unittest.TestCase):
         self.assertEqual(after.program_launches - before.program_launches, 10)
         self.assertEqual(after.kernel_launches, before.kernel_launches)
         before = counters()
-        executor.run_many(66, feeds)  # records runs together: 1 run, 4 times 16, 1 run
+        executor.run_many(66, feeds)  # captures an unrolled graph: 1 run, 4 times 16, 1 run
         after = counters()
         self.assertEqual(after.program_launches - before.program_launches, 6)
-        executor.run_many(34, feeds)  # fewer together: 1 run, 4 times 8, 1 run
+        executor.run_many(34, feeds)  # a shorter one: 1 run, 4 times 8, 1 run
         again = counters()
         self.assertEqual(again.program_launches - after.program_launches, 6)
         executor.run_many(66, feeds)
         executor.run_many(34, feeds)
         self.assertEqual(counters().kernel_launches, again.kernel_launches)
-        self.assertIn("lane(s), at most", str(executor.report()))
+        self.assertIn("stream(s), at most", str(executor.report()))
 
 
 if __name__ == "__main__":

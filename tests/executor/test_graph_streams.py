@@ -1,5 +1,5 @@
-"""Lanes: what needs what, byte for byte; steps beside each other; memory that lets them; and on a
-GPU the bits of one chain.
+"""Graph streams: dependencies byte for byte, the assignment of streams, and plans of memory for
+parallel steps.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.executor import backend
+from dlsys.executor.capture import graph as captured
+from dlsys.executor.capture.graph import GraphCopies, fixed_slots, streams_of
+from dlsys.executor.capture.streams import GraphStreams, assign_streams, ready_inputs
+from dlsys.executor.plan.hazards import LARGE, Access, dependencies, serialize_large
 from dlsys.executor.plan.memory import Plan, Step, make_plan
 from dlsys.executor.plan.schedule import schedule
-from dlsys.executor.plan.streams import LARGE, Access, Lanes, in_lanes, in_turn, needs, settled
-from dlsys.executor.run import tables as lower
-from dlsys.executor.run.cuda_graph import Ports, fixed_slots
 from dlsys.graph.spec import Spec
 from dlsys.runtime.device import cpu
 from dlsys.settings import settings
@@ -74,43 +75,47 @@ def reached(count: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]
     return {(later, earlier) for later in range(count) for earlier in earlier_of[later]}
 
 
-def ordered(lanes: Lanes) -> set[tuple[int, int]]:
-    """The pairs (later, earlier) that lanes and waits put in order."""
-    edges = list(lanes.waits)
-    for later, lane in enumerate(lanes.lane):
-        before = [k for k in range(later) if lanes.lane[k] == lane]
+def ordered(streams: GraphStreams) -> set[tuple[int, int]]:
+    """The pairs (later, earlier) that streams and waits put in order."""
+    edges = list(streams.waits)
+    for later, stream in enumerate(streams.stream):
+        before = [k for k in range(later) if streams.stream[k] == stream]
         edges += [(later, before[-1])] if before else []
-    return reached(len(lanes.lane), edges)
+    return reached(len(streams.stream), edges)
 
 
-def planned(graph: RandomGraph, beside: int = 0) -> Plan:
+def planned(graph: RandomGraph, overlap: int = 0) -> Plan:
     order, fetches = schedule(graph.fetches)
-    return make_plan(order, fetches, scratch_of, beside=beside)
+    return make_plan(order, fetches, scratch_of, overlap=overlap)
 
 
-class Needs(unittest.TestCase):
+class Dependencies(unittest.TestCase):
     def test_reading_what_was_written(self):
-        self.assertEqual(needs([writes((0, 8)), reads((4, 6))]), [[], [0]])
+        self.assertEqual(dependencies([writes((0, 8)), reads((4, 6))]), [[], [0]])
 
     def test_writing_what_was_read_or_written(self):
-        self.assertEqual(needs([reads((0, 8)), writes((7, 9))]), [[], [0]])
-        self.assertEqual(needs([writes((0, 8)), writes((7, 9))]), [[], [0]])
+        self.assertEqual(dependencies([reads((0, 8)), writes((7, 9))]), [[], [0]])
+        self.assertEqual(dependencies([writes((0, 8)), writes((7, 9))]), [[], [0]])
 
-    def test_neighbours_and_two_readers_are_free(self):
-        self.assertEqual(needs([writes((0, 8)), writes((8, 16))]), [[], []])
-        self.assertEqual(needs([reads((0, 8)), reads((0, 8))]), [[], []])
-        self.assertEqual(needs([writes((0, 8)), reads((0, 4)), writes((4, 8))]), [[], [0], [0]])
+    def test_neighbors_and_two_readers_are_free(self):
+        self.assertEqual(dependencies([writes((0, 8)), writes((8, 16))]), [[], []])
+        self.assertEqual(dependencies([reads((0, 8)), reads((0, 8))]), [[], []])
+        self.assertEqual(
+            dependencies([writes((0, 8)), reads((0, 4)), writes((4, 8))]), [[], [0], [0]]
+        )
 
     def test_every_reader_since_the_last_writer(self):
         steps = [writes((0, 8)), reads((0, 4)), reads((2, 8)), writes((3, 4))]
-        self.assertEqual(needs(steps), [[], [0], [0], [2, 1]])
+        self.assertEqual(dependencies(steps), [[], [0], [0], [2, 1]])
 
     def test_what_follows_from_others_is_left_out(self):
         steps = [writes((0, 8)), Access([(0, 8)], [(8, 16)]), reads((0, 8), (8, 16))]
-        self.assertEqual(needs(steps), [[], [0], [1]])
+        self.assertEqual(dependencies(steps), [[], [0], [1]])
 
     def test_nothing_is_touched_by_an_empty_value(self):
-        self.assertEqual(needs([writes((0, 8)), reads((4, 4)), writes((4, 4))]), [[], [], []])
+        self.assertEqual(
+            dependencies([writes((0, 8)), reads((4, 4)), writes((4, 4))]), [[], [], []]
+        )
 
     def test_a_view_is_the_bytes_that_it_shows(self):
         x = ad.Variable(shape=(64,), dtype=np.float32)
@@ -119,108 +124,110 @@ class Needs(unittest.TestCase):
         order, fetches = schedule([PLAIN(front, shapes=[(8,)]), PLAIN(x, shapes=[(8,)])])
         plan = make_plan(order, fetches, scratch_of)
         names = [step.node for step in plan.steps]
-        found = needs(accesses_of(plan))
+        found = dependencies(accesses_of(plan))
         reader = next(k for k, node in enumerate(names) if front in set(node.inputs))
         self.assertEqual(found[reader], [next(k for k, node in enumerate(names) if node is whole)])
 
     def test_random_graphs_have_all_their_conflicts_and_no_others(self):
         for seed in range(30):
             accesses = accesses_of(planned(RandomGraph(seed)))
-            edges = [(k, j) for k, found in enumerate(needs(accesses)) for j in found]
+            edges = [(k, j) for k, found in enumerate(dependencies(accesses)) for j in found]
             with self.subTest(seed=seed):
                 pairs = list(conflicts(accesses))
                 self.assertEqual(reached(len(accesses), edges), reached(len(accesses), pairs))
                 self.assertLessEqual(set(edges), set(pairs))
 
 
-class Settled(unittest.TestCase):
+class ReadyInputs(unittest.TestCase):
     ACCESSES = [writes((0, 8)), Access([(0, 8)], [(8, 16)]), reads((0, 8), (8, 16))]
     INPUTS = [[], [(0, 8)], [(0, 8), (8, 16)]]
 
     def test_what_the_step_before_does_not_write(self):
-        self.assertEqual(settled([0, 0, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b01])
+        self.assertEqual(ready_inputs([0, 0, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b01])
 
-    def test_the_step_before_is_that_of_the_lane(self):
-        self.assertEqual(settled([0, 1, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b10])
+    def test_the_step_before_is_that_of_the_stream(self):
+        self.assertEqual(ready_inputs([0, 1, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b10])
 
     def test_a_byte_is_enough(self):
         accesses = [writes((0, 8)), reads((7, 9), (8, 9))]
-        self.assertEqual(settled([0, 0], [[], [(7, 9), (8, 9)]], accesses), [0, 0b10])
+        self.assertEqual(ready_inputs([0, 0], [[], [(7, 9), (8, 9)]], accesses), [0, 0b10])
 
-    def test_inputs_beyond_the_bits_are_not_settled(self):
+    def test_inputs_beyond_the_bits_are_not_ready(self):
         inputs = [[], [(8, 9)] * 70]
-        self.assertEqual(settled([0, 0], inputs, [writes((0, 8)), reads()]), [0, 2**64 - 1])
+        self.assertEqual(ready_inputs([0, 0], inputs, [writes((0, 8)), reads()]), [0, 2**64 - 1])
 
 
-class LanesOf(unittest.TestCase):
-    def test_a_chain_is_one_lane(self):
-        lanes = in_lanes([[], [0], [1], [2]], 4)
-        self.assertEqual(lanes, Lanes([0, 0, 0, 0], [], 4))
+class AssignStreams(unittest.TestCase):
+    def test_a_chain_is_one_stream(self):
+        streams = assign_streams([[], [0], [1], [2]], 4)
+        self.assertEqual(streams, GraphStreams([0, 0, 0, 0], [], 4))
 
-    def test_the_longer_way_keeps_the_lane(self):
+    def test_the_longer_way_keeps_the_stream(self):
         # 0 makes a gradient; 1, 3 and 5 are for weights, 2 and 4 for the layers below, 6 updates.
-        lanes = in_lanes([[], [0], [0], [2], [2], [4], [5, 3, 1]], 4)
-        self.assertEqual([lanes.lane[k] for k in (0, 2, 4, 5, 6)], [0] * 5)
-        self.assertEqual(lanes.waits, [(1, 0), (3, 2), (6, 3), (6, 1)])
-        self.assertEqual(lanes.longest, 5)
+        streams = assign_streams([[], [0], [0], [2], [2], [4], [5, 3, 1]], 4)
+        self.assertEqual([streams.stream[k] for k in (0, 2, 4, 5, 6)], [0] * 5)
+        self.assertEqual(streams.waits, [(1, 0), (3, 2), (6, 3), (6, 1)])
+        self.assertEqual(streams.longest, 5)
 
-    def test_steps_on_large_memory_take_turns(self):
+    def test_steps_on_large_memory_are_serialized(self):
         large, small = (0, LARGE), (0, LARGE - 1)
         accesses = [reads(large), reads(small), writes(large), reads(small), reads(large)]
-        self.assertEqual(in_turn([[], [0], [1], [], []], accesses), [[], [0], [1, 0], [], [2]])
-        self.assertEqual(in_turn([[]] * 3, [reads(small)] * 3), [[]] * 3)
+        self.assertEqual(
+            serialize_large([[], [0], [1], [], []], accesses), [[], [0], [1, 0], [], [2]]
+        )
+        self.assertEqual(serialize_large([[]] * 3, [reads(small)] * 3), [[]] * 3)
 
-    def test_one_lane_is_a_chain(self):
-        lanes = in_lanes([[], [], [], [0]], 1)
-        self.assertEqual(lanes, Lanes([0, 0, 0, 0], [], 4))
+    def test_one_stream_is_a_chain(self):
+        streams = assign_streams([[], [], [], [0]], 1)
+        self.assertEqual(streams, GraphStreams([0, 0, 0, 0], [], 4))
 
     def test_few_steps_begin_at_once(self):
-        lanes = in_lanes([[] for _ in range(6)], 4)
-        behind = ordered(lanes)
+        streams = assign_streams([[] for _ in range(6)], 4)
+        behind = ordered(streams)
         roots = [k for k in range(6) if not any((k, j) in behind for j in range(k))]
         self.assertEqual(roots, [0, 1])
 
     def test_steps_that_do_nothing_at_either_end(self):
-        lanes = in_lanes([[], [0], [0], [2, 1]], 4)
-        padded = lanes.padded(1, 1)
-        self.assertEqual(padded.lane, [0, *lanes.lane, 0])
-        self.assertEqual(padded.waits, [(k + 1, j + 1) for k, j in lanes.waits])
-        self.assertEqual(lanes.padded(0, 0), lanes)
+        streams = assign_streams([[], [0], [0], [2, 1]], 4)
+        padded = streams.padded(1, 1)
+        self.assertEqual(padded.stream, [0, *streams.stream, 0])
+        self.assertEqual(padded.waits, [(k + 1, j + 1) for k, j in streams.waits])
+        self.assertEqual(streams.padded(0, 0), streams)
 
     def test_random_graphs_keep_their_order(self):
         for seed in range(60):
             limit = seed % 4 + 1
-            accesses = accesses_of(planned(RandomGraph(seed), beside=16))
-            lanes = in_lanes(needs(accesses), limit)
+            accesses = accesses_of(planned(RandomGraph(seed), overlap=16))
+            streams = assign_streams(dependencies(accesses), limit)
             with self.subTest(seed=seed, limit=limit):
-                self.assertLessEqual(set(conflicts(accesses)), ordered(lanes))
-                self.assertLessEqual(lanes.count, limit)
-                self.assertEqual([k for k, _ in lanes.waits], sorted(k for k, _ in lanes.waits))
+                self.assertLessEqual(set(conflicts(accesses)), ordered(streams))
+                self.assertLessEqual(streams.count, limit)
+                self.assertEqual([k for k, _ in streams.waits], sorted(k for k, _ in streams.waits))
                 depth = [0] * len(accesses)
-                for k, j in sorted(ordered(lanes)):
+                for k, j in sorted(ordered(streams)):
                     depth[k] = max(depth[k], depth[j] + 1)
-                self.assertEqual(lanes.longest, max(depth) + 1)
+                self.assertEqual(streams.longest, max(depth) + 1)
 
     def test_no_wait_is_there_for_nothing(self):
         for seed in range(10):
             accesses = accesses_of(planned(RandomGraph(seed)))
-            lanes = in_lanes(needs(accesses), 4)
-            waits = random.Random(seed).sample(lanes.waits, min(5, len(lanes.waits)))
+            streams = assign_streams(dependencies(accesses), 4)
+            waits = random.Random(seed).sample(streams.waits, min(5, len(streams.waits)))
             for wait in waits:
-                fewer = Lanes(lanes.lane, [w for w in lanes.waits if w != wait], 0)
-                self.assertLess(ordered(fewer), ordered(lanes))
+                fewer = GraphStreams(streams.stream, [w for w in streams.waits if w != wait], 0)
+                self.assertLess(ordered(fewer), ordered(streams))
 
 
-class MemoryForLanes(unittest.TestCase):
-    """A plan for steps beside each other shares no memory that would make them wait."""
+class MemoryForStreams(unittest.TestCase):
+    """A plan for parallel steps shares no memory that would make them wait."""
 
     def test_no_new_order_comes_from_the_arena(self):
         for seed in range(40):
             order, fetches = schedule(RandomGraph(seed).fetches)
             orders = []
-            for ways in ({"reuse": False}, {"beside": FOREVER}):
+            for ways in ({"reuse": False}, {"overlap": FOREVER}):
                 plan = make_plan(order, fetches, scratch_of, **ways)
-                found = needs(accesses_of(plan))
+                found = dependencies(accesses_of(plan))
                 edges = [(k, j) for k, ones in enumerate(found) for j in ones]
                 orders.append(reached(len(found), edges))
             with self.subTest(seed=seed):
@@ -230,45 +237,45 @@ class MemoryForLanes(unittest.TestCase):
         more = 0
         for seed in range(10):
             order, fetches = schedule(RandomGraph(seed).fetches)
-            plain, beside = (make_plan(order, fetches, scratch_of, beside=n) for n in (0, 16))
-            more += beside.live_nbytes - plain.live_nbytes
+            plain, parallel = (make_plan(order, fetches, scratch_of, overlap=n) for n in (0, 16))
+            more += parallel.live_nbytes - plain.live_nbytes
         self.assertGreater(more, 0)
         x = ad.Variable(shape=(1000,), dtype=np.float32)
         y = x
         for _ in range(50):
             y = PLAIN(y, shapes=[(1000,)])
         order, fetches = schedule([PLAIN(y, shapes=[(1,)])])
-        arenas = [make_plan(order, fetches, scratch_of, beside=n).arena_nbytes for n in (0, 16)]
+        arenas = [make_plan(order, fetches, scratch_of, overlap=n).arena_nbytes for n in (0, 16)]
         self.assertEqual(arenas[0], arenas[1])
 
     def test_a_long_program_costs_no_square_of_its_steps(self):
         order, fetches = schedule(RandomGraph(3).fetches)
-        plain, beside = (make_plan(order, fetches, scratch_of, beside=n) for n in (0, FOREVER))
-        self.assertNotEqual(plain.live_nbytes, beside.live_nbytes)
-        for most, wanted in ((len(plain.steps), beside), (len(plain.steps) - 1, plain)):
-            with mock.patch("dlsys.executor.plan.memory.MOST", most):
-                made = make_plan(order, fetches, scratch_of, beside=FOREVER)
+        plain, parallel = (make_plan(order, fetches, scratch_of, overlap=n) for n in (0, FOREVER))
+        self.assertNotEqual(plain.live_nbytes, parallel.live_nbytes)
+        for most, wanted in ((len(plain.steps), parallel), (len(plain.steps) - 1, plain)):
+            with mock.patch("dlsys.executor.plan.memory.MAX_STEPS", most):
+                made = make_plan(order, fetches, scratch_of, overlap=FOREVER)
             self.assertEqual(made.live_nbytes, wanted.live_nbytes)
 
-    def forked(self, elements: int, beside: int) -> Plan:
+    def forked(self, elements: int, overlap: int) -> Plan:
         """a is read by one step and then, the last to need it, by another that may overwrite it."""
         x = ad.Variable(shape=(elements,), dtype=np.float32)
         a = PLAIN(x, shapes=[(elements,)])
         reader = PLAIN(a, shapes=[(1,)])
         last = INPLACE(a, shapes=[(elements,)])
         order, fetches = schedule([PLAIN(reader, last, shapes=[(1,)])])
-        return make_plan(order, fetches, scratch_of, beside=beside)
+        return make_plan(order, fetches, scratch_of, overlap=overlap)
 
-    def test_a_reader_beside_it_forbids_a_result_in_place(self):
-        for elements, beside, in_place in ((64, 0, True), (64, 8, False), (4 << 20, 8, True)):
-            plan = self.forked(elements, beside)
+    def test_a_parallel_reader_forbids_a_result_in_place(self):
+        for elements, overlap, in_place in ((64, 0, True), (64, 8, False), (4 << 20, 8, True)):
+            plan = self.forked(elements, overlap)
             (step,) = [step for step in plan.steps if step.node.op is INPLACE]
-            with self.subTest(elements=elements, beside=beside):
+            with self.subTest(elements=elements, overlap=overlap):
                 self.assertEqual(step.outputs[0].buffer is step.inputs[0].buffer, in_place)
 
     @require(cpu(0))
     def test_a_network_keeps_its_bounds(self):
-        with mock.patch.object(backend.NativeBackend, "beside", 16):
+        with mock.patch.object(backend.NativeBackend, "overlap", 16):
             net = Training()
             executor = ad.Executor([net.loss, net.train], cpu(0))
             plan = executor.plan(net.shapes(1000))
@@ -279,13 +286,13 @@ class MemoryForLanes(unittest.TestCase):
 
 @require(cpu(0))
 class Segments(unittest.TestCase):
-    """The lanes of a program bound to memory, with its copies."""
+    """The graph streams of a program bound to memory, with its copies."""
 
-    def lanes(self, limit: int) -> tuple[Plan, Lanes]:
+    def streams(self, limit: int) -> tuple[Plan, GraphStreams]:
         net = Training((20, 16, 12, 4), momentum=0.9)
         executor = ad.Executor([net.loss, net.train], cpu(0))
         executor.run(net.batch(8))
-        with mock.patch.object(backend.NativeBackend, "beside", 16):
+        with mock.patch.object(backend.NativeBackend, "overlap", 16):
             plan = executor.plan(net.shapes(8))
         native = backend.NativeBackend(cpu(0))
         runner = native.runner(plan)
@@ -295,38 +302,38 @@ class Segments(unittest.TestCase):
             runner.table.place(value.buffer, slot.data_address)
         with mock.patch.object(settings, "streams", limit):
             (segment,) = runner.segments
-            return plan, segment.lanes(Ports(slots, True), Ports((), False))
+            return plan, streams_of([segment], GraphCopies(slots, True), GraphCopies((), False))
 
     def test_a_training_step_runs_in_several(self):
-        plan, lanes = self.lanes(4)
-        self.assertEqual(len(lanes.lane), len(plan.steps) + 2)
-        self.assertGreater(lanes.count, 1)
-        self.assertLess(lanes.longest, len(plan.steps) + 1)
-        behind = ordered(lanes)
+        plan, streams = self.streams(4)
+        self.assertEqual(len(streams.stream), len(plan.steps) + 2)
+        self.assertGreater(streams.count, 1)
+        self.assertLess(streams.longest, len(plan.steps) + 1)
+        behind = ordered(streams)
         for k, step in enumerate(plan.steps):
             if any(value.buffer.kind == "feed" for value in step.inputs) or step.node.op.writes:
                 self.assertIn((k + 1, 0), behind, "the copies of the feeds come first")
 
-    def test_one_lane(self):
-        plan, lanes = self.lanes(1)
-        self.assertEqual((lanes.count, lanes.longest), (1, len(plan.steps) + 1))
+    def test_one_stream(self):
+        plan, streams = self.streams(1)
+        self.assertEqual((streams.count, streams.longest), (1, len(plan.steps) + 1))
 
-    def test_a_long_program_is_one_lane(self):
-        steps = len(self.lanes(4)[0].steps) + 1  # and the copies of the feeds
+    def test_a_long_program_is_one_stream(self):
+        steps = len(self.streams(4)[0].steps) + 1  # and the copies of the feeds
         for most, several in ((steps, True), (steps - 1, False)):
-            with mock.patch.object(lower, "MOST", most):
-                self.assertEqual(self.lanes(4)[1].count > 1, several)
+            with mock.patch.object(captured, "MAX_STEPS", most):
+                self.assertEqual(self.streams(4)[1].count > 1, several)
 
-    def test_closed_ports_copy_their_slots_to_themselves(self):
+    def test_disconnected_copies_copy_their_slots_to_themselves(self):
         slots = fixed_slots(cpu(0), [Spec((3,), np.dtype(np.float32))] * 2)
         for inward in (True, False):
-            ports = Ports(slots, inward)
+            copies = GraphCopies(slots, inward)
             for k in range(2):
-                ports.addresses[k] = 4096 * (k + 1)
-            self.assertEqual([row[inward] for row in ports.rows()], [4096, 8192])
-            ports.close()
+                copies.addresses[k] = 4096 * (k + 1)
+            self.assertEqual([row[inward] for row in copies.rows()], [4096, 8192])
+            copies.disconnect()
             addresses = [slot.data_address for slot in slots]
-            self.assertEqual([row[:2] for row in ports.rows()], [[a, a] for a in addresses])
+            self.assertEqual([row[:2] for row in copies.rows()], [[a, a] for a in addresses])
 
 
 if __name__ == "__main__":

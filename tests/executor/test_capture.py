@@ -1,4 +1,4 @@
-"""Recorded programs: a step is one launch, and nobody can tell from the results."""
+"""Captured programs: a step is one launch, with the bits of single launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import GraphError, KernelError, OutOfMemoryError
-from dlsys.executor.run import rollback as undo
+from dlsys.executor.capture import graph
+from dlsys.executor.run import rollback
 from dlsys.executor.run.tables import Segment
 from dlsys.runtime.device import counters, cpu, gpu, memory_stats, synchronize, trim
 from dlsys.settings import settings
@@ -45,7 +46,7 @@ class Runs:
         wanted = [one.run(batch, convert_to_numpy_ret_vals=True)[0] for _ in range(7)]
         fed = dict(zip(many.batch(8), batch.values()))
         runs = 0
-        for n in (1, 4, 2):  # a GPU records the second run: it is one of several here
+        for n in (1, 4, 2):  # a GPU captures the second run: it is one of several here
             value = several.run_many(n, fed, convert_to_numpy_ret_vals=True)[0]
             runs += n
             np.testing.assert_array_equal(value, wanted[runs - 1])
@@ -193,7 +194,7 @@ class GpuRuns(Runs, unittest.TestCase):
             np.testing.assert_array_equal(loss.asnumpy(), losses[k])
             np.testing.assert_array_equal(doubled.asnumpy(), 2 * feeds[net.x])
 
-    def test_python_between_two_recordings(self):
+    def test_python_between_two_graphs(self):
         x = ad.Variable("x")
         executor = ad.Executor([double_op(ad.exp_op(x)) + x, double_op(x)], self.ctx)
         for k in range(4):
@@ -203,7 +204,7 @@ class GpuRuns(Runs, unittest.TestCase):
             np.testing.assert_allclose(first, 2 * np.exp(host) + host, rtol=1e-6)
             np.testing.assert_array_equal(second, 2 * host)
         kinds = {segment.kind for segment in executor.report().plans[0].segments}
-        self.assertEqual(kinds, {"recorded", "python"})
+        self.assertEqual(kinds, {"captured", "python"})
 
     def test_results_are_not_aliases(self):
         x = ad.Variable("x")
@@ -226,7 +227,7 @@ class GpuRuns(Runs, unittest.TestCase):
             wanted = (np.arange(1, 70 * 7 + 1, dtype=np.float64) + turn).reshape(70, 7).sum(0)
             np.testing.assert_allclose(total, wanted, rtol=1e-6)
 
-    def test_arena_growth_makes_a_new_recording(self):
+    def test_arena_growth_captures_anew(self):
         net = Training((20, 16, 4))
         executor = ad.Executor([net.loss, net.train], self.ctx)
         reference = Training((20, 16, 4))
@@ -276,9 +277,9 @@ class GpuRuns(Runs, unittest.TestCase):
         plain = mock.patch.object(settings, "capture", False)
         failing = mock.patch.object(Segment, "run", fails)
         none_left = mock.Mock(side_effect=OutOfMemoryError("none for copies"))
-        for block in (undo.Block, none_left):
+        for block in (rollback.Block, none_left):
             before = net.values()
-            with plain, failing, mock.patch.object(undo, "Block", block):
+            with plain, failing, mock.patch.object(rollback, "Block", block):
                 with self.assertRaisesRegex(KernelError, "behind the updates"):
                     ad.Executor([net.loss, net.train], self.ctx).run(feeds)
             for value, old in zip(net.values(), before, strict=True):
@@ -287,11 +288,11 @@ class GpuRuns(Runs, unittest.TestCase):
         wanted = [reference.run(again.batch(8))[0] for _ in range(2)]
         self.assertEqual(float(executor.run(feeds)[0]), float(wanted[1]))
 
-    def test_what_cannot_be_recorded_is_told_once_and_runs(self):
+    def test_a_capture_that_fails_warns_once_and_the_steps_run(self):
         x = ad.Variable("x")
         executor = ad.Executor([ad.exp_op(x)], self.ctx)
         host = np.ones(4, np.float32)
-        with mock.patch.object(Segment, "record", side_effect=KernelError("no room")):
+        with mock.patch.object(graph, "capture", side_effect=KernelError("no room")):
             executor.run({x: host})
             with self.assertWarnsRegex(RuntimeWarning, "launched one by one: no room"):
                 got = executor.run({x: host}, convert_to_numpy_ret_vals=True)[0]

@@ -1,0 +1,136 @@
+"""Assigns the tasks of a captured graph to graph streams, the parallel branches of the graph.
+
+Tasks of one stream run in order; a task waits besides for those of its dependencies that are in
+other streams. It is list scheduling by the longest path: a stream goes on with the dependent task
+that has the longest path behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..plan.hazards import Access, Range
+
+_READY_INPUTS = 64  # inputs of a step whose readiness is told to its kernel
+_ROOTS = 2  # tasks without dependencies; each further one lengthens every launch by over 1 µs
+
+
+@dataclass(frozen=True)
+class GraphStreams:
+    """The graph stream of each task; pairs (task, earlier task that it waits for) in the order of
+    the tasks; the number of tasks on the longest path; and, where they are known, each task's ready
+    inputs as `ready_inputs` finds them.
+    """
+
+    stream: list[int]
+    waits: list[tuple[int, int]]
+    longest: int
+    ready_inputs: list[int] | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of streams."""
+        return max(self.stream, default=-1) + 1
+
+    def padded(self, before: int, after: int) -> GraphStreams:
+        """A copy with `before` and `after` empty tasks at its ends."""
+        waits = [(k + before, earlier + before) for k, earlier in self.waits]
+        stream = [0] * before + self.stream + [0] * after
+        ready = self.ready_inputs and [0] * before + self.ready_inputs + [0] * after
+        return GraphStreams(stream, waits, self.longest, ready)
+
+
+def ready_inputs(
+    stream: Sequence[int], inputs: Sequence[Sequence[Range]], accesses: Sequence[Access]
+) -> list[int]:
+    """For each task the inputs, as bits, that its predecessor in its stream does not write: a
+    kernel that PDL sets up while the predecessor ends may read them at once.
+    """
+    found = []
+    predecessor: dict[int, int] = {}
+    for k, own in enumerate(stream):
+        written = accesses[predecessor[own]].writes if own in predecessor else None
+        bits = 0
+        if written is not None:
+            for index, (begin, end) in enumerate(inputs[k][:_READY_INPUTS]):
+                ready = all(end <= first or last <= begin for first, last in written)
+                bits |= ready << index
+        found.append(bits)
+        predecessor[own] = k
+    return found
+
+
+def one_stream(tasks: int) -> GraphStreams:
+    """All tasks in one stream."""
+    return GraphStreams([0] * tasks, [], tasks)
+
+
+def assign_streams(dependencies: Sequence[Sequence[int]], limit: int) -> GraphStreams:
+    """Puts tasks into at most `limit` streams, given the dependencies of each."""
+    heirs = _heirs(dependencies)
+    stream: list[int] = []
+    waits: list[tuple[int, int]] = []
+    tails: list[int] = []  # the last task of each stream
+    ancestors: list[int] = []  # of each task, with the order that streams add
+    depth: list[int] = []
+    roots: list[int] = []
+    for k, wanted in enumerate(dependencies):
+        if not wanted and len(roots) == _ROOTS:
+            wanted = roots[:1]
+        elif not wanted:
+            roots.append(k)
+        own = _stream_of(k, wanted, tails, heirs, ancestors, depth, limit)
+        before = tails[own : own + 1]
+        covered = ancestors[before[0]] if before else 0
+        for earlier in wanted:
+            if not covered >> earlier & 1:
+                before.append(earlier)
+                waits.append((k, earlier))
+                covered |= ancestors[earlier]
+        stream.append(own)
+        tails[own : own + 1] = [k]
+        ancestors.append(covered | 1 << k)
+        depth.append(1 + max((depth[earlier] for earlier in before), default=0))
+    return GraphStreams(stream, waits, max(depth, default=0))
+
+
+def _heirs(dependencies: Sequence[Sequence[int]]) -> list[int]:
+    """For each task the one that continues its stream: of its dependents the one with the longest
+    path behind it; -1 without dependents.
+    """
+    heirs = [-1] * len(dependencies)
+    height = [1] * len(dependencies)
+    for k in reversed(range(len(dependencies))):  # so that of equals the first is taken
+        for earlier in dependencies[k]:
+            if height[k] + 1 >= height[earlier]:
+                height[earlier], heirs[earlier] = height[k] + 1, k
+    return heirs
+
+
+def _stream_of(
+    k: int,
+    wanted: Sequence[int],
+    tails: Sequence[int],
+    heirs: Sequence[int],
+    ancestors: Sequence[int],
+    depth: Sequence[int],
+    limit: int,
+) -> int:
+    """The stream of task k: that of the task whose heir it is; else one that adds no wait, a new
+    one where there is none; else the one with the shortest path so far.
+    """
+    streams = range(len(tails))
+    inherited = [one for one in streams if heirs[tails[one]] == k and tails[one] in wanted]
+    if inherited:
+        return max(inherited, key=lambda one: depth[tails[one]])
+    before = 0
+    for earlier in wanted:
+        before |= ancestors[earlier]
+    open_streams = [one for one in streams if heirs[tails[one]] < k]  # no heir waits for them
+    free = [one for one in open_streams if before >> tails[one] & 1]
+    if free:
+        return max(free, key=lambda one: depth[tails[one]])
+    if len(tails) < limit:
+        return len(tails)
+    return min(open_streams or streams, key=lambda one: depth[tails[one]])

@@ -1,0 +1,65 @@
+"""The interface of runners: a plan bound to memory, which an executor runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..plan.memory import Buffer, Plan, Step
+
+Observer = Callable[[Step, Callable[[], None], list, list], None]  # step, run, inputs, outputs
+
+
+@dataclass(frozen=True)
+class SegmentReport:
+    """Consecutive steps that run in one piece.
+
+    `kind` is captured (a CUDA graph: one launch), native (one library call), numpy, or python (a
+    user's own compute). `nodes` and `kernels` are those of the captured graph; its steps run in
+    `streams` graph streams, at most `longest` of them one after the other. `why` says what keeps
+    the segment from being captured or native, or which operator ends its neighbors.
+    """
+
+    kind: str
+    steps: int
+    nodes: int = 0
+    kernels: int = 0
+    streams: int = 0
+    longest: int = 0
+    why: str = ""
+
+
+class Runner(Protocol):
+    """A plan bound to memory."""
+
+    plan: Plan
+    runs: int  # so far
+
+    @property
+    def arena_nbytes(self) -> int:
+        """Bytes of the arena that it is to be bound to."""
+
+    @property
+    def unrolled(self) -> int:
+        """The most runs that one launch makes so far."""
+
+    def bind(self, arena: Any) -> None:
+        """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
+
+    def run(self, feeds: Sequence[Any], times: int = 1) -> list[Any]:
+        """Runs all steps, `times` over, and returns the fetches of the last; `feeds` are in the
+        order of `plan.feeds` and have the planned shapes and dtypes.
+        """
+
+    def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[Any]:
+        """Runs once, each step by `observe(step, run, inputs, outputs)`."""
+
+    def run_timed(self, feeds: Sequence[Any]) -> tuple[list[Any], list[float]]:
+        """Runs once; the fetches, and the milliseconds of each step of the plan."""
+
+    def poison(self, buffer: Buffer) -> None:
+        """Overwrites a buffer with NaN bytes; it must have memory of its own."""
+
+    def segments_report(self) -> list[SegmentReport]:
+        """The pieces in which the plan runs now."""

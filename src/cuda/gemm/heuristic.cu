@@ -1,0 +1,298 @@
+// Which kernel runs a GEMM: a cost model over tilings, split-K and cuBLAS (the heuristic), or the
+// algorithm that the caller chose, as the autotuner does. Also the split-K reduction before sm_90
+// and the epilogue after a GEMM by another library. gemm.cuh has the contract, kernel.cuh the
+// kernel.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda/gemm/kernel.cuh"
+#include "cuda/gemm/uint8.cuh"
+#include "cuda/reduce/reduce.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// ---- kernels ----
+
+// Sums `splits` partial products (splits, m, n) and applies the epilogue; with one split in place.
+__global__ void EpilogueKernel(Gemm gemm, const float* partial, int splits, bool aligned) {
+  const int64_t quads = CeilDiv(gemm.n, 4), numel = gemm.m * gemm.n;
+  for (int64_t q = FirstItem(); q < gemm.m * quads; q += ItemStep()) {
+    Quad quad = {q / quads, q % quads * 4, {}, {}};
+    ReadSide(gemm, aligned, quad);
+    const float* from = partial + quad.row * gemm.n + quad.col;
+    for (int split = 0; split < splits; split++, from += numel) {
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        if (quad.col + e < gemm.n) quad.x[e] += from[e];
+    }
+    WriteQuad(gemm, aligned, ReadBias(gemm, quad.col, aligned), quad);
+  }
+}
+
+// ---- launchers ----
+
+constexpr int64_t kMaxTiles = int64_t(1) << 27;  // leaves room for index arithmetic in int
+constexpr int64_t kKSliceUnit = 16;              // whole quads, and little padding
+
+// Cost of a tiling in a captured graph, measured on an H200. Other chips scale all of them alike,
+// which rarely changes the order.
+struct TileCost {
+  int m, n;
+  int resident;        // blocks that a multiprocessor runs concurrently
+  double us;           // fixed cost of a launch
+  double ns, ns_more;  // per k: of the first block on a multiprocessor, of each further one
+};
+
+// In the order of WithTiling's index.
+constexpr int kTilings = 6;
+constexpr TileCost kFp32Costs[kTilings] = {
+    {128, 64, 1, 4.0, 54.6, 54.6}, {64, 64, 1, 3.7, 30, 30},   {64, 32, 2, 2.6, 20.5, 18.6},
+    {32, 32, 2, 2.5, 12.3, 8.8},   {32, 16, 2, 2.8, 6.9, 5.7}, {16, 32, 2, 2.8, 6.9, 5.7}};
+constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},   {64, 64, 1, 3.0, 12, 12},
+                                           {64, 32, 2, 2.5, 13.4, 9.2}, {32, 32, 2, 2.8, 7.9, 5.9},
+                                           {32, 16, 2, 2.9, 6.0, 4.6},  {16, 32, 2, 2.9, 6.0, 4.6}};
+constexpr TileCost kU8Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},  {64, 64, 1, 3.1, 10.3, 10.3},
+                                         {64, 32, 1, 3.3, 5.0, 5.0}, {32, 32, 2, 2.8, 4.7, 2.9},
+                                         {32, 16, 2, 2.7, 3.2, 3.9}, {16, 32, 2, 2.7, 3.2, 3.9}};
+
+// Shared memory of a block, the largest over the operands' layouts.
+template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
+constexpr size_t MaxSharedNbytes() {
+  return std::max({MemoryNbytes<T, Accumulator<T, !kNeverTransA, false>>(),
+                   MemoryNbytes<T, Accumulator<T, !kNeverTransA, true>>(),
+                   MemoryNbytes<T, Accumulator<T, false, false>>(),
+                   MemoryNbytes<T, Accumulator<T, false, true>>()});
+}
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kNeverTransA,
+          size_t... k>
+constexpr std::array<size_t, kTilings> EachSharedNbytes(std::index_sequence<k...>) {
+  return {MaxSharedNbytes<std::tuple_element_t<k, Tilings>, Accumulator, kNeverTransA>()...};
+}
+
+struct FamilyCosts {
+  const TileCost* costs;
+  std::array<size_t, kTilings> nbytes;
+};
+const FamilyCosts& CostsOf(KernelFamily family) {
+  using Indices = std::make_index_sequence<kTilings>;
+  static constexpr FamilyCosts kAll[] = {
+      {kFp32Costs, EachSharedNbytes<Fp32Tilings, Fp32Accumulator, false>(Indices())},
+      {kTf32Costs, EachSharedNbytes<Tf32Tilings, Tf32Accumulator, false>(Indices())},
+      {kU8Costs, EachSharedNbytes<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(Indices())}};
+  return kAll[(int)family];
+}
+
+constexpr double kWaveUs = 1.5;                     // of each wave of blocks after the first
+constexpr double kKernelUs = 3.5;                   // of a separate epilogue kernel
+constexpr double kReduceUs = 4.5;                   // of a separate sum of an operand
+constexpr double kCublasUs[] = {7.0, 7.0};          // by precision: fixed cost
+constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8};  // and FLOP per microsecond
+
+int64_t KSlice(int64_t k, int64_t splits) {
+  return CeilDiv(CeilDiv(k, splits), kKSliceUnit) * kKSliceUnit;
+}
+
+// A cluster stays within a GPC, so that larger clusters leave more multiprocessors idle.
+double UsableMultiprocessors(int multiprocessors, int splits) {
+  return multiprocessors * (splits <= 2 ? 1.0 : splits <= 4 ? 0.91 : 0.85);
+}
+
+// Estimated time of GEMMs in one launch, whose largest K is `k`.
+double EstimateUs(const Gemm* gemms, int count, int64_t k, const TileCost& cost, int splits,
+                  int multiprocessors) {
+  double tiles = 0;
+  for (const Gemm* p = gemms; p < gemms + count; p++)
+    tiles += (double)(CeilDiv(p->m, cost.m) * CeilDiv(p->n, cost.n));
+  const double on_each = std::ceil(tiles * splits / UsableMultiprocessors(multiprocessors, splits));
+  const double waves = std::ceil(on_each / cost.resident);
+  const double concurrent = on_each < cost.resident ? on_each : cost.resident;
+  const double k_ns = waves * (cost.ns + (concurrent - 1) * cost.ns_more);
+  const double reduce_us = splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : 1.9;
+  return cost.us + reduce_us + (waves - 1) * kWaveUs + (double)KSlice(k, splits) * k_ns * 1e-3;
+}
+
+// No split of K may be empty.
+bool HasNoEmptySplit(int64_t k, int splits) {
+  return splits == 1 || (splits - 1) * KSlice(k, splits) < k;
+}
+
+// Dynamic shared memory, and up to 4 KB that a kernel declares statically.
+bool FitsSharedMemory(size_t shared_limit, const FamilyCosts& costs, int tiling) {
+  return costs.nbytes[tiling] + 4096 <= shared_limit;
+}
+
+// cuBLAS needs further kernels for the epilogue and for operand sums.
+bool CublasIsFaster(const Gemm& p, double own_us) {
+  const int precision = (int)p.precision;
+  double us = kCublasUs[precision] + 2. * p.m * p.n * p.k / kCublasFlopUs[precision];
+  if (!p.epilogue.Empty()) us += kKernelUs;
+  if (p.sums) us += kReduceUs;
+  return us < own_us;
+}
+
+bool AlignedOut(const Gemm& p) {
+  const Epilogue& e = p.epilogue;
+  return p.n % 4 == 0 && Aligned16(p.c) && Aligned16(e.bias) && Aligned16(e.side);
+}
+
+void RunEpilogue(const char* op, const Gemm& p, const float* partial, int splits, DLStream stream) {
+  Launch(op, EpilogueKernel, Blocks(p.m * CeilDiv(p.n, 4)), kThreads, 0, stream, p, partial, splits,
+         AlignedOut(p));
+}
+
+void RunOperandSums(const char* op, const Gemm& p, DLStream stream) {
+  const float* of = p.sums_of_a ? p.a : p.b;
+  const int64_t extent = p.sums_of_a ? p.m : p.n;
+  const bool k_major = p.sums_of_a ? p.trans_a : !p.trans_b;
+  SumAxis(op, p.ctx, of, k_major ? 1 : extent, p.k, k_major ? extent : 1, 1.f, p.sums, stream);
+}
+
+bool OwnGemmIsForced() {
+  static const bool forced = [] {
+    const char* blas = getenv("DLSYS_BLAS");
+    return blas && strcmp(blas, "own") == 0;
+  }();
+  return forced;
+}
+
+}  // namespace
+
+KernelFamily FamilyOf(const Gemm& p) {
+  if (p.u8 != U8Operand::kNone) return KernelFamily::kU8;
+  const bool tensor = p.precision == Precision::kTf32 && ComputeMajor(p.ctx.device_id) >= 8;
+  return tensor ? KernelFamily::kTf32 : KernelFamily::kFp32;
+}
+
+TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits) {
+  const int device = gemms->ctx.device_id, multiprocessors = Multiprocessors(device);
+  const size_t shared_limit = SharedLimit(device);
+  const FamilyCosts& costs = CostsOf(family);
+  int64_t k = 0;
+  for (int i = 0; i < count; i++) k = std::max(k, gemms[i].k);
+  TileConfig best = {kTilings - 1, 1, INFINITY};
+  for (int tiling = 0; tiling < kTilings; tiling++) {
+    if (!FitsSharedMemory(shared_limit, costs, tiling)) continue;
+    for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
+      const double us = EstimateUs(gemms, count, k, costs.costs[tiling], splits, multiprocessors);
+      if (us < best.us) best = {tiling, splits, us};
+    }
+  }
+  return best;
+}
+
+GemmParams MakeParams(const char* op, const Gemm& p, int tiling, int splits) {
+  const TileCost& size = kFp32Costs[tiling];
+  // One tile at least: operand sums need the tiles of an empty C too.
+  const int64_t rows = std::max<int64_t>(1, CeilDiv(p.m, size.m));
+  const int64_t cols = std::max<int64_t>(1, CeilDiv(p.n, size.n));
+  if (rows > kMaxTiles / (cols * kMaxSplits))
+    Fail("%s: a result of %ld x %ld is too large", op, (long)p.m, (long)p.n);
+  const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
+  const bool aligned_a = Aligned16(p.a) && row_a % (p.u8 == U8Operand::kA ? 16 : 4) == 0;
+  const bool aligned_b = Aligned16(p.b) && row_b % (p.u8 == U8Operand::kB ? 16 : 4) == 0;
+  return {p,         (int)rows, (int)cols,     splits,  KSlice(p.k, splits),
+          aligned_a, aligned_b, AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
+}
+
+void RunTiledGemm(const char* op, const Gemm& p, int tiling, int splits, DLStream stream) {
+  const int64_t k_slice = KSlice(p.k, splits);
+  if (k_slice > 0) splits = (int)CeilDiv(p.k, k_slice);
+  GemmParams params = MakeParams(op, p, tiling, splits);
+  const KernelFamily family = FamilyOf(p);
+  const auto launch = family == KernelFamily::kU8     ? LaunchU8
+                      : family == KernelFamily::kTf32 ? LaunchTf32
+                                                      : LaunchFp32;
+  if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
+  const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
+  const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
+  params.partial = partial.floats();
+  params.aligned_out = p.n % 4 == 0;
+  launch(op, tiling, params, stream);
+  RunEpilogue(op, p, partial.floats(), splits, stream);
+  if (p.sums)
+    SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, width, 1.f, p.sums,
+            stream);
+}
+
+void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
+  if (p.m == 0 || p.n == 0) {
+    if (p.sums) RunOperandSums(op, p, stream);
+    return;
+  }
+  const TileConfig config = BestTileConfig(FamilyOf(p), &p, 1, kMaxSplits);
+  RunTiledGemm(op, p, config.tiling, config.splits, stream);
+}
+
+namespace {
+
+// What cuBLAS and cuBLASLt leave out.
+void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
+  if (!p.epilogue.Empty()) RunEpilogue(op, p, p.c, 1, stream);
+  if (p.sums) RunOperandSums(op, p, stream);
+}
+
+void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
+  const bool own = OwnGemmIsForced() || p.u8 != U8Operand::kNone;
+  if (own || !CublasIsFaster(p, BestTileConfig(FamilyOf(p), &p, 1, kMaxSplits).us) ||
+      *CublasError())
+    return RunOwnGemm(op, p, stream);
+  RunCublasGemm(op, p, stream);
+  RunEpilogueAndSums(op, p, stream);
+}
+
+// Algorithms from 1 on: every tiling with every split-K, cuBLAS, the proposals of cuBLASLt.
+constexpr int kSplitsPerTiling = 4;  // 1, 2, 4 and 8 splits
+constexpr int kTiledAlgorithms = kTilings * kSplitsPerTiling;
+static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
+
+bool IsApplicable(const Gemm& p, int index) {
+  if (p.m == 0 || p.n == 0 || p.k == 0) return false;
+  if (index >= kTiledAlgorithms) return !OwnGemmIsForced() && p.u8 == U8Operand::kNone;
+  const size_t shared_limit = SharedLimit(p.ctx.device_id);
+  return FitsSharedMemory(shared_limit, CostsOf(FamilyOf(p)), index / kSplitsPerTiling) &&
+         HasNoEmptySplit(p.k, 1 << index % kSplitsPerTiling);
+}
+
+}  // namespace
+
+const std::vector<Algorithm>& GemmAlgorithms() {
+  static const std::vector<Algorithm>* const choices = [] {
+    auto* made = new std::vector<Algorithm>;
+    for (int k = 0; k < kTiledAlgorithms; k++) {
+      const TileCost& tile = kFp32Costs[k / kSplitsPerTiling];
+      made->push_back({"tiles " + std::to_string(tile.m) + "x" + std::to_string(tile.n) + " by " +
+                       std::to_string(1 << k % kSplitsPerTiling)});
+    }
+    made->push_back({"cublas", CublasSource});
+    for (int k = 1; k <= kLtProposals; k++)
+      made->push_back({"cublaslt " + std::to_string(k), CublasLtSource});
+    return made;
+  }();
+  return *choices;
+}
+
+void RunGemm(const char* op, const Gemm& p, DLStream stream, int64_t choice) {
+  const std::vector<Algorithm>& choices = GemmAlgorithms();
+  if (choice < 0 || choice > (int64_t)choices.size())
+    Fail("%s: there is no choice %ld, expected 0 to %zu", op, (long)choice, choices.size());
+  if (choice == 0) return RunGemmByHeuristic(op, p, stream);
+  const int index = (int)choice - 1;
+  if (!IsApplicable(p, index)) NotApplicable(op, choices[index].name.c_str());
+  if (index < kTiledAlgorithms)
+    return RunTiledGemm(op, p, index / kSplitsPerTiling, 1 << index % kSplitsPerTiling, stream);
+  if (index == kTiledAlgorithms) {
+    CublasSource();
+    RunCublasGemm(op, p, stream);
+  } else {
+    RunCublasLtGemm(op, p, index - kTiledAlgorithms - 1, stream);
+  }
+  RunEpilogueAndSums(op, p, stream);
+}
+
+}  // namespace cuda
+}  // namespace dlsys
