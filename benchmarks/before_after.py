@@ -136,7 +136,7 @@ def single(work: workloads.Work, precision: str) -> turns.Sampler:
 
 
 def hosted(work: workloads.Work, precision: str) -> turns.Sampler:
-    """How long such a run keeps the host."""
+    """The time for which such a run keeps the host."""
     step, wait = fed(work, precision)
     return lambda seconds: [workloads.host_us(step, wait) * 1e-3]
 
@@ -167,7 +167,7 @@ def in_queues(queue: Callable[[int], Any], wait: Callable[[], Any]) -> turns.Sam
 
 # ---- the comparison ----
 def environments(options: argparse.Namespace) -> dict[str, dict[str, str]]:
-    """What each version's processes see: its package, its library, kernels chosen by rule."""
+    """Each version's environment: its package, its library, algorithms by heuristic."""
     found = {}
     for version in VERSIONS:
         package = getattr(options, version).resolve()

@@ -6,9 +6,9 @@
 
 Each case of bits_cases.py makes three steps on numpy, the CPU and the GPU, real or emulated,
 whichever the library has; every fetched value, parameter, slot of an optimizer and running
-statistic leaves a SHA-256. Kernels are chosen by rule, the numbers of threads are fixed, and every
-DLSYS_* variable but those that name libraries is ignored, so that on one machine the same code
-leaves the same file. With --arrays the arrays are kept beside it, and a comparison of two such
+statistic leaves a SHA-256. Algorithms are chosen by heuristic, the count of threads is fixed, and
+every DLSYS_* variable but those that name libraries is ignored, so that on one machine the same
+code leaves the same file. With --arrays the arrays are kept beside it, and a comparison of two such
 files says how far apart they are.
 """
 
@@ -58,7 +58,7 @@ def settle() -> None:
 
 
 def context(device: str) -> Any:
-    """What an Executor takes for it."""
+    """The argument that an Executor takes for it."""
     from dlsys import ndarray
 
     return {"numpy": None, "cpu": ndarray.cpu(0), "gpu": ndarray.gpu(0)}[device]
@@ -198,7 +198,7 @@ class Arrays:
 
 
 def apart(name: str, held: Iterable[Arrays]) -> str:
-    """How far the arrays of that name are apart, where both were kept."""
+    """The distance of the arrays of that name, where both were kept."""
     import numpy as np
 
     one, other = (arrays.get(name) for arrays in held)

@@ -98,7 +98,7 @@ def compare(case: str, systems: list[str], rounds: int, seconds: float) -> dict[
 
 
 def available_systems() -> list[str]:
-    """What can run here; says what cannot."""
+    """The systems that can run here; prints which cannot."""
     from importlib.util import find_spec
 
     from dlsys import ndarray

@@ -140,7 +140,7 @@ def train(
 
 
 def judge(model: str, runs: dict[str, Any]) -> dict[str, Any]:
-    """Whether the devices agree, learn, and allocate nothing more in a longer training."""
+    """True if the devices agree, learn, and allocate nothing more in a longer training."""
     curves = [runs[f"{model} {device}"]["losses"] for device in DEVICES]
     judged = curves
     if model in GENTLE:
@@ -195,7 +195,7 @@ def counts(output: str) -> dict[str, int]:
 
 
 def versions() -> dict[str, str]:
-    """What the machine's tools call themselves."""
+    """The versions of the machine's tools."""
     commands = {
         "nvidia-smi": ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap"],
         "nvcc": [shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version"],

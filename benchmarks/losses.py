@@ -34,7 +34,7 @@ SIDE_BY_SIDE = 4  # processes that share the cores; those of the dense networks 
 
 
 def process(work: str, kind: str, device: str) -> dict[str, Any]:
-    """What a proof finds in a process of its own; `error` where that fails."""
+    """The findings of a proof in a process of its own; `error` where that fails."""
     program = measure.HERE / "losses_proofs.py"
     command = [sys.executable, str(program), work, kind, "--device", device]
     threads = str(max(1, (os.cpu_count() or 1) // SIDE_BY_SIDE))
@@ -49,7 +49,7 @@ def process(work: str, kind: str, device: str) -> dict[str, Any]:
 
 
 def line(name: str, found: dict[str, Any]) -> str:
-    """What a proof found, as text."""
+    """The findings of a proof, as text."""
     verdict = "ok" if found["ok"] else "NOT OK"
     if "error" in found:
         return f"{name:18} {verdict}: {found['error']}"

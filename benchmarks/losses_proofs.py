@@ -1,4 +1,4 @@
-"""What losses.py asks of each network: its curve, and its single steps, against the reference.
+"""The proofs of losses.py for each network: its curve and its single steps against the reference.
 
     python benchmarks/losses_proofs.py mlp steps --device gpu
 
@@ -37,7 +37,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Proof(NamedTuple):
-    """How many samples of the training set an epoch has, the rates of the curve and of the steps,
+    """The samples of the training set that an epoch has, the rates of the curve and of the steps,
     that every how many-th step is compared, and the bound of its update: how far it may be wrong,
     as a share of the same Parameter's largest, in the median step.
     """
@@ -168,7 +168,7 @@ def steps(work: Work, proof: Proof, ctx: Context) -> dict[str, Any]:
 
 
 def update_errors(before: Arrays, after: Arrays, expected: Arrays) -> dict[str, float]:
-    """How far each value's update is from the expected one, as a share of its largest update."""
+    """The error of each value's update, as a share of its largest update."""
     errors = {}
     for name, start in before.items():
         wrong = float(np.abs(after[name] - expected[name]).max())

@@ -1,4 +1,4 @@
-"""What every benchmark shares: medians, the machine it ran on, and the JSON that it leaves."""
+"""The parts that benchmarks share: medians, facts of the machine, and the JSON record."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 
 def host() -> dict[str, Any]:
-    """What of it does not come from dlsys."""
+    """The part of it that does not come from dlsys."""
     import numpy as np
 
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
@@ -132,7 +132,7 @@ def _native_facts() -> dict[str, Any]:
 
 
 def nvidia(fact: str) -> str | None:
-    """What nvidia-smi says of the first GPU, such as its "name"; None where there is none."""
+    """A fact that nvidia-smi has of the first GPU, such as its "name"; None where there is none."""
     command = ["nvidia-smi", f"--query-gpu={fact}", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30)

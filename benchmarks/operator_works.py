@@ -1,4 +1,4 @@
-"""What operators.py times: a work is an operator at a size, and the same in PyTorch.
+"""The works of operators.py: an operator at a size, and its equivalent in PyTorch.
 
 Every row of the operators' table (tests/support/samples.py) is a work, or is named in WITHIN (a
 work times it along) or in WITHOUT (PyTorch has no counterpart).
@@ -241,7 +241,7 @@ def reductions() -> Iterator[Work]:
 
 
 def layout() -> Iterator[Work]:
-    """What moves elements."""
+    """The operators that move elements."""
     yield Work("copy", "", ad.copy_op, lambda t, x: x.clone())
     yield Work("transpose", "a matrix", ad.transpose_op, lambda t, x: x.t().contiguous())
     yield Work(

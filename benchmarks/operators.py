@@ -46,7 +46,7 @@ def ours(work: Any, arrays: Sequence[np.ndarray], seed: np.ndarray | None, ctx: 
 
 
 def theirs(work: Any, arrays: Sequence[np.ndarray], seed: np.ndarray | None) -> Call:
-    """The same by PyTorch."""
+    """The work by PyTorch."""
     import torch
 
     tensors = [torch.from_numpy(x) for x in arrays]

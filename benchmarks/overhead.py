@@ -1,4 +1,4 @@
-"""What dlsys costs besides arithmetic: import, planning, and each run.
+"""The costs of dlsys besides arithmetic: import, planning, and each run.
 
     python benchmarks/overhead.py
 
@@ -42,7 +42,7 @@ def import_ms() -> measure.Summary:
 
 
 def one_import_ms(package: Path, compiled: str) -> float:
-    """The same of one fresh process and the dlsys in the folder `package`.
+    """Measurements of one fresh process with the dlsys in the folder `package`.
 
     From compiled files, as after an installation, whatever the environment says of them; they lie
     in the folder `compiled`, where the first import puts them.
@@ -182,7 +182,7 @@ def chain(link: str) -> dict[str, Any]:
 
 
 def _runner(executor: Any) -> Any:
-    """What an executor runs for the feeds it has seen."""
+    """The steps that an executor runs for the feeds it has seen."""
     ((runner, *_),) = executor._runners.values()
     return runner
 

@@ -43,7 +43,7 @@ Span = tuple[float, float]  # microseconds
 
 
 class Activity(NamedTuple):
-    """What the GPU did from start to end, in microseconds."""
+    """One activity of the GPU from start to end, in microseconds."""
 
     name: str
     start: float
@@ -73,7 +73,7 @@ class Training:
             yield dict(zip(self._inputs, (self._images[part], self._labels[part])))
 
     def ways(self) -> dict[str, Callable[[int], None]]:
-        """How n steps are queued."""
+        """A function that queues n steps."""
         there = [
             {node: ndarray.array(value, GPU) for node, value in feed.items()}
             for feed in islice(self.batches(), RESIDENT)
@@ -109,7 +109,7 @@ def times(work: Work, dtype: str, rounds: int) -> dict[str, Any]:
 
 
 def trace(work: Work, dtype: str) -> dict[str, Any]:
-    """What a trace of steps whose batches are copied ahead shows."""
+    """The overlap in a trace of steps whose batches are copied ahead."""
     activities = after_pause(traced(work, dtype))
     found: dict[str, Any] = {"trace": overlap(activities)}
     print(f"{work.name} {dtype} copies beside kernels: {found['trace']['share']:.0%}", flush=True)
@@ -119,8 +119,8 @@ def trace(work: Work, dtype: str) -> dict[str, Any]:
 
 
 def traced(work: Work, dtype: str) -> list[Activity]:
-    """What the GPU does, in the order of its beginning: steps, a pause, and as many steps again.
-    The step is recorded under the profiler, which else might not see into it.
+    """The activities of the GPU, in the order of their beginning: steps, a pause, as many steps.
+    The step is captured under the profiler, which else might not see into it.
     """
     import torch
     from torch.autograd import DeviceType
@@ -166,7 +166,7 @@ def copies_and_kernels(
 
 
 def overlap(activities: Iterable[Activity]) -> dict[str, Any]:
-    """How much of the time in which there are copies from the host there are kernels too. A step
+    """The share of the time of copies from the host in which there are kernels too. A step
     begins when its own batch is there: those kernels are of other steps.
     """
     copies, kernels = copies_and_kernels(activities)
@@ -197,7 +197,7 @@ def merged(activities: Iterable[Activity]) -> list[Span]:
 
 
 def common(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What lies in both, of merged spans."""
+    """The intersection of two lists of merged spans."""
     found, j = [], 0
     for start, end in some:
         while j < len(others) and others[j][1] <= start:

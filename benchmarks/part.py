@@ -80,6 +80,6 @@ class Part:
 
 
 def brief(done: dict[str, Any]) -> dict[str, Any]:
-    """What a record keeps of a command: the end of a failure's output, one line of a success's."""
+    """A command's record: the end of a failure's output, one line of a success's."""
     tail = done["output"].strip()[-6000:] if done["status"] else done["output"].strip()[-500:]
     return {**{key: done[key] for key in ("command", "status", "seconds")}, "tail": tail}

@@ -113,7 +113,7 @@ def race(options: argparse.Namespace, keep: Callable[[dict[str, Any]], object]) 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What may be asked of a race."""
+    """The options of a race."""
     parser.add_argument("--contestants", default=",".join(CONTESTANTS))
     parser.add_argument("--works", default="", help="names, separated by commas; default: all")
     parser.add_argument("--drawn", type=int, default=6, help="random networks, dlsys only")

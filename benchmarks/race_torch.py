@@ -19,17 +19,17 @@ MODES = ("eager", "graph", "compile", "compiled graph")  # what takes long comes
 
 
 class Block(nn.Module):
-    """Two normalised 3×3 convolutions beside the identity."""
+    """Two normalized 3×3 convolutions beside the identity."""
 
     def __init__(self, planes: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(*normalised(planes, planes), *normalised(planes, planes)[:2])
+        self.body = nn.Sequential(*normalized(planes, planes), *normalized(planes, planes)[:2])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(x + self.body(x))
 
 
-def normalised(inputs: int, outputs: int) -> list[nn.Module]:
+def normalized(inputs: int, outputs: int) -> list[nn.Module]:
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 
@@ -53,8 +53,8 @@ def model(work: Work) -> nn.Module:
             *dense((25 * second, 120, 84, CLASSES)),
         )
     return nn.Sequential(
-        *(*normalised(1, 32), nn.MaxPool2d(2), *normalised(32, 64), Block(64), nn.MaxPool2d(2)),
-        *(*normalised(64, 128), Block(128), nn.AdaptiveMaxPool2d(1), nn.Flatten()),
+        *(*normalized(1, 32), nn.MaxPool2d(2), *normalized(32, 64), Block(64), nn.MaxPool2d(2)),
+        *(*normalized(64, 128), Block(128), nn.AdaptiveMaxPool2d(1), nn.Flatten()),
         nn.Linear(128, CLASSES),
     )
 

@@ -14,12 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import table_gpu
-import table_losses
-import table_operators
-import table_overlap
-import table_reliability
-from table_gpu import Results, rows, source
+from tables import gpu, losses, operators, overlap, reliability
+from tables.gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -96,7 +92,7 @@ def overhead(results: Results) -> str:
 
 
 def gpu_record(results: Results) -> str:
-    """What was proven on the GPU."""
+    """The proofs on the GPU."""
     record = results.read("gpu_record")
     parts = record["parts"]
     body = [[name, _counts(part)] for name, part in parts.items() if "passed" in part]
@@ -139,7 +135,7 @@ def _mnist_rows(part: dict[str, Any]) -> list[list[str]]:
 
 
 def accuracy(results: Results) -> str:
-    """What the command line's networks reach."""
+    """The accuracies of the command line's networks."""
     record = results.read("accuracy")
     body = [
         [
@@ -188,8 +184,8 @@ def _cpu_sentence(results: Results) -> str:
 def _gpu_sentence(results: Results) -> str:
     record = results.read("gpu")
     told = []
-    for work in table_gpu.NAMES:
-        ours, best = table_gpu.fastest(record, work, "fp32")
+    for work in gpu.NAMES:
+        ours, best = gpu.fastest(record, work, "fp32")
         rival = f" (best of PyTorch and JAX {best['ms']['median']:.3f})" if best else ""
         told.append(f"{work} {ours['ms']['median']:.3f}{rival}")
     return f"On one {record['machine']['gpu']}, fp32, ms a training step: {', '.join(told)}."
@@ -197,21 +193,21 @@ def _gpu_sentence(results: Results) -> str:
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
-    "operators": table_operators.table,
+    "operators": operators.table,
     "overhead": overhead,
-    "gpu race": table_gpu.race,
-    "gpu memory": table_gpu.memory,
-    "gpu drawn": table_gpu.drawn,
-    "gpu kernels": table_gpu.kernels,
-    "gpu limits": table_gpu.limits,
-    "gpu to99": table_gpu.to99,
-    "gpu overlap": table_overlap.table,
+    "gpu race": gpu.race,
+    "gpu memory": gpu.memory,
+    "gpu drawn": gpu.drawn,
+    "gpu kernels": gpu.kernels,
+    "gpu limits": gpu.limits,
+    "gpu to99": gpu.to99,
+    "gpu overlap": overlap.table,
     "gpu record": gpu_record,
     "accuracy": accuracy,
-    "losses": table_losses.table,
+    "losses": losses.table,
     "figures": figures,
-    "attacks": table_reliability.attacks,
-    "sanitizers": table_reliability.sanitizers,
+    "attacks": reliability.attacks,
+    "sanitizers": reliability.sanitizers,
 }
 
 
@@ -238,9 +234,9 @@ def main() -> None:
     for path in FILES:
         if path.exists():
             path.write_text(fill(path.read_text(), Results(options.results)))
-    print(table_gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
-    print(table_operators.draw(Results(options.results), ROOT / "docs" / "operators.svg"))
-    print(table_overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))
+    print(gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
+    print(operators.draw(Results(options.results), ROOT / "docs" / "operators.svg"))
+    print(overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))
 
 
 if __name__ == "__main__":

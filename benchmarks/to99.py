@@ -1,4 +1,4 @@
-"""How long a GPU trains until a network knows 99 % of MNIST's test set, with seeds 0 to 9.
+"""The time that a GPU trains until a network knows 99 % of MNIST's test set, seeds 0 to 9.
 
     python benchmarks/to99.py             # the chosen recipe, on all 60,000 images, tested once
     python benchmarks/to99.py --choose    # recipes by their accuracy on the validation images

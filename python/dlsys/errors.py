@@ -13,7 +13,7 @@ class DlsysError(Exception):
     """Base of every error that dlsys raises on purpose.
 
     Its text is one printable line: what a file's name or content brings into it that a terminal
-    would obey, or that no encoding has, is shown escaped.
+    would obey, or that no encoding has, is escaped.
     """
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class OutOfRangeError(ShapeError, IndexError):
     stop: it makes NaN of what depends on the value (-1 of integers), and the run goes on. The first
     wait for that GPU afterwards raises, in whatever thread: `asnumpy`, a copy to the host,
     `float()`, `synchronize`, or the next run that reads its results as numpy arrays. By then
-    Parameters may hold NaN of that run. One error stands for all that were found before it; then
+    Parameters may hold NaN of that run. One error reports all that were found before it; then
     the GPU goes on as if nothing had been. Runs that wait before they return, as those that are
     profiled or that DLSYS_DEBUG=2 shows step by step, raise at once and change nothing.
     """
@@ -94,12 +94,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value from outside as a message quotes it: its repr, cut where it is long or deep."""
     return _SHORT.repr(value)
 
 
-# ---- what is installed beside dlsys ----
+# ---- optional packages ----
 # The packages of optional parts, by the name that imports them. No hint names dlsys itself: a
 # package index may know something else by that name.
 PACKAGES = {"matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX"}

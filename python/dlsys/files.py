@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders to put them into."""
+"""Files that are replaced atomically, and folders to put them into."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS = {
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that becomes `path` when the block ends, and vanishes if it raises.
 
-    It is on the disk when it gets its name, so that `path` is whole after a power failure too. A
+    It is on the disk when it gets its name, so that `path` is complete after a power failure too. A
     symbolic link stays, and what it points to is replaced; a file that is there keeps its mode.
     What cannot be replaced is written to as it is: a device such as /dev/null, a FIFO that somebody
     reads, and standard output under any of its names. DataError for a folder, a socket, a block
@@ -122,13 +122,13 @@ class FolderLock:
             os.close(handle)
             raise
         except OSError:
-            pass  # the file system has none; the handle still tells whether the folder is the same
+            pass  # the file system has none; the handle still shows whether the folder is the same
         self._handle: int | None = handle
         _locks.add(self)
 
     @property
     def holds(self) -> bool:
-        """Whether the folder of that name is still the one that was locked, and by this process."""
+        """True if the folder of that name is still the one that was locked, and by this process."""
         try:
             there = os.stat(self._folder)
         except OSError:
@@ -165,7 +165,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _checked(path: Path) -> os.stat_result | None:
-    """What is there under a name, links followed; None for nothing. DataError where nothing can be
+    """The status of a path, links followed; None for nothing. DataError where nothing can be
     written.
     """
     try:
@@ -196,7 +196,7 @@ def _standard_stream(found: os.stat_result) -> int | None:
 
 
 def _written_through(path: Path, found: os.stat_result) -> IO[bytes]:
-    """What is there, opened for writing; no FIFO is waited for."""
+    """The existing file, opened for writing; no FIFO is waited for."""
     number = _standard_stream(found)
     if number is not None:  # opened anew it would be written from its beginning
         if sys.stdout is not None:

@@ -16,12 +16,12 @@ BATCH, INPUTS, HIDDEN, CLASSES = 32, 20, 16, 5
 
 
 def blobs(rows: int, seed: int = 0):
-    """Points around one centre a class, and their classes one-hot."""
+    """Points around one center a class, and their classes one-hot."""
     rng = np.random.RandomState(7)
-    centres = rng.normal(scale=1.0, size=(CLASSES, INPUTS))
+    centers = rng.normal(scale=1.0, size=(CLASSES, INPUTS))
     rng = np.random.RandomState(seed)
     classes = rng.randint(0, CLASSES, rows)
-    points = centres[classes] + 0.5 * rng.normal(size=(rows, INPUTS))
+    points = centers[classes] + 0.5 * rng.normal(size=(rows, INPUTS))
     return points, np.eye(CLASSES)[classes]
 
 
@@ -63,7 +63,7 @@ class Names(unittest.TestCase):
 
 
 class Scripts:
-    """The same scripts on one device."""
+    """The assignment's scripts on one device."""
 
     ctx: Context | None
 

@@ -29,7 +29,7 @@ def command(*arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProce
 
 
 def losses(output: str) -> list[float]:
-    """What `-l` printed, an epoch each."""
+    """The losses that `-l` printed, an epoch each."""
     return [float(value) for value in re.findall(r"^epoch \d+/\d+  loss (\S+)", output, re.M)]
 
 
@@ -158,7 +158,7 @@ class Errors(unittest.TestCase):
         self.assert_refused(done, 1, "^error: .*(driver|library|GPU|make lib)")
 
     def interrupted(self, *arguments: str, after: str) -> str:
-        """What Ctrl-C leaves on stderr, sent once a line that begins with `after` was printed."""
+        """The stderr after Ctrl-C, sent once a line that begins with `after` was printed."""
         line = [sys.executable, str(SCRIPT), "-c", "numpy", *arguments]
         with subprocess.Popen(line, stdout=-1, stderr=-1, text=True) as process:
             while not (shown := process.stdout.readline()).startswith(after):

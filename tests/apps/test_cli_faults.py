@@ -1,5 +1,5 @@
-"""What the command line says where something around it is at fault: streams, names, sizes, rates,
-environment. One sentence on standard error, an exit status of 1 or 2, and nothing that hangs.
+"""The messages of the command line where something around it is at fault: streams, names, sizes,
+rates, environment. A fault is one sentence on standard error, a status of 1 or 2, and never a hang.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Sizes(Faults):
              "--batch-size", 201, "--hidden", 5),
             ("--early-stop: expected at most", "--early-stop", 10**18),
             ("--batch-size: expected a positive number, got -1", "--batch-size", -1),
-            ("--seed: expected a whole number from 0", "--seed", 10**30),
+            ("--seed: expected an integer from 0", "--seed", 10**30),
         ):  # fmt: skip
             with self.subTest(arguments=str(arguments)[:60]):
                 self.sentence(f"error: .*{pattern}", 2, *model, *arguments)

@@ -108,7 +108,7 @@ class Pictures(unittest.TestCase):
         np.testing.assert_array_equal(normal_form(255 - image, digits=True), image)
 
     @needs("PIL", "images")
-    def test_a_digit_becomes_twenty_pixels_around_its_centre_of_mass(self) -> None:
+    def test_a_digit_becomes_twenty_pixels_around_its_center_of_mass(self) -> None:
         paper = np.full((90, 200), 250, np.uint8)
         paper[15:75, 130:150] = 10  # a stroke, and a foot to its left
         paper[65:75, 110:130] = 10
@@ -118,8 +118,8 @@ class Pictures(unittest.TestCase):
         self.assertLess(np.ptp(cols), np.ptp(rows))
         for axis, size in ((1, rows), (0, cols)):
             weights = made.sum(axis=axis)
-            centre = weights @ np.arange(28) / weights.sum()
-            self.assertLess(abs(centre - 13.5), 0.6, size)
+            center = weights @ np.arange(28) / weights.sum()
+            self.assertLess(abs(center - 13.5), 0.6, size)
         filled = normal_form(paper, digits=False)
         self.assertTrue((filled[0] > 60).any() and (filled[-1] > 60).any())
 
@@ -143,13 +143,13 @@ class Pictures(unittest.TestCase):
     def test_sixteen_bits_become_eight(self) -> None:
         from PIL import Image
 
-        grey = np.arange(28 * 28, dtype=np.uint16).reshape(28, 28) * 50
-        grey[0] = grey[-1] = grey[:, 0] = grey[:, -1] = 0  # a dark border
+        gray = np.arange(28 * 28, dtype=np.uint16).reshape(28, 28) * 50
+        gray[0] = gray[-1] = gray[:, 0] = gray[:, -1] = 0  # a dark border
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "grey.png"
-            Image.fromarray(grey).save(path)
+            path = Path(folder) / "gray.png"
+            Image.fromarray(gray).save(path)
             (image,) = read_pictures(path, digits=True)[:, 0]
-        np.testing.assert_array_equal(image, grey >> 8)
+        np.testing.assert_array_equal(image, gray >> 8)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the command line offers around a training: its options, checkpoints, reports."""
+"""The command line around a training: its options, checkpoints, reports."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Conflicts(Folder):
     def test_values_that_are_none_say_what_is_expected(self) -> None:
         for pattern, *arguments in (
             ("expected names of shift, rotate, .*got|unknown 'blur'", "--augment", "blur"),
-            ("expected shift= with a whole number above 0, at most 27, got 0.5",
+            ("expected shift= with an integer above 0, at most 27, got 0.5",
              "--augment", "rotate,shift=0.5"),
             ("expected rotate= with a number above 0, at most 180, got nan",
              "--augment", "rotate=nan"),
@@ -150,7 +150,7 @@ class Conflicts(Folder):
             ("expected a positive number, got x", "--hidden", "30,x"),
             ("expected 0 or more and less than 1, got 1", "--dropout", 1),
             ("expected a number from 0 on, got nan", "--lr", "nan"),
-            ("expected a whole number from 0 to 4294967295, got -1", "--seed", -1),
+            ("expected an integer from 0 to 4294967295, got -1", "--seed", -1),
             ("invalid choice: 'sdg'.*momentum", "--optimizer", "sdg"),
         ):  # fmt: skip
             with self.subTest(arguments=arguments):

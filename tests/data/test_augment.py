@@ -6,7 +6,8 @@ import unittest
 
 import numpy as np
 
-from dlsys.data import Compose, Crop, Cutout, Draws, Flip, Mixup, Rotate, Scale, Shift
+from dlsys import data
+from dlsys.data import Compose, Crop, Cutout, Flip, Mixup, Rotate, SampleRng, Scale, Shift
 from dlsys.data.warp import warped
 from dlsys.errors import DataError
 
@@ -20,23 +21,29 @@ def images(n: int = 60, shape: tuple[int, ...] = (3, 28, 28), dtype: type = np.u
     return np.random.default_rng(0).integers(1, 256, (n, *shape)).astype(dtype)
 
 
-def draws(n: int, seed: int = 5, epoch: int = 3) -> Draws:
-    return Draws(seed, epoch, np.arange(n))
+def draws(n: int, seed: int = 5, epoch: int = 3) -> SampleRng:
+    return SampleRng(seed, epoch, np.arange(n))
 
 
-class TestDraws(unittest.TestCase):
+class TestSampleRng(unittest.TestCase):
+    def test_the_earlier_name_works_with_a_warning(self):
+        with self.assertWarnsRegex(DeprecationWarning, "Draws is SampleRng now"):
+            self.assertIs(data.Draws, SampleRng)
+
     def test_a_number_is_of_its_sample_wherever_the_sample_stands(self):
-        whole, part = Draws(1, 2, np.arange(100)), Draws(1, 2, np.array([70, 3, 99]))
+        whole, part = SampleRng(1, 2, np.arange(100)), SampleRng(1, 2, np.array([70, 3, 99]))
         for _ in range(6):  # more than the words of a block
             np.testing.assert_array_equal(whole.words()[[70, 3, 99]], part.words())
 
     def test_seeds_epochs_samples_and_turns_differ(self):
-        made = [Draws(*given, np.arange(50)) for given in ((1, 2), (2, 2), (1, 3), (1 + 2**32, 2))]
+        made = [
+            SampleRng(*given, np.arange(50)) for given in ((1, 2), (2, 2), (1, 3), (1 + 2**32, 2))
+        ]
         words = np.stack([d.words() for d in made for _ in range(5)])
         self.assertEqual(len(np.unique(words)), words.size)
 
     def test_ranges(self):
-        d = Draws(0, 0, np.arange(20_000))
+        d = SampleRng(0, 0, np.arange(20_000))
         u, k = d.uniform(-2, 6), d.integers(-3, 3)
         self.assertTrue(-2 < u.min() < -1.9 and 5.9 < u.max() < 6)
         self.assertLess(abs(u.mean() - 2), 5 * 8 / 12**0.5 / 20_000**0.5)
@@ -59,7 +66,9 @@ class TestEach(unittest.TestCase):
                     np.testing.assert_array_equal(y, step.change(x, draws(60)))
                     self.assertFalse(np.array_equal(y, step.change(x, draws(60, epoch=4))))
                     some = np.array([40, 7])
-                    np.testing.assert_array_equal(y[some], step.change(x[some], Draws(5, 3, some)))
+                    np.testing.assert_array_equal(
+                        y[some], step.change(x[some], SampleRng(5, 3, some))
+                    )
 
     def test_a_shift_is_a_part_of_the_padded_image(self):
         x = images(400)
@@ -125,7 +134,7 @@ class TestEach(unittest.TestCase):
 
     def test_a_rotation_turns_a_spot_by_its_angle(self):
         x = np.zeros((300, 1, 41, 41), np.float32)
-        x[:, :, 18:23, 33:38] = 1  # 15 pixels right of the centre
+        x[:, :, 18:23, 33:38] = 1  # 15 pixels right of the center
         y = Rotate(30).change(x, draws(300))[:, 0]
         at = np.arange(41) - 20
         mass = y.sum(axis=(1, 2))

@@ -196,7 +196,7 @@ class TestMnist(InFolder):
         labels = data.load_mnist(self.folder).test.labels
         np.testing.assert_array_equal(labels, self.mnist.test.labels)
 
-    def test_a_mislabelled_file(self):
+    def test_a_mislabeled_file(self):
         path = self.link_all_but("train-labels-idx1-ubyte")
         path.symlink_to(MNIST_FOLDER / "t10k-images-idx3-ubyte.gz")
         words = "train-labels-idx1-ubyte.gz|expected an array of shape (60000,)|(10000, 28, 28)"

@@ -372,7 +372,7 @@ class TestDataset(InFolder):
         self.fails("labels are float64 (3,)|(n, values)", data.Dataset, images, np.zeros(3))
         self.fails("images are no array", as_dataset, ([np.zeros(2), np.zeros(3)], [0, 1]))
         self.fails("labels are no array", data.Dataset, images, [[0], [1, 2], 3])
-        self.fails("got generator|images[numbers]", as_dataset, (x for x in range(3)))
+        self.fails("got generator|images[indices]", as_dataset, (x for x in range(3)))
         self.fails("labels are int64 (3, 1)", data.Dataset, images, np.zeros((3, 1), np.int64))
         self.fails("one label an image", data.Dataset, images, [0, 1])
         self.fails("at least one image", data.Dataset, images[:0], np.zeros(0, np.int64))

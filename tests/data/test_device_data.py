@@ -54,7 +54,7 @@ class TestOrders(unittest.TestCase):
             self.assertLess(abs(chi_square(np.array(list(seen.values())))), 5)
 
     def test_an_order_looks_drawn(self):
-        """Each place has each sample as often; neighbours are at all distances; also a row of the
+        """Each place has each sample as often; neighbors are at all distances; also a row of the
         square apart, where a network with too few rounds shows.
         """
         for count, epochs in ((37, 8000), (100, 8000)):
@@ -82,7 +82,7 @@ class TestOrders(unittest.TestCase):
 
 
 class OnDevice:
-    """What is true on every device; `ctx` says which."""
+    """The tests of every device, `ctx`."""
 
     ctx = None
 

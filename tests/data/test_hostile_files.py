@@ -30,7 +30,7 @@ from dlsys import data, train
 from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import Setup, choose
 from dlsys.data import cifar
-from dlsys.errors import DataError, DlsysError, printable, shown
+from dlsys.errors import DataError, DlsysError, printable, quoted
 from support.small_digits import Folder, run
 from support.small_runs import loader, model, sgd
 
@@ -64,7 +64,7 @@ class InFolder(unittest.TestCase):
 
 
 def png(width: int, height: int, pixels: bytes = b"") -> bytes:
-    """A PNG of one grey byte a pixel, as its header says; its pixels may be too few."""
+    """A PNG of one gray byte a pixel, as its header says; its pixels may be too few."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         crc = zlib.crc32(kind + content)
@@ -219,7 +219,7 @@ class Redirects(Served):
 
 
 class Names(InFolder):
-    """What a terminal would obey is shown escaped."""
+    """Control characters are escaped."""
 
     def test_names_of_files(self) -> None:
         for name, wanted in (
@@ -233,11 +233,11 @@ class Names(InFolder):
             self.assertIn(wanted, self.refused("", read_one, self.folder / f"{name}.none"))
 
     def test_values(self) -> None:
-        self.assertLess(len(shown("x" * 10**6)), 200)
+        self.assertLess(len(quoted("x" * 10**6)), 200)
         deep: Any = []
         for _ in range(200):
             deep = [deep]
-        self.assertLess(len(shown(deep)), 200)
+        self.assertLess(len(quoted(deep)), 200)
         self.assertEqual(printable("plain"), "plain")
 
 

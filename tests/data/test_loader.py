@@ -21,7 +21,7 @@ PYTHON = str(Path(__file__).resolve().parents[2] / "python")
 
 
 def numbered(n: int, shape: tuple[int, ...] = (1, 6, 6)) -> Dataset:
-    """Images that hold their own number everywhere, labelled with it."""
+    """Images that hold their own number everywhere, labeled with it."""
     return Dataset(
         np.full((n, *shape), np.arange(n).reshape(-1, 1, 1, 1), np.float32), np.arange(n)
     )
@@ -70,7 +70,7 @@ class TestBatches(unittest.TestCase):
         loader = Loader(numbered(23), 5, shuffle=True, drop_last=True)
         self.assertEqual((len(loader), loader.samples), (4, 20))
         self.assertEqual([len(b.labels) for b in loader.batches(0)], [5] * 4)
-        with self.assertRaisesRegex(DataError, "23 samples make no whole batch of 24"):
+        with self.assertRaisesRegex(DataError, "23 samples make no full batch of 24"):
             Loader(numbered(23), 24, drop_last=True)
 
     def test_the_same_bits_for_any_number_of_workers_and_after_a_start_in_the_middle(self):

@@ -99,9 +99,9 @@ OPTIMIZERS: tuple[Callable[..., optim.Optimizer], ...] = (
     lambda **more: optim.SGD(0.25, momentum=0.5, dampening=0.25, **more),
     lambda **more: optim.Adam(0.1, eps=0.1, **more),
     lambda **more: optim.RMSprop(0.1, eps=0.1, **more),
-    lambda **more: optim.RMSprop(0.1, eps=0.1, centred=True, **more),
+    lambda **more: optim.RMSprop(0.1, eps=0.1, centered=True, **more),
     lambda **more: optim.RMSprop(0.1, eps=0.1, momentum=0.5, **more),
-    lambda **more: optim.RMSprop(0.1, eps=0.1, centred=True, momentum=0.5, **more),
+    lambda **more: optim.RMSprop(0.1, eps=0.1, centered=True, momentum=0.5, **more),
     lambda **more: optim.Adagrad(0.1, eps=0.1, **more),
     lambda **more: optim.Lion(0.1, **more),
 )

@@ -136,7 +136,7 @@ def rules(source: Source) -> tuple[str, dict[str, Any], Callable[[list[Any], Tur
         alphas = (0.99, 0.5, 0.999) if centred else (0.99, 0.0, 0.5, 1e-8, 0.999)
         options = dict(alpha=d(*alphas), eps=eps, weight_decay=decay, momentum=d(0.0, 0.9, 0.5))
         return (
-            name, dict(lr=lr, centred=centred, **options),
+            name, dict(lr=lr, centered=centred, **options),
             lambda p, turn: torch.optim.RMSprop(
                 p, turn(lr), centered=centred, **turned(options, turn)
             ),

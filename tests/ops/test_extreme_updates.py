@@ -86,8 +86,8 @@ CASES: list[tuple[str, Callable, Callable]] = [
         for momentum in (0.0, 0.5)
     ),
     (
-        "RMSprop centred",
-        lambda: optim.RMSprop(0.01, eps=1e-3, centred=True),
+        "RMSprop centered",
+        lambda: optim.RMSprop(0.01, eps=1e-3, centered=True),
         lambda ps: torch.optim.RMSprop(ps, 0.01, eps=1e-3, centered=True),
     ),
     ("Adagrad", lambda: optim.Adagrad(0.01), lambda ps: torch.optim.Adagrad(ps, 0.01)),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +36,19 @@ SQUARE = (
 )
 
 
-class AnElementwiseOperator(unittest.TestCase):
-    """Its line in Python, its functor and its row are all: three files."""
+# Each block of the page is headed by its file and the line before which it goes.
+REDUCTION = re.findall(
+    r"^`(\S+)`, before `(.+?)`.*?\n\n```\w+\n(.*?)```",
+    (ROOT / "docs" / "adding.md").read_text(encoding="utf-8").split("\n## A fusion")[0],
+    re.S | re.M,
+)
+Additions = Sequence[tuple[str, str, str]]
+
+
+class InACopy(unittest.TestCase):
+    """A copy of the tree with `additions`."""
+
+    additions: Additions = ()
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -45,7 +58,7 @@ class AnElementwiseOperator(unittest.TestCase):
         unwanted = shutil.ignore_patterns("__pycache__", "*.so", "*.json")
         for part in ("python", "src", "tests"):
             shutil.copytree(ROOT / part, cls.copy / part, ignore=unwanted)
-        for file, before, addition in SQUARE:
+        for file, before, addition in cls.additions:
             path = cls.copy / file
             text = path.read_text(encoding="utf-8")
             at = text.index(f"\n{before}") + 1
@@ -59,6 +72,25 @@ class AnElementwiseOperator(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
+    def check_registered(self, source: str, kernel: bytes) -> None:
+        assert COMPILER is not None
+        command = (*COMPILER.split(), "-std=c++17", "-O0", "-Isrc", "-c", source, "-o", "made.o")
+        self.run_in_copy(*command)
+        self.assertIn(b"\0" + kernel + b"\0", (self.copy / "made.o").read_bytes())
+
+    def check_row(self, name: str) -> None:
+        printed = self.run_in_copy(
+            sys.executable, "tests/run.py", "test_operators", "-k", f"NumpyOperators.test_{name}",
+            "-k", "Table.test_every_operator_has_a_row",
+        )  # fmt: skip
+        self.assertRegex(printed, r"\n[5-9] passed, 0 failed, 0 skipped")
+
+
+class AnElementwiseOperator(InACopy):
+    """Its line in Python, its functor and its row are all: three files."""
+
+    additions = SQUARE
+
     def test_three_files_are_touched(self) -> None:
         self.assertEqual(len({file for file, *_ in SQUARE}), 3)
 
@@ -71,24 +103,33 @@ class AnElementwiseOperator(unittest.TestCase):
         self.assertIn("square(x)", printed)
 
     def test_its_row_passes(self) -> None:
-        parts = ("NumpyOperators.test_square", "Table.test_every_operator_has_a_row")
-        chosen = [argument for part in parts for argument in ("-k", part)]
-        printed = self.run_in_copy(sys.executable, "tests/run.py", "test_operators", *chosen)
-        self.assertRegex(printed, r"\n[5-9] passed, 0 failed, 0 skipped")
+        self.check_row("square")
 
     @unittest.skipIf(COMPILER is None, "no C++ compiler")
     def test_its_kernel_is_registered(self) -> None:
-        assert COMPILER is not None
-        source = "src/cpu/pointwise/elementwise.cc"
-        command = (*COMPILER.split(), "-std=c++17", "-O0", "-Isrc", "-c", source, "-o", "made.o")
-        self.run_in_copy(*command)
-        self.assertIn(b"\0square\0", (self.copy / "made.o").read_bytes())
+        self.check_registered("src/cpu/pointwise/elementwise.cc", b"square")
 
     def test_cuda_registers_the_same_list(self) -> None:
         for source in ("src/cpu/pointwise/elementwise.cc", "src/cuda/pointwise/elementwise.cu"):
             text = (ROOT / source).read_text(encoding="utf-8")
             self.assertIn("#define DLSYS_REGISTER_FUNCTORS\n", text)
             self.assertNotIn("DLSYS_KERNEL(", text)
+
+
+class AReduction(InACopy):
+    """The files that docs/adding.md shows: the kernel and operator, two native kernels, the row."""
+
+    additions = REDUCTION
+
+    def test_four_files_are_touched(self) -> None:
+        self.assertEqual((len(REDUCTION), len({file for file, *_ in REDUCTION})), (6, 4))
+
+    def test_its_row_passes(self) -> None:
+        self.check_row("abs_sum")
+
+    @unittest.skipIf(COMPILER is None, "no C++ compiler")
+    def test_its_kernel_is_registered(self) -> None:
+        self.check_registered("src/cpu/reduce/statistics.cc", b"reduce_abs_sum")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import losses
 import losses_proofs
-import table_losses
 from losses_proofs import Proof, Training
-from table_gpu import Results
+from tables import losses as losses_table
+from tables.gpu import Results
 from workloads import Work
 
 from dlsys import nn
@@ -147,4 +147,4 @@ class Shown(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "losses.json"
             path.write_text(json.dumps({**record, "bounds": losses_proofs.BOUNDS, "works": works}))
-            return table_losses.table(Results(Path(folder)))
+            return losses_table.table(Results(Path(folder)))

@@ -12,9 +12,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import table_operators
 from operator_works import WITHIN, WITHOUT, works
-from table_gpu import Results
+from tables import operators as operators_table
+from tables.gpu import Results
 
 from support.samples import SAMPLES
 
@@ -49,13 +49,13 @@ class Tables(unittest.TestCase):
     def test_the_table_has_a_line_an_operator(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "operators.json").write_text(json.dumps(record()))
-            table = table_operators.table(Results(Path(folder)))
+            table = operators_table.table(Results(Path(folder)))
         self.assertIn("| sin | 2.000 | 1.50 | 4.00 | 2.000 | 1.50 | 4.00 |", table)
         self.assertIn("| sign | 2.000 | 1.50 | 4.00 |  |  |  |", table)
         self.assertIn("0 of 3 times of the CPU device are beyond 2 times PyTorch's", table)
 
     def test_the_picture_has_a_dot_a_time(self) -> None:
-        root = ElementTree.fromstring(table_operators.picture(record()))
+        root = ElementTree.fromstring(operators_table.picture(record()))
         dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
         self.assertEqual(len(dots), 4 + 6)  # the legend's, and two of each time
 

@@ -13,9 +13,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import overlap
-import table_overlap
 from overlap import Activity
-from table_gpu import Results
+from tables import overlap as overlap_table
+from tables.gpu import Results
 
 STEP, KERNEL, COPY = 100.0, 40.0, 20.0  # microseconds
 
@@ -85,7 +85,7 @@ class Shown(unittest.TestCase):
         return Results(self.folder)
 
     def test_the_table(self) -> None:
-        text = table_overlap.table(self.results())
+        text = overlap_table.table(self.results())
         self.assertIn(
             "| LeNet-5, batch 1000, uint8 images | 0.79 | 0.200 | 0.200 | 0.200 |  |", text
         )
@@ -94,7 +94,7 @@ class Shown(unittest.TestCase):
 
     def test_the_picture(self) -> None:
         path = self.folder / "overlap.svg"
-        table_overlap.draw(self.results(), path)
+        overlap_table.draw(self.results(), path)
         found = ElementTree.fromstring(path.read_text())
         shapes = [each.tag.rpartition("}")[2] for each in found]
         self.assertEqual(shapes.count("rect"), 3 * overlap.SHOWN)
@@ -102,9 +102,9 @@ class Shown(unittest.TestCase):
 
     def test_without_results_nothing_is_said(self) -> None:
         path = self.folder / "overlap.svg"
-        self.assertIn("left as it is", table_overlap.draw(Results(self.folder), path))
+        self.assertIn("left as it is", overlap_table.draw(Results(self.folder), path))
         with self.assertRaises(FileNotFoundError):
-            table_overlap.table(Results(self.folder))
+            overlap_table.table(Results(self.folder))
         self.works = self.works[:1]
-        self.assertIn("nothing was traced", table_overlap.draw(self.results(), path))
+        self.assertIn("nothing was traced", overlap_table.draw(self.results(), path))
         self.assertFalse(path.exists())

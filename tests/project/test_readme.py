@@ -1,4 +1,4 @@
-"""The README's examples run, and the lines it quotes stand in the sources."""
+"""The README's examples run, and what it and docs/adding.md name is there."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from support.devices import native_contexts
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+ADDING = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 
@@ -56,8 +57,8 @@ class Readme(unittest.TestCase):
                 np.testing.assert_allclose(results[0], value**2)
                 np.testing.assert_allclose(results[1], 2 * value)
 
-    def test_quoted_lines_stand_in_the_sources(self):
-        quoted = re.findall(r"^((?:src|python)/\S+) +(\S.*)$", TEXT, re.M)
+    def test_lines_quoted_in_the_page_on_additions_are_in_the_sources(self):
+        quoted = re.findall(r"^\| `((?:src|python)/\S+)` \| `(\S.*?)`", ADDING, re.M)
         self.assertEqual(len(quoted), 2)
         for file, line in quoted:
             source = " ".join((ROOT / file).read_text(encoding="utf-8").split())
@@ -66,8 +67,12 @@ class Readme(unittest.TestCase):
 
     def test_files_that_are_named_exist(self):
         links = re.findall(r"\]\(([^)#]+)\)", TEXT)
-        folders = re.findall(r"`((?:src|tests|benchmarks|data|python)/[\w./]*)`", TEXT)
-        for path in [*links, *folders]:
+        named = re.findall(r"`((?:src|tests|benchmarks|data|python)/[\w./]*)`", TEXT + ADDING)
+        table = TEXT[TEXT.index("## Operators") : TEXT.index("## The command line")]
+        rows = re.findall(r"^\|.*\| ((?:`[\w/]+(?:\.py|/)` ?)+)\|$", table, re.M)
+        operators = [name for row in rows for name in re.findall(r"`(\S+)`", row)]
+        self.assertGreater(len(operators), 12)
+        for path in [*links, *named, *(f"python/dlsys/ops/{name}" for name in operators)]:
             self.assertTrue((ROOT / path).exists(), path)
 
 

@@ -52,14 +52,14 @@ def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Iterato
 
 
 def rmsprop(
-    alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0, centred: bool = False
+    alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0, centered: bool = False
 ) -> Iterator:
     mean, square, change = 0, 0, 0
     while True:
         g = yield change
         square = alpha * square + (1 - alpha) * g**2
         mean = alpha * mean + (1 - alpha) * g
-        change = momentum * change + g / (np.sqrt(square - centred * mean**2) + eps)
+        change = momentum * change + g / (np.sqrt(square - centered * mean**2) + eps)
 
 
 def adagrad(eps: float = 1e-10, initial: float = 0) -> Iterator:

@@ -44,15 +44,15 @@ class Events(train.Callback):
     def on_record(self, run: train.Run, record: Any) -> None:
         self.say(f"record {record['extra']} {run.epoch} {run.batch} {len(run.history.epochs)}")
 
-    def on_settled(self, run: train.Run) -> None:
-        self.say("settled")
+    def on_commit(self, run: train.Run) -> None:
+        self.say("commit")
 
     def on_stop(self, run: train.Run) -> None:
         self.say(run.outcome)
 
 
 class Late(Scripted):
-    """The same, and says so, as Validation does."""
+    """A Scripted that names its figure, as Validation does."""
 
     adds = frozenset(["val_loss"])
 
@@ -61,33 +61,44 @@ class Late(Scripted):
 
 
 class Order(InFolder):
-    def test_what_is_told_when(self) -> None:
+    def test_the_earlier_name_of_on_commit_works_with_a_warning(self) -> None:
+        calls = []
+        with self.assertWarnsRegex(DeprecationWarning, "on_settled is on_commit now"):
+
+            class Earlier(train.Callback):
+                def on_settled(self, run: train.Run) -> None:
+                    calls.append(run.step)
+
+        self.fit(Earlier(), epochs=1)
+        self.assertEqual(calls, [1, 2, 2])
+
+    def test_methods_are_called_in_this_order(self) -> None:
         log: list[str] = []
         self.fit(Events(log), epochs=2, log_every=3)
         self.assertEqual(log, [
             "start",
-            "step 0 1 1", "settled", "step 0 2 2", "log 2", "settled",
-            "epoch 1", "record 5 1 0 1", "settled",
-            "step 1 1 3", "log 3", "settled", "step 1 2 4", "log 4", "settled",
-            "epoch 2", "record 5 2 0 2", "settled",
+            "step 0 1 1", "commit", "step 0 2 2", "log 2", "commit",
+            "epoch 1", "record 5 1 0 1", "commit",
+            "step 1 1 3", "log 3", "commit", "step 1 2 4", "log 4", "commit",
+            "epoch 2", "record 5 2 0 2", "commit",
             "finished",
         ])  # fmt: skip
 
-    def test_the_first_is_told_first_and_stopped_last(self) -> None:
+    def test_the_first_is_called_first_and_stopped_last(self) -> None:
         log: list[str] = []
         self.fit(Events(log, "a "), Events(log, "b "), epochs=1, data=loader(5))
         self.assertEqual([x for x in log if "start" in x], ["a start", "b start"])
         self.assertEqual(log[-2:], ["b finished", "a finished"])
-        settled = log.index("a settled")
+        commit = log.index("a commit")
         self.assertEqual(
-            log[settled - 4 : settled], ["a step 0 1 1", "b step 0 1 1", "a log 1", "b log 1"]
+            log[commit - 4 : commit], ["a step 0 1 1", "b step 0 1 1", "a log 1", "b log 1"]
         )
 
     def test_a_stop_ends_after_the_step(self) -> None:
         log: list[str] = []
         stop = OnStep(lambda run: run.stop("enough") if run.step == 3 else None)
         history = self.fit(Events(log), stop)
-        self.assertEqual(log[-3:], ["step 1 1 3", "settled", "stopped"])
+        self.assertEqual(log[-3:], ["step 1 1 3", "commit", "stopped"])
         self.assertEqual(len(history.epochs), 1)
 
     def test_a_callback_that_fails_stops_all(self) -> None:

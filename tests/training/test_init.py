@@ -1,4 +1,4 @@
-"""Initialisers: moments, bounds, orthogonality, fans, and the same numbers from the same seed."""
+"""Initializers: moments, bounds, orthogonality, fans, and the same numbers from the same seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCALED = {  # name: variance · fan, as a function of (fan in, fan out)
 }
 
 
-class Initialisers(unittest.TestCase):
+class Initializers(unittest.TestCase):
     def moments(self, values: np.ndarray, mean: float, variance: float) -> None:
         """Within five deviations of the estimates; the fourth moment is at most a normal's."""
         values, n = values.astype(np.float64), values.size
@@ -110,7 +110,7 @@ class Initialisers(unittest.TestCase):
                 product = m @ m.T if m.shape[0] <= m.shape[1] else m.T @ m
                 np.testing.assert_allclose(product, 4 * np.eye(len(product)), atol=1e-6)
 
-    def test_orthogonal_favours_no_direction(self) -> None:
+    def test_orthogonal_favors_no_direction(self) -> None:
         """The first entries of many rotations of a plane are as often negative as positive."""
         rng = np.random.default_rng(7)
         corners = np.array([init.orthogonal((2, 2), rng)[0, 0] for _ in range(2000)])

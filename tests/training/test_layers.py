@@ -138,8 +138,8 @@ class Layers:
             layer.weight.set(self.normal(*layer.weight.shape))
             layer.bias.set(self.normal(*layer.weight.shape))
             axes = tuple(range(-len(layer.weight.shape), 0))
-            centred = x - x.mean(axes, keepdims=True)
-            scaled = centred / np.sqrt(x.var(axes, keepdims=True) + 0.1)
+            centered = x - x.mean(axes, keepdims=True)
+            scaled = centered / np.sqrt(x.var(axes, keepdims=True) + 0.1)
             self.check(layer, x, scaled * layer.weight.asnumpy() + layer.bias.asnumpy())
 
     def test_batch_norm(self) -> None:
@@ -170,7 +170,7 @@ class Layers:
 
     # ---- dropout ----
     def masks(self, layer: Any, steps: int) -> list[np.ndarray]:
-        """What is kept of ones in consecutive training steps of a graph made now."""
+        """The ones that dropout keeps in consecutive training steps of a graph made now."""
         x, w = ad.Variable("x"), ad.Parameter(np.ones((), np.float32))
         y = layer(x * w)
         update = optim.SGD(lr=0.0).minimize(ad.sum_op(y), [w])

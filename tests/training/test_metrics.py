@@ -180,7 +180,7 @@ class GpuMetrics(Metrics, unittest.TestCase):
 
 
 class Suiting(unittest.TestCase):
-    """What `fit` and `evaluate` report by themselves."""
+    """The metrics that `fit` and `evaluate` report by default."""
 
     def names(self, loss: Any, width: int, labels: np.ndarray) -> set[str]:
         x = np.random.default_rng(0).standard_normal((len(labels), 4)).astype(np.float32)

@@ -59,10 +59,10 @@ ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "Adam": (optim.Adam, adam, dict(lr=0.02)),
     "Adam of other betas": (optim.Adam, adam, dict(lr=0.02, beta1=0.5, beta2=0.75, eps=1e-3)),
     "RMSprop": (optim.RMSprop, rmsprop, dict(lr=0.01)),
-    "RMSprop centred": (optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, centred=True)),
+    "RMSprop centered": (optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, centered=True)),
     "RMSprop momentum": (optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, momentum=0.5)),
     "RMSprop all": (
-        optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, momentum=0.5, centred=True)
+        optim.RMSprop, rmsprop, dict(lr=0.01, alpha=0.9, eps=1e-3, momentum=0.5, centered=True)
     ),
     "Adagrad": (optim.Adagrad, adagrad, dict(lr=0.05)),
     "Adagrad from 0.5": (optim.Adagrad, adagrad, dict(lr=0.05, initial=0.5)),
@@ -331,7 +331,17 @@ class GpuOptimizers(Optimizers, unittest.TestCase):
 
 
 class Use(unittest.TestCase):
-    """What optimizers say of themselves and of what they are given."""
+    """Names, groups, refusals and earlier spellings."""
+
+    def test_the_earlier_spelling_of_centered_works_with_a_warning(self) -> None:
+        with self.assertWarnsRegex(DeprecationWarning, "centred is spelled centered now"):
+            optimizer = optim.RMSprop(0.1, centred=True)
+        self.assertTrue(optimizer.options["centered"])
+        problem, plain = Problem(), optim.RMSprop(0.1)
+        with self.assertWarns(DeprecationWarning):
+            group = {"params": problem.parameters, "centred": True}
+            plain.minimize(problem.loss, [group])
+        self.assertEqual(len(next(iter(plain.slots.values()))), 2)  # the mean and the mean square
 
     def test_names_come_from_names_or_else_from_positions(self) -> None:
         named, unnamed = Problem(["w", "w", None, "b"]), optim.SGD(0.1, momentum=0.5)
@@ -446,7 +456,7 @@ class Use(unittest.TestCase):
 
 @unittest.skipUnless(torch, "PyTorch is not installed")
 class AgainstTorch(unittest.TestCase):
-    """The same ten steps by PyTorch in float64, on every device that is here."""
+    """Ten steps by PyTorch in float64 and on every device that is here."""
 
     def theirs(self, make: Callable, treat: Callable = lambda ws: None) -> list[np.ndarray]:
         w = [torch.tensor(x, requires_grad=True) for x in starts()]
@@ -473,7 +483,7 @@ class AgainstTorch(unittest.TestCase):
         makers = {
             "SGD": lambda w, **o: there.SGD(w, **o),
             "Adam": lambda w, beta1=0.9, beta2=0.999, **o: there.Adam(w, betas=(beta1, beta2), **o),
-            "RMSprop": lambda w, centred=False, **o: there.RMSprop(w, centered=centred, **o),
+            "RMSprop": lambda w, centered=False, **o: there.RMSprop(w, centered=centered, **o),
             "Adagrad": lambda w, initial=0.0, **o: there.Adagrad(
                 w, initial_accumulator_value=initial, **o
             ),

@@ -216,7 +216,7 @@ class Resume:
             def __init__(self, step: int) -> None:
                 self._step = step
 
-            def on_settled(self, run: train.Run) -> None:
+            def on_commit(self, run: train.Run) -> None:
                 if run.step == self._step:
                     raise Interrupted
 
@@ -306,7 +306,7 @@ class CpuResume(Resume, unittest.TestCase):
             )  # fmt: skip
         return [str(warning.message) for warning in told]
 
-    def test_other_kernels_than_those_of_the_run_are_told(self) -> None:
+    def test_other_kernels_than_those_of_the_run_are_warned_of(self) -> None:
         for name, value in (("tune", "cached"), ("tune_cache", str(self.folder / "tuning.json"))):
             patch = mock.patch.object(settings, name, value)
             patch.start()

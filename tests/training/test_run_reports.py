@@ -1,4 +1,4 @@
-"""What a run tells: progress, logs, and the history that is left of it."""
+"""The reports of a run: progress, logs, and the history that it leaves."""
 
 from __future__ import annotations
 

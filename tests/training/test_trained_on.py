@@ -42,7 +42,7 @@ def right(net: nn.Module, samples: Any, labels: np.ndarray, ctx: Context | None 
     return float(np.mean(train.predict(net, samples, ctx).argmax(axis=1) == labels))
 
 
-class Normalised:
+class Normalized:
     ctx: Context | None
 
     def setUp(self) -> None:
@@ -62,7 +62,7 @@ class Normalised:
         return net
 
     def test_everything_sees_what_training_saw(self) -> None:
-        """The loader of another set does not say how it normalises, and takes the model's."""
+        """The loader of another set does not say how it normalizes, and takes the model's."""
         for make in (Loader, DeviceLoader):
             net = self.trained(make)
             last = self.history.epochs[-1]
@@ -84,7 +84,7 @@ class Normalised:
                     shown = list(layer_values(net, given).values())[-1]
                     np.testing.assert_allclose(shown, wanted, rtol=1e-4, atol=1e-5)
 
-    def test_points_of_a_plane_are_normalised_too(self) -> None:
+    def test_points_of_a_plane_are_normalized_too(self) -> None:
         rng = np.random.default_rng(0)
         points = (rng.standard_normal((60, 2)) * [1, 100] + [50, 900]).astype(np.float32)
         labels = (points[:, 1] > 900).astype(np.int64)
@@ -135,17 +135,17 @@ class Normalised:
                 np.testing.assert_array_equal(got[name], value, name)
 
 
-class NumpyNormalised(Normalised, unittest.TestCase):
+class NumpyNormalized(Normalized, unittest.TestCase):
     ctx = None
 
 
 @require(cpu(0))
-class CpuNormalised(Normalised, unittest.TestCase):
+class CpuNormalized(Normalized, unittest.TestCase):
     ctx = cpu(0)
 
 
 @require(gpu(0))
-class GpuNormalised(Normalised, unittest.TestCase):
+class GpuNormalized(Normalized, unittest.TestCase):
     ctx = gpu(0)
 
 
@@ -157,11 +157,11 @@ class Rules(unittest.TestCase):
     def fit(self, net: nn.Module, data: Any, **options: Any) -> None:
         train.fit(net, data, sgd(), **options)
 
-    def test_a_loader_that_normalises_otherwise_is_refused(self) -> None:
+    def test_a_loader_that_normalizes_otherwise_is_refused(self) -> None:
         net = network()
         self.fit(net, Loader(self.set, 20, normalize=self.normal))
         for wrong in ((0.0, 1.0), (0.5, 0.25), Normalization.of(pictures(30, 2))):
-            with self.assertRaisesRegex(DataError, "the model was trained on data normalised with"):
+            with self.assertRaisesRegex(DataError, "the model was trained on data normalized with"):
                 train.evaluate(net, Loader(self.set, 20, normalize=wrong))
         with self.assertRaisesRegex(DataError, "do not fit images of"):
             train.evaluate(net, Loader(pictures(channels=1), 20))
@@ -218,13 +218,13 @@ class Rules(unittest.TestCase):
         np.testing.assert_array_equal(train.predict(net, floats[:3].astype(np.int32)), wanted)
         pixels = network()
         self.fit(pixels, Loader(self.set, 20, normalize=self.normal))
-        with self.assertRaisesRegex(DataError, "whole numbers from -1 to 7, expected 0 to 255"):
+        with self.assertRaisesRegex(DataError, "integers from -1 to 7, expected 0 to 255"):
             train.predict(pixels, np.arange(-1, 8).repeat(2).reshape(1, 2, 3, 3) % 9 - 1)
         with self.assertRaisesRegex(ShapeError, r"trained on samples \(2, 3, 3\)"):
             train.predict(pixels, np.zeros((1, 3, 5, 5), np.float32))
 
     def test_a_double_model_keeps_its_digits(self) -> None:
-        """Nothing is rounded where there is nothing to normalise."""
+        """Nothing is rounded where there is nothing to normalize."""
         net, x = network(), np.random.default_rng(0).random((60, 2, 3, 3))
         self.fit(net, Loader((x, self.set.labels), 20))
         self.assertIs(net.trained_on.prepared(x), x)

@@ -88,7 +88,7 @@ class Layouts(unittest.TestCase):
             lower = [b for _, b in pieces]
             self.assertEqual(lower, sorted(lower))
 
-    def test_no_exchange_of_neighbours_leaves_fewer_crossings(self):
+    def test_no_exchange_of_neighbors_leaves_fewer_crossings(self):
         rng = np.random.default_rng(3)
         for _ in range(20):
             edges = random_dag(rng, 16, 0.15)
@@ -130,7 +130,7 @@ class Layouts(unittest.TestCase):
                 below[a].append(b)
                 above[b].append(a)
         columns = Columns([[0, 1], [5, 2], [3, 6], [4]], above, below, [30.0] * 7, real=5)
-        x = columns.places()
+        x = columns.centers()
         self.assertLess(abs(x[5] - x[6]), 1e-6)
         self.assertGreater(abs(x[2] - x[3]), 1.0)
 
@@ -194,7 +194,7 @@ class Graphs(unittest.TestCase):
             first = float(re.match(r"M\S+ \S+V([\d.]+)", path.get("d"))[1])
             self.assertAlmostEqual(first, bottoms["w"], places=1)
 
-    def test_gradients_have_a_colour_of_their_own_before_and_after_the_rewrites(self):
+    def test_gradients_have_a_color_of_their_own_before_and_after_the_rewrites(self):
         x, w = ad.Variable("x"), ad.Parameter(np.ones((3, 2), np.float32), "w")
         loss = ad.sum_op(ad.tanh_op(ad.matmul_op(x, w)))
         (gradient,) = ad.gradients(loss, [w])

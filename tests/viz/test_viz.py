@@ -43,7 +43,7 @@ class Images(unittest.TestCase):
         np.testing.assert_array_equal(mosaic[6:11, :5], weights[4, 0])
         self.assertTrue(np.isnan(mosaic[5]).all())
 
-    def test_colours_are_the_same_for_both_signs(self):
+    def test_colors_are_the_same_for_both_signs(self):
         image = viz.filters(np.array([-3.0, 1.0] * 8).reshape(1, 1, 4, 4)).axes[0].images[0]
         self.assertEqual((image.norm.vmin, image.norm.vmax), (-3.0, 3.0))
 
@@ -58,7 +58,7 @@ class Images(unittest.TestCase):
         self.assertRaisesRegex(ShapeError, "say its shape", viz.filters, np.ones((7, 5)))
         self.assertRaises(ShapeError, viz.filters, np.ones(7))
 
-    def test_filters_of_three_channels_are_in_colour(self):
+    def test_filters_of_three_channels_are_in_color(self):
         weights = np.zeros((2, 3, 4, 4))
         weights[0, 1] = 1.0
         mosaic = self.shown(viz.filters(weights))
@@ -93,7 +93,7 @@ class Images(unittest.TestCase):
         figure = viz.mistakes(image[None], [0], [1], [0.5])
         np.testing.assert_array_equal(self.shown(figure), np.eye(4))
 
-    def test_integer_images_and_images_of_one_colour(self):
+    def test_integer_images_and_images_of_one_color(self):
         images = np.full((2, 4, 4), 200, np.uint8)
         images[1, 0, 0] = 250
         figure = viz.mistakes(images, [0, 0], [1, 1], [0.9, 0.8])
@@ -137,7 +137,7 @@ class Images(unittest.TestCase):
         figure = viz.mistakes(np.ones((2, 28, 28)), [1, 2], [1, 2], [0.5, 0.5])
         self.assertEqual(figure.axes[0].get_title(), "0 mistakes in 2 images")
 
-    def test_mistakes_in_colour_and_what_is_no_image(self):
+    def test_mistakes_in_color_and_what_is_no_image(self):
         figure = viz.mistakes(np.random.default_rng(0).random((1, 3, 8, 8)), [0], [1], [0.5])
         self.assertEqual(self.shown(figure).shape, (8, 8, 3))
         wrong = np.ones((1, 5, 8, 8))

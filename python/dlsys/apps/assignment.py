@@ -1,5 +1,5 @@
 """The assignment's networks and how it trains them: slices of the training set in their order,
-plain gradient descent, no host work but the calls. What it prints is what it always printed.
+plain gradient descent, no host work but the calls. Its output is what it always was.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def train(training: Training, print_loss: bool) -> None:
                 what = f"{epoch - 1} epochs and {done} of {len(batches)} batches"
                 raise KeyboardInterrupt(what) from None
         rate = len(training.mnist.train.labels) / (time.perf_counter() - start)
-        shown = f"  loss {value:.6f}" if print_loss else ""
-        print(f"{title}{shown}  {rate:,.0f} images/s", flush=True)
+        loss = f"  loss {value:.6f}" if print_loss else ""
+        print(f"{title}{loss}  {rate:,.0f} images/s", flush=True)
         if not math.isfinite(value):
             raise DivergedError(
                 f"the loss was {value:g} at the end of epoch {epoch}: use a smaller --lr than "

@@ -38,7 +38,7 @@ _HELD_BACK = ("validation", "test")
 
 
 class Wishes(NamedTuple):
-    """What a run leaves behind and shows, beside its training."""
+    """The outputs of a run besides its training."""
 
     print_loss: bool = False
     profiled: bool = False
@@ -79,7 +79,7 @@ class Lines(train.Progress):
         print(*parts, f"{record['samples_per_second']:,.0f} images/s", sep="  ", flush=True)
 
     def done(self) -> str:
-        """How far the run has come."""
+        """The progress of the run, as text."""
         run = self.run
         if run is None:
             return "nothing trained yet"
@@ -159,14 +159,14 @@ def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: L
 
 
 def _validated(setup: Setup, wishes: Wishes) -> bool:
-    """Whether the validation set is looked at after each epoch."""
+    """True if the validation set is evaluated after each epoch."""
     kept = wishes.checkpoint or wishes.log or wishes.report
     return bool(kept or setup.early_stop or setup.schedule == "plateau")
 
 
 def _loader(setup: Setup, samples: Dataset) -> Any:
     """On the device unless the host has to change each image, or the last batch is a small one.
-    UsageError where there is no whole batch, but for the assignment's networks.
+    UsageError where there is no full batch, but for the assignment's networks.
     """
     if setup.batch_size > len(samples) and not setup.assignment:
         raise UsageError(
@@ -274,8 +274,8 @@ def predict(checkpoint: Path, files: Sequence[Path], top: int, ctx: Context | No
     width = max(map(len, names))
     for name, row in zip(names, chances):
         best = np.argsort(-row, kind="stable")[:top]
-        shown = "  ".join(f"{setup.classes[k]} {row[k]:.4f}" for k in best)
-        print(f"{name:<{width}}  {shown}")
+        ranking = "  ".join(f"{setup.classes[k]} {row[k]:.4f}" for k in best)
+        print(f"{name:<{width}}  {ranking}")
 
 
 def probabilities(model: Module, images: Any, ctx: Context | None) -> np.ndarray:

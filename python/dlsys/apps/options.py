@@ -1,4 +1,4 @@
-"""What the command line of `mnist_dlsys.py` takes."""
+"""The command line of `mnist_dlsys.py`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from .. import __version__
-from .setup import AUGMENTATIONS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES, WHOLE
+from .setup import AUGMENTATIONS, DATASETS, INTEGRAL, MODELS, OPTIMIZERS, SCHEDULES
 
 Number = TypeVar("Number", int, float)
 
 COMMANDS = ("predict", "evaluate")
 _MOST = 10**9  # of whatever is counted
 _LAYERS = 100
-_SHOWN = 40  # letters of an argument that is refused
+_MOST_LETTERS = 40  # letters of an argument that is refused
 _USAGE = """\
 mnist_dlsys.py [-m MODEL] [-c DEVICE] [-e EPOCHS] [-l] [options]
        mnist_dlsys.py predict CHECKPOINT FILE...
@@ -35,11 +35,11 @@ examples:
 
 predict and evaluate have a help of their own: mnist_dlsys.py predict --help
 """
-_FOOT = "a checkpoint is a file, or the folder of a run, which stands for its best one"
+_FOOT = "a checkpoint is a file, or the folder of a run, which means its best one"
 
 
 def read(arguments: list[str]) -> tuple[str | None, argparse.ArgumentParser, argparse.Namespace]:
-    """The command, None for a training run; what tells of errors; the options. SystemExit with
+    """The command, None for a training run; the parser for errors; the options. SystemExit with
     status 2 and a message for what is not understood.
     """
     command = arguments[0] if arguments and arguments[0] in COMMANDS else None
@@ -55,8 +55,8 @@ def _read(
         value = kind(text)
         if fits(value):
             return value
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    raise argparse.ArgumentTypeError(f"expected {what}, got {shown or 'nothing'}")
+    cut = text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
+    raise argparse.ArgumentTypeError(f"expected {what}, got {cut or 'nothing'}")
 
 
 def _positive(text: str) -> int:
@@ -73,8 +73,8 @@ def _path(text: str) -> Path:
 
 
 def _seed(text: str) -> int:
-    """What every generator here takes."""
-    return _read(int, text, lambda value: 0 <= value < 2**32, "a whole number from 0 to 4294967295")
+    """A seed, as every generator here takes it."""
+    return _read(int, text, lambda value: 0 <= value < 2**32, "an integer from 0 to 4294967295")
 
 
 def _not_negative(text: str) -> float:
@@ -108,12 +108,12 @@ def _augmentations(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _strength(name: str, text: str) -> float:
-    most, whole = AUGMENTATIONS[name][1], name in WHOLE
-    kind = "a whole number" if whole else "a number"
+    most, integral = AUGMENTATIONS[name][1], name in INTEGRAL
+    kind = "an integer" if integral else "a number"
     return _read(
         float,
         text,
-        lambda value: 0 < value <= most and (not whole or value.is_integer()),
+        lambda value: 0 < value <= most and (not integral or value.is_integer()),
         f"{name}= with {kind} above 0, at most {most:g}",
     )
 
@@ -199,7 +199,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
-    """How it learns."""
+    """The options of training."""
     group.add_argument(
         "--optimizer",
         metavar="NAME",
@@ -234,7 +234,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_keeping(group: argparse._ArgumentGroup) -> None:
-    """What a run leaves behind."""
+    """The options of a run's outputs."""
     group.add_argument(
         "--checkpoint",
         type=_path,

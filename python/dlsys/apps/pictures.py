@@ -21,7 +21,7 @@ def read_pictures(path: Path, digits: bool) -> np.ndarray:
     """The images of an IDX file, or the one of a file that Pillow reads: uint8 (n, 1, 28, 28).
 
     Dark on light is turned into light on dark. An image of another size is cut to what is drawn;
-    with `digits` it is scaled into 20 by 20 pixels and its centre of mass is put into the middle,
+    with `digits` it is scaled into 20 by 20 pixels and its center of mass is put into the middle,
     as MNIST was made, else it fills 28 by 28. DataError for what is no such file, or without
     Pillow.
     """
@@ -32,11 +32,11 @@ def read_pictures(path: Path, digits: bool) -> np.ndarray:
         raise DataError(f"{path}: {error.strerror or error}") from None
     if start[:2] == b"\x1f\x8b" or (start[:2] == b"\0\0" and start[2:3] >= b"\x08"):
         return _idx_images(path)
-    return normal_form(decoded(path, _grey), digits)[None, None]
+    return normal_form(decoded(path, _gray), digits)[None, None]
 
 
 def normal_form(pixels: np.ndarray, digits: bool) -> np.ndarray:
-    """Grey values (H, W) uint8 as (28, 28): see `read_pictures`."""
+    """Gray values (H, W) uint8 as (28, 28): see `read_pictures`."""
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     if np.median(border) > 127:
         pixels = 255 - pixels
@@ -48,7 +48,7 @@ def normal_form(pixels: np.ndarray, digits: bool) -> np.ndarray:
     rows, cols = (np.flatnonzero(drawn.any(axis=axis)) for axis in (1, 0))
     box = pixels[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
     scaled = _scaled(box, _BOX if digits else SIDE)
-    middle = _centre_of_mass(scaled) if digits else (np.array(scaled.shape) - 1) / 2
+    middle = _center_of_mass(scaled) if digits else (np.array(scaled.shape) - 1) / 2
     room = SIDE - np.array(scaled.shape)
     top, left = np.clip(np.rint((SIDE - 1) / 2 - middle), 0, room).astype(int)
     out = np.zeros((SIDE, SIDE), np.uint8)
@@ -67,8 +67,8 @@ def _idx_images(path: Path) -> np.ndarray:
     return array.reshape(-1, 1, SIDE, SIDE)
 
 
-def _grey(image: Any) -> np.ndarray:
-    """Grey values of a Pillow image; what is transparent is white."""
+def _gray(image: Any) -> np.ndarray:
+    """Gray values of a Pillow image; what is transparent is white."""
     seen = image.convert("RGBA")
     pillow = require_pillow()
     paper = pillow.new("RGBA", seen.size, "white")
@@ -84,7 +84,7 @@ def _scaled(pixels: np.ndarray, side: int) -> np.ndarray:
     return np.asarray(image.resize((width, height), image_class.Resampling.LANCZOS))
 
 
-def _centre_of_mass(pixels: np.ndarray) -> np.ndarray:
+def _center_of_mass(pixels: np.ndarray) -> np.ndarray:
     weights = pixels / max(int(pixels.sum(dtype=np.int64)), 1)
     return np.array([axis @ weights.sum(axis=k) for k, axis in _axes(pixels.shape)])
 

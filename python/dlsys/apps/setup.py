@@ -1,4 +1,4 @@
-"""Setup: how a network is trained on MNIST, chosen by names and numbers that a checkpoint keeps."""
+"""Setup: how a network is trained on MNIST, chosen by options that a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DivergedError, DlsysError, shown
+from ..errors import DataError, DivergedError, DlsysError, quoted
 
 if TYPE_CHECKING:  # what a bare run of the assignment's networks does without is imported late
     from ..data import Augmentation
@@ -27,7 +27,7 @@ AUGMENTATIONS = {
     "shift": (2.0, 27.0), "rotate": (10.0, 180.0), "scale": (0.1, 0.9), "cutout": (8.0, 28.0),
     "flip": (0.5, 1.0), "mixup": (0.2, 10.0),
 }  # fmt: skip
-WHOLE = ("shift", "cutout")  # those whose number is a whole one
+INTEGRAL = ("shift", "cutout")  # those whose strength is an integer
 HIDDEN = (256, 100)
 LARGEST_BATCH = 1 << 17  # images, which take 400 MB as floats; no set here has as many
 _WEIGHTS_OF_ASSIGNMENT: dict[str, tuple[int, ...]] = {"logreg": (), "mlp": HIDDEN}
@@ -54,7 +54,7 @@ class Setup:
     """Everything that decides what a run computes; `choose` makes it.
 
     lr: of the mean loss, the highest of the schedule. warmup: epochs of linear warm-up. augment:
-    pairs of a name and its number. early_stop: epochs of patience, None for all epochs. assignment:
+    pairs of a name and its strength. early_stop: epochs of patience, None for all. assignment:
     batches in the order of the set and initial weights of N(0, 0.1²), else shuffled and He's.
     """
 
@@ -81,7 +81,7 @@ class Setup:
 
     @classmethod
     def from_dict(cls, what: str, values: Mapping[str, Any]) -> Setup:
-        """What `as_dict` gave, after JSON. DataError, naming `what`, for anything else."""
+        """The setup that `as_dict` gave. DataError, naming `what`, for anything else."""
         if values.keys() != {field.name for field in fields(cls)}:
             raise DataError(
                 f"{what} does not say which network it is of; expected a checkpoint that "
@@ -108,11 +108,11 @@ class Setup:
         if found != wanted:
             raise DataError(
                 f"{what} is damaged or forged: it has {found} weights, and the layers that it "
-                f"names have {shown(wanted)}"
+                f"names have {quoted(wanted)}"
             )
 
     def lasting(self, epochs: int) -> Setup:
-        """The same for another number of epochs."""
+        """This setup for another count of epochs."""
         return replace(self, epochs=epochs)
 
     def check_same(self, what: str, given: Mapping[str, Any]) -> None:
@@ -154,10 +154,10 @@ class Setup:
                 f"has {guessing:.2f}; use a smaller --lr than {self.lr:g}"
             )
 
-    # ---- what it stands for ----
+    # ---- what it builds ----
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the outputs are of."""
+        """The names of the outputs."""
         from ..data.mnist import FASHION_MNIST, MNIST
 
         return (MNIST if self.dataset == "mnist" else FASHION_MNIST).classes
@@ -203,7 +203,7 @@ class Setup:
         return optim.Warmup(schedule, warm) if warm else schedule
 
     def build_optimizer(self, schedule: Schedule) -> Optimizer:
-        """What updates the weights."""
+        """The optimizer of the weights."""
         from .. import optim
 
         shared: dict[str, Any] = {"weight_decay": self.weight_decay}
@@ -218,7 +218,7 @@ class Setup:
         return kinds[self.optimizer](schedule, **shared)
 
     def build_augmentation(self) -> list[Augmentation]:
-        """What changes the images of each batch."""
+        """The augmentations of each batch."""
         from .. import data
 
         make: dict[str, Callable[[float], Any]] = {
@@ -312,19 +312,19 @@ def _check_form(what: str, values: Mapping[str, Any]) -> None:
     form = is_.fields(
         model=is_.one_of(*MODELS),
         dataset=is_.one_of(*DATASETS),
-        epochs=is_.whole(1),
-        seed=is_.whole(0, 2**32 - 1),
-        batch_size=is_.whole(1, LARGEST_BATCH),
+        epochs=is_.integer(1),
+        seed=is_.integer(0, 2**32 - 1),
+        batch_size=is_.integer(1, LARGEST_BATCH),
         optimizer=is_.one_of(*OPTIMIZERS),
         lr=is_.number(0),
         momentum=is_.number(0, 1),
         weight_decay=is_.number(0),
         schedule=is_.one_of(*SCHEDULES),
         warmup=is_.number(0),
-        hidden=is_.items(is_.whole(1)),
+        hidden=is_.items(is_.integer(1)),
         dropout=is_.number(0, 1),
         augment=is_.items(is_.either(*strengths)),
-        early_stop=is_.maybe(is_.whole(1)),
+        early_stop=is_.maybe(is_.integer(1)),
         assignment=is_.flag,
     )
     is_.check(what, values, form)

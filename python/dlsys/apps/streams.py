@@ -11,7 +11,7 @@ from typing import IO, Any
 
 def guarded(program: Callable[[], int]) -> int:
     """The exit status of a program that prints. One sentence on standard error, and status 1, where
-    standard output is closed, which is told before the program begins, or cannot be written; a
+    standard output is closed, which is reported before the program begins, or cannot be written; a
     reader that goes away ends it quietly. OSErrors of the program become a sentence too.
     """
     _open_closed()
@@ -22,7 +22,7 @@ def guarded(program: Callable[[], int]) -> int:
     with contextlib.redirect_stdout(output):
         try:
             status = program()
-        except SystemExit as end:  # of argparse, which has told why
+        except SystemExit as end:  # of argparse, which has said why
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
         except OSError as error:
             status = 1
@@ -36,7 +36,7 @@ def guarded(program: Callable[[], int]) -> int:
 
 
 def say(sentence: str) -> None:
-    """Tells an error on standard error, if anybody can read it."""
+    """Prints an error on standard error, if anybody can read it."""
     with contextlib.suppress(OSError):
         print(f"error: {sentence}", file=sys.stderr, flush=True)
 
@@ -82,7 +82,7 @@ class _Watched:
 
 
 def _finish(stream: IO[str] | Any) -> None:
-    """Writes what a stream has, or sends it to nobody: Python tries once more at its end."""
+    """Writes what a stream has, or discards it: Python tries once more at its end."""
     try:
         stream.flush()
     except OSError:

@@ -1,5 +1,8 @@
 """Data sets, their file formats, and the batches that training takes from them."""
 
+import warnings
+from typing import Any
+
 from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
 from .dataset import Dataset, Sets, Split
@@ -16,5 +19,12 @@ from .mnist import (
 )
 from .normalize import Normalization
 from .resident import DeviceLoader
-from .sample_rng import Draws
+from .sample_rng import SampleRng
 from .warp import Rotate, Scale
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Draws":
+        warnings.warn("Draws is SampleRng now", DeprecationWarning, stacklevel=2)
+        return SampleRng
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
-"""Augmentation: each image of a batch changed a little, by numbers of its own, in vectorised numpy.
+"""Augmentation: each image of a batch changed a little at random, in vectorized numpy.
 
 `Loader(…, augment=[Shift(2), Cutout(8)])` applies a list in order to the raw pixels, before they
-are normalised. Any function (images, labels, draws) -> (images, labels) may stand in the list:
-images are (n, channels, height, width) uint8 or floating and must not be written, `draws` has the
-random numbers. warp.py has what turns and stretches.
+are normalized. Any function (images, labels, rng) -> (images, labels) may be in the list:
+images are (n, channels, height, width) uint8 or floating and must not be written, `rng` has the
+random numbers. warp.py has rotation and scaling.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 from ..errors import DataError
 from .dataset import Array, Split
-from .sample_rng import Draws
+from .sample_rng import SampleRng
 
-Augment = Callable[[Array, Array, Draws], tuple[Array, Array]]
+Augment = Callable[[Array, Array, SampleRng], tuple[Array, Array]]
 Shape = tuple[int, ...]
 
 _TABLE = 4096  # points of the distribution that mixup draws from
@@ -27,10 +27,10 @@ _TABLE = 4096  # points of the distribution that mixup draws from
 class Augmentation:
     """One way to change images; subclasses say how in `change`."""
 
-    def __call__(self, images: Array, labels: Array, draws: Draws) -> tuple[Array, Array]:
-        return self.change(images, draws), labels
+    def __call__(self, images: Array, labels: Array, rng: SampleRng) -> tuple[Array, Array]:
+        return self.change(images, rng), labels
 
-    def change(self, images: Array, draws: Draws) -> Array:
+    def change(self, images: Array, rng: SampleRng) -> Array:
         """New images (n, channels, height, width) of the same dtype."""
         raise NotImplementedError
 
@@ -49,7 +49,7 @@ class Crop(Augmentation):
         if self.padding < 0:
             raise DataError(f"{self}: expected a padding of 0 or more pixels")
 
-    def change(self, images: Array, draws: Draws) -> Array:
+    def change(self, images: Array, rng: SampleRng) -> Array:
         n, channels, *plane = images.shape
         size = tuple(plane if self.size is None else self.size)
         padded = _padded(images, self.padding, self.fill)
@@ -57,7 +57,7 @@ class Crop(Augmentation):
         if min(room) < 0 or min(size) < 1:
             raise DataError(f"{self}: there is no such part in images of {images.shape[1:]}")
         windows = np.lib.stride_tricks.sliding_window_view(padded, size, (2, 3))
-        return windows[np.arange(n), :, draws.integers(0, room[0]), draws.integers(0, room[1])]
+        return windows[np.arange(n), :, rng.integers(0, room[0]), rng.integers(0, room[1])]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Shift(Augmentation):
     pixels: int
     fill: float = 0
 
-    def change(self, images: Array, draws: Draws) -> Array:
-        return Crop(None, self.pixels, self.fill).change(images, draws)
+    def change(self, images: Array, rng: SampleRng) -> Array:
+        return Crop(None, self.pixels, self.fill).change(images, rng)
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Flip(Augmentation):
         if not 0 <= self.probability <= 1:
             raise DataError(f"{self}: expected a probability from 0 to 1")
 
-    def change(self, images: Array, draws: Draws) -> Array:
+    def change(self, images: Array, rng: SampleRng) -> Array:
         flipped = images[:, :, ::-1] if self.vertical else images[..., ::-1]
-        chosen = draws.uniform() < self.probability
+        chosen = rng.uniform() < self.probability
         out = images.copy()
         out[chosen] = flipped[chosen]
         return out
@@ -103,10 +103,10 @@ class Cutout(Augmentation):
         if self.size < 1:
             raise DataError(f"{self}: expected a size of at least one pixel")
 
-    def change(self, images: Array, draws: Draws) -> Array:
+    def change(self, images: Array, rng: SampleRng) -> Array:
         rows, cols = (
             np.abs(
-                2 * (np.arange(extent) - draws.integers(0, extent - 1)[:, None]) + 1 - self.size % 2
+                2 * (np.arange(extent) - rng.integers(0, extent - 1)[:, None]) + 1 - self.size % 2
             )
             < self.size
             for extent in images.shape[2:]
@@ -143,8 +143,8 @@ class Mixup(Augmentation):
         lower = np.interp(np.minimum(u, 1 - u), self._below, self._points) ** (1 / self.alpha)
         return np.where(u <= 0.5, lower, 1 - lower)
 
-    def __call__(self, images: Array, labels: Array, draws: Draws) -> tuple[Array, Array]:
-        share = self.shares(draws.uniform()).astype(np.float32)
+    def __call__(self, images: Array, labels: Array, rng: SampleRng) -> tuple[Array, Array]:
+        share = self.shares(rng.uniform()).astype(np.float32)
         return _mixed(images, share), _mixed(self._weights(labels), share)
 
     def _weights(self, labels: Array) -> Array:
@@ -184,12 +184,12 @@ class Compose:
         self.steps = tuple(steps)
         self.shape = None if shape is None else tuple(shape)
 
-    def __call__(self, images: Array, labels: Array, draws: Draws) -> Split:
+    def __call__(self, images: Array, labels: Array, rng: SampleRng) -> Split:
         """The changed samples. DataError for images whose layout is not known."""
         sample_shape = images.shape[1:]
         images = images.reshape(len(images), *self._seen(sample_shape))
         for step in self.steps:
-            images, labels = step(images, labels, draws)
+            images, labels = step(images, labels, rng)
         if len(sample_shape) == 1:
             images = images.reshape(len(images), -1)
         elif len(sample_shape) == 2:

@@ -1,4 +1,4 @@
-"""Data sets: images with their labels, whole in memory or decoded when they are taken."""
+"""Data sets: images with their labels, in memory or decoded on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Split(NamedTuple):
 
 
 class Images(Protocol):
-    """What a data set takes its images from: an array (n, …), or something that decodes."""
+    """The source of a data set's images: an array (n, …), or an object that decodes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ class Images(Protocol):
         """uint8, or floating."""
 
     def __getitem__(self, chosen: Any, /) -> Any:
-        """The images of these numbers as an array."""
+        """The images at these indices as an array."""
 
 
 class Dataset:
@@ -45,8 +45,8 @@ class Dataset:
 
     def __init__(self, images: Images, labels: Any, classes: Sequence[str] = ()) -> None:
         given = _array("labels", labels)
-        whole = given.dtype.kind in "iu"
-        if len(given.shape) != (1 if whole else 2) or not (whole or given.dtype.kind == "f"):
+        is_class = given.dtype.kind in "iu"
+        if len(given.shape) != (1 if is_class else 2) or not (is_class or given.dtype.kind == "f"):
             raise DataError(
                 f"labels are {given.dtype} {given.shape}, expected integers (n,) or floats, which "
                 "are weights (n, classes) or what a regression aims at (n, values)"
@@ -59,7 +59,7 @@ class Dataset:
         if images.dtype != np.uint8 and images.dtype.kind != "f":
             raise DataError(f"images are {images.dtype}, expected uint8 or floats")
         self.images = images
-        self.labels: Array = given.astype(np.int64 if whole else np.float32, copy=False)
+        self.labels: Array = given.astype(np.int64 if is_class else np.float32, copy=False)
         self.classes = tuple(classes)
 
     def __len__(self) -> int:
@@ -80,24 +80,24 @@ class Dataset:
         return self.images.dtype
 
     def take(self, indices: Any) -> Split:
-        """The samples of these numbers, fresh or as a view.
+        """The samples at these indices, a copy or a view.
 
         Raises DataError, with the file, where an image cannot be decoded.
         """
         return Split(self.images[indices], self.labels[indices])
 
     def subset(self, indices: Any) -> Dataset:
-        """The set of these samples, numbers or a slice; nothing is decoded yet."""
+        """The set of these samples, by indices or a slice; nothing is decoded yet."""
         part = getattr(self.images, "part", self.images.__getitem__)
         return Dataset(part(indices), self.labels[indices], self.classes)
 
     def in_memory(self) -> Dataset:
-        """The same set with all of its images decoded."""
+        """This set with all of its images decoded."""
         return Dataset(*self.take(slice(None)), self.classes)
 
 
 class Sets(NamedTuple):
-    """What trains, what choices are made by, and what is looked at once at the end."""
+    """The sets to train on, to choose by, and to look at once at the end."""
 
     train: Dataset
     validation: Dataset
@@ -113,7 +113,7 @@ def as_dataset(samples: Any) -> Dataset:
     except (TypeError, ValueError):
         raise DataError(
             f"expected a Dataset or a pair (images, labels), got {type(samples).__name__}; images "
-            "may be an object of yours with shape, dtype and images[numbers]: Dataset(images, "
+            "may be an object of yours with shape, dtype and images[indices]: Dataset(images, "
             "labels)"
         ) from None
     return Dataset(_array("images", images), labels)

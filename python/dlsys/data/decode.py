@@ -74,7 +74,7 @@ def in_bytes(pillow: Any, image: Any) -> Any:
     if wide or image.mode.startswith("I;16"):
         return pillow.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels are numbers of 32 bits, mode {image.mode}, of no known range")
+        raise ValueError(f"its pixels have 32 bits, mode {image.mode}, of no known range")
     return image
 
 

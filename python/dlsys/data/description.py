@@ -1,4 +1,4 @@
-"""What a model was trained on: the one place that says what its inputs are to look like."""
+"""The description of the data that a model was trained on, which its inputs must fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataDescription:
     checkpoints keep it, and evaluation, prediction and pictures treat their inputs as it says.
 
     shape: of one sample. dtype: "uint8" for pixels that are divided by 255, else a float's name.
-    mean, std: a number a channel, or one, that normalise what is then there. classes: the names of
+    mean, std: a number a channel, or one, that normalize what is then there. classes: the names of
     the outputs, if they have any.
     """
 
@@ -31,8 +31,8 @@ class DataDescription:
 
     @classmethod
     def of(cls, data: Any) -> DataDescription | None:
-        """That of a loader's data set; None for a loader of one's own, which makes its batches in
-        ways that nobody else knows.
+        """The description of a loader's data set; None for a user's own loader, whose batches are
+        made in ways that nobody else knows.
         """
         dataset, normalization = (getattr(data, k, None) for k in ("dataset", "normalization"))
         if dataset is None or not isinstance(normalization, Normalization):
@@ -46,12 +46,12 @@ class DataDescription:
         return Normalization(self.mean, self.std)
 
     def prepared(self, samples: Any) -> Array:
-        """Samples (n, …) as the model takes them, normalised as in training: floats count as pixels
-        in [0, 1] where it was trained on uint8, whole numbers as pixels there and as floats
+        """Samples (n, …) as the model takes them, normalized as in training: floats count as pixels
+        in [0, 1] where it was trained on uint8, integers as pixels there and as floats
         elsewhere.
 
         DataError for uint8 where it was trained on floats, whose scale nobody knows, and for
-        numbers that are no pixels; ShapeError where the channels are other ones.
+        integers that are no pixels; ShapeError where the channels are other ones.
         """
         array = self._in_kind(np.asarray(samples))
         if array.dtype.kind == "f" and self.normalization.agrees(PLAIN):
@@ -59,7 +59,7 @@ class DataDescription:
         planes, size = len(self.mean), int(np.prod(array.shape[1:]))
         if planes > 1 and array.shape[1:2] != (planes,) and size != np.prod(self.shape):
             raise ShapeError(
-                f"the model was trained on samples {self.shape}, normalised by channel, and got "
+                f"the model was trained on samples {self.shape}, normalized by channel, and got "
                 f"samples {array.shape[1:]}"
             )
         return normalized(array, *self.normalization.affine(array.dtype))
@@ -69,7 +69,7 @@ class DataDescription:
         if array.dtype.kind not in "fiub" or (array.dtype == np.uint8 and not pixels):
             raise DataError(
                 f"the model was trained on {self.dtype} samples and got {array.dtype}: give it "
-                "numbers scaled as those it was trained on"
+                "values scaled as those it was trained on"
             )
         if array.dtype.kind == "f" or (array.dtype == np.uint8 and pixels):
             return array
@@ -77,7 +77,7 @@ class DataDescription:
             return array.astype(np.float32)
         if array.size and not 0 <= array.min() <= array.max() <= 255:
             raise DataError(
-                f"the model was trained on pixels and got whole numbers from {array.min()} to "
+                f"the model was trained on pixels and got integers from {array.min()} to "
                 f"{array.max()}, expected 0 to 255"
             )
         return array.astype(np.uint8)
@@ -89,7 +89,7 @@ class DataDescription:
 
     @classmethod
     def from_dict(cls, what: str, values: Any) -> DataDescription:
-        """What `as_dict` gave, after JSON. DataError, naming `what`, for anything else."""
+        """The description that `as_dict` gave. DataError, naming `what`, for anything else."""
         try:
             if not isinstance(values, Mapping):
                 raise TypeError

@@ -88,7 +88,7 @@ def _fetch_from(url: str, file: Remote, partial: Path, timeout_s: float) -> str 
             file.check(partial)
             return None
         except DataError:
-            # What was resumed may stem from a mirror that packs the file differently: once more.
+            # A resumed download may stem from a mirror that packs the file differently: once more.
             partial.unlink()
             reason = "the content is not that of the file"
             if start == 0:

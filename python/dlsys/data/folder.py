@@ -64,7 +64,7 @@ def _is_hidden(name: str) -> bool:
 
 def _images_in(folder: Path) -> list[Path]:
     """The images in a folder and the folders within it, each folder once: links may lead in circles
-    and to one place on many ways.
+    and reach one folder by many paths.
     """
     found = []
     seen = {_identity(folder)}
@@ -83,7 +83,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """What tells a folder from all others, whatever its names."""
+    """The device and inode of a folder, which are its own under all of its names."""
     status = folder.stat()
     return status.st_dev, status.st_ino
 
@@ -105,20 +105,20 @@ class FolderImages:
         return len(self.paths), _CHANNELS[self.mode], *self.size
 
     def __getitem__(self, chosen: Any) -> Array:
-        numbers = np.arange(len(self.paths))[chosen]
-        images = np.empty((*numbers.shape, *self.shape[1:]), np.uint8)
-        for place, number in np.ndenumerate(numbers):
-            image = self._decode(self.paths[number])
+        indices = np.arange(len(self.paths))[chosen]
+        images = np.empty((*indices.shape, *self.shape[1:]), np.uint8)
+        for position, k in np.ndenumerate(indices):
+            image = self._decode(self.paths[k])
             if image.shape[1:] != tuple(self.size):
                 raise DataError(
-                    f"{self.paths[number]}: {image.shape[1:]} pixels where the first image has "
+                    f"{self.paths[k]}: {image.shape[1:]} pixels where the first image has "
                     f"{tuple(self.size)}; give image_folder a size=(height, width)"
                 )
-            images[place] = image
+            images[position] = image
         return images
 
     def part(self, chosen: Any) -> FolderImages:
-        """The images of these numbers, not decoded."""
+        """The images at these indices, not decoded."""
         paths = [self.paths[k] for k in np.arange(len(self.paths))[chosen]]
         part = FolderImages(paths, tuple(self.size), self.mode)
         part._resize = self._resize

@@ -41,7 +41,7 @@ _CHUNK_NBYTES = 1 << 20
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether the file is packed; its content tells, not its name."""
+    """True if the file is packed, judged by its content, not its name."""
     with opened(path) as file:
         return file.read(2) == _GZIP_MAGIC
 
@@ -54,7 +54,7 @@ def read_idx(
 ) -> np.ndarray[Any, Any]:
     """The array that an IDX file holds, in native byte order.
 
-    The file may be plain or gzip; its content tells, not its name. `shape` and `sha256` (of the
+    The file may be plain or gzip; its content decides, not its name. `shape` and `sha256` (of the
     uncompressed bytes, in hex) are what the caller expects.
 
     Raises DataError, naming the file, where it is truncated, corrupt, not IDX, longer than its

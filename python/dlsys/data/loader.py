@@ -1,4 +1,4 @@
-"""Batches for training: shuffled, augmented and normalised on the host, ahead of their use."""
+"""Batches for training: shuffled, augmented and normalized on the host, ahead of their use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .augment import Augment, Compose
 from .dataset import Array, Split, as_dataset
 from .normalize import Normalization, normalization_of, normalized
 from .prefetch import ordered_map
-from .sample_rng import Draws
+from .sample_rng import SampleRng
 
 _AHEAD = 2  # batches a worker makes before they are asked for
 
@@ -30,11 +30,11 @@ class Loader:
     drop_last: leaves out the last batch where it is smaller. workers: threads that make batches
     ahead; 0 makes each when it is asked for. augment: a list of augmentations, and shape: the
     (channels, height, width) in which they see flattened images. normalize: a mean and a deviation
-    of pixels in [0, 1], as numbers or one a channel, such as Normalization.of(training set);
+    of pixels in [0, 1], as scalars or one a channel, such as Normalization.of(training set);
     without it uint8 images are brought to [0, 1] and floats stay as they are, unless the model that
     `fit` or `evaluate` reads them for was trained with another one: then it is theirs.
 
-    What a batch holds is a function of (seed, epoch, samples) alone: the same for any number of
+    The content of a batch is a function of (seed, epoch, samples) alone: the same for any number of
     workers, and after a start in the middle. Raises DataError for arguments that do not fit.
     """
 
@@ -58,7 +58,7 @@ class Loader:
             )
         if drop_last and batch_size > len(self.dataset):
             raise DataError(
-                f"Loader: {len(self.dataset)} samples make no whole batch of {batch_size}; take a "
+                f"Loader: {len(self.dataset)} samples make no full batch of {batch_size}; take a "
                 "smaller one or drop_last=False"
             )
         self.batch_size = int(batch_size)
@@ -76,11 +76,11 @@ class Loader:
     @property
     def samples(self) -> int:
         """Samples in an epoch."""
-        whole = len(self.dataset) // self.batch_size * self.batch_size
-        return whole if self.drop_last else len(self.dataset)
+        full = len(self.dataset) // self.batch_size * self.batch_size
+        return full if self.drop_last else len(self.dataset)
 
     def normalized_by(self, normalization: Normalization) -> Loader:
-        """The same batches with another normalization."""
+        """A loader of these batches with another normalization."""
         made = copy.copy(self)
         made.normalization = normalization_of(normalization, self.dataset.sample_shape)
         made.normalization_given = True
@@ -129,8 +129,8 @@ class Loader:
             images, labels = self._take(indices)
             scale, shift = self.normalization.affine(images.dtype)
             if self._augment is not None:
-                draws = Draws(self.seed, number, indices)
-                images, labels = self._augment(images, labels, draws)
+                rng = SampleRng(self.seed, number, indices)
+                images, labels = self._augment(images, labels, rng)
             return Split(normalized(images, scale, shift), labels)
         except DataError:
             raise  # says what and where
@@ -143,8 +143,8 @@ class Loader:
     def _take(self, indices: Array) -> Split:
         taken = self.dataset.take(indices)
         images, wanted = taken.images, (len(indices), *self.dataset.sample_shape)
-        in_bytes, told = (dtype == np.uint8 for dtype in (images.dtype, self.dataset.dtype))
-        if images.shape != wanted or in_bytes != told:
+        is_uint8, declared = (dtype == np.uint8 for dtype in (images.dtype, self.dataset.dtype))
+        if images.shape != wanted or is_uint8 != declared:
             raise ShapeError(
                 f"images are {images.dtype} {images.shape}, where the set says {self.dataset.dtype}"
                 f" {wanted}"
@@ -152,7 +152,7 @@ class Loader:
         return taken
 
     def _culprit(self, indices: Array) -> str:
-        """Which sample of a batch cannot be taken, if it is one."""
+        """The sample of a batch that cannot be taken, if it is one, as text."""
         for index in indices:
             try:
                 self._take(np.array([index]))

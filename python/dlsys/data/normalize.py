@@ -1,4 +1,4 @@
-"""From pixels to the numbers that networks like: one scale and one shift a channel."""
+"""Normalization of pixels: one scale and one shift a channel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .dataset import Array, Dataset
 
 _CHUNK = 1 << 22  # elements summed at a time
 _PART = 1 << 16  # elements scaled at a time, so that scratch stays in the cache
-_LEVELS = 255.0  # of uint8 pixels, which count as numbers in [0, 1]
+_LEVELS = 255.0  # of uint8 pixels, which count as values in [0, 1]
 
 
 class Normalization(NamedTuple):
@@ -35,13 +35,13 @@ class Normalization(NamedTuple):
         return cls(tuple((mean / levels).tolist()), tuple((std / levels).tolist()))
 
     def agrees(self, other: Normalization) -> bool:
-        """Whether it does the same as another one; one number stands for that of each channel."""
+        """True if it equals another one; one value counts for every channel."""
         return all(len(a) == len(b) or 1 in (len(a), len(b)) for a, b in zip(self, other)) and all(
             bool(np.all(np.asarray(a) == np.asarray(b))) for a, b in zip(self, other)
         )
 
     def affine(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """scale and shift (channels,) float32: scale · x + shift normalises pixels of `dtype`."""
+        """scale and shift (channels,) float32: scale · x + shift normalizes pixels of `dtype`."""
         mean, std = np.array(self.mean, np.float64), np.array(self.std, np.float64)
         levels = _LEVELS if dtype == np.uint8 else 1.0
         return (1 / (std * levels)).astype(np.float32), (-mean / std).astype(np.float32)
@@ -51,8 +51,8 @@ PLAIN = Normalization((0.0,), (1.0,))
 
 
 def normalization_of(given: Any, sample_shape: tuple[int, ...]) -> Normalization:
-    """What `normalize=` of a loader means: None only brings uint8 to [0, 1], and a mean with a
-    deviation may be numbers or a number a channel. DataError unless it fits the samples.
+    """The meaning of a loader's `normalize=`: None only brings uint8 to [0, 1]; a mean and a
+    deviation are scalars or one value a channel. DataError unless they fit the samples.
     """
     if given is None:
         return PLAIN
@@ -93,13 +93,13 @@ def _planes(sample_shape: tuple[int, ...]) -> int:
     return sample_shape[0] if len(sample_shape) == 3 else 1
 
 
-def _means(dataset: Dataset, planes: int, centre: Array, power: int) -> Array:
-    """The mean of (x - centre)^power of each channel."""
+def _means(dataset: Dataset, planes: int, center: Array, power: int) -> Array:
+    """The mean of (x - center)^power of each channel."""
     size = int(np.prod(dataset.sample_shape))
     rows = max(1, _CHUNK // size)
     total = np.zeros(planes)
     for first in range(0, len(dataset), rows):
         images = dataset.take(slice(first, first + rows)).images
-        apart = images.reshape(len(images), planes, -1) - centre.reshape(planes, 1)
-        total += (apart**power).sum(axis=(0, 2))
+        deviation = images.reshape(len(images), planes, -1) - center.reshape(planes, 1)
+        total += (deviation**power).sum(axis=(0, 2))
     return total / (len(dataset) * (size // planes))

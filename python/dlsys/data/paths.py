@@ -1,4 +1,4 @@
-"""Where the files of data sets lie, and whether they are the right ones."""
+"""The folders of data sets, and checks that their files are the right ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CHUNK_NBYTES = 1 << 20
 
 
 def default_folder(name: str) -> Path:
-    """data/NAME of the checkout that dlsys runs in or was installed from, or beside the program,
+    """data/NAME of the checkout that dlsys runs in or was installed from, or next to the program,
     where it is there, else a folder of the user's cache.
     """
-    for place in _checkouts():
-        if (place / "data" / name).is_dir():
-            return place / "data" / name
+    for folder in _checkouts():
+        if (folder / "data" / name).is_dir():
+            return folder / "data" / name
     cache = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
     return base / "dlsys" / name
@@ -41,7 +41,7 @@ def _checkouts() -> Iterator[Path]:
 
 
 def _installed_from() -> Path | None:
-    """The folder that `pip install .` was given, which it notes beside the package (PEP 610)."""
+    """The folder that `pip install .` was given, which it notes next to the package (PEP 610)."""
     found = importlib.metadata.distributions(
         name="dlsys-graph", path=[str(Path(__file__).resolve().parents[2])]
     )

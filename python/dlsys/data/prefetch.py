@@ -66,9 +66,9 @@ def on_device(
     Threads take the batches and copy them on streams of their own, through pinned memory, while
     steps run on the caller's; each run waits for its batch alone on the GPU, not on the host.
     """
-    # Who waits for a stream waits for all that it was given. By turns, a stream is given a batch
-    # when the run of its last one is queued and the memory of that is free: no run waits for a
-    # later batch, and no batch for a run but the one whose memory it takes.
+    # Waiting for a stream waits for all of its work. Round-robin gives a stream a batch when the
+    # run of its previous one is queued and that memory is free: no run waits for a later batch,
+    # and no batch for a run but the one whose memory it takes.
     streams = cycle([SideStream(ctx) for _ in range(_AHEAD + 2)])
 
     def copied(task: tuple[SideStream, dict[Node, Any]]) -> dict[Node, Any]:

@@ -20,12 +20,12 @@ from .normalize import Normalization, normalization_of, normalized
 class DeviceLoader:
     """The batches of a data set that is resident where the graph runs, with Loader's methods.
 
-    A step gathers and normalises its batch with one kernel and needs no feed. uint8 images stay
-    uint8. Which samples a batch has, the same on every device, is settled by a counter there: an
+    A step gathers and normalizes its batch with one kernel and needs no feed. uint8 images stay
+    uint8. Which samples a batch has, the same on every device, is determined by a counter there: an
     effect of `inputs()` advances it in every training step, and `advance` is the node to fetch with
     a graph that does not train.
 
-    Batches are always whole: an epoch is as many as fit into the set, and what is left opens the
+    Batches are always full: an epoch is as many as fit into the set, and what is left opens the
     next one, so that every sample comes once before any comes again. dataset, shuffle, seed and
     normalize are as for Loader, whose order it has too. Raises DataError for arguments that do not
     fit.
@@ -56,7 +56,7 @@ class DeviceLoader:
         self._batch = self._gather()
 
     def normalized_by(self, normalization: Normalization) -> DeviceLoader:
-        """The same batches, of the same resident set and counter, with another normalization."""
+        """A loader over this resident set and counter with another normalization."""
         made = copy.copy(self)
         made.normalization = normalization_of(normalization, self.dataset.sample_shape)
         made.normalization_given = True
@@ -105,7 +105,7 @@ class DeviceLoader:
             yield {}
 
     def batches(self, number: int, start: int = 0) -> Iterator[Split]:
-        """The same batches as arrays, made on the host."""
+        """The batches of an epoch as arrays, made on the host."""
         count = len(self.dataset)
         scale, shift = self.normalization.affine(self.dataset.dtype)
         for step in range(number * len(self) + start, (number + 1) * len(self)):
@@ -118,7 +118,7 @@ class DeviceLoader:
             yield Split(normalized(images, scale, shift), labels)
 
     def named_state(self) -> Iterator[tuple[str, Parameter]]:
-        """What a checkpoint keeps: the counter."""
+        """The state that a checkpoint keeps: the counter."""
         yield "step", self.step
 
 

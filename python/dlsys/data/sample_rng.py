@@ -1,4 +1,4 @@
-"""Random numbers of samples: a function of (seed, epoch, sample, how many were drawn before)."""
+"""Random numbers of samples, a function of (seed, epoch, sample, count drawn before)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from ..ops.random.philox import philox
 from .dataset import Array
 
-_AUGMENTS = 0x6175676D  # added to the block in the fourth word of counters, beyond all node numbers
+_AUGMENTS = 0x6175676D  # plus the block: the counter's fourth word, beyond all nodes' ids
 _MASK = 0xFFFFFFFF
 
 
-class Draws:
-    """The numbers of the samples of a batch, whichever batch they are in and whoever makes it.
+class SampleRng:
+    """Random numbers for the samples of a batch, which do not depend on how batches are cut.
 
-    samples: their numbers in the data set, (n,), below 2^32. Each call draws one more number for
-    each of them.
+    samples: their indices in the data set, (n,), below 2^32. Each call draws once more for each
+    of them.
     """
 
     def __init__(self, seed: int, epoch: int, samples: Any) -> None:

@@ -1,4 +1,4 @@
-"""Augmentations that turn and stretch images about their centres, with bilinear interpolation."""
+"""Augmentations that turn and stretch images about their centers, with bilinear interpolation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DataError
 from .augment import Augmentation
 from .dataset import Array
-from .sample_rng import Draws
+from .sample_rng import SampleRng
 
 _CHUNK = 1 << 15  # pixels at a time, so that scratch stays in the cache
 
@@ -21,8 +21,8 @@ class Rotate(Augmentation):
     degrees: float
     fill: float = 0
 
-    def change(self, images: Array, draws: Draws) -> Array:
-        angle = np.radians(draws.uniform(-self.degrees, self.degrees))
+    def change(self, images: Array, rng: SampleRng) -> Array:
+        angle = np.radians(rng.uniform(-self.degrees, self.degrees))
         cos, sin = np.cos(angle), np.sin(angle)
         return warped(images, np.array([[cos, sin], [-sin, cos]]).transpose(2, 0, 1), self.fill)
 
@@ -41,13 +41,13 @@ class Scale(Augmentation):
         if not 0 < self.low <= self.high:
             raise DataError(f"{self}: expected 0 < low <= high")
 
-    def change(self, images: Array, draws: Draws) -> Array:
-        factor = draws.uniform(self.low, self.high)
+    def change(self, images: Array, rng: SampleRng) -> Array:
+        factor = rng.uniform(self.low, self.high)
         return warped(images, np.eye(2) / factor[:, None, None], self.fill)
 
 
 def warped(images: Array, matrices: Array, fill: float = 0) -> Array:
-    """Images (n, channels, height, width) whose pixel at p, a (row, column) from the centre, is the
+    """Images (n, channels, height, width) whose pixel at p, a (row, column) from the center, is the
     old value at `matrix @ p`, bilinear between four pixels; beyond the border there is `fill`.
 
     matrices: (n, 2, 2). uint8 is rounded to the nearest.
@@ -81,14 +81,14 @@ def _warped(images: Array, matrices: Array, fill: float) -> Array:
 
 
 def _sources(weights: Array, height: int, width: int, extent: int) -> tuple[Array, Array]:
-    """Where pixels come from along one axis: a position in the bordered image, and what is left.
+    """The source of pixels along one axis: a position in the bordered image, and the fraction.
 
     weights: (n, 2), of a pixel's row and column.
     """
     rows = np.arange(height, dtype=np.float32) - np.float32((height - 1) / 2)
     cols = np.arange(width, dtype=np.float32) - np.float32((width - 1) / 2)
-    centre = np.float32((extent - 1) / 2 + 1)
-    place = (weights[:, :1] * rows + centre)[:, :, None] + (weights[:, 1:] * cols)[:, None]
-    np.clip(place, 0, extent + 1, out=place)
-    whole = place.astype(np.int64)
-    return whole, place - whole.astype(np.float32)
+    center = np.float32((extent - 1) / 2 + 1)
+    position = (weights[:, :1] * rows + center)[:, :, None] + (weights[:, 1:] * cols)[:, None]
+    np.clip(position, 0, extent + 1, out=position)
+    floor = position.astype(np.int64)
+    return floor, position - floor.astype(np.float32)

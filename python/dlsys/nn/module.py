@@ -15,7 +15,7 @@ from .summary import Call, Summary, summarize
 
 Self = TypeVar("Self", bound="Module")
 
-# A name that PyTorch's batch normalisation saves and only uses when it has no momentum.
+# A name that PyTorch's batch normalization saves and only uses when it has no momentum.
 _IGNORED = "num_batches_tracked"
 
 
@@ -47,13 +47,13 @@ class Module:
     Attributes that are Parameters are its state: parameters where trainable, else buffers, such as
     running statistics. Attributes that are Modules are its children. Both may also sit in lists,
     tuples and dicts, and in these within these. Names are paths as in PyTorch, `layer1.0.weight`;
-    what is used in several places has the first of its names.
+    what is used several times has the first of its names.
 
     `model(x)` adds the model to the graph behind x, in the mode that it is in then: `train()`, the
     default, or `eval()`. Graphs in both modes share the state.
 
     `trained_on` is the description (`dlsys.data.DataDescription`) of the data that `train.fit`
-    trained a model on, None where there is none: how inputs are normalised before the model sees
+    trained a model on, None where there is none: how inputs are normalized before the model sees
     them. It goes with `state_dict` and checkpoints.
     """
 
@@ -62,8 +62,8 @@ class Module:
     forward: Callable[..., Any] = _undefined
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """What `forward` makes of the same arguments: the output node, or several in a tuple. State
-        takes the names that it has in the outermost module called.
+        """Calls `forward` and returns its output node, or a tuple of several. State takes the names
+        that it has in the outermost module called.
         """
         for name, state in self.named_state():
             if not f".{state.name}".endswith(f".{name}"):
@@ -71,10 +71,10 @@ class Module:
         calls = _calls.get()
         if calls is None:
             return self.forward(*inputs, **options)
-        place = len(calls)
+        position = len(calls)
         calls.append(None)  # containers come before what they contain
         output = self.forward(*inputs, **options)
-        calls[place] = (self, (*inputs, *options.values()), output)
+        calls[position] = (self, (*inputs, *options.values()), output)
         return output
 
     def calls(self, *inputs: Any) -> list[Call]:
@@ -128,7 +128,7 @@ class Module:
                     yield _join(prefix, name), item
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """What training changes, with names."""
+        """The trainable Parameters, with names."""
         return ((name, state) for name, state in self.named_state() if state.trainable)
 
     def named_buffers(self) -> Iterator[tuple[str, Parameter]]:
@@ -136,7 +136,7 @@ class Module:
         return ((name, state) for name, state in self.named_state() if not state.trainable)
 
     def parameters(self) -> list[Parameter]:
-        """What training changes, for `optimizer.minimize`."""
+        """The trainable Parameters, for `optimizer.minimize`."""
         return [state for _, state in self.named_parameters()]
 
     def buffers(self) -> list[Parameter]:
@@ -160,7 +160,7 @@ class Module:
         """Takes over parameters and buffers by name, from arrays or PyTorch tensors on the CPU.
 
         Everything must be there and fit; without `strict` names may be missing or unexpected, and
-        are returned. What is used in several places may have any of its names; where PyTorch saved
+        are returned. A Parameter used several times may have any of its names; where PyTorch saved
         it under all of them, the first counts. PyTorch's `num_batches_tracked` is passed over.
         DataError names all that is missing, unexpected or of another shape or kind; nothing is
         changed then.
@@ -200,7 +200,7 @@ class Module:
         return summarize(x, self.calls(x))
 
     def options(self) -> str:
-        """What the module's repr has in brackets."""
+        """The options in the brackets of the module's repr."""
         return ""
 
     @recursive_repr()

@@ -1,4 +1,4 @@
-"""Normalisation as layers."""
+"""Normalization as layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BatchNorm2d(Module):
     """(x - mean) / sqrt(variance + eps) · weight + bias for each channel of x (N, channels, …).
 
     In training mode mean and variance are the batch's, and every step that an optimizer makes moves
-    `running_mean` and `running_var` towards them, `momentum` of the way; the running variance is
+    `running_mean` and `running_var` toward them, `momentum` of the way; the running variance is
     that of a sample (over n - 1), all as in PyTorch. In inference mode the running ones are used.
     Ioffe and Szegedy (2015). A training graph may use the layer once: a second use would update
     its statistics twice, which the executor refuses. GraphError for channels below 1, at use for

@@ -42,7 +42,7 @@ class Dropout(Module):
 
 
 class _OneNode(ad.Generator):
-    """A source of random numbers whose nodes are all one, of the number that a key gives."""
+    """A random source whose nodes all share the id that a key gives."""
 
     def __init__(self, key: Parameter) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One use of a layer. A container's numbers include its children's; state that was counted in
+    """One use of a layer. A container's counts include its children's; state that was counted in
     a use before counts 0 in the next.
     """
 
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class Summary:
-    """What `Module.summary` found; print it.
+    """The result of `Module.summary`; print it.
 
     Attributes: `rows` in the order of use, the model's first; `parameters` and `buffers` in
     elements, `operations` forward, `nbytes` of all state.
@@ -59,7 +59,7 @@ class Summary:
         ]
         rule = "-" * len(lines[0])
         total = (
-            f"{self.parameters:,} parameters and {self.buffers:,} numbers in buffers, "
+            f"{self.parameters:,} parameters and {self.buffers:,} elements in buffers, "
             f"{self.nbytes:,} bytes; {self.operations:,} operations"
         )
         return "\n".join([lines[0], rule, *lines[1:], rule, total])

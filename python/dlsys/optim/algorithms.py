@@ -22,7 +22,7 @@ from ..ops.optim.apply import (
     sgd_momentum_update_op,
     sgd_update_op,
 )
-from .optimizer import NOT_NEGATIVE, UNIT, Optimizer, Options, Rate
+from .optimizer import NOT_NEGATIVE, UNIT, Optimizer, Options, Rate, renamed
 
 
 class SGD(Optimizer):
@@ -108,7 +108,7 @@ class AdamW(Adam):
 
 
 class RMSprop(Optimizer):
-    """RMSprop of Tieleman and Hinton (2012), with centring and momentum where asked for."""
+    """RMSprop of Tieleman and Hinton (2012), with centering and momentum where asked for."""
 
     ranges = {"alpha": UNIT, "eps": NOT_NEGATIVE, "momentum": UNIT}
 
@@ -119,12 +119,13 @@ class RMSprop(Optimizer):
         eps: float = 1e-8,
         momentum: float = 0.0,
         *,
-        centred: bool = False,
+        centered: bool = False,
         weight_decay: float = 0.0,
         decoupled: bool = False,
         **shared: Any,
     ) -> None:
-        options: Options = dict(alpha=alpha, eps=eps, momentum=momentum, centred=centred)
+        centered = renamed(shared).pop("centered", centered)
+        options: Options = dict(alpha=alpha, eps=eps, momentum=momentum, centered=centered)
         options.update(weight_decay=weight_decay, decoupled=decoupled)
         super().__init__(lr, options, **shared)
 
@@ -132,10 +133,10 @@ class RMSprop(Optimizer):
         attrs = {"alpha": options["alpha"], "eps": options["eps"]}
         if options["momentum"]:
             attrs["momentum"] = options["momentum"]
-            centred, plain = rmsprop_centred_momentum_update_op, rmsprop_momentum_update_op
+            ops = rmsprop_momentum_update_op, rmsprop_centred_momentum_update_op
         else:
-            centred, plain = rmsprop_centred_update_op, rmsprop_update_op
-        return (centred if options["centred"] else plain), attrs
+            ops = rmsprop_update_op, rmsprop_centred_update_op
+        return ops[bool(options["centered"])], attrs
 
 
 class Adagrad(Optimizer):

@@ -37,8 +37,8 @@ class EMA:
         """The nodes that take the values that Parameters have after an update into their averages,
         in the last of every `every` runs if `count` counts the runs before.
         """
-        rounds: dict[str, Any] = {} if count is None else {"count": count, "every": every}
-        nodes = [advance_step_op(self.step, **rounds)]
+        accumulation: dict[str, Any] = {} if count is None else {"count": count, "every": every}
+        nodes = [advance_step_op(self.step, **accumulation)]
         for parameter, value in values.items():
             if parameter not in self.averages:
                 name = f"{parameter.name}.average"
@@ -46,7 +46,7 @@ class EMA:
                 self.averages[parameter] = Parameter(value_now, name, trainable=False)
             average = self.averages[parameter]
             nodes.append(
-                average_update_op(average, value, step=self.step, keep=self.decay, **rounds)
+                average_update_op(average, value, step=self.step, keep=self.decay, **accumulation)
             )
         return nodes
 

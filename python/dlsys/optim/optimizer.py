@@ -1,7 +1,8 @@
-"""What all optimizers share: groups of Parameters, clipping, accumulation, averages and state."""
+"""The base of all optimizers: groups of Parameters, clipping, accumulation, averages, state."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -27,7 +28,7 @@ Range = tuple[str, Callable[[float], bool]]
 UNIT: Range = ("0 <= {} < 1", lambda x: 0 <= x < 1)
 NOT_NEGATIVE: Range = ("{} >= 0", lambda x: 0 <= x < float("inf"))
 _OWN = -1  # the position of the rate that groups without one have
-_NORM_EPS = 1e-6  # beside the norm, as in PyTorch's clip_grad_norm_
+_NORM_EPS = 1e-6  # added to the norm, as in PyTorch's clip_grad_norm_
 
 
 class Group(NamedTuple):
@@ -52,7 +53,7 @@ class Optimizer:
     accumulate: gradients are averaged over so many runs, the last of which makes the update.
     ema: an EMA of the weights, or its decay.
 
-    Attributes: `lr`, a node of one number, float64 on numpy and float32 natively; `step`, a
+    Attributes: `lr`, a scalar node, float64 on numpy and float32 natively; `step`, a
     Parameter of one int64 that counts the updates made; `slots`, for each Parameter its further
     states by name; `ema`.
     """
@@ -113,7 +114,7 @@ class Optimizer:
         if self.accumulate > 1:
             totals = [self._slot(parameter, "gradient") for parameter in flat]
             grads = [
-                accumulate_update_op(total, grad, **self._rounds)
+                accumulate_update_op(total, grad, **self._accumulation)
                 for total, grad in zip(totals, grads)
             ]
         scale = self._scale(grads)
@@ -123,26 +124,26 @@ class Optimizer:
             for group in groups
             for parameter in group.parameters
         }
-        nodes = [*updated.values(), advance_step_op(self.step, **self._rounds)]
+        nodes = [*updated.values(), advance_step_op(self.step, **self._accumulation)]
         if self.accumulate > 1:
             nodes.append(advance_step_op(self.runs))
         if self.ema is not None:
-            nodes += self.ema.updates(updated, **self._rounds)
+            nodes += self.ema.updates(updated, **self._accumulation)
         return group_op(*nodes, *effects_of(loss), name="train")
 
     @property
-    def _rounds(self) -> Options:
-        """The arguments of what happens once in a round of accumulation only."""
+    def _accumulation(self) -> Options:
+        """The arguments of updates that happen once every `accumulate` runs only."""
         return {"count": self.runs, "every": self.accumulate} if self.accumulate > 1 else {}
 
     def _update(self, group: Group, parameter: Parameter, grad: Node, scale: Node | None) -> Node:
         slots = [self._slot(parameter, name, group.initial) for name in group.rule.slots]
-        told = group.rule.rule.needs_step or group.attrs.get("dampening")
-        options = {"step": self.step if told else None, "scale": scale, **self._rounds}
+        counts = group.rule.rule.needs_step or group.attrs.get("dampening")
+        options = {"step": self.step if counts else None, "scale": scale, **self._accumulation}
         return group.rule(parameter, *slots, grad, group.lr, **options, **group.attrs)
 
     def _scale(self, grads: Sequence[Node]) -> Node | None:
-        """What every gradient is multiplied with: the share of one run, and what the norm asks."""
+        """The factor of every gradient: one run's share, times that of clipping by the norm."""
         share = 1 / self.accumulate
         if self.clip_norm is None:
             return constant_op(np.array(share)) if share < 1 else None
@@ -173,7 +174,7 @@ class Optimizer:
         return groups
 
     def _group(self, position: int, item: Any) -> Group:
-        own = dict(item) if isinstance(item, Mapping) else {}
+        own = renamed(dict(item)) if isinstance(item, Mapping) else {}
         if "params" not in own or own.keys() - {"params", "lr", *self.options}:
             raise GraphError(
                 f"{self._title}: a group is a dict with params and any of lr, "
@@ -192,7 +193,7 @@ class Optimizer:
         return Group(parameters, lr_node, rule, attrs, options.get("initial", 0.0))
 
     def _rate(self, position: int, lr: Rate) -> Node:
-        """The node of a rate; the same for the same position and number, and for the same Schedule
+        """The node of a rate; the same for the same position and value, and for the same Schedule
         wherever it is given, in every graph.
         """
         key = _OWN if isinstance(lr, Schedule) else position, lr
@@ -303,6 +304,14 @@ class Optimizer:
             for name, parameter in own.items():
                 parameter.set(before[name])
             raise
+
+
+def renamed(options: Options) -> Options:
+    """`options` itself, where the earlier spelling `centred` became `centered`, with a warning."""
+    if "centred" in options:
+        warnings.warn("centred is spelled centered now", DeprecationWarning, stacklevel=3)
+        options["centered"] = options.pop("centred")
+    return options
 
 
 def _nth(name: str, k: int) -> str:

@@ -26,7 +26,7 @@ _MOST_STEPS = 1 << 31
 
 
 class _Host:
-    """The functions of a formula, of Python's numbers."""
+    """The functions of a formula, on Python floats."""
 
     cos = staticmethod(math.cos)
     floor = staticmethod(math.floor)
@@ -61,7 +61,7 @@ class _Host:
 
 
 class _Graph:
-    """The same functions, of nodes of one number: float64 on numpy, float32 natively."""
+    """The functions of a formula, on scalar nodes: float64 on numpy, float32 natively."""
 
     cos = staticmethod(cos_op)
     clip = staticmethod(clip_op)
@@ -100,8 +100,8 @@ class _Graph:
 class Schedule:
     """A learning rate that depends on the step, the number of updates made before.
 
-    A subclass states its formula in `rate(f, t)`: with t and the result as numbers, or as nodes,
-    and f the functions of either.
+    A subclass states its formula in `rate(f, t)`: where t and the result are floats or nodes
+    and f has the functions of either.
     """
 
     def __call__(self, step: int) -> float:
@@ -109,7 +109,7 @@ class Schedule:
         return float(self.rate(_Host, step))
 
     def node(self, step: Node) -> Node:
-        """The rate as a node of one number; `step` is a node of one int64."""
+        """The rate as a scalar node; `step` is an int64 scalar node."""
         return self.rate(_Graph, cast_op(step, np.float64))
 
     def rate(self, f: Any, t: Any) -> Any:
@@ -121,7 +121,7 @@ class Schedule:
         return self(0)
 
     def named_state(self) -> Iterator[tuple[str, Parameter]]:
-        """What a checkpoint keeps of it, apart from the step."""
+        """The state that a checkpoint keeps of it, apart from the step."""
         return iter(())
 
 

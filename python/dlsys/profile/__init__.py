@@ -1,4 +1,4 @@
-"""Where time and memory go.
+"""Profiles of time and memory.
 
 executor.recorder = profile.Profile()     # a table by operator: print(executor.recorder)
 executor.recorder = profile.Trace(ctx)    # a timeline: executor.recorder.write("trace.json")

@@ -1,4 +1,4 @@
-"""What a device holds and what its allocator has done, as numbers and as a table."""
+"""The counters of a device and its allocator, as values and as a table."""
 
 from __future__ import annotations
 

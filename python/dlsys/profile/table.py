@@ -1,4 +1,4 @@
-"""Where the time of a run goes: a table by operator, from the device's own clock."""
+"""The time of a run by operator, as a table, from the device's own clock."""
 
 from __future__ import annotations
 

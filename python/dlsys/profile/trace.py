@@ -30,7 +30,7 @@ class Trace:
     The device has its steps with shapes, bytes and operations; the host its runs, the steps that
     Python computed within them, and what `span` names. Both have a row for each thread that calls.
 
-    A run is known when it is over, with the time that each step took: its steps stand back to back
+    A run is known when it is over, with the time that each step took: its steps lie back to back
     and end where the run ended. `limit` bounds the events that are kept; `dropped` counts those
     that came later.
     """
@@ -64,14 +64,14 @@ class Trace:
     @contextmanager
     def span(self, name: str, **arguments: Any) -> Iterator[None]:
         """Shows what the block does on the host's row, such as the making of a batch. Arguments
-        that JSON does not know are shown as text.
+        that JSON does not know become text.
         """
-        shown = {key: _plain(value) for key, value in arguments.items()}
+        plain = {key: _plain(value) for key, value in arguments.items()}
         start = self._now()
         try:
             yield
         finally:
-            self._append(_HOST, name, start, self._now() - start, shown)
+            self._append(_HOST, name, start, self._now() - start, plain)
 
     def json(self) -> dict[str, Any]:
         """The trace as the viewers read it."""
@@ -90,7 +90,7 @@ class Trace:
         }
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes the trace as a JSON file; an earlier one is replaced only by a whole one."""
+        """Writes the trace as a JSON file; an earlier one is replaced only by a complete one."""
         with replacing(Path(path)) as file:
             file.write(json.dumps(self.json(), allow_nan=False, separators=(",", ":")).encode())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +44,7 @@ class Run(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether no further step will be made."""
+        """True if no further step will be made."""
 
     def stop(self, reason: str) -> None:
         """Ends the run after this step, or after this epoch when called at its end."""
@@ -55,12 +56,11 @@ class Run(Protocol):
 class Callback:
     """Base of callbacks, all of whose methods do nothing.
 
-    A run tells its callbacks, in the order in which `fit` got them:
-    `on_start` once; then for every batch `on_step`, and where a log is due `on_log` with the means
-    since the last one; after an epoch `on_epoch_end`, with a record that they may add to, and
-    `on_record` when all have; `on_settled` after each batch and each epoch when everything has been
-    told, which is the moment to keep the run's state; `on_stop`, in the opposite order, however the
-    run ends.
+    A run calls its callbacks in the order in which `fit` got them: `on_start` once; then for every
+    batch `on_step`, and where a log is due `on_log` with the means since the last one; after an
+    epoch `on_epoch_end`, with a record that they may add to, and `on_record` when all have; after
+    each batch and each epoch, when all other methods have been called, `on_commit`, which is the
+    moment to keep the run's state; `on_stop`, in the opposite order, however the run ends.
 
     `run` has `model optimizer data ctx metrics loss epochs history`, `epoch` (finished ones),
     `batch` (done in this one), `step` (batches since the beginning), `stop(reason)`, and in
@@ -68,12 +68,18 @@ class Callback:
     "failed".
     On a device a step may still be computing when `on_step` is called: nothing has been read.
 
-    What a callback remembers goes into checkpoints: `state_dict` returns JSON values and arrays,
+    The state of a callback goes into checkpoints: `state_dict` returns JSON values and arrays,
     `load_state_dict` gets them back before `on_start`.
     """
 
     adds: frozenset[str] = frozenset()  # names of figures that it adds to some records only
     forms: Mapping[str, Form] = {}  # of entries that a state must have to be loaded
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "on_settled" in vars(cls):
+            warnings.warn("on_settled is on_commit now", DeprecationWarning, stacklevel=2)
+            cls.on_commit = vars(cls)["on_settled"]  # type: ignore
 
     def on_start(self, run: Run) -> None:
         """The graphs are built and a state that is resumed is loaded."""
@@ -90,14 +96,14 @@ class Callback:
     def on_record(self, run: Run, record: Record) -> None:
         """The complete record of an epoch, which is in the history now."""
 
-    def on_settled(self, run: Run) -> None:
-        """All callbacks have been told of this step or epoch."""
+    def on_commit(self, run: Run) -> None:
+        """All callbacks have seen this step or epoch."""
 
     def on_stop(self, run: Run) -> None:
         """The run is over, or could not go on."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of this callback."""
+        """The state that a resumed run needs of this callback."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from .callback import Callback, Run
 from .checkpoint import save
 from .evaluation import Evaluator
 from .history import Record
-from .schema import maybe, number, whole
+from .schema import integer, maybe, number
 
 
 class Best:
@@ -46,7 +46,7 @@ class Best:
         )
 
     def improved(self, value: float) -> bool:
-        """Whether a value is better than the best by more than `min_delta`; then it is the best.
+        """True if a value is better than the best by more than `min_delta`; it is the best then.
         NaN never is.
         """
         bound = -math.inf if self.value is None else self._sign * self.value + self.min_delta
@@ -90,7 +90,7 @@ class EarlyStopping(Callback):
     epochs. With `restore_best` the model ends as it was after its best epoch.
     """
 
-    forms = {"value": maybe(number(finite=False)), "epoch": whole(), "waited": whole()}
+    forms = {"value": maybe(number(finite=False)), "epoch": integer(), "waited": integer()}
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class Checkpoint(Callback):
         self._improved = value is not None and self._best.improved(value)
         self._value = self._best.value
 
-    def on_settled(self, run: Run) -> None:
+    def on_commit(self, run: Run) -> None:
         ended = run.batch == 0
         due = ended and (run.epoch % self._epochs == 0 or run.epoch == run.epochs)
         if self._improved:

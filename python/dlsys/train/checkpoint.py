@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors files with a header that says what the arrays are and proves them whole.
+"""Checkpoints: safetensors files whose header describes the arrays and has their checksums.
 
 The file's metadata has two texts: `dlsys`, the header as JSON, and `sha256`, over the header and
 every array with its name, dtype and shape.
@@ -20,7 +20,7 @@ from ..data.description import DataDescription
 from ..errors import DataError
 from ..nn.module import StateDict
 from . import safetensors
-from .schema import check, fields, whole
+from .schema import check, fields, integer
 from .schema import text as text_form
 
 FORMAT = 1  # grows when a file means something that older versions would misread
@@ -54,7 +54,7 @@ class Saved(NamedTuple):
         if "trained_on" not in self.header and "epoch" in self.header:
             warnings.warn(
                 f"{what} was written by dlsys {self.header.get('version')} without the description "
-                "of its data: inputs are not normalised unless whoever gives them does it",
+                "of its data: inputs are not normalized unless whoever gives them does it",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -62,7 +62,7 @@ class Saved(NamedTuple):
 
 
 def save(path: str | Path, tensors: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> None:
-    """Writes a checkpoint; a file of that name stays as it is until the new one is whole.
+    """Writes a checkpoint; a file of that name stays as it is until the new one is complete.
 
     The header is JSON values; format and version are added. DataError when it cannot be written.
     """
@@ -105,7 +105,7 @@ def load(path: str | Path) -> Saved:
         header = json.loads(text)
     except (ValueError, RecursionError):
         raise DataError(f"{path} is corrupt: its header cannot be read") from None
-    check(str(path), header, fields(format=whole(1), version=text_form))
+    check(str(path), header, fields(format=integer(1), version=text_form))
     version = header["format"]
     if version > FORMAT:
         raise DataError(

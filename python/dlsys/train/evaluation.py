@@ -45,7 +45,7 @@ def inputs_of(data: Any) -> tuple[ad.Node, ...]:
 
 
 def as_trained(data: Any, description: DataDescription | None) -> Any:
-    """A loader's batches, normalised as those that a model was trained on unless the loader says
+    """A loader's batches, normalized as those that a model was trained on unless the loader says
     how; a loader of one's own as it is. DataError where that does not fit the samples.
     """
     own = DataDescription.of(data)
@@ -57,13 +57,13 @@ def as_trained(data: Any, description: DataDescription | None) -> Any:
 
 
 def check_as_trained(what: str, data: Any, description: DataDescription | None) -> None:
-    """Raises DataError where a loader normalises in another way than a model's description says."""
+    """Raises DataError where a loader normalizes in another way than a model's description says."""
     own = DataDescription.of(data)
     if own is None or description is None:
         return
     if not own.normalization.agrees(description.normalization):
         raise DataError(
-            f"{what} was trained on data normalised with mean {description.mean} and std "
+            f"{what} was trained on data normalized with mean {description.mean} and std "
             f"{description.std}, the loader has mean {own.mean} and std {own.std}: leave its "
             "normalize= out, and it takes the model's"
         )
@@ -115,7 +115,7 @@ class Evaluator:
         mean = loss(output, label)
         metrics = suiting(mean, output, label) if metrics is None else metrics
         self._totals = Totals(mean, output, label, metrics)
-        # What the data do besides each batch, such as counting batches on the device.
+        # The effects of the data besides each batch, such as counting batches on the device.
         effects = [effect for node in (*inputs, label) for effect in optim.effects_of(node)]
         step = ad.group_op(self._totals.update, *dict.fromkeys(effects), name="evaluate")
         self._executor = ad.Executor([step], ctx=ctx)
@@ -140,7 +140,7 @@ def evaluate(
 
     metrics: None is what means something for the loss, as for `fit`.
     ctx: by default where the model's Parameters are; numpy if they are nowhere yet. A model is
-    evaluated in its inference mode. A loader that does not say how it normalises does it as the
+    evaluated in its inference mode. A loader that does not say how it normalizes does it as the
     model's training data were (`model.trained_on`); DataError for one that does it otherwise.
     """
     return Evaluator(model, data, metrics, loss, _place(model, ctx)).run()
@@ -151,7 +151,7 @@ def predict(
 ) -> np.ndarray:
     """The outputs (n, …) of a model, in inference mode, for an array (n, …), or a tuple of them.
     A model that `fit` trained takes samples as its training set had them, uint8 or floats, which
-    are normalised as they were in training (`model.trained_on`); for any other model, and for
+    are normalized as they were in training (`model.trained_on`); for any other model, and for
     several inputs, floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`.
 
     DataError for samples of another kind than those that the model was trained on; ShapeError for

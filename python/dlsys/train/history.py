@@ -44,7 +44,7 @@ class History:
         return [record[name] for record in self.epochs if name in record]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON values: arrays become lists; NaN and infinities become None."""
+        """The history as JSON values: arrays become lists; NaN and infinities become None."""
         return plain(vars(self))
 
     def save(self, path: str | Path) -> None:
@@ -64,7 +64,7 @@ class History:
 
     @classmethod
     def from_dict(cls, what: str, values: Any) -> History:
-        """What `as_dict` gave. DataError, naming `what`, for anything else."""
+        """The history that `as_dict` gave. DataError, naming `what`, for anything else."""
         check(what, values, HISTORY, "is no history of a run")
         return cls(**{name: values[name] for name in ("epochs", "curve", "kept", "logged")})
 

@@ -39,7 +39,7 @@ def fit(
 
     model: in whichever mode; it is trained in training mode, and afterwards `model.trained_on`
     describes the data. data: a Loader, whose last input is the label; one that does not say how it
-    normalises does it as what the run that is resumed, or the model, was trained on. optimizer:
+    normalizes does it as what the run that is resumed, or the model, was trained on. optimizer:
     from dlsys.optim. loss: a function (output, label) -> the mean loss of the batch; None is
     softmax_cross_entropy. validation: a Loader, over which the loss and metrics are measured after
     each epoch as val_*. metrics: None is what means something for the loss, see
@@ -88,7 +88,7 @@ def fit(
 def _prepared(
     data: Any, model: Module, resume: str | Path | None, saved: checkpoint.Saved | None
 ) -> Any:
-    """The loader, normalised as the run before it was, or as what the model was trained on before
+    """The loader, normalized as the run before it was, or as what the model was trained on before
     was if these were samples of the same shape, unless the loader says how.
     """
     if saved is not None:

@@ -59,7 +59,7 @@ class Accuracy(Metric):
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
         taken = predicted(output)
-        return _hits(ad.equal_op(taken, target_of(self.name, taken, class_numbers(label))))
+        return _hits(ad.equal_op(taken, target_of(self.name, taken, class_indices(label))))
 
     def result(self, sums: np.ndarray) -> float:
         return _ratio(sums[0], sums[1])
@@ -101,7 +101,7 @@ class TopK(Metric):
         self._k = k
 
     def sums(self, output: ad.Node, label: ad.Node) -> ad.Node:
-        rows = classes_like_op(output, class_numbers(label))
+        rows = classes_like_op(output, class_indices(label))
         own = ad.sum_op(ad.where_op(ad.greater_op(rows, 0.5), output, 0.0), -1, keepdims=True)
         earlier = ad.less_op(ad.cumsum_op(rows, axis=-1), 0.5)
         tied = ad.logical_and_op(ad.equal_op(output, own), earlier)
@@ -114,7 +114,7 @@ class TopK(Metric):
 
 
 class ConfusionMatrix(Metric):
-    """How many of each class (row) were taken for each class (column), int64."""
+    """The counts of each class (row) predicted as each class (column), int64."""
 
     name = "confusion"
 
@@ -196,7 +196,7 @@ accuracy = Accuracy()
 def suiting(loss: ad.Node, output: ad.Node, label: ad.Node) -> tuple[Metric, ...]:
     """The metrics that mean something for a loss of `output` and `label`: the accuracy where it
     compares scores of classes with labels, the binary accuracy where one output decides between two
-    classes, none where it compares numbers. For a loss of other operators: the accuracy if the
+    classes, none where it compares values. For a loss of other operators: the accuracy if the
     labels are integers and there is a row of scores for each, as far as shapes are known.
     """
     given = set(ad.find_topo_sort([output, label]))
@@ -235,13 +235,13 @@ def predicted(output: ad.Node) -> ad.Node:
     return ad.argmax_op(class_scores_op(output), axis=-1)
 
 
-def class_numbers(label: ad.Node) -> ad.Node:
-    """Labels as int64 class indices; rows of weights stand for their largest."""
+def class_indices(label: ad.Node) -> ad.Node:
+    """Labels as int64 class indices; rows of weights count as their largest."""
     return ad.cast_op(label, np.int64) if is_integer(label) else ad.argmax_op(label, axis=-1)
 
 
 def _hits(right: ad.Node) -> ad.Node:
-    """How many are right, and of how many, (2,)."""
+    """The count of hits and the count of samples, (2,)."""
     right = ad.cast_op(right, np.float32)
     counts = [ad.sum_op(right), ad.sum_op(ad.oneslike_op(right))]
     return ad.concat([ad.reshape_op(count, (1,)) for count in counts])
@@ -251,11 +251,11 @@ def _one_hot_pair(
     name: str, output: ad.Node, label: ad.Node, classes: int
 ) -> tuple[ad.Node, ad.Node]:
     taken = predicted(output)
-    numbers = (target_of(name, taken, class_numbers(label)), taken)
-    labels, taken = (ad.one_hot_op(ad.reshape_op(x, (-1,)), classes) for x in numbers)
+    classified = (target_of(name, taken, class_indices(label)), taken)
+    labels, taken = (ad.one_hot_op(ad.reshape_op(x, (-1,)), classes) for x in classified)
     return labels, taken
 
 
-def _ratio(part: Any, whole: Any) -> Any:
+def _ratio(part: Any, total: Any) -> Any:
     with np.errstate(invalid="ignore"):
-        return np.divide(part, whole)
+        return np.divide(part, total)

@@ -1,4 +1,4 @@
-"""Finds where a run became NaN: repeats it from its last good state, then looks into the step."""
+"""Finds where a run became NaN: repeats it from its last finite state, then looks into the step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .callback import Run
 from .evaluation import batches_of
 
 
-class Good(NamedTuple):
-    """A state without NaN, and where in the data it was."""
+class FiniteState(NamedTuple):
+    """A state without NaN or infinity, and its position in the data."""
 
     values: dict[str, np.ndarray]
     epoch: int
@@ -22,19 +22,19 @@ class Good(NamedTuple):
     taken: float  # on the clock, so that a repetition takes no longer than it takes until the next
 
 
-def diverged(run: Run, good: Good) -> DivergedError:
-    """The error that says at which step and node a run broke after `good`.
+def diverged(run: Run, last: FiniteState) -> DivergedError:
+    """The error that says at which step and node a run broke after `last`.
 
     The run is left as it was before that step.
     """
     last_step = run.step
-    run.state.write(good.values)
+    run.state.write(last.values)
     run.totals.reset()
-    run.epoch, run.batch, run.step = good.epoch, good.batch, good.step
+    run.epoch, run.batch, run.step = last.epoch, last.batch, last.step
     bad = _first_bad(run, last_step)
     if bad is None:
         return DivergedError(
-            f"a loss became NaN or infinite between step {good.step + 1} and {last_step}, but not "
+            f"a loss became NaN or infinite between step {last.step + 1} and {last_step}, but not "
             f"when these steps were repeated; the model is as it was after step {run.step}"
         )
     broken, where, rate = bad

@@ -14,9 +14,9 @@ from ..errors import DataError, DlsysError, how_to_install
 from ..files import appending
 from .callback import Callback, Run
 from .history import Record, plain
-from .schema import latin, maybe, whole
+from .schema import integer, latin, maybe
 
-_TAIL = 200  # bytes that tell one log from another
+_TAIL = 200  # bytes by which one log is known from another
 
 
 class Progress(Callback):
@@ -27,14 +27,14 @@ class Progress(Callback):
     def __init__(self, unit: str = "images") -> None:
         self._unit = unit
         self._bar: Any = None
-        self._shown = 0.0
+        self._printed_at = 0.0
 
     def on_step(self, run: Run) -> None:
         if self._bar is None:
             self._bar = self._new_bar(run)
         now = time.monotonic()
-        if now - self._shown > 0.1 or run.batch == len(run.data):
-            self._shown = now
+        if now - self._printed_at > 0.1 or run.batch == len(run.data):
+            self._printed_at = now
             self._bar.update(_samples(run, run.batch) - self._bar.n)
 
     def on_log(self, run: Run, record: Record) -> None:
@@ -75,11 +75,11 @@ class Progress(Callback):
 
 class JsonLog(Callback):
     """Appends a JSON object a line to a file: {"event": "log", …} where a log is due and {"event":
-    "epoch", …} after each epoch. A run that is resumed takes back the lines behind its checkpoint.
+    "epoch", …} after each epoch. A run that is resumed drops the lines behind its checkpoint.
     DataError for a file that cannot be written.
     """
 
-    forms = {"nbytes": maybe(whole()), "tail": latin}
+    forms = {"nbytes": maybe(integer()), "tail": latin}
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -89,7 +89,7 @@ class JsonLog(Callback):
         self._file: Any = None
 
     def on_start(self, run: Run) -> None:
-        with self._told():
+        with self._naming_path():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = appending(self._path)
             found = self._path.read_bytes() if self._path.is_file() else b""  # no pipe
@@ -110,7 +110,7 @@ class JsonLog(Callback):
 
     def on_stop(self, run: Run) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # was told when it was written
+            with contextlib.suppress(OSError):  # was raised when it was written
                 self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,14 +121,14 @@ class JsonLog(Callback):
 
     def _write(self, event: str, record: Record) -> None:
         line = json.dumps({"event": event, **plain(record)}).encode() + b"\n"
-        with self._told():
+        with self._naming_path():
             self._file.write(line)
             self._file.flush()
         self._count(line)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """What the file system refuses, in a sentence."""
+    def _naming_path(self) -> Iterator[None]:
+        """Raises what the file system refuses as a DataError that names the log."""
         try:
             yield
         except OSError as error:
@@ -184,5 +184,5 @@ def _samples(run: Run, batches: int) -> int:
 def _figures(record: Record, run: Run) -> str:
     """The loss and the metrics that are numbers, those of the validation set behind them."""
     names = ["loss", *(metric.name for metric in run.metrics)]
-    shown = [n for n in record if n.removeprefix("val_") in names]
-    return "  ".join(f"{n} {record[n]:.4g}" for n in shown if isinstance(record[n], (int, float)))
+    figures = [n for n in record if n.removeprefix("val_") in names]
+    return "  ".join(f"{n} {record[n]:.4g}" for n in figures if isinstance(record[n], (int, float)))

@@ -25,16 +25,16 @@ from .evaluation import Loss, batches_of, in_mode, inputs_of
 from .history import History, Record, plain
 from .kernel_choices import Kernels
 from .metrics import Metric, suiting
-from .nan_search import Good, diverged
+from .nan_search import FiniteState, diverged
 from .state import State
 from .totals import Totals
 
 _NO_KERNELS: dict[str, Any] = {"device": "", "choices": {}}
-_GOOD_FOR = 60.0  # seconds until a state to go back to is taken anew within an epoch
+_FINITE_STATE_SECONDS = 60.0  # until a state to go back to is read anew within an epoch
 
 
 class TrainingRun:
-    """What `fit` does, and what callbacks see of it (see Callback)."""
+    """One training run of `fit`, which its callbacks see (see Callback)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TrainingRun:
         self._sums = self.totals.zeros()  # of this epoch, up to the last log
         self._seconds = 0.0  # that this epoch has taken in runs before this one
         self._clock = time.monotonic()
-        self._good: Good
+        self._last_finite: FiniteState
 
     def _build(self, parameters: Sequence[Any] | None, metrics: Sequence[Metric] | None) -> None:
         *inputs, label = inputs_of(self.data)
@@ -88,14 +88,14 @@ class TrainingRun:
 
     @property
     def stopping(self) -> bool:
-        """Whether no further step will be made."""
+        """True if no further step will be made."""
         return self.reason is not None or self.interrupted
 
     def saved(self) -> Saved:
         """All that a run needs to go on from here, as arrays and JSON values. DivergedError rather
         than a state with NaN or infinity.
         """
-        tensors = dict(self._take_good())
+        tensors = dict(self._read_finite())
         states = []
         for k, callback in enumerate(self.callbacks):
             state = callback.state_dict()
@@ -163,7 +163,7 @@ class TrainingRun:
     def _states_of_callbacks(
         self, what: str, saved: Saved
     ) -> list[tuple[Callback, dict[str, Any]]]:
-        """Each callback with the state of the one in the same place among those of its class."""
+        """Each callback with the state of the one at the same position among those of its class."""
         unused, pairs = list(enumerate(saved.header["callbacks"])), []
         for callback in self.callbacks:
             name = type(callback).__name__
@@ -178,7 +178,7 @@ class TrainingRun:
 
     @functools.cached_property
     def _data_facts(self) -> dict[str, Any]:
-        """What tells one loader from another."""
+        """The facts by which one loader is known from another."""
         names = "seed", "shuffle", "batch_size", "samples"
         labels = getattr(getattr(self.data, "dataset", None), "labels", None)
         checksum = None if labels is None else zlib.crc32(np.ascontiguousarray(labels).data)
@@ -206,7 +206,7 @@ class TrainingRun:
             if self.interrupted:
                 self.outcome = "interrupted"
         if keys.pressed:  # perhaps only when no step was left
-            raise KeyboardInterrupt("; ".join([self._place(), *self.notes]))
+            raise KeyboardInterrupt("; ".join([self._progress(), *self.notes]))
         return self.history
 
     def _describe_again(self, before: DataDescription | None, step: int) -> None:
@@ -215,7 +215,7 @@ class TrainingRun:
             self.model.trained_on = before
 
     def _run_epoch(self, keys: Interrupts) -> None:
-        self._take_good()
+        self._read_finite()
         with batches_of(self.data, self.executor, self.epoch, self.batch) as feeds:
             for feed in feeds:
                 self.executor.run(feed)
@@ -225,31 +225,31 @@ class TrainingRun:
                     callback.on_step(self)
                 if self.step % self._log_every == 0 or self.batch == len(self.data):
                     self._log()
-                self._settle(keys)
+                self._commit(keys)
                 if self.stopping:
                     break
         if not self.stopping:
             self._end_epoch()
-            self._settle(keys)
+            self._commit(keys)
 
-    def _settle(self, keys: Interrupts) -> None:
+    def _commit(self, keys: Interrupts) -> None:
         self.interrupted = keys.pressed
         for callback in self.callbacks:
-            callback.on_settled(self)
+            callback.on_commit(self)
 
     def _log(self) -> None:
-        """Reads what the device has added up since the last log, and tells it."""
+        """Reads what the device has added up since the last log, and logs it."""
         sums = self.totals.take()
         if not np.isfinite(sums[0]):
-            raise diverged(self, self._good)
+            raise diverged(self, self._last_finite)
         self._sums += sums
         record = self._record(sums) | {"lr": self.optimizer.learning_rate()}
         self.history.add_to_curve(record)
         for callback in self.callbacks:
             callback.on_log(self, record)
         self._kernels.compare()
-        if time.monotonic() - self._good.taken > _GOOD_FOR:
-            self._take_good()
+        if time.monotonic() - self._last_finite.taken > _FINITE_STATE_SECONDS:
+            self._read_finite()
 
     def _end_epoch(self) -> None:
         seconds = self._elapsed()
@@ -273,18 +273,18 @@ class TrainingRun:
     def _elapsed(self) -> float:
         return self._seconds + time.monotonic() - self._clock
 
-    def _place(self) -> str:
+    def _progress(self) -> str:
         where = f"{self.epoch} of {self.epochs} epochs"
         if self.batch:
             where += f" and {self.batch} of {len(self.data)} batches"
         return f"{where}, {self.step} steps"
 
-    def _take_good(self) -> dict[str, np.ndarray]:
+    def _read_finite(self) -> dict[str, np.ndarray]:
         """Reads the state, to which the search for a NaN can go back from now on."""
         values = self.state.read()
         if self.state.broken(values):
-            raise diverged(self, self._good)
-        self._good = Good(values, self.epoch, self.batch, self.step, time.monotonic())
+            raise diverged(self, self._last_finite)
+        self._last_finite = FiniteState(values, self.epoch, self.batch, self.step, time.monotonic())
         return values
 
 

@@ -1,7 +1,7 @@
 """Reads and writes safetensors files: named arrays behind a JSON header, and nothing that runs.
 
-The format's own library reads and writes the arrays and checks the header: sizes, places and gaps.
-This file adds what it leaves open: files that are there as a whole or not at all, numpy's dtypes,
+The format's own library reads and writes the arrays and checks the header: sizes, offsets and gaps.
+This file adds what it leaves open: files that are complete or absent, numpy's dtypes,
 and errors that name the file. The format: https://huggingface.co/docs/safetensors.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save as serialized
 
-from ..errors import DataError, shown
+from ..errors import DataError, quoted
 from ..files import opened, replacing
 
 _CODES = {
@@ -28,14 +28,14 @@ _BFLOAT16 = np.dtype("<u2")  # numpy has none: read as the upper half of a float
 
 
 class File(NamedTuple):
-    """What a file holds: arrays by name and texts by name."""
+    """The content of a file: arrays by name and texts by name."""
 
     tensors: dict[str, np.ndarray]
     metadata: dict[str, str]
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes a file that is there as a whole or not at all; one of the same name stays until then.
+    """Writes a file that is complete or absent; one of the same name stays until then.
 
     DataError for a dtype that the format does not have; OSError when the file cannot be written.
     """
@@ -49,7 +49,7 @@ def little(name: str, array: np.ndarray) -> np.ndarray:
     """An array as its bytes lie in a file: contiguous and little-endian."""
     dtype = np.asarray(array).dtype.newbyteorder("<")
     if dtype not in _DTYPES.values():
-        raise DataError(f"{name} is {dtype}, which safetensors cannot hold; expected numbers")
+        raise DataError(f"{name} is {dtype}, which safetensors cannot hold; expected a number type")
     return np.asarray(array, dtype, order="C")
 
 
@@ -88,7 +88,7 @@ def _content(path: Path) -> bytes:
 
 
 def _header(content: bytes) -> dict[str, Any]:
-    """The header of what the library has found to be whole. ValueError for a name that is twice."""
+    """The header of a file that the library has accepted. ValueError for a name that is twice."""
     return json.loads(
         content[8 : 8 + int.from_bytes(content[:8], "little")], object_pairs_hook=_unique
     )
@@ -110,11 +110,11 @@ def _array(path: Path, name: str, entry: Mapping[str, Any]) -> np.ndarray:
     code, shape = entry["dtype"], tuple(entry["shape"])
     if code not in _DTYPES and code != "BF16":
         expected = f"{', '.join(_DTYPES)}, BF16"
-        raise DataError(f"{path}: {shown(name)} is {code}, expected one of {expected}")
+        raise DataError(f"{path}: {quoted(name)} is {code}, expected one of {expected}")
     array = np.frombuffer(entry["data"], _DTYPES.get(code, _BFLOAT16))
     if code == "BF16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     try:
         return array.reshape(shape)
     except ValueError as error:  # more axes, or longer ones, than numpy has
-        raise DataError(f"{path}: {shown(name)} is {shown(shape)}: {error}") from None
+        raise DataError(f"{path}: {quoted(name)} is {quoted(shape)}: {error}") from None

@@ -1,8 +1,8 @@
 """Forms of JSON values: what comes out of a file is held against one before any of it is used.
 
 A form is a function of a value that returns None where the value has the form, else what is wrong,
-beginning with the place of the fault in the value: `.history.epochs[3].step is 'x', expected a
-whole number`. `check` makes that an error. Mappings may have more entries than their form says, so
+beginning with the path to the fault in the value: `.history.epochs[3].step is 'x', expected an
+integer`. `check` makes that an error. Mappings may have more entries than their form says, so
 that newer files can be read.
 """
 
@@ -13,16 +13,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import DataError, shown
+from ..errors import DataError, quoted
 
 Form = Callable[[Any], "str | None"]
 
-_LARGEST = 2**53  # of counts, which pass through float64 in places
+_LARGEST = 2**53  # of counts, some of which pass through float64
 _DEEPEST = 8  # lists within lists of a figure
 
 
 def check(what: str, value: Any, form: Form, verdict: str = "is damaged or forged") -> None:
-    """DataError, naming `what` and the place in it, unless the value has the form."""
+    """DataError, naming `what` and the path in it, unless the value has the form."""
     fault = form(value)
     if fault is not None:
         fault = f"its {fault[1:]}" if fault.startswith(".") else f"it{fault}"
@@ -30,12 +30,12 @@ def check(what: str, value: Any, form: Form, verdict: str = "is damaged or forge
 
 
 # ---- single values ----
-def whole(low: int = 0, high: int = _LARGEST) -> Form:
-    """A whole number from low to high."""
+def integer(low: int = 0, high: int = _LARGEST) -> Form:
+    """An integer from low to high."""
 
     def form(value: Any) -> str | None:
         right = type(value) is int and low <= value <= high
-        return None if right else _wrong(value, f"a whole number from {low} to {high}")
+        return None if right else _wrong(value, f"an integer from {low} to {high}")
 
     return form
 
@@ -61,7 +61,7 @@ def text(value: Any) -> str | None:
 
 
 def latin(value: Any) -> str | None:
-    """A text whose characters stand for bytes."""
+    """A text whose characters are bytes."""
     right = isinstance(value, str) and all(ord(c) < 256 for c in value)
     return None if right else _wrong(value, "a text of bytes")
 
@@ -97,11 +97,11 @@ def one_of(*values: Any) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """What one of the forms says."""
+    """A value that has one of the forms."""
 
     def form(value: Any) -> str | None:
         right = any(one(value) is None for one in forms)
-        return None if right else f" is {shown(value)}, which is none of the known ones"
+        return None if right else f" is {quoted(value)}, which is none of the known ones"
 
     return form
 
@@ -180,38 +180,38 @@ def where_there(**forms: Form) -> Form:
 
 
 def every(*forms: Form) -> Form:
-    """What all of the forms say."""
+    """A value that has all of the forms."""
     return lambda value: next((fault for form in forms if (fault := form(value))), None)
 
 
 def _wrong(value: Any, expected: str) -> str:
-    return f" is {shown(value)}, expected {expected}"
+    return f" is {quoted(value)}, expected {expected}"
 
 
 def _name(name: str) -> str:
-    return name if name.isidentifier() else shown(name)
+    return name if name.isidentifier() else quoted(name)
 
 
 # ---- what checkpoints and histories hold ----
 # A run's header has RUN; CALLBACKS are the states of its callbacks, in their order.
 _FIGURE = maybe(number(finite=False))
 RECORD = every(
-    fields(epoch=whole(), step=whole()),
+    fields(epoch=integer(), step=integer()),
     where_there(loss=_FIGURE, lr=_FIGURE, seconds=_FIGURE, samples_per_second=_FIGURE),
     named(anything),
 )
-HISTORY = fields(epochs=items(RECORD), curve=items(RECORD), kept=whole(1), logged=whole())
+HISTORY = fields(epochs=items(RECORD), curve=items(RECORD), kept=integer(1), logged=integer())
 CALLBACKS = items(fields(name=text, state=named(anything)))
 KERNELS = fields(device=text, choices=named(text))
 RUN = fields(
-    epoch=whole(),
-    batch=whole(),
-    step=whole(),
+    epoch=integer(),
+    batch=integer(),
+    step=integer(),
     data=named(anything),
     metrics=items(text),
     sums=items(number()),
     seconds=number(0),
-    random=items(row(whole(-(2**128), 2**128), whole(0, 2**32 - 1))),
+    random=items(row(integer(-(2**128), 2**128), integer(0, 2**32 - 1))),
     kernels=KERNELS,
     history=HISTORY,
     callbacks=CALLBACKS,

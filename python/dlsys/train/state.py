@@ -32,7 +32,7 @@ class State:
         named |= {f"graph.{k}.{parameter.name}": parameter for k, parameter in enumerate(rest)}
         self.parameters: dict[str, ad.Parameter] = named
         self._random = [node for node in order if node.op.random and "node" in node.attrs]
-        # What may be infinite from the start, such as a mask, is not watched.
+        # A value that is infinite from the start, such as a mask, is not watched.
         self._watched = [name for name, value in self.read().items() if _finite(value)]
 
     def read(self) -> dict[str, np.ndarray]:
@@ -66,13 +66,13 @@ class State:
         if texts:
             raise DataError(f"{what} is of another model or optimizer: {'; '.join(texts)}")
 
-    # ---- random numbers ----
+    # ---- random keys ----
     def random_keys(self) -> list[list[int]]:
-        """Seed and number of each node that draws, in the order of the graph."""
+        """The seed and id of each random node, in the order of the graph."""
         return [[node.attrs["seed"], node.attrs["node"]] for node in self._random]
 
     def set_random_keys(self, what: str, keys: list[list[int]]) -> None:
-        """Makes the graph draw as another one like it did. DataError when it draws elsewhere."""
+        """Gives the random nodes the keys of a graph like it. DataError when counts differ."""
         if len(keys) != len(self._random):
             raise DataError(
                 f"{what} is of another model: it draws random numbers in {len(keys)} places, this "

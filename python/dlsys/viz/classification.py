@@ -11,18 +11,18 @@ from ..autodiff import Executor, Variable
 from ..errors import ShapeError
 from .figure import INK, class_names, legend, new_figure, plot
 from .layers import evaluating, home, prepared
-from .svg import COLOURS, GREEN, ORANGE
+from .svg import COLORS, GREEN, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LETTERED = 25  # classes up to which each cell shows its count
 _TINY = 1e-12  # instead of 0 below a fraction
-_MARKERS = "os^Dv"  # one for each round of the colours
+_MARKERS = "os^Dv"  # one for each round of the colors
 
 
 def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figure:
-    """How often each class (rows) was taken for each (columns), with counts.
+    """The counts of how often each class (rows) was predicted as each (columns).
 
     Right answers are green and mistakes orange; each is the stronger, the larger its share of the
     row, mistakes compared with the largest share of a mistake. Shares instead of counts will do.
@@ -36,7 +36,7 @@ def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figur
     longest = 0.08 * max(map(len, names))
     figure = new_figure(side + 1.4 + longest, side + 0.9 + (longest if longest > 0.3 else 0))
     axes = plot(figure, title=_share_right(array))
-    axes.imshow(_cell_colours(array), interpolation="none")
+    axes.imshow(_cell_colors(array), interpolation="none")
     every = 1 if n <= 40 else -(-n // 20)
     recall = np.diag(array) / np.maximum(array.sum(axis=1), _TINY)
     rows = [f"{name}\u2002{share:.1%}" if lettered else name for name, share in zip(names, recall)]
@@ -63,7 +63,7 @@ def decision_boundary(
     classes: Sequence[str] | None = None,
     resolution: int = 200,
 ) -> Figure:
-    """The regions into which a classifier divides the plane, with points in their classes' colours.
+    """The regions into which a classifier divides the plane, with points in their classes' colors.
 
     classifier: a model (an `nn.Module`) or a function of points (n, 2) float32; it gives scores
     (n, classes), of which the largest wins, or (n,) or (n, 1), whose sign decides between 0 and 1.
@@ -93,7 +93,7 @@ def decision_boundary(
     for k in np.unique(labels):
         own = points[labels == k]
         axes.scatter(
-            *own.T, s=14, color=_colour(k), marker=_MARKERS[k // len(COLOURS) % len(_MARKERS)],
+            *own.T, s=14, color=_color(k), marker=_MARKERS[k // len(COLORS) % len(_MARKERS)],
             edgecolor=INK, linewidth=0.4, label=names[k] if classes is not None else f"class {k}",
         )  # fmt: skip
     legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
@@ -110,17 +110,17 @@ def _share_right(counts: np.ndarray) -> str:
     return f"{right:,.0f} of {total:,.0f} right, {share}" if _counted(counts) else f"{share} right"
 
 
-def _cell_colours(counts: np.ndarray) -> np.ndarray:
+def _cell_colors(counts: np.ndarray) -> np.ndarray:
     """Red, green, blue and opacity of each cell."""
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), _TINY)
     off = share * (1 - np.eye(len(counts)))
     strength = np.where(off > 0, 0.08 + 0.8 * off / (off.max(initial=0.0) or 1.0), 0.0)
-    colours = np.empty((*counts.shape, 4))
-    colours[...] = (*_rgb(ORANGE), 0.0)
-    colours[..., 3] = strength
+    colors = np.empty((*counts.shape, 4))
+    colors[...] = (*_rgb(ORANGE), 0.0)
+    colors[..., 3] = strength
     for k in range(len(counts)):
-        colours[k, k] = (*_rgb(GREEN), 0.2 + 0.5 * share[k, k] if share[k, k] else 0.0)
-    return colours
+        colors[k, k] = (*_rgb(GREEN), 0.2 + 0.5 * share[k, k] if share[k, k] else 0.0)
+    return colors
 
 
 def _winners(classifier: Any, points: np.ndarray) -> np.ndarray:
@@ -139,19 +139,17 @@ def _winners(classifier: Any, points: np.ndarray) -> np.ndarray:
 
 def _draw_regions(axes: Any, x: np.ndarray, y: np.ndarray, regions: np.ndarray) -> None:
     count = int(regions.max()) + 1
-    colours = np.array([(*_rgb(_colour(k)), 0.22) for k in range(count)])
+    colors = np.array([(*_rgb(_color(k)), 0.22) for k in range(count)])
     extent = (x[0], x[-1], y[0], y[-1])
-    axes.imshow(
-        colours[regions], origin="lower", extent=extent, aspect="auto", interpolation="none"
-    )
+    axes.imshow(colors[regions], origin="lower", extent=extent, aspect="auto", interpolation="none")
     for k in np.unique(regions)[1:]:
         axes.contour(x, y, regions == k, levels=[0.5], colors=INK, linewidths=0.8)
 
 
-def _colour(k: int) -> str:
-    return COLOURS[int(k) % len(COLOURS)]
+def _color(k: int) -> str:
+    return COLORS[int(k) % len(COLORS)]
 
 
-def _rgb(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+def _rgb(color: str) -> tuple[float, float, float]:
+    red, green, blue = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
     return red, green, blue

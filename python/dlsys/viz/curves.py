@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NO_MEASURE = re.compile(r"epoch|steps?|samples|seconds|best|.*(/|per|_)s(econds?)?")
-_LOG_RANGE = 50.0  # a loss that falls by more is shown on a logarithmic axis
+_LOG_RANGE = 50.0  # a loss that falls by more gets a logarithmic axis
 
 
 def curves(history: Sequence[Mapping[str, Any]], fine: Sequence[Mapping[str, Any]] = ()) -> Figure:
     """Training and validation curves from one record an epoch, a panel for each measure.
 
     A record maps names to numbers: `loss`, `accuracy`, …, the same with `val_` of the validation
-    set, and `lr`; `epoch` (from 1) is its place. Other names and what is no number are passed over.
+    set, and `lr`; `epoch` (from 1) is its x. Other names and values that are no number are skipped.
     `fine` has records within epochs, with `step` and `loss`; the history's last `step` says where
     they belong.
     """
@@ -63,7 +63,7 @@ def _draw_fine(axes: Any, fine: Sequence[Mapping[str, Any]], last: Mapping[str, 
 def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
     drawn: list[float] = []
     lost: list[str] = []
-    for key, what, colour in ((name, "training", BLUE), (f"val_{name}", "validation", ORANGE)):
+    for key, what, color in ((name, "training", BLUE), (f"val_{name}", "validation", ORANGE)):
         points = [
             (record.get("epoch", k), record[key])
             for k, record in enumerate(history, 1)
@@ -73,19 +73,19 @@ def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
             continue
         x, y = np.asarray(points, np.float64).T
         marker = "o" if len(points) <= 40 else None
-        axes.plot(x, y, color=colour, marker=marker, markersize=3, label=what)
+        axes.plot(x, y, color=color, marker=marker, markersize=3, label=what)
         finite = np.isfinite(y)
         drawn += y[finite].tolist()
         if not finite.all():
             lost.append(f"{what}: no finite number in epoch {x[~finite][0]:.0f}")
-    _settle(axes, name, history, drawn)
+    _finish_axes(axes, name, history, drawn)
     axes.set_xlabel("\n".join(["epoch", *lost]))
     if len(axes.lines) > 1:
         legend(axes)
     axes.tick_params(which="both", colors=INK)
 
 
-def _settle(
+def _finish_axes(
     axes: Any, name: str, history: Sequence[Mapping[str, Any]], drawn: Sequence[float]
 ) -> None:
     """The scales of both axes: whole epochs, and a logarithm for a loss that falls far."""

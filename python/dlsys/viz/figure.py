@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, DlsysError, ShapeError, how_to_install
 from ..files import replacing
-from .svg import cut, shown
+from .svg import cut, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,14 +39,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def words(value: Any, letters: int = 1000) -> str:
-    """Text as it is, cut to so many letters: matplotlib would read what stands between dollars as
+    """Text as it is, cut to so many letters: matplotlib would read text between dollar signs as
     mathematics.
     """
-    return cut(shown(value), letters).replace("$", r"\$")
+    return cut(printable(value), letters).replace("$", r"\$")
 
 
 def class_names(classes: Sequence[str] | None, count: int, letters: int = 24) -> list[str]:
-    """The names of classes for a picture, their numbers where none are given. Raises ShapeError for
+    """The names of classes for a picture, their indices where none are given. Raises ShapeError for
     fewer names than classes.
     """
     if classes is None:
@@ -57,7 +57,7 @@ def class_names(classes: Sequence[str] | None, count: int, letters: int = 24) ->
 
 
 def plot(figure: Figure, *position: Any, title: str = "", grid: bool = False) -> Any:
-    """Axes in the colours of ours; `position` is that of `Figure.add_subplot`."""
+    """Axes in the colors of ours; `position` is that of `Figure.add_subplot`."""
     axes = figure.add_subplot(*(position or (1, 1, 1)))
     axes.set_title(words(title), color=INK)
     axes.set_facecolor("none")
@@ -104,7 +104,7 @@ def save(figure: Figure | str, path: str | os.PathLike, dpi: int = 150) -> None:
 
 
 def svg_of(figure: Figure, prefix: str) -> str:
-    """A figure as SVG inside a page: no declarations, lines and letters of the page's colour, and
+    """A figure as SVG inside a page: no declarations, lines and letters of the page's color, and
     all ids begin with `prefix`, so that several figures keep to themselves.
     """
     text = _rendered(figure, "svg", 150, transparent=True).decode()

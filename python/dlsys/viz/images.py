@@ -17,40 +17,40 @@ if TYPE_CHECKING:
 
 _TILE = 0.62  # inches that a small image takes
 _BARS = 200  # above which a vector is one area: bars are a path each
-_NAME = 13  # letters of a class beside an image
+_NAME = 13  # letters of a class next to an image
 _SMALLEST = 4  # pixels on a side of what may be taken for an image unasked
 
 
 def filters(
     weights: Any, shape: tuple[int, ...] | None = None, limit: int = 64, title: str = ""
 ) -> Figure:
-    """What a first layer looks for: the filters of a convolution (O, C, kH, kW), or the weights of
-    each output of a matrix as an image of `shape`, (H, W) or (C, H, W).
+    """The filters of a first layer: those of a convolution (O, C, kH, kW), or the weights of each
+    output of a matrix as an image of `shape`, (H, W) or (C, H, W).
 
-    `weights` is an array or a Parameter. Filters of three channels are shown in colour, those of
+    `weights` is an array or a Parameter. Filters of three channels are drawn in color, those of
     others plane by plane: red is positive, blue negative, white 0. The inputs are that axis of a
-    matrix that has as many numbers as the image; without `shape` the longer one that is a square
+    matrix that has as many elements as the image; without `shape` the longer one that is a square
     image. ShapeError where none fits.
     """
     array = weights.asnumpy() if hasattr(weights, "asnumpy") else np.asarray(weights)
     images = _filter_images(array, shape)
     count = len(images)
-    shown = images[:limit]
-    told = (
+    drawn = images[:limit]
+    caption = (
         title or f"{count} filter{'s' * (count != 1)} of {' × '.join(map(str, images.shape[1:3]))}"
     )
     if count > limit:
-        told += f", the first {limit} of {count}" if title else f", the first {limit}"
-    told += _without_numbers(shown)
+        caption += f", the first {limit} of {count}" if title else f", the first {limit}"
+    caption += _not_finite(drawn)
     if images.ndim == 4:
-        return _mosaic_figure(np.stack([_stretched(image) for image in shown]), told)
-    finite = np.abs(shown[np.isfinite(shown)])
+        return _mosaic_figure(np.stack([_stretched(image) for image in drawn]), caption)
+    finite = np.abs(drawn[np.isfinite(drawn)])
     bound = float(finite.max(initial=0.0)) or 1.0
-    return _mosaic_figure(shown, told, cmap="RdBu_r", vmin=-bound, vmax=bound)
+    return _mosaic_figure(drawn, caption, cmap="RdBu_r", vmin=-bound, vmax=bound)
 
 
 def activations(values: Any, limit: int = 64, title: str = "") -> Figure:
-    """What a layer makes of one image: its planes (C, H, W), or a vector as bars."""
+    """The activations of a layer for one image: planes (C, H, W), or a vector as bars."""
     figure = new_figure(6.4, 1.0)
     array = np.asarray(values)
     figure.set_size_inches(6.4, draw_activations(figure, (1, 1, 1), array, limit, title) + 0.1)
@@ -69,7 +69,7 @@ def mistakes(
     the probability given to that.
 
     images: (n, H, W), (n, C, H, W), or (n, pixels) of square images. labels, predictions: (n,).
-    probabilities: (n,) of the prediction, or (n, classes). Images that were recognised are passed
+    probabilities: (n,) of the prediction, or (n, classes). Images that were recognized are passed
     over.
     """
     truth, taken = np.asarray(labels), np.asarray(predictions)
@@ -102,7 +102,7 @@ def mistakes(
 
 
 def as_image(values: Any) -> np.ndarray:
-    """(H, W) or, in colour, (H, W, 3), from (H, W), (C, H, W) or the pixels of a square image."""
+    """(H, W) or, in color, (H, W, 3), from (H, W), (C, H, W) or the pixels of a square image."""
     array = np.asarray(values)
     if array.ndim == 1:
         array = array.reshape(_square(array.size) or array.shape)
@@ -130,19 +130,19 @@ def draw_activations(
     """Draws what `activations` shows as one part of a figure; returns the height that suits it."""
     position = position if isinstance(position, tuple) else (position,)
     array = np.asarray(values, np.float64)
-    told = f"{title}  {array.shape}".strip() + _without_numbers(array)
+    caption = f"{title}  {array.shape}".strip() + _not_finite(array)
     if array.ndim in (2, 3):
         planes = (array if array.ndim == 3 else array[None])[:limit]
         if array.ndim == 3 and len(array) > limit:
-            told += f", the first {limit}"
-        axes = plot(figure, *position, title=told)
+            caption += f", the first {limit}"
+        axes = plot(figure, *position, title=caption)
         mosaic, columns = _mosaic(planes, columns=16)
-        shown = axes.imshow(mosaic, cmap="viridis", interpolation="none")
+        picture = axes.imshow(mosaic, cmap="viridis", interpolation="none")
         width = 6.0 * columns / max(columns, 8)
         height = width * mosaic.shape[0] / mosaic.shape[1]
-        _scaled(axes, shown, width * min(4.0 / height, 1.0), height)
+        _scaled(axes, picture, width * min(4.0 / height, 1.0), height)
         return 0.4 + min(height, 4.0)
-    axes = plot(figure, *position, title=told)
+    axes = plot(figure, *position, title=caption)
     flat = array.reshape(-1)
     if flat.size <= _BARS:
         axes.bar(np.arange(flat.size), flat, width=0.9, color=BLUE)
@@ -152,24 +152,24 @@ def draw_activations(
     return 1.4
 
 
-def _without_numbers(array: np.ndarray) -> str:
-    """What a title says of values that cannot be drawn."""
+def _not_finite(array: np.ndarray) -> str:
+    """A title's note on values that cannot be drawn."""
     missing = int((~np.isfinite(array)).sum())
     return f", {missing:,} not finite" if missing else ""
 
 
-def _scaled(axes: Any, shown: Any, width: float, height: float) -> None:
-    """What the colours of an image of that size in inches stand for."""
+def _scaled(axes: Any, picture: Any, width: float, height: float) -> None:
+    """Adds the color bar of an image of that size in inches."""
     bare(axes)
     bar = axes.inset_axes((1 + 0.06 / width, 0, 0.1 / width, 1))
-    axes.figure.colorbar(shown, cax=bar)
+    axes.figure.colorbar(picture, cax=bar)
     bar.locator_params(axis="y", nbins=min(max(int(4 * height), 1), 8))
     bar.tick_params(colors=INK, labelsize=7)
     bar.spines[:].set_visible(False)
 
 
 def _filter_images(array: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
-    """(n, H, W), or (n, H, W, 3) in colour."""
+    """(n, H, W), or (n, H, W, 3) in color."""
     if array.ndim == 2:
         array = _matrix_images(array, shape)
         if array.ndim == 3:
@@ -186,7 +186,7 @@ def _filter_images(array: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarr
 def image_inputs(
     matrix: tuple[int, ...], shape: tuple[int, ...] | None = None
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Which axis of a matrix of weights is over the numbers of an image, and the image's shape;
+    """The axis of a matrix of weights that is over the pixels of an image, and the image's shape;
     None where neither is.
     """
     for axis in sorted((0, 1), key=lambda axis: -matrix[axis]):
@@ -208,7 +208,7 @@ def _matrix_images(matrix: np.ndarray, shape: tuple[int, ...] | None) -> np.ndar
 
 
 def _square(pixels: int) -> tuple[int, ...] | None:
-    """The shape of a square image, grey or in colour, with so many numbers."""
+    """The shape of a square image, gray or in color, with so many values."""
     for channels in (1, 3):
         side = math.isqrt(pixels // channels)
         if side >= _SMALLEST and channels * side * side == pixels:
@@ -217,7 +217,7 @@ def _square(pixels: int) -> tuple[int, ...] | None:
 
 
 def _stretched(image: np.ndarray) -> np.ndarray:
-    """An image between 0 and 1, whatever it was normalised to; black where it is not finite."""
+    """An image between 0 and 1, whatever it was normalized to; black where it is not finite."""
     image = image.astype(np.float64)
     seen = np.isfinite(image)
     low, high = image[seen].min(initial=np.inf), image[seen].max(initial=-np.inf)
@@ -225,8 +225,8 @@ def _stretched(image: np.ndarray) -> np.ndarray:
 
 
 def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
-    """Tiles (n, H, W) or (n, H, W, 3) in rows, a transparent line between them; and how many stand
-    beside each other.
+    """Tiles (n, H, W) or (n, H, W, 3) in rows, a transparent line between them; and how many are in
+    a row.
     """
     columns = max(min(columns, len(tiles)), 1)
     rows = -(-len(tiles) // columns)
@@ -244,17 +244,17 @@ def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
     return full, columns
 
 
-def _mosaic_figure(tiles: np.ndarray, title: str, **colours: Any) -> Figure:
+def _mosaic_figure(tiles: np.ndarray, title: str, **colors: Any) -> Figure:
     columns = min(max(4, math.ceil(math.sqrt(2 * len(tiles)))), 12)
     mosaic, columns = _mosaic(tiles, columns)
     width = max(_TILE * columns, 2.4)
     height = width * mosaic.shape[0] / mosaic.shape[1]
-    figure = new_figure(width + 0.7 * bool(colours), min(height, 12.0) + 0.4)
+    figure = new_figure(width + 0.7 * bool(colors), min(height, 12.0) + 0.4)
     axes = plot(figure, title=title)
     axes.title.set_fontsize(10)
-    shown = axes.imshow(mosaic, interpolation="none", **colours)
-    if colours:
-        _scaled(axes, shown, width, height)
+    picture = axes.imshow(mosaic, interpolation="none", **colors)
+    if colors:
+        _scaled(axes, picture, width, height)
     bare(axes)
     return figure
 

@@ -1,4 +1,4 @@
-"""What the layers of a model make of one image."""
+"""The activations of a model's layers for one image."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12)
     keeps its mode.
     """
     values = list(layer_values(model, image).items())
-    shown = values[:layers]
+    drawn = values[:layers]
     figure = new_figure(6.6, 4)
     array = np.asarray(image)
     seen = array.ndim == 3 and array.shape[0] in (1, 3)
-    grid = figure.add_gridspec(seen + len(shown), 1)
+    grid = figure.add_gridspec(seen + len(drawn), 1)
     heights = [draw_input(figure, grid[0], array)] if seen else []
-    for k, (name, value) in enumerate(shown, seen):
+    for k, (name, value) in enumerate(drawn, seen):
         heights.append(draw_activations(figure, grid[k], value, limit, name))
     if len(values) > layers:
         figure.supxlabel(f"layers that follow: {len(values) - layers}", color=INK, fontsize=9)
@@ -41,7 +41,7 @@ def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12)
 
 def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
     """The outputs of a model's innermost layers for one image, in the order of use, without batch
-    axis. The image is normalised as those that the model was trained on. Layers that leave the
+    axis. The image is normalized as those that the model was trained on. Layers that leave the
     values as they are, such as dropout, are left out.
     """
     array = np.asarray(prepared(model, np.asarray(image)[None])[0], np.float32)
@@ -60,13 +60,13 @@ def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
 
 
 def prepared(model: Any, samples: np.ndarray) -> np.ndarray:
-    """Samples (n, …) as a model takes them: normalised as what it was trained on."""
+    """Samples (n, …) as a model takes them: normalized as what it was trained on."""
     trained_on = getattr(model, "trained_on", None)
     return samples if trained_on is None else trained_on.prepared(samples)
 
 
 def evaluating(model: Any, build: Any) -> Any:
-    """What `build()` makes while the model is in evaluation mode; each module keeps its mode."""
+    """The result of `build()` with the model in evaluation mode; each module keeps its mode."""
     modes = [(module, module.training) for _, module in model.named_modules()]
     model.eval()
     try:
@@ -77,7 +77,7 @@ def evaluating(model: Any, build: Any) -> Any:
 
 
 def home(model: Any) -> Any:
-    """The context on which a model's Parameters live; None where that is not settled yet."""
+    """The context on which a model's Parameters live; None where that is not known yet."""
     for _, parameter in model.named_state():
         if parameter.storage is not None:
             return parameter.storage.ctx

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..executor.plan.memory import Buffer, Plan
 from .svg import (
-    COLOURS,
+    COLORS,
     MONO,
     MONO_WIDTH,
     axis_steps,
@@ -51,7 +51,7 @@ def memory_plan(plan: Plan, limit: int = 2000) -> str:
 
 
 class _Frame:
-    """Steps and bytes as places in the drawing."""
+    """Steps and bytes as coordinates of the drawing."""
 
     def __init__(self, steps: int, nbytes: int) -> None:
         self._steps, self._nbytes = steps, nbytes
@@ -82,14 +82,14 @@ class _Frame:
         x, width = self.x(buffer.first), self.x(buffer.last + 1) - self.x(buffer.first)
         y = self.y(buffer.offset + buffer.nbytes)
         height = self.y(buffer.offset) - y
-        colour = COLOURS[buffer.node.number % len(COLOURS)]
+        color = COLORS[buffer.node.number % len(COLORS)]
         tip = (
             f"{', '.join(held[:6])}{', …' if len(held) > 6 else ''}: {buffer.nbytes:,} bytes at "
             f"{buffer.offset:,}, steps {buffer.first} to {buffer.last}"
         )
         area = element(
             "rect", x=x, y=y, width=max(width - 0.5, 0.5), height=max(height - 0.5, 0.5),
-            fill=colour, fill_opacity=0.45, stroke=colour, stroke_width=0.7,
+            fill=color, fill_opacity=0.45, stroke=color, stroke_width=0.7,
         )  # fmt: skip
         words = self._inner(x, y, width, height, next(iter(held), buffer.node.name))
         return element("g", element("title", text_of(tip)), area, *words)
@@ -114,7 +114,7 @@ class _Frame:
         return [
             label(_LEFT, top - 6, f"live bytes at each step, at most {byte_text(largest)}"),
             element(
-                "path", d="".join(words), fill=COLOURS[0], fill_opacity=0.35, stroke=COLOURS[0],
+                "path", d="".join(words), fill=COLORS[0], fill_opacity=0.35, stroke=COLORS[0],
             ),
             element(
                 "path", d=f"M{_LEFT} {top}h{_WIDTH}", stroke="currentColor",
@@ -137,7 +137,7 @@ def _live(inside: Sequence[Buffer], steps: int) -> list[int]:
 
 
 def _names(plan: Plan) -> dict[Buffer, list[str]]:
-    """What each buffer holds in the course of a run: values, and scratch of the steps."""
+    """The contents of each buffer in the course of a run: values, and scratch of the steps."""
     held: dict[Buffer, list[str]] = {}
     for values in plan.values.values():
         for value in values:
@@ -160,7 +160,7 @@ def _outside(plan: Plan) -> str:
     for buffer in plan.buffers:
         if buffer.kind in sums:
             sums[buffer.kind] += buffer.nbytes
-    shown = {"feed": "feeds", "state": "Parameters", "constant": "constants", "fetch": "fetches"}
+    names = {"feed": "feeds", "state": "Parameters", "constant": "constants", "fetch": "fetches"}
     return "outside it: " + ", ".join(
-        f"{shown[kind]} {byte_text(nbytes)}" for kind, nbytes in sums.items() if nbytes
+        f"{names[kind]} {byte_text(nbytes)}" for kind, nbytes in sums.items() if nbytes
     )

@@ -56,13 +56,13 @@ class Section(NamedTuple):
 
 
 def document(title: str, lead: str, sections: Iterable[Section]) -> str:
-    """The whole page."""
-    shown = [section for section in sections if section.body]
-    links = "".join(f'<a href="#{s.anchor}">{text_of(s.heading)}</a>' for s in shown)
+    """A complete HTML page."""
+    filled = [section for section in sections if section.body]
+    links = "".join(f'<a href="#{s.anchor}">{text_of(s.heading)}</a>' for s in filled)
     parts = "".join(
         f'<section id="{s.anchor}"><h2>{text_of(s.heading)}</h2>\n'
         f"{f'<p>{text_of(s.lead)}</p>' if s.lead else ''}{s.body}\n</section>\n"
-        for s in shown
+        for s in filled
     )
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -74,7 +74,7 @@ def document(title: str, lead: str, sections: Iterable[Section]) -> str:
 
 
 def numbers(values: Mapping[str, str]) -> str:
-    """A few large numbers with their names."""
+    """A few figures in large type with their names."""
     tiles = "".join(f"<div><b>{text_of(v)}</b>{text_of(k)}</div>" for k, v in values.items())
     return f'<div class="numbers">{tiles}</div>' if tiles else ""
 
@@ -93,7 +93,7 @@ def pairs(heading: str, values: Mapping[str, Any] | None) -> str:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[Any]], total: Sequence[Any] | None = None
 ) -> str:
-    """A table; every column but the first is of numbers."""
+    """A table; every column but the first is numeric."""
     foot = f"<tfoot>{_row(total, 'td')}</tfoot>" if total else ""
     return (
         f'<div class="scroll"><table><thead>{_row(head, "th")}</thead>'
@@ -118,8 +118,8 @@ def folded(summary: str, words: str) -> str:
 
 
 def _row(cells: Sequence[Any], tag: str) -> str:
-    shown = (
+    row = (
         f"<{tag}{' class=number' if k else ''}>{text_of(cell)}</{tag}>"
         for k, cell in enumerate(cells)
     )
-    return f"<tr>{''.join(shown)}</tr>"
+    return f"<tr>{''.join(row)}</tr>"

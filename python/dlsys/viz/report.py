@@ -41,9 +41,9 @@ Training figures are means over an epoch, while the weights change; validation f
 the weights at its end."""
 _OF_FILTERS = """\
 The weights of the first layer that looks at the image. Red is positive, blue negative, white 0;
-filters of three channels are in their colours."""
+filters of three channels are in their colors."""
 _OF_ACTIVATIONS = """\
-What each layer makes of one image: planes with a scale of their own, vectors as bars."""
+The activations of each layer for one image: planes with a scale of their own, vectors as bars."""
 _OF_CONFUSION = """\
 How often each class (row) was taken for each (column). Green is right; the stronger the orange, the
 more frequent the mistake."""
@@ -53,7 +53,7 @@ From top to bottom: what is fed and kept, the layers up to the loss, backward th
 gradients, the updates. A pointer over a box shows its node and the line that made it."""
 _OF_MEMORY = """\
 Each rectangle is a buffer, as wide as the steps that it lives for and as high as its bytes. Buffers
-that do not live at the same time share their place."""
+that do not live at the same time share memory."""
 _OF_OPERATORS = """\
 Each step timed by itself. GB/s and GFLOP/s count what an operator has to move and compute at
 least."""
@@ -79,10 +79,10 @@ class Points:
 
 @dataclass
 class Report:
-    """What the page shows; every part but the title may be missing, and its section with it.
+    """The content of the page; every part but the title may be missing, and its section with it.
 
-    title: the heading. numbers: what counts most, such as test accuracy, shown large; shares of 1
-    under a name with "accuracy" in it are shown as percent. settings: how the run was made.
+    title: the heading. numbers: the main figures, such as test accuracy, in large type; shares of 1
+    under a name with "accuracy" in it are printed as percent. settings: how the run was made.
     environment: where; the default asks this process. history: one record an epoch, and `fine`
     within epochs, see `viz.curves`. model: an `nn.Module`, for its summary, filters and
     activations; `image` is an input without batch axis that it is shown. confusion: counts
@@ -113,7 +113,7 @@ class Report:
 
 def write(path: str | os.PathLike, report: Report) -> None:
     """Writes the report as one HTML file that loads nothing from elsewhere; an earlier file is
-    replaced only by a whole one.
+    replaced only by a complete one.
 
     Raises DlsysError where a part needs matplotlib (`pip install matplotlib`) and it is missing.
     """
@@ -126,13 +126,13 @@ def html(report: Report) -> str:
     """The report as text."""
     made = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     lead = f"<p>dlsys {__version__}, {made}</p>" + page.numbers(
-        {name: _shown(name, value) for name, value in report.numbers.items()}
+        {name: _formatted(name, value) for name, value in report.numbers.items()}
     )
     return page.document(report.title, lead, list(_sections(report)))
 
 
 def environment() -> dict[str, str]:
-    """What this process runs on: versions and the processor."""
+    """The environment of this process: versions and the processor."""
     found = {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -171,7 +171,7 @@ def _training(report: Report) -> str:
     figures = [name for r in report.history for name, value in r.items() if np.ndim(value) == 0]
     names = list(dict.fromkeys(figures))
     names.sort(key=lambda name: name != "epoch")
-    rows = [[_shown(name, record.get(name, "")) for name in names] for record in report.history]
+    rows = [[_formatted(name, record.get(name, "")) for name in names] for record in report.history]
     drawn = page.picture(svg_of(curves(report.history, report.fine), "curves"))
     return drawn + page.table(names, rows)
 
@@ -183,7 +183,7 @@ def _model(report: Report) -> str:
         shape = (1, *np.shape(report.image))
         return f"<pre>{page.text_of(report.model.summary(shape))}</pre>"
     rows = [(name, str(p.shape), f"{np.prod(p.shape):,.0f}") for name, p in _parameters(report)]
-    return page.table(("parameter", "shape", "numbers"), rows)
+    return page.table(("parameter", "shape", "elements"), rows)
 
 
 def _filters(report: Report) -> str:
@@ -269,9 +269,9 @@ def _operators(report: Report) -> str:
         for row in rows
     ]
     calls = sum(row.calls for row in rows)
-    whole = (f"total of {report.profile.runs:,} runs", f"{calls:,}", f"{total:,.3f}", "", "", "")
+    totals = (f"total of {report.profile.runs:,} runs", f"{calls:,}", f"{total:,.3f}", "", "", "")
     head = ("operator", "calls", "ms", "share", "GB/s", "GFLOP/s")
-    return page.picture(operator_times(report.profile)) + page.table(head, cells, whole)
+    return page.picture(operator_times(report.profile)) + page.table(head, cells, totals)
 
 
 def _device(report: Report) -> str:
@@ -282,7 +282,7 @@ def _parameters(report: Report) -> list[tuple[str, Any]]:
     return list(report.model.named_parameters())
 
 
-def _shown(name: str, value: Any) -> str:
+def _formatted(name: str, value: Any) -> str:
     if isinstance(value, (bool, str)) or not isinstance(value, (int, float, np.number)):
         return str(value)
     if isinstance(value, (int, np.integer)):

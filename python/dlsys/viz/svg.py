@@ -1,7 +1,7 @@
 """Writing SVG by hand: elements, and a drawing that is light or dark like what is around it.
 
-Lines and letters have the colour of the text around the drawing (`currentColor`), areas are colours
-that stand on white and on black.
+Lines and letters have the color of the text around the drawing (`currentColor`), areas are colors
+that are legible on white and on black.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 MONO = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
 SANS = "system-ui,'DejaVu Sans',sans-serif"
 MONO_WIDTH = 0.61  # of a letter, in font sizes
-BLUE, GREEN, ORANGE, PURPLE, RED, TEAL, GREY = (
+BLUE, GREEN, ORANGE, PURPLE, RED, TEAL, GRAY = (
     "#4c8ee0", "#46a868", "#e2913b", "#9a72d6", "#d9605a", "#3aa5a5", "#8b949e",
 )  # fmt: skip
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, "#b8860b", "#5f74c4", "#c2649a", "#7a9a3a")
+COLORS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, "#b8860b", "#5f74c4", "#c2649a", "#7a9a3a")
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 def text_of(value: Any) -> str:
     """Any text, as XML may hold it."""
-    return escape(shown(value))
+    return escape(printable(value))
 
 
 def element(tag: str, *children: str, **attributes: Any) -> str:
-    """`<tag …>children</tag>`; `_` in an attribute's name stands for `-`, None leaves it out."""
-    shown = "".join(
+    """`<tag …>children</tag>`; `_` in an attribute's name becomes `-`, None leaves it out."""
+    start = f"<{tag}" + "".join(
         f' {name.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
-    return f"<{tag}{shown}>{''.join(children)}</{tag}>" if children else f"<{tag}{shown}/>"
+    return f"{start}>{''.join(children)}</{tag}>" if children else f"{start}/>"
 
 
 def label(x: float, y: float, words: Any, **attributes: Any) -> str:
@@ -44,7 +44,7 @@ def label(x: float, y: float, words: Any, **attributes: Any) -> str:
 
 
 def drawing(width: float, height: float, title: str, children: Iterable[str]) -> str:
-    """A whole drawing, for a page or a file of its own."""
+    """A complete drawing, for a page or a file of its own."""
     return element(
         "svg",
         element("title", text_of(title)),
@@ -61,14 +61,14 @@ def drawing(width: float, height: float, title: str, children: Iterable[str]) ->
 
 
 def axis_steps(largest: float, count: int = 5, least: float = 0.0) -> list[float]:
-    """About `count` round numbers from 0 on that do not exceed the largest, at least `least`
-    apart.
+    """About `count` ticks, round numbers from 0 on that do not exceed the largest, with steps of
+    at least `least`.
     """
     if largest <= 0:
         return [0.0]
-    apart = max(largest / count, least)
-    magnitude = 10.0 ** math.floor(math.log10(apart))
-    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= apart)
+    step = max(largest / count, least)
+    magnitude = 10.0 ** math.floor(math.log10(step))
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= step)
     return [k * step for k in range(int(largest / step + 1e-9) + 1)]
 
 
@@ -85,8 +85,8 @@ def time_text(ms: float) -> str:
     return f"{ms:,.2f} ms" if ms >= 1 else f"{ms * 1e3:.1f} µs"
 
 
-def shown(value: Any) -> str:
-    """Any text, without what XML may not hold."""
+def printable(value: Any) -> str:
+    """A value as text, without the characters that XML may not hold."""
     return _UNPRINTABLE.sub("�", str(value))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .svg import BLUE, GREY, MONO, MONO_WIDTH, drawing, element, label, time_text
+from .svg import BLUE, GRAY, MONO, MONO_WIDTH, drawing, element, label, time_text
 
 _WIDTH, _ROW, _TOP = 420.0, 22.0, 30.0
 
 
 class Timed(Protocol):
-    """What has rows with name, calls and ms, such as a `profile.Profile`."""
+    """An object with rows of name, calls and ms, such as a `profile.Profile`."""
 
     runs: int
 
@@ -37,11 +37,11 @@ def operator_times(profile: Timed, limit: int = 20) -> str:
     parts = [label(10, 18, head, font_weight="bold")]
     for k, (name, ms, calls) in enumerate(bars):
         y, width = _TOP + _ROW * k, _WIDTH * ms / longest
-        colour = GREY if rest and k == limit else BLUE
+        color = GRAY if rest and k == limit else BLUE
         words = f"{ms / (total or 1.0):.1%}, {time_text(ms / runs)} a run, {calls:,} calls"
         parts += [
             label(left - 8, y + 13, name, text_anchor="end", font_family=MONO),
-            element("rect", x=left, y=y + 2, width=width, height=_ROW - 6, rx=2, fill=colour),
+            element("rect", x=left, y=y + 2, width=width, height=_ROW - 6, rx=2, fill=color),
             label(left + width + 6, y + 13, words, opacity=0.8),
         ]
     return drawing(left + _WIDTH + 270, _TOP + _ROW * len(bars) + 8, "operator times", parts)

@@ -65,7 +65,7 @@ class ResNetMNIST(Sequential):
 
 
 def _stage(inputs: int, outputs: int, rng: np.random.Generator) -> list[Module]:
-    """A 3×3 convolution, normalised, and ReLU."""
+    """A 3×3 convolution, normalized, and ReLU."""
     return [
         Conv2d(inputs, outputs, 3, padding=1, bias=False, rng=rng),
         BatchNorm2d(outputs),

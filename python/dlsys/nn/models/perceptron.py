@@ -41,7 +41,7 @@ class Perceptron(Module):
         return ad.mean_op(ad.where_op(ad.less_equal_op(margins, 0.0), -margins, 0.0))
 
     def line(self) -> tuple[np.ndarray, float]:
-        """Where scores are 0: the normal w (inputs,) and b of w · x + b = 0."""
+        """The line of score 0: the normal w (inputs,) and b of w · x + b = 0."""
         weight, bias = self.linear.parameters()
         return weight.asnumpy()[0], float(bias.asnumpy()[0])
 
@@ -54,7 +54,7 @@ class Perceptron(Module):
         return (points @ normal + offset > 0).astype(np.int64)
 
     def separates(self, points: Any, labels: Any) -> bool:
-        """Whether every point (N, inputs) is on the side of its label (N,), 0 or 1."""
+        """True if every point (N, inputs) is on the side of its label (N,), 0 or 1."""
         return bool((self.predict(points) == np.asarray(labels)).all())
 
     def boundary(self, low: Any, high: Any) -> np.ndarray | None:

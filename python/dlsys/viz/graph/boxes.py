@@ -1,4 +1,4 @@
-"""What a picture of a graph shows: a box a node, or a box for several where there are too many."""
+"""The boxes of a graph's picture: one a node, or one for several where there are too many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Edge = tuple[int, int]
 
 @dataclass(eq=False)
 class Box:
-    """What is drawn as one: a node, or several of a graph that is too large.
+    """One box: a node, or several nodes of a graph that is too large.
 
     `kind` is that of a leaf, update, gradient, operator, or AGAIN. `name` is how another box may
     refer to it.
@@ -37,13 +37,13 @@ class Box:
     fetched: bool = False
 
     def named(self) -> None:
-        """Shows its name, as others refer to it: a node's tells the operator."""
+        """Shows its name, as others refer to it: a node's includes the operator."""
         if self.name not in self.lines[0]:
             rest = self.lines if len(self.nodes) > 1 else self.lines[1:]
             self.lines = [cut(self.name, _LETTERS), *rest]
 
     def again(self, words: str) -> Box:
-        """A box that stands for this one elsewhere, as these words."""
+        """A box that refers to this one from elsewhere, with these words."""
         return Box(self.nodes, AGAIN, self.name, [cut(words, _LETTERS)], self.tip)
 
 
@@ -55,15 +55,15 @@ def boxes_of(
     With a limit there are no edges from what an update writes, which it names.
     """
     order, fetches = _nodes(graph)
-    shown = {node: node for node in order}
+    drawn = {node: node for node in order}
     for node in order:
         if node.op.projection:
-            shown[node] = shown[node.inputs[0]]
+            drawn[node] = drawn[node.inputs[0]]
     for node in reversed(order):  # a group asks for what it groups
         if node.op.outputs == 0 and node in fetches:
             fetches.update(node.inputs)
     nodes = [node for node in order if node.op.outputs and not node.op.projection]
-    fetched = {shown[node] for node in fetches if node.op.outputs}
+    fetched = {drawn[node] for node in fetches if node.op.outputs}
     if limit is None or len(nodes) <= limit:
         pieces = [[node] for node in nodes]
     else:
@@ -74,10 +74,10 @@ def boxes_of(
     ]
     at = {node: k for k, piece in enumerate(pieces) for node in piece}
     edges = {
-        (at[shown[x]], at[node]): None
+        (at[drawn[x]], at[node]): None
         for node in nodes
         for k, x in enumerate(node.inputs)
-        if at[shown[x]] != at[node] and (limit is None or k not in node.op.writes)
+        if at[drawn[x]] != at[node] and (limit is None or k not in node.op.writes)
     }
     return boxes, list(edges)
 
@@ -94,7 +94,7 @@ def _nodes(graph: Graph) -> tuple[list[Node], set[Node]]:
 
 
 def _pieces(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Runs of what is computed; what is kept and constant belongs to its first user's."""
+    """Runs of operators; Parameters and constants belong to the run of their first user."""
     computed = [node for node in nodes if not node.op.leaf]
     size = max(-(-len(computed) // _PIECES), 1)
     runs = [list(computed[k : k + size]) for k in range(0, len(computed), size)]
@@ -133,22 +133,22 @@ def _piece(nodes: list[Node], number: int, fetched: set[Node]) -> Box:
 def _box(node: Node, shapes: Shapes, fetched: set[Node]) -> Box:
     inside = ", ".join(step.op.name for step in _body(node))
     lines = [*_names(node), inside, _shape_text(node, shapes)]
-    shown = [cut(line, _LETTERS) for line in lines if line]
+    texts = [cut(line, _LETTERS) for line in lines if line]
     tip = f"{node!r}  [{node.where}]"
     if inside:
         inputs = ", ".join(x.name for x in node.inputs)
         tip = f"{node.name} = {node.op.name}({inputs}): {node.attrs['body']}  [{node.where}]"
-    return Box([node], _kind(node), node.name, shown, tip, node in fetched)
+    return Box([node], _kind(node), node.name, texts, tip, node in fetched)
 
 
 def _body(node: Node) -> list[Node]:
-    """What a node computes that stands for several."""
+    """The nodes of a fused node's body."""
     body = node.attrs.get("body")
     return [] if body is None else [step for step in body.steps if not step.op.projection]
 
 
 def _names(node: Node) -> list[str]:
-    """What a box says above the shape."""
+    """The lines of a box above the shape."""
     if node.op.leaf:
         return [node.name]
     if node.op.writes:

@@ -1,9 +1,10 @@
-"""Horizontal places in a layered drawing, after Brandes and Köpf, "Fast and simple horizontal
+"""Horizontal coordinates in a layered drawing, after Brandes and Köpf, "Fast and simple horizontal
 coordinate assignment" (2001): long edges bend at most twice.
 
-Vertices are aligned with a median neighbour into vertical blocks, once from each of four corners;
-blocks are pushed together; a vertex's place is the mean of the middle two of the four. That leaves
-wide gaps, so in the end vertices move towards their neighbours, the straight parts of edges whole.
+Vertices are aligned with a median neighbor into vertical blocks, once from each of four corners;
+blocks are pushed together; a vertex's coordinate is the mean of the middle two of the four. That
+leaves wide gaps, so in the end vertices move toward their neighbors, each straight part of an edge
+as one.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from dataclasses import dataclass
 
 _SWEEPS = 24
 Rows = Sequence[Sequence[int]]
-Neighbours = Sequence[Sequence[int]]
+Neighbors = Sequence[Sequence[int]]
 
 
 @dataclass
 class Columns:
-    """Rows of vertices from left to right, with the neighbours of each in the rows above and below.
+    """Rows of vertices from left to right, with the neighbors of each in the rows above and below.
 
     Vertices from number `real` on are bends of edges. Widths include the room between vertices.
     """
 
     rows: Rows
-    above: Neighbours
-    below: Neighbours
+    above: Neighbors
+    below: Neighbors
     widths: Sequence[float]
     real: int
 
-    def places(self) -> list[float]:
-        """The centre of each vertex."""
+    def centers(self) -> list[float]:
+        """The center of each vertex."""
         self._marked = self._conflicts()
         found = []
-        for neighbours, rows in ((self.above, self.rows), (self.below, self.rows[::-1])):
-            found.append(self._from_left(rows, neighbours))
-            mirrored = self._from_left([row[::-1] for row in rows], neighbours)
+        for neighbors, rows in ((self.above, self.rows), (self.below, self.rows[::-1])):
+            found.append(self._from_left(rows, neighbors))
+            mirrored = self._from_left([row[::-1] for row in rows], neighbors)
             found.append([-x for x in mirrored])
         self._line_up(found)
         x = [(xs[1] + xs[2]) / 2 for xs in map(sorted, zip(*found))]
@@ -43,7 +44,7 @@ class Columns:
         return x
 
     def _draw_together(self, x: list[float]) -> None:
-        """Moves each straight part towards the mean of its neighbours, as far as there is room."""
+        """Moves each straight part toward the mean of its neighbors, as far as there is room."""
         left: dict[int, int] = {}
         right: dict[int, int] = {}
         for row in self.rows:
@@ -88,47 +89,47 @@ class Columns:
         """
         marked = set()
         for upper, lower in zip(self.rows, self.rows[1:]):
-            place = {v: k for k, v in enumerate(upper)}
+            position = {v: k for k, v in enumerate(upper)}
             first, waiting = 0, 0
             for k, v in enumerate(lower):
                 inner = [u for u in self.above[v] if v >= self.real and u >= self.real]
                 if not inner and k + 1 < len(lower):
                     continue
-                last = place[inner[0]] if inner else len(upper) - 1
+                last = position[inner[0]] if inner else len(upper) - 1
                 for w in lower[waiting : k + 1]:
                     for u in self.above[w]:
-                        within = first <= place[u] <= last
+                        within = first <= position[u] <= last
                         if not within and (u < self.real or w < self.real):
                             marked.add((u, w))
                 first, waiting = last, k + 1
         return marked
 
-    def _from_left(self, rows: Rows, neighbours: Neighbours) -> list[float]:
+    def _from_left(self, rows: Rows, neighbors: Neighbors) -> list[float]:
         """Places when blocks are formed and pushed together from the left, row after row."""
         block = list(range(len(self.widths)))  # each vertex's block, named by its first vertex
         for before, row in zip(rows, rows[1:]):
-            self._align(before, row, neighbours, block)
+            self._align(before, row, neighbors, block)
         return self._compact(rows, block)
 
     def _align(
-        self, before: Sequence[int], row: Sequence[int], neighbours: Neighbours, block: list[int]
+        self, before: Sequence[int], row: Sequence[int], neighbors: Neighbors, block: list[int]
     ) -> None:
-        """Joins each vertex of a row to the block of a median neighbour, where no line between the
+        """Joins each vertex of a row to the block of a median neighbor, where no line between the
         two rows would be crossed by that.
         """
-        place = {v: k for k, v in enumerate(before)}
+        position = {v: k for k, v in enumerate(before)}
         taken = -1
         for v in row:
-            known = sorted(neighbours[v], key=place.__getitem__)
+            known = sorted(neighbors[v], key=position.__getitem__)
             for u in known[(len(known) - 1) // 2 : len(known) // 2 + 1]:
                 free = (u, v) not in self._marked and (v, u) not in self._marked
-                if free and place[u] > taken:
+                if free and position[u] > taken:
                     block[v] = block[u]
-                    taken = place[u]
+                    taken = position[u]
                     break
 
     def _compact(self, rows: Rows, block: Sequence[int]) -> list[float]:
-        """The leftmost place of each block, then each as far right as leaves its neighbours."""
+        """The leftmost coordinate of each block, then each as far right as leaves its neighbors."""
         room: dict[int, dict[int, float]] = {b: {} for b in block}  # block → block to its right
         for row in rows:
             for u, v in zip(row, row[1:]):

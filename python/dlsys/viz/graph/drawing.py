@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from ..svg import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     MONO,
     MONO_WIDTH,
     ORANGE,
@@ -32,7 +32,7 @@ _LINE = 14.0
 _RANK_GAP = 30.0
 _MARGIN = 12.0
 _ASKED = 2.5  # width of the lines around what is asked for
-_COLOURS = {"feed": BLUE, "state": GREEN, "constant": GREY, "update": ORANGE, "gradient": PURPLE}
+_COLORS = {"feed": BLUE, "state": GREEN, "constant": GRAY, "update": ORANGE, "gradient": PURPLE}
 _LEGEND = {
     "feed": "fed", "state": "Parameter", "constant": "constant", "operator": "operator",
     "gradient": "backward", "update": "update", AGAIN: "elsewhere, by name",
@@ -51,7 +51,7 @@ def graph_dot(graph: Graph, shapes: Shapes | None = None) -> str:
     for k, box in enumerate(boxes):
         words = "\\n".join(_quoted(line) for line in box.lines)
         style = "filled,bold" if box.fetched else "filled"
-        fill = _COLOURS.get(box.kind, "#ffffff") + ("40" if box.kind in _COLOURS else "")
+        fill = _COLORS.get(box.kind, "#ffffff") + ("40" if box.kind in _COLORS else "")
         lines.append(
             f'  n{k} [label="{words}", tooltip="{_quoted(box.tip)}", style="{style}", '
             f'fillcolor="{fill}"];'
@@ -65,17 +65,17 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 240) -> s
     plan, which is what runs after the rewrites.
 
     Boxes are operators, or with round ends what has a value without being computed; thick ones are
-    those asked for. Below the name stands what a fused operator computes, and the shape, from
+    those asked for. Below the name are the body of a fused operator and the shape, from
     `shapes` where it depends on feeds; a pointer over a box shows the node's text. Updates name the
-    Parameters that they write. A Parameter stands again where a user is far away, and in a crowded
-    drawing a dashed box names the far end of a line that is left out. More than `limit` nodes are
-    drawn in about 40 pieces, with a note.
+    Parameters that they write. A Parameter is repeated near users that are far away, and in a
+    crowded drawing a dashed box names the far end of an edge that is left out. More than `limit`
+    nodes are drawn in about 40 pieces, with a note.
     """
-    whole, all_edges = boxes_of(graph, shapes, limit)
-    boxes, edges = uncrowded(whole, all_edges)
+    all_boxes, all_edges = boxes_of(graph, shapes, limit)
+    boxes, edges = uncrowded(all_boxes, all_edges)
     placed = layout([_width(box) for box in boxes], edges)
     tops = _tops(boxes, placed.ranks)
-    note = _note(whole)
+    note = _note(all_boxes)
     head = _MARGIN + 22 + (16 if note else 0)
     legend, legend_end = _legend(boxes)
     width = max(placed.width + 2 * _MARGIN, 7.0 * len(note), legend_end)
@@ -89,7 +89,7 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 240) -> s
     return drawing(
         width,
         height,
-        f"graph of {sum(len(box.nodes) for box in whole):,} nodes",
+        f"graph of {sum(len(box.nodes) for box in all_boxes):,} nodes",
         [
             *legend,
             label(_MARGIN, head - 4, note, opacity=0.75) if note else "",
@@ -182,7 +182,7 @@ def _drawn(box: Box, x: float, y: float) -> str:
 
 
 def _legend(boxes: Sequence[Box]) -> tuple[list[str], float]:
-    """What the kinds of boxes mean, and where that ends."""
+    """The legend of the kinds of boxes, and its right end."""
     kinds = {box.kind for box in boxes}
     samples = [(kind, False, words) for kind, words in _LEGEND.items() if kind in kinds]
     samples += [("operator", True, "asked for")] * any(box.fetched for box in boxes)
@@ -194,8 +194,8 @@ def _legend(boxes: Sequence[Box]) -> tuple[list[str], float]:
 
 
 def _frame(kind: str, asked: bool, x: float, y: float, width: float, height: float) -> str:
-    colour = _COLOURS.get(kind)
-    opacity = 0.22 if colour else 0.0 if kind == AGAIN else 0.06
+    color = _COLORS.get(kind)
+    opacity = 0.22 if color else 0.0 if kind == AGAIN else 0.06
     return element(
         "rect",
         x=x,
@@ -203,9 +203,9 @@ def _frame(kind: str, asked: bool, x: float, y: float, width: float, height: flo
         width=width,
         height=height,
         rx=height / 2 if kind in LEAVES else 3,
-        fill=colour or "currentColor",
+        fill=color or "currentColor",
         fill_opacity=opacity,
-        stroke=colour or "currentColor",
+        stroke=color or "currentColor",
         stroke_width=_ASKED if asked else 1,
         stroke_dasharray="3 3" if kind == AGAIN else None,
         stroke_opacity=0.6 if kind == AGAIN else None,

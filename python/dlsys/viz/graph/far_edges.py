@@ -1,4 +1,4 @@
-"""Lines that a drawing is better without: what is used far away stands there again, by name."""
+"""Replaces long edges of a drawing: a value that is used far away is repeated there by name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from .boxes import LEAVES, Box, Edge
 from .layered import rank
 
-_NEAR = 2  # ranks between users of a box that share one that stands for it
+_NEAR = 2  # ranks between users of a box that share one copy of it
 _FAR = 6  # ranks that a line may span in a crowded drawing
 _CROWDED = 500  # ranks that all lines pass together from which on a drawing is crowded
 
 
 def uncrowded(boxes: list[Box], edges: list[Edge]) -> tuple[list[Box], list[Edge]]:
-    """The same with fewer long lines.
+    """The boxes and edges with fewer long edges.
 
-    What is fed or kept stands again near users that are far from the first. In a drawing that is
-    crowded even so, an operator's result stands by its name near what uses it far away, and the
-    name of a far update below what it uses.
+    Feeds, Parameters and constants are repeated near users that are far from the first. In a
+    drawing that is crowded even so, a reference by name replaces an operator's result near a far
+    user, and a far update below its input.
     """
     boxes = list(boxes)
     edges = _leaves_again(boxes, edges)
@@ -27,12 +27,12 @@ def uncrowded(boxes: list[Box], edges: list[Edge]) -> tuple[list[Box], list[Edge
         edges = _results_by_name(boxes, edges)
     ends = {v for edge in edges for v in edge}
     left = [k for k, box in enumerate(boxes) if k in ends or box.fetched or box.kind not in LEAVES]
-    number = {k: place for place, k in enumerate(left)}
-    return [boxes[k] for k in left], [(number[a], number[b]) for a, b in edges]
+    index = {k: position for position, k in enumerate(left)}
+    return [boxes[k] for k in left], [(index[a], index[b]) for a, b in edges]
 
 
 def _leaves_again(boxes: list[Box], edges: list[Edge]) -> list[Edge]:
-    """What is fed or kept, again near each group of its users but the first."""
+    """Repeats a leaf near each group of its users but the first."""
     ranks, users = rank(len(boxes), edges), _users(len(boxes), edges)
     moved = {}
     for k, box in enumerate(list(boxes)):
@@ -44,7 +44,7 @@ def _leaves_again(boxes: list[Box], edges: list[Edge]) -> list[Edge]:
 
 
 def _updates_by_name(boxes: list[Box], edges: list[Edge], ranks: list[int]) -> list[Edge]:
-    """A far update's name below what it uses."""
+    """Replaces a far update by its name below its input."""
     kept = []
     for source, target in edges:
         far = ranks[target] - ranks[source] > _FAR
@@ -56,7 +56,7 @@ def _updates_by_name(boxes: list[Box], edges: list[Edge], ranks: list[int]) -> l
 
 
 def _results_by_name(boxes: list[Box], edges: list[Edge]) -> list[Edge]:
-    """A result's name above what uses it far away."""
+    """Replaces a result by its name above its far users."""
     ranks, users = rank(len(boxes), edges), _users(len(boxes), edges)
     moved = {}
     for k, box in enumerate(list(boxes)):

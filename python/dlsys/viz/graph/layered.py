@@ -1,7 +1,7 @@
 """Drawing a directed graph in layers, after Sugiyama, Tagawa and Toda (1981): ranks by the longest
-path, orders within ranks by barycentres, places as in columns.py.
+path, orders within ranks by barycenters, coordinates as in coordinates.py.
 
-It knows numbers alone: vertices 0 … n - 1 with widths, and edges between them.
+It knows no graph of operators: vertices are 0 … n - 1 with widths, and edges between them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .coordinates import Columns
 Edge = tuple[int, int]
 
 _GAP = 18.0  # between vertices of a rank
-_BEND_WIDTH = 11.0  # of the place that an edge takes in a rank that it passes
+_BEND_WIDTH = 11.0  # that an edge takes in a rank that it passes
 _SWEEPS = 8
 
 
 class Layout(NamedTuple):
-    """`ranks[v]` is a vertex's layer, `x[v]` its centre; `bends[k]` are the centres at which edge k
-    passes the layers between its ends, downwards. `width` is that of the whole.
+    """`ranks[v]` is a vertex's layer, `x[v]` its center; `bends[k]` are the centers at which edge k
+    passes the layers between its ends, downwards. `width` is that of the drawing.
     """
 
     ranks: list[int]
@@ -99,18 +99,18 @@ class _Layers:
                 self._above[lower].append(upper)
 
     def order(self) -> None:
-        """Sweeps down and up, each rank sorted by the mean place of its neighbours; keeps the order
-        with the fewest crossings.
+        """Sweeps down and up, ranks sorted by their neighbors' mean position; keeps the order with
+        the fewest crossings.
         """
         best, fewest = [list(row) for row in self._rows], self._crossings()
         for sweep in range(_SWEEPS):
             downwards = sweep % 2 == 0
-            neighbours = self._above if downwards else self._below
-            place = self._places()
+            neighbors = self._above if downwards else self._below
+            position = self._positions()
             for row in self._rows if downwards else reversed(self._rows):
-                mean = {v: _mean([place[n] for n in neighbours[v]], place[v]) for v in row}
+                mean = {v: _mean([position[n] for n in neighbors[v]], position[v]) for v in row}
                 row.sort(key=mean.__getitem__)
-                place.update(_spread(row))
+                position.update(_spread(row))
             crossings = self._crossings()
             if crossings < fewest:
                 best, fewest = [list(row) for row in self._rows], crossings
@@ -118,12 +118,12 @@ class _Layers:
         self._swap()
 
     def _swap(self) -> None:
-        """Exchanges neighbours in a rank while that leaves fewer crossings."""
-        place = {v: k for row in self._rows for k, v in enumerate(row)}
+        """Exchanges neighbors in a rank while that leaves fewer crossings."""
+        position = {v: k for row in self._rows for k, v in enumerate(row)}
 
         def crossings(left: int, right: int) -> int:
             sides = (self._above, self._below)
-            return sum(place[a] > place[b] for n in sides for a in n[left] for b in n[right])
+            return sum(position[a] > position[b] for n in sides for a in n[left] for b in n[right])
 
         swapped, sweep = True, 0
         while swapped and sweep < _SWEEPS:
@@ -133,25 +133,25 @@ class _Layers:
                     u, v = row[k], row[k + 1]
                     if crossings(v, u) < crossings(u, v):
                         row[k], row[k + 1] = v, u
-                        place[v], place[u] = k, k + 1
+                        position[v], position[u] = k, k + 1
                         swapped = True
 
     def place(self) -> None:
-        """Gives every vertex its place in its rank."""
+        """Computes the coordinate of every vertex in its rank."""
         columns = Columns(self._rows, self._above, self._below, self.widths, self._real)
-        self.x = columns.places()
+        self.x = columns.centers()
 
-    def _places(self) -> dict[int, float]:
+    def _positions(self) -> dict[int, float]:
         return {v: at for row in self._rows for v, at in _spread(row)}
 
     def _crossings(self) -> int:
         """Pairs of pieces of edges that cross, found by insertion into a sorted list."""
         count = 0
         for row, below in zip(self._rows, self._rows[1:]):
-            place = {v: k for k, v in enumerate(below)}
+            position = {v: k for k, v in enumerate(below)}
             seen: list[int] = []
             for v in row:
-                ends = sorted(place[n] for n in self._below[v])
+                ends = sorted(position[n] for n in self._below[v])
                 count += sum(len(seen) - bisect.bisect_right(seen, end) for end in ends)
                 for end in ends:
                     bisect.insort(seen, end)

@@ -42,7 +42,7 @@ def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 
 
 def source(record: dict[str, Any]) -> str:
-    """What a table stands on, as a line below it."""
+    """The source of a table, as a line below it."""
     machine = record["machine"]
     hardware = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
     versions = [f"{key} {machine[key]}" for key in ("numpy", "torch", "driver") if machine.get(key)]
@@ -57,7 +57,7 @@ def source(record: dict[str, Any]) -> str:
 
 
 def times(record: dict[str, Any], work: str, precision: str) -> dict[str, dict[str, Any]]:
-    """What was measured of a work, by contestant and mode: `torch graph`."""
+    """The measurements of a work, by contestant and mode: `torch graph`."""
     return {
         f"{each['contestant']} {each['mode']}": each
         for each in record["race"]["times"]

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import measure  # noqa: F401  that dlsys may be imported
-from table_gpu import NAMES, Results, rows, source
 
 from dlsys.viz.svg import BLUE, ORANGE, TEAL, axis_steps, drawing, element, label
+
+from .gpu import NAMES, Results, rows, source
 
 _LEFT, _WIDTH, _TOP, _ROW, _APART = 70.0, 860.0, 44.0, 30.0, 10.0
 
@@ -47,7 +48,7 @@ def draw(results: Results, path: Path) -> str:
 
 
 def picture(found: dict[str, Any], name: str) -> str:
-    """A few steps: copies from the host above the kernels, which change colour with each step."""
+    """A few steps: copies from the host above the kernels, which change color with each step."""
     shown = found["timeline"]
     begins = shown["begins"]
     scale = _WIDTH / begins[-1]
@@ -73,8 +74,8 @@ def picture(found: dict[str, Any], name: str) -> str:
 
 def _row(y: float, name: str, spans: Sequence[tuple[float, float, str]], scale: float) -> list[str]:
     parts = [label(_LEFT - 8, y + _ROW / 2 + 4, name, text_anchor="end")]
-    for start, end, colour in spans:  # some kernels run beside each other
+    for start, end, color in spans:  # some kernels run beside each other
         place = {"x": _LEFT + start * scale, "width": max((end - start) * scale - 0.5, 0.5)}
-        look = {"fill": colour, "opacity": 0.8}
+        look = {"fill": color, "opacity": 0.8}
         parts.append(element("rect", **place, y=y, height=_ROW, **look))
     return parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from table_gpu import NAMES, Results, rows, source
+from .gpu import NAMES, Results, rows, source
 
 Cells = list[str]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import measure  # noqa: F401  that dlsys may be imported
 from operators import ratio
-from table_gpu import Results, rows, source
 
-from dlsys.viz.svg import BLUE, GREY, ORANGE, drawing, element, label
+from dlsys.viz.svg import BLUE, GRAY, ORANGE, drawing, element, label
+
+from .gpu import Results, rows, source
 
 WAYS = ("forward", "with gradients")
 BEYOND = 2.0
@@ -37,7 +38,7 @@ def table(results: Results) -> str:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """How many operators are beyond twice PyTorch's time, and the middle one."""
+    """The count of operators beyond twice PyTorch's time, and the median ratio."""
     told = []
     for who, title in (("cpu", "the CPU device"), ("numpy", "numpy")):
         shares = sorted(
@@ -84,9 +85,9 @@ def picture(record: dict[str, Any]) -> str:
 
 def _legend(x: float, y: float) -> list[str]:
     parts = []
-    for who, colour in (("CPU device", BLUE), ("numpy", ORANGE)):
-        for way, fill in (("forward", colour), ("with gradients", "none")):
-            parts.append(_dot(x + 4, y - 4, colour, fill))
+    for who, color in (("CPU device", BLUE), ("numpy", ORANGE)):
+        for way, fill in (("forward", color), ("with gradients", "none")):
+            parts.append(_dot(x + 4, y - 4, color, fill))
             parts.append(label(x + 12, y, f"{who}, {way}", font_size=11))
             x += 165
     return parts
@@ -105,13 +106,13 @@ def _column(left: float, shown: Sequence[tuple[str, dict[str, Any]]], count: int
     for k, (name, found) in enumerate(shown):
         y = _TOP + (k + 0.5) * _ROW
         parts.append(label(left - 8, y + 3.5, name, text_anchor="end", font_size=9))
-        line = {"x1": left, "x2": left + _WIDTH, "y1": y, "y2": y, "stroke": GREY}
+        line = {"x1": left, "x2": left + _WIDTH, "y1": y, "y2": y, "stroke": GRAY}
         parts.append(element("line", **line, opacity=0.12))
-        for who, colour in (("numpy", ORANGE), ("cpu", BLUE)):
+        for who, color in (("numpy", ORANGE), ("cpu", BLUE)):
             for way in WAYS:
                 if way in found:
                     x = left + _place(ratio(found[way], who))
-                    parts.append(_dot(x, y, colour, colour if way == "forward" else "none"))
+                    parts.append(_dot(x, y, color, color if way == "forward" else "none"))
     return parts
 
 
@@ -120,5 +121,5 @@ def _place(share: float) -> float:
     return _WIDTH * math.log(held / _LEAST) / math.log(_MOST / _LEAST)
 
 
-def _dot(x: float, y: float, colour: str, fill: str) -> str:
-    return element("circle", cx=x, cy=y, r=3.2, stroke=colour, fill=fill, stroke_width=1.3)
+def _dot(x: float, y: float, color: str, fill: str) -> str:
+    return element("circle", cx=x, cy=y, r=3.2, stroke=color, fill=fill, stroke_width=1.3)

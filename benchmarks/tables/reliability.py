@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from table_gpu import Results, rows
+from .gpu import Results, rows
 
 
 def attacks(results: Results) -> str:

@@ -1,0 +1,1 @@
+"""The tables and pictures that table.py makes of the records."""
