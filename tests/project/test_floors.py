@@ -152,7 +152,10 @@ class Floors(unittest.TestCase):
             if entry(path) in ("graph", "ops", "passes", "fusion"):
                 of_runtime = imports_of(path, "runtime")
                 if entry(path) in ("passes", "fusion"):
-                    of_runtime -= {"target", "interface"}  # which tell what devices and kernels have
+                    of_runtime -= {
+                        "target",
+                        "interface",
+                    }  # which tell what devices and kernels have
                 self.assertFalse(of_runtime, path)
                 self.assertNotIn("ndarray.py", imports(path), path)
 

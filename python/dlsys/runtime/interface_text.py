@@ -52,7 +52,7 @@ opcode hard_sigmoid 18 1
 opcode hard_swish 19 1
 opcode logical_not 20 1
 opcode truth 21 1
-opcode trunc 22 1
+opcode trunc_to_int64 22 1
 opcode add 23 2
 opcode sub 24 2
 opcode mul 25 2
