@@ -21,6 +21,7 @@ from dlsys.settings import settings
 from graphs import Training
 
 FOREVER = 10**6
+STEPS = 10 if EMULATED else 40
 
 
 def perceptron() -> nn.Module:
@@ -46,7 +47,7 @@ class GpuLanes(unittest.TestCase):
     def trained(
         self, name: str, many: bool = False, capture: bool = True, lanes: int = 4
     ) -> tuple[list, Any]:
-        """The loss and the state after 40 steps with Adam, and the report."""
+        """The loss and the state after STEPS steps with Adam, and the report."""
         make, rows = NETWORKS[name]
         rng = np.random.default_rng(1)
         rows = fewer(rows)
@@ -60,10 +61,10 @@ class GpuLanes(unittest.TestCase):
             optimizer = optim.Adam(optim.Cosine(0.01, 20))
             executor = ad.Executor([loss, optimizer.minimize(loss, net.parameters())], gpu(0))
             feeds = {x: images, y: labels}
-            for _ in range(1 if many else 40):
+            for _ in range(1 if many else STEPS):
                 made = executor.run(feeds)[0]
             if many:
-                made = executor.run_many(39, feeds)[0]
+                made = executor.run_many(STEPS - 1, feeds)[0]
             states = [node for node in executor.topo_order if isinstance(node, ad.Parameter)]
             return [value.asnumpy() for value in (made, *states)], executor.report()
 

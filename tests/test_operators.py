@@ -211,6 +211,7 @@ def per_sample(cls: type) -> type:
             for sample in filter(SAYS.get(what, lambda row: True), SAMPLES):
                 test = row_test(check, sample, kind == "each", largest)
                 test.__doc__ = check.__doc__
+                test.elements = max(case.size for case in sample.cases)
                 setattr(cls, f"test_{sample.name}_{what}", test)
     return cls
 

@@ -1,11 +1,10 @@
-"""The rows of samples.py with shapes and attributes drawn anew in every run.
+"""The rows of samples.py with shapes and attributes drawn at random, from one seed (seeds.py).
 
 Every failure names the seed; DLSYS_TEST_SEED=<seed> draws the same cases again.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import unittest
 import zlib
@@ -19,9 +18,9 @@ from dlsys import ndarray
 from draws import DRAWS, SCALES, Draw
 from rows import Sample
 from samples import SAMPLES
+from seeds import SEED
 from test_operators import NativeOperators, Operators
 
-SEED = int(os.environ.get("DLSYS_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
 COUNT = 8  # cases of a row
 GRADIENT_ULPS = 64  # at least: some of the gradients drawn are sums of hundreds, which cancel
 

@@ -9,7 +9,6 @@ seed; DLSYS_TEST_SEED=<seed> draws the same networks again.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import unittest
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +29,8 @@ from dlsys.passes.fuse_conv import fuse_convolutions
 from dlsys.passes.group_updates import group_updates
 from dlsys.runtime.device import Context, cpu, gpu
 from draws import Draw
+from seeds import SEED
 
-SEED = int(os.environ.get("DLSYS_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
 COUNT = 25  # networks
 RUNS = 3  # of each: on a GPU the second is recorded
 COARSE = 0.02  # of the largest magnitude: in some networks float32 cancels much

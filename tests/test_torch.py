@@ -1,4 +1,4 @@
-"""Losses and normalisation against PyTorch on the CPU, with gradients; no test without PyTorch.
+"""Losses and normalisation against PyTorch on the CPU, with gradients.
 
 On numpy in float64, on the CPU device in float32. Convolution is compared in test_conv.py.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import require
+from devices import needs_torch, require
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
 
@@ -312,16 +312,17 @@ class AgainstTorch:
                 )
 
 
-if torch is not None:
+@needs_torch
+class NumpyAgainstTorch(AgainstTorch, unittest.TestCase):
+    pass
 
-    class NumpyAgainstTorch(AgainstTorch, unittest.TestCase):
-        pass
 
-    @require(ndarray.cpu(0))
-    class CpuAgainstTorch(AgainstTorch, unittest.TestCase):
-        ctx = ndarray.cpu(0)
-        dtype = np.float32
-        rtol = 2e-6
+@needs_torch
+@require(ndarray.cpu(0))
+class CpuAgainstTorch(AgainstTorch, unittest.TestCase):
+    ctx = ndarray.cpu(0)
+    dtype = np.float32
+    rtol = 2e-6
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import not_emulated, two_gpus
+from devices import EMULATED, not_emulated, two_gpus
 from dlsys import autodiff as ad
 from dlsys import gpu_op, ndarray, nn, optim
 from dlsys.data import Dataset, DeviceLoader
@@ -22,6 +22,7 @@ from dlsys.runtime.device import Context, gpu, memory_stats
 from dlsys.settings import settings
 
 BOTH = (gpu(0), gpu(1))
+BATCH = 8 if EMULATED else 24
 
 
 def pictures(count: int = 72) -> Dataset:
@@ -51,7 +52,7 @@ class Training:
 
     def __init__(self, ctx: Context, precision: str) -> None:
         model = network()
-        loader = DeviceLoader(pictures(), 24, shuffle=True, normalize=(0.5, 0.3))
+        loader = DeviceLoader(pictures(), BATCH, shuffle=True, normalize=(0.5, 0.3))
         images, labels = loader.inputs()
         loss = ad.softmax_cross_entropy(model(images), labels)
         update = optim.SGD(0.05, momentum=0.9).minimize(loss, model.parameters())
