@@ -11,9 +11,9 @@ the operator table becomes, `--drawn` those of modules that draw their cases (se
 those that are not marked `devices.slow`, and of the table those with small arrays.
 
 `-j N` deals the tests to N processes, which share the cores; slow ones go first, so that all end
-together. `--list` prints the names of the tests and runs none, `--slowest N` ends with the times of
-the slowest. Every test is a method of a `unittest.TestCase`, so that `nose2` and `pytest` run them
-too.
+together. `--list` prints the names of the tests and runs none, `--slowest N` ends with the CPU
+times of the slowest. Every test is a method of a `unittest.TestCase`, so that `nose2` and `pytest`
+run them too.
 
 Errors and unexpected successes count as failed, and so does a run without a single test, a process
 that broke down or leaks memory of the library (leaks.py), and a test that is skipped for want of a
@@ -39,7 +39,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -57,7 +56,7 @@ WORKER = "--worker"
 PATIENCE = 60  # seconds for a process to end once it has no more tests
 
 Note = tuple[str, str, "str | None"]  # of a test: its id, its outcome, why it was skipped
-Notes = tuple[list[Note], dict[str, float]]  # of some tests, with the seconds that each took
+Notes = tuple[list[Note], dict[str, float]]  # of some tests, with the CPU seconds of each
 
 
 class Tally:
@@ -103,8 +102,15 @@ class Tally:
         return 1 if count["failed"] or not self.outcomes else 0
 
 
+def used() -> float:
+    """Seconds of all cores that this process and those that it waited for have used: unlike those
+    on the wall, they are the same on a machine that others use too.
+    """
+    return sum(os.times()[:4])
+
+
 class Result(unittest.TextTestResult):
-    """Keeps what `Tally.note` wants to know, in `notes`, and the time of each test."""
+    """Keeps what `Tally.note` wants to know, in `notes`, and the CPU time of each test."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -114,11 +120,11 @@ class Result(unittest.TextTestResult):
 
     def startTest(self, test):
         super().startTest(test)
-        self._began = time.perf_counter()
+        self._began = used()
 
     def stopTest(self, test):
         super().stopTest(test)
-        self.seconds[test.id()] = time.perf_counter() - self._began
+        self.seconds[test.id()] = used() - self._began
 
     def addSuccess(self, test):
         super().addSuccess(test)
@@ -337,7 +343,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--drawn", action="store_true", help="tests that draw their cases")
     parser.add_argument("--quick", action="store_true", help="no slow test, no large array")
     parser.add_argument("--list", action="store_true", help="print the names of the tests alone")
-    parser.add_argument("--slowest", type=int, default=0, metavar="N", help="so many with times")
+    parser.add_argument(
+        "--slowest", type=int, default=0, metavar="N", help="so many with CPU times"
+    )
     options = parser.parse_args(arguments)
     loader = unittest.defaultTestLoader
     if options.k:

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import require
+from devices import EMULATED, require
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
@@ -296,7 +296,7 @@ class Values:
 
     def test_heads_over_rows_and_widths(self) -> None:
         rng = random.Random(11)
-        for rows in (1, 5, 128, 200, 500, 1100, 2500):
+        for rows in (1, 5, 128, 200, 500, 1100, *(() if EMULATED else (2500,))):
             widths = [rng.randint(1, 130) for _ in range(rng.randint(1, 3))]
             self.check_head(rows, (*widths, rng.choice((5, 10, 23))))
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import require
+from devices import EMULATED, require
 from dlsys import autodiff as ad
 from dlsys import train
 from dlsys.apps.setup import choose
@@ -18,6 +18,7 @@ from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
 
 NAMES = ("cnn", "resnet")
+FEW = 4 if EMULATED else 8  # images
 
 
 @cache
@@ -30,7 +31,7 @@ def digits() -> Split:
 class Net:
     """A network as the command line makes it, its training step and its evaluation."""
 
-    def __init__(self, name: str, ctx: Context | None, count: int = 8) -> None:
+    def __init__(self, name: str, ctx: Context | None, count: int = FEW) -> None:
         self.split = Split(*(values[:count] for values in digits()))
         setup = choose(name, {"seed": 7, "lr": 0.01, "schedule": "constant"})
         self.model = setup.build_model()
@@ -190,8 +191,10 @@ class NativeNetworks(Networks):
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
     def test_a_few_hundred_digits_train(self) -> None:
-        setup = choose("cnn", {"seed": 7, "batch_size": 50})
-        model, data = setup.build_model(), Loader(digits(), 50, shuffle=True, seed=7)
+        batch = 10 if EMULATED and self.ctx is gpu(0) else 50
+        setup = choose("cnn", {"seed": 7, "batch_size": batch})
+        images = Split(*(values[: 10 * batch] for values in digits()))
+        model, data = setup.build_model(), Loader(images, batch, shuffle=True, seed=7)
         optimizer = setup.build_optimizer(setup.build_schedule(10 * len(data)))
         history = train.fit(model, data, optimizer, epochs=10, ctx=self.ctx)
         curve = history.column("loss")
