@@ -58,7 +58,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-quick test-gpu test-emulated emulator asan asan-library ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-quick test-gpu test-emulated emulator asan ready libraries test-library asan-library ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -83,10 +83,18 @@ mnist: $(call READY,run)
 	$(RUN) mnist_dlsys.py -m mlp $(ARGS)
 
 # Without a GPU the CUDA part is still compiled and linked, so that a broken kernel file is seen.
-test: $(call READY,test)
+test: $(call READY,test) test-library
+	@$(RUN) tests/run.py -j $(JOBS) $(ARGS)
+
+test-library:
 	+@$(SUBMAKE) $(if $(CXX),native,no-lib) \
 	  CUDA_ARCHS="$(if $(NVCC),$(or $(GPU_ARCHS),$(TEST_ARCH)))"
-	@$(RUN) tests/run.py -j $(JOBS) $(ARGS)
+
+# What .ci/run needs, at one go.
+libraries: test-library emulator asan-library
+LINT_AND_TEST := lint,test
+ready: $(call READY,$(LINT_AND_TEST))
+	@$(if $(VENV),touch $(call READY,lint) $(call READY,test))
 
 # The tests that are not marked slow of the modules that are most often the first to fail, and the
 # operator table where its arrays are small: numpy and the CPU.

@@ -244,7 +244,7 @@ class Fit:
             def on_record(self, run: train.Run, record: Any) -> None:
                 if record["epoch"] == 9 * tenth:
                     tracemalloc.start()  # late, since it makes all slow
-                if record["epoch"] in (2.2 * tenth, 9.2 * tenth, 10 * tenth):
+                if record["epoch"] in (tenth * 22 // 10, tenth * 92 // 10, 10 * tenth):
                     gc.collect()
                     device = memory_stats(ctx) if ctx is not None else None
                     marks[record["epoch"]] = tracemalloc.get_traced_memory()[0], device

@@ -21,7 +21,7 @@ from dlsys.settings import settings
 from graphs import Training
 
 FOREVER = 10**6
-STEPS = 10 if EMULATED else 40
+STEPS = 20 if EMULATED else 40
 
 
 def perceptron() -> nn.Module:
