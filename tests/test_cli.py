@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from devices import native_contexts, not_emulated, require
+from devices import native_contexts, not_emulated, require, slow
 from dlsys.runtime.device import cpu, gpu
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +33,7 @@ def losses(output: str) -> list[float]:
     return [float(value) for value in re.findall(r"^epoch \d+/\d+  loss (\S+)", output, re.M)]
 
 
+@slow
 class Training(unittest.TestCase):
     def test_logreg_on_numpy_ends_with_the_two_lines(self):
         done = command("-m", "logreg", "-c", "numpy", "-e", "10", "-l")
@@ -86,6 +87,7 @@ class Training(unittest.TestCase):
 
 
 class MlpAccuracy:
+    @slow
     def test_mlp_reaches_its_accuracy(self):
         done = command("-m", "mlp", "-c", self.ctx.name, "-e", "10", "-l")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -103,6 +105,7 @@ class GpuMlpAccuracy(MlpAccuracy, unittest.TestCase):
     ctx = gpu(0)
 
 
+@slow
 class ConvolutionalAccuracy(unittest.TestCase):
     def check(self, device: str, model: str, epochs: int, accuracy: float) -> None:
         done = command("-m", model, "-c", device, "-e", str(epochs))
@@ -126,6 +129,7 @@ class ConvolutionalAccuracy(unittest.TestCase):
         self.check("gpu", "resnet", 3, 0.992)
 
 
+@slow
 class Errors(unittest.TestCase):
     def assert_refused(self, done: subprocess.CompletedProcess[str], status: int, text: str):
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)

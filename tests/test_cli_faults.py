@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 import small_digits as small
-from devices import require
+from devices import require, slow
 from dlsys import train
 from dlsys.apps import streams
 from dlsys.apps.setup import SCHEDULES, UsageError, choose
@@ -224,6 +224,7 @@ class Rates(Faults):
             choose("mlp", {"hidden": (10**7, 10**7)})
 
 
+@slow
 class Streams(Faults):
     """In processes of their own, which have descriptors to lose."""
 

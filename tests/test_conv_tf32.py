@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import fewer, require
+from devices import fewer, require, slow
 from dlsys import autodiff as ad
 from dlsys.passes.precision import set_precision
 from dlsys.runtime.device import Context, cpu, gpu
@@ -94,6 +94,7 @@ class Marks(unittest.TestCase):
 class TensorCores(unittest.TestCase):
     ctx = gpu(0)
 
+    @slow
     def test_whole_numbers_are_exact(self) -> None:
         """Factors that 10 bits hold, and sums that float32 holds: nothing is rounded."""
         rng = np.random.default_rng(1)
@@ -105,6 +106,7 @@ class TensorCores(unittest.TestCase):
                 ):
                     np.testing.assert_array_equal(got, wanted)
 
+    @slow
     def test_accuracy(self) -> None:
         """tf32 is within its bound of float64 and outside that of float32, which fp32 keeps."""
         random = np.random.default_rng(2).standard_normal
@@ -130,6 +132,7 @@ class TensorCores(unittest.TestCase):
         y = three(x, f, x, {}, self.ctx, "tf32")[0]
         np.testing.assert_array_equal(y, np.float32(1 + 2.0**-10))
 
+    @slow
     def test_what_is_not_finite(self) -> None:
         """NaN and infinity reach the windows that see them and no others."""
         random = np.random.default_rng(3).standard_normal

@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 
+from devices import slow
 from dlsys import data
 from dlsys.data import download, export_pickle, mnist, source
 from dlsys.errors import DataError
@@ -404,6 +405,7 @@ class TestDownload(InFolder):
         self.assert_fetched(2)
 
 
+@slow
 class TestExportPickle(InFolder):
     def setUp(self):
         super().setUp()

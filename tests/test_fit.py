@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import EMULATED, require
+from devices import EMULATED, require, slow
 from dlsys import autodiff as ad
 from dlsys import nn, optim, train
 from dlsys.data import DeviceLoader, Loader
@@ -235,6 +235,7 @@ class Fit:
         self.assertLess(counts[0], counts[20])  # the watch does see reads
         self.assertLessEqual(logs[2][1] - logs[1][1], 4)  # totals and rate, whichever way they go
 
+    @slow
     def test_memory_is_flat_over_a_thousand_epochs(self) -> None:
         tenth = 20 if EMULATED and self.ctx is gpu(0) else 100
         marks: dict[int, Any] = {}

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import EMULATED, require
+from devices import EMULATED, require, slow
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
@@ -294,6 +294,7 @@ class Values:
                     net = Network((rows,), widths, activation=activation, **options)
                     self.check(net.fetches, bound, precision)
 
+    @slow
     def test_heads_over_rows_and_widths(self) -> None:
         rng = random.Random(11)
         for rows in (1, 5, 128, 200, 500, 1100, *(() if EMULATED else (2500,))):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import EMULATED, require
+from devices import EMULATED, require, slow
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
@@ -114,6 +114,7 @@ class GpuUpdates(unittest.TestCase):
             with self.subTest(steps=steps):
                 self.check(build, "matmul_sgd_update", steps=steps)
 
+    @slow
     def test_products_of_all_shapes(self) -> None:
         for precision in ("fp32", "tf32"):
             for k, m, n in (
@@ -134,6 +135,7 @@ class GpuUpdates(unittest.TestCase):
             self.check_exactly(*shapes, precision=precision)
             self.check_exactly(*shapes[:3], precision=precision)
 
+    @slow
     def test_tiles_and_splits_of_all_sizes(self) -> None:
         """Shapes for which the launcher takes all of the tilings, and all numbers of splits, on
         an H200.

@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 
+from devices import slow
 from dlsys import optim, train
 from rows import Sample
 from small_digits import mnist_dlsys
@@ -45,6 +46,7 @@ def found(trial: Any, count: int = 200, known: Any = ()) -> list[dict[str, str]]
         return Batch(trial, 1, count, set(known)).run().findings
 
 
+@slow
 @needs_hypothesis
 class Cases(unittest.TestCase):
     """Some cases of each generator, by the command."""
@@ -86,6 +88,7 @@ class Cases(unittest.TestCase):
         self.assertEqual(told.getvalue(), "operators: SKIPPED, 0 cases tried: no oracle\n")
 
 
+@slow
 @needs_hypothesis
 class Planted(unittest.TestCase):
     """A defect that each generator has to find, shrink and repeat."""

@@ -6,6 +6,7 @@ import unittest
 
 import numpy as np
 
+from devices import slow
 from dlsys import autodiff as ad
 from dlsys.errors import GraphError, ShapeError
 from graphs import Training, evaluate, here, two_fold
@@ -188,6 +189,7 @@ class TextTests(unittest.TestCase):
 
 
 class Chains(unittest.TestCase):
+    @slow
     def test_a_hundred_thousand_nodes(self):
         x = ad.Variable("x")
         y = x

@@ -25,6 +25,7 @@ from unittest import mock
 
 import numpy as np
 
+from devices import slow
 from dlsys import data, train
 from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import Setup, choose
@@ -278,6 +279,7 @@ class Forged(InFolder):
                   resume=resume)  # fmt: skip
         return net.state_dict()
 
+    @slow
     def test_every_field_changed(self) -> None:
         self.run_once(self.folder / "next", self.folder / "run")
         outcomes = {"refused": 0, "taken": 0}

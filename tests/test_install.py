@@ -17,6 +17,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from devices import slow
 from dlsys.errors import PACKAGES
 from dlsys.runtime import library
 
@@ -67,6 +68,7 @@ def missing_tools() -> str:
     return "" if importlib.util.find_spec("pip") else "pip"
 
 
+@slow
 @unittest.skipIf(missing_tools(), f"not here: {missing_tools()}")
 @unittest.skipIf(shutil.which("make") is None, "not here: make")
 class Installed(unittest.TestCase):

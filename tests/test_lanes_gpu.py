@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import EMULATED, fewer, require
+from devices import EMULATED, fewer, require, slow
 from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
 from dlsys.data import Dataset, DeviceLoader
@@ -68,6 +68,7 @@ class GpuLanes(unittest.TestCase):
             states = [node for node in executor.topo_order if isinstance(node, ad.Parameter)]
             return [value.asnumpy() for value in (made, *states)], executor.report()
 
+    @slow
     def test_the_bits_of_one_chain(self):
         for name in NETWORKS.keys() - ({"resnet"} if EMULATED else set()):  # minutes
             plain, _ = self.trained(name, capture=False)
@@ -93,6 +94,7 @@ class GpuLanes(unittest.TestCase):
         for a, b in zip(many, self.trained("mlp")[0], strict=True):
             np.testing.assert_array_equal(a, b)
 
+    @slow
     def test_many_replays(self):
         """Steps that overwrite what others read a moment before, thousands of times."""
         ends = []
@@ -156,6 +158,7 @@ class GpuLanes(unittest.TestCase):
             self.assertTrue(updates)
             self.assertTrue(behind[second].isdisjoint(updates))
 
+    @slow
     def test_runs_together_that_change_nothing_share_no_place_to_meet(self):
         """Losses whose blocks add up their sums in one place, in runs that need not wait."""
         net = Training((20, 16, 4))

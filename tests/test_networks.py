@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import EMULATED, require
+from devices import EMULATED, require, slow
 from dlsys import autodiff as ad
 from dlsys import train
 from dlsys.apps.setup import choose
@@ -111,6 +111,7 @@ class Networks:
                 self.assertEqual(places.spec.dtype, np.int32)
                 self.assertEqual(places.spec.shape, gradient.spec.shape)
 
+    @slow
     def test_every_step_agrees_with_numpy_in_float64(self) -> None:
         for name in NAMES:
             with self.subTest(name=name):
@@ -121,6 +122,7 @@ class Networks:
                 for parameter, value in states(net).items():
                     np.testing.assert_array_equal(value, before[parameter], parameter)
 
+    @slow
     def test_an_arena_without_sharing_gives_the_same_bits(self) -> None:
         for name in NAMES:
             with self.subTest(name=name):
@@ -149,6 +151,7 @@ class Networks:
             self.assertTrue(np.isfinite(value).all(), name)
             self.assertTrue((value != before[name]).any(), name)
 
+    @slow
     def test_evaluation_uses_the_running_statistics_and_advances_none(self) -> None:
         net = Net("resnet", self.ctx)
         net.step.run(feeds(net))
@@ -190,6 +193,7 @@ class NativeNetworks(Networks):
                 found = losses(Net(name, self.ctx, 16), steps)
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
+    @slow
     def test_a_few_hundred_digits_train(self) -> None:
         batch = 10 if EMULATED and self.ctx is gpu(0) else 50
         setup = choose("cnn", {"seed": 7, "batch_size": batch})

@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import require
+from devices import require, slow
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.executor import executor as engine
@@ -271,6 +271,7 @@ class Training:
         self.train(net, feeds, wanted)
         return True
 
+    @slow
     def test_networks(self) -> None:
         compared = 0
         for number in range(COUNT):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import dlsys
-from devices import native_contexts, require
+from devices import native_contexts, require, slow
 from dlsys import nn, optim, train
 from dlsys.data import Loader, Rotate, Shift
 from dlsys.runtime.device import Context, cpu, gpu
@@ -72,6 +72,7 @@ class Repeatable(unittest.TestCase):
                 self.assertEqual(trained(ctx), first)
                 self.assertNotEqual(trained(ctx, seed=8), first)
 
+    @slow
     @require(cpu(0))
     def test_any_number_of_threads_gives_the_same_bits(self) -> None:
         self.assertEqual({trained_with(threads) for threads in (1, 2, 5)}, {trained(cpu(0))})

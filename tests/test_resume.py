@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 import dlsys
-from devices import require
+from devices import require, slow
 from dlsys import autodiff as ad
 from dlsys import nn, train
 from dlsys.data import Loader
@@ -250,6 +250,7 @@ class Resume:
         with np.load(folder / "final.npz") as values:
             return dict(values)
 
+    @slow
     def test_kill_at_random_moments(self) -> None:
         epochs = 6
         whole, killed = self.folder / "whole", self.folder / "killed"

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import EMULATED, not_emulated, two_gpus
+from devices import EMULATED, not_emulated, slow, two_gpus
 from dlsys import autodiff as ad
 from dlsys import gpu_op, ndarray, nn, optim
 from dlsys.data import Dataset, DeviceLoader
@@ -76,6 +76,7 @@ class TwoGpus(unittest.TestCase):
         for one, other in zip(found.values(), wanted.values(), strict=True):
             np.testing.assert_array_equal(one, other)
 
+    @slow
     def test_by_turns(self) -> None:
         for precision in ("fp32", "tf32"):
             with self.subTest(precision):
