@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import require
+from devices import needs_torch, require
 from dlsys import autodiff as ad
 from dlsys.runtime.device import Context, cpu, gpu
 
@@ -42,9 +42,8 @@ class EdgeGradients:
         return [self.run_on(ad.gradients(ad.sum_op(g), inputs), feeds) for g in firsts]
 
     # ---- powers ----
+    @needs_torch
     def test_powers_have_the_conventions_of_pytorch(self) -> None:
-        if torch is None:
-            self.skipTest("PyTorch is not here")
         a, b = (x.ravel().copy() for x in np.meshgrid(BASES, EXPONENTS, indexing="ij"))
         wide = [torch.tensor(x, requires_grad=True) for x in (a, b)]
         torch.pow(*wide).sum().backward()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import require
+from devices import needs_torch, require
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.runtime.device import Context, cpu, gpu
@@ -104,7 +104,7 @@ class Extremes:
         largest = np.maximum.accumulate(np.abs(wanted))
         self.assertLessEqual((np.abs(np.subtract(got, wanted)) / (largest + 1)).max(), 1e-6)
 
-    @unittest.skipIf(torch is None, "PyTorch is not here")
+    @needs_torch
     def test_steps_are_those_of_pytorch(self) -> None:
         for name, ours, theirs in CASES:
             with self.subTest(name):

@@ -18,19 +18,18 @@ from unittest import mock
 
 import numpy as np
 
-from devices import slow
+from devices import needs_torch, slow
 from dlsys import optim, train
 from rows import Sample
 from small_digits import mnist_dlsys
 
-HAVE = {name: importlib.util.find_spec(name) is not None for name in ("hypothesis", "torch")}
-if HAVE["hypothesis"]:
+HYPOTHESIS = importlib.util.find_spec("hypothesis") is not None
+if HYPOTHESIS:
     from fuzz import formats, harness, kills, operators, options, oracles, training
     from fuzz.harness import Batch, Finding
 
 ROOT = Path(__file__).resolve().parents[1]
-needs_hypothesis = unittest.skipUnless(HAVE["hypothesis"], "not here: hypothesis")
-needs_torch = unittest.skipUnless(HAVE["torch"], "not here: PyTorch")
+needs_hypothesis = unittest.skipUnless(HYPOTHESIS, "not here: hypothesis")
 
 
 def program(*arguments: object) -> tuple[int, str]:

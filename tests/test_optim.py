@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import native_contexts, require
+from devices import native_contexts, needs_torch, require
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import DataError, GraphError, ShapeError
@@ -444,7 +444,7 @@ class Use(unittest.TestCase):
             ad.sgd_update_op(p, p, lr, count=lr, every=2)
 
 
-@unittest.skipUnless(torch, "PyTorch is not installed")
+@needs_torch
 class AgainstTorch(unittest.TestCase):
     """The same ten steps by PyTorch in float64, on every device that is here."""
 

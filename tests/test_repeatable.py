@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import dlsys
-from devices import native_contexts, require, slow
+from devices import native_contexts, needs_torch, require, slow
 from dlsys import nn, optim, train
 from dlsys.data import Loader, Rotate, Shift
 from dlsys.runtime.device import Context, cpu, gpu
@@ -79,7 +79,7 @@ class Repeatable(unittest.TestCase):
 
 
 @require(gpu(0))
-@unittest.skipUnless(torch, "PyTorch is not installed")
+@needs_torch
 class BesidePyTorch(unittest.TestCase):
     """Several trainings of both in one process, at the same time."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import require
+from devices import needs_torch, require
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
@@ -230,7 +230,7 @@ class GpuGraph(Graph, unittest.TestCase):
     ctx = gpu(0)
 
 
-@unittest.skipUnless(torch, "PyTorch is not installed")
+@needs_torch
 class AgainstTorch(unittest.TestCase):
     def follow(self, schedule: optim.Schedule, make: Any, lr: float = 0.5) -> None:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
