@@ -15,13 +15,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-LIBRARY = "libdlsys.so"
+FRAME = re.compile(
+    r"libdlsys\.so| src/\S+\.(?:cc|cu|h|cuh):\d"
+)  # with its lines, if they are known
 BLOCK = re.compile(r"^(?:Direct|Indirect) leak of .*?(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def of_library(text: str) -> list[str]:
     """Those blocks of a LeakSanitizer's report that have the library on their stacks."""
-    return [block.strip() for block in BLOCK.findall(text) if LIBRARY in block]
+    return [block.strip() for block in BLOCK.findall(text) if FRAME.search(block)]
 
 
 @contextlib.contextmanager
