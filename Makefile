@@ -155,15 +155,16 @@ tsan: $(call READY,test)
 	  DLSYS_LIBRARY=$(abspath $(TSAN_LIB)) \
 	  setarch $$(uname -m) -R env $(RUN) tests/run.py $(TSAN_TESTS)
 
-# SECONDS=... of all generators together, after which the tests that draw their cases do so anew,
-# which takes half a minute; SEED=... draws the same again; ARGS=... names of
+# SECONDS=... of all generators together; without ARGS, the tests that draw their cases do so anew
+# then, which takes half a minute; SEED=... draws the same again; ARGS=... names of
 # generators and further options: $(PYTHON) tests/fuzz --help. PEERS=1 installs PyTorch.
 FUZZ_READY := $(call READY,test) $(if $(PEERS),$(call READY,peers))
 fuzz: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
-	@status=0; $(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
-	  $(ARGS) || status=1; DLSYS_TEST_SEED=$(or $(SEED),drawn) $(RUN) tests/run.py -j $(JOBS) --drawn \
-	  || status=1; exit $$status
+	@status=0; \
+	$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
+	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) $(RUN) tests/run.py -j $(JOBS) --drawn || status=1;) \
+	exit $$status
 
 # The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
 fuzz-campaign: $(FUZZ_READY)
