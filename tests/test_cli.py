@@ -69,6 +69,7 @@ class Training(unittest.TestCase):
         self.assertRegex(done.stdout, r"(?m)^matmul +100 ")
         self.assertRegex(done.stdout, r"(?m)^total of 50 runs ")
 
+    @not_emulated
     def test_native_devices_agree_with_numpy(self):
         # At the assignment's rate the MLP's first epochs amplify rounding beyond any bound (float32
         # and float64 on one device part by 0.06), so its curves are compared at a tenth of it.
