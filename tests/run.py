@@ -8,7 +8,7 @@ tests run. `-k` keeps those whose names contain a PART, or match it where it has
 options keep tests by what is noted in the code: `--needs gpu` those that `devices.require` or its
 like marks as needing a GPU and those that take every native device, `--table` those that a row of
 the operator table becomes, `--drawn` those of modules that draw their cases (seeds.py), `--quick`
-those that are not marked `devices.slow`, and of the table those with small arrays.
+those that are not marked `devices.slow`, and of each row of the table its small cases.
 
 `-j N` deals the tests to N processes, which share the cores; slow ones go first, so that all end
 together. `--list` prints the names of the tests and runs none, `--slowest N` ends with the CPU
@@ -50,7 +50,6 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "python")]
 import leaks  # noqa: E402
 import seeds  # noqa: E402
 
-SMALL = 2000  # elements of a row's inputs, with --quick
 DEALT = 25  # tests of one class that a process gets at a time; a slow one goes alone
 WORKER = "--worker"
 PATIENCE = 60  # seconds for a process to end once it has no more tests
@@ -205,10 +204,9 @@ def chosen(suite: unittest.TestSuite, options: argparse.Namespace) -> unittest.T
     def keeps(test: unittest.TestCase) -> bool:
         return type(test).__module__ == "unittest.loader" or (
             (not options.needs or needs(test, options.needs))
-            and (not options.table or noted(test, "elements") is not None)
+            and (not options.table or noted(test, "row") is not None)
             and (not options.drawn or draws(test))
             and (not options.quick or not slow(test))
-            and (not options.quick or noted(test, "elements", 0) <= SMALL)
         )
 
     return unittest.TestSuite(filter(keeps, each_test(suite)))
@@ -342,12 +340,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--needs", choices=("cpu", "gpu"), help="tests that need such a device")
     parser.add_argument("--table", action="store_true", help="tests of the operator table")
     parser.add_argument("--drawn", action="store_true", help="tests that draw their cases")
-    parser.add_argument("--quick", action="store_true", help="no slow test, no large array")
+    parser.add_argument(
+        "--quick", action="store_true", help="no slow test, no large case of the table"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the tests alone")
     parser.add_argument(
         "--slowest", type=int, default=0, metavar="N", help="so many with CPU times"
     )
     options = parser.parse_args(arguments)
+    if options.quick:
+        os.environ["DLSYS_TEST_QUICK"] = "1"  # test_operators.py reads it, in each process
     loader = unittest.defaultTestLoader
     if options.k:
         loader.testNamePatterns = [part if "*" in part else f"*{part}*" for part in options.k]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import EMULATED, require
+from devices import EMULATED, require, slow
 from dlsys.errors import KernelError, NotApplicableError
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.batch import ordered
@@ -221,6 +221,7 @@ class GpuUpdates(Kernels):
                         with self.subTest(k=k, m=m, n=n, of=of, sums=sums, precision=precision):
                             self.check((k, m, n, of, sums), precision=precision)
 
+    @slow
     def test_tiles_and_splits_of_all_sizes(self) -> None:
         """Shapes for which the launcher takes all of the tilings, and all numbers of splits, on an
         H200.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from devices import needs_torch, require
+from devices import EMULATED, needs_torch, require, slow
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.ops.pooling import max_pool_op
@@ -16,6 +16,8 @@ from dlsys.ops.unfold import CHUNK_NBYTES
 from samples_conv import convolved, data_gradient, filter_gradient
 from samples_pool import first_places, max_pooled, spread
 from seeds import SEED
+
+IMAGES = 16 if EMULATED else 64  # of large layers
 
 
 class Random:
@@ -172,6 +174,7 @@ class CpuConvolution(Convolution, unittest.TestCase):
 class GpuConvolution(Convolution, unittest.TestCase):
     ctx = ndarray.gpu(0)
 
+    @slow
     def test_large_layers(self) -> None:
         """Every kind of tile, more layers than its table holds, several blocks and parts."""
         for channels, filters, plane in [
@@ -182,7 +185,7 @@ class GpuConvolution(Convolution, unittest.TestCase):
             (160, 130, 7),
         ]:
             rng = Random(plane)
-            x, f = rng.values(64, channels, plane, plane), rng.values(filters, channels, 3, 3)
+            x, f = rng.values(IMAGES, channels, plane, plane), rng.values(filters, channels, 3, 3)
             with self.subTest(channels=channels, filters=filters, plane=plane):
                 results, dy = three(x, f, dict(padding=1), rng, self.ctx)
                 self.compare(results, [a.astype(np.float64) for a in (x, f, dy)], dict(padding=1))

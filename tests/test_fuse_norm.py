@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from devices import native_contexts, require
+from devices import native_contexts, require, slow
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
@@ -318,6 +318,7 @@ class GpuNorms(unittest.TestCase):
                 for value, expected in zip(fused, exact):
                     np.testing.assert_array_equal(value, expected)
 
+    @slow
     def test_a_training_step(self) -> None:
         """A residual network: the same losses, and the same running statistics to the bit."""
         results = []

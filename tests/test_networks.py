@@ -66,7 +66,7 @@ def running(net: Net) -> dict[str, np.ndarray]:
 
 @cache
 def numpy_losses(name: str, steps: int) -> list[float]:
-    return losses(Net(name, None, 16), steps)
+    return losses(Net(name, None, 2 * FEW), steps)
 
 
 def plan(name: str, ctx: Context | None, count: int) -> Plan:
@@ -190,7 +190,7 @@ class NativeNetworks(Networks):
             with self.subTest(name=name):
                 expected = numpy_losses(name, steps)
                 self.assertLess(expected[-1], expected[0])
-                found = losses(Net(name, self.ctx, 16), steps)
+                found = losses(Net(name, self.ctx, 2 * FEW), steps)
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
     @slow

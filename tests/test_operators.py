@@ -6,6 +6,7 @@ A row becomes a test method for each property, such as `NumpyOperators.test_sum_
 from __future__ import annotations
 
 import inspect
+import os
 import unittest
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ from samples import SAMPLES
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGE = 50_000  # elements; beyond, values and their bits are tested, but no gradients
+QUICK = os.environ.get("DLSYS_TEST_QUICK") == "1"  # as `run.py --quick` sets it
+SMALL = 2000  # elements of the cases that are quick
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0)
 LEAVES = {"placeholder_op", "parameter_op", "Variable"}  # every row feeds and stores values
 # Made by passes/keep_bytes.py for GPUs alone: test_keep_bytes.py and test_bytes_kernels.py.
@@ -211,9 +214,17 @@ def per_sample(cls: type) -> type:
             for sample in filter(SAYS.get(what, lambda row: True), SAMPLES):
                 test = row_test(check, sample, kind == "each", largest)
                 test.__doc__ = check.__doc__
-                test.elements = max(case.size for case in sample.cases)
+                test.row = sample
                 setattr(cls, f"test_{sample.name}_{what}", test)
     return cls
+
+
+def cases_of(sample: Sample, largest: float) -> list[Case]:
+    """Its cases of so many elements at most; the small ones, or else the smallest, if QUICK."""
+    cases = [case for case in sample.cases if case.size <= largest]
+    if not QUICK:
+        return cases
+    return [case for case in cases if case.size <= SMALL] or sorted(cases, key=lambda c: c.size)[:1]
 
 
 def row_test(check: Callable, sample: Sample, each_case: bool, largest: float) -> Callable:
@@ -221,10 +232,9 @@ def row_test(check: Callable, sample: Sample, each_case: bool, largest: float) -
         if not each_case:
             check(self, sample)
             return
-        for case in sample.cases:
-            if case.size <= largest:
-                with self.subTest(shapes=case.shapes, **case.attrs):
-                    check(self, sample, case)
+        for case in cases_of(sample, largest):
+            with self.subTest(shapes=case.shapes, **case.attrs):
+                check(self, sample, case)
 
     return test
 

@@ -29,6 +29,7 @@ DLSYS_TUNE_CACHE   (cache)   the file of what is kept: dlsys/choices.json in $XD
                              ~/.cache
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
 DLSYS_TEST_LARGE   0         1 runs the tests that need 10 GB
+DLSYS_TEST_QUICK   0         1 tests the operators on small arrays alone
 DLSYS_TEST_SEED    20        seed of the tests that draw their cases; drawn draws one
 ================== ========= ===================================================================
 
