@@ -177,15 +177,20 @@ def each_test(suite: Iterable) -> Iterator[unittest.TestCase]:
             yield test
 
 
+def method_of(test: unittest.TestCase) -> Any:
+    """The method that the test runs; None of what stands for a class that could not be set up."""
+    return getattr(test, getattr(test, "_testMethodName", ""), None)
+
+
 def noted(test: unittest.TestCase, name: str, default: Any = None) -> Any:
     """What a decorator wrote on the method, or else on the class or one that it inherits from."""
-    method = getattr(test, test._testMethodName, None)
+    method = method_of(test)
     return getattr(method, name, getattr(test, name, default))
 
 
 def needs(test: unittest.TestCase, device: str) -> bool:
     """Whether the test says that it needs the device, or takes all that are there."""
-    method = getattr(test, test._testMethodName, None)
+    method = method_of(test)
     of_both = (getattr(owner, "needs_devices", ()) for owner in (method, type(test)))
     if any(device in names for names in of_both):
         return True
@@ -309,9 +314,9 @@ def run_dealt(suite: unittest.TestSuite, processes: int, tally: Tally) -> None:
             while True:
                 names = left.get_nowait()
                 notes = worker.run(names)
+                status = worker.end() if notes is None else 0
                 log = worker.log()
                 if notes is None:
-                    status = worker.stop()
                     log += f"\na process of tests ended with status {status}: {' '.join(names)}\n"
                     notes = [(name, "failed", None) for name in names], {}
                     worker = Worker()

@@ -64,6 +64,11 @@ class Silent(unittest.TestCase):
         if gpu_skip_reason():
             self.skipTest(gpu_skip_reason())
 
+class SkippedAsAClass(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): raise unittest.SkipTest("a reason of its own")
+    def test_never(self): pass
+
 class Row(unittest.TestCase):
     def test_of_a_row(self): pass
     def test_beside_them(self): pass
@@ -153,7 +158,7 @@ class Marks(unittest.TestCase):
             done = self.ran("-j", processes)
             self.assertEqual(done.returncode, 1)
             self.assertIn("Silent.test_skips: it needs a GPU and does not say so", done.stderr)
-            self.assertEqual(done.stdout.splitlines()[-1], "5 passed, 1 failed, 4 skipped")
+            self.assertEqual(done.stdout.splitlines()[-1], "5 passed, 1 failed, 5 skipped")
 
     def test_slow_ones_are_left_out(self) -> None:
         quick = self.listed("--quick")
