@@ -58,17 +58,18 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-gpu test-emulated emulator interface asan ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries test-library asan-library ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
 	@echo "make test       build what this machine can build and run all tests"
+	@echo "make test-quick all but slow tests and large arrays: under a minute on 2 cores once built"
 	@echo "make test-gpu   the same on a GPU; a skipped test is a failure"
 	@echo "make emulator   the native library with a GPU that the CPU emulates, to try kernels without one"
 	@echo "make test-emulated  the tests of the GPU on it"
 	@echo "make asan       the tests of the CPU kernels under AddressSanitizer; EMULATED=1 and the GPU's"
 	@echo "make ubsan      the same under UndefinedBehaviorSanitizer; make tsan under ThreadSanitizer"
-	@echo "make fuzz       random operators, files, options and kills; SECONDS=600 SEED=1 ARGS=operators"
+	@echo "make fuzz       random operators, files, options, kills, new draws; SECONDS=600 SEED=1 ARGS=operators"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
@@ -82,22 +83,35 @@ mnist: $(call READY,run)
 	$(RUN) mnist_dlsys.py -m mlp $(ARGS)
 
 # Without a GPU the CUDA part is still compiled and linked, so that a broken kernel file is seen.
-test: $(call READY,test)
+test: $(call READY,test) test-library
+	@$(RUN) tests/run.py -j $(JOBS) $(ARGS)
+
+test-library:
 	+@$(SUBMAKE) $(if $(CXX),native,no-lib) \
 	  CUDA_ARCHS="$(if $(NVCC),$(or $(GPU_ARCHS),$(TEST_ARCH)))"
-	@$(RUN) tests/run.py -j $(JOBS) $(ARGS)
+
+# What .ci/run needs, at one go.
+libraries: test-library emulator asan-library
+LINT_AND_TEST := lint,test
+ready: $(call READY,$(LINT_AND_TEST))
+	@$(if $(VENV),touch $(call READY,lint) $(call READY,test))
+
+# All tests but those that are marked slow (tests/devices.py), such as whole trainings, installations
+# and kills, and but the rows of the operator table with large arrays.
+test-quick: $(call READY,test)
+	+@$(SUBMAKE) optional-lib
+	@$(RUN) tests/run.py -j $(JOBS) --quick $(ARGS)
 
 test-gpu: $(call READY,test)
 	@$(if $(GPU_ARCHS),,echo "make test-gpu: nvidia-smi shows no GPU on this machine"; exit 1)
 	+@$(SUBMAKE) lib
 	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py -j $(JOBS) $(ARGS)
 
-# The GPU's tests on a GPU that the CPU emulates (src/emulator/): what its kernels compute, not how
-# fast. EMULATED_TESTS=... other tests, by parts of their names.
+# The tests that need a GPU, by what is noted in their code, on one that the CPU emulates
+# (src/emulator/): what its kernels compute, not how fast.
 EMULATED_LIB := $(BUILD)/emulated/libdlsys.so
-EMULATED_TESTS ?= Gpu gpu TensorCores Emulator
 emulator: cxx
-	+@$(SUBMAKE) native EMULATED=1 CUDA=off BUILD=$(BUILD)/emulated LIB=$(EMULATED_LIB)
+	+@$(SUBMAKE) native EMULATED=1 CUDA=off LIB=$(EMULATED_LIB)
 
 # What src/ declares and Python reads; after a change to it.
 interface: native
@@ -105,28 +119,29 @@ interface: native
 
 test-emulated: $(call READY,test) emulator
 	@DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
-	  $(RUN) tests/run.py -j $(JOBS) $(addprefix -k ,$(EMULATED_TESTS)) $(ARGS)
+	  $(RUN) tests/run.py -j $(JOBS) --needs gpu $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen. With
 # EMULATED=1 those of the GPU's kernels too. Frames of the sanitizer's own stack, which it takes to
-# see uses after a return, are not aligned for vectors of 64 bytes.
+# see uses after a return, are not aligned for vectors of 64 bytes. Leaks of the library are counted
+# when the tests are done (tests/support/leaks.py); they are found where Python allocates with malloc.
 ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state
-ASAN_BUILD := $(BUILD)/asan$(if $(EMULATED),-emulated)
-ASAN_LIB := $(ASAN_BUILD)/libdlsys.so
-asan: $(call READY,test)
-	+@$(SUBMAKE) native CUDA=off BUILD=$(ASAN_BUILD) LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
-	  CXXFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address
+ASAN_LIB := $(BUILD)/asan$(if $(EMULATED),-emulated)/libdlsys.so
+asan: $(call READY,test) asan-library
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=0 \
-	  DLSYS_DEBUG_ARENA=separate DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) \
-	  $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
+	  ASAN_OPTIONS=leak_check_at_exit=0:allocator_may_return_null=1:detect_stack_use_after_return=0 \
+	  PYTHONMALLOC=malloc DLSYS_DEBUG_ARENA=separate \
+	  DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
+
+asan-library: cxx
+	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/asan LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
+	  CXXFLAGS="-O1 -g1 -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address
 
 # Undefined arithmetic, shifts, bounds and alignment; the first of them ends the run.
 UBSAN_TESTS ?= $(ASAN_TESTS)
-UBSAN_BUILD := $(BUILD)/ubsan$(if $(EMULATED),-emulated)
-UBSAN_LIB := $(UBSAN_BUILD)/libdlsys.so
+UBSAN_LIB := $(BUILD)/ubsan$(if $(EMULATED),-emulated)/libdlsys.so
 ubsan: $(call READY,test)
-	+@$(SUBMAKE) native CUDA=off BUILD=$(UBSAN_BUILD) LIB=$(UBSAN_LIB) EMULATED=$(EMULATED) \
+	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/ubsan LIB=$(UBSAN_LIB) EMULATED=$(EMULATED) \
 	  CXXFLAGS="-O1 -g -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" \
 	  LDFLAGS=-fsanitize=undefined
 	@UBSAN_OPTIONS=print_stacktrace=1 DLSYS_DEBUG_ARENA=separate \
@@ -135,22 +150,25 @@ ubsan: $(call READY,test)
 # Several threads even where there is one core. The interpreter and numpy are not instrumented: what
 # their own threads do is theirs. Addresses as the tool wants them: setarch -R.
 TSAN_TESTS ?= $(ASAN_TESTS) test_runtime test_prefetch
-TSAN_BUILD := $(BUILD)/tsan$(if $(EMULATED),-emulated)
-TSAN_LIB := $(TSAN_BUILD)/libdlsys.so
+TSAN_LIB := $(BUILD)/tsan$(if $(EMULATED),-emulated)/libdlsys.so
 tsan: $(call READY,test)
-	+@$(SUBMAKE) native CUDA=off BUILD=$(TSAN_BUILD) LIB=$(TSAN_LIB) EMULATED=$(EMULATED) \
+	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/tsan LIB=$(TSAN_LIB) EMULATED=$(EMULATED) \
 	  CXXFLAGS="-O1 -g -fsanitize=thread -fno-omit-frame-pointer" LDFLAGS=-fsanitize=thread
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" DLSYS_THREADS=4 OPENBLAS_NUM_THREADS=1 \
 	  TSAN_OPTIONS="halt_on_error=0 exitcode=66 report_signal_unsafe=0 ignore_noninstrumented_modules=1:die_after_fork=0" \
 	  DLSYS_LIBRARY=$(abspath $(TSAN_LIB)) \
 	  setarch $$(uname -m) -R env $(RUN) tests/run.py $(TSAN_TESTS)
 
-# SECONDS=... of all generators together; SEED=... draws the same again; ARGS=... names of
+# SECONDS=... of all generators together; without ARGS, the tests that draw their cases do so anew
+# then, which takes half a minute; SEED=... draws the same again; ARGS=... names of
 # generators and further options: $(PYTHON) tests/fuzz --help. PEERS=1 installs PyTorch.
 FUZZ_READY := $(call READY,test) $(if $(PEERS),$(call READY,peers))
 fuzz: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
-	@$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@status=0; \
+	$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
+	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) $(RUN) tests/run.py -j $(JOBS) --drawn || status=1;) \
+	exit $$status
 
 # The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
 fuzz-campaign: $(FUZZ_READY)
@@ -203,19 +221,19 @@ $(VENV)/.ready-%: $(VENV)/bin/python pyproject.toml setup.py
 
 CXXFLAGS ?=
 NVCCFLAGS ?=
+NVCC_LEVEL ?= -O3
 LDFLAGS ?=
 BASE_CXXFLAGS := -std=c++17 -O3 -fPIC -pthread -Isrc -fno-math-errno -fno-trapping-math \
   -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra
-BASE_NVCCFLAGS = -std=c++17 -O3 -Isrc -Xfatbin -compress-all --threads $(JOBS) $(GENCODE) \
+BASE_NVCCFLAGS = -std=c++17 $(NVCC_LEVEL) -Isrc -Xfatbin -compress-all --threads $(JOBS) $(GENCODE) \
   -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(if $(CUDA_INCLUDE),-I$(call quoted,$(CUDA_INCLUDE))) -ccbin $(CXX) \
   -Xcompiler -fPIC,-pthread,-fvisibility=hidden,-fvisibility-inlines-hidden,-Wall,-Wextra
 
-# With EMULATED=1 src/cuda/ becomes C++, over the GPU of src/emulator/.
+# With EMULATED=1 src/cuda/ becomes C++, over the GPU of src/emulator/; the rest is compiled once for
+# both libraries.
 EMULATED ?=
-ifneq ($(EMULATED),)
-BASE_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -O2 -fno-strict-aliasing -Wno-unknown-pragmas \
+EMULATED_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -O2 -fno-strict-aliasing -Wno-unknown-pragmas \
   -Wno-unused-parameter -Wno-sign-compare -DDLSYS_EMULATED -DDLSYS_CUDA_ARCHS=\"emulated\"
-endif
 
 CUDA_ARCHS ?= $(if $(GPU_ARCHS),$(if $(NVCC),$(GPU_ARCHS)))
 CUDA_PTX ?=
@@ -228,9 +246,11 @@ ARCH_TEXT = $(subst $(EMPTY) $(EMPTY),+,$(strip $(CUDA_ARCHS:%=sm_%) $(CUDA_PTX:
 # A link to the folder of nvcc.
 NVCC_HERE := $(BUILD)/obj/nvcc
 
-OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/runtime/*.cc src/cpu/*/*.cc))
-OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/*.cu src/cuda/*/*.cu))
-OBJECTS_EMULATED := $(OBJECTS_CUDA) $(patsubst src/%,$(BUILD)/obj/%.o,$(wildcard src/emulator/*.cc))
+sources = $(foreach at,* */* */*/*,$(wildcard src/$(at).$(1)))
+OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(filter-out src/emulator/%,$(call sources,cc)))
+OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(call sources,cu))
+OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
+  $(call sources,cu) $(filter src/emulator/%,$(call sources,cc)))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
@@ -261,28 +281,26 @@ optional-lib:
 	  echo "native library: it did not build, the messages are above; numpy does the work"
 endif
 
-$(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/link.flags $(if $(CUDA_ARCHS),| $(NVCC_HERE))
+$(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/$(if $(EMULATED),emulated-)link.flags $(if $(CUDA_ARCHS),| $(NVCC_HERE))
 	@mkdir -p $(@D)
 	@echo "linking $@"
 	$(Q)$(LINK) $(LDFLAGS) -o $@.new $(OBJECTS) -ldl
 	@mv -f $@.new $@
+
+$(BUILD)/obj/emulated/%.o: src/% $(BUILD)/obj/emulated.flags
+	@mkdir -p $(@D)
+	@echo "compiling $< for the emulator"
+	$(Q)$(CXX) $(EMULATED_CXXFLAGS) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 
 $(BUILD)/obj/%.cc.o: src/%.cc $(BUILD)/obj/cxx.flags
 	@mkdir -p $(@D)
 	@echo "compiling $<"
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
 
-ifneq ($(EMULATED),)
-$(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cxx.flags
-	@mkdir -p $(@D)
-	@echo "compiling $< for the emulator"
-	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
-else
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< for $(ARCH_TEXT)"
 	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
-endif
 
 # Its own path is one of those that nvcc puts between double quotes.
 $(NVCC_HERE): FORCE
@@ -292,9 +310,10 @@ $(NVCC_HERE): FORCE
 # Rewritten only when a command line changes, which then rebuilds what was made with the old one.
 $(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS)
 $(BUILD)/obj/cuda.flags: export FLAGS = $(NVCC) $(BASE_NVCCFLAGS) $(NVCCFLAGS)
-$(BUILD)/obj/link.flags: export FLAGS = $(LINK) $(LDFLAGS) $(OBJECTS)
+$(BUILD)/obj/emulated.flags: export FLAGS = $(CXX) $(EMULATED_CXXFLAGS) $(CXXFLAGS)
+$(BUILD)/obj/link.flags $(BUILD)/obj/emulated-link.flags: export FLAGS = $(LINK) $(LDFLAGS) $(OBJECTS)
 $(BUILD)/obj/%.flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" > $@
 
--include $(OBJECTS_CXX:.o=.d) $(OBJECTS_EMULATED:.o=.d)
+-include $(patsubst %.o,%.d,$(OBJECTS_CXX) $(OBJECTS_CUDA) $(OBJECTS_EMULATED))

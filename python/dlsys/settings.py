@@ -33,7 +33,8 @@ DLSYS_TUNE_CACHE   (cache)   the tuning cache's file: dlsys/tuning.json in $XDG_
                              ~/.cache
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure
 DLSYS_TEST_LARGE   0         1 runs the tests that need 10 GB
-DLSYS_TEST_SEED    (drawn)   seed of the tests that draw their cases anew in each run
+DLSYS_TEST_QUICK   0         1 tests the operators on small arrays alone
+DLSYS_TEST_SEED    20        seed of the tests that draw their cases; drawn draws one
 ================== ========= ===================================================================
 
 DLSYS_CUDA_LIBRARY_PATH, folders in which the native library looks for cuBLAS, cuDNN and cuRAND, is

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from dlsys.runtime.device import cpu, gpu
-from support.devices import native_contexts, not_emulated, require
+from support.devices import native_contexts, not_emulated, require, slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "mnist_dlsys.py"
@@ -33,6 +33,7 @@ def losses(output: str) -> list[float]:
     return [float(value) for value in re.findall(r"^epoch \d+/\d+  loss (\S+)", output, re.M)]
 
 
+@slow
 class Training(unittest.TestCase):
     def test_logreg_on_numpy_ends_with_the_two_lines(self):
         done = command("-m", "logreg", "-c", "numpy", "-e", "10", "-l")
@@ -68,6 +69,7 @@ class Training(unittest.TestCase):
         self.assertRegex(done.stdout, r"(?m)^matmul +100 ")
         self.assertRegex(done.stdout, r"(?m)^total of 50 runs ")
 
+    @not_emulated
     def test_native_devices_agree_with_numpy(self):
         # At the assignment's rate the MLP's first epochs amplify rounding beyond any bound (float32
         # and float64 on one device part by 0.06), so its curves are compared at a tenth of it.
@@ -86,6 +88,7 @@ class Training(unittest.TestCase):
 
 
 class MlpAccuracy:
+    @slow
     def test_mlp_reaches_its_accuracy(self):
         done = command("-m", "mlp", "-c", self.ctx.name, "-e", "10", "-l")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -103,6 +106,7 @@ class GpuMlpAccuracy(MlpAccuracy, unittest.TestCase):
     ctx = gpu(0)
 
 
+@slow
 class ConvolutionalAccuracy(unittest.TestCase):
     def check(self, device: str, model: str, epochs: int, accuracy: float) -> None:
         done = command("-m", model, "-c", device, "-e", str(epochs))
@@ -126,6 +130,7 @@ class ConvolutionalAccuracy(unittest.TestCase):
         self.check("gpu", "resnet", 3, 0.992)
 
 
+@slow
 class Errors(unittest.TestCase):
     def assert_refused(self, done: subprocess.CompletedProcess[str], status: int, text: str):
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)

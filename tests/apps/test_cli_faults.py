@@ -23,7 +23,7 @@ from dlsys.apps.setup import SCHEDULES, UsageError, choose
 from dlsys.data import mnist, write_idx
 from dlsys.errors import DivergedError
 from dlsys.runtime.device import cpu
-from support.devices import require
+from support.devices import require, slow
 from support.small_digits import ENDING, MLP, Done, Folder, needs
 
 BARE = (*MLP, "-e", 1, "-c", "numpy")
@@ -224,6 +224,7 @@ class Rates(Faults):
             choose("mlp", {"hidden": (10**7, 10**7)})
 
 
+@slow
 class Streams(Faults):
     """In processes of their own, which have descriptors to lose."""
 

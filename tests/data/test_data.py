@@ -21,6 +21,7 @@ from dlsys import data
 from dlsys.data import download, export_pickle, mnist
 from dlsys.data import paths as source
 from dlsys.errors import DataError
+from support.devices import slow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MNIST_FOLDER = REPOSITORY / "data" / "mnist"
@@ -405,6 +406,7 @@ class TestDownload(InFolder):
         self.assert_fetched(2)
 
 
+@slow
 class TestExportPickle(InFolder):
     def setUp(self):
         super().setUp()

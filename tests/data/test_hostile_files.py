@@ -31,6 +31,7 @@ from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import Setup, choose
 from dlsys.data import cifar
 from dlsys.errors import DataError, DlsysError, printable, quoted
+from support.devices import slow
 from support.small_digits import Folder, run
 from support.small_runs import loader, model, sgd
 
@@ -278,6 +279,7 @@ class Forged(InFolder):
                   resume=resume)  # fmt: skip
         return net.state_dict()
 
+    @slow
     def test_every_field_changed(self) -> None:
         self.run_once(self.folder / "next", self.folder / "run")
         outcomes = {"refused": 0, "taken": 0}

@@ -18,10 +18,12 @@ from dlsys.executor.capture import program
 from dlsys.executor.capture.streams import GraphStreams
 from dlsys.runtime.device import counters, gpu
 from dlsys.settings import settings
-from support.devices import EMULATED, fewer, require
+from support.devices import EMULATED, fewer, require, slow
 from support.graphs import Training
 
 FOREVER = 10**6
+STEPS = 20 if EMULATED else 40
+WORTH = 2 if EMULATED else captured._WORTHWHILE  # so that STEPS pay for recording several runs
 
 
 def perceptron() -> nn.Module:
@@ -47,13 +49,14 @@ class GpuStreams(unittest.TestCase):
     def trained(
         self, name: str, many: bool = False, capture: bool = True, streams: int = 4
     ) -> tuple[list, Any]:
-        """The loss and the state after 40 steps with Adam, and the report."""
+        """The loss and the state after STEPS steps with Adam, and the report."""
         make, rows = NETWORKS[name]
         rng = np.random.default_rng(1)
         rows = fewer(rows)
         images = on_gpu(rng.random((rows, 784), np.float32))
         labels = on_gpu(rng.integers(0, 10, rows))
-        with mock.patch.multiple(settings, capture=capture, streams=streams):
+        worth = mock.patch.object(captured, "_WORTHWHILE", WORTH)
+        with worth, mock.patch.multiple(settings, capture=capture, streams=streams):
             net = make()
             x = ad.Variable("x", shape=(None, 784), dtype=np.float32)
             y = ad.Variable("y", shape=(None,), dtype=np.int64)
@@ -61,13 +64,14 @@ class GpuStreams(unittest.TestCase):
             optimizer = optim.Adam(optim.Cosine(0.01, 20))
             executor = ad.Executor([loss, optimizer.minimize(loss, net.parameters())], gpu(0))
             feeds = {x: images, y: labels}
-            for _ in range(1 if many else 40):
+            for _ in range(1 if many else STEPS):
                 made = executor.run(feeds)[0]
             if many:
-                made = executor.run_many(39, feeds)[0]
+                made = executor.run_many(STEPS - 1, feeds)[0]
             states = [node for node in executor.topo_order if isinstance(node, ad.Parameter)]
             return [value.asnumpy() for value in (made, *states)], executor.report()
 
+    @slow
     def test_the_bits_of_one_chain(self):
         for name in NETWORKS.keys() - ({"resnet"} if EMULATED else set()):  # minutes
             plain, _ = self.trained(name, capture=False)
@@ -93,6 +97,7 @@ class GpuStreams(unittest.TestCase):
         for a, b in zip(many, self.trained("mlp")[0], strict=True):
             np.testing.assert_array_equal(a, b)
 
+    @slow
     def test_many_replays(self):
         """Steps that overwrite what others read a moment before, thousands of times."""
         ends = []
@@ -157,6 +162,7 @@ class GpuStreams(unittest.TestCase):
             self.assertTrue(updates)
             self.assertTrue(behind[second].isdisjoint(updates))
 
+    @slow
     def test_unrolled_runs_that_change_nothing_share_no_arrival_counter(self):
         """Losses whose blocks add up their sums in one workspace, in runs that need not wait."""
         net = Training((20, 16, 4))

@@ -15,10 +15,11 @@ from dlsys.data import Loader, Split, mnist_sets
 from dlsys.executor.plan.memory import Plan
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
-from support.devices import require
+from support.devices import EMULATED, require, slow
 from support.fusion import require_fusion
 
 NAMES = ("cnn", "resnet")
+FEW = 4 if EMULATED else 8  # images
 
 
 @cache
@@ -31,7 +32,7 @@ def digits() -> Split:
 class Net:
     """A network as the command line makes it, its training step and its evaluation."""
 
-    def __init__(self, name: str, ctx: Context | None, count: int = 8) -> None:
+    def __init__(self, name: str, ctx: Context | None, count: int = FEW) -> None:
         self.split = Split(*(values[:count] for values in digits()))
         setup = choose(name, {"seed": 7, "lr": 0.01, "schedule": "constant"})
         self.model = setup.build_model()
@@ -66,7 +67,7 @@ def running(net: Net) -> dict[str, np.ndarray]:
 
 @cache
 def numpy_losses(name: str, steps: int) -> list[float]:
-    return losses(Net(name, None, 16), steps)
+    return losses(Net(name, None, 2 * FEW), steps)
 
 
 def plan(name: str, ctx: Context | None, count: int) -> Plan:
@@ -112,6 +113,7 @@ class Networks:
                 self.assertEqual(places.spec.dtype, np.int32)
                 self.assertEqual(places.spec.shape, gradient.spec.shape)
 
+    @slow
     def test_every_step_agrees_with_numpy_in_float64(self) -> None:
         for name in NAMES:
             with self.subTest(name=name):
@@ -122,6 +124,7 @@ class Networks:
                 for parameter, value in states(net).items():
                     np.testing.assert_array_equal(value, before[parameter], parameter)
 
+    @slow
     def test_an_arena_without_sharing_gives_the_same_bits(self) -> None:
         for name in NAMES:
             with self.subTest(name=name):
@@ -150,6 +153,7 @@ class Networks:
             self.assertTrue(np.isfinite(value).all(), name)
             self.assertTrue((value != before[name]).any(), name)
 
+    @slow
     def test_evaluation_uses_the_running_statistics_and_advances_none(self) -> None:
         net = Net("resnet", self.ctx)
         net.step.run(feeds(net))
@@ -189,12 +193,15 @@ class NativeNetworks(Networks):
             with self.subTest(name=name):
                 expected = numpy_losses(name, steps)
                 self.assertLess(expected[-1], expected[0])
-                found = losses(Net(name, self.ctx, 16), steps)
+                found = losses(Net(name, self.ctx, 2 * FEW), steps)
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
+    @slow
     def test_a_few_hundred_digits_train(self) -> None:
-        setup = choose("cnn", {"seed": 7, "batch_size": 50})
-        model, data = setup.build_model(), Loader(digits(), 50, shuffle=True, seed=7)
+        batch = 10 if EMULATED and self.ctx is gpu(0) else 50
+        setup = choose("cnn", {"seed": 7, "batch_size": batch})
+        images = Split(*(values[: 10 * batch] for values in digits()))
+        model, data = setup.build_model(), Loader(images, batch, shuffle=True, seed=7)
         optimizer = setup.build_optimizer(setup.build_schedule(10 * len(data)))
         history = train.fit(model, data, optimizer, epochs=10, ctx=self.ctx)
         curve = history.column("loss")

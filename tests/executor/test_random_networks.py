@@ -8,7 +8,6 @@ seed; DLSYS_TEST_SEED=<seed> draws the same networks again.
 
 from __future__ import annotations
 
-import os
 import sys
 import unittest
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ from dlsys.fusion.body import ACTIVATIONS
 from dlsys.graph.node import Node
 from dlsys.passes.pipeline import Pass
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from support.devices import require, slow
 from support.draws import Draw
 from support.fusion import GPU, fusions, named
+from support.seeds import SEED
 
-SEED = int(os.environ.get("DLSYS_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
 COUNT = 25  # networks
 RUNS = 3  # of each: on a GPU the second is recorded
 COARSE = 0.02  # of the largest magnitude: in some networks float32 cancels much
@@ -268,6 +267,7 @@ class Training:
         self.train(net, feeds, wanted)
         return True
 
+    @slow
     def test_networks(self) -> None:
         compared = 0
         for number in range(COUNT):

@@ -19,7 +19,7 @@ import dlsys
 from dlsys import nn, optim, train
 from dlsys.data import Loader, Rotate, Shift
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, require
+from support.devices import native_contexts, needs_torch, require, slow
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 
@@ -72,13 +72,14 @@ class Repeatable(unittest.TestCase):
                 self.assertEqual(trained(ctx), first)
                 self.assertNotEqual(trained(ctx, seed=8), first)
 
+    @slow
     @require(cpu(0))
     def test_any_number_of_threads_gives_the_same_bits(self) -> None:
         self.assertEqual({trained_with(threads) for threads in (1, 2, 5)}, {trained(cpu(0))})
 
 
 @require(gpu(0))
-@unittest.skipUnless(torch, "PyTorch is not installed")
+@needs_torch
 class BesidePyTorch(unittest.TestCase):
     """Several trainings of both in one process, at the same time."""
 

@@ -19,7 +19,7 @@ from dlsys.ops import activation
 from dlsys.passes.rewrite import exchange
 from dlsys.runtime.device import gpu
 from fusion.test_gemm_epilogue import feeds_of
-from support.devices import native_contexts, require
+from support.devices import native_contexts, require, slow
 from support.fusion import GPU, fused, require_fusion, without
 from support.graphs import evaluate, operators, simplified, variable
 
@@ -319,6 +319,7 @@ class GpuNorms(unittest.TestCase):
                 for value, expected in zip(fused, exact):
                     np.testing.assert_array_equal(value, expected)
 
+    @slow
     def test_a_training_step(self) -> None:
         """A residual network: the same losses, and the same running statistics to the bit."""
         results = []

@@ -15,7 +15,7 @@ from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.random.device_batch import ordered
 from dlsys.runtime.device import Context, gpu
 from dlsys.runtime.library import load
-from support.devices import EMULATED, require
+from support.devices import EMULATED, require, slow
 from support.samples_fused import FORMULAS
 
 FLOAT32 = np.float32
@@ -225,6 +225,7 @@ class GpuUpdates(Kernels):
                         with self.subTest(k=k, m=m, n=n, of=of, sums=sums, precision=precision):
                             self.check((k, m, n, of, sums), precision=precision)
 
+    @slow
     def test_tiles_and_splits_of_all_sizes(self) -> None:
         """Shapes for which the launcher takes all of the tilings, and all numbers of splits, on an
         H200.

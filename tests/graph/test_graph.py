@@ -8,6 +8,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.errors import GraphError, ShapeError
+from support.devices import slow
 from support.graphs import Training, evaluate, here, two_fold
 
 CHAIN = 100_000
@@ -188,6 +189,7 @@ class TextTests(unittest.TestCase):
 
 
 class Chains(unittest.TestCase):
+    @slow
     def test_a_hundred_thousand_nodes(self):
         x = ad.Variable("x")
         y = x

@@ -10,7 +10,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.passes.precision import set_precision
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from support.devices import fewer, require, slow
 from support.samples_conv import convolved, data_gradient, filter_gradient
 
 FACTOR_EPS = 2.0**-10  # of a product of two factors that are each rounded to 10 bits
@@ -94,6 +94,7 @@ class Marks(unittest.TestCase):
 class TensorCores(unittest.TestCase):
     ctx = gpu(0)
 
+    @slow
     def test_whole_numbers_are_exact(self) -> None:
         """Factors that 10 bits hold, and sums that float32 holds: nothing is rounded."""
         rng = np.random.default_rng(1)
@@ -105,6 +106,7 @@ class TensorCores(unittest.TestCase):
                 ):
                     np.testing.assert_array_equal(got, wanted)
 
+    @slow
     def test_accuracy(self) -> None:
         """tf32 is within its bound of float64 and outside that of float32, which fp32 keeps."""
         random = np.random.default_rng(2).standard_normal
@@ -130,6 +132,7 @@ class TensorCores(unittest.TestCase):
         y = three(x, f, x, {}, self.ctx, "tf32")[0]
         np.testing.assert_array_equal(y, np.float32(1 + 2.0**-10))
 
+    @slow
     def test_what_is_not_finite(self) -> None:
         """NaN and infinity reach the windows that see them and no others."""
         random = np.random.default_rng(3).standard_normal
@@ -148,7 +151,7 @@ class TensorCores(unittest.TestCase):
         """The order of additions is fixed."""
         random = np.random.default_rng(4).standard_normal
         for x, f, attrs in (SHAPES[0], SHAPES[3]):
-            given = inputs((40, *x[1:]), f, attrs, random)
+            given = inputs((fewer(40), *x[1:]), f, attrs, random)
             first, second = (three(*given, attrs, self.ctx, "tf32") for _ in range(2))
             for a, b in zip(first, second):
                 np.testing.assert_array_equal(a, b)

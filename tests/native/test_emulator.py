@@ -9,12 +9,15 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from support.devices import slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "emulator"
 FAULTS = ROOT / "tests" / "gpu" / "emulator_faults.cc"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
+@slow
 @unittest.skipIf(COMPILER is None, "no C++ compiler here")
 @unittest.skipIf(platform.machine() != "x86_64", "the emulator is for x86-64")
 class Emulator(unittest.TestCase):

@@ -10,9 +10,9 @@ import numpy as np
 from dlsys import gpu_op, ndarray
 from dlsys.errors import KernelError, ShapeError
 from dlsys.runtime.device import Context
-from support.devices import require
+from support.devices import EMULATED, require
 
-_SHAPES = [(500, 200), (130, 200, 300), (2000, 3000)]
+_SHAPES = [(500, 200), (130, 200, 30 if EMULATED else 300), (2000, 300 if EMULATED else 3000)]
 
 
 def _positive(*shape: int, seed: int = 0) -> np.ndarray:

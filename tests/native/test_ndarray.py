@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib.util
 import pickle
 import threading
 import unittest
@@ -16,7 +15,7 @@ from dlsys.errors import OutOfMemoryError, ShapeError
 from dlsys.runtime import dlpack
 from dlsys.runtime.device import Block, Context, cpu, gpu, memory_stats
 from dlsys.runtime.library import DTYPE_CODES
-from support.devices import native_contexts, require
+from support.devices import native_contexts, needs_torch, require
 
 
 class Arrays:
@@ -300,27 +299,25 @@ class GpuArrays(Arrays, SharedMemory, unittest.TestCase):
     ctx = gpu(0)
 
 
-# PyTorch is no dependency: where it is absent there is nothing to skip.
-if importlib.util.find_spec("torch"):
+@needs_torch
+@require(cpu(0))
+class TorchExchange(unittest.TestCase):
+    def test_both_ways(self):
+        import torch
 
-    @require(cpu(0))
-    class TorchExchange(unittest.TestCase):
-        def test_both_ways(self):
-            import torch
-
-            for ctx in native_contexts():
-                if ctx is gpu(0) and not torch.cuda.is_available():
-                    continue
-                with self.subTest(ctx=ctx):
-                    arr = ndarray.array(np.arange(6.0).reshape(2, 3), ctx=ctx)
-                    tensor = torch.from_dlpack(arr)
-                    self.assertEqual(tensor.data_ptr(), arr.data_address)
-                    np.testing.assert_array_equal((tensor + 1).cpu().numpy(), arr.asnumpy() + 1)
-                    source = torch.ones(4, 5, device=tensor.device)
-                    twin = ndarray.from_dlpack(source)
-                    self.assertEqual(twin.data_address, source.data_ptr())
-                    del source
-                    np.testing.assert_array_equal(twin.asnumpy(), np.ones((4, 5)))
+        for ctx in native_contexts():
+            if ctx is gpu(0) and not torch.cuda.is_available():
+                continue
+            with self.subTest(ctx=ctx):
+                arr = ndarray.array(np.arange(6.0).reshape(2, 3), ctx=ctx)
+                tensor = torch.from_dlpack(arr)
+                self.assertEqual(tensor.data_ptr(), arr.data_address)
+                np.testing.assert_array_equal((tensor + 1).cpu().numpy(), arr.asnumpy() + 1)
+                source = torch.ones(4, 5, device=tensor.device)
+                twin = ndarray.from_dlpack(source)
+                self.assertEqual(twin.data_address, source.data_ptr())
+                del source
+                np.testing.assert_array_equal(twin.asnumpy(), np.ones((4, 5)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import unittest
 
-from support.devices import EMULATED
+from support.devices import emulated_gpu
 
 # Of small integers, which both precisions multiply exactly, and so large that a GPU with more
 # shared memory takes larger tiles than the smaller ones have room for.
@@ -75,7 +75,7 @@ for each in sorted(found):
 """
 
 
-@unittest.skipUnless(EMULATED, "not here: an emulated GPU, which can be made smaller")
+@emulated_gpu
 class SmallerGpu(unittest.TestCase):
     def printed(self, program: str, variable: str, nbytes: int) -> str:
         """What a program prints on a GPU that has so much of something."""

@@ -19,9 +19,10 @@ from dlsys.errors import GraphError, ShapeError
 from dlsys.executor.tune import autotune as tune
 from dlsys.runtime.device import Context, gpu, memory_stats
 from dlsys.settings import settings
-from support.devices import not_emulated, two_gpus
+from support.devices import EMULATED, not_emulated, slow, two_gpus
 
 BOTH = (gpu(0), gpu(1))
+BATCH = 8 if EMULATED else 24
 
 
 def pictures(count: int = 72) -> Dataset:
@@ -51,7 +52,7 @@ class Training:
 
     def __init__(self, ctx: Context, precision: str) -> None:
         model = network()
-        loader = DeviceLoader(pictures(), 24, shuffle=True, normalize=(0.5, 0.3))
+        loader = DeviceLoader(pictures(), BATCH, shuffle=True, normalize=(0.5, 0.3))
         images, labels = loader.inputs()
         loss = ad.softmax_cross_entropy(model(images), labels)
         update = optim.SGD(0.05, momentum=0.9).minimize(loss, model.parameters())
@@ -75,6 +76,7 @@ class TwoGpus(unittest.TestCase):
         for one, other in zip(found.values(), wanted.values(), strict=True):
             np.testing.assert_array_equal(one, other)
 
+    @slow
     def test_by_turns(self) -> None:
         for precision in ("fp32", "tf32"):
             with self.subTest(precision):

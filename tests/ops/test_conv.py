@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 import unittest
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,12 @@ from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.ops.conv.im2col import CHUNK_NBYTES
 from dlsys.ops.conv.pooling import max_pool_op
-from support.devices import require
+from support.devices import EMULATED, needs_torch, require, slow
 from support.samples_conv import convolved, data_gradient, filter_gradient
 from support.samples_pool import first_indices, max_pooled, spread
+from support.seeds import SEED
 
-SEED = int(os.environ.get("DLSYS_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
+IMAGES = 16 if EMULATED else 64  # of large layers
 
 
 class Random:
@@ -104,33 +103,32 @@ class Convolution:
         self.assertEqual(indices.dtype, np.int32)
         np.testing.assert_array_equal(dx, spread(np.full(y.shape, 3.0), indices, (9, 8)))
 
-    if find_spec("torch"):  # an extra check, and no skip elsewhere
+    @needs_torch
+    def test_against_pytorch(self) -> None:
+        """A grid of strides, paddings, dilations and groups against PyTorch on the CPU."""
+        import torch
 
-        def test_against_pytorch(self) -> None:
-            """A grid of strides, paddings, dilations and groups against PyTorch on the CPU."""
-            import torch
-
-            grid = [(s, p, d) for s in (1, 2, 3) for p in (0, 1, (2, 1)) for d in (1, 2)]
-            for channels, filters, groups in [
-                (1, 1, 1),
-                (6, 9, 3),
-                (64, 33, 1),
-                (513, 2, 1),
-                (7, 14, 7),
-            ]:
-                rng = Random(channels)
-                x, f = rng.values(2, channels, 9, 7), rng.values(filters, channels // groups, 3, 3)
-                for stride, padding, dilation in grid:
-                    attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
-                    with self.subTest(channels=channels, **attrs):
-                        results, dy = three(x, f, attrs, rng, self.ctx)
-                        tensors = [torch.tensor(a, requires_grad=True) for a in (x, f)]
-                        y = torch.nn.functional.conv2d(*tensors, **attrs)
-                        y.backward(torch.tensor(dy))
-                        expected = (y.detach(), *(t.grad for t in tensors))
-                        for result, wanted in zip(results, expected):
-                            error = np.abs(result - wanted.numpy()).max()
-                            self.assertLessEqual(error, 2e-5 * np.abs(wanted.numpy()).max())
+        grid = [(s, p, d) for s in (1, 2, 3) for p in (0, 1, (2, 1)) for d in (1, 2)]
+        for channels, filters, groups in [
+            (1, 1, 1),
+            (6, 9, 3),
+            (64, 33, 1),
+            (513, 2, 1),
+            (7, 14, 7),
+        ]:
+            rng = Random(channels)
+            x, f = rng.values(2, channels, 9, 7), rng.values(filters, channels // groups, 3, 3)
+            for stride, padding, dilation in grid:
+                attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+                with self.subTest(channels=channels, **attrs):
+                    results, dy = three(x, f, attrs, rng, self.ctx)
+                    tensors = [torch.tensor(a, requires_grad=True) for a in (x, f)]
+                    y = torch.nn.functional.conv2d(*tensors, **attrs)
+                    y.backward(torch.tensor(dy))
+                    expected = (y.detach(), *(t.grad for t in tensors))
+                    for result, wanted in zip(results, expected):
+                        error = np.abs(result - wanted.numpy()).max()
+                        self.assertLessEqual(error, 2e-5 * np.abs(wanted.numpy()).max())
 
 
 class NumpyConvolution(Convolution, unittest.TestCase):
@@ -176,6 +174,7 @@ class CpuConvolution(Convolution, unittest.TestCase):
 class GpuConvolution(Convolution, unittest.TestCase):
     ctx = ndarray.gpu(0)
 
+    @slow
     def test_large_layers(self) -> None:
         """Every kind of tile, more layers than its table holds, several blocks and parts."""
         for channels, filters, image in [
@@ -186,12 +185,11 @@ class GpuConvolution(Convolution, unittest.TestCase):
             (160, 130, 7),
         ]:
             rng = Random(image)
-            x, f = rng.values(64, channels, image, image), rng.values(filters, channels, 3, 3)
+            x, f = rng.values(IMAGES, channels, image, image), rng.values(filters, channels, 3, 3)
             with self.subTest(channels=channels, filters=filters, image=image):
                 results, dy = three(x, f, dict(padding=1), rng, self.ctx)
                 self.compare(results, [a.astype(np.float64) for a in (x, f, dy)], dict(padding=1))
 
 
 if __name__ == "__main__":
-    print(f"DLSYS_TEST_SEED={SEED}")
     unittest.main()

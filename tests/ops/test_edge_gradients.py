@@ -13,7 +13,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from support.devices import needs_torch, require
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 BASES = np.array([0.0, -0.0, 2.0, -2.0, 1e-30, 1e-45, np.inf, np.nan], np.float32)
@@ -42,9 +42,8 @@ class EdgeGradients:
         return [self.run_on(ad.gradients(ad.sum_op(g), inputs), feeds) for g in firsts]
 
     # ---- powers ----
+    @needs_torch
     def test_powers_have_the_conventions_of_pytorch(self) -> None:
-        if torch is None:
-            self.skipTest("PyTorch is not here")
         a, b = (x.ravel().copy() for x in np.meshgrid(BASES, EXPONENTS, indexing="ij"))
         wide = [torch.tensor(x, requires_grad=True) for x in (a, b)]
         torch.pow(*wide).sum().backward()

@@ -1,11 +1,9 @@
 """Facts that the rows of samples_layout.py cannot state: errors of values, memory, random
-attributes, and PyTorch where it is installed.
+attributes, and PyTorch.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import tracemalloc
 import unittest
 from typing import Any
@@ -17,9 +15,8 @@ from dlsys import ndarray
 from dlsys.errors import DlsysError, GraphError, ShapeError
 from dlsys.ops import concat, indexing, movement, pad, resize
 from dlsys.runtime.device import Context
-from support.devices import require
-
-SEED = int(os.environ.get("DLSYS_TEST_SEED", np.random.default_rng().integers(2**32)))
+from support.devices import needs_torch, require
+from support.seeds import SEED
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -277,56 +274,55 @@ class GpuLayout(Layout, unittest.TestCase):
     ctx = ndarray.gpu(0)
 
 
-if importlib.util.find_spec("torch"):  # an extra check, and no skip elsewhere
+@needs_torch
+class AgainstTorch(unittest.TestCase):
+    def setUp(self) -> None:
+        import torch
 
-    class AgainstTorch(unittest.TestCase):
-        def setUp(self) -> None:
-            import torch
+        self.torch = torch
 
-            self.torch = torch
+    def check(self, ours: Any, theirs: Any, value: np.ndarray, *feeds: Any) -> None:
+        x = ad.Variable("x")
+        y = ours(x)
+        got, slope = run([y, ad.gradients(ad.sum_op(y * y), [x])[0]], {x: value})
+        leaf = self.torch.tensor(value, requires_grad=True)
+        wanted = theirs(leaf)
+        (wanted * wanted).sum().backward()
+        np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
+        np.testing.assert_allclose(slope, leaf.grad.numpy(), atol=1e-4)
 
-        def check(self, ours: Any, theirs: Any, value: np.ndarray, *feeds: Any) -> None:
-            x = ad.Variable("x")
-            y = ours(x)
-            got, slope = run([y, ad.gradients(ad.sum_op(y * y), [x])[0]], {x: value})
-            leaf = self.torch.tensor(value, requires_grad=True)
-            wanted = theirs(leaf)
-            (wanted * wanted).sum().backward()
-            np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
-            np.testing.assert_allclose(slope, leaf.grad.numpy(), atol=1e-4)
-
-        def test_images(self) -> None:
-            functional = self.torch.nn.functional
-            value = floats(2, 4, 7, 5)
-            for size in ((14, 10), (3, 11), (7, 5), (1, 1)):
-                self.check(
-                    lambda x, size=size: resize.resize(x, size),
-                    lambda x, size=size: functional.interpolate(x, size, mode="nearest-exact"),
-                    value,
-                )
-                for align in (False, True):
-                    more = dict(mode="bilinear", align_corners=align)
-                    self.check(
-                        lambda x, size=size, more=more: resize.resize(x, size, **more),
-                        lambda x, size=size, more=more: functional.interpolate(x, size, **more),
-                        value,
-                    )
+    def test_images(self) -> None:
+        functional = self.torch.nn.functional
+        value = floats(2, 4, 7, 5)
+        for size in ((14, 10), (3, 11), (7, 5), (1, 1)):
             self.check(
-                lambda x: resize.depth_to_space_op(x, 2, "CRD"),
-                lambda x: functional.pixel_shuffle(x, 2),
+                lambda x, size=size: resize.resize(x, size),
+                lambda x, size=size: functional.interpolate(x, size, mode="nearest-exact"),
                 value,
             )
-            for mode, torch_mode in (("reflect", "reflect"), ("edge", "replicate")):
+            for align in (False, True):
+                more = dict(mode="bilinear", align_corners=align)
                 self.check(
-                    lambda x, mode=mode: pad.pad_op(x, (0, 0, (2, 3), (1, 4)), mode),
-                    lambda x, mode=torch_mode: functional.pad(x, (1, 4, 2, 3), mode),
+                    lambda x, size=size, more=more: resize.resize(x, size, **more),
+                    lambda x, size=size, more=more: functional.interpolate(x, size, **more),
                     value,
                 )
-
-        def test_embedding(self) -> None:
-            ids = np.random.default_rng(SEED).integers(0, 11, (4, 6))
+        self.check(
+            lambda x: resize.depth_to_space_op(x, 2, "CRD"),
+            lambda x: functional.pixel_shuffle(x, 2),
+            value,
+        )
+        for mode, torch_mode in (("reflect", "reflect"), ("edge", "replicate")):
             self.check(
-                lambda x: indexing.embedding_op(x, ad.constant(ids)),
-                lambda x: self.torch.nn.functional.embedding(self.torch.tensor(ids), x),
-                floats(11, 3),
+                lambda x, mode=mode: pad.pad_op(x, (0, 0, (2, 3), (1, 4)), mode),
+                lambda x, mode=torch_mode: functional.pad(x, (1, 4, 2, 3), mode),
+                value,
             )
+
+    def test_embedding(self) -> None:
+        ids = np.random.default_rng(SEED).integers(0, 11, (4, 6))
+        self.check(
+            lambda x: indexing.embedding_op(x, ad.constant(ids)),
+            lambda x: self.torch.nn.functional.embedding(self.torch.tensor(ids), x),
+            floats(11, 3),
+        )

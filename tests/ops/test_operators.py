@@ -6,6 +6,7 @@ A row becomes a test method for each property, such as `NumpyOperators.test_sum_
 from __future__ import annotations
 
 import inspect
+import os
 import unittest
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ from support.samples import SAMPLES
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGE = 50_000  # elements; beyond, values and their bits are tested, but no gradients
+QUICK = os.environ.get("DLSYS_TEST_QUICK") == "1"  # as `run.py --quick` sets it
+SMALL = 2000  # elements of the cases that are quick
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0)
 LEAVES = {"placeholder_op", "parameter_op", "Variable"}  # every row feeds and stores values
 
@@ -213,6 +216,7 @@ def per_sample(cls: type) -> type:
             for sample in filter(SAYS.get(what, lambda row: True), rows):
                 test = row_test(check, sample, kind == "each", largest)
                 test.__doc__ = check.__doc__
+                test.row = sample
                 setattr(cls, f"test_{sample.name}_{what}", test)
     return cls
 
@@ -225,15 +229,22 @@ def runs(sample: Sample, ctx: Context | None) -> bool:
     return not fused or target_of(ctx).has(sample.op.kernel)
 
 
+def cases_of(sample: Sample, largest: float) -> list[Case]:
+    """Its cases of so many elements at most; the small ones, or else the smallest, if QUICK."""
+    cases = [case for case in sample.cases if case.size <= largest]
+    if not QUICK:
+        return cases
+    return [case for case in cases if case.size <= SMALL] or sorted(cases, key=lambda c: c.size)[:1]
+
+
 def row_test(check: Callable, sample: Sample, each_case: bool, largest: float) -> Callable:
     def test(self: Any) -> None:
         if not each_case:
             check(self, sample)
             return
-        for case in sample.cases:
-            if case.size <= largest:
-                with self.subTest(shapes=case.shapes, **case.attrs):
-                    check(self, sample, case)
+        for case in cases_of(sample, largest):
+            with self.subTest(shapes=case.shapes, **case.attrs):
+                check(self, sample, case)
 
     return test
 

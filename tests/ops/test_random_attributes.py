@@ -1,11 +1,10 @@
-"""The rows of samples.py with shapes and attributes drawn anew in every run.
+"""The rows of samples.py with shapes and attributes drawn at random, from one seed (seeds.py).
 
 Every failure names the seed; DLSYS_TEST_SEED=<seed> draws the same cases again.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import unittest
 import zlib
@@ -20,8 +19,8 @@ from support.devices import require
 from support.draws import DRAWS, SCALES, Draw
 from support.rows import Sample
 from support.samples import SAMPLES
+from support.seeds import SEED
 
-SEED = int(os.environ.get("DLSYS_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
 COUNT = 8  # cases of a row
 GRADIENT_ULPS = 64  # at least: some of the gradients drawn are sums of hundreds, which cancel
 
@@ -55,6 +54,7 @@ def drawn(check: Callable, sample: Sample) -> Callable:
                     raise AssertionError(f"DLSYS_TEST_SEED={SEED}: {what}: {error}") from error
 
     test.__doc__ = check.__doc__
+    test.row = sample  # type: ignore[attr-defined]
     return test
 
 

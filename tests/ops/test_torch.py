@@ -1,4 +1,4 @@
-"""Losses and normalization against PyTorch on the CPU, with gradients; no test without PyTorch.
+"""Losses and normalization against PyTorch on the CPU, with gradients.
 
 On numpy in float64, on the CPU device in float32. Convolution is compared in test_conv.py.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
-from support.devices import require
+from support.devices import needs_torch, require
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 F: Any = torch and torch.nn.functional
@@ -312,16 +312,17 @@ class AgainstTorch:
                 )
 
 
-if torch is not None:
+@needs_torch
+class NumpyAgainstTorch(AgainstTorch, unittest.TestCase):
+    pass
 
-    class NumpyAgainstTorch(AgainstTorch, unittest.TestCase):
-        pass
 
-    @require(ndarray.cpu(0))
-    class CpuAgainstTorch(AgainstTorch, unittest.TestCase):
-        ctx = ndarray.cpu(0)
-        dtype = np.float32
-        rtol = 2e-6
+@needs_torch
+@require(ndarray.cpu(0))
+class CpuAgainstTorch(AgainstTorch, unittest.TestCase):
+    ctx = ndarray.cpu(0)
+    dtype = np.float32
+    rtol = 2e-6
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Layers against PyTorch's, and a step of training of ResNet18 and ResNet50 against torchvision's,
-from the same state dicts; no test without them.
+from the same state dicts.
 
 How near float32 can come depends on the network: the step is compared with PyTorch's in float64,
 and may be as far from it as PyTorch's own in float32, times a small factor. A gradient jumps where
@@ -20,7 +20,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from support.devices import needs_torch, needs_torchvision, require
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 models: Any = import_module("torchvision.models") if torch and find_spec("torchvision") else None
@@ -256,32 +256,38 @@ class Layers:
         np.testing.assert_array_equal(found, module(torch.tensor(numbers)).detach().numpy())
 
 
-if torch is not None:
-
-    class NumpyLayers(Layers, unittest.TestCase):
-        ctx = None
-
-    @require(cpu(0))
-    class CpuLayers(Layers, unittest.TestCase):
-        ctx = cpu(0)
-
-    @require(gpu(0))
-    class GpuLayers(Layers, unittest.TestCase):
-        ctx = gpu(0)
+@needs_torch
+class NumpyLayers(Layers, unittest.TestCase):
+    ctx = None
 
 
-if models is not None:
+@needs_torch
+@require(cpu(0))
+class CpuLayers(Layers, unittest.TestCase):
+    ctx = cpu(0)
 
-    class NumpySteps(Steps, unittest.TestCase):
-        ctx = None
 
-    @require(cpu(0))
-    class CpuSteps(Steps, unittest.TestCase):
-        ctx = cpu(0)
+@needs_torch
+@require(gpu(0))
+class GpuLayers(Layers, unittest.TestCase):
+    ctx = gpu(0)
 
-    @require(gpu(0))
-    class GpuSteps(Steps, unittest.TestCase):
-        ctx = gpu(0)
+
+@needs_torchvision
+class NumpySteps(Steps, unittest.TestCase):
+    ctx = None
+
+
+@needs_torchvision
+@require(cpu(0))
+class CpuSteps(Steps, unittest.TestCase):
+    ctx = cpu(0)
+
+
+@needs_torchvision
+@require(gpu(0))
+class GpuSteps(Steps, unittest.TestCase):
+    ctx = gpu(0)
 
 
 if __name__ == "__main__":

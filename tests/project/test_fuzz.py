@@ -19,17 +19,17 @@ from unittest import mock
 import numpy as np
 
 from dlsys import optim, train
+from support.devices import needs_torch, slow
 from support.rows import Sample
 from support.small_digits import mnist_dlsys
 
-HAVE = {name: importlib.util.find_spec(name) is not None for name in ("hypothesis", "torch")}
-if HAVE["hypothesis"]:
+HYPOTHESIS = importlib.util.find_spec("hypothesis") is not None
+if HYPOTHESIS:
     from fuzz import formats, harness, kills, operators, options, oracles, training
     from fuzz.harness import Batch, Finding
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_hypothesis = unittest.skipUnless(HAVE["hypothesis"], "not here: hypothesis")
-needs_torch = unittest.skipUnless(HAVE["torch"], "not here: PyTorch")
+needs_hypothesis = unittest.skipUnless(HYPOTHESIS, "not here: hypothesis")
 
 
 def program(*arguments: object) -> tuple[int, str]:
@@ -45,6 +45,7 @@ def found(trial: Any, count: int = 200, known: Any = ()) -> list[dict[str, str]]
         return Batch(trial, 1, count, set(known)).run().findings
 
 
+@slow
 @needs_hypothesis
 class Cases(unittest.TestCase):
     """Some cases of each generator, by the command."""
@@ -86,6 +87,7 @@ class Cases(unittest.TestCase):
         self.assertEqual(told.getvalue(), "operators: SKIPPED, 0 cases tried: no oracle\n")
 
 
+@slow
 @needs_hypothesis
 class Planted(unittest.TestCase):
     """A defect that each generator has to find, shrink and repeat."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dlsys.errors import PACKAGES
 from dlsys.runtime import library
+from support.devices import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "a b'c $(touch pwned1);`touch pwned2` \"é& #"
@@ -67,6 +68,7 @@ def missing_tools() -> str:
     return "" if importlib.util.find_spec("pip") else "pip"
 
 
+@slow
 @unittest.skipIf(missing_tools(), f"not here: {missing_tools()}")
 @unittest.skipIf(shutil.which("make") is None, "not here: make")
 class Installed(unittest.TestCase):

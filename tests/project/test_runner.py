@@ -1,4 +1,6 @@
-"""tests/run.py counts every outcome, also that of a process that breaks down."""
+"""tests/run.py counts every outcome, also that of a process that breaks down, and finds tests by
+what their code says of them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,11 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+import leaks
+
+from support import seeds
+from support.devices import slow
 
 DOOMED = """
 import os, unittest
@@ -26,6 +33,69 @@ class Lives(unittest.TestCase):
         for k in range(2):
             with self.subTest(k=k):
                 self.assertEqual(k, 0)
+"""
+
+MARKED = """
+import unittest
+from support.devices import EMULATED, gpu_skip_reason, native_contexts, require, slow
+from dlsys.runtime.device import cpu, gpu
+from support.seeds import SEED
+
+class Base:
+    ctx = None
+    def test_short(self): pass
+    @slow
+    def test_long(self): pass
+
+class OnNothing(Base, unittest.TestCase): pass
+
+@require(gpu(0))
+class OfAnyName(Base, unittest.TestCase): pass
+
+class Methods(unittest.TestCase):
+    @require(gpu(0))
+    def test_alone(self): pass
+    @require(cpu(0))
+    def test_of_the_cpu(self): pass
+    def test_every_device(self):
+        for ctx in native_contexts(): pass
+
+class Silent(unittest.TestCase):
+    def test_skips(self):
+        if gpu_skip_reason():
+            self.skipTest(gpu_skip_reason())
+
+class SkippedAsAClass(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): raise unittest.SkipTest("a reason of its own")
+    def test_never(self): pass
+
+class Row(unittest.TestCase):
+    def test_of_a_row(self): pass
+    def test_beside_them(self): pass
+    test_of_a_row.row = object()
+"""
+LEAK = """
+=================================================================
+==7==ERROR: LeakSanitizer: detected memory leaks
+
+Direct leak of 640 byte(s) in 1 object(s) allocated from:
+    #0 0x7f in malloc
+    #1 0x55 in PyMem_RawMalloc (/usr/bin/python3+0x1)
+
+Indirect leak of 8 byte(s) in 1 object(s) allocated from:
+    #0 0x7f in operator new(unsigned long)
+    #1 0x7e in DLProgramCreate (/somewhere/libdlsys.so+0x2)
+
+Direct leak of 72 byte(s) in 1 object(s) allocated from:
+    #0 0x7f in operator new(unsigned long) ../../../../src/libsanitizer/asan/asan_new_delete.cpp:95
+    #1 0x7e in DLProgramCreate src/program.cc:125
+
+Direct leak of 72 byte(s) in 1 object(s) allocated from:
+    #0 0x7f in operator new(unsigned long) ../../../../src/libsanitizer/asan/asan_new_delete.cpp:95
+    #1 0x7e in PyType_New Objects/typeobject.c:12
+
+SUMMARY: AddressSanitizer: 648 byte(s) leaked in 2 allocation(s).
 """
 
 
@@ -55,6 +125,74 @@ class Runner(unittest.TestCase):
         self.assertEqual(self.last, "1 passed, 3 failed, 1 skipped")
         self.assertIn("ended with status 7: doomed.Dies.test_dies", said)
         self.assertIn("seen", said)
+
+
+@slow
+class Marks(unittest.TestCase):
+    def ran(self, *options: str) -> subprocess.CompletedProcess:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "marked.py").write_text(MARKED)
+            return subprocess.run(
+                [sys.executable, Path(__file__).with_name("run.py"), *options, "marked"],
+                env={
+                    **os.environ, "PYTHONPATH": folder, "DLSYS_REQUIRE_GPU": "0",
+                    "DLSYS_LIBRARY": "/nowhere/libdlsys.so",
+                },
+                capture_output=True,
+                text=True,
+            )  # fmt: skip
+
+    def listed(self, *options: str) -> set[str]:
+        return {
+            line.removeprefix("marked.") for line in self.ran("--list", *options).stdout.split()
+        }
+
+    def test_what_needs_a_gpu_is_found_whatever_its_name(self) -> None:
+        found = {"OfAnyName.test_short", "OfAnyName.test_long"}
+        found |= {"Methods.test_alone", "Methods.test_every_device"}
+        self.assertEqual(self.listed("--needs", "gpu"), found)
+        found = {"Methods.test_of_the_cpu", "Methods.test_every_device"}
+        self.assertEqual(self.listed("--needs", "cpu"), found)
+
+    def test_a_silent_need_of_a_gpu_fails(self) -> None:
+        for processes in "12":
+            done = self.ran("-j", processes)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("Silent.test_skips: it needs a GPU and does not say so", done.stderr)
+            self.assertEqual(done.stdout.splitlines()[-1], "5 passed, 1 failed, 5 skipped")
+
+    def test_slow_ones_are_left_out(self) -> None:
+        quick = self.listed("--quick")
+        self.assertTrue({"OnNothing.test_short", "Row.test_of_a_row"} < quick)
+        self.assertFalse({"OnNothing.test_long", "OfAnyName.test_long"} & quick)
+        self.assertEqual(self.listed("--table"), {"Row.test_of_a_row"})
+
+    def test_modules_that_draw(self) -> None:
+        self.assertEqual(self.listed("--drawn"), self.listed())
+        self.assertGreater(len(self.listed()), 8)
+
+
+class Seeds(unittest.TestCase):
+    def test_fixed_given_or_drawn(self) -> None:
+        self.assertEqual((seeds.read(""), seeds.read("7")), (seeds.FIXED, 7))
+        self.assertNotEqual(len({seeds.read("drawn") for _ in range(9)}), 1)
+        for wrong in ("x", "-1", "²", str(2**32)):
+            with self.assertRaisesRegex(ValueError, "DLSYS_TEST_SEED=.* below"):
+                seeds.read(wrong)
+
+    def test_nothing_else_reads_it(self) -> None:
+        readers = [
+            path.name
+            for path in Path(__file__).parent.rglob("*.py")
+            if "environ" in (text := path.read_text()) and f'"{seeds.VARIABLE}"' in text
+        ]
+        self.assertEqual(readers, ["seeds.py"])
+
+
+class Leaks(unittest.TestCase):
+    def test_those_of_the_library_count(self) -> None:
+        found = [text.split(" byte")[0] for text in leaks.of_library(LEAK)]
+        self.assertEqual(found, ["Indirect leak of 8", "Direct leak of 72"])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ A test class for every device is a plain class with the tests and one subclass a
     class GpuThings(Things, unittest.TestCase):
         ctx = gpu(0)
 
-Without the device its tests are skipped with the reason; with DLSYS_REQUIRE_GPU=1 they fail.
+Without the device its tests are skipped with the reason; with DLSYS_REQUIRE_GPU=1 they fail. What
+a test needs is noted at it, for `tests/run.py --needs gpu`, which runs on the emulated GPU. A test
+that takes seconds is marked `slow`: it is dealt first, and `tests/run.py --quick` leaves it out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import functools
 import os
 import unittest
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from dlsys.runtime.device import Context, cpu, emulated, gpu, unavailable
@@ -32,9 +35,41 @@ def fewer(count: int) -> int:
     return max(3, count // 20) if EMULATED else count
 
 
+def noted(kind: str) -> Callable[[Any], Any]:
+    """Decorates a test class or method with the name of a device kind that it needs."""
+
+    def decorate(item: Any) -> Any:
+        item.needs_devices = getattr(item, "needs_devices", frozenset()) | {kind}
+        return item
+
+    return decorate
+
+
+def slow(item: Any) -> Any:
+    """Decorates a test class or method that takes seconds."""
+    item.slow = True
+    return item
+
+
 _no_second = unavailable(gpu(1)) or ""
-two_gpus = unittest.skipIf(_no_second, f"not here: a second GPU; {_no_second}")
 not_emulated = unittest.skipIf(EMULATED, "not on an emulated GPU: slow, or of what it has not")
+_small_gpu = "not here: an emulated GPU, which can be made smaller"
+
+
+def two_gpus(item: Any) -> Any:
+    """Decorates a test class or method that needs a second GPU."""
+    return unittest.skipIf(_no_second, f"not here: a second GPU; {_no_second}")(noted("gpu")(item))
+
+
+def emulated_gpu(item: Any) -> Any:
+    """Decorates a test class or method that needs the emulated GPU, not any other."""
+    return unittest.skipUnless(EMULATED, _small_gpu)(noted("gpu")(item))
+
+
+needs_torch = unittest.skipUnless(find_spec("torch"), "not here: PyTorch")
+needs_torchvision = unittest.skipUnless(
+    find_spec("torch") and find_spec("torchvision"), "not here: PyTorch with torchvision"
+)
 
 
 def native_contexts() -> list[Context]:
@@ -52,6 +87,7 @@ def require(ctx: Context) -> Callable[[Any], Any]:
     reason = unavailable(ctx)
 
     def decorate(item: Any) -> Any:
+        noted(ctx.name)(item)
         if reason is None:
             return item
         if settings.require_gpu:

@@ -14,7 +14,7 @@ from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import DataError, GraphError, ShapeError
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, require
+from support.devices import native_contexts, needs_torch, require
 from support.formulas_optim import (
     STEPS,
     adagrad,
@@ -454,7 +454,7 @@ class Use(unittest.TestCase):
             ad.sgd_update_op(p, p, lr, count=lr, every=2)
 
 
-@unittest.skipUnless(torch, "PyTorch is not installed")
+@needs_torch
 class AgainstTorch(unittest.TestCase):
     """Ten steps by PyTorch in float64 and on every device that is here."""
 

@@ -27,7 +27,7 @@ from dlsys.executor.tune import autotune as tune
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.tuning_cache import Measurement, tuning_cache
 from dlsys.settings import settings
-from support.devices import require
+from support.devices import require, slow
 from support.small_runs import OnStep, final, loader, model, sgd, timeless
 
 EPOCHS, STEPS = 4, 20  # 5 batches an epoch
@@ -250,6 +250,7 @@ class Resume:
         with np.load(folder / "final.npz") as values:
             return dict(values)
 
+    @slow
     def test_kill_at_random_moments(self) -> None:
         epochs = 6
         whole, killed = self.folder / "whole", self.folder / "killed"

@@ -14,7 +14,7 @@ from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from support.devices import needs_torch, require
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 
@@ -230,7 +230,7 @@ class GpuGraph(Graph, unittest.TestCase):
     ctx = gpu(0)
 
 
-@unittest.skipUnless(torch, "PyTorch is not installed")
+@needs_torch
 class AgainstTorch(unittest.TestCase):
     def follow(self, schedule: optim.Schedule, make: Any, lr: float = 0.5) -> None:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
