@@ -113,7 +113,6 @@ class Math:
         found = self.run_op(ad.softplus_op, np.float32([INF, -INF, NAN, 100]))
         np.testing.assert_array_equal(found, np.float32([INF, 0, NAN, 100]))
 
-
     def test_gelu_over_its_whole_range(self) -> None:
         x = np.linspace(-13.1, 9, 30_001).astype(np.float32)
         wide = x.astype(np.float64)

@@ -811,7 +811,8 @@ def losses() -> dict[str, Oracle]:
         ),
         "huber": local(
             lambda d, delta: F.huber_loss(d, torch.zeros_like(d), "none", delta),
-            draw=thresholds, order=1,
+            draw=thresholds,
+            order=1,
         ),
         "huber_loss": Oracle(
             reduced(lambda p, t, delta: F.huber_loss(p, t, "none", delta)),

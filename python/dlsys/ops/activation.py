@@ -46,8 +46,8 @@ _LOGIT = (
     -2.791021903e-9, 2.460114391e-7, -7.788549141e-6, 1.102891358e-4, 6.499503889e-5,
     -7.266509663e-2, -1.595770395,
 )  # fmt: skip
-# exp(z² / 2) (1 - Φ(z)) / t as a polynomial in t = 1 / (z + 2.25), highest power first: its relative
-# error from -_FAR to 14.6, from where on float32 has no such number, is 8e-9.
+# exp(z² / 2) (1 - Φ(z)) / t as a polynomial in t = 1 / (z + 2.25), highest power first: its
+# relative error from -_FAR to 14.6, where float32 ends, is 8e-9.
 _MILLS = (
     30.2068129348, -25.7350527125, 2.25832427175, 1.55226754317, 1.63830517108, 0.897061782791,
     0.398949633119,

@@ -160,9 +160,7 @@ def target_of(loss: str, prediction: Node, target: Any) -> Any:
     return target_op(prediction, as_node(target), loss=loss)
 
 
-def _huber(
-    d: np.ndarray, inner: np.ndarray, half: np.ndarray, y: np.ndarray, delta: float
-) -> None:
+def _huber(d: np.ndarray, inner: np.ndarray, half: np.ndarray, y: np.ndarray, delta: float) -> None:
     np.clip(d, -delta, delta, out=inner)
     np.multiply(inner, 0.5, out=half)
     np.subtract(d, half, out=y)
