@@ -247,9 +247,11 @@ def _far_gelu(x: np.ndarray) -> np.ndarray:
 
 def _far_gelu_gradient(x: np.ndarray, g: np.ndarray) -> np.ndarray:
     ratio, bell = _mills(x)
-    np.add(ratio, x * np.float32(1 / math.sqrt(2 * math.pi)), out=ratio)
-    np.multiply(bell, ratio, out=bell)
-    return np.multiply(bell, g, out=bell)
+    slope = np.multiply(x, 1 / math.sqrt(2 * math.pi))
+    np.multiply(bell, slope, out=slope)
+    np.multiply(bell, ratio, out=ratio)
+    np.add(ratio, slope, out=ratio)  # in float32, where 0 and -0 make the 0 of native devices
+    return np.multiply(ratio, g, out=ratio)
 
 
 class _Tailed(Parametric):
