@@ -96,7 +96,7 @@ LINT_AND_TEST := lint,test
 ready: $(call READY,$(LINT_AND_TEST))
 	@$(if $(VENV),touch $(call READY,lint) $(call READY,test))
 
-# All tests but those that are marked slow (tests/devices.py), such as whole trainings, installations
+# All tests but those that are marked slow (tests/support/devices.py), such as whole trainings, installations
 # and kills, and but the rows of the operator table with large arrays.
 test-quick: $(call READY,test)
 	+@$(SUBMAKE) optional-lib

@@ -725,5 +725,10 @@ WITHOUT = {
         "matmul_bias", "matmul_map", "matmul_gradient", "matmul_sums", "fused_cross_entropy",
         "fused_sparse_cross_entropy", "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient",
+        "batch_normalize_map", "batch_normalize_map_gradient", "batch_normalize_map_sums",
+        "batch_normalize_relu_sums_output_1", "batch_normalize_relu_sums_output_2",
+        "batch_normalize_relu_sums_recomputed_1", "batch_normalize_relu_sums_recomputed_2",
+        "batch_normalize_sums_single_pass", "batch_statistics_single_pass", "matmul_u8",
+        "matmul_u8_bias", "scaled", "shuffled_rows",
     ), _FUSED),
 }  # fmt: skip

@@ -222,7 +222,7 @@ UNARY = (
     ad.softplus_op, ad.hard_sigmoid_op, ad.hard_swish_op, ad.leaky_relu_op, ad.elu_op,
     lambda x: -x, lambda x: x + 0.3, lambda x: x * -0.7, lambda x: x / 3, lambda x: 0.3 - x,
     lambda x: 2 / x, lambda x: x**2, lambda x: x**1.7, lambda x: 1.3**x,
-    lambda x: ad.clip_op(x, -0.5, 0.8), lambda x: huber_op(x, 0.7),
+    lambda x: ad.clip_op(x, -0.5, 0.8), lambda x: huber_op(x, delta=0.7),
     lambda x: cast_op(cast_op(10 * x, np.int64), np.float32),
 )  # fmt: skip
 BINARY: tuple[Callable[..., Any], ...] = (

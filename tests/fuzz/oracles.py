@@ -943,6 +943,11 @@ WITHOUT: dict[str, str] = {
     ),
     "what passes make of the operators here, with the fused graphs of fuzz/training.py": (
         "matmul_bias matmul_map matmul_gradient matmul_sums fused_cross_entropy "
+        "batch_normalize_map batch_normalize_map_gradient batch_normalize_map_sums "
+        "batch_normalize_relu_sums_output_1 batch_normalize_relu_sums_output_2 "
+        "batch_normalize_relu_sums_recomputed_1 batch_normalize_relu_sums_recomputed_2 "
+        "batch_normalize_sums_single_pass batch_statistics_single_pass matmul_u8 matmul_u8_bias "
+        "scaled shuffled_rows "
         "fused_sparse_cross_entropy pointwise conv2d_pool conv2d_pool_data_gradient "
         "conv2d_pool_filter_gradient conv2d_pool_filter_bias_gradient"
     ),

@@ -68,6 +68,28 @@ class TiesAndNan:
         expected[1, :, 4] = 1
         np.testing.assert_array_equal(gradient, expected)
 
+    def test_the_largest_of_a_wide_window_is_the_first(self) -> None:
+        rng = np.random.default_rng(4)
+        x = ad.Variable("x")
+        for plane, window in (((37, 45), None), ((30, 80), (29, 70)), ((1, 63), (1, 17))):
+            array = rng.integers(-9, 9, (2, 6, *plane)).astype(np.float32)
+            flat = array.reshape(12, -1)
+            flat[1] = -INF
+            flat[2, [3, -1]] = flat[3, -1] = INF
+            flat[4, len(flat[4]) // 2] = flat[5, -1] = flat[6, [0, -2]] = NAN
+            pooled = ad.max_pool2d(x, window or plane, stride=1)
+            gradient = ad.gradients(ad.sum_op(pooled), [x])[0]
+            found = self.run_nodes([pooled, gradient], {x: array})
+            views = np.lib.stride_tricks.sliding_window_view(array, window or plane, (2, 3))
+            first = views.reshape(*views.shape[:4], -1).argmax(-1)  # NaN counts as the largest
+            expected, counts = np.empty(first.shape, np.float32), np.zeros_like(array)
+            for n, c, i, j in np.ndindex(first.shape):
+                down, across = np.unravel_index(first[n, c, i, j], window or plane)
+                expected[n, c, i, j] = array[n, c, i + down, j + across]
+                counts[n, c, i + down, j + across] += 1
+            np.testing.assert_array_equal(found[0], expected)
+            np.testing.assert_array_equal(found[1], counts)
+
     def test_logsumexp_is_stable(self) -> None:
         x = ad.Variable("x")
         for array in self.columns():

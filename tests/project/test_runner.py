@@ -11,9 +11,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-import leaks
-
-from support import seeds
+from support import leaks, seeds
 from support.devices import slow
 
 DOOMED = """

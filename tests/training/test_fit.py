@@ -324,7 +324,7 @@ class Fit:
         for good_for, count in ((60.0, 8 + 8 + 1), (-1.0, 8 + 3 + 1)):
             runs.clear()
             with (
-                mock.patch.object(train.run, "_GOOD_FOR", good_for),
+                mock.patch.object(train.run, "_FINITE_STATE_SECONDS", good_for),
                 mock.patch.object(ad.Executor, "run", counted),
                 self.assertRaisesRegex(DivergedError, "in step 8 "),
             ):

@@ -253,7 +253,7 @@ class Texts(unittest.TestCase):
         lines = str(model.summary((7, 3), np.int64)).splitlines()
         self.assertEqual(len({len(line) for line in lines[:-1]}), 1, "columns are aligned")
         self.assertEqual(lines[3].split(), ["0", "Embedding", "(7,", "3,", "4)", "40", "84"])
-        self.assertIn("66 parameters and 0 numbers in buffers, 264 bytes; 434", lines[-1])
+        self.assertIn("66 parameters and 0 elements in buffers, 264 bytes; 434", lines[-1])
 
     def test_summary_of_layers_with_several_inputs_and_outputs(self) -> None:
         rows = {row.name: row for row in OfTwo().summary((5, 3)).rows}

@@ -52,7 +52,7 @@ _LOGIT = (
     -7.266509663e-2, -1.595770395,
 )  # fmt: skip
 # exp(z² / 2) (1 - Φ(z)) / t as a polynomial in t = 1 / (z + 2.25), highest power first: its
-# relative error from -_FAR to 14.6, from where on float32 has no such number, is 8e-9.
+# relative error from -_FAR to 14.6, where float32 ends, is 8e-9.
 _MILLS = (
     30.2068129348, -25.7350527125, 2.25832427175, 1.55226754317, 1.63830517108, 0.897061782791,
     0.398949633119,
@@ -252,9 +252,11 @@ def _far_gelu(x: np.ndarray) -> np.ndarray:
 
 def _far_gelu_gradient(x: np.ndarray, g: np.ndarray) -> np.ndarray:
     ratio, bell = _mills(x)
-    np.add(ratio, x * np.float32(1 / math.sqrt(2 * math.pi)), out=ratio)
-    np.multiply(bell, ratio, out=bell)
-    return np.multiply(bell, g, out=bell)
+    slope = np.multiply(x, 1 / math.sqrt(2 * math.pi))
+    np.multiply(bell, slope, out=slope)
+    np.multiply(bell, ratio, out=ratio)
+    np.add(ratio, slope, out=ratio)  # in float32, where 0 and -0 make the 0 of native devices
+    return np.multiply(ratio, g, out=ratio)
 
 
 class _Tailed(Parametric):
