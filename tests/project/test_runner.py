@@ -131,7 +131,7 @@ class Marks(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "marked.py").write_text(MARKED)
             return subprocess.run(
-                [sys.executable, Path(__file__).with_name("run.py"), *options, "marked"],
+                [sys.executable, Path(__file__).parents[1] / "run.py", *options, "marked"],
                 env={
                     **os.environ, "PYTHONPATH": folder, "DLSYS_REQUIRE_GPU": "0",
                     "DLSYS_LIBRARY": "/nowhere/libdlsys.so",
@@ -181,7 +181,7 @@ class Seeds(unittest.TestCase):
     def test_nothing_else_reads_it(self) -> None:
         readers = [
             path.name
-            for path in Path(__file__).parent.rglob("*.py")
+            for path in Path(__file__).parents[1].rglob("*.py")
             if "environ" in (text := path.read_text()) and f'"{seeds.VARIABLE}"' in text
         ]
         self.assertEqual(readers, ["seeds.py"])
