@@ -729,6 +729,6 @@ WITHOUT = {
         "batch_normalize_relu_sums_output_1", "batch_normalize_relu_sums_output_2",
         "batch_normalize_relu_sums_recomputed_1", "batch_normalize_relu_sums_recomputed_2",
         "batch_normalize_sums_single_pass", "batch_statistics_single_pass", "matmul_u8",
-        "matmul_u8_bias", "scaled", "shuffled_rows",
+        "matmul_u8_bias", "scaled", "shuffled_rows", "shuffled_rows_labels",
     ), _FUSED),
 }  # fmt: skip

@@ -161,7 +161,7 @@ class GpuChoosing(Cached):
         found = []
         for mode in ("full", "cached", "off"):
             self.mode(mode)
-            with self.times(rule=10, **dict.fromkeys(names, 10) | {best: 5}) as said:
+            with self.times(heuristic=10, **dict.fromkeys(names, 10) | {best: 5}) as said:
                 executor = ad.Executor(network()[2], gpu(0), "tf32")
                 found.append([executor.run({}, True)[0] for _ in range(3)])
                 chosen = executor.report().plans[0].algorithms

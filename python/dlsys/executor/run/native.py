@@ -120,14 +120,16 @@ class Program:
         return fetched
 
     @contextlib.contextmanager
-    def _rolled_back(self) -> Iterator[None]:
-        """Rolls a run back if a step fails behind an update."""
-        if not self._may_fail:
+    def _rolled_back(self, waits: bool = False) -> Iterator[None]:
+        """Rolls a run back if a step fails behind an update, or if a kernel that it `waits` for on
+        a GPU finds a fault.
+        """
+        if not self._may_fail and not (waits and self._target.streams):
             yield
             return
         with self._rollback or contextlib.nullcontext():
             yield
-        self._may_fail = self._target.streams  # the CPU has all of its memory now (rollback.py)
+        self._may_fail &= self._target.streams  # the CPU has all of its memory now (rollback.py)
 
     def _launch(self, on: int) -> None:
         for segment in self.segments:
@@ -164,7 +166,7 @@ class Program:
         on = stream(self._ctx)
         fetched, keep = self._prepare(feeds, on, self._on_host)
         try:
-            with self._rolled_back():
+            with self._rolled_back(waits=True):
                 ms = [t for segment in self.segments for t in segment.timed(on)]
         finally:
             del keep
