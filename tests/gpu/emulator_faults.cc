@@ -140,14 +140,14 @@ void CheckOrder() {
   cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
   cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
   cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  dlsys::cuda::BeginRecording(0, stream);
+  dlsys::cuda::BeginCapture(0, stream);
   Say("an event on a stream that records is refused",
       cudaEventRecord(event, stream) == cudaErrorStreamCaptureUnsupported);
   bool fine = true;
   try {
     dlsys::cuda::Order(0, other, stream);
     dlsys::cuda::Order(0, stream, other);
-    dlsys::cuda::BeginRecording(0, second);
+    dlsys::cuda::BeginCapture(0, second);
     dlsys::cuda::Order(0, stream, second);
     dlsys::cuda::WaitFor("wait", 0, stream);
     dlsys::cuda::WaitFor("wait", 0, other);
@@ -155,8 +155,8 @@ void CheckOrder() {
     fprintf(stderr, "%s\n", error.what());
     fine = false;
   }
-  fine &= dlsys::cuda::EndRecording(0, stream, &graph) == cudaSuccess;
-  fine &= dlsys::cuda::EndRecording(0, second, &graph_of_second) == cudaSuccess;
+  fine &= dlsys::cuda::EndCapture(0, stream, &graph) == cudaSuccess;
+  fine &= dlsys::cuda::EndCapture(0, second, &graph_of_second) == cudaSuccess;
   cudaGraphGetNodes(graph, nullptr, &count);
   Say("waits around recordings are no part of them", fine && count == 0);
   cudaGraphDestroy(graph);
