@@ -21,8 +21,8 @@ from dlsys.settings import settings
 from graphs import Training
 
 FOREVER = 10**6
-STEPS = 20 if EMULATED else 40
-WORTH = 2 if EMULATED else recording._WORTH  # so that STEPS pay for recording several runs
+STEPS = 12 if EMULATED else 40
+WORTH = 1 if EMULATED else recording._WORTH  # so that STEPS pay for recording several runs
 
 
 def perceptron() -> nn.Module:
