@@ -272,7 +272,7 @@ class GpuRuns(Runs, unittest.TestCase):
 
         def fails(segment: Segment, on: int) -> None:
             run(segment, on)
-            if any(step.node.op.writes for step in segment._steps):
+            if any(step.node.op.writes for step in segment.steps):
                 raise KernelError("behind the updates")
 
         plain = mock.patch.object(settings, "capture", False)

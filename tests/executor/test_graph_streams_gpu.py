@@ -22,8 +22,8 @@ from support.devices import EMULATED, fewer, require, slow
 from support.graphs import Training
 
 FOREVER = 10**6
-STEPS = 20 if EMULATED else 40
-WORTH = 2 if EMULATED else captured._WORTHWHILE  # so that STEPS pay for recording several runs
+STEPS = 12 if EMULATED else 40
+WORTH = 1 if EMULATED else captured._WORTHWHILE  # so that STEPS pay for recording several runs
 
 
 def perceptron() -> nn.Module:

@@ -19,7 +19,7 @@ import dlsys
 from dlsys import nn, optim, train
 from dlsys.data import Loader, Rotate, Shift
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, needs_torch, require, slow
+from support.devices import native_contexts, require, slow
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 
@@ -79,7 +79,7 @@ class Repeatable(unittest.TestCase):
 
 
 @require(gpu(0))
-@needs_torch
+@unittest.skipUnless(torch and torch.cuda.is_available(), "not here: PyTorch with CUDA")
 class BesidePyTorch(unittest.TestCase):
     """Several trainings of both in one process, at the same time."""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import GraphError
+from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...ndarray import NDArray, launch
 from ...runtime.device import Context
@@ -233,7 +233,10 @@ def workspace_nbytes(step: Step, ctx: Context) -> int:
     signature = library.signature[ctx.kernel_device, kernel].rstrip("s")
     inputs, outputs = [*map(planned, step.inputs)], [*map(planned, step.outputs)]
     arguments = in_kernel_order(node, signature, inputs, outputs)
-    return library.workspace(ctx.kernel_device, kernel, *arguments, device_id=ctx.device_id)
+    try:
+        return library.workspace(ctx.kernel_device, kernel, *arguments, device_id=ctx.device_id)
+    except KernelError:  # the run will say so, if memory for such arrays is found at all
+        return 0
 
 
 def in_kernel_order(

@@ -13,7 +13,6 @@ algorithms. The precision is part of a measurement's key, so no algorithm change
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import sys
 import threading
@@ -113,6 +112,8 @@ def _environment(ctx: Context) -> str:
 
 @functools.cache
 def _digest(path: str) -> str:
+    import hashlib  # a tenth of the time that importing the package takes
+
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
