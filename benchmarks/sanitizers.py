@@ -65,12 +65,12 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "-m",
         "unittest",
         "-v",
-        "test_operators",
-        "test_gpu_op",
-        "test_gemm_epilogue",
-        "test_weight_update_gpu",
-        "test_uint8_kernels",
-        "test_fused_batch_norm",
+        "ops.test_operators",
+        "native.test_gpu_op",
+        "fusion.test_gemm_epilogue",
+        "fusion.test_weight_update_gpu",
+        "fusion.test_uint8_kernels",
+        "fusion.test_fused_batch_norm",
     ]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
     env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}

@@ -320,13 +320,12 @@ inline float* Out(const char* op, DLArray* a) {
 
 #define DLSYS_CONCAT2(a, b) a##b
 #define DLSYS_CONCAT(a, b) DLSYS_CONCAT2(a, b)
-#define DLSYS_KERNEL_NAMED(device, id, name, ...)                                                \
-  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(kernel_##device##_##id##_, \
-                                                                      __LINE__)(                 \
-      DLKernelEntry{name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig,                            \
-                    (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call,                                  \
-                    &::dlsys::Thunk<&__VA_ARGS__>::Invoke, nullptr,                            \
-                    ::dlsys::kWorkspace<::dlsys::Thunk<&__VA_ARGS__>>, __FILE__, __LINE__})
+#define DLSYS_KERNEL_NAMED(device, id, name, ...)                                                 \
+  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(kernel_##device##_##id##_,  \
+                                                                      __LINE__)(DLKernelEntry{    \
+      name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig,                                           \
+      (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call, &::dlsys::Thunk<&__VA_ARGS__>::Invoke, nullptr, \
+      ::dlsys::kWorkspace<::dlsys::Thunk<&__VA_ARGS__>>, __FILE__, __LINE__})
 #define DLSYS_KERNEL(device, name, ...) DLSYS_KERNEL_NAMED(device, name, #name, __VA_ARGS__)
 // Says which arguments a kernel serves: a function of them, without the stream, that gives a bool.
 // It goes behind DLSYS_KERNEL. Where it fails, as by the kernel's own checks, the kernel does not
