@@ -287,8 +287,8 @@ void RunUnfused(const char* op, DLContext ctx, const Layers& layers, const Label
     RunGemm(op, p, stream);
     x = p.c;
   }
-  RunFusedCrossEntropy(op, ctx.device_id, x, rows, classes, labels, layers.dlogits, loss_args.meeting,
-          loss_args.scale, loss_args.loss, stream);
+  RunFusedCrossEntropy(op, ctx.device_id, x, rows, classes, labels, layers.dlogits,
+                       loss_args.meeting, loss_args.scale, loss_args.loss, stream);
   const float* dy = layers.dlogits;
   for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
     const Layer& layer = layers.of[l];

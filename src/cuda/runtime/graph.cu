@@ -172,11 +172,7 @@ bool IsOneKernel(const Nodes& nodes) {
 class DependencyBuilder {
  public:
   DependencyBuilder(const DLGraphStreams* streams, int64_t tasks, cudaStream_t stream)
-      : streams_(streams),
-        stream_(stream),
-        ends_(tasks),
-        tails_(tasks),
-        has_nodes_(tasks) {}
+      : streams_(streams), stream_(stream), ends_(tasks), tails_(tasks), has_nodes_(tasks) {}
   ~DependencyBuilder() {
     allow_pdl = true;
     next_dependencies = nullptr;
