@@ -103,6 +103,7 @@ class Convolution:
         self.assertEqual(indices.dtype, np.int32)
         np.testing.assert_array_equal(dx, spread(np.full(y.shape, 3.0), indices, (9, 8)))
 
+    @slow
     @needs_torch
     def test_against_pytorch(self) -> None:
         """A grid of strides, paddings, dilations and groups against PyTorch on the CPU."""

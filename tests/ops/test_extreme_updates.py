@@ -15,7 +15,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import needs_torch, require
+from support.devices import needs_torch, require, slow
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 
@@ -104,6 +104,7 @@ class Extremes:
         largest = np.maximum.accumulate(np.abs(wanted))
         self.assertLessEqual((np.abs(np.subtract(got, wanted)) / (largest + 1)).max(), 1e-6)
 
+    @slow
     @needs_torch
     def test_steps_are_those_of_pytorch(self) -> None:
         for name, ours, theirs in CASES:

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import before_after
 import measure
 
+from support.devices import slow
+
 PACKAGE = str(measure.ROOT / "python")
 
 
@@ -22,6 +24,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@slow
 class Bits(unittest.TestCase):
     def test_runs_agree_and_another_bit_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -57,6 +60,7 @@ class Bits(unittest.TestCase):
         self.assertIn("apart by 1.2e-01 of the largest, 50.0% of the elements", done.stdout)
 
 
+@slow
 class BeforeAfter(unittest.TestCase):
     def test_a_package_beside_itself(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
