@@ -164,7 +164,9 @@ def main() -> int:
     from dlsys.runtime.device import gpu, unavailable
     from dlsys.settings import settings
 
-    settings.tune = "off"  # by rule, whatever this machine's user has measured; the race asks anew
+    settings.tune = (
+        "off"  # the heuristic, whatever this machine's user has measured; the race asks anew
+    )
     reason = unavailable(gpu(0))
     if reason is not None:
         print(f"no GPU benchmark here: {reason}", file=sys.stderr)

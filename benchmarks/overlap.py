@@ -257,7 +257,7 @@ def main() -> int:
     if reason is not None:
         print(f"no GPU benchmark here: {reason}", file=sys.stderr)
         return 1
-    settings.tune = "off"  # by rule, whatever this machine's user has measured
+    settings.tune = "off"  # the heuristic, whatever this machine's user has measured
     works = {work.name: work for work in workloads.NAMED}
     found: list[dict[str, Any]] = []
     for name, dtype in FED:

@@ -6,7 +6,7 @@ Leaves results/race.json; as a part of gpu.py, its results are there. A time is 
 over many that are queued together and waited for once, the median of the rounds. dlsys and JAX's
 scan take shuffled batches from data on the device; the others are fed one batch that lies there.
 
-dlsys takes part with the implementations that its kernels choose by rule; as `tuned` with those
+dlsys takes part with the algorithms of its kernels' heuristics; as `tuned` with those
 that DLSYS_TUNE=full measures; and as `warm`, the first two steps of a new process that finds those
 kept, in a file of the race's own: what was measured before does not enter.
 """
@@ -93,7 +93,7 @@ def processes(
         of_these = [mode for mode in several if mode in asked]
         drawn = ["--drawn", str(options.drawn), "--seed", str(options.seed)]
         if of_these:
-            more = drawn if several is TUNINGS[0][1] else []  # those go by rule
+            more = drawn if several is TUNINGS[0][1] else []  # those take the heuristic
             settings = {"DLSYS_TUNE": tune, "DLSYS_TUNE_CACHE": choices}
             yield [*passed, *more, "--modes", ",".join(of_these)], settings
 

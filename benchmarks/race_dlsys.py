@@ -53,7 +53,7 @@ def started(work: Work, precision: str, dataset: Dataset) -> tuple[ad.Executor, 
 
 
 def chosen(executor: ad.Executor) -> dict[str, str]:
-    """The implementations that are not those by rule, by what they are of."""
+    """The algorithms that are not the heuristic's, by the kernels that they are of."""
     return {key: name for key, name in executor.algorithms().items() if name}
 
 

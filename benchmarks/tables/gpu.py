@@ -154,13 +154,13 @@ def drawn(results: Results) -> str:
     ]
     head = [
         "training step, fp32", "ms", "kernels", "floor, ms", "floor / ms", "beside a named one",
-        "first two steps, s: by rule", "tuning", "tuned before",
+        "first two steps, s: heuristic", "tuning", "tuned before",
     ]  # fmt: skip
     note = (
         "A floor is the launch of one graph, 1.4 µs, and the floating-point operations at 61 "
         "TFLOP/s. Beside a named one: how many times further from its floor than the named network "
         "of its kind with the floor nearest to its own. The first two steps hold planning, the "
-        "first run and the recording; in a process that chooses by rule, in one that measures "
+        "first run and the recording; in a process that takes the heuristic, in one that measures "
         "what to choose (DLSYS_TUNE=full), and in a new one that finds what was measured."
     )
     return f"{rows(head, body)}\n\n{note}"

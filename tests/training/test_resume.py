@@ -322,7 +322,7 @@ class CpuResume(Resume, unittest.TestCase):
         tuning_cache().add(tune._environment(cpu(0)), {small: chosen})
         told = self.images(3, resume=self.folder)
         self.assertEqual(len(told), 1)
-        self.assertRegex(told[0], r"other kernels \(conv2d_bias .*: by rule, now implicit_gemm\)")
+        self.assertRegex(told[0], r"other kernels \(conv2d_bias .*: heuristic, now implicit_gemm\)")
         now = train.load(self.folder).header["kernels"]["choices"]
         self.assertEqual(now, had | {small: "implicit_gemm"})
         self.assertEqual(self.images(4, resume=self.folder), [])

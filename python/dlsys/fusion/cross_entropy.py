@@ -28,7 +28,7 @@ from ..passes.pipeline import Options, Pass
 from ..passes.rewrite import Graph, Pattern, exchange, value_of
 from .body import Body, Fused, close, in_shape, shaped
 
-WORKSPACE = 512  # int32 by which the kernel's blocks reduce: kMeetingPlaces and an arrival counter
+WORKSPACE = 512  # int32 by which the kernel's blocks reduce: kMaxPartials and an arrival counter
 
 
 class FusedCrossEntropy(Fused):

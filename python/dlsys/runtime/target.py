@@ -5,12 +5,9 @@ never which device it is, so a new backend changes this file and the native libr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from dlsys.runtime.device import Context
 from dlsys.runtime.library import DL_GPU, MAX_NDIM, Library, load
@@ -22,41 +19,36 @@ class Target:
 
     Attributes:
         name: its column of the library's kernel table ("cpu", "cuda"), or "numpy".
-        kernels: the dtypes that each kernel serves; an empty set stands for those of its operator.
+        kernels: the names of its kernels.
         native: steps are kernels of the native library; else every operator runs its numpy form.
         streams: kernels are launched on streams and the host runs ahead of them. Where it is False,
             a kernel is a call that returns when its work is done.
         capture: the steps of a plan can be captured as a graph and replayed by one launch.
-        pdl: a kernel may be set up while its predecessor ends (programmatic dependent launch).
-        tensor_cores: precision tf32 runs on units of its own.
-        asked: the library's answer to `fits`.
+        kernel_fits: the library's answer to `fits`.
         max_ndim: the most dimensions of an array.
     """
 
     name: str
-    kernels: Mapping[str, frozenset[np.dtype]] = field(repr=False)
+    kernels: Container[str] = field(repr=False)
     native: bool = True
     streams: bool = False
     capture: bool = False
-    pdl: bool = False
-    tensor_cores: bool = False
-    asked: Callable[..., bool] = field(default=lambda kernel, *arguments: True, repr=False)
+    kernel_fits: Callable[..., bool] = field(default=lambda kernel, *arguments: True, repr=False)
     max_ndim: int = MAX_NDIM
 
-    def has(self, kernel: str | None, dtype: np.dtype | None = None) -> bool:
-        """True when the target has a kernel, for elements of `dtype` where one is given."""
-        served = self.kernels.get(kernel) if kernel is not None else None
-        return served is not None and (dtype is None or not served or dtype in served)
+    def has(self, kernel: str | None) -> bool:
+        """True when the target has a kernel of this name."""
+        return kernel is not None and kernel in self.kernels
 
     def fits(self, kernel: str, *arguments: Any) -> bool:
         """True when a kernel that the target has does a call, no slower than several kernels do.
 
         The arguments are those of the call: numbers, and a Spec for each array.
         """
-        return self.asked(kernel, *arguments)
+        return self.kernel_fits(kernel, *arguments)
 
 
-NUMPY = Target("numpy", MappingProxyType({}), native=False, max_ndim=32)
+NUMPY = Target("numpy", frozenset(), native=False, max_ndim=32)
 
 
 def target_of(ctx: Context | None) -> Target:
@@ -71,13 +63,6 @@ def target_of(ctx: Context | None) -> Target:
 
 @functools.cache
 def _native_target(library: Library, name: str, gpu: bool) -> Target:
-    kernels = {kernel: frozenset[np.dtype]() for column, kernel in library.index if column == name}
-    return Target(
-        name,
-        MappingProxyType(kernels),
-        streams=gpu,
-        capture=gpu,
-        pdl=gpu,
-        tensor_cores=gpu,
-        asked=functools.partial(library.fits, name),
-    )
+    kernels = frozenset(kernel for column, kernel in library.index if column == name)
+    fits = functools.partial(library.fits, name)
+    return Target(name, kernels, streams=gpu, capture=gpu, kernel_fits=fits)

@@ -40,7 +40,7 @@ class Kernels:
         if other:
             self._before = {}
             key, more = other[0], f" and {len(other) - 1} more" if len(other) > 1 else ""
-            names = f"{had[key] or 'by rule'}, now {now[key] or 'by rule'}"
+            names = f"{had[key] or 'heuristic'}, now {now[key] or 'heuristic'}"
             warnings.warn(
                 f"{self._resumed} is of a run with other kernels ({key.split(' | ')[0]}: {names}"
                 f"{more}), so this one will not end with the bits that it would have had; "
