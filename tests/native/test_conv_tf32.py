@@ -11,7 +11,7 @@ from dlsys import autodiff as ad
 from dlsys.passes.precision import set_precision
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import fewer, require, slow
-from support.samples_conv import convolved, data_gradient, filter_gradient
+from support.families.conv import convolved, data_gradient, filter_gradient
 
 FACTOR_EPS = 2.0**-10  # of a product of two factors that are each rounded to 10 bits
 SUM_EPS = 2.0**-23

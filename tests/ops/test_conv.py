@@ -13,8 +13,8 @@ from dlsys import ndarray
 from dlsys.ops.conv.im2col import CHUNK_NBYTES
 from dlsys.ops.conv.pooling import max_pool_op
 from support.devices import EMULATED, needs_torch, require, slow
-from support.samples_conv import convolved, data_gradient, filter_gradient
-from support.samples_pool import first_indices, max_pooled, spread
+from support.families.conv import convolved, data_gradient, filter_gradient
+from support.families.pooling import first_indices, max_pooled, spread
 from support.seeds import SEED
 
 IMAGES = 16 if EMULATED else 64  # of large layers

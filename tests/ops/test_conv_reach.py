@@ -1,6 +1,6 @@
 """One element that is not finite makes those results not finite that it has a part in.
 
-What it meets of the zeros that pad x is a part: 0 · NaN is NaN in the formula of samples_conv.py,
+What it meets of the zeros that pad x is a part: 0 · NaN is NaN in the formula of families/conv.py,
 though depthwise kernels leave those products out, so that there either is right. Beyond that no
 result may show it, with one exception: a GPU makes gradients for the data by products that pad dy
 with zeros, as those of cuDNN do, where a bad filter element reaches elements that it has no part

@@ -1,4 +1,4 @@
-"""Facts that the rows of samples_layout.py cannot state: errors of values, memory, random
+"""Facts that the rows of families/movement.py cannot state: errors of values, memory, random
 attributes, and PyTorch.
 """
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from support.families.conv import convolved
+from support.families.losses import class_loss, largest
+from support.families.pooling import of_gradient, with_indices
+from support.families.statistics import distinct
 from support.formulas_layout import resized
 from support.rows import Case, Domain, Shape, classes, extreme, signed
-from support.samples_conv import convolved
-from support.samples_losses import class_loss, largest
-from support.samples_pool import of_gradient, with_indices
-from support.samples_statistics import distinct
 
 
 class Draw:

@@ -1,4 +1,4 @@
-"""Independent formulas for the rows of samples_layout.py, samples_join.py and samples_image.py."""
+"""Independent formulas for the rows of families/movement.py, concat.py and resize.py."""
 
 from __future__ import annotations
 

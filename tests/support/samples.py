@@ -18,6 +18,26 @@ from dlsys import autodiff as ad
 from dlsys.graph.node import hooks
 from dlsys.ops import elementwise, leaf, movement, power, reduce
 from dlsys.ops.optim import assign
+from support.families.accumulate import ACCUMULATE
+from support.families.activation import CHOICES, FUNCTIONS
+from support.families.concat import JOIN
+from support.families.conv import CONVOLUTION
+from support.families.device_batch import BATCHES
+from support.families.fused import FUSED
+from support.families.fused_conv import FUSED_CONV
+from support.families.fused_norm import FUSED_NORM
+from support.families.fused_pointwise import POINTWISE
+from support.families.fused_uint8 import FUSED_UINT8
+from support.families.loss import LOSSES, PRODUCTS, SOFTMAX
+from support.families.losses import LOSS_ROWS
+from support.families.matmul import PRODUCTS as MORE_PRODUCTS
+from support.families.movement import INDEX, RESHAPES
+from support.families.norm import NORMALIZATION
+from support.families.pooling import POOLING
+from support.families.random import RANDOM
+from support.families.resize import IMAGES
+from support.families.statistics import STATISTICS
+from support.families.update import RULES
 from support.formulas import (
     einsum_axes,
     expand,
@@ -41,26 +61,6 @@ from support.rows import (
     refuse,
     uniform,
 )
-from support.samples_accumulate import ACCUMULATE
-from support.samples_activation import CHOICES, FUNCTIONS
-from support.samples_batch import BATCHES
-from support.samples_conv import CONVOLUTION
-from support.samples_fused import FUSED
-from support.samples_fused_conv import FUSED_CONV
-from support.samples_fused_norm import FUSED_NORM
-from support.samples_fused_pointwise import POINTWISE
-from support.samples_fused_uint8 import FUSED_UINT8
-from support.samples_image import IMAGES
-from support.samples_join import JOIN
-from support.samples_layout import INDEX, RESHAPES
-from support.samples_loss import LOSSES, PRODUCTS, SOFTMAX
-from support.samples_losses import LOSS_ROWS
-from support.samples_norm import NORMALIZATION
-from support.samples_pool import POOLING
-from support.samples_product import PRODUCTS as MORE_PRODUCTS
-from support.samples_random import RANDOM
-from support.samples_statistics import STATISTICS
-from support.samples_update import RULES
 
 ONE = tuple(case(s) for s in [(), (1,), (7,), (0,), (3, 5), (0, 4), WIDE, (31, 33), (70_001,)])
 FEW = tuple(case(s) for s in [(), (7,), (0, 4), (37, 41)])

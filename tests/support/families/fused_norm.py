@@ -13,9 +13,8 @@ from dlsys import autodiff as ad
 from dlsys.fusion import batch_norm as fused
 from dlsys.fusion.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops.norm import batch_norm as norm
-from support.rows import Case, Sample, case, positive, signed
-from support.samples_fused import DACTS, FORMULAS, operator
-from support.samples_norm import (
+from support.families.fused import DACTS, FORMULAS, operator
+from support.families.norm import (
     CHANNELS,
     FIXED,
     PARTS,
@@ -28,6 +27,7 @@ from support.samples_norm import (
     sums,
     sums_scale,
 )
+from support.rows import Case, Sample, case, positive, signed
 
 Array = np.ndarray
 EPS = 1e-3

@@ -10,9 +10,9 @@ from dlsys import autodiff as ad
 from dlsys.fusion import uint8_inputs as fused
 from dlsys.fusion.body import ACTIVATIONS, close, with_uint8
 from dlsys.ops.random import device_batch
+from support.families.device_batch import NEXT, chosen, pixels
+from support.families.fused import SIZES, linear_formula, linear_scale, operator
 from support.rows import Case, Sample, case, signed
-from support.samples_batch import NEXT, chosen, pixels
-from support.samples_fused import SIZES, linear_formula, linear_scale, operator
 
 Array = np.ndarray
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dlsys.ops.random import device_batch
+from support.families.random import SEED, philox_words
 from support.rows import Sample, Shape, case, classes, product, refuse, signed
-from support.samples_random import SEED, philox_words
 
 # ---- formulas ----
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dlsys.ops.conv import pooling
+from support.families.conv import around, pair
 from support.rows import Case, Sample, case, refuse
-from support.samples_conv import around, pair
 
 # ---- formulas ----
 

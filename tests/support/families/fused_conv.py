@@ -14,8 +14,8 @@ from dlsys.fusion import conv_pool as fused_conv
 from dlsys.fusion.body import close
 from dlsys.fusion.conv_pool import CUT, Geometry
 from dlsys.ops.conv import convolution, pooling
+from support.families.conv import around, convolved, data_gradient, filter_gradient, sizes_of
 from support.rows import Case, Sample, case, signed
-from support.samples_conv import around, convolved, data_gradient, filter_gradient, sizes_of
 
 Array = np.ndarray
 
