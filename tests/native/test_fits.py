@@ -76,6 +76,6 @@ class FitsGpuTest(unittest.TestCase):
         x, logits = Spec((100, shapes[0][0]), FLOAT32), Spec((100, shapes[-1][1]), FLOAT32)
         values = [Spec((100, columns), FLOAT32) for _, columns in shapes[:-1]]
         name = next(name for device, name in load().index if device == "cuda" and "head" in name)
-        meeting, loss = Spec((512,), INT32), Spec((), FLOAT32)
-        given = x, weights, [], logits, meeting, 0, 1.0, 1.0, loss, logits, values, []
+        partials, loss = Spec((512,), INT32), Spec((), FLOAT32)
+        given = x, weights, [], logits, partials, 0, 1.0, 1.0, loss, logits, values, []
         return load().fits("cuda", name, *given)

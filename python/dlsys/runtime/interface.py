@@ -11,7 +11,6 @@ for numpy alone, too. A library that says anything else is refused when it is lo
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import sys
 from pathlib import Path
@@ -39,7 +38,6 @@ class Interface:
     """
 
     def __init__(self, text: str) -> None:
-        self._text = text
         self.enums: dict[str, int] = {}
         self.dtypes: dict[str, int] = {}
         self.limits: dict[str, int] = {}
@@ -66,13 +64,6 @@ class Interface:
                 self._fields[name].append((rest[0], rest[1]))
             else:
                 self._functions[name] = rest
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """A name for the text: 16 hexadecimal digits of its SHA-256."""
-        import hashlib
-
-        return hashlib.sha256(self._text.encode()).hexdigest()[:16]
 
     def fields(self, struct: str, **pointers: Any) -> list[tuple[str, Any]]:
         """The `_fields_` of a struct or union for ctypes. A pointer is c_void_p, or what `pointers`

@@ -91,9 +91,9 @@ __device__ __forceinline__ void ClearPadding(float* values, int columns) {
 }
 
 template <int kRows, bool kTensorCores, class Labels>
-__global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_constant__ Head given,
-                                                              Labels labels, GridReduction meeting,
-                                                              float scale, float* loss) {
+__global__ __launch_bounds__(kHeadThreads,
+                             1) void HeadKernel(const __grid_constant__ Head given, Labels labels,
+                                                GridReduction reduction, float scale, float* loss) {
   static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; FinishGridSum");
   float* const memory = DynamicShared<float>();
   __shared__ float of_warp[kWarps];
@@ -120,7 +120,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
     nbytes += Begin(head.copy[c], (float)blockIdx.x / (float)gridDim.x, memory, &arrivals);
   ClearPadding<kRows>(memory + head.gradients_at, head.classes);
   if (head.weights_ready) GridDependencySynchronize();
-  const unsigned arrival = Arrive(meeting);
+  const unsigned arrival = Arrive(reduction);
 #pragma unroll 1
   for (int64_t first = begin; first < head.rows; first += (int64_t)gridDim.x * kRows) {
     const int valid = (int)min((int64_t)kRows, head.rows - first);
@@ -159,7 +159,7 @@ __global__ __launch_bounds__(kHeadThreads, 1) void HeadKernel(const __grid_const
   sum = of_warp[0];
 #pragma unroll
   for (int k = 1; k < kWarps; k++) sum += of_warp[k];
-  FinishGridSum(sum, arrival, meeting, scale, loss);
+  FinishGridSum(sum, arrival, reduction, scale, loss);
 }
 
 }  // namespace mlp_head
@@ -263,7 +263,7 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
 }
 
 struct LossArgs {
-  GridReduction meeting;
+  GridReduction reduction;
   float scale;
   float* loss;
 };
@@ -288,7 +288,7 @@ void RunUnfused(const char* op, DLContext ctx, const Layers& layers, const Label
     x = p.c;
   }
   RunFusedCrossEntropy(op, ctx.device_id, x, rows, classes, labels, layers.dlogits,
-                       loss_args.meeting, loss_args.scale, loss_args.loss, stream);
+                       loss_args.reduction, loss_args.scale, loss_args.loss, stream);
   const float* dy = layers.dlogits;
   for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
     const Layer& layer = layers.of[l];
@@ -327,7 +327,7 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
   const auto kernel = tensor ? HeadKernel<kRows, true, Labels> : HeadKernel<kRows, false, Labels>;
   LaunchClusters(op, kernel, (unsigned)blocks, 1, kHeadThreads, shared, ComputeMajor(device) >= 9,
-                 stream, head, labels, loss_args.meeting, loss_args.scale, loss_args.loss);
+                 stream, head, labels, loss_args.reduction, loss_args.scale, loss_args.loss);
 }
 
 // Decodes `code`, ten bits per layer, the first one's lowest: activation (4), dact (4), whether W
@@ -388,12 +388,12 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
 }
 
 void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
-               const DLArrayList* biases, const DLArray* labels, const DLArray* meeting,
+               const DLArrayList* biases, const DLArray* labels, const DLArray* partials,
                int64_t code, float scale, DLArray* loss, DLArray* dlogits, DLArrayList* values,
                DLArrayList* gradients, bool sparse, float dy, DLStream stream) {
-  Enter(op, loss, x, labels, meeting, dlogits);
+  Enter(op, loss, x, labels, partials, dlogits);
   const Layers layers = CheckedLayers(op, x, weights, biases, code, dlogits, values, gradients);
-  const LossArgs loss_args{CheckedReduction(op, meeting), scale, CheckedLoss(op, loss)};
+  const LossArgs loss_args{CheckedReduction(op, partials), scale, CheckedLoss(op, loss)};
   if (sparse)
     return RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, dy), loss_args,
                       stream);
@@ -407,18 +407,18 @@ void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
 // loss = scale * sum of the rows' losses; dlogits = their gradients times dy; the layers' values
 // but the last, first to last; the gradients of their inputs, last to first.
 void CrossEntropyHead(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
-                      const DLArray* labels, const DLArray* meeting, int64_t code, float scale,
+                      const DLArray* labels, const DLArray* partials, int64_t code, float scale,
                       float dy, DLArray* loss, DLArray* dlogits, DLArrayList* values,
                       DLArrayList* gradients, DLStream stream) {
-  RunLayers("fused_mlp_head", x, weights, biases, labels, meeting, code, scale, loss, dlogits,
+  RunLayers("fused_mlp_head", x, weights, biases, labels, partials, code, scale, loss, dlogits,
             values, gradients, false, dy, stream);
 }
 
 void SparseCrossEntropyHead(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
-                            const DLArray* labels, const DLArray* meeting, int64_t code,
+                            const DLArray* labels, const DLArray* partials, int64_t code,
                             float scale, float dy, DLArray* loss, DLArray* dlogits,
                             DLArrayList* values, DLArrayList* gradients, DLStream stream) {
-  RunLayers("fused_sparse_mlp_head", x, weights, biases, labels, meeting, code, scale, loss,
+  RunLayers("fused_sparse_mlp_head", x, weights, biases, labels, partials, code, scale, loss,
             dlogits, values, gradients, true, dy, stream);
 }
 
