@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_dtype
+
 REQUIRED = inspect.Parameter.empty  # the default of what must be given
 WRONG = (TypeError, ValueError, OverflowError)  # what `take` raises for a value of another kind
 
@@ -280,8 +282,8 @@ class DType(Kind):
 
     expected = "a dtype of numbers such as 'float32'"
 
-    def take(self, value: Any) -> np.dtype:
-        dtype = value if isinstance(value, np.dtype) else np.dtype(value)
+    def take(self, value: Any) -> Any:
+        dtype = as_dtype(value)
         if value is None or dtype.kind not in "fiub":
             raise TypeError
         return dtype

@@ -58,7 +58,7 @@ class Pass:
 
 
 def _simplify(fetches: Sequence[Node], options: Options) -> list[Node]:
-    return simplify(options.specs, options.specs, fetches, options.target.native)
+    return simplify(options.specs, options.specs, fetches, options.target)
 
 
 def _draw_anew(fetches: Sequence[Node], options: Options) -> list[Node]:

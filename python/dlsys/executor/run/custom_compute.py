@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ...dtypes import bfloat16
 from ...errors import GraphError
 from ...ndarray import NDArray
 from ...settings import settings
@@ -148,7 +149,7 @@ def _poison(array: Any) -> np.ndarray | None:
 
 def _pattern(shape: Sequence[int], dtype: np.dtype) -> np.ndarray | None:
     if dtype.kind == "f":
-        if dtype.itemsize not in _NAN:
+        if dtype.itemsize not in _NAN or dtype is bfloat16:
             return None
         bits, _ = _NAN[dtype.itemsize]
         return np.full(shape, bits, f"u{dtype.itemsize}").view(dtype)
