@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import DeviceError, GraphError
-from ..fusion import FUSIONS
+from ..fusion import FUSIONS, select
 from ..graph.collector import paused_collector
 from ..graph.infer import infer
 from ..graph.node import Node, find_topo_sort, hooks
 from ..graph.spec import Spec
 from ..ndarray import NDArray, empty
 from ..ops.leaf import Parameter
-from ..passes.pipeline import Options, Pass, run_passes, select
+from ..passes.pipeline import Options, Pass, run_passes
 from ..passes.precision import check_precision
 from ..runtime.device import Context
 from ..runtime.target import Target

@@ -7,7 +7,7 @@ one walk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,18 @@ from ..graph.spec import FLOAT32, Spec
 
 
 def simplify(
-    order: Iterable[Node], specs: Mapping[Node, Any], fetches: Sequence[Node], native: bool = False
+    specs: Mapping[Node, Any], fetches: Sequence[Node], native: bool = False
 ) -> list[Node]:
     """The fetches over a new graph whose nodes all carry their spec; the user's graph is left
     alone.
 
-    `order` is a topological order and `specs` has the spec of each of its nodes. `native` also
-    inserts the casts that native kernels need. Raises GraphError for arithmetic that native devices
-    do not have.
+    `specs` has the spec of each node, in a topological order. `native` also inserts the casts that
+    native kernels need. Raises GraphError for arithmetic that native devices do not have.
     """
     rewriter = _Rewriter(native)
     new: dict[Node, Node] = {}
-    for node in order:
-        derived = node.derive([new[x] for x in node.inputs], specs[node])
+    for node, spec in specs.items():
+        derived = node.derive([new[x] for x in node.inputs], spec)
         new[node] = rewriter.settle(derived)
     return [new[node] for node in fetches]
 
