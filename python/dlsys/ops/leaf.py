@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, DType, Kind, Name, Number, Shape, is_node, shown
+from ..graph.kinds import Bool, DType, Input, Kind, Name, Number, Shape, is_node, shown
 from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
@@ -34,6 +34,27 @@ class Array(Kind):
         if array.dtype.kind not in "fiub" or is_node(value):
             raise TypeError
         return value
+
+
+class Operand(Input):
+    """A node, or a number or an array of numbers that becomes one."""
+
+    expected = "a node, a number or an array of numbers"
+
+    def take(self, value: Any) -> Any:
+        if is_node(value):
+            return value
+        if isinstance(value, bool):
+            raise TypeError
+        return _ARRAY.take(value)
+
+    def refusal(self, key: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return f"{key} is the Python bool {value}; compare nodes by == or <, which makes a node"
+        return Kind.refusal(self, key, value)
+
+
+_ARRAY = Array()
 
 
 class Scalar(Number):
