@@ -8,12 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import DeviceError
+from ..graph.node import Node
 from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.target import NUMPY, Target, target_of
 from ..settings import settings
+from .capture.hazards import lifetimes_of
 from .capture.program import CapturingProgram
-from .plan.memory import Plan, Step
+from .plan.memory import Lifetimes, Plan, Step
 from .run.native import Program
 from .run.numpy import NumpyRunner
 from .run.parameters import aligned_bytes
@@ -22,17 +24,14 @@ from .run.tables import workspace_nbytes
 
 _BYTES = np.dtype(np.uint8)
 
-_OVERLAP_WINDOW = 16  # steps: few networks have more parallel work
-
 
 class Backend(Protocol):
     """Memory and runners of one device."""
 
     target: Target
 
-    @property
-    def overlap(self) -> int:
-        """The distance of two steps up to which they may run in parallel; 0 where none do."""
+    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
+        """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
 
     def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch arrays that a step takes from the arena."""
@@ -50,10 +49,12 @@ class NumpyBackend:
     """Memory and runners on numpy."""
 
     target = NUMPY
-    overlap = 0
 
     def __init__(self) -> None:
         self._arena: np.ndarray = aligned_bytes(0)
+
+    def lifetimes(self, order: Sequence[Node]) -> None:
+        """None: steps run one after the other."""
 
     def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch arrays of the operator's numpy form."""
@@ -85,11 +86,10 @@ class NativeBackend:
         self.target = target_of(ctx)
         self._arena: Block | None = None
 
-    @property
-    def overlap(self) -> int:
-        """The distance of two steps up to which they may run in parallel; 0 where none do."""
+    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
+        """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
         parallel = self.target.capture and settings.capture and settings.streams > 1
-        return _OVERLAP_WINDOW if parallel else 0
+        return lifetimes_of(order) if parallel else None
 
     def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch that a step's kernel takes, as bytes."""

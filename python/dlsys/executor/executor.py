@@ -306,7 +306,7 @@ class Executor:
             values,
             self._backend.workspace,
             reuse=not settings.separate_arena,
-            overlap=self._backend.overlap,
+            lifetimes=self._backend.lifetimes(order),
         )
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
