@@ -16,6 +16,7 @@ from ..settings import settings
 from .capture.hazards import lifetimes_of
 from .capture.program import CapturingProgram
 from .plan.memory import Lifetimes, Plan, Step
+from .run.custom_compute import Guard
 from .run.native import Program
 from .run.numpy import NumpyRunner
 from .run.parameters import aligned_bytes
@@ -36,8 +37,8 @@ class Backend(Protocol):
     def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch arrays that a step takes from the arena."""
 
-    def runner(self, plan: Plan) -> Runner:
-        """A runner for the plan, without memory yet."""
+    def runner(self, plan: Plan, guard: Guard | None = None) -> Runner:
+        """A runner for the plan, without memory yet, whose own computes are checked."""
 
     def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
         """Binds a runner to the one arena, which grows to the largest plan; the others are then
@@ -63,9 +64,9 @@ class NumpyBackend:
         outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
         return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
 
-    def runner(self, plan: Plan) -> NumpyRunner:
+    def runner(self, plan: Plan, guard: Guard | None = None) -> NumpyRunner:
         """A runner for the plan; give it memory with `reserve`."""
-        return NumpyRunner(plan)
+        return NumpyRunner(plan, guard)
 
     def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
         """Binds a runner to the arena; where that grows, the others as well."""
@@ -96,10 +97,10 @@ class NativeBackend:
         nbytes = workspace_nbytes(step, self._ctx)
         return (Spec((nbytes,), _BYTES),) if nbytes else ()
 
-    def runner(self, plan: Plan) -> Program:
+    def runner(self, plan: Plan, guard: Guard | None = None) -> Program:
         """A program for the plan; give it memory with `reserve`."""
         kind = CapturingProgram if self.target.capture else Program
-        return kind(plan, self._ctx, self.target)
+        return kind(plan, self._ctx, self.target, guard)
 
     def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
         """Binds a program to the arena; where that grows, the others as well."""

@@ -29,6 +29,7 @@ from ..runtime.target import Target
 from ..settings import settings
 from .backend import Backend, backend_of
 from .debug.check import checker
+from .debug.contract import Checked
 from .debug.observe import may_stop, run_watched
 from .debug.report import CountersSince, Report, plan_report
 from .plan.memory import Plan, make_plan
@@ -279,7 +280,7 @@ class Executor:
         for parameter in self._parameters:
             state.check_home(parameter, self.ctx)
         state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
-        runner = self._backend.runner(plan)
+        runner = self._backend.runner(plan, Checked)
         self._backend.reserve(runner, [other for other, *_ in self._runners.values()])
         return runner
 

@@ -20,7 +20,7 @@ from ...runtime.target import Target
 from ...settings import settings
 from ..plan.arena import ALIGNMENT, aligned
 from ..plan.memory import Buffer, Plan, Step, Value
-from .custom_compute import PythonStep
+from .custom_compute import Guard, PythonStep
 from .fetches import OutputCache
 from .host_step import HostStep
 from .rollback import Rollback
@@ -34,8 +34,11 @@ class Program:
 
     unrolled = 1
 
-    def __init__(self, plan: Plan, ctx: Context, target: Target) -> None:
+    def __init__(
+        self, plan: Plan, ctx: Context, target: Target, guard: Guard | None = None
+    ) -> None:
         self.plan = plan
+        self._guard = guard
         self._ctx = ctx
         self._target = target
         self.table = ArrayTable(plan, ctx)
@@ -60,7 +63,7 @@ class Program:
     def _segment(self, steps: Sequence[Step]) -> Segment | PythonStep | HostStep:
         kernel = steps[0].node.op.kernel
         if kernel is None:
-            return PythonStep(self, steps[0])
+            return PythonStep(self, steps[0], self._guard)
         if not self._target.has(kernel):
             return HostStep(self, steps[0], self._target.name)
         return Segment(self.table, self._ctx, steps)

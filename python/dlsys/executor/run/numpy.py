@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..plan.memory import Buffer, Plan, Step, Value
-from .custom_compute import Compute, read_only
+from .custom_compute import Guard, own_compute, read_only
 from .parameters import aligned_bytes
 from .runner import Observer, SegmentReport
 
@@ -25,8 +25,9 @@ class NumpyRunner:
 
     unrolled = 1
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, guard: Guard | None = None) -> None:
         self.plan = plan
+        self._guard = guard
         self.arena_nbytes = plan.arena_nbytes
         self.runs = 0
         self._views: dict[tuple, np.ndarray] = {}
@@ -126,7 +127,9 @@ class NumpyRunner:
             else:
                 array = self._array(value)
                 arguments[k] = read_only(array) if sealed else array
-        return partial(op.numpy, node) if op.kernel is not None else Compute(step, True), arguments
+        if op.kernel is None:
+            return own_compute(step, True, self._guard), arguments
+        return partial(op.numpy, node), arguments
 
     def _note(self, value: Value, arguments: list, k: int, sealed: bool) -> None:
         """Notes the places of a value's array, which comes with a run."""
