@@ -268,7 +268,7 @@ class Node:
         "__dict__", "__weakref__",
     )  # fmt: skip
     effects: tuple[Node, ...] = ()  # updates that a training step over this node makes besides
-    changes = 0  # of the `const_attr` of any node, so far
+    changes = 0  # calls of `invalidate` of any node, so far
     changed = 0  # the last of them that was this node's own
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
 
@@ -332,6 +332,10 @@ class Node:
     @const_attr.setter
     def const_attr(self, value: Any) -> None:
         self.attrs["const"] = value
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """Lets the executors of graphs with this node plan anew: it is no longer what it was."""
         Node.changes += 1
         self.changed = Node.changes
 

@@ -216,7 +216,6 @@ class Parameter(Node):
     """
 
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home")
-    moves = 0  # counts calls of `to`, which executors watch
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -278,4 +277,4 @@ class Parameter(Node):
         self.storage = None
         self.initial = value.astype(self.dtype, copy=False)
         self.home = ctx
-        Parameter.moves += 1
+        self.invalidate()

@@ -103,7 +103,7 @@ class CapturingProgram(Program):
                 self.why_not_captured = str(error)
                 self.captured.clear()
                 message = f"the steps of this plan are launched one by one: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=5)
+                warnings.warn(message, RuntimeWarning, stacklevel=6)
         return captured
 
     def _capture(self, kinds: tuple[bool, ...], on: int) -> CapturedProgram:
@@ -125,7 +125,7 @@ class CapturingProgram(Program):
             except DlsysError as error:
                 self._cannot_unroll = True
                 message = f"runs of this plan are launched one by one: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=6)
+                warnings.warn(message, RuntimeWarning, stacklevel=7)
         return self.unrolled_graphs.get(count)
 
     def _double_buffered(self) -> list[Segment]:

@@ -49,7 +49,7 @@ class NumpyRunner:
         self._views.clear()
         self._patches = {value.buffer: {} for value in self._from_run}
         self._steps = [self._bound(step) for step in self.plan.steps]
-        self._feeds = [self._patches[value.buffer] for value in self.plan.feeds]
+        self._feeds = [(self._patches[x.buffer], x.spec.dtype) for x in self.plan.feeds]
         self._fetches = [
             None
             if value is None
@@ -59,7 +59,7 @@ class NumpyRunner:
 
     def run(self, feeds: Sequence[np.ndarray], times: int = 1) -> list[np.ndarray | None]:
         """Runs all steps, `times` over; `feeds` are in the order of `plan.feeds` and have the
-        planned shapes and dtypes.
+        planned shapes; floats are cast to the planned dtype.
         """
         fetched = self._patch(feeds)
         self.runs += times
@@ -101,8 +101,8 @@ class NumpyRunner:
         return self.run_observed(feeds, observe), ms
 
     def _patch(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-        for patches, array in zip(self._feeds, feeds):
-            _show(array, patches)
+        for (patches, dtype), array in zip(self._feeds, feeds):
+            _show(array if array.dtype == dtype else array.astype(dtype), patches)
         fetched: list[np.ndarray | None] = []
         for fetch in self._fetches:
             if fetch is None:

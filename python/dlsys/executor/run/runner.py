@@ -49,7 +49,7 @@ class Runner(Protocol):
 
     def run(self, feeds: Sequence[Any], times: int = 1) -> list[Any]:
         """Runs all steps, `times` over, and returns the fetches of the last; `feeds` are in the
-        order of `plan.feeds` and have the planned shapes and dtypes.
+        order of `plan.feeds` and have the planned shapes; they are cast to the planned dtypes.
         """
 
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[Any]:
