@@ -13,7 +13,8 @@ from typing import Protocol
 
 from ...graph.node import Node
 from ...graph.spec import Spec
-from .arena import aligned, pack
+from ...graph.text import columns
+from .arena import aligned, largest_live_sum, pack
 
 
 @dataclass(eq=False, slots=True)
@@ -79,9 +80,11 @@ class Plan:
             f"of live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
         )
         steps = [_row(k, step) for k, step in enumerate(self.steps)]
-        rows = [("step", "operator", "writes", "bytes", "offset", "lifetime"), *steps]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-        return "\n".join([head, *(_in_columns(row, widths) for row in rows)])
+        rows = columns([_HEADINGS, *steps], right=(0, 3, 4))
+        return "\n".join([head, *("  ".join(row).rstrip() for row in rows)])
+
+
+_HEADINGS = ("step", "operator", "writes", "bytes", "offset", "lifetime")
 
 
 def _row(k: int, step: Step) -> tuple[str, ...]:
@@ -96,16 +99,6 @@ def _row(k: int, step: Step) -> tuple[str, ...]:
         f"{buffer.offset:,}" if buffer.kind == "arena" else buffer.kind,
         f"{buffer.first}–{buffer.last}",
     )
-
-
-def _in_columns(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Words to the left of their columns, numbers to the right."""
-    right = (True, False, False, True, True, False)
-    cells = [
-        text.rjust(width) if number else text.ljust(width)
-        for text, width, number in zip(row, widths, right)
-    ]
-    return "  ".join(cells).rstrip()
 
 
 class Lifetimes(Protocol):
@@ -154,7 +147,7 @@ def make_plan(
     offsets, plan.arena_nbytes = pack(spans, share=reuse)
     for buffer, offset in zip(inside, offsets):
         buffer.offset = offset
-    plan.live_nbytes = _largest_live_sum(spans, len(plan.steps))
+    plan.live_nbytes = largest_live_sum(spans)
     return plan
 
 
@@ -258,15 +251,3 @@ def _mark_fetches(plan: Plan, fetches: Sequence[Node]) -> None:
         if values:
             values[0].buffer.kind = "fetch"
             values[0].buffer.last = len(plan.steps)
-
-
-def _largest_live_sum(spans: Sequence[tuple[int, int, int]], steps: int) -> int:
-    change = [0] * (steps + 2)
-    for nbytes, first, last in spans:
-        change[first] += nbytes
-        change[last + 1] -= nbytes
-    largest = live = 0
-    for delta in change:
-        live += delta
-        largest = max(largest, live)
-    return largest
