@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,57 +27,58 @@ from .run.tables import workspace_nbytes
 _BYTES = np.dtype(np.uint8)
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Memory and runners of one device."""
 
     target: Target
+    _arena: Any = None
 
-    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
-        """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
-
+    @abstractmethod
     def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch arrays that a step takes from the arena."""
 
+    @abstractmethod
     def runner(self, plan: Plan, guard: Guard | None = None) -> Runner:
-        """A runner for the plan, without memory yet, whose own computes are checked."""
+        """A runner for the plan, whose own computes are guarded; `reserve` gives it memory."""
+
+    @abstractmethod
+    def _allocated(self, nbytes: int) -> Any:
+        """An arena."""
+
+    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
+        """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
+        return None
 
     def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
         """Binds a runner to the one arena, which grows to the largest plan; the others are then
         bound anew.
         """
+        if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
+            self._arena = self._allocated(runner.arena_nbytes)
+            for other in others:
+                other.bind(self._arena)
+        runner.bind(self._arena)
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """Memory and runners on numpy."""
 
     target = NUMPY
 
-    def __init__(self) -> None:
-        self._arena: np.ndarray = aligned_bytes(0)
-
-    def lifetimes(self, order: Sequence[Node]) -> None:
-        """None: steps run one after the other."""
-
     def workspace(self, step: Step) -> Sequence[Spec]:
-        """The scratch arrays of the operator's numpy form."""
         node = step.node
         inputs = [x.spec for x in node.inputs]
         outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
         return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
 
     def runner(self, plan: Plan, guard: Guard | None = None) -> NumpyRunner:
-        """A runner for the plan; give it memory with `reserve`."""
         return NumpyRunner(plan, guard)
 
-    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
-        """Binds a runner to the arena; where that grows, the others as well."""
-        if runner.arena_nbytes > len(self._arena):
-            self._arena = aligned_bytes(runner.arena_nbytes)
-            _bind_all(others, self._arena)
-        runner.bind(self._arena)
+    def _allocated(self, nbytes: int) -> np.ndarray:
+        return aligned_bytes(nbytes)
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """Memory and programs on one native device. Raises DeviceError where it cannot be used."""
 
     def __init__(self, ctx: Context) -> None:
@@ -85,34 +87,21 @@ class NativeBackend:
             raise DeviceError(reason)
         self._ctx = ctx
         self.target = target_of(ctx)
-        self._arena: Block | None = None
-
-    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
-        """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
-        parallel = self.target.capture and settings.capture and settings.streams > 1
-        return lifetimes_of(order) if parallel else None
 
     def workspace(self, step: Step) -> Sequence[Spec]:
-        """The scratch that a step's kernel takes, as bytes."""
         nbytes = workspace_nbytes(step, self._ctx)
         return (Spec((nbytes,), _BYTES),) if nbytes else ()
 
     def runner(self, plan: Plan, guard: Guard | None = None) -> Program:
-        """A program for the plan; give it memory with `reserve`."""
         kind = CapturingProgram if self.target.capture else Program
         return kind(plan, self._ctx, self.target, guard)
 
-    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
-        """Binds a program to the arena; where that grows, the others as well."""
-        if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
-            self._arena = Block(self._ctx, runner.arena_nbytes)
-            _bind_all(others, self._arena)
-        runner.bind(self._arena)
+    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
+        parallel = self.target.capture and settings.capture and settings.streams > 1
+        return lifetimes_of(order) if parallel else None
 
-
-def _bind_all(runners: Iterable[Runner], arena: Any) -> None:
-    for runner in runners:
-        runner.bind(arena)
+    def _allocated(self, nbytes: int) -> Block:
+        return Block(self._ctx, nbytes)
 
 
 def backend_of(ctx: Context | None) -> Backend:

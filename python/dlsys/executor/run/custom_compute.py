@@ -26,10 +26,12 @@ def own_compute(step: Step, use_numpy: bool, guard: Guard | None = None) -> Call
     compute: Callable[..., Any] = node.op.compute
 
     def call(*arrays: Any) -> None:
-        made = list(arrays[count:])
+        inputs, made = list(arrays[:count]), list(arrays[count:])
+        if use_numpy:
+            inputs = [_read_only(x) for x in inputs]
         output = made[0] if node.op.outputs == 1 else made
         try:
-            returned = compute(node.origin, list(arrays[:count]), output, use_numpy)
+            returned = compute(node.origin, inputs, output, use_numpy)
         except ValueError as error:
             if not use_numpy or "read-only" not in str(error):
                 raise
@@ -84,7 +86,7 @@ class PythonStep:
         return [(time.perf_counter() - start) * 1e3]
 
 
-def read_only(array: np.ndarray) -> np.ndarray:
+def _read_only(array: np.ndarray) -> np.ndarray:
     """A view of an array that refuses to be written."""
     view = array.view()
     view.flags.writeable = False

@@ -24,15 +24,13 @@ from .custom_compute import Guard, PythonStep
 from .fetches import OutputCache
 from .host_step import HostStep
 from .rollback import Rollback
-from .runner import Observer, SegmentReport
+from .runner import Observer, Runner, SegmentReport
 from .tables import ArrayTable, Segment
 from .transaction import written
 
 
-class Program:
+class Program(Runner):
     """A plan bound to a native device."""
-
-    unrolled = 1
 
     def __init__(
         self, plan: Plan, ctx: Context, target: Target, guard: Guard | None = None
@@ -58,7 +56,6 @@ class Program:
         self._blank: list[NDArray | None] = [None] * len(plan.fetches)  # groups stay None
         self._shown: dict[Buffer, NDArray] = {}
         self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
-        self.runs = 0
 
     def _segment(self, steps: Sequence[Step]) -> Segment | PythonStep | HostStep:
         kernel = steps[0].node.op.kernel
