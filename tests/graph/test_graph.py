@@ -83,7 +83,7 @@ class NodeTests(unittest.TestCase):
         )
 
     def test_an_input_that_is_no_node(self):
-        with self.assertRaisesRegex(GraphError, "exp: x is list, expected a node"):
+        with self.assertRaisesRegex(GraphError, "exp: an input is list, expected a node"):
             ad.exp_op([1, 2])
 
     def test_const_attr(self):

@@ -62,7 +62,7 @@ class Input(Kind):
     expected = "a node"
 
     def take(self, value: Any) -> Any:
-        if not is_node(value):
+        if not hasattr(value, "op"):
             raise TypeError
         return value
 
@@ -93,7 +93,9 @@ class Bool(Kind):
     expected = "True or False"
 
     def take(self, value: Any) -> bool:
-        if isinstance(value, (bool, np.bool_)) or (is_integer(value) and value in (0, 1)):
+        if value is True or value is False:
+            return value
+        if isinstance(value, np.bool_) or (is_integer(value) and value in (0, 1)):
             return bool(value)
         raise TypeError
 
@@ -164,9 +166,14 @@ class Shape(Kind):
         return "a tuple of extents such as (3, 4)" + ", None where any will do" * self.free
 
     def take(self, value: Any) -> tuple[Any, ...]:
-        extents = tuple([None if n is None and self.free else integer(n) for n in items(value)])
-        if any(extent is not None and extent < self.low for extent in extents):
-            raise ValueError
+        extents: tuple[Any, ...]
+        if self.free:
+            extents = tuple([None if n is None else integer(n) for n in items(value)])
+        else:
+            extents = integers(value)
+        for extent in extents:
+            if extent is not None and extent < self.low:
+                raise ValueError
         return extents
 
 
@@ -235,9 +242,11 @@ def is_integer(value: Any) -> bool:
     """True for an integer, Python's or numpy's, and no truth value."""
     if type(value) is int:
         return True
+    if isinstance(value, (tuple, bool, np.bool_)):
+        return False
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and value.dtype.kind in "iu"
-    return hasattr(type(value), "__index__") and not isinstance(value, (bool, np.bool_))
+    return hasattr(type(value), "__index__")
 
 
 def integer(value: Any) -> int:
@@ -249,7 +258,7 @@ def integer(value: Any) -> int:
 
 def integers(value: Any) -> tuple[int, ...]:
     """Integers as a tuple. TypeError for what is none."""
-    return tuple([integer(x) for x in items(value)])
+    return tuple([x if type(x) is int else integer(x) for x in items(value)])
 
 
 def number(value: Any) -> float:

@@ -71,6 +71,10 @@ class Signature:
         self._also = {kind.also: key for key, kind in kinds.items() if kind.also}
         self._initial = {key: kind.initial for key, kind in kinds.items() if not kind.omitted}
         self._needed = [key for key, kind in kinds.items() if kind.default is REQUIRED]
+        self._defaults = {key: self._initial[key] for key in others if key in self._initial}
+        plain = [key for key in self._needed if type(kinds[key]) is Input]
+        # The inputs of a call that may consist of nothing else; -1 where there is none.
+        self._plain = len(plain) if plain == self._needed == self.inputs and not variadic else -1
 
     def bind(
         self, called: str, args: tuple[Any, ...], given: dict[str, Any]
@@ -78,6 +82,8 @@ class Signature:
         """Inputs, attributes and the node's name of a call. SignatureError where it does not
         fit.
         """
+        if not given and len(args) == self._plain:  # as most calls are; nodes ask for nodes
+            return args, self._defaults.copy(), None
         rest: tuple[Any, ...] = ()
         if self.variadic:
             count = len(self._positional)
@@ -93,20 +99,20 @@ class Signature:
         """
         if len(args) > len(self._positional):
             raise self._count_error(called, args, given)
-        known = self._kinds
         values = dict(zip(self._positional, args))
-        for word, value in given.items():
-            key = word if word in known else self._also.get(word, word)
-            if key in values:
-                raise self._error(called, f"{key} is given twice")
-            values[key] = value
-        made = self._initial.copy()
+        keys = [self._also.get(word, word) for word in given] if self._also else given
+        values.update(zip(keys, given.values()))
+        if len(values) < len(args) + len(given):
+            every = [*self._positional[: len(args)], *keys]
+            twice = next(key for key in every if every.count(key) > 1)
+            raise self._error(called, f"{twice} is given twice")
+        made, kinds = self._initial.copy(), self._kinds
         for key, value in values.items():
-            if key not in known:
-                close = difflib.get_close_matches(key, known, 1)
+            kind = kinds.get(key)
+            if kind is None:
+                close = difflib.get_close_matches(key, kinds, 1)
                 hint = f" (did you mean {close[0]!r}?)" if close else ""
                 raise self._error(called, f"unexpected attribute {key!r}{hint}")
-            kind = known[key]
             if value is not None or kind.default is not None:
                 try:
                     made[key] = kind.take(value)

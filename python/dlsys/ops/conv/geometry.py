@@ -86,7 +86,10 @@ class IntPair(Kind):
         return f"one or two {how}"
 
     def take(self, value: Any) -> tuple[int, int]:
-        height, width = integers((value, value) if is_integer(value) else value)
+        if type(value) is int:
+            height = width = value
+        else:
+            height, width = integers((value, value) if is_integer(value) else value)
         if height < self.low or width < self.low:
             raise ValueError
         return height, width
