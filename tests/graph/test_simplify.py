@@ -17,7 +17,7 @@ def simplified(fetches, native=False):
     """The fetches after the pass; every Variable in them has a declared shape."""
     order = ad.find_topo_sort(fetches)
     specs = infer(order, {n: n.spec for n in order if n.op.leaf == "feed"}, native)
-    return simplify(order, specs, fetches, NATIVE if native else NUMPY)
+    return simplify(specs, fetches, NATIVE if native else NUMPY)
 
 
 def operators(fetches):

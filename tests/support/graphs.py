@@ -40,7 +40,7 @@ def simplified(fetches: Sequence[Node]) -> list[Node]:
     """The fetches of a graph of such Variables as the passes for native devices get them."""
     order = find_topo_sort(fetches)
     leaves = {x: x.spec for x in order if x.op.leaf in ("feed", "state")}
-    return simplify(order, infer(order, leaves, native=True), fetches, NATIVE)
+    return simplify(infer(order, leaves, native=True), fetches, NATIVE)
 
 
 def operators(fetches: Sequence[Node]) -> list[str]:

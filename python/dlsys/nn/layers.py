@@ -14,11 +14,12 @@ import numpy as np
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import AsGiven, Bool, Function, Int, IntPair, Kind
+from ..graph.kinds import Bool, Int, Kind
 from ..graph.lines import where
 from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
-from ..ops.conv.geometry import Padding
+from ..ops.conv.geometry import IntPair, Padding
+from .kinds import AsGiven, Function
 from .module import Module
 
 Pair = int | tuple[int, int]

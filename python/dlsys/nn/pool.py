@@ -6,9 +6,10 @@ from typing import Any
 
 from .. import autodiff as ad
 from ..autodiff import Node
-from ..graph.kinds import AsGiven, Bool
+from ..graph.kinds import Bool
 from ..graph.signature import declared
 from ..ops.conv.geometry import Padding
+from .kinds import AsGiven
 from .layers import WINDOW, Pair
 from .module import Module
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Number, Operand
+from ..graph.kinds import Number
 from ..graph.lines import where
 from ..graph.node import Node, Op, hooks, same_nodes
 from ..graph.signature import Signature
 from ..graph.spec import Spec, broadcast, floating, promote
 from .elementwise import Elementwise, as_node, cast_op, choose, holding, is_number, number_of
-from .leaf import constant_op
+from .leaf import Operand, constant_op
 
 __all__ = [
     "equal_op", "greater_equal_op", "greater_op", "less_equal_op", "less_op", "logical_and_op",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Axes, Int, Misfit, Nodes, Shape
+from ..graph.kinds import Axes, Int, Kind, Misfit, Shape, is_node
 from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
@@ -40,6 +40,18 @@ class Sections(Axes):
         elif min(parts, default=0) < 0:
             raise Misfit(f"sizes must not be negative, got {parts}")
         return parts
+
+
+class Nodes(Kind):
+    """A sequence of nodes."""
+
+    expected = "a sequence of nodes"
+
+    def take(self, value: Any) -> list[Node]:
+        nodes = list(value)
+        if is_node(value) or not all(map(is_node, nodes)):
+            raise TypeError
+        return nodes
 
 
 class ConcatOp(Op):

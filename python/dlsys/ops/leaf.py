@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import bfloat16, host, rounded
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, DType, Kind, Name, Number, Shape, is_node, shown
+from ..graph.kinds import Bool, DType, Input, Kind, Name, Number, Shape, is_node, shown
 from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
@@ -35,6 +35,27 @@ class Array(Kind):
         if array.dtype.kind not in "fiub" or is_node(value):
             raise TypeError
         return value
+
+
+class Operand(Input):
+    """A node, or a number or an array of numbers that becomes one."""
+
+    expected = "a node, a number or an array of numbers"
+
+    def take(self, value: Any) -> Any:
+        if is_node(value):
+            return value
+        if isinstance(value, bool):
+            raise TypeError
+        return _ARRAY.take(value)
+
+    def refusal(self, key: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return f"{key} is the Python bool {value}; compare nodes by == or <, which makes a node"
+        return Kind.refusal(self, key, value)
+
+
+_ARRAY = Array()
 
 
 class Scalar(Number):
@@ -197,7 +218,6 @@ class Parameter(Node):
     """
 
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home")
-    moves = 0  # counts calls of `to`, which executors watch
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -261,4 +281,4 @@ class Parameter(Node):
         self.storage = None
         self.initial = value.astype(host(self.dtype), copy=False)
         self.home = ctx
-        Parameter.moves += 1
+        self.invalidate()

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Bool, Choice, Input, Int, IntPair, Kind, number
+from ..graph.kinds import Bool, Choice, Input, Int, Kind, number
 from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, floating
+from .conv.geometry import IntPair
 from .elementwise import cast_op
 from .movement import reshape_op, transpose_op
 

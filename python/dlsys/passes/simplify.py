@@ -7,7 +7,7 @@ one walk.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from ..runtime.target import NUMPY, Target
 
 
 def simplify(
-    order: Iterable[Node],
     specs: Mapping[Node, Any],
     fetches: Sequence[Node],
     target: Target = NUMPY,
@@ -29,15 +28,14 @@ def simplify(
     """The fetches over a new graph whose nodes all carry their spec; the user's graph is left
     alone.
 
-    `order` is a topological order and `specs` has the spec of each of its nodes. For a native
-    target it also inserts the casts that kernels need: an operator over floats of 16 bits whose
-    kernel is not for them is computed in float32. Raises GraphError for arithmetic that native
-    devices do not have.
+    `specs` has the spec of each node, in a topological order. For a native target it also inserts
+    the casts that kernels need: an operator over floats of 16 bits whose kernel is not for them is
+    computed in float32. Raises GraphError for arithmetic that native devices do not have.
     """
     rewriter = _Rewriter(target)
     new: dict[Node, Node] = {}
-    for node in order:
-        derived = node.derive([new[x] for x in node.inputs], specs[node])
+    for node, spec in specs.items():
+        derived = node.derive([new[x] for x in node.inputs], spec)
         new[node] = rewriter.settle(derived)
     return [new[node] for node in fetches]
 

@@ -17,6 +17,7 @@ from ...graph.spec import Spec
 from ...ndarray import NDArray, array, empty
 from ...runtime.device import Context, synchronize
 from ..plan.memory import Step
+from ..run.runner import Runner
 from ..run.tables import call_kernel
 
 
@@ -37,6 +38,17 @@ def checker(reference: Context | None) -> Callable[..., None]:
                 _compare(step, _host(got), wanted, reference)
 
     return observe
+
+
+def check_run(runner: Runner, feeds: list[Any], reference: Context | None) -> None:
+    """Runs once with a checker, and leaves the state as it was."""
+    states = [value.node.origin for value in runner.plan.states]
+    before: list[tuple[Any, np.ndarray]] = [(state, state.asnumpy()) for state in states]  # type: ignore[attr-defined]
+    try:
+        runner.run_observed(feeds, checker(reference))
+    finally:
+        for state, value in before:
+            state.set(value)
 
 
 def _host(value: Any) -> np.ndarray:

@@ -19,22 +19,23 @@ from ...runtime.target import Target
 from ...settings import settings
 from ..plan.arena import ALIGNMENT, aligned
 from ..plan.memory import Buffer, Plan, Step, Value
-from .custom_compute import PythonStep
+from .custom_compute import Guard, PythonStep
 from .fetches import OutputCache
 from .host_step import HostStep
 from .rollback import Rollback
-from .runner import Observer, SegmentReport
+from .runner import Observer, Runner, SegmentReport
 from .tables import ArrayTable, Segment, step_dtype
 from .transaction import written
 
 
-class Program:
+class Program(Runner):
     """A plan bound to a native device."""
 
-    unrolled = 1
-
-    def __init__(self, plan: Plan, ctx: Context, target: Target) -> None:
+    def __init__(
+        self, plan: Plan, ctx: Context, target: Target, guard: Guard | None = None
+    ) -> None:
         self.plan = plan
+        self._guard = guard
         self._ctx = ctx
         self._target = target
         self.table = ArrayTable(plan, ctx)
@@ -54,12 +55,11 @@ class Program:
         self._blank: list[NDArray | None] = [None] * len(plan.fetches)  # groups stay None
         self._shown: dict[Buffer, NDArray] = {}
         self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
-        self.runs = 0
 
     def _segment(self, steps: Sequence[Step]) -> Segment | PythonStep | HostStep:
         kernel = steps[0].node.op.kernel
         if kernel is None:
-            return PythonStep(self, steps[0])
+            return PythonStep(self, steps[0], self._guard)
         if not self._target.has(kernel, step_dtype(steps[0])):
             return HostStep(self, steps[0], self._target.name)
         return Segment(self.table, self._ctx, steps)

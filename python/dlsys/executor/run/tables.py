@@ -19,7 +19,6 @@ from ...ndarray import NDArray, launch
 from ...runtime.device import Context
 from ...runtime.library import DTYPE_CODES, DLArrayList, array_list, load
 from ...runtime.target import target_of
-from ..plan.hazards import Range
 from ..plan.memory import Buffer, Plan, Step, Value
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
@@ -46,7 +45,7 @@ class ArrayTable:
         """The address of a value's DLArray."""
         return self._base + _ROW_NBYTES * self._rows[_row_key(value)]
 
-    def bytes_of(self, value: Value) -> Range:
+    def bytes_of(self, value: Value) -> tuple[int, int]:
         """The address range of a value now."""
         start = self._words[_ROW_WORDS * self._rows[_row_key(value)]]
         return start, start + value.spec.nbytes

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError
-from ...graph.kinds import Int, IntPair, Kind, is_integer
+from ...graph.kinds import Int, Kind, is_integer
 from ...graph.lines import where
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
@@ -26,7 +26,7 @@ from ...graph.spec import Spec, describe, floating, promote
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
-from .geometry import Padding, Pair, Windows, check_images, in_floats, packed, slide
+from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, packed, slide
 from .im2col import (
     by_group,
     by_image,

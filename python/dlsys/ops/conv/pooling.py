@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Int, IntPair, Kind
+from ...graph.kinds import Bool, Int, Kind
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
-from .geometry import Padding, Pair, Windows, check_images, in_floats, packed, slide
+from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, packed, slide
 
 __all__ = [
     "avg_pool2d", "avg_pool2d_gradient_op", "avg_pool2d_op", "global_avg_pool2d",

@@ -1,4 +1,4 @@
-"""rewrite: a graph as passes see it, patterns to find in it, and the exchange of nodes."""
+"""rewrite: a graph as fusions see it, patterns to find in it, and the exchange of nodes."""
 
 from __future__ import annotations
 
