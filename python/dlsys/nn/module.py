@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from reprlib import recursive_repr
 from typing import Any, NamedTuple, TypeVar
@@ -98,6 +99,19 @@ class Module:
     def eval(self: Self) -> Self:
         """Graphs built from now on are for inference: running statistics, no dropout."""
         return self.train(False)
+
+    @contextmanager
+    def in_mode(self, training: bool) -> Iterator[None]:
+        """Graphs that the block builds are in one mode; afterwards each layer is in the one it
+        had.
+        """
+        before = [(module, module.training) for _, module in self.named_modules()]
+        self.train(training)
+        try:
+            yield
+        finally:
+            for module, mode in before:
+                module.training = mode
 
     # ---- parts ----
     def children(self) -> Iterator[tuple[str, Module]]:

@@ -258,3 +258,11 @@ class Parameter(Node):
         self.initial = value.astype(self.dtype, copy=False)
         self.home = ctx
         Parameter.moves += 1
+
+
+def home_of(model: Any) -> Any:
+    """The native device on which the Parameters of a model (an `nn.Module`) live; None for numpy,
+    or where that is not known yet.
+    """
+    homes = (p.home if p.storage is None else p.storage.ctx for _, p in model.named_state())
+    return next((home for home in homes if home is not None and home is not ANYWHERE), None)
