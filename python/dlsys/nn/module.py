@@ -226,6 +226,11 @@ class Module:
         return f"{type(self).__name__}({self.options()}\n{body})"
 
 
+def changed(options: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """The options of a layer that are not as usual, as its repr shows them."""
+    return [f"{name}={value}" for name, value in options.items() if value != usual[name]]
+
+
 def _members(module: Module) -> Iterator[tuple[str, Any]]:
     """Attributes, and the items of those that are containers."""
     for name, value in vars(module).items():
