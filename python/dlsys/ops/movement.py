@@ -57,27 +57,10 @@ class ReshapeOp(Op):
         return [reshape_like_op(output_grad, node.inputs[0])]
 
 
-class ReshapeLikeOp(Op):
-    """x in the shape of another node with as many elements."""
-
-    name = "reshape_like"
-    signature = Signature("x", "like")
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        if specs[0].size != specs[1].size:
-            raise node.error(f"{describe(node, specs)} differ in their number of elements")
-        return specs[0]._replace(shape=specs[1].shape)
-
-    def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
-        return reshape_op(node.inputs[0], node.spec.shape)
-
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [reshape_like_op(output_grad, node.inputs[0]), None]
-
-
 class ReshapedOp(Op):
-    """Base of the operators that are a reshape once the shape of x is known."""
+    """Base of the operators that are a reshape of x once shapes are known; of further inputs only
+    the shapes count.
+    """
 
     def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
         """The output's shape from that of x."""
@@ -91,7 +74,20 @@ class ReshapedOp(Op):
         return reshape_op(node.inputs[0], node.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [reshape_like_op(output_grad, node.inputs[0])]
+        x, *others = node.inputs
+        return [reshape_like_op(output_grad, x), *[None] * len(others)]
+
+
+class ReshapeLikeOp(ReshapedOp):
+    """x in the shape of another node with as many elements."""
+
+    name = "reshape_like"
+    signature = Signature("x", "like")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if specs[0].size != specs[1].size:
+            raise node.error(f"{describe(node, specs)} differ in their number of elements")
+        return specs[0]._replace(shape=specs[1].shape)
 
 
 class SqueezeOp(ReshapedOp):

@@ -72,7 +72,7 @@ class Optimizer:
         accumulate: int = 1,
         ema: EMA | float | None = None,
     ) -> None:
-        self.options = {"weight_decay": weight_decay, "decoupled": decoupled} | options
+        self.options = options | dict(weight_decay=weight_decay, decoupled=decoupled) | options
         self._check(lr, self.options)
         for key, value in (("clip_value", clip_value), ("clip_norm", clip_norm)):
             if value is not None and not value > 0:

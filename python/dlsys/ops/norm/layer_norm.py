@@ -16,7 +16,7 @@ from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, floating, promote
 from ..leaf import zeroslike_op
-from ..movement import reshape_like_op, reshape_op
+from ..movement import ReshapedOp, reshape_like_op, reshape_op
 from ..power import pow_byconst_op
 from ..reduce import mean_op, sum_op
 
@@ -30,7 +30,7 @@ EPS = Number(above=0, finite=True)
 GROUPS = Int(None, low=0)
 
 
-class ViewOp(Op):
+class ViewOp(ReshapedOp):
     """x as (outer, channels, inner), or with `rows` as (rows, length); the channels are scale's."""
 
     name = "normalization_view"
@@ -42,13 +42,6 @@ class ViewOp(Op):
             return specs[0]._replace(shape=extents)
         groups = _groups(node, channels)
         return specs[0]._replace(shape=(outer * groups, channels // groups * inner))
-
-    def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
-        return reshape_op(node.inputs[0], node.spec.shape)
-
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [reshape_like_op(output_grad, node.inputs[0]), None]
 
 
 class RowNormalizationOp(Op):
