@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from dlsys.errors import ShapeError
 from dlsys.ops.conv import convolution, pooling
 from dlsys.ops.norm import batch_norm
 from dlsys.runtime.device import Context
-from support.devices import require
+from support.devices import on_native_devices
 
 RNG = np.random.default_rng(0)
 
@@ -159,11 +158,4 @@ class Network:
             gpu_op.sigmoid(np.ones(3), y)
 
 
-@require(ndarray.cpu(0))
-class CpuNetwork(Network, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuNetwork(Network, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuNetwork, GpuNetwork = on_native_devices(Network)
