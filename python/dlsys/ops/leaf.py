@@ -135,7 +135,6 @@ class FillLikeOp(Op):
         return specs[0]
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         return full_op(node.spec.shape, self.value, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -228,7 +227,6 @@ class Parameter(Node):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        assert self.spec is not None
         return self.spec.shape
 
     def asnumpy(self) -> np.ndarray:

@@ -48,7 +48,6 @@ class ReshapeOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         if x.spec.shape == node.spec.shape:
             return x
         return reshape_op(x.inputs[0], node.spec.shape) if x.op is reshape_op else None
@@ -70,7 +69,6 @@ class ReshapedOp(Op):
         return specs[0]._replace(shape=tuple(self.shape(node, specs[0].shape)))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         return reshape_op(node.inputs[0], node.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -162,7 +160,6 @@ class TransposeOp(Op):
         np.copyto(arrays[1], arrays[0].transpose(node.attrs["axes"]))
 
     def scalars(self, node: Node) -> tuple[int]:
-        assert node.spec is not None
         axes = self.permutation(node, len(node.spec.shape))
         return (sum(axis << (4 * k) for k, axis in enumerate(axes)),)
 
@@ -176,7 +173,6 @@ class TransposeOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         axes = self.permutation(node, len(node.spec.shape))
         if x.op is transpose_op:  # two in a row are one
             inner = self.permutation(x, len(axes))
@@ -208,7 +204,6 @@ class BroadcastToOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         return reshape_op(x, node.spec.shape) if x.spec.size == node.spec.size else None
 
 

@@ -264,7 +264,6 @@ class RunningStatisticsUpdateOp(Op):
 
     def simplify(self, node: Node) -> Node:
         x = node.inputs[4].spec
-        assert x is not None
         count = x.size // max(x.shape[1], 1)
         return running_update_op(
             *node.inputs[:4],

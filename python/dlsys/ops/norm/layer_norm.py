@@ -49,7 +49,6 @@ class RowNormalizationOp(Op):
 
     def scalars(self, node: Node) -> tuple[int, int, int, float]:
         x, scale = node.inputs[0].spec, node.inputs[1].spec
-        assert x is not None and scale is not None
         _, channels, inner = _extents(node, x, scale)
         length = channels // _groups(node, channels) * inner
         return length, inner, int(node.attrs["centered"]), float(node.attrs["eps"])
