@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import bfloat16
 from ...ndarray import NDArray
 from ...settings import settings
 from ..plan.memory import Step
