@@ -226,7 +226,7 @@ def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
     call = load().kernel(ctx.kernel_device, kernel)
-    if ctx.device_type == DL_CPU:
+    if not ctx.streams:
         call(*arguments)
         return
     own = stream(ctx)

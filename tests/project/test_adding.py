@@ -59,6 +59,7 @@ class InACopy(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.copy = Path(folder.name)
+        shutil.copy2(ROOT / "Makefile", cls.copy)
         unwanted = shutil.ignore_patterns("__pycache__", "*.so", "*.json")
         for part in ("python", "src", "tests"):
             shutil.copytree(ROOT / part, cls.copy / part, ignore=unwanted)
@@ -81,6 +82,11 @@ class InACopy(unittest.TestCase):
         )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout + done.stderr
+
+    def make(self, target: str, *variables: str) -> None:
+        """Builds a native library in the copy."""
+        own = (f"PYTHON={sys.executable}", "VENV=", "CUDA=off", "CUDA_ARCHS=")
+        self.run_in_copy("make", target, *own, *variables, MAKEFLAGS="", MAKELEVEL="")
 
     def check_registered(self, source: str, kernel: bytes) -> None:
         assert COMPILER is not None
@@ -149,14 +155,7 @@ class Built(InACopy):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        shutil.copy2(ROOT / "Makefile", cls.copy)
         shutil.copytree(ROOT / "build" / "obj", cls.copy / "build" / "obj")
-
-    def make(self, target: str, library: str) -> None:
-        """Builds a library, which the tests of this copy use from here on."""
-        made = (f"PYTHON={sys.executable}", "VENV=", "CUDA=off", "CUDA_ARCHS=")
-        self.run_in_copy("make", target, *made, MAKEFLAGS="", MAKELEVEL="")
-        self.environment = {"DLSYS_LIBRARY": str(self.copy / library)}
 
 
 class AFusion(Built):
@@ -168,24 +167,47 @@ class AFusion(Built):
         self.assertEqual(self.count(), (6, 5))
         self.assertEqual(sum(not before for _, before, _ in self.additions), 4)
 
-    def check_dot(self, passed: int) -> None:
-        names = "test_operators", "test_dot"
-        parts = "-k", "test_dot", "-k", "Table.test_every_operator_has_a_row"
+    def check_dot(self, library: str, passed: int) -> None:
         printed = self.run_in_copy(
-            sys.executable, "tests/run.py", *names, *parts, **self.environment
-        )
+            sys.executable, "tests/run.py", "test_operators", "test_dot",
+            "-k", "test_dot", "-k", "Table.test_every_operator_has_a_row",
+            DLSYS_LIBRARY=str(self.copy / library),
+        )  # fmt: skip
         self.assertRegex(printed, rf"\n{passed} passed, 0 failed")
 
     def test_its_tests_pass_on_the_cpu(self) -> None:
-        self.make("native", "python/dlsys/libdlsys.so")
-        self.check_dot(11)
+        self.make("native")
+        self.check_dot("python/dlsys/libdlsys.so", 11)
 
     @unittest.skipUnless(
         (ROOT / "build" / "obj" / "emulated").is_dir(), "not here: objects of `make emulator`"
     )
     def test_its_tests_pass_on_an_emulated_gpu(self) -> None:
-        self.make("emulator", "build/emulated/libdlsys.so")
-        self.check_dot(14)
+        self.make("emulator")
+        self.check_dot("build/emulated/libdlsys.so", 14)
+
+
+@unittest.skipIf(COMPILER is None, "no C++ compiler")
+class ABackend(InACopy):
+    """The files that docs/adding.md shows, in a copy without the kernels of other devices."""
+
+    additions = of_section("A backend")
+
+    def test_seven_files_are_touched_three_of_them_new(self) -> None:
+        self.assertEqual(self.count(), (7, 7))
+        self.assertEqual(sum(not before for _, before, _ in self.additions), 3)
+
+    def test_it_trains_and_its_rows_pass(self) -> None:
+        for room in (self.copy / "src" / "cpu").iterdir():
+            if room.name != "runtime":
+                shutil.rmtree(room)
+        self.make("interface", "CXXFLAGS=-O0")
+        printed = self.run_in_copy(
+            sys.executable, "tests/run.py", "--quick", "test_operators", "test_toy",
+            "-k", "test_toy", "-k", "ToyOperators.test_*_values",
+            DLSYS_LIBRARY=str(self.copy / "python/dlsys/libdlsys.so"),
+        )  # fmt: skip
+        self.assertRegex(printed, r"\n\d+ passed, 0 failed, 0 skipped")
 
 
 if __name__ == "__main__":

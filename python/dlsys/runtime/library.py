@@ -32,6 +32,7 @@ from dlsys.settings import settings
 
 DL_CPU, DL_GPU = interface.enums["DL_CPU"], interface.enums["DL_GPU"]
 MAX_NDIM = interface.limits["max_ndim"]
+_TYPES = {kind.column: kind.code for kind in interface.devices.values()}
 
 DTYPE_CODES: dict[np.dtype, int] = {np.dtype(name): code for name, code in interface.dtypes.items()}
 CODE_DTYPES: dict[int, np.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
@@ -195,7 +196,7 @@ class Library:
 
     def _asked(self, function: str, key: tuple[str, str], device_id: int, frozen: tuple) -> int:
         """The library's answer to a question about a call that nobody makes yet."""
-        ctx = DLContext(device_id, DL_CPU if key[0] == "cpu" else DL_GPU)
+        ctx = DLContext(device_id, _TYPES[key[0]])
         letters = self.signature[key].rstrip("s")
         if len(letters) != len(frozen):
             raise KernelError(
