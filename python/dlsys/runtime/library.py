@@ -31,6 +31,7 @@ from dlsys.settings import settings
 
 DL_CPU, DL_GPU = interface.enums["DL_CPU"], interface.enums["DL_GPU"]
 MAX_NDIM = interface.limits["max_ndim"]
+_TYPES = {kind.column: kind.code for kind in interface.devices.values()}
 
 DTYPE_CODES: dict[Any, int] = {as_dtype(name): code for name, code in interface.dtypes.items()}
 CODE_DTYPES: dict[int, Any] = {code: dtype for dtype, code in DTYPE_CODES.items()}
@@ -204,7 +205,7 @@ class Library:
         self, function: str, key: tuple[str, str, Any], device_id: int, frozen: tuple
     ) -> int:
         """The library's answer to a question about a call that nobody makes yet."""
-        ctx = DLContext(device_id, DL_CPU if key[0] == "cpu" else DL_GPU)
+        ctx = DLContext(device_id, _TYPES[key[0]])
         letters = self.signature[key[:2]].rstrip("s")
         if len(letters) != len(frozen):
             raise KernelError(
