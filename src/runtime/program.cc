@@ -15,6 +15,7 @@ struct DLProgram {
     const char* name;
     void (*invoke)(const DLValue*, DLStream);
     const DLValue* values;
+    bool planned;              // its scratch is; else it takes some from the allocator
     const DLArray* workspace;  // null for none
     int32_t place;
   };
@@ -50,8 +51,9 @@ const DLArray* WorkspaceAmong(const DLStep& step, const DLKernelEntry& kernel,
   return step.nargs > Arity(kernel) ? (const DLArray*)NotNull(values[step.nargs - 1].p) : nullptr;
 }
 
-void Invoke(void (*invoke)(const DLValue*, DLStream), const DLValue* values,
+void Invoke(void (*invoke)(const DLValue*, DLStream), const DLValue* values, bool has_plan,
             const DLArray* workspace, DLStream stream) {
+  if (!has_plan) return invoke(values, stream);
   const int64_t nbytes = workspace ? Numel(workspace) * DtypeNbytes(workspace->dtype) : 0;
   const Workspace::Planned planned(workspace ? workspace->data : nullptr, nbytes);
   invoke(values, stream);
@@ -70,8 +72,8 @@ void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLV
           "device",
           (long)k, kernel.name, kernel.device, program->device.c_str());
     const DLValue* own = values + steps[k].first;
-    program->steps.push_back(
-        {kernel.name, kernel.invoke, own, WorkspaceAmong(steps[k], kernel, own), steps[k].place});
+    program->steps.push_back({kernel.name, kernel.invoke, own, kernel.workspace != nullptr,
+                              WorkspaceAmong(steps[k], kernel, own), steps[k].place});
   }
 }
 
@@ -85,7 +87,7 @@ void RunStep(DLProgram* program, int64_t k, DLStream stream) {
   program->failed_step = k;
   const Range range(step.name);
   const Place place(step.place);
-  Invoke(step.invoke, step.values, step.workspace, stream);
+  Invoke(step.invoke, step.values, step.planned, step.workspace, stream);
 }
 
 void RunOne(void* state, int64_t k) {
@@ -145,7 +147,8 @@ DLSYS_API int DLKernelCall(const DLStep* step, const DLValue* values, int64_t nv
     CheckStep(0, *step, kernel, nvalues);
     const Place place(step->place);
     const DLValue* own = values + step->first;
-    Invoke(kernel.invoke, own, WorkspaceAmong(*step, kernel, own), stream);
+    Invoke(kernel.invoke, own, kernel.workspace != nullptr, WorkspaceAmong(*step, kernel, own),
+           stream);
   });
 }
 

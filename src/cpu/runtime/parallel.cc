@@ -24,6 +24,8 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
+using Body = void (*)(void* state, int64_t k, int worker);
+
 const int kMostThreads = 1024;
 const int kSpins = 2000;  // some tens of microseconds: the next kernel of a program comes sooner
 
@@ -75,17 +77,19 @@ class Pool {
   }
 
   // False when another call holds the workers.
-  bool TryRun(int64_t n, void (*body)(void*, int64_t), void* state) {
+  bool TryRun(int64_t n, int most, Body body, void* state) {
     if (busy_.exchange(true)) return false;
     StartWorkers();
     body_ = body;
     state_ = state;
     n_ = n;
+    most_ = most;
+    joined_ = 1;
     next_ = 0;
     open_ = true;
     epoch_++;
     if (sleepers_ > 0) WakeAll();
-    Work();
+    Work(0);
     open_ = false;
     for (int k = 0; active_ > 0; k++) k < kSpins ? Pause() : std::this_thread::yield();
     std::exception_ptr error = std::exchange(error_, nullptr);
@@ -159,7 +163,10 @@ class Pool {
       seen = epoch_;
       if (stop_) return;
       active_++;
-      if (open_) Work();
+      if (open_) {
+        const int worker = joined_++;
+        if (worker < most_) Work(worker);
+      }
       active_--;
     }
   }
@@ -182,9 +189,9 @@ class Pool {
     wake_.notify_all();
   }
 
-  void Work() {
+  void Work(int worker) {
     try {
-      for (int64_t k = next_++; k < n_; k = next_++) body_(state_, k);
+      for (int64_t k = next_++; k < n_; k = next_++) body_(state_, k, worker);
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!error_) error_ = std::current_exception();
@@ -193,12 +200,13 @@ class Pool {
   }
 
   std::atomic<bool> busy_{false}, open_{false}, stop_{false};
-  std::atomic<int> active_{0}, sleepers_{0}, threads_;
+  std::atomic<int> active_{0}, sleepers_{0}, joined_{0}, threads_;
   std::atomic<int64_t> next_{0};
   std::atomic<uint64_t> epoch_{0}, reserved_{0};
-  void (*body_)(void*, int64_t) = nullptr;
+  Body body_ = nullptr;
   void* state_ = nullptr;
   int64_t n_ = 0;
+  int most_ = 0;  // threads, with the caller
   std::exception_ptr error_;
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -223,15 +231,14 @@ Pool& GetPool() {
 
 }  // namespace
 
-void RunTasks(int64_t n, void (*body)(void*, int64_t), void* state) {
-  if (n > 1) {
+void RunTasks(int64_t n, int most, Body body, void* state) {
+  if (n > 1 && most > 1) {
     Pool& workers = GetPool();
     const InTask mark;  // on this thread alone, too: next time a worker may run them
-    if (workers.threads() > 1 && workers.TryRun(n, body, state)) return;
-    for (int64_t k = 0; k < n; k++) body(state, k);
-    return;
+    if (workers.threads() > 1 && workers.TryRun(n, most, body, state)) return;
   }
-  for (int64_t k = 0; k < n; k++) body(state, k);
+  const InTask mark;
+  for (int64_t k = 0; k < n; k++) body(state, k, 0);
 }
 
 void SetThreads(int threads) {
