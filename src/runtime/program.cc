@@ -15,14 +15,12 @@ struct DLProgram {
     const char* name;
     void (*invoke)(const DLValue*, DLStream);
     const DLValue* values;
-    bool planned;              // its scratch is; else it takes some from the allocator
     const DLArray* workspace;  // null for none
     int32_t place;
   };
   std::vector<Step> steps;
   std::string device;  // the device column of every step's kernel, "" for a program without steps
   int64_t failed_step = -1;
-  void (*prepare)() = nullptr;  // of its device
 };
 
 struct DLGraph {
@@ -51,9 +49,8 @@ const DLArray* WorkspaceAmong(const DLStep& step, const DLKernelEntry& kernel,
   return step.nargs > Arity(kernel) ? (const DLArray*)NotNull(values[step.nargs - 1].p) : nullptr;
 }
 
-void Invoke(void (*invoke)(const DLValue*, DLStream), const DLValue* values, bool has_plan,
+void Invoke(void (*invoke)(const DLValue*, DLStream), const DLValue* values,
             const DLArray* workspace, DLStream stream) {
-  if (!has_plan) return invoke(values, stream);
   const int64_t nbytes = workspace ? Numel(workspace) * DtypeNbytes(workspace->dtype) : 0;
   const Workspace::Planned planned(workspace ? workspace->data : nullptr, nbytes);
   invoke(values, stream);
@@ -72,8 +69,8 @@ void AddSteps(DLProgram* program, const DLStep* steps, int64_t nsteps, const DLV
           "device",
           (long)k, kernel.name, kernel.device, program->device.c_str());
     const DLValue* own = values + steps[k].first;
-    program->steps.push_back({kernel.name, kernel.invoke, own, kernel.workspace != nullptr,
-                              WorkspaceAmong(steps[k], kernel, own), steps[k].place});
+    program->steps.push_back(
+        {kernel.name, kernel.invoke, own, WorkspaceAmong(steps[k], kernel, own), steps[k].place});
   }
 }
 
@@ -87,17 +84,12 @@ void RunStep(DLProgram* program, int64_t k, DLStream stream) {
   program->failed_step = k;
   const Range range(step.name);
   const Place place(step.place);
-  Invoke(step.invoke, step.values, step.planned, step.workspace, stream);
+  Invoke(step.invoke, step.values, step.workspace, stream);
 }
 
 void RunOne(void* state, int64_t k) {
   auto* s = (Running*)state;
   RunStep(s->program, k, s->stream);
-}
-
-void Prepare(DLProgram* program) {
-  program->failed_step = -1;
-  if (program->prepare) program->prepare();
 }
 
 void CheckProgram(const DLProgram* program) {
@@ -147,8 +139,7 @@ DLSYS_API int DLKernelCall(const DLStep* step, const DLValue* values, int64_t nv
     CheckStep(0, *step, kernel, nvalues);
     const Place place(step->place);
     const DLValue* own = values + step->first;
-    Invoke(kernel.invoke, own, kernel.workspace != nullptr, WorkspaceAmong(*step, kernel, own),
-           stream);
+    Invoke(kernel.invoke, own, WorkspaceAmong(*step, kernel, own), stream);
   });
 }
 
@@ -182,8 +173,6 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
       Fail("DLProgramCreate: null argument or negative count");
     auto program = std::make_unique<DLProgram>();
     AddSteps(program.get(), steps, nsteps, values, nvalues);
-    const Device& cpu = FindDevice(DL_CPU);  // every library has it, and it alone prepares
-    if (program->device == cpu.name) program->prepare = cpu.prepare;
     *out = program.release();
   });
 }
@@ -191,7 +180,6 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream) {
   return Guard([&] {
     CheckProgram(program);
-    Prepare(program);
     const int64_t n = (int64_t)program->steps.size();
     for (int64_t k = 0; k < n; k++) RunStep(program, k, stream);
     program->failed_step = -1;
@@ -204,7 +192,6 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
     if (program->steps.empty()) return;
     if (!ms) Fail("DLProgramProfile: null ms argument");
     const Device& device = DeviceOf("DLProgramProfile", program, ctx);
-    Prepare(program);
     Running state{program, stream};
     device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), RunOne, &state, ms);
     program->failed_step = -1;

@@ -1,6 +1,5 @@
 // What every CPU kernel asks of its arrays.
 #pragma once
-#include "cpu/runtime/scratch.h"
 #include "runtime/device.h"
 #include "runtime/registry.h"
 #include "runtime/workspace.h"

@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -16,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/runtime/scratch.h"
 #include "cpu/runtime/simd.h"
 #include "runtime/registry.h"
 
@@ -72,9 +70,7 @@ int Resolve(int threads) {
 // of them sees the other.
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads), rooms_(std::max(threads - 1, 0)) {
-    workers_.reserve(rooms_.size());
-  }
+  explicit Pool(int threads) : threads_(threads) { workers_.reserve(threads); }
 
   // False when another call holds the workers.
   bool TryRun(int64_t n, int most, Body body, void* state) {
@@ -99,10 +95,8 @@ class Pool {
   }
 
   void SetThreads(int threads) {
-    const Held held(this);
-    while ((int)rooms_.size() < threads - 1) rooms_.emplace_back();
-    workers_.reserve(rooms_.size());
-    for (Rooms& rooms : rooms_) rooms.Reserve(true);
+    while (busy_.exchange(true)) std::this_thread::yield();
+    workers_.reserve(threads);
     stop_ = true;
     epoch_++;
     WakeAll();
@@ -110,33 +104,12 @@ class Pool {
     workers_.clear();
     stop_ = false;
     threads_ = threads;
-  }
-
-  // Gives every worker the working memory that tasks have ever asked for, unless they have it.
-  void ReserveScratch() {
-    const uint64_t now = ScratchChanges();
-    if (reserved_ == now) return;
-    const Held held(this);
-    for (int k = 0; k < threads_ - 1; k++) rooms_[k].Reserve(true);
-    reserved_ = now;
+    busy_ = false;
   }
 
   int threads() const { return threads_; }
 
  private:
-  // While the calling thread holds the workers, idle.
-  class Held {
-   public:
-    explicit Held(Pool* pool) : pool_(pool) {
-      while (pool_->busy_.exchange(true)) std::this_thread::yield();
-    }
-    ~Held() { pool_->busy_ = false; }
-    Held(const Held&) = delete;
-
-   private:
-    Pool* const pool_;
-  };
-
   void StartWorkers() {
     if ((int)workers_.size() >= threads_ - 1) return;
     sigset_t all, before;  // signals belong to the threads of the program, not to ours
@@ -144,11 +117,7 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       while ((int)workers_.size() < threads_ - 1)
-        workers_.emplace_back([this, rooms = &rooms_[workers_.size()], seen = epoch_.load()] {
-          of_thread.rooms = rooms;
-          const InTask mark;
-          Loop(seen);
-        });
+        workers_.emplace_back([this, seen = epoch_.load()] { Loop(seen); });
     } catch (const std::system_error&) {
       threads_ = (int)workers_.size() + 1;  // the system has no more threads: go on with these
     } catch (const std::bad_alloc&) {
@@ -202,7 +171,7 @@ class Pool {
   std::atomic<bool> busy_{false}, open_{false}, stop_{false};
   std::atomic<int> active_{0}, sleepers_{0}, joined_{0}, threads_;
   std::atomic<int64_t> next_{0};
-  std::atomic<uint64_t> epoch_{0}, reserved_{0};
+  std::atomic<uint64_t> epoch_{0};
   Body body_ = nullptr;
   void* state_ = nullptr;
   int64_t n_ = 0;
@@ -211,7 +180,6 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;
-  std::deque<Rooms> rooms_;  // of the workers; they outlive them, and never move
 };
 
 // Never destroyed: workers may still wait on it when the process ends. A forked child has none of
@@ -234,10 +202,8 @@ Pool& GetPool() {
 void RunTasks(int64_t n, int most, Body body, void* state) {
   if (n > 1 && most > 1) {
     Pool& workers = GetPool();
-    const InTask mark;  // on this thread alone, too: next time a worker may run them
     if (workers.threads() > 1 && workers.TryRun(n, most, body, state)) return;
   }
-  const InTask mark;
   for (int64_t k = 0; k < n; k++) body(state, k, 0);
 }
 
@@ -245,16 +211,6 @@ void SetThreads(int threads) {
   if (threads < 0 || threads > kMostThreads)
     Fail("DLCpuSetThreads: got %d, expected 0 (one thread a core) to %d", threads, kMostThreads);
   GetPool().SetThreads(Resolve(threads));
-}
-
-void ReserveScratch() {
-  static thread_local uint64_t reserved = 0;
-  const uint64_t now = ScratchChanges();
-  if (reserved != now) {
-    RoomsOfThread().Reserve(false);
-    reserved = now;
-  }
-  GetPool().ReserveScratch();
 }
 
 int GetThreads() { return GetPool().threads(); }
