@@ -229,8 +229,8 @@ class Library:
         return number.value
 
     def set_threads(self, threads: int) -> None:
-        """Sets the number of the CPU's worker threads, 0 as for DLSYS_THREADS. Results do not depend
-        on it. Plans that are made from now on have scratch for as many.
+        """Sets the number of the CPU's worker threads, 0 as for DLSYS_THREADS. Results do not
+        depend on it. Plans that are made from now on have scratch for as many.
         """
         self.check(self.cdll.DLCpuSetThreads(threads))
         self._ask.cache_clear()
