@@ -182,6 +182,4 @@ function DLGraphFree pointer
 function DLProgramFree pointer
 function DLCpuSetThreads int32
 function DLCpuGetThreads pointer
-function DLCpuSetScratchLimit int64
-function DLCpuGetScratch pointer
 """
