@@ -92,7 +92,7 @@ struct Adam {
 template <bool kCentered, bool kMomentum>
 struct RmsProp {
   static constexpr const char* name =
-      kCentered ? (kMomentum ? "rmsprop_centred_momentum_update" : "rmsprop_centred_update")
+      kCentered ? (kMomentum ? "rmsprop_centered_momentum_update" : "rmsprop_centered_update")
                 : (kMomentum ? "rmsprop_momentum_update" : "rmsprop_update");
   static constexpr int kStates = 2 + kCentered + kMomentum;
   static constexpr bool kEveryRun = false;

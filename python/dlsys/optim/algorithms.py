@@ -15,8 +15,8 @@ from ..ops.optim.apply import (
     adagrad_update_op,
     adam_update_op,
     lion_update_op,
-    rmsprop_centred_momentum_update_op,
-    rmsprop_centred_update_op,
+    rmsprop_centered_momentum_update_op,
+    rmsprop_centered_update_op,
     rmsprop_momentum_update_op,
     rmsprop_update_op,
     sgd_momentum_update_op,
@@ -133,9 +133,9 @@ class RMSprop(Optimizer):
         attrs = {"alpha": options["alpha"], "eps": options["eps"]}
         if options["momentum"]:
             attrs["momentum"] = options["momentum"]
-            ops = rmsprop_momentum_update_op, rmsprop_centred_momentum_update_op
+            ops = rmsprop_momentum_update_op, rmsprop_centered_momentum_update_op
         else:
-            ops = rmsprop_update_op, rmsprop_centred_update_op
+            ops = rmsprop_update_op, rmsprop_centered_update_op
         return ops[bool(options["centered"])], attrs
 
 

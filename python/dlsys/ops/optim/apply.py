@@ -43,8 +43,8 @@ from .rules import (
 
 __all__ = [
     "accumulate_update_op", "adagrad_update_op", "adam_update_op", "average_update_op",
-    "global_norm_op", "lion_update_op", "rmsprop_centred_momentum_update_op",
-    "rmsprop_centred_update_op", "rmsprop_momentum_update_op", "rmsprop_update_op",
+    "global_norm_op", "lion_update_op", "rmsprop_centered_momentum_update_op",
+    "rmsprop_centered_update_op", "rmsprop_momentum_update_op", "rmsprop_update_op",
     "sgd_momentum_update_op", "sgd_update_op",
 ]  # fmt: skip
 
@@ -257,10 +257,10 @@ def _parts(
 sgd_update_op = RuleOp(Sgd())
 sgd_momentum_update_op = RuleOp(Momentum())
 adam_update_op = RuleOp(Adam())
-rmsprop_update_op = RuleOp(RmsProp(centred=False, momentum=False))
-rmsprop_centred_update_op = RuleOp(RmsProp(centred=True, momentum=False))
-rmsprop_momentum_update_op = RuleOp(RmsProp(centred=False, momentum=True))
-rmsprop_centred_momentum_update_op = RuleOp(RmsProp(centred=True, momentum=True))
+rmsprop_update_op = RuleOp(RmsProp(centered=False, momentum=False))
+rmsprop_centered_update_op = RuleOp(RmsProp(centered=True, momentum=False))
+rmsprop_momentum_update_op = RuleOp(RmsProp(centered=False, momentum=True))
+rmsprop_centered_momentum_update_op = RuleOp(RmsProp(centered=True, momentum=True))
 adagrad_update_op = RuleOp(Adagrad())
 lion_update_op = RuleOp(Lion())
 average_update_op = RuleOp(Average())

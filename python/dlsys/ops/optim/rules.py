@@ -113,23 +113,23 @@ class Adam(Rule):
 
 
 class RmsProp(Rule):
-    """RMSprop of Tieleman and Hinton (2012), with Graves's centring (2013) and momentum:
+    """RMSprop of Tieleman and Hinton (2012), with Graves's centering (2013) and momentum:
 
     square = alpha · square + (1 - alpha) · g²; mean = alpha · mean + (1 - alpha) · g;
-    change = g / (sqrt(square - mean²) + eps), without mean² where it is not centred;
+    change = g / (sqrt(square - mean²) + eps), without mean² where it is not centered;
     velocity = momentum · velocity + change; p -= lr · velocity, or lr · change without momentum.
 
-    Where g² overflows the change is 0. The centred difference is all rounding where alpha is so
+    Where g² overflows the change is 0. The centered difference is all rounding where alpha is so
     small that `square` is the square of one gradient.
     """
 
     attributes = {"alpha": None, "eps": None}
     operations = 8
 
-    def __init__(self, centred: bool, momentum: bool) -> None:
-        words = ["rmsprop", *["centred"] * centred, *["momentum"] * momentum, "update"]
+    def __init__(self, centered: bool, momentum: bool) -> None:
+        words = ["rmsprop", *["centered"] * centered, *["momentum"] * momentum, "update"]
         self.name = "_".join(words)
-        self.slots = ("square", *["mean"] * centred, *["velocity"] * momentum)
+        self.slots = ("square", *["mean"] * centered, *["velocity"] * momentum)
         if momentum:
             self.attributes = {**self.attributes, "momentum": None}
 
