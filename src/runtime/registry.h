@@ -180,6 +180,7 @@ template <class T>
 struct Struct {
   const DLBytes* bytes;
   const T& operator*() const { return *(const T*)bytes->data; }
+  const T* operator->() const { return (const T*)bytes->data; }
 };
 template <class T>
 struct Arg<Struct<T>> {

@@ -8,6 +8,7 @@ from dlsys.errors import KernelError
 from dlsys.graph.node import Spec
 from dlsys.ops.conv.geometry import packed
 from dlsys.runtime.device import gpu
+from dlsys.runtime.interface import interface
 from dlsys.runtime.library import load
 from support.devices import require
 
@@ -77,5 +78,6 @@ class FitsGpuTest(unittest.TestCase):
         values = [Spec((100, columns), FLOAT32) for _, columns in shapes[:-1]]
         name = next(name for device, name in load().index if device == "cuda" and "head" in name)
         partials, loss = Spec((512,), INT32), Spec((), FLOAT32)
-        given = x, weights, [], logits, partials, 0, 1.0, 1.0, loss, logits, values, []
+        options = interface.struct("HeadOptions")()
+        given = x, weights, [], logits, partials, options, loss, logits, values, []
         return load().fits("cuda", name, *given)

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..errors import ShapeError
 from ..ndarray import NDArray, array, empty, launch
+from ..ops.optim.apply import options_of
+from ..ops.optim.rules import RULES
 from .checks import check_arrays, check_separate, check_shape
 
 __all__ = [
@@ -303,8 +305,8 @@ def adam_update(
     if step < 1:
         raise ShapeError(f"{op}: steps are counted from 1, got {step}")
     before = array(np.array([step - 1], np.int64), param.ctx, np.int64)
-    constants = beta1, 1 - beta1, beta2, 1 - beta2, eps
-    _update(op, [param, mean, square], grad, lr, [before], *constants)
+    states = [param, mean, square]
+    _update(op, states, grad, lr, [before], beta1=beta1, beta2=beta2, eps=eps)
 
 
 # ---- checks ----
@@ -357,12 +359,11 @@ def _offset(begin: Sequence[int], shape: Sequence[int]) -> int:
 
 
 def _update(
-    op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], *constants: float
+    op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], **attrs: float
 ) -> None:
     """One update by a rule, its gradient taken as it is: due at every run, no clip, no decay."""
-    rest = [*map(float, constants), *[0.0] * (5 - len(constants))]
     lists: tuple[list[NDArray], ...] = (states, [grad], [_scalar(lr, grad)], step, [], [])
-    launch(op, grad.ctx, *lists, 1, math.inf, 0.0, 0.0, *rest)
+    launch(op, grad.ctx, *lists, options_of(RULES[op], attrs))
 
 
 def _scalar(value: float, like: NDArray) -> NDArray:
