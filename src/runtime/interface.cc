@@ -9,6 +9,8 @@
 #include <type_traits>
 #include <typeindex>
 
+#include "math/conv_geometry.h"
+#include "math/indexing.h"
 #include "math/mlp_head.h"
 #include "math/optimizer_args.h"
 #include "math/pointwise_vm.h"
@@ -156,6 +158,9 @@ void AddStructs(Text* text) {
   DLSYS_STRUCT(pointwise::Instruction, opcode, destination, operands, unused);
   DLSYS_STRUCT(pointwise::Bytecode, code, immediates);
   DLSYS_STRUCT(HeadLayer, transposed, has_bias, activation, dact);
+  DLSYS_STRUCT(Permutation, axes);
+  DLSYS_STRUCT(HW, h, w);
+  DLSYS_STRUCT(WindowOptions, size, stride, before, after, dilation);
   DLSYS_STRUCT(HeadOptions, precision, scale, dy, layers);
 }
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from dlsys.errors import KernelError
 from dlsys.graph.node import Spec
-from dlsys.ops.conv.geometry import packed
 from dlsys.runtime.device import gpu
 from dlsys.runtime.interface import interface
 from dlsys.runtime.library import load
@@ -22,7 +21,7 @@ def conv_pool(device, channels, filters, plane, size, window):
     f = Spec((filters, channels, size, size), FLOAT32)
     y = Spec((8, filters, extent, extent), FLOAT32)
     code = y._replace(dtype=UINT8)
-    before, fits = packed((0, 0)), load().fits
+    before, fits = interface.struct("HW")(), load().fits
     return (
         fits(device, "conv2d_pool", x, f, [], y, code, before, window, 1),
         fits(device, "conv2d_pool_data_gradient", f, y, code, x, before, window),

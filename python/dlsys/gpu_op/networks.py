@@ -16,6 +16,7 @@ from ..errors import ShapeError
 from ..ndarray import NDArray, array, empty, launch
 from ..ops.optim.apply import options_of
 from ..ops.optim.rules import RULES
+from ..runtime.interface import interface
 from .checks import check_arrays, check_separate, check_shape
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 Pair = tuple[int, int]
+_Windows = interface.struct("WindowOptions")
 _MAX_NDIM = 8  # strides that the kernels of slices take
 
 
@@ -64,7 +66,7 @@ def _conv(
     pads, steps = _pair(kernel, "padding", padding, 0), _pair(kernel, "stride", stride, 1)
     out = _windows(kernel, x.shape[2:], f.shape[2:], pads, steps)
     check_shape(kernel, "the convolution", y, (x.shape[0], f.shape[0], *out))
-    launch(kernel, x.ctx, *arrays, _packed(steps), _packed(pads), _packed((1, 1)), 1, 0, 0)
+    launch(kernel, x.ctx, *arrays, _Windows(stride=steps, before=pads, dilation=(1, 1)), 1, 0, 0)
 
 
 # ---- pooling ----
@@ -74,9 +76,9 @@ def max_pooling2d(
     in_arr: NDArray, kernel_h: int, kernel_w: int, out: NDArray, padding: Any = 0, stride: Any = 1
 ) -> None:
     """out (N, C, oH, oW) = the largest value of each window of in (N, C, H, W)."""
-    sizes = _max_pool("max_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
+    windows = _pool("max_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
     check_separate("max_pool2d", out, in_arr)
-    launch("max_pool2d", out.ctx, in_arr, out, empty(out.shape, out.ctx, np.int32), *sizes)
+    launch("max_pool2d", out.ctx, in_arr, out, empty(out.shape, out.ctx, np.int32), windows)
 
 
 def max_pooling2d_gradient(
@@ -93,22 +95,22 @@ def max_pooling2d_gradient(
     The windows are searched again; in a graph, `ad.max_pool2d` keeps what it has found.
     """
     op = "max_pool2d_gradient"
-    sizes = _max_pool(op, in_arr, (kernel_h, kernel_w), out_grad, padding, stride)
+    windows = _pool(op, in_arr, (kernel_h, kernel_w), out_grad, padding, stride)
     check_arrays(op, in_arr, in_grad)
     check_shape(op, "the gradient", in_grad, in_arr.shape)
     check_separate(op, in_grad, out_grad)
     argmax = empty(out_grad.shape, in_arr.ctx, np.int32)
-    launch("max_pool2d", in_arr.ctx, in_arr, empty(out_grad.shape, in_arr.ctx), argmax, *sizes)
-    launch(op, in_arr.ctx, out_grad, argmax, in_grad, *sizes)
+    launch("max_pool2d", in_arr.ctx, in_arr, empty(out_grad.shape, in_arr.ctx), argmax, windows)
+    launch(op, in_arr.ctx, out_grad, argmax, in_grad, windows)
 
 
 def average_pooling2d(
     in_arr: NDArray, kernel_h: int, kernel_w: int, out: NDArray, padding: Any = 0, stride: Any = 1
 ) -> None:
     """out (N, C, oH, oW) = the mean of each window of in (N, C, H, W), padding counted as 0."""
-    sizes = _pool("avg_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
+    windows = _pool("avg_pool2d", in_arr, (kernel_h, kernel_w), out, padding, stride)
     check_separate("avg_pool2d", out, in_arr)
-    launch("avg_pool2d", out.ctx, in_arr, out, *sizes, sizes[-1], 1)
+    launch("avg_pool2d", out.ctx, in_arr, out, windows, 1)
 
 
 def average_pooling2d_gradient(
@@ -121,19 +123,12 @@ def average_pooling2d_gradient(
 ) -> None:
     """in_grad (N, C, H, W) of average_pooling2d from the gradient of its output."""
     op = "avg_pool2d_gradient"
-    sizes = _pool(op, in_grad, (kernel_h, kernel_w), out_grad, padding, stride)
+    windows = _pool(op, in_grad, (kernel_h, kernel_w), out_grad, padding, stride)
     check_separate(op, in_grad, out_grad)
-    launch(op, in_grad.ctx, out_grad, in_grad, *sizes, sizes[-1], 1)
+    launch(op, in_grad.ctx, out_grad, in_grad, windows, 1)
 
 
-def _max_pool(*arguments: Any) -> tuple[int, ...]:
-    """The arguments of the kernels of max-pooling, whose windows are not dilated here."""
-    return *_pool(*arguments), _packed((1, 1))
-
-
-def _pool(
-    op: str, x: NDArray, window: Pair, y: NDArray, padding: Any, stride: Any
-) -> tuple[int, int, int]:
+def _pool(op: str, x: NDArray, window: Pair, y: NDArray, padding: Any, stride: Any) -> Any:
     check_arrays(op, x, y)
     _check_images(op, x, y)
     size = _pair(op, "window", window, 1)
@@ -142,7 +137,7 @@ def _pool(
         raise ShapeError(f"{op}: padding {pads} must be smaller than the window {size}")
     out = _windows(op, x.shape[2:], size, pads, steps)
     check_shape(op, "the pooled array", y, (*x.shape[:2], *out))
-    return _packed(size), _packed(steps), _packed(pads)
+    return _Windows(size=size, stride=steps, before=pads, after=pads, dilation=(1, 1))
 
 
 # ---- normalization, dropout, activations ----
@@ -346,10 +341,6 @@ def _windows(op: str, extents: Sequence[int], size: Sequence[int], pads: Pair, s
             f"{op}: a window of {tuple(size)} is larger than {tuple(extents)} padded by {pads}"
         )
     return out[0], out[1]
-
-
-def _packed(pair: Pair) -> int:
-    return pair[0] << 32 | pair[1]
 
 
 def _offset(begin: Sequence[int], shape: Sequence[int]) -> int:

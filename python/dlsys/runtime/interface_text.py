@@ -207,6 +207,17 @@ field HeadLayer transposed int32 0 4
 field HeadLayer has_bias int32 4 4
 field HeadLayer activation int32 8 4
 field HeadLayer dact int32 12 4
+struct Permutation 32
+field Permutation axes int32*8 0 32
+struct HW 16
+field HW h int64 0 8
+field HW w int64 8 8
+struct WindowOptions 80
+field WindowOptions size HW 0 16
+field WindowOptions stride HW 16 16
+field WindowOptions before HW 32 16
+field WindowOptions after HW 48 16
+field WindowOptions dilation HW 64 16
 struct HeadOptions 108
 field HeadOptions precision int32 0 4
 field HeadOptions scale float32 4 4

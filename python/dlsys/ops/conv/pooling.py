@@ -19,7 +19,7 @@ from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
-from .geometry import Padding, Pair, Windows, check_images, in_floats, packed, slide
+from .geometry import Padding, Pair, Windows, check_images, in_floats, slide
 
 __all__ = [
     "avg_pool2d", "avg_pool2d_gradient_op", "avg_pool2d_op", "global_avg_pool2d",
@@ -143,8 +143,8 @@ class MaxPoolOp(PoolOp):
         np.take(flat_offsets(windows)[::-1], indices, out=argmax, mode="clip")
         np.add(argmax, corners(windows), out=argmax)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return geometry(self.windows(node, node.inputs[0].spec.shape[2:]))
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return (self.windows(node, node.inputs[0].spec.shape[2:]).argument,)
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec[0].dtype)
@@ -189,8 +189,8 @@ class MaxPoolGradientOp(PoolOp):
             np.equal(argmax[to], indices[seen], out=mask)
             np.add(into, dy[to], out=into, where=mask)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return geometry(self.windows(node, node.attrs["image"]))
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return (self.windows(node, node.attrs["image"]).argument,)
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec.dtype, free=(1,))
@@ -276,8 +276,10 @@ class AvgPoolOp(PoolOp):
         count = divisors(windows, node.attrs.get("count_include_pad", True))
         np.divide(y, count.astype(y.dtype), out=y)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return averages(node, self.windows(node, node.inputs[0].spec.shape[2:]))
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return self.windows(node, node.inputs[0].spec.shape[2:]).argument, int(
+            node.attrs.get("count_include_pad", True)
+        )
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec.dtype)
@@ -312,8 +314,10 @@ class AvgPoolGradientOp(PoolOp):
             to, at = (..., *of), (..., *seen)
             np.add(dx[at], share[to], out=dx[at])
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return averages(node, self.windows(node, node.attrs["image"]))
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return self.windows(node, node.attrs["image"]).argument, int(
+            node.attrs.get("count_include_pad", True)
+        )
 
     def simplify(self, node: Node) -> Node | None:
         return in_floats(node, node.spec.dtype)
@@ -359,16 +363,9 @@ def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
         )
 
 
-def geometry(windows: Windows) -> tuple[int, ...]:
-    """The arguments of the native kernels of max-pooling."""
-    pairs = windows.size, windows.stride, windows.before, windows.dilation
-    return tuple(map(packed, pairs))
-
-
-def averages(node: Node, windows: Windows) -> tuple[int, ...]:
+def averages(node: Node, windows: Windows) -> tuple[Any, int]:
     """The arguments of the native kernels of mean pooling."""
-    lists = windows.size, windows.stride, windows.before, windows.after
-    return *map(packed, lists), int(node.attrs.get("count_include_pad", True))
+    return windows.argument, int(node.attrs.get("count_include_pad", True))
 
 
 # ---- numpy ----
