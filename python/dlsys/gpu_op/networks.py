@@ -6,7 +6,6 @@ Images are (N, C, H, W). `padding` and `stride` are one integer or (height, widt
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -31,6 +30,8 @@ from ..ops.norm.batch_norm import (
     batch_normalize_sums_op,
     batch_statistics_op,
 )
+from ..ops.optim.apply import options_of
+from ..ops.optim.rules import RULES
 from ..ops.pad import constant_pad_op
 from .checks import FLOAT32, check_arrays, check_separate, check_shape, elementwise
 
@@ -256,8 +257,8 @@ def adam_update(
     if step < 1:
         raise ShapeError(f"{op}: steps are counted from 1, got {step}")
     before = array(np.array([step - 1], np.int64), param.ctx, np.int64)
-    constants = beta1, 1 - beta1, beta2, 1 - beta2, eps
-    _update(op, [param, mean, square], grad, lr, [before], *constants)
+    states = [param, mean, square]
+    _update(op, states, grad, lr, [before], beta1=beta1, beta2=beta2, eps=eps)
 
 
 # ---- checks ----
@@ -305,10 +306,9 @@ def _check_alike(op: str, param: NDArray, *others: NDArray) -> None:
 
 
 def _update(
-    op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], *constants: float
+    op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], **attrs: float
 ) -> None:
     """One update by a rule, its gradient taken as it is: due at every run, no clip, no decay."""
-    rest = [*map(float, constants), *[0.0] * (5 - len(constants))]
     rate = array(np.array([lr], np.float32), grad.ctx)
     lists: tuple[list[NDArray], ...] = (states, [grad], [rate], step, [], [])
-    launch(op, grad.ctx, *lists, 1, math.inf, 0.0, 0.0, *rest)
+    launch(op, grad.ctx, *lists, options_of(RULES[op], attrs))
