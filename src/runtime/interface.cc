@@ -78,6 +78,8 @@ void AddEnumerators(Text* text) {
   DLSYS_DTYPE(int64, DL_INT64)
   DLSYS_DTYPE(uint8, DL_UINT8)
   DLSYS_DTYPE(bool, DL_BOOL)
+  DLSYS_DTYPE(bfloat16, DL_BFLOAT16)
+  DLSYS_DTYPE(float16, DL_FLOAT16)
 #undef DLSYS_DTYPE
 }
 
@@ -119,7 +121,7 @@ void AddRules(Text* text) {
 #undef DLSYS_TELL
 }
 
-// A struct and its fields, nine at most.
+// A struct and its fields, ten at most.
 #define DLSYS_FIELD(Name, field)                                                      \
   text->Add("field", text->Type<Name>(), #field, text->Type<decltype(Name::field)>(), \
             offsetof(Name, field), sizeof(Name::field));
@@ -132,11 +134,12 @@ void AddRules(Text* text) {
 #define DLSYS_FIELDS_7(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_6(Name, __VA_ARGS__)
 #define DLSYS_FIELDS_8(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_7(Name, __VA_ARGS__)
 #define DLSYS_FIELDS_9(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_8(Name, __VA_ARGS__)
-#define DLSYS_PICK(_1, _2, _3, _4, _5, _6, _7, _8, _9, Macro, ...) Macro
-#define DLSYS_STRUCT(Name, ...)                                                           \
-  text->AddStruct<Name>(#Name);                                                           \
-  DLSYS_PICK(__VA_ARGS__, DLSYS_FIELDS_9, DLSYS_FIELDS_8, DLSYS_FIELDS_7, DLSYS_FIELDS_6, \
-             DLSYS_FIELDS_5, DLSYS_FIELDS_4, DLSYS_FIELDS_3, DLSYS_FIELDS_2,              \
+#define DLSYS_FIELDS_10(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_9(Name, __VA_ARGS__)
+#define DLSYS_PICK(_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, Macro, ...) Macro
+#define DLSYS_STRUCT(Name, ...)                                                              \
+  text->AddStruct<Name>(#Name);                                                              \
+  DLSYS_PICK(__VA_ARGS__, DLSYS_FIELDS_10, DLSYS_FIELDS_9, DLSYS_FIELDS_8, DLSYS_FIELDS_7,   \
+             DLSYS_FIELDS_6, DLSYS_FIELDS_5, DLSYS_FIELDS_4, DLSYS_FIELDS_3, DLSYS_FIELDS_2, \
              DLSYS_FIELDS_1, )(Name, __VA_ARGS__)
 
 void AddStructs(Text* text) {
@@ -145,7 +148,7 @@ void AddStructs(Text* text) {
   DLSYS_STRUCT(DLArrayList, count, arrays);
   DLSYS_STRUCT(DLBytes, nbytes, data);
   DLSYS_STRUCT(DLValue, p, i, f);
-  DLSYS_STRUCT(DLKernelEntry, name, device, sig, call, invoke, fits, workspace, file, line);
+  DLSYS_STRUCT(DLKernelEntry, name, device, sig, dtype, call, invoke, fits, workspace, file, line);
   DLSYS_STRUCT(DLStep, kernel, first, nargs, place);
   DLSYS_STRUCT(DLMemoryStats, device_allocations, device_frees, reserved_nbytes, in_use_nbytes,
                peak_in_use_nbytes, requests);

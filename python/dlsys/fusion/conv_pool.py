@@ -31,10 +31,10 @@ from ..ops.elementwise import relu_gradient_op, relu_op
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, Pattern, exchange, value_of
 from ..runtime.interface import interface
 from ..runtime.target import Target
 from .body import Body, Fused, close, shaped
+from .rewrite import Graph, Pattern, exchange, value_of
 
 CUT = 255
 _HW = interface.struct("HW")

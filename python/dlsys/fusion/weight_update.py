@@ -22,9 +22,9 @@ from ..ops.matmul import matmul_op, precision_number
 from ..ops.optim.apply import RuleOp, options_of, several
 from ..ops.optim.rules import Attrs, Rule
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange, value_of
 from ..runtime.interface import interface
 from .body import Body, Fused, close, with_uint8
+from .rewrite import Graph, exchange, value_of
 
 MOST_PRODUCTS = interface.limits["weight_update_gemms"]  # that a launch has room for
 OPERANDS = ("", *interface.operands)  # by the kernel's codes
