@@ -130,7 +130,8 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
   });
 }
 
-#define DLSYS_UPDATE(Rule) DLSYS_KERNEL_NAMED(cpu, Rule, rule::Rule::name, Update<rule::Rule>);
+#define DLSYS_UPDATE(Rule) \
+  DLSYS_KERNEL_OF(cpu, Rule, rule::Rule::name, DL_FLOAT32, Update<rule::Rule>);
 DLSYS_RULES(DLSYS_UPDATE)
 #undef DLSYS_UPDATE
 DLSYS_KERNEL(cpu, advance_step, Advance);

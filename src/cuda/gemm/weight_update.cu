@@ -456,9 +456,9 @@ void MatmulUpdate(DLArrayList* states, const DLArrayList* left, const DLArrayLis
                  CheckedPrecision(op, options->precision), &group, stream);
 }
 
-#define DLSYS_UPDATE(Rule)                                          \
-  DLSYS_KERNEL_NAMED(cuda, matmul_##Rule, MatmulName<rule::Rule>(), \
-                     MatmulUpdate<rule::Rule, k##Rule>);
+#define DLSYS_UPDATE(Rule)                                                   \
+  DLSYS_KERNEL_OF(cuda, matmul_##Rule, MatmulName<rule::Rule>(), DL_FLOAT32, \
+                  MatmulUpdate<rule::Rule, k##Rule>);
 DLSYS_RULES(DLSYS_UPDATE)
 #undef DLSYS_UPDATE
 

@@ -258,7 +258,8 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
   }
 }
 
-#define DLSYS_UPDATE(Rule) DLSYS_KERNEL_NAMED(cuda, Rule, rule::Rule::name, Update<rule::Rule>);
+#define DLSYS_UPDATE(Rule) \
+  DLSYS_KERNEL_OF(cuda, Rule, rule::Rule::name, DL_FLOAT32, Update<rule::Rule>);
 DLSYS_RULES(DLSYS_UPDATE)
 #undef DLSYS_UPDATE
 DLSYS_KERNEL(cuda, advance_step, Advance);

@@ -270,9 +270,7 @@ class AvgPoolOp(PoolOp):
         np.divide(y, count.astype(y.dtype), out=y)
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
-        return self.windows(node, node.inputs[0].spec.shape[2:]).argument, int(
-            node.attrs.get("count_include_pad", True)
-        )
+        return averages(node, self.windows(node, node.inputs[0].spec.shape[2:]))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [avg_pool_gradient_like_op(output_grad, node.inputs[0], **self.attributes(node))]
@@ -304,9 +302,7 @@ class AvgPoolGradientOp(PoolOp):
             np.add(dx[at], share[to], out=dx[at])
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
-        return self.windows(node, node.attrs["image"]).argument, int(
-            node.attrs.get("count_include_pad", True)
-        )
+        return averages(node, self.windows(node, node.attrs["image"]))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [avg_pool_op(output_grad, **self.attributes(node))]
