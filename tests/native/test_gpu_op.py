@@ -149,7 +149,9 @@ class Errors:
             *(multiply, a, False, b, False, self.arr(2, 3)),
         )
         self.refused("output has shape (4, 2)", multiply, a, False, b, True, self.arr(4, 2))
-        self.refused("expected two matrices", multiply, a, False, self.arr(3), False, self.arr(2, 1))
+        self.refused(
+            "expected two matrices", multiply, a, False, self.arr(3), False, self.arr(2, 1)
+        )
         self.refused("does not broadcast", gpu_op.broadcast_to, a, self.arr(5, 3))
         self.refused("expected (3,)", gpu_op.reduce_sum_axis_zero, a, self.arr(2))
         self.refused("at least one axis", gpu_op.softmax, self.arr(), self.arr())
