@@ -1,4 +1,4 @@
-"""What the functions of gpu_op share: the checks of their arrays, before anything is written, and
+"""The checks of arrays that the functions of gpu_op share, made before anything is written, and
 the launch of elementwise kernels.
 """
 
