@@ -199,7 +199,3 @@ class GpuErrors(Errors, unittest.TestCase):
     def test_arrays_on_two_devices(self):
         on_cpu = ndarray.array(np.ones((2, 3)))
         self.refused("on two devices: cpu(0) and gpu(0)", gpu_op.relu, on_cpu, self.arr(2, 3))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -130,7 +130,3 @@ class AReduction(InACopy):
     @unittest.skipIf(COMPILER is None, "no C++ compiler")
     def test_its_kernel_is_registered(self) -> None:
         self.check_registered("src/cpu/reduce/statistics.cc", b"reduce_abs_sum")
-
-
-if __name__ == "__main__":
-    unittest.main()
