@@ -65,7 +65,3 @@ class CoreBudget(unittest.TestCase):
             if name.startswith("passes/"):
                 allowed = {"fusion"}  # a pipeline names the fusions
             self.assertLessEqual(found, allowed, name)
-
-
-if __name__ == "__main__":
-    unittest.main()
