@@ -67,6 +67,8 @@ void AddEnumerators(Text* text) {
   DLSYS_DTYPE(int64, DL_INT64)
   DLSYS_DTYPE(uint8, DL_UINT8)
   DLSYS_DTYPE(bool, DL_BOOL)
+  DLSYS_DTYPE(bfloat16, DL_BFLOAT16)
+  DLSYS_DTYPE(float16, DL_FLOAT16)
 #undef DLSYS_DTYPE
 }
 
@@ -124,6 +126,7 @@ void AddStructs(Text* text) {
   DLSYS_FIELD(DLKernelEntry, name)
   DLSYS_FIELD(DLKernelEntry, device)
   DLSYS_FIELD(DLKernelEntry, sig)
+  DLSYS_FIELD(DLKernelEntry, dtype)
   DLSYS_FIELD(DLKernelEntry, call)
   DLSYS_FIELD(DLKernelEntry, invoke)
   DLSYS_FIELD(DLKernelEntry, fits)

@@ -20,7 +20,7 @@ from support.graphs import Training
 def lacking(executor: ad.Executor, lacks: Callable[[str], bool]) -> ad.Executor:
     """The executor on a target without the kernels of those names."""
     backend = executor._backend
-    kernels = frozenset(name for name in backend.target.kernels if not lacks(name))
+    kernels = frozenset(key for key in backend.target.kernels if not lacks(key[0]))
     backend.target = replace(backend.target, kernels=kernels)
     return executor
 

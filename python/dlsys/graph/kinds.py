@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import as_dtype
+
 REQUIRED = inspect.Parameter.empty  # the default of what must be given
 WRONG = (TypeError, ValueError, OverflowError)  # what `take` raises for a value of another kind
 
@@ -191,8 +193,8 @@ class DType(Kind):
 
     expected = "a dtype of numbers such as 'float32'"
 
-    def take(self, value: Any) -> np.dtype:
-        dtype = np.dtype(value)
+    def take(self, value: Any) -> Any:
+        dtype = as_dtype(value)
         if value is None or dtype.kind not in "fiub":
             raise TypeError
         return dtype

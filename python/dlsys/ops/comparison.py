@@ -43,7 +43,7 @@ class NumberLikeOp(Op):
 
     def simplify(self, node: Node) -> Node:
         assert node.spec is not None
-        return constant_op(np.array(node.attrs["value"], node.spec.dtype))
+        return constant_op(np.array(node.attrs["value"]), dtype=node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [None]

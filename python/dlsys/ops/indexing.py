@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..dtypes import host, stored
 from ..errors import GraphError, OutOfRangeError
 from ..graph.kinds import DType, Int, Ints, Kind, Misfit, Number, Shape
 from ..graph.lines import where
@@ -503,7 +504,7 @@ def check_fill(node: Node, dtype: np.dtype | None) -> None:
     if dtype is None:
         return
     if dtype.kind == "f":
-        held = not math.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
+        held = not math.isfinite(value) or abs(value) <= float(np.finfo(host(dtype)).max)
     else:
         lowest, largest = (
             (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -518,7 +519,7 @@ def check_fill(node: Node, dtype: np.dtype | None) -> None:
 
 def bits_of(value: float, dtype: np.dtype) -> int:
     """The bits of a number in a dtype, as the kernels that fill take them."""
-    return np.array(value, dtype).view(f"i{dtype.itemsize}").item()
+    return stored(np.array(value), dtype).view(f"i{dtype.itemsize}").item()
 
 
 getitem_op = SliceOp()

@@ -59,7 +59,7 @@ class Pass:
 PASSES = (
     Pass(
         "simplify",
-        lambda fetches, options: simplify(options.specs, fetches, options.target.native),
+        lambda fetches, options: simplify(options.specs, fetches, options.target),
         place=0,
     ),
     Pass(

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import bfloat16
 from ...ndarray import NDArray
 from ...settings import settings
 from ..plan.memory import Step
@@ -84,7 +85,7 @@ def _poison(array: Any) -> np.ndarray | None:
 
 def _pattern(shape: Sequence[int], dtype: np.dtype) -> np.ndarray | None:
     if dtype.kind == "f":
-        if dtype.itemsize not in _NAN:
+        if dtype.itemsize not in _NAN or dtype is bfloat16:
             return None
         bits, _ = _NAN[dtype.itemsize]
         return np.full(shape, bits, f"u{dtype.itemsize}").view(dtype)

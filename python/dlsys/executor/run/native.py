@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
 from typing import Any
 
-import numpy as np
-
+from ...dtypes import stored
 from ...graph.spec import Spec
 from ...ndarray import NDArray, array
 from ...runtime.device import Block, Context, stream
@@ -25,7 +24,7 @@ from .fetches import OutputCache
 from .host_step import HostStep
 from .rollback import Rollback
 from .runner import Observer, Runner, SegmentReport
-from .tables import ArrayTable, Segment
+from .tables import ArrayTable, Segment, step_dtype
 from .transaction import written
 
 
@@ -61,7 +60,7 @@ class Program(Runner):
         kernel = steps[0].node.op.kernel
         if kernel is None:
             return PythonStep(self, steps[0], self._guard)
-        if not self._target.has(kernel):
+        if not self._target.has(kernel, step_dtype(steps[0])):
             return HostStep(self, steps[0], self._target.name)
         return Segment(self.table, self._ctx, steps)
 
@@ -227,7 +226,7 @@ class Program(Runner):
         if show:  # a user's own compute gets NDArrays
             copied = array(value, self._ctx, spec.dtype)
             return copied.data_address, copied
-        host = np.ascontiguousarray(value, spec.dtype)
+        host = stored(value, spec.dtype)
         try:  # a quarter of what the array's own interface costs
             return addressof(c_char.from_buffer(host)), host  # type: ignore[arg-type]
         except (TypeError, ValueError):  # it is read-only or empty
@@ -259,7 +258,7 @@ def _stretches(steps: Sequence[Step], target: Target) -> list[list[Step]]:
     stretches: list[list[Step]] = []
     ended = True
     for step in steps:
-        native = target.has(step.node.op.kernel)
+        native = target.has(step.node.op.kernel, step_dtype(step))
         if native and not ended:
             stretches[-1].append(step)
         else:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...dtypes import storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...ndarray import NDArray, launch
@@ -185,9 +186,9 @@ class Segment:
         signature.
         """
         node, op = step.node, step.node.op
-        key = (self.ctx.kernel_device, op.kernel)
+        key = (self.ctx.kernel_device, op.kernel, step_dtype(step))
         words = []
-        signature = self._library.signature[key].rstrip("s")
+        signature = self._library.signature[key[:2]].rstrip("s")
         arguments = in_kernel_order(node, signature, step.inputs, step.outputs)
         for letter, argument in zip(signature, arguments):
             if letter in "io":
@@ -207,13 +208,18 @@ class Segment:
         return ctypes.addressof(made)
 
 
+def step_dtype(step: Step) -> Any:
+    """The storage type of a step's floats, which its kernel is chosen by."""
+    return storage_dtype([value.spec.dtype for value in (*step.inputs, *step.outputs)])
+
+
 class _Planned(NamedTuple):
     """An array that has no memory yet: its address tells how it will be aligned, and that what is
     in other buffers lies apart.
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Any
     address: int
 
 

@@ -107,7 +107,7 @@ class ClassWeightsOp(Op):
 
     def simplify(self, node: Node) -> Node:
         assert node.spec is not None
-        return constant_op(np.array(node.attrs["values"], node.spec.dtype))
+        return constant_op(np.array(node.attrs["values"]), dtype=node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [None]
