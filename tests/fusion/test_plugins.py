@@ -23,7 +23,7 @@ from dlsys.passes.pipeline import PASSES, Options, Pass, arrange
 from dlsys.runtime.device import Context
 from dlsys.runtime.library import load
 from dlsys.runtime.target import NUMPY
-from support.devices import require
+from support.devices import on_native_devices, require
 from support.fusion import CPU, GPU, fusions
 
 PACKAGE = Path(dlsys.__file__).parent
@@ -153,14 +153,7 @@ class Values:
         self.assertNotIn("matmul_bias", off)
 
 
-@require(ndarray.cpu(0))
-class CpuValues(Values, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuValues(Values, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuValues, GpuValues = on_native_devices(Values)
 
 
 def run(script: str, package: Path, **environment: str) -> str:

@@ -42,7 +42,6 @@ class NumberLikeOp(Op):
         return Spec((), wanted, declared=False)
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         return constant_op(np.array(node.attrs["value"]), dtype=node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -148,7 +147,6 @@ class WhereOp(Elementwise):
         return Spec(broadcast(node, *specs), dtype, any(spec.declared for spec in specs[1:]))
 
     def simplify(self, node: Node) -> Node | None:
-        assert node.spec is not None
         return _with_inputs(node, BOOL, node.spec.dtype, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:

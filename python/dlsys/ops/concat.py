@@ -79,7 +79,6 @@ class ConcatOp(Op):
         np.concatenate(arrays[:-1], axis=node.attrs["axis"], out=arrays[-1])
 
     def scalars(self, node: Node) -> tuple[int]:
-        assert node.spec is not None
         return (node.attrs["axis"] % len(node.spec.shape),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -90,7 +89,6 @@ class ConcatOp(Op):
         ]
 
     def simplify(self, node: Node) -> Node | None:
-        assert node.spec is not None
         if all(x.spec.dtype == node.spec.dtype for x in node.inputs):
             return node.inputs[0] if len(node.inputs) == 1 else None
         return node.derive([cast_op(x, node.spec.dtype) for x in node.inputs], node.spec)
@@ -141,7 +139,6 @@ class TileOp(Op):
 
     def simplify(self, node: Node) -> Node:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         turns = _turns(*_aligned(x.spec.shape, node.attrs["reps"]))
         if len(turns) > 1:
             for reps in turns:
@@ -168,7 +165,6 @@ class TileGradientOp(Op):
 
     def simplify(self, node: Node) -> Node:
         dy, x = node.inputs
-        assert node.spec is not None and x.spec is not None
         shape, reps = _aligned(x.spec.shape, node.attrs["reps"])
         turns = _turns(shape, reps)
         if len(turns) > 1:

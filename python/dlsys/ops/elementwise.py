@@ -242,7 +242,6 @@ def in_one_dtype(node: Node) -> Node | None:
 
     numpy chooses how to compute by its inputs' dtypes alone: exp of uint8 is a float16 there.
     """
-    assert node.spec is not None
     dtype = node.spec.dtype
     for x in node.inputs:
         if x.spec.dtype != dtype:

@@ -197,7 +197,6 @@ class SliceOp(Op):
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         x = node.inputs[0]
-        assert x.spec is not None
         return region_of(node, x.name, x.spec.shape).scalars(x.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -205,7 +204,6 @@ class SliceOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert x.spec is not None
         region = region_of(node, x.name, x.spec.shape)
         if region.sizes == x.spec.shape and all(step == 1 for step in region.steps):
             return reshape_op(x, region.shape)
@@ -257,7 +255,6 @@ class SliceGradientOp(Op):
 
     def simplify(self, node: Node) -> Node:
         dy, x = node.inputs
-        assert x.spec is not None
         region = region_of(node, x.name, x.spec.shape)
         placed = reshape_op(dy, region.sizes)
         return place_op(placed, x.spec.shape, region.starts, region.steps)
@@ -315,18 +312,15 @@ class PlaceOp(Op):
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         spec = node.inputs[0].spec
-        assert spec is not None and spec.dtype is not None
         region = self._region(node, spec.shape)
         return (bits_of(node.attrs["value"], spec.dtype), *region.scalars(node.attrs["shape"]))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         spec = node.inputs[0].spec
-        assert spec is not None
         return [getitem_op(output_grad, self._region(node, spec.shape).slices)]
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert x.spec is not None
         whole = x.spec.shape == node.attrs["shape"] and min(node.attrs["steps"], default=1) > 0
         return x if whole else None
 
@@ -354,7 +348,6 @@ class GatherOp(Op):
 
     def scalars(self, node: Node) -> tuple[int]:
         spec = node.inputs[0].spec
-        assert spec is not None
         return (_axis(node, len(spec.shape), spec.shape),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -377,7 +370,6 @@ class GatherGradientOp(Op):
         return specs[0]._replace(shape=shape)
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         axis = _axis(node, len(node.spec.shape), node.spec.shape)
         dy, indices = node.inputs[:2]
         return scatter_op(dy, indices, size=node.spec.shape[axis], axis=axis)
@@ -430,7 +422,6 @@ class ScatterOp(Op):
         y[chosen] = np.add.reduceat(by_row, starts, axis=axis)
 
     def scalars(self, node: Node) -> tuple[int]:
-        assert node.spec is not None
         return (node.attrs["axis"] % len(node.spec.shape),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -464,7 +455,6 @@ class OneHotOp(Op):
         return [None]
 
     def simplify(self, node: Node) -> Node | None:
-        assert node.spec is not None
         if node.spec.dtype == FLOAT32:
             return None
         return cast_op(one_hot_op(node.inputs[0], node.attrs["depth"]), node.spec.dtype)

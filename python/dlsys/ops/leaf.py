@@ -157,7 +157,6 @@ class FillLikeOp(Op):
         return specs[0]
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         return full_op(node.spec.shape, self.value, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -250,7 +249,6 @@ class Parameter(Node):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        assert self.spec is not None
         return self.spec.shape
 
     def asnumpy(self) -> np.ndarray:
@@ -282,3 +280,11 @@ class Parameter(Node):
         self.initial = value.astype(host(self.dtype), copy=False)
         self.home = ctx
         self.invalidate()
+
+
+def home_of(model: Any) -> Any:
+    """The native device on which the Parameters of a model (an `nn.Module`) live; None for numpy,
+    or where that is not known yet.
+    """
+    homes = (p.home if p.storage is None else p.storage.ctx for _, p in model.named_state())
+    return next((home for home in homes if home is not None and home is not ANYWHERE), None)

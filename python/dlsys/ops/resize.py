@@ -55,7 +55,6 @@ class DepthToSpaceOp(Op):
         return specs[0]._replace(shape=(n, c // (r * r), h * r, w * r))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         r = node.attrs["block"]
         n, c, h, w = node.spec.shape
         h, w = h // r, w // r
@@ -88,7 +87,6 @@ class SpaceToDepthOp(Op):
         return specs[0]._replace(shape=(n, c * r * r, h // r, w // r))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         r = node.attrs["block"]
         n, depth, h, w = node.spec.shape
         axes = (0, 3, 5, 1, 2, 4) if node.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -158,7 +156,6 @@ class ResizeOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         cast = cast_op(x, node.spec.dtype)
         if x.spec.shape == node.spec.shape:
             return cast
@@ -216,7 +213,6 @@ class ResizeGradientOp(Op):
     def simplify(self, node: Node) -> Node | None:
         if len(node.inputs) == 1:
             return None
-        assert node.spec is not None
         align, size = node.attrs["align_corners"], node.spec.shape[-2:]
         return resize_gradient_ops[self.mode](node.inputs[0], size=size, align_corners=align)
 

@@ -83,7 +83,7 @@ def _poison(array: Any) -> np.ndarray | None:
     return pattern
 
 
-def _pattern(shape: Sequence[int], dtype: np.dtype) -> np.ndarray | None:
+def _pattern(shape: Sequence[int], dtype: Any) -> np.ndarray | None:
     if dtype.kind == "f":
         if dtype.itemsize not in _NAN or dtype is bfloat16:
             return None

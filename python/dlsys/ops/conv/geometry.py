@@ -64,6 +64,11 @@ class Windows(NamedTuple):
             for j, (columns, seen_columns) in enumerate(across):
                 yield (i, j), (rows, columns), (seen_rows, seen_columns)
 
+    def reads(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """The keys of `kernel_offsets` for arrays (N, C, …): where it is read, and what."""
+        for _, positions, seen in self.kernel_offsets():
+            yield (..., *positions), (..., *seen)
+
     def _reach(self, axis: int, offset: int) -> Slices:
         stride = self.stride[axis]
         first = offset * self.dilation[axis] - self.before[axis]  # what the first window sees
