@@ -253,7 +253,10 @@ class Executor(ShapeViews):
     def _bind(self, plan: Plan) -> Runner:
         for parameter in self._parameters:
             state.check_home(parameter, self.ctx)
-        state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
+        # In the order in which steps write them, those only read last.
+        written = [step.inputs[k].node for step in plan.steps for k in step.node.op.writes]
+        states = dict.fromkeys([*written, *(value.node for value in plan.states)])
+        state.place([node.origin for node in states], self.ctx)
         runner = self._backend.runner(plan, Checked)
         self._backend.reserve(runner, [other for other, *_ in self._runners.values()])
         return runner
@@ -270,19 +273,9 @@ class Executor(ShapeViews):
 
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         with paused_collector():
-            return self._plan(feeds)
-
-    def _plan(self, feeds: Mapping[Node, Spec]) -> Plan:
-        specs = self._infer(feeds)
-        fetches = self._rewrite(specs)
-        order, values = schedule(fetches)
-        plan = make_plan(
-            order,
-            values,
-            self._backend.workspace,
-            reuse=not settings.separate_arena,
-            lifetimes=self._backend.lifetimes(order),
-        )
+            order, values = schedule(self._rewrite(self._infer(feeds)))
+            reuse, lifetimes = not settings.separate_arena, self._backend.lifetimes(order)
+            plan = make_plan(order, values, self._backend.workspace, reuse, lifetimes)
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
@@ -333,10 +326,3 @@ def _check_fetch(node: Any) -> None:
         raise GraphError(
             f"Executor: {node.name} has {node.op.outputs} values; fetch {node.name}[0] and so on"
         )
-
-
-def _in_order_of_update(plan: Plan) -> list[Any]:
-    """The plan's states in the order in which its steps write them, those only read last."""
-    done = [step.inputs[k] for step in plan.steps for k in step.node.op.writes]
-    placed = {value.node for value in done}
-    return done + [value for value in plan.states if value.node not in placed]
