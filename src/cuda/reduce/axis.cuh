@@ -12,13 +12,10 @@
 // sizes only. Output and input never overlap. Memory bandwidth limits it.
 #pragma once
 #include "cuda/reduce/group.cuh"
+#include "math/extents.h"
 
 namespace dlsys {
 namespace cuda {
-
-struct Extents {
-  int64_t outer, n, inner;
-};
 
 // One pass: axis n in `splits` segments of `length` elements, a state for each, in (outer, splits,
 // inner).
@@ -159,17 +156,6 @@ void ReduceAxis(const char* op, DLContext ctx, const R& reduce, const T* x, cons
   RunPass(op, reduce, x, states, y, Pass{of, splits, CeilDiv(of.n, splits)}, stream);
   RunPass(op, SecondPass<R>{reduce}, (const State*)states, none, y,
           Pass{{of.outer, splits, of.inner}, 1, splits}, stream);
-}
-
-// Checks x (outer, n, inner) against a result of shape (outer, inner), or of x's shape.
-inline Extents CheckedExtents(const char* op, const DLArray* x, const DLArray* y,
-                              bool keeps_shape = false) {
-  bool fits = x->ndim == 3 && y->ndim == (keeps_shape ? 3 : 2);
-  fits = fits && y->shape[0] == x->shape[0] && y->shape[y->ndim - 1] == x->shape[2];
-  if (!fits || (keeps_shape && y->shape[1] != x->shape[1]))
-    Fail("%s: %s does not reduce to %s: expected (outer, n, inner) and %s", op,
-         ShapeText(x).c_str(), ShapeText(y).c_str(), keeps_shape ? "the same" : "(outer, inner)");
-  return {x->shape[0], x->shape[1], x->shape[2]};
 }
 
 }  // namespace cuda

@@ -104,24 +104,6 @@ struct Runs {
   }
 };
 
-void CheckReduced(const DLArray* x, int64_t axes, const DLArray* y) {
-  if (axes < 0 || axes >> x->ndim)
-    Fail("reduce_sum: axes mask %ld names an axis that x %s does not have", (long)axes,
-         ShapeText(x).c_str());
-  int at = 0;
-  bool fits = true;
-  for (int axis = 0; axis < x->ndim; axis++) {
-    if ((axes >> axis & 1) || x->shape[axis] == 1) continue;
-    while (at < y->ndim && y->shape[at] == 1) at++;
-    fits = fits && at < y->ndim && y->shape[at] == x->shape[axis];
-    at++;
-  }
-  for (; at < y->ndim; at++) fits = fits && y->shape[at] == 1;
-  if (!fits)
-    Fail("reduce_sum: the sum of %s over axes mask %ld does not have shape %s",
-         ShapeText(x).c_str(), (long)axes, ShapeText(y).c_str());
-}
-
 // Sums one run a pass, the last run first; intermediate sums lie in scratch until the final pass
 // writes y.
 void SumRuns(DLContext ctx, const float* x, Runs runs, float scale, float* y, DLStream stream) {
@@ -139,7 +121,7 @@ void SumRuns(DLContext ctx, const float* x, Runs runs, float scale, float* y, DL
 
 void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y, DLStream stream) {
   Enter("reduce_sum", y, x);
-  CheckReduced(x, axes, y);
+  CheckReduced("reduce_sum", x, axes, y);
   SumRuns(y->ctx, In("reduce_sum", x), Runs(x, axes), scale, Out("reduce_sum", y), stream);
 }
 
