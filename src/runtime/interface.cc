@@ -197,8 +197,6 @@ void AddFunctions(Text* text) {
   DLSYS_FUNCTION(DLProgramFree)
   DLSYS_FUNCTION(DLCpuSetThreads)
   DLSYS_FUNCTION(DLCpuGetThreads)
-  DLSYS_FUNCTION(DLCpuSetScratchLimit)
-  DLSYS_FUNCTION(DLCpuGetScratch)
 }
 
 }  // namespace

@@ -177,6 +177,4 @@ function DLGraphFree pointer
 function DLProgramFree pointer
 function DLCpuSetThreads int32
 function DLCpuGetThreads pointer
-function DLCpuSetScratchLimit int64
-function DLCpuGetScratch pointer
 """

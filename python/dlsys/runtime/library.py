@@ -228,6 +228,13 @@ class Library:
         self.check(self.cdll.DLPlaceNumber(given, ctypes.byref(number)))
         return number.value
 
+    def set_threads(self, threads: int) -> None:
+        """Sets the number of the CPU's worker threads, 0 as for DLSYS_THREADS. Results do not
+        depend on it. Plans that are made from now on have scratch for as many.
+        """
+        self.check(self.cdll.DLCpuSetThreads(threads))
+        self._ask.cache_clear()
+
     def _wrap(self, key: tuple[str, str]) -> Callable[..., None]:
         # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
         # objects, never addresses, so that an argument cannot be freed while the kernel runs.
@@ -396,6 +403,6 @@ def _loaded() -> Library:
         )
     library = Library(path)
     if settings.threads:
-        library.check(library.cdll.DLCpuSetThreads(settings.threads))
+        library.set_threads(settings.threads)
     library.check(library.cdll.DLCpuGetThreads(ctypes.byref(ctypes.c_int32())))  # makes its pool
     return library

@@ -81,7 +81,7 @@ class Reduction {
     }
   }
 
-  void Run(Scratch& scratch) {
+  void Run() {
     const bool row_wise = reduced_.ndim && reduced_.stride[reduced_.ndim - 1][0] == 1;
     if (reduced_.ndim == 1) {
       const int64_t n = reduced_.size[0], inner = reduced_.stride[0][0];
@@ -90,10 +90,10 @@ class Reduction {
     int64_t stride[1];
     if (row_wise) {
       cols_ = reduced_.PopInner(stride);
-      Rows(scratch);
+      Rows();
     } else {
       cols_ = kept_.PopInner(stride);
-      Columns(scratch);
+      Columns();
     }
   }
 
@@ -125,12 +125,13 @@ class Reduction {
   };
 
   // Row-wise: a result takes `units` pieces of runs of cols_ elements.
-  void Rows(Scratch& scratch) const {
+  void Rows() const {
     const int64_t outputs = kept_.Count(), piece = std::min(cols_, kSplit);
     const int64_t pieces = (cols_ - 1) / piece + 1, units = reduced_.Count() * pieces;
     const int64_t per_group = std::max<int64_t>(1, kSplit / piece);
     const int64_t groups = (units - 1) / per_group + 1;
-    State* partial = groups > 1 ? scratch.Get<State>(outputs * groups) : nullptr;
+    const ScratchArray<State> states(groups > 1 ? outputs * groups : 0);
+    State* partial = groups > 1 ? states.data() : nullptr;
     const int64_t grain = groups > 1 ? 1 : RowGrain(cols_ * units / pieces);
     ParallelFor(outputs * groups, grain, [&](int64_t begin, int64_t end) {
       Dispatch([&]() __attribute__((always_inline)) {
@@ -176,7 +177,7 @@ class Reduction {
   }
 
   // Column-wise: a row of cols_ results takes `rows` contiguous rows.
-  void Columns(Scratch& scratch) const {
+  void Columns() const {
     const int64_t outer = kept_.Count(), rows = reduced_.Count();
     const int64_t width = std::min(cols_, kColumns), strips = (cols_ - 1) / width + 1;
     const int64_t per_group = std::max<int64_t>(64, kSplit / width);
@@ -185,7 +186,8 @@ class Reduction {
     const bool folds = adjacent && cols_ <= R::kNarrow;
     const int64_t folded =
         folds ? std::max<int64_t>(1, std::min(kFoldedColumns / cols_, rows / 8)) : 1;
-    State* partial = groups > 1 ? scratch.Get<State>(outer * groups * cols_) : nullptr;
+    const ScratchArray<State> states(groups > 1 ? outer * groups * cols_ : 0);
+    State* partial = groups > 1 ? states.data() : nullptr;
     const int64_t grain = RowGrain(std::min(rows, per_group) * width);
     ParallelFor(outer * groups * strips, grain, [&](int64_t begin, int64_t end) {
       Dispatch([&]() __attribute__((always_inline)) {
@@ -280,13 +282,14 @@ class Reduction {
 // y = x reduced over the axes in the mask.
 template <class T, class U, class R>
 void Reduce(const R& reduce, const DLArray* x, int64_t axes, DLArray* y) {
-  static Scratch scratch;
   U* const out = (U*)y->data;
   const int64_t count = Numel(y);
   if (count == 0) return;
-  if (Numel(x) == 0)
-    return std::fill(out, out + count, reduce.Result(reduce.Identity(), RowOf<T>{}));
-  Reduction<R, T, U>(reduce, x, axes, out).Run(scratch);
+  if (Numel(x) == 0) {
+    const U empty = reduce.Result(reduce.Identity(), RowOf<T>{});
+    return Serially([=] { std::fill(out, out + count, empty); });
+  }
+  Reduction<R, T, U>(reduce, x, axes, out).Run();
 }
 
 // The monoid of a line of math/monoids.h. Of long columns, kTree elements combine, in the type that
