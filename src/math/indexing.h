@@ -20,6 +20,7 @@ template <class F>
 void WithElementBits(const DLArray* a, F&& f) {
   const int64_t nbytes = DtypeNbytes(a->dtype);
   if (nbytes == 1) return f((uint8_t*)nullptr);
+  if (nbytes == 2) return f((uint16_t*)nullptr);
   if (nbytes == 4) return f((uint32_t*)nullptr);
   f((uint64_t*)nullptr);
 }

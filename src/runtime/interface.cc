@@ -8,6 +8,7 @@
 
 #include "math/epilogue.h"
 #include "math/pointwise_vm.h"
+#include "runtime/device.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
@@ -60,6 +61,10 @@ void AddEnumerators(Text* text) {
   DLSYS_ENUMERATOR(DL_OUT_OF_RANGE)
   DLSYS_ENUMERATOR(DL_CPU)
   DLSYS_ENUMERATOR(DL_GPU)
+#define DLSYS_DEVICE(code, name, column, streams) \
+  text->Add("device", name, (int64_t)code, column, (int64_t)streams);
+  DLSYS_DEVICES(DLSYS_DEVICE)
+#undef DLSYS_DEVICE
 #define DLSYS_DTYPE(name, code) text->Add("dtype", #name, (int64_t)code);
   DLSYS_DTYPE(float32, DL_FLOAT32)
   DLSYS_DTYPE(float64, DL_FLOAT64)
@@ -67,6 +72,8 @@ void AddEnumerators(Text* text) {
   DLSYS_DTYPE(int64, DL_INT64)
   DLSYS_DTYPE(uint8, DL_UINT8)
   DLSYS_DTYPE(bool, DL_BOOL)
+  DLSYS_DTYPE(bfloat16, DL_BFLOAT16)
+  DLSYS_DTYPE(float16, DL_FLOAT16)
 #undef DLSYS_DTYPE
 }
 
@@ -124,6 +131,7 @@ void AddStructs(Text* text) {
   DLSYS_FIELD(DLKernelEntry, name)
   DLSYS_FIELD(DLKernelEntry, device)
   DLSYS_FIELD(DLKernelEntry, sig)
+  DLSYS_FIELD(DLKernelEntry, dtype)
   DLSYS_FIELD(DLKernelEntry, call)
   DLSYS_FIELD(DLKernelEntry, invoke)
   DLSYS_FIELD(DLKernelEntry, fits)

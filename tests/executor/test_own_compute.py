@@ -12,7 +12,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import GraphError
-from dlsys.executor.run.custom_compute import _left, _pattern
+from dlsys.executor.debug.contract import _left, _pattern
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
 from support.devices import require

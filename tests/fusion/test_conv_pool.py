@@ -14,7 +14,7 @@ from dlsys.errors import KernelError
 from dlsys.executor.run.tables import call_kernel
 from dlsys.fusion.conv_pool import CUT, ConvPoolOp
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, require
+from support.devices import native_contexts, on_native_devices, require
 from support.fusion import require_fusion, without
 
 FORWARD, BACKWARD = "conv2d_pool", ("conv2d_pool_data_gradient", "conv2d_pool_filter_gradient")
@@ -301,14 +301,7 @@ class Values:
         return [float(values[0]) for values in runs]
 
 
-@require(cpu(0))
-class CpuValues(Values, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuValues(Values, unittest.TestCase):
-    ctx = gpu(0)
+CpuValues, GpuValues = on_native_devices(Values)
 
 
 @require_fusion("conv_pool")

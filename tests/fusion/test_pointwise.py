@@ -27,9 +27,9 @@ from dlsys.ndarray import array, empty, launch
 from dlsys.ops.elementwise import cast_op
 from dlsys.ops.loss.regression import huber_op
 from dlsys.optim import schedule
-from dlsys.runtime.device import Context, cpu, gpu
+from dlsys.runtime.device import Context
 from dlsys.settings import settings
-from support.devices import require
+from support.devices import on_native_devices
 from support.fusion import fused as run_fusions
 from support.fusion import require_fusion, without
 from support.graphs import operators, simplified, variable
@@ -405,14 +405,7 @@ def huber_of(x: Node) -> Node:
     return huber(x, 2 * x * x)
 
 
-@require(cpu(0))
-class CpuValues(Values, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuValues(Values, unittest.TestCase):
-    ctx = gpu(0)
+CpuValues, GpuValues = on_native_devices(Values)
 
 
 if __name__ == "__main__":

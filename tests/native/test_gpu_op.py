@@ -10,7 +10,7 @@ import numpy as np
 from dlsys import gpu_op, ndarray
 from dlsys.errors import KernelError, ShapeError
 from dlsys.runtime.device import Context
-from support.devices import EMULATED, require
+from support.devices import EMULATED, on_native_devices, require
 
 _SHAPES = [(500, 200), (130, 200, 30 if EMULATED else 300), (2000, 300 if EMULATED else 3000)]
 
@@ -182,14 +182,7 @@ class Errors:
         self.assertRegex(text, r"source: \S+:\d+")
 
 
-@require(ndarray.cpu(0))
-class CpuKernels(Kernels, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuKernels(Kernels, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuKernels, GpuKernels = on_native_devices(Kernels)
 
 
 @require(ndarray.cpu(0))

@@ -36,7 +36,7 @@ class OtherLibraryTest(unittest.TestCase):
 
     def test_an_edited_enum(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            edit = "DL_INT32 = 2, DL_INT64 = 3", "DL_INT32 = 2, DL_INT64 = 7"
+            edit = "DL_INT64 = 3", "DL_INT64 = 9"
             path = self.build(Path(folder), "include/dlsys.h", *edit)
             with self.assertRaises(DeviceError) as caught:
                 Library(path)

@@ -17,6 +17,7 @@ PACKAGE = Path(dlsys.__file__).parent
 # folder's name stands for all of its files.
 FLOORS = {
     "__init__.py": 0,
+    "dtypes.py": 1,
     "errors.py": 1,
     "settings.py": 1,
     "files.py": 1,

@@ -31,9 +31,9 @@ from ..ops.elementwise import relu_gradient_op, relu_op
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, Pattern, exchange, value_of
 from ..runtime.target import Target
 from .body import Body, Fused, close, shaped
+from .rewrite import Graph, Pattern, exchange, value_of
 
 CUT = 255
 UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)

@@ -18,9 +18,9 @@ from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
 from ..ops.matmul import precision_number
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange, strip_views, value_of
 from ..runtime.target import Target
 from .body import ACTIVATIONS, GRADIENTS, Body, Fused, close, in_shape, shaped
+from .rewrite import Graph, exchange, strip_views, value_of
 
 # By the kernel of the loss that it ends in.
 HEADS = {

@@ -25,9 +25,9 @@ from ..graph.spec import FLOAT32, Spec
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange
 from ..runtime.interface import interface
 from .body import Body, Fused, close
+from .rewrite import Graph, exchange
 
 # At most, of a program.
 INSTRUCTIONS = interface.limits["pointwise_instructions"]

@@ -21,8 +21,8 @@ from ..graph.spec import Spec
 from ..ops.matmul import matmul_op, precision_number
 from ..ops.optim.apply import RuleOp, several
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange, value_of
 from .body import Body, Fused, close, with_uint8
+from .rewrite import Graph, exchange, value_of
 
 MOST_PRODUCTS = 8  # that a launch has room for
 OPERANDS = ("", "A", "B")  # by the kernel's codes

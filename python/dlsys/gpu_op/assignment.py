@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from ..errors import ShapeError
 from ..ndarray import NDArray, launch
-from .checks import check_arrays, check_separate, check_shape
+from .checks import check_arrays, check_separate, check_shape, elementwise
 
 __all__ = [
     "array_set", "broadcast_to", "matrix_elementwise_add", "matrix_elementwise_add_by_const",
     "matrix_elementwise_multiply", "matrix_elementwise_multiply_by_const", "matrix_multiply",
     "reduce_sum_axis_zero", "relu", "relu_gradient", "softmax", "softmax_cross_entropy",
 ]  # fmt: skip
-
-
-def _elementwise(op: str, kernel: str, inputs: tuple[NDArray, ...], output: NDArray) -> None:
-    check_arrays(op, *inputs, output)
-    for arr in inputs[1:]:
-        check_shape(op, "the second input", arr, inputs[0].shape)
-    check_shape(op, "the output", output, inputs[0].shape)
-    launch(kernel, output.ctx, *inputs, output)
 
 
 def array_set(arr: NDArray, value: float) -> None:
@@ -52,28 +44,22 @@ def reduce_sum_axis_zero(in_arr: NDArray, out_arr: NDArray) -> None:
 
 def matrix_elementwise_add(mat_a: NDArray, mat_b: NDArray, output: NDArray) -> None:
     """output = a + b, all of one shape."""
-    _elementwise("matrix_elementwise_add", "add", (mat_a, mat_b), output)
+    elementwise("matrix_elementwise_add", "add", (mat_a, mat_b), output)
 
 
 def matrix_elementwise_add_by_const(mat: NDArray, value: float, output: NDArray) -> None:
     """output = mat + value."""
-    _with_constant("matrix_elementwise_add_by_const", "add_const", mat, value, output)
+    elementwise("matrix_elementwise_add_by_const", "add_const", (mat,), output, float(value))
 
 
 def matrix_elementwise_multiply(mat_a: NDArray, mat_b: NDArray, output: NDArray) -> None:
     """output = a * b, all of one shape."""
-    _elementwise("matrix_elementwise_multiply", "mul", (mat_a, mat_b), output)
+    elementwise("matrix_elementwise_multiply", "mul", (mat_a, mat_b), output)
 
 
 def matrix_elementwise_multiply_by_const(mat: NDArray, value: float, output: NDArray) -> None:
     """output = mat * value."""
-    _with_constant("matrix_elementwise_multiply_by_const", "mul_const", mat, value, output)
-
-
-def _with_constant(op: str, kernel: str, mat: NDArray, value: float, output: NDArray) -> None:
-    check_arrays(op, mat, output)
-    check_shape(op, "the output", output, mat.shape)
-    launch(kernel, output.ctx, mat, float(value), output)
+    elementwise("matrix_elementwise_multiply_by_const", "mul_const", (mat,), output, float(value))
 
 
 def matrix_multiply(
@@ -101,12 +87,12 @@ def matrix_multiply(
 
 def relu(in_arr: NDArray, out_arr: NDArray) -> None:
     """out = max(in, 0)."""
-    _elementwise("relu", "relu", (in_arr,), out_arr)
+    elementwise("relu", "relu", (in_arr,), out_arr)
 
 
 def relu_gradient(in_arr: NDArray, in_grad_arr: NDArray, out_arr: NDArray) -> None:
     """out = in_grad where in > 0, else 0."""
-    _elementwise("relu_gradient", "relu_gradient", (in_arr, in_grad_arr), out_arr)
+    elementwise("relu_gradient", "relu_gradient", (in_arr, in_grad_arr), out_arr)
 
 
 def softmax(in_arr: NDArray, out_arr: NDArray) -> None:

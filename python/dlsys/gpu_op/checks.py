@@ -1,4 +1,6 @@
-"""Checks that the functions of gpu_op make of their arrays, before anything is written."""
+"""What the functions of gpu_op share: the checks of their arrays, before anything is written, and
+the launch of elementwise kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError
-from ..ndarray import NDArray
+from ..ndarray import NDArray, launch
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -35,3 +37,14 @@ def check_separate(op: str, out: NDArray, *inputs: NDArray) -> None:
     """
     if any(out.size and out.data_address == arr.data_address for arr in inputs):
         raise ShapeError(f"{op}: the output is also an input; give it an array of its own")
+
+
+def elementwise(
+    op: str, kernel: str, inputs: tuple[NDArray, ...], out: NDArray, *scalars: Any
+) -> None:
+    """Runs a kernel on arrays of one shape; the output may be an input."""
+    check_arrays(op, *inputs, out)
+    for arr in inputs[1:]:
+        check_shape(op, "the second input", arr, inputs[0].shape)
+    check_shape(op, "the output", out, inputs[0].shape)
+    launch(kernel, out.ctx, *inputs, *scalars, out)

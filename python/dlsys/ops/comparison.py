@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Number, Operand
+from ..graph.kinds import Number
 from ..graph.lines import where
 from ..graph.node import Node, Op, hooks, same_nodes
 from ..graph.signature import Signature
 from ..graph.spec import Spec, broadcast, floating, promote
 from .elementwise import Elementwise, as_node, cast_op, choose, holding, is_number, number_of
-from .leaf import constant_op
+from .leaf import Operand, constant_op
 
 __all__ = [
     "equal_op", "greater_equal_op", "greater_op", "less_equal_op", "less_op", "logical_and_op",
@@ -42,8 +42,7 @@ class NumberLikeOp(Op):
         return Spec((), wanted, declared=False)
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
-        return constant_op(np.array(node.attrs["value"], node.spec.dtype))
+        return constant_op(np.array(node.attrs["value"]), dtype=node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [None]
@@ -148,7 +147,6 @@ class WhereOp(Elementwise):
         return Spec(broadcast(node, *specs), dtype, any(spec.declared for spec in specs[1:]))
 
     def simplify(self, node: Node) -> Node | None:
-        assert node.spec is not None
         return _with_inputs(node, BOOL, node.spec.dtype, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import bfloat16, rounded
 from ..graph.kinds import DType, Number
 from ..graph.node import Node, Op, hooks
 from ..graph.signature import Signature
@@ -211,7 +212,9 @@ class CastOp(Op):
         return specs[0]._replace(dtype=node.attrs["dtype"])
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        np.copyto(arrays[1], arrays[0], casting="unsafe")
+        dtype = node.attrs["dtype"]
+        source = rounded(arrays[0], dtype) if dtype is bfloat16 else arrays[0]
+        np.copyto(arrays[1], source, casting="unsafe")
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         x = node.inputs[0].spec
@@ -239,7 +242,6 @@ def in_one_dtype(node: Node) -> Node | None:
 
     numpy chooses how to compute by its inputs' dtypes alone: exp of uint8 is a float16 there.
     """
-    assert node.spec is not None
     dtype = node.spec.dtype
     for x in node.inputs:
         if x.spec.dtype != dtype:

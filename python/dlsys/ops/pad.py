@@ -53,7 +53,6 @@ class ConstantPadOp(Op):
         return specs[0]._replace(shape=_padded(node, specs[0].shape))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         starts = [before for before, _ in node.attrs["paddings"]]
         return place_op(node.inputs[0], node.spec.shape, starts, value=node.attrs["value"])
 

@@ -1,7 +1,7 @@
 """The optimizers: which rule of ops/optim/rules.py each is, with which constants.
 
-All take the keywords of Optimizer too: `clip_value`, `clip_norm`, `accumulate`, `ema`. Options
-mean what they mean in PyTorch.
+All take the keywords of Optimizer too: `weight_decay`, `decoupled`, `clip_value`, `clip_norm`,
+`accumulate`, `ema`. Options mean what they mean in PyTorch.
 """
 
 from __future__ import annotations
@@ -39,18 +39,13 @@ class SGD(Optimizer):
         *,
         nesterov: bool = False,
         dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
-        options: Options = dict(momentum=momentum, nesterov=nesterov, dampening=dampening)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(momentum=momentum, nesterov=nesterov, dampening=dampening)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        momentum, nesterov, dampening = (
-            options[key] for key in ("momentum", "nesterov", "dampening")
-        )
+        momentum, nesterov, dampening = map(options.get, ("momentum", "nesterov", "dampening"))
         if nesterov and (not momentum or dampening):
             raise GraphError(
                 f"SGD: nesterov wants a momentum and no dampening, got momentum={momentum}, "
@@ -78,13 +73,9 @@ class Adam(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-8,
-        *,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
-        options: Options = dict(beta1=beta1, beta2=beta2, eps=eps)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(beta1=beta1, beta2=beta2, eps=eps)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
@@ -120,13 +111,10 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         *,
         centered: bool = False,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
         centered = renamed(shared).pop("centered", centered)
-        options: Options = dict(alpha=alpha, eps=eps, momentum=momentum, centered=centered)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(alpha=alpha, eps=eps, momentum=momentum, centered=centered)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
@@ -150,12 +138,9 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         *,
         initial: float = 0.0,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
-        options: Options = dict(eps=eps, initial=initial)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(eps=eps, initial=initial)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
@@ -173,13 +158,11 @@ class Lion(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.99,
         *,
-        weight_decay: float = 0.0,
         decoupled: bool = True,
         **shared: Any,
     ) -> None:
-        options: Options = dict(beta1=beta1, beta2=beta2)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
-        super().__init__(lr, options, **shared)
+        options = dict(beta1=beta1, beta2=beta2)
+        super().__init__(lr, options, decoupled=decoupled, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
         return lion_update_op, {"beta1": options["beta1"], "beta2": options["beta2"]}

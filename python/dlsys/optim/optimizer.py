@@ -65,13 +65,15 @@ class Optimizer:
         lr: Rate,
         options: Options,
         *,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
         clip_value: float | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
         ema: EMA | float | None = None,
     ) -> None:
-        self.options = options
-        self._check(lr, options)
+        self.options = options | dict(weight_decay=weight_decay, decoupled=decoupled) | options
+        self._check(lr, self.options)
         for key, value in (("clip_value", clip_value), ("clip_norm", clip_norm)):
             if value is not None and not value > 0:
                 raise GraphError(f"{self._title}: expected {key} > 0 or None, got {value}")

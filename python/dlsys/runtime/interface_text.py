@@ -10,12 +10,16 @@ enum DL_NOT_APPLICABLE 5
 enum DL_OUT_OF_RANGE 6
 enum DL_CPU 1
 enum DL_GPU 2
+device cpu 1 cpu 0
+device gpu 2 cuda 1
 dtype float32 0
 dtype float64 1
 dtype int32 2
 dtype int64 3
 dtype uint8 4
 dtype bool 5
+dtype bfloat16 6
+dtype float16 7
 activation relu 1
 activation sigmoid 2
 activation tanh 3
@@ -106,16 +110,17 @@ struct DLValue 8
 field DLValue p pointer 0 8
 field DLValue i int64 0 8
 field DLValue f float32 0 4
-struct DLKernelEntry 72
+struct DLKernelEntry 80
 field DLKernelEntry name pointer 0 8
 field DLKernelEntry device pointer 8 8
 field DLKernelEntry sig pointer 16 8
-field DLKernelEntry call pointer 24 8
-field DLKernelEntry invoke pointer 32 8
-field DLKernelEntry fits pointer 40 8
-field DLKernelEntry workspace pointer 48 8
-field DLKernelEntry file pointer 56 8
-field DLKernelEntry line int64 64 8
+field DLKernelEntry dtype int64 24 8
+field DLKernelEntry call pointer 32 8
+field DLKernelEntry invoke pointer 40 8
+field DLKernelEntry fits pointer 48 8
+field DLKernelEntry workspace pointer 56 8
+field DLKernelEntry file pointer 64 8
+field DLKernelEntry line int64 72 8
 struct DLStep 16
 field DLStep kernel int32 0 4
 field DLStep first int32 4 4

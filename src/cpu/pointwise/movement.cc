@@ -34,6 +34,10 @@ void WithDtype(const char* op, int dtype, F&& f) {
       return f((uint8_t*)nullptr);
     case DL_BOOL:
       return f((Bool*)nullptr);
+    case DL_BFLOAT16:
+      return f((bfloat16*)nullptr);
+    case DL_FLOAT16:
+      return f((float16*)nullptr);
   }
   Fail("%s: unknown dtype code %d", op, dtype);
 }
@@ -49,7 +53,13 @@ DLSYS_INLINE To ToInteger(From x) {
 
 template <class To, class From>
 DLSYS_INLINE To Convert(From x) {
-  if constexpr (std::is_same_v<From, Bool>) {
+  if constexpr (kIs16Bit<From>) {
+    return Convert<To>((float)x);
+  } else if constexpr (kIs16Bit<To> && std::is_same_v<From, Bool>) {
+    return To((float)x.value);
+  } else if constexpr (kIs16Bit<To>) {
+    return To((float)x);
+  } else if constexpr (std::is_same_v<From, Bool>) {
     return Convert<To>(x.value);
   } else if constexpr (std::is_same_v<To, Bool>) {
     return Bool{(uint8_t)(x != 0)};
@@ -208,10 +218,10 @@ void Transpose(const DLArray* x, int64_t perm, DLArray* y) {
   });
 }
 
-DLSYS_KERNEL(cpu, fill, FillWith);
-DLSYS_KERNEL(cpu, cast, Cast);
-DLSYS_KERNEL(cpu, broadcast_to, BroadcastTo);
-DLSYS_KERNEL(cpu, transpose, Transpose);
+DLSYS_KERNEL_ANY(cpu, fill, FillWith);
+DLSYS_KERNEL_ANY(cpu, cast, Cast);
+DLSYS_KERNEL_ANY(cpu, broadcast_to, BroadcastTo);
+DLSYS_KERNEL_ANY(cpu, transpose, Transpose);
 
 }  // namespace
 }  // namespace cpu

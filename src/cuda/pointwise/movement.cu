@@ -16,7 +16,11 @@ namespace {
 
 template <class To, class From>
 __device__ __forceinline__ To Convert(From value) {
-  if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint8_t>) {
+  if constexpr (kIs16Bit<From>) {
+    return Convert<To>((float)value);
+  } else if constexpr (kIs16Bit<To>) {
+    return To((float)value);
+  } else if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint8_t>) {
     return (To)(int64_t)value;  // wraps as numpy and the CPU do; a direct conversion would saturate
   } else {
     return (To)value;
@@ -93,6 +97,10 @@ void WithType(const char* op, int dtype, F&& f) {
       return f((uint8_t*)nullptr);
     case DL_BOOL:
       return f((bool*)nullptr);
+    case DL_BFLOAT16:
+      return f((bfloat16*)nullptr);
+    case DL_FLOAT16:
+      return f((float16*)nullptr);
     default:
       Fail("%s: unknown dtype code %d", op, dtype);
   }
@@ -220,10 +228,10 @@ void Transpose(const DLArray* x, int64_t perm, DLArray* y, DLStream stream) {
   });
 }
 
-DLSYS_KERNEL(cuda, fill, Fill);
-DLSYS_KERNEL(cuda, cast, Cast);
-DLSYS_KERNEL(cuda, broadcast_to, BroadcastTo);
-DLSYS_KERNEL(cuda, transpose, Transpose);
+DLSYS_KERNEL_ANY(cuda, fill, Fill);
+DLSYS_KERNEL_ANY(cuda, cast, Cast);
+DLSYS_KERNEL_ANY(cuda, broadcast_to, BroadcastTo);
+DLSYS_KERNEL_ANY(cuda, transpose, Transpose);
 
 }  // namespace
 }  // namespace cuda

@@ -145,7 +145,8 @@ class RuleOf:
         name = self.op.name + ("" if self.count == 1 else f"_of_{self.count}")
         return Sample(
             name, self.op, self.reference, cases, scale=self.scale, ulps=ulps, differentiable=(),
-            specials=False, states=self.count * (1 + len(self.slots)), build=self.node, **more,
+            specials=False, states=self.count * (1 + len(self.slots)), build=self.node,
+            storages=(), **more,
         )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ RULES = (
                 r"expected states and gradient of one shape and a scalar rate, got",
                 (3,), (3,), (2,), states=1,
             ),
-        ),
+        ), storages=(),
     ),
     Sample(
         "sgd_momentum_update", apply.sgd_momentum_update_op, MOMENTUM.reference,
@@ -204,7 +205,7 @@ RULES = (
                 r"unexpected attribute 'damping' \(did you mean 'dampening'\?\)", (3,), (3,), (3,),
                 (), states=2, damping=0.9,
             ),
-        ),
+        ), storages=(),
     ),
     ADAM.sample(
         (
@@ -252,7 +253,7 @@ RULES = (
             case((5,), (5,), (), keep=0.99, domain=(signed, signed, at(0))),
         ),
         scale=lambda average, value, step, keep: (np.abs(average) + np.abs(value),),
-        ulps=1, differentiable=(), states=1, specials=False,
+        ulps=1, differentiable=(), states=1, specials=False, storages=(),
     ),
     Sample(
         "accumulate_update", apply.accumulate_update_op,

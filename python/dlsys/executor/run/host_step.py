@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import host
 from ...graph.spec import Spec
 from ..plan.memory import Step
 
@@ -57,4 +58,4 @@ class HostStep:
 
 
 def _empty(spec: Spec) -> np.ndarray:
-    return np.empty(spec.shape, spec.dtype)
+    return np.empty(spec.shape, host(spec.dtype))

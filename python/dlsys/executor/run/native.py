@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
 from typing import Any
 
-import numpy as np
-
+from ...dtypes import stored
 from ...graph.spec import Spec
 from ...ndarray import NDArray, array
 from ...runtime.device import Block, Context, stream
@@ -20,22 +19,23 @@ from ...runtime.target import Target
 from ...settings import settings
 from ..plan.arena import ALIGNMENT, aligned
 from ..plan.memory import Buffer, Plan, Step, Value
-from .custom_compute import PythonStep
+from .custom_compute import Guard, PythonStep
 from .fetches import OutputCache
 from .host_step import HostStep
 from .rollback import Rollback
-from .runner import Observer, SegmentReport
-from .tables import ArrayTable, Segment
+from .runner import Observer, Runner, SegmentReport
+from .tables import ArrayTable, Segment, step_dtype
 from .transaction import written
 
 
-class Program:
+class Program(Runner):
     """A plan bound to a native device."""
 
-    unrolled = 1
-
-    def __init__(self, plan: Plan, ctx: Context, target: Target) -> None:
+    def __init__(
+        self, plan: Plan, ctx: Context, target: Target, guard: Guard | None = None
+    ) -> None:
         self.plan = plan
+        self._guard = guard
         self._ctx = ctx
         self._target = target
         self.table = ArrayTable(plan, ctx)
@@ -55,13 +55,12 @@ class Program:
         self._blank: list[NDArray | None] = [None] * len(plan.fetches)  # groups stay None
         self._shown: dict[Buffer, NDArray] = {}
         self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
-        self.runs = 0
 
     def _segment(self, steps: Sequence[Step]) -> Segment | PythonStep | HostStep:
         kernel = steps[0].node.op.kernel
         if kernel is None:
-            return PythonStep(self, steps[0])
-        if not self._target.has(kernel):
+            return PythonStep(self, steps[0], self._guard)
+        if not self._target.has(kernel, step_dtype(steps[0])):
             return HostStep(self, steps[0], self._target.name)
         return Segment(self.table, self._ctx, steps)
 
@@ -225,7 +224,7 @@ class Program:
         if show:  # a user's own compute gets NDArrays
             copied = array(value, self._ctx, spec.dtype)
             return copied.data_address, copied
-        host = np.ascontiguousarray(value, spec.dtype)
+        host = stored(value, spec.dtype)
         try:  # a quarter of what the array's own interface costs
             return addressof(c_char.from_buffer(host)), host  # type: ignore[arg-type]
         except (TypeError, ValueError):  # it is read-only or empty
@@ -257,7 +256,7 @@ def _stretches(steps: Sequence[Step], target: Target) -> list[list[Step]]:
     stretches: list[list[Step]] = []
     ended = True
     for step in steps:
-        native = target.has(step.node.op.kernel)
+        native = target.has(step.node.op.kernel, step_dtype(step))
         if native and not ended:
             stretches[-1].append(step)
         else:

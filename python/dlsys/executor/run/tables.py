@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...dtypes import storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...ndarray import NDArray, launch
 from ...runtime.device import Context
 from ...runtime.library import DTYPE_CODES, DLArrayList, array_list, load
 from ...runtime.target import target_of
-from ..plan.hazards import Range
 from ..plan.memory import Buffer, Plan, Step, Value
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
@@ -45,7 +45,7 @@ class ArrayTable:
         """The address of a value's DLArray."""
         return self._base + _ROW_NBYTES * self._rows[_row_key(value)]
 
-    def bytes_of(self, value: Value) -> Range:
+    def bytes_of(self, value: Value) -> tuple[int, int]:
         """The address range of a value now."""
         start = self._words[_ROW_WORDS * self._rows[_row_key(value)]]
         return start, start + value.spec.nbytes
@@ -186,9 +186,9 @@ class Segment:
         signature.
         """
         node, op = step.node, step.node.op
-        key = (self.ctx.kernel_device, op.kernel)
+        key = (self.ctx.kernel_device, op.kernel, step_dtype(step))
         words = []
-        signature = self._library.signature[key].rstrip("s")
+        signature = self._library.signature[key[:2]].rstrip("s")
         arguments = in_kernel_order(node, signature, step.inputs, step.outputs)
         for letter, argument in zip(signature, arguments):
             if letter in "io":
@@ -208,13 +208,18 @@ class Segment:
         return ctypes.addressof(made)
 
 
+def step_dtype(step: Step) -> Any:
+    """The storage type of a step's floats, which its kernel is chosen by."""
+    return storage_dtype([value.spec.dtype for value in (*step.inputs, *step.outputs)])
+
+
 class _Planned(NamedTuple):
     """An array that has no memory yet: its address tells how it will be aligned, and that what is
     in other buffers lies apart.
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Any
     address: int
 
 

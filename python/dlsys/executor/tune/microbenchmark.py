@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...dtypes import FLOAT32
 from ...errors import DeviceError
 from ...graph.node import Node
 from ...graph.spec import Spec
@@ -53,7 +54,7 @@ class Microbenchmark:
         self._library = load()
         kernel = node.op.kernel
         assert kernel is not None
-        self._kernel = self._library.index[ctx.kernel_device, kernel]
+        self._kernel = self._library.index[ctx.kernel_device, kernel, FLOAT32]
         self._signature = self._library.signature[ctx.kernel_device, kernel].rstrip("s")
         exact = node.attrs.get("precision", "fp32") != "fp32"
         drawn = _drawn(exact)

@@ -1,0 +1,1 @@
+"""What holds, with its record: losses, accuracies, attacks, all tests on a GPU."""
