@@ -72,8 +72,15 @@ def as_dtype(value: Any) -> Any:
 
 
 def is_narrow(dtype: Any) -> bool:
-    """True for the storage types of 16 bits."""
-    return dtype is bfloat16 or dtype == FLOAT16
+    """True for the storage types of 16 bits; a dtype that is unknown is none of them."""
+    return dtype is bfloat16 or (dtype is not None and dtype == FLOAT16)
+
+
+def widened(dtype: Any) -> Any:
+    """float32 for the storage types of 16 bits, else the dtype itself: that of sums, statistics and
+    slots over values of a dtype.
+    """
+    return FLOAT32 if is_narrow(dtype) else dtype
 
 
 def host(dtype: Any) -> np.dtype:

@@ -44,17 +44,27 @@ inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const D
           OptionalCount(op, "count", count), OptionalFloat(op, "scale", scale), options};
 }
 
-// Each gradient has `states` arrays of its shape: state j of parameter k is at j * count + k.
-inline void CheckStates(const char* op, int states, const DLArrayList* updated,
-                        const DLArrayList* grads) {
-  if (updated->count != states * grads->count)
+// Each gradient has the states of Rule of its shape: state j of parameter k is at j * count + k.
+// Parameters are of storage type T and their slots of float32; gradients are all of either.
+template <class T, class Rule>
+inline void CheckStates(const char* op, const DLArrayList* updated, const DLArrayList* grads) {
+  if (updated->count != Rule::kStates * grads->count)
     Fail("%s: %ld gradients need %ld states, got %ld", op, (long)grads->count,
-         (long)(states * grads->count), (long)updated->count);
+         (long)(Rule::kStates * grads->count), (long)updated->count);
   for (int64_t k = 0; k < updated->count; k++) {
     CheckSameShape(op, updated->arrays[k], grads->arrays[k % grads->count]);
-    Out(op, updated->arrays[k]);
+    if (k < grads->count)
+      Out<rule::Stored<T, Rule>>(op, updated->arrays[k]);
+    else
+      Out(op, updated->arrays[k]);
   }
-  for (int64_t k = 0; k < grads->count; k++) In(op, grads->arrays[k]);
+  for (int64_t k = 0; k < grads->count; k++) {
+    const DLArray* grad = grads->arrays[k];
+    if (grad->dtype != DL_FLOAT32) In<T>(op, grad);
+    if (grad->dtype != grads->arrays[0]->dtype)
+      Fail("%s: expected gradients of one dtype, got %s and %s", op,
+           DtypeText(grads->arrays[0]->dtype), DtypeText(grad->dtype));
+  }
 }
 
 }  // namespace dlsys

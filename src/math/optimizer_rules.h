@@ -8,8 +8,10 @@
 // other. DLSYS_RULES is the list that kernels and the interface are made from.
 #pragma once
 #include <cstring>
+#include <type_traits>
 
 #include "math/functors.h"
+#include "math/storage.h"
 
 namespace dlsys {
 namespace rule {
@@ -206,6 +208,12 @@ using CenteredMomentumRmsProp = RmsPropOf<true, true>;
   X(Lion)                    \
   X(Average)                 \
   X(Accumulate)
+
+// The type in which the first state of a rule lies, where arrays are of storage type T: that of the
+// Parameter, or float32 where it is a sum or an average beside one, as slots are.
+template <class T, class Rule>
+using Stored =
+    std::conditional_t<std::is_same_v<Rule, Average> || std::is_same_v<Rule, Accumulate>, float, T>;
 
 // A rule after the stages that all rules share: the gradient is scaled, clipped, and gets the
 // gradient of an L2 penalty; the parameter shrinks by decoupled weight decay.

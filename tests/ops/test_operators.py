@@ -282,15 +282,23 @@ class NativeOperators(Operators):
         """Values over floats that are stored in 16 bits are those of the formula, rounded."""
         for storage in map(as_dtype, sample.storages):
             given = in_dtype(make_arrays(sample, case), FLOAT32)
-            given = [rounded(x, storage) if x.dtype.kind == "f" else x for x in given]
+            given = [
+                rounded(x, sample.storage_of(k, storage)) if x.dtype.kind == "f" else x
+                for k, x in enumerate(given)
+            ]
             arrays = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in given]
             expected = apply_formula(sample.reference, case, arrays)
             scales = (
                 apply_formula(sample.scale, case, arrays) if sample.scale else map(np.abs, expected)
             )
             results = Use(sample, case, given, storage=storage).run(self.ctx)
-            for result, wanted, scale in zip(results, expected, scales, strict=True):
-                self.close_narrow(sample, result, wanted, scale, storage)
+            for k, (result, wanted, scale) in enumerate(
+                zip(results, expected, scales, strict=True)
+            ):
+                if k < sample.states and k in sample.wide:
+                    self.close(sample, result, wanted, scale)
+                else:
+                    self.close_narrow(sample, result, wanted, scale, storage)
 
     def close_narrow(
         self, sample: Sample, result: np.ndarray, wanted: np.ndarray, scale: Any, storage: Any

@@ -45,7 +45,7 @@ def declared_dtype(x: np.ndarray, declare: bool, storage: Any = None) -> Any:
 
 class Use:
     """A case as a graph: `node` over `inputs`, and `feeds` for those that are fed; floats are
-    declared to be of a `storage` type, if one is given.
+    declared to be of a `storage` type, if one is given, but for the row's wide inputs.
     """
 
     def __init__(
@@ -57,14 +57,15 @@ class Use:
         storage: Any = None,
     ) -> None:
         states = case.states if isinstance(case, Refusal) else sample.states
+        types = [storage and sample.storage_of(k, storage) for k in range(len(arrays))]
         self.parameters = [
-            ad.Parameter(x, f"p{k}", declared_dtype(x, False, storage) if storage else None)
-            for k, x in enumerate(arrays[:states])
+            ad.Parameter(x, f"p{k}", declared_dtype(x, False, type_) if storage else None)
+            for k, (x, type_) in enumerate(zip(arrays[:states], types))
         ]
         fed = arrays[states:]
         variables = [
-            ad.Variable(f"x{k}", x.shape if declare else None, declared_dtype(x, declare, storage))
-            for k, x in enumerate(fed)
+            ad.Variable(f"x{k}", x.shape if declare else None, declared_dtype(x, declare, type_))
+            for k, (x, type_) in enumerate(zip(fed, types[states:]))
         ]
         self.node = sample.node(*self.parameters, *variables, **case.attrs)
         self.feeds = dict(zip(variables, fed))

@@ -85,6 +85,7 @@ class Sample:
     gradient_ulps: float = 8  # of the gradient's largest element
     storages: tuple[str, ...] = ("bfloat16", "float16")  # in which its floats may lie too
     roundings: float = 1  # to those, on the way to the result
+    wide: tuple[int, ...] = ()  # inputs that stay float32 then, such as slots
     differentiable: tuple[int, ...] | None = None  # None: all inputs
     gradient_factor: Callable[..., float] = lambda *shapes: 1.0  # declared, over the true gradient
     integers: str = ""  # what becomes of them: "float", "same" (numpy only), "moved" or refused
@@ -96,6 +97,10 @@ class Sample:
 
     def node(self, *inputs: Any, **attrs: Any) -> Any:
         return (self.build or self.op)(*inputs, **attrs)
+
+    def storage_of(self, k: int, storage: Any) -> Any:
+        """The dtype of input k, a float, where floats lie in a storage type."""
+        return np.dtype(np.float32) if k in self.wide else storage
 
     def domains(self, case: Case) -> tuple[Domain, ...]:
         given = case.domain or self.domain

@@ -23,7 +23,6 @@ from ..graph.kinds import Instance, Kind
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op
 from ..graph.signature import Signature
-from ..graph.spec import FLOAT32
 from ..ops.elementwise import add_op
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.norm.batch_norm import (
@@ -34,6 +33,7 @@ from ..ops.norm.batch_norm import (
     batch_statistics_op,
 )
 from ..passes.pipeline import Options, Pass
+from ..runtime.target import Target
 from .body import ACTIVATIONS, GRADIENTS, Body, Fused, Selected, check_body, close
 from .rewrite import Graph, Pattern, exchange, value_of
 
@@ -167,14 +167,16 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     replaced: dict[Node, Node] = {}
     done: set[Node] = set()  # what belongs to a layer, or has been replaced
     for node in graph.order:
-        if node.op is batch_normalize_op and node.spec.dtype == FLOAT32:
+        if node.op is batch_normalize_op and options.target.has(
+            batch_normalize_map_op.kernel, node.spec.dtype
+        ):
             layer = _layer(graph, node, done)
             if layer is not None:
                 done.update((layer.added, layer.last))
                 _fuse(graph, layer, replaced, done)
     for node in graph.order:
         if node.op in (batch_statistics_op, batch_normalize_sums_op) and node not in done:
-            _single_pass(graph, node, replaced)
+            _single_pass(graph, node, options.target, replaced)
     return exchange(fetches, replaced)
 
 
@@ -277,10 +279,10 @@ def _fuse_map(layer: Layer, last: Node, activation: str, replaced: dict[Node, No
     replaced[last] = made
 
 
-def _single_pass(graph: Graph, node: Node, replaced: dict[Node, Node]) -> None:
+def _single_pass(graph: Graph, node: Node, target: Target, replaced: dict[Node, Node]) -> None:
     """Statistics or sums as a single-pass reduction."""
     x = node.inputs[0].spec
-    if not x.size or x.dtype != FLOAT32:
+    if not x.size or not target.has(batch_statistics_single_pass_op.kernel, x.dtype):
         return
     if node.op is batch_statistics_op:
         _replace(graph, node, batch_statistics_single_pass_op, node.inputs, replaced)

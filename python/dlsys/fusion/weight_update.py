@@ -23,6 +23,7 @@ from ..ops.optim.apply import RuleOp, options_of, several
 from ..ops.optim.rules import Attrs, Rule
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
+from ..runtime.target import Target
 from .body import Body, Fused, close, with_uint8
 from .rewrite import Graph, exchange, value_of
 
@@ -162,11 +163,16 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     graph = Graph(fetches)
     replaced: dict[Node, Node] = {}
     for node in graph.order:
-        if isinstance(node.op, RuleOp):
+        if isinstance(node.op, RuleOp) and _is_served(node, options.target):
             members = list(_members(graph, node, node.op))
             if members:
                 replaced.update(_replaced(graph, node, node.op, members))
     return exchange(fetches, replaced)
+
+
+def _is_served(update: Node, target: Target) -> bool:
+    """True where the kernel is for parameters of this storage type."""
+    return target.has(f"matmul_{update.op.name}", update.inputs[0].spec.dtype)
 
 
 class _Member(NamedTuple):

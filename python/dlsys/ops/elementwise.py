@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import bfloat16, rounded
+from ..dtypes import bfloat16, is_narrow, rounded
 from ..graph.kinds import DType, Number
 from ..graph.node import Node, Op, hooks
 from ..graph.signature import Signature
@@ -229,6 +229,29 @@ class CastOp(Op):
         return x if x.spec is not None and x.spec.dtype == node.attrs["dtype"] else None
 
 
+class CastLikeOp(Op):
+    """x in the dtype of another float where either is stored in 16 bits, else x itself: so a
+    gradient gets the dtype of what it is the gradient of.
+    """
+
+    name = "cast_like"
+    signature = Signature("x", "like")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        x, like = specs[0].dtype, specs[1].dtype
+        if x is None or like is None:
+            return specs[0]._replace(dtype=None)
+        both = x.kind == like.kind == "f" and (is_narrow(x) or is_narrow(like))
+        return specs[0]._replace(dtype=like if both else x)
+
+    def simplify(self, node: Node) -> Node:
+        x = node.inputs[0]
+        return x if x.spec.dtype == node.spec.dtype else cast_op(x, node.spec.dtype)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [cast_like_op(output_grad, node.inputs[0]), None]
+
+
 def inputs_of(gradient: Callable, constants: int = 0) -> list[str]:
     """The names of the inputs, as a gradient rule calls them: its parameters before the output, the
     output's gradient and the constants.
@@ -407,6 +430,7 @@ const_div_op = WithConst(
     "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -(dy / x) * y
 )
 cast_op = CastOp()
+cast_like_op = CastLikeOp()
 
 # ---- arrays and several constants ----
 clip_op = Parametric(

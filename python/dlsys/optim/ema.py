@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import widened
 from ..errors import GraphError
 from ..graph.node import Node
 from ..ops.leaf import Parameter
@@ -20,8 +21,8 @@ class EMA:
     old is proportional to decay^k: after n updates it has seen w_1 to w_n and not w_0.
 
     Give it to an optimizer, `optim.Adam(1e-3, ema=optim.EMA(0.999))`; `averages` has the averaged
-    Parameter of each Parameter, for graphs of their own, and `with ema.applied():` evaluates the
-    graphs there are.
+    Parameter of each Parameter, float32 for those of 16 bits, for graphs of their own, and
+    `with ema.applied():` evaluates the graphs there are.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -42,7 +43,7 @@ class EMA:
         for parameter, value in values.items():
             if parameter not in self.averages:
                 name = f"{parameter.name}.average"
-                value_now = parameter.asnumpy().astype(parameter.dtype)
+                value_now = parameter.asnumpy().astype(widened(parameter.dtype))
                 self.averages[parameter] = Parameter(value_now, name, trainable=False)
             average = self.averages[parameter]
             attrs = dict(step=self.step, keep=self.decay, **accumulation)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..dtypes import widened
 from ..errors import DataError, GraphError
 from ..graph.gradients import gradients
 from ..graph.node import Node, find_topo_sort
@@ -55,7 +56,7 @@ class Optimizer:
 
     Attributes: `lr`, a scalar node, float64 on numpy and float32 natively; `step`, a
     Parameter of one int64 that counts the updates made; `slots`, for each Parameter its further
-    states by name; `ema`.
+    states by name, which are float32 for Parameters of 16 bits; `ema`.
     """
 
     ranges: dict[str, Range] = {}
@@ -157,7 +158,7 @@ class Optimizer:
     def _slot(self, parameter: Parameter, name: str, initial: float = 0.0) -> Parameter:
         slots = self.slots.setdefault(parameter, {})
         if name not in slots:
-            value = np.full(parameter.shape, initial, parameter.dtype)
+            value = np.full(parameter.shape, initial, widened(parameter.dtype))
             slots[name] = Parameter(value, f"{parameter.name}.{name}", trainable=False)
         return slots[name]
 

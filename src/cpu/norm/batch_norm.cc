@@ -4,7 +4,8 @@
 // x is (outer, channels, inner). A channel is reduced in parts whose bounds depend on the sizes
 // only. A part fits the cache, so that its two-pass variance reads memory once; parts combine in
 // order by the parallel variance formula of Chan, Golub and LeVeque (1979). The output of a map may
-// be one of its inputs.
+// be one of its inputs. Statistics, sums and running statistics are float32 for every storage type
+// of x; scale and bias are of either.
 #include <cmath>
 #include <type_traits>
 
@@ -70,18 +71,20 @@ struct Moments {
   }
 };
 
-DLSYS_INLINE double SumSquares(const Row& row, float mean) {
+template <class T>
+DLSYS_INLINE double SumSquares(const RowOf<T>& row, float mean) {
   return SumOf(row, mean,
                [=](float v) __attribute__((always_inline)) { return (v - mean) * (v - mean); });
 }
 
 // Moments of one channel, contiguous along inner.
-void SegmentMoments(const float* x, const Channels& shape, int64_t c, int64_t begin, int64_t end,
+template <class T>
+void SegmentMoments(const T* x, const Channels& shape, int64_t c, int64_t begin, int64_t end,
                     Moments* out) {
   Dispatch(DLSYS_BODY {
     auto row = [&](int64_t n) __attribute__((always_inline)) {
       const int64_t at = (n * shape.count + c) * shape.inner;
-      return Row{x + at, shape.inner, shape.Numel() - at};
+      return RowOf<T>{x + at, shape.inner, shape.Numel() - at};
     };
     const double count = (double)((end - begin) * shape.inner);
     double sum = 0, squares = 0;
@@ -94,7 +97,8 @@ void SegmentMoments(const float* x, const Channels& shape, int64_t c, int64_t be
 }
 
 // Moments of several channels with inner == 1, a SIMD lane each.
-void ColumnMoments(const float* x, const Channels& shape, int64_t c, int width, int64_t begin,
+template <class T>
+void ColumnMoments(const T* x, const Channels& shape, int64_t c, int width, int64_t begin,
                    int64_t end, Moments* out) {
   Dispatch(DLSYS_BODY {
     double mean[kWidth] = {}, squares[kWidth] = {};
@@ -111,9 +115,10 @@ void ColumnMoments(const float* x, const Channels& shape, int64_t c, int width, 
   });
 }
 
+template <class T>
 void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance) {
   const char* op = "batch_statistics";
-  const float* in = Input(op, x);
+  const T* in = Input<T>(op, x);
   const Channels shape = ChannelsOf(op, x);
   float* means = ChannelResult(op, mean, shape.count);
   float* variances = ChannelResult(op, variance, shape.count);
@@ -136,15 +141,16 @@ struct Sums {
   }
 };
 
-void SegmentSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
-                 int64_t c, int64_t begin, int64_t end, Sums* out) {
+template <class T>
+void SegmentSums(const T* x, const T* dy, const Channels& shape, const Statistics& stats, int64_t c,
+                 int64_t begin, int64_t end, Sums* out) {
   Dispatch(DLSYS_BODY {
     Sums total{0, 0};
     for (int64_t n = begin; n < end; n++) {
       const int64_t at = (n * shape.count + c) * shape.inner, stat = stats.At(n, c);
       const float mean = stats.mean[stat];
-      const Row values{x + at, shape.inner, shape.Numel() - at};
-      const Row gradients{dy + at, shape.inner, shape.Numel() - at};
+      const RowOf<T> values{x + at, shape.inner, shape.Numel() - at};
+      const RowOf<T> gradients{dy + at, shape.inner, shape.Numel() - at};
       auto term = [=](float v, float g) __attribute__((always_inline)) { return (v - mean) * g; };
       total.scale += SumOf(values, mean, gradients, 0.f, term) * stats.inverse[stat];
       total.bias += SumOf(gradients);
@@ -155,16 +161,16 @@ void SegmentSums(const float* x, const float* dy, const Channels& shape, const S
 
 // Sums of several channels with inner == 1, a SIMD lane each; the statistics of channel j at n have
 // index of(n, j). Columns add 16 terms in float32, whose sums are carried in double.
-template <class Width, class Of>
-DLSYS_INLINE void AddColumns(const float* x, const float* dy, const Channels& shape,
+template <class T, class Width, class Of>
+DLSYS_INLINE void AddColumns(const T* x, const T* dy, const Channels& shape,
                              const Statistics& stats, int64_t begin, int64_t end, Width width,
                              const Of& of, Sums* out) {
   double scale[kWidth] = {}, bias[kWidth] = {};
   for (int64_t n = begin; n < end;) {
     float scales[kWidth] = {}, biases[kWidth] = {};
     for (const int64_t last = std::min(end, n + 16); n < last; n++) {
-      const float* values = x + n * shape.count;
-      const float* gradients = dy + n * shape.count;
+      const T* values = x + n * shape.count;
+      const T* gradients = dy + n * shape.count;
       for (int j = 0; j < width; j++) {
         const int64_t stat = of(n, j);
         scales[j] += (values[j] - stats.mean[stat]) * stats.inverse[stat] * gradients[j];
@@ -179,8 +185,9 @@ DLSYS_INLINE void AddColumns(const float* x, const float* dy, const Channels& sh
   for (int j = 0; j < width; j++) out[j] = {scale[j], bias[j]};
 }
 
-void ColumnSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
-                int64_t c, int width, int64_t begin, int64_t end, Sums* out) {
+template <class T>
+void ColumnSums(const T* x, const T* dy, const Channels& shape, const Statistics& stats, int64_t c,
+                int width, int64_t begin, int64_t end, Sums* out) {
   const int64_t first = stats.At(0, c), groups = stats.groups;
   const bool shared = stats.At(0, c + width - 1) == first, own = stats.per == 1;
   const std::integral_constant<int, kWidth> full;
@@ -202,7 +209,8 @@ void ColumnSums(const float* x, const float* dy, const Channels& shape, const St
 
 }  // namespace
 
-void ChannelSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
+template <class T>
+void ChannelSums(const T* x, const T* dy, const Channels& shape, const Statistics& stats,
                  float* dscale, float* dbias) {
   if (shape.Numel() == 0) {  // an empty sum is 0, though the deviation of no values is NaN
     return Serially([&] {
@@ -261,48 +269,55 @@ void MapChannels(const Channels& shape, const Map& map) {
   });
 }
 
+template <class T>
 struct NormalizeMap {
-  const float *x, *mean, *inverse, *scale, *bias;
-  float* y;
+  const T* x;
+  const float *mean, *inverse, *scale, *bias;
+  T* y;
   struct Channel {
     float mean, factor, bias;
   };
   DLSYS_INLINE Channel Of(int64_t c) const { return {mean[c], inverse[c] * scale[c], bias[c]}; }
   DLSYS_INLINE void Apply(const Channel& c, int64_t k) const {
-    y[k] = (x[k] - c.mean) * c.factor + c.bias;
+    y[k] = T((x[k] - c.mean) * c.factor + c.bias);
   }
 };
 
+template <class T>
 void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* variance,
                     const DLArray* scale, const DLArray* bias, float eps, DLArray* y) {
   const char* op = "batch_normalize";
-  const float* in = Input(op, x);
+  const T* in = Input<T>(op, x);
   const Channels shape = ChannelsOf(op, x);
   const float* variances = PerChannel(op, variance, shape.count);
   CheckSameShape(op, x, y);
   const InverseDeviations inverse(variances, shape.count, eps);
-  MapChannels(shape, NormalizeMap{in, PerChannel(op, mean, shape.count), inverse.data(),
-                                  PerChannel(op, scale, shape.count),
-                                  PerChannel(op, bias, shape.count), Output(op, y)});
+  const ChannelFloats<T> scales(op, scale, shape.count), biases(op, bias, shape.count);
+  MapChannels(shape, NormalizeMap<T>{in, PerChannel(op, mean, shape.count), inverse.data(),
+                                     scales.data(), biases.data(), Output<T>(op, y)});
 }
 
+template <class T>
 void BatchNormalizeSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
                         const DLArray* dy, float eps, DLArray* dscale, DLArray* dbias) {
   const char* op = "batch_normalize_sums";
-  const float* in = Input(op, x);
+  const T* in = Input<T>(op, x);
   const Channels shape = ChannelsOf(op, x);
   const float* variances = PerChannel(op, variance, shape.count);
   CheckSameShape(op, x, dy);
   const InverseDeviations inverse(variances, shape.count, eps);
   const Statistics stats{PerChannel(op, mean, shape.count), inverse.data(), 0, 1};
-  ChannelSums(in, Input(op, dy), shape, stats, ChannelResult(op, dscale, shape.count),
+  ChannelSums(in, Input<T>(op, dy), shape, stats, ChannelResult(op, dscale, shape.count),
               ChannelResult(op, dbias, shape.count));
 }
 
+template <class T>
 struct GradientMap {
-  const float *x, *mean, *inverse, *scale, *dscale, *dbias, *dy;
+  const T* x;
+  const float *mean, *inverse, *scale, *dscale, *dbias;
+  const T* dy;
   float share;  // 1 / count
-  float* dx;
+  T* dx;
   struct Channel {
     float mean, factor, shift, projection;
   };
@@ -310,15 +325,16 @@ struct GradientMap {
     return {mean[c], inverse[c] * scale[c], dbias[c] * share, inverse[c] * dscale[c] * share};
   }
   DLSYS_INLINE void Apply(const Channel& c, int64_t k) const {
-    dx[k] = (dy[k] - (c.shift + (x[k] - c.mean) * c.projection)) * c.factor;
+    dx[k] = T((dy[k] - (c.shift + (x[k] - c.mean) * c.projection)) * c.factor);
   }
 };
 
+template <class T>
 void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray* variance,
                             const DLArray* scale, const DLArray* dscale, const DLArray* dbias,
                             const DLArray* dy, float eps, DLArray* dx) {
   const char* op = "batch_normalize_gradient";
-  const float* in = Input(op, x);
+  const T* in = Input<T>(op, x);
   const Channels shape = ChannelsOf(op, x);
   const int64_t count = shape.count;
   const float* variances = PerChannel(op, variance, count);
@@ -326,10 +342,10 @@ void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray
   CheckSameShape(op, x, dx);
   const float share = (float)(1.0 / (double)std::max<int64_t>(shape.outer * shape.inner, 1));
   const InverseDeviations inverse(variances, count, eps);
-  MapChannels(shape,
-              GradientMap{in, PerChannel(op, mean, count), inverse.data(),
-                          PerChannel(op, scale, count), PerChannel(op, dscale, count),
-                          PerChannel(op, dbias, count), Input(op, dy), share, Output(op, dx)});
+  const ChannelFloats<T> scales(op, scale, count);
+  MapChannels(shape, GradientMap<T>{in, PerChannel(op, mean, count), inverse.data(), scales.data(),
+                                    PerChannel(op, dscale, count), PerChannel(op, dbias, count),
+                                    Input<T>(op, dy), share, Output<T>(op, dx)});
 }
 
 // mean = keep * mean + by_mean * batch mean, and likewise the variance, for layers that share these
@@ -354,12 +370,20 @@ void RunningUpdate(DLArrayList* states, const DLArrayList* batch, float keep, fl
   }
 }
 
-DLSYS_KERNEL(cpu, batch_statistics, BatchStatistics);
-DLSYS_KERNEL(cpu, batch_normalize, BatchNormalize);
-DLSYS_KERNEL(cpu, batch_normalize_sums, BatchNormalizeSums);
-DLSYS_KERNEL(cpu, batch_normalize_gradient, BatchNormalizeGradient);
+DLSYS_KERNEL_TYPED(cpu, batch_statistics, BatchStatistics);
+DLSYS_KERNEL_TYPED(cpu, batch_normalize, BatchNormalize);
+DLSYS_KERNEL_TYPED(cpu, batch_normalize_sums, BatchNormalizeSums);
+DLSYS_KERNEL_TYPED(cpu, batch_normalize_gradient, BatchNormalizeGradient);
 DLSYS_KERNEL(cpu, running_update, RunningUpdate);
 
 }  // namespace
+
+#define DLSYS_CHANNEL_SUMS(T) \
+  template void ChannelSums(const T*, const T*, const Channels&, const Statistics&, float*, float*);
+DLSYS_CHANNEL_SUMS(float)
+DLSYS_CHANNEL_SUMS(bfloat16)
+DLSYS_CHANNEL_SUMS(float16)
+#undef DLSYS_CHANNEL_SUMS
+
 }  // namespace cpu
 }  // namespace dlsys

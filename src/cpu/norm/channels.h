@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cpu/runtime/common.h"
+#include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 
 namespace dlsys {
@@ -30,6 +31,29 @@ inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
   return data;
 }
 
+// Values of an array of one a channel as floats: those of float32 as they lie, those of the storage
+// type of x widened into scratch.
+template <class T>
+class ChannelFloats {
+ public:
+  ChannelFloats(const char* op, const DLArray* values, int64_t count)
+      : widened_(IsNarrow(values) ? count : 0), data_(widened_.data()) {
+    if (!IsNarrow(values)) {
+      data_ = PerChannel(op, values, count);
+      return;
+    }
+    const T* from = Input<T>(op, values);
+    CheckCount(op, values, count);
+    Serially([&] { std::copy_n(from, count, widened_.data()); });
+  }
+  const float* data() const { return data_; }
+
+ private:
+  static bool IsNarrow(const DLArray* values) { return kIs16Bit<T> && values->dtype == kDtype<T>; }
+  const ScratchArray<float> widened_;
+  const float* data_;
+};
+
 // Means and inverse deviations: one a channel, or `groups` of them for each n, each for `per`
 // channels.
 struct Statistics {
@@ -41,7 +65,8 @@ struct Statistics {
 };
 
 // dscale = the sum of dy * (x - mean) * inverse over each channel, dbias that of dy.
-void ChannelSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
+template <class T>
+void ChannelSums(const T* x, const T* dy, const Channels& shape, const Statistics& stats,
                  float* dscale, float* dbias);
 
 }  // namespace cpu

@@ -1,5 +1,5 @@
 // Compensated accumulation over many steps: total (2, n) holds sums and their rounding errors
-// (Knuth's two-sum), both read and written; x is only read. Memory bandwidth limits it.
+// (Knuth's two-sum), both float32, read and written; x is only read. Memory bandwidth limits it.
 #include "math/accumulate.h"
 
 #include "cpu/pointwise/strides.h"
@@ -10,9 +10,10 @@ namespace cpu {
 namespace {
 
 // total (2, n) += x (n,): row 0 has the sums, row 1 their rounding errors.
+template <class T>
 void Accumulate(DLArray* total, const DLArray* x) {
   float* sums = Output("accumulate", total);
-  const float* terms = Input("accumulate", x);
+  const T* terms = Input<T>("accumulate", x);
   const int64_t n = Numel(x);
   if (total->ndim != 2 || total->shape[0] != 2 || total->shape[1] != n)
     Fail("accumulate: expected a total (2, %ld), got %s", (long)n, ShapeText(total).c_str());
@@ -21,7 +22,7 @@ void Accumulate(DLArray* total, const DLArray* x) {
   });
 }
 
-DLSYS_KERNEL(cpu, accumulate, Accumulate);
+DLSYS_KERNEL_TYPED(cpu, accumulate, Accumulate);
 
 }  // namespace
 }  // namespace cpu

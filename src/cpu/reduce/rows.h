@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/runtime/simd.h"
+#include "math/storage.h"
 
 namespace dlsys {
 namespace cpu {
@@ -24,16 +26,20 @@ struct RowOf {
 };
 using Row = RowOf<float>;
 
+// The type in which a value of a row is computed with.
+template <class T>
+using Lane = std::conditional_t<kIs16Bit<T>, float, T>;
+
 // The last values of a row, from k on, fewer than kLanes and padded by `fill`, so that loops over
 // lanes have a fixed length.
 template <class T>
 struct Tail {
-  DLSYS_INLINE Tail(const RowOf<T>& row, int64_t k, T fill) {
+  DLSYS_INLINE Tail(const RowOf<T>& row, int64_t k, Lane<T> fill) {
     const T* x = row.data + k;
     const int left = (int)(row.n - k);
     if (row.readable - k >= kLanes) {
       for (int j = 0; j < kLanes; j++) {
-        const T value = x[j];
+        const Lane<T> value = x[j];
         lane[j] = j < left ? value : fill;
       }
     } else {
@@ -41,7 +47,7 @@ struct Tail {
       for (int j = 0; j < left; j++) lane[j] = x[j];
     }
   }
-  T lane[kLanes];
+  Lane<T> lane[kLanes];
 };
 
 // Reduces the lanes to one value by f, as a tree.
@@ -61,7 +67,8 @@ DLSYS_INLINE float AddLanes(const float (&lane)[kLanes]) {
 // The sum of term(x[k], y[k]) over two rows of one length, where term(x_fill, y_fill) is 0. Within
 // a block a lane adds 16 terms, then the lanes are added as a tree.
 template <class T, class U, class F>
-DLSYS_INLINE double SumOf(const RowOf<T>& x, T x_fill, const RowOf<U>& y, U y_fill, const F& term) {
+DLSYS_INLINE double SumOf(const RowOf<T>& x, Lane<T> x_fill, const RowOf<U>& y, Lane<U> y_fill,
+                          const F& term) {
   double total = 0;
   int64_t k = 0;
   while (k + kLanes <= x.n) {
@@ -80,14 +87,14 @@ DLSYS_INLINE double SumOf(const RowOf<T>& x, T x_fill, const RowOf<U>& y, U y_fi
 }
 
 template <class T, class F>
-DLSYS_INLINE double SumOf(const RowOf<T>& x, T fill, const F& term) {
+DLSYS_INLINE double SumOf(const RowOf<T>& x, Lane<T> fill, const F& term) {
   auto of_x = [=](float value, float) __attribute__((always_inline)) { return term(value); };
   return SumOf(x, fill, x, fill, of_x);
 }
 
 template <class T>
 DLSYS_INLINE double SumOf(const RowOf<T>& x) {
-  return SumOf(x, T(0), [](float value) __attribute__((always_inline)) { return value; });
+  return SumOf(x, Lane<T>(0), [](float value) __attribute__((always_inline)) { return value; });
 }
 
 // The largest value, minus infinity for none; NaN is ignored.

@@ -19,8 +19,9 @@ namespace {
 // ---- kernels ----
 
 // Partial means are relative to the first element of their channel.
+template <class T>
 struct MomentsOp {
-  const float* x;
+  const T* x;
   float* means;    // (parts, channels)
   float* squares;  // (parts, channels), the sums of (x - mean)^2
   float* mean;     // (channels)
@@ -47,7 +48,7 @@ struct MomentsOp {
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
       if (it.count == 0) continue;
-      offset[e] = first.v[e] - x[it.c[e] * shape.inner];
+      offset[e] = first.v[e] - (float)x[it.c[e] * shape.inner];
       thread_sum[e] = fmaf(count, offset[e], sum.v[e]);
     }
     ReduceVecs(shape, tiling, thread_sum, &sums);
@@ -86,7 +87,7 @@ struct MomentsOp {
         &spread);
     const int64_t c = tile * tiling.width + threadIdx.x;
     if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    const float first = total > 0.f ? x[c * shape.inner] : 0.f;
+    const float first = total > 0.f ? (float)x[c * shape.inner] : 0.f;
     mean[c] = first + sums.of[threadIdx.x] / total;  // NaN without values
     variance[c] = spread.of[threadIdx.x] / total;
   }
@@ -103,14 +104,14 @@ struct RuntimeActivation {
 };
 
 // y = activation(normalized x [+ addend])
-template <class Activation, bool kAdds>
+template <class T, class Activation, bool kAdds>
 struct NormalizeOp {
-  const float* x;
-  const float* addend;
-  float* y;
+  const T* x;
+  const T* addend;
+  T* y;
   BatchMoments moments;
-  const float* scale;  // (channels)
-  const float* bias;   // (channels)
+  ChannelFloats<T> scale;
+  ChannelFloats<T> bias;
   Activation activation;
 
   template <int kVector>
@@ -177,68 +178,75 @@ __global__ void RunningKernel(const __grid_constant__ RunningTable table, float 
 
 // ---- launchers ----
 
+template <class T>
 void RunStatistics(const char* op, const DLArray* x, unsigned* arrived, DLArray* mean,
                    DLArray* variance, const Channels& shape, DLStream stream) {
-  const float* in = In(op, x);
+  const T* in = In<T>(op, x);
   const ChannelTiling tiling = ChannelTiling::OfSums(shape, Aligned16(in));
   const int64_t partials = tiling.parts * shape.count;
   const Scratch scratch(x->ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  const MomentsOp body{in, scratch.floats(), scratch.floats() + partials,
-                       ChannelResult(op, mean, shape.count),
-                       ChannelResult(op, variance, shape.count)};
+  const MomentsOp<T> body{in, scratch.floats(), scratch.floats() + partials,
+                          ChannelResult(op, mean, shape.count),
+                          ChannelResult(op, variance, shape.count)};
   RunSumsOf(op, x->ctx, shape, tiling, body, arrived, stream);
 }
 
+template <class T>
 void BatchStatistics(const DLArray* x, DLArray* mean, DLArray* variance, DLStream stream) {
   const char* op = "batch_statistics";
   Enter(op, x, mean, variance);
-  RunStatistics(op, x, nullptr, mean, variance, ChannelsOf(op, x), stream);
+  RunStatistics<T>(op, x, nullptr, mean, variance, ChannelsOf(op, x), stream);
 }
 
+template <class T>
 void BatchStatisticsSinglePass(const DLArray* x, const DLArray* counters, DLArray* mean,
                                DLArray* variance, DLStream stream) {
   const char* op = "batch_statistics_single_pass";
   Enter(op, x, counters, mean, variance);
   const Channels shape = ChannelsOf(op, x);
-  RunStatistics(op, x, CheckedCounters(op, counters, shape.count), mean, variance, shape, stream);
+  RunStatistics<T>(op, x, CheckedCounters(op, counters, shape.count), mean, variance, shape,
+                   stream);
 }
 
 // addend may be null.
+template <class T>
 void RunNormalize(const char* op, const DLArray* x, const DLArray* mean, const DLArray* variance,
                   const DLArray* scale, const DLArray* bias, const DLArray* addend, float eps,
                   int activation, DLArray* y, DLStream stream) {
   CheckSameShape(op, x, y);
   if (addend) CheckSameShape(op, x, addend);
   const Channels shape = ChannelsOf(op, x);
-  const float* in = In(op, x);
-  const float* added = addend ? In(op, addend) : nullptr;
-  float* out = Out(op, y);
+  const T* in = In<T>(op, x);
+  const T* added = addend ? In<T>(op, addend) : nullptr;
+  T* out = Out<T>(op, y);
   const BatchMoments moments = MomentsOf(op, mean, variance, shape.count, eps);
-  const float* scales = PerChannel(op, scale, shape.count);
-  const float* biases = PerChannel(op, bias, shape.count);
+  const auto scales = ChannelFloatsOf<T>(op, scale, shape.count);
+  const auto biases = ChannelFloatsOf<T>(op, bias, shape.count);
   const bool aligned = Aligned16(in) && Aligned16(added) && Aligned16(out);
   const auto run = [&](auto act) {
     using Activation = decltype(act);
     const auto map = [&](auto body) { RunMap(op, x->ctx, shape, aligned, body, stream); };
     if (added)
-      map(NormalizeOp<Activation, true>{in, added, out, moments, scales, biases, act});
+      map(NormalizeOp<T, Activation, true>{in, added, out, moments, scales, biases, act});
     else
-      map(NormalizeOp<Activation, false>{in, added, out, moments, scales, biases, act});
+      map(NormalizeOp<T, Activation, false>{in, added, out, moments, scales, biases, act});
   };
   if (activation == 0) return run(NoActivation{});
   if (activation == 1) return run(fn::Relu{});
   run(RuntimeActivation{activation});
 }
 
+template <class T>
 void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* variance,
                     const DLArray* scale, const DLArray* bias, float eps, DLArray* y,
                     DLStream stream) {
   const char* op = "batch_normalize";
   Enter(op, x, mean, variance, scale, bias, y);
-  RunNormalize(op, x, mean, variance, scale, bias, nullptr, eps, 0, y, stream);
+  RunNormalize<T>(op, x, mean, variance, scale, bias, nullptr, eps, 0, y, stream);
 }
 
 // y = activation(normalized x [+ addend]); activation 0 is the identity.
+template <class T>
 void BatchNormalizeMap(const DLArray* x, const DLArray* mean, const DLArray* variance,
                        const DLArray* scale, const DLArray* bias, const DLArrayList* addends,
                        float eps, int64_t activation, DLArray* y, DLStream stream) {
@@ -247,8 +255,8 @@ void BatchNormalizeMap(const DLArray* x, const DLArray* mean, const DLArray* var
   if (addends->count > 1) Fail("%s: expected one addend or none", op);
   const DLArray* addend = addends->count ? addends->arrays[0] : nullptr;
   if (addend) Enter(op, x, addend);
-  RunNormalize(op, x, mean, variance, scale, bias, addend, eps,
-               CheckedEpilogue(op, activation, 0, kActivations), y, stream);
+  RunNormalize<T>(op, x, mean, variance, scale, bias, addend, eps,
+                  CheckedEpilogue(op, activation, 0, kActivations), y, stream);
 }
 
 // mean = keep * mean + by_mean * batch mean, and likewise the variance, for layers that share these
@@ -277,10 +285,10 @@ void RunningUpdate(DLArrayList* states, const DLArrayList* batch, float keep, fl
   }
 }
 
-DLSYS_KERNEL(cuda, batch_statistics, BatchStatistics);
-DLSYS_KERNEL(cuda, batch_statistics_single_pass, BatchStatisticsSinglePass);
-DLSYS_KERNEL(cuda, batch_normalize, BatchNormalize);
-DLSYS_KERNEL(cuda, batch_normalize_map, BatchNormalizeMap);
+DLSYS_KERNEL_TYPED(cuda, batch_statistics, BatchStatistics);
+DLSYS_KERNEL_TYPED(cuda, batch_statistics_single_pass, BatchStatisticsSinglePass);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize, BatchNormalize);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_map, BatchNormalizeMap);
 DLSYS_KERNEL(cuda, running_update, RunningUpdate);
 
 }  // namespace

@@ -17,8 +17,9 @@ namespace {
 // ---- gradient flows: how a kernel loads the gradient of the normalized x ----
 
 // dy itself.
+template <class T>
 struct PlainFlow {
-  const float* dy;
+  const T* dy;
 
   struct Channel {};
   template <int kVector>
@@ -38,11 +39,11 @@ struct PlainFlow {
 };
 
 // dact(normalized x, dy), the pre-activation recomputed from x.
-template <class Dact>
+template <class T, class Dact>
 struct ActivationFlow {
-  const float* dy;
-  const float* scale;  // (channels)
-  const float* bias;   // (channels)
+  const T* dy;
+  ChannelFloats<T> scale;
+  ChannelFloats<T> bias;
   Dact dact;
 
   using Channel = Affine;
@@ -73,14 +74,14 @@ struct RuntimeDact {
 
 // The sum of one or two gradients, masked where relu's output is not positive, and saved in dz. The
 // output is y (kOutput), else it is recomputed from x.
-template <bool kOutput, bool kTwo>
+template <class T, bool kOutput, bool kTwo>
 struct ReluFlow {
-  const float* dy;
-  const float* more;
-  const float* y;
-  const float* scale;  // (channels)
-  const float* bias;   // (channels)
-  float* dz;
+  const T* dy;
+  const T* more;
+  const T* y;
+  ChannelFloats<T> scale;
+  ChannelFloats<T> bias;
+  T* dz;
 
   using Channel = Affine;
   template <int kVector>
@@ -144,9 +145,9 @@ struct RowGroupStats {
 // ---- kernels ----
 
 // dscale = sum(g * (x - mean) * inverse) and dbias = sum(g) of each channel, g the gradient.
-template <class Stats, class Flow>
+template <class T, class Stats, class Flow>
 struct SumsOp {
-  const float* x;
+  const T* x;
   Stats stats;
   Flow flow;
   float* scales;  // (parts, channels), before Stats::Factor
@@ -219,16 +220,16 @@ struct SumsOp {
 };
 
 // dx = scale * inverse * (g - (dbias + (x - mean) * inverse * dscale) * share), g the gradient.
-template <class Flow>
+template <class T, class Flow>
 struct GradientOp {
-  const float* x;
+  const T* x;
   BatchMoments moments;
   Flow flow;
-  const float* scale;   // (channels)
+  ChannelFloats<T> scale;
   const float* dscale;  // (channels)
   const float* dbias;   // (channels)
   float share;          // 1 / values of a channel
-  float* dx;
+  T* dx;
 
   struct Channel {
     float mean, factor, shift, projection;
@@ -276,52 +277,55 @@ struct GradientOp {
 
 // ---- launchers ----
 
-template <class Stats, class Flow>
-void RunSums(const char* op, DLContext ctx, const float* x, const Channels& shape, bool aligned,
+template <class T, class Stats, class Flow>
+void RunSums(const char* op, DLContext ctx, const T* x, const Channels& shape, bool aligned,
              const Stats& stats, const Flow& flow, unsigned* arrived, float* dscale, float* dbias,
              DLStream stream) {
   const ChannelTiling tiling = ChannelTiling::OfSums(shape, aligned && Aligned16(x));
   const int64_t partials = tiling.parts * shape.count;
   const Scratch scratch(ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  const SumsOp<Stats, Flow> body{x,      stats, flow, scratch.floats(), scratch.floats() + partials,
-                                 dscale, dbias};
+  const SumsOp<T, Stats, Flow> body{
+      x, stats, flow, scratch.floats(), scratch.floats() + partials, dscale, dbias};
   RunSumsOf(op, ctx, shape, tiling, body, arrived, stream);
 }
 
 // The inputs that all of these launchers share.
+template <class T>
 struct Inputs {
   Channels shape;
-  const float* x;
+  const T* x;
   BatchMoments moments;
 
   Inputs(const char* op, const DLArray* x, const DLArray* mean, const DLArray* variance,
          const DLArray* dy, float eps)
       : shape(ChannelsOf(op, x)),
-        x(In(op, x)),
+        x(In<T>(op, x)),
         moments(MomentsOf(op, mean, variance, shape.count, eps)) {
     CheckSameShape(op, x, dy);
   }
 };
 
+template <class T>
 void BatchNormalizeSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
                         const DLArray* dy, float eps, DLArray* dscale, DLArray* dbias,
                         DLStream stream) {
   const char* op = "batch_normalize_sums";
   Enter(op, x, mean, variance, dy, dscale, dbias);
-  const Inputs inputs(op, x, mean, variance, dy, eps);
-  const PlainFlow flow{In(op, dy)};
+  const Inputs<T> inputs(op, x, mean, variance, dy, eps);
+  const PlainFlow<T> flow{In<T>(op, dy)};
   RunSums(op, x->ctx, inputs.x, inputs.shape, Aligned16(flow.dy), BatchStats{inputs.moments}, flow,
           nullptr, ChannelResult(op, dscale, inputs.shape.count),
           ChannelResult(op, dbias, inputs.shape.count), stream);
 }
 
+template <class T>
 void BatchNormalizeSumsSinglePass(const DLArray* x, const DLArray* mean, const DLArray* variance,
                                   const DLArray* dy, const DLArray* counters, float eps,
                                   DLArray* dscale, DLArray* dbias, DLStream stream) {
   const char* op = "batch_normalize_sums_single_pass";
   Enter(op, x, mean, variance, dy, counters, dscale, dbias);
-  const Inputs inputs(op, x, mean, variance, dy, eps);
-  const PlainFlow flow{In(op, dy)};
+  const Inputs<T> inputs(op, x, mean, variance, dy, eps);
+  const PlainFlow<T> flow{In<T>(op, dy)};
   RunSums(op, x->ctx, inputs.x, inputs.shape, Aligned16(flow.dy), BatchStats{inputs.moments}, flow,
           CheckedCounters(op, counters, inputs.shape.count),
           ChannelResult(op, dscale, inputs.shape.count),
@@ -338,17 +342,19 @@ void WithDact(const char* op, int64_t gradient, const Run& run) {
 }
 
 // The sums where an activation follows the normalization.
+template <class T>
 void BatchNormalizeMapSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
                            const DLArray* scale, const DLArray* bias, const DLArray* dy,
                            const DLArray* counters, float eps, int64_t gradient, DLArray* dscale,
                            DLArray* dbias, DLStream stream) {
   const char* op = "batch_normalize_map_sums";
   Enter(op, x, mean, variance, scale, bias, dy, counters, dscale, dbias);
-  const Inputs inputs(op, x, mean, variance, dy, eps);
+  const Inputs<T> inputs(op, x, mean, variance, dy, eps);
   const int64_t count = inputs.shape.count;
   WithDact(op, gradient, [&](auto dact) {
-    const ActivationFlow<decltype(dact)> flow{In(op, dy), PerChannel(op, scale, count),
-                                              PerChannel(op, bias, count), dact};
+    const ActivationFlow<T, decltype(dact)> flow{In<T>(op, dy),
+                                                 ChannelFloatsOf<T>(op, scale, count),
+                                                 ChannelFloatsOf<T>(op, bias, count), dact};
     RunSums(op, x->ctx, inputs.x, inputs.shape, Aligned16(flow.dy), BatchStats{inputs.moments},
             flow, CheckedCounters(op, counters, count), ChannelResult(op, dscale, count),
             ChannelResult(op, dbias, count), stream);
@@ -357,6 +363,7 @@ void BatchNormalizeMapSums(const DLArray* x, const DLArray* mean, const DLArray*
 
 // dz = the sum of one or two dys where a relu's output is positive, and the channel sums of dz.
 // sides is that output, or scale and bias where it is relu(normalized x).
+template <class T>
 void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
                             const DLArrayList* sides, const DLArrayList* dys,
                             const DLArray* counters, float eps, DLArray* dscale, DLArray* dbias,
@@ -366,28 +373,28 @@ void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray
   const bool output = sides->count == 1, two = dys->count == 2;
   if ((!output && sides->count != 2) || (!two && dys->count != 1))
     Fail("%s: expected an output or scale and bias, and one or two gradients", op);
-  const Inputs inputs(op, x, mean, variance, dz, eps);
+  const Inputs<T> inputs(op, x, mean, variance, dz, eps);
   const int64_t count = inputs.shape.count;
   bool aligned = true;
   const auto like_x = [&](const DLArray* a) {
     Enter(op, x, a);
     CheckSameShape(op, x, a);
-    aligned = aligned && Aligned16(In(op, a));
-    return In(op, a);
+    aligned = aligned && Aligned16(In<T>(op, a));
+    return In<T>(op, a);
   };
   const auto of_channel = [&](const DLArray* a) {
     Enter(op, x, a);
-    return PerChannel(op, a, count);
+    return ChannelFloatsOf<T>(op, a, count);
   };
-  const float* first = like_x(dys->arrays[0]);
-  const float* second = two ? like_x(dys->arrays[1]) : nullptr;
-  const float* y = output ? like_x(sides->arrays[0]) : nullptr;
-  const float* scale = output ? nullptr : of_channel(sides->arrays[0]);
-  const float* bias = output ? nullptr : of_channel(sides->arrays[1]);
-  float* saved = Out(op, dz);
+  const T* first = like_x(dys->arrays[0]);
+  const T* second = two ? like_x(dys->arrays[1]) : nullptr;
+  const T* y = output ? like_x(sides->arrays[0]) : nullptr;
+  const auto scale = output ? ChannelFloats<T>{} : of_channel(sides->arrays[0]);
+  const auto bias = output ? ChannelFloats<T>{} : of_channel(sides->arrays[1]);
+  T* saved = Out<T>(op, dz);
   aligned = aligned && Aligned16(saved);
   const auto run = [&](auto of_output, auto of_two) {
-    using Flow = ReluFlow<decltype(of_output)::value, decltype(of_two)::value>;
+    using Flow = ReluFlow<T, decltype(of_output)::value, decltype(of_two)::value>;
     RunSums(op, x->ctx, inputs.x, inputs.shape, aligned, BatchStats{inputs.moments},
             Flow{first, second, y, scale, bias, saved}, CheckedCounters(op, counters, count),
             ChannelResult(op, dscale, count), ChannelResult(op, dbias, count), stream);
@@ -398,61 +405,73 @@ void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray
   two ? run(no, yes) : run(no, no);
 }
 
-template <class Flow>
-void RunGradient(const char* op, const DLArray* x, const Inputs& inputs, const Flow& flow,
+template <class T, class Flow>
+void RunGradient(const char* op, const DLArray* x, const Inputs<T>& inputs, const Flow& flow,
                  const DLArray* scale, const DLArray* dscale, const DLArray* dbias, DLArray* dx,
                  DLStream stream) {
   CheckSameShape(op, x, dx);
   const int64_t count = inputs.shape.count;
   const float share = (float)(1.0 / (double)std::max<int64_t>(inputs.shape.PerChannel(), 1));
-  float* out = Out(op, dx);
+  T* out = Out<T>(op, dx);
   const bool aligned = Aligned16(inputs.x) && Aligned16(flow.dy) && Aligned16(out);
-  RunMap(op, x->ctx, inputs.shape, aligned,
-         GradientOp<Flow>{inputs.x, inputs.moments, flow, PerChannel(op, scale, count),
+  RunMap(
+      op, x->ctx, inputs.shape, aligned,
+      GradientOp<T, Flow>{inputs.x, inputs.moments, flow, ChannelFloatsOf<T>(op, scale, count),
                           PerChannel(op, dscale, count), PerChannel(op, dbias, count), share, out},
-         stream);
+      stream);
 }
 
+template <class T>
 void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray* variance,
                             const DLArray* scale, const DLArray* dscale, const DLArray* dbias,
                             const DLArray* dy, float eps, DLArray* dx, DLStream stream) {
   const char* op = "batch_normalize_gradient";
   Enter(op, x, mean, variance, scale, dscale, dbias, dy, dx);
-  const Inputs inputs(op, x, mean, variance, dy, eps);
-  RunGradient(op, x, inputs, PlainFlow{In(op, dy)}, scale, dscale, dbias, dx, stream);
+  const Inputs<T> inputs(op, x, mean, variance, dy, eps);
+  RunGradient(op, x, inputs, PlainFlow<T>{In<T>(op, dy)}, scale, dscale, dbias, dx, stream);
 }
 
 // dx where an activation follows the normalization.
+template <class T>
 void BatchNormalizeMapGradient(const DLArray* x, const DLArray* mean, const DLArray* variance,
                                const DLArray* scale, const DLArray* bias, const DLArray* dscale,
                                const DLArray* dbias, const DLArray* dy, float eps, int64_t gradient,
                                DLArray* dx, DLStream stream) {
   const char* op = "batch_normalize_map_gradient";
   Enter(op, x, mean, variance, scale, bias, dscale, dbias, dy, dx);
-  const Inputs inputs(op, x, mean, variance, dy, eps);
+  const Inputs<T> inputs(op, x, mean, variance, dy, eps);
   const int64_t count = inputs.shape.count;
   WithDact(op, gradient, [&](auto dact) {
-    const ActivationFlow<decltype(dact)> flow{In(op, dy), PerChannel(op, scale, count),
-                                              PerChannel(op, bias, count), dact};
+    const ActivationFlow<T, decltype(dact)> flow{In<T>(op, dy),
+                                                 ChannelFloatsOf<T>(op, scale, count),
+                                                 ChannelFloatsOf<T>(op, bias, count), dact};
     RunGradient(op, x, inputs, flow, scale, dscale, dbias, dx, stream);
   });
 }
 
-DLSYS_KERNEL(cuda, batch_normalize_sums, BatchNormalizeSums);
-DLSYS_KERNEL(cuda, batch_normalize_sums_single_pass, BatchNormalizeSumsSinglePass);
-DLSYS_KERNEL(cuda, batch_normalize_map_sums, BatchNormalizeMapSums);
-DLSYS_KERNEL(cuda, batch_normalize_relu_sums, BatchNormalizeReluSums);
-DLSYS_KERNEL(cuda, batch_normalize_gradient, BatchNormalizeGradient);
-DLSYS_KERNEL(cuda, batch_normalize_map_gradient, BatchNormalizeMapGradient);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_sums, BatchNormalizeSums);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_sums_single_pass, BatchNormalizeSumsSinglePass);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_map_sums, BatchNormalizeMapSums);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_relu_sums, BatchNormalizeReluSums);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_gradient, BatchNormalizeGradient);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_map_gradient, BatchNormalizeMapGradient);
 
 }  // namespace
 
-void ChannelSums(const char* op, DLContext ctx, const float* x, const float* dy,
-                 const Channels& shape, const RowMoments& moments, float* dscale, float* dbias,
-                 DLStream stream) {
-  RunSums(op, ctx, x, shape, Aligned16(dy), RowGroupStats{moments}, PlainFlow{dy}, nullptr, dscale,
-          dbias, stream);
+template <class T>
+void ChannelSums(const char* op, DLContext ctx, const T* x, const T* dy, const Channels& shape,
+                 const RowMoments& moments, float* dscale, float* dbias, DLStream stream) {
+  RunSums(op, ctx, x, shape, Aligned16(dy), RowGroupStats{moments}, PlainFlow<T>{dy}, nullptr,
+          dscale, dbias, stream);
 }
+
+#define DLSYS_CHANNEL_SUMS(T)                                                            \
+  template void ChannelSums(const char*, DLContext, const T*, const T*, const Channels&, \
+                            const RowMoments&, float*, float*, DLStream);
+DLSYS_CHANNEL_SUMS(float)
+DLSYS_CHANNEL_SUMS(bfloat16)
+DLSYS_CHANNEL_SUMS(float16)
+#undef DLSYS_CHANNEL_SUMS
 
 }  // namespace cuda
 }  // namespace dlsys

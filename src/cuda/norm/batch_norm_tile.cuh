@@ -1,8 +1,8 @@
 // Tiling for kernels that reduce or map x (outer, channels, inner) channel by channel.
 //
 // A tile is a run of neighboring channels, about a kilobyte of each image n, and is shared by
-// `parts` blocks. Threads load vectors of 16 bytes where alignment and sizes allow. In a tile of
-// several channels a thread keeps its position in the run for all n, and so the channels of its
+// `parts` blocks. Threads load vectors of four elements where alignment and sizes allow. In a tile
+// of several channels a thread keeps its position in the run for all n, and so the channels of its
 // vector; in a tile of one channel, threads lie along the runs of all n. A thread knows its
 // channels before its loop and advances by constant steps, without divisions.
 //
@@ -10,6 +10,7 @@
 // each starts with what the kernel before it left in the L2 cache.
 #pragma once
 #include "cuda/norm/norm.cuh"
+#include "cuda/pointwise/quad.cuh"
 #include "cuda/reduce/group.cuh"
 
 namespace dlsys {
@@ -105,31 +106,31 @@ struct Vec {
   float v[kVector];
 };
 
-template <int kVector>
-__device__ __forceinline__ Vec<kVector> Read(const float* p) {
+template <int kVector, class T>
+__device__ __forceinline__ Vec<kVector> Read(const T* p) {
   if constexpr (kVector == 1) {
     return {*p};
   } else {
-    const float4 v = *(const float4*)p;
+    const float4 v = LoadQuad(p);
     return {v.x, v.y, v.z, v.w};
   }
 }
 // Streaming load, for what is not read again: it is evicted first.
-template <int kVector>
-__device__ __forceinline__ Vec<kVector> ReadLast(const float* p) {
+template <int kVector, class T>
+__device__ __forceinline__ Vec<kVector> ReadLast(const T* p) {
   if constexpr (kVector == 1) {
-    return {__ldcs(p)};
+    return {LoadLast(p)};
   } else {
-    const float4 v = __ldcs((const float4*)p);
+    const float4 v = LoadQuadLast(p);
     return {v.x, v.y, v.z, v.w};
   }
 }
-template <int kVector>
-__device__ __forceinline__ void Write(float* p, const Vec<kVector>& u) {
+template <int kVector, class T>
+__device__ __forceinline__ void Write(T* p, const Vec<kVector>& u) {
   if constexpr (kVector == 1)
-    *p = u.v[0];
+    *p = T(u.v[0]);
   else
-    *(float4*)p = make_float4(u.v[0], u.v[1], u.v[2], u.v[3]);
+    StoreQuad(p, make_float4(u.v[0], u.v[1], u.v[2], u.v[3]));
 }
 
 // Iterates over the vectors of a thread in one part of one tile.

@@ -28,8 +28,8 @@ struct Layout {
 
 // ---- kernels ----
 
-template <int kGroup>
-__device__ Moments MomentsOf(const Layout& layout, const float* x, int64_t count, int rank) {
+template <int kGroup, class T>
+__device__ Moments MomentsOf(const Layout& layout, const T* x, int64_t count, int rank) {
   const float length = (float)layout.length;
   float mean = 0.f, sum = 0.f;
   if (layout.centered) {
@@ -56,34 +56,36 @@ __global__ void RowsKernel(Layout layout, Op op) {
   }
 }
 
+template <class T>
 struct NormalizeOp {
-  const float* x;      // (rows, length)
-  const float* scale;  // (channels)
-  const float* bias;   // (channels)
-  float* y;            // (rows, length)
+  const T* x;  // (rows, length)
+  ChannelFloats<T> scale;
+  ChannelFloats<T> bias;
+  T* y;  // (rows, length)
   template <int kGroup>
   __device__ void Row(const Layout& layout, int64_t row, int64_t count, int rank) const {
-    const float* in = x + row * layout.length;
-    float* out = y + row * layout.length;
+    const T* in = x + row * layout.length;
+    T* out = y + row * layout.length;
     const Moments of = MomentsOf<kGroup>(layout, in, count, rank);
     for (int64_t k = rank; k < count; k += kGroup) {
       const int64_t c = layout.Channel(row, k);
-      out[k] = (in[k] - of.mean) * of.inverse * scale[c] + bias[c];
+      out[k] = T((in[k] - of.mean) * of.inverse * scale[c] + bias[c]);
     }
   }
 };
 
 // With d = dy * scale: (d - mean(d) - xhat * mean(d * xhat)) * inverse, mean(d) where centered.
+template <class T>
 struct GradientOp {
-  const float* x;      // (rows, length)
-  const float* scale;  // (channels)
-  const float* dy;     // (rows, length)
-  float* dx;           // (rows, length)
+  const T* x;  // (rows, length)
+  ChannelFloats<T> scale;
+  const T* dy;  // (rows, length)
+  T* dx;        // (rows, length)
   template <int kGroup>
   __device__ void Row(const Layout& layout, int64_t row, int64_t count, int rank) const {
-    const float* in = x + row * layout.length;
-    const float* gradient = dy + row * layout.length;
-    float* out = dx + row * layout.length;
+    const T* in = x + row * layout.length;
+    const T* gradient = dy + row * layout.length;
+    T* out = dx + row * layout.length;
     const Moments of = MomentsOf<kGroup>(layout, in, count, rank);
     float sum = 0.f, product = 0.f;
     for (int64_t k = rank; k < count; k += kGroup) {
@@ -97,13 +99,14 @@ struct GradientOp {
     const float projection = GroupReduce<SumMonoid, kGroup>(product) / length * of.inverse;
     for (int64_t k = rank; k < count; k += kGroup) {
       const float d = gradient[k] * scale[layout.Channel(row, k)];
-      out[k] = (d - (shift + (in[k] - of.mean) * projection)) * of.inverse;
+      out[k] = T((d - (shift + (in[k] - of.mean) * projection)) * of.inverse);
     }
   }
 };
 
+template <class T>
 struct MomentsOp {
-  const float* x;  // (rows, length)
+  const T* x;      // (rows, length)
   float* mean;     // (rows)
   float* inverse;  // (rows)
   template <int kGroup>
@@ -149,6 +152,7 @@ void RunRows(const char* op, const Layout& layout, const Op& body, DLStream stre
   }
 }
 
+template <class T>
 void RowNormalize(const DLArray* x, const DLArray* scale, const DLArray* bias, int64_t length,
                   int64_t inner, int64_t centered, float eps, DLArray* y, DLStream stream) {
   const char* op = "row_normalize";
@@ -156,9 +160,13 @@ void RowNormalize(const DLArray* x, const DLArray* scale, const DLArray* bias, i
   CheckSameShape(op, x, y);
   CheckSameShape(op, scale, bias);
   const Layout layout = CheckedLayout(op, x, scale, length, inner, centered, eps);
-  RunRows(op, layout, NormalizeOp{In(op, x), In(op, scale), In(op, bias), Out(op, y)}, stream);
+  const int64_t count = Numel(scale);
+  const NormalizeOp<T> body{In<T>(op, x), ChannelFloatsOf<T>(op, scale, count),
+                            ChannelFloatsOf<T>(op, bias, count), Out<T>(op, y)};
+  RunRows(op, layout, body, stream);
 }
 
+template <class T>
 void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
                           int64_t inner, int64_t centered, float eps, DLArray* dx,
                           DLStream stream) {
@@ -167,11 +175,14 @@ void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray*
   CheckSameShape(op, x, dy);
   CheckSameShape(op, x, dx);
   const Layout layout = CheckedLayout(op, x, scale, length, inner, centered, eps);
-  RunRows(op, layout, GradientOp{In(op, x), In(op, scale), In(op, dy), Out(op, dx)}, stream);
+  const GradientOp<T> body{In<T>(op, x), ChannelFloatsOf<T>(op, scale, Numel(scale)), In<T>(op, dy),
+                           Out<T>(op, dx)};
+  RunRows(op, layout, body, stream);
 }
 
 // The moments of every row go to scratch, then the channel sums over all rows; `scale` gives the
 // number of channels.
+template <class T>
 void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
                       int64_t inner, int64_t centered, float eps, DLArray* dscale, DLArray* dbias,
                       DLStream stream) {
@@ -185,17 +196,17 @@ void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy,
   const Scratch scratch(x->ctx, 2 * layout.rows * (int64_t)sizeof(float), stream);
   float* mean = scratch.floats();
   float* inverse = mean + layout.rows;
-  RunRows(op, layout, MomentsOp{In(op, x), mean, inverse}, stream);
+  RunRows(op, layout, MomentsOp<T>{In<T>(op, x), mean, inverse}, stream);
   const int64_t image = channels * inner;
-  ChannelSums(op, x->ctx, In(op, x), In(op, dy),
+  ChannelSums(op, x->ctx, In<T>(op, x), In<T>(op, dy),
               Channels(image ? Numel(x) / image : 0, channels, inner),
               {mean, inverse, layout.groups, inner && length ? length / inner : 1}, of_scale,
               of_bias, stream);
 }
 
-DLSYS_KERNEL(cuda, row_normalize, RowNormalize);
-DLSYS_KERNEL(cuda, row_normalize_gradient, RowNormalizeGradient);
-DLSYS_KERNEL(cuda, row_normalize_sums, RowNormalizeSums);
+DLSYS_KERNEL_TYPED(cuda, row_normalize, RowNormalize);
+DLSYS_KERNEL_TYPED(cuda, row_normalize_gradient, RowNormalizeGradient);
+DLSYS_KERNEL_TYPED(cuda, row_normalize_sums, RowNormalizeSums);
 
 }  // namespace
 }  // namespace cuda

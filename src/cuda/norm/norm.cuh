@@ -1,5 +1,6 @@
 // Types and helpers that the kernels of batch norm (forward and backward) and layer norm share:
-// (outer, channels, inner) views, moments, the affine map, and channel sums.
+// (outer, channels, inner) views, moments, the affine map, and channel sums. Moments and sums are
+// float32 for every storage type of x; scale and bias are of either.
 #pragma once
 #include "cuda/runtime/context.cuh"
 
@@ -36,6 +37,34 @@ inline const float* PerChannel(const char* op, const DLArray* values, int64_t co
 inline float* ChannelResult(const char* op, DLArray* values, int64_t count) {
   CheckCount(op, values, count);
   return Out(op, values);
+}
+
+// Values, one a channel, that lie in float32 or in the storage type of x.
+template <class T>
+struct ChannelFloats {
+  const void* data;
+  bool narrow;
+  __device__ __forceinline__ float operator[](int64_t c) const {
+    return narrow ? (float)((const T*)data)[c] : ((const float*)data)[c];
+  }
+};
+template <>
+struct ChannelFloats<float> {
+  const float* data;
+  __device__ __forceinline__ float operator[](int64_t c) const { return data[c]; }
+};
+
+template <class T>
+ChannelFloats<T> ChannelFloatsOf(const char* op, const DLArray* values, int64_t count) {
+  if constexpr (kIs16Bit<T>) {
+    if (values->dtype == kDtype<T>) {
+      CheckCount(op, values, count);
+      return {In<T>(op, values), true};
+    }
+    return {PerChannel(op, values, count), false};
+  } else {
+    return {PerChannel(op, values, count)};
+  }
 }
 
 struct Moments {
@@ -75,9 +104,9 @@ struct RowMoments {
 };
 
 // dscale = the sum of dy * (x - mean) * inverse over each channel, dbias that of dy.
-void ChannelSums(const char* op, DLContext ctx, const float* x, const float* dy,
-                 const Channels& shape, const RowMoments& moments, float* dscale, float* dbias,
-                 DLStream stream);
+template <class T>
+void ChannelSums(const char* op, DLContext ctx, const T* x, const T* dy, const Channels& shape,
+                 const RowMoments& moments, float* dscale, float* dbias, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

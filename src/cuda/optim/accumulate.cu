@@ -1,5 +1,5 @@
 // Compensated accumulation over many steps: total (2, n) holds sums and their rounding errors
-// (Knuth's two-sum), both read and written; x is only read. Memory bandwidth limits it.
+// (Knuth's two-sum), both float32, read and written; x is only read. Memory bandwidth limits it.
 #include "cuda/runtime/launch.cuh"
 #include "math/accumulate.h"
 
@@ -10,12 +10,14 @@ namespace {
 // ---- kernels ----
 
 // sums[n] + errors[n] += x[n]
-__global__ void AccumulateKernel(float* sums, float* errors, const float* x, int64_t n) {
+template <class T>
+__global__ void AccumulateKernel(float* sums, float* errors, const T* x, int64_t n) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) AddTerm(x[i], sums + i, errors + i);
 }
 
 // ---- launchers ----
 
+template <class T>
 void Accumulate(DLArray* total, const DLArray* x, DLStream stream) {
   const char* op = "accumulate";
   Enter(op, total, x);
@@ -23,10 +25,10 @@ void Accumulate(DLArray* total, const DLArray* x, DLStream stream) {
   const int64_t n = Numel(x);
   if (total->ndim != 2 || total->shape[0] != 2 || total->shape[1] != n)
     Fail("accumulate: expected a total (2, %ld), got %s", (long)n, ShapeText(total).c_str());
-  Launch(op, AccumulateKernel, Blocks(n), kThreads, 0, stream, sums, sums + n, In(op, x), n);
+  Launch(op, AccumulateKernel<T>, Blocks(n), kThreads, 0, stream, sums, sums + n, In<T>(op, x), n);
 }
 
-DLSYS_KERNEL(cuda, accumulate, Accumulate);
+DLSYS_KERNEL_TYPED(cuda, accumulate, Accumulate);
 
 }  // namespace
 }  // namespace cuda

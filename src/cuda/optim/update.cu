@@ -3,8 +3,10 @@
 // The table of arrays is a by-value kernel parameter, which a captured launch keeps, so nothing is
 // allocated or copied. A block updates one chunk of one array, which it finds by binary search.
 // Rates and counts live in device memory and may change between runs of a captured program. States
-// are float32 of the shape of their gradient, read and written; gradients are only read and overlap
-// no state. Memory bandwidth limits it.
+// have the shape of their gradient and are read and written; gradients are only read and overlap no
+// state. Parameters and gradients may be of 16 bits: slots are float32, and so is the arithmetic.
+// Memory bandwidth limits it.
+#include "cuda/pointwise/quad.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
@@ -19,7 +21,7 @@ constexpr int kTableNbytes = 30 * 1024;  // a kernel's parameters may take 32,76
 // The arrays of one launch, `kArrays` of each size, as consecutive chunks.
 template <int kArrays, int kCapacity>
 struct Table {
-  float* data[kCapacity][kArrays];
+  void* data[kCapacity][kArrays];
   int64_t size[kCapacity];
   unsigned first[kCapacity + 1];  // first chunk of each
   int count;
@@ -39,7 +41,7 @@ struct Table {
 };
 
 template <int kArrays>
-constexpr int kMostArrays = kTableNbytes / (int)(kArrays * sizeof(float*) + 8 + 4);
+constexpr int kMostArrays = kTableNbytes / (int)(kArrays * sizeof(void*) + 8 + 4);
 constexpr int kFewArrays = 24;  // copying a table of 30 KB costs the host more than a launch
 
 // A chunk of one array of the table.
@@ -57,11 +59,27 @@ struct Chunk {
 
 // ---- kernels ----
 
+// The gradients of a launch, which lie in T, or in float32 though T is a type of 16 bits.
+template <class T>
+struct Gradients {
+  bool narrow;
+  __device__ __forceinline__ const void* At(const void* g, int64_t i) const {
+    return kIs16Bit<T> && narrow ? (const void*)((const T*)g + i) : (const float*)g + i;
+  }
+  __device__ __forceinline__ float4 Quad(const void* g, int i) const {
+    return kIs16Bit<T> && narrow ? LoadQuad((const T*)g, i) : LoadQuad((const float*)g, i);
+  }
+  __device__ __forceinline__ float One(const void* g, int i) const {
+    return kIs16Bit<T> && narrow ? (float)((const T*)g)[i] : ((const float*)g)[i];
+  }
+};
+
 // data[k] = the states of parameter k, then its gradient.
-template <class Rule, int kCapacity>
+template <class T, class Rule, int kCapacity>
 __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kCapacity> table,
-                             rule::Source source) {
+                             rule::Source source, Gradients<T> gradients) {
   constexpr int kStates = Rule::kStates;
+  using P = rule::Stored<T, Rule>;
   const Chunk chunk(table);
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
@@ -71,20 +89,21 @@ __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kC
   __syncthreads();
   const rule::Step<Rule> step = shared;
 
-  float* s[kStates];
-  uintptr_t addresses = 0;
+  P* p = (P*)table.data[chunk.array][0] + chunk.begin;
+  float* slots[kStates];  // of the states from 1 on
+  uintptr_t addresses = (uintptr_t)p;
 #pragma unroll
-  for (int j = 0; j < kStates; j++) {
-    s[j] = table.data[chunk.array][j] + chunk.begin;
-    addresses |= (uintptr_t)s[j];
+  for (int j = 1; j < kStates; j++) {
+    slots[j] = (float*)table.data[chunk.array][j] + chunk.begin;
+    addresses |= (uintptr_t)slots[j];
   }
-  const float* g = table.data[chunk.array][kStates] + chunk.begin;
+  const void* g = gradients.At(table.data[chunk.array][kStates], chunk.begin);
   const int quads = (addresses | (uintptr_t)g) % 16 == 0 ? chunk.n / 4 : 0;
   for (int i = threadIdx.x; i < quads; i += kThreads) {
-    float4 at[kStates];
+    float4 at[kStates] = {LoadQuad(p, i)};
 #pragma unroll
-    for (int j = 0; j < kStates; j++) at[j] = ((const float4*)s[j])[i];
-    const float4 grad = ((const float4*)g)[i];
+    for (int j = 1; j < kStates; j++) at[j] = LoadQuad(slots[j], i);
+    const float4 grad = gradients.Quad(g, i);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       float element[kStates];
@@ -94,16 +113,18 @@ __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kC
 #pragma unroll
       for (int j = 0; j < kStates; j++) (&at[j].x)[c] = element[j];
     }
+    StoreQuad(p, i, at[0]);
 #pragma unroll
-    for (int j = 0; j < kStates; j++) ((float4*)s[j])[i] = at[j];
+    for (int j = 1; j < kStates; j++) StoreQuad(slots[j], i, at[j]);
   }
   for (int i = 4 * quads + threadIdx.x; i < chunk.n; i += kThreads) {
-    float at[kStates];
+    float at[kStates] = {p[i]};
 #pragma unroll
-    for (int j = 0; j < kStates; j++) at[j] = s[j][i];
-    step(at, g[i]);
+    for (int j = 1; j < kStates; j++) at[j] = slots[j][i];
+    step(at, gradients.One(g, i));
+    p[i] = P(at[0]);
 #pragma unroll
-    for (int j = 0; j < kStates; j++) s[j][i] = at[j];
+    for (int j = 1; j < kStates; j++) slots[j][i] = at[j];
   }
 }
 
@@ -121,17 +142,20 @@ __device__ __forceinline__ double BlockSum(double value) {
 }
 
 // sums[chunk] = the sum of squares of the chunk.
-template <int kCapacity>
+template <class T, int kCapacity>
 __global__ void SquaresKernel(const __grid_constant__ Table<1, kCapacity> table, double* sums) {
   const Chunk chunk(table);
-  const float* x = table.data[chunk.array][0] + chunk.begin;
+  const T* x = (const T*)table.data[chunk.array][0] + chunk.begin;
   const int quads = (uintptr_t)x % 16 == 0 ? chunk.n / 4 : 0;
   double sum = 0;
   for (int i = threadIdx.x; i < quads; i += kThreads) {
-    const float4 v = ((const float4*)x)[i];
+    const float4 v = LoadQuad(x, i);
     sum += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
   }
-  for (int i = 4 * quads + threadIdx.x; i < chunk.n; i += kThreads) sum += (double)x[i] * x[i];
+  for (int i = 4 * quads + threadIdx.x; i < chunk.n; i += kThreads) {
+    const float v = x[i];
+    sum += (double)v * v;
+  }
   sum = BlockSum(sum);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
@@ -163,15 +187,16 @@ __global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, con
 unsigned Chunks(const DLArray* a) { return (unsigned)CeilDiv(Numel(a), kChunk); }
 
 // Fills the table with arrays from index `next` on, whose addresses `fill` writes, and returns the
-// index of the first that did not fit. Arrays without elements are skipped.
+// index of the first that did not fit. Arrays without elements, or of another dtype, are skipped.
 template <int kArrays, int kCapacity, class F>
-int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_t next, F&& fill) {
+int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_t next, int dtype,
+             F&& fill) {
   table->count = 0;
   table->first[0] = 0;
   for (; next < arrays->count && table->count < kCapacity; next++) {
     const DLArray* a = arrays->arrays[next];
     const int64_t n = Numel(a);
-    if (n == 0) continue;
+    if (n == 0 || a->dtype != dtype) continue;
     const int k = table->count++;
     fill(next, table->data[k]);
     table->size[k] = n;
@@ -180,49 +205,60 @@ int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_
   return next;
 }
 
-template <class Rule, int kCapacity>
+template <class T, class Rule, int kCapacity>
 void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source& source,
               DLStream stream) {
-  const bool early = grads->count && ComputeMajor(grads->arrays[0]->ctx.device_id) >= 9;
+  if (!grads->count) return;
+  const int dtype = grads->arrays[0]->dtype;  // CheckStates says that all have it
+  const bool early = ComputeMajor(grads->arrays[0]->ctx.device_id) >= 9;
   Table<Rule::kStates + 1, kCapacity> table;
   for (int64_t next = 0; next < grads->count;) {
-    next = Fill(&table, grads, next, [&](int64_t k, float** data) {
-      for (int j = 0; j < Rule::kStates; j++)
-        data[j] = (float*)states->arrays[j * grads->count + k]->data;
-      data[Rule::kStates] = (float*)grads->arrays[k]->data;
+    next = Fill(&table, grads, next, dtype, [&](int64_t k, void** data) {
+      for (int j = 0; j < Rule::kStates; j++) data[j] = states->arrays[j * grads->count + k]->data;
+      data[Rule::kStates] = grads->arrays[k]->data;
     });
-    LaunchClusters(Rule::name, UpdateKernel<Rule, kCapacity>, table.first[table.count], 1, kThreads,
-                   0, early, stream, table, source);
+    LaunchClusters(Rule::name, UpdateKernel<T, Rule, kCapacity>, table.first[table.count], 1,
+                   kThreads, 0, early, stream, table, source, Gradients<T>{dtype == kDtype<T>});
   }
 }
 
-template <class Rule>
+template <class T, class Rule>
 void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
             const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
             Struct<rule::UpdateOptions> options, DLStream stream) {
   const char* op = Rule::name;
   EnterAll(op, {states, grads, lr, step, count, scale});
-  CheckStates(op, Rule::kStates, states, grads);
+  CheckStates<T, Rule>(op, states, grads);
   const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
   if (grads->count <= kFewArrays)
-    UpdateBy<Rule, kFewArrays>(states, grads, source, stream);
+    UpdateBy<T, Rule, kFewArrays>(states, grads, source, stream);
   else
-    UpdateBy<Rule, kMostArrays<Rule::kStates + 1>>(states, grads, source, stream);
+    UpdateBy<T, Rule, kMostArrays<Rule::kStates + 1>>(states, grads, source, stream);
 }
 
-template <int kCapacity>
-void SquaresBy(const char* op, const DLArrayList* arrays, double* sums, DLStream stream) {
+// The sums of squares of the chunks of all arrays of T, and where those of others go.
+template <class T, int kCapacity>
+double* SquaresBy(const char* op, const DLArrayList* arrays, double* sums, DLStream stream) {
   Table<1, kCapacity> table;
   for (int64_t next = 0; next < arrays->count;) {
-    next = Fill(&table, arrays, next,
-                [&](int64_t k, float** data) { data[0] = (float*)arrays->arrays[k]->data; });
+    next = Fill(&table, arrays, next, kDtype<T>,
+                [&](int64_t k, void** data) { data[0] = arrays->arrays[k]->data; });
     const unsigned chunks = table.first[table.count];
-    Launch(op, SquaresKernel<kCapacity>, chunks, kThreads, 0, stream, table, sums);
+    if (chunks) Launch(op, SquaresKernel<T, kCapacity>, chunks, kThreads, 0, stream, table, sums);
     sums += chunks;
   }
+  return sums;
+}
+
+template <class T>
+double* Squares(const char* op, const DLArrayList* arrays, double* sums, DLStream stream) {
+  if (arrays->count <= kFewArrays) return SquaresBy<T, kFewArrays>(op, arrays, sums, stream);
+  return SquaresBy<T, kMostArrays<1>>(op, arrays, sums, stream);
 }
 
 // norm = sqrt(sum of all squares): a partial sum in double a chunk, then one block adds these.
+// Arrays are of float32 or of T.
+template <class T>
 void GlobalNorm(const DLArrayList* arrays, DLArray* norm, DLStream stream) {
   const char* op = "global_norm";
   Enter(op, norm);
@@ -230,15 +266,14 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm, DLStream stream) {
   CheckScalar(op, "norm", norm, DL_FLOAT32);
   int64_t chunks = 0;
   for (int64_t k = 0; k < arrays->count; k++) {
-    In(op, arrays->arrays[k]);
-    chunks += Chunks(arrays->arrays[k]);
+    const DLArray* a = arrays->arrays[k];
+    if (a->dtype != DL_FLOAT32) In<T>(op, a);
+    chunks += Chunks(a);
   }
   Scratch scratch(norm->ctx, chunks * (int64_t)sizeof(double), stream);
   double* sums = (double*)scratch.data();
-  if (arrays->count <= kFewArrays)
-    SquaresBy<kFewArrays>(op, arrays, sums, stream);
-  else
-    SquaresBy<kMostArrays<1>>(op, arrays, sums, stream);
+  double* rest = Squares<float>(op, arrays, sums, stream);
+  if constexpr (kIs16Bit<T>) Squares<T>(op, arrays, rest, stream);
   Launch(op, RootKernel, 1, kThreads, 0, stream, sums, chunks, Out(op, norm));
 }
 
@@ -259,11 +294,11 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
 }
 
 #define DLSYS_UPDATE(Rule) \
-  DLSYS_KERNEL_OF(cuda, Rule, rule::Rule::name, DL_FLOAT32, Update<rule::Rule>);
+  DLSYS_KERNEL_TYPED_NAMED(cuda, Rule, rule::Rule::name, Update, rule::Rule);
 DLSYS_RULES(DLSYS_UPDATE)
 #undef DLSYS_UPDATE
 DLSYS_KERNEL(cuda, advance_step, Advance);
-DLSYS_KERNEL(cuda, global_norm, GlobalNorm);
+DLSYS_KERNEL_TYPED(cuda, global_norm, GlobalNorm);
 
 }  // namespace
 }  // namespace cuda

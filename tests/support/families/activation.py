@@ -177,6 +177,10 @@ FUNCTIONS = (
         lambda x, g, low, high: np.where((x > low) & (x < high), g, 0),
         product(SAME, {"low": 0, "high": 3}), nonzero, ulps=0, differentiable=(1,),
     ),
+    Sample(
+        "cast_like", elementwise.cast_like_op, lambda x, like: x, (case((3, 4), (2,)),), ulps=0,
+        differentiable=(0,), wide=(1,), integers="moved",
+    ),
     Sample("as_node", elementwise.as_node, lambda x: x, FEW, ulps=0),
     function("relu6", lambda x: np.minimum(np.maximum(x, 0), 6), domain=nonzero, ulps=0, cases=ONE),
     Sample(

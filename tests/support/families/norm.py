@@ -228,7 +228,7 @@ BATCH_ROWS = (
     Sample(
         "batch_normalize", batch_norm.batch_normalize_op, fixed,
         tuple(case(*c.shapes, **SETTINGS) for c in FIXED), domain=POSITIVE_VARIANCE, ulps=4,
-        gradient_ulps=64, scale=fixed_scale,
+        gradient_ulps=64, scale=fixed_scale, wide=(1, 2),
         refusals=(
             refuse(
                 r"expected 3 channels as x \(4, 3\) has them, got \(2,\)", (4, 3), (2,), (3,), (3,),
@@ -240,6 +240,7 @@ BATCH_ROWS = (
         "batch_normalize_sums", batch_norm.batch_normalize_sums_op, sums,
         tuple(case(s, (s[1],), (s[1],), s, **SETTINGS) for s in (*CHANNELS, *PARTS, (0, 3, 2))),
         domain=(signed, signed, positive, signed), scale=sums_scale, ulps=4, gradient_ulps=64,
+        wide=(1, 2),
         build=lambda *inputs, **attrs: both(batch_norm.batch_normalize_sums_op(*inputs, **attrs)),
         refusals=(
             refuse(
@@ -273,7 +274,7 @@ BATCH_ROWS = (
             case(*[(5,)] * 4, momentum=0.0, correction=0.0),
         ),
         scale=lambda *states, **attrs: running(*map(np.abs, states), **attrs), ulps=1.5, states=2,
-        differentiable=(), roundings=2,
+        differentiable=(), storages=(),  # running statistics are float32
     ),
     Sample(
         "running_statistics", batch_norm.running_statistics_op,
@@ -286,7 +287,11 @@ BATCH_ROWS = (
                 r"running_statistics: \S+ is no Parameter and cannot be written", (3,), (3,), (3,),
                 (3,), (4, 3), dtypes=("float32",) * 5, momentum=0.1,
             ),
-        ), roundings=2,
+            refuse(
+                r"running statistics are float32, got \S+ of float16; declare it float32",
+                (3,), (3,), (3,), (3,), (4, 3), dtypes=("float16",) * 5, momentum=0.1, states=2,
+            ),
+        ), wide=(0, 1, 2, 3),
     ),
 )  # fmt: skip
 

@@ -146,8 +146,14 @@ class RuleOf:
         return Sample(
             name, self.op, self.reference, cases, scale=self.scale, ulps=ulps, differentiable=(),
             specials=False, states=self.count * (1 + len(self.slots)), build=self.node,
-            storages=(), **more,
+            wide=self.wide, **more,
         )  # fmt: skip
+
+    @property
+    def wide(self) -> tuple[int, ...]:
+        """The inputs that stay float32: slots, the rate and what follows it."""
+        states = self.count * (1 + len(self.slots))
+        return *range(self.count, states), *range(states + self.count, states + self.count + 4)
 
 
 SGD = RuleOf(apply.sgd_update_op, sgd)
@@ -183,7 +189,11 @@ RULES = (
                 r"expected states and gradient of one shape and a scalar rate, got",
                 (3,), (3,), (2,), states=1,
             ),
-        ), storages=(),
+            refuse(
+                r"expected a rate of float32, got float16", (3,), (3,), (),
+                dtypes=("float16",) * 3, states=1,
+            ),
+        ), wide=SGD.wide,
     ),
     Sample(
         "sgd_momentum_update", apply.sgd_momentum_update_op, MOMENTUM.reference,
@@ -205,7 +215,12 @@ RULES = (
                 r"unexpected attribute 'damping' \(did you mean 'dampening'\?\)", (3,), (3,), (3,),
                 (), states=2, damping=0.9,
             ),
-        ), storages=(),
+            refuse(
+                r"\S+ is float16, expected float32: slots, sums and averages are, and gradients",
+                (3,), (3,), (3,), (), dtypes=("float16",) * 3 + ("float32",), states=2,
+                momentum=0.9,
+            ),
+        ), wide=MOMENTUM.wide,
     ),
     ADAM.sample(
         (
@@ -253,7 +268,7 @@ RULES = (
             case((5,), (5,), (), keep=0.99, domain=(signed, signed, at(0))),
         ),
         scale=lambda average, value, step, keep: (np.abs(average) + np.abs(value),),
-        ulps=1, differentiable=(), states=1, specials=False, storages=(),
+        ulps=1, differentiable=(), states=1, specials=False, wide=(0,),
     ),
     Sample(
         "accumulate_update", apply.accumulate_update_op,
@@ -262,7 +277,7 @@ RULES = (
             case(s, s, (), every=3, domain=(signed, signed, at(n)))
             for s, n in [((), 0), ((0, 3), 1), ((37, 41), 3), ((37, 41), 4), ((70_001,), 5)]
         ),
-        ulps=0.5, differentiable=(), states=1, specials=False,
+        ulps=0.5, differentiable=(), states=1, specials=False, wide=(0,),
         build=lambda total, g, count, every: apply.accumulate_update_op(
             total, g, count=count, every=every
         ),

@@ -21,12 +21,14 @@ from ...graph.kinds import Bool, Number
 from ...graph.lines import where
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
-from ...graph.spec import Spec, floating, promote
+from ...graph.spec import Spec
+from ..elementwise import cast_like_op
 from ..leaf import Parameter, oneslike_op, zeroslike_op
 from ..movement import ReshapedOp, reshape_like_op, reshape_op
 from ..optim.assign import check_parameter
 from ..power import pow_byconst_op
 from ..reduce import expand_like_op, sum_op
+from .storage import dtype_of_sums, dtype_of_values
 
 __all__ = ["batch_normalization", "batch_normalization_op"]
 
@@ -53,7 +55,7 @@ class BatchStatisticsOp(Op):
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
         shape = check_channels(node, specs[0])
-        spec = Spec(shape[1:2], floating(specs[0].dtype), specs[0].declared)
+        spec = Spec(shape[1:2], dtype_of_sums(specs[0].dtype), specs[0].declared)
         return spec, spec
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
@@ -76,13 +78,13 @@ class BatchStatisticsOp(Op):
         np.subtract(variance, rest, out=variance)
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
-        x = channels_op(node.inputs[0])
+        x = channels_op(cast_like_op(node.inputs[0], node[0]))
         total = _spread(output_grad[0], x) if output_grad[0] is not None else None
         if output_grad[1] is not None:
             by_variance = _spread(2 * output_grad[1], x) * (x - per_channel(node[0]))
             total = by_variance if total is None else total + by_variance
         assert total is not None
-        return [reshape_like_op(total, node.inputs[0])]
+        return [_like(total, node.inputs[0])]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 4 * inputs[0].size
@@ -100,10 +102,11 @@ class BatchNormalizeOp(Op):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_channels(node, specs[0], specs[1:])
-        return Spec(specs[0].shape, floating(promote(node, *specs)), any(s.declared for s in specs))
+        dtype = dtype_of_values(node, specs, own=(0,), affine=(3, 4))
+        return Spec(specs[0].shape, dtype, any(s.declared for s in specs))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return [Spec(inputs[1].shape, outputs[0].dtype)]
+        return [Spec(inputs[1].shape, dtype_of_sums(outputs[0].dtype))]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, mean, variance, scale, bias, factor, y = arrays
@@ -118,14 +121,15 @@ class BatchNormalizeOp(Op):
         return (float(node.attrs["eps"]),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        x, mean, variance, scale, _ = node.inputs
+        x, mean, variance, scale, bias = node.inputs
         sums = batch_normalize_sums_op(x, mean, variance, output_grad, **node.attrs)
+        by_scale, by_bias = cast_like_op(sums[0], scale), cast_like_op(sums[1], bias)
         if node.attrs["training"]:
             gradient = batch_normalize_gradient_op(
                 x, mean, variance, scale, sums[0], sums[1], output_grad, eps=node.attrs["eps"]
             )
-            return [gradient, None, None, sums[0], sums[1]]
-        return [*_fixed_gradients(node, scale, sums, output_grad), sums[0], sums[1]]
+            return [gradient, None, None, by_scale, by_bias]
+        return [*_fixed_gradients(node, scale, sums, output_grad), by_scale, by_bias]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 3 * output.size
@@ -143,7 +147,8 @@ class BatchNormalizeSumsOp(Op):
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
         shape = check_channels(node, specs[0], specs[1:3])
         check_gradient(node, specs[0], specs[3], node.inputs[3])
-        spec = Spec(shape[1:2], floating(promote(node, *specs)), any(s.declared for s in specs))
+        dtype = dtype_of_sums(dtype_of_values(node, specs, own=(0, 3)))
+        spec = Spec(shape[1:2], dtype, any(s.declared for s in specs))
         return spec, spec
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
@@ -190,11 +195,13 @@ class BatchNormalizeGradientOp(Op):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         check_channels(node, specs[0], specs[1:6])
         check_gradient(node, specs[0], specs[6], node.inputs[6])
-        return Spec(specs[0].shape, floating(promote(node, *specs)), any(s.declared for s in specs))
+        dtype = dtype_of_values(node, specs, own=(0, 6), affine=(3,))
+        return Spec(specs[0].shape, dtype, any(s.declared for s in specs))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        one = Spec(inputs[1].shape, outputs[0].dtype)
-        return [one, one, outputs[0]]
+        dtype = dtype_of_sums(outputs[0].dtype)
+        one = Spec(inputs[1].shape, dtype)
+        return [one, one, Spec(outputs[0].shape, dtype)]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, mean, variance, scale, dscale, dbias, dy, factor, coefficient, scratch, dx = arrays
@@ -224,7 +231,8 @@ class BatchNormalizeGradientOp(Op):
         normalized = batch_normalize_op(
             x, mean, variance, oneslike_op(mean), zeroslike_op(mean), **attrs
         )
-        x_, dy_, g, xhat = (channels_op(v) for v in (x, dy, output_grad, normalized))
+        wide = [cast_like_op(v, mean) for v in (x, dy, output_grad, normalized)]
+        x_, dy_, g, xhat = map(channels_op, wide)
         share = 1 / sum_op(oneslike_op(x_), axis=(0, 2))
         a, b, c, e = (total * share for total in (dbias, dscale, sums[0], sums[1]))
         inner = sum_op(g * dy_, axis=(0, 2)) * share - a * e
@@ -232,9 +240,9 @@ class BatchNormalizeGradientOp(Op):
             xhat * per_channel(inner - 3 * b * c)
             + per_channel(c) * (dy_ - per_channel(a))
             + per_channel(b) * (g - per_channel(e))
-        ) * per_channel(-scale * r * r)
-        of_scale = (inner - b * c) * r / share
-        return [reshape_like_op(of_x, x), None, None, of_scale, None, None, of_dy]
+        ) * per_channel(-cast_like_op(scale, mean) * r * r)
+        of_scale = cast_like_op((inner - b * c) * r / share, scale)
+        return [_like(of_x, x), None, None, of_scale, None, None, of_dy]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 5 * output.size
@@ -260,6 +268,12 @@ class RunningStatisticsUpdateOp(Op):
         for target in node.inputs[:2]:
             check_parameter(node, target)
         check_channels(node, specs[4], specs[:4])
+        for target, spec in zip(node.inputs[:2], specs):
+            if spec.dtype != dtype_of_sums(spec.dtype):
+                raise node.error(
+                    f"running statistics are float32, got {target.name} of {spec.dtype}; "
+                    "declare it float32"
+                )
         return specs[0]
 
     def simplify(self, node: Node) -> Node:
@@ -384,8 +398,9 @@ def batch_normalization_op(
             "batch_normalization: the shape of scale is unknown here; declare it, or use "
             f"batch_normalization with running statistics of your own [{scale.where}]"
         )
+    dtype = dtype_of_sums(scale.spec.dtype)
     mean, variance = (
-        Parameter(np.full(scale.spec.shape, value, scale.spec.dtype), name, trainable=False)
+        Parameter(np.full(scale.spec.shape, value, dtype), name, trainable=False)
         for value, name in ((0.0, f"{scale.name}.mean"), (1.0, f"{scale.name}.variance"))
     )
     y: Any = batch_normalization(x, scale, bias, mean, variance, momentum, eps)
@@ -431,9 +446,14 @@ def _fixed_gradients(node: Node, scale: Node, sums: Node, dy: Node) -> list[Node
     """Of Σ dy · (scale · x̂ + …) with respect to x, mean and variance that do not depend on x."""
     x, _, variance = node.inputs[:3]
     r = pow_byconst_op(variance + node.attrs["eps"], -0.5)
-    factor = scale * r
-    of_x = reshape_like_op(channels_op(dy) * per_channel(factor), x)
+    factor = cast_like_op(scale, variance) * r
+    of_x = _like(channels_op(cast_like_op(dy, variance)) * per_channel(factor), x)
     return [of_x, -sums[1] * factor, -0.5 * sums[0] * factor * r]
+
+
+def _like(values: Node, x: Node) -> Node:
+    """Values in the shape and dtype of x."""
+    return cast_like_op(reshape_like_op(values, x), x)
 
 
 def _spread(values: Node, x: Node) -> Node:

@@ -14,11 +14,13 @@ import numpy as np
 from ...graph.kinds import Bool, Int, Number
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
-from ...graph.spec import Spec, floating, promote
+from ...graph.spec import Spec
+from ..elementwise import cast_like_op
 from ..leaf import zeroslike_op
 from ..movement import ReshapedOp, reshape_like_op, reshape_op
 from ..power import pow_byconst_op
 from ..reduce import mean_op, sum_op
+from .storage import dtype_of_sums, dtype_of_values
 
 __all__ = [
     "group_normalization", "instance_normalization", "layer_normalization",
@@ -90,10 +92,11 @@ class RowNormalizeOp(RowNormalizationOp):
         _extents(node, *specs[:2])
         if specs[2].shape != specs[1].shape:
             raise node.error(f"scale and bias differ: {describe_inputs(node, specs, 1, 2)}")
-        return Spec(specs[0].shape, floating(promote(node, *specs)), any(s.declared for s in specs))
+        dtype = dtype_of_values(node, specs, own=(0,), affine=(1, 2))
+        return Spec(specs[0].shape, dtype, any(s.declared for s in specs))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return [_per_row(node, inputs, outputs[0].dtype)]
+        return [_per_row(node, inputs, dtype_of_sums(outputs[0].dtype))]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, scale, bias, row, y = arrays
@@ -103,9 +106,10 @@ class RowNormalizeOp(RowNormalizationOp):
         np.add(y3, bias.reshape(column), out=y3)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        x, scale, _ = node.inputs
+        x, scale, bias = node.inputs
         sums = row_normalize_sums_op(x, scale, output_grad, **node.attrs)
-        return [row_normalize_gradient_op(x, scale, output_grad, **node.attrs), sums[0], sums[1]]
+        of_x = row_normalize_gradient_op(x, scale, output_grad, **node.attrs)
+        return [of_x, cast_like_op(sums[0], scale), cast_like_op(sums[1], bias)]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 7 * output.size
@@ -122,11 +126,13 @@ class RowNormalizeGradientOp(RowNormalizationOp):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _extents(node, *specs[:2])
         _check_gradient(node, specs)
-        return Spec(specs[0].shape, floating(promote(node, *specs)), any(s.declared for s in specs))
+        dtype = dtype_of_values(node, specs, own=(0, 2), affine=(1,))
+        return Spec(specs[0].shape, dtype, any(s.declared for s in specs))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        row = _per_row(node, inputs, outputs[0].dtype)
-        return [row, row, outputs[0]]
+        dtype = dtype_of_sums(outputs[0].dtype)
+        row = _per_row(node, inputs, dtype)
+        return [row, row, Spec(outputs[0].shape, dtype)]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, scale, dy, inverse, row, xhat, dx = arrays
@@ -148,7 +154,7 @@ class RowNormalizeGradientOp(RowNormalizationOp):
         x, scale, dy = node.inputs
         attrs = node.attrs
         view = dict(groups=attrs["groups"], rows=False)
-        column = reshape_op(scale, (-1, 1))
+        column = reshape_op(cast_like_op(scale, x), (-1, 1))
         flat = lambda v: normalization_view_op(v, scale, groups=attrs["groups"], rows=True)  # noqa: E731
         d_ = reshape_like_op(normalization_view_op(dy, scale, **view) * column, x)
         rows, d, g = flat(x), flat(d_), flat(output_grad)
@@ -167,7 +173,7 @@ class RowNormalizeGradientOp(RowNormalizationOp):
         of_scale = sum_op(projected * normalization_view_op(dy, scale, **view), axis=(0, 2))
         return [
             reshape_like_op(of_x, x),
-            reshape_like_op(of_scale, scale),
+            cast_like_op(reshape_like_op(of_scale, scale), scale),
             reshape_like_op(projected * column, dy),
         ]
 
@@ -187,7 +193,8 @@ class RowNormalizeSumsOp(RowNormalizationOp):
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
         _extents(node, *specs[:2])
         _check_gradient(node, specs)
-        dtype, declared = floating(promote(node, *specs)), any(s.declared for s in specs)
+        dtype = dtype_of_sums(dtype_of_values(node, specs, own=(0, 2), affine=(1,)))
+        declared = any(s.declared for s in specs)
         return Spec(specs[1].shape, dtype, declared), Spec(specs[1].shape, dtype, declared)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:

@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import FLOAT16, is_narrow, widened
 from ...graph.kinds import Bool, Input, Int, Kind, Number
 from ...graph.node import Node, Op
 from ...graph.signature import Signature
 from ...graph.spec import Spec, describe, floating, promote
 from ...runtime.interface import interface
+from ..elementwise import cast_like_op
 from .assign import check_count, check_parameter
 from .rules import RULES, Array, Attrs, Now, Rule, descend
 
@@ -92,17 +94,40 @@ class RuleOp(Op):
                 "expected states and gradient of one shape and a scalar rate, got "
                 f"{describe(node, specs)}"
             )
+        for spec in scalars:
+            if is_narrow(spec.dtype):
+                raise node.error(f"expected a rate of float32, got {spec.dtype}")
         for what in ("step", "count"):
             if what in options:
                 check_count(node, what, options[what])
+        for k in range(n):
+            self._check_storage(node, k, specs)
         return specs[0] if n == 1 else tuple(specs[:n])
+
+    def _check_storage(self, node: Node, k: int, specs: tuple[Spec, ...]) -> None:
+        """Refuses dtypes of parameter k, of its slots and gradient, that no kernel is for."""
+        beside, gradient = self.rule.beside, self._states + k
+        for position in range(k, self._states + self.outputs, self.outputs):
+            dtype = specs[position].dtype
+            if not is_narrow(dtype):
+                continue
+            if position == k:
+                fits = not beside
+            else:
+                fits = position == gradient and (beside or dtype == specs[k].dtype)
+            if not fits:
+                raise node.error(
+                    f"{node.inputs[position].name} is {dtype}, expected float32: slots, sums and "
+                    "averages are, and gradients are so or of their parameter's dtype"
+                )
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         size = max(spec.size for spec in inputs[: self.outputs])
         whole = self.outputs == 1 and size <= _CHUNK
         shape = inputs[0].shape if whole else (min(_CHUNK, size),)
         treated = node.attrs.keys() & {"clip", "l2"} or "scale" in node.attrs.get("given", ())
-        return [Spec(shape, inputs[0].dtype)] * (2 if treated else 1)
+        count = (2 if treated else 1) + 2 * _is_half(inputs[0].dtype, inputs[self._states].dtype)
+        return [Spec(shape, widened(inputs[0].dtype))] * count
 
     def numpy(self, node: Node, *arrays: Array) -> None:
         attrs, rule = self._defaults | node.attrs, self.rule
@@ -120,9 +145,17 @@ class RuleOp(Op):
         for k in range(self.outputs):
             own = arrays[k : self._states + self.outputs : self.outputs]
             for states, g, s in _parts(own, arrays[end:]):
+                stored = states[0]
+                if _is_half(stored.dtype, g.dtype):
+                    *s, p, wide = s
+                    np.copyto(p, stored)
+                    np.copyto(wide, g)
+                    states, g = [p, *states[1:]], wide
                 if not plain:
                     g = _treated(g, states[0], s, treatment)
                 rule.apply(states, g, s[0], attrs, now)
+                if states[0] is not stored:
+                    np.copyto(stored, states[0], casting="same_kind")
 
     def scalars(self, node: Node) -> tuple[Any]:
         return (options_of(self.rule, node.attrs),)
@@ -137,7 +170,8 @@ class RuleOp(Op):
             return None
         attrs = tuple(sorted(node.attrs.items()))
         shared = node.inputs[self._states + 1 :]
-        return self, node.inputs[0].spec.dtype, attrs, *map(id, shared)
+        dtypes = node.inputs[0].spec.dtype, node.inputs[self._states].spec.dtype
+        return self, dtypes, attrs, *map(id, shared)
 
     def merged(self, nodes: Sequence[Node]) -> Node:
         own = self._states + 1  # inputs that each node has for itself
@@ -183,7 +217,11 @@ class GlobalNormOp(Op):
     signature = Signature("*arrays")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        return Spec((), floating(promote(node, *specs)), any(spec.declared for spec in specs))
+        narrow = [spec for spec in specs if is_narrow(spec.dtype)]
+        if len({spec.dtype for spec in narrow}) > 1:
+            raise node.error("expected arrays of one storage type of 16 bits, got two")
+        wide = [spec._replace(dtype=widened(spec.dtype)) for spec in specs]
+        return Spec((), floating(promote(node, *wide)), any(spec.declared for spec in specs))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         size = max(spec.size for spec in inputs)
@@ -203,7 +241,7 @@ class GlobalNormOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         share = output_grad / node
-        return [x * share for x in node.inputs]
+        return [x * cast_like_op(share, x) for x in node.inputs]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 2 * sum(spec.size for spec in inputs)
@@ -213,6 +251,11 @@ class GlobalNormOp(Op):
 def several(op: RuleOp, count: int) -> RuleOp:
     """The operator of the same rule for `count` parameters at once."""
     return RuleOp(op.rule, count)
+
+
+def _is_half(*dtypes: Any) -> bool:
+    """True where numpy, too, holds some of these in 16 bits."""
+    return FLOAT16 in dtypes
 
 
 def _treated(g: Array, p: Array, scratch: Sequence[Array], treatment: tuple) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import host
+from ...dtypes import host, is_narrow
 from ...errors import GraphError
 from ...graph.kinds import Input, Int
 from ...graph.node import Node, Op
@@ -123,6 +123,8 @@ class AccumulateOp(Op):
         check_parameter(node, node.inputs[0])
         if len(specs[1].shape) != 1 or specs[0].shape != (2, *specs[1].shape):
             raise node.error(f"expected a total (2, n) and (n,), got {describe(node, specs)}")
+        if is_narrow(specs[0].dtype):
+            raise node.error(f"expected a total of float32, got {specs[0].dtype}")
         return specs[0]
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:

@@ -36,6 +36,7 @@ class Rule:
     takes_rate = True
     needs_step = False
     every_run = False  # acts in every run of a round, not in the last one only
+    beside = False  # its state is a sum or an average beside a parameter, as slots are
     steady = False  # small changes of a gradient change its states a little, at zero too
 
     def constants(self, attrs: Attrs) -> dict[str, float]:
@@ -212,6 +213,7 @@ class Average(Rule):
     name = "average_update"
     attributes = {"keep": None}
     operations = 3
+    beside = True
     takes_rate = False
     needs_step = True
 
@@ -231,6 +233,7 @@ class Accumulate(Rule):
     operations = 1
     takes_rate = False
     every_run = True
+    beside = True
     steady = True
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
