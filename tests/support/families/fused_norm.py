@@ -206,6 +206,7 @@ def relu_rows() -> list[Sample]:
                     name, fused.relu_sums_ops[output, count], relu_sums_formula(output, count),
                     cases, scale=relu_sums_formula(output, count, of_sizes=True), ulps=4,
                     differentiable=(), specials=False, build=relu_sums(output, count),
+                    wide=(1, 2),
                 )
             )  # fmt: skip
     return made
@@ -224,20 +225,22 @@ FUSED_NORM = (
         tuple(case(s, s[1:2], s[1:2], s) for s in SHAPES),
         domain=(signed, signed, positive, signed), ulps=4, differentiable=(), specials=False,
         scale=lambda *inputs: sums_scale(*inputs, EPS, True), build=plain_sums,
+        wide=(1, 2),
     ),
     Sample(
         "batch_normalize_map", fused.batch_normalize_map_op, map_formula, tuple(maps()),
         scale=map_scale, ulps=4, differentiable=(), specials=False, build=normalize_map,
+        wide=(1, 2),
     ),
     Sample(
         "batch_normalize_map_sums", fused.batch_normalize_map_sums_op, map_sums_formula,
         tuple(backs(0)), scale=map_sums_scale, ulps=8, differentiable=(), specials=False,
-        build=map_sums,
+        build=map_sums, wide=(1, 2),
     ),
     Sample(
         "batch_normalize_map_gradient", fused.batch_normalize_map_gradient_op,
         map_gradient_formula, tuple(backs(2)), scale=map_gradient_scale, ulps=16,
-        differentiable=(), specials=False, build=map_gradient,
+        differentiable=(), specials=False, build=map_gradient, wide=(1, 2, 5, 6),
     ),
     *relu_rows(),
 )  # fmt: skip
