@@ -269,9 +269,9 @@ class Checkpoints(InFolder):
         written: list[tuple[str, int, int]] = []
         save = train.callbacks.save
 
-        def counted(path: Path, tensors: Any, header: Any) -> None:
+        def counted(path: Path, tensors: Any, header: Any, *narrow: Any) -> None:
             written.append((path.stem, header["epoch"], header["batch"]))
-            save(path, tensors, header)
+            save(path, tensors, header, *narrow)
 
         falling = Scripted("loss", [1, 2, 3, 4, 5])  # only the first is the best
         with mock.patch.object(train.callbacks, "save", counted):

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from dlsys import train
+from dlsys.dtypes import bfloat16, rounded
 from dlsys.errors import DataError
 from dlsys.train import safetensors
 
@@ -100,6 +101,15 @@ class Safetensors(InFolder):
         entry = {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}
         self.path.write_bytes(raw({"x": entry}, halves))
         np.testing.assert_array_equal(safetensors.read(self.path).tensors["x"], values)
+
+    def test_bfloat16_is_stored_in_two_bytes(self) -> None:
+        values = rounded(np.linspace(-3, 7, 1000), bfloat16).reshape(10, 100)
+        arrays = {"a": values, "b": np.arange(3), "empty": values[:0]}
+        safetensors.write(self.path, arrays, {"c": "d"}, narrow={"a", "empty"})
+        self.same(safetensors.read(self.path).tensors, arrays)
+        self.assertLess(self.path.stat().st_size, 3 * values.size)
+        ours = safetensors.in_file_order(arrays, narrow={"a", "empty"})
+        self.assertEqual(list(safetensors.read(self.path).tensors), list(ours))
 
     def test_what_it_cannot_hold_is_refused_by_name(self) -> None:
         for array in (np.array([1j]), np.array(["text"]), np.array([None])):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
+from ..dtypes import host
 from ..errors import DataError, GraphError
 from .summary import Call, Summary, summarize
 
@@ -190,7 +191,7 @@ class Module:
             f"{name} is {array.dtype} {array.shape}, expected {own[name].dtype} {own[name].shape}"
             for name, array in arrays.items()
             if array.shape != own[name].shape
-            or not np.can_cast(array.dtype, own[name].dtype, "same_kind")
+            or not np.can_cast(array.dtype, host(own[name].dtype), "same_kind")
         ]
         if mismatched or (strict and (missing or unexpected)):
             faults = {"missing": missing, "unexpected": unexpected, "mismatched": mismatched}

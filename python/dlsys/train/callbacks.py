@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import host
 from ..errors import DataError, DlsysError, GraphError
 from ..files import FolderLock, check_replaceable, make_folder, sweep
 from ..optim import EMA, ReduceOnPlateau
@@ -146,7 +147,7 @@ class EarlyStopping(Callback):
 
     def _check_weights(self, run: Run) -> None:
         """Now rather than when the run ends, and has them taken over."""
-        own = {name: (p.shape, p.dtype) for name, p in run.model.named_state()}
+        own = {name: (p.shape, host(p.dtype)) for name, p in run.model.named_state()}
         arrays = {n: v for n, v in self._weights.items() if isinstance(v, np.ndarray)}
         kept = {name: (array.shape, array.dtype) for name, array in arrays.items()}
         if self._weights and kept != own:
@@ -268,7 +269,7 @@ class Checkpoint(Callback):
             self._lock.release()
             self._take_folder(None)
         tensors, header = run.saved()
-        save(path, tensors, header)
+        save(path, tensors, header, run.state.narrow)
 
     def _take_folder(self, own: Path | None) -> None:
         """Makes the folder this run's. own: the folder whose run goes on, which may have files."""

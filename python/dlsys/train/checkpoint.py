@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,10 +61,16 @@ class Saved(NamedTuple):
         return None
 
 
-def save(path: str | Path, tensors: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> None:
+def save(
+    path: str | Path,
+    tensors: Mapping[str, np.ndarray],
+    header: Mapping[str, Any],
+    narrow: Container[str] = (),
+) -> None:
     """Writes a checkpoint; a file of that name stays as it is until the new one is complete.
 
-    The header is JSON values; format and version are added. DataError when it cannot be written.
+    narrow: names of arrays whose values are bfloat16's. The header is JSON values; format and
+    version are added. DataError when it cannot be written.
     """
     path = Path(path)
     try:
@@ -72,11 +78,11 @@ def save(path: str | Path, tensors: Mapping[str, np.ndarray], header: Mapping[st
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: the checkpoint's header is not JSON values: {error}") from None
     arrays = {name: safetensors.little(name, array) for name, array in tensors.items()}
-    arrays = safetensors.in_file_order(arrays)
+    arrays = safetensors.in_file_order(arrays, narrow)
     metadata = {"dlsys": text, "sha256": _digest(text, arrays)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        safetensors.write(path, arrays, metadata)
+        safetensors.write(path, arrays, metadata, narrow)
     except OSError as error:
         kept = "; the previous one is as it was" if path.exists() else ""
         reason = error.strerror or error

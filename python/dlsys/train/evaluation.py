@@ -12,6 +12,7 @@ from .. import autodiff as ad
 from .. import optim
 from ..data.description import DataDescription
 from ..data.prefetch import on_device
+from ..dtypes import host
 from ..errors import DataError, ShapeError
 from ..nn import Module
 from ..ops.leaf import home_of
@@ -148,7 +149,7 @@ def predict(
     if batch_size < 1:
         raise ShapeError(f"predict: expected batch_size >= 1, got {batch_size}")
     dtypes = (parameter.dtype for _, parameter in model.named_state())
-    real = next((dtype for dtype in dtypes if dtype.kind == "f"), np.dtype(np.float32))
+    real = next((host(dtype) for dtype in dtypes if dtype.kind == "f"), np.dtype(np.float32))
     arrays = [_taken(x, real) for x in (inputs if isinstance(inputs, tuple) else (inputs,))]
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     if len(lengths) != 1 or 0 in lengths:

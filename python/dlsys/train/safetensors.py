@@ -8,14 +8,16 @@ and errors that name the file. The format: https://huggingface.co/docs/safetenso
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, deserialize
-from safetensors.numpy import save as serialized
+import safetensors as library
+from safetensors import SafetensorError, deserialize, serialize
+from safetensors.numpy import save
 
+from ..dtypes import bfloat16
 from ..errors import DataError, quoted
 from ..files import opened, replacing
 
@@ -24,6 +26,7 @@ _CODES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
 _DTYPES = {code: np.dtype(text) for code, text in _CODES.items()}
+_Spec: Any = getattr(library, "TensorSpec", None)  # older ones take numpy's dtypes alone
 _BFLOAT16 = np.dtype("<u2")  # numpy has none: read as the upper half of a float32
 
 
@@ -34,13 +37,21 @@ class File(NamedTuple):
     metadata: dict[str, str]
 
 
-def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def write(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+    narrow: Container[str] = (),
+) -> None:
     """Writes a file that is complete or absent; one of the same name stays until then.
+
+    narrow: names of float32 arrays whose values are those of bfloat16; they are stored so where the
+    library can, and are read as they were.
 
     DataError for a dtype that the format does not have; OSError when the file cannot be written.
     """
     arrays = {name: little(name, array) for name, array in tensors.items()}
-    content = serialized(arrays, dict(metadata) or None)
+    content = _serialized(arrays, narrow, dict(metadata) or None)
     with replacing(path) as file:
         file.write(content)
 
@@ -53,11 +64,36 @@ def little(name: str, array: np.ndarray) -> np.ndarray:
     return np.asarray(array, dtype, order="C")
 
 
-def in_file_order(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _serialized(
+    arrays: Mapping[str, np.ndarray],
+    narrow: Container[str],
+    metadata: dict[str, str] | None = None,
+) -> bytes:
+    if _Spec is None or not any(name in narrow for name in arrays):
+        return save(dict(arrays), metadata)
+    stored = {
+        name: bfloat16.encode(array).astype("<u2", copy=False) if name in narrow else array
+        for name, array in arrays.items()
+    }
+    specs = {
+        name: _Spec(
+            dtype=bfloat16.name if name in narrow else array.dtype.name,
+            shape=array.shape,
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+        for name, array in stored.items()
+    }
+    return bytes(serialize(specs, metadata))
+
+
+def in_file_order(
+    arrays: Mapping[str, np.ndarray], narrow: Container[str] = ()
+) -> dict[str, np.ndarray]:
     """The arrays in the order in which `write` puts them and `read` returns them."""
     # The library orders by dtype and name; a file of nothing but names and dtypes shows how.
     stand_ins = {name: little(name, array).reshape(-1)[:0] for name, array in arrays.items()}
-    return {name: arrays[name] for name in _header(serialized(stand_ins))}
+    return {name: arrays[name] for name in _header(_serialized(stand_ins, narrow))}
 
 
 def read(path: Path) -> File:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
+from ..dtypes import bfloat16, host
 from ..errors import DataError
 
 
@@ -39,6 +40,11 @@ class State:
         """A copy of all values; waits for the device."""
         return {name: parameter.asnumpy() for name, parameter in self.parameters.items()}
 
+    @property
+    def narrow(self) -> set[str]:
+        """The names of the values that are bfloat16, which `read` gives as float32."""
+        return {name for name, p in self.parameters.items() if p.dtype is bfloat16}
+
     def write(self, values: Mapping[str, np.ndarray]) -> None:
         """Replaces all values."""
         for name, parameter in self.parameters.items():
@@ -58,7 +64,7 @@ class State:
             if name in values
             and (
                 values[name].shape != p.shape
-                or not np.can_cast(values[name].dtype, p.dtype, "same_kind")
+                or not np.can_cast(values[name].dtype, host(p.dtype), "same_kind")
             )
         ]
         faults = {"lacks": missing, "has besides": foreign, "has": other}
