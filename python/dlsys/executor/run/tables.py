@@ -16,7 +16,7 @@ from ...dtypes import storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...runtime.device import Context
-from ...runtime.library import DTYPE_CODES, DLArrayList, array_list, load
+from ...runtime.library import DTYPE_CODES, DLArrayList, DLBytes, array_list, bytes_of, load
 from ...runtime.target import target_of
 from ..plan.memory import Buffer, Plan, Step, Value
 
@@ -98,7 +98,7 @@ class Segment:
         self.ctx = ctx
         self.steps = steps
         self.table = table  # the program reads it: keep it alive
-        self._lists: list[DLArrayList] = []  # and these
+        self._held: list[DLArrayList | DLBytes] = []  # and these
         records: list[tuple[int, int, int, int]] = []
         words: list[int] = []
         for step in steps:
@@ -180,14 +180,19 @@ class Segment:
             if letter in "io":
                 words.append(self.table.address(argument))
             elif letter in "IO":
-                made = array_list([self.table.address(value) for value in argument])
-                self._lists.append(made)
-                words.append(ctypes.addressof(made))
+                words.append(self._hold(array_list([*map(self.table.address, argument)])))
+            elif letter == "b":
+                words.append(self._hold(bytes_of(argument)))
             elif letter == "f":
                 words.append(int(np.float32(argument).view(np.uint32)))
             else:
                 words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
         return self._library.index[key], words
+
+    def _hold(self, made: DLArrayList | DLBytes) -> int:
+        """The address of an argument, which lives as long as the segment."""
+        self._held.append(made)
+        return ctypes.addressof(made)
 
 
 def step_dtype(step: Step) -> Any:
