@@ -66,9 +66,8 @@ typedef union DLValue {
 
 // One registered kernel. `sig` has a letter a parameter: i input array, o output array, I and O
 // lists of them, b struct, l int64, f float, s stream (last, GPU only). `call` has exactly that C
-// signature and returns a status. `fits` and `workspace` are null for a kernel that serves all that
-// its checks accept and for one that needs no scratch memory; ask them through DLKernelFits and
-// DLKernelWorkspace.
+// signature and returns a status. `fits` is null for a kernel that serves all that its checks
+// accept. Ask it and `workspace` through DLKernelFits and DLKernelWorkspace.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
   void* call;
