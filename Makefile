@@ -173,12 +173,12 @@ fuzz: $(FUZZ_READY)
 # The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
 fuzz-campaign: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
-	@status=0; $(RUN) benchmarks/reliability.py $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
-	  $(RUN) benchmarks/table.py; exit $$status
+	@status=0; $(RUN) benchmarks reliability $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
+	  $(RUN) benchmarks table; exit $$status
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib
-	$(RUN) benchmarks/run.py $(ARGS)
+	$(RUN) benchmarks $(ARGS)
 
 NATIVE_FILES := $(foreach e,h cc cu cuh,$(wildcard src/*.$(e) src/*/*.$(e) src/*/*/*.$(e) src/*/*/*/*.$(e)))
 
@@ -232,7 +232,8 @@ BASE_NVCCFLAGS = -std=c++17 $(NVCC_LEVEL) -Isrc -Xfatbin -compress-all --threads
 # With EMULATED=1 src/cuda/ becomes C++, over the GPU of src/emulator/; the rest is compiled once for
 # both libraries.
 EMULATED ?=
-EMULATED_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -O2 -fno-strict-aliasing -Wno-unknown-pragmas \
+EMULATED_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -O2 -march=native -ffp-contract=off \
+  -fno-strict-aliasing -Wno-unknown-pragmas \
   -Wno-unused-parameter -Wno-sign-compare -DDLSYS_EMULATED -DDLSYS_CUDA_ARCHS=\"emulated\"
 
 CUDA_ARCHS ?= $(if $(GPU_ARCHS),$(if $(NVCC),$(GPU_ARCHS)))

@@ -22,7 +22,16 @@ enum {
   DL_OUT_OF_RANGE = 6  // an index or a class number among the values is not one of those there are
 };
 enum { DL_CPU = 1, DL_GPU = 2 };
-enum { DL_FLOAT32 = 0, DL_FLOAT64 = 1, DL_INT32 = 2, DL_INT64 = 3, DL_UINT8 = 4, DL_BOOL = 5 };
+enum {
+  DL_FLOAT32 = 0,
+  DL_FLOAT64 = 1,
+  DL_INT32 = 2,
+  DL_INT64 = 3,
+  DL_UINT8 = 4,
+  DL_BOOL = 5,
+  DL_BFLOAT16 = 6,
+  DL_FLOAT16 = 7
+};
 enum { DL_MAX_NDIM = 8 };
 
 typedef struct DLContext {
@@ -64,12 +73,16 @@ typedef union DLValue {
   float f;
 } DLValue;
 
-// One registered kernel. `sig` has a letter a parameter: i input array, o output array, I and O
-// lists of them, b struct, l int64, f float, s stream (last, GPU only). `call` has exactly that C
-// signature and returns a status. `fits` is null for a kernel that serves all that its checks
-// accept. Ask it and `workspace` through DLKernelFits and DLKernelWorkspace.
+// One registered kernel. Its key is its device, its name and `dtype`, the storage type of the
+// floats that it takes: that of its float32, bfloat16 or float16 arrays, 16 bits before 32, and
+// DL_FLOAT32 for a call without such arrays. `sig`, the same for all types, has a letter a
+// parameter: i input array, o output array, I and O lists of them, b struct, l int64, f float, s
+// stream (last, GPU only). `call` has exactly that C signature and returns a status. `fits` is null
+// for a kernel that serves all that its checks accept. Ask it and `workspace` through DLKernelFits
+// and DLKernelWorkspace.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
+  int64_t dtype;
   void* call;
   void (*invoke)(const DLValue*, DLStream);
   int32_t (*fits)(const DLValue*);

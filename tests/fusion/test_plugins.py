@@ -17,13 +17,13 @@ import dlsys
 from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim
 from dlsys.errors import SettingError
-from dlsys.fusion import FUSIONS
+from dlsys.fusion import FUSIONS, select
 from dlsys.graph.node import Node
-from dlsys.passes.pipeline import PASSES, Options, Pass, arrange, select
+from dlsys.passes.pipeline import PASSES, Options, Pass, arrange
 from dlsys.runtime.device import Context
 from dlsys.runtime.library import load
 from dlsys.runtime.target import NUMPY
-from support.devices import require
+from support.devices import on_native_devices, require
 from support.fusion import CPU, GPU, fusions
 
 PACKAGE = Path(dlsys.__file__).parent
@@ -96,7 +96,7 @@ class Settings(unittest.TestCase):
 
     def test_every_file_is_a_fusion_but_what_they_share(self) -> None:
         files = {path.stem for path in (PACKAGE / "fusion").glob("*.py")}
-        self.assertEqual(files - {"__init__", "body"}, set(NAMES))
+        self.assertEqual(files - {"__init__", "body", "rewrite"}, set(NAMES))
         places = [fusion.place for fusion in FUSIONS]
         self.assertEqual(places, sorted(set(places)))
         self.assertTrue(all(10 <= place <= 90 for place in places))
@@ -153,14 +153,7 @@ class Values:
         self.assertNotIn("matmul_bias", off)
 
 
-@require(ndarray.cpu(0))
-class CpuValues(Values, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuValues(Values, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuValues, GpuValues = on_native_devices(Values)
 
 
 def run(script: str, package: Path, **environment: str) -> str:
@@ -209,7 +202,3 @@ class Deleted(unittest.TestCase):
             package,
             DLSYS_LIBRARY=str(load().path),
         ).splitlines()
-
-
-if __name__ == "__main__":
-    unittest.main()

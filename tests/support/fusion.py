@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from dlsys.fusion import FUSIONS
+from dlsys.fusion import FUSIONS, select
 from dlsys.graph.node import Node
-from dlsys.passes.pipeline import Options, Pass, select
+from dlsys.passes.pipeline import Options, Pass
 from dlsys.runtime.target import Target
 from dlsys.settings import settings
 

@@ -11,6 +11,7 @@ import types
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from dlsys.errors import DlsysError, OutOfMemoryError
+from dlsys.runtime.interface import interface
 from dlsys.runtime.library import (
     DL_CPU,
     DL_GPU,
@@ -22,6 +23,7 @@ from dlsys.runtime.library import (
 )
 
 _MAX_NBYTES = 2**62  # ctypes would cut a larger size to 64 bits without a word
+_TYPES = {kind.code: (name, kind) for name, kind in interface.devices.items()}
 
 
 class Context:
@@ -30,21 +32,23 @@ class Context:
     Attributes:
         device_type: 1 for the CPU, 2 for a GPU. device_id: its number, from 0.
         name: "cpu" or "gpu". kernel_device: its column of the kernel table, "cpu" or "cuda".
+        streams: its kernels take a stream, on which the host runs ahead of them.
         struct: the DLContext for calls into the library. packed: the same as one integer.
     """
 
-    __slots__ = ("device_type", "device_id", "name", "kernel_device", "struct", "packed")
+    __slots__ = ("device_type", "device_id", "name", "kernel_device", "streams", "struct", "packed")
     device_type: int
     device_id: int
     name: str
     kernel_device: str
+    streams: bool
     struct: DLContext
     packed: int
     _known: ClassVar[dict[tuple[int, int], Context]] = {}
 
     def __new__(cls, device_type: int, device_id: int = 0) -> Context:
         key = (device_type, operator.index(device_id))
-        if device_type not in (DL_CPU, DL_GPU) or not 0 <= key[1] < 2**31:
+        if device_type not in _TYPES or not 0 <= key[1] < 2**31:
             raise ValueError(f"no such device: type {device_type}, number {device_id}")
         known = cls._known.get(key)
         return known or cls._known.setdefault(key, cls._make(*key))
@@ -52,12 +56,13 @@ class Context:
     @classmethod
     def _make(cls, device_type: int, device_id: int) -> Context:
         self = object.__new__(cls)
-        is_gpu = device_type == DL_GPU
+        name, kind = _TYPES[device_type]
         values = {
             "device_type": device_type,
             "device_id": device_id,
-            "name": "gpu" if is_gpu else "cpu",
-            "kernel_device": "cuda" if is_gpu else "cpu",
+            "name": name,
+            "kernel_device": kind.column,
+            "streams": kind.streams,
             "struct": DLContext(device_id, device_type),
             "packed": device_id | device_type << 32,
         }
@@ -85,6 +90,14 @@ def gpu(id: int = 0) -> Context:
     return Context(DL_GPU, id)
 
 
+def _call(name: str, *arguments: Any) -> None:
+    """Calls a function of the library. DeviceError where that is not available, else what it
+    reports.
+    """
+    library = load()
+    library.check(getattr(library.cdll, name)(*arguments))
+
+
 # ---- streams ----
 class _Lease:
     # A thread's stream; when the thread ends, the next thread takes it. Streams are never
@@ -98,9 +111,8 @@ class _Lease:
         try:
             self.stream = self.idle.setdefault(ctx, []).pop()
         except IndexError:
-            library = load()
             out = ctypes.c_void_p()
-            library.check(library.cdll.DLStreamCreate(ctx.struct, ctypes.byref(out)))
+            _call("DLStreamCreate", ctx.struct, ctypes.byref(out))
             self.stream = out.value or 0
 
     def __del__(self) -> None:
@@ -117,12 +129,12 @@ _streams = _ThreadStreams()
 
 
 def stream(ctx: Context) -> int:
-    """The calling thread's own stream on `ctx`; 0 on the CPU, where work is done on return.
+    """The calling thread's own stream on `ctx`; 0 where work is done on return, as on the CPU.
 
     Raises:
         DeviceError: the library or the device is not available.
     """
-    if ctx.device_type == DL_CPU:
+    if not ctx.streams:
         return 0
     lease = _streams.leases.get(ctx)
     if lease is None:
@@ -159,8 +171,7 @@ def synchronize(ctx: Context) -> None:
             told yet.
         DeviceLostError: the GPU faulted.
     """
-    library = load()
-    library.check(library.cdll.DLStreamSynchronize(ctx.struct, stream(ctx)))
+    _call("DLStreamSynchronize", ctx.struct, stream(ctx))
 
 
 def _forget_gpu_in_child() -> None:
@@ -184,15 +195,8 @@ class Block:
     """
 
     __slots__ = (
-        "ctx",
-        "address",
-        "nbytes",
-        "home",
-        "stream",
-        "_library",
-        "_process",
-        "__weakref__",
-    )
+        "ctx", "address", "nbytes", "home", "stream", "_library", "_process", "__weakref__",
+    )  # fmt: skip
     process: ClassVar[int] = 0  # how many forks lie behind this process
 
     def __init__(self, ctx: Context, nbytes: int):
@@ -260,9 +264,8 @@ class MemoryStats(NamedTuple):
 
 def memory_stats(ctx: Context) -> MemoryStats:
     """The counters of `ctx` now."""
-    library = load()
     stats = DLMemoryStats()
-    library.check(library.cdll.DLMemoryGetStats(ctx.struct, ctypes.byref(stats)))
+    _call("DLMemoryGetStats", ctx.struct, ctypes.byref(stats))
     return MemoryStats(*(getattr(stats, name) for name in MemoryStats._fields))
 
 
@@ -280,47 +283,40 @@ class Counters(NamedTuple):
 
 def counters() -> Counters:
     """The counters now."""
-    library = load()
     found = DLCounters()
-    library.check(library.cdll.DLGetCounters(ctypes.byref(found)))
+    _call("DLGetCounters", ctypes.byref(found))
     return Counters(*(getattr(found, name) for name in Counters._fields))
 
 
 def reset_peak(ctx: Context) -> None:
     """Starts `peak_in_use_nbytes` again from what is in use now."""
-    library = load()
-    library.check(library.cdll.DLMemoryResetPeak(ctx.struct))
+    _call("DLMemoryResetPeak", ctx.struct)
 
 
 def trim(ctx: Context) -> None:
     """Gives cached blocks back to the device."""
-    library = load()
-    library.check(library.cdll.DLMemoryTrim(ctx.struct))
+    _call("DLMemoryTrim", ctx.struct)
 
 
 # ---- what is usable ----
 def device_count(device_type: int) -> int:
     """The number of devices of a type (1 CPU, 2 GPU). Raises DeviceError when none work."""
-    library = load()
     count = ctypes.c_int32()
-    library.check(library.cdll.DLDeviceCount(device_type, ctypes.byref(count)))
+    _call("DLDeviceCount", device_type, ctypes.byref(count))
     return count.value
 
 
 def device_name(ctx: Context) -> str:
     """The device's own name, such as "NVIDIA H200"."""
-    library = load()
     text = ctypes.create_string_buffer(256)
-    library.check(library.cdll.DLDeviceName(ctx.struct, text, len(text)))
+    _call("DLDeviceName", ctx.struct, text, len(text))
     return text.value.decode(errors="replace")
 
 
 def device_memory(ctx: Context) -> tuple[int, int]:
     """Free and total bytes of the device's memory, as the device counts them for all processes."""
-    library = load()
     free, total = ctypes.c_int64(), ctypes.c_int64()
-    ask = library.cdll.DLDeviceMemory
-    library.check(ask(ctx.struct, ctypes.byref(free), ctypes.byref(total)))
+    _call("DLDeviceMemory", ctx.struct, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
@@ -332,7 +328,7 @@ def _probe(ctx: Context) -> None:
     array = DLArray(block.address, ctx.struct, 1, 0, (ctypes.c_int64 * 1)(1))
     argument = types.SimpleNamespace(handle_address=ctypes.addressof(array))
     kernel = load().kernel(ctx.kernel_device, "fill")
-    kernel(0.0, argument, *([block.stream] if ctx.device_type == DL_GPU else []))
+    kernel(0.0, argument, *([block.stream] if ctx.streams else []))
     synchronize(ctx)
 
 

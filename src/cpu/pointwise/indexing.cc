@@ -437,21 +437,21 @@ void OneHot(const DLArray* indices, DLArray* y) {
   });
 }
 
-DLSYS_KERNEL(cpu, slice, Slice);
-DLSYS_KERNEL(cpu, place, Place);
-DLSYS_KERNEL(cpu, concat_1, ConcatOf<1>::Run);
-DLSYS_KERNEL(cpu, concat_2, ConcatOf<2>::Run);
-DLSYS_KERNEL(cpu, concat_3, ConcatOf<3>::Run);
-DLSYS_KERNEL(cpu, concat_4, ConcatOf<4>::Run);
-DLSYS_KERNEL(cpu, concat_5, ConcatOf<5>::Run);
-DLSYS_KERNEL(cpu, concat_6, ConcatOf<6>::Run);
-DLSYS_KERNEL(cpu, concat_7, ConcatOf<7>::Run);
-DLSYS_KERNEL(cpu, concat_8, ConcatOf<8>::Run);
-DLSYS_KERNEL(cpu, pad_edge, PadEdge);
-DLSYS_KERNEL(cpu, pad_reflect, PadReflect);
+DLSYS_KERNEL_ANY(cpu, slice, Slice);
+DLSYS_KERNEL_ANY(cpu, place, Place);
+DLSYS_KERNEL_ANY(cpu, concat_1, ConcatOf<1>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_2, ConcatOf<2>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_3, ConcatOf<3>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_4, ConcatOf<4>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_5, ConcatOf<5>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_6, ConcatOf<6>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_7, ConcatOf<7>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_8, ConcatOf<8>::Run);
+DLSYS_KERNEL_ANY(cpu, pad_edge, PadEdge);
+DLSYS_KERNEL_ANY(cpu, pad_reflect, PadReflect);
 DLSYS_KERNEL(cpu, pad_edge_gradient, PadEdgeGradient);
 DLSYS_KERNEL(cpu, pad_reflect_gradient, PadReflectGradient);
-DLSYS_KERNEL(cpu, gather, Gather);
+DLSYS_KERNEL_ANY(cpu, gather, Gather);
 DLSYS_KERNEL(cpu, scatter_add, ScatterAdd);
 DLSYS_KERNEL(cpu, one_hot, OneHot);
 

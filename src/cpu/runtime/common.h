@@ -21,13 +21,15 @@ inline void Check(const char* op, const DLArray* a) {
     Fail("%s: an array of shape %s has no memory", op, ShapeText(a).c_str());
 }
 
-inline const float* Input(const char* op, const DLArray* a) {
+template <class T = float>
+inline const T* Input(const char* op, const DLArray* a) {
   Check(op, a);
-  return In(op, a);
+  return In<T>(op, a);
 }
-inline float* Output(const char* op, DLArray* a) {
+template <class T = float>
+inline T* Output(const char* op, DLArray* a) {
   Check(op, a);
-  return Out(op, a);
+  return Out<T>(op, a);
 }
 
 }  // namespace cpu
