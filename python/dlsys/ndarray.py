@@ -236,7 +236,7 @@ def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
     call = load().kernel(ctx.kernel_device, kernel, storage_dtype(dtypes_of(arguments)))
-    if ctx.device_type == DL_CPU:
+    if not ctx.streams:
         call(*arguments)
         return
     own = stream(ctx)

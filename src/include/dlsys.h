@@ -230,11 +230,7 @@ DLSYS_API int DLGraphFree(DLGraph* graph);
 DLSYS_API int DLProgramFree(DLProgram* program);
 
 // CPU worker threads; 0 for OMP_NUM_THREADS where DLSYS_THREADS is not set, else for one a core.
-// Results do not depend on the number.
+// Results do not depend on the number. A step whose workspace was planned for fewer threads goes on
+// with as many as that.
 DLSYS_API int DLCpuSetThreads(int32_t threads);
 DLSYS_API int DLCpuGetThreads(int32_t* threads);
-// The bytes that the working memory of CPU kernels may take, over all threads; below 0, as at
-// first, there is no limit. What needs more fails with DL_OUT_OF_MEMORY. And the bytes that it
-// takes now.
-DLSYS_API int DLCpuSetScratchLimit(int64_t nbytes);
-DLSYS_API int DLCpuGetScratch(int64_t* nbytes);

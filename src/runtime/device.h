@@ -31,8 +31,8 @@ struct CaptureRequest {
 };
 
 struct Device {
-  int type;          // DL_CPU, DL_GPU
-  const char* name;  // the device column of the kernel table: "cpu", "cuda"
+  int type;          // of the list below
+  const char* name;  // its column of the kernel table
   int (*count)();    // fails with DL_UNAVAILABLE and the reason when there is none
   void (*describe)(int id, char* text, size_t nbytes);
   void (*memory)(int id, size_t* free_nbytes, size_t* total_nbytes);
@@ -51,17 +51,24 @@ struct Device {
   // Captures the work that a request queues on the stream; nothing is executed. Null where the
   // device has no graphs.
   std::unique_ptr<CapturedGraph> (*capture)(int id, DLStream stream, const CaptureRequest& request);
-  // Takes whatever the steps of a program may need and not get, before the first of them runs. Null
-  // where there is nothing to take.
-  void (*prepare)() = nullptr;
   // Fails, once, with what kernels found in values that they could not refuse. Call it when they
   // are waited for. Null where kernels fail at once.
   void (*raise_fault)(int id) = nullptr;
 };
 
+// The device types: name, column of the kernel table, and whether kernels take a stream, on which
+// the host runs ahead of them.
+#define DLSYS_DEVICES(DEVICE)     \
+  DEVICE(DL_CPU, "cpu", "cpu", 0) \
+  DEVICE(DL_GPU, "gpu", "cuda", 1)
+
 // The name of a device type in messages.
 inline const char* DeviceText(int type) {
-  return type == DL_CPU ? "cpu" : type == DL_GPU ? "gpu" : "unknown device";
+#define DLSYS_DEVICE(code, name, column, streams) \
+  if (type == code) return name;
+  DLSYS_DEVICES(DLSYS_DEVICE)
+#undef DLSYS_DEVICE
+  return "unknown device";
 }
 
 // CUDA's own words for this mislead: it says that the driver is too old.

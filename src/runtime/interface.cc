@@ -14,6 +14,7 @@
 #include "math/mlp_head.h"
 #include "math/optimizer_args.h"
 #include "math/pointwise_vm.h"
+#include "runtime/device.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
@@ -71,6 +72,10 @@ void AddEnumerators(Text* text) {
   DLSYS_ENUMERATOR(DL_OUT_OF_RANGE)
   DLSYS_ENUMERATOR(DL_CPU)
   DLSYS_ENUMERATOR(DL_GPU)
+#define DLSYS_DEVICE(code, name, column, streams) \
+  text->Add("device", name, (int64_t)code, column, (int64_t)streams);
+  DLSYS_DEVICES(DLSYS_DEVICE)
+#undef DLSYS_DEVICE
 #define DLSYS_DTYPE(name, code) text->Add("dtype", #name, (int64_t)code);
   DLSYS_DTYPE(float32, DL_FLOAT32)
   DLSYS_DTYPE(float64, DL_FLOAT64)
@@ -201,8 +206,6 @@ void AddFunctions(Text* text) {
   DLSYS_FUNCTION(DLProgramFree)
   DLSYS_FUNCTION(DLCpuSetThreads)
   DLSYS_FUNCTION(DLCpuGetThreads)
-  DLSYS_FUNCTION(DLCpuSetScratchLimit)
-  DLSYS_FUNCTION(DLCpuGetScratch)
 }
 
 }  // namespace

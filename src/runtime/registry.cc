@@ -126,8 +126,8 @@ const Device& FindDevice(int type) {
   if (type == DL_GPU)
     FailWith(DL_UNAVAILABLE,
              "gpu: this library was built without CUDA; install nvcc and run `make lib` again");
-  FailWith(DL_UNAVAILABLE, "unknown device type %d: expected %d (cpu) or %d (gpu)", type, DL_CPU,
-           DL_GPU);
+  FailWith(DL_UNAVAILABLE, "device type %d (%s) is not in this library; run `make lib` again", type,
+           DeviceText(type));
 }
 
 }  // namespace dlsys

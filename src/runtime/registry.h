@@ -235,18 +235,16 @@ struct Thunk<F> {
   static void Invoke(const DLValue* values, DLStream stream) {
     Spread(values, stream, std::index_sequence_for<A...>{});
   }
-  // A launcher, which takes a stream, can be asked; another kernel does its work as it is called.
-  static constexpr bool launches = Arg<Last>::letter == 's';
 };
 
-// A workspace query of a launcher (workspace.h).
+// A workspace query of a kernel (workspace.h).
 int64_t QueryWorkspace(void (*invoke)(const DLValue*, DLStream), const DLValue* values);
 template <class T>
 int64_t WorkspaceOf(const DLValue* values) {
   return QueryWorkspace(&T::Invoke, values);
 }
 template <class T>
-constexpr int64_t (*kWorkspace)(const DLValue*) = T::launches ? &WorkspaceOf<T> : nullptr;
+constexpr int64_t (*kWorkspace)(const DLValue*) = &WorkspaceOf<T>;
 
 // A function of a kernel's arguments, without the stream, that is asked before the kernel runs.
 template <auto F>

@@ -23,6 +23,7 @@ from dlsys.runtime.device import Context, unavailable
 from dlsys.runtime.library import load
 from dlsys.runtime.target import target_of
 from dlsys.settings import settings
+from support.allocations import requests_of_kernels
 from support.cases import Gradients, Use, apply_formula, generator, in_dtype, make_arrays
 from support.devices import require
 from support.operators import modules_of_operators
@@ -326,16 +327,24 @@ class NativeOperators(Operators):
 @require(ndarray.cpu(0))
 @per_sample
 class CpuOperators(NativeOperators, unittest.TestCase):
+    """In all of their runs no kernel asks the allocator for anything."""
+
     ctx = ndarray.cpu(0)
+
+    def setUp(self) -> None:
+        counting = requests_of_kernels(self.ctx)
+        requests = counting.__enter__()
+        self.addCleanup(lambda: self.assertFalse(any(requests), requests))
+        self.addCleanup(counting.__exit__, None, None, None)
 
     def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
         library = load()
         for threads in (1, 2, 3):
-            library.check(library.cdll.DLCpuSetThreads(threads))
+            library.set_threads(threads)
             try:
                 self.assertEqual(self.bits(sample, case), expected, f"{threads} threads")
             finally:
-                library.check(library.cdll.DLCpuSetThreads(settings.threads))
+                library.set_threads(settings.threads)
 
 
 @require(ndarray.gpu(0))

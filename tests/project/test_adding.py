@@ -36,13 +36,17 @@ SQUARE = (
 )
 
 
-# Each block of the page is headed by its file and the line before which it goes.
-REDUCTION = re.findall(
-    r"^`(\S+)`, before `(.+?)`.*?\n\n```\w+\n(.*?)```",
-    (ROOT / "docs" / "adding.md").read_text(encoding="utf-8").split("\n## A fusion")[0],
-    re.S | re.M,
-)
 Additions = Sequence[tuple[str, str, str]]
+
+
+def of_section(title: str) -> Additions:
+    """The blocks of a section of docs/adding.md. Each is headed by its file and the line before
+    which it goes; a new file has none.
+    """
+    page = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
+    (section,) = (text for text in page.split("\n## ") if text.startswith(f"{title}\n"))
+    blocks = r"^`(\S+)`, (?:before `(.+?)`|new).*?\n\n```\w+\n(.*?)```"
+    return re.findall(blocks, section, re.S | re.M)
 
 
 class InACopy(unittest.TestCase):
@@ -55,22 +59,34 @@ class InACopy(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.copy = Path(folder.name)
+        shutil.copy2(ROOT / "Makefile", cls.copy)
         unwanted = shutil.ignore_patterns("__pycache__", "*.so", "*.json")
         for part in ("python", "src", "tests"):
             shutil.copytree(ROOT / part, cls.copy / part, ignore=unwanted)
         for file, before, addition in cls.additions:
             path = cls.copy / file
-            text = path.read_text(encoding="utf-8")
-            at = text.index(f"\n{before}") + 1
+            path.parent.mkdir(exist_ok=True)
+            text = path.read_text(encoding="utf-8") if before else ""
+            at = text.index(f"\n{before}") + 1 if before else 0
             path.write_text(text[:at] + addition + text[at:], encoding="utf-8")
 
-    def run_in_copy(self, *command: str) -> str:
+    def count(self) -> tuple[int, int]:
+        """The places that the additions touch, and the files."""
+        return len(self.additions), len({file for file, *_ in self.additions})
+
+    def run_in_copy(self, *command: str, **environment: str) -> str:
+        own = {"PYTHONPATH": str(self.copy / "python"), "PYTHONWARNINGS": "error"}
         done = subprocess.run(
             command, cwd=self.copy, capture_output=True, text=True,
-            env=os.environ | {"PYTHONPATH": str(self.copy / "python"), "PYTHONWARNINGS": "error"},
+            env={**os.environ, **own, **environment},
         )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout + done.stderr
+
+    def make(self, target: str, *variables: str) -> None:
+        """Builds a native library in the copy."""
+        own = (f"PYTHON={sys.executable}", "VENV=", "CUDA=off", "CUDA_ARCHS=")
+        self.run_in_copy("make", target, *own, *variables, MAKEFLAGS="", MAKELEVEL="")
 
     def check_registered(self, source: str, kernel: bytes) -> None:
         assert COMPILER is not None
@@ -92,7 +108,7 @@ class AnElementwiseOperator(InACopy):
     additions = SQUARE
 
     def test_three_files_are_touched(self) -> None:
-        self.assertEqual(len({file for file, *_ in SQUARE}), 3)
+        self.assertEqual(self.count(), (4, 3))
 
     def test_its_name_is_public(self) -> None:
         printed = self.run_in_copy(
@@ -119,10 +135,10 @@ class AnElementwiseOperator(InACopy):
 class AReduction(InACopy):
     """The files that docs/adding.md shows: the kernel and operator, two native kernels, the row."""
 
-    additions = REDUCTION
+    additions = of_section("A reduction")
 
     def test_four_files_are_touched(self) -> None:
-        self.assertEqual((len(REDUCTION), len({file for file, *_ in REDUCTION})), (6, 4))
+        self.assertEqual(self.count(), (6, 4))
 
     def test_its_row_passes(self) -> None:
         self.check_row("abs_sum")
@@ -130,6 +146,68 @@ class AReduction(InACopy):
     @unittest.skipIf(COMPILER is None, "no C++ compiler")
     def test_its_kernel_is_registered(self) -> None:
         self.check_registered("src/cpu/reduce/statistics.cc", b"reduce_abs_sum")
+
+
+@unittest.skipUnless((ROOT / "build" / "obj" / "cpu").is_dir(), "not here: objects in build/")
+class Built(InACopy):
+    """A copy of the tree with its objects, so that `make` compiles what the additions change."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        shutil.copytree(ROOT / "build" / "obj", cls.copy / "build" / "obj")
+
+
+class AFusion(Built):
+    """The files that docs/adding.md shows, with their tests, on the CPU and an emulated GPU."""
+
+    additions = of_section("A fusion")
+
+    def test_five_files_are_touched_four_of_them_new(self) -> None:
+        self.assertEqual(self.count(), (6, 5))
+        self.assertEqual(sum(not before for _, before, _ in self.additions), 4)
+
+    def check_dot(self, library: str, passed: int) -> None:
+        printed = self.run_in_copy(
+            sys.executable, "tests/run.py", "test_operators", "test_dot",
+            "-k", "test_dot", "-k", "Table.test_every_operator_has_a_row",
+            DLSYS_LIBRARY=str(self.copy / library),
+        )  # fmt: skip
+        self.assertRegex(printed, rf"\n{passed} passed, 0 failed")
+
+    def test_its_tests_pass_on_the_cpu(self) -> None:
+        self.make("native")
+        self.check_dot("python/dlsys/libdlsys.so", 11)
+
+    @unittest.skipUnless(
+        (ROOT / "build" / "obj" / "emulated").is_dir(), "not here: objects of `make emulator`"
+    )
+    def test_its_tests_pass_on_an_emulated_gpu(self) -> None:
+        self.make("emulator")
+        self.check_dot("build/emulated/libdlsys.so", 14)
+
+
+@unittest.skipIf(COMPILER is None, "no C++ compiler")
+class ABackend(InACopy):
+    """The files that docs/adding.md shows, in a copy without the kernels of other devices."""
+
+    additions = of_section("A backend")
+
+    def test_seven_files_are_touched_three_of_them_new(self) -> None:
+        self.assertEqual(self.count(), (7, 7))
+        self.assertEqual(sum(not before for _, before, _ in self.additions), 3)
+
+    def test_it_trains_and_its_rows_pass(self) -> None:
+        for room in (self.copy / "src" / "cpu").iterdir():
+            if room.name != "runtime":
+                shutil.rmtree(room)
+        self.make("interface", "CXXFLAGS=-O0")
+        printed = self.run_in_copy(
+            sys.executable, "tests/run.py", "--quick", "test_operators", "test_toy",
+            "-k", "test_toy", "-k", "ToyOperators.test_*_values",
+            DLSYS_LIBRARY=str(self.copy / "python/dlsys/libdlsys.so"),
+        )  # fmt: skip
+        self.assertRegex(printed, r"\n\d+ passed, 0 failed, 0 skipped")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import types
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from dlsys.errors import DlsysError, OutOfMemoryError
+from dlsys.runtime.interface import interface
 from dlsys.runtime.library import (
     DL_CPU,
     DL_GPU,
@@ -22,6 +23,7 @@ from dlsys.runtime.library import (
 )
 
 _MAX_NBYTES = 2**62  # ctypes would cut a larger size to 64 bits without a word
+_TYPES = {kind.code: (name, kind) for name, kind in interface.devices.items()}
 
 
 class Context:
@@ -30,21 +32,23 @@ class Context:
     Attributes:
         device_type: 1 for the CPU, 2 for a GPU. device_id: its number, from 0.
         name: "cpu" or "gpu". kernel_device: its column of the kernel table, "cpu" or "cuda".
+        streams: its kernels take a stream, on which the host runs ahead of them.
         struct: the DLContext for calls into the library. packed: the same as one integer.
     """
 
-    __slots__ = ("device_type", "device_id", "name", "kernel_device", "struct", "packed")
+    __slots__ = ("device_type", "device_id", "name", "kernel_device", "streams", "struct", "packed")
     device_type: int
     device_id: int
     name: str
     kernel_device: str
+    streams: bool
     struct: DLContext
     packed: int
     _known: ClassVar[dict[tuple[int, int], Context]] = {}
 
     def __new__(cls, device_type: int, device_id: int = 0) -> Context:
         key = (device_type, operator.index(device_id))
-        if device_type not in (DL_CPU, DL_GPU) or not 0 <= key[1] < 2**31:
+        if device_type not in _TYPES or not 0 <= key[1] < 2**31:
             raise ValueError(f"no such device: type {device_type}, number {device_id}")
         known = cls._known.get(key)
         return known or cls._known.setdefault(key, cls._make(*key))
@@ -52,12 +56,13 @@ class Context:
     @classmethod
     def _make(cls, device_type: int, device_id: int) -> Context:
         self = object.__new__(cls)
-        is_gpu = device_type == DL_GPU
+        name, kind = _TYPES[device_type]
         values = {
             "device_type": device_type,
             "device_id": device_id,
-            "name": "gpu" if is_gpu else "cpu",
-            "kernel_device": "cuda" if is_gpu else "cpu",
+            "name": name,
+            "kernel_device": kind.column,
+            "streams": kind.streams,
             "struct": DLContext(device_id, device_type),
             "packed": device_id | device_type << 32,
         }
@@ -117,12 +122,12 @@ _streams = _ThreadStreams()
 
 
 def stream(ctx: Context) -> int:
-    """The calling thread's own stream on `ctx`; 0 on the CPU, where work is done on return.
+    """The calling thread's own stream on `ctx`; 0 where work is done on return, as on the CPU.
 
     Raises:
         DeviceError: the library or the device is not available.
     """
-    if ctx.device_type == DL_CPU:
+    if not ctx.streams:
         return 0
     lease = _streams.leases.get(ctx)
     if lease is None:
@@ -332,7 +337,7 @@ def _probe(ctx: Context) -> None:
     array = DLArray(block.address, ctx.struct, 1, 0, (ctypes.c_int64 * 1)(1))
     argument = types.SimpleNamespace(handle_address=ctypes.addressof(array))
     kernel = load().kernel(ctx.kernel_device, "fill")
-    kernel(0.0, argument, *([block.stream] if ctx.device_type == DL_GPU else []))
+    kernel(0.0, argument, *([block.stream] if ctx.streams else []))
     synchronize(ctx)
 
 

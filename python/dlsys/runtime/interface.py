@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlsys.runtime.interface_text import TEXT
 
@@ -36,10 +36,21 @@ class Struct(ctypes.Structure):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
+class DeviceType(NamedTuple):
+    """A kind of devices: its code, its column of the kernel table, and whether its kernels take a
+    stream, on which the host runs ahead of them.
+    """
+
+    code: int
+    column: str
+    streams: bool
+
+
 class Interface:
     """The text of an interface, read.
 
     Attributes:
+        devices: the types of devices by name.
         enums: the enumerators of the C API by name.
         dtypes: the dtypes of native arrays by name, with their codes.
         limits: by name; see src/runtime/interface.cc.
@@ -54,6 +65,7 @@ class Interface:
 
     def __init__(self, text: str) -> None:
         self.enums: dict[str, int] = {}
+        self.devices: dict[str, DeviceType] = {}
         self.dtypes: dict[str, int] = {}
         self.limits: dict[str, int] = {}
         self.activations: dict[str, int] = {}
@@ -83,6 +95,8 @@ class Interface:
                 numbers[kind][name] = int(rest[0])
             elif kind in lists:
                 lists[kind][name] = tuple(rest)
+            elif kind == "device":
+                self.devices[name] = DeviceType(int(rest[0]), rest[1], rest[2] == "1")
             elif kind == "struct":
                 self._fields[name] = []
             elif kind == "field":

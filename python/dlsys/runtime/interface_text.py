@@ -10,6 +10,8 @@ enum DL_NOT_APPLICABLE 5
 enum DL_OUT_OF_RANGE 6
 enum DL_CPU 1
 enum DL_GPU 2
+device cpu 1 cpu 0
+device gpu 2 cuda 1
 dtype float32 0
 dtype float64 1
 dtype int32 2
@@ -257,6 +259,4 @@ function DLGraphFree pointer
 function DLProgramFree pointer
 function DLCpuSetThreads int32
 function DLCpuGetThreads pointer
-function DLCpuSetScratchLimit int64
-function DLCpuGetScratch pointer
 """

@@ -31,6 +31,7 @@ from dlsys.settings import settings
 
 DL_CPU, DL_GPU = interface.enums["DL_CPU"], interface.enums["DL_GPU"]
 MAX_NDIM = interface.limits["max_ndim"]
+_TYPES = {kind.column: kind.code for kind in interface.devices.values()}
 
 DTYPE_CODES: dict[Any, int] = {as_dtype(name): code for name, code in interface.dtypes.items()}
 CODE_DTYPES: dict[int, Any] = {code: dtype for dtype, code in DTYPE_CODES.items()}
@@ -210,7 +211,7 @@ class Library:
         self, function: str, key: tuple[str, str, Any], device_id: int, frozen: tuple
     ) -> int:
         """The library's answer to a question about a call that nobody makes yet."""
-        ctx = DLContext(device_id, DL_CPU if key[0] == "cpu" else DL_GPU)
+        ctx = DLContext(device_id, _TYPES[key[0]])
         letters = self.signature[key[:2]].rstrip("s")
         if len(letters) != len(frozen):
             raise KernelError(
@@ -246,6 +247,13 @@ class Library:
         given = text.encode(errors="backslashreplace")
         self.check(self.cdll.DLPlaceNumber(given, ctypes.byref(number)))
         return number.value
+
+    def set_threads(self, threads: int) -> None:
+        """Sets the number of the CPU's worker threads, 0 as for DLSYS_THREADS. Results do not
+        depend on it. Plans that are made from now on have scratch for as many.
+        """
+        self.check(self.cdll.DLCpuSetThreads(threads))
+        self._ask.cache_clear()
 
     def _wrap(self, key: tuple[str, str, Any]) -> Callable[..., None]:
         # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
@@ -435,6 +443,6 @@ def _loaded() -> Library:
         )
     library = Library(path)
     if settings.threads:
-        library.check(library.cdll.DLCpuSetThreads(settings.threads))
+        library.set_threads(settings.threads)
     library.check(library.cdll.DLCpuGetThreads(ctypes.byref(ctypes.c_int32())))  # makes its pool
     return library

@@ -59,11 +59,11 @@ def target_of(ctx: Context | None) -> Target:
     """
     if ctx is None:
         return NUMPY
-    return _native_target(load(), ctx.kernel_device, ctx.device_type == DL_GPU)
+    return _native_target(load(), ctx.kernel_device, ctx.streams, ctx.device_type == DL_GPU)
 
 
 @functools.cache
-def _native_target(library: Library, name: str, gpu: bool) -> Target:
+def _native_target(library: Library, name: str, streams: bool, capture: bool) -> Target:
     kernels = frozenset(key[1:] for key in library.index if key[0] == name)
     fits = functools.partial(library.fits, name)
-    return Target(name, kernels, streams=gpu, capture=gpu, kernel_fits=fits)
+    return Target(name, kernels, streams=streams, capture=capture, kernel_fits=fits)

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "cpu/runtime/parallel.h"
+
 namespace dlsys {
 namespace cpu {
 namespace {
@@ -75,7 +77,7 @@ void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
   float* out = Output(op, df);
   const Conv conv = CheckedConv(op, x, df, dy, *windows, groups);
   if (!Numel(df)) return;
-  if (!Numel(dy)) return std::fill(out, out + Numel(df), 0.f);
+  if (!Numel(dy)) return Serially([&] { std::fill(out, out + Numel(df), 0.f); });
   Choose(op, conv, choice).filter_gradient(conv, data, gradient, out);
 }
 

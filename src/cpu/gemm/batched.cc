@@ -39,6 +39,13 @@ Matrix Operand(const float* data, const DLArray* stored, bool transposed) {
   return transposed ? Matrix{data, 1, cols} : Matrix{data, cols, 1};
 }
 
+// The bytes that a GEMM takes.
+int64_t ScratchOf(const Gemm& p) {
+  const Workspace::Query query;
+  RunGemm(p);
+  return query.nbytes();
+}
+
 void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
                    DLArray* c) {
   const float* left = Input("batched_matmul", a);
@@ -69,7 +76,12 @@ void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
   };
   if (macs >= kSharedMacs) return run(0, batch.Count());
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-  ParallelFor(batch.Count(), grain, [&](int64_t begin, int64_t end) { run(begin, end); });
+  const int64_t nbytes = ScratchOf(first);
+  ParallelForWithScratch<char>(batch.Count(), grain, nbytes,
+                               [&](int64_t begin, int64_t end, char* scratch) {
+                                 const Workspace::Planned own(scratch, nbytes);
+                                 run(begin, end);
+                               });
 }
 
 DLSYS_KERNEL(cpu, batched_matmul, BatchedMatMul);

@@ -129,12 +129,17 @@ void LoadInput(const Source& source, int64_t begin, int64_t n, float* to) {
 // A program with its slots, blocks of up to `block` elements.
 class Worker {
  public:
-  Worker(const Program& program, const Source* sources, int count, int64_t block)
-      : program_(program), sources_(sources), count_(count), block_(block) {
-    static Scratch scratch;
-    const int constants = count + program.count;
-    slots_ = scratch.Get<float>((size_t)(block * (program.slots + 1 + constants)));
-    constants_ = slots_ + (program.slots + 1) * block;
+  static int64_t ScratchNumel(const Program& program, int count, int64_t block) {
+    return block * (program.slots + 1 + count + program.count);
+  }
+
+  Worker(const Program& program, const Source* sources, int count, int64_t block, float* scratch)
+      : program_(program),
+        sources_(sources),
+        count_(count),
+        block_(block),
+        slots_(scratch),
+        constants_(scratch + (program.slots + 1) * block) {
     for (int k = 0; k < count; k++)
       if (sources[k].broadcast.count == 1) LoadInput(sources[k], 0, block, Constant(k));
     for (int k = 0; k < program.count; k++)
@@ -197,11 +202,13 @@ void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, 
     sources[k] = {a->data, a->dtype, broadcast, direct};
   }
   const bool is_bool = out->dtype == DL_BOOL;
-  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
-    const Worker worker(program, sources, count, std::min(kBlock, end - begin));
+  const int64_t numel = Worker::ScratchNumel(program, count, std::min(kBlock, n));
+  auto task = [&](int64_t begin, int64_t end, float* scratch) {
+    const Worker worker(program, sources, count, std::min(kBlock, end - begin), scratch);
     for (int64_t at = begin; at < end; at += kBlock)
       worker.Run(at, std::min(kBlock, end - at), out->data, is_bool);
-  });
+  };
+  ParallelForWithScratch<float>(n, kGrain, numel, task);
 }
 
 DLSYS_KERNEL(cpu, pointwise, Pointwise);

@@ -9,8 +9,6 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-static Scratch value_scratch, row_scratch;
-
 template <bool kMax, class T>
 struct Best {
   using Monoid = std::conditional_t<kMax, MaxMonoid<T>, MinMonoid<T>>;
@@ -103,7 +101,8 @@ void ArgShort(const T* x, const Columns& s, int64_t* y) {
 template <class B, class T>
 void ArgRuns(const T* x, const Columns& s, int64_t* y) {
   const int64_t groups = s.Groups(), length = s.GroupLength();
-  T* values = value_scratch.Get<T>(s.outer * groups);
+  const ScratchArray<T> best_of_group(s.outer * groups);
+  T* values = best_of_group.data();
   ForGroups(s, [=](const Strip& strip) __attribute__((always_inline)) {
     values[strip.to] = ReduceRun<typename B::Monoid>(x + strip.from, strip.rows);
   });
@@ -124,8 +123,10 @@ void ArgRuns(const T* x, const Columns& s, int64_t* y) {
 template <class B, class T>
 void ArgColumns(const T* x, const Columns& s, int64_t* y) {
   const int64_t groups = s.Groups(), results = s.outer * groups * s.inner;
-  T* values = value_scratch.Get<T>(results);
-  int64_t* rows = groups > 1 ? row_scratch.Get<int64_t>(results) : y;
+  const ScratchArray<T> best_of_group(results);
+  const ScratchArray<int64_t> row_of_group(groups > 1 ? results : 0);
+  T* values = best_of_group.data();
+  int64_t* rows = groups > 1 ? row_of_group.data() : y;
   ForGroups(s, [=](const Strip& strip) __attribute__((always_inline)) {
     BestOfStrip<B>(x + strip.from, s, strip, values + strip.to, rows + strip.to);
   });

@@ -16,8 +16,6 @@ const int64_t kTree = 8;             // rows that are added in float32
 const int64_t kNarrow = 32;          // rows of at most so many columns are folded
 const int64_t kFoldedColumns = 256;  // columns of a folded row
 
-static Scratch partial_scratch;
-
 // The kept and the summed axes of x, each with its strides in x.
 struct Axes {
   Loop<1> kept, summed;
@@ -84,7 +82,8 @@ class RunSums {
     const int64_t outputs = kept_.Count();
     if (cols_ < kLanes && summed_.ndim == 0) return RunShort(scale, y);
     const int64_t groups = (units_ - 1) / units_per_group_ + 1;
-    double* parts = groups > 1 ? partial_scratch.Get<double>(outputs * groups) : nullptr;
+    const ScratchArray<double> partial(groups > 1 ? outputs * groups : 0);
+    double* parts = groups > 1 ? partial.data() : nullptr;
     const int64_t grain = groups > 1 ? 1 : RowGrain(cols_ * units_ / pieces_);
     ParallelFor(outputs * groups, grain, [&](int64_t begin, int64_t end) {
       Dispatch([&]() __attribute__((always_inline)) {
@@ -163,7 +162,8 @@ class ColumnSums {
 
   void Run(float scale, float* y) const {
     const int64_t outer = kept_.Count();
-    double* parts = groups_ > 1 ? partial_scratch.Get<double>(outer * groups_ * cols_) : nullptr;
+    const ScratchArray<double> partial(groups_ > 1 ? outer * groups_ * cols_ : 0);
+    double* parts = groups_ > 1 ? partial.data() : nullptr;
     const int64_t grain = RowGrain(std::min(rows_, rows_per_group_) * width_);
     ParallelFor(outer * groups_ * blocks_, grain, [&](int64_t begin, int64_t end) {
       Dispatch([&]() __attribute__((always_inline)) {
@@ -241,7 +241,7 @@ void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y) {
   float* out = Output("reduce_sum", y);
   const Axes split = SplitAxes(x, axes, y);
   if (Numel(y) == 0) return;
-  if (Numel(x) == 0) return std::fill(out, out + Numel(y), 0.f * scale);
+  if (Numel(x) == 0) return Serially([&] { std::fill(out, out + Numel(y), 0.f * scale); });
   const Loop<1>& summed = split.summed;
   if (summed.ndim && summed.stride[summed.ndim - 1][0] == 1)
     RunSums(in, Numel(x), split).Run(scale, out);

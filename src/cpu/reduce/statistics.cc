@@ -7,8 +7,6 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-static Scratch partial_scratch;
-
 struct Prod {
   using State = double;
   static constexpr const char* name = "reduce_prod";
@@ -66,7 +64,8 @@ void ReduceTo(const float* x, const Columns& s, float* y) {
   const int64_t groups = s.Groups();
   if (groups == 1) return ReduceGroups<F>(x, s, y);
   using State = typename F::State;
-  State* partial = partial_scratch.Get<State>(s.outer * groups * s.inner);
+  const ScratchArray<State> of_group(s.outer * groups * s.inner);
+  State* partial = of_group.data();
   ReduceGroups<F>(x, s, partial);
   ForStrips({s.outer, groups, s.inner}, [=](int64_t o, int64_t col, int64_t cols) {
     for (int64_t c = col; c < col + cols; c++) {
@@ -141,7 +140,8 @@ DLSYS_INLINE void SumExpOfStrip(const float* x, const Columns& s, const Strip& s
 void LogSumExpColumns(const float* x, const Columns& s, float* y) {
   ReduceTo<Max>(x, s, y);
   const int64_t groups = s.Groups();
-  double* sums = partial_scratch.Get<double>(s.outer * groups * s.inner);
+  const ScratchArray<double> of_group(s.outer * groups * s.inner);
+  double* sums = of_group.data();
   ForGroups(s, [=](const Strip& strip) __attribute__((always_inline)) {
     const int64_t o = strip.to / (groups * s.inner), col = strip.to % s.inner;
     SumExpOfStrip(x + strip.from, s, strip, y + o * s.inner + col, sums + strip.to);

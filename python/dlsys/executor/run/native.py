@@ -76,10 +76,11 @@ class Program(Runner):
             self.table.place(buffer, held.data_address)
         self._fixed = fixed
         states = [p.storage.array for p in written(self.plan.steps)]
-        self._rollback = Rollback(states, self._ctx) if states else None
+        # The host runs ahead of a GPU: on the CPU a Transaction sees to what fails.
+        self._rollback = Rollback(states, self._ctx) if states and self._target.streams else None
         self._changed = {id(held.block) for held in states}
-        # A step behind an update may fail: on a GPU one on the host alone, as memory is planned.
-        self._may_fail = self._rollback is not None and (not self._target.streams or self._on_host)
+        # A step behind an update may fail: one on the host alone, as memory is planned.
+        self._may_fail = self._rollback is not None and self._on_host
         self._blocks = [
             arena,
             *self._own.values(),
@@ -120,15 +121,12 @@ class Program(Runner):
 
     @contextlib.contextmanager
     def _rolled_back(self, waits: bool = False) -> Iterator[None]:
-        """Rolls a run back if a step fails behind an update, or if a kernel that it `waits` for on
-        a GPU finds a fault.
+        """Rolls a run back if a step fails behind an update, or if a kernel that it `waits` for
+        finds a fault.
         """
-        if not self._may_fail and not (waits and self._target.streams):
+        guarded = self._may_fail or waits
+        with (self._rollback if guarded else None) or contextlib.nullcontext():
             yield
-            return
-        with self._rollback or contextlib.nullcontext():
-            yield
-        self._may_fail &= self._target.streams  # the CPU has all of its memory now (rollback.py)
 
     def _launch(self, on: int) -> None:
         for segment in self.segments:
