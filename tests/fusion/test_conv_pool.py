@@ -344,7 +344,3 @@ class Codes(unittest.TestCase):
                 call_kernel(ctx, step, [ndarray.array(a, ctx) for a in inputs], made)
                 np.testing.assert_array_equal(made[0].asnumpy(), y)
                 np.testing.assert_array_equal(made[1].asnumpy(), code)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -414,7 +414,3 @@ def huber_of(x: Node) -> Node:
 
 
 CpuValues, GpuValues = on_native_devices(Values)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -321,7 +321,3 @@ class GpuRows(Kernels):
         ):
             with self.assertRaisesRegex(KernelError, f"shuffled_rows: .*{message}"):
                 launch("shuffled_rows", self.ctx, *given, 0, 1, *made)
-
-
-if __name__ == "__main__":
-    unittest.main()

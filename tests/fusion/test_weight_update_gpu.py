@@ -278,7 +278,3 @@ class GpuKernel(unittest.TestCase):
         ):
             with self.assertRaisesRegex(KernelError, f"matmul_sgd_update: .*{message}"):
                 self.call(*arguments)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -248,7 +248,3 @@ class Imports(unittest.TestCase):
             "ad.Executor([x * 2]).run({x: [1.0]})"
         )
         self.assertIn("dlsys.executor.executor", opened)
-
-
-if __name__ == "__main__":
-    unittest.main()

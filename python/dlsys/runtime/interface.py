@@ -27,15 +27,6 @@ _TYPES: dict[str, Any] = {
 }
 
 
-class Struct(ctypes.Structure):
-    """A struct that a kernel takes as one argument. Fields that are not given are 0."""
-
-    def __repr__(self) -> str:
-        values = ((name, getattr(self, name)) for name, _ in self._fields_)  # type: ignore[misc]
-        shown = (f"{name}={list(x) if isinstance(x, ctypes.Array) else x}" for name, x in values)
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-
 class DeviceType(NamedTuple):
     """A kind of devices: its code, its column of the kernel table, and whether its kernels take a
     stream, on which the host runs ahead of them.
@@ -44,6 +35,15 @@ class DeviceType(NamedTuple):
     code: int
     column: str
     streams: bool
+
+
+class Struct(ctypes.Structure):
+    """A struct that a kernel takes as one argument. Fields that are not given are 0."""
+
+    def __repr__(self) -> str:
+        values = ((name, getattr(self, name)) for name, _ in self._fields_)  # type: ignore[misc]
+        shown = (f"{name}={list(x) if isinstance(x, ctypes.Array) else x}" for name, x in values)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class Interface:
@@ -93,10 +93,10 @@ class Interface:
             kind, name, *rest = line.split(" ")
             if kind in numbers:
                 numbers[kind][name] = int(rest[0])
-            elif kind in lists:
-                lists[kind][name] = tuple(rest)
             elif kind == "device":
                 self.devices[name] = DeviceType(int(rest[0]), rest[1], rest[2] == "1")
+            elif kind in lists:
+                lists[kind][name] = tuple(rest)
             elif kind == "struct":
                 self._fields[name] = []
             elif kind == "field":

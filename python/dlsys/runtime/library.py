@@ -303,13 +303,6 @@ def array_list(addresses: Sequence[int]) -> DLArrayList:
     return DLArrayList(len(addresses), (ctypes.c_void_p * len(addresses))(*addresses))
 
 
-def bytes_of(struct: Any) -> DLBytes:
-    """A struct of ctypes, which it keeps alive, as an argument."""
-    made = DLBytes(ctypes.sizeof(struct), ctypes.addressof(struct))
-    made.struct = struct
-    return made
-
-
 def dtypes_of(arguments: Iterable[Any]) -> Iterator[Any]:
     """The dtypes of the arrays, or the specs, among a call's arguments and in their lists."""
     for argument in arguments:
@@ -317,6 +310,13 @@ def dtypes_of(arguments: Iterable[Any]) -> Iterator[Any]:
             yield from dtypes_of(argument)
         elif hasattr(argument, "dtype"):
             yield argument.dtype
+
+
+def bytes_of(struct: Any) -> DLBytes:
+    """A struct of ctypes, which it keeps alive, as an argument."""
+    made = DLBytes(ctypes.sizeof(struct), ctypes.addressof(struct))
+    made.struct = struct
+    return made
 
 
 def _frozen(arguments: Sequence[Any]) -> tuple:

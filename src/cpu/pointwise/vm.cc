@@ -203,12 +203,13 @@ void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, 
   }
   const bool is_bool = out->dtype == DL_BOOL;
   const int64_t numel = Worker::ScratchNumel(program, count, std::min(kBlock, n));
-  auto task = [&](int64_t begin, int64_t end, float* scratch) {
-    const Worker worker(program, sources, count, std::min(kBlock, end - begin), scratch);
+  const auto make = [=] { return ScratchArray<float>(numel); };
+  auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
+    const Worker worker(program, sources, count, std::min(kBlock, end - begin), scratch.data());
     for (int64_t at = begin; at < end; at += kBlock)
       worker.Run(at, std::min(kBlock, end - at), out->data, is_bool);
   };
-  ParallelForWithScratch<float>(n, kGrain, numel, task);
+  ParallelForWithScratch(n, kGrain, make, task);
 }
 
 DLSYS_KERNEL(cpu, pointwise, Pointwise);
