@@ -53,7 +53,7 @@ def elementwise(
 
 def checked(
     op: Op, inputs: Sequence[NDArray], *outputs: NDArray, **attrs: Any
-) -> tuple[float | int, ...]:
+) -> tuple[Any, ...]:
     """The plain arguments of an operator's kernel, or ShapeError where the arrays do not fit."""
     check_arrays(op.name, *inputs, *outputs)
     given = tuple((name, _frozen(value)) for name, value in attrs.items())
