@@ -232,7 +232,8 @@ BASE_NVCCFLAGS = -std=c++17 $(NVCC_LEVEL) -Isrc -Xfatbin -compress-all --threads
 # With EMULATED=1 src/cuda/ becomes C++, over the GPU of src/emulator/; the rest is compiled once for
 # both libraries.
 EMULATED ?=
-EMULATED_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -O2 -fno-strict-aliasing -Wno-unknown-pragmas \
+EMULATED_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -O2 -march=native -ffp-contract=off \
+  -fno-strict-aliasing -Wno-unknown-pragmas \
   -Wno-unused-parameter -Wno-sign-compare -DDLSYS_EMULATED -DDLSYS_CUDA_ARCHS=\"emulated\"
 
 CUDA_ARCHS ?= $(if $(GPU_ARCHS),$(if $(NVCC),$(GPU_ARCHS)))

@@ -1,1 +1,1 @@
-"""What holds, with its record: losses, accuracies, attacks, all tests on a GPU."""
+"""Proofs with their records: losses, accuracies, attacks, all tests on a GPU."""

@@ -1,1 +1,1 @@
-"""How long things take, on the CPU and on a GPU, beside PyTorch and JAX."""
+"""Timings on the CPU and on a GPU, beside PyTorch and JAX."""

@@ -18,7 +18,8 @@
 
 #if defined(__x86_64__)
 // switch_fiber(where to keep this stack pointer, the other one): what a call has to preserve lies
-// on the stack of whoever does not run.
+// on the stack of whoever does not run. A processor expects `ret` to go back to the last caller, so
+// it would be wrong each time; a jump it learns.
 extern "C" void dlsys_switch_fiber(void** keep, void* to);
 asm(R"(
 .text
@@ -40,7 +41,8 @@ dlsys_switch_fiber:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rdx
+  jmp *%rdx
 .size dlsys_switch_fiber, .-dlsys_switch_fiber
 )");
 #else
@@ -159,7 +161,7 @@ class Scheduler {
   }
   Group& all() { return all_; }
   Group& warp() { return warps_[current_ / kLanes]; }
-  char* slot(int lane) { return slots_[current_ / kLanes][lane]; }
+  Slots slots() { return slots_[current_ / kLanes]; }
   char* dynamic() { return dynamic_; }
   Fiber& fiber() { return fibers_[current_]; }
   bool late() const { return late_; }
@@ -196,7 +198,7 @@ class Scheduler {
   }
   void Resume(unsigned thread) {
     current_ = thread;
-    threadIdx.x = thread;
+    *thread_x_ = thread;
     fibers_[thread].waits = nullptr;
     dlsys_switch_fiber(&main_, fibers_[thread].stack_pointer);
   }
@@ -206,6 +208,7 @@ class Scheduler {
   std::vector<char> dynamic_memory_;
   char* dynamic_ = nullptr;
   void* main_ = nullptr;
+  unsigned* const thread_x_ = &threadIdx.x;  // of the thread that owns this
   unsigned current_ = 0, rank_ = 0;
   Group all_, warps_[kMostThreads / kLanes];
   alignas(16) char slots_[kMostThreads / kLanes][kLanes][kSlotNbytes];
@@ -282,7 +285,7 @@ bool RunCluster(const Grid& grid, unsigned first) {
 void MeetBlock() { scheduler().Wait(scheduler().all()); }
 void MeetWarp() { scheduler().Wait(scheduler().warp()); }
 void MeetCluster() { scheduler().WaitForCluster(); }
-void* Slot(int lane) { return scheduler().slot(lane); }
+Slots SlotsOfWarp() { return scheduler().slots(); }
 void* DynamicShared() { return scheduler().dynamic(); }
 const void* OfPeer(const void* shared, int peer) { return scheduler().OfPeer(shared, peer); }
 

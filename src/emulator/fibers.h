@@ -5,8 +5,8 @@
 
 #include "emulator/vectors.h"
 
-// Of the thread that runs now. Blocks and grids are lines.
-extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
+// Of the thread that runs now. Blocks and grids are lines. Hidden, they need one address for all.
+extern __attribute__((visibility("hidden"))) __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace dlsys {
 namespace emulator {
@@ -21,16 +21,18 @@ void MeetBlock();
 void MeetWarp();
 void MeetCluster();
 
-// What a lane of this warp shows the others.
-void* Slot(int lane);
+// What each lane of this warp shows the others: a slot a lane.
+using Slots = char (*)[kSlotNbytes];
+Slots SlotsOfWarp();
 
 template <class T>
 T FromLane(const T& value, int lane) {
   static_assert(sizeof(T) <= kSlotNbytes, "it fits into a slot");
-  memcpy(Slot(Lane()), &value, sizeof value);
+  const Slots slots = SlotsOfWarp();
+  memcpy(slots[Lane()], &value, sizeof value);
   MeetWarp();
   T other;
-  memcpy(&other, Slot(lane), sizeof other);
+  memcpy(&other, slots[lane], sizeof other);
   MeetWarp();
   return other;
 }

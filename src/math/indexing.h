@@ -30,6 +30,17 @@ inline void CheckSameDtypes(const char* op, const DLArray* x, const DLArray* y) 
     Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
 }
 
+// A transposition: axis k of the output is axis axes[k] of the input.
+struct Permutation {
+  int32_t axes[DL_MAX_NDIM];
+};
+
+inline std::string PermutationText(const Permutation& permutation, int ndim) {
+  std::string text = "(";
+  for (int k = 0; k < ndim; k++) text += (k ? ", " : "") + std::to_string(permutation.axes[k]);
+  return text + ")";
+}
+
 // ---- strided views ----
 
 constexpr int64_t kNoSteps[DL_MAX_NDIM] = {1, 1, 1, 1, 1, 1, 1, 1};

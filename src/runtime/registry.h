@@ -183,6 +183,7 @@ template <class T>
 struct Struct {
   const DLBytes* bytes;
   const T& operator*() const { return *(const T*)bytes->data; }
+  const T* operator->() const { return (const T*)bytes->data; }
 };
 template <class T>
 struct Arg<Struct<T>> {
@@ -335,8 +336,9 @@ inline T* Out(const char* op, DLArray* a) {
 #define DLSYS_KERNEL_OF(device, id, name, dtype, ...)                                      \
   [[maybe_unused]] static const ::dlsys::KernelRegistrar kernel_##device##_##id##_##dtype( \
       ::dlsys::MakeEntry<&__VA_ARGS__>(name, #device, dtype, __FILE__, __LINE__))
-#define DLSYS_KERNEL(device, name, ...) \
-  DLSYS_KERNEL_OF(device, name, #name, DL_FLOAT32, __VA_ARGS__)
+#define DLSYS_KERNEL_NAMED(device, id, name, ...) \
+  DLSYS_KERNEL_OF(device, id, name, DL_FLOAT32, __VA_ARGS__)
+#define DLSYS_KERNEL(device, name, ...) DLSYS_KERNEL_NAMED(device, name, #name, __VA_ARGS__)
 // Of a function template whose first parameter is the storage type; what follows it are the rest.
 #define DLSYS_KERNEL_TYPED_NAMED(device, id, name, Function, ...)                            \
   DLSYS_KERNEL_OF(device, id, name, DL_FLOAT32, Function<float __VA_OPT__(, ) __VA_ARGS__>); \

@@ -194,7 +194,3 @@ class Environment(unittest.TestCase):
             with mock.patch.dict(os.environ, {f"DLSYS_{name}": "true"}):
                 with self.assertRaisesRegex(ValueError, f"DLSYS_{name}=true: expected "):
                     Settings()
-
-
-if __name__ == "__main__":
-    unittest.main()

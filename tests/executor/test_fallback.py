@@ -121,7 +121,3 @@ class Fallback:
 
 
 CpuFallback, GpuFallback = on_native_devices(Fallback)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -353,7 +353,3 @@ class Segments(unittest.TestCase):
             copies.disconnect()
             addresses = [slot.data_address for slot in slots]
             self.assertEqual([row[:2] for row in copies.rows()], [[a, a] for a in addresses])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -202,7 +202,3 @@ class CpuOwnCompute(OwnCompute, unittest.TestCase):
 @require(gpu(0))
 class GpuOwnCompute(CpuOwnCompute):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

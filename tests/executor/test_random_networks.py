@@ -291,7 +291,3 @@ class BodyTraining(Training, unittest.TestCase):
 
 
 CpuTraining, GpuTraining = on_native_devices(Training)
-
-
-if __name__ == "__main__":
-    unittest.main()

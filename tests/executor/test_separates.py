@@ -92,7 +92,3 @@ class NumpySeparation(Separation, unittest.TestCase):
 
 
 CpuSeparation, GpuSeparation = on_native_devices(Separation)
-
-
-if __name__ == "__main__":
-    unittest.main()

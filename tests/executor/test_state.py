@@ -397,7 +397,3 @@ CpuState, GpuState = on_native_devices(State)
 
 
 CpuMoves, GpuMoves = on_native_devices(Moves)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -205,7 +205,3 @@ class Grouped:
 
 
 CpuGrouped, GpuGrouped = on_native_devices(Grouped)
-
-
-if __name__ == "__main__":
-    unittest.main()

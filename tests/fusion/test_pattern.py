@@ -67,7 +67,3 @@ class Patterns(unittest.TestCase):
         found = [(reader.name, view.name) for reader, view in graph.readers(self.x)]
         wanted = [(read, flat), (flat, flat), (plain, self.x)]
         self.assertCountEqual(found, [(reader.name, view.name) for reader, view in wanted])
-
-
-if __name__ == "__main__":
-    unittest.main()

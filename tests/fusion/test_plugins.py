@@ -202,7 +202,3 @@ class Deleted(unittest.TestCase):
             package,
             DLSYS_LIBRARY=str(load().path),
         ).splitlines()
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -198,7 +198,3 @@ class GradientErrors(unittest.TestCase):
         for output, wrt in cases:
             with self.subTest(output=output, wrt=wrt), self.assertRaises(GraphError):
                 ad.gradients(output, wrt)
-
-
-if __name__ == "__main__":
-    unittest.main()

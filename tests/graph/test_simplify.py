@@ -250,7 +250,3 @@ def _compute_each(fetches, feeds):
             fed = dict(zip(inputs, (values[x] for x in node.inputs)))
             values[node] = evaluate([alone], fed)[0]
     return [values[node] for node in fetches]
-
-
-if __name__ == "__main__":
-    unittest.main()

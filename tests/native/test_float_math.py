@@ -139,7 +139,3 @@ class NumpyMath(Math, unittest.TestCase):
 
 
 CpuMath, GpuMath = on_native_devices(Math)
-
-
-if __name__ == "__main__":
-    unittest.main()

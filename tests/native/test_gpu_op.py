@@ -145,11 +145,13 @@ class Errors:
         self.refused("second input has shape (4, 3), expected (2, 3)", add, a, b, self.arr(2, 3))
         self.refused("output has shape (4, 3), expected (2, 3)", add, a, self.arr(2, 3), b)
         self.refused(
-            "inner dimensions differ: A (2, 3) as it is and B (4, 3) as it is",
+            "inner dimensions differ: A (2, 3) and B (4, 3); did you mean trans_B=True?",
             *(multiply, a, False, b, False, self.arr(2, 3)),
         )
-        self.refused("C has shape (4, 2)", multiply, a, False, b, True, self.arr(4, 2))
-        self.refused("expected a matrix", multiply, a, False, self.arr(3), False, self.arr(2, 1))
+        self.refused("output has shape (4, 2)", multiply, a, False, b, True, self.arr(4, 2))
+        self.refused(
+            "expected two matrices", multiply, a, False, self.arr(3), False, self.arr(2, 1)
+        )
         self.refused("does not broadcast", gpu_op.broadcast_to, a, self.arr(5, 3))
         self.refused("expected (3,)", gpu_op.reduce_sum_axis_zero, a, self.arr(2))
         self.refused("at least one axis", gpu_op.softmax, self.arr(), self.arr())
@@ -197,7 +199,3 @@ class GpuErrors(Errors, unittest.TestCase):
     def test_arrays_on_two_devices(self):
         on_cpu = ndarray.array(np.ones((2, 3)))
         self.refused("on two devices: cpu(0) and gpu(0)", gpu_op.relu, on_cpu, self.arr(2, 3))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -323,7 +323,3 @@ class TorchExchange(unittest.TestCase):
                 self.assertEqual(twin.data_address, source.data_ptr())
                 del source
                 np.testing.assert_array_equal(twin.asnumpy(), np.ones((4, 5)))
-
-
-if __name__ == "__main__":
-    unittest.main()

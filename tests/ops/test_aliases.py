@@ -292,7 +292,3 @@ class Kernels:
 
 
 CpuKernels, GpuKernels = on_native_devices(Kernels)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -124,7 +124,3 @@ class ComparisonNodeTests(unittest.TestCase):
         free = ad.Variable("free")
         with self.assertRaisesRegex(DlsysError, r"^~: expected truth values, got free of float32"):
             evaluate([~free], {free: np.float32([1])})
-
-
-if __name__ == "__main__":
-    unittest.main()

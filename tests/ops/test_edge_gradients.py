@@ -127,7 +127,3 @@ class NumpyEdgeGradients(EdgeGradients, unittest.TestCase):
 
 
 CpuEdgeGradients, GpuEdgeGradients = on_native_devices(EdgeGradients)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -85,7 +85,3 @@ class NumpyEmptyBatches(EmptyBatches, unittest.TestCase):
 
 
 CpuEmptyBatches, GpuEmptyBatches = on_native_devices(EmptyBatches)
-
-
-if __name__ == "__main__":
-    unittest.main()

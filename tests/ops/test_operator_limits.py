@@ -245,7 +245,3 @@ class CpuLargeArrays(LargeArrays, unittest.TestCase):
 @require(ndarray.gpu(0))
 class GpuLargeArrays(LargeArrays, unittest.TestCase):
     ctx = ndarray.gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

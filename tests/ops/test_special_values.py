@@ -8,7 +8,6 @@ what cancels, such as 1 - tanh², leaves errors of that size.
 
 from __future__ import annotations
 
-import unittest
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -119,7 +118,3 @@ class Specials:
 
 
 CpuSpecials, GpuSpecials = on_native_devices(Specials)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -213,7 +213,3 @@ class ABackend(InACopy):
             DLSYS_LIBRARY=str(self.copy / "python/dlsys/libdlsys.so"),
         )  # fmt: skip
         self.assertRegex(printed, r"\n\d+ passed, 0 failed, 0 skipped")
-
-
-if __name__ == "__main__":
-    unittest.main()

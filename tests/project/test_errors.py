@@ -477,7 +477,3 @@ class Warnings(unittest.TestCase):
             warnings.simplefilter("error")
             for base in (0, -2.0, 0.0):
                 ad.gradients(base**x, [x])
-
-
-if __name__ == "__main__":
-    unittest.main()

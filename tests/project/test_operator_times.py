@@ -57,7 +57,3 @@ class Tables(unittest.TestCase):
         root = ElementTree.fromstring(operators_table.picture(record()))
         dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
         self.assertEqual(len(dots), 4 + 6)  # the legend's, and two of each time
-
-
-if __name__ == "__main__":
-    unittest.main()

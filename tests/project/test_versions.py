@@ -82,7 +82,3 @@ class BeforeAfter(unittest.TestCase):
             with self.subTest(after=after):
                 judged = before_after.judged({"before": [1.0, 1.0, 1.0], "after": after})
                 self.assertEqual(judged["verdict"], verdict)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -456,7 +456,3 @@ class NumpyFit(Fit, unittest.TestCase):
 
 
 CpuFit, GpuFit = on_native_devices(Fit)
-
-
-if __name__ == "__main__":
-    unittest.main()

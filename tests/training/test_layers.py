@@ -247,7 +247,3 @@ class NumpyLayers(Layers, unittest.TestCase):
 
 
 CpuLayers, GpuLayers = on_native_devices(Layers)
-
-
-if __name__ == "__main__":
-    unittest.main()

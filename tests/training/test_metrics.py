@@ -261,7 +261,3 @@ class Refusals(unittest.TestCase):
             train.TopK(0)
         with self.assertRaisesRegex(GraphError, "average must be macro, micro or None"):
             train.Recall(3, average="weighted")
-
-
-if __name__ == "__main__":
-    unittest.main()

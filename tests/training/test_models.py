@@ -241,7 +241,3 @@ class NumpyLearning(Learning, unittest.TestCase):
 
 
 CpuLearning, GpuLearning = on_native_devices(Learning)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -505,7 +505,3 @@ class AgainstTorch(unittest.TestCase):
             lambda w: torch.optim.SGD(w, lr=0.05), lambda w: clips.clip_grad_value_(w, 0.5)
         )
         self.compare(lambda: optim.SGD(0.05, clip_value=0.5), wanted)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -265,7 +265,3 @@ class AgainstTorch(unittest.TestCase):
             theirs.step(value)
             ours.report(value)
             self.assertAlmostEqual(ours(0), optimizer.param_groups[0]["lr"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -265,7 +265,3 @@ class Rules(unittest.TestCase):
         for ours, theirs in zip(made.batches(2), stated.batches(2), strict=True):
             np.testing.assert_array_equal(ours.images, theirs.images)
         self.assertIsNot(data.normalization, made.normalization)
-
-
-if __name__ == "__main__":
-    unittest.main()

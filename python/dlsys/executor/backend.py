@@ -17,10 +17,10 @@ from ..settings import settings
 from .capture.hazards import lifetimes_of
 from .capture.program import CapturingProgram
 from .plan.memory import Lifetimes, Plan, Step
-from .run.custom_compute import Guard
 from .run.native import Program
 from .run.numpy import NumpyRunner
 from .run.parameters import aligned_bytes
+from .run.python_step import Guard
 from .run.runner import Runner
 from .run.tables import workspace_nbytes
 

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -26,18 +26,16 @@ from ..runtime.device import Context
 from ..runtime.target import Target
 from ..settings import settings
 from .backend import Backend, backend_of
-from .debug.check import check_run
 from .debug.contract import Checked
 from .debug.observe import may_stop, run_watched
-from .debug.report import CountersSince, Report, plan_report
-from .debug.shapes import ShapeViews
+from .debug.views import Views
 from .plan.memory import Plan, make_plan
 from .plan.schedule import schedule
 from .run import parameters as state
 from .run.feeds import Feeds, Signature
 from .run.runner import Runner
 from .run.transaction import Transaction
-from .tune.autotune import algorithms_in, choose_kernels
+from .tune.autotune import choose_kernels
 
 # Nothing is imported later: a child that is forked while another thread imports a module waits for
 # that module for ever.
@@ -45,7 +43,7 @@ from .tune.autotune import algorithms_in, choose_kernels
 _MAX_PLANS = 64  # plans in the cache; the least recently used goes first
 
 
-class Executor(ShapeViews):
+class Executor(Views):
     """Computes nodes of a graph.
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
@@ -91,7 +89,7 @@ class Executor(ShapeViews):
         self._changes = Node.changes
         self._warned_of_plans = False
         self._backend: Backend = backend_of(ctx)
-        self._since = CountersSince(ctx) if ctx is not None else None
+        self._count_from_here()
 
     # ---- running ----
     def run(
@@ -129,9 +127,7 @@ class Executor(ShapeViews):
         return self._runs(n, feed_dict, convert_to_numpy_ret_vals)
 
     def _runs(self, n: int, feed_dict: Mapping[Node, Any] | None, as_numpy: bool) -> list[Any]:
-        if self._running.locked():
-            _refuse_second()
-        with self._running:
+        with self._alone():
             runner, transaction, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
                 self._run(runner, transaction, values)  # the run after the first is captured
@@ -180,34 +176,14 @@ class Executor(ShapeViews):
         if self._draws is not None:
             self._draws.set(np.int64(number))
 
-    def report(self) -> Report:
-        """Each plan made so far with its launches, its captured segments and what broke them, and
-        the launches, waits and allocations since the executor was made. Print it.
-        """
-        plans = tuple(plan_report(runner) for runner, *_ in self._runners.values())
-        return Report(self.ctx, plans, self._since.counts() if self._since else None)
-
-    def algorithms(self) -> dict[str, str]:
-        """The algorithm of each kernel that has several, "" for its heuristic, in the plans made so
-        far; the keys have the kernel, the arrays and the precision.
-        """
-        if self.ctx is None:
-            return {}
-        return algorithms_in([runner.plan for runner, *_ in self._runners.values()], self.ctx)
-
-    def check(
-        self, feed_dict: Mapping[Node, Any] | None = None, reference: Context | None = None
-    ) -> None:
-        """Runs once, step by step, and compares each step with the same operator on numpy (in
-        float64) or on another device. Parameters are as before afterwards.
-
-        Raises KernelError naming the first step beyond its tolerance, with the largest error.
-        """
+    def _alone(self) -> threading.Lock:
+        """The lock of runs. A second run at the same time is refused rather than made to wait."""
         if self._running.locked():
-            _refuse_second()
-        with self._running:
-            runner, _, values = self._ready(feed_dict)
-            check_run(runner, values, reference)
+            raise GraphError(
+                "this executor is running already, in another thread or around an operator of its "
+                "own; make one executor for each"
+            )
+        return self._running
 
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Runner, Transaction, list[Any]]:
         """The bound plan for these feeds, the transaction of its runs, the feeds in its order."""
@@ -253,7 +229,10 @@ class Executor(ShapeViews):
     def _bind(self, plan: Plan) -> Runner:
         for parameter in self._parameters:
             state.check_home(parameter, self.ctx)
-        state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
+        # In the order in which steps write them, those only read last.
+        written = [step.inputs[k].node for step in plan.steps for k in step.node.op.writes]
+        states = dict.fromkeys([*written, *(value.node for value in plan.states)])
+        state.place([node.origin for node in states], self.ctx)
         runner = self._backend.runner(plan, Checked)
         self._backend.reserve(runner, [other for other, *_ in self._runners.values()])
         return runner
@@ -270,19 +249,9 @@ class Executor(ShapeViews):
 
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         with paused_collector():
-            return self._plan(feeds)
-
-    def _plan(self, feeds: Mapping[Node, Spec]) -> Plan:
-        specs = self._infer(feeds)
-        fetches = self._rewrite(specs)
-        order, values = schedule(fetches)
-        plan = make_plan(
-            order,
-            values,
-            self._backend.workspace,
-            reuse=not settings.separate_arena,
-            lifetimes=self._backend.lifetimes(order),
-        )
+            order, values = schedule(self._rewrite(self._infer(feeds)))
+            reuse, lifetimes = not settings.separate_arena, self._backend.lifetimes(order)
+            plan = make_plan(order, values, self._backend.workspace, reuse, lifetimes)
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
@@ -318,14 +287,6 @@ def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> 
 hooks["compute"] = _compute
 
 
-def _refuse_second() -> NoReturn:
-    """A second run at the same time is refused rather than made to wait."""
-    raise GraphError(
-        "this executor is running already, in another thread or around an operator of its own; "
-        "make one executor for each"
-    )
-
-
 def _check_fetch(node: Any) -> None:
     if not isinstance(node, Node):
         raise GraphError(f"Executor: expected nodes to fetch, got {type(node).__name__} {node!r}")
@@ -333,10 +294,3 @@ def _check_fetch(node: Any) -> None:
         raise GraphError(
             f"Executor: {node.name} has {node.op.outputs} values; fetch {node.name}[0] and so on"
         )
-
-
-def _in_order_of_update(plan: Plan) -> list[Any]:
-    """The plan's states in the order in which its steps write them, those only read last."""
-    done = [step.inputs[k] for step in plan.steps for k in step.node.op.writes]
-    placed = {value.node for value in done}
-    return done + [value for value in plan.states if value.node not in placed]

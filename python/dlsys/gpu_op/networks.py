@@ -6,15 +6,12 @@ Images are (N, C, H, W). `padding` and `stride` are one integer or (height, widt
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..errors import ShapeError
-from ..graph.node import Op
 from ..ndarray import NDArray, array, empty, launch
 from ..ops.concat import concat_ops
 from ..ops.conv.convolution import (
@@ -24,15 +21,16 @@ from ..ops.conv.convolution import (
 )
 from ..ops.conv.pooling import avg_pool_gradient_like_op, avg_pool_op, max_pool_op
 from ..ops.indexing import Span, getitem_op
-from ..ops.leaf import Variable
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
     batch_normalize_op,
     batch_normalize_sums_op,
     batch_statistics_op,
 )
+from ..ops.optim.apply import options_of
+from ..ops.optim.rules import RULES
 from ..ops.pad import constant_pad_op
-from .checks import FLOAT32, check_arrays, check_separate, check_shape, elementwise
+from .checks import check_arrays, check_separate, check_shape, checked, elementwise
 
 __all__ = [
     "adam_update", "average_pooling2d", "average_pooling2d_gradient", "batch_normalization",
@@ -49,7 +47,7 @@ Pair = tuple[int, int]
 
 def conv2d(x: NDArray, f: NDArray, out: NDArray, padding: Any = 0, stride: Any = 1) -> None:
     """out (N, O, oH, oW) = x (N, C, H, W) convolved with f (O, C, kH, kW)."""
-    scalars = _checked(convolution_op, (x, f), out, padding=padding, stride=stride)
+    scalars = checked(convolution_op, (x, f), out, padding=padding, stride=stride)
     launch("conv2d", x.ctx, x, f, out, *scalars)
 
 
@@ -57,7 +55,7 @@ def conv2d_gradient_of_data(
     f: NDArray, dy: NDArray, dx: NDArray, padding: Any = 0, stride: Any = 1
 ) -> None:
     """dx (N, C, H, W) of conv2d from its filter and the gradient dy of its output."""
-    scalars = _checked(data_gradient_like_op, (f, dy, dx), dx, padding=padding, stride=stride)
+    scalars = checked(data_gradient_like_op, (f, dy, dx), dx, padding=padding, stride=stride)
     launch("conv2d_data_gradient", dx.ctx, f, dy, dx, *scalars)
 
 
@@ -65,7 +63,7 @@ def conv2d_gradient_of_filter(
     x: NDArray, dy: NDArray, df: NDArray, padding: Any = 0, stride: Any = 1
 ) -> None:
     """df (O, C, kH, kW) of conv2d from its data and the gradient dy of its output."""
-    scalars = _checked(filter_gradient_like_op, (x, dy, df), df, padding=padding, stride=stride)
+    scalars = checked(filter_gradient_like_op, (x, dy, df), df, padding=padding, stride=stride)
     launch("conv2d_filter_gradient", df.ctx, x, dy, df, *scalars)
 
 
@@ -77,7 +75,7 @@ def max_pooling2d(
 ) -> None:
     """out (N, C, oH, oW) = the largest value of each window of in (N, C, H, W)."""
     attrs = dict(window=(kernel_h, kernel_w), padding=padding, stride=stride)
-    scalars = _checked(max_pool_op, (in_arr,), out, **attrs)
+    scalars = checked(max_pool_op, (in_arr,), out, **attrs)
     launch("max_pool2d", out.ctx, in_arr, out, empty(out.shape, out.ctx, np.int32), *scalars)
 
 
@@ -96,7 +94,7 @@ def max_pooling2d_gradient(
     """
     op = "max_pool2d_gradient"
     attrs = dict(window=(kernel_h, kernel_w), padding=padding, stride=stride)
-    scalars = _checked(max_pool_op, (in_arr,), out_grad, **attrs)
+    scalars = checked(max_pool_op, (in_arr,), out_grad, **attrs)
     check_arrays(op, in_arr, in_grad)
     check_shape(op, "the gradient", in_grad, in_arr.shape)
     check_separate(op, in_grad, out_grad)
@@ -110,7 +108,7 @@ def average_pooling2d(
 ) -> None:
     """out (N, C, oH, oW) = the mean of each window of in (N, C, H, W), padding counted as 0."""
     attrs = dict(window=(kernel_h, kernel_w), padding=padding, stride=stride)
-    launch("avg_pool2d", out.ctx, in_arr, out, *_checked(avg_pool_op, (in_arr,), out, **attrs))
+    launch("avg_pool2d", out.ctx, in_arr, out, *checked(avg_pool_op, (in_arr,), out, **attrs))
 
 
 def average_pooling2d_gradient(
@@ -123,7 +121,7 @@ def average_pooling2d_gradient(
 ) -> None:
     """in_grad (N, C, H, W) of average_pooling2d from the gradient of its output."""
     attrs = dict(window=(kernel_h, kernel_w), padding=padding, stride=stride)
-    scalars = _checked(avg_pool_gradient_like_op, (out_grad, in_grad), in_grad, **attrs)
+    scalars = checked(avg_pool_gradient_like_op, (out_grad, in_grad), in_grad, **attrs)
     launch("avg_pool2d_gradient", in_grad.ctx, out_grad, in_grad, *scalars)
 
 
@@ -143,9 +141,9 @@ def batch_normalization(
 
     mean and variance (C,) are those of this batch and are written too; the gradient needs them.
     """
-    _checked(batch_statistics_op, (in_arr,), mean, variance)
+    checked(batch_statistics_op, (in_arr,), mean, variance)
     inputs = (in_arr, mean, variance, scale, bias)
-    scalars = _checked(batch_normalize_op, inputs, out, eps=eps, training=True)
+    scalars = checked(batch_normalize_op, inputs, out, eps=eps, training=True)
     launch("batch_statistics", in_arr.ctx, in_arr, mean, variance)
     launch("batch_normalize", in_arr.ctx, *inputs, *scalars, out)
 
@@ -164,9 +162,9 @@ def batch_normalization_gradient(
     """The three gradients of batch_normalization, through the batch's mean and variance too."""
     of_batch, sums = (in_arr, mean, variance), (scale_grad, bias_grad)
     inputs = (*of_batch, scale, *sums, out_grad)
-    _checked(batch_normalize_gradient_op, inputs, in_grad, eps=eps)
+    checked(batch_normalize_gradient_op, inputs, in_grad, eps=eps)
     attrs = dict(eps=eps, training=True)
-    scalars = _checked(batch_normalize_sums_op, (*of_batch, out_grad), *sums, **attrs)
+    scalars = checked(batch_normalize_sums_op, (*of_batch, out_grad), *sums, **attrs)
     launch("batch_normalize_sums", in_arr.ctx, *of_batch, out_grad, *scalars, *sums)
     launch("batch_normalize_gradient", in_arr.ctx, *inputs, *scalars, in_grad)
 
@@ -206,7 +204,7 @@ def tanh(in_arr: NDArray, out: NDArray) -> None:
 
 def concat(in_arr_a: NDArray, in_arr_b: NDArray, out: NDArray, axis: int = 0) -> None:
     """out = a and then b along an axis."""
-    scalars = _checked(concat_ops[2], (in_arr_a, in_arr_b), out, axis=axis)
+    scalars = checked(concat_ops[2], (in_arr_a, in_arr_b), out, axis=axis)
     launch("concat_2", out.ctx, in_arr_a, in_arr_b, *scalars, out)
 
 
@@ -221,12 +219,12 @@ def pad(
     if mode.lower() != "constant":
         raise ShapeError(f"pad: the mode here is constant, got {mode!r}; ad.pad_op has others")
     attrs = dict(paddings=paddings, value=constant_values)
-    launch("place", out.ctx, in_arr, *_checked(constant_pad_op, (in_arr,), out, **attrs), out)
+    launch("place", out.ctx, in_arr, *checked(constant_pad_op, (in_arr,), out, **attrs), out)
 
 
 def slice(in_arr: NDArray, out: NDArray, begin: Sequence[int]) -> None:
     """out = the part of in that begins at `begin` and has the shape of out."""
-    scalars = _checked(getitem_op, (in_arr,), out, key=tuple(map(Span, begin, out.shape)))
+    scalars = checked(getitem_op, (in_arr,), out, key=tuple(map(Span, begin, out.shape)))
     launch("slice", out.ctx, in_arr, *scalars, out)
 
 
@@ -256,46 +254,11 @@ def adam_update(
     if step < 1:
         raise ShapeError(f"{op}: steps are counted from 1, got {step}")
     before = array(np.array([step - 1], np.int64), param.ctx, np.int64)
-    constants = beta1, 1 - beta1, beta2, 1 - beta2, eps
-    _update(op, [param, mean, square], grad, lr, [before], *constants)
+    states = [param, mean, square]
+    _update(op, states, grad, lr, [before], beta1=beta1, beta2=beta2, eps=eps)
 
 
 # ---- checks ----
-
-
-def _checked(
-    op: Op, inputs: Sequence[NDArray], *outputs: NDArray, **attrs: Any
-) -> tuple[float | int, ...]:
-    """The plain arguments of an operator's kernel, or ShapeError where the arrays do not fit."""
-    check_arrays(op.name, *inputs, *outputs)
-    given = tuple((name, _frozen(value)) for name, value in attrs.items())
-    shapes, count, scalars = _rules(op, tuple(x.shape for x in inputs), given)
-    for out, shape in zip(outputs, shapes):
-        check_separate(op.name, out, *inputs[:count])
-        check_shape(op.name, "the output", out, shape)
-    return scalars
-
-
-@lru_cache
-def _rules(op: Op, given: tuple[tuple[int, ...], ...], attrs: tuple[tuple[str, Any], ...]) -> Any:
-    """The shapes of an operator's outputs by its own rules, the number of inputs that its kernel
-    reads, and the plain arguments. An operator without a kernel becomes one that has it, without
-    the last input, which counts by its shape alone.
-    """
-    signature = op.signature
-    assert signature is not None
-    nodes = [Variable(name, shape, FLOAT32) for name, shape in zip(signature.inputs, given)]
-    node = op(*nodes, **dict(attrs))
-    if op.kernel is None:
-        simpler = op.simplify(node)
-        assert simpler is not None
-        node = simpler
-    specs = node.spec if node.op.outputs > 1 else (node.spec,)
-    return [spec.shape for spec in specs], len(node.inputs), node.op.scalars(node)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if type(value) in (list, tuple) else value
 
 
 def _check_alike(op: str, param: NDArray, *others: NDArray) -> None:
@@ -305,10 +268,9 @@ def _check_alike(op: str, param: NDArray, *others: NDArray) -> None:
 
 
 def _update(
-    op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], *constants: float
+    op: str, states: list[NDArray], grad: NDArray, lr: float, step: list[NDArray], **attrs: float
 ) -> None:
     """One update by a rule, its gradient taken as it is: due at every run, no clip, no decay."""
-    rest = [*map(float, constants), *[0.0] * (5 - len(constants))]
     rate = array(np.array([lr], np.float32), grad.ctx)
     lists: tuple[list[NDArray], ...] = (states, [grad], [rate], step, [], [])
-    launch(op, grad.ctx, *lists, 1, math.inf, 0.0, 0.0, *rest)
+    launch(op, grad.ctx, *lists, options_of(RULES[op], attrs))

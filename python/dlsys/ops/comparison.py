@@ -58,7 +58,7 @@ class Compare(Elementwise):
         self._swapped = swapped  # the comparison that gives the same with its inputs exchanged
         self.signature = Signature(a=Operand(), b=Operand())
         self.doc = (
-            f"Whether a is {name.replace('_', ' ')} to b, as numpy's `{name}`: bool, broadcast."
+            f"True where a is {name.replace('_', ' ')} to b, as numpy's `{name}`: bool, broadcast."
         )
 
     def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
@@ -236,10 +236,10 @@ maximum_op = Extreme(
 
 # The docstrings of the operators.
 for _op, _text in (
-    (logical_and_op, "Whether both a and b are True."),
-    (logical_or_op, "Whether a or b is True, or both are."),
-    (logical_xor_op, "Whether one of a and b is True and the other is not."),
-    (logical_not_op, "Whether x is False, or 0."),
+    (logical_and_op, "True where both a and b are."),
+    (logical_or_op, "True where a or b is, or both are."),
+    (logical_xor_op, "True where one of a and b is and the other is not."),
+    (logical_not_op, "True where x is False, or 0."),
     (minimum_op, "The smaller of a and b, NaN where either is; of a tie the gradient goes to a."),
     (maximum_op, "The larger of a and b, NaN where either is; of a tie the gradient goes to a."),
 ):

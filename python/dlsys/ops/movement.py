@@ -14,7 +14,9 @@ from ..graph.kinds import Axes, Int, Ints, Shape
 from ..graph.node import Node, Op, hooks
 from ..graph.signature import Signature
 from ..graph.spec import Spec, describe, merge_shapes, normalize_axes
+from ..runtime.interface import interface
 
+_Permutation = interface.struct("Permutation")
 __all__ = [
     "array_reshape_op", "broadcast_to_op", "copy_op", "expand_dims_op", "flatten_op",
     "reshape_like_op", "reshape_op", "squeeze_op", "transpose_op",
@@ -159,9 +161,8 @@ class TransposeOp(Op):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         np.copyto(arrays[1], arrays[0].transpose(node.attrs["axes"]))
 
-    def scalars(self, node: Node) -> tuple[int]:
-        axes = self.permutation(node, len(node.spec.shape))
-        return (sum(axis << (4 * k) for k, axis in enumerate(axes)),)
+    def scalars(self, node: Node) -> tuple[Any]:
+        return (_Permutation(axes=self.permutation(node, len(node.spec.shape))),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         axes = node.attrs["axes"]

@@ -202,8 +202,7 @@ class ResizeGradientOp(Op):
         _spread(dy, _neighbors(self.mode, align, dx.shape[-2], dy.shape[-2]), -2, row, rows)
         _spread(rows, _neighbors(self.mode, align, dx.shape[-1], dy.shape[-1]), -1, column, dx)
 
-    def scalars(self, node: Node) -> tuple[int]:
-        return (int(node.attrs["align_corners"]),)
+    scalars = ResizeOp.scalars
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         dy, align = node.inputs[0], node.attrs["align_corners"]

@@ -10,18 +10,7 @@ from typing import Any
 
 from ..errors import GraphError
 from ..ops.leaf import Parameter
-from ..ops.optim.apply import (
-    RuleOp,
-    adagrad_update_op,
-    adam_update_op,
-    lion_update_op,
-    rmsprop_centred_momentum_update_op,
-    rmsprop_centred_update_op,
-    rmsprop_momentum_update_op,
-    rmsprop_update_op,
-    sgd_momentum_update_op,
-    sgd_update_op,
-)
+from ..ops.optim.apply import UPDATES, RuleOp
 from .optimizer import NOT_NEGATIVE, UNIT, Optimizer, Options, Rate, renamed
 
 
@@ -52,9 +41,9 @@ class SGD(Optimizer):
                 f"dampening={dampening}"
             )
         if not momentum:
-            return sgd_update_op, {}
+            return UPDATES["sgd_update"], {}
         attrs = {"momentum": momentum, "nesterov": nesterov, "dampening": dampening}
-        return sgd_momentum_update_op, {key: value for key, value in attrs.items() if value}
+        return UPDATES["sgd_momentum_update"], {key: value for key, value in attrs.items() if value}
 
     @property
     def velocity(self) -> dict[Parameter, Parameter]:
@@ -79,7 +68,7 @@ class Adam(Optimizer):
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        return adam_update_op, {key: options[key] for key in ("beta1", "beta2", "eps")}
+        return UPDATES["adam_update"], {key: options[key] for key in ("beta1", "beta2", "eps")}
 
 
 class AdamW(Adam):
@@ -121,10 +110,8 @@ class RMSprop(Optimizer):
         attrs = {"alpha": options["alpha"], "eps": options["eps"]}
         if options["momentum"]:
             attrs["momentum"] = options["momentum"]
-            ops = rmsprop_momentum_update_op, rmsprop_centred_momentum_update_op
-        else:
-            ops = rmsprop_update_op, rmsprop_centred_update_op
-        return ops[bool(options["centered"])], attrs
+        words = (word for word in ("centered", "momentum") if options[word])
+        return UPDATES["_".join(["rmsprop", *words, "update"])], attrs
 
 
 class Adagrad(Optimizer):
@@ -144,7 +131,7 @@ class Adagrad(Optimizer):
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        return adagrad_update_op, {"eps": options["eps"]}
+        return UPDATES["adagrad_update"], {"eps": options["eps"]}
 
 
 class Lion(Optimizer):
@@ -165,4 +152,4 @@ class Lion(Optimizer):
         super().__init__(lr, options, decoupled=decoupled, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        return lion_update_op, {"beta1": options["beta1"], "beta2": options["beta2"]}
+        return UPDATES["lion_update"], {"beta1": options["beta1"], "beta2": options["beta2"]}

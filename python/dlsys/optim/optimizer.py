@@ -16,7 +16,7 @@ from ..graph.gradients import gradients
 from ..graph.node import Node, find_topo_sort
 from ..ops.comparison import minimum_op
 from ..ops.leaf import Parameter, constant_op
-from ..ops.optim.apply import RuleOp, accumulate_update_op, global_norm_op
+from ..ops.optim.apply import UPDATES, RuleOp, global_norm_op
 from ..ops.optim.assign import advance_step_op, group_op
 from .ema import EMA
 from .schedule import Schedule
@@ -116,7 +116,7 @@ class Optimizer:
         if self.accumulate > 1:
             totals = [self._slot(parameter, "gradient") for parameter in flat]
             grads = [
-                accumulate_update_op(total, grad, **self._accumulation)
+                UPDATES["accumulate_update"](total, grad, **self._accumulation)
                 for total, grad in zip(totals, grads)
             ]
         scale = self._scale(grads)

@@ -21,9 +21,7 @@ from ..runtime.target import NUMPY, Target
 
 
 def simplify(
-    specs: Mapping[Node, Any],
-    fetches: Sequence[Node],
-    target: Target = NUMPY,
+    specs: Mapping[Node, Any], fetches: Sequence[Node], target: Target = NUMPY
 ) -> list[Node]:
     """The fetches over a new graph whose nodes all carry their spec; the user's graph is left
     alone.

@@ -45,6 +45,11 @@ class DLArrayList(ctypes.Structure):
     _fields_ = interface.fields("DLArrayList", arrays=ctypes.POINTER(ctypes.c_void_p))
 
 
+class DLBytes(ctypes.Structure):
+    _fields_ = interface.fields("DLBytes")
+    struct: Any  # that it shows
+
+
 class DLValue(ctypes.Union):
     _fields_ = interface.fields("DLValue")
 
@@ -82,6 +87,7 @@ _LETTERS: dict[str, Any] = {
     "o": ctypes.c_void_p,
     "I": ctypes.POINTER(DLArrayList),
     "O": ctypes.POINTER(DLArrayList),
+    "b": ctypes.POINTER(DLBytes),
     "l": ctypes.c_int64,
     "f": ctypes.c_float,
     "s": ctypes.c_void_p,
@@ -135,8 +141,8 @@ class Library:
 
     def kernel(self, device_name: str, name: str, dtype: Any = FLOAT32) -> Callable[..., None]:
         """The kernel for a storage type as a function of arrays (anything with `.handle_address`),
-        lists of arrays, numbers and, for "cuda", the stream. Raises KernelError when the library
-        has no such kernel.
+        lists of arrays, structs of the interface, numbers and, for "cuda", the stream. Raises
+        KernelError when the library has no such kernel.
         """
         key = (device_name, name, dtype)
         call = self._kernels.get(key)
@@ -170,8 +176,8 @@ class Library:
         """True when a kernel does a call with these arguments, no slower than several kernels do.
 
         The arguments are those of the call, without the stream, in the order of the kernel's
-        signature: numbers, and for each array anything with `.shape` and `.dtype`, as a Spec or an
-        array. Raises KernelError when the library has no such kernel.
+        signature: numbers, structs, and for each array anything with `.shape` and `.dtype`, as a
+        Spec or an array. Raises KernelError when the library has no such kernel.
         """
         key = device_name, name, storage_dtype(dtypes_of(arguments))
         if not self._entry(key).fits:
@@ -217,10 +223,14 @@ class Library:
         for value, letter, argument in zip(values, letters, frozen):
             if letter in "io":
                 value.p = _shown(argument, ctx, held)
-            elif letter in "IO":
-                listed = array_list([_shown(array, ctx, held) for array in argument])
-                held.append(listed)
-                value.p = ctypes.addressof(listed)
+            elif letter in "IOb":
+                made = (
+                    bytes_of(ctypes.create_string_buffer(argument, len(argument)))
+                    if letter == "b"
+                    else array_list([_shown(array, ctx, held) for array in argument])
+                )
+                held.append(made)
+                value.p = ctypes.addressof(made)
             elif letter == "f":
                 value.f = argument
             else:
@@ -251,8 +261,8 @@ class Library:
         letters = self.signature[key[:2]]
         entry = self._entries[self.index[key]]
         names = [f"{letter}{position}" for position, letter in enumerate(letters)]
-        forms = {"i": "{}.handle_address", "o": "{}.handle_address", "I": "list_of({})"}
-        forms["O"] = forms["I"]
+        array, listed = "{}.handle_address", "list_of({})"
+        forms = {"i": array, "o": array, "I": listed, "O": listed, "b": "bytes_of({})"}
         passed = [
             forms.get(letter, "{}").format(name)
             for letter, name in zip(letters, names, strict=True)
@@ -274,6 +284,7 @@ class Library:
             "call": prototype(entry.call),
             "text": self.cdll.DLGetLastError,
             "fail": fail,
+            "bytes_of": bytes_of,
             "list_of": lambda arrays: array_list([x.handle_address for x in arrays]),
         }
         exec(source, scope)  # noqa: S102
@@ -301,8 +312,16 @@ def dtypes_of(arguments: Iterable[Any]) -> Iterator[Any]:
             yield argument.dtype
 
 
+def bytes_of(struct: Any) -> DLBytes:
+    """A struct of ctypes, which it keeps alive, as an argument."""
+    made = DLBytes(ctypes.sizeof(struct), ctypes.addressof(struct))
+    made.struct = struct
+    return made
+
+
 def _frozen(arguments: Sequence[Any]) -> tuple:
-    """Arguments as a key: an array by its shape, its dtype's code and its address, 0 without one.
+    """Arguments as a key: an array by its shape, its dtype's code and its address, 0 without one,
+    and a struct by its bytes.
 
     Raises KernelError for a dtype that no native device holds.
     """
@@ -315,6 +334,8 @@ def _frozen(arguments: Sequence[Any]) -> tuple:
             if code is None:
                 raise KernelError(f"no native device holds {argument.dtype}")
             frozen.append((tuple(argument.shape), code, getattr(argument, "address", 0)))
+        elif isinstance(argument, ctypes.Structure):
+            frozen.append(bytes(argument))
         else:
             frozen.append(argument)
     return tuple(frozen)

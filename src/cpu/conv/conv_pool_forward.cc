@@ -179,16 +179,17 @@ class Forward {
     Serially([&] { Pack(f, bias); });
     const int64_t blocks = CeilDiv(p_.conv.n, images_);
     const int64_t shares = blocks < kFewBlocks ? groups_ : 1, groups = groups_ / shares;
-    auto task = [&](int64_t begin, int64_t end, float* scratch) {
+    auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
       for (int64_t k = begin; k < end; k++) {
         const int64_t first = k % shares * groups;
-        RunBlock(BlockOf(k / shares * images_), first, first + groups, scratch);
+        RunBlock(BlockOf(k / shares * images_), first, first + groups, scratch.data());
       }
     };
     // Every block but the last is like the first.
     const int64_t numel =
         std::max(SizesOf(BlockOf(0)).Numel(), SizesOf(BlockOf((blocks - 1) * images_)).Numel());
-    ParallelForWithScratch<float>(blocks * shares, 1, numel, task);
+    const auto make = [=] { return ScratchArray<float>(numel); };
+    ParallelForWithScratch(blocks * shares, 1, make, task);
   }
 
  private:

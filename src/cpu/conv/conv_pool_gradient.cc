@@ -189,15 +189,14 @@ class Patches {
 
   // What a task works with: an input, and the open windows of an image under one filter.
   struct Task {
-    float* input;
-    int64_t* at;
-    float* dy;
+    const ScratchArray<float> input;
+    const ScratchArray<int64_t> at;
+    const ScratchArray<float> dy;
+
+    explicit Task(const Patches& patches)
+        : input(patches.InputNumel()), at(Size(patches.p_.out)), dy(Size(patches.p_.out)) {}
   };
-  int64_t TaskNbytes() const { return InputNbytes() + Size(p_.out) * kWindowNbytes; }
-  Task TaskIn(char* scratch) const {
-    int64_t* at = (int64_t*)(scratch + InputNbytes());
-    return {(float*)scratch, at, (float*)(at + Size(p_.out))};
-  }
+
   int64_t FilterNumel() const { return p_.conv.kernel.h * row_; }  // in vectors
 
   // Transposes to channels last inside zero padding; `to` had zeros there before.
@@ -239,16 +238,18 @@ class Patches {
     dy += (image * p_.conv.o + o) * windows;
     code += (image * p_.conv.o + o) * windows;
     int64_t count = 0;
+    int64_t* at = task.at.data();
+    float* values = task.dy.data();
     for (int64_t row = 0; row < apart; row++)
       for (int64_t col = 0; col < apart; col++)
         for (int64_t i = row; i < out.h; i += apart)
           for (int64_t j = col; j < out.w; j += apart) {
             const int64_t k = i * out.w + j;
-            task.at[count] = i * down + j * across + offsets_[code[k] % 16];
-            task.dy[count] = dy[k];
+            at[count] = i * down + j * across + offsets_[code[k] % 16];
+            values[count] = dy[k];
             count += code[k] < positions;
           }
-    return {count, task.at, task.dy};
+    return {count, at, values};
   }
 
   // How far apart windows must be for their patches not to overlap.
@@ -276,9 +277,6 @@ class Patches {
   }
 
  private:
-  static constexpr int64_t kWindowNbytes = sizeof(int64_t) + sizeof(float);
-  int64_t InputNbytes() const { return Workspace::Rounded(InputNumel() * sizeof(float)); }
-
   // Calls row(offset in x, offset in the channels-last input) for each row inside.
   template <class F>
   void ForRows(const F& row) const {
@@ -306,7 +304,7 @@ void AddGradients(const ConvPool& p, const Patches& patches, const float* x, con
                   const uint8_t* code, int64_t begin, int64_t end, const Patches::Task& task,
                   float* df, double* db) {
   const int64_t of_x = p.conv.c * Size(p.conv.in);
-  float* input = task.input;
+  float* input = task.input.data();
   std::fill(input, input + patches.InputNumel(), 0.f);
   for (int64_t image = begin; image < end; image++) {
     patches.Load(x + image * of_x, input);
@@ -335,9 +333,9 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
   const int64_t apart = patches.Apart();
   const int64_t macs = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-  auto run = [&](int64_t begin, int64_t end, char* scratch) {
-    const Patches::Task task = patches.TaskIn(scratch);
-    float* input = task.input;
+  const auto make = [&] { return Patches::Task(patches); };
+  auto run = [&](int64_t begin, int64_t end, const Patches::Task& task) {
+    float* input = task.input.data();
     for (int64_t image = begin; image < end; image++) {
       std::fill(input, input + patches.InputNumel(), 0.f);
       for (int64_t o = 0; o < p.conv.o; o++) {
@@ -350,7 +348,7 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
       patches.Store(input, dx + image * of_x);
     }
   };
-  ParallelForWithScratch<char>(p.conv.n, grain, patches.TaskNbytes(), run);
+  ParallelForWithScratch(p.conv.n, grain, make, run);
 }
 
 void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, const uint8_t* code,
@@ -363,15 +361,16 @@ void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, 
   const ScratchArray<float> filter_sums(splits * numel);
   double* of_bias = bias_sums.data();
   float* of_filter = filter_sums.data();
-  auto run = [&](int64_t begin, int64_t end, char* scratch) {
+  const auto make = [&] { return Patches::Task(patches); };
+  auto run = [&](int64_t begin, int64_t end, const Patches::Task& task) {
     for (int64_t k = begin; k < end; k++) {
       std::fill(of_bias + k * p.conv.o, of_bias + (k + 1) * p.conv.o, 0.);
       std::fill(of_filter + k * numel, of_filter + (k + 1) * numel, 0.f);
-      AddGradients(p, patches, x, dy, code, k * images, std::min((k + 1) * images, p.conv.n),
-                   patches.TaskIn(scratch), of_filter + k * numel, of_bias + k * p.conv.o);
+      AddGradients(p, patches, x, dy, code, k * images, std::min((k + 1) * images, p.conv.n), task,
+                   of_filter + k * numel, of_bias + k * p.conv.o);
     }
   };
-  ParallelForWithScratch<char>(splits, 1, patches.TaskNbytes(), run);
+  ParallelForWithScratch(splits, 1, make, run);
   Serially([&] {
     for (int64_t split = 1; split < splits; split++) {
       for (int64_t k = 0; k < numel; k++) of_filter[k] += of_filter[split * numel + k];

@@ -40,6 +40,10 @@ int TileSizeFor(const TileKernels& kernels, int64_t rows) {
 // would be much larger than what is gathered from it, as for 1 x 1 kernels or large dilation, rows
 // are gathered from the input itself.
 class Im2colReader {
+  struct Run {
+    int64_t offset, n;
+  };
+
  public:
   Im2colReader(const ConvAxis& h_axis, const ConvAxis& w_axis, HW in)
       : h_axis_(h_axis),
@@ -52,18 +56,18 @@ class Im2colReader {
         identity_(h_axis.kernel_size == 1 && w_axis.kernel_size == 1 && Matches(h_axis, in.h) &&
                   Matches(w_axis, in.w)) {}
 
-  // The bytes of scratch that any n positions need.
-  int64_t ScratchNbytes(int64_t n) const {
-    if (identity_) return 0;
-    const int64_t rows = MostRuns(n) * h_axis_.step + reach_h_;
-    const int64_t pitch = reach_w_ + (w_axis_.count + kSlack) * w_axis_.step;
-    return RunsNbytes(n) + (std::min(rows * pitch, MostCopied(n)) + kSlack) * sizeof(float);
-  }
-  // The same reader with scratch of its own, for up to n positions at a time.
-  Im2colReader With(char* scratch, int64_t n) const {
+  // What a reader works with, for up to n positions at a time.
+  struct Scratch {
+    const ScratchArray<Run> runs;
+    const ScratchArray<float> halo;
+
+    Scratch(const Im2colReader& reader, int64_t n)
+        : runs(reader.MostRuns(n)), halo(reader.MostHalo(n)) {}
+  };
+  Im2colReader With(const Scratch& scratch) const {
     Im2colReader reader = *this;
-    reader.runs_ = (Run*)scratch;
-    reader.halo_ = (float*)(scratch + RunsNbytes(n));
+    reader.runs_ = scratch.runs.data();
+    reader.halo_ = scratch.halo.data();
     return reader;
   }
 
@@ -131,17 +135,15 @@ class Im2colReader {
  private:
   static constexpr int64_t kMaxCopied = 2;  // halo elements per element gathered from them
 
-  struct Run {
-    int64_t offset, n;
-  };
-
   int64_t MostCopied(int64_t n) const {
     return kMaxCopied * h_axis_.kernel_size * w_axis_.kernel_size * n;
   }
-  // Of n positions, in rows of the output.
+  // Runs of n positions, and the floats of the halo around them.
   int64_t MostRuns(int64_t n) const { return n / w_axis_.count + 2; }
-  int64_t RunsNbytes(int64_t n) const {
-    return Workspace::Rounded(MostRuns(n) * (int64_t)sizeof(Run));
+  int64_t MostHalo(int64_t n) const {
+    const int64_t rows = MostRuns(n) * h_axis_.step + reach_h_;
+    const int64_t pitch = reach_w_ + (w_axis_.count + kSlack) * w_axis_.step;
+    return identity_ ? 0 : std::min(rows * pitch, MostCopied(n)) + kSlack;
   }
 
   static int64_t Low(const ConvAxis& s) {
@@ -217,24 +219,24 @@ class ImplicitGemm {
     const int64_t blocks = CeilDiv(count_, block_);
     const int64_t macs = std::max<int64_t>(1, c_.out_channels * block_ * k_);
     const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-    auto task = [&](int64_t begin, int64_t end, char* scratch) {
-      for (int64_t t = begin; t < end; t++) RunBlock(t / blocks, t % blocks * block_, scratch);
+    const auto make = [&] { return Task(*this); };
+    auto run = [&](int64_t begin, int64_t end, const Task& task) {
+      for (int64_t t = begin; t < end; t++) RunBlock(t / blocks, t % blocks * block_, task);
     };
-    ParallelForWithScratch<char>(c_.images * c_.groups * blocks, grain, BlockNbytes(), task);
+    ParallelForWithScratch(c_.images * c_.groups * blocks, grain, make, run);
   }
 
  private:
-  // The scratch of a block: its im2col matrix, its results where they are scattered, a reader's.
-  int64_t PackedNbytes() const {
-    return Workspace::Rounded(std::min(kBlockK, k_) * kPitch * (int64_t)sizeof(float));
-  }
-  int64_t ScatteredNbytes() const {
-    const int64_t numel = c_.UnitStride() ? 0 : c_.out_channels * block_;
-    return Workspace::Rounded(numel * (int64_t)sizeof(float));
-  }
-  int64_t BlockNbytes() const {
-    return PackedNbytes() + ScatteredNbytes() + reader_.ScratchNbytes(block_);
-  }
+  // What a task works with: the im2col matrix of a block, and its results where they are scattered.
+  struct Task {
+    const ScratchArray<float> packed, scattered;
+    const Im2colReader::Scratch of_reader;
+
+    explicit Task(const ImplicitGemm& gemm)
+        : packed(std::min(kBlockK, gemm.k_) * kPitch),
+          scattered(gemm.c_.UnitStride() ? 0 : gemm.c_.out_channels * gemm.block_),
+          of_reader(gemm.reader_, gemm.block_) {}
+  };
 
   const float* Panel(int64_t group, int64_t panel) const {
     return packed_ + (group * panels_ + panel) * kernels_.MaxTileM() * k_;
@@ -266,15 +268,14 @@ class ImplicitGemm {
   }
 
   // Computes positions [position, position + block) of one group of one image.
-  void RunBlock(int64_t image_group, int64_t position, char* scratch) const {
+  void RunBlock(int64_t image_group, int64_t position, const Task& task) const {
     const int64_t cols = std::min(block_, count_ - position);
     const float* x = c_.x + image_group * c_.in_channels * Size(c_.in);
     float* out = c_.out + image_group * c_.out_channels * Size(c_.out_hw);
-    float* packed = (float*)scratch;
-    float* scattered = (float*)(scratch + PackedNbytes());
-    float* to = c_.UnitStride() ? out + position : scattered;
+    float* packed = task.packed.data();
+    float* to = c_.UnitStride() ? out + position : task.scattered.data();
     const int64_t pitch = c_.UnitStride() ? Size(c_.out_hw) : cols;
-    Im2colReader reader = reader_.With(scratch + PackedNbytes() + ScatteredNbytes(), block_);
+    Im2colReader reader = reader_.With(task.of_reader);
     reader.SetPositions(position, cols);
     for (int64_t k = 0; k == 0 || k < k_; k += kBlockK) {
       const int64_t k_block = std::min(kBlockK, k_ - k);
@@ -368,25 +369,29 @@ class FilterGradient {
     const int64_t blocks = CeilDiv(cols_, kBlockN);
     const ScratchArray<float> of_splits(used > 1 ? used * size : 0);
     float* partial = used > 1 ? of_splits.data() : df;
-    auto task = [&](int64_t begin, int64_t end, char* scratch) {
+    const auto make = [&] { return Task(*this); };
+    auto run = [&](int64_t begin, int64_t end, const Task& task) {
       for (int64_t t = begin; t < end; t++) {
         const int64_t split = t / blocks / c_.groups, group = t / blocks % c_.groups;
         const int64_t last = std::min(c_.n, (split + 1) * images);
-        RunBlock(group, split * images, last, t % blocks * kBlockN, partial + split * size,
-                 scratch);
+        RunBlock(group, split * images, last, t % blocks * kBlockN, partial + split * size, task);
       }
     };
-    ParallelForWithScratch<char>(used * c_.groups * blocks, 1, BlockNbytes(), task);
+    ParallelForWithScratch(used * c_.groups * blocks, 1, make, run);
     if (used > 1) ReduceSplits(partial, used, size, df);
   }
 
  private:
-  // The scratch of a block: panels of both operands, and a reader's.
-  int64_t PanelsNbytes() const {
-    const int64_t cols = RoundUp(std::min(kBlockN, cols_), kernels_.MaxTileN());
-    return Workspace::Rounded(kBlockK * (cols + kMaxTileM) * (int64_t)sizeof(float));
-  }
-  int64_t BlockNbytes() const { return PanelsNbytes() + reader_.ScratchNbytes(kPackRows); }
+  // What a task works with: panels of both operands.
+  struct Task {
+    const ScratchArray<float> a, b;
+    const Im2colReader::Scratch of_reader;
+
+    explicit Task(const FilterGradient& gemm)
+        : a(kBlockK * kMaxTileM),
+          b(kBlockK * RoundUp(std::min(kBlockN, gemm.cols_), gemm.kernels_.MaxTileN())),
+          of_reader(gemm.reader_, kPackRows) {}
+  };
 
   static void ReduceSplits(const float* partial, int64_t splits, int64_t size, float* df) {
     ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
@@ -400,12 +405,11 @@ class FilterGradient {
 
   // Computes columns from `col` on of one group's df, over images [image, last).
   void RunBlock(int64_t group, int64_t image, int64_t last, int64_t col, float* to,
-                char* scratch) const {
+                const Task& task) const {
     const int64_t positions = Size(c_.out), cols = std::min(kBlockN, cols_ - col);
-    const int64_t panel_n = kernels_.MaxTileN(), panels = CeilDiv(cols, panel_n);
-    float* packed_b = (float*)scratch;
-    float* packed_a = packed_b + kBlockK * panels * panel_n;
-    Im2colReader reader = reader_.With(scratch + PanelsNbytes(), kPackRows);
+    const int64_t panel_n = kernels_.MaxTileN();
+    float *packed_a = task.a.data(), *packed_b = task.b.data();
+    Im2colReader reader = reader_.With(task.of_reader);
     const int64_t end = last * positions;
     bool add = false;
     for (int64_t q = image * positions; q < end; q += kBlockK, add = true) {

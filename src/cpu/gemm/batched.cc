@@ -39,13 +39,6 @@ Matrix Operand(const float* data, const DLArray* stored, bool transposed) {
   return transposed ? Matrix{data, 1, cols} : Matrix{data, cols, 1};
 }
 
-// The bytes that a GEMM takes.
-int64_t ScratchOf(const Gemm& p) {
-  const Workspace::Query query;
-  RunGemm(p);
-  return query.nbytes();
-}
-
 void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
                    DLArray* c) {
   const float* left = Input("batched_matmul", a);
@@ -76,12 +69,13 @@ void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
   };
   if (macs >= kSharedMacs) return run(0, batch.Count());
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-  const int64_t nbytes = ScratchOf(first);
-  ParallelForWithScratch<char>(batch.Count(), grain, nbytes,
-                               [&](int64_t begin, int64_t end, char* scratch) {
-                                 const Workspace::Planned own(scratch, nbytes);
-                                 run(begin, end);
-                               });
+  const int64_t nbytes = ScratchNbytes([&] { RunGemm(first); });
+  const auto make = [=] { return ScratchArray<char>(nbytes); };
+  auto task = [&](int64_t begin, int64_t end, const ScratchArray<char>& scratch) {
+    const Workspace::Planned of_gemm(scratch.data(), nbytes);
+    run(begin, end);
+  };
+  ParallelForWithScratch(batch.Count(), grain, make, task);
 }
 
 DLSYS_KERNEL(cpu, batched_matmul, BatchedMatMul);

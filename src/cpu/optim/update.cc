@@ -60,13 +60,11 @@ DLSYS_INLINE void StepRun(const rule::Step<Rule> step, float* const* states, con
 template <class Rule>
 void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
             const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
-            int64_t every, float clip, float l2, float decay, float a, float b, float c, float d,
-            float e) {
+            Struct<rule::UpdateOptions> options) {
   const char* op = Rule::name;
   CheckAll(op, {states, grads, lr, step, count, scale});
   CheckStates(op, Rule::kStates, states, grads);
-  const rule::Source source =
-      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
+  const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
   const Concatenated all(grads);
   if (Workspace::Querying() || !source.Due(Rule::kEveryRun)) return;
   const rule::Step<Rule> made = source.Make<Rule>(source.Look());
@@ -132,22 +130,10 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
   });
 }
 
-using CenteredRmsProp = rule::RmsProp<true, false>;
-using MomentumRmsProp = rule::RmsProp<false, true>;
-using CenteredMomentumRmsProp = rule::RmsProp<true, true>;
-using PlainRmsProp = rule::RmsProp<false, false>;
-
-DLSYS_KERNEL(cpu, sgd_update, Update<rule::Sgd>);
-DLSYS_KERNEL(cpu, sgd_momentum_update, Update<rule::Momentum>);
-DLSYS_KERNEL(cpu, adam_update, Update<rule::Adam>);
-DLSYS_KERNEL(cpu, rmsprop_update, Update<PlainRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_centred_update, Update<CenteredRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_momentum_update, Update<MomentumRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_centred_momentum_update, Update<CenteredMomentumRmsProp>);
-DLSYS_KERNEL(cpu, adagrad_update, Update<rule::Adagrad>);
-DLSYS_KERNEL(cpu, lion_update, Update<rule::Lion>);
-DLSYS_KERNEL(cpu, average_update, Update<rule::Average>);
-DLSYS_KERNEL(cpu, accumulate_update, Update<rule::Accumulate>);
+#define DLSYS_UPDATE(Rule) \
+  DLSYS_KERNEL_OF(cpu, Rule, rule::Rule::name, DL_FLOAT32, Update<rule::Rule>);
+DLSYS_RULES(DLSYS_UPDATE)
+#undef DLSYS_UPDATE
 DLSYS_KERNEL(cpu, advance_step, Advance);
 DLSYS_KERNEL(cpu, global_norm, GlobalNorm);
 

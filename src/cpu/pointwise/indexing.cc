@@ -385,14 +385,16 @@ constexpr int64_t kMostSums = 16384;
 template <class Index>
 void AddElements(const float* from, const Index* at, int64_t outer, int64_t n, int64_t count,
                  float* to) {
-  auto task = [=](int64_t begin, int64_t end, double* sums) {
+  const auto make = [=] { return ScratchArray<double>(n); };
+  auto task = [=](int64_t begin, int64_t end, const ScratchArray<double>& scratch) {
+    double* sums = scratch.data();
     for (int64_t row = begin; row < end; row++) {
       std::fill(sums, sums + n, 0.0);
       for (int64_t k = 0; k < count; k++) sums[at[k]] += from[row * count + k];
       for (int64_t k = 0; k < n; k++) to[row * n + k] = (float)sums[k];
     }
   };
-  ParallelForWithScratch<double>(outer, RowGrain(count + n), n, task);
+  ParallelForWithScratch(outer, RowGrain(count + n), make, task);
 }
 
 // y[o, row, :] = the sum of updates[o, k, :] over all k with indices[k] == row

@@ -178,13 +178,13 @@ void TransposeTiles(const T* x, T* y, const Loop<1>& outer, int64_t rows, int64_
   });
 }
 
-Loop<1> TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
+Loop<1> TransposeLoop(const DLArray* x, const Permutation& perm, const DLArray* y) {
   Loop<1> loop;
   int seen = 0;
   bool valid = x->ndim == y->ndim;
   for (int k = 0; valid && k < y->ndim; k++) {
-    const int axis = (int)(perm >> 4 * k & 15);
-    valid = axis < x->ndim && !(seen >> axis & 1) && x->shape[axis] == y->shape[k];
+    const int axis = perm.axes[k];
+    valid = axis >= 0 && axis < x->ndim && !(seen >> axis & 1) && x->shape[axis] == y->shape[k];
     if (!valid) break;
     seen |= 1 << axis;
     int64_t stride = 1;
@@ -192,18 +192,16 @@ Loop<1> TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
     loop.Add(y->shape[k], {stride});
   }
   if (!valid)
-    Fail(
-        "transpose: shape %s does not become %s by the permutation %#lx (output axis k is input "
-        "axis (permutation >> 4k) & 15)",
-        ShapeText(x).c_str(), ShapeText(y).c_str(), (long)perm);
+    Fail("transpose: %s with its axes in the order %s is not %s", ShapeText(x).c_str(),
+         PermutationText(perm, y->ndim).c_str(), ShapeText(y).c_str());
   return loop;
 }
 
-void Transpose(const DLArray* x, int64_t perm, DLArray* y) {
+void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y) {
   Check("transpose", x);
   Check("transpose", y);
   CheckSameDtypes("transpose", x, y);
-  Loop<1> loop = TransposeLoop(x, perm, y);
+  Loop<1> loop = TransposeLoop(x, *perm, y);
   if (Numel(y) == 0) return;
   int64_t stride[1], row_stride[1];
   const int64_t cols = loop.PopInner(stride);

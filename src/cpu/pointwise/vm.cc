@@ -155,13 +155,13 @@ class Worker {
       const Instruction& step = program_.code[at];
       const float* from[4];
       for (int k = 0; k < 4; k++) {
-        const int immediate = step.from[k] - pointwise::kFirstImmediate;
-        from[k] = immediate < 0 ? values[step.from[k]] : Constant(count_ + immediate);
+        const int immediate = step.operands[k] - pointwise::kFirstImmediate;
+        from[k] = immediate < 0 ? values[step.operands[k]] : Constant(count_ + immediate);
       }
-      float* to = Slot(step.to ? step.to - 1 : program_.slots);
+      float* to = Slot(step.destination ? step.destination - 1 : program_.slots);
       if (at + 1 == program_.length && !is_bool) to = (float*)out + begin;
       kMaps[step.opcode](from, to, n);
-      values[0] = values[step.to] = to;
+      values[0] = values[step.destination] = to;
     }
     if (is_bool)
       for (int64_t k = 0; k < n; k++) ((uint8_t*)out)[begin + k] = values[0][k] != 0.f;
@@ -186,7 +186,8 @@ class Worker {
   float *slots_, *constants_;
 };
 
-void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out) {
+void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, DLArray* out) {
+  const Program program = pointwise::Checked(*bytecode, inputs);
   Check("pointwise", out);
   pointwise::CheckOutput(out);
   const int64_t n = Numel(out);
@@ -202,15 +203,16 @@ void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out) 
   }
   const bool is_bool = out->dtype == DL_BOOL;
   const int64_t numel = Worker::ScratchNumel(program, count, std::min(kBlock, n));
-  auto task = [&](int64_t begin, int64_t end, float* scratch) {
-    const Worker worker(program, sources, count, std::min(kBlock, end - begin), scratch);
+  const auto make = [=] { return ScratchArray<float>(numel); };
+  auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
+    const Worker worker(program, sources, count, std::min(kBlock, end - begin), scratch.data());
     for (int64_t at = begin; at < end; at += kBlock)
       worker.Run(at, std::min(kBlock, end - at), out->data, is_bool);
   };
-  ParallelForWithScratch<float>(n, kGrain, numel, task);
+  ParallelForWithScratch(n, kGrain, make, task);
 }
 
-DLSYS_KERNEL(cpu, pointwise, pointwise::Kernel<Pointwise>::Call);
+DLSYS_KERNEL(cpu, pointwise, Pointwise);
 
 }  // namespace
 }  // namespace cpu

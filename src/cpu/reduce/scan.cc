@@ -28,16 +28,17 @@ DLSYS_INLINE void RunStrips(const DLArray* x, int64_t columns, int64_t held, con
   const int64_t inner = kCapacity < kColumns ? kCapacity : x->shape[2];
   const int64_t width = std::min(inner, columns);
   const int64_t strips = (inner - 1) / width + 1;
-  auto task = [&](int64_t begin, int64_t end, double* scratch) {
+  auto task = [&](int64_t begin, int64_t end, const ScratchArray<double>& scratch) {
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t k = begin; k < end; k++) {
         const int64_t row = strips == 1 ? k : k / strips, col = (k - row * strips) * width;
         body(row * n * inner + col, kCapacity < kColumns ? kCapacity : std::min(width, inner - col),
-             scratch, std::integral_constant<int, kCapacity>());
+             scratch.data(), std::integral_constant<int, kCapacity>());
       }
     });
   };
-  ParallelForWithScratch<double>(outer * strips, RowGrain(width * n), held * n * width, task);
+  const auto make = [=] { return ScratchArray<double>(held * n * width); };
+  ParallelForWithScratch(outer * strips, RowGrain(width * n), make, task);
 }
 
 template <class F>

@@ -53,7 +53,7 @@ void Serially(F&& body) {
   if (!Workspace::Querying()) body();
 }
 
-// Scratch of a launcher for `count` values of T, as long as it lives. Tasks take none themselves.
+// Scratch of a launcher for `count` values of T, as long as it lives.
 template <class T>
 class ScratchArray {
  public:
@@ -65,18 +65,30 @@ class ScratchArray {
   const ::dlsys::Scratch scratch_;
 };
 
-// ParallelFor with scratch for `count` values of T that a thread has to itself: body(begin, end,
-// scratch). Where a plan has scratch for fewer threads than there are now, as many take part.
-template <class T, class F>
-void ParallelForWithScratch(int64_t n, int64_t chunk, int64_t count, F&& body) {
+// The bytes of scratch that a function takes.
+template <class F>
+int64_t ScratchNbytes(const F& function) {
+  const Workspace::Query query;
+  function();
+  return query.nbytes();
+}
+
+// ParallelFor whose tasks have scratch: body(begin, end, scratch) with what make() takes, of memory
+// that a thread has to itself. Where a plan has memory for fewer threads than there are now, as
+// many take part.
+template <class Make, class F>
+void ParallelForWithScratch(int64_t n, int64_t chunk, const Make& make, F&& body) {
   if (n <= 0) return;
-  const int64_t each = std::max<int64_t>(Workspace::Rounded(count * (int64_t)sizeof(T)), 1);
+  const int64_t nbytes = ScratchNbytes([&] { make(); });
   const int64_t tasks = (n - 1) / std::max<int64_t>(chunk, 1) + 1;
-  const int64_t workers = std::min({tasks, (int64_t)GetThreads(), Workspace::Left() / each});
-  const ScratchArray<char> scratch(std::max<int64_t>(workers, 1) * each);
+  const int64_t planned = nbytes ? Workspace::Left() / nbytes : tasks;
+  const int64_t workers = std::min({tasks, planned, (int64_t)GetThreads()});
+  const ScratchArray<char> all(std::max<int64_t>(workers, 1) * nbytes);
   if (Workspace::Querying()) return;
-  auto with_own = [&, data = scratch.data()](int64_t begin, int64_t end, int worker) {
-    body(begin, end, (T*)(data + worker * each));
+  auto with_own = [&](int64_t begin, int64_t end, int worker) {
+    const Workspace::Planned own(all.data() + worker * nbytes, nbytes);
+    const auto scratch = make();
+    body(begin, end, scratch);
   };
   ForChunks(n, chunk, (int)workers, with_own);
 }

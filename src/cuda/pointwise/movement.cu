@@ -163,14 +163,8 @@ void BroadcastTo(const DLArray* x, DLArray* y, DLStream stream) {
   StridedCopy("broadcast_to", x, Fold(loop), y, stream);
 }
 
-std::string PermutationText(int64_t perm, int ndim) {
-  std::string text = "(";
-  for (int k = 0; k < ndim; k++) text += (k ? ", " : "") + std::to_string(perm >> 4 * k & 15);
-  return text + ")";
-}
-
 // The folded loop over y with the strides of x that the permutation gives, and y's own.
-Loop TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
+Loop TransposeLoop(const DLArray* x, const Permutation& perm, const DLArray* y) {
   int64_t strides[DL_MAX_NDIM], stride = 1;
   for (int k = x->ndim - 1; k >= 0; k--) {
     strides[k] = stride;
@@ -181,8 +175,8 @@ Loop TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
   bool fits = x->ndim == y->ndim;
   Loop loop;
   for (int k = 0; fits && k < y->ndim; k++) {
-    const int axis = perm >> 4 * k & 15;
-    fits = axis < x->ndim && !(seen >> axis & 1) && y->shape[k] == x->shape[axis];
+    const int axis = perm.axes[k];
+    fits = axis >= 0 && axis < x->ndim && !(seen >> axis & 1) && y->shape[k] == x->shape[axis];
     if (!fits) break;
     seen |= 1u << axis;
     y_stride /= y->shape[k] ? y->shape[k] : 1;
@@ -211,10 +205,10 @@ TransposeTiling TilingOf(const Loop& loop) {
   return tiling;
 }
 
-void Transpose(const DLArray* x, int64_t perm, DLArray* y, DLStream stream) {
+void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y, DLStream stream) {
   Enter("transpose", y, x);
   CheckSameDtypes("transpose", x, y);
-  const Loop loop = TransposeLoop(x, perm, y);
+  const Loop loop = TransposeLoop(x, *perm, y);
   const int64_t n = Numel(y);
   if (n == 0) return;
   if (loop.ndim == 1) return CopyElements("transpose", x, y, stream);

@@ -13,8 +13,8 @@ from ...runtime.device import Block, Context, stream
 from ...runtime.target import Target
 from ...settings import settings
 from ..plan.memory import Plan
-from ..run.custom_compute import Guard
 from ..run.native import Program
+from ..run.python_step import Guard
 from ..run.runner import SegmentReport
 from ..run.tables import ArrayTable, Segment
 from .graph import CapturedProgram, UnrolledGraph, fixed_slots, runs_to_unroll

@@ -26,7 +26,7 @@ from ...dtypes import bfloat16
 from ...ndarray import NDArray
 from ...settings import settings
 from ..plan.memory import Step
-from ..run.custom_compute import refusal
+from ..run.python_step import refusal
 
 # By the size of a float: the pattern, and the bits that arithmetic may change in it, which are the
 # sign and the one that makes it quiet.

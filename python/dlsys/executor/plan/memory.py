@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...graph.node import Node
+from ...graph.node import Node, hooks
 from ...graph.spec import Spec
-from ...graph.text import columns
 from .arena import aligned, largest_live_sum, pack
 
 
@@ -75,30 +74,7 @@ class Plan:
     live_nbytes: int = 0  # the largest sum of bytes alive at one step: no arena can be smaller
 
     def __str__(self) -> str:
-        head = (
-            f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum "
-            f"of live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
-        )
-        steps = [_row(k, step) for k, step in enumerate(self.steps)]
-        rows = columns([_HEADINGS, *steps], right=(0, 3, 4))
-        return "\n".join([head, *("  ".join(row).rstrip() for row in rows)])
-
-
-_HEADINGS = ("step", "operator", "writes", "bytes", "offset", "lifetime")
-
-
-def _row(k: int, step: Step) -> tuple[str, ...]:
-    output = (step.outputs or step.inputs)[0]
-    buffer = output.buffer
-    algorithm = step.node.attrs.get("algorithm")  # where the autotuner selected one
-    return (
-        str(k),
-        step.node.op.name + (f" by {algorithm}" if algorithm else ""),
-        f"{output.node.name} {output.spec.shape}",
-        f"{buffer.nbytes:,}",
-        f"{buffer.offset:,}" if buffer.kind == "arena" else buffer.kind,
-        f"{buffer.first}–{buffer.last}",
-    )
+        return hooks["plan_text"](self)
 
 
 class Lifetimes(Protocol):

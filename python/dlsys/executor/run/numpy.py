@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..plan.memory import Buffer, Plan, Step, Value
-from .custom_compute import Guard, own_compute
+from .python_step import Guard, own_compute
 from .runner import Observer, Runner, SegmentReport
 
 # The arguments of steps that show a feed or fetch, by the first element and the shape that they

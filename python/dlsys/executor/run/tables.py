@@ -17,7 +17,7 @@ from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...ndarray import NDArray, launch
 from ...runtime.device import Context
-from ...runtime.library import DTYPE_CODES, DLArrayList, array_list, load
+from ...runtime.library import DTYPE_CODES, DLArrayList, DLBytes, array_list, bytes_of, load
 from ...runtime.target import target_of
 from ..plan.memory import Buffer, Plan, Step, Value
 
@@ -110,7 +110,7 @@ class Segment:
         self.ctx = ctx
         self.steps = steps
         self.table = table  # the program reads it: keep it alive
-        self._lists: list[DLArrayList] = []  # and these
+        self._held: list[DLArrayList | DLBytes] = []  # and these
         records: list[tuple[int, int, int, int]] = []
         words: list[int] = []
         for step in steps:
@@ -194,17 +194,18 @@ class Segment:
             if letter in "io":
                 words.append(self.table.address(argument))
             elif letter in "IO":
-                words.append(self._list([self.table.address(value) for value in argument]))
+                words.append(self._hold(array_list([*map(self.table.address, argument)])))
+            elif letter == "b":
+                words.append(self._hold(bytes_of(argument)))
             elif letter == "f":
                 words.append(int(np.float32(argument).view(np.uint32)))
             else:
                 words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
         return self._library.index[key], words
 
-    def _list(self, addresses: list[int]) -> int:
-        """The address of a DLArrayList, which lives as long as the segment."""
-        made = array_list(addresses)
-        self._lists.append(made)
+    def _hold(self, made: DLArrayList | DLBytes) -> int:
+        """The address of an argument, which lives as long as the segment."""
+        self._held.append(made)
         return ctypes.addressof(made)
 
 

@@ -26,7 +26,7 @@ from ...graph.spec import Spec, describe, floating, promote
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
-from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, packed, slide
+from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
 from .im2col import (
     by_group,
     by_image,
@@ -59,11 +59,10 @@ class ConvolutionOp(Op):
         """Integers become floats; `same` and `valid` become extents."""
         return in_floats(node, node.spec.dtype)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         windows = self.windows(node, *[x.spec for x in node.inputs])
-        lists = windows.stride, windows.before, windows.dilation
         how = algorithm_number(node), precision_number(node)
-        return *map(packed, lists), node.attrs["groups"], *how
+        return windows.argument, node.attrs["groups"], *how
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
         """The windows over the images of the data."""

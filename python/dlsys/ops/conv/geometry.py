@@ -10,8 +10,10 @@ import numpy as np
 from ...graph.kinds import Kind, integers, is_integer
 from ...graph.node import Node, same_nodes
 from ...graph.spec import Spec
+from ...runtime.interface import interface
 from ..elementwise import cast_op
 
+_Options = interface.struct("WindowOptions")
 Pair = tuple[int, int]
 Slices = tuple[slice, slice]
 
@@ -31,6 +33,11 @@ class Windows(NamedTuple):
     def padding(self) -> tuple[Pair, Pair]:
         """The padding as the attribute that stands for it: ((top, bottom), (left, right))."""
         return (self.before[0], self.after[0]), (self.before[1], self.after[1])
+
+    @property
+    def argument(self) -> Any:
+        """The windows as kernels take them."""
+        return _Options(**{name: getattr(self, name) for name, _ in _Options._fields_})
 
     @property
     def extents(self) -> Pair:
@@ -168,11 +175,6 @@ def in_floats(node: Node, dtype: np.dtype, free: tuple[int, ...] = ()) -> Node |
         for k, x in enumerate(node.inputs)
     ]
     return None if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
-
-
-def packed(value: Pair) -> int:
-    """Two integers as one kernel argument: the height in the high half."""
-    return value[0] << 32 | value[1]
 
 
 def _padding(node: Node, axis: int, image: int, extent: int, stride: int) -> Pair:

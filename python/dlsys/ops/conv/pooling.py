@@ -19,7 +19,7 @@ from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
-from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, packed, slide
+from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
 
 __all__ = [
     "avg_pool2d", "avg_pool2d_gradient_op", "avg_pool2d_op", "global_avg_pool2d",
@@ -150,8 +150,8 @@ class MaxPoolOp(PoolOp):
         np.take(flat_offsets(windows)[::-1], indices, out=argmax, mode="clip")
         np.add(argmax, corners(windows), out=argmax)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return geometry(self.windows(node, node.inputs[0].spec.shape[2:]))
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return (self.windows(node, node.inputs[0].spec.shape[2:]).argument,)
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         if output_grad[0] is None:
@@ -192,8 +192,8 @@ class MaxPoolGradientOp(PoolOp):
             np.equal(argmax[to], indices[at], out=mask)
             np.add(into, dy[to], out=into, where=mask)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return geometry(self.windows(node, node.attrs["image"]))
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return (self.windows(node, node.attrs["image"]).argument,)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [max_pool_read_op(output_grad, node.inputs[1], **self.attributes(node)), None]
@@ -269,7 +269,7 @@ class AvgPoolOp(PoolOp):
         count = divisors(windows, node.attrs.get("count_include_pad", True))
         np.divide(y, count.astype(y.dtype), out=y)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         return averages(node, self.windows(node, node.inputs[0].spec.shape[2:]))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -301,7 +301,7 @@ class AvgPoolGradientOp(PoolOp):
         for to, at in windows.reads():
             np.add(dx[at], share[to], out=dx[at])
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         return averages(node, self.windows(node, node.attrs["image"]))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -345,16 +345,9 @@ def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
         )
 
 
-def geometry(windows: Windows) -> tuple[int, ...]:
-    """The arguments of the native kernels of max-pooling."""
-    pairs = windows.size, windows.stride, windows.before, windows.dilation
-    return tuple(map(packed, pairs))
-
-
-def averages(node: Node, windows: Windows) -> tuple[int, ...]:
+def averages(node: Node, windows: Windows) -> tuple[Any, int]:
     """The arguments of the native kernels of mean pooling."""
-    lists = windows.size, windows.stride, windows.before, windows.after
-    return *map(packed, lists), int(node.attrs.get("count_include_pad", True))
+    return windows.argument, int(node.attrs.get("count_include_pad", True))
 
 
 # ---- numpy ----

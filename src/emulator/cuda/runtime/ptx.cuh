@@ -59,13 +59,14 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
   Factors mine;
   for (int k = 0; k < 4; k++) mine.a[k] = CutToTf32(a[k]);
   for (int k = 0; k < 2; k++) mine.b[k] = CutToTf32(b[k]);
-  memcpy(emulator::Slot(lane), &mine, sizeof mine);
+  const emulator::Slots slots = emulator::SlotsOfWarp();
+  memcpy(slots[lane], &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
     const int row = lane / 4 + k / 2 * 8, col = lane % 4 * 2 + k % 2;
     for (int d = 0; d < 8; d++) {
-      const auto* left = (const Factors*)emulator::Slot(row % 8 * 4 + d % 4);
-      const auto* right = (const Factors*)emulator::Slot(col * 4 + d % 4);
+      const auto* left = (const Factors*)slots[row % 8 * 4 + d % 4];
+      const auto* right = (const Factors*)slots[col * 4 + d % 4];
       sums[k] += left->a[row / 8 + d / 4 * 2] * right->b[d / 4];
     }
   }

@@ -1,5 +1,8 @@
-"""Steps that run a user's own `compute`. It writes all of its output, returns nothing and leaves
-its inputs alone, which are read-only on numpy; debug/contract.py checks this.
+"""Steps that Python runs: a user's own `compute`, and where a device lacks a kernel the numpy form
+of its operator.
+
+A compute writes all of its output, returns nothing and leaves its inputs alone, which are read-only
+on numpy; debug/contract.py checks this.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import host
 from ...errors import GraphError
 from ...graph.node import Node
 from ..plan.memory import Step
@@ -50,30 +54,58 @@ def refusal(node: Node, what: str) -> GraphError:
     )
 
 
+def numpy_form(step: Step) -> Call:
+    """The numpy form of a step's operator on copies of its arrays on the host, which waits for the
+    device. An operator without one raises GraphError as it runs.
+    """
+    node, op, count = step.node, step.node.op, len(step.inputs)
+    made_specs = [value.spec for value in step.outputs]
+    scratch_specs = op.workspace(node, [value.spec for value in step.inputs], made_specs)
+
+    def call(*arrays: Any) -> None:
+        inputs = [x.asnumpy() for x in arrays[:count]]
+        made = [np.empty(spec.shape, host(spec.dtype)) for spec in made_specs]
+        scratch = [np.empty(spec.shape, host(spec.dtype)) for spec in scratch_specs]
+        with np.errstate(all="ignore"):
+            op.numpy(node, *inputs, *scratch, *made)
+        for k in op.writes:
+            arrays[k][:] = inputs[k]
+        for array, result in zip(arrays[count:], made):
+            array[:] = result
+
+    return call
+
+
 class PythonStep:
-    """A step of a native program that runs a user's `compute`, between native segments. The program
-    owns it and shows it the arrays of a run.
+    """A step of a native program that Python runs, between native segments. The program owns it and
+    shows it the arrays of a run; the executor's report tells its `why`.
     """
 
     native = False
-    kind = "python"
 
-    def __init__(self, program: Any, step: Step, guard: Guard | None) -> None:
-        if not step.node.op.runs_python:
-            raise GraphError(
-                f"operator {step.node.op.name} has neither a native kernel nor a compute of its "
-                f"own; run on numpy (ctx=None) [{step.node.where}]"
+    def __init__(self, program: Any, step: Step, target: str, guard: Guard | None) -> None:
+        op = step.node.op
+        if op.kernel is not None:
+            self.kind = "numpy"
+            self.why = (
+                f"{target} has no kernel {op.kernel}; {op.name} falls back to numpy on the host"
             )
-        self.why = f"{step.node.op.name} runs Python"
+            self._call = numpy_form(step)
+        elif op.runs_python:
+            self.kind, self.why = "python", f"{op.name} runs Python"
+            self._call = own_compute(step, False, guard)
+        else:
+            raise GraphError(
+                f"operator {op.name} has neither a native kernel nor a compute of its own; run on "
+                f"numpy (ctx=None) [{step.node.where}]"
+            )
         self._program = weakref.proxy(program)
         self._step = step
-        self._compute = own_compute(step, False, guard)
 
     def run(self, on: int) -> None:
-        """Calls `compute` with NDArrays on the same stream."""
-        step = self._step
-        arrays = [self._program.array(value) for value in (*step.inputs, *step.outputs)]
-        self._compute(*arrays)
+        """Calls it with the arrays of the run, in stream order."""
+        values = *self._step.inputs, *self._step.outputs
+        self._call(*map(self._program.array, values))
 
     def calls(self, on: int) -> list[tuple[Step, Any]]:
         """The step with what runs it."""
