@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,8 @@ from dlsys import ndarray
 from dlsys.errors import OutOfRangeError
 from dlsys.runtime.target import NUMPY, target_of
 from support.devices import on_native_devices, require
+from support.fusion import lacking
 from support.graphs import Training
-
-
-def lacking(executor: ad.Executor, lacks: Callable[[str], bool]) -> ad.Executor:
-    """The executor on a target without the kernels of those names."""
-    backend = executor._backend
-    kernels = frozenset(key for key in backend.target.kernels if not lacks(key[0]))
-    backend.target = replace(backend.target, kernels=kernels)
-    return executor
 
 
 class Targets(unittest.TestCase):
