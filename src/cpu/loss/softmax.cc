@@ -56,9 +56,8 @@ void MapRows(Rows rows, T* y, const F& body) {
   if constexpr (!kIs16Bit<T>) {
     ForRows(rows, DLSYS_ROW { body(p, y + p.at); });
   } else {
-    auto make = [&] { return ScratchArray<float>(rows.cols); };
-    auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
-      float* to = scratch.data();
+    auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& row) {
+      float* const to = row.data();
       Dispatch([&]() __attribute__((always_inline)) {
         for (int64_t r = begin; r < end; r++) {
           const Position p{r, r * rows.cols, rows.cols, (end - r) * rows.cols};
@@ -68,6 +67,7 @@ void MapRows(Rows rows, T* y, const F& body) {
       });
     };
     const int64_t grain = RowGrain((rows.cols + kLanes) * kElementCost);
+    const auto make = [=] { return ScratchArray<float>(rows.cols); };
     ParallelForWithScratch(rows.count, grain, make, task);
   }
 }
