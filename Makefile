@@ -173,12 +173,12 @@ fuzz: $(FUZZ_READY)
 # The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
 fuzz-campaign: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
-	@status=0; $(RUN) benchmarks/reliability.py $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
-	  $(RUN) benchmarks/table.py; exit $$status
+	@status=0; $(RUN) benchmarks reliability $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
+	  $(RUN) benchmarks table; exit $$status
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib
-	$(RUN) benchmarks/run.py $(ARGS)
+	$(RUN) benchmarks $(ARGS)
 
 NATIVE_FILES := $(foreach e,h cc cu cuh,$(wildcard src/*.$(e) src/*/*.$(e) src/*/*/*.$(e) src/*/*/*/*.$(e)))
 

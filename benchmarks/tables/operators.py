@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import measure  # noqa: F401  that dlsys may be imported
-from operators import ratio
-
 from dlsys.viz.svg import BLUE, GRAY, ORANGE, drawing, element, label
+from speed.operators import ratio
 
 from .gpu import Results, rows, source
 

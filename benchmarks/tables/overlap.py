@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import measure  # noqa: F401  that dlsys may be imported
-
 from dlsys.viz.svg import BLUE, ORANGE, TEAL, axis_steps, drawing, element, label
 
 from .gpu import NAMES, Results, rows, source

@@ -11,12 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, storage_dtype, stored
 from dlsys.errors import ShapeError
 from dlsys.runtime import dlpack
 from dlsys.runtime.device import Block, Context, stream, synchronize
 from dlsys.runtime.device import cpu as cpu
 from dlsys.runtime.device import gpu as gpu
-from dlsys.runtime.library import CODE_DTYPES, DL_CPU, DL_GPU, DTYPE_CODES, MAX_NDIM, DLArray, load
+from dlsys.runtime.library import (
+    CODE_DTYPES,
+    DL_CPU,
+    DL_GPU,
+    DTYPE_CODES,
+    MAX_NDIM,
+    DLArray,
+    dtypes_of,
+    load,
+)
 
 _HOST = cpu(0)
 
@@ -48,14 +58,12 @@ class NDArray:
     data_address: int
     handle_address: int
     _ctx: Context
-    _dtype: np.dtype
+    _dtype: Any
     _shape: tuple[int, ...]
     _words: ctypes.Array[ctypes.c_int64]
 
     @classmethod
-    def from_block(
-        cls, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype
-    ) -> NDArray:
+    def from_block(cls, block: Block, offset: int, shape: tuple[int, ...], dtype: Any) -> NDArray:
         """A view of `block` from byte `offset`; the caller answers for size and alignment."""
         self = cls.__new__(cls)
         ndim = len(shape)
@@ -76,7 +84,7 @@ class NDArray:
         return self._shape
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> Any:
         return self._dtype
 
     @property
@@ -101,18 +109,20 @@ class NDArray:
         return DLArray.from_buffer(self._words)
 
     def asnumpy(self) -> np.ndarray:
-        """A fresh numpy array of the same shape and dtype; waits for the work that computes it.
+        """A fresh numpy array of the same shape and dtype, float32 for bfloat16; waits for the work
+        that computes it.
 
         Raises:
             OutOfRangeError: a kernel on its GPU, of this work or of other, has found an index or a
                 label out of range since the last wait. The next call returns the values.
         """
-        out = np.empty(self._shape, self._dtype)
+        narrow = self._dtype is bfloat16
+        out = np.empty(self._shape, np.uint16 if narrow else self._dtype)
         if out.size:
             # The address through `out.ctypes` takes four times as long.
             address = ctypes.addressof(ctypes.c_char.from_buffer(out.data))
             _copy(address, _HOST, self.data_address, self._ctx, out.nbytes, self.block)
-        return out
+        return bfloat16.decode(out) if narrow else out
 
     def copyto(self, target: NDArray | np.ndarray) -> None:
         """Copies into `target`, an NDArray of any device or a numpy array, of the same shape.
@@ -140,27 +150,27 @@ class NDArray:
             _check_same_shape("arr[:] = x", self._shape, value._shape)
             self._assign(value)
             return
-        host = np.asarray(value)
-        if not np.can_cast(host.dtype, self._dtype, "same_kind") and not _is_number(value):
-            raise ShapeError(f"arr[:] = x: cannot store {host.dtype} in an array of {self._dtype}")
-        if host.ndim == 0 and self._shape != ():
-            self._fill(host)
+        given = np.asarray(value)
+        if not np.can_cast(given.dtype, host(self._dtype), "same_kind") and not _is_number(value):
+            raise ShapeError(f"arr[:] = x: cannot store {given.dtype} in an array of {self._dtype}")
+        if given.ndim == 0 and self._shape != ():
+            self._fill(given)
         else:
-            _check_same_shape("arr[:] = x", self._shape, host.shape)
-            self._upload(host)
+            _check_same_shape("arr[:] = x", self._shape, given.shape)
+            self._upload(given)
 
-    def _upload(self, host: np.ndarray) -> None:
-        host = np.asarray(host, dtype=self._dtype, order="C")
-        if host.size:
-            _copy(self.data_address, self._ctx, host.ctypes.data, _HOST, host.nbytes, self.block)
+    def _upload(self, values: np.ndarray) -> None:
+        held = stored(values, self._dtype)
+        if held.size:
+            _copy(self.data_address, self._ctx, held.ctypes.data, _HOST, held.nbytes, self.block)
 
     def _fill(self, value: np.ndarray) -> None:
-        stored = value.astype(self._dtype)
-        number = float(np.float32(stored))
-        if stored.item() == number:
+        held = rounded(value, self._dtype)
+        number = float(np.float32(held))
+        if held.item() == number:
             launch("fill", self._ctx, number, self)
         else:  # the kernel takes a float32, which a large integer or a NaN does not pass through
-            self._upload(np.full(self._shape, stored))
+            self._upload(np.full(self._shape, held))
 
     def _assign(self, source: NDArray) -> None:
         if source._dtype != self._dtype:
@@ -191,8 +201,8 @@ class NDArray:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("an NDArray becomes a numpy array by a copy; np.from_dlpack shares")
-        host = self.asnumpy()
-        return host if dtype is None else host.astype(dtype, copy=False)
+        values = self.asnumpy()
+        return values if dtype is None else values.astype(dtype, copy=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return array, (self.asnumpy(), self._ctx, self._dtype)
@@ -225,7 +235,7 @@ def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
     Raises:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
-    call = load().kernel(ctx.kernel_device, kernel)
+    call = load().kernel(ctx.kernel_device, kernel, storage_dtype(dtypes_of(arguments)))
     if not ctx.streams:
         call(*arguments)
         return
@@ -260,7 +270,7 @@ def is_gpu_ctx(ctx: Context | None) -> bool:
 
 
 def array(
-    arr: ArrayLike | NDArray, ctx: Context = _HOST, dtype: DTypeLike | None = None
+    arr: ArrayLike | NDArray, ctx: Context = _HOST, dtype: DTypeLike | BFloat16 | None = None
 ) -> NDArray:
     """A copy of `arr` on `ctx`. Host float64 becomes float32 unless `dtype` is given; others stay.
 
@@ -272,17 +282,17 @@ def array(
         out = empty(arr.shape, ctx, arr.dtype if dtype is None else dtype)
         out._assign(arr)
         return out
-    host = np.asarray(arr)
+    given = np.asarray(arr)
     if dtype is None:
-        native = host.dtype.newbyteorder("=")
+        native = given.dtype.newbyteorder("=")
         dtype = np.float32 if native == np.float64 else native
-    out = empty(host.shape, ctx, dtype)
-    out._upload(host)
+    out = empty(given.shape, ctx, dtype)
+    out._upload(given)
     return out
 
 
 def empty(
-    shape: Sequence[int] | int, ctx: Context = _HOST, dtype: DTypeLike = np.float32
+    shape: Sequence[int] | int, ctx: Context = _HOST, dtype: DTypeLike | BFloat16 = np.float32
 ) -> NDArray:
     """A new array with undefined contents. Raises as `array` does."""
     extents = _checked_shape(shape)
@@ -331,8 +341,8 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
     return extents
 
 
-def _checked_dtype(dtype: Any) -> np.dtype:
-    wanted = np.dtype(dtype)
+def _checked_dtype(dtype: Any) -> Any:
+    wanted = as_dtype(dtype)
     code = DTYPE_CODES.get(wanted)
     if code is None:
         known = ", ".join(str(name) for name in DTYPE_CODES)

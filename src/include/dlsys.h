@@ -22,7 +22,16 @@ enum {
   DL_OUT_OF_RANGE = 6  // an index or a class number among the values is not one of those there are
 };
 enum { DL_CPU = 1, DL_GPU = 2 };
-enum { DL_FLOAT32 = 0, DL_FLOAT64 = 1, DL_INT32 = 2, DL_INT64 = 3, DL_UINT8 = 4, DL_BOOL = 5 };
+enum {
+  DL_FLOAT32 = 0,
+  DL_FLOAT64 = 1,
+  DL_INT32 = 2,
+  DL_INT64 = 3,
+  DL_UINT8 = 4,
+  DL_BOOL = 5,
+  DL_BFLOAT16 = 6,
+  DL_FLOAT16 = 7
+};
 enum { DL_MAX_NDIM = 8 };
 
 typedef struct DLContext {
@@ -64,13 +73,16 @@ typedef union DLValue {
   float f;
 } DLValue;
 
-// One registered kernel. `sig` has a letter a parameter: i input array, o output array, I and O
-// lists of them, b struct, l int64, f float, s stream (last, GPU only). `call` has exactly that C
-// signature and returns a status. `fits` and `workspace` are null for a kernel that serves all that
-// its checks accept and for one that needs no scratch memory; ask them through DLKernelFits and
-// DLKernelWorkspace.
+// One registered kernel. Its key is its device, its name and `dtype`, the storage type of the
+// floats that it takes: that of its float32, bfloat16 or float16 arrays, 16 bits before 32, and
+// DL_FLOAT32 for a call without such arrays. `sig`, the same for all types, has a letter a
+// parameter: i input array, o output array, I and O lists of them, b struct, l int64, f float, s
+// stream (last, GPU only). `call` has exactly that C signature and returns a status. `fits` and
+// `workspace` are null for a kernel that serves all that its checks accept and for one that needs
+// no scratch memory; ask them through DLKernelFits and DLKernelWorkspace.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
+  int64_t dtype;
   void* call;
   void (*invoke)(const DLValue*, DLStream);
   int32_t (*fits)(const DLValue*);
@@ -218,11 +230,7 @@ DLSYS_API int DLGraphFree(DLGraph* graph);
 DLSYS_API int DLProgramFree(DLProgram* program);
 
 // CPU worker threads; 0 for OMP_NUM_THREADS where DLSYS_THREADS is not set, else for one a core.
-// Results do not depend on the number.
+// Results do not depend on the number. A step whose workspace was planned for fewer threads goes on
+// with as many as that.
 DLSYS_API int DLCpuSetThreads(int32_t threads);
 DLSYS_API int DLCpuGetThreads(int32_t* threads);
-// The bytes that the working memory of CPU kernels may take, over all threads; below 0, as at
-// first, there is no limit. What needs more fails with DL_OUT_OF_MEMORY. And the bytes that it
-// takes now.
-DLSYS_API int DLCpuSetScratchLimit(int64_t nbytes);
-DLSYS_API int DLCpuGetScratch(int64_t* nbytes);

@@ -12,8 +12,10 @@ struct HW {
   int64_t h, w;
 };
 
-// A (height, width) packed into one integer argument, the height in the high half.
-inline HW Unpack(int64_t packed) { return {packed >> 32, packed & 0xffffffff}; }
+// Windows that slide over images, as arguments of kernels; pooling alone reads size and after.
+struct WindowOptions {
+  HW size, stride, before, after, dilation;
+};
 
 inline HW SpatialOf(const DLArray* a) { return {a->shape[2], a->shape[3]}; }
 inline int64_t Size(HW p) { return p.h * p.w; }
@@ -40,7 +42,7 @@ struct Conv {
 inline void CheckAttributes(const char* op, HW stride, HW pad, HW reach, HW out) {
   if (stride.h < 1 || stride.w < 1)
     Fail("%s: stride must be positive, got (%ld, %ld)", op, (long)stride.h, (long)stride.w);
-  if (pad.h < 0)
+  if (pad.h < 0 || pad.w < 0)
     Fail("%s: padding must not be negative, got (%ld, %ld)", op, (long)pad.h, (long)pad.w);
   if (pad.h > kMaxCoordinate || pad.w > kMaxCoordinate || reach.h > kMaxCoordinate ||
       reach.w > kMaxCoordinate || stride.h > kMaxCoordinate / (out.h + 1) ||
@@ -49,12 +51,12 @@ inline void CheckAttributes(const char* op, HW stride, HW pad, HW reach, HW out)
 }
 
 inline Conv CheckedConv(const char* op, const DLArray* x, const DLArray* f, const DLArray* y,
-                        int64_t stride, int64_t pad, int64_t dilation, int64_t groups) {
+                        const WindowOptions& windows, int64_t groups) {
   CheckNchw(op, x);
   CheckNchw(op, f);
   CheckNchw(op, y);
-  Conv conv{x->shape[0],  x->shape[1],  f->shape[0],    groups,      SpatialOf(x),
-            SpatialOf(f), SpatialOf(y), Unpack(stride), Unpack(pad), Unpack(dilation)};
+  Conv conv{x->shape[0],  x->shape[1],  f->shape[0],    groups,         SpatialOf(x),
+            SpatialOf(f), SpatialOf(y), windows.stride, windows.before, windows.dilation};
   const bool fits = groups > 0 && conv.c % groups == 0 && conv.o % groups == 0 &&
                     f->shape[1] == conv.c / groups && y->shape[0] == conv.n &&
                     y->shape[1] == conv.o;
@@ -187,17 +189,17 @@ inline bool AllWindowsSeeInput(int64_t out, int64_t window, int64_t stride, int6
   return true;
 }
 
-inline Pool CheckedPool(const char* op, const DLArray* x, const DLArray* y, int64_t window,
-                        int64_t stride, int64_t pad, int64_t dilation = int64_t(1) << 32 | 1) {
+inline Pool CheckedPool(const char* op, const DLArray* x, const DLArray* y,
+                        const WindowOptions& windows) {
   CheckNchw(op, x);
   CheckNchw(op, y);
   Pool p{x->shape[0] * x->shape[1],
          SpatialOf(x),
          SpatialOf(y),
-         Unpack(window),
-         Unpack(stride),
-         Unpack(pad),
-         Unpack(dilation)};
+         windows.size,
+         windows.stride,
+         windows.before,
+         windows.dilation};
   if (x->shape[0] != y->shape[0] || x->shape[1] != y->shape[1])
     Fail("%s: shapes do not fit: %s and %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
   if (p.dilation.h < 1 || p.dilation.w < 1 || p.window.h > kMaxCoordinate / p.dilation.h ||

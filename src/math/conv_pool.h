@@ -30,13 +30,12 @@ inline uint8_t* Codes(const char* op, const DLArray* a) {
 }
 
 inline ConvPool CheckedConvPool(const char* op, const DLArray* x, const DLArray* f,
-                                const DLArray* y, const DLArray* code, int64_t pad_hw,
-                                int64_t window) {
+                                const DLArray* y, const DLArray* code, HW pad, int64_t window) {
   CheckNchw(op, x);
   CheckNchw(op, f);
   CheckNchw(op, y);
   CheckSameShape(op, y, code);
-  const HW kernel = SpatialOf(f), out = SpatialOf(y), pad = Unpack(pad_hw), in = SpatialOf(x);
+  const HW kernel = SpatialOf(f), out = SpatialOf(y), in = SpatialOf(x);
   const bool fits =
       x->shape[0] == y->shape[0] && x->shape[1] == f->shape[1] && f->shape[0] == y->shape[1];
   if (!fits)
@@ -47,8 +46,8 @@ inline ConvPool CheckedConvPool(const char* op, const DLArray* x, const DLArray*
     Fail("%s: expected filters of 1 to %ld and windows of 2 to %ld elements a side, got %s and %ld",
          op, (long)kMaxKernel, (long)kMaxWindow, ShapeText(f).c_str(), (long)window);
   // Padding is smaller than the kernel.
-  if (pad.h >= kernel.h || pad.w >= kernel.w || out.h * window >= in.h + pad.h + 1 ||
-      out.w * window >= in.w + pad.w + 1)
+  if (pad.h < 0 || pad.w < 0 || pad.h >= kernel.h || pad.w >= kernel.w ||
+      out.h * window >= in.h + pad.h + 1 || out.w * window >= in.w + pad.w + 1)
     Fail("%s: windows lie outside of the input: %s and %s", op, ShapeText(x).c_str(),
          ShapeText(y).c_str());
   const HW one{1, 1};

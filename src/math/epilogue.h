@@ -1,5 +1,4 @@
-// GEMM epilogues: the codes of activations and activation gradients, in the order of
-// python/dlsys/fusion/body.py.
+// GEMM epilogues: the codes of activations and activation gradients.
 #pragma once
 #include "math/functors.h"
 #include "runtime/registry.h"
@@ -25,8 +24,10 @@ namespace dlsys {
   X(5, SoftplusGradient)              \
   X(6, HardSwishGradient)
 
-constexpr int64_t kActivations = 9;  // code 0 is none
-constexpr int64_t kActivationGradients = 6;
+#define DLSYS_ONE_MORE(code, Name) +1
+constexpr int64_t kActivations = DLSYS_ACTIVATIONS(DLSYS_ONE_MORE);  // code 0 is none
+constexpr int64_t kActivationGradients = DLSYS_ACTIVATION_GRADIENTS(DLSYS_ONE_MORE);
+#undef DLSYS_ONE_MORE
 
 inline int CheckedEpilogue(const char* op, int64_t code, int64_t first, int64_t last) {
   if (code < first || code > last)

@@ -20,6 +20,7 @@ template <class F>
 void WithElementBits(const DLArray* a, F&& f) {
   const int64_t nbytes = DtypeNbytes(a->dtype);
   if (nbytes == 1) return f((uint8_t*)nullptr);
+  if (nbytes == 2) return f((uint16_t*)nullptr);
   if (nbytes == 4) return f((uint32_t*)nullptr);
   f((uint64_t*)nullptr);
 }
@@ -27,6 +28,17 @@ void WithElementBits(const DLArray* a, F&& f) {
 inline void CheckSameDtypes(const char* op, const DLArray* x, const DLArray* y) {
   if (x->dtype != y->dtype)
     Fail("%s: dtypes differ: %s and %s", op, DtypeText(x->dtype), DtypeText(y->dtype));
+}
+
+// A transposition: axis k of the output is axis axes[k] of the input.
+struct Permutation {
+  int32_t axes[DL_MAX_NDIM];
+};
+
+inline std::string PermutationText(const Permutation& permutation, int ndim) {
+  std::string text = "(";
+  for (int k = 0; k < ndim; k++) text += (k ? ", " : "") + std::to_string(permutation.axes[k]);
+  return text + ")";
 }
 
 // ---- strided views ----

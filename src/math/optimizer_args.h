@@ -6,6 +6,19 @@
 
 namespace dlsys {
 
+constexpr int kMaxGemms = 8;  // of a fused weight update
+
+// An operand of a GEMM in arguments of kernels.
+enum OperandCode : int32_t { kNoOperand, kOperandA, kOperandB };
+
+// What of a fused weight update is the same in every run.
+struct WeightUpdateOptions {
+  rule::UpdateOptions update;
+  int32_t precision;
+  // By GEMM: the OperandCode of the operand whose sums are a gradient too, and of the uint8 one.
+  int32_t sums[kMaxGemms], u8[kMaxGemms];
+};
+
 // The array of an optional argument, else null.
 inline const DLArray* Optional(const char* op, const DLArrayList* list) {
   if (list->count > 1) Fail("%s: expected one array or none, got %ld", op, (long)list->count);
@@ -25,18 +38,10 @@ inline const long long* OptionalCount(const char* op, const char* what, const DL
 
 // The source of a step's scalars, from the launcher's arguments in their order.
 inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const DLArrayList* step,
-                                  const DLArrayList* count, const DLArrayList* scale, int64_t every,
-                                  float clip, float l2, float decay, float a, float b, float c,
-                                  float d, float e) {
-  return {OptionalFloat(op, "learning rate", lr),
-          OptionalCount(op, "step", step),
-          OptionalCount(op, "count", count),
-          OptionalFloat(op, "scale", scale),
-          every,
-          clip,
-          l2,
-          decay,
-          {a, b, c, d, e}};
+                                  const DLArrayList* count, const DLArrayList* scale,
+                                  const rule::UpdateOptions& options) {
+  return {OptionalFloat(op, "learning rate", lr), OptionalCount(op, "step", step),
+          OptionalCount(op, "count", count), OptionalFloat(op, "scale", scale), options};
 }
 
 // Each gradient has `states` arrays of its shape: state j of parameter k is at j * count + k.

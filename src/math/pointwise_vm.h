@@ -1,15 +1,13 @@
 // The pointwise virtual machine: programs of elementwise instructions over float32 that stand for a
 // fused expression. python/dlsys/fusion/pointwise.py assembles them; kernels interpret them.
 //
-// An instruction is a 64-bit word of bytes, the lowest first: an opcode (the lists below, counted
-// from 1; 0 ends the program), a destination, four operands. A destination is 0 for the accumulator
-// alone, or 1 + slot; an operand is one of these or kFirstImmediate + the index of an immediate.
-// The first slots are the inputs. The result of the last instruction is the output. Truth values
-// are 0 and 1, integers are converted when they are loaded.
+// An instruction has an opcode (the lists below, counted from 1; 0 ends the program), a destination
+// and four operands. A destination is 0 for the accumulator alone, or 1 + slot; an operand is one
+// of these or kFirstImmediate + the index of an immediate. The first slots are the inputs. The
+// result of the last instruction is the output. Truth values are 0 and 1, integers are converted
+// when they are loaded.
 #pragma once
 #include <cmath>
-#include <cstring>
-#include <utility>
 
 #include "math/functors.h"
 #include "runtime/registry.h"
@@ -91,58 +89,43 @@ constexpr int kFirstOf2 = kAdd, kFirstOf3 = kClipTo, kFirstOf4 = kClipGradient;
 // ---- programs ----
 
 struct Instruction {
-  uint8_t opcode, to, from[4], unused[2];
+  uint8_t opcode, destination, operands[4], unused[2];
 };
-static_assert(sizeof(Instruction) == sizeof(int64_t), "an instruction is a word");
+static_assert(sizeof(Instruction) == sizeof(int64_t), "the GPU loads an instruction as one word");
 
-struct Program {
-  Instruction code[kInstructions + 1] = {};  // kEnd follows the last one
+// A program as its kernel's argument.
+struct Bytecode {
+  Instruction code[kInstructions + 1];  // kEnd follows the last one
   float immediates[kImmediates];
+};
+
+struct Program : Bytecode {
   int length = 0;  // instructions
   int count = 0;   // of immediates
   int slots = 0;
 };
 
-inline Program Read(const DLArrayList* inputs, const int64_t (&words)[kInstructions],
-                    const float (&immediates)[kImmediates]) {
+inline Program Checked(const Bytecode& bytecode, const DLArrayList* inputs) {
   if (inputs->count > kInputs)
     Fail("pointwise: expected at most %d inputs, got %ld", kInputs, (long)inputs->count);
-  Program program;
-  memcpy(program.code, words, sizeof words);
-  memcpy(program.immediates, immediates, sizeof immediates);
+  Program program{bytecode};
   program.slots = (int)inputs->count;
   for (const Instruction& step : program.code) {
     if (step.opcode == kEnd) break;
-    bool known = step.opcode < kOpcodes && step.to <= kSlots;
-    for (const uint8_t operand : step.from) {
+    bool known = step.opcode < kOpcodes && step.destination <= kSlots;
+    known &= program.length < kInstructions;
+    for (const uint8_t operand : step.operands) {
       const int immediate = operand - kFirstImmediate;
       known &= immediate < 0 ? operand <= program.slots : immediate < kImmediates;
       program.count = immediate < program.count ? program.count : immediate + 1;
     }
     if (!known) Fail("pointwise: instruction %d is not valid", program.length);
-    program.slots = step.to > program.slots ? step.to : program.slots;
+    program.slots = step.destination > program.slots ? step.destination : program.slots;
     program.length++;
   }
   if (program.length == 0) Fail("pointwise: the program is empty");
   return program;
 }
-
-// The signature in the table of kernels: a program's words and immediates are separate arguments.
-template <size_t>
-using Word = int64_t;
-template <size_t>
-using Immediate = float;
-template <auto Run, class Words = std::make_index_sequence<kInstructions>,
-          class Immediates = std::make_index_sequence<kImmediates>>
-struct Kernel;
-template <class... Stream, void (*Run)(const DLArrayList*, const Program&, DLArray*, Stream...),
-          size_t... I, size_t... J>
-struct Kernel<Run, std::index_sequence<I...>, std::index_sequence<J...>> {
-  static void Call(const DLArrayList* inputs, Word<I>... words, Immediate<J>... immediates,
-                   DLArray* out, Stream... stream) {
-    Run(inputs, Read(inputs, {words...}, {immediates...}), out, stream...);
-  }
-};
 
 // ---- operands ----
 

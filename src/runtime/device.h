@@ -51,9 +51,6 @@ struct Device {
   // Captures the work that a request queues on the stream; nothing is executed. Null where the
   // device has no graphs.
   std::unique_ptr<CapturedGraph> (*capture)(int id, DLStream stream, const CaptureRequest& request);
-  // Takes whatever the steps of a program may need and not get, before the first of them runs. Null
-  // where there is nothing to take.
-  void (*prepare)() = nullptr;
   // Fails, once, with what kernels found in values that they could not refuse. Call it when they
   // are waited for. Null where kernels fail at once.
   void (*raise_fault)(int id) = nullptr;

@@ -2,11 +2,17 @@
 // declarations themselves: enumerators, limits, layouts of structs, opcodes and functions, a fact a
 // line. `make interface` copies the text into the Python package, which reads its constants there
 // and refuses a library that says anything else.
+#include <algorithm>
 #include <cstddef>
+#include <map>
 #include <string>
 #include <type_traits>
+#include <typeindex>
 
-#include "math/epilogue.h"
+#include "math/conv_geometry.h"
+#include "math/indexing.h"
+#include "math/mlp_head.h"
+#include "math/optimizer_args.h"
 #include "math/pointwise_vm.h"
 #include "runtime/device.h"
 #include "runtime/registry.h"
@@ -14,40 +20,45 @@
 namespace dlsys {
 namespace {
 
-template <class T>
-std::string TypeText() {
-  if constexpr (std::is_pointer_v<T>) return "pointer";
-  if constexpr (std::is_same_v<T, float>) return "float32";
-  if constexpr (std::is_same_v<T, DLContext>) return "DLContext";
-  if constexpr (std::is_array_v<T>)
-    return TypeText<std::remove_extent_t<T>>() + "*" + std::to_string(std::extent_v<T>);
-  if constexpr (std::is_integral_v<T>)
-    return (std::is_signed_v<T> ? "int" : "uint") + std::to_string(8 * sizeof(T));
-}
-
 class Text {
  public:
   template <class... T>
   void Add(const T&... words) {
     std::string line;
-    ((line += (line.empty() ? "" : " ") + Word(words)), ...);
-    text_ += line + "\n";
+    ((line += Word(words) + " "), ...);
+    text_ += line.erase(line.find_last_not_of(' ') + 1) + "\n";
+  }
+  template <class T>
+  void AddStruct(std::string name) {
+    name.erase(0, name.rfind(':') + 1);  // its namespace
+    Add("struct", structs_[typeid(T)] = name, sizeof(T));
+  }
+  template <class... A>
+  void AddFunction(const char* name, int (*)(A...)) {
+    Add("function", name, Type<A>()...);
+  }
+  template <class T>
+  std::string Type() {
+    if constexpr (std::is_pointer_v<T>) return "pointer";
+    if constexpr (std::is_same_v<T, float>) return "float32";
+    if constexpr (std::is_array_v<T>)
+      return Type<std::remove_extent_t<T>>() + "*" + std::to_string(std::extent_v<T>);
+    if constexpr (std::is_integral_v<T>)
+      return (std::is_signed_v<T> ? "int" : "uint") + std::to_string(8 * sizeof(T));
+    return structs_[typeid(T)];
   }
   const char* get() const { return text_.c_str(); }
 
  private:
-  static std::string Word(const std::string& word) { return word; }
+  static std::string Word(std::string word) {
+    word.erase(std::remove(word.begin(), word.end(), ','), word.end());  // of a list
+    return word;
+  }
   static std::string Word(int64_t number) { return std::to_string(number); }
 
   std::string text_;
+  std::map<std::type_index, std::string> structs_;  // the names of those added so far
 };
-
-template <class... A>
-void AddFunction(Text* text, const char* name, int (*)(A...)) {
-  std::string types;
-  ((types += " " + TypeText<A>()), ...);
-  text->Add("function", name + types);
-}
 
 #define DLSYS_ENUMERATOR(Name) text->Add("enum", #Name, (int64_t)Name);
 
@@ -72,6 +83,8 @@ void AddEnumerators(Text* text) {
   DLSYS_DTYPE(int64, DL_INT64)
   DLSYS_DTYPE(uint8, DL_UINT8)
   DLSYS_DTYPE(bool, DL_BOOL)
+  DLSYS_DTYPE(bfloat16, DL_BFLOAT16)
+  DLSYS_DTYPE(float16, DL_FLOAT16)
 #undef DLSYS_DTYPE
 }
 
@@ -92,83 +105,74 @@ void AddOpcodes(Text* text) {
   operands = 4;
   DLSYS_OPCODES_4(DLSYS_OPCODE)
 #undef DLSYS_OPCODE
+  text->Add("operand", "A", kOperandA);
+  text->Add("operand", "B", kOperandB);
   text->Add("limit", "max_ndim", DL_MAX_NDIM);
+  text->Add("limit", "mlp_head_layers", kMaxHeadLayers);
+  text->Add("limit", "weight_update_gemms", kMaxGemms);
   text->Add("limit", "pointwise_instructions", pointwise::kInstructions);
   text->Add("limit", "pointwise_inputs", pointwise::kInputs);
   text->Add("limit", "pointwise_immediates", pointwise::kImmediates);
   text->Add("limit", "pointwise_first_immediate", pointwise::kFirstImmediate);
 }
 
-#define DLSYS_STRUCT(Name) text->Add("struct", #Name, sizeof(Name));
-#define DLSYS_FIELD(Name, field)                                                              \
-  text->Add("field", #Name, #field, TypeText<decltype(Name::field)>(), offsetof(Name, field), \
-            sizeof(Name::field));
-
-// clang-format off
-void AddStructs(Text* text) {
-  DLSYS_STRUCT(DLContext)
-  DLSYS_FIELD(DLContext, device_id)
-  DLSYS_FIELD(DLContext, device_type)
-  DLSYS_STRUCT(DLArray)
-  DLSYS_FIELD(DLArray, data)
-  DLSYS_FIELD(DLArray, ctx)
-  DLSYS_FIELD(DLArray, ndim)
-  DLSYS_FIELD(DLArray, dtype)
-  DLSYS_FIELD(DLArray, shape)
-  DLSYS_STRUCT(DLArrayList)
-  DLSYS_FIELD(DLArrayList, count)
-  DLSYS_FIELD(DLArrayList, arrays)
-  DLSYS_STRUCT(DLBytes)
-  DLSYS_FIELD(DLBytes, nbytes)
-  DLSYS_FIELD(DLBytes, data)
-  DLSYS_STRUCT(DLValue)
-  DLSYS_FIELD(DLValue, p)
-  DLSYS_FIELD(DLValue, i)
-  DLSYS_FIELD(DLValue, f)
-  DLSYS_STRUCT(DLKernelEntry)
-  DLSYS_FIELD(DLKernelEntry, name)
-  DLSYS_FIELD(DLKernelEntry, device)
-  DLSYS_FIELD(DLKernelEntry, sig)
-  DLSYS_FIELD(DLKernelEntry, call)
-  DLSYS_FIELD(DLKernelEntry, invoke)
-  DLSYS_FIELD(DLKernelEntry, fits)
-  DLSYS_FIELD(DLKernelEntry, workspace)
-  DLSYS_FIELD(DLKernelEntry, file)
-  DLSYS_FIELD(DLKernelEntry, line)
-  DLSYS_STRUCT(DLStep)
-  DLSYS_FIELD(DLStep, kernel)
-  DLSYS_FIELD(DLStep, first)
-  DLSYS_FIELD(DLStep, nargs)
-  DLSYS_FIELD(DLStep, place)
-  DLSYS_STRUCT(DLMemoryStats)
-  DLSYS_FIELD(DLMemoryStats, device_allocations)
-  DLSYS_FIELD(DLMemoryStats, device_frees)
-  DLSYS_FIELD(DLMemoryStats, reserved_nbytes)
-  DLSYS_FIELD(DLMemoryStats, in_use_nbytes)
-  DLSYS_FIELD(DLMemoryStats, peak_in_use_nbytes)
-  DLSYS_FIELD(DLMemoryStats, requests)
-  DLSYS_STRUCT(DLCounters)
-  DLSYS_FIELD(DLCounters, program_launches)
-  DLSYS_FIELD(DLCounters, kernel_launches)
-  DLSYS_FIELD(DLCounters, synchronizations)
-  DLSYS_STRUCT(DLCopy)
-  DLSYS_FIELD(DLCopy, dst)
-  DLSYS_FIELD(DLCopy, src)
-  DLSYS_FIELD(DLCopy, nbytes)
-  DLSYS_STRUCT(DLGraphInfo)
-  DLSYS_FIELD(DLGraphInfo, nodes)
-  DLSYS_FIELD(DLGraphInfo, kernels)
-  DLSYS_FIELD(DLGraphInfo, copies)
-  DLSYS_FIELD(DLGraphInfo, fills)
-  DLSYS_STRUCT(DLGraphStreams)
-  DLSYS_FIELD(DLGraphStreams, stream)
-  DLSYS_FIELD(DLGraphStreams, waits)
-  DLSYS_FIELD(DLGraphStreams, nwaits)
-  DLSYS_FIELD(DLGraphStreams, ready_inputs)
+// Optimizer rules: whether it acts in every run of an accumulation, its slots, its constants.
+void AddRules(Text* text) {
+#define DLSYS_TELL(Rule)                                               \
+  text->Add("rule", rule::Rule::name, (int64_t)rule::Rule::kEveryRun); \
+  text->Add("slots", rule::Rule::name, rule::Rule::slots);             \
+  text->Add("constants", rule::Rule::name, rule::Rule::constants);
+  DLSYS_RULES(DLSYS_TELL)
+#undef DLSYS_TELL
 }
-// clang-format on
 
-#define DLSYS_FUNCTION(Name) AddFunction(text, #Name, &Name);
+// A struct and its fields, ten at most.
+#define DLSYS_FIELD(Name, field)                                                      \
+  text->Add("field", text->Type<Name>(), #field, text->Type<decltype(Name::field)>(), \
+            offsetof(Name, field), sizeof(Name::field));
+#define DLSYS_FIELDS_1(Name, field) DLSYS_FIELD(Name, field)
+#define DLSYS_FIELDS_2(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_1(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_3(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_2(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_4(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_3(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_5(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_4(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_6(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_5(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_7(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_6(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_8(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_7(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_9(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_8(Name, __VA_ARGS__)
+#define DLSYS_FIELDS_10(Name, field, ...) DLSYS_FIELD(Name, field) DLSYS_FIELDS_9(Name, __VA_ARGS__)
+#define DLSYS_PICK(_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, Macro, ...) Macro
+#define DLSYS_STRUCT(Name, ...)                                                              \
+  text->AddStruct<Name>(#Name);                                                              \
+  DLSYS_PICK(__VA_ARGS__, DLSYS_FIELDS_10, DLSYS_FIELDS_9, DLSYS_FIELDS_8, DLSYS_FIELDS_7,   \
+             DLSYS_FIELDS_6, DLSYS_FIELDS_5, DLSYS_FIELDS_4, DLSYS_FIELDS_3, DLSYS_FIELDS_2, \
+             DLSYS_FIELDS_1, )(Name, __VA_ARGS__)
+
+void AddStructs(Text* text) {
+  DLSYS_STRUCT(DLContext, device_id, device_type);
+  DLSYS_STRUCT(DLArray, data, ctx, ndim, dtype, shape);
+  DLSYS_STRUCT(DLArrayList, count, arrays);
+  DLSYS_STRUCT(DLBytes, nbytes, data);
+  DLSYS_STRUCT(DLValue, p, i, f);
+  DLSYS_STRUCT(DLKernelEntry, name, device, sig, dtype, call, invoke, fits, workspace, file, line);
+  DLSYS_STRUCT(DLStep, kernel, first, nargs, place);
+  DLSYS_STRUCT(DLMemoryStats, device_allocations, device_frees, reserved_nbytes, in_use_nbytes,
+               peak_in_use_nbytes, requests);
+  DLSYS_STRUCT(DLCounters, program_launches, kernel_launches, synchronizations);
+  DLSYS_STRUCT(DLCopy, dst, src, nbytes);
+  DLSYS_STRUCT(DLGraphInfo, nodes, kernels, copies, fills);
+  DLSYS_STRUCT(DLGraphStreams, stream, waits, nwaits, ready_inputs);
+  DLSYS_STRUCT(rule::UpdateOptions, every, clip, l2, decay, constants);
+  DLSYS_STRUCT(WeightUpdateOptions, update, precision, sums, u8);
+  DLSYS_STRUCT(pointwise::Instruction, opcode, destination, operands, unused);
+  DLSYS_STRUCT(pointwise::Bytecode, code, immediates);
+  DLSYS_STRUCT(HeadLayer, transposed, has_bias, activation, dact);
+  DLSYS_STRUCT(Permutation, axes);
+  DLSYS_STRUCT(HW, h, w);
+  DLSYS_STRUCT(WindowOptions, size, stride, before, after, dilation);
+  DLSYS_STRUCT(HeadOptions, precision, scale, dy, layers);
+}
+
+#define DLSYS_FUNCTION(Name) text->AddFunction(#Name, &Name);
 
 void AddFunctions(Text* text) {
   DLSYS_FUNCTION(DLDeviceCount)
@@ -202,8 +206,6 @@ void AddFunctions(Text* text) {
   DLSYS_FUNCTION(DLProgramFree)
   DLSYS_FUNCTION(DLCpuSetThreads)
   DLSYS_FUNCTION(DLCpuGetThreads)
-  DLSYS_FUNCTION(DLCpuSetScratchLimit)
-  DLSYS_FUNCTION(DLCpuGetScratch)
 }
 
 }  // namespace
@@ -214,6 +216,7 @@ DLSYS_API const char* DLInterface(void) {
     auto* made = new dlsys::Text;
     dlsys::AddEnumerators(made);
     dlsys::AddOpcodes(made);
+    dlsys::AddRules(made);
     dlsys::AddStructs(made);
     dlsys::AddFunctions(made);
     return made;

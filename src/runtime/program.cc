@@ -21,7 +21,6 @@ struct DLProgram {
   std::vector<Step> steps;
   std::string device;  // the device column of every step's kernel, "" for a program without steps
   int64_t failed_step = -1;
-  void (*prepare)() = nullptr;  // of its device
 };
 
 struct DLGraph {
@@ -91,11 +90,6 @@ void RunStep(DLProgram* program, int64_t k, DLStream stream) {
 void RunOne(void* state, int64_t k) {
   auto* s = (Running*)state;
   RunStep(s->program, k, s->stream);
-}
-
-void Prepare(DLProgram* program) {
-  program->failed_step = -1;
-  if (program->prepare) program->prepare();
 }
 
 void CheckProgram(const DLProgram* program) {
@@ -179,8 +173,6 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
       Fail("DLProgramCreate: null argument or negative count");
     auto program = std::make_unique<DLProgram>();
     AddSteps(program.get(), steps, nsteps, values, nvalues);
-    const Device& cpu = FindDevice(DL_CPU);  // every library has it, and it alone prepares
-    if (program->device == cpu.name) program->prepare = cpu.prepare;
     *out = program.release();
   });
 }
@@ -188,7 +180,6 @@ DLSYS_API int DLProgramCreate(const DLStep* steps, int64_t nsteps, const DLValue
 DLSYS_API int DLProgramRun(DLProgram* program, DLStream stream) {
   return Guard([&] {
     CheckProgram(program);
-    Prepare(program);
     const int64_t n = (int64_t)program->steps.size();
     for (int64_t k = 0; k < n; k++) RunStep(program, k, stream);
     program->failed_step = -1;
@@ -201,7 +192,6 @@ DLSYS_API int DLProgramProfile(DLProgram* program, DLContext ctx, DLStream strea
     if (program->steps.empty()) return;
     if (!ms) Fail("DLProgramProfile: null ms argument");
     const Device& device = DeviceOf("DLProgramProfile", program, ctx);
-    Prepare(program);
     Running state{program, stream};
     device.profile(ctx.device_id, stream, (int64_t)program->steps.size(), RunOne, &state, ms);
     program->failed_step = -1;

@@ -60,6 +60,7 @@ void SetLastError(const char* text) noexcept {
 void RegisterKernel(const DLKernelEntry& entry) noexcept {
   for (const DLKernelEntry& k : GetTables().kernels) {
     if (strcmp(k.name, entry.name) || strcmp(k.device, entry.device)) continue;
+    if (k.dtype != entry.dtype && !strcmp(k.sig, entry.sig)) continue;
     SetLoadError("kernel %s/%s registered twice: %s:%ld and %s:%ld", k.device, k.name,
                  BaseName(k.file), (long)k.line, BaseName(entry.file), (long)entry.line);
     return;
@@ -69,17 +70,18 @@ void RegisterKernel(const DLKernelEntry& entry) noexcept {
 
 void RegisterFits(const char* device, const char* kernel, const char* sig,
                   int32_t (*fits)(const DLValue*)) noexcept {
+  bool known = false;
   for (DLKernelEntry& k : GetTables().kernels) {
     if (strcmp(k.name, kernel) || strcmp(k.device, device)) continue;
+    known = true;
     const size_t arity = strcspn(k.sig, "s");
     if (strlen(sig) == arity && !strncmp(k.sig, sig, arity))
       k.fits = fits;
     else
       SetLoadError("fits of kernel %s/%s takes other arguments (%s) than the kernel (%s)", device,
                    kernel, sig, k.sig);
-    return;
   }
-  SetLoadError("fits of kernel %s/%s comes before the kernel", device, kernel);
+  if (!known) SetLoadError("fits of kernel %s/%s comes before the kernel", device, kernel);
 }
 
 const DLKernelEntry& KernelAt(int64_t index) {

@@ -1,5 +1,7 @@
 // One line registers a kernel: DLSYS_KERNEL(cpu, relu, dlsys::cpu::Unary<fn::Relu>). Its signature
 // is deduced from the C++ function, so that nothing is declared twice and Python declares nothing.
+// A kernel that is a template over the storage type of its floats is registered for all of them by
+// one line too: DLSYS_KERNEL_TYPED(cpu, gather, Gather) makes Gather<float>, Gather<bfloat16>, ….
 //
 // Rules that cost a day each when broken: launchers live in one namespace per device (dlsys::cpu,
 // dlsys::cuda), else the linker keeps one body for both; objects go to the linker directly, never
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "include/dlsys.h"
+#include "math/storage.h"
 
 namespace dlsys {
 
@@ -180,6 +183,7 @@ template <class T>
 struct Struct {
   const DLBytes* bytes;
   const T& operator*() const { return *(const T*)bytes->data; }
+  const T* operator->() const { return (const T*)bytes->data; }
 };
 template <class T>
 struct Arg<Struct<T>> {
@@ -231,18 +235,16 @@ struct Thunk<F> {
   static void Invoke(const DLValue* values, DLStream stream) {
     Spread(values, stream, std::index_sequence_for<A...>{});
   }
-  // A launcher, which takes a stream, can be asked; another kernel does its work as it is called.
-  static constexpr bool launches = Arg<Last>::letter == 's';
 };
 
-// A workspace query of a launcher (workspace.h).
+// A workspace query of a kernel (workspace.h).
 int64_t QueryWorkspace(void (*invoke)(const DLValue*, DLStream), const DLValue* values);
 template <class T>
 int64_t WorkspaceOf(const DLValue* values) {
   return QueryWorkspace(&T::Invoke, values);
 }
 template <class T>
-constexpr int64_t (*kWorkspace)(const DLValue*) = T::launches ? &WorkspaceOf<T> : nullptr;
+constexpr int64_t (*kWorkspace)(const DLValue*) = &WorkspaceOf<T>;
 
 // A function of a kernel's arguments, without the stream, that is asked before the kernel runs.
 template <auto F>
@@ -259,6 +261,14 @@ struct Question<F> {
   static R Ask(const DLValue* values) { return Spread(values, std::index_sequence_for<A...>{}); }
   static int32_t Fits(const DLValue* values) { return Ask(values); }
 };
+
+template <auto F>
+DLKernelEntry MakeEntry(const char* name, const char* device, int64_t dtype, const char* file,
+                        int64_t line) {
+  using T = Thunk<F>;
+  return {name,       device,  T::sig,        dtype, (void*)&T::Call,
+          &T::Invoke, nullptr, kWorkspace<T>, file,  line};
+}
 
 struct KernelRegistrar {
   explicit KernelRegistrar(const DLKernelEntry& entry) noexcept { RegisterKernel(entry); }
@@ -298,35 +308,51 @@ inline void CheckSameShape(const char* op, const DLArray* a, const DLArray* b) {
     Fail("%s: shapes differ: %s and %s", op, ShapeText(a).c_str(), ShapeText(b).c_str());
 }
 inline const char* DtypeText(int dtype) {
-  static const char* const names[] = {"float32", "float64", "int32", "int64", "uint8", "bool"};
-  return dtype >= 0 && dtype < 6 ? names[dtype] : "an unknown dtype";
+  static const char* const names[] = {"float32", "float64", "int32",    "int64",
+                                      "uint8",   "bool",    "bfloat16", "float16"};
+  return dtype >= 0 && dtype < 8 ? names[dtype] : "an unknown dtype";
 }
 inline int64_t DtypeNbytes(int dtype) {
-  static const int64_t sizes[] = {4, 8, 4, 8, 1, 1};
-  if (dtype < 0 || dtype > 5) Fail("unknown dtype code %d", dtype);
+  static const int64_t sizes[] = {4, 8, 4, 8, 1, 1, 2, 2};
+  if (dtype < 0 || dtype > 7) Fail("unknown dtype code %d", dtype);
   return sizes[dtype];
 }
-// The data of a float32 array, or a failure that names the operator.
-inline const float* In(const char* op, const DLArray* a) {
-  if (a->dtype != DL_FLOAT32) Fail("%s: expected float32, got %s", op, DtypeText(a->dtype));
-  return (const float*)a->data;
+// The data of an array with elements of type T, or a failure that names the operator.
+template <class T = float>
+inline const T* In(const char* op, const DLArray* a) {
+  if (a->dtype != kDtype<T>)
+    Fail("%s: expected %s, got %s", op, DtypeText(kDtype<T>), DtypeText(a->dtype));
+  return (const T*)a->data;
 }
-inline float* Out(const char* op, DLArray* a) {
-  if (a->dtype != DL_FLOAT32) Fail("%s: expected float32, got %s", op, DtypeText(a->dtype));
-  return (float*)a->data;
+template <class T = float>
+inline T* Out(const char* op, DLArray* a) {
+  return const_cast<T*>(In<T>(op, a));
 }
 
 }  // namespace dlsys
 
 #define DLSYS_CONCAT2(a, b) a##b
 #define DLSYS_CONCAT(a, b) DLSYS_CONCAT2(a, b)
-#define DLSYS_KERNEL_NAMED(device, id, name, ...)                                                 \
-  [[maybe_unused]] static const ::dlsys::KernelRegistrar DLSYS_CONCAT(kernel_##device##_##id##_,  \
-                                                                      __LINE__)(DLKernelEntry{    \
-      name, #device, ::dlsys::Thunk<&__VA_ARGS__>::sig,                                           \
-      (void*)&::dlsys::Thunk<&__VA_ARGS__>::Call, &::dlsys::Thunk<&__VA_ARGS__>::Invoke, nullptr, \
-      ::dlsys::kWorkspace<::dlsys::Thunk<&__VA_ARGS__>>, __FILE__, __LINE__})
+#define DLSYS_KERNEL_OF(device, id, name, dtype, ...)                                      \
+  [[maybe_unused]] static const ::dlsys::KernelRegistrar kernel_##device##_##id##_##dtype( \
+      ::dlsys::MakeEntry<&__VA_ARGS__>(name, #device, dtype, __FILE__, __LINE__))
+#define DLSYS_KERNEL_NAMED(device, id, name, ...) \
+  DLSYS_KERNEL_OF(device, id, name, DL_FLOAT32, __VA_ARGS__)
 #define DLSYS_KERNEL(device, name, ...) DLSYS_KERNEL_NAMED(device, name, #name, __VA_ARGS__)
+// Of a function template whose first parameter is the storage type; what follows it are the rest.
+#define DLSYS_KERNEL_TYPED_NAMED(device, id, name, Function, ...)                            \
+  DLSYS_KERNEL_OF(device, id, name, DL_FLOAT32, Function<float __VA_OPT__(, ) __VA_ARGS__>); \
+  DLSYS_KERNEL_OF(device, id, name, DL_BFLOAT16,                                             \
+                  Function<::dlsys::bfloat16 __VA_OPT__(, ) __VA_ARGS__>);                   \
+  DLSYS_KERNEL_OF(device, id, name, DL_FLOAT16,                                              \
+                  Function<::dlsys::float16 __VA_OPT__(, ) __VA_ARGS__>)
+#define DLSYS_KERNEL_TYPED(device, name, ...) \
+  DLSYS_KERNEL_TYPED_NAMED(device, name, #name, __VA_ARGS__)
+// Of a function that looks at the dtypes of its arrays itself.
+#define DLSYS_KERNEL_ANY(device, name, ...)                       \
+  DLSYS_KERNEL_OF(device, name, #name, DL_FLOAT32, __VA_ARGS__);  \
+  DLSYS_KERNEL_OF(device, name, #name, DL_BFLOAT16, __VA_ARGS__); \
+  DLSYS_KERNEL_OF(device, name, #name, DL_FLOAT16, __VA_ARGS__)
 // Says which arguments a kernel serves: a function of them, without the stream, that gives a bool.
 // It goes behind DLSYS_KERNEL. Where it fails, as by the kernel's own checks, the kernel does not
 // fit.

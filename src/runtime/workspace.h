@@ -19,9 +19,16 @@ class Workspace {
   static bool Querying() { return now_.source == kQuery; }
   static bool FromAllocator() { return now_.source == kAllocator; }
 
+  // A multiple of the alignment of all scratch.
+  static int64_t Rounded(int64_t nbytes) {
+    return (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  // The bytes of a plan that are left; anywhere else there is no limit.
+  static int64_t Left() { return now_.source == kPlan ? now_.limit - now_.used : INT64_MAX; }
+
   // 256-byte aligned; what a query hands out is no memory.
   static void* Take(int64_t nbytes) {
-    const int64_t at = now_.used, end = at + (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+    const int64_t at = now_.used, end = at + Rounded(nbytes);
     if (now_.source == kPlan && end > now_.limit)
       Fail("a kernel takes %ld bytes of workspace; %ld were planned for it", (long)end,
            (long)now_.limit);
@@ -30,9 +37,14 @@ class Workspace {
     now_.most = std::max(now_.most, end);
     return now_.data + at;
   }
-  // The memory is free again when all that was taken has been given back: launchers are short.
-  static void GiveBack() {
-    if (--now_.held == 0) now_.used = 0;
+  // What was taken last is free again at once, the rest when all has been given back: launchers are
+  // short.
+  static void GiveBack(const void* data, int64_t nbytes) {
+    const int64_t at = (const char*)data - now_.data;
+    if (--now_.held == 0)
+      now_.used = 0;
+    else if (at + Rounded(nbytes) == now_.used)
+      now_.used = at;
   }
 
  private:
@@ -63,7 +75,7 @@ class Workspace::Planned {
 
 class Workspace::Query {
  public:
-  Query() : before_(now_) { now_ = {kQuery, nullptr, 0, 0, 0, 0}; }
+  Query() : before_(now_) { now_ = {kQuery, (char*)kAlignment, 0, 0, 0, 0}; }
   ~Query() { now_ = before_; }
   Query(const Query&) = delete;
   Query& operator=(const Query&) = delete;
@@ -71,6 +83,38 @@ class Workspace::Query {
 
  private:
   const State before_;
+};
+
+// Scratch memory for the length of a launcher: of the step's workspace, or of the allocator, which
+// hands the block out again on the same stream only. So it may be given back as soon as the kernels
+// that use it are queued.
+class Scratch {
+ public:
+  Scratch(DLContext ctx, int64_t nbytes, DLStream stream)
+      : ctx_(ctx), nbytes_(nbytes), owned_(Workspace::FromAllocator()) {
+    if (!owned_) {
+      data_ = Workspace::Take(nbytes);
+      return;
+    }
+    const int status = DLMemoryAlloc(ctx, nbytes, stream, &data_);
+    if (status != DL_OK) throw Error(status, DLGetLastError());
+  }
+  ~Scratch() {
+    if (owned_)
+      DLMemoryFree(ctx_, data_);
+    else
+      Workspace::GiveBack(data_, nbytes_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  void* data() const { return data_; }
+  float* floats() const { return (float*)data_; }
+
+ private:
+  const DLContext ctx_;
+  const int64_t nbytes_;
+  const bool owned_;
+  void* data_ = nullptr;
 };
 
 }  // namespace dlsys

@@ -380,7 +380,3 @@ class CpuScripts(NativeScripts, unittest.TestCase):
 @require(gpu(0))
 class GpuScripts(NativeScripts, unittest.TestCase):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

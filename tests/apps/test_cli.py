@@ -189,7 +189,3 @@ class Errors(unittest.TestCase):
         options = ("-m", "cnn", "--batch-size", "250", "--lr", "0.02")
         stderr = self.interrupted(*options, after="training cnn on numpy")
         self.assertRegex(stderr, r"^interrupted; done: 0 epochs and \d+ of 200 batches\n$")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -9,7 +9,6 @@ import io
 import os
 import subprocess
 import sys
-import unittest
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
@@ -310,7 +309,3 @@ class KeptOnTheCpu(Folder):
             train.save(path, tensors, header)
         with self.assertWarnsRegex(RuntimeWarning, "without the description of its data"):
             self.assertEqual(small.run("predict", run, image, "-c", "cpu"), wanted)
-
-
-if __name__ == "__main__":
-    unittest.main()

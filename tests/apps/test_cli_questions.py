@@ -150,7 +150,3 @@ class Pictures(unittest.TestCase):
             Image.fromarray(gray).save(path)
             (image,) = read_pictures(path, digits=True)[:, 0]
         np.testing.assert_array_equal(image, gray >> 8)
-
-
-if __name__ == "__main__":
-    unittest.main()

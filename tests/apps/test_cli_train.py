@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -363,7 +362,3 @@ class Startup(Folder):
             text=True,
         )
         self.assertEqual((done.stdout, done.stderr), ("[]\n", ""))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -226,7 +226,3 @@ class TestCompose(unittest.TestCase):
         ):
             with self.assertRaisesRegex(DataError, message):
                 make()
-
-
-if __name__ == "__main__":
-    unittest.main()

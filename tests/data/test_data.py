@@ -456,7 +456,3 @@ class TestExportPickle(InFolder):
         for path in (REPOSITORY / "python").rglob("*.py"):
             for word in ("pickle.load", "Unpickler", "allow_pickle=True"):
                 self.assertNotIn(word, path.read_text(), path)
-
-
-if __name__ == "__main__":
-    unittest.main()

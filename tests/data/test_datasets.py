@@ -417,7 +417,3 @@ class TestNormalization(InFolder):
         np.testing.assert_allclose(made, [[2, -2, -1.2]], rtol=5e-7)
         for given in ((0.5, 0), ((1, 2), (1, 2)), ((1,), (1, 2)), 3, (0.5,)):
             self.fails("normalize", normalization_of, given, (1, 5, 5))
-
-
-if __name__ == "__main__":
-    unittest.main()

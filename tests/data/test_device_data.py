@@ -242,7 +242,3 @@ class CpuDeviceData(OnDevice, unittest.TestCase):
 @require(ndarray.gpu(0))
 class GpuDeviceData(OnDevice, unittest.TestCase):
     ctx = ndarray.gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -392,7 +392,3 @@ class ForgedSetups(Folder):
         for name in ("logreg", "mlp", "cnn", "resnet"):
             setup = choose(name, {})
             self.assertEqual(Setup.from_dict("x", json.loads(json.dumps(setup.as_dict()))), setup)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -256,7 +256,3 @@ class TestThreads(unittest.TestCase):
             process.send_signal(2)
             self.assertIn("interrupted", output.read())
         self.assertEqual(process.wait(10), 0)
-
-
-if __name__ == "__main__":
-    unittest.main()

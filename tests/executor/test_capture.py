@@ -351,7 +351,3 @@ class GpuRuns(Runs, unittest.TestCase):
         self.assertEqual(counters().program_launches, before.program_launches + 1)
         float(executor.run(feeds)[0])
         self.assertEqual(counters().program_launches, before.program_launches + 2)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -71,7 +71,3 @@ class Check(unittest.TestCase):
         told = contextlib.redirect_stdout(io.StringIO())  # the plan and the graph
         with mock.patch.object(settings, "debug", 4), told:
             ad.Executor(self.nodes).run(self.feeds)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -15,9 +15,9 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.errors import KernelError
 from dlsys.executor.executor import Executor
-from dlsys.runtime.device import Context, cpu, gpu
+from dlsys.runtime.device import Context
 from dlsys.settings import Settings, settings
-from support.devices import require
+from support.devices import on_native_devices
 from support.graphs import Training, here
 
 
@@ -164,14 +164,7 @@ class NumpyDebugging(Debugging, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuDebugging(Debugging, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuDebugging(Debugging, unittest.TestCase):
-    ctx = gpu(0)
+CpuDebugging, GpuDebugging = on_native_devices(Debugging)
 
 
 class Environment(unittest.TestCase):
@@ -201,7 +194,3 @@ class Environment(unittest.TestCase):
             with mock.patch.dict(os.environ, {f"DLSYS_{name}": "true"}):
                 with self.assertRaisesRegex(ValueError, f"DLSYS_{name}=true: expected "):
                     Settings()
-
-
-if __name__ == "__main__":
-    unittest.main()

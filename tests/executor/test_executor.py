@@ -511,7 +511,3 @@ class CpuRuns(NativeRuns, unittest.TestCase):
 @require(gpu(0))
 class GpuRuns(NativeRuns, unittest.TestCase):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -12,7 +12,7 @@ from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import OutOfRangeError
 from dlsys.runtime.target import NUMPY, target_of
-from support.devices import require
+from support.devices import on_native_devices, require
 from support.fusion import lacking
 from support.graphs import Training
 
@@ -112,15 +112,4 @@ class Fallback:
         np.testing.assert_allclose(fetched[0].asnumpy(), np.exp([1, 2]) + 1, rtol=1e-6)
 
 
-@require(ndarray.cpu(0))
-class CpuFallback(Fallback, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuFallback(Fallback, unittest.TestCase):
-    ctx = ndarray.gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuFallback, GpuFallback = on_native_devices(Fallback)

@@ -16,10 +16,17 @@ from dlsys import autodiff as ad
 from dlsys.executor import backend
 from dlsys.executor.capture import graph as captured
 from dlsys.executor.capture.graph import GraphCopies, fixed_slots, streams_of
+from dlsys.executor.capture.hazards import (
+    LARGE,
+    Access,
+    dependencies,
+    lifetimes_of,
+    serialize_large,
+)
 from dlsys.executor.capture.streams import GraphStreams, assign_streams, ready_inputs
-from dlsys.executor.plan.hazards import LARGE, Access, dependencies, serialize_large
 from dlsys.executor.plan.memory import Plan, Step, make_plan
 from dlsys.executor.plan.schedule import schedule
+from dlsys.graph.node import Node
 from dlsys.graph.spec import Spec
 from dlsys.runtime.device import cpu
 from dlsys.settings import settings
@@ -85,8 +92,20 @@ def ordered(streams: GraphStreams) -> set[tuple[int, int]]:
 
 
 def planned(graph: RandomGraph, overlap: int = 0) -> Plan:
-    order, fetches = schedule(graph.fetches)
-    return make_plan(order, fetches, scratch_of, overlap=overlap)
+    return plan_of(*schedule(graph.fetches), overlap=overlap)
+
+
+def plan_of(order: Sequence[Node], fetches: Sequence[Node], overlap: int = 0, **ways: Any) -> Plan:
+    """A plan whose steps may run in parallel up to a distance of `overlap`."""
+    lifetimes = lifetimes_of(order, overlap) if overlap else None
+    return make_plan(order, fetches, scratch_of, lifetimes=lifetimes, **ways)
+
+
+def parallel() -> Any:
+    """Lets native devices plan as one that runs steps in parallel does."""
+    return mock.patch.object(
+        backend.NativeBackend, "lifetimes", lambda self, order: lifetimes_of(order)
+    )
 
 
 class Dependencies(unittest.TestCase):
@@ -226,7 +245,7 @@ class MemoryForStreams(unittest.TestCase):
             order, fetches = schedule(RandomGraph(seed).fetches)
             orders = []
             for ways in ({"reuse": False}, {"overlap": FOREVER}):
-                plan = make_plan(order, fetches, scratch_of, **ways)
+                plan = plan_of(order, fetches, **ways)
                 found = dependencies(accesses_of(plan))
                 edges = [(k, j) for k, ones in enumerate(found) for j in ones]
                 orders.append(reached(len(found), edges))
@@ -237,7 +256,7 @@ class MemoryForStreams(unittest.TestCase):
         more = 0
         for seed in range(10):
             order, fetches = schedule(RandomGraph(seed).fetches)
-            plain, parallel = (make_plan(order, fetches, scratch_of, overlap=n) for n in (0, 16))
+            plain, parallel = (plan_of(order, fetches, overlap=n) for n in (0, 16))
             more += parallel.live_nbytes - plain.live_nbytes
         self.assertGreater(more, 0)
         x = ad.Variable(shape=(1000,), dtype=np.float32)
@@ -245,16 +264,16 @@ class MemoryForStreams(unittest.TestCase):
         for _ in range(50):
             y = PLAIN(y, shapes=[(1000,)])
         order, fetches = schedule([PLAIN(y, shapes=[(1,)])])
-        arenas = [make_plan(order, fetches, scratch_of, overlap=n).arena_nbytes for n in (0, 16)]
+        arenas = [plan_of(order, fetches, overlap=n).arena_nbytes for n in (0, 16)]
         self.assertEqual(arenas[0], arenas[1])
 
     def test_a_long_program_costs_no_square_of_its_steps(self):
         order, fetches = schedule(RandomGraph(3).fetches)
-        plain, parallel = (make_plan(order, fetches, scratch_of, overlap=n) for n in (0, FOREVER))
+        plain, parallel = (plan_of(order, fetches, overlap=n) for n in (0, FOREVER))
         self.assertNotEqual(plain.live_nbytes, parallel.live_nbytes)
         for most, wanted in ((len(plain.steps), parallel), (len(plain.steps) - 1, plain)):
-            with mock.patch("dlsys.executor.plan.memory.MAX_STEPS", most):
-                made = make_plan(order, fetches, scratch_of, overlap=FOREVER)
+            with mock.patch("dlsys.executor.capture.hazards.MAX_STEPS", most):
+                made = plan_of(order, fetches, overlap=FOREVER)
             self.assertEqual(made.live_nbytes, wanted.live_nbytes)
 
     def forked(self, elements: int, overlap: int) -> Plan:
@@ -264,7 +283,7 @@ class MemoryForStreams(unittest.TestCase):
         reader = PLAIN(a, shapes=[(1,)])
         last = INPLACE(a, shapes=[(elements,)])
         order, fetches = schedule([PLAIN(reader, last, shapes=[(1,)])])
-        return make_plan(order, fetches, scratch_of, overlap=overlap)
+        return plan_of(order, fetches, overlap=overlap)
 
     def test_a_parallel_reader_forbids_a_result_in_place(self):
         for elements, overlap, in_place in ((64, 0, True), (64, 8, False), (4 << 20, 8, True)):
@@ -275,7 +294,7 @@ class MemoryForStreams(unittest.TestCase):
 
     @require(cpu(0))
     def test_a_network_keeps_its_bounds(self):
-        with mock.patch.object(backend.NativeBackend, "overlap", 16):
+        with parallel():
             net = Training()
             executor = ad.Executor([net.loss, net.train], cpu(0))
             plan = executor.plan(net.shapes(1000))
@@ -292,7 +311,7 @@ class Segments(unittest.TestCase):
         net = Training((20, 16, 12, 4), momentum=0.9)
         executor = ad.Executor([net.loss, net.train], cpu(0))
         executor.run(net.batch(8))
-        with mock.patch.object(backend.NativeBackend, "overlap", 16):
+        with parallel():
             plan = executor.plan(net.shapes(8))
         native = backend.NativeBackend(cpu(0))
         runner = native.runner(plan)
@@ -334,7 +353,3 @@ class Segments(unittest.TestCase):
             copies.disconnect()
             addresses = [slot.data_address for slot in slots]
             self.assertEqual([row[:2] for row in copies.rows()], [[a, a] for a in addresses])
-
-
-if __name__ == "__main__":
-    unittest.main()

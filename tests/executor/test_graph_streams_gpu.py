@@ -268,7 +268,3 @@ class GpuStreams(unittest.TestCase):
         executor.run_many(34, feeds)
         self.assertEqual(counters().kernel_launches, again.kernel_launches)
         self.assertIn("stream(s), at most", str(executor.report()))
-
-
-if __name__ == "__main__":
-    unittest.main()

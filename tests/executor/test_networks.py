@@ -230,7 +230,3 @@ class CpuNetworks(NativeNetworks, unittest.TestCase):
 @require(gpu(0))
 class GpuNetworks(NativeNetworks, unittest.TestCase):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

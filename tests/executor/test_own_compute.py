@@ -12,7 +12,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import GraphError
-from dlsys.executor.run.custom_compute import _left, _pattern
+from dlsys.executor.debug.contract import _left, _pattern
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
 from support.devices import require
@@ -202,7 +202,3 @@ class CpuOwnCompute(OwnCompute, unittest.TestCase):
 @require(gpu(0))
 class GpuOwnCompute(CpuOwnCompute):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

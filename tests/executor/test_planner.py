@@ -397,7 +397,3 @@ class Packing(unittest.TestCase):
 
     def test_nothing_to_pack(self):
         self.assertEqual(packing.pack([]), ([], 0))
-
-
-if __name__ == "__main__":
-    unittest.main()

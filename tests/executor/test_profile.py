@@ -354,7 +354,3 @@ class Ranges(unittest.TestCase):
     def test_steps_on_the_gpu_too(self):
         ranges, kernels = self.heard("1", "gpu(0)")
         self.assertEqual(ranges, "".join(f"+ {kernel}\n-\n" for kernel in kernels))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -19,8 +19,8 @@ from dlsys import optim
 from dlsys.fusion.body import ACTIVATIONS
 from dlsys.graph.node import Node
 from dlsys.passes.pipeline import Pass
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require, slow
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices, slow
 from support.draws import Draw
 from support.fusion import GPU, fusions, named
 from support.seeds import SEED
@@ -290,15 +290,4 @@ class BodyTraining(Training, unittest.TestCase):
         self.compare(found, wanted, wanted)
 
 
-@require(cpu(0))
-class CpuTraining(Training, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuTraining(Training, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuTraining, GpuTraining = on_native_devices(Training)

@@ -114,7 +114,3 @@ class BesidePyTorch(unittest.TestCase):
                         w -= 0.01 * dw
                 losses.append(loss.item())
         return losses
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -343,7 +343,3 @@ class Browser(unittest.TestCase):
         self.assertLess(np.median(dark), 0.2)
         for picture in (light, dark):  # letters and lines stand out from the paper
             self.assertGreater(np.mean(abs(picture - np.median(picture)) > 0.4), 0.01)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -10,8 +10,8 @@ import numpy as np
 
 from dlsys import nn, optim, train, viz
 from dlsys.data import Loader
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices
 
 MARGIN = 0.15
 
@@ -91,15 +91,4 @@ class NumpySeparation(Separation, unittest.TestCase):
     pass
 
 
-@require(cpu(0))
-class CpuSeparation(Separation, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuSeparation(Separation, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuSeparation, GpuSeparation = on_native_devices(Separation)

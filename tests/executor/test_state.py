@@ -11,8 +11,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError, ShapeError
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices
 from support.graphs import Training, evaluate, here
 
 
@@ -393,25 +393,7 @@ class Moves:
         self.assertEqual(self.p.asnumpy().dtype, np.float32)
 
 
-@require(cpu(0))
-class CpuState(State, unittest.TestCase):
-    ctx = cpu(0)
+CpuState, GpuState = on_native_devices(State)
 
 
-@require(gpu(0))
-class GpuState(State, unittest.TestCase):
-    ctx = gpu(0)
-
-
-@require(cpu(0))
-class CpuMoves(Moves, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuMoves(Moves, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuMoves, GpuMoves = on_native_devices(Moves)

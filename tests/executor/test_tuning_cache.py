@@ -164,7 +164,3 @@ class Settings(unittest.TestCase):
             text=True,
         )
         self.assertIn("DLSYS_TUNE=fast: expected cached, off, full", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,7 +1,8 @@
-"""Scratch memory is planned: no launch of a run asks the allocator for any."""
+"""Scratch memory is planned: no kernel of a run asks the allocator for any."""
 
 import ctypes
 import unittest
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -9,12 +10,14 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
-from dlsys.executor.run.native import Program
 from dlsys.graph.node import Spec
 from dlsys.ndarray import array, empty
-from dlsys.runtime.device import gpu, memory_stats, stream
+from dlsys.runtime.device import cpu, gpu, stream
+from dlsys.runtime.interface import interface
 from dlsys.runtime.library import DLStep, DLValue, load
 from dlsys.settings import settings
+from executor.test_networks import Net, feeds
+from support.allocations import requests_of_kernels
 from support.devices import require
 from support.graphs import Training
 
@@ -22,31 +25,25 @@ FLOAT32 = np.dtype(np.float32)
 LONG = 1 << 20  # elements, whose sum is made in parts
 
 
-@require(gpu(0))
-class GpuWorkspace(unittest.TestCase):
-    ctx = gpu(0)
+class Workspaces:
+    """On the device `ctx`."""
 
-    def requests_of_launches(self, executor, feeds):
-        """How often each of three runs asks the allocator between its first and last launch."""
-        launch, found = Program._launch, []
+    def requests(self, executor, values):
+        """How often each of three runs asks the allocator between its first and last kernel."""
+        with (
+            requests_of_kernels(self.ctx) as requests,
+            mock.patch.object(settings, "capture", False),
+        ):
+            for _ in range(3):
+                executor.run(values)
+        return requests
 
-        def counted(program, on):
-            before = memory_stats(self.ctx).requests
-            launch(program, on)
-            found.append(memory_stats(self.ctx).requests - before)
-
-        with mock.patch.object(Program, "_launch", counted):
-            with mock.patch.object(settings, "capture", False):
-                for _ in range(3):
-                    executor.run(feeds)
-        return found
-
-    def test_launches_of_dense_layers_request_nothing(self):
+    def test_dense_layers_request_nothing(self):
         net = Training((300, 200, 4), momentum=0.9)
         executor = ad.Executor([net.loss, net.train], self.ctx)
-        self.assertEqual(self.requests_of_launches(executor, net.batch(64)), [0, 0, 0])
+        self.assertEqual(self.requests(executor, net.batch(64)), [0, 0, 0])
 
-    def test_launches_of_convolutions_and_norms_request_nothing(self):
+    def test_convolutions_and_norms_request_nothing(self):
         x, labels = ad.Variable("x"), ad.Variable("labels", dtype=np.int64)
         model = nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
@@ -55,8 +52,8 @@ class GpuWorkspace(unittest.TestCase):
         loss = ad.softmax_cross_entropy(model(x), labels)
         train = optim.Adam(0.01, clip_norm=1.0).minimize(loss, model.parameters())
         executor = ad.Executor([loss, train], self.ctx)
-        feeds = {x: np.ones((4, 3, 8, 8), FLOAT32), labels: np.arange(4)}
-        self.assertEqual(self.requests_of_launches(executor, feeds), [0, 0, 0])
+        values = {x: np.ones((4, 3, 8, 8), FLOAT32), labels: np.arange(4)}
+        self.assertEqual(self.requests(executor, values), [0, 0, 0])
 
     def test_the_arena_holds_it(self):
         x = ad.Variable("x")
@@ -64,8 +61,9 @@ class GpuWorkspace(unittest.TestCase):
         plan = executor.plan({x: (LONG,)})
         (workspace,) = (value for step in plan.steps for value in step.workspace)
         self.assertEqual(workspace.buffer.kind, "arena")
-        wanted = load().workspace("cuda", "reduce_sum", Spec((LONG,), FLOAT32), 1, 1.0,
-                                  Spec((), FLOAT32))  # fmt: skip
+        wanted = load().workspace(
+            self.ctx.kernel_device, "reduce_sum", Spec((LONG,), FLOAT32), 1, 1.0, Spec((), FLOAT32)
+        )
         self.assertEqual(workspace.buffer.nbytes, wanted)
         self.assertLessEqual(plan.arena_nbytes, 1.1 * plan.live_nbytes)
         self.assertGreaterEqual(plan.live_nbytes, 4 * LONG + wanted)
@@ -79,9 +77,9 @@ class GpuWorkspace(unittest.TestCase):
             1,
             y.handle_address,
         )
-        library, on = load(), stream(self.ctx)
-        kernel = library.index["cuda", "reduce_sum"]
-        nbytes = library.workspace("cuda", "reduce_sum", x, 1, 1.0, y)
+        library, on, device = load(), stream(self.ctx), self.ctx.kernel_device
+        kernel = library.index[device, "reduce_sum", FLOAT32]
+        nbytes = library.workspace(device, "reduce_sum", x, 1, 1.0, y)
         self.assertGreater(nbytes, 0)
 
         def call(nargs):
@@ -94,3 +92,75 @@ class GpuWorkspace(unittest.TestCase):
         values[4].p = enough.handle_address
         call(5)
         self.assertEqual(float(y), LONG)
+
+
+@contextmanager
+def threads(count):
+    load().set_threads(count)
+    try:
+        yield
+    finally:
+        load().set_threads(settings.threads)
+
+
+@require(cpu(0))
+class CpuWorkspace(Workspaces, unittest.TestCase):
+    """A thread has scratch of its own, of as many threads as there were for the plan."""
+
+    ctx = cpu(0)
+
+    def test_the_networks_of_the_command_line_request_nothing(self):
+        for name in ("cnn", "resnet"):
+            with self.subTest(name):
+                net = Net(name, self.ctx)
+                self.assertEqual(self.requests(net.step, feeds(net)), [0, 0, 0])
+
+    def bits(self, executor, values):
+        return [y.tobytes() for y in executor.run(values, convert_to_numpy_ret_vals=True)]
+
+    def convolution(self):
+        """A convolution, its gradients and a product of many small matrices, and their feeds."""
+        rng = np.random.default_rng(0)
+        x, f, a = ad.Variable("x"), ad.Variable("f"), ad.Variable("a")
+        y = ad.conv2d_op(x, f, stride=2, padding=1)
+        loss = ad.sum_op(y * y) + ad.sum_op(ad.batched_matmul_op(a, a))
+        executor = ad.Executor([y, *ad.gradients(loss, [x, f, a])], self.ctx)
+        shapes = {x: (16, 3, 15, 15), f: (7, 3, 3, 3), a: (40, 9, 9)}
+        return executor, {
+            v: rng.standard_normal(shape).astype(FLOAT32) for v, shape in shapes.items()
+        }
+
+    def test_threads_may_become_more_or_fewer_after_planning(self):
+        with threads(1):
+            executor, values = self.convolution()
+            expected = self.bits(executor, values)
+        for planned in (1, 2, 5):
+            with threads(planned):
+                executor, values = self.convolution()
+                executor.run(values)
+            for now in (1, 2, 3, 48):
+                with self.subTest(planned=planned, now=now), threads(now):
+                    with requests_of_kernels(self.ctx) as requests:
+                        for _ in range(5):
+                            self.assertEqual(self.bits(executor, values), expected)
+                    self.assertEqual(requests, [0] * 5)
+
+    def test_a_plan_has_scratch_for_its_threads(self):
+        pair = (1, 1)
+        windows = interface.struct("WindowOptions")(stride=pair, before=pair, dilation=pair)
+
+        def nbytes(x, count):
+            with threads(count):
+                specs = [Spec(s, FLOAT32) for s in (x, (4, 3, 3, 3), (x[0], 4, *x[2:]))]
+                return load().workspace("cpu", "conv2d", *specs, windows, 1, 2, 0)
+
+        one, two, eight = (nbytes((8, 3, 64, 64), count) for count in (1, 2, 8))
+        self.assertGreater(two, 1.5 * one)
+        self.assertGreater(eight, 3 * two)
+        few = [nbytes((1, 3, 8, 8), count) for count in (1, 64)]  # one task alone
+        self.assertEqual(*few)
+
+
+@require(gpu(0))
+class GpuWorkspace(Workspaces, unittest.TestCase):
+    ctx = gpu(0)

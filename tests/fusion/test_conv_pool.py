@@ -14,7 +14,7 @@ from dlsys.errors import KernelError
 from dlsys.executor.run.tables import call_kernel
 from dlsys.fusion.conv_pool import CUT, ConvPoolOp
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, require
+from support.devices import native_contexts, on_native_devices, require
 from support.fusion import require_fusion, without
 
 FORWARD, BACKWARD = "conv2d_pool", ("conv2d_pool_data_gradient", "conv2d_pool_filter_gradient")
@@ -268,7 +268,8 @@ class Values:
             feeds = layer.feeds((2, 3, 9, 8))
             executor = ad.Executor(layer.fetches, self.ctx)
             executor.check(feeds)
-        wrong = lambda node: (0, 2, 0)  # noqa: E731  (the kernel is told that there is no relu)
+        right = ConvPoolOp.scalars
+        wrong = lambda node: (*right(node.op, node)[:2], 0)  # noqa: E731  (there is no relu)
         with mock.patch.object(ConvPoolOp, "scalars", staticmethod(wrong)):
             layer = Layer(3, 5, 3)
             executor = ad.Executor(layer.fetches, self.ctx)
@@ -301,14 +302,7 @@ class Values:
         return [float(values[0]) for values in runs]
 
 
-@require(cpu(0))
-class CpuValues(Values, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuValues(Values, unittest.TestCase):
-    ctx = gpu(0)
+CpuValues, GpuValues = on_native_devices(Values)
 
 
 @require_fusion("conv_pool")
@@ -350,7 +344,3 @@ class Codes(unittest.TestCase):
                 call_kernel(ctx, step, [ndarray.array(a, ctx) for a in inputs], made)
                 np.testing.assert_array_equal(made[0].asnumpy(), y)
                 np.testing.assert_array_equal(made[1].asnumpy(), code)
-
-
-if __name__ == "__main__":
-    unittest.main()

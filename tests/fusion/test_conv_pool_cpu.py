@@ -116,7 +116,3 @@ class NotFinite(unittest.TestCase):
         np.testing.assert_array_equal(of_f, [[[[3]]]])
         np.testing.assert_array_equal(of_x[0, 0, :2, :2], 0)
         self.assertEqual(of_x.sum(), 6)
-
-
-if __name__ == "__main__":
-    unittest.main()

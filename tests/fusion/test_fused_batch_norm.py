@@ -13,10 +13,10 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
+from dlsys.fusion.rewrite import exchange
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops import activation
-from dlsys.passes.rewrite import exchange
 from dlsys.runtime.device import gpu
 from fusion.test_gemm_epilogue import feeds_of
 from support.devices import native_contexts, require, slow

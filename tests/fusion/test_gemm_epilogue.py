@@ -400,7 +400,3 @@ class GpuValues(Values, unittest.TestCase):
             with self.assertRaisesRegex(Exception, "^sparse_softmax_cross_entropy: label 5 at pos"):
                 loss.asnumpy()
             self.assertTrue(np.isnan(loss.asnumpy()) and np.isnan(dw.asnumpy()).all())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -125,7 +125,3 @@ class Heads(unittest.TestCase):
         found = fused([loss, *ad.gradients(loss, [v])], gpu=True)
         find_topo_sort(found)  # raises on a cycle
         self.assertNotIn("fused_mlp_head", operators(found))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -11,8 +11,8 @@ from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
 from dlsys.graph.node import Node, find_topo_sort
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, require
+from dlsys.runtime.device import Context
+from support.devices import native_contexts, on_native_devices
 from support.fusion import fused, require_fusion, without
 from support.graphs import Training, evaluate, here
 
@@ -204,15 +204,4 @@ class Grouped:
         self.assertEqual(int(adam.step.asnumpy()), 0)
 
 
-@require(cpu(0))
-class CpuGrouped(Grouped, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuGrouped(Grouped, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuGrouped, GpuGrouped = on_native_devices(Grouped)

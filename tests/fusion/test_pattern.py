@@ -5,10 +5,10 @@ from __future__ import annotations
 import unittest
 
 from dlsys import autodiff as ad
+from dlsys.fusion.rewrite import Graph, Pattern
 from dlsys.graph.node import Node
 from dlsys.ops.elementwise import add_op, mul_op, relu_op
 from dlsys.ops.movement import reshape_op
-from dlsys.passes.rewrite import Graph, Pattern
 from support.graphs import variable
 
 
@@ -67,7 +67,3 @@ class Patterns(unittest.TestCase):
         found = [(reader.name, view.name) for reader, view in graph.readers(self.x)]
         wanted = [(read, flat), (flat, flat), (plain, self.x)]
         self.assertCountEqual(found, [(reader.name, view.name) for reader, view in wanted])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -296,7 +296,3 @@ class Rewrites(unittest.TestCase):
             for wanted, *others in zip(*found, strict=True):
                 for got in others:
                     np.testing.assert_array_equal(got, wanted)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -171,7 +171,3 @@ class GpuChoosing(Cached):
                 self.assertNotIn("wrong", "".join(said))
         self.assertEqual(found[0], found[1])
         np.testing.assert_allclose(found[0], found[2], rtol=1e-5)
-
-
-if __name__ == "__main__":
-    unittest.main()

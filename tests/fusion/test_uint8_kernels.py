@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from dlsys.errors import KernelError, NotApplicableError
 from dlsys.fusion.body import ACTIVATIONS
+from dlsys.fusion.weight_update import argument
 from dlsys.ndarray import NDArray, array, empty, launch
+from dlsys.ops.optim.rules import RULES
 from dlsys.ops.random.device_batch import ordered
 from dlsys.runtime.device import Context, gpu
 from dlsys.runtime.library import load
@@ -174,15 +176,13 @@ class GpuProducts(Kernels):
 class GpuUpdates(Kernels):
     """Grouped updates with factors of bytes: SGD at a rate of 1/2."""
 
-    NUMBERS = (1, float("inf"), *[0.0] * 7)
-
     def launch(
-        self, states: list, left: list, right: list, sums: int, of: int, **more: Any
+        self, states: list, left: list, right: list, sums: Sequence, of: Sequence, **more: Any
     ) -> None:
         lr, scales = [array(FLOAT32(0.5), self.ctx)], more.get("scales", [self.scale])
         launch(
-            "matmul_sgd_update", self.ctx, states, left, right, lr, [], [], [], scales, sums, of,
-            more.get("precision", TF32), *self.NUMBERS,
+            "matmul_sgd_update", self.ctx, states, left, right, lr, [], [], [], scales,
+            argument(RULES["sgd_update"], {}, sums, of, more.get("precision", TF32)),
         )  # fmt: skip
 
     def check(self, *products: tuple[int, int, int, str, str], by: int = 0, **more: Any) -> None:
@@ -191,7 +191,6 @@ class GpuUpdates(Kernels):
         """
         left, right, states, wanted = [], [], [], []
         of_sums, wanted_sums = [], []
-        words = ("", "A", "B")
         for k, m, n, of, sums in products:
             a = self.bytes_of(k, m) if of == "A" else self.integers(k, m)
             b = self.bytes_of(k, n) if of == "B" else self.integers(k, n)
@@ -206,11 +205,8 @@ class GpuUpdates(Kernels):
                 s = self.integers(factor.shape[1])
                 of_sums.append(self.shifted(s, by))
                 wanted_sums.append(s - factor.sum(axis=0) / 2)
-        numbers = [
-            sum(words.index(product[part]) << 2 * k for k, product in enumerate(products))
-            for part in (4, 3)
-        ]
-        self.launch(states + of_sums, left, right, *numbers, **more)
+        of_each = ([product[part] for product in products] for part in (4, 3))
+        self.launch(states + of_sums, left, right, *of_each, **more)
         for state, right_value in zip(states + of_sums, wanted + wanted_sums, strict=True):
             np.testing.assert_array_equal(state.asnumpy(), right_value)
 
@@ -264,18 +260,18 @@ class GpuUpdates(Kernels):
         lists = "expected a scale exactly where an operand is uint8"
         two = {"scales": [self.zeros(2)]}
         for message, arguments, more in (
-            (lists, ([w], [stored], [b], 0, 1), {"scales": []}),
-            (lists, ([w], [stored], [b], 0, 1), {"scales": [self.scale, self.scale]}),
-            (lists, ([w], [a], [b], 0, 0), {}),
-            (lists, ([w, s], [stored], [b], 1, 1), {}),
+            (lists, ([w], [stored], [b], "", "A"), {"scales": []}),
+            (lists, ([w], [stored], [b], "", "A"), {"scales": [self.scale, self.scale]}),
+            (lists, ([w], [a], [b], "", ""), {}),
+            (lists, ([w, s], [stored], [b], "A", "A"), {}),
             (
                 r"expected one scale of the uint8 operand, got shape \(2,\)",
-                ([w], [stored], [b], 0, 1),
+                ([w], [stored], [b], "", "A"),
                 two,
             ),
-            ("expected uint8, got float32", ([w], [a], [b], 0, 1), {}),
-            ("expected float32, got uint8", ([w], [stored], [b], 0, 2), {}),
-            ("expected float32, got uint8", ([w], [stored], [b], 0, 0), {"scales": []}),
+            ("expected uint8, got float32", ([w], [a], [b], "", "A"), {}),
+            ("expected float32, got uint8", ([w], [stored], [b], "", "B"), {}),
+            ("expected float32, got uint8", ([w], [stored], [b], "", ""), {"scales": []}),
         ):
             with self.assertRaisesRegex(KernelError, f"matmul_sgd_update: .*{message}"):
                 self.launch(*arguments, **more)
@@ -325,7 +321,3 @@ class GpuRows(Kernels):
         ):
             with self.assertRaisesRegex(KernelError, f"shuffled_rows: .*{message}"):
                 launch("shuffled_rows", self.ctx, *given, 0, 1, *made)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -314,7 +314,3 @@ class Rewrites(unittest.TestCase):
                 changed = {p.name: p.asnumpy() for p in states}
                 for k in node.op.writes:
                     np.testing.assert_array_equal(arrays[k], changed[node.inputs[k].name])
-
-
-if __name__ == "__main__":
-    unittest.main()

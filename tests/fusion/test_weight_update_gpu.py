@@ -5,7 +5,7 @@ their own do.
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
-from dlsys.fusion.weight_update import MOST_PRODUCTS
+from dlsys.fusion.weight_update import MOST_PRODUCTS, OPERANDS, argument
 from dlsys.ndarray import NDArray, array, empty, launch
+from dlsys.ops.optim.rules import RULES
 from dlsys.runtime.device import Context, gpu
 from executor.test_transaction import Failure, and_then, fail
 from fusion.test_gemm_epilogue import Network, values_of
@@ -232,7 +233,6 @@ class GpuKernel(unittest.TestCase):
     """The kernel of SGD, called with arrays that no executor makes."""
 
     ctx: Context = gpu(0)
-    NUMBERS = (1, float("inf"), *[0.0] * 7)
 
     def shifted(self, value: np.ndarray, by: int) -> NDArray:
         """The value `by` floats behind the beginning of a block."""
@@ -241,12 +241,12 @@ class GpuKernel(unittest.TestCase):
         made[:] = value
         return made
 
-    def call(self, states: list, left: list, right: list, sums: int = 0, precision: int = 0):
+    def call(self, states: list, left: list, right: list, sums: Sequence = (), precision: int = 0):
         lr = array(np.float32(0.5), self.ctx)
-        launch(
-            "matmul_sgd_update", self.ctx, states, left, right, [lr], [], [], [], [], sums, 0,
-            precision, *self.NUMBERS,
-        )  # fmt: skip
+        options = argument(RULES["sgd_update"], {}, "", "", precision)
+        options.sums = tuple(OPERANDS.index(x) if isinstance(x, str) else x for x in sums)
+        lists = states, left, right, [lr], [], [], [], []
+        launch("matmul_sgd_update", self.ctx, *lists, options)
 
     def test_arrays_at_any_address(self) -> None:
         rng = np.random.default_rng(0)
@@ -257,7 +257,7 @@ class GpuKernel(unittest.TestCase):
         for at in ((1, 0, 0, 0), (0, 2, 0, 0), (0, 0, 3, 0), (0, 0, 0, 1), (1, 1, 1, 1)):
             with self.subTest(at=at):
                 arrays = [self.shifted(x, by) for x, by in zip((a, b, w, s), at)]
-                self.call(arrays[2:], arrays[:1], arrays[1:2], sums=2)
+                self.call(arrays[2:], arrays[:1], arrays[1:2], sums="B")
                 np.testing.assert_array_equal(arrays[2].asnumpy(), w - a.T @ b / 2)
                 np.testing.assert_array_equal(arrays[3].asnumpy(), s - b.sum(axis=0) / 2)
 
@@ -269,16 +269,12 @@ class GpuKernel(unittest.TestCase):
         for message, arguments in (
             ("expected the operands of 1 to 8 products, got 0 and 0", ([], [], [])),
             ("expected the operands of 1 to 8 products, got 1 and 2", ([w], [a], [b, b])),
-            ("2 parameters need 2 states, got 1", ([w], [a], [b], 2)),
-            ("expected matrices and at most the sums of one", ([w, s], [a], [b], 3)),
-            (r"expected a state of 3 elements, got shape \(4,\)", ([w, s], [a], [b], 1)),
+            ("2 parameters need 2 states, got 1", ([w], [a], [b], "B")),
+            ("expected operands 0 to 2, got 3 and 0", ([w, s], [a], [b], (3,))),
+            (r"expected a state of 3 elements, got shape \(4,\)", ([w, s], [a], [b], "A")),
             ("expected a state of 12 elements", ([on_gpu(4, 4)], [a], [b])),
             ("shapes do not fit", ([w], [a], [on_gpu(6, 4)])),
-            ("there is no precision 2", ([w], [a], [b], 0, 2)),
+            ("there is no precision 2", ([w], [a], [b], "", 2)),
         ):
             with self.assertRaisesRegex(KernelError, f"matmul_sgd_update: .*{message}"):
                 self.call(*arguments)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -247,7 +247,7 @@ def record(
 ) -> None:
     """Adds a campaign's counts to the record of its generator, under the state of the tree."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    import measure
+    from shared import measure
 
     machine = measure.machine()
     for library in ("torch", "hypothesis"):

@@ -478,8 +478,8 @@ def fixed_normed(
     return (x - mean) / torch.sqrt(spread_ + eps) * scale + bias
 
 
-def by_rows(x: Any, axes: tuple[int, ...], eps: float, centred: bool = True) -> Any:
-    if centred:
+def by_rows(x: Any, axes: tuple[int, ...], eps: float, centered: bool = True) -> Any:
+    if centered:
         x = x - x.mean(axes, keepdim=True)
     return x / torch.sqrt((x * x).mean(axes, keepdim=True) + eps)
 
@@ -489,7 +489,7 @@ def layer_normed(x: Any, scale: Any, bias: Any, eps: float) -> Any:
 
 
 def root_normed(x: Any, scale: Any, eps: float) -> Any:
-    return by_rows(x, tuple(range(-scale.ndim, 0)), eps, centred=False) * scale
+    return by_rows(x, tuple(range(-scale.ndim, 0)), eps, centered=False) * scale
 
 
 def group_normed(x: Any, scale: Any, bias: Any, groups: int, eps: float) -> Any:
@@ -500,14 +500,14 @@ def group_normed(x: Any, scale: Any, bias: Any, groups: int, eps: float) -> Any:
     return y * scale.reshape(shape) + bias.reshape(shape)
 
 
-def slope_of(axes: Callable[..., tuple[int, ...]], centred: bool = True) -> Callable[..., float]:
+def slope_of(axes: Callable[..., tuple[int, ...]], centered: bool = True) -> Callable[..., float]:
     """The largest slope of a normalisation: scale / deviation."""
 
     def terms(x: np.ndarray, scale: np.ndarray, *_: Any, eps: float = 1e-5, **attrs: Any) -> float:
         if not x.size or not np.isfinite(x).all():
             return 1.0
         x, over = axes(x, scale, **attrs)
-        middle = x - x.mean(over, keepdims=True) if centred else x
+        middle = x - x.mean(over, keepdims=True) if centered else x
         least = np.sqrt((middle**2).mean(over) + eps).min()
         return float(1 + (1 + np.abs(scale).max()) * (1 + np.abs(x).max()) / least)
 
@@ -934,8 +934,8 @@ WITHOUT: dict[str, str] = {
     ),
     "the optimizers' rules and states, which fuzz/training.py tries": (
         "running_update running_statistics sgd_update sgd_momentum_update adam_update "
-        "adam_update_of_7 rmsprop_update rmsprop_centred_update rmsprop_momentum_update "
-        "rmsprop_centred_momentum_update adagrad_update lion_update average_update "
+        "adam_update_of_7 rmsprop_update rmsprop_centered_update rmsprop_momentum_update "
+        "rmsprop_centered_momentum_update adagrad_update lion_update average_update "
         "accumulate_update advance_step advance_step_at_the_end accumulate"
     ),
     "batches of data on the device": (

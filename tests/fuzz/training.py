@@ -131,14 +131,14 @@ def rules(source: Source) -> tuple[str, dict[str, Any], Callable[[list[Any], Tur
             lambda p, turn: made(p, turn(lr), tuple(map(turn, betas)), turn(eps), turn(decay)),
         )  # fmt: skip
     if name == "RMSprop":
-        centred = source.rarely(4)
-        # Centred, v - m² keeps a share alpha of the digits of v: a small one leaves none.
-        alphas = (0.99, 0.5, 0.999) if centred else (0.99, 0.0, 0.5, 1e-8, 0.999)
+        centered = source.rarely(4)
+        # Centered, v - m² keeps a share alpha of the digits of v: a small one leaves none.
+        alphas = (0.99, 0.5, 0.999) if centered else (0.99, 0.0, 0.5, 1e-8, 0.999)
         options = dict(alpha=d(*alphas), eps=eps, weight_decay=decay, momentum=d(0.0, 0.9, 0.5))
         return (
-            name, dict(lr=lr, centered=centred, **options),
+            name, dict(lr=lr, centered=centered, **options),
             lambda p, turn: torch.optim.RMSprop(
-                p, turn(lr), centered=centred, **turned(options, turn)
+                p, turn(lr), centered=centered, **turned(options, turn)
             ),
         )  # fmt: skip
     initial = d(0.0, 0.1, 1.0)

@@ -97,7 +97,3 @@ class GradientChecker(unittest.TestCase):
         gradients = ad.Executor(ad.gradients(y, [x])).run({x: point[0]})
         with self.assertRaises(AssertionError):
             check_gradients(lambda p: values.run({x: p[0]})[0], gradients, point, self.rng)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -8,8 +8,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.errors import GraphError
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices
 from support.graphs import evaluate, here, two_fold
 
 
@@ -137,14 +137,7 @@ class NumpyGradients(Gradients, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuGradients(Gradients, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuGradients(Gradients, unittest.TestCase):
-    ctx = gpu(0)
+CpuGradients, GpuGradients = on_native_devices(Gradients)
 
 
 def _unbroadcast(array, shape):
@@ -205,7 +198,3 @@ class GradientErrors(unittest.TestCase):
         for output, wrt in cases:
             with self.subTest(output=output, wrt=wrt), self.assertRaises(GraphError):
                 ad.gradients(output, wrt)
-
-
-if __name__ == "__main__":
-    unittest.main()

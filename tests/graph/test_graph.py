@@ -206,7 +206,3 @@ class Chains(unittest.TestCase):
         value, slope = executor.run({x: host})
         np.testing.assert_allclose(value, chain * host)
         np.testing.assert_allclose(slope, chain + host)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -96,7 +96,3 @@ class RandomGraphs(unittest.TestCase):
     @require(gpu(0))
     def test_gpu(self):
         self.check(gpu(0))
-
-
-if __name__ == "__main__":
-    unittest.main()

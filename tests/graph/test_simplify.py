@@ -9,14 +9,15 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.graph.infer import infer
 from dlsys.passes.simplify import simplify
-from support.graphs import Training, evaluate
+from dlsys.runtime.target import NUMPY
+from support.graphs import NATIVE, Training, evaluate
 
 
 def simplified(fetches, native=False):
     """The fetches after the pass; every Variable in them has a declared shape."""
     order = ad.find_topo_sort(fetches)
     specs = infer(order, {n: n.spec for n in order if n.op.leaf == "feed"}, native)
-    return simplify(order, specs, fetches, native)
+    return simplify(specs, fetches, NATIVE if native else NUMPY)
 
 
 def operators(fetches):
@@ -249,7 +250,3 @@ def _compute_each(fetches, feeds):
             fed = dict(zip(inputs, (values[x] for x in node.inputs)))
             values[node] = evaluate([alone], fed)[0]
     return [values[node] for node in fetches]
-
-
-if __name__ == "__main__":
-    unittest.main()

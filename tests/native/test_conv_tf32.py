@@ -175,7 +175,3 @@ class TensorCores(unittest.TestCase):
         executor = ad.Executor([ad.conv2d(*nodes, **attrs)], self.ctx, "tf32")
         y = executor.run(feeds, convert_to_numpy_ret_vals=True)[0]
         np.testing.assert_array_equal(y, np.broadcast_to(bias[:, None, None], y.shape))
-
-
-if __name__ == "__main__":
-    unittest.main()

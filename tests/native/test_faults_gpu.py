@@ -179,7 +179,3 @@ class GpuFaults(unittest.TestCase):
             wanted = np.ones((5, 3), np.float32)
             wanted[GOOD] = 0.5
             np.testing.assert_array_equal(w.asnumpy(), wanted)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -6,8 +6,8 @@ import numpy as np
 
 from dlsys.errors import KernelError
 from dlsys.graph.node import Spec
-from dlsys.ops.conv.geometry import packed
 from dlsys.runtime.device import gpu
+from dlsys.runtime.interface import interface
 from dlsys.runtime.library import load
 from support.devices import require
 
@@ -21,7 +21,7 @@ def conv_pool(device, channels, filters, plane, size, window):
     f = Spec((filters, channels, size, size), FLOAT32)
     y = Spec((8, filters, extent, extent), FLOAT32)
     code = y._replace(dtype=UINT8)
-    before, fits = packed((0, 0)), load().fits
+    before, fits = interface.struct("HW")(), load().fits
     return (
         fits(device, "conv2d_pool", x, f, [], y, code, before, window, 1),
         fits(device, "conv2d_pool_data_gradient", f, y, code, x, before, window),
@@ -77,5 +77,6 @@ class FitsGpuTest(unittest.TestCase):
         values = [Spec((100, columns), FLOAT32) for _, columns in shapes[:-1]]
         name = next(name for device, name in load().index if device == "cuda" and "head" in name)
         partials, loss = Spec((512,), INT32), Spec((), FLOAT32)
-        given = x, weights, [], logits, partials, 0, 1.0, 1.0, loss, logits, values, []
+        options = interface.struct("HeadOptions")()
+        given = x, weights, [], logits, partials, options, loss, logits, values, []
         return load().fits("cuda", name, *given)

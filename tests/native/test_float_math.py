@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys import ndarray
 from dlsys.ops.activation import gelu_gradient_op
-from support.devices import require
+from support.devices import on_native_devices
 
 INF, NAN = np.inf, np.nan
 EDGES = (0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5, 1e-40, -1e-40,
@@ -139,15 +138,4 @@ class NumpyMath(Math, unittest.TestCase):
     gelu_ulps = 8
 
 
-@require(ndarray.cpu(0))
-class CpuMath(Math, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuMath(Math, unittest.TestCase):
-    ctx = ndarray.gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuMath, GpuMath = on_native_devices(Math)

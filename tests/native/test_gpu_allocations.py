@@ -106,7 +106,3 @@ class DeviceFeeds(Unread, unittest.TestCase):
 @require(gpu(0))
 class RunMany(Unread, unittest.TestCase):
     feeds = "many"
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -10,7 +10,7 @@ import numpy as np
 from dlsys import gpu_op, ndarray
 from dlsys.errors import KernelError, ShapeError
 from dlsys.runtime.device import Context
-from support.devices import EMULATED, require
+from support.devices import EMULATED, on_native_devices, require
 
 _SHAPES = [(500, 200), (130, 200, 30 if EMULATED else 300), (2000, 300 if EMULATED else 3000)]
 
@@ -145,11 +145,13 @@ class Errors:
         self.refused("second input has shape (4, 3), expected (2, 3)", add, a, b, self.arr(2, 3))
         self.refused("output has shape (4, 3), expected (2, 3)", add, a, self.arr(2, 3), b)
         self.refused(
-            "inner dimensions differ: A (2, 3) as it is and B (4, 3) as it is",
+            "inner dimensions differ: A (2, 3) and B (4, 3); did you mean trans_B=True?",
             *(multiply, a, False, b, False, self.arr(2, 3)),
         )
-        self.refused("C has shape (4, 2)", multiply, a, False, b, True, self.arr(4, 2))
-        self.refused("expected a matrix", multiply, a, False, self.arr(3), False, self.arr(2, 1))
+        self.refused("output has shape (4, 2)", multiply, a, False, b, True, self.arr(4, 2))
+        self.refused(
+            "expected two matrices", multiply, a, False, self.arr(3), False, self.arr(2, 1)
+        )
         self.refused("does not broadcast", gpu_op.broadcast_to, a, self.arr(5, 3))
         self.refused("expected (3,)", gpu_op.reduce_sum_axis_zero, a, self.arr(2))
         self.refused("at least one axis", gpu_op.softmax, self.arr(), self.arr())
@@ -182,14 +184,7 @@ class Errors:
         self.assertRegex(text, r"source: \S+:\d+")
 
 
-@require(ndarray.cpu(0))
-class CpuKernels(Kernels, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuKernels(Kernels, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuKernels, GpuKernels = on_native_devices(Kernels)
 
 
 @require(ndarray.cpu(0))
@@ -204,7 +199,3 @@ class GpuErrors(Errors, unittest.TestCase):
     def test_arrays_on_two_devices(self):
         on_cpu = ndarray.array(np.ones((2, 3)))
         self.refused("on two devices: cpu(0) and gpu(0)", gpu_op.relu, on_cpu, self.arr(2, 3))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,5 +1,6 @@
 """A library that was built from other declarations is refused when it is loaded."""
 
+import ctypes
 import shutil
 import subprocess
 import tempfile
@@ -10,7 +11,9 @@ import numpy as np
 
 from dlsys.errors import DeviceError
 from dlsys.fusion.body import ACTIVATIONS
+from dlsys.ops.optim.rules import RULES
 from dlsys.runtime.interface import difference, interface
+from dlsys.runtime.interface_text import TEXT
 from dlsys.runtime.library import CODE_DTYPES, Library, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +39,7 @@ class OtherLibraryTest(unittest.TestCase):
 
     def test_an_edited_enum(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            edit = "DL_INT32 = 2, DL_INT64 = 3", "DL_INT32 = 2, DL_INT64 = 7"
+            edit = "DL_INT64 = 3", "DL_INT64 = 9"
             path = self.build(Path(folder), "include/dlsys.h", *edit)
             with self.assertRaises(DeviceError) as caught:
                 Library(path)
@@ -54,6 +57,30 @@ class InterfaceTest(unittest.TestCase):
         found = shutil.which("ls")
         with self.assertRaisesRegex(DeviceError, "cannot be loaded|does not fit"):
             Library(str(found))
+
+    def test_structs_are_laid_out_as_it_says(self) -> None:
+        told = [line.split() for line in TEXT.splitlines()]
+        for struct, size in ((name, int(*rest)) for kind, name, *rest in told if kind == "struct"):
+            base = ctypes.Union if struct == "DLValue" else ctypes.Structure
+            made = type(struct, (base,), {"_fields_": interface.fields(struct)})
+            self.assertEqual(ctypes.sizeof(made), size, struct)
+            for _, _, name, _, *place in (x for x in told if x[:2] == ["field", struct]):
+                field = getattr(made, name)
+                self.assertEqual([field.offset, field.size], [*map(int, place)], (struct, name))
+
+    def test_a_struct_shows_its_fields(self) -> None:
+        made = interface.struct("HeadLayer")(activation=3)
+        text = "HeadLayer(transposed=0, has_bias=0, activation=3, dact=0)"
+        self.assertEqual(str(made), text)
+        self.assertIn(f"[{text}, ", str(interface.struct("HeadOptions")(layers=(made,))))
+
+    def test_rules_of_optimizers_are_numpys(self) -> None:
+        self.assertEqual(list(RULES), list(interface.rules))
+        for name, rule in RULES.items():
+            attrs = {key: 0.5 if x is None else x for key, x in rule.attributes.items()}
+            self.assertEqual(rule.every_run, bool(interface.rules[name]), name)
+            self.assertEqual(rule.slots, interface.slots[name], name)
+            self.assertEqual(tuple(rule.constants(attrs)), interface.constants[name])
 
     def test_constants_are_read_from_it(self) -> None:
         self.assertEqual(CODE_DTYPES[interface.dtypes["int64"]], np.int64)

@@ -355,7 +355,3 @@ class Choice(unittest.TestCase):
         usable = [ctx for ctx in native_contexts() if not (EMULATED and ctx is gpu(0))]
         self.assertIs(best, usable[-1] if usable else None)
         self.assertEqual(bool(reasons), EMULATED or gpu_skip_reason() is not None)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -98,7 +98,3 @@ class SmallerGpu(unittest.TestCase):
     def test_a_run_that_does_not_fit_changes_no_parameter(self) -> None:
         printed = self.printed(LITTLE, "DLSYS_EMULATED_MEMORY", 48 << 20)
         self.assertEqual(printed, "(False, False, False)\n(True, True, True)\n")
-
-
-if __name__ == "__main__":
-    unittest.main()

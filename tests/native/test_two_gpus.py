@@ -180,7 +180,3 @@ class TwoGpus(unittest.TestCase):
         thread.start()
         thread.join()
         self.assertEqual(found, [0])
-
-
-if __name__ == "__main__":
-    unittest.main()

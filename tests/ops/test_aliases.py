@@ -11,8 +11,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import gpu_op, ndarray
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices
 
 # A script may give these by position or by name; "=" follows what it may leave out.
 SIGNATURES = {
@@ -291,15 +291,4 @@ class Kernels:
         )
 
 
-@require(cpu(0))
-class CpuKernels(Kernels, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuKernels(Kernels, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuKernels, GpuKernels = on_native_devices(Kernels)

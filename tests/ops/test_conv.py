@@ -190,7 +190,3 @@ class GpuConvolution(Convolution, unittest.TestCase):
             with self.subTest(channels=channels, filters=filters, image=image):
                 results, dy = three(x, f, dict(padding=1), rng, self.ctx)
                 self.compare(results, [a.astype(np.float64) for a in (x, f, dy)], dict(padding=1))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -87,7 +87,3 @@ class CpuReach(Reach, unittest.TestCase):
 class GpuReach(Reach, unittest.TestCase):
     ctx = gpu(0)
     pads_dy = True
-
-
-if __name__ == "__main__":
-    unittest.main()

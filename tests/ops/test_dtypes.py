@@ -228,7 +228,3 @@ class CpuDtypes(NativeDtypes, unittest.TestCase):
 @require(gpu(0))
 class GpuDtypes(NativeDtypes, unittest.TestCase):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import needs_torch, require
+from dlsys.runtime.device import Context
+from support.devices import needs_torch, on_native_devices
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 BASES = np.array([0.0, -0.0, 2.0, -2.0, 1e-30, 1e-45, np.inf, np.nan], np.float32)
@@ -126,15 +126,4 @@ class NumpyEdgeGradients(EdgeGradients, unittest.TestCase):
     pass
 
 
-@require(cpu(0))
-class CpuEdgeGradients(EdgeGradients, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuEdgeGradients(EdgeGradients, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuEdgeGradients, GpuEdgeGradients = on_native_devices(EdgeGradients)

@@ -13,8 +13,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices
 
 IMAGE = (2, 6, 6)
 
@@ -84,15 +84,4 @@ class NumpyEmptyBatches(EmptyBatches, unittest.TestCase):
     pass
 
 
-@require(cpu(0))
-class CpuEmptyBatches(EmptyBatches, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuEmptyBatches(EmptyBatches, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuEmptyBatches, GpuEmptyBatches = on_native_devices(EmptyBatches)

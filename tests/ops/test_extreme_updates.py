@@ -14,8 +14,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import needs_torch, require, slow
+from dlsys.runtime.device import Context
+from support.devices import needs_torch, on_native_devices, slow
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 
@@ -179,11 +179,4 @@ class NumpyExtremes(Extremes, unittest.TestCase):
             np.testing.assert_allclose(values[3 * k + 2], w, rtol=1e-14)
 
 
-@require(cpu(0))
-class CpuExtremes(Extremes, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuExtremes(Extremes, unittest.TestCase):
-    ctx = gpu(0)
+CpuExtremes, GpuExtremes = on_native_devices(Extremes)

@@ -15,7 +15,7 @@ from dlsys import ndarray
 from dlsys.errors import DlsysError, GraphError, ShapeError
 from dlsys.ops import concat, indexing, movement, pad, resize
 from dlsys.runtime.device import Context
-from support.devices import needs_torch, require
+from support.devices import needs_torch, on_native_devices
 from support.seeds import SEED
 
 
@@ -264,14 +264,7 @@ class NumpyLayout(Layout, unittest.TestCase):
             ad.Executor([late]).run({late.inputs[0]: floats(3, 4)})
 
 
-@require(ndarray.cpu(0))
-class CpuLayout(Layout, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuLayout(Layout, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuLayout, GpuLayout = on_native_devices(Layout)
 
 
 @needs_torch

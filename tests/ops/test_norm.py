@@ -11,7 +11,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray, optim
 from dlsys.errors import GraphError, KernelError, ShapeError
-from support.devices import require
+from support.devices import on_native_devices, require
 
 
 def parameters(channels: int) -> list[ad.Parameter]:
@@ -169,14 +169,7 @@ class RowLayouts:
                 ndarray.launch("row_normalize", self.ctx, x, scale, bias, length, inner, 1, 1e-5, y)
 
 
-@require(ndarray.cpu(0))
-class CpuRowLayouts(RowLayouts, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuRowLayouts(RowLayouts, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuRowLayouts, GpuRowLayouts = on_native_devices(RowLayouts)
 
 
 @require(ndarray.cpu(0))

@@ -15,7 +15,7 @@ from dlsys import autodiff as ad
 from dlsys import ndarray, optim
 from dlsys.errors import DlsysError
 from dlsys.runtime.device import Context
-from support.devices import not_emulated, require
+from support.devices import not_emulated, on_native_devices, require
 
 LABEL_DTYPES = ("int32", "int64", "uint8")
 PAST_2_GIB = 2**29 + 3  # elements of float32
@@ -232,14 +232,7 @@ class NumpyAccumulation(Accumulation, unittest.TestCase):
     pass
 
 
-@require(ndarray.cpu(0))
-class CpuAccumulation(Accumulation, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuAccumulation(Accumulation, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuAccumulation, GpuAccumulation = on_native_devices(Accumulation)
 
 
 @unittest.skipUnless(os.environ.get("DLSYS_TEST_LARGE") == "1", "DLSYS_TEST_LARGE=1 runs it, 10 GB")
@@ -252,7 +245,3 @@ class CpuLargeArrays(LargeArrays, unittest.TestCase):
 @require(ndarray.gpu(0))
 class GpuLargeArrays(LargeArrays, unittest.TestCase):
     ctx = ndarray.gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

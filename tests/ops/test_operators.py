@@ -15,6 +15,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import ndarray
+from dlsys.dtypes import FLOAT16, ROUNDING, as_dtype, bfloat16, rounded
 from dlsys.errors import DlsysError, GraphError, ShapeError
 from dlsys.fusion.body import Fused
 from dlsys.graph.node import output_op
@@ -22,6 +23,7 @@ from dlsys.runtime.device import Context, unavailable
 from dlsys.runtime.library import load
 from dlsys.runtime.target import target_of
 from dlsys.settings import settings
+from support.allocations import requests_of_kernels
 from support.cases import Gradients, Use, apply_formula, generator, in_dtype, make_arrays
 from support.devices import require
 from support.operators import modules_of_operators
@@ -32,6 +34,7 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGE = 50_000  # elements; beyond, values and their bits are tested, but no gradients
 QUICK = os.environ.get("DLSYS_TEST_QUICK") == "1"  # as `run.py --quick` sets it
 SMALL = 2000  # elements of the cases that are quick
+SMALLEST = {bfloat16: 2.0**-133, FLOAT16: 2.0**-24}  # the subnormals
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0)
 LEAVES = {"placeholder_op", "parameter_op", "Variable"}  # every row feeds and stores values
 
@@ -201,6 +204,7 @@ SAYS = {  # of which rows a check says something; of all, if it is not here
     "integers": lambda row: row.integers,
     "partners": lambda row: row.integers in ("float", "same") and len(row.cases[0].shapes) == 2,
     "refusals": lambda row: row.refusals,
+    "narrow": lambda row: row.storages,
     "gradients": lambda row: row.differentiable != () and row.cases[0].shapes,
     "second_gradients": lambda row: row.differentiable != () and row.cases[0].shapes,
 }
@@ -274,6 +278,39 @@ class NumpyOperators(Operators, unittest.TestCase):
 
 
 class NativeOperators(Operators):
+    def each_narrow(self, sample: Sample, case: Case) -> None:
+        """Values over floats that are stored in 16 bits are those of the formula, rounded."""
+        for storage in map(as_dtype, sample.storages):
+            given = in_dtype(make_arrays(sample, case), FLOAT32)
+            given = [rounded(x, storage) if x.dtype.kind == "f" else x for x in given]
+            arrays = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in given]
+            expected = apply_formula(sample.reference, case, arrays)
+            scales = (
+                apply_formula(sample.scale, case, arrays) if sample.scale else map(np.abs, expected)
+            )
+            results = Use(sample, case, given, storage=storage).run(self.ctx)
+            for result, wanted, scale in zip(results, expected, scales, strict=True):
+                self.close_narrow(sample, result, wanted, scale, storage)
+
+    def close_narrow(
+        self, sample: Sample, result: np.ndarray, wanted: np.ndarray, scale: Any, storage: Any
+    ) -> None:
+        """|error| <= the roundings to the storage type, and the row's bound in float32."""
+        self.assertEqual(result.shape, wanted.shape)
+        if result.dtype.kind != "f":
+            np.testing.assert_array_equal(result, wanted)
+            return
+        finite = np.isfinite(wanted)
+        if storage == FLOAT16:
+            finite &= np.abs(wanted) < 60_000  # which may round beyond its range
+        narrow = 1.01 * sample.roundings * ROUNDING[storage]
+        with np.errstate(invalid="ignore"):
+            allowed = sample.ulps * np.finfo(FLOAT32).eps * scale + SMALLEST[storage]
+            allowed = allowed + narrow * np.maximum(scale, np.abs(wanted))
+        allowed = np.broadcast_to(allowed, result.shape)
+        what = f"{sample.name} in {storage}"
+        self.assert_within(result[finite], wanted[finite], allowed[finite], what)
+
     def each_gradients(self, sample: Sample, case: Case) -> None:
         """Gradients are those of numpy in float64."""
         exact = Gradients(sample, case, FLOAT64)
@@ -290,16 +327,24 @@ class NativeOperators(Operators):
 @require(ndarray.cpu(0))
 @per_sample
 class CpuOperators(NativeOperators, unittest.TestCase):
+    """In all of their runs no kernel asks the allocator for anything."""
+
     ctx = ndarray.cpu(0)
+
+    def setUp(self) -> None:
+        counting = requests_of_kernels(self.ctx)
+        requests = counting.__enter__()
+        self.addCleanup(lambda: self.assertFalse(any(requests), requests))
+        self.addCleanup(counting.__exit__, None, None, None)
 
     def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
         library = load()
         for threads in (1, 2, 3):
-            library.check(library.cdll.DLCpuSetThreads(threads))
+            library.set_threads(threads)
             try:
                 self.assertEqual(self.bits(sample, case), expected, f"{threads} threads")
             finally:
-                library.check(library.cdll.DLCpuSetThreads(settings.threads))
+                library.set_threads(settings.threads)
 
 
 @require(ndarray.gpu(0))

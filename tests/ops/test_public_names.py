@@ -37,7 +37,3 @@ class PublicNames(unittest.TestCase):
                     if name not in getattr(module, "__all__", ()):
                         uses = len(re.findall(rf"\b{name}\b", code))
                         self.assertGreater(uses, 1, f"{module.__name__}.{name}")
-
-
-if __name__ == "__main__":
-    unittest.main()

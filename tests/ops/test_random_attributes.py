@@ -79,7 +79,3 @@ class GpuAttributes(NativeOperators, unittest.TestCase):
 class Draws(unittest.TestCase):
     def test_every_draw_has_a_row(self) -> None:
         self.assertEqual(set(DRAWS) - {sample.name for sample in SAMPLES}, set())
-
-
-if __name__ == "__main__":
-    unittest.main()

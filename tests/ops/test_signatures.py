@@ -19,7 +19,9 @@ from dlsys.fusion.conv_pool import Geometry
 from dlsys.graph import kinds
 from dlsys.graph.node import output_op
 from dlsys.graph.signature import Signature
+from dlsys.ops.conv.geometry import IntPair
 from dlsys.ops.indexing import Key
+from dlsys.ops.loss.rows import Numbers
 from support.operators import modules_of_operators
 
 # Values that no kind of attribute takes, or none of that kind.
@@ -31,8 +33,8 @@ WRONG: dict[type, tuple[Any, ...]] = {
     kinds.Axes: ("0", 1.5, True, (0, "1"), (0.0,)),
     kinds.Shape: (6, "ab", (1.5, 2), ("a",), (-2,), True),
     kinds.Ints: (6, "ab", (1.5,), (True,)),
-    kinds.Numbers: (6, "ab", ("a",), [[1.0]]),
-    kinds.IntPair: (1.5, "a", (1, 2, 3), (1, 1.5), True, -1),
+    Numbers: (6, "ab", ("a",), [[1.0]]),
+    IntPair: (1.5, "a", (1, 2, 3), (1, 1.5), True, -1),
     kinds.DType: ("foo", "complex64", object, 7),
     kinds.Choice: ("no such word", 3, True),
     kinds.Instance: (0.5,),

@@ -8,16 +8,15 @@ what cancels, such as 1 - tanh², leaves errors of that size.
 
 from __future__ import annotations
 
-import unittest
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.runtime.device import Context, cpu, gpu
+from dlsys.runtime.device import Context
 from support.cases import Use, apply_formula
-from support.devices import require
+from support.devices import on_native_devices
 from support.rows import Case, Sample
 from support.samples import SAMPLES
 
@@ -118,15 +117,4 @@ class Specials:
                     self.compare(gradients, feeds, arrays, sample.gradient_ulps, abs(size))
 
 
-@require(cpu(0))
-class CpuSpecials(Specials, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuSpecials(Specials, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuSpecials, GpuSpecials = on_native_devices(Specials)

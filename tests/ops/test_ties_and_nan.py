@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys import ndarray
 from dlsys.errors import GraphError
-from support.devices import require
+from support.devices import on_native_devices
 
 NAN, INF = np.nan, np.inf
 ROWS = (
@@ -140,11 +139,4 @@ class NumpyTiesAndNan(TiesAndNan, unittest.TestCase):
             ad.clip_op(ad.Variable("x"), 1)
 
 
-@require(ndarray.cpu(0))
-class CpuTiesAndNan(TiesAndNan, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuTiesAndNan(TiesAndNan, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuTiesAndNan, GpuTiesAndNan = on_native_devices(TiesAndNan)

@@ -323,7 +323,3 @@ class CpuAgainstTorch(AgainstTorch, unittest.TestCase):
     ctx = ndarray.cpu(0)
     dtype = np.float32
     rtol = 2e-6
-
-
-if __name__ == "__main__":
-    unittest.main()

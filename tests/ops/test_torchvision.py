@@ -288,7 +288,3 @@ class CpuSteps(Steps, unittest.TestCase):
 @require(gpu(0))
 class GpuSteps(Steps, unittest.TestCase):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

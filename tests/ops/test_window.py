@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys import ndarray
 from dlsys.ops import indexing
 from dlsys.runtime.device import Context
-from support.devices import require
+from support.devices import on_native_devices
 
 
 class PeekOp(ad.Op):
@@ -149,11 +148,4 @@ class NumpyWindows(Windows, unittest.TestCase):
     pass
 
 
-@require(ndarray.cpu(0))
-class CpuWindows(Windows, unittest.TestCase):
-    ctx = ndarray.cpu(0)
-
-
-@require(ndarray.gpu(0))
-class GpuWindows(Windows, unittest.TestCase):
-    ctx = ndarray.gpu(0)
+CpuWindows, GpuWindows = on_native_devices(Windows)

@@ -133,19 +133,24 @@ class AnElementwiseOperator(InACopy):
 
 
 class AReduction(InACopy):
-    """The files that docs/adding.md shows: the kernel and operator, two native kernels, the row."""
+    """The files that docs/adding.md shows: the numpy form and operator, the monoid, the row."""
 
     additions = of_section("A reduction")
 
-    def test_four_files_are_touched(self) -> None:
-        self.assertEqual(self.count(), (6, 4))
+    def test_three_files_are_touched(self) -> None:
+        self.assertEqual(self.count(), (5, 3))
 
     def test_its_row_passes(self) -> None:
         self.check_row("abs_sum")
 
     @unittest.skipIf(COMPILER is None, "no C++ compiler")
     def test_its_kernel_is_registered(self) -> None:
-        self.check_registered("src/cpu/reduce/statistics.cc", b"reduce_abs_sum")
+        self.check_registered("src/cpu/reduce/reduce.cc", b"reduce_abs_sum")
+
+    def test_cuda_registers_the_same_list(self) -> None:
+        for source in ("src/cpu/reduce/reduce.cc", "src/cuda/reduce/reduce.cu"):
+            text = (ROOT / source).read_text(encoding="utf-8")
+            self.assertIn("\nDLSYS_MONOIDS(DLSYS_REGISTER_MONOID)\n", text)
 
 
 @unittest.skipUnless((ROOT / "build" / "obj" / "cpu").is_dir(), "not here: objects in build/")
@@ -208,7 +213,3 @@ class ABackend(InACopy):
             DLSYS_LIBRARY=str(self.copy / "python/dlsys/libdlsys.so"),
         )  # fmt: skip
         self.assertRegex(printed, r"\n\d+ passed, 0 failed, 0 skipped")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -10,6 +10,7 @@ import dlsys
 
 PACKAGE = Path(dlsys.__file__).parent
 README = PACKAGE.parents[1] / "README.md"
+TOUR = PACKAGE.parents[1] / "docs" / "tour.md"
 
 # The rule: every file of these places, with docstrings and blank lines. The rooms capture/, tune/
 # and debug/ of executor/ stand beside the core, as fusion/ does: each may be removed, and graphs
@@ -27,7 +28,7 @@ SEAMS = {
     "executor.py": {"debug", "tune", "fusion"},
     "backend.py": {"capture"},
 }
-BUDGET = 4850  # the design aims at 3,500
+BUDGET = 3940  # the design aims at 3,500
 
 
 def core() -> dict[str, int]:
@@ -49,10 +50,16 @@ class CoreBudget(unittest.TestCase):
         largest = sorted(lines.items(), key=lambda item: -item[1])[:5]
         self.assertLessEqual(total, BUDGET, f"the largest files: {largest}")
 
-    def test_the_readme_tells_the_number(self) -> None:
-        told = re.search(r"core, about ([\d,]+) lines", README.read_text())
-        assert told is not None, "README.md says how long the core is"
-        self.assertEqual(int(told[1].replace(",", "")), round(sum(core().values()), -2))
+    def test_the_readme_and_the_tour_tell_the_number(self) -> None:
+        for page in (README, TOUR):
+            told = re.search(r"core, about ([\d,]+) lines", page.read_text())
+            assert told is not None, f"{page.name} says how long the core is"
+            self.assertEqual(int(told[1].replace(",", "")), round(sum(core().values()), -2))
+
+    def test_the_tour_names_the_places(self) -> None:
+        text = TOUR.read_text()
+        for place in CORE:
+            self.assertIn(f"`{place.removesuffix('*.py')}`", text)
 
     def test_the_core_reads_alone(self) -> None:
         """Capture, tuning, debugging and fusion are imported at the seams alone."""
@@ -65,7 +72,3 @@ class CoreBudget(unittest.TestCase):
             if name.startswith("passes/"):
                 allowed = {"fusion"}  # a pipeline names the fusions
             self.assertLessEqual(found, allowed, name)
-
-
-if __name__ == "__main__":
-    unittest.main()

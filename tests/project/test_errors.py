@@ -17,7 +17,7 @@ from dlsys import autodiff as ad
 from dlsys import errors, ndarray, optim
 from dlsys.errors import DeviceError, GraphError, OutOfMemoryError, ShapeError
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from support.devices import on_native_devices, require
 from support.graphs import Training, evaluate, here
 
 
@@ -198,14 +198,7 @@ class NumpyRefusals(Refusals, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuRefusals(Refusals, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuRefusals(Refusals, unittest.TestCase):
-    ctx = gpu(0)
+CpuRefusals, GpuRefusals = on_native_devices(Refusals)
 
 
 RANGE = "is out of range: there are"
@@ -464,14 +457,7 @@ class Memory:
         self.assertEqual(ndarray.array(np.ones(3), self.ctx).asnumpy().sum(), 3)
 
 
-@require(cpu(0))
-class CpuMemory(Memory, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuMemory(Memory, unittest.TestCase):
-    ctx = gpu(0)
+CpuMemory, GpuMemory = on_native_devices(Memory)
 
 
 class Warnings(unittest.TestCase):
@@ -491,7 +477,3 @@ class Warnings(unittest.TestCase):
             warnings.simplefilter("error")
             for base in (0, -2.0, 0.0):
                 ad.gradients(base**x, [x])
-
-
-if __name__ == "__main__":
-    unittest.main()

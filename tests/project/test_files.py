@@ -272,7 +272,3 @@ class Locks(InFolder):
         for lock in locks:
             self.assertTrue(lock.holds)
             lock.release()
-
-
-if __name__ == "__main__":
-    unittest.main()

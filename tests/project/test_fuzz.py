@@ -298,7 +298,3 @@ class Table(unittest.TestCase):
 
         self.assertEqual(drawn(), drawn())
         self.assertNotEqual(harness.seed_of(1, "x", 0, 0), harness.seed_of(1, "x", 0, 1))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -30,7 +30,3 @@ class Glossary(unittest.TestCase):
         for term, meaning, *_ in ROWS:
             with self.subTest(term=term):
                 self.assertRegex(meaning, r"^[^.]+(\.\d[^.]*)*\.$")
-
-
-if __name__ == "__main__":
-    unittest.main()

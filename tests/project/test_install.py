@@ -209,7 +209,3 @@ class Hints(unittest.TestCase):
         for package in PACKAGES.values():
             self.assertRegex(project, rf'= \["{package}[<>=]')
         self.assertNotIn('name = "dlsys"', project)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,4 @@
-"""The proofs of benchmarks/losses.py: a right training passes, a wrong one is found; the table."""
+"""The proofs of benchmarks/proofs/losses.py: right training passes, wrong is found; the table."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from support.devices import require
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import losses
-import losses_proofs
-from losses_proofs import Proof, Training
-from tables import losses as losses_table
-from tables.gpu import Results
-from workloads import Work
-
 from dlsys import nn
 from dlsys.data import Mnist, Split
 from dlsys.ndarray import Context, cpu
+from proofs import losses, losses_proofs
+from proofs.losses_proofs import Proof, Training
+from shared.workloads import Work
+from tables import losses as losses_table
+from tables.gpu import Results
 
 DENSE = Work("mlp", "dense", (784, 256, 100, 10), 50)
 RESIDUAL = Work("residual-4", "residual", (), 4)

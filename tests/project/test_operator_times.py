@@ -1,4 +1,4 @@
-"""What benchmarks/operators.py times: every row of the operators' table, or why not."""
+"""What benchmarks/speed/operators.py times: every row of the operators' table, or why not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from operator_works import WITHIN, WITHOUT, works
+from speed.operator_works import WITHIN, WITHOUT, works
+from support.samples import SAMPLES
 from tables import operators as operators_table
 from tables.gpu import Results
-
-from support.samples import SAMPLES
 
 
 def record() -> dict[str, Any]:
@@ -35,7 +34,7 @@ class Works(unittest.TestCase):
         timed = {work.row for work in works()}
         told = [timed, set(WITHIN), set(WITHOUT)]
         rows = {sample.name for sample in SAMPLES}
-        self.assertEqual(rows - set.union(*told), set(), "add it to benchmarks/operator_works.py")
+        self.assertEqual(rows - set.union(*told), set(), "add it to speed/operator_works.py")
         self.assertEqual(set.union(*told) - rows, set(), "no such row")
         self.assertEqual(sum(map(len, told)), len(set.union(*told)), "a row is told of twice")
         self.assertEqual(set(WITHIN.values()) - timed, set(), "it is not timed")
@@ -58,7 +57,3 @@ class Tables(unittest.TestCase):
         root = ElementTree.fromstring(operators_table.picture(record()))
         dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
         self.assertEqual(len(dots), 4 + 6)  # the legend's, and two of each time
-
-
-if __name__ == "__main__":
-    unittest.main()

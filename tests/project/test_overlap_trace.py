@@ -1,4 +1,4 @@
-"""What benchmarks/overlap.py reads from a trace, and the table and picture that are made of it."""
+"""What benchmarks/speed/overlap.py reads from a trace, and the table and picture made of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import overlap
-from overlap import Activity
+from speed import overlap
+from speed.overlap import Activity
 from tables import overlap as overlap_table
 from tables.gpu import Results
 

@@ -75,7 +75,3 @@ class Readme(unittest.TestCase):
         self.assertGreater(len(operators), 12)
         for path in [*links, *named, *(f"python/dlsys/ops/{name}" for name in operators)]:
             self.assertTrue((ROOT / path).exists(), path)
-
-
-if __name__ == "__main__":
-    unittest.main()

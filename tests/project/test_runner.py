@@ -191,7 +191,3 @@ class Leaks(unittest.TestCase):
     def test_those_of_the_library_count(self) -> None:
         found = [text.split(" byte")[0] for text in leaks.of_library(LEAK)]
         self.assertEqual(found, ["Indirect leak of 8", "Direct leak of 72"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -41,7 +41,3 @@ class FormerNames(unittest.TestCase):
         for name, former in _FORMER_NAMES.items():
             self.assertIn(f"\n{name} ", dlsys.settings.__doc__)
             self.assertNotIn(former, dlsys.settings.__doc__)
-
-
-if __name__ == "__main__":
-    unittest.main()

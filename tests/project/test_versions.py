@@ -11,16 +11,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import before_after
-import measure
-
+from shared import measure
 from support.devices import slow
+from versions import before_after
 
 PACKAGE = str(measure.ROOT / "python")
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(measure.HERE / program), *arguments]
+    command = measure.program(program, *arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -30,16 +29,16 @@ class Bits(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             first, second = f"{folder}/first.json", f"{folder}/second.json"
             for path in (first, second):
-                done = run("bits.py", "--only", "tour", "--devices", "numpy,cpu", "--out", path)
+                done = run("bits", "--only", "tour", "--devices", "numpy,cpu", "--out", path)
                 self.assertEqual(done.returncode, 0, done.stderr)
-            same = run("bits.py", "--compare", first, second)
+            same = run("bits", "--compare", first, second)
             self.assertEqual(same.returncode, 0, same.stdout + same.stderr)
             record = json.loads(Path(second).read_text())
             self.assertIn("parameter w", record["bits"]["tour"]["numpy"])
             record["bits"]["tour"]["numpy"]["parameter w"] = "0"
             del record["bits"]["tour, second order"]
             Path(second).write_text(json.dumps(record))
-            other = run("bits.py", "--compare", first, second)
+            other = run("bits", "--compare", first, second)
             self.assertEqual(other.returncode, 1, other.stderr)
             self.assertIn("tour | numpy | parameter w: other bits", other.stdout)
             self.assertIn("tour, second order | numpy | loss 0: only in", other.stdout)
@@ -56,7 +55,7 @@ class Bits(unittest.TestCase):
                 )
                 arrays = {"a | numpy | loss 0": np.array([4.0, value], np.float32)}
                 np.savez(path.with_suffix(".npz"), **arrays)
-            done = run("bits.py", "--compare", f"{folder}/first.json", f"{folder}/second.json")
+            done = run("bits", "--compare", f"{folder}/first.json", f"{folder}/second.json")
         self.assertIn("apart by 1.2e-01 of the largest, 50.0% of the elements", done.stdout)
 
 
@@ -65,7 +64,7 @@ class BeforeAfter(unittest.TestCase):
     def test_a_package_beside_itself(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             done = run(
-                *("before_after.py", "--before", PACKAGE, "--after", PACKAGE, "--out", folder),
+                *("before_after", "--before", PACKAGE, "--after", PACKAGE, "--out", folder),
                 *("--only", "numpy,import", "--rows", "the host", "--rounds", "2", "--pairs", "1"),
                 *("--seconds", "0.01", "--patience", "0"),
             )
@@ -83,7 +82,3 @@ class BeforeAfter(unittest.TestCase):
             with self.subTest(after=after):
                 judged = before_after.judged({"before": [1.0, 1.0, 1.0], "after": after})
                 self.assertEqual(judged["verdict"], verdict)
-
-
-if __name__ == "__main__":
-    unittest.main()

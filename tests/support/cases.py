@@ -36,13 +36,17 @@ def apply_formula(formula: Callable, case: Case, arrays: Sequence[np.ndarray]) -
     return [np.asarray(value) for value in (values if isinstance(values, tuple) else (values,))]
 
 
-def declared_dtype(x: np.ndarray, declare: bool) -> np.dtype | None:
+def declared_dtype(x: np.ndarray, declare: bool, storage: Any = None) -> Any:
     """Native devices take what is fed as float32 unless it is declared otherwise."""
+    if x.dtype.kind == "f" and storage is not None:
+        return storage
     return x.dtype if declare or x.dtype.kind != "f" else None
 
 
 class Use:
-    """A case as a graph: `node` over `inputs`, and `feeds` for those that are fed."""
+    """A case as a graph: `node` over `inputs`, and `feeds` for those that are fed; floats are
+    declared to be of a `storage` type, if one is given.
+    """
 
     def __init__(
         self,
@@ -50,12 +54,16 @@ class Use:
         case: Case | Refusal,
         arrays: Sequence[np.ndarray],
         declare: bool = True,
+        storage: Any = None,
     ) -> None:
         states = case.states if isinstance(case, Refusal) else sample.states
-        self.parameters = [ad.Parameter(x, name=f"p{k}") for k, x in enumerate(arrays[:states])]
+        self.parameters = [
+            ad.Parameter(x, f"p{k}", declared_dtype(x, False, storage) if storage else None)
+            for k, x in enumerate(arrays[:states])
+        ]
         fed = arrays[states:]
         variables = [
-            ad.Variable(f"x{k}", x.shape if declare else None, declared_dtype(x, declare))
+            ad.Variable(f"x{k}", x.shape if declare else None, declared_dtype(x, declare, storage))
             for k, x in enumerate(fed)
         ]
         self.node = sample.node(*self.parameters, *variables, **case.attrs)

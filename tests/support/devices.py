@@ -6,7 +6,8 @@ A test class for every device is a plain class with the tests and one subclass a
     class GpuThings(Things, unittest.TestCase):
         ctx = gpu(0)
 
-Without the device its tests are skipped with the reason; with DLSYS_REQUIRE_GPU=1 they fail. What
+which `CpuThings, GpuThings = on_native_devices(Things)` makes of each native device. Without the
+device its tests are skipped with the reason; with DLSYS_REQUIRE_GPU=1 they fail. What
 a test needs is noted at it, for `tests/run.py --needs gpu`, which runs on the emulated GPU. A test
 that takes seconds is marked `slow`: it is dealt first, and `tests/run.py --quick` leaves it out.
 """
@@ -95,6 +96,16 @@ def require(ctx: Context) -> Callable[[Any], Any]:
         return unittest.skip(reason)(item)
 
     return decorate
+
+
+def on_native_devices(cases: type) -> tuple[type, ...]:
+    """The test classes CpuThings and GpuThings of a plain class Things, each with its `ctx`."""
+    made = []
+    for ctx in (cpu(0), gpu(0)):
+        body = {"ctx": ctx, "__module__": cases.__module__, "__doc__": cases.__doc__}
+        name = f"{ctx.name.capitalize()}{cases.__name__}"
+        made.append(require(ctx)(type(name, (cases, unittest.TestCase), body)))
+    return tuple(made)
 
 
 def _failing(item: Any, reason: str) -> Any:

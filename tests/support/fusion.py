@@ -10,9 +10,9 @@ from typing import Any
 from unittest import mock
 
 from dlsys import autodiff as ad
-from dlsys.fusion import FUSIONS
+from dlsys.fusion import FUSIONS, select
 from dlsys.graph.node import Node
-from dlsys.passes.pipeline import Options, Pass, select
+from dlsys.passes.pipeline import Options, Pass
 from dlsys.runtime.target import Target
 from dlsys.settings import settings
 
@@ -45,7 +45,7 @@ def fused(fetches: Sequence[Node], *names: str, target: Target = CPU) -> list[No
 def lacking(executor: ad.Executor, lacks: Callable[[str], bool]) -> ad.Executor:
     """The executor on a target without the kernels of those names."""
     backend = executor._backend
-    kernels = frozenset(name for name in backend.target.kernels if not lacks(name))
+    kernels = frozenset(key for key in backend.target.kernels if not lacks(key[0]))
     backend.target = replace(backend.target, kernels=kernels)
     return executor
 

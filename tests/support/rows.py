@@ -83,6 +83,8 @@ class Sample:
     scale: Callable[..., Any] | None = None  # what errors are measured against; None: the result
     ulps: float = 0.5
     gradient_ulps: float = 8  # of the gradient's largest element
+    storages: tuple[str, ...] = ("bfloat16", "float16")  # in which its floats may lie too
+    roundings: float = 1  # to those, on the way to the result
     differentiable: tuple[int, ...] | None = None  # None: all inputs
     gradient_factor: Callable[..., float] = lambda *shapes: 1.0  # declared, over the true gradient
     integers: str = ""  # what becomes of them: "float", "same" (numpy only), "moved" or refused

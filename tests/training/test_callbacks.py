@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import shutil
-import unittest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -427,7 +426,3 @@ class Checkpoints(InFolder):
         )
         run(4, "cut")
         self.assertEqual(run(8, "cut", resume=self.folder / "cut"), rates)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -253,7 +253,3 @@ class Checkpoints(InFolder):
         with mock.patch("os.fsync", log_sync), mock.patch("os.replace", log_replace):
             self.save()
         self.assertEqual(calls, ["file", "name", "folder"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -21,9 +21,9 @@ from dlsys.data import DeviceLoader, Loader
 from dlsys.errors import DataError, DivergedError, GraphError, ShapeError
 from dlsys.executor.run.parameters import Slot
 from dlsys.ndarray import NDArray
-from dlsys.runtime.device import Context, cpu, gpu, memory_stats
+from dlsys.runtime.device import Context, gpu, memory_stats
 from dlsys.settings import settings
-from support.devices import EMULATED, require, slow
+from support.devices import EMULATED, on_native_devices, slow
 from support.small_runs import CLASSES, OnStep, final, loader, model, points, sgd
 
 
@@ -455,15 +455,4 @@ class NumpyFit(Fit, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuFit(Fit, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuFit(Fit, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuFit, GpuFit = on_native_devices(Fit)

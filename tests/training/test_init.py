@@ -167,7 +167,3 @@ class Seeds(unittest.TestCase):
         np.testing.assert_allclose(
             found, [0.12573022, -0.13210486, 0.64042264, 0.10490012], rtol=1e-6
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

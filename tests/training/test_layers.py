@@ -13,8 +13,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import GraphError
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import require
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices
 
 
 class Layers:
@@ -246,15 +246,4 @@ class NumpyLayers(Layers, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuLayers(Layers, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuLayers(Layers, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuLayers, GpuLayers = on_native_devices(Layers)

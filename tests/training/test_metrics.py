@@ -11,10 +11,10 @@ from dlsys import autodiff as ad
 from dlsys import nn, optim, train
 from dlsys.data import Loader
 from dlsys.errors import GraphError, ShapeError
-from dlsys.runtime.device import Context, cpu, gpu
+from dlsys.runtime.device import Context
 from dlsys.train.metrics import Metric
 from dlsys.train.totals import Totals
-from support.devices import require
+from support.devices import on_native_devices
 
 CLASSES = 5
 
@@ -169,14 +169,7 @@ class NumpyMetrics(Metrics, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuMetrics(Metrics, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuMetrics(Metrics, unittest.TestCase):
-    ctx = gpu(0)
+CpuMetrics, GpuMetrics = on_native_devices(Metrics)
 
 
 class Suiting(unittest.TestCase):
@@ -268,7 +261,3 @@ class Refusals(unittest.TestCase):
             train.TopK(0)
         with self.assertRaisesRegex(GraphError, "average must be macro, micro or None"):
             train.Recall(3, average="weighted")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -10,8 +10,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import GraphError, ShapeError
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import EMULATED, require
+from dlsys.runtime.device import Context, gpu
+from support.devices import EMULATED, on_native_devices
 
 
 def separable(rng: np.random.Generator, count: int = 60) -> tuple[np.ndarray, np.ndarray]:
@@ -240,15 +240,4 @@ class NumpyLearning(Learning, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuLearning(Learning, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuLearning(Learning, unittest.TestCase):
-    ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()
+CpuLearning, GpuLearning = on_native_devices(Learning)

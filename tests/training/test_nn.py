@@ -362,7 +362,3 @@ class Weights(unittest.TestCase):
             with self.assertRaises(GraphError) as caught:
                 make()
             self.assertIn(words, str(caught.exception))
-
-
-if __name__ == "__main__":
-    unittest.main()

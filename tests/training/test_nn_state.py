@@ -137,7 +137,3 @@ class Copies(unittest.TestCase):
             made = copy.deepcopy(value)
             self.assertEqual((made.dtype, made.declared), (value.dtype, value.declared))
             self.assertEqual((made.name, made.trainable), ("w", trainable))
-
-
-if __name__ == "__main__":
-    unittest.main()

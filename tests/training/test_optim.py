@@ -13,8 +13,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import DataError, GraphError, ShapeError
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, needs_torch, require
+from dlsys.runtime.device import Context
+from support.devices import native_contexts, needs_torch, on_native_devices
 from support.formulas_optim import (
     STEPS,
     adagrad,
@@ -320,14 +320,7 @@ class NumpyOptimizers(Optimizers, unittest.TestCase):
     pass
 
 
-@require(cpu(0))
-class CpuOptimizers(Optimizers, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuOptimizers(Optimizers, unittest.TestCase):
-    ctx = gpu(0)
+CpuOptimizers, GpuOptimizers = on_native_devices(Optimizers)
 
 
 class Use(unittest.TestCase):
@@ -512,7 +505,3 @@ class AgainstTorch(unittest.TestCase):
             lambda w: torch.optim.SGD(w, lr=0.05), lambda w: clips.clip_grad_value_(w, 0.5)
         )
         self.compare(lambda: optim.SGD(0.05, clip_value=0.5), wanted)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -331,7 +331,3 @@ class CpuResume(Resume, unittest.TestCase):
 @require(gpu(0))
 class GpuResume(Resume, unittest.TestCase):
     ctx = gpu(0)
-
-
-if __name__ == "__main__":
-    unittest.main()

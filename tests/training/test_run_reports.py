@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import sys
-import unittest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -144,7 +143,3 @@ class Histories(InFolder):
         self.assertLessEqual(len(steps), 4096)
         self.assertGreater(len(steps), 2000)
         self.assertEqual(set(np.diff(steps)), {4})
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -13,8 +13,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
-from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import needs_torch, require
+from dlsys.runtime.device import Context
+from support.devices import needs_torch, on_native_devices
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 
@@ -220,14 +220,7 @@ class NumpyGraph(Graph, unittest.TestCase):
     rtol, atol = 1e-14, 1e-14
 
 
-@require(cpu(0))
-class CpuGraph(Graph, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuGraph(Graph, unittest.TestCase):
-    ctx = gpu(0)
+CpuGraph, GpuGraph = on_native_devices(Graph)
 
 
 @needs_torch
@@ -272,7 +265,3 @@ class AgainstTorch(unittest.TestCase):
             theirs.step(value)
             ours.report(value)
             self.assertAlmostEqual(ours(0), optimizer.param_groups[0]["lr"])
-
-
-if __name__ == "__main__":
-    unittest.main()

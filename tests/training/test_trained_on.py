@@ -16,10 +16,10 @@ import numpy as np
 from dlsys import nn, optim, train
 from dlsys.data import DataDescription, Dataset, DeviceLoader, Loader, Normalization
 from dlsys.errors import DataError, ShapeError
-from dlsys.runtime.device import Context, cpu, gpu
+from dlsys.runtime.device import Context
 from dlsys.viz.classification import _winners
 from dlsys.viz.layers import layer_values
-from support.devices import require
+from support.devices import on_native_devices
 from support.small_runs import sgd
 
 NAMES = ("dark", "light", "other")
@@ -139,14 +139,7 @@ class NumpyNormalized(Normalized, unittest.TestCase):
     ctx = None
 
 
-@require(cpu(0))
-class CpuNormalized(Normalized, unittest.TestCase):
-    ctx = cpu(0)
-
-
-@require(gpu(0))
-class GpuNormalized(Normalized, unittest.TestCase):
-    ctx = gpu(0)
+CpuNormalized, GpuNormalized = on_native_devices(Normalized)
 
 
 class Rules(unittest.TestCase):
@@ -272,7 +265,3 @@ class Rules(unittest.TestCase):
         for ours, theirs in zip(made.batches(2), stated.batches(2), strict=True):
             np.testing.assert_array_equal(ours.images, theirs.images)
         self.assertIsNot(data.normalization, made.normalization)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -385,7 +385,3 @@ class Times(unittest.TestCase):
 
     def test_a_profile_without_runs(self):
         self.assertIn("0.0 µs in 0 runs", words(viz.operator_times(profile.Profile()))[0])
-
-
-if __name__ == "__main__":
-    unittest.main()

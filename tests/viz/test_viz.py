@@ -361,7 +361,3 @@ class WithoutMatplotlib(unittest.TestCase):
         )
         environment = dict(os.environ, PYTHONPATH=str(Path(dlsys.__file__).parent.parent))
         subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
-
-
-if __name__ == "__main__":
-    unittest.main()

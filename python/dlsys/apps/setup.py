@@ -102,8 +102,7 @@ class Setup:
         """
         if self.model != "mlp":
             return
-        sizes = (784, *self.hidden, 10)
-        wanted = sum(a * b for a, b in zip(sizes, sizes[1:]))
+        wanted = _weights(self.hidden)
         found = sum(array.size for array in arrays if array.ndim == 2)
         if found != wanted:
             raise DataError(
@@ -135,8 +134,7 @@ class Setup:
         gradients and one batch take.
         """
         sizes = (_PIXELS, *self.hidden, _CLASSES)
-        weights = sum(a * b for a, b in zip(sizes, sizes[1:]))
-        needed = 4 * (2 * weights + self.batch_size * sum(sizes))
+        needed = 4 * (2 * _weights(self.hidden) + self.batch_size * sum(sizes))
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > there:
             what = "--batch-size" if self.batch_size > max(sizes) else "--hidden"
@@ -328,6 +326,11 @@ def _check_form(what: str, values: Mapping[str, Any]) -> None:
         assignment=is_.flag,
     )
     is_.check(what, values, form)
+
+
+def _weights(hidden: tuple[int, ...]) -> int:
+    """The weights of an MLP's matrices."""
+    return sum(a * b for a, b in zip((_PIXELS, *hidden), (*hidden, _CLASSES)))
 
 
 def _as_option(value: Any) -> str:

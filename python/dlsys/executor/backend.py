@@ -2,79 +2,83 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..errors import DeviceError
+from ..graph.node import Node
 from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.target import NUMPY, Target, target_of
 from ..settings import settings
+from .capture.hazards import lifetimes_of
 from .capture.program import CapturingProgram
-from .plan.memory import Plan, Step
+from .plan.memory import Lifetimes, Plan, Step
 from .run.native import Program
 from .run.numpy import NumpyRunner
 from .run.parameters import aligned_bytes
+from .run.python_step import Guard
 from .run.runner import Runner
 from .run.tables import workspace_nbytes
 
 _BYTES = np.dtype(np.uint8)
 
-_OVERLAP_WINDOW = 16  # steps: few networks have more parallel work
 
-
-class Backend(Protocol):
+class Backend(ABC):
     """Memory and runners of one device."""
 
     target: Target
+    _arena: Any = None
 
-    @property
-    def overlap(self) -> int:
-        """The distance of two steps up to which they may run in parallel; 0 where none do."""
-
+    @abstractmethod
     def workspace(self, step: Step) -> Sequence[Spec]:
         """The scratch arrays that a step takes from the arena."""
 
-    def runner(self, plan: Plan) -> Runner:
-        """A runner for the plan, without memory yet."""
+    @abstractmethod
+    def runner(self, plan: Plan, guard: Guard | None = None) -> Runner:
+        """A runner for the plan, whose own computes are guarded; `reserve` gives it memory."""
+
+    @abstractmethod
+    def _allocated(self, nbytes: int) -> Any:
+        """An arena."""
+
+    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
+        """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
+        return None
 
     def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
         """Binds a runner to the one arena, which grows to the largest plan; the others are then
         bound anew.
         """
+        if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
+            self._arena = self._allocated(runner.arena_nbytes)
+            for other in others:
+                other.bind(self._arena)
+        runner.bind(self._arena)
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """Memory and runners on numpy."""
 
     target = NUMPY
-    overlap = 0
-
-    def __init__(self) -> None:
-        self._arena: np.ndarray = aligned_bytes(0)
 
     def workspace(self, step: Step) -> Sequence[Spec]:
-        """The scratch arrays of the operator's numpy form."""
         node = step.node
         inputs = [x.spec for x in node.inputs]
         outputs = [node.spec] if node.op.outputs == 1 else list(node.spec)
         return node.op.workspace(node, inputs, outputs) if node.op.kernel is not None else ()
 
-    def runner(self, plan: Plan) -> NumpyRunner:
-        """A runner for the plan; give it memory with `reserve`."""
-        return NumpyRunner(plan)
+    def runner(self, plan: Plan, guard: Guard | None = None) -> NumpyRunner:
+        return NumpyRunner(plan, guard)
 
-    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
-        """Binds a runner to the arena; where that grows, the others as well."""
-        if runner.arena_nbytes > len(self._arena):
-            self._arena = aligned_bytes(runner.arena_nbytes)
-            _bind_all(others, self._arena)
-        runner.bind(self._arena)
+    def _allocated(self, nbytes: int) -> np.ndarray:
+        return aligned_bytes(nbytes)
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """Memory and programs on one native device. Raises DeviceError where it cannot be used."""
 
     def __init__(self, ctx: Context) -> None:
@@ -83,35 +87,21 @@ class NativeBackend:
             raise DeviceError(reason)
         self._ctx = ctx
         self.target = target_of(ctx)
-        self._arena: Block | None = None
-
-    @property
-    def overlap(self) -> int:
-        """The distance of two steps up to which they may run in parallel; 0 where none do."""
-        parallel = self.target.capture and settings.capture and settings.streams > 1
-        return _OVERLAP_WINDOW if parallel else 0
 
     def workspace(self, step: Step) -> Sequence[Spec]:
-        """The scratch that a step's kernel takes, as bytes."""
         nbytes = workspace_nbytes(step, self._ctx)
         return (Spec((nbytes,), _BYTES),) if nbytes else ()
 
-    def runner(self, plan: Plan) -> Program:
-        """A program for the plan; give it memory with `reserve`."""
+    def runner(self, plan: Plan, guard: Guard | None = None) -> Program:
         kind = CapturingProgram if self.target.capture else Program
-        return kind(plan, self._ctx, self.target)
+        return kind(plan, self._ctx, self.target, guard)
 
-    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
-        """Binds a program to the arena; where that grows, the others as well."""
-        if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
-            self._arena = Block(self._ctx, runner.arena_nbytes)
-            _bind_all(others, self._arena)
-        runner.bind(self._arena)
+    def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
+        parallel = self.target.capture and settings.capture and settings.streams > 1
+        return lifetimes_of(order) if parallel else None
 
-
-def _bind_all(runners: Iterable[Runner], arena: Any) -> None:
-    for runner in runners:
-        runner.bind(arena)
+    def _allocated(self, nbytes: int) -> Block:
+        return Block(self._ctx, nbytes)
 
 
 def backend_of(ctx: Context | None) -> Backend:

@@ -8,36 +8,34 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ..errors import DeviceError, GraphError
-from ..fusion import FUSIONS
+from ..fusion import FUSIONS, select
 from ..graph.collector import paused_collector
 from ..graph.infer import infer
 from ..graph.node import Node, find_topo_sort, hooks
 from ..graph.spec import Spec
-from ..ndarray import NDArray, empty
+from ..ndarray import NDArray
 from ..ops.leaf import Parameter
-from ..passes.pipeline import Options, Pass, run_passes, select
+from ..passes.pipeline import Options, Pass, run_passes
 from ..passes.precision import check_precision
 from ..runtime.device import Context
 from ..runtime.target import Target
 from ..settings import settings
 from .backend import Backend, backend_of
-from .debug.check import checker
+from .debug.contract import Checked
 from .debug.observe import may_stop, run_watched
-from .debug.report import CountersSince, Report, plan_report
+from .debug.views import Views
 from .plan.memory import Plan, make_plan
 from .plan.schedule import schedule
 from .run import parameters as state
 from .run.feeds import Feeds, Signature
 from .run.runner import Runner
 from .run.transaction import Transaction
-from .tune.autotune import algorithms_in, choose_kernels
+from .tune.autotune import choose_kernels
 
 # Nothing is imported later: a child that is forked while another thread imports a module waits for
 # that module for ever.
@@ -45,7 +43,7 @@ from .tune.autotune import algorithms_in, choose_kernels
 _MAX_PLANS = 64  # plans in the cache; the least recently used goes first
 
 
-class Executor:
+class Executor(Views):
     """Computes nodes of a graph.
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
@@ -78,10 +76,6 @@ class Executor:
         self.precision = check_precision(precision)
         self._fusions = fusions
         self.topo_order = find_topo_sort(self.eval_node_list)
-        # Of the last run's feeds, or as `infer_shape` was asked since.
-        self._signatures: tuple[Signature, ...] | None = None
-        self._shapes: tuple[tuple[Signature, ...], dict[Node, Any]] | None = None  # those seen last
-        self._arrays: tuple[dict[Node, Any], dict[Node, Any]] | None = None  # by the shapes
         self.recorder: Any = None  # a profile.Profile that times every step of every run
         self._feeds = Feeds(self.topo_order, ctx)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
@@ -92,11 +86,10 @@ class Executor:
         # Held by a run. Only `with` takes it atomically: Ctrl-C after a call of `acquire` would
         # leave it taken.
         self._running = threading.Lock()
-        self._moves = -1
         self._changes = Node.changes
         self._warned_of_plans = False
         self._backend: Backend = backend_of(ctx)
-        self._since = CountersSince(ctx) if ctx is not None else None
+        self._count_from_here()
 
     # ---- running ----
     def run(
@@ -115,12 +108,7 @@ class Executor:
         run is queued already: it is raised where its results are first waited for, and Parameters
         may hold NaN by then (see errors.OutOfRangeError).
         """
-        if self._running.locked():
-            _refuse_second()
-        with self._running:
-            runner, transaction, values = self._ready(feed_dict)
-            fetched = self._run(runner, transaction, values)
-        return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
+        return self._runs(1, feed_dict, convert_to_numpy_ret_vals)
 
     def run_many(
         self,
@@ -136,15 +124,18 @@ class Executor:
         """
         if not isinstance(n, (int, np.integer)) or n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
-        if self._running.locked():
-            _refuse_second()
-        with self._running:
+        return self._runs(n, feed_dict, convert_to_numpy_ret_vals)
+
+    def _runs(self, n: int, feed_dict: Mapping[Node, Any] | None, as_numpy: bool) -> list[Any]:
+        with self._alone():
             runner, transaction, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
                 self._run(runner, transaction, values)  # the run after the first is captured
                 n -= 1
             fetched = self._run(runner, transaction, values, n)
-        return _as_numpy(fetched) if convert_to_numpy_ret_vals else fetched
+        if not as_numpy:
+            return fetched
+        return [value.asnumpy() if isinstance(value, NDArray) else value for value in fetched]
 
     def _run(
         self, runner: Runner, transaction: Transaction, values: list[Any], times: int = 1
@@ -185,63 +176,37 @@ class Executor:
         if self._draws is not None:
             self._draws.set(np.int64(number))
 
-    def report(self) -> Report:
-        """Each plan made so far with its launches, its captured segments and what broke them, and
-        the launches, waits and allocations since the executor was made. Print it.
-        """
-        plans = tuple(plan_report(runner) for runner, *_ in self._runners.values())
-        return Report(self.ctx, plans, self._since.counts() if self._since else None)
-
-    def algorithms(self) -> dict[str, str]:
-        """The algorithm of each kernel that has several, "" for its heuristic, in the plans made so
-        far; the keys have the kernel, the arrays and the precision.
-        """
-        if self.ctx is None:
-            return {}
-        return algorithms_in([runner.plan for runner, *_ in self._runners.values()], self.ctx)
-
-    def check(
-        self, feed_dict: Mapping[Node, Any] | None = None, reference: Context | None = None
-    ) -> None:
-        """Runs once, step by step, and compares each step with the same operator on numpy (in
-        float64) or on another device. Parameters are as before afterwards.
-
-        Raises KernelError naming the first step beyond its tolerance, with the largest error.
-        """
+    def _alone(self) -> threading.Lock:
+        """The lock of runs. A second run at the same time is refused rather than made to wait."""
         if self._running.locked():
-            _refuse_second()
-        with self._running:
-            runner, _, values = self._ready(feed_dict)
-            states = [*self._parameters, *([self._draws] if self._draws is not None else [])]
-            before = [(parameter, parameter.asnumpy()) for parameter in states]
-            try:
-                runner.run_observed(values, checker(reference))
-            finally:
-                for parameter, value in before:
-                    parameter.set(value)
+            raise GraphError(
+                "this executor is running already, in another thread or around an operator of its "
+                "own; make one executor for each"
+            )
+        return self._running
 
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Runner, Transaction, list[Any]]:
         """The bound plan for these feeds, the transaction of its runs, the feeds in its order."""
         values, signatures = self._feeds.values(feed_dict or {})
-        runner, transaction, taken = self._runner(signatures)
+        runner, transaction, order = self._runner(signatures)
         self._signatures = signatures
-        return runner, transaction, values if taken is None else [take(values) for take in taken]
+        return runner, transaction, values if order is None else [values[k] for k in order]
 
-    def _runner(self, key: tuple[Signature, ...]) -> tuple[Runner, Transaction, list[Any] | None]:
-        """The plan for these signatures bound to memory, its transaction, and the functions that
-        take each feed that it reads from all (None: they are taken as they come).
+    def _runner(self, key: tuple[Signature, ...]) -> tuple[Runner, Transaction, list[int] | None]:
+        """The plan for these signatures bound to memory, its transaction, and which feeds it reads
+        (None: all as they come).
         """
-        if self._moves != Parameter.moves:
-            self._runners.clear()  # a Parameter moved to other storage
-            self._moves = Parameter.moves
         if self._changes != Node.changes:
             if any(node.changed > self._changes for node in self.topo_order):
-                self._runners.clear()  # a constant is another now
+                self._runners.clear()  # a constant is another now, a Parameter elsewhere
             self._changes = Node.changes
         entry = self._runners.get(key)
         if entry is None:
             runner = self._bind(self._make_plan(self._feeds.specs(key)))
-            entry = runner, Transaction(runner.plan, self.target), self._taken(runner.plan, key)
+            at = {node: k for k, node in enumerate(self._feeds.nodes)}
+            order = [at[value.node.origin] for value in runner.plan.feeds]
+            transaction = Transaction(runner.plan, self.target)
+            entry = runner, transaction, order if order != [*range(len(at))] else None
             self._runners[key] = entry
             if len(self._runners) > _MAX_PLANS:
                 self._runners.popitem(last=False)
@@ -249,20 +214,6 @@ class Executor:
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
         return entry
-
-    def _taken(self, plan: Plan, key: tuple[Signature, ...]) -> list[Any] | None:
-        """The functions that take a plan's feeds from a run's; None where that changes nothing."""
-        at = {node: k for k, node in enumerate(self._feeds.nodes)}
-        picks = [at[value.node.origin] for value in plan.feeds]
-        dtypes = [value.spec.dtype for value in plan.feeds]
-        # Native devices cast as they copy.
-        cast = [self.ctx is None and key[k][1] != dtype for k, dtype in zip(picks, dtypes)]
-        if picks == [*range(len(at))] and not any(cast):
-            return None
-        return [
-            partial(_cast, k, dtype) if c else itemgetter(k)
-            for k, dtype, c in zip(picks, dtypes, cast)
-        ]
 
     def _warn_of_plans(self) -> None:
         """Warns once of shapes that keep changing, each of which is slow at first."""
@@ -273,13 +224,16 @@ class Executor:
                 "planned, and on a GPU it is captured only when it comes again: feed batches of "
                 "few sizes, for example by padding"
             )
-            warnings.warn(message, RuntimeWarning, stacklevel=5)
+            warnings.warn(message, RuntimeWarning, stacklevel=6)
 
     def _bind(self, plan: Plan) -> Runner:
         for parameter in self._parameters:
             state.check_home(parameter, self.ctx)
-        state.place([value.node.origin for value in _in_order_of_update(plan)], self.ctx)
-        runner = self._backend.runner(plan)
+        # In the order in which steps write them, those only read last.
+        written = [step.inputs[k].node for step in plan.steps for k in step.node.op.writes]
+        states = dict.fromkeys([*written, *(value.node for value in plan.states)])
+        state.place([node.origin for node in states], self.ctx)
+        runner = self._backend.runner(plan, Checked)
         self._backend.reserve(runner, [other for other, *_ in self._runners.values()])
         return runner
 
@@ -295,19 +249,9 @@ class Executor:
 
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         with paused_collector():
-            return self._plan(feeds)
-
-    def _plan(self, feeds: Mapping[Node, Spec]) -> Plan:
-        specs = self._infer(feeds)
-        fetches = self._rewrite(specs)
-        order, values = schedule(fetches)
-        plan = make_plan(
-            order,
-            values,
-            self._backend.workspace,
-            reuse=not settings.separate_arena,
-            overlap=self._backend.overlap,
-        )
+            order, values = schedule(self._rewrite(self._infer(feeds)))
+            reuse, lifetimes = not settings.separate_arena, self._backend.lifetimes(order)
+            plan = make_plan(order, values, self._backend.workspace, reuse, lifetimes)
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
@@ -329,56 +273,6 @@ class Executor:
         """The plan for these feed shapes, without running it: print it, or read its byte counts."""
         return self._make_plan(self._feeds.specs(self._feeds.signatures_of(feed_shapes)))
 
-    # ---- the assignment's views ----
-    def infer_shape(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
-        """Fills `node_to_shape_map` with the shape of every node of the graph, with no
-        execution.
-        """
-        signatures = self._feeds.signatures_of(feed_shapes)
-        self._shapes = signatures, self._shapes_for(signatures)
-        self._signatures = signatures
-
-    def memory_plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> None:
-        """Fills `node_to_arr_map` lazily; runs use plans of their own."""
-        self.infer_shape(feed_shapes)
-
-    def _shapes_for(self, signatures: tuple[Signature, ...]) -> dict[Node, Any]:
-        return {
-            node: spec.shape if isinstance(spec, Spec) else tuple(s.shape for s in spec)
-            for node, spec in self._infer(self._feeds.specs(signatures)).items()
-        }
-
-    @property
-    def node_to_shape_map(self) -> dict[Node, Any] | None:
-        """The shape of every node of the graph in the last run, or as `infer_shape` was asked since
-        (a tuple of shapes for an operator with several outputs); None before either.
-        """
-        if self._signatures is None:
-            return None
-        if self._shapes is None or self._shapes[0] != self._signatures:
-            self._shapes = self._signatures, self._shapes_for(self._signatures)
-        return self._shapes[1]
-
-    @property
-    def node_to_arr_map(self) -> dict[Node, Any]:
-        """An array for every computed node, in the shapes of `node_to_shape_map`; made when asked
-        for.
-        """
-        shapes = self.node_to_shape_map or {}
-        if self._arrays is None or self._arrays[0] is not shapes:
-            make = np.empty if self.ctx is None else partial(empty, ctx=self.ctx)
-            arrays = {
-                node: make(shape)
-                for node, shape in shapes.items()
-                if node.op.outputs == 1 and not node.op.leaf
-            }
-            self._arrays = shapes, arrays
-        return self._arrays[1]
-
-
-def _cast(k: int, dtype: np.dtype, values: Sequence[np.ndarray]) -> np.ndarray:
-    return values[k].astype(dtype)
-
 
 def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> None:
     """One operator alone on NDArrays: `op.compute(node, inputs, output, use_numpy=False)`."""
@@ -393,18 +287,6 @@ def _compute(node: Node, input_vals: Sequence[NDArray], output_val: NDArray) -> 
 hooks["compute"] = _compute
 
 
-def _refuse_second() -> NoReturn:
-    """A second run at the same time is refused rather than made to wait."""
-    raise GraphError(
-        "this executor is running already, in another thread or around an operator of its own; "
-        "make one executor for each"
-    )
-
-
-def _as_numpy(fetched: list[Any]) -> list[Any]:
-    return [value.asnumpy() if isinstance(value, NDArray) else value for value in fetched]
-
-
 def _check_fetch(node: Any) -> None:
     if not isinstance(node, Node):
         raise GraphError(f"Executor: expected nodes to fetch, got {type(node).__name__} {node!r}")
@@ -412,10 +294,3 @@ def _check_fetch(node: Any) -> None:
         raise GraphError(
             f"Executor: {node.name} has {node.op.outputs} values; fetch {node.name}[0] and so on"
         )
-
-
-def _in_order_of_update(plan: Plan) -> list[Any]:
-    """The plan's states in the order in which its steps write them, those only read last."""
-    done = [step.inputs[k] for step in plan.steps for k in step.node.op.writes]
-    placed = {value.node for value in done}
-    return done + [value for value in plan.states if value.node not in placed]

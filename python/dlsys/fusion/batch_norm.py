@@ -34,8 +34,8 @@ from ..ops.norm.batch_norm import (
     batch_statistics_op,
 )
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, Pattern, exchange, value_of
 from .body import ACTIVATIONS, GRADIENTS, Body, Fused, Selected, check_body, close
+from .rewrite import Graph, Pattern, exchange, value_of
 
 
 class FusedNorm(Fused):

@@ -10,7 +10,7 @@ the position of its maximum in row-major order, or CUT where relu lets no gradie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -25,17 +25,19 @@ from ..ops.conv.convolution import (
     data_gradient_op,
     filter_gradient_op,
 )
-from ..ops.conv.geometry import Pair, Windows, packed
+from ..ops.conv.geometry import Pair, Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
 from ..ops.elementwise import relu_gradient_op, relu_op
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, Pattern, exchange, value_of
+from ..runtime.interface import interface
 from ..runtime.target import Target
 from .body import Body, Fused, close, shaped
+from .rewrite import Graph, Pattern, exchange, value_of
 
 CUT = 255
+_HW = interface.struct("HW")
 UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)
 
 
@@ -65,7 +67,7 @@ def fits(geometry: Geometry, target: Target) -> Fits:
     g = geometry
     x, f = (Spec((n, g.channels, *e), FLOAT32) for n, e in ((1, g.plane), (g.filters, g.size)))
     y = Spec((1, g.filters, *g.out), FLOAT32)
-    code, attrs = y._replace(dtype=UINT8), (packed(g.before), g.window)
+    code, attrs = y._replace(dtype=UINT8), (_HW(*g.before), g.window)
     return Fits(
         target.fits("conv2d_pool", x, f, [], y, code, *attrs, 1),
         target.fits("conv2d_pool_data_gradient", f, y, code, x, *attrs),
@@ -113,9 +115,9 @@ class ConvPoolOp(Fused):
         if node.attrs["relu"]:
             np.copyto(code, CUT, where=~(y > 0))
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         geometry: Geometry = node.attrs["geometry"]
-        return packed(geometry.before), geometry.window, int(node.attrs["relu"])
+        return _HW(*geometry.before), geometry.window, int(node.attrs["relu"])
 
     def lists(self, node: Node) -> tuple[int]:
         return (len(node.inputs) - 2,)
@@ -145,9 +147,9 @@ class ConvPoolGradientOp(Fused):
         argmax = (corner + position // rows * columns + position % rows).astype(INT32)
         super().numpy(node, other, np.where(cut, np.zeros((), dy.dtype), dy), argmax, *made)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         geometry: Geometry = node.attrs["geometry"]
-        return packed(geometry.before), geometry.window
+        return _HW(*geometry.before), geometry.window
 
 
 class ConvPoolFilterGradientOp(ConvPoolGradientOp):

@@ -25,8 +25,8 @@ from ..ops.loss.cross_entropy import (
 )
 from ..ops.reduce import mean_op, sum_op
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, Pattern, exchange, value_of
 from .body import Body, Fused, close, in_shape, shaped
+from .rewrite import Graph, Pattern, exchange, value_of
 
 WORKSPACE = 512  # int32 by which the kernel's blocks reduce: kMaxPartials and an arrival counter
 

@@ -17,7 +17,6 @@ from ..ops.matmul import matmul_op
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange, strip_views, value_of
 from .body import (
     ACTIVATIONS,
     GRADIENTS,
@@ -28,6 +27,7 @@ from .body import (
     in_shape,
     shaped,
 )
+from .rewrite import Graph, exchange, strip_views, value_of
 
 _ACTIVATION = Selected("activation", ACTIVATIONS)
 matmul_bias_op = FusedGemm("matmul_bias", _ACTIVATION)  # activation(A B + bias)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..graph.kinds import Instance, Number
 from ..graph.lines import attributed_to
@@ -18,9 +18,10 @@ from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
 from ..ops.matmul import precision_number
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange, strip_views, value_of
+from ..runtime.interface import interface
 from ..runtime.target import Target
-from .body import ACTIVATIONS, GRADIENTS, Body, Fused, close, in_shape, shaped
+from .body import Body, Fused, close, in_shape, shaped
+from .rewrite import Graph, exchange, strip_views, value_of
 
 # By the kernel of the loss that it ends in.
 HEADS = {
@@ -28,6 +29,7 @@ HEADS = {
     "fused_sparse_cross_entropy": "fused_sparse_mlp_head",
 }
 LAYERS = ("matmul", "matmul_bias", "matmul_map")
+_Layer, _Options = map(interface.struct, ("HeadLayer", "HeadOptions"))
 
 
 class Layer(NamedTuple):
@@ -35,15 +37,15 @@ class Layer(NamedTuple):
 
     transposed: bool
     has_bias: bool
-    activation: str = ""  # of ACTIVATIONS, or none
-    dact: str = ""  # of GRADIENTS, or none; of the layer's own input
+    activation: str = ""  # of the interface, or none
+    dact: str = ""  # of the interface, or none; of the layer's own input
 
     @property
-    def code(self) -> int:
-        """Ten bits, as src/cuda/loss/mlp_head.cu reads them."""
-        activation = ACTIVATIONS.index(self.activation) + 1 if self.activation else 0
-        dact = GRADIENTS.index(self.dact) + 1 if self.dact else 0
-        return activation | dact << 4 | self.transposed << 8 | self.has_bias << 9
+    def argument(self) -> Any:
+        """The kernel's."""
+        activation = interface.activations.get(self.activation, 0)
+        dact = interface.activation_gradients.get(self.dact, 0)
+        return _Layer(self.transposed, self.has_bias, activation, dact)
 
 
 class FusedHead(Fused):
@@ -58,7 +60,6 @@ class FusedHead(Fused):
     fallible = True
     has_precision = True  # of the products by which very many rows are done
     zeroed_workspace = (-1,)
-    MOST_LAYERS = 6
 
     def __init__(self, loss: Op, layers: int, biases: int, back: int) -> None:
         super().__init__(HEADS[loss.name], 1 + layers + back)
@@ -70,10 +71,10 @@ class FusedHead(Fused):
         assert isinstance(loss.any_dtype, tuple)
         self.any_dtype = tuple(layers + biases + k for k in loss.any_dtype)
 
-    def scalars(self, node: Node) -> tuple[int, float, float]:
-        code = precision_number(node) << 10 * self.MOST_LAYERS
-        code |= sum(layer.code << 10 * k for k, layer in enumerate(node.attrs["layers"]))
-        return code, node.attrs["scale"], node.attrs["dy"]
+    def scalars(self, node: Node) -> tuple[Any]:
+        factors = {name: node.attrs[name] for name in ("scale", "dy")}
+        layers = tuple(layer.argument for layer in node.attrs["layers"])
+        return (_Options(precision=precision_number(node), layers=layers, **factors),)
 
     def lists(self, node: Node) -> tuple[int, ...]:
         return self._lists
@@ -170,7 +171,7 @@ def _fits(layers: Sequence[Node], loss: Node, target: Target) -> bool:
     weights = [layer.inputs[1].spec for layer in layers]
     biases = [layer.inputs[2].spec for layer in layers if layer.op.kernel == "matmul_bias"]
     labels, workspace = (x.spec for x in loss.inputs[1:])
-    given = layers[0].inputs[0].spec, weights, biases, labels, workspace, 0, 1.0, 1.0
+    given = layers[0].inputs[0].spec, weights, biases, labels, workspace, _Options()
     made: tuple = (Spec((), FLOAT32), logits, values, [])
     return target.fits(HEADS[loss.op.name], *given, *made)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +25,15 @@ from ..graph.spec import FLOAT32, Spec
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange
 from ..runtime.interface import interface
 from .body import Body, Fused, close
+from .rewrite import Graph, exchange
 
 # At most, of a program.
 INSTRUCTIONS = interface.limits["pointwise_instructions"]
 INPUTS = interface.limits["pointwise_inputs"]
 IMMEDIATES = interface.limits["pointwise_immediates"]
+_Instruction, _Bytecode = map(interface.struct, ("Instruction", "Bytecode"))
 _FIRST_IMMEDIATE = interface.limits["pointwise_first_immediate"]
 _OPCODE_OF = interface.opcodes  # by names of kernels, and two kinds of casts
 # Operators between an array and a scalar that are others with an immediate as an operand; the
@@ -70,13 +71,6 @@ class PointwiseBody(Body):
         return "; ".join([*named, *map(text, self.outputs)])
 
 
-class Program(NamedTuple):
-    """A body as the kernel takes it: instructions, a word each, and the immediates they read."""
-
-    words: list[int]
-    immediates: list[float]
-
-
 class PointwiseOp(Fused):
     """Elementwise operators over inputs whose unbroadcast axes are neighbors in the output."""
 
@@ -108,11 +102,8 @@ class PointwiseOp(Fused):
     def lists(self, node: Node) -> tuple[int]:
         return (len(node.inputs),)
 
-    def scalars(self, node: Node) -> tuple[float | int, ...]:
-        program = encode(node.attrs["body"])
-        words = program.words + [0] * (INSTRUCTIONS - len(program.words))
-        immediates = program.immediates + [0.0] * (IMMEDIATES - len(program.immediates))
-        return (*words, *immediates)
+    def scalars(self, node: Node) -> tuple[Any]:
+        return (encode(node.attrs["body"]),)
 
 
 pointwise_op = PointwiseOp()
@@ -167,31 +158,31 @@ def steps_between(inputs: Sequence[Node], output: Node) -> PointwiseBody:
     return PointwiseBody(*body)
 
 
-def encode(body: Body) -> Program:
-    """A body as a program. GraphError for one that is too long."""
+def encode(body: Body) -> Any:
+    """A body as the kernel's argument. GraphError for one that is too long."""
     steps = [step for step in body.steps if _opcode(step)]
     reads = [[_shown(x) if isinstance(x, Node) else x for x in operands(step)] for step in steps]
     last_read = {x: k for k, row in enumerate(reads) for x in row if isinstance(x, Node)}
     slots = {x: k for k, x in enumerate(body.inputs)}  # of values that are read again
     free: list[int] = []
     count = len(slots)
-    words: list[int] = []
+    code: list[Any] = []
     immediates: list[float] = []
     for k, (step, row) in enumerate(zip(steps, reads)):
-        where = [_where(x, steps[k - 1] if k else None, slots, immediates) for x in row]
+        found = [_where(x, steps[k - 1] if k else None, slots, immediates) for x in row]
         nodes = dict.fromkeys(x for x in row if isinstance(x, Node))
         free += [slots.pop(x) for x in nodes if x in slots and last_read[x] == k]
         if last_read.get(step, 0) > k + 1:
             slots[step] = free.pop() if free else count
             count = max(count, slots[step] + 1)
-        word = (_opcode(step), 1 + slots[step] if step in slots else 0, *where)
-        words.append(sum(byte << 8 * position for position, byte in enumerate(word)))
-    if not 0 < len(words) <= INSTRUCTIONS or len(immediates) > IMMEDIATES:
+        to = 1 + slots[step] if step in slots else 0
+        code.append(_Instruction(opcode=_opcode(step), destination=to, operands=tuple(found)))
+    if not 0 < len(code) <= INSTRUCTIONS or len(immediates) > IMMEDIATES:
         raise GraphError(
-            f"pointwise: {len(words)} instructions with {len(immediates)} immediates, expected "
+            f"pointwise: {len(code)} instructions with {len(immediates)} immediates, expected "
             f"1 to {INSTRUCTIONS} with at most {IMMEDIATES}"
         )
-    return Program(words, immediates)
+    return _Bytecode(code=tuple(code), immediates=tuple(immediates))
 
 
 def _where(

@@ -19,13 +19,16 @@ from ..graph.lines import attributed_to
 from ..graph.node import Node, Op
 from ..graph.spec import Spec
 from ..ops.matmul import matmul_op, precision_number
-from ..ops.optim.apply import RuleOp, several
+from ..ops.optim.apply import RuleOp, options_of, several
+from ..ops.optim.rules import Attrs, Rule
 from ..passes.pipeline import Options, Pass
-from ..passes.rewrite import Graph, exchange, value_of
+from ..runtime.interface import interface
 from .body import Body, Fused, close, with_uint8
+from .rewrite import Graph, exchange, value_of
 
-MOST_PRODUCTS = 8  # that a launch has room for
-OPERANDS = ("", "A", "B")  # by the kernel's codes
+MOST_PRODUCTS = interface.limits["weight_update_gemms"]  # that a launch has room for
+OPERANDS = ("", *interface.operands)  # by the kernel's codes
+_Options = interface.struct("WeightUpdateOptions")
 
 
 class FusedUpdate(Fused):
@@ -98,9 +101,9 @@ class FusedUpdate(Fused):
         rest = inputs[self._operands.stop : len(inputs) - self._scales]
         return [*inputs[: self._operands.start], *gradients, *rest]
 
-    def scalars(self, node: Node) -> tuple[float, ...]:
-        codes = _packed(node.attrs["sums"]), _packed(self.uint8)
-        return *codes, precision_number(node), *self.update.scalars(node)
+    def scalars(self, node: Node) -> tuple[Any]:
+        sums = node.attrs["sums"]
+        return (argument(self.update.rule, node.attrs, sums, self.uint8, precision_number(node)),)
 
     def lists(self, node: Node) -> tuple[int, ...]:
         states, _, *options = self.update.lists(node)
@@ -121,9 +124,13 @@ def fused_update(
     return FusedUpdate(several(update, parameters), products, uint8)
 
 
-def _packed(words: Sequence[str]) -> int:
-    """Words of OPERANDS as the kernel reads them, two bits each."""
-    return sum(OPERANDS.index(word) << 2 * k for k, word in enumerate(words))
+def argument(
+    rule: Rule, attrs: Attrs, sums: Sequence[str], uint8: Sequence[str], precision: int
+) -> Any:
+    """The argument of a rule's kernel that is the same in every run, with the words of OPERANDS."""
+    codes = {"sums": sums, "u8": uint8}
+    by_gemm = {name: tuple(map(OPERANDS.index, words)) for name, words in codes.items()}
+    return _Options(update=options_of(rule, attrs), precision=precision, **by_gemm)
 
 
 def _unsteady(update: RuleOp) -> tuple[int, ...]:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from ..errors import ShapeError
 from ..ndarray import NDArray, launch
-from .checks import check_arrays, check_separate, check_shape
+from ..ops.matmul import matmul_op
+from ..ops.movement import broadcast_to_op
+from .checks import check_arrays, check_separate, check_shape, checked, elementwise
 
 __all__ = [
     "array_set", "broadcast_to", "matrix_elementwise_add", "matrix_elementwise_add_by_const",
     "matrix_elementwise_multiply", "matrix_elementwise_multiply_by_const", "matrix_multiply",
     "reduce_sum_axis_zero", "relu", "relu_gradient", "softmax", "softmax_cross_entropy",
 ]  # fmt: skip
-
-
-def _elementwise(op: str, kernel: str, inputs: tuple[NDArray, ...], output: NDArray) -> None:
-    check_arrays(op, *inputs, output)
-    for arr in inputs[1:]:
-        check_shape(op, "the second input", arr, inputs[0].shape)
-    check_shape(op, "the output", output, inputs[0].shape)
-    launch(kernel, output.ctx, *inputs, output)
 
 
 def array_set(arr: NDArray, value: float) -> None:
@@ -29,14 +23,9 @@ def array_set(arr: NDArray, value: float) -> None:
 
 def broadcast_to(in_arr: NDArray, out_arr: NDArray) -> None:
     """Repeats `in_arr` along the leading axes of `out_arr`, and along its own axes of extent 1."""
-    op = "broadcast_to"
-    check_arrays(op, in_arr, out_arr)
-    check_separate(op, out_arr, in_arr)
-    missing = out_arr.ndim - in_arr.ndim
-    pairs = zip(in_arr.shape, out_arr.shape[max(missing, 0) :], strict=False)
-    if missing < 0 or any(extent not in (1, wanted) for extent, wanted in pairs):
-        raise ShapeError(f"{op}: shape {in_arr.shape} does not broadcast to {out_arr.shape}")
-    launch(op, out_arr.ctx, in_arr, out_arr)
+    check_arrays("broadcast_to", in_arr, out_arr)
+    checked(broadcast_to_op, (in_arr,), out_arr, shape=out_arr.shape)
+    launch("broadcast_to", out_arr.ctx, in_arr, out_arr)
 
 
 def reduce_sum_axis_zero(in_arr: NDArray, out_arr: NDArray) -> None:
@@ -52,61 +41,41 @@ def reduce_sum_axis_zero(in_arr: NDArray, out_arr: NDArray) -> None:
 
 def matrix_elementwise_add(mat_a: NDArray, mat_b: NDArray, output: NDArray) -> None:
     """output = a + b, all of one shape."""
-    _elementwise("matrix_elementwise_add", "add", (mat_a, mat_b), output)
+    elementwise("matrix_elementwise_add", "add", (mat_a, mat_b), output)
 
 
 def matrix_elementwise_add_by_const(mat: NDArray, value: float, output: NDArray) -> None:
     """output = mat + value."""
-    _with_constant("matrix_elementwise_add_by_const", "add_const", mat, value, output)
+    elementwise("matrix_elementwise_add_by_const", "add_const", (mat,), output, float(value))
 
 
 def matrix_elementwise_multiply(mat_a: NDArray, mat_b: NDArray, output: NDArray) -> None:
     """output = a * b, all of one shape."""
-    _elementwise("matrix_elementwise_multiply", "mul", (mat_a, mat_b), output)
+    elementwise("matrix_elementwise_multiply", "mul", (mat_a, mat_b), output)
 
 
 def matrix_elementwise_multiply_by_const(mat: NDArray, value: float, output: NDArray) -> None:
     """output = mat * value."""
-    _with_constant("matrix_elementwise_multiply_by_const", "mul_const", mat, value, output)
-
-
-def _with_constant(op: str, kernel: str, mat: NDArray, value: float, output: NDArray) -> None:
-    check_arrays(op, mat, output)
-    check_shape(op, "the output", output, mat.shape)
-    launch(kernel, output.ctx, mat, float(value), output)
+    elementwise("matrix_elementwise_multiply_by_const", "mul_const", (mat,), output, float(value))
 
 
 def matrix_multiply(
     mat_a: NDArray, trans_a: bool, mat_b: NDArray, trans_b: bool, mat_c: NDArray
 ) -> None:
     """C (m, n) = A (m, k) @ B (k, n), where A or B may be given transposed."""
-    op = "matrix_multiply"
-    check_arrays(op, mat_a, mat_b, mat_c)
-    check_separate(op, mat_c, mat_a, mat_b)
-    for what, mat in (("A", mat_a), ("B", mat_b), ("C", mat_c)):
-        if mat.ndim != 2:
-            raise ShapeError(f"{op}: {what} has shape {mat.shape}, expected a matrix")
-    rows, inner = mat_a.shape[::-1] if trans_a else mat_a.shape
-    inner_b, columns = mat_b.shape[::-1] if trans_b else mat_b.shape
-    if inner != inner_b:
-        marks = ["transposed" if trans else "as it is" for trans in (trans_a, trans_b)]
-        raise ShapeError(
-            f"{op}: inner dimensions differ: "
-            f"A {mat_a.shape} {marks[0]} and B {mat_b.shape} {marks[1]}"
-        )
-    check_shape(op, "C", mat_c, (rows, columns))
-    flags = int(bool(trans_a)), int(bool(trans_b))
-    launch("matmul", mat_c.ctx, mat_a, flags[0], mat_b, flags[1], 0, 0, mat_c)
+    flags = dict(trans_A=bool(trans_a), trans_B=bool(trans_b))
+    of_a, of_b, *how = checked(matmul_op, (mat_a, mat_b), mat_c, **flags)
+    launch("matmul", mat_c.ctx, mat_a, of_a, mat_b, of_b, *how, mat_c)
 
 
 def relu(in_arr: NDArray, out_arr: NDArray) -> None:
     """out = max(in, 0)."""
-    _elementwise("relu", "relu", (in_arr,), out_arr)
+    elementwise("relu", "relu", (in_arr,), out_arr)
 
 
 def relu_gradient(in_arr: NDArray, in_grad_arr: NDArray, out_arr: NDArray) -> None:
     """out = in_grad where in > 0, else 0."""
-    _elementwise("relu_gradient", "relu_gradient", (in_arr, in_grad_arr), out_arr)
+    elementwise("relu_gradient", "relu_gradient", (in_arr, in_grad_arr), out_arr)
 
 
 def softmax(in_arr: NDArray, out_arr: NDArray) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..dtypes import bfloat16
 from ..errors import ShapeError
 from .node import Node
 from .spec import FLOAT32, FLOAT64, Spec
@@ -15,26 +16,27 @@ def infer(
 ) -> dict[Node, Any]:
     """The spec of every node of a topological order, with no execution.
 
-    `leaves` gives the specs of feeds and of state whose storage decided them. On native devices
-    undeclared float64 becomes float32, the one floating dtype there. Raises ShapeError naming the
-    operator, the rule and what it got.
+    `leaves` gives the specs of feeds and of state whose storage decided them. A device holds some
+    dtypes as others: undeclared float64 becomes float32 on native ones, and bfloat16 on numpy.
+    Raises ShapeError naming the operator, the rule and what it got.
     """
+    held = _on_native if native else _on_numpy
     specs: dict[Node, Any] = {}
     for node in order:
         spec = leaves.get(node) or node.spec
         if type(spec) is not Spec or spec.dtype is None:
             spec = node.op.infer(node, *[specs[x] for x in node.inputs])
-        if native:
-            spec = (
-                _narrow(node, spec)
-                if isinstance(spec, Spec)
-                else tuple(_narrow(node, s) for s in spec)
-            )
-        specs[node] = spec
+        specs[node] = (
+            held(node, spec) if isinstance(spec, Spec) else tuple([held(node, s) for s in spec])
+        )
     return specs
 
 
-def _narrow(node: Node, spec: Spec) -> Spec:
+def _on_numpy(node: Node, spec: Spec) -> Spec:
+    return spec._replace(dtype=FLOAT32) if spec.dtype is bfloat16 else spec
+
+
+def _on_native(node: Node, spec: Spec) -> Spec:
     if spec.dtype != FLOAT64:
         return spec
     if spec.declared and node.op.leaf:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+from ..dtypes import as_dtype
 
 REQUIRED = inspect.Parameter.empty  # the default of what must be given
 WRONG = (TypeError, ValueError, OverflowError)  # what `take` raises for a value of another kind
@@ -28,15 +29,19 @@ class Kind:
     default.
 
     An attribute that is `omitted` when it is not given is then no attribute of the node at all, and
-    its default is what the operator takes it for. `also` is a second keyword for it.
+    its default is what the operator takes it for. `also` is a second keyword for it. `limits` are
+    attributes of the class that this kind has otherwise, such as `low`.
     """
 
     expected = "something else"
 
-    def __init__(self, default: Any = REQUIRED, *, omitted: bool = False, also: str = "") -> None:
-        self.default = default
-        self.omitted = omitted
-        self.also = also
+    def __init__(
+        self, default: Any = REQUIRED, *, omitted: bool = False, also: str = "", **limits: Any
+    ) -> None:
+        self.default, self.omitted, self.also = default, omitted, also
+        for key, value in limits.items():
+            assert hasattr(type(self), key), f"{type(self).__name__} has no {key}"
+            setattr(self, key, value)
 
     def take(self, value: Any) -> Any:
         """The value in its form. TypeError or ValueError where it does not fit."""
@@ -46,14 +51,11 @@ class Kind:
         """The reason why a value does not fit, as a part of a sentence."""
         return f"{key} must be {self.expected}, got {shown(value)}"
 
-    def checked_default(self, key: str) -> Any:
+    @property
+    def initial(self) -> Any:
         """The default in its form, so that calls need not look at it."""
-        if self.default is None or self.default is REQUIRED:
-            return self.default
-        try:
-            return self.take(self.default)
-        except WRONG as error:
-            raise AssertionError(f"{key}: the default {self.default!r} does not fit") from error
+        plain = self.default is None or self.default is REQUIRED
+        return self.default if plain else self.take(self.default)
 
 
 class Input(Kind):
@@ -73,36 +75,6 @@ class Input(Kind):
         return f"{key} is {type(value).__name__}, expected a node; {advice}"
 
 
-class Operand(Input):
-    """A node, or a number or an array of numbers that becomes one."""
-
-    expected = "a node, a number or an array of numbers"
-
-    def take(self, value: Any) -> Any:
-        if is_node(value):
-            return value
-        if isinstance(value, bool) or np.asarray(value).dtype.kind not in "biuf":
-            raise TypeError
-        return value
-
-    def refusal(self, key: str, value: Any) -> str:
-        if isinstance(value, bool):
-            return f"{key} is the Python bool {value}; compare nodes by == or <, which makes a node"
-        return Kind.refusal(self, key, value)
-
-
-class Nodes(Kind):
-    """A sequence of nodes."""
-
-    expected = "a sequence of nodes"
-
-    def take(self, value: Any) -> Any:
-        nodes = list(value)
-        if is_node(value) or not all(map(is_node, nodes)):
-            raise TypeError
-        return nodes
-
-
 class Name(Kind):
     """The name of the node, a string or None."""
 
@@ -111,7 +83,7 @@ class Name(Kind):
     def __init__(self) -> None:
         super().__init__(None)
 
-    def take(self, value: Any) -> Any:
+    def take(self, value: Any) -> str:
         if not isinstance(value, str):
             raise TypeError
         return value
@@ -133,23 +105,17 @@ class Bool(Kind):
 class Int(Kind):
     """An integer between bounds, which are included."""
 
-    def __init__(
-        self, default: Any = REQUIRED, low: int | None = None, high: int | None = None, **more: Any
-    ) -> None:
-        super().__init__(default, **more)
-        self.low = -math.inf if low is None else low
-        self.high = math.inf if high is None else high
+    low = -math.inf
+    high = math.inf
 
     @property
     def expected(self) -> str:  # type: ignore[override]
-        return {0: "an integer that is not negative", 1: "a positive integer"}.get(
-            self.low if self.high == math.inf else None,  # type: ignore[arg-type]
-            f"an integer{_range(self.low, self.high)}",
-        )
+        if (self.low, self.high) == (1, math.inf):
+            return "a positive integer"
+        return "an integer" + _between(self.low, self.high)
 
     def take(self, value: Any) -> int:
-        if type(value) is not int:
-            value = integer(value)
+        value = integer(value)
         if not self.low <= value <= self.high:
             raise ValueError
         return value
@@ -160,40 +126,24 @@ class Number(Kind):
     `nan` says so. Integers stay integers.
     """
 
-    def __init__(
-        self,
-        default: Any = REQUIRED,
-        low: float = -math.inf,
-        high: float = math.inf,
-        *,
-        above: float | None = None,
-        finite: bool = False,
-        nan: bool = False,
-        **more: Any,
-    ) -> None:
-        super().__init__(default, **more)
-        most = sys.float_info.max if finite else math.inf
-        self.low, self.high, self.above = max(low, -most), min(high, most), above
-        self.finite, self.nan = finite, nan
+    low = -math.inf
+    high = math.inf
+    above: float | None = None
+    finite = False
+    nan = False
 
     @property
     def expected(self) -> str:  # type: ignore[override]
         kind = "a finite number" if self.finite else "a number"
-        low, high = (math.nan if abs(x) == sys.float_info.max else x for x in (self.low, self.high))
-        if self.above is not None:
-            return f"{kind} above {self.above:g}" + (
-                f" and up to {high:g}" if high < math.inf else ""
-            )
-        if low == 0 and not high < math.inf:
-            return f"{kind} that is not negative"
-        return kind + _range(low, high)
+        if self.above is None:
+            return kind + _between(self.low, self.high)
+        most = f" and up to {self.high:g}" if self.high < math.inf else ""
+        return f"{kind} above {self.above:g}{most}"
 
     def take(self, value: Any) -> float:
-        if type(value) is not float and type(value) is not int:
-            value = number(value)
-        if self.low <= value <= self.high and (self.above is None or value > self.above):
-            return value
-        if self.nan and value != value:
+        value = number(value)
+        fits = self.low <= value <= self.high and (self.above is None or value > self.above)
+        if fits and not (self.finite and math.isinf(value)) or (self.nan and value != value):
             return value
         raise ValueError
 
@@ -204,27 +154,23 @@ class Axes(Kind):
     expected = "an integer or a tuple of them"
 
     def take(self, value: Any) -> int | tuple[int, ...]:
-        if is_integer(value):
-            return operator.index(value)
-        return integers(value)
+        return operator.index(value) if is_integer(value) else integers(value)
 
 
 class Shape(Kind):
     """A tuple of extents, each at least `low`; with `free` an extent may be None."""
 
-    def __init__(
-        self, default: Any = REQUIRED, low: int = 0, free: bool = False, **more: Any
-    ) -> None:
-        super().__init__(default, **more)
-        self.low, self.free = low, free
+    low = 0
+    free = False
 
     @property
     def expected(self) -> str:  # type: ignore[override]
         return "a tuple of extents such as (3, 4)" + ", None where any will do" * self.free
 
     def take(self, value: Any) -> tuple[Any, ...]:
+        extents: tuple[Any, ...]
         if self.free:
-            extents = tuple([None if n is None else integer(n) for n in _items(value)])
+            extents = tuple([None if n is None else integer(n) for n in items(value)])
         else:
             extents = integers(value)
         for extent in extents:
@@ -242,46 +188,13 @@ class Ints(Kind):
         return integers(value)
 
 
-class Numbers(Kind):
-    """A tuple of numbers."""
-
-    expected = "a sequence of numbers"
-
-    def take(self, value: Any) -> tuple[float, ...]:
-        return tuple([number(item) for item in _items(value)])
-
-
-class IntPair(Kind):
-    """Two integers, for height and width; one stands for both."""
-
-    def __init__(self, default: Any = REQUIRED, low: int = 0, **more: Any) -> None:
-        super().__init__(default, **more)
-        self.low = low
-
-    @property
-    def expected(self) -> str:  # type: ignore[override]
-        how = "positive integers" if self.low else "integers that are not negative"
-        return f"one or two {how}"
-
-    def take(self, value: Any) -> tuple[int, int]:
-        if type(value) is int:
-            height = width = value
-        elif is_integer(value):
-            height = width = operator.index(value)
-        else:
-            height, width = integers(value)
-        if height < self.low or width < self.low:
-            raise ValueError
-        return height, width
-
-
 class DType(Kind):
     """A dtype of numbers or truth values, or what numpy makes one of."""
 
     expected = "a dtype of numbers such as 'float32'"
 
-    def take(self, value: Any) -> np.dtype:
-        dtype = value if isinstance(value, np.dtype) else np.dtype(value)
+    def take(self, value: Any) -> Any:
+        dtype = as_dtype(value)
         if value is None or dtype.kind not in "fiub":
             raise TypeError
         return dtype
@@ -293,11 +206,8 @@ class Choice(Kind):
     def __init__(self, *words: str, default: Any = REQUIRED, **more: Any) -> None:
         super().__init__(default, **more)
         self.words = words
-
-    @property
-    def expected(self) -> str:  # type: ignore[override]
-        *most, last = self.words
-        return f"{', '.join(most)} or {last}" if most else last
+        *most, last = words
+        self.expected = f"{', '.join(most)} or {last}" if most else last
 
     def take(self, value: Any) -> str:
         if not isinstance(value, str) or value not in self.words:
@@ -311,37 +221,13 @@ class Instance(Kind):
     def __init__(self, *classes: type, default: Any = REQUIRED, **more: Any) -> None:
         super().__init__(default, **more)
         self.classes = classes
+        names = [kind.__name__ for kind in classes]
         self.expected = " or ".join(
-            f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
-            for kind in classes
+            f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}" for name in names
         )
 
     def take(self, value: Any) -> Any:
         if not isinstance(value, self.classes):
-            raise TypeError
-        return value
-
-
-class AsGiven(Kind):
-    """A value that fits another kind, in the form in which it is given."""
-
-    def __init__(self, kind: Kind) -> None:
-        super().__init__()
-        self.kind = kind
-        self.expected = kind.expected
-
-    def take(self, value: Any) -> Any:
-        self.kind.take(value)
-        return value
-
-
-class Function(Kind):
-    """Anything that can be called."""
-
-    expected = "a function"
-
-    def take(self, value: Any) -> Any:
-        if not callable(value):
             raise TypeError
         return value
 
@@ -374,21 +260,25 @@ def integer(value: Any) -> int:
 
 def integers(value: Any) -> tuple[int, ...]:
     """Integers as a tuple. TypeError for what is none."""
-    return tuple([x if type(x) is int else integer(x) for x in _items(value)])
+    return tuple([x if type(x) is int else integer(x) for x in items(value)])
 
 
 def number(value: Any) -> float:
     """A real number, or an array of one without dimensions, as Python's int or float. TypeError for
     everything else.
     """
-    kind = type(value)
-    if kind is float or kind is int:
-        return value
     if isinstance(value, (np.generic, np.ndarray)):
         if value.ndim or value.dtype.kind not in "iuf":
             raise TypeError
         return value.item()
-    if kind is bool or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return value
+
+
+def items(value: Any) -> Iterable[Any]:
+    """The items of a sequence; a string is none. TypeError for what has no items."""
+    if isinstance(value, (str, bytes)) or is_node(value):
         raise TypeError
     return value
 
@@ -401,16 +291,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _items(value: Any) -> Iterable[Any]:
-    """The items of a sequence; a string is none."""
-    if isinstance(value, (str, bytes)) or is_node(value):
-        raise TypeError
-    return value
-
-
-def _range(low: float, high: float) -> str:
-    if low > -math.inf and high < math.inf:
-        return f" from {low:g} to {high:g}"
-    if low > -math.inf:
-        return f" from {low:g} on"
-    return f" up to {high:g}" if high < math.inf else ""
+def _between(low: float, high: float) -> str:
+    if high < math.inf:
+        return f" from {low:g} to {high:g}" if low > -math.inf else f" up to {high:g}"
+    if low == 0:
+        return " that is not negative"
+    return f" from {low:g} on" if low > -math.inf else ""

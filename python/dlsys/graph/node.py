@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import GraphError, ShapeError, SignatureError
-from .kinds import Int
+from .kinds import Input, Int
 from .lines import current_line, where
 from .signature import Signature
 from .spec import Spec, promote
@@ -229,6 +229,26 @@ class Op:
         return output.size
 
 
+def _binary(name: str) -> Callable[[Any, Any], Node]:
+    return lambda node, other: hooks[name](node, other)
+
+
+def _swapped(name: str) -> Callable[[Any, Any], Node]:
+    return lambda node, other: hooks[name](other, node)
+
+
+def _comparison(name: str) -> Callable[[Any, Any], Node]:
+    """A comparison with a node, a number or an array. To anything else, None among it, Python
+    itself answers that a node is not equal, and refuses to order them.
+    """
+
+    def compare(node: Node, other: Any) -> Any:
+        comparable = isinstance(other, (Node, int, float, np.generic, np.ndarray, list, tuple))
+        return hooks[name](node, other) if comparable else NotImplemented
+
+    return compare
+
+
 class Node:
     """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w`, `x[1:3, ::2]`,
     `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an operator with several
@@ -248,7 +268,7 @@ class Node:
         "__dict__", "__weakref__",
     )  # fmt: skip
     effects: tuple[Node, ...] = ()  # updates that a training step over this node makes besides
-    changes = 0  # of the `const_attr` of any node, so far
+    changes = 0  # calls of `invalidate` of any node, so far
     changed = 0  # the last of them that was this node's own
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
 
@@ -312,6 +332,10 @@ class Node:
     @const_attr.setter
     def const_attr(self, value: Any) -> None:
         self.attrs["const"] = value
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """Lets the executors of graphs with this node plan anew: it is no longer what it was."""
         Node.changes += 1
         self.changed = Node.changes
 
@@ -338,84 +362,25 @@ class Node:
             raise TypeError(f"{self.name} is one value and cannot be unpacked")
         return (self[index] for index in range(self.op.outputs))
 
-    def __add__(self, other: Any) -> Node:
-        return hooks["add"](self, other)
-
-    def __sub__(self, other: Any) -> Node:
-        return hooks["sub"](self, other)
-
-    def __rsub__(self, other: Any) -> Node:
-        return hooks["sub"](other, self)
-
-    def __mul__(self, other: Any) -> Node:
-        return hooks["mul"](self, other)
-
-    def __truediv__(self, other: Any) -> Node:
-        return hooks["div"](self, other)
-
-    def __rtruediv__(self, other: Any) -> Node:
-        return hooks["div"](other, self)
-
-    def __pow__(self, other: Any) -> Node:
-        return hooks["power"](self, other)
-
-    def __rpow__(self, other: Any) -> Node:
-        return hooks["power"](other, self)
-
-    def __matmul__(self, other: Any) -> Node:
-        return hooks["matmul"](self, other)
-
-    def __rmatmul__(self, other: Any) -> Node:
-        return hooks["matmul"](other, self)
+    __add__ = __radd__ = _binary("add")
+    __mul__ = __rmul__ = _binary("mul")
+    __and__ = __rand__ = _binary("and")
+    __or__ = __ror__ = _binary("or")
+    __xor__ = __rxor__ = _binary("xor")
+    __sub__, __rsub__ = _binary("sub"), _swapped("sub")
+    __truediv__, __rtruediv__ = _binary("div"), _swapped("div")
+    __pow__, __rpow__ = _binary("power"), _swapped("power")
+    __matmul__, __rmatmul__ = _binary("matmul"), _swapped("matmul")
+    __eq__, __ne__ = _comparison("equal"), _comparison("not_equal")  # type: ignore[assignment]
+    __lt__, __le__ = _comparison("less"), _comparison("less_equal")
+    __gt__, __ge__ = _comparison("greater"), _comparison("greater_equal")
+    __hash__ = object.__hash__  # a class with an __eq__ of its own has none otherwise
 
     def __neg__(self) -> Node:
         return hooks["neg"](self)
 
-    __radd__ = __add__
-    __rmul__ = __mul__
-    __hash__ = object.__hash__  # a class with an __eq__ of its own has none otherwise
-
-    def __eq__(self, other: Any) -> Node:  # type: ignore[override]
-        return self._compared("equal", other)
-
-    def __ne__(self, other: Any) -> Node:  # type: ignore[override]
-        return self._compared("not_equal", other)
-
-    def __lt__(self, other: Any) -> Node:
-        return self._compared("less", other)
-
-    def __le__(self, other: Any) -> Node:
-        return self._compared("less_equal", other)
-
-    def __gt__(self, other: Any) -> Node:
-        return self._compared("greater", other)
-
-    def __ge__(self, other: Any) -> Node:
-        return self._compared("greater_equal", other)
-
-    def _compared(self, how: str, other: Any) -> Node:
-        """A comparison with a node, a number or an array. To anything else, None among it, Python
-        itself answers that a node is not equal, and refuses to order them.
-        """
-        if isinstance(other, (Node, int, float, np.generic, np.ndarray, list, tuple)):
-            return hooks[how](self, other)
-        return NotImplemented
-
-    def __and__(self, other: Any) -> Node:
-        return hooks["and"](self, other)
-
-    def __or__(self, other: Any) -> Node:
-        return hooks["or"](self, other)
-
-    def __xor__(self, other: Any) -> Node:
-        return hooks["xor"](self, other)
-
     def __invert__(self) -> Node:
         return hooks["not"](self)
-
-    __rand__ = __and__
-    __ror__ = __or__
-    __rxor__ = __xor__
 
     def __bool__(self) -> bool:
         raise GraphError(
@@ -489,15 +454,7 @@ def _refuse_input(node: Node, value: Any) -> None:
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"
         raise GraphError(f"{node.op.name}: {what}; {advice} [{node.where}]")
-    advice = (
-        "compare nodes by == or <, which makes one"
-        if isinstance(value, bool)
-        else "wrap arrays in ad.constant"
-    )
-    raise SignatureError(
-        f"{node.op.name}: an input is {type(value).__name__}, expected a node; {advice} "
-        f"[{node.where}]"
-    )
+    raise SignatureError(f"{node.op.name}: {Input().refusal('an input', value)} [{node.where}]")
 
 
 def _cycle_text(path: list[Node], start: Node) -> str:

@@ -35,14 +35,14 @@ class Signature:
     """
 
     def __init__(self, *inputs: str, **kinds: Kind) -> None:
-        plain = [name for name in inputs if not name.startswith("*")]
+        plain = [name for name in inputs if name[0] != "*"]
         known: dict[str, Kind] = {**{name: Input() for name in plain}, **kinds}
-        taken = [name for name, kind in known.items() if isinstance(kind, Input)]
-        keyword_only = len(plain) < len(inputs) or len(taken) == len(known)
+        nodes = [key for key, kind in known.items() if isinstance(kind, Input)]
+        keyword_only = len(plain) < len(inputs) or len(nodes) == len(known)
         known.setdefault("name", Name())
-        variadic = next((name[1:] for name in inputs if name[:1] == "*" < name), "")
-        positional = plain if variadic else taken
-        self._prepare(known, positional if keyword_only else list(known), variadic)
+        variadic = next((name[1:] for name in inputs if name[0] == "*" and name != "*"), "")
+        positional = plain if variadic else nodes
+        self._declare(known, positional if keyword_only else list(known), variadic)
 
     @classmethod
     def of(cls, function: Callable, kinds: dict[str, Kind]) -> Signature:
@@ -50,39 +50,31 @@ class Signature:
         name of the node, and the others are of the given kinds with the function's defaults.
         """
         known: dict[str, Kind] = {}
-        positional = []
-        for key, parameter in inspect.signature(function).parameters.items():
-            if key == "self":
-                continue
-            node = str(parameter.annotation).removesuffix(" | None") in ("Node", "Parameter")
-            kind = Input() if node and key not in kinds else Name() if key == "name" else kinds[key]
-            known[key] = kind = copy.copy(kind)
-            kind.default = parameter.default
-            if parameter.kind is not parameter.KEYWORD_ONLY:
-                positional.append(key)
+        parameters = inspect.signature(function).parameters
+        for key, parameter in parameters.items():
+            if key != "self":
+                node = str(parameter.annotation).removesuffix(" | None") in ("Node", "Parameter")
+                kind = kinds.get(key) or (Name() if key == "name" else Input() if node else None)
+                assert kind is not None, f"{function.__qualname__}: of what kind is {key}?"
+                known[key] = copy.copy(kind)
+                known[key].default = parameter.default
         made = cls.__new__(cls)
-        made._prepare(known, positional, "")
+        only = inspect.Parameter.KEYWORD_ONLY
+        made._declare(known, [key for key in known if parameters[key].kind is not only], "")
         return made
 
-    def _prepare(self, kinds: dict[str, Kind], positional: list[str], variadic: str) -> None:
+    def _declare(self, kinds: dict[str, Kind], positional: list[str], variadic: str) -> None:
         self._kinds, self._positional, self.variadic = kinds, positional, variadic
         self.inputs = [key for key, kind in kinds.items() if isinstance(kind, Input)]
         others = [key for key in kinds if key not in self.inputs and key != "name"]
         self.attributes = {key: kinds[key] for key in others}
-        self._words = {kind.also: key for key, kind in kinds.items() if kind.also}
-        self._initial = {
-            key: kind.checked_default(key) for key, kind in kinds.items() if not kind.omitted
-        }
-        self._defaults = {key: self._initial[key] for key in others if key in self._initial}
+        self._also = {kind.also: key for key, kind in kinds.items() if kind.also}
+        self._initial = {key: kind.initial for key, kind in kinds.items() if not kind.omitted}
         self._needed = [key for key, kind in kinds.items() if kind.default is REQUIRED]
-        self._nullable = frozenset(key for key, kind in kinds.items() if kind.default is None)
-        self._optional = not self._nullable.isdisjoint(self.inputs)
-        plain = all(type(kinds[key]) is Input for key in self.inputs)
-        # How many inputs a call has of which only the attributes need a look, and whether not
-        # even these do when none is given.
-        self._plain = len(self.inputs) if plain and not (variadic or self._optional) else -1
-        self._given = [key for key in self._needed if key in self.attributes]
-        self._quick = not self._given
+        self._defaults = {key: self._initial[key] for key in others if key in self._initial}
+        plain = [key for key in self._needed if type(kinds[key]) is Input]
+        # The inputs of a call that may consist of nothing else; -1 where there is none.
+        self._plain = len(plain) if plain == self._needed == self.inputs and not variadic else -1
 
     def bind(
         self, called: str, args: tuple[Any, ...], given: dict[str, Any]
@@ -90,45 +82,16 @@ class Signature:
         """Inputs, attributes and the node's name of a call. SignatureError where it does not
         fit.
         """
-        if len(args) == self._plain:
-            if not given:
-                if self._quick:
-                    return args, self._defaults.copy(), None
-            else:
-                name = given.get("name")
-                attrs = self._attributes(given)
-                if attrs is not None and (name is None or type(name) is str):
-                    return args, attrs, name
+        if not given and len(args) == self._plain:  # as most calls are; nodes ask for nodes
+            return args, self._defaults.copy(), None
         rest: tuple[Any, ...] = ()
         if self.variadic:
             count = len(self._positional)
             args, rest = args[:count], args[count:]
         bound = self.arguments(called, args, given)
-        inputs = [bound.pop(key) for key in self.inputs]
-        if self._optional:
-            inputs = [x for x in inputs if x is not None]
+        inputs = [x for x in map(bound.pop, self.inputs) if x is not None]
         name = bound.pop("name")
-        return [*inputs, *rest] if rest else inputs, bound, name
-
-    def _attributes(self, given: dict[str, Any]) -> dict[str, Any] | None:
-        """The attributes of a usual call, in which they are keywords and fit, else None. Whether
-        inputs are nodes, the node itself asks.
-        """
-        made = self._defaults.copy()
-        kinds, nullable = self.attributes, self._nullable
-        try:
-            for key, value in given.items():
-                if key in kinds:
-                    if value is not None or key not in nullable:
-                        made[key] = kinds[key].take(value)
-                elif key != "name":
-                    return None
-        except WRONG:
-            return None
-        for key in self._given:
-            if made[key] is REQUIRED:
-                return None
-        return made
+        return [*inputs, *rest], bound, name
 
     def arguments(self, called: str, args: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
         """All that a call gives and the defaults of the rest, by name. SignatureError where it does
@@ -136,41 +99,37 @@ class Signature:
         """
         if len(args) > len(self._positional):
             raise self._count_error(called, args, given)
-        made = self._initial.copy()
-        kinds, nullable = self._kinds, self._nullable
-        taken = self._positional[: len(args)]
-        key, value = "", None
-        try:
-            for key, value in zip(taken, args):
-                if value is not None or key not in nullable:
-                    made[key] = kinds[key].take(value)
-            for key, value in given.items():
-                if key not in kinds or key in taken:
-                    key = self._key(called, key, args, given)
-                if value is not None or key not in nullable:
-                    made[key] = kinds[key].take(value)
-        except WRONG as error:
-            if isinstance(error, SignatureError):
-                raise
-            raise self._value_error(called, args, key, value, error) from None
+        values = dict(zip(self._positional, args))
+        keys = [self._also.get(word, word) for word in given] if self._also else given
+        values.update(zip(keys, given.values()))
+        if len(values) < len(args) + len(given):
+            every = [*self._positional[: len(args)], *keys]
+            twice = next(key for key in every if every.count(key) > 1)
+            raise self._error(called, f"{twice} is given twice")
+        made, kinds = self._initial.copy(), self._kinds
+        for key, value in values.items():
+            kind = kinds.get(key)
+            if kind is None:
+                close = difflib.get_close_matches(key, kinds, 1)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise self._error(called, f"unexpected attribute {key!r}{hint}")
+            if value is not None or kind.default is not None:
+                try:
+                    made[key] = kind.take(value)
+                except WRONG as error:
+                    raise self._value_error(called, args, key, value, error) from None
         for key in self._needed:
             if made[key] is REQUIRED:
-                raise self._missing_error(called, args, given, key)
+                if key in self.inputs:
+                    raise self._count_error(called, args, given)
+                raise self._error(called, f"attribute {key!r} is missing")
         return made
 
-    def _key(self, called: str, key: str, args: Sequence[Any], given: dict[str, Any]) -> str:
-        """The attribute that another word stands for."""
-        taken = self._positional[: len(args)]
-        own = self._words.get(key, key)
-        if own in taken or own != key and own in given:
-            raise _error(called, f"{own} is given twice", self)
-        if own in self._kinds:
-            return own
-        close = difflib.get_close_matches(key, self._kinds, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise _error(called, f"unexpected attribute {key!r}{hint}", self)
-
     # ---- what is refused ----
+
+    def _error(self, called: str, wrong: str, usage: bool = True) -> SignatureError:
+        hint = f"; {self.usage(called)}" if usage else ""
+        return SignatureError(f"{called}: {wrong}{hint} [{where()}]")
 
     def _count_error(
         self, called: str, args: Sequence[Any], given: dict[str, Any]
@@ -181,19 +140,11 @@ class Signature:
         alone = len(most) == len(self._positional)
         got = sum(key in given for key in most) + sum(alone or is_node(value) for value in args)
         if len(least) <= got <= len(most):
-            most_args = len(self._positional)
-            return _error(called, f"takes {most_args} arguments, got {len(args)}", self)
+            return self._error(called, f"takes {len(self._positional)} arguments, got {len(args)}")
         count = f"{len(least)}" if least == most else f"{len(least)} to {len(most)}"
         plural = "" if count == "1" else "s"
         names = f" ({', '.join(most)})" if most else ""
-        return _error(called, f"takes {count} input{plural}{names}, got {got}")
-
-    def _missing_error(
-        self, called: str, args: Sequence[Any], given: dict[str, Any], key: str
-    ) -> SignatureError:
-        if key in self.inputs:
-            return self._count_error(called, args, given)
-        return _error(called, f"attribute {key!r} is missing", self)
+        return self._error(called, f"takes {count} input{plural}{names}, got {got}", usage=False)
 
     def _value_error(
         self, called: str, args: Sequence[Any], key: str, value: Any, error: Exception
@@ -201,19 +152,18 @@ class Signature:
         if is_node(value) and self.inputs and key in self._positional[: len(args)]:
             return self._count_error(called, args, {})  # one input too many
         wrong = str(error) if isinstance(error, Misfit) else self._kinds[key].refusal(key, value)
-        return _error(called, wrong)
+        return self._error(called, wrong, usage=False)
 
     # ---- as Python and people read it ----
 
     def python(self) -> inspect.Signature:
         """The signature as `inspect` has them."""
         parameter = inspect.Parameter
-        made = []
-        for key, kind in self._kinds.items():
-            how: Any = parameter.KEYWORD_ONLY
-            if key in self._positional:
-                how = parameter.POSITIONAL_OR_KEYWORD
-            made.append(parameter(key, how, default=kind.default))
+        hows = {key: parameter.POSITIONAL_OR_KEYWORD for key in self._positional}
+        made = [
+            parameter(key, hows.get(key, parameter.KEYWORD_ONLY), default=kind.default)
+            for key, kind in self._kinds.items()
+        ]
         if self.variadic:
             made.append(parameter(self.variadic, parameter.VAR_POSITIONAL))
         return inspect.Signature(sorted(made, key=lambda one: one.kind))
@@ -230,11 +180,6 @@ class Signature:
         return called + str(full.replace(parameters=short))
 
 
-def _error(called: str, wrong: str, usage: Signature | None = None) -> SignatureError:
-    hint = f"; {usage.usage(called)}" if usage is not None else ""
-    return SignatureError(f"{called}: {wrong}{hint} [{where()}]")
-
-
 def declared(prefix: str = "", /, **kinds: Kind) -> Callable[[Declared], Declared]:
     """Makes a function, or the `__init__` of a class, bind its arguments as an operator does: see
     `Signature.of`. In errors it is called by its name, less `_op`, or by that of the class, behind
@@ -244,16 +189,14 @@ def declared(prefix: str = "", /, **kinds: Kind) -> Callable[[Declared], Declare
     def decorate(function: Declared) -> Declared:
         signature = Signature.of(function, kinds)
         *owner, own = function.__qualname__.split(".")
-        called = prefix + (owner[-1] if own == "__init__" else own.removesuffix("_op"))
+        skipped = int(own == "__init__")  # arguments: self
+        called = prefix + (owner[-1] if skipped else own.removesuffix("_op"))
 
         @functools.wraps(function)
         def bound(*args: Any, **given: Any) -> Any:
-            return function(**signature.arguments(called, args, given))
+            values = signature.arguments(called, args[skipped:], given)
+            return function(*args[:skipped], **values)
 
-        @functools.wraps(function)
-        def bound_method(self: Any, *args: Any, **given: Any) -> Any:
-            return function(self, **signature.arguments(called, args, given))
-
-        return bound_method if own == "__init__" else bound  # type: ignore[return-value]
+        return bound  # type: ignore[return-value]
 
     return decorate

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-FLOAT32 = np.dtype(np.float32)
-FLOAT64 = np.dtype(np.float64)
+from ..dtypes import FLOAT32 as FLOAT32
+from ..dtypes import FLOAT64 as FLOAT64
+from ..dtypes import bfloat16
 
 
 class Spec(NamedTuple):
@@ -49,7 +50,7 @@ def promote(node: Site, *specs: Spec) -> np.dtype | None:
     """The dtype of a computation over these inputs: integers give way to floats, bool to integers.
 
     float32 with float64 is an error when one of them was declared; two undeclared feeds promote as
-    in numpy.
+    in numpy. bfloat16 with another float is always an error.
     """
     if len(specs) == 1 or (len(specs) == 2 and specs[0].dtype == specs[1].dtype):
         return specs[0].dtype
@@ -62,15 +63,15 @@ def promote(node: Site, *specs: Spec) -> np.dtype | None:
     if len(floats) == 1:
         return floats.pop()
     if floats:
-        _refuse_mixed_floats(node, specs)
+        _refuse_mixed_floats(node, specs, always=bfloat16 in floats)
     return np.result_type(*(dtype for dtype in (floats or dtypes) if dtype is not None))
 
 
-def _refuse_mixed_floats(node: Site, specs: tuple[Spec, ...]) -> None:
+def _refuse_mixed_floats(node: Site, specs: tuple[Spec, ...], always: bool) -> None:
     floats = [
         (x, s) for x, s in zip(node.inputs, specs) if s.dtype is not None and s.dtype.kind == "f"
     ]
-    if any(spec.declared for _, spec in floats):
+    if always or any(spec.declared for _, spec in floats):
         first = floats[0]
         other = next(pair for pair in floats if pair[1].dtype != first[1].dtype)
         raise node.error(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from .node import Node, find_topo_sort
@@ -22,12 +22,22 @@ def text(graph: Node | Iterable[Node], specs: Mapping[Node, Any] | None = None) 
     """
     nodes = find_topo_sort([graph] if isinstance(graph, Node) else graph)
     rows = [_row(node, (specs or {}).get(node, node.spec)) for node in nodes]
-    widths = [max((len(row[k]) for row in rows), default=0) for k in range(3)]
-    lines = [
-        f"{name:<{widths[0]}} = {call:<{widths[1]}}  {spec:<{widths[2]}}  {where}".rstrip()
-        for name, call, spec, where in rows
+    lines = [f"{name} = {call}  {spec}  {where}" for name, call, spec, where in columns(rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[list[str]]:
+    """Rows of texts, each padded to the width of its column: words to the left, the columns
+    `right`, which have numbers, to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        [
+            text.rjust(width) if k in right else text.ljust(width)
+            for k, (text, width) in enumerate(zip(row, widths))
+        ]
+        for row in rows
     ]
-    return "\n".join(lines)
 
 
 def _row(node: Node, spec: Any) -> tuple[str, str, str, str]:

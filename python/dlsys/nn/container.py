@@ -8,8 +8,8 @@ from typing import overload
 
 from ..autodiff import Node
 from ..errors import GraphError
-from ..graph.kinds import Function
 from ..graph.signature import declared
+from .kinds import Function
 from .module import Module
 
 Layer = Callable[[Node], Node]

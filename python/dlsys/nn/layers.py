@@ -14,12 +14,13 @@ import numpy as np
 from .. import autodiff as ad
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import AsGiven, Bool, Function, Int, IntPair, Kind
+from ..graph.kinds import Bool, Int, Kind
 from ..graph.lines import where
 from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
-from ..ops.conv.geometry import Padding
-from .module import Module
+from ..ops.conv.geometry import IntPair, Padding
+from .kinds import AsGiven, Function
+from .module import Module, changed
 
 Pair = int | tuple[int, int]
 
@@ -59,7 +60,25 @@ class Linear(Module):
         return f"{inputs}, {outputs}{', bias=False' if self.bias is None else ''}"
 
 
-class Conv2d(Module):
+class _Filtered(Module):
+    """Base of convolutions: weight, bias, and the attributes of the operator."""
+
+    def __init__(
+        self, weight: np.ndarray, inputs: int, outputs: int, bias: bool, attrs: dict[str, Any]
+    ) -> None:
+        self.weight = Parameter(weight, "weight")
+        self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
+        self.inputs, self.outputs, self.attrs = inputs, outputs, attrs
+
+    def options(self) -> str:
+        usual = dict(stride=1, padding=0, output_padding=0, dilation=1, groups=1)
+        shown = [str(self.inputs), str(self.outputs), str(self.weight.shape[2:])]
+        return ", ".join(
+            [*shown, *changed(self.attrs, usual), *["bias=False"] * (self.bias is None)]
+        )
+
+
+class Conv2d(_Filtered):
     """The convolution of x (N, inputs, H, W) with weight (outputs, inputs/groups, kH, kW), plus
     bias (outputs,); the other arguments are those of `ad.conv2d`.
 
@@ -83,19 +102,15 @@ class Conv2d(Module):
         rng: Rng = None,
     ) -> None:
         shape = filter_shape("Conv2d", inputs, outputs, window, groups)
-        self.weight = Parameter(_drawn("Conv2d", initializer, shape, rng), "weight")
-        self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
-        self.inputs, self.outputs = inputs, outputs
-        self.attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        weight = _drawn("Conv2d", initializer, shape, rng)
+        attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+        super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
         return ad.conv2d(x, self.weight, self.bias, **self.attrs)
 
-    def options(self) -> str:
-        return _filter_options(self)
 
-
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Filtered):
     """The transposed convolution of x (N, inputs, H, W) with weight (inputs, outputs/groups, kH,
     kW), plus bias (outputs,); the other arguments are those of `ad.conv_transpose2d`.
 
@@ -126,22 +141,13 @@ class ConvTranspose2d(Module):
         drawn = _drawn("ConvTranspose2d", initializer, shape, rng)
         parts = drawn.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
         weight = parts.reshape(inputs, outputs // groups, *shape[2:])
-        self.weight = Parameter(weight, "weight")
-        self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
-        self.inputs, self.outputs = inputs, outputs
-        self.attrs = {
-            "stride": stride,
-            "padding": padding,
-            "output_padding": output_padding,
-            "dilation": dilation,
-            "groups": groups,
-        }
+        attrs = dict(stride=stride, padding=padding, output_padding=output_padding)
+        super().__init__(
+            weight, inputs, outputs, bias, attrs | {"dilation": dilation, "groups": groups}
+        )
 
     def forward(self, x: Node) -> Node:
         return ad.conv_transpose2d(x, self.weight, self.bias, **self.attrs)
-
-    def options(self) -> str:
-        return _filter_options(self)
 
 
 class Embedding(Module):
@@ -210,11 +216,3 @@ def _drawn(layer: str, initializer: Initializer, shape: tuple[int, ...], rng: Rn
     if weight.shape != shape:
         raise ShapeError(f"{layer}: the initializer made {weight.shape}, expected {shape}")
     return weight
-
-
-def _filter_options(layer: Conv2d | ConvTranspose2d) -> str:
-    """Inputs, outputs, window, and what is not as usual."""
-    usual = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
-    shown = [str(layer.inputs), str(layer.outputs), str(layer.weight.shape[2:])]
-    shown += [f"{name}={value}" for name, value in layer.attrs.items() if value != usual[name]]
-    return ", ".join(shown + ["bias=False"] * (layer.bias is None))

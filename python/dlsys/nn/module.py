@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from reprlib import recursive_repr
 from typing import Any, NamedTuple, TypeVar
@@ -98,6 +99,19 @@ class Module:
     def eval(self: Self) -> Self:
         """Graphs built from now on are for inference: running statistics, no dropout."""
         return self.train(False)
+
+    @contextmanager
+    def in_mode(self, training: bool) -> Iterator[None]:
+        """Graphs that the block builds are in one mode; afterwards each layer is in the one it
+        had.
+        """
+        before = [(module, module.training) for _, module in self.named_modules()]
+        self.train(training)
+        try:
+            yield
+        finally:
+            for module, mode in before:
+                module.training = mode
 
     # ---- parts ----
     def children(self) -> Iterator[tuple[str, Module]]:
@@ -210,6 +224,11 @@ class Module:
             return f"{type(self).__name__}({self.options()})"
         body = "".join(f"  {line}\n" for line in lines)
         return f"{type(self).__name__}({self.options()}\n{body})"
+
+
+def changed(options: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """The options of a layer that are not as usual, as its repr shows them."""
+    return [f"{name}={value}" for name, value in options.items() if value != usual[name]]
 
 
 def _members(module: Module) -> Iterator[tuple[str, Any]]:

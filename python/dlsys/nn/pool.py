@@ -6,25 +6,35 @@ from typing import Any
 
 from .. import autodiff as ad
 from ..autodiff import Node
-from ..graph.kinds import AsGiven, Bool
+from ..graph.kinds import Bool, Kind
 from ..graph.signature import declared
 from ..ops.conv.geometry import Padding
+from .kinds import AsGiven
 from .layers import WINDOW, Pair
-from .module import Module
+from .module import Module, changed
+
+SHARED: dict[str, Kind] = dict(
+    window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool()
+)
+USUAL = dict(stride=None, padding=0, ceil_mode=False, dilation=1, count_include_pad=True)
 
 
-class MaxPool2d(Module):
+class _Pool(Module):
+    """Base of pooling over windows: the window, and the attributes of the operator."""
+
+    def __init__(self, window: Pair, attrs: dict[str, Any]) -> None:
+        self.window, self.attrs = window, attrs
+
+    def options(self) -> str:
+        return ", ".join([str(self.window), *changed(self.attrs, USUAL)])
+
+
+class MaxPool2d(_Pool):
     """The largest element of each window of x (N, C, H, W); the stride is the window's size unless
     given.
     """
 
-    @declared(
-        window=WINDOW,
-        stride=WINDOW,
-        padding=AsGiven(Padding()),
-        ceil_mode=Bool(),
-        dilation=WINDOW,
-    )
+    @declared(**SHARED, dilation=WINDOW)
     def __init__(
         self,
         window: Pair,
@@ -33,30 +43,19 @@ class MaxPool2d(Module):
         ceil_mode: bool = False,
         dilation: Pair = 1,
     ) -> None:
-        self.window = window
-        self.attrs = {
-            "stride": stride,
-            "padding": padding,
-            "ceil_mode": ceil_mode,
-            "dilation": dilation,
-        }
+        attrs = dict(stride=stride, padding=padding, ceil_mode=ceil_mode, dilation=dilation)
+        super().__init__(window, attrs)
 
     def forward(self, x: Node) -> Node:
         return ad.max_pool2d(x, self.window, **self.attrs)
 
-    def options(self) -> str:
-        return _pool_options(self)
 
-
-class AvgPool2d(Module):
+class AvgPool2d(_Pool):
     """The mean of each window of x (N, C, H, W), zeros of the padding counted unless
     `count_include_pad` is False.
     """
 
-    @declared(
-        window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool(),
-        count_include_pad=Bool(),
-    )  # fmt: skip
+    @declared(**SHARED, count_include_pad=Bool())
     def __init__(
         self,
         window: Pair,
@@ -65,19 +64,11 @@ class AvgPool2d(Module):
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:
-        self.window = window
-        self.attrs = {
-            "stride": stride,
-            "padding": padding,
-            "ceil_mode": ceil_mode,
-            "count_include_pad": count_include_pad,
-        }
+        attrs = dict(stride=stride, padding=padding, ceil_mode=ceil_mode)
+        super().__init__(window, attrs | {"count_include_pad": count_include_pad})
 
     def forward(self, x: Node) -> Node:
         return ad.avg_pool2d(x, self.window, **self.attrs)
-
-    def options(self) -> str:
-        return _pool_options(self)
 
 
 class GlobalAvgPool(Module):
@@ -102,16 +93,3 @@ class GlobalMaxPool(Module):
 
     def forward(self, x: Node) -> Node:
         return ad.global_max_pool2d(x, self.keepdims)
-
-
-def _pool_options(layer: MaxPool2d | AvgPool2d) -> str:
-    """The window, and what is not as usual."""
-    usual = {
-        "stride": None,
-        "padding": 0,
-        "ceil_mode": False,
-        "dilation": 1,
-        "count_include_pad": True,
-    }
-    changed = [f"{name}={value}" for name, value in layer.attrs.items() if value != usual[name]]
-    return ", ".join([str(layer.window), *changed])

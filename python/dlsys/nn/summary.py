@@ -72,7 +72,7 @@ def summarize(x: Node, calls: Sequence[Call]) -> Summary:
     model = calls[0].module
     order = find_topo_sort(_nodes([call.output for call in calls]))
     specs = infer(order, {x: x.spec})
-    costs = _costs(order, specs, _nodes(calls[0].output))
+    costs = _costs(specs, _nodes(calls[0].output))
     seen, rows = set(), []
     for call in calls:
         held = [] if call.module in seen else call.module.parameters()
@@ -91,12 +91,10 @@ def summarize(x: Node, calls: Sequence[Call]) -> Summary:
     return Summary(rows, buffers, sum(spec.nbytes for spec in state))
 
 
-def _costs(
-    order: Iterable[Node], specs: Mapping[Node, Any], outputs: Iterable[Node]
-) -> Counter[Node]:
+def _costs(specs: Mapping[Node, Any], outputs: Iterable[Node]) -> Counter[Node]:
     """Operations of each node of the user's graph: of what it became when shapes were known."""
     costs: Counter[Node] = Counter()
-    for node in find_topo_sort(simplify(order, specs, list(outputs))):
+    for node in find_topo_sort(simplify(specs, list(outputs))):
         if not node.op.leaf and not node.op.view:
             made = node.spec if node.op.outputs == 1 else node.spec[0]
             costs[node.origin] += node.op.cost(node, [x.spec for x in node.inputs], made)

@@ -68,7 +68,6 @@ class AxisKernel(Op):
 
     def grouped(self, x: Node, dtype: np.dtype, order: Order, shape: Shape) -> Node:
         """x as this kernel takes it: in the result's dtype, with its axes in order and merged."""
-        assert x.spec is not None
         if not self.any_dtype and x.spec.dtype != dtype:
             x = cast_op(x, dtype)
         return reshape_op(x if order is None else transpose_op(x, order), shape)
@@ -101,7 +100,6 @@ class AlongAxesOp(Op):
 
     def simplify(self, node: Node) -> Node:
         x, *rest = node.inputs
-        assert x.spec is not None and node.spec is not None
         before = x.spec.shape
         order, shape = around(before, normalize_axes(node, node.attrs["axis"], len(before)))
         x = self._kernel.grouped(x, node.spec.dtype, order, shape)

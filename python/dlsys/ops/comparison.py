@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Number, Operand
+from ..graph.kinds import Number
 from ..graph.lines import where
 from ..graph.node import Node, Op, hooks, same_nodes
 from ..graph.signature import Signature
 from ..graph.spec import Spec, broadcast, floating, promote
 from .elementwise import Elementwise, as_node, cast_op, choose, holding, is_number, number_of
-from .leaf import constant_op
+from .leaf import Operand, constant_op
 
 __all__ = [
     "equal_op", "greater_equal_op", "greater_op", "less_equal_op", "less_op", "logical_and_op",
@@ -42,8 +42,7 @@ class NumberLikeOp(Op):
         return Spec((), wanted, declared=False)
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
-        return constant_op(np.array(node.attrs["value"], node.spec.dtype))
+        return constant_op(np.array(node.attrs["value"]), dtype=node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [None]
@@ -59,7 +58,7 @@ class Compare(Elementwise):
         self._swapped = swapped  # the comparison that gives the same with its inputs exchanged
         self.signature = Signature(a=Operand(), b=Operand())
         self.doc = (
-            f"Whether a is {name.replace('_', ' ')} to b, as numpy's `{name}`: bool, broadcast."
+            f"True where a is {name.replace('_', ' ')} to b, as numpy's `{name}`: bool, broadcast."
         )
 
     def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
@@ -148,7 +147,6 @@ class WhereOp(Elementwise):
         return Spec(broadcast(node, *specs), dtype, any(spec.declared for spec in specs[1:]))
 
     def simplify(self, node: Node) -> Node | None:
-        assert node.spec is not None
         return _with_inputs(node, BOOL, node.spec.dtype, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -238,10 +236,10 @@ maximum_op = Extreme(
 
 # The docstrings of the operators.
 for _op, _text in (
-    (logical_and_op, "Whether both a and b are True."),
-    (logical_or_op, "Whether a or b is True, or both are."),
-    (logical_xor_op, "Whether one of a and b is True and the other is not."),
-    (logical_not_op, "Whether x is False, or 0."),
+    (logical_and_op, "True where both a and b are."),
+    (logical_or_op, "True where a or b is, or both are."),
+    (logical_xor_op, "True where one of a and b is and the other is not."),
+    (logical_not_op, "True where x is False, or 0."),
     (minimum_op, "The smaller of a and b, NaN where either is; of a tie the gradient goes to a."),
     (maximum_op, "The larger of a and b, NaN where either is; of a tie the gradient goes to a."),
 ):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Axes, Int, Misfit, Nodes, Shape
+from ..graph.kinds import Axes, Int, Kind, Misfit, Shape, is_node
 from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
@@ -42,6 +42,18 @@ class Sections(Axes):
         return parts
 
 
+class Nodes(Kind):
+    """A sequence of nodes."""
+
+    expected = "a sequence of nodes"
+
+    def take(self, value: Any) -> list[Node]:
+        nodes = list(value)
+        if is_node(value) or not all(map(is_node, nodes)):
+            raise TypeError
+        return nodes
+
+
 class ConcatOp(Op):
     """Arrays one after the other along `axis`; `concat` takes any number of them."""
 
@@ -67,7 +79,6 @@ class ConcatOp(Op):
         np.concatenate(arrays[:-1], axis=node.attrs["axis"], out=arrays[-1])
 
     def scalars(self, node: Node) -> tuple[int]:
-        assert node.spec is not None
         return (node.attrs["axis"] % len(node.spec.shape),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -78,7 +89,6 @@ class ConcatOp(Op):
         ]
 
     def simplify(self, node: Node) -> Node | None:
-        assert node.spec is not None
         if all(x.spec.dtype == node.spec.dtype for x in node.inputs):
             return node.inputs[0] if len(node.inputs) == 1 else None
         return node.derive([cast_op(x, node.spec.dtype) for x in node.inputs], node.spec)
@@ -129,7 +139,6 @@ class TileOp(Op):
 
     def simplify(self, node: Node) -> Node:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         turns = _turns(*_aligned(x.spec.shape, node.attrs["reps"]))
         if len(turns) > 1:
             for reps in turns:
@@ -156,7 +165,6 @@ class TileGradientOp(Op):
 
     def simplify(self, node: Node) -> Node:
         dy, x = node.inputs
-        assert node.spec is not None and x.spec is not None
         shape, reps = _aligned(x.spec.shape, node.attrs["reps"])
         turns = _turns(shape, reps)
         if len(turns) > 1:

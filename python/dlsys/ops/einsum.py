@@ -71,7 +71,6 @@ class EinsumOp(Op):
         return Spec(shape, dtype, any(spec.declared for spec in operands))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         operands = list(zip(node.inputs, node.attrs["operands"]))
         result = node.attrs["result"]
         x, letters = operands[0]

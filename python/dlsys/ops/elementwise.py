@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import bfloat16, rounded
 from ..graph.kinds import DType, Number
 from ..graph.node import Node, Op, hooks
 from ..graph.signature import Signature
@@ -211,7 +212,9 @@ class CastOp(Op):
         return specs[0]._replace(dtype=node.attrs["dtype"])
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        np.copyto(arrays[1], arrays[0], casting="unsafe")
+        dtype = node.attrs["dtype"]
+        source = rounded(arrays[0], dtype) if dtype is bfloat16 else arrays[0]
+        np.copyto(arrays[1], source, casting="unsafe")
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         x = node.inputs[0].spec
@@ -239,7 +242,6 @@ def in_one_dtype(node: Node) -> Node | None:
 
     numpy chooses how to compute by its inputs' dtypes alone: exp of uint8 is a float16 there.
     """
-    assert node.spec is not None
     dtype = node.spec.dtype
     for x in node.inputs:
         if x.spec.dtype != dtype:
@@ -442,32 +444,27 @@ def as_node(value: Any) -> Node:
     return value if isinstance(value, Node) else constant_op(value)
 
 
-def add(a: Any, b: Any) -> Node:
-    """a + b, where each is a node, a number or an array."""
-    if is_number(b):
-        return add_byconst_op(a, number_of(b))
-    return add_byconst_op(b, number_of(a)) if is_number(a) else add_op(as_node(a), as_node(b))
+Binary = Callable[[Any, Any], Node]
 
 
-def sub(a: Any, b: Any) -> Node:
-    """a - b, where each is a node, a number or an array."""
-    if is_number(b):
-        return add_byconst_op(a, -number_of(b))
-    return const_sub_op(b, number_of(a)) if is_number(a) else sub_op(as_node(a), as_node(b))
+def joined(words: str, nodes: Op, by_number: Callable, of_number: Callable) -> Binary:
+    """A function of a and b, each a node, a number or an array: of two nodes, of a node and a
+    number, or, with the node first too, of a number and a node.
+    """
+
+    def function(a: Any, b: Any) -> Node:
+        if is_number(b):
+            return by_number(a, number_of(b))
+        return of_number(b, number_of(a)) if is_number(a) else nodes(as_node(a), as_node(b))
+
+    function.__doc__ = f"{words}, where each is a node, a number or an array."
+    return function
 
 
-def mul(a: Any, b: Any) -> Node:
-    """a · b element by element, where each is a node, a number or an array."""
-    if is_number(b):
-        return mul_byconst_op(a, number_of(b))
-    return mul_byconst_op(b, number_of(a)) if is_number(a) else mul_op(as_node(a), as_node(b))
-
-
-def div(a: Any, b: Any) -> Node:
-    """a / b element by element, where each is a node, a number or an array."""
-    if is_number(b):
-        return div_byconst_op(a, number_of(b))
-    return const_div_op(b, number_of(a)) if is_number(a) else div_op(as_node(a), as_node(b))
+add: Binary = joined("a + b", add_op, add_byconst_op, add_byconst_op)
+sub: Binary = joined("a - b", sub_op, lambda a, b: add_byconst_op(a, -b), const_sub_op)
+mul: Binary = joined("a · b element by element", mul_op, mul_byconst_op, mul_byconst_op)
+div: Binary = joined("a / b element by element", div_op, div_byconst_op, const_div_op)
 
 
 # The docstrings of the operators.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..dtypes import host, stored
 from ..errors import GraphError, OutOfRangeError
 from ..graph.kinds import DType, Int, Ints, Kind, Misfit, Number, Shape
 from ..graph.lines import where
@@ -196,7 +197,6 @@ class SliceOp(Op):
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         x = node.inputs[0]
-        assert x.spec is not None
         return region_of(node, x.name, x.spec.shape).scalars(x.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -204,7 +204,6 @@ class SliceOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert x.spec is not None
         region = region_of(node, x.name, x.spec.shape)
         if region.sizes == x.spec.shape and all(step == 1 for step in region.steps):
             return reshape_op(x, region.shape)
@@ -256,7 +255,6 @@ class SliceGradientOp(Op):
 
     def simplify(self, node: Node) -> Node:
         dy, x = node.inputs
-        assert x.spec is not None
         region = region_of(node, x.name, x.spec.shape)
         placed = reshape_op(dy, region.sizes)
         return place_op(placed, x.spec.shape, region.starts, region.steps)
@@ -314,18 +312,15 @@ class PlaceOp(Op):
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         spec = node.inputs[0].spec
-        assert spec is not None and spec.dtype is not None
         region = self._region(node, spec.shape)
         return (bits_of(node.attrs["value"], spec.dtype), *region.scalars(node.attrs["shape"]))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         spec = node.inputs[0].spec
-        assert spec is not None
         return [getitem_op(output_grad, self._region(node, spec.shape).slices)]
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert x.spec is not None
         whole = x.spec.shape == node.attrs["shape"] and min(node.attrs["steps"], default=1) > 0
         return x if whole else None
 
@@ -353,7 +348,6 @@ class GatherOp(Op):
 
     def scalars(self, node: Node) -> tuple[int]:
         spec = node.inputs[0].spec
-        assert spec is not None
         return (_axis(node, len(spec.shape), spec.shape),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -376,7 +370,6 @@ class GatherGradientOp(Op):
         return specs[0]._replace(shape=shape)
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         axis = _axis(node, len(node.spec.shape), node.spec.shape)
         dy, indices = node.inputs[:2]
         return scatter_op(dy, indices, size=node.spec.shape[axis], axis=axis)
@@ -429,7 +422,6 @@ class ScatterOp(Op):
         y[chosen] = np.add.reduceat(by_row, starts, axis=axis)
 
     def scalars(self, node: Node) -> tuple[int]:
-        assert node.spec is not None
         return (node.attrs["axis"] % len(node.spec.shape),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -463,7 +455,6 @@ class OneHotOp(Op):
         return [None]
 
     def simplify(self, node: Node) -> Node | None:
-        assert node.spec is not None
         if node.spec.dtype == FLOAT32:
             return None
         return cast_op(one_hot_op(node.inputs[0], node.attrs["depth"]), node.spec.dtype)
@@ -503,7 +494,7 @@ def check_fill(node: Node, dtype: np.dtype | None) -> None:
     if dtype is None:
         return
     if dtype.kind == "f":
-        held = not math.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
+        held = not math.isfinite(value) or abs(value) <= float(np.finfo(host(dtype)).max)
     else:
         lowest, largest = (
             (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -518,7 +509,7 @@ def check_fill(node: Node, dtype: np.dtype | None) -> None:
 
 def bits_of(value: float, dtype: np.dtype) -> int:
     """The bits of a number in a dtype, as the kernels that fill take them."""
-    return np.array(value, dtype).view(f"i{dtype.itemsize}").item()
+    return stored(np.array(value), dtype).view(f"i{dtype.itemsize}").item()
 
 
 getitem_op = SliceOp()

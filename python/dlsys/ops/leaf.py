@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import bfloat16, host, rounded
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, DType, Kind, Name, Number, Shape, is_node, shown
+from ..graph.kinds import Bool, DType, Input, Kind, Name, Number, Shape, is_node, shown
 from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
@@ -34,6 +35,27 @@ class Array(Kind):
         if array.dtype.kind not in "fiub" or is_node(value):
             raise TypeError
         return value
+
+
+class Operand(Input):
+    """A node, or a number or an array of numbers that becomes one."""
+
+    expected = "a node, a number or an array of numbers"
+
+    def take(self, value: Any) -> Any:
+        if is_node(value):
+            return value
+        if isinstance(value, bool):
+            raise TypeError
+        return _ARRAY.take(value)
+
+    def refusal(self, key: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return f"{key} is the Python bool {value}; compare nodes by == or <, which makes a node"
+        return Kind.refusal(self, key, value)
+
+
+_ARRAY = Array()
 
 
 class Scalar(Number):
@@ -84,7 +106,7 @@ class ConstantOp(Op):
         array.flags.writeable = False
         node = Node(self, inputs, {"value": array}, name)
         declared = dtype is not None or array.dtype == FLOAT32
-        node.spec = Spec(array.shape, array.dtype, declared)
+        node.spec = Spec(array.shape, dtype or array.dtype, declared)
         return node
 
 
@@ -135,7 +157,6 @@ class FillLikeOp(Op):
         return specs[0]
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         return full_op(node.spec.shape, self.value, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -158,11 +179,12 @@ class ParameterOp(Op):
 
 
 def array_of(what: str, value: Any, dtype: Any) -> np.ndarray:
-    """An array of its own of numbers, in row-major order. GraphError where the dtype cannot hold
-    them.
+    """An array of its own of numbers, in row-major order: of the dtype in which numpy holds
+    `dtype`. GraphError where it cannot hold them.
     """
     try:
-        return np.array(value, dtype=dtype, order="C")
+        array = np.array(value, dtype=host(dtype), order="C")
+        return rounded(array, dtype) if dtype is bfloat16 else array
     except (TypeError, ValueError, OverflowError) as error:
         raise GraphError(f"{what}: {dtype} cannot hold {shown(value)} [{where()}]") from error
 
@@ -195,7 +217,6 @@ class Parameter(Node):
     """
 
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home")
-    moves = 0  # counts calls of `to`, which executors watch
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -210,7 +231,7 @@ class Parameter(Node):
             array = array.astype(FLOAT32)
         super().__init__(parameter_op, (), {}, name)
         self.initial: np.ndarray | None = array
-        self.dtype = array.dtype
+        self.dtype = array.dtype if dtype is None else dtype
         self.declared = dtype is not None or array.dtype != np.float64
         self.trainable = trainable
         self.storage: Any = None  # an executor's state.Slot once one has placed it
@@ -221,14 +242,13 @@ class Parameter(Node):
         """Copies and pickles take the value along and are Parameters of their own, which live where
         they are used first.
         """
-        value = self.asnumpy().astype(self.dtype, copy=False)
+        value = self.asnumpy().astype(host(self.dtype), copy=False)
         dtype = self.dtype if self.declared else None
         return type(self), (value, self.name, dtype, self.trainable)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        assert self.spec is not None
         return self.spec.shape
 
     def asnumpy(self) -> np.ndarray:
@@ -241,20 +261,30 @@ class Parameter(Node):
     def set(self, value: Any) -> None:
         """Replaces the value; shape and device stay. ShapeError when the shape differs."""
         array = np.asarray(value)
-        if array.shape != self.shape or not np.can_cast(array.dtype, self.dtype, "same_kind"):
+        held = host(self.dtype)
+        if array.shape != self.shape or not np.can_cast(array.dtype, held, "same_kind"):
             raise ShapeError(
                 f"Parameter {self.name}: set() got {array.dtype} {array.shape}, expected "
                 f"{self.dtype} {self.shape}"
             )
+        array = array_of("Parameter", array, self.dtype if self.dtype is bfloat16 else None)
         if self.storage is not None:
             self.storage.write(array)
         else:
-            self.initial = np.array(array, dtype=self.dtype, order="C")
+            self.initial = array.astype(held, copy=False)
 
     def to(self, ctx: Any) -> None:
         """Moves the storage to another device (None for numpy); executors there then use it."""
         value = self.asnumpy()
         self.storage = None
-        self.initial = value.astype(self.dtype, copy=False)
+        self.initial = value.astype(host(self.dtype), copy=False)
         self.home = ctx
-        Parameter.moves += 1
+        self.invalidate()
+
+
+def home_of(model: Any) -> Any:
+    """The native device on which the Parameters of a model (an `nn.Module`) live; None for numpy,
+    or where that is not known yet.
+    """
+    homes = (p.home if p.storage is None else p.storage.ctx for _, p in model.named_state())
+    return next((home for home in homes if home is not None and home is not ANYWHERE), None)

@@ -139,7 +139,6 @@ class BatchedMatMulOp(Product):
         """Transposes go into the flags; what one product of matrices can do becomes that."""
         A, trans_A = _without_swap(node.inputs[0], node.attrs["trans_A"])
         B, trans_B = _without_swap(node.inputs[1], node.attrs["trans_B"])
-        assert A.spec is not None and B.spec is not None and node.spec is not None
         if len(B.spec.shape) == 2 and (len(A.spec.shape) == 2 or not trans_A):
             rows = A if len(A.spec.shape) == 2 else reshape_op(A, (_rows(A), A.spec.shape[-1]))
             return reshape_op(matmul_op(rows, B, trans_A, trans_B), node.spec.shape)
@@ -161,7 +160,6 @@ class ProductLikeOp(Op):
 
     def simplify(self, node: Node) -> Node:
         A, B, like = node.inputs
-        assert A.spec is not None and B.spec is not None and like.spec is not None
         trans_A, trans_B = node.attrs["trans_A"], node.attrs["trans_B"]
         same_batch = A.spec.shape[:-2] == B.spec.shape[:-2]
         if len(like.spec.shape) == 2 and same_batch and trans_A and not trans_B:
@@ -178,7 +176,6 @@ class ProductLikeOp(Op):
 
 def _rows(x: Node) -> int:
     """The extent of all axes but the last together."""
-    assert x.spec is not None
     return int(np.prod(x.spec.shape[:-1], dtype=np.int64))
 
 
@@ -208,7 +205,6 @@ class OuterOp(Op):
 
     def simplify(self, node: Node) -> Node:
         a, b = node.inputs
-        assert a.spec is not None and b.spec is not None
         return reshape_op(a, (*a.spec.shape, 1)) * reshape_op(b, (1, *b.spec.shape))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -230,7 +226,6 @@ class TimesVectorOp(Op):
 
     def simplify(self, node: Node) -> Node:
         A, v = node.inputs
-        assert v.spec is not None and node.spec is not None
         return reshape_op(matmul_op(A, reshape_op(v, (*v.spec.shape, 1))), node.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:

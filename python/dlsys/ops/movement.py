@@ -14,7 +14,9 @@ from ..graph.kinds import Axes, Int, Ints, Shape
 from ..graph.node import Node, Op, hooks
 from ..graph.signature import Signature
 from ..graph.spec import Spec, describe, merge_shapes, normalize_axes
+from ..runtime.interface import interface
 
+_Permutation = interface.struct("Permutation")
 __all__ = [
     "array_reshape_op", "broadcast_to_op", "copy_op", "expand_dims_op", "flatten_op",
     "reshape_like_op", "reshape_op", "squeeze_op", "transpose_op",
@@ -48,7 +50,6 @@ class ReshapeOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         if x.spec.shape == node.spec.shape:
             return x
         return reshape_op(x.inputs[0], node.spec.shape) if x.op is reshape_op else None
@@ -57,27 +58,10 @@ class ReshapeOp(Op):
         return [reshape_like_op(output_grad, node.inputs[0])]
 
 
-class ReshapeLikeOp(Op):
-    """x in the shape of another node with as many elements."""
-
-    name = "reshape_like"
-    signature = Signature("x", "like")
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        if specs[0].size != specs[1].size:
-            raise node.error(f"{describe(node, specs)} differ in their number of elements")
-        return specs[0]._replace(shape=specs[1].shape)
-
-    def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
-        return reshape_op(node.inputs[0], node.spec.shape)
-
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [reshape_like_op(output_grad, node.inputs[0]), None]
-
-
 class ReshapedOp(Op):
-    """Base of the operators that are a reshape once the shape of x is known."""
+    """Base of the operators that are a reshape of x once shapes are known; of further inputs only
+    the shapes count.
+    """
 
     def shape(self, node: Node, shape: tuple[int, ...]) -> Sequence[int]:
         """The output's shape from that of x."""
@@ -87,11 +71,23 @@ class ReshapedOp(Op):
         return specs[0]._replace(shape=tuple(self.shape(node, specs[0].shape)))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         return reshape_op(node.inputs[0], node.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [reshape_like_op(output_grad, node.inputs[0])]
+        x, *others = node.inputs
+        return [reshape_like_op(output_grad, x), *[None] * len(others)]
+
+
+class ReshapeLikeOp(ReshapedOp):
+    """x in the shape of another node with as many elements."""
+
+    name = "reshape_like"
+    signature = Signature("x", "like")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        if specs[0].size != specs[1].size:
+            raise node.error(f"{describe(node, specs)} differ in their number of elements")
+        return specs[0]._replace(shape=specs[1].shape)
 
 
 class SqueezeOp(ReshapedOp):
@@ -165,10 +161,8 @@ class TransposeOp(Op):
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         np.copyto(arrays[1], arrays[0].transpose(node.attrs["axes"]))
 
-    def scalars(self, node: Node) -> tuple[int]:
-        assert node.spec is not None
-        axes = self.permutation(node, len(node.spec.shape))
-        return (sum(axis << (4 * k) for k, axis in enumerate(axes)),)
+    def scalars(self, node: Node) -> tuple[Any]:
+        return (_Permutation(axes=self.permutation(node, len(node.spec.shape))),)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         axes = node.attrs["axes"]
@@ -180,7 +174,6 @@ class TransposeOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         axes = self.permutation(node, len(node.spec.shape))
         if x.op is transpose_op:  # two in a row are one
             inner = self.permutation(x, len(axes))
@@ -212,7 +205,6 @@ class BroadcastToOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         return reshape_op(x, node.spec.shape) if x.spec.size == node.spec.size else None
 
 

@@ -53,7 +53,6 @@ class ConstantPadOp(Op):
         return specs[0]._replace(shape=_padded(node, specs[0].shape))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         starts = [before for before, _ in node.attrs["paddings"]]
         return place_op(node.inputs[0], node.spec.shape, starts, value=node.attrs["value"])
 
@@ -132,14 +131,11 @@ class PadGradientOp(Op):
             for copies in mirrored:
                 np.add(into, copies, out=into)
 
-    def scalars(self, node: Node) -> tuple[int, int]:
-        return _one_axis(node)[:2]
+    scalars = PadOp.scalars
+    simplify = PadOp.simplify
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [pad_ops[self.mode](output_grad, paddings=node.attrs["paddings"])]
-
-    def simplify(self, node: Node) -> Node | None:
-        return _axis_by_axis(self, node)
 
 
 def _padded(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ Their gradients choose by comparisons, which is why they stand above `elementwis
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -24,10 +23,8 @@ from .elementwise import (
     FloatElementwise,
     WithConst,
     abs_op,
-    as_node,
-    is_number,
+    joined,
     log_op,
-    number_of,
 )
 from .leaf import oneslike_op
 
@@ -102,9 +99,4 @@ pow_op.doc = "a to the power b in floats, broadcast against each other."
 pow_byconst_op.doc = "x to the power const, in floats."
 const_pow_op.doc = "const to the power x, in floats."
 
-
-def power(a: Any, b: Any) -> Node:
-    """a to the power b element by element, where each is a node, a number or an array."""
-    if is_number(b):
-        return pow_byconst_op(a, number_of(b))
-    return const_pow_op(b, number_of(a)) if is_number(a) else pow_op(as_node(a), as_node(b))
+power = joined("a to the power b element by element", pow_op, pow_byconst_op, const_pow_op)

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
-from ..graph.kinds import Bool, Choice, Input, Int, IntPair, Kind, number
+from ..graph.kinds import Bool, Choice, Input, Int, Kind, number
 from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, floating
+from .conv.geometry import IntPair
 from .elementwise import cast_op
 from .movement import reshape_op, transpose_op
 
@@ -54,7 +55,6 @@ class DepthToSpaceOp(Op):
         return specs[0]._replace(shape=(n, c // (r * r), h * r, w * r))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         r = node.attrs["block"]
         n, c, h, w = node.spec.shape
         h, w = h // r, w // r
@@ -87,7 +87,6 @@ class SpaceToDepthOp(Op):
         return specs[0]._replace(shape=(n, c * r * r, h // r, w // r))
 
     def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
         r = node.attrs["block"]
         n, depth, h, w = node.spec.shape
         axes = (0, 3, 5, 1, 2, 4) if node.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -157,7 +156,6 @@ class ResizeOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        assert node.spec is not None and x.spec is not None
         cast = cast_op(x, node.spec.dtype)
         if x.spec.shape == node.spec.shape:
             return cast
@@ -204,8 +202,7 @@ class ResizeGradientOp(Op):
         _spread(dy, _neighbors(self.mode, align, dx.shape[-2], dy.shape[-2]), -2, row, rows)
         _spread(rows, _neighbors(self.mode, align, dx.shape[-1], dy.shape[-1]), -1, column, dx)
 
-    def scalars(self, node: Node) -> tuple[int]:
-        return (int(node.attrs["align_corners"]),)
+    scalars = ResizeOp.scalars
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         dy, align = node.inputs[0], node.attrs["align_corners"]
@@ -215,7 +212,6 @@ class ResizeGradientOp(Op):
     def simplify(self, node: Node) -> Node | None:
         if len(node.inputs) == 1:
             return None
-        assert node.spec is not None
         align, size = node.attrs["align_corners"], node.spec.shape[-2:]
         return resize_gradient_ops[self.mode](node.inputs[0], size=size, align_corners=align)
 

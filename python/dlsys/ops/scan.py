@@ -73,7 +73,6 @@ class OthersChangeOp(Op):
 
     def simplify(self, node: Node) -> Node:
         x, g = node.inputs
-        assert x.spec is not None
         before = x.spec.shape
         order, shape = around(before, normalize_axes(node, node.attrs["axis"], len(before)))
         grouped = [_tangent_kernel.grouped(y, node.spec.dtype, order, shape) for y in (x, g)]

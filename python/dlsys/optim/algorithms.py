@@ -1,7 +1,7 @@
 """The optimizers: which rule of ops/optim/rules.py each is, with which constants.
 
-All take the keywords of Optimizer too: `clip_value`, `clip_norm`, `accumulate`, `ema`. Options
-mean what they mean in PyTorch.
+All take the keywords of Optimizer too: `weight_decay`, `decoupled`, `clip_value`, `clip_norm`,
+`accumulate`, `ema`. Options mean what they mean in PyTorch.
 """
 
 from __future__ import annotations
@@ -10,18 +10,7 @@ from typing import Any
 
 from ..errors import GraphError
 from ..ops.leaf import Parameter
-from ..ops.optim.apply import (
-    RuleOp,
-    adagrad_update_op,
-    adam_update_op,
-    lion_update_op,
-    rmsprop_centred_momentum_update_op,
-    rmsprop_centred_update_op,
-    rmsprop_momentum_update_op,
-    rmsprop_update_op,
-    sgd_momentum_update_op,
-    sgd_update_op,
-)
+from ..ops.optim.apply import UPDATES, RuleOp
 from .optimizer import NOT_NEGATIVE, UNIT, Optimizer, Options, Rate, renamed
 
 
@@ -39,27 +28,22 @@ class SGD(Optimizer):
         *,
         nesterov: bool = False,
         dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
-        options: Options = dict(momentum=momentum, nesterov=nesterov, dampening=dampening)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(momentum=momentum, nesterov=nesterov, dampening=dampening)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        momentum, nesterov, dampening = (
-            options[key] for key in ("momentum", "nesterov", "dampening")
-        )
+        momentum, nesterov, dampening = map(options.get, ("momentum", "nesterov", "dampening"))
         if nesterov and (not momentum or dampening):
             raise GraphError(
                 f"SGD: nesterov wants a momentum and no dampening, got momentum={momentum}, "
                 f"dampening={dampening}"
             )
         if not momentum:
-            return sgd_update_op, {}
+            return UPDATES["sgd_update"], {}
         attrs = {"momentum": momentum, "nesterov": nesterov, "dampening": dampening}
-        return sgd_momentum_update_op, {key: value for key, value in attrs.items() if value}
+        return UPDATES["sgd_momentum_update"], {key: value for key, value in attrs.items() if value}
 
     @property
     def velocity(self) -> dict[Parameter, Parameter]:
@@ -78,17 +62,13 @@ class Adam(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-8,
-        *,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
-        options: Options = dict(beta1=beta1, beta2=beta2, eps=eps)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(beta1=beta1, beta2=beta2, eps=eps)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        return adam_update_op, {key: options[key] for key in ("beta1", "beta2", "eps")}
+        return UPDATES["adam_update"], {key: options[key] for key in ("beta1", "beta2", "eps")}
 
 
 class AdamW(Adam):
@@ -120,23 +100,18 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         *,
         centered: bool = False,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
         centered = renamed(shared).pop("centered", centered)
-        options: Options = dict(alpha=alpha, eps=eps, momentum=momentum, centered=centered)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(alpha=alpha, eps=eps, momentum=momentum, centered=centered)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
         attrs = {"alpha": options["alpha"], "eps": options["eps"]}
         if options["momentum"]:
             attrs["momentum"] = options["momentum"]
-            ops = rmsprop_momentum_update_op, rmsprop_centred_momentum_update_op
-        else:
-            ops = rmsprop_update_op, rmsprop_centred_update_op
-        return ops[bool(options["centered"])], attrs
+        words = (word for word in ("centered", "momentum") if options[word])
+        return UPDATES["_".join(["rmsprop", *words, "update"])], attrs
 
 
 class Adagrad(Optimizer):
@@ -150,16 +125,13 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         *,
         initial: float = 0.0,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
         **shared: Any,
     ) -> None:
-        options: Options = dict(eps=eps, initial=initial)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
+        options = dict(eps=eps, initial=initial)
         super().__init__(lr, options, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        return adagrad_update_op, {"eps": options["eps"]}
+        return UPDATES["adagrad_update"], {"eps": options["eps"]}
 
 
 class Lion(Optimizer):
@@ -173,13 +145,11 @@ class Lion(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.99,
         *,
-        weight_decay: float = 0.0,
         decoupled: bool = True,
         **shared: Any,
     ) -> None:
-        options: Options = dict(beta1=beta1, beta2=beta2)
-        options.update(weight_decay=weight_decay, decoupled=decoupled)
-        super().__init__(lr, options, **shared)
+        options = dict(beta1=beta1, beta2=beta2)
+        super().__init__(lr, options, decoupled=decoupled, **shared)
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
-        return lion_update_op, {"beta1": options["beta1"], "beta2": options["beta2"]}
+        return UPDATES["lion_update"], {"beta1": options["beta1"], "beta2": options["beta2"]}

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import GraphError
 from ..graph.node import Node
 from ..ops.leaf import Parameter
-from ..ops.optim.apply import average_update_op
+from ..ops.optim.apply import UPDATES
 from ..ops.optim.assign import advance_step_op
 
 
@@ -45,9 +45,8 @@ class EMA:
                 value_now = parameter.asnumpy().astype(parameter.dtype)
                 self.averages[parameter] = Parameter(value_now, name, trainable=False)
             average = self.averages[parameter]
-            nodes.append(
-                average_update_op(average, value, step=self.step, keep=self.decay, **accumulation)
-            )
+            attrs = dict(step=self.step, keep=self.decay, **accumulation)
+            nodes.append(UPDATES["average_update"](average, value, **attrs))
         return nodes
 
     @contextmanager

@@ -16,7 +16,7 @@ from ..graph.gradients import gradients
 from ..graph.node import Node, find_topo_sort
 from ..ops.comparison import minimum_op
 from ..ops.leaf import Parameter, constant_op
-from ..ops.optim.apply import RuleOp, accumulate_update_op, global_norm_op
+from ..ops.optim.apply import UPDATES, RuleOp, global_norm_op
 from ..ops.optim.assign import advance_step_op, group_op
 from .ema import EMA
 from .schedule import Schedule
@@ -65,13 +65,15 @@ class Optimizer:
         lr: Rate,
         options: Options,
         *,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
         clip_value: float | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
         ema: EMA | float | None = None,
     ) -> None:
-        self.options = options
-        self._check(lr, options)
+        self.options = options | dict(weight_decay=weight_decay, decoupled=decoupled) | options
+        self._check(lr, self.options)
         for key, value in (("clip_value", clip_value), ("clip_norm", clip_norm)):
             if value is not None and not value > 0:
                 raise GraphError(f"{self._title}: expected {key} > 0 or None, got {value}")
@@ -114,7 +116,7 @@ class Optimizer:
         if self.accumulate > 1:
             totals = [self._slot(parameter, "gradient") for parameter in flat]
             grads = [
-                accumulate_update_op(total, grad, **self._accumulation)
+                UPDATES["accumulate_update"](total, grad, **self._accumulation)
                 for total, grad in zip(totals, grads)
             ]
         scale = self._scale(grads)

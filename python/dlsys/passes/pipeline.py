@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import SettingError
 from ..graph.node import Node
 from ..graph.text import text
 from ..runtime.target import Target
@@ -57,25 +56,25 @@ class Pass:
         return all(map(options.target.has, self.needs)) and self.when(options)
 
 
-def _simplify(fetches: Sequence[Node], options: Options) -> list[Node]:
-    return simplify(options.specs, options.specs, fetches, options.target.native)
-
-
-def _draw_anew(fetches: Sequence[Node], options: Options) -> list[Node]:
-    assert options.draws is not None
-    return draw_anew(fetches, options.draws)
-
-
-def _set_precision(fetches: Sequence[Node], options: Options) -> list[Node]:
-    set_precision(fetches, options.precision)
-    return list(fetches)
-
-
 PASSES = (
-    Pass("simplify", _simplify, place=0),
-    Pass("fresh_draws", _draw_anew, place=1, when=lambda options: options.draws is not None),
+    Pass(
+        "simplify",
+        lambda fetches, options: simplify(options.specs, fetches, options.target),
+        place=0,
+    ),
+    Pass(
+        "fresh_draws",
+        lambda fetches, options: draw_anew(fetches, options.draws),  # type: ignore[arg-type]
+        place=1,
+        when=lambda options: options.draws is not None,
+    ),
     # Fusions stand here, at places 10 to 90.
-    Pass("precision", _set_precision, place=100, when=lambda options: options.target.native),
+    Pass(
+        "precision",
+        lambda fetches, options: set_precision(fetches, options.precision),
+        place=100,
+        when=lambda options: options.target.native,
+    ),
 )
 
 
@@ -84,25 +83,6 @@ def arrange(fusions: Iterable[Pass], options: Options) -> list[Pass]:
     return [
         one for one in sorted((*PASSES, *fusions), key=lambda p: p.place) if one.applies(options)
     ]
-
-
-def select(fusions: Sequence[Pass], setting: str) -> list[Pass]:
-    """The fusions that a setting of DLSYS_FUSION leaves: `off`, `all`, the names of some, or those
-    of others that are left out, as in `-pointwise,-mlp_head`. Raises SettingError for a name that
-    there is not.
-    """
-    if setting in ("all", "off"):
-        return list(fusions) if setting == "all" else []
-    names = [name.strip() for name in setting.split(",")]
-    left_out = {name[1:] for name in names if name.startswith("-")}
-    known = {fusion.name for fusion in fusions}
-    mixed = len(left_out) not in (0, len(set(names)))
-    if mixed or not {name.removeprefix("-") for name in names} <= known:
-        raise SettingError(
-            f"DLSYS_FUSION={setting}: expected off, all, or names among "
-            f"{', '.join(sorted(known))}, either all with a minus or none"
-        )
-    return [one for one in fusions if (one.name not in left_out if left_out else one.name in names)]
 
 
 def run_passes(

@@ -21,10 +21,10 @@ def check_precision(precision: str) -> str:
     return precision
 
 
-def set_precision(fetches: Sequence[Node], precision: str) -> None:
+def set_precision(fetches: Sequence[Node], precision: str) -> list[Node]:
     """Marks the nodes of an executor's own graph; fp32, the default, needs no mark."""
-    if check_precision(precision) == "fp32":
-        return
-    for node in find_topo_sort(fetches):
-        if node.op.has_precision:
-            node.attrs = {**node.attrs, "precision": precision}
+    if check_precision(precision) != "fp32":
+        for node in find_topo_sort(fetches):
+            if node.op.has_precision:
+                node.attrs = {**node.attrs, "precision": precision}
+    return list(fetches)

@@ -7,38 +7,40 @@ one walk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..dtypes import host, is_narrow, storage_dtype
 from ..errors import GraphError
 from ..graph.lines import attributed_to
-from ..graph.node import Node, hooks, same_nodes
+from ..graph.node import Node, hooks, output_op, same_nodes
 from ..graph.spec import FLOAT32, Spec
+from ..runtime.target import NUMPY, Target
 
 
 def simplify(
-    order: Iterable[Node], specs: Mapping[Node, Any], fetches: Sequence[Node], native: bool = False
+    specs: Mapping[Node, Any], fetches: Sequence[Node], target: Target = NUMPY
 ) -> list[Node]:
     """The fetches over a new graph whose nodes all carry their spec; the user's graph is left
     alone.
 
-    `order` is a topological order and `specs` has the spec of each of its nodes. `native` also
-    inserts the casts that native kernels need. Raises GraphError for arithmetic that native devices
-    do not have.
+    `specs` has the spec of each node, in a topological order. For a native target it also inserts
+    the casts that kernels need: an operator over floats of 16 bits whose kernel is not for them is
+    computed in float32. Raises GraphError for arithmetic that native devices do not have.
     """
-    rewriter = _Rewriter(native)
+    rewriter = _Rewriter(target)
     new: dict[Node, Node] = {}
-    for node in order:
-        derived = node.derive([new[x] for x in node.inputs], specs[node])
+    for node, spec in specs.items():
+        derived = node.derive([new[x] for x in node.inputs], spec)
         new[node] = rewriter.settle(derived)
     return [new[node] for node in fetches]
 
 
 class _Rewriter:
-    def __init__(self, native: bool) -> None:
-        self._native = native
+    def __init__(self, target: Target) -> None:
+        self._target = target
         self._settled: dict[Node, Node] = {}
         self._equal: dict[tuple, Node] = {}
 
@@ -66,7 +68,7 @@ class _Rewriter:
         if simpler is not None:
             assert simpler.spec[:2] == node.spec[:2], f"{node!r} became {simpler!r}"
             return self._settle_new(simpler, node)
-        return self._native_form(node) if self._native else node
+        return self._native_form(node) if self._target.native else node
 
     def _settle_new(self, node: Node, made_for: Node) -> Node:
         """Settles a node that a rule made, its new inputs first; such chains are a few nodes
@@ -81,21 +83,58 @@ class _Rewriter:
         return self.settle(node)
 
     def _native_form(self, node: Node) -> Node:
+        """The node over inputs of the storage type that its kernel takes; in float32, with casts
+        around it, where there is a kernel for that alone.
+        """
         op = node.op
-        if op.kernel is None or op.any_dtype is True:
+        if op is output_op:
+            return self._selected(node)
+        if op.kernel is None:
             return node
-        if isinstance(node.spec, Spec) and node.spec.dtype != FLOAT32:
+        dtype = storage_dtype([s.dtype for s in (*(x.spec for x in node.inputs), *_outputs(node))])
+        known = dtype is FLOAT32 or self._target.has(op.kernel, dtype)
+        if not known and self._target.has(op.kernel) and not op.writes:
+            return self._widened(node)
+        if op.any_dtype is True:
+            return node
+        if isinstance(node.spec, Spec) and node.spec.dtype != dtype and node.spec.dtype != FLOAT32:
             raise GraphError(
                 f"{op.name}: {node.spec.dtype} arithmetic runs on numpy only (ctx=None); native "
                 f"devices compute in float32, so feed or cast to floats [{node.where}]"
             )
         free = op.any_dtype or ()
+        wrong = {k for k, x in enumerate(node.inputs) if x.spec.dtype not in (dtype, FLOAT32)}
+        return self._with_casts(node, wrong.difference(free), dtype)
+
+    def _with_casts(self, node: Node, which: Container[int], dtype: Any) -> Node:
         inputs = list(node.inputs)
         for k, x in enumerate(inputs):
-            if x.spec.dtype != FLOAT32 and k not in free:
-                with attributed_to(node):
-                    inputs[k] = self._settle_new(hooks["cast"](x, FLOAT32), node)
+            if k in which:
+                inputs[k] = self._cast(x, dtype, node)
         return node if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
+
+    def _cast(self, x: Node, dtype: Any, made_for: Node) -> Node:
+        with attributed_to(made_for):
+            return self._settle_new(hooks["cast"](x, dtype), made_for)
+
+    def _widened(self, node: Node) -> Node:
+        """The operator in float32, and its output cast back; those of several outputs are cast
+        where they are selected.
+        """
+        narrow = {k for k, x in enumerate(node.inputs) if is_narrow(x.spec.dtype)}
+        wide = self._with_casts(node, narrow, FLOAT32)
+        if not isinstance(node.spec, Spec):
+            return self.settle(wide.derive(wide.inputs, tuple(map(_wide, node.spec))))
+        if not is_narrow(node.spec.dtype):
+            return self.settle(wide)
+        wide = wide.derive(wide.inputs, _wide(node.spec))
+        return self._cast(self.settle(wide), node.spec.dtype, node)
+
+    def _selected(self, node: Node) -> Node:
+        made = node.inputs[0].spec[node.attrs["index"]]
+        if made.dtype == node.spec.dtype:
+            return node
+        return self._cast(self.settle(node.derive(node.inputs, made)), node.spec.dtype, node)
 
     def _key(self, node: Node) -> tuple | None:
         """The key that equal nodes share; None for those that are never merged."""
@@ -108,6 +147,14 @@ class _Rewriter:
         return (op, node.spec, tuple(map(id, node.inputs)), attrs)
 
 
+def _outputs(node: Node) -> tuple[Spec, ...]:
+    return (node.spec,) if isinstance(node.spec, Spec) else node.spec
+
+
+def _wide(spec: Spec) -> Spec:
+    return spec._replace(dtype=FLOAT32) if is_narrow(spec.dtype) else spec
+
+
 def _fold(node: Node) -> Node | None:
     """Arithmetic on known constants: everything that depends on filled arrays only."""
     op = node.op
@@ -117,8 +164,8 @@ def _fold(node: Node) -> Node | None:
         return None
     value = node.inputs[0].attrs["value"]
     if op.elementwise:
-        inputs = [np.full((), x.attrs["value"], x.spec.dtype) for x in node.inputs]
-        output = np.empty((), node.spec.dtype)
+        inputs = [np.full((), x.attrs["value"], host(x.spec.dtype)) for x in node.inputs]
+        output = np.empty((), host(node.spec.dtype))
         scratch = [
             np.empty(s.shape, s.dtype) for s in op.workspace(node, [], [Spec((), output.dtype)])
         ]

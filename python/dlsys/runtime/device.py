@@ -90,6 +90,14 @@ def gpu(id: int = 0) -> Context:
     return Context(DL_GPU, id)
 
 
+def _call(name: str, *arguments: Any) -> None:
+    """Calls a function of the library. DeviceError where that is not available, else what it
+    reports.
+    """
+    library = load()
+    library.check(getattr(library.cdll, name)(*arguments))
+
+
 # ---- streams ----
 class _Lease:
     # A thread's stream; when the thread ends, the next thread takes it. Streams are never
@@ -103,9 +111,8 @@ class _Lease:
         try:
             self.stream = self.idle.setdefault(ctx, []).pop()
         except IndexError:
-            library = load()
             out = ctypes.c_void_p()
-            library.check(library.cdll.DLStreamCreate(ctx.struct, ctypes.byref(out)))
+            _call("DLStreamCreate", ctx.struct, ctypes.byref(out))
             self.stream = out.value or 0
 
     def __del__(self) -> None:
@@ -164,8 +171,7 @@ def synchronize(ctx: Context) -> None:
             told yet.
         DeviceLostError: the GPU faulted.
     """
-    library = load()
-    library.check(library.cdll.DLStreamSynchronize(ctx.struct, stream(ctx)))
+    _call("DLStreamSynchronize", ctx.struct, stream(ctx))
 
 
 def _forget_gpu_in_child() -> None:
@@ -189,15 +195,8 @@ class Block:
     """
 
     __slots__ = (
-        "ctx",
-        "address",
-        "nbytes",
-        "home",
-        "stream",
-        "_library",
-        "_process",
-        "__weakref__",
-    )
+        "ctx", "address", "nbytes", "home", "stream", "_library", "_process", "__weakref__",
+    )  # fmt: skip
     process: ClassVar[int] = 0  # how many forks lie behind this process
 
     def __init__(self, ctx: Context, nbytes: int):
@@ -265,9 +264,8 @@ class MemoryStats(NamedTuple):
 
 def memory_stats(ctx: Context) -> MemoryStats:
     """The counters of `ctx` now."""
-    library = load()
     stats = DLMemoryStats()
-    library.check(library.cdll.DLMemoryGetStats(ctx.struct, ctypes.byref(stats)))
+    _call("DLMemoryGetStats", ctx.struct, ctypes.byref(stats))
     return MemoryStats(*(getattr(stats, name) for name in MemoryStats._fields))
 
 
@@ -285,47 +283,40 @@ class Counters(NamedTuple):
 
 def counters() -> Counters:
     """The counters now."""
-    library = load()
     found = DLCounters()
-    library.check(library.cdll.DLGetCounters(ctypes.byref(found)))
+    _call("DLGetCounters", ctypes.byref(found))
     return Counters(*(getattr(found, name) for name in Counters._fields))
 
 
 def reset_peak(ctx: Context) -> None:
     """Starts `peak_in_use_nbytes` again from what is in use now."""
-    library = load()
-    library.check(library.cdll.DLMemoryResetPeak(ctx.struct))
+    _call("DLMemoryResetPeak", ctx.struct)
 
 
 def trim(ctx: Context) -> None:
     """Gives cached blocks back to the device."""
-    library = load()
-    library.check(library.cdll.DLMemoryTrim(ctx.struct))
+    _call("DLMemoryTrim", ctx.struct)
 
 
 # ---- what is usable ----
 def device_count(device_type: int) -> int:
     """The number of devices of a type (1 CPU, 2 GPU). Raises DeviceError when none work."""
-    library = load()
     count = ctypes.c_int32()
-    library.check(library.cdll.DLDeviceCount(device_type, ctypes.byref(count)))
+    _call("DLDeviceCount", device_type, ctypes.byref(count))
     return count.value
 
 
 def device_name(ctx: Context) -> str:
     """The device's own name, such as "NVIDIA H200"."""
-    library = load()
     text = ctypes.create_string_buffer(256)
-    library.check(library.cdll.DLDeviceName(ctx.struct, text, len(text)))
+    _call("DLDeviceName", ctx.struct, text, len(text))
     return text.value.decode(errors="replace")
 
 
 def device_memory(ctx: Context) -> tuple[int, int]:
     """Free and total bytes of the device's memory, as the device counts them for all processes."""
-    library = load()
     free, total = ctypes.c_int64(), ctypes.c_int64()
-    ask = library.cdll.DLDeviceMemory
-    library.check(ask(ctx.struct, ctypes.byref(free), ctypes.byref(total)))
+    _call("DLDeviceMemory", ctx.struct, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 

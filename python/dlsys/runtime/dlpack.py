@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dlsys.dtypes import bfloat16
 from dlsys.errors import ShapeError
 from dlsys.runtime.device import Block, Context, stream
 from dlsys.runtime.library import DL_CPU, DL_GPU, DTYPE_CODES, load
@@ -19,7 +20,14 @@ from dlsys.runtime.library import DL_CPU, DL_GPU, DTYPE_CODES, load
 _READ_ONLY = 1
 _LEGACY_STREAM = 1  # DLPack's and CUDA's number of the default stream
 _TYPE_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
-_DTYPES = {(_TYPE_CODES[dtype.kind], dtype.itemsize * 8): dtype for dtype in DTYPE_CODES}
+_BFLOAT = 4
+
+
+def _type_code(dtype: Any) -> int:
+    return _BFLOAT if dtype is bfloat16 else _TYPE_CODES[dtype.kind]
+
+
+_DTYPES = {(_type_code(dtype), dtype.itemsize * 8): dtype for dtype in DTYPE_CODES}
 
 
 class _Tensor(ctypes.Structure):
@@ -125,7 +133,7 @@ def export(array: Any, consumer: int | None, versioned: bool) -> Any:
     tensor.data = array.data_address
     tensor.device_type, tensor.device_id = array.ctx.device_type, array.ctx.device_id
     tensor.ndim, tensor.shape, tensor.strides = array.ndim, shape, strides
-    tensor.code, tensor.bits = _TYPE_CODES[array.dtype.kind], array.dtype.itemsize * 8
+    tensor.code, tensor.bits = _type_code(array.dtype), array.dtype.itemsize * 8
     tensor.lanes = 1
     address = ctypes.addressof(managed)
     _exports[address] = (array, managed, shape, strides)
@@ -164,7 +172,7 @@ class ForeignBlock(Block):
             managed.deleter(ctypes.addressof(managed))
 
 
-def consume(source: Any) -> tuple[ForeignBlock, tuple[int, ...], np.dtype, bool]:
+def consume(source: Any) -> tuple[ForeignBlock, tuple[int, ...], Any, bool]:
     """The memory of `source` (anything with `__dlpack__`) as (block, shape, dtype, read only).
 
     Raises:
@@ -211,7 +219,7 @@ def _take(capsule: Any) -> Any:
     raise TypeError("from_dlpack: __dlpack__ returned no fresh DLPack capsule")
 
 
-def _checked_dtype(tensor: Any) -> np.dtype:
+def _checked_dtype(tensor: Any) -> Any:
     dtype = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         raise ShapeError(

@@ -20,6 +20,7 @@ from dlsys.runtime.interface_text import TEXT
 
 _TYPES: dict[str, Any] = {
     "pointer": ctypes.c_void_p,
+    "uint8": ctypes.c_uint8,
     "int32": ctypes.c_int32,
     "int64": ctypes.c_int64,
     "float32": ctypes.c_float,
@@ -36,6 +37,15 @@ class DeviceType(NamedTuple):
     streams: bool
 
 
+class Struct(ctypes.Structure):
+    """A struct that a kernel takes as one argument. Fields that are not given are 0."""
+
+    def __repr__(self) -> str:
+        values = ((name, getattr(self, name)) for name, _ in self._fields_)  # type: ignore[misc]
+        shown = (f"{name}={list(x) if isinstance(x, ctypes.Array) else x}" for name, x in values)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
 class Interface:
     """The text of an interface, read.
 
@@ -46,6 +56,11 @@ class Interface:
         limits: by name; see src/runtime/interface.cc.
         activations, activation_gradients: the kernels that an epilogue may end in, by number.
         opcodes: of a pointwise program, by the name of the kernel that each stands for.
+        operands: of a GEMM, by name, as arguments of kernels have them.
+        rules: of optimizers, by the names of their kernels; 1 where one acts in every run of an
+            accumulation.
+        slots: of a rule, the states beside the parameter.
+        constants: of a rule, in the order of its kernels' argument.
     """
 
     def __init__(self, text: str) -> None:
@@ -56,6 +71,11 @@ class Interface:
         self.activations: dict[str, int] = {}
         self.activation_gradients: dict[str, int] = {}
         self.opcodes: dict[str, int] = {}
+        self.operands: dict[str, int] = {}
+        self.rules: dict[str, int] = {}
+        self.slots: dict[str, tuple[str, ...]] = {}
+        self.constants: dict[str, tuple[str, ...]] = {}
+        self._structs: dict[str, type[Struct]] = {}
         self._fields: dict[str, list[tuple[str, str]]] = {}
         self._functions: dict[str, list[str]] = {}
         numbers = {
@@ -65,13 +85,18 @@ class Interface:
             "activation": self.activations,
             "activation_gradient": self.activation_gradients,
             "opcode": self.opcodes,
+            "operand": self.operands,
+            "rule": self.rules,
         }
+        lists = {"slots": self.slots, "constants": self.constants}
         for line in text.splitlines():
             kind, name, *rest = line.split(" ")
             if kind in numbers:
                 numbers[kind][name] = int(rest[0])
             elif kind == "device":
                 self.devices[name] = DeviceType(int(rest[0]), rest[1], rest[2] == "1")
+            elif kind in lists:
+                lists[kind][name] = tuple(rest)
             elif kind == "struct":
                 self._fields[name] = []
             elif kind == "field":
@@ -84,17 +109,24 @@ class Interface:
         says of that field.
         """
         fields = self._fields[struct]
-        return [(name, pointers.get(name) or _ctype(text)) for name, text in fields]
+        return [(name, pointers.get(name) or self._type(text)) for name, text in fields]
+
+    def struct(self, name: str) -> Any:
+        """A struct, by name, as a class whose keyword arguments are its fields."""
+        if name not in self._structs:
+            self._structs[name] = type(name, (Struct,), {"_fields_": self.fields(name)})
+        return self._structs[name]
 
     def functions(self) -> dict[str, tuple[Any, ...]]:
         """What each function that returns a status takes, for ctypes. A pointer is c_void_p, which
         accepts byref(), a ctypes array and a plain address alike.
         """
-        return {name: tuple(map(_ctype, types)) for name, types in self._functions.items()}
+        return {name: tuple(map(self._type, types)) for name, types in self._functions.items()}
 
-
-def _ctype(text: str) -> Any:
-    return DLContext if text == "DLContext" else _TYPES[text]
+    def _type(self, text: str) -> Any:
+        name, _, extent = text.partition("*")
+        known = DLContext if name == "DLContext" else _TYPES.get(name) or self.struct(name)
+        return known * int(extent) if extent else known
 
 
 interface = Interface(TEXT)

@@ -18,6 +18,8 @@ dtype int32 2
 dtype int64 3
 dtype uint8 4
 dtype bool 5
+dtype bfloat16 6
+dtype float16 7
 activation relu 1
 activation sigmoid 2
 activation tanh 3
@@ -84,11 +86,48 @@ opcode where 48 3
 opcode clip_gradient 49 4
 opcode leaky_relu_gradient 50 4
 opcode elu_gradient 51 4
+operand A 1
+operand B 2
 limit max_ndim 8
+limit mlp_head_layers 6
+limit weight_update_gemms 8
 limit pointwise_instructions 24
 limit pointwise_inputs 8
 limit pointwise_immediates 16
 limit pointwise_first_immediate 64
+rule sgd_update 0
+slots sgd_update
+constants sgd_update
+rule sgd_momentum_update 0
+slots sgd_momentum_update velocity
+constants sgd_momentum_update momentum share nesterov
+rule adam_update 0
+slots adam_update mean square
+constants adam_update mean_keep mean_take square_keep square_take eps
+rule rmsprop_update 0
+slots rmsprop_update square
+constants rmsprop_update keep take eps momentum
+rule rmsprop_centered_update 0
+slots rmsprop_centered_update square mean
+constants rmsprop_centered_update keep take eps momentum
+rule rmsprop_momentum_update 0
+slots rmsprop_momentum_update square velocity
+constants rmsprop_momentum_update keep take eps momentum
+rule rmsprop_centered_momentum_update 0
+slots rmsprop_centered_momentum_update square mean velocity
+constants rmsprop_centered_momentum_update keep take eps momentum
+rule adagrad_update 0
+slots adagrad_update total
+constants adagrad_update eps
+rule lion_update 0
+slots lion_update mean
+constants lion_update direction_keep direction_take mean_keep mean_take
+rule average_update 0
+slots average_update
+constants average_update decay
+rule accumulate_update 1
+slots accumulate_update
+constants accumulate_update
 struct DLContext 8
 field DLContext device_id int32 0 4
 field DLContext device_type int32 4 4
@@ -108,16 +147,17 @@ struct DLValue 8
 field DLValue p pointer 0 8
 field DLValue i int64 0 8
 field DLValue f float32 0 4
-struct DLKernelEntry 72
+struct DLKernelEntry 80
 field DLKernelEntry name pointer 0 8
 field DLKernelEntry device pointer 8 8
 field DLKernelEntry sig pointer 16 8
-field DLKernelEntry call pointer 24 8
-field DLKernelEntry invoke pointer 32 8
-field DLKernelEntry fits pointer 40 8
-field DLKernelEntry workspace pointer 48 8
-field DLKernelEntry file pointer 56 8
-field DLKernelEntry line int64 64 8
+field DLKernelEntry dtype int64 24 8
+field DLKernelEntry call pointer 32 8
+field DLKernelEntry invoke pointer 40 8
+field DLKernelEntry fits pointer 48 8
+field DLKernelEntry workspace pointer 56 8
+field DLKernelEntry file pointer 64 8
+field DLKernelEntry line int64 72 8
 struct DLStep 16
 field DLStep kernel int32 0 4
 field DLStep first int32 4 4
@@ -148,6 +188,46 @@ field DLGraphStreams stream pointer 0 8
 field DLGraphStreams waits pointer 8 8
 field DLGraphStreams nwaits int64 16 8
 field DLGraphStreams ready_inputs pointer 24 8
+struct UpdateOptions 40
+field UpdateOptions every int64 0 8
+field UpdateOptions clip float32 8 4
+field UpdateOptions l2 float32 12 4
+field UpdateOptions decay float32 16 4
+field UpdateOptions constants float32*5 20 20
+struct WeightUpdateOptions 112
+field WeightUpdateOptions update UpdateOptions 0 40
+field WeightUpdateOptions precision int32 40 4
+field WeightUpdateOptions sums int32*8 44 32
+field WeightUpdateOptions u8 int32*8 76 32
+struct Instruction 8
+field Instruction opcode uint8 0 1
+field Instruction destination uint8 1 1
+field Instruction operands uint8*4 2 4
+field Instruction unused uint8*2 6 2
+struct Bytecode 264
+field Bytecode code Instruction*25 0 200
+field Bytecode immediates float32*16 200 64
+struct HeadLayer 16
+field HeadLayer transposed int32 0 4
+field HeadLayer has_bias int32 4 4
+field HeadLayer activation int32 8 4
+field HeadLayer dact int32 12 4
+struct Permutation 32
+field Permutation axes int32*8 0 32
+struct HW 16
+field HW h int64 0 8
+field HW w int64 8 8
+struct WindowOptions 80
+field WindowOptions size HW 0 16
+field WindowOptions stride HW 16 16
+field WindowOptions before HW 32 16
+field WindowOptions after HW 48 16
+field WindowOptions dilation HW 64 16
+struct HeadOptions 108
+field HeadOptions precision int32 0 4
+field HeadOptions scale float32 4 4
+field HeadOptions dy float32 8 4
+field HeadOptions layers HeadLayer*6 12 96
 function DLDeviceCount int32 pointer
 function DLDeviceName DLContext pointer int64
 function DLDeviceMemory DLContext pointer pointer
@@ -179,6 +259,4 @@ function DLGraphFree pointer
 function DLProgramFree pointer
 function DLCpuSetThreads int32
 function DLCpuGetThreads pointer
-function DLCpuSetScratchLimit int64
-function DLCpuGetScratch pointer
 """

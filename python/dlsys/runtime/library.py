@@ -12,11 +12,10 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
+from dlsys.dtypes import FLOAT32, as_dtype, storage_dtype
 from dlsys.errors import (
     DeviceError,
     DeviceLostError,
@@ -34,8 +33,8 @@ DL_CPU, DL_GPU = interface.enums["DL_CPU"], interface.enums["DL_GPU"]
 MAX_NDIM = interface.limits["max_ndim"]
 _TYPES = {kind.column: kind.code for kind in interface.devices.values()}
 
-DTYPE_CODES: dict[np.dtype, int] = {np.dtype(name): code for name, code in interface.dtypes.items()}
-CODE_DTYPES: dict[int, np.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
+DTYPE_CODES: dict[Any, int] = {as_dtype(name): code for name, code in interface.dtypes.items()}
+CODE_DTYPES: dict[int, Any] = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
 class DLArray(ctypes.Structure):
@@ -44,6 +43,11 @@ class DLArray(ctypes.Structure):
 
 class DLArrayList(ctypes.Structure):
     _fields_ = interface.fields("DLArrayList", arrays=ctypes.POINTER(ctypes.c_void_p))
+
+
+class DLBytes(ctypes.Structure):
+    _fields_ = interface.fields("DLBytes")
+    struct: Any  # that it shows
 
 
 class DLValue(ctypes.Union):
@@ -83,6 +87,7 @@ _LETTERS: dict[str, Any] = {
     "o": ctypes.c_void_p,
     "I": ctypes.POINTER(DLArrayList),
     "O": ctypes.POINTER(DLArrayList),
+    "b": ctypes.POINTER(DLBytes),
     "l": ctypes.c_int64,
     "f": ctypes.c_float,
     "s": ctypes.c_void_p,
@@ -102,7 +107,8 @@ class Library:
     Attributes:
         cdll: the `ctypes.CDLL`; its functions return a status for `check`.
         path, version: where it came from and what it was built from.
-        index: (device name, kernel name) -> position in the kernel table.
+        index: (device name, kernel name, storage type of its floats) -> position in the kernel
+            table; the type is `storage_dtype` of the dtypes of the call's arrays.
         signature: (device name, kernel name) -> one letter a parameter (see DLKernelEntry).
     """
 
@@ -116,12 +122,15 @@ class Library:
         count = ctypes.c_int64()
         table = self.cdll.DLKernelTable(ctypes.byref(count))
         self._entries = (_KernelEntry * count.value).from_address(table)
-        keys = [(entry.device.decode(), entry.name.decode()) for entry in self._entries]
+        keys = [
+            (entry.device.decode(), entry.name.decode(), CODE_DTYPES[entry.dtype])
+            for entry in self._entries
+        ]
         self.index = {key: position for position, key in enumerate(keys)}
         self.signature = {
-            key: entry.sig.decode() for key, entry in zip(keys, self._entries, strict=True)
+            key[:2]: entry.sig.decode() for key, entry in zip(keys, self._entries, strict=True)
         }
-        self._kernels: dict[tuple[str, str], Callable[..., None]] = {}
+        self._kernels: dict[tuple[str, str, Any], Callable[..., None]] = {}
         self._algorithms: dict[tuple[str, str], tuple[str, ...]] = {}
         self._ask = functools.lru_cache(_ANSWERS)(self._asked)
 
@@ -130,11 +139,12 @@ class Library:
         if status:
             self._fail(status, self.cdll.DLGetLastError(), context)
 
-    def kernel(self, device_name: str, name: str) -> Callable[..., None]:
-        """The kernel as a function of arrays (anything with `.handle_address`), lists of arrays,
-        numbers and, for "cuda", the stream. Raises KernelError when the library has no such kernel.
+    def kernel(self, device_name: str, name: str, dtype: Any = FLOAT32) -> Callable[..., None]:
+        """The kernel for a storage type as a function of arrays (anything with `.handle_address`),
+        lists of arrays, structs of the interface, numbers and, for "cuda", the stream. Raises
+        KernelError when the library has no such kernel.
         """
-        key = (device_name, name)
+        key = (device_name, name, dtype)
         call = self._kernels.get(key)
         if call is None:
             self._entry(key)
@@ -147,7 +157,8 @@ class Library:
         """
         key = (device_name, name)
         if key not in self._algorithms:
-            name_of = functools.partial(self.cdll.DLAlgorithmName, self.index[key])
+            position = self.index[device_name, name, FLOAT32]
+            name_of = functools.partial(self.cdll.DLAlgorithmName, position)
             names = iter(map(name_of, itertools.count(1)).__next__, None)
             self._algorithms[key] = tuple(text.decode() for text in names)
         return self._algorithms[key]
@@ -157,7 +168,7 @@ class Library:
         DeviceError, with the reason, where that library cannot be used.
         """
         text = ctypes.c_char_p()
-        index = self.index[device_name, name]
+        index = self.index[device_name, name, FLOAT32]
         self.check(self.cdll.DLAlgorithmSource(index, number, ctypes.byref(text)))
         return (text.value or b"").decode()
 
@@ -165,10 +176,10 @@ class Library:
         """True when a kernel does a call with these arguments, no slower than several kernels do.
 
         The arguments are those of the call, without the stream, in the order of the kernel's
-        signature: numbers, and for each array anything with `.shape` and `.dtype`, as a Spec or an
-        array. Raises KernelError when the library has no such kernel.
+        signature: numbers, structs, and for each array anything with `.shape` and `.dtype`, as a
+        Spec or an array. Raises KernelError when the library has no such kernel.
         """
-        key = device_name, name
+        key = device_name, name, storage_dtype(dtypes_of(arguments))
         if not self._entry(key).fits:
             return True
         return bool(self._ask("DLKernelFits", key, device_id, _frozen(arguments)))
@@ -179,25 +190,29 @@ class Library:
         An array's `.address`, where it has one, says how it is aligned and what it overlaps. Raises
         KernelError when the library has no such kernel, or when it refuses the arguments.
         """
-        key = device_name, name
+        key = device_name, name, storage_dtype(dtypes_of(arguments))
         if not self._entry(key).workspace:
             return 0
         return self._ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
 
     def takes_workspace(self, device_name: str, name: str) -> bool:
         """False when a kernel needs no scratch memory, whatever its arguments, or is not there."""
-        position = self.index.get((device_name, name))
+        position = self.index.get((device_name, name, FLOAT32))
         return position is not None and bool(self._entries[position].workspace)
 
-    def _entry(self, key: tuple[str, str]) -> _KernelEntry:
+    def _entry(self, key: tuple[str, str, Any]) -> _KernelEntry:
         if key not in self.index:
-            raise KernelError(f"{key[1]}: device {key[0]} has no such kernel in {self.path}")
+            known = key[:2] in self.signature
+            what = f"no kernel of {key[2]}" if known else "no such kernel"
+            raise KernelError(f"{key[1]}: device {key[0]} has {what} in {self.path}")
         return self._entries[self.index[key]]
 
-    def _asked(self, function: str, key: tuple[str, str], device_id: int, frozen: tuple) -> int:
+    def _asked(
+        self, function: str, key: tuple[str, str, Any], device_id: int, frozen: tuple
+    ) -> int:
         """The library's answer to a question about a call that nobody makes yet."""
         ctx = DLContext(device_id, _TYPES[key[0]])
-        letters = self.signature[key].rstrip("s")
+        letters = self.signature[key[:2]].rstrip("s")
         if len(letters) != len(frozen):
             raise KernelError(
                 f"{key[1]}: its kernel on {key[0]} takes {len(letters)} arguments ({letters}), "
@@ -208,10 +223,14 @@ class Library:
         for value, letter, argument in zip(values, letters, frozen):
             if letter in "io":
                 value.p = _shown(argument, ctx, held)
-            elif letter in "IO":
-                listed = array_list([_shown(array, ctx, held) for array in argument])
-                held.append(listed)
-                value.p = ctypes.addressof(listed)
+            elif letter in "IOb":
+                made = (
+                    bytes_of(ctypes.create_string_buffer(argument, len(argument)))
+                    if letter == "b"
+                    else array_list([_shown(array, ctx, held) for array in argument])
+                )
+                held.append(made)
+                value.p = ctypes.addressof(made)
             elif letter == "f":
                 value.f = argument
             else:
@@ -229,14 +248,21 @@ class Library:
         self.check(self.cdll.DLPlaceNumber(given, ctypes.byref(number)))
         return number.value
 
-    def _wrap(self, key: tuple[str, str]) -> Callable[..., None]:
+    def set_threads(self, threads: int) -> None:
+        """Sets the number of the CPU's worker threads, 0 as for DLSYS_THREADS. Results do not
+        depend on it. Plans that are made from now on have scratch for as many.
+        """
+        self.check(self.cdll.DLCpuSetThreads(threads))
+        self._ask.cache_clear()
+
+    def _wrap(self, key: tuple[str, str, Any]) -> Callable[..., None]:
         # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
         # objects, never addresses, so that an argument cannot be freed while the kernel runs.
-        letters = self.signature[key]
+        letters = self.signature[key[:2]]
         entry = self._entries[self.index[key]]
         names = [f"{letter}{position}" for position, letter in enumerate(letters)]
-        forms = {"i": "{}.handle_address", "o": "{}.handle_address", "I": "list_of({})"}
-        forms["O"] = forms["I"]
+        array, listed = "{}.handle_address", "list_of({})"
+        forms = {"i": array, "o": array, "I": listed, "O": listed, "b": "bytes_of({})"}
         passed = [
             forms.get(letter, "{}").format(name)
             for letter, name in zip(letters, names, strict=True)
@@ -251,13 +277,14 @@ class Library:
         def fail(status: int, text: bytes, arguments: tuple[object, ...]) -> NoReturn:
             described = ", ".join(_describe(argument) for argument in arguments)
             where = f"{entry.file.decode()}:{entry.line}"
-            self._fail(status, text, {"call": f"{'/'.join(key)}({described})", "source": where})
+            self._fail(status, text, {"call": f"{'/'.join(key[:2])}({described})", "source": where})
 
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, *(_LETTERS[letter] for letter in letters))
         scope: dict[str, Any] = {
             "call": prototype(entry.call),
             "text": self.cdll.DLGetLastError,
             "fail": fail,
+            "bytes_of": bytes_of,
             "list_of": lambda arrays: array_list([x.handle_address for x in arrays]),
         }
         exec(source, scope)  # noqa: S102
@@ -276,8 +303,25 @@ def array_list(addresses: Sequence[int]) -> DLArrayList:
     return DLArrayList(len(addresses), (ctypes.c_void_p * len(addresses))(*addresses))
 
 
+def dtypes_of(arguments: Iterable[Any]) -> Iterator[Any]:
+    """The dtypes of the arrays, or the specs, among a call's arguments and in their lists."""
+    for argument in arguments:
+        if isinstance(argument, list):
+            yield from dtypes_of(argument)
+        elif hasattr(argument, "dtype"):
+            yield argument.dtype
+
+
+def bytes_of(struct: Any) -> DLBytes:
+    """A struct of ctypes, which it keeps alive, as an argument."""
+    made = DLBytes(ctypes.sizeof(struct), ctypes.addressof(struct))
+    made.struct = struct
+    return made
+
+
 def _frozen(arguments: Sequence[Any]) -> tuple:
-    """Arguments as a key: an array by its shape, its dtype's code and its address, 0 without one.
+    """Arguments as a key: an array by its shape, its dtype's code and its address, 0 without one,
+    and a struct by its bytes.
 
     Raises KernelError for a dtype that no native device holds.
     """
@@ -286,10 +330,12 @@ def _frozen(arguments: Sequence[Any]) -> tuple:
         if isinstance(argument, (list, tuple)) and not hasattr(argument, "shape"):
             frozen.append(_frozen(argument))
         elif hasattr(argument, "shape"):
-            code = DTYPE_CODES.get(np.dtype(argument.dtype))
+            code = DTYPE_CODES.get(argument.dtype)
             if code is None:
                 raise KernelError(f"no native device holds {argument.dtype}")
             frozen.append((tuple(argument.shape), code, getattr(argument, "address", 0)))
+        elif isinstance(argument, ctypes.Structure):
+            frozen.append(bytes(argument))
         else:
             frozen.append(argument)
     return tuple(frozen)
@@ -397,6 +443,6 @@ def _loaded() -> Library:
         )
     library = Library(path)
     if settings.threads:
-        library.check(library.cdll.DLCpuSetThreads(settings.threads))
+        library.set_threads(settings.threads)
     library.check(library.cdll.DLCpuGetThreads(ctypes.byref(ctypes.c_int32())))  # makes its pool
     return library

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlsys.dtypes import FLOAT32
 from dlsys.runtime.device import Context
 from dlsys.runtime.library import DL_GPU, MAX_NDIM, Library, load
 
@@ -19,7 +20,7 @@ class Target:
 
     Attributes:
         name: its column of the library's kernel table ("cpu", "cuda"), or "numpy".
-        kernels: the names of its kernels.
+        kernels: the names of its kernels, each with the storage type that it is for.
         native: steps are kernels of the native library; else every operator runs its numpy form.
         streams: kernels are launched on streams and the host runs ahead of them. Where it is False,
             a kernel is a call that returns when its work is done.
@@ -29,16 +30,16 @@ class Target:
     """
 
     name: str
-    kernels: Container[str] = field(repr=False)
+    kernels: Container[tuple[str | None, Any]] = field(repr=False)
     native: bool = True
     streams: bool = False
     capture: bool = False
     kernel_fits: Callable[..., bool] = field(default=lambda kernel, *arguments: True, repr=False)
     max_ndim: int = MAX_NDIM
 
-    def has(self, kernel: str | None) -> bool:
-        """True when the target has a kernel of this name."""
-        return kernel is not None and kernel in self.kernels
+    def has(self, kernel: str | None, dtype: Any = FLOAT32) -> bool:
+        """True when the target has a kernel of this name for floats of a storage type."""
+        return (kernel, dtype) in self.kernels
 
     def fits(self, kernel: str, *arguments: Any) -> bool:
         """True when a kernel that the target has does a call, no slower than several kernels do.
@@ -63,6 +64,6 @@ def target_of(ctx: Context | None) -> Target:
 
 @functools.cache
 def _native_target(library: Library, name: str, streams: bool, capture: bool) -> Target:
-    kernels = frozenset(kernel for column, kernel in library.index if column == name)
+    kernels = frozenset(key[1:] for key in library.index if key[0] == name)
     fits = functools.partial(library.fits, name)
     return Target(name, kernels, streams=streams, capture=capture, kernel_fits=fits)

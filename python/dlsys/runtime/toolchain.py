@@ -88,7 +88,7 @@ def cuda_library_dirs() -> list[str]:
 
 
 def gpu_present() -> bool:
-    """Whether this machine shows an NVIDIA GPU. Cheap: it asks for device files first."""
+    """True where this machine shows an NVIDIA GPU. Cheap: it asks for device files first."""
     device_files = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*")
     if any(glob.glob(pattern) for pattern in device_files):
         return True

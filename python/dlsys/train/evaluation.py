@@ -14,24 +14,12 @@ from ..data.description import DataDescription
 from ..data.prefetch import on_device
 from ..errors import DataError, ShapeError
 from ..nn import Module
-from ..ops.leaf import ANYWHERE
+from ..ops.leaf import home_of
 from ..runtime.device import Context
 from .metrics import Metric, suiting
 from .totals import Totals
 
 Loss = Callable[[ad.Node, ad.Node], ad.Node]  # (output, label) -> the mean loss of a batch
-
-
-@contextlib.contextmanager
-def in_mode(model: Module, training: bool) -> Iterator[None]:
-    """Graphs that the block builds are in one mode; afterwards each layer is in the one it had."""
-    before = [(module, module.training) for _, module in model.named_modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
 
 
 def inputs_of(data: Any) -> tuple[ad.Node, ...]:
@@ -109,7 +97,7 @@ class Evaluator:
         data = as_trained(data, model.trained_on)
         check_as_trained("the model", data, model.trained_on)
         *inputs, label = inputs_of(data)
-        with in_mode(model, training=False):
+        with model.in_mode(training=False):
             output = model(*inputs)
         self._data = data
         mean = loss(output, label)
@@ -143,7 +131,7 @@ def evaluate(
     evaluated in its inference mode. A loader that does not say how it normalizes does it as the
     model's training data were (`model.trained_on`); DataError for one that does it otherwise.
     """
-    return Evaluator(model, data, metrics, loss, _place(model, ctx)).run()
+    return Evaluator(model, data, metrics, loss, ctx or home_of(model)).run()
 
 
 def predict(
@@ -169,21 +157,13 @@ def predict(
     if model.trained_on is not None and len(arrays) == 1:
         arrays = [_taken(model.trained_on.prepared(arrays[0]), real)]
     nodes = [_variable(f"input{k}", array) for k, array in enumerate(arrays)]
-    with in_mode(model, training=False):
-        executor = ad.Executor([model(*nodes)], ctx=_place(model, ctx))
+    with model.in_mode(training=False):
+        executor = ad.Executor([model(*nodes)], ctx=ctx or home_of(model))
     outputs = []
     for start in range(0, lengths.pop(), batch_size):
         feeds = {node: x[start : start + batch_size] for node, x in zip(nodes, arrays)}
         outputs += executor.run(feeds, convert_to_numpy_ret_vals=True)
     return np.concatenate(outputs)
-
-
-def _place(model: Module, ctx: Context | None) -> Context | None:
-    """The device asked for, else the one on which a model's Parameters are."""
-    states = (parameter for _, parameter in model.named_state())
-    homes = (x.home if x.storage is None else x.storage.ctx for x in states)
-    found = (home for home in homes if home is not ANYWHERE and home is not None)
-    return next(found, None) if ctx is None else ctx
 
 
 def _taken(x: Any, real: np.dtype[Any]) -> np.ndarray:

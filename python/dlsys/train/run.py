@@ -21,7 +21,7 @@ from ..runtime.device import Context
 from . import schema
 from .callback import Callback
 from .checkpoint import Saved
-from .evaluation import Loss, batches_of, in_mode, inputs_of
+from .evaluation import Loss, batches_of, inputs_of
 from .history import History, Record, plain
 from .kernel_choices import Kernels
 from .metrics import Metric, suiting
@@ -69,7 +69,7 @@ class TrainingRun:
 
     def _build(self, parameters: Sequence[Any] | None, metrics: Sequence[Metric] | None) -> None:
         *inputs, label = inputs_of(self.data)
-        with in_mode(self.model, training=True):
+        with self.model.in_mode(training=True):
             output = self.model(*inputs)
             loss = self.loss(output, label)
         self.metrics = suiting(loss, output, label) if metrics is None else tuple(metrics)

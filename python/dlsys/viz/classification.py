@@ -9,8 +9,9 @@ import numpy as np
 
 from ..autodiff import Executor, Variable
 from ..errors import ShapeError
+from ..ops.leaf import home_of
 from .figure import INK, class_names, legend, new_figure, plot
-from .layers import evaluating, home, prepared
+from .layers import prepared
 from .svg import COLORS, GREEN, ORANGE
 
 if TYPE_CHECKING:
@@ -126,9 +127,10 @@ def _cell_colors(counts: np.ndarray) -> np.ndarray:
 def _winners(classifier: Any, points: np.ndarray) -> np.ndarray:
     if hasattr(classifier, "named_modules"):
         x = Variable("points", shape=(None, 2), dtype=np.float32)
-        scores = evaluating(classifier, lambda: classifier(x))
+        with classifier.in_mode(training=False):
+            scores = classifier(x)
         feeds = {x: prepared(classifier, points)}
-        run = Executor([scores], home(classifier)).run(feeds, convert_to_numpy_ret_vals=True)
+        run = Executor([scores], home_of(classifier)).run(feeds, convert_to_numpy_ret_vals=True)
         values = run[0]
     else:
         values = np.asarray(classifier(points))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..autodiff import Executor, Node, Variable
-from ..ops.leaf import ANYWHERE
+from ..ops.leaf import home_of
 from .figure import INK, new_figure
 from .images import draw_activations, draw_input
 
@@ -46,11 +46,12 @@ def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
     """
     array = np.asarray(prepared(model, np.asarray(image)[None])[0], np.float32)
     x = Variable("image", shape=(1, *array.shape), dtype=np.float32)
-    calls = evaluating(model, lambda: model.calls(x))
+    with model.in_mode(training=False):
+        calls = model.calls(x)
     inner = [call for call in calls if not list(call.module.children())]
     names = [f"{call.name or 'model'} {type(call.module).__name__}" for call in inner]
     outputs: list[Node] = [call.output for call in inner]
-    run = Executor(outputs, home(model)).run({x: array[None]}, convert_to_numpy_ret_vals=True)
+    run = Executor(outputs, home_of(model)).run({x: array[None]}, convert_to_numpy_ret_vals=True)
     found, before = {}, array
     for name, (value,) in zip(names, run):
         if not np.array_equal(value.reshape(-1), before.reshape(-1)):
@@ -63,24 +64,3 @@ def prepared(model: Any, samples: np.ndarray) -> np.ndarray:
     """Samples (n, …) as a model takes them: normalized as what it was trained on."""
     trained_on = getattr(model, "trained_on", None)
     return samples if trained_on is None else trained_on.prepared(samples)
-
-
-def evaluating(model: Any, build: Any) -> Any:
-    """The result of `build()` with the model in evaluation mode; each module keeps its mode."""
-    modes = [(module, module.training) for _, module in model.named_modules()]
-    model.eval()
-    try:
-        return build()
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def home(model: Any) -> Any:
-    """The context on which a model's Parameters live; None where that is not known yet."""
-    for _, parameter in model.named_state():
-        if parameter.storage is not None:
-            return parameter.storage.ctx
-        if parameter.home is not ANYWHERE:
-            return parameter.home
-    return None

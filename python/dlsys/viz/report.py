@@ -149,20 +149,21 @@ def _sections(report: Report) -> Iterator[Section]:
     where = environment() if report.environment is None else report.environment
     tables = page.pairs("settings", report.settings) + page.pairs("environment", where)
     yield Section("run", "Run", f'<div class="columns">{tables}</div>' if tables else "")
-    for anchor, heading, body, lead in (
-        ("training", "Training", _training, _OF_TRAINING),
-        ("model", "Model", _model, ""),
-        ("filters", "Learned filters", _filters, _OF_FILTERS),
-        ("activations", "Activations", _activations, _OF_ACTIVATIONS),
-        ("confusion", "Confusion matrix", _confusion, _OF_CONFUSION),
-        ("mistakes", "Worst mistakes", _mistakes, _OF_MISTAKES),
-        ("boundary", "Decision boundary", _boundary, ""),
-        ("graph", "Graph", _graph, _OF_GRAPH),
-        ("memory", "Memory plan", _memory, _OF_MEMORY),
-        ("operators", "Operators", _operators, _OF_OPERATORS),
-        ("device", "Device", _device, ""),
+    for heading, needs, body, lead in (
+        ("Training", "history", _training, _OF_TRAINING),
+        ("Model", "model", _model, ""),
+        ("Learned filters", "model", _filters, _OF_FILTERS),
+        ("Activations", "model image", _activations, _OF_ACTIVATIONS),
+        ("Confusion matrix", "confusion", _confusion, _OF_CONFUSION),
+        ("Worst mistakes", "mistakes", _mistakes, _OF_MISTAKES),
+        ("Decision boundary", "points model", _boundary, ""),
+        ("Graph", "", _graph, _OF_GRAPH),
+        ("Memory plan", "plan", _memory, _OF_MEMORY),
+        ("Operators", "profile", _operators, _OF_OPERATORS),
+        ("Device", "counters", _device, ""),
     ):
-        yield Section(anchor, heading, body(report), lead)
+        if all(getattr(report, name) is not None for name in needs.split()):
+            yield Section(body.__name__[1:], heading, body(report), lead)
 
 
 def _training(report: Report) -> str:
@@ -177,8 +178,6 @@ def _training(report: Report) -> str:
 
 
 def _model(report: Report) -> str:
-    if report.model is None:
-        return ""
     if report.image is not None:
         shape = (1, *np.shape(report.image))
         return f"<pre>{page.text_of(report.model.summary(shape))}</pre>"
@@ -188,8 +187,6 @@ def _model(report: Report) -> str:
 
 def _filters(report: Report) -> str:
     """The first Parameter that can be seen: filters, or a matrix over the pixels of an image."""
-    if report.model is None:
-        return ""
     extents = tuple(n for n in np.shape(report.image) if n > 1)
     shape = extents if len(extents) > 1 else None
     for name, parameter in _parameters(report):
@@ -201,21 +198,15 @@ def _filters(report: Report) -> str:
 
 
 def _activations(report: Report) -> str:
-    if report.model is None or report.image is None:
-        return ""
     return page.picture(svg_of(layer_activations(report.model, report.image), "activations"))
 
 
 def _confusion(report: Report) -> str:
-    if report.confusion is None:
-        return ""
     return page.picture(svg_of(confusion_matrix(report.confusion, report.classes), "confusion"))
 
 
 def _mistakes(report: Report) -> str:
-    given = report.mistakes
-    if given is None:
-        return ""
+    given: Any = report.mistakes
     figure = mistakes(
         given.images, given.labels, given.predictions, given.probabilities, classes=report.classes
     )
@@ -223,9 +214,7 @@ def _mistakes(report: Report) -> str:
 
 
 def _boundary(report: Report) -> str:
-    if report.points is None or report.model is None:
-        return ""
-    given = report.points
+    given: Any = report.points
     figure = decision_boundary(report.model, given.points, given.labels, report.classes)
     return page.picture(svg_of(figure, "boundary"))
 
@@ -244,18 +233,18 @@ def _graph(report: Report) -> str:
 
 
 def _memory(report: Report) -> str:
-    if report.plan is None:
-        return ""
-    drawn = page.picture(memory_plan(report.plan), zoom=True)
-    if len(report.plan.steps) > _TEXT_LIMIT:
+    plan: Any = report.plan
+    drawn = page.picture(memory_plan(plan), zoom=True)
+    if len(plan.steps) > _TEXT_LIMIT:
         return drawn
-    return drawn + page.folded("the plan step by step", str(report.plan))
+    return drawn + page.folded("the plan step by step", str(plan))
 
 
 def _operators(report: Report) -> str:
-    if report.profile is None or not report.profile.rows():
+    profile: Any = report.profile
+    rows = profile.rows()
+    if not rows:
         return ""
-    rows = report.profile.rows()
     total = sum(row.ms for row in rows)
     cells = [
         (
@@ -269,13 +258,13 @@ def _operators(report: Report) -> str:
         for row in rows
     ]
     calls = sum(row.calls for row in rows)
-    totals = (f"total of {report.profile.runs:,} runs", f"{calls:,}", f"{total:,.3f}", "", "", "")
+    totals = (f"total of {profile.runs:,} runs", f"{calls:,}", f"{total:,.3f}", "", "", "")
     head = ("operator", "calls", "ms", "share", "GB/s", "GFLOP/s")
-    return page.picture(operator_times(report.profile)) + page.table(head, cells, totals)
+    return page.picture(operator_times(profile)) + page.table(head, cells, totals)
 
 
 def _device(report: Report) -> str:
-    return "" if report.counters is None else f"<pre>{page.text_of(report.counters)}</pre>"
+    return f"<pre>{page.text_of(report.counters)}</pre>"
 
 
 def _parameters(report: Report) -> list[tuple[str, Any]]:

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "cpu/runtime/parallel.h"
+
 namespace dlsys {
 namespace cpu {
 namespace {
@@ -38,44 +40,44 @@ const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t choice) {
 }
 
 void RunForward(const char* op, const DLArray* x, const DLArray* f, const float* bias, DLArray* y,
-                int64_t stride, int64_t pad, int64_t dilation, int64_t groups, int64_t choice) {
+                const WindowOptions& windows, int64_t groups, int64_t choice) {
   const float *data = Input(op, x), *filter = Input(op, f);
   float* out = Output(op, y);
-  const Conv conv = CheckedConv(op, x, f, y, stride, pad, dilation, groups);
+  const Conv conv = CheckedConv(op, x, f, y, windows, groups);
   if (Numel(y)) Choose(op, conv, choice).forward(conv, data, filter, bias, out);
 }
 
-void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t pad,
-            int64_t dilation, int64_t groups, int64_t choice, int64_t) {
-  RunForward("conv2d", x, f, nullptr, y, stride, pad, dilation, groups, choice);
+void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
+            int64_t groups, int64_t choice, int64_t) {
+  RunForward("conv2d", x, f, nullptr, y, *windows, groups, choice);
 }
 
-void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y, int64_t stride,
-                int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
+void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y,
+                Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t) {
   const char* op = "conv2d_bias";
   const float* add = Input(op, bias);
   if (f->ndim != 4 || bias->ndim != 1 || bias->shape[0] != f->shape[0])
     Fail("%s: bias %s does not fit filter %s", op, ShapeText(bias).c_str(), ShapeText(f).c_str());
-  RunForward(op, x, f, add, y, stride, pad, dilation, groups, choice);
+  RunForward(op, x, f, add, y, *windows, groups, choice);
 }
 
-void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_t stride,
-                        int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
+void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
+                        Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t) {
   const char* op = "conv2d_data_gradient";
   const float *filter = Input(op, f), *gradient = Input(op, dy);
   float* out = Output(op, dx);
-  const Conv conv = CheckedConv(op, dx, f, dy, stride, pad, dilation, groups);
+  const Conv conv = CheckedConv(op, dx, f, dy, *windows, groups);
   if (Numel(dx)) Choose(op, conv, choice).data_gradient(conv, filter, gradient, out);
 }
 
-void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, int64_t stride,
-                          int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t) {
+void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
+                          Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t) {
   const char* op = "conv2d_filter_gradient";
   const float *data = Input(op, x), *gradient = Input(op, dy);
   float* out = Output(op, df);
-  const Conv conv = CheckedConv(op, x, df, dy, stride, pad, dilation, groups);
+  const Conv conv = CheckedConv(op, x, df, dy, *windows, groups);
   if (!Numel(df)) return;
-  if (!Numel(dy)) return std::fill(out, out + Numel(df), 0.f);
+  if (!Numel(dy)) return Serially([&] { std::fill(out, out + Numel(df), 0.f); });
   Choose(op, conv, choice).filter_gradient(conv, data, gradient, out);
 }
 

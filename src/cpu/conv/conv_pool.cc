@@ -11,13 +11,13 @@ void CheckBias(const char* op, const ConvPool& p, const DLArray* bias) {
 }
 
 void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLArray* y,
-                DLArray* code, int64_t pad, int64_t window, int64_t relu) {
+                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu) {
   const char* op = "conv2d_pool";
   Check(op, code);
   const float *data = Input(op, x), *filter = Input(op, f), *add = nullptr;
   float* out = Output(op, y);
   uint8_t* codes = Codes(op, code);
-  const ConvPool p = CheckedConvPool(op, x, f, y, code, pad, window);
+  const ConvPool p = CheckedConvPool(op, x, f, y, code, *pad, window);
   if (bias->count) {
     add = Input(op, bias->arrays[0]);
     CheckBias(op, p, bias->arrays[0]);
@@ -26,25 +26,25 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
 }
 
 void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
-                            int64_t pad, int64_t window) {
+                            Struct<HW> pad, int64_t window) {
   const char* op = "conv2d_pool_data_gradient";
   Check(op, code);
   const float *filter = Input(op, f), *gradient = Input(op, dy);
   float* out = Output(op, dx);
   const uint8_t* codes = Codes(op, code);
-  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, pad, window);
+  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, *pad, window);
   if (Numel(dx)) ConvPoolDataGradient(p, filter, gradient, codes, out);
 }
 
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
-                              DLArrayList* gradients, int64_t pad, int64_t window) {
+                              DLArrayList* gradients, Struct<HW> pad, int64_t window) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1 || gradients->count > 2) Fail("%s: expected one or two gradients", op);
   Check(op, code);
   const float *data = Input(op, x), *gradient = Input(op, dy);
   float *df = Output(op, gradients->arrays[0]), *db = nullptr;
   const uint8_t* codes = Codes(op, code);
-  const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, pad, window);
+  const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, *pad, window);
   if (gradients->count == 2) {
     db = Output(op, gradients->arrays[1]);
     CheckBias(op, p, gradients->arrays[1]);
@@ -58,20 +58,20 @@ constexpr int64_t kMostChannels = 64;
 bool Fits(const ConvPool& p) { return !p.Empty() && std::max(p.conv.c, p.conv.o) <= kMostChannels; }
 
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
-                    DLArray* code, int64_t before, int64_t window, int64_t) {
-  return Fits(CheckedConvPool("conv2d_pool", x, f, y, code, before, window));
+                    DLArray* code, Struct<HW> before, int64_t window, int64_t) {
+  return Fits(CheckedConvPool("conv2d_pool", x, f, y, code, *before, window));
 }
 
 bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
-                                DLArray* dx, int64_t before, int64_t window) {
-  return Fits(CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, before, window));
+                                DLArray* dx, Struct<HW> before, int64_t window) {
+  return Fits(CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, *before, window));
 }
 
 bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLArray* code,
-                                  DLArrayList* gradients, int64_t before, int64_t window) {
+                                  DLArrayList* gradients, Struct<HW> before, int64_t window) {
   const char* op = "conv2d_pool_filter_gradient";
   return gradients->count >= 1 &&
-         Fits(CheckedConvPool(op, x, gradients->arrays[0], dy, code, before, window));
+         Fits(CheckedConvPool(op, x, gradients->arrays[0], dy, code, *before, window));
 }
 
 DLSYS_KERNEL(cpu, conv2d_pool, Conv2dPool);

@@ -14,8 +14,6 @@ namespace {
 constexpr int64_t kFewBlocks = 8;   // of images: with fewer, tasks also split the filters
 constexpr int64_t kMostLanes = 16;  // on any processor
 
-static Scratch filter_scratch, lane_scratch;
-
 // ---- kernels ----
 
 // Arguments of a kernel; vectors have one lane per image.
@@ -176,16 +174,22 @@ class Forward {
   }
 
   void Run(const float* f, const float* bias) {
-    packed_ = filter_scratch.Get<float>(p_.conv.o * (1 + K()));
-    Pack(f, bias);
+    const ScratchArray<float> packed(p_.conv.o * (1 + K()));
+    packed_ = packed.data();
+    Serially([&] { Pack(f, bias); });
     const int64_t blocks = CeilDiv(p_.conv.n, images_);
     const int64_t shares = blocks < kFewBlocks ? groups_ : 1, groups = groups_ / shares;
-    ParallelFor(blocks * shares, 1, [&](int64_t begin, int64_t end) {
+    auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
       for (int64_t k = begin; k < end; k++) {
         const int64_t first = k % shares * groups;
-        RunBlock(BlockOf(k / shares * images_), first, first + groups);
+        RunBlock(BlockOf(k / shares * images_), first, first + groups, scratch.data());
       }
-    });
+    };
+    // Every block but the last is like the first.
+    const int64_t numel =
+        std::max(SizesOf(BlockOf(0)).Numel(), SizesOf(BlockOf((blocks - 1) * images_)).Numel());
+    const auto make = [=] { return ScratchArray<float>(numel); };
+    ParallelForWithScratch(blocks * shares, 1, make, task);
   }
 
  private:
@@ -214,24 +218,34 @@ class Forward {
     return b;
   }
 
+  // The floats of a block's arrays: its input, its results and as many codes, sums of a row.
+  struct Sizes {
+    int64_t rows, x, y, sums;
+    int64_t Numel() const { return x + 2 * y + sums; }
+  };
+  Sizes SizesOf(const Block& block) const {
+    const int64_t width = block.kernels->width;
+    const int64_t rows = block.rows * p_.window + p_.conv.kernel.h - 1;
+    return {rows, p_.conv.c * rows * SeenByWindows(p_).w * width,
+            filters_ * block.rows * p_.out.w * width,
+            filters_ * p_.window * p_.window * p_.out.w * width};
+  }
+
   // One block under the filters of groups [group, last).
-  void RunBlock(const Block& block, int64_t group, int64_t last) const {
-    const int64_t width = block.kernels->width, windows = block.rows * p_.out.w;
+  void RunBlock(const Block& block, int64_t group, int64_t last, float* scratch) const {
+    const Sizes sizes = SizesOf(block);
     Lanes a;
     a.channels = p_.conv.c;
-    a.rows = block.rows * p_.window + p_.conv.kernel.h - 1;
+    a.rows = sizes.rows;
     a.cols = SeenByWindows(p_).w;
     a.kernel = p_.conv.kernel;
     a.out = {block.rows, p_.out.w};
     a.relu = relu_;
-    const int64_t of_x = a.channels * a.rows * a.cols * width, of_y = filters_ * windows * width;
-    const int64_t of_sums = filters_ * p_.window * p_.window * p_.out.w * width;
-    float* x = lane_scratch.Get<float>(of_x + 2 * of_y + of_sums);
-    a.x = x;
-    a.y = x + of_x;
-    a.code = a.y + of_y;
-    a.sums = a.code + of_y;
-    Load(block, a, x);
+    a.x = scratch;
+    a.y = scratch + sizes.x;
+    a.code = a.y + sizes.y;
+    a.sums = a.code + sizes.y;
+    Load(block, a, scratch);
     for (; group < last; group++) {
       const int64_t o = FirstOf(group), filters = FirstOf(group + 1) - o;
       a.f = packed_ + o * K();
@@ -244,15 +258,16 @@ class Forward {
   }
 
   // Transposes what windows see into lanes, with zero padding. Unused lanes and rows behind the
-  // last strip keep what they had.
+  // last strip are zeros too: arithmetic on the denormals that may be there would be slow.
   void Load(const Block& b, const Lanes& a, float* to) const {
     const HW seen = SeenByWindows(p_), in = p_.conv.in, pad = p_.conv.pad;
     const int64_t of_x = p_.conv.c * Size(in), width = b.kernels->width;
     const float* x = x_ + b.image * of_x;
+    const bool unused = b.Lanes() < width || b.strips > 1;
     const bool padded = pad.h || pad.w || seen.h > in.h || seen.w > in.w;
+    if (padded || unused) memset(to, 0, p_.conv.c * a.rows * a.cols * width * sizeof(float));
     if (b.strips == 1 && !padded && seen == in)
       return Transpose(x, of_x, b.images, of_x, to, width);
-    if (padded) memset(to, 0, p_.conv.c * a.rows * a.cols * width * sizeof(float));
     if (b.strips == 1) return LoadLanes(x, b.images, of_x, 0, a, to, width);
     const int64_t rows = b.rows * p_.window;
     for (int64_t k = 0; k < b.images; k++)

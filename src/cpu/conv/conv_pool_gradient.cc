@@ -18,8 +18,6 @@ constexpr int64_t kSplits = 16;        // of the images
 constexpr int64_t kTaskMacs = 131072;  // multiply-adds worth a task
 constexpr int64_t kMostVectors = 12;   // of a patch at a time
 
-static Scratch input_scratch, open_scratch, filter_scratch, split_scratch, vector_scratch;
-
 // ---- kernels ----
 
 // Windows: where their patches begin and the gradients of their values.
@@ -163,7 +161,7 @@ float Total(const float* values, int64_t n) {
 }
 
 // An image, channels last, as far as windows see it; the vectors of a patch or a filter; and the
-// open windows. Valid until the thread makes the next one.
+// open windows.
 class Patches {
  public:
   explicit Patches(const ConvPool& p)
@@ -172,19 +170,33 @@ class Patches {
         kernels_(KernelsFor(length_)),
         seen_(SeenByWindows(p)),
         down_(seen_.h, p.conv.pad.h, p.conv.in.h),
-        across_(seen_.w, p.conv.pad.w, p.conv.in.w) {
-    const int64_t width = kernels_.width, vectors = CeilDiv(length_, width);
-    row_ = vectors * width;
-    pitch_ = (seen_.w - p.conv.kernel.w) * p.conv.c + row_;
-    vectors_ = p.conv.kernel.h * vectors;
-    at_ = vector_scratch.Get<int64_t>(vectors_);
-    for (int64_t k = 0; k < vectors_; k++) at_[k] = k / vectors * pitch_ + k % vectors * width;
+        across_(seen_.w, p.conv.pad.w, p.conv.in.w),
+        row_(RoundUp(length_, kernels_.width)),
+        pitch_((seen_.w - p.conv.kernel.w) * p.conv.c + row_),
+        vectors_(p.conv.kernel.h * row_ / kernels_.width),
+        at_scratch_(vectors_),
+        at_(at_scratch_.data()) {
+    const int64_t width = kernels_.width, vectors = row_ / width;
+    Serially([&] {
+      for (int64_t k = 0; k < vectors_; k++) at_[k] = k / vectors * pitch_ + k % vectors * width;
+    });
     for (int64_t k = 0; k < p.window * p.window; k++)
       offsets_[k] = k / p.window * pitch_ + k % p.window * p.conv.c;
   }
 
   const PatchKernels& kernels() const { return kernels_; }
   int64_t InputNumel() const { return seen_.h * pitch_; }
+
+  // What a task works with: an input, and the open windows of an image under one filter.
+  struct Task {
+    const ScratchArray<float> input;
+    const ScratchArray<int64_t> at;
+    const ScratchArray<float> dy;
+
+    explicit Task(const Patches& patches)
+        : input(patches.InputNumel()), at(Size(patches.p_.out)), dy(Size(patches.p_.out)) {}
+  };
+
   int64_t FilterNumel() const { return p_.conv.kernel.h * row_; }  // in vectors
 
   // Transposes to channels last inside zero padding; `to` had zeros there before.
@@ -218,15 +230,16 @@ class Patches {
 
   // The windows of one image under one filter that have a gradient: first every `apart`th of every
   // `apart`th row, then their neighbors.
-  Open Find(int64_t image, int64_t o, const float* dy, const uint8_t* code, int64_t apart) const {
+  Open Find(int64_t image, int64_t o, const float* dy, const uint8_t* code, int64_t apart,
+            const Task& task) const {
     const HW out = p_.out;
     const int64_t windows = Size(out), positions = p_.window * p_.window;
     const int64_t down = p_.window * pitch_, across = p_.window * p_.conv.c;
-    int64_t* at = open_scratch.Get<int64_t>(2 * windows);
-    float* values = (float*)(at + windows);
     dy += (image * p_.conv.o + o) * windows;
     code += (image * p_.conv.o + o) * windows;
     int64_t count = 0;
+    int64_t* at = task.at.data();
+    float* values = task.dy.data();
     for (int64_t row = 0; row < apart; row++)
       for (int64_t col = 0; col < apart; col++)
         for (int64_t i = row; i < out.h; i += apart)
@@ -277,9 +290,10 @@ class Patches {
   const PatchKernels& kernels_;
   const HW seen_;
   const Inside down_, across_;
-  int64_t row_, pitch_;       // row pitch of a filter, and of the input
-  int64_t vectors_;           // of a patch
-  int64_t* at_;               // offsets in the input
+  const int64_t row_, pitch_;  // row pitch of a filter, and of the input
+  const int64_t vectors_;      // of a patch
+  const ScratchArray<int64_t> at_scratch_;
+  int64_t* const at_;         // their offsets in the input
   int64_t offsets_[16] = {};  // where a patch begins, by its window's code
 };
 
@@ -287,14 +301,15 @@ class Patches {
 
 // Adds the gradients of images [begin, end) to df, its filters as vectors, and db.
 void AddGradients(const ConvPool& p, const Patches& patches, const float* x, const float* dy,
-                  const uint8_t* code, int64_t begin, int64_t end, float* df, double* db) {
+                  const uint8_t* code, int64_t begin, int64_t end, const Patches::Task& task,
+                  float* df, double* db) {
   const int64_t of_x = p.conv.c * Size(p.conv.in);
-  float* input = input_scratch.Get<float>(patches.InputNumel());
+  float* input = task.input.data();
   std::fill(input, input + patches.InputNumel(), 0.f);
   for (int64_t image = begin; image < end; image++) {
     patches.Load(x + image * of_x, input);
     for (int64_t o = 0; o < p.conv.o; o++) {
-      const Open open = patches.Find(image, o, dy, code, 1);
+      const Open open = patches.Find(image, o, dy, code, 1, task);
       patches.Run(patches.kernels().gather, open, input, df + o * patches.FilterNumel());
       db[o] += Total(open.dy, open.count);
     }
@@ -307,20 +322,24 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
                           float* dx) {
   const Patches patches(p);
   const int64_t of_x = p.conv.c * Size(p.conv.in), numel = patches.FilterNumel();
-  float* filters = filter_scratch.Get<float>(p.conv.o * numel);
-  for (int64_t o = 0; o < p.conv.o; o++)
-    patches.LoadFilter(f + o * p.conv.c * Size(p.conv.kernel), filters + o * numel);
+  const ScratchArray<float> loaded(p.conv.o * numel);
+  float* filters = loaded.data();
+  Serially([&] {
+    for (int64_t o = 0; o < p.conv.o; o++)
+      patches.LoadFilter(f + o * p.conv.c * Size(p.conv.kernel), filters + o * numel);
+  });
   // Consecutive windows lie apart, so that a patch is not read right after an overlapping one was
   // written.
   const int64_t apart = patches.Apart();
   const int64_t macs = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-  ParallelFor(p.conv.n, grain, [&](int64_t begin, int64_t end) {
-    float* input = input_scratch.Get<float>(patches.InputNumel());
+  const auto make = [&] { return Patches::Task(patches); };
+  auto run = [&](int64_t begin, int64_t end, const Patches::Task& task) {
+    float* input = task.input.data();
     for (int64_t image = begin; image < end; image++) {
       std::fill(input, input + patches.InputNumel(), 0.f);
       for (int64_t o = 0; o < p.conv.o; o++) {
-        const Open open = patches.Find(image, o, dy, code, apart);
+        const Open open = patches.Find(image, o, dy, code, apart, task);
         if (std::isfinite(Total(open.dy, open.count)))
           patches.Run(patches.kernels().scatter, open, input, filters + o * numel);
         else
@@ -328,7 +347,8 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
       }
       patches.Store(input, dx + image * of_x);
     }
-  });
+  };
+  ParallelForWithScratch(p.conv.n, grain, make, run);
 }
 
 void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, const uint8_t* code,
@@ -337,25 +357,31 @@ void ConvPoolFilterGradient(const ConvPool& p, const float* x, const float* dy, 
   const int64_t numel = p.conv.o * patches.FilterNumel();
   const int64_t images = CeilDiv(p.conv.n, kSplits);
   const int64_t splits = images ? CeilDiv(p.conv.n, images) : 1;
-  double* of_bias = split_scratch.Get<double>(splits * (p.conv.o + numel));  // floats behind them
-  float* of_filter = (float*)(of_bias + splits * p.conv.o);
-  ParallelFor(splits, 1, [&](int64_t begin, int64_t end) {
+  const ScratchArray<double> bias_sums(splits * p.conv.o);
+  const ScratchArray<float> filter_sums(splits * numel);
+  double* of_bias = bias_sums.data();
+  float* of_filter = filter_sums.data();
+  const auto make = [&] { return Patches::Task(patches); };
+  auto run = [&](int64_t begin, int64_t end, const Patches::Task& task) {
     for (int64_t k = begin; k < end; k++) {
       std::fill(of_bias + k * p.conv.o, of_bias + (k + 1) * p.conv.o, 0.);
       std::fill(of_filter + k * numel, of_filter + (k + 1) * numel, 0.f);
-      AddGradients(p, patches, x, dy, code, k * images, std::min((k + 1) * images, p.conv.n),
+      AddGradients(p, patches, x, dy, code, k * images, std::min((k + 1) * images, p.conv.n), task,
                    of_filter + k * numel, of_bias + k * p.conv.o);
     }
+  };
+  ParallelForWithScratch(splits, 1, make, run);
+  Serially([&] {
+    for (int64_t split = 1; split < splits; split++) {
+      for (int64_t k = 0; k < numel; k++) of_filter[k] += of_filter[split * numel + k];
+      for (int64_t o = 0; o < p.conv.o; o++) of_bias[o] += of_bias[split * p.conv.o + o];
+    }
+    for (int64_t o = 0; o < p.conv.o; o++) {
+      patches.StoreFilter(of_filter + o * patches.FilterNumel(),
+                          df + o * p.conv.c * Size(p.conv.kernel));
+      if (db) db[o] = (float)of_bias[o];
+    }
   });
-  for (int64_t split = 1; split < splits; split++) {
-    for (int64_t k = 0; k < numel; k++) of_filter[k] += of_filter[split * numel + k];
-    for (int64_t o = 0; o < p.conv.o; o++) of_bias[o] += of_bias[split * p.conv.o + o];
-  }
-  for (int64_t o = 0; o < p.conv.o; o++) {
-    patches.StoreFilter(of_filter + o * patches.FilterNumel(),
-                        df + o * p.conv.c * Size(p.conv.kernel));
-    if (db) db[o] = (float)of_bias[o];
-  }
 }
 
 }  // namespace cpu

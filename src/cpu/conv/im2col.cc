@@ -1,5 +1,5 @@
-// Convolution as implicit GEMM: the im2col matrix is packed block by block into thread-local
-// scratch, in the layout of the GEMM micro-kernel (cpu/gemm/tile.h), and never stored. Forward and
+// Convolution as implicit GEMM: the im2col matrix is packed block by block into a thread's scratch,
+// in the layout of the GEMM micro-kernel (cpu/gemm/tile.h), and never stored. Forward and
 // data gradient (one GEMM per phase of the stride): M = filters, N = output positions of an image,
 // K = (channel, kernel offset), with filters packed once. Filter gradient: N = (channel, kernel
 // offset), K = output positions, over a fixed number of splits of the images that are added in
@@ -27,8 +27,6 @@ const int64_t kSplits = 16;                     // of the images of a filter gra
 const int64_t kMaxPartials = int64_t(1) << 23;  // floats that their partial sums may take
 const int64_t kPackRows = 64;                   // positions transposed at a time
 
-static Scratch filter_scratch, block_scratch, out_scratch, split_scratch, run_scratch, halo_scratch;
-
 // Index of the smallest tile that holds so many rows.
 int TileSizeFor(const TileKernels& kernels, int64_t rows) {
   int size = TileKernels::kTileSizes - 1;
@@ -40,9 +38,12 @@ int TileSizeFor(const TileKernels& kernels, int64_t rows) {
 // input that the run needs into a zero-padded halo buffer, columns a stride apart side by side, so
 // that a row is a few short copies (of whole vectors, which may overrun by kSlack). Where the halo
 // would be much larger than what is gathered from it, as for 1 x 1 kernels or large dilation, rows
-// are gathered from the input itself. SetPositions takes the thread's scratch: one reader per
-// thread at a time.
+// are gathered from the input itself.
 class Im2colReader {
+  struct Run {
+    int64_t offset, n;
+  };
+
  public:
   Im2colReader(const ConvAxis& h_axis, const ConvAxis& w_axis, HW in)
       : h_axis_(h_axis),
@@ -55,6 +56,21 @@ class Im2colReader {
         identity_(h_axis.kernel_size == 1 && w_axis.kernel_size == 1 && Matches(h_axis, in.h) &&
                   Matches(w_axis, in.w)) {}
 
+  // What a reader works with, for up to n positions at a time.
+  struct Scratch {
+    const ScratchArray<Run> runs;
+    const ScratchArray<float> halo;
+
+    Scratch(const Im2colReader& reader, int64_t n)
+        : runs(reader.MostRuns(n)), halo(reader.MostHalo(n)) {}
+  };
+  Im2colReader With(const Scratch& scratch) const {
+    Im2colReader reader = *this;
+    reader.runs_ = scratch.runs.data();
+    reader.halo_ = scratch.halo.data();
+    return reader;
+  }
+
   // Selects positions [position, position + n) for the calls that follow.
   void SetPositions(int64_t position, int64_t n) {
     position_ = position;
@@ -66,7 +82,7 @@ class Im2colReader {
     rows_ = (last - row_) * h_axis_.step + reach_h_;
     phase_ = (reach_w_ - 1) / w_axis_.step + (last == row_ ? n : w_axis_.count) + kSlack;
     pitch_ = phase_ * w_axis_.step;
-    copied_ = rows_ <= kMaxCopied * h_axis_.kernel_size * w_axis_.kernel_size * n / pitch_;
+    copied_ = rows_ <= MostCopied(n) / pitch_;
     if (copied_) PlanCopies();
   }
 
@@ -119,9 +135,16 @@ class Im2colReader {
  private:
   static constexpr int64_t kMaxCopied = 2;  // halo elements per element gathered from them
 
-  struct Run {
-    int64_t offset, n;
-  };
+  int64_t MostCopied(int64_t n) const {
+    return kMaxCopied * h_axis_.kernel_size * w_axis_.kernel_size * n;
+  }
+  // Runs of n positions, and the floats of the halo around them.
+  int64_t MostRuns(int64_t n) const { return n / w_axis_.count + 2; }
+  int64_t MostHalo(int64_t n) const {
+    const int64_t rows = MostRuns(n) * h_axis_.step + reach_h_;
+    const int64_t pitch = reach_w_ + (w_axis_.count + kSlack) * w_axis_.step;
+    return identity_ ? 0 : std::min(rows * pitch, MostCopied(n)) + kSlack;
+  }
 
   static int64_t Low(const ConvAxis& s) {
     return s.first + std::min<int64_t>(0, (s.kernel_size - 1) * s.kernel_step);
@@ -134,7 +157,6 @@ class Im2colReader {
   }
 
   void PlanCopies() {
-    runs_ = run_scratch.Get<Run>(n_ / w_axis_.count + 2);
     run_count_ = 0;
     for (int64_t at = position_; at < position_ + n_;) {
       const int64_t i = at / w_axis_.count, j = at % w_axis_.count;
@@ -142,7 +164,6 @@ class Im2colReader {
       runs_[run_count_++] = {(i - row_) * h_axis_.step * pitch_ + j - col_, run};
       at += run;
     }
-    halo_ = halo_scratch.Get<float>(rows_ * pitch_ + kSlack);
   }
 
   DLSYS_INLINE void ReadUnpadded(int64_t t, float* to) const {
@@ -192,17 +213,31 @@ class ImplicitGemm {
   }
 
   void Run() {
-    packed_ = filter_scratch.Get<float>(c_.groups * panels_ * kernels_.MaxTileM() * k_);
+    const ScratchArray<float> packed(c_.groups * panels_ * kernels_.MaxTileM() * k_);
+    packed_ = packed.data();
     PackFilters();
     const int64_t blocks = CeilDiv(count_, block_);
     const int64_t macs = std::max<int64_t>(1, c_.out_channels * block_ * k_);
     const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-    ParallelFor(c_.images * c_.groups * blocks, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; t++) RunBlock(t / blocks, t % blocks * block_);
-    });
+    const auto make = [&] { return Task(*this); };
+    auto run = [&](int64_t begin, int64_t end, const Task& task) {
+      for (int64_t t = begin; t < end; t++) RunBlock(t / blocks, t % blocks * block_, task);
+    };
+    ParallelForWithScratch(c_.images * c_.groups * blocks, grain, make, run);
   }
 
  private:
+  // What a task works with: the im2col matrix of a block, and its results where they are scattered.
+  struct Task {
+    const ScratchArray<float> packed, scattered;
+    const Im2colReader::Scratch of_reader;
+
+    explicit Task(const ImplicitGemm& gemm)
+        : packed(std::min(kBlockK, gemm.k_) * kPitch),
+          scattered(gemm.c_.UnitStride() ? 0 : gemm.c_.out_channels * gemm.block_),
+          of_reader(gemm.reader_, gemm.block_) {}
+  };
+
   const float* Panel(int64_t group, int64_t panel) const {
     return packed_ + (group * panels_ + panel) * kernels_.MaxTileM() * k_;
   }
@@ -233,14 +268,14 @@ class ImplicitGemm {
   }
 
   // Computes positions [position, position + block) of one group of one image.
-  void RunBlock(int64_t image_group, int64_t position) const {
+  void RunBlock(int64_t image_group, int64_t position, const Task& task) const {
     const int64_t cols = std::min(block_, count_ - position);
     const float* x = c_.x + image_group * c_.in_channels * Size(c_.in);
     float* out = c_.out + image_group * c_.out_channels * Size(c_.out_hw);
-    float* to = c_.UnitStride() ? out + position : out_scratch.Get<float>(c_.out_channels * cols);
+    float* packed = task.packed.data();
+    float* to = c_.UnitStride() ? out + position : task.scattered.data();
     const int64_t pitch = c_.UnitStride() ? Size(c_.out_hw) : cols;
-    float* packed = block_scratch.Get<float>(std::min(kBlockK, k_) * kPitch);
-    Im2colReader reader = reader_;
+    Im2colReader reader = reader_.With(task.of_reader);
     reader.SetPositions(position, cols);
     for (int64_t k = 0; k == 0 || k < k_; k += kBlockK) {
       const int64_t k_block = std::min(kBlockK, k_ - k);
@@ -253,14 +288,16 @@ class ImplicitGemm {
     if (!c_.UnitStride()) Scatter(to, position, cols, out);
   }
 
-  // Packs im2col as (k, kPitch); what is behind the columns is undefined.
+  // Packs im2col as (k, kPitch). Vectors of the micro-kernel that reach behind the columns find
+  // zeros there: arithmetic on denormals would be slow.
   DLSYS_INLINE void PackBlock(Im2colReader* reader, const float* x, int64_t cols, int64_t k,
                               int64_t k_block, float* to) const {
-    const int64_t kernel_size = c_.KernelSize();
+    const int64_t kernel_size = c_.KernelSize(), padded = RoundUp(cols, kernels_.width);
     for (int64_t d = k; d < k + k_block; d++, to += kPitch) {
       if (d == k || d % kernel_size == 0) reader->LoadChannel(x + d / kernel_size * Size(c_.in));
       const float* in_row = reader->ReadRow(d % kernel_size, to);
       if (in_row != to) std::copy(in_row, in_row + cols, to);
+      std::fill(to + cols, to + padded, 0.f);
     }
   }
 
@@ -330,18 +367,32 @@ class FilterGradient {
     const int64_t splits = std::clamp<int64_t>(kMaxPartials / size, 1, std::min(c_.n, kSplits));
     const int64_t images = CeilDiv(c_.n, splits), used = CeilDiv(c_.n, images);
     const int64_t blocks = CeilDiv(cols_, kBlockN);
-    float* partial = used > 1 ? split_scratch.Get<float>(used * size) : df;
-    ParallelFor(used * c_.groups * blocks, 1, [&](int64_t begin, int64_t end) {
+    const ScratchArray<float> of_splits(used > 1 ? used * size : 0);
+    float* partial = used > 1 ? of_splits.data() : df;
+    const auto make = [&] { return Task(*this); };
+    auto run = [&](int64_t begin, int64_t end, const Task& task) {
       for (int64_t t = begin; t < end; t++) {
         const int64_t split = t / blocks / c_.groups, group = t / blocks % c_.groups;
         const int64_t last = std::min(c_.n, (split + 1) * images);
-        RunBlock(group, split * images, last, t % blocks * kBlockN, partial + split * size);
+        RunBlock(group, split * images, last, t % blocks * kBlockN, partial + split * size, task);
       }
-    });
+    };
+    ParallelForWithScratch(used * c_.groups * blocks, 1, make, run);
     if (used > 1) ReduceSplits(partial, used, size, df);
   }
 
  private:
+  // What a task works with: panels of both operands.
+  struct Task {
+    const ScratchArray<float> a, b;
+    const Im2colReader::Scratch of_reader;
+
+    explicit Task(const FilterGradient& gemm)
+        : a(kBlockK * kMaxTileM),
+          b(kBlockK * RoundUp(std::min(kBlockN, gemm.cols_), gemm.kernels_.MaxTileN())),
+          of_reader(gemm.reader_, kPackRows) {}
+  };
+
   static void ReduceSplits(const float* partial, int64_t splits, int64_t size, float* df) {
     ParallelFor(size, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; k++) {
@@ -353,16 +404,17 @@ class FilterGradient {
   }
 
   // Computes columns from `col` on of one group's df, over images [image, last).
-  void RunBlock(int64_t group, int64_t image, int64_t last, int64_t col, float* to) const {
+  void RunBlock(int64_t group, int64_t image, int64_t last, int64_t col, float* to,
+                const Task& task) const {
     const int64_t positions = Size(c_.out), cols = std::min(kBlockN, cols_ - col);
-    const int64_t panel_n = kernels_.MaxTileN(), panels = CeilDiv(cols, panel_n);
-    float* packed_b = block_scratch.Get<float>(kBlockK * (panels * panel_n + kMaxTileM));
-    float* packed_a = packed_b + kBlockK * panels * panel_n;
+    const int64_t panel_n = kernels_.MaxTileN();
+    float *packed_a = task.a.data(), *packed_b = task.b.data();
+    Im2colReader reader = reader_.With(task.of_reader);
     const int64_t end = last * positions;
     bool add = false;
     for (int64_t q = image * positions; q < end; q += kBlockK, add = true) {
       const int64_t k_block = std::min(kBlockK, end - q);
-      PackB(group, col, cols, q, k_block, packed_b);
+      PackB(&reader, group, col, cols, q, k_block, packed_b);
       for (int64_t row = 0; row < rows_; row += kernels_.MaxTileM()) {
         TileArgs t;
         t.rows = std::min<int64_t>(kernels_.MaxTileM(), rows_ - row);
@@ -397,25 +449,24 @@ class FilterGradient {
   }
 
   // Packs im2col, transposed: panels of (k, panel_n).
-  void PackB(int64_t group, int64_t col, int64_t cols, int64_t q, int64_t k_block,
-             float* to) const {
+  void PackB(Im2colReader* reader, int64_t group, int64_t col, int64_t cols, int64_t q,
+             int64_t k_block, float* to) const {
     const int64_t panel_n = kernels_.MaxTileN(), kernel_size = Size(c_.kernel);
     constexpr int64_t kRowPitch = kPackRows + Im2colReader::kSlack;
     float rows_buffer[kMaxTileN * kRowPitch];
-    Im2colReader reader = reader_;
     for (int64_t s = 0; s < cols; s += panel_n, to += panel_n * k_block) {
       const int64_t n = std::min(panel_n, cols - s);
       if (n < panel_n) std::fill(to, to + panel_n * k_block, 0.f);
       ForPieces(q, k_block, [&](int64_t image, int64_t position, int64_t run, int64_t k) {
         const float* x = x_ + (image * c_.c + group * c_.GroupChannels()) * Size(c_.in);
-        reader.SetPositions(position, run);
+        reader->SetPositions(position, run);
         Dispatch([&]() __attribute__((always_inline)) {
           for (int64_t j = 0; j < n; j++) {
             const int64_t kernel_offset = col + s + j;
             if (j == 0 || kernel_offset % kernel_size == 0)
-              reader.LoadChannel(x + kernel_offset / kernel_size * Size(c_.in));
+              reader->LoadChannel(x + kernel_offset / kernel_size * Size(c_.in));
             const float* in_row =
-                reader.ReadRow(kernel_offset % kernel_size, rows_buffer + j * kRowPitch);
+                reader->ReadRow(kernel_offset % kernel_size, rows_buffer + j * kRowPitch);
             if (in_row != rows_buffer + j * kRowPitch)
               std::copy(in_row, in_row + run, rows_buffer + j * kRowPitch);
           }

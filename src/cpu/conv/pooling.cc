@@ -153,14 +153,13 @@ void MaxOfImages(const Pool& p, const float* x, float* y, int32_t* argmax) {
   });
 }
 
-void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int64_t stride,
-               int64_t pad, int64_t dilation) {
+void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptions> windows) {
   const char* op = "max_pool2d";
   const float* from = Input(op, x);
   float* to = Output(op, y);
   int32_t* at = (int32_t*)Indices(op, argmax);
   CheckSameShape(op, y, argmax);
-  const Pool p = CheckedPool(op, x, y, size, stride, pad, dilation);
+  const Pool p = CheckedPool(op, x, y, *windows);
   if (!Numel(y)) return;
   if (p.Dilated())
     MaxOfImages<true>(p, from, to, at);
@@ -169,14 +168,14 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int6
 }
 
 // An index outside the input is ignored.
-void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, int64_t size,
-                       int64_t stride, int64_t pad, int64_t dilation) {
+void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
+                       Struct<WindowOptions> windows) {
   const char* op = "max_pool2d_gradient";
   const float* from = Input(op, dy);
   const int32_t* at = Indices(op, argmax);
   float* to = Output(op, dx);
   CheckSameShape(op, dy, argmax);
-  const Pool p = CheckedPool(op, dx, dy, size, stride, pad, dilation);
+  const Pool p = CheckedPool(op, dx, dy, *windows);
   ForImages(p, [&](int64_t nc) {
     float* data = to + nc * Size(p.in);
     std::fill(data, data + Size(p.in), 0.f);
@@ -222,11 +221,10 @@ struct Mean {
   }
 };
 
-Mean CheckedMean(const char* op, const DLArray* x, const DLArray* y, int64_t size, int64_t stride,
-                 int64_t pad, int64_t after, int64_t padding) {
-  const Pool p = CheckedPool(op, x, y, size, stride, pad);
-  const HW after_hw = Unpack(after);
-  return {p, {p.in.h + after_hw.h, p.in.w + after_hw.w}, padding != 0};
+Mean CheckedMean(const char* op, const DLArray* x, const DLArray* y, const WindowOptions& windows,
+                 int64_t padding) {
+  const Pool p = CheckedPool(op, x, y, windows);
+  return {p, {p.in.h + windows.after.h, p.in.w + windows.after.w}, padding != 0};
 }
 
 // Calls window(k, down, across) for each window k of an image.
@@ -240,12 +238,11 @@ DLSYS_INLINE void ForWindows(const Pool& p, const F& window) {
   }
 }
 
-void AvgPool2d(const DLArray* x, DLArray* y, int64_t size, int64_t stride, int64_t pad,
-               int64_t after, int64_t padding) {
+void AvgPool2d(const DLArray* x, DLArray* y, Struct<WindowOptions> windows, int64_t padding) {
   const char* op = "avg_pool2d";
   const float* from = Input(op, x);
   float* to = Output(op, y);
-  const Mean mean = CheckedMean(op, x, y, size, stride, pad, after, padding);
+  const Mean mean = CheckedMean(op, x, y, *windows, padding);
   const Pool& p = mean.pool;
   if (!Numel(y)) return;
   ForImages(p, [&](int64_t nc) {
@@ -261,12 +258,12 @@ void AvgPool2d(const DLArray* x, DLArray* y, int64_t size, int64_t stride, int64
   });
 }
 
-void AvgPool2dGradient(const DLArray* dy, DLArray* dx, int64_t size, int64_t stride, int64_t pad,
-                       int64_t after, int64_t padding) {
+void AvgPool2dGradient(const DLArray* dy, DLArray* dx, Struct<WindowOptions> windows,
+                       int64_t padding) {
   const char* op = "avg_pool2d_gradient";
   const float* from = Input(op, dy);
   float* to = Output(op, dx);
-  const Mean mean = CheckedMean(op, dx, dy, size, stride, pad, after, padding);
+  const Mean mean = CheckedMean(op, dx, dy, *windows, padding);
   const Pool& p = mean.pool;
   ForImages(p, [&](int64_t nc) {
     float* data = to + nc * Size(p.in);

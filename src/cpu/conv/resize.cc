@@ -11,28 +11,26 @@ namespace {
 
 // What each element of an axis reads, and which elements read it.
 struct Table {
-  Tap* taps;         // of the m resized positions
-  Readers* readers;  // of the n original ones
+  const ScratchArray<Tap> of_resized;
+  const ScratchArray<Readers> of_original;
+  Tap* const taps;         // of the m resized positions
+  Readers* const readers;  // of the n original ones
 
-  Table(const ResizedAxis& axis, Scratch* memory) {
-    taps = memory->Get<Tap>(axis.m + axis.n);
-    readers = (Readers*)(taps + axis.m);
-    for (int64_t i = 0; i < axis.m; i++) taps[i] = axis.At(i);
-    for (int64_t k = 0; k < axis.n; k++) readers[k] = axis.ReadersOf(k);
+  explicit Table(const ResizedAxis& axis)
+      : of_resized(axis.m),
+        of_original(axis.n),
+        taps(of_resized.data()),
+        readers(of_original.data()) {
+    Serially([&] {
+      for (int64_t i = 0; i < axis.m; i++) taps[i] = axis.At(i);
+      for (int64_t k = 0; k < axis.n; k++) readers[k] = axis.ReadersOf(k);
+    });
   }
 };
-static_assert(sizeof(Readers) <= sizeof(Tap), "both halves of a table fit");
 
 struct Tables {
-  Table rows, cols;
-
-  explicit Tables(const Resize& resize)
-      : rows(resize.rows, Memory(0)), cols(resize.cols, Memory(1)) {}
-
-  static Scratch* Memory(int k) {
-    static Scratch memory[2];
-    return &memory[k];
-  }
+  const Table rows, cols;
+  explicit Tables(const Resize& resize) : rows(resize.rows), cols(resize.cols) {}
 };
 
 void ResizeForward(const char* op, const DLArray* x, int64_t align, bool linear, DLArray* y) {

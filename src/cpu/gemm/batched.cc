@@ -69,7 +69,13 @@ void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
   };
   if (macs >= kSharedMacs) return run(0, batch.Count());
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-  ParallelFor(batch.Count(), grain, [&](int64_t begin, int64_t end) { run(begin, end); });
+  const int64_t nbytes = ScratchNbytes([&] { RunGemm(first); });
+  const auto make = [=] { return ScratchArray<char>(nbytes); };
+  auto task = [&](int64_t begin, int64_t end, const ScratchArray<char>& scratch) {
+    const Workspace::Planned of_gemm(scratch.data(), nbytes);
+    run(begin, end);
+  };
+  ParallelForWithScratch(batch.Count(), grain, make, task);
 }
 
 DLSYS_KERNEL(cpu, batched_matmul, BatchedMatMul);

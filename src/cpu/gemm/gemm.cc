@@ -24,8 +24,6 @@ const int64_t kDotM = 4;           // at most this M: dot products
 const int64_t kTasks = 8;          // per block at least, where it has as many tiles
 const int64_t kTaskMacs = 131072;  // multiply-adds worth a task
 
-static Scratch b_scratch, row_scratch;
-
 // Packs `to` (k, width) from `lines` rows of k values, `line` apart, elements `step` apart; the
 // rest of a row is 0.
 void PackPanel(const float* from, int64_t lines, int64_t line, int64_t step, int64_t k,
@@ -48,12 +46,13 @@ class BlockGemm {
  public:
   BlockGemm(const Gemm& gemm, int64_t k0, int64_t k, int64_t n0, int64_t n)
       : p_(gemm), k0_(k0), k_(k), n0_(n0), n_(n), panel_n_(kernels_.MaxTileN()) {
-    in_place_ = p_.m <= kUnpackedM && p_.b.col == 1;
     panels_ = CeilDiv(n_, panel_n_);
+    first_packed_ = p_.m <= kUnpackedM && p_.b.col == 1 ? n_ / panel_n_ : 0;
   }
 
   void Run() {
-    packed_b_ = b_scratch.Get<float>(panels_ * panel_n_ * k_);
+    const ScratchArray<float> packed((panels_ - first_packed_) * panel_n_ * k_);
+    packed_b_ = packed.data();
     PackB();
     const int64_t row_tiles = CeilDiv(p_.m, kernels_.MaxTileM());
     const int64_t row_group = std::clamp<int64_t>(row_tiles / kTasks, 1, 4) * kernels_.MaxTileM();
@@ -73,17 +72,19 @@ class BlockGemm {
 
  private:
   int64_t PanelN(int64_t panel) const { return std::min(panel_n_, n_ - panel * panel_n_); }
-  bool UsedInPlace(int64_t panel) const { return in_place_ && PanelN(panel) == panel_n_; }
+  bool UsedInPlace(int64_t panel) const { return panel < first_packed_; }
+  float* PackedB(int64_t panel) const {
+    return packed_b_ + (panel - first_packed_) * panel_n_ * k_;
+  }
   const float* PanelOfB(int64_t panel) const {
     return p_.b.data + k0_ * p_.b.row + (n0_ + panel * panel_n_) * p_.b.col;
   }
 
   void PackB() const {
-    ParallelFor(panels_, RowGrain(panel_n_ * k_), [&](int64_t begin, int64_t end) {
-      for (int64_t s = begin; s < end; s++)
-        if (!UsedInPlace(s))
-          PackPanel(PanelOfB(s), PanelN(s), p_.b.col, p_.b.row, k_, panel_n_,
-                    packed_b_ + s * panel_n_ * k_);
+    const int64_t grain = RowGrain(panel_n_ * k_);
+    ParallelFor(panels_ - first_packed_, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t s = first_packed_ + begin; s < first_packed_ + end; s++)
+        PackPanel(PanelOfB(s), PanelN(s), p_.b.col, p_.b.row, k_, panel_n_, PackedB(s));
     });
   }
 
@@ -106,7 +107,7 @@ class BlockGemm {
       }
       for (int64_t s = panel; s < panel_end; s++) {
         t.cols = PanelN(s);
-        t.b = UsedInPlace(s) ? PanelOfB(s) : packed_b_ + s * panel_n_ * k_;
+        t.b = UsedInPlace(s) ? PanelOfB(s) : PackedB(s);
         t.b_stride = UsedInPlace(s) ? p_.b.row : panel_n_;
         t.c = p_.c + row * p_.n + n0_ + s * panel_n_;
         const bool wide = t.cols > kernels_.width;
@@ -131,7 +132,7 @@ class BlockGemm {
   const Gemm& p_;
   const int64_t k0_, k_, n0_, n_, panel_n_;
   int64_t panels_;
-  bool in_place_;
+  int64_t first_packed_;  // the panels before it are read where they are
   float* packed_b_ = nullptr;
 };
 
@@ -158,11 +159,13 @@ DLSYS_INLINE float Dot(const float* x, const float* y, int64_t n) {
 // A few rows of A times a transposed B: both are contiguous along k, so nothing is packed.
 void DotGemm(const Gemm& p) {
   const float* a = p.a.data;
+  const ScratchArray<float> rows(p.a.col == 1 ? 0 : p.m * p.k);
   if (p.a.col != 1) {
-    float* rows = row_scratch.Get<float>(p.m * p.k);
-    for (int64_t i = 0; i < p.m; i++)
-      for (int64_t k = 0; k < p.k; k++) rows[i * p.k + k] = a[i * p.a.row + k * p.a.col];
-    a = rows;
+    Serially([&] {
+      for (int64_t i = 0; i < p.m; i++)
+        for (int64_t k = 0; k < p.k; k++) rows.data()[i * p.k + k] = a[i * p.a.row + k * p.a.col];
+    });
+    a = rows.data();
   }
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / (p.m * p.k));
   ParallelFor(p.n, grain, [&](int64_t begin, int64_t end) {
@@ -215,7 +218,7 @@ Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArra
 
 void RunGemm(Gemm p) {
   if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) return std::fill(p.c, p.c + p.m * p.n, 0.f);
+  if (p.k == 0) return Serially([&] { std::fill(p.c, p.c + p.m * p.n, 0.f); });
   if (p.n == 1 && p.m > 1)  // one column: the same sums as one row of the transposed GEMM
     p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};
   if (p.m <= kDotM && p.b.row == 1)

@@ -125,8 +125,6 @@ void CrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   ForRows(rows, DLSYS_ROW { out[p.r] = (float)DenseLoss(p.Of(logits), p.Of(labels)); });
 }
 
-static Scratch loss_scratch;
-
 void CrossEntropyMean(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "softmax_cross_entropy_mean";
   const float* logits = Input(op, x);
@@ -136,11 +134,14 @@ void CrossEntropyMean(const DLArray* x, const DLArray* y, DLArray* loss) {
   const Rows rows = RowsOf(op, x);
   if (Numel(loss) != 1)
     Fail("%s: expected an output of one element, got shape %s", op, ShapeText(loss).c_str());
-  double* of_row = loss_scratch.Get<double>(rows.count);
+  const ScratchArray<double> losses(rows.count);
+  double* of_row = losses.data();
   ForRows(rows, DLSYS_ROW { of_row[p.r] = DenseLoss(p.Of(logits), p.Of(labels)); });
-  double total = 0;
-  for (int64_t r = 0; r < rows.count; r++) total += of_row[r];
-  *out = (float)(total / (double)rows.count);
+  Serially([=] {
+    double total = 0;
+    for (int64_t r = 0; r < rows.count; r++) total += of_row[r];
+    *out = (float)(total / (double)rows.count);
+  });
 }
 
 void CrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy, DLArray* dx) {
@@ -169,10 +170,12 @@ class SparseLabels {
       : data_(labels->data), dtype_(labels->dtype) {
     if (dtype_ != DL_INT32 && dtype_ != DL_INT64 && dtype_ != DL_UINT8)
       Fail("%s: expected labels of int32, int64 or uint8, got %s", op, DtypeText(dtype_));
-    for (int64_t r = 0; r < rows.count; r++) {
-      const int64_t label = (*this)[r];
-      if (label < 0 || label >= rows.cols) FailOutOfRange(op, "label", label, r, rows.cols);
-    }
+    Serially([&] {
+      for (int64_t r = 0; r < rows.count; r++) {
+        const int64_t label = (*this)[r];
+        if (label < 0 || label >= rows.cols) FailOutOfRange(op, "label", label, r, rows.cols);
+      }
+    });
   }
 
   DLSYS_INLINE int64_t operator[](int64_t row) const {
@@ -265,10 +268,12 @@ void CheckLoss(const char* op, const DLArray* loss) {
     Fail("%s: expected a loss of one element, got shape %s", op, ShapeText(loss).c_str());
 }
 
-float ScaledSum(const double* of_row, int64_t rows, float scale) {
-  double total = 0;
-  for (int64_t r = 0; r < rows; r++) total += of_row[r];
-  return (float)(total * scale);
+void StoreScaledSum(const double* of_row, int64_t rows, float scale, float* to) {
+  Serially([=] {
+    double total = 0;
+    for (int64_t r = 0; r < rows; r++) total += of_row[r];
+    *to = (float)(total * scale);
+  });
 }
 
 void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* workspace, float scale,
@@ -283,7 +288,8 @@ void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* worksp
   CheckSameShape(op, x, dx);
   CheckLoss(op, loss);
   const Rows rows = RowsOf(op, x);
-  double* of_row = loss_scratch.Get<double>(rows.count);
+  const ScratchArray<double> losses(rows.count);
+  double* of_row = losses.data();
   ForRows(
       rows, DLSYS_ROW {
         const Row label = p.Of(labels);
@@ -292,7 +298,7 @@ void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* worksp
         const float share = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
         for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * share - label.data[k]) * dy;
       });
-  *total = ScaledSum(of_row, rows.count, scale);
+  StoreScaledSum(of_row, rows.count, scale, total);
 }
 
 void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* workspace,
@@ -308,7 +314,8 @@ void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* 
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
   const SparseLabels labels("sparse_softmax_cross_entropy", y, rows);  // which the user wrote
-  double* of_row = loss_scratch.Get<double>(rows.count);
+  const ScratchArray<double> losses(rows.count);
+  double* of_row = losses.data();
   ForRows(
       rows, DLSYS_ROW {
         const Row from = p.Of(logits);
@@ -322,7 +329,7 @@ void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* 
         for (int64_t k = 0; k < p.n; k++) to[k] *= share * dy;
         to[label] = at_label;
       });
-  *total = ScaledSum(of_row, rows.count, scale);
+  StoreScaledSum(of_row, rows.count, scale, total);
 }
 
 DLSYS_KERNEL(cpu, fused_cross_entropy, FusedCrossEntropy);

@@ -2,14 +2,14 @@
 //
 // A task takes a strip of columns, narrow enough for the cache, in three passes: the maximum, the
 // sum of exp(x - max), and the result. Short columns take a SIMD lane each.
-#include "cpu/reduce/columns.h"
-#include "math/functors.h"
+#include "cpu/reduce/axes.h"
+#include "math/monoids.h"
 
 namespace dlsys {
 namespace cpu {
 namespace {
 
-using Max = MaxMonoid<float>;
+using Max = monoid::Max;
 
 constexpr int64_t kElementCost = 4;  // of an element, in elements of simple arithmetic
 constexpr int64_t kNarrow = 16;      // columns of a cache line
@@ -23,18 +23,18 @@ DLSYS_INLINE float Correction(double sum) {
 // x and y start at the first of `cols` columns of n rows. Where the strip is as wide as the array,
 // rows are adjacent and fold into wide rows of about kFoldedColumns columns.
 template <bool kLog>
-DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Columns& s, int64_t cols) {
-  const Strip strip{0, 0, s.n, cols, 0};
-  const int64_t folded = cols == s.inner ? FoldedRows(s, strip) : 1;
+DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Extents& s, int64_t cols) {
+  const int64_t fit = std::min(kFoldedColumns / s.inner, s.n / 4);
+  const int64_t folded = cols == s.inner ? std::max<int64_t>(1, fit) : 1;
   const int64_t width = folded * cols, stride = folded * s.inner;
   const int64_t full = s.n / folded * folded, rest = (s.n - full) * cols;
   float max[kColumns], correction[kColumns];
   double sum[kColumns];
   for (int64_t c = 0; c < width; c++) max[c] = Max::kIdentity;
   for (int64_t r = 0; r < full; r += folded)
-    for (int64_t c = 0; c < width; c++) max[c] = Max()(max[c], x[r * s.inner + c]);
-  for (int64_t c = 0; c < rest; c++) max[c] = Max()(max[c], x[full * s.inner + c]);
-  for (int64_t c = cols; c < width; c++) max[c % cols] = Max()(max[c % cols], max[c]);
+    for (int64_t c = 0; c < width; c++) max[c] = Max::Combine(max[c], x[r * s.inner + c]);
+  for (int64_t c = 0; c < rest; c++) max[c] = Max::Combine(max[c], x[full * s.inner + c]);
+  for (int64_t c = cols; c < width; c++) max[c % cols] = Max::Combine(max[c % cols], max[c]);
   for (int64_t c = cols; c < width; c++) max[c] = max[c - cols];
 
   std::fill(sum, sum + width, 0.0);
@@ -60,7 +60,7 @@ DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Columns& s, int64
 }
 
 template <bool kLog>
-void SoftmaxShort(const float* x, const Columns& s, float* y) {
+void SoftmaxShort(const float* x, const Extents& s, float* y) {
   auto block = [=](const float* from, const int32_t* start, int64_t, int count)
                    __attribute__((always_inline)) {
                      float* to = y + (from - x);
@@ -70,7 +70,7 @@ void SoftmaxShort(const float* x, const Columns& s, float* y) {
                      for (int64_t r = 0; r < s.n; r++)
                        for (int j = 0; j < kLanes; j++) {
                          value[r][j] = from[start[j] + r * s.inner];
-                         max[j] = Max()(max[j], value[r][j]);
+                         max[j] = Max::Combine(max[j], value[r][j]);
                        }
                      for (int64_t r = 0; r < s.n; r++)
                        for (int j = 0; j < kLanes; j++) {
@@ -92,9 +92,9 @@ void Softmax(const DLArray* x, DLArray* y) {
   const char* op = kLog ? "log_softmax_columns" : "softmax_columns";
   const float* in = Input(op, x);
   float* out = Output(op, y);
-  const Columns s = CheckedColumns(op, x, y, true);
+  const Extents s = CheckedExtents(op, x, y, true);
   if (Numel(y) == 0) return;
-  if (s.IsShort()) return SoftmaxShort<kLog>(in, s, out);
+  if (s.n <= kShort && s.inner < kLanes) return SoftmaxShort<kLog>(in, s, out);
   const int64_t fits = kSplit / s.n / kNarrow * kNarrow;
   const int64_t width = std::min(s.inner, std::max(kNarrow, std::min(kColumns, fits)));
   const int64_t strips = (s.inner - 1) / width + 1;

@@ -30,8 +30,6 @@ Channels ChannelsOf(const char* op, const DLArray* x) {
 
 const int kWidth = 32;  // channels of a task where they are neighbors in memory
 
-static Scratch partial_scratch;
-
 // Calls body(c, width, begin, end, partials) for blocks of channels c to c + width and parts of the
 // outer axis, then done(c, partials of all parts combined in order).
 template <class Partial, class Body, class Done>
@@ -40,7 +38,8 @@ void ReduceChannels(const Channels& shape, const Body& body, const Done& done) {
   const int64_t blocks = (shape.count + width - 1) / width;
   const int64_t rows = std::max<int64_t>(1, kGrain / std::max<int64_t>(shape.inner * width, 1));
   const int64_t parts = std::max<int64_t>(1, (shape.outer + rows - 1) / rows);
-  Partial* partials = partial_scratch.Get<Partial>(parts * shape.count);
+  const ScratchArray<Partial> of_parts(parts * shape.count);
+  Partial* partials = of_parts.data();
   const int64_t work = std::min(rows, shape.outer) * shape.inner * width;
   ParallelFor(blocks * parts, RowGrain(work), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
@@ -49,11 +48,13 @@ void ReduceChannels(const Channels& shape, const Body& body, const Done& done) {
            std::min(shape.outer, (part + 1) * rows), partials + part * shape.count + c);
     }
   });
-  for (int64_t c = 0; c < shape.count; c++) {
-    Partial total = partials[c];
-    for (int64_t part = 1; part < parts; part++) total.Combine(partials[part * shape.count + c]);
-    done(c, total);
-  }
+  Serially([&] {
+    for (int64_t c = 0; c < shape.count; c++) {
+      Partial total = partials[c];
+      for (int64_t part = 1; part < parts; part++) total.Combine(partials[part * shape.count + c]);
+      done(c, total);
+    }
+  });
 }
 
 struct Moments {
@@ -204,9 +205,10 @@ void ColumnSums(const float* x, const float* dy, const Channels& shape, const St
 void ChannelSums(const float* x, const float* dy, const Channels& shape, const Statistics& stats,
                  float* dscale, float* dbias) {
   if (shape.Numel() == 0) {  // an empty sum is 0, though the deviation of no values is NaN
-    std::fill_n(dscale, shape.count, 0.f);
-    std::fill_n(dbias, shape.count, 0.f);
-    return;
+    return Serially([&] {
+      std::fill_n(dscale, shape.count, 0.f);
+      std::fill_n(dbias, shape.count, 0.f);
+    });
   }
   auto body = [&](int64_t c, int width, int64_t begin, int64_t end, Sums* out) {
     if (shape.inner == 1) return ColumnSums(x, dy, shape, stats, c, width, begin, end, out);
@@ -222,13 +224,19 @@ namespace {
 
 // ---- batch normalization ----
 
-static Scratch inverse_scratch;
+// One a channel.
+class InverseDeviations {
+ public:
+  InverseDeviations(const float* variance, int64_t count, float eps) : inverse_(count) {
+    Serially([&] {
+      for (int64_t c = 0; c < count; c++) data()[c] = 1.f / std::sqrt(variance[c] + eps);
+    });
+  }
+  float* data() const { return inverse_.data(); }
 
-float* InverseDeviations(const float* variance, int64_t count, float eps) {
-  float* inverse = inverse_scratch.Get<float>(count);
-  for (int64_t c = 0; c < count; c++) inverse[c] = 1.f / std::sqrt(variance[c] + eps);
-  return inverse;
-}
+ private:
+  const ScratchArray<float> inverse_;
+};
 
 // Runs map.Apply(map.Of(c), k) for every element k of channel c.
 template <class Map>
@@ -272,8 +280,8 @@ void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* varian
   const Channels shape = ChannelsOf(op, x);
   const float* variances = PerChannel(op, variance, shape.count);
   CheckSameShape(op, x, y);
-  MapChannels(shape, NormalizeMap{in, PerChannel(op, mean, shape.count),
-                                  InverseDeviations(variances, shape.count, eps),
+  const InverseDeviations inverse(variances, shape.count, eps);
+  MapChannels(shape, NormalizeMap{in, PerChannel(op, mean, shape.count), inverse.data(),
                                   PerChannel(op, scale, shape.count),
                                   PerChannel(op, bias, shape.count), Output(op, y)});
 }
@@ -285,8 +293,8 @@ void BatchNormalizeSums(const DLArray* x, const DLArray* mean, const DLArray* va
   const Channels shape = ChannelsOf(op, x);
   const float* variances = PerChannel(op, variance, shape.count);
   CheckSameShape(op, x, dy);
-  const Statistics stats{PerChannel(op, mean, shape.count),
-                         InverseDeviations(variances, shape.count, eps), 0, 1};
+  const InverseDeviations inverse(variances, shape.count, eps);
+  const Statistics stats{PerChannel(op, mean, shape.count), inverse.data(), 0, 1};
   ChannelSums(in, Input(op, dy), shape, stats, ChannelResult(op, dscale, shape.count),
               ChannelResult(op, dbias, shape.count));
 }
@@ -317,8 +325,9 @@ void BatchNormalizeGradient(const DLArray* x, const DLArray* mean, const DLArray
   CheckSameShape(op, x, dy);
   CheckSameShape(op, x, dx);
   const float share = (float)(1.0 / (double)std::max<int64_t>(shape.outer * shape.inner, 1));
+  const InverseDeviations inverse(variances, count, eps);
   MapChannels(shape,
-              GradientMap{in, PerChannel(op, mean, count), InverseDeviations(variances, count, eps),
+              GradientMap{in, PerChannel(op, mean, count), inverse.data(),
                           PerChannel(op, scale, count), PerChannel(op, dscale, count),
                           PerChannel(op, dbias, count), Input(op, dy), share, Output(op, dx)});
 }
@@ -338,8 +347,10 @@ void RunningUpdate(DLArrayList* states, const DLArrayList* batch, float keep, fl
     const int64_t count = Numel(states->arrays[k]);
     const float* from = PerChannel(op, batch->arrays[k], count);
     if (by == 0.f) continue;
-    for (int64_t c = 0; c < count; c++)
-      to[c] = keep == 0.f ? by * from[c] : keep * to[c] + by * from[c];
+    Serially([=] {
+      for (int64_t c = 0; c < count; c++)
+        to[c] = keep == 0.f ? by * from[c] : keep * to[c] + by * from[c];
+    });
   }
 }
 

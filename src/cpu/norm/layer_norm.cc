@@ -122,8 +122,6 @@ void RowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLArray*
   });
 }
 
-static Scratch row_scratch;
-
 // dscale and dbias, sums over all rows; `scale` gives the number of channels.
 void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy, int64_t length,
                       int64_t inner, int64_t centered, float eps, DLArray* dscale, DLArray* dbias) {
@@ -135,7 +133,8 @@ void RowNormalizeSums(const DLArray* x, const DLArray* scale, const DLArray* dy,
   const float* gradients = Input(op, dy);
   float* of_scale = ChannelResult(op, dscale, layout.channels.count);
   float* of_bias = ChannelResult(op, dbias, layout.channels.count);
-  float* mean = row_scratch.Get<float>(2 * layout.rows);
+  const ScratchArray<float> of_rows(2 * layout.rows);
+  float* mean = of_rows.data();
   float* inverse = mean + layout.rows;
   ForRows(layout, [=](int64_t r, int64_t at) __attribute__((always_inline)) {
     const RowStatistics of = StatisticsOf(Row{in + at, length, length}, centered, eps);

@@ -14,17 +14,18 @@ void CheckAll(const char* op, std::initializer_list<const DLArrayList*> lists) {
     for (int64_t k = 0; k < list->count; k++) Check(op, list->arrays[k]);
 }
 
-// Several arrays as one range of elements, in which array k starts at starts[k]. It is valid until
-// the thread makes the next one.
+// Several arrays as one range of elements, in which array k starts at starts[k].
 class Concatenated {
  public:
-  explicit Concatenated(const DLArrayList* arrays) : count_(arrays->count) {
-    static Scratch scratch;
-    starts_ = scratch.Get<int64_t>(count_ + 1);
-    starts_[0] = 0;
-    for (int64_t k = 0; k < count_; k++) starts_[k + 1] = starts_[k] + Numel(arrays->arrays[k]);
+  explicit Concatenated(const DLArrayList* arrays)
+      : count_(arrays->count), scratch_(count_ + 1), starts_(scratch_.data()) {
+    for (int64_t k = 0; k < count_; k++) size_ += Numel(arrays->arrays[k]);
+    Serially([&] {
+      starts_[0] = 0;
+      for (int64_t k = 0; k < count_; k++) starts_[k + 1] = starts_[k] + Numel(arrays->arrays[k]);
+    });
   }
-  int64_t Size() const { return starts_[count_]; }
+  int64_t Size() const { return size_; }
 
   // Calls body(k, first, n) for the segment of each array that lies in [begin, end).
   template <class F>
@@ -38,8 +39,10 @@ class Concatenated {
   }
 
  private:
-  int64_t count_;
-  int64_t* starts_;
+  const int64_t count_;
+  const ScratchArray<int64_t> scratch_;
+  int64_t* const starts_;
+  int64_t size_ = 0;
 };
 
 template <class Rule>
@@ -57,16 +60,14 @@ DLSYS_INLINE void StepRun(const rule::Step<Rule> step, float* const* states, con
 template <class Rule>
 void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
             const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
-            int64_t every, float clip, float l2, float decay, float a, float b, float c, float d,
-            float e) {
+            Struct<rule::UpdateOptions> options) {
   const char* op = Rule::name;
   CheckAll(op, {states, grads, lr, step, count, scale});
   CheckStates(op, Rule::kStates, states, grads);
-  const rule::Source source =
-      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
-  if (!source.Due(Rule::kEveryRun)) return;
-  const rule::Step<Rule> made = source.Make<Rule>(source.Look());
+  const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
   const Concatenated all(grads);
+  if (Workspace::Querying() || !source.Due(Rule::kEveryRun)) return;
+  const rule::Step<Rule> made = source.Make<Rule>(source.Look());
   const int64_t stride = grads->count;
   ParallelFor(all.Size(), kGrain, [&](int64_t begin, int64_t end) {
     all.ForSegments(begin, end, [&](int64_t k, int64_t first, int64_t n) {
@@ -86,7 +87,7 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every) {
   const long long* runs = OptionalCount(op, "count", count);
   for (int64_t k = 0; k < counters->count; k++)
     CheckScalar(op, "step", counters->arrays[k], DL_INT64);
-  if (runs && (*runs + 1) % every != 0) return;
+  if (Workspace::Querying() || (runs && (*runs + 1) % every != 0)) return;
   for (int64_t k = 0; k < counters->count; k++) ++*(int64_t*)counters->arrays[k]->data;
 }
 
@@ -110,9 +111,9 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
   float* out = Output(op, norm);
   CheckScalar(op, "norm", norm, DL_FLOAT32);
   const Concatenated all(arrays);
-  static Scratch scratch;
   const int64_t parts = (all.Size() + kGrain - 1) / kGrain;
-  double* sums = scratch.Get<double>(parts);
+  const ScratchArray<double> of_parts(parts);
+  double* sums = of_parts.data();
   ParallelFor(all.Size(), kGrain, [&](int64_t begin, int64_t end) {
     double sum = 0;
     all.ForSegments(begin, end, [&](int64_t k, int64_t first, int64_t n) {
@@ -122,27 +123,17 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
     });
     sums[begin / kGrain] = sum;
   });
-  double total = 0;
-  for (int64_t k = 0; k < parts; k++) total += sums[k];
-  *out = (float)std::sqrt(total);
+  Serially([=] {
+    double total = 0;
+    for (int64_t k = 0; k < parts; k++) total += sums[k];
+    *out = (float)std::sqrt(total);
+  });
 }
 
-using CenteredRmsProp = rule::RmsProp<true, false>;
-using MomentumRmsProp = rule::RmsProp<false, true>;
-using CenteredMomentumRmsProp = rule::RmsProp<true, true>;
-using PlainRmsProp = rule::RmsProp<false, false>;
-
-DLSYS_KERNEL(cpu, sgd_update, Update<rule::Sgd>);
-DLSYS_KERNEL(cpu, sgd_momentum_update, Update<rule::Momentum>);
-DLSYS_KERNEL(cpu, adam_update, Update<rule::Adam>);
-DLSYS_KERNEL(cpu, rmsprop_update, Update<PlainRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_centred_update, Update<CenteredRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_momentum_update, Update<MomentumRmsProp>);
-DLSYS_KERNEL(cpu, rmsprop_centred_momentum_update, Update<CenteredMomentumRmsProp>);
-DLSYS_KERNEL(cpu, adagrad_update, Update<rule::Adagrad>);
-DLSYS_KERNEL(cpu, lion_update, Update<rule::Lion>);
-DLSYS_KERNEL(cpu, average_update, Update<rule::Average>);
-DLSYS_KERNEL(cpu, accumulate_update, Update<rule::Accumulate>);
+#define DLSYS_UPDATE(Rule) \
+  DLSYS_KERNEL_OF(cpu, Rule, rule::Rule::name, DL_FLOAT32, Update<rule::Rule>);
+DLSYS_RULES(DLSYS_UPDATE)
+#undef DLSYS_UPDATE
 DLSYS_KERNEL(cpu, advance_step, Advance);
 DLSYS_KERNEL(cpu, global_norm, GlobalNorm);
 

@@ -112,6 +112,10 @@ void Compare(const DLArray* x, const DLArray* y, DLArray* out) {
     case DL_UINT8:
     case DL_BOOL:
       return TestRun<Test, uint8_t>(op, x, y, out);
+    case DL_BFLOAT16:
+      return TestRun<Test, bfloat16>(op, x, y, out);
+    case DL_FLOAT16:
+      return TestRun<Test, float16>(op, x, y, out);
   }
   Fail("%s: does not take %s", op, DtypeText(x->dtype));
 }
@@ -186,15 +190,15 @@ void Where(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray
   });
 }
 
-DLSYS_KERNEL(cpu, equal, Compare<Equal>);
-DLSYS_KERNEL(cpu, not_equal, Compare<NotEqual>);
-DLSYS_KERNEL(cpu, less, Compare<Less>);
-DLSYS_KERNEL(cpu, less_equal, Compare<LessEqual>);
+DLSYS_KERNEL_ANY(cpu, equal, Compare<Equal>);
+DLSYS_KERNEL_ANY(cpu, not_equal, Compare<NotEqual>);
+DLSYS_KERNEL_ANY(cpu, less, Compare<Less>);
+DLSYS_KERNEL_ANY(cpu, less_equal, Compare<LessEqual>);
 DLSYS_KERNEL(cpu, logical_and, Logical<And>);
 DLSYS_KERNEL(cpu, logical_or, Logical<Or>);
 DLSYS_KERNEL(cpu, logical_xor, Logical<Xor>);
 DLSYS_KERNEL(cpu, logical_not, LogicalNot);
-DLSYS_KERNEL(cpu, where, Where);
+DLSYS_KERNEL_ANY(cpu, where, Where);
 
 }  // namespace
 }  // namespace cpu

@@ -1,5 +1,5 @@
-// Elementwise kernels on the CPU: vector loops over one functor of functors.h each. The output may
-// be the buffer of an input of its shape.
+// Elementwise kernels on the CPU: vector loops over one functor of functors.h each, over arrays of
+// one storage type. The output may be the buffer of an input of its shape.
 #include "cpu/pointwise/map.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
@@ -10,74 +10,74 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-template <class F>
+template <class T, class F>
 void Unary(const DLArray* x, DLArray* y) {
-  const float* in = Input(F::name, x);
-  float* out = Output(F::name, y);
+  const T* in = Input<T>(F::name, x);
+  T* out = Output<T>(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD { MapRun<F>::Run(in + begin, out + begin, end - begin); });
   });
 }
 
-template <class F>
+template <class T, class F>
 void UnaryWithConst(const DLArray* x, float c, DLArray* y) {
-  const float* in = Input(F::name, x);
-  float* out = Output(F::name, y);
+  const T* in = Input<T>(F::name, x);
+  T* out = Output<T>(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD { ConstRun<F>::Run(in + begin, c, out + begin, end - begin); });
   });
 }
 
-template <class F>
+template <class T, class F>
 void UnaryWithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
-  const float* in = Input(F::name, x);
-  float* out = Output(F::name, y);
+  const T* in = Input<T>(F::name, x);
+  T* out = Output<T>(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD {
       DLSYS_IVDEP
-      for (int64_t k = begin; k < end; k++) out[k] = F()(in[k], c, d);
+      for (int64_t k = begin; k < end; k++) out[k] = T(F()(in[k], c, d));
     });
   });
 }
 
-template <class F>
+template <class T, class F>
 void BinaryWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
-  const float* left = Input(F::name, x);
-  const float* right = Input(F::name, y);
-  float* out = Output(F::name, z);
+  const T* left = Input<T>(F::name, x);
+  const T* right = Input<T>(F::name, y);
+  T* out = Output<T>(F::name, z);
   CheckSameShape(F::name, x, z);
   CheckSameShape(F::name, y, z);
   ParallelFor(Numel(z), kGrain, [&](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD {
       DLSYS_IVDEP
-      for (int64_t k = begin; k < end; k++) out[k] = F()(left[k], right[k], c, d);
+      for (int64_t k = begin; k < end; k++) out[k] = T(F()(left[k], right[k], c, d));
     });
   });
 }
 
-template <class F>
+template <class T, class F>
 void BinaryWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
-  BinaryWithTwoConsts<F>(x, y, c, 0.f, z);
+  BinaryWithTwoConsts<T, F>(x, y, c, 0.f, z);
 }
 
 // z = F(x, y) for n elements; an operand of stride 0 is one value, broadcast.
-template <class F>
-DLSYS_INLINE void ZipRun(const float* x, int64_t x_stride, const float* y, int64_t y_stride,
-                         float* z, int64_t n) {
+template <class T, class F>
+DLSYS_INLINE void ZipRun(const T* x, int64_t x_stride, const T* y, int64_t y_stride, T* z,
+                         int64_t n) {
   if (x_stride && y_stride) {
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) z[k] = F()(x[k], y[k]);
+    for (int64_t k = 0; k < n; k++) z[k] = T(F()(x[k], y[k]));
   } else if (x_stride) {
     const float right = *y;
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) z[k] = F()(x[k], right);
+    for (int64_t k = 0; k < n; k++) z[k] = T(F()(x[k], right));
   } else {
     const float left = *x;
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) z[k] = F()(left, y_stride ? y[k] : *y);
+    for (int64_t k = 0; k < n; k++) z[k] = T(F()(left, y_stride ? y[k] : *y));
   }
 }
 
@@ -87,15 +87,16 @@ void CheckBroadcast(const char* op, const DLArray* x, const DLArray* y, const DL
        ShapeText(y).c_str(), ShapeText(z).c_str());
 }
 
-template <class F>
+template <class T, class F>
 void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
-  const float* left = Input(F::name, x);
-  const float* right = Input(F::name, y);
-  float* out = Output(F::name, z);
+  const T* left = Input<T>(F::name, x);
+  const T* right = Input<T>(F::name, y);
+  T* out = Output<T>(F::name, z);
   if (SameShape(x, z) && SameShape(y, z)) {
     return ParallelFor(Numel(z), kGrain, [&](int64_t begin, int64_t end) {
-      Dispatch(
-          DLSYS_SIMD { ZipRun<F>(left + begin, 1, right + begin, 1, out + begin, end - begin); });
+      Dispatch(DLSYS_SIMD {
+        ZipRun<T, F>(left + begin, 1, right + begin, 1, out + begin, end - begin);
+      });
     });
   }
   CheckBroadcast(F::name, x, y, z);
@@ -112,9 +113,9 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
       Cursor<2> row(rows, begin / pieces);
       for (int64_t k = begin; k < end; k++) {
         const int64_t at = k % pieces * piece;
-        ZipRun<F>(left + row.offset[0] + at * stride[0], stride[0],
-                  right + row.offset[1] + at * stride[1], stride[1], out + k / pieces * cols + at,
-                  std::min(piece, cols - at));
+        ZipRun<T, F>(left + row.offset[0] + at * stride[0], stride[0],
+                     right + row.offset[1] + at * stride[1], stride[1],
+                     out + k / pieces * cols + at, std::min(piece, cols - at));
         if (at + piece >= cols) row.Next();
       }
     });
@@ -123,16 +124,17 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
 
 // A kernel of every functor.
 #define DLSYS_REGISTER_FUNCTORS
-#define DLSYS_UNARY(Name, op, expression) DLSYS_KERNEL_NAMED(cpu, Name, op, Unary<fn::Name>);
-#define DLSYS_BINARY(Name, op, expression) DLSYS_KERNEL_NAMED(cpu, Name, op, Binary<fn::Name>);
+#define DLSYS_UNARY(Name, op, expression) DLSYS_KERNEL_TYPED_NAMED(cpu, Name, op, Unary, fn::Name);
+#define DLSYS_BINARY(Name, op, expression) \
+  DLSYS_KERNEL_TYPED_NAMED(cpu, Name, op, Binary, fn::Name);
 #define DLSYS_UNARY_CONST(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, UnaryWithConst<fn::Name>);
+  DLSYS_KERNEL_TYPED_NAMED(cpu, Name, op, UnaryWithConst, fn::Name);
 #define DLSYS_UNARY_CONSTS(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, UnaryWithTwoConsts<fn::Name>);
+  DLSYS_KERNEL_TYPED_NAMED(cpu, Name, op, UnaryWithTwoConsts, fn::Name);
 #define DLSYS_BINARY_CONST(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, BinaryWithConst<fn::Name>);
+  DLSYS_KERNEL_TYPED_NAMED(cpu, Name, op, BinaryWithConst, fn::Name);
 #define DLSYS_BINARY_CONSTS(Name, op, expression) \
-  DLSYS_KERNEL_NAMED(cpu, Name, op, BinaryWithTwoConsts<fn::Name>);
+  DLSYS_KERNEL_TYPED_NAMED(cpu, Name, op, BinaryWithTwoConsts, fn::Name);
 #include "math/functors.h"
 
 }  // namespace

@@ -260,21 +260,34 @@ Indices CheckedIndices(const char* op, const DLArray* a, int64_t n) {
   Check(op, a);
   const Indices indices = IndicesOf(op, a);
   const int64_t count = Numel(a);
-  const int64_t k = indices.wide ? FirstOutside((const int64_t*)indices.data, count, n)
-                                 : FirstOutside((const int32_t*)indices.data, count, n);
-  if (k < count) FailOutOfRange(op, "index", indices[k], k, n);
+  Serially([&] {
+    const int64_t k = indices.wide ? FirstOutside((const int64_t*)indices.data, count, n)
+                                   : FirstOutside((const int32_t*)indices.data, count, n);
+    if (k < count) FailOutOfRange(op, "index", indices[k], k, n);
+  });
   return indices;
 }
 
-// The indices as int32, for kernels that read them for every row; null where they do not fit.
-const int32_t* Narrowed(const Indices& indices, int64_t count, int64_t n) {
-  if (!indices.wide) return (const int32_t*)indices.data;
-  if (n > INT32_MAX) return nullptr;
-  static Scratch memory;
-  int32_t* narrow = memory.Get<int32_t>(count);
-  for (int64_t k = 0; k < count; k++) narrow[k] = (int32_t)((const int64_t*)indices.data)[k];
-  return narrow;
-}
+// The indices as int32, for kernels that read them for every row.
+class Narrowed {
+ public:
+  Narrowed(const Indices& indices, int64_t count, int64_t n)
+      : fit_(!indices.wide || n <= INT32_MAX), copy_(indices.wide && fit_ ? count : 0) {
+    if (!indices.wide) data_ = (const int32_t*)indices.data;
+    if (!indices.wide || !fit_) return;
+    data_ = copy_.data();
+    Serially([&] {
+      const int64_t* wide = (const int64_t*)indices.data;
+      for (int64_t k = 0; k < count; k++) copy_.data()[k] = (int32_t)wide[k];
+    });
+  }
+  const int32_t* data() const { return data_; }  // null where they do not fit
+
+ private:
+  const bool fit_;
+  const ScratchArray<int32_t> copy_;
+  const int32_t* data_ = nullptr;
+};
 
 // Gathers single elements of rows of n: the axis is the innermost one.
 template <class T, class Index>
@@ -299,7 +312,8 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y) 
   const Indices at = CheckedIndices("gather", indices, split.n);
   const int64_t count = Numel(indices), inner = split.inner, n = split.n;
   if (Numel(y) == 0) return;
-  const int32_t* narrow = inner == 1 ? Narrowed(at, count, n) : nullptr;
+  const Narrowed copied(at, inner == 1 ? count : 0, n);
+  const int32_t* narrow = inner == 1 ? copied.data() : nullptr;
   WithElementBits(x, [&](auto* type) {
     const auto* from = (decltype(type))x->data;
     auto* to = (decltype(type))y->data;
@@ -319,19 +333,20 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y) 
 // The segments of a stable counting sort of the updates by row: row r gets the updates
 // order[begin[r]] … order[begin[r + 1] - 1], ascending.
 struct Segments {
-  const int64_t *begin, *order;
+  const ScratchArray<int64_t> scratch;
+  const int64_t *const begin, *const order;
 
-  Segments(Indices indices, int64_t count, int64_t n) {
-    static Scratch memory;
-    int64_t* starts = memory.Get<int64_t>(n + 2 + count);
-    int64_t* sorted = starts + n + 2;
+  Segments(Indices indices, int64_t count, int64_t n)
+      : scratch(n + 2 + count), begin(scratch.data()), order(begin + n + 2) {
+    Serially([&] { Sort(indices, count, n, scratch.data(), scratch.data() + n + 2); });
+  }
+
+  static void Sort(Indices indices, int64_t count, int64_t n, int64_t* starts, int64_t* sorted) {
     std::fill(starts, starts + n + 2, 0);
     // Counts are two rows ahead, so that placing the updates moves every start to its own row.
     for (int64_t k = 0; k < count; k++) starts[indices[k] + 2]++;
     for (int64_t row = 0; row < n; row++) starts[row + 2] += starts[row + 1];
     for (int64_t k = 0; k < count; k++) sorted[starts[indices[k] + 1]++] = k;
-    begin = starts;
-    order = sorted;
   }
 };
 
@@ -370,15 +385,16 @@ constexpr int64_t kMostSums = 16384;
 template <class Index>
 void AddElements(const float* from, const Index* at, int64_t outer, int64_t n, int64_t count,
                  float* to) {
-  ParallelFor(outer, RowGrain(count + n), [=](int64_t begin, int64_t end) {
-    static Scratch memory;
-    double* sums = memory.Get<double>(n);
+  const auto make = [=] { return ScratchArray<double>(n); };
+  auto task = [=](int64_t begin, int64_t end, const ScratchArray<double>& scratch) {
+    double* sums = scratch.data();
     for (int64_t row = begin; row < end; row++) {
       std::fill(sums, sums + n, 0.0);
       for (int64_t k = 0; k < count; k++) sums[at[k]] += from[row * count + k];
       for (int64_t k = 0; k < n; k++) to[row * n + k] = (float)sums[k];
     }
-  });
+  };
+  ParallelForWithScratch(outer, RowGrain(count + n), make, task);
 }
 
 // y[o, row, :] = the sum of updates[o, k, :] over all k with indices[k] == row
@@ -392,7 +408,7 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   if (Numel(y) == 0) return;
   const int64_t count = Numel(indices), inner = split.inner;
   if (inner == 1 && split.n <= kMostSums && split.outer > 1)
-    return AddElements(from, Narrowed(at, count, split.n), split.outer, split.n, count, to);
+    return AddElements(from, Narrowed(at, count, split.n).data(), split.outer, split.n, count, to);
   const Segments segments(at, count, split.n);
   const int64_t piece = std::min(inner, kSumPiece);
   const int64_t pieces = (inner - 1) / piece + 1;
@@ -421,21 +437,21 @@ void OneHot(const DLArray* indices, DLArray* y) {
   });
 }
 
-DLSYS_KERNEL(cpu, slice, Slice);
-DLSYS_KERNEL(cpu, place, Place);
-DLSYS_KERNEL(cpu, concat_1, ConcatOf<1>::Run);
-DLSYS_KERNEL(cpu, concat_2, ConcatOf<2>::Run);
-DLSYS_KERNEL(cpu, concat_3, ConcatOf<3>::Run);
-DLSYS_KERNEL(cpu, concat_4, ConcatOf<4>::Run);
-DLSYS_KERNEL(cpu, concat_5, ConcatOf<5>::Run);
-DLSYS_KERNEL(cpu, concat_6, ConcatOf<6>::Run);
-DLSYS_KERNEL(cpu, concat_7, ConcatOf<7>::Run);
-DLSYS_KERNEL(cpu, concat_8, ConcatOf<8>::Run);
-DLSYS_KERNEL(cpu, pad_edge, PadEdge);
-DLSYS_KERNEL(cpu, pad_reflect, PadReflect);
+DLSYS_KERNEL_ANY(cpu, slice, Slice);
+DLSYS_KERNEL_ANY(cpu, place, Place);
+DLSYS_KERNEL_ANY(cpu, concat_1, ConcatOf<1>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_2, ConcatOf<2>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_3, ConcatOf<3>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_4, ConcatOf<4>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_5, ConcatOf<5>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_6, ConcatOf<6>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_7, ConcatOf<7>::Run);
+DLSYS_KERNEL_ANY(cpu, concat_8, ConcatOf<8>::Run);
+DLSYS_KERNEL_ANY(cpu, pad_edge, PadEdge);
+DLSYS_KERNEL_ANY(cpu, pad_reflect, PadReflect);
 DLSYS_KERNEL(cpu, pad_edge_gradient, PadEdgeGradient);
 DLSYS_KERNEL(cpu, pad_reflect_gradient, PadReflectGradient);
-DLSYS_KERNEL(cpu, gather, Gather);
+DLSYS_KERNEL_ANY(cpu, gather, Gather);
 DLSYS_KERNEL(cpu, scatter_add, ScatterAdd);
 DLSYS_KERNEL(cpu, one_hot, OneHot);
 

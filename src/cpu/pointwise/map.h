@@ -12,9 +12,10 @@ namespace cpu {
 // y[k] = F(x[k]); y may be x.
 template <class F>
 struct MapRun {
-  static DLSYS_INLINE void Run(const float* x, float* y, int64_t n) {
+  template <class T>
+  static DLSYS_INLINE void Run(const T* x, T* y, int64_t n) {
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) y[k] = F()(x[k]);
+    for (int64_t k = 0; k < n; k++) y[k] = T(F()(x[k]));
   }
 };
 
@@ -24,22 +25,24 @@ template <float (*Near)(float), float (*Far)(float)>
 struct PeriodicRun {
   static constexpr int64_t kBlock = 1024;
 
-  static DLSYS_INLINE void Run(const float* x, float* y, int64_t n) {
+  template <class T>
+  static DLSYS_INLINE void Run(const T* x, T* y, int64_t n) {
     for (int64_t at = 0; at < n; at += kBlock) RunBlock(x + at, y + at, std::min(kBlock, n - at));
   }
 
-  static DLSYS_INLINE void RunBlock(const float* x, float* y, int64_t n) {
+  template <class T>
+  static DLSYS_INLINE void RunBlock(const T* x, T* y, int64_t n) {
     int64_t far = 0;
     for (int64_t k = 0; k < n; k++) far += !(Magnitude(x[k]) <= kNearRange);
     if (far == 0) {
       DLSYS_IVDEP
-      for (int64_t k = 0; k < n; k++) y[k] = Near(x[k]);
+      for (int64_t k = 0; k < n; k++) y[k] = T(Near(x[k]));
       return;
     }
     float values[kBlock];
     for (int64_t k = 0; k < n; k++) values[k] = Far(x[k]);
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) y[k] = Periodic(x[k], Near(x[k]), values[k]);
+    for (int64_t k = 0; k < n; k++) y[k] = T(Periodic(x[k], Near(x[k]), values[k]));
   }
 };
 
@@ -51,28 +54,30 @@ struct MapRun<fn::Cos> : PeriodicRun<NearCos, FarCos> {};
 // y[k] = F(x[k], c); y may be x.
 template <class F>
 struct ConstRun {
-  static DLSYS_INLINE void Run(const float* x, float c, float* y, int64_t n) {
+  template <class T>
+  static DLSYS_INLINE void Run(const T* x, float c, T* y, int64_t n) {
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) y[k] = F()(x[k], c);
+    for (int64_t k = 0; k < n; k++) y[k] = T(F()(x[k], c));
   }
 };
 
 // Squares and cubes are products; the square root is not pow's (functors.h).
 template <>
 struct ConstRun<fn::PowConst> {
-  static DLSYS_INLINE void Run(const float* x, float c, float* y, int64_t n) {
+  template <class T>
+  static DLSYS_INLINE void Run(const T* x, float c, T* y, int64_t n) {
     if (c == 2.f) {
       DLSYS_IVDEP
-      for (int64_t k = 0; k < n; k++) y[k] = x[k] * x[k];
+      for (int64_t k = 0; k < n; k++) y[k] = T((float)x[k] * (float)x[k]);
     } else if (c == 3.f) {
       DLSYS_IVDEP
-      for (int64_t k = 0; k < n; k++) y[k] = x[k] * x[k] * x[k];
+      for (int64_t k = 0; k < n; k++) y[k] = T((float)x[k] * (float)x[k] * (float)x[k]);
     } else if (c == 0.5f) {
       DLSYS_IVDEP
-      for (int64_t k = 0; k < n; k++) y[k] = fn::sqrt(x[k]);
+      for (int64_t k = 0; k < n; k++) y[k] = T(fn::sqrt((float)x[k]));
     } else {
       DLSYS_IVDEP
-      for (int64_t k = 0; k < n; k++) y[k] = pow(x[k], c);
+      for (int64_t k = 0; k < n; k++) y[k] = T(pow((float)x[k], c));
     }
   }
 };

@@ -34,6 +34,10 @@ void WithDtype(const char* op, int dtype, F&& f) {
       return f((uint8_t*)nullptr);
     case DL_BOOL:
       return f((Bool*)nullptr);
+    case DL_BFLOAT16:
+      return f((bfloat16*)nullptr);
+    case DL_FLOAT16:
+      return f((float16*)nullptr);
   }
   Fail("%s: unknown dtype code %d", op, dtype);
 }
@@ -49,7 +53,13 @@ DLSYS_INLINE To ToInteger(From x) {
 
 template <class To, class From>
 DLSYS_INLINE To Convert(From x) {
-  if constexpr (std::is_same_v<From, Bool>) {
+  if constexpr (kIs16Bit<From>) {
+    return Convert<To>((float)x);
+  } else if constexpr (kIs16Bit<To> && std::is_same_v<From, Bool>) {
+    return To((float)x.value);
+  } else if constexpr (kIs16Bit<To>) {
+    return To((float)x);
+  } else if constexpr (std::is_same_v<From, Bool>) {
     return Convert<To>(x.value);
   } else if constexpr (std::is_same_v<To, Bool>) {
     return Bool{(uint8_t)(x != 0)};
@@ -168,13 +178,13 @@ void TransposeTiles(const T* x, T* y, const Loop<1>& outer, int64_t rows, int64_
   });
 }
 
-Loop<1> TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
+Loop<1> TransposeLoop(const DLArray* x, const Permutation& perm, const DLArray* y) {
   Loop<1> loop;
   int seen = 0;
   bool valid = x->ndim == y->ndim;
   for (int k = 0; valid && k < y->ndim; k++) {
-    const int axis = (int)(perm >> 4 * k & 15);
-    valid = axis < x->ndim && !(seen >> axis & 1) && x->shape[axis] == y->shape[k];
+    const int axis = perm.axes[k];
+    valid = axis >= 0 && axis < x->ndim && !(seen >> axis & 1) && x->shape[axis] == y->shape[k];
     if (!valid) break;
     seen |= 1 << axis;
     int64_t stride = 1;
@@ -182,18 +192,16 @@ Loop<1> TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
     loop.Add(y->shape[k], {stride});
   }
   if (!valid)
-    Fail(
-        "transpose: shape %s does not become %s by the permutation %#lx (output axis k is input "
-        "axis (permutation >> 4k) & 15)",
-        ShapeText(x).c_str(), ShapeText(y).c_str(), (long)perm);
+    Fail("transpose: %s with its axes in the order %s is not %s", ShapeText(x).c_str(),
+         PermutationText(perm, y->ndim).c_str(), ShapeText(y).c_str());
   return loop;
 }
 
-void Transpose(const DLArray* x, int64_t perm, DLArray* y) {
+void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y) {
   Check("transpose", x);
   Check("transpose", y);
   CheckSameDtypes("transpose", x, y);
-  Loop<1> loop = TransposeLoop(x, perm, y);
+  Loop<1> loop = TransposeLoop(x, *perm, y);
   if (Numel(y) == 0) return;
   int64_t stride[1], row_stride[1];
   const int64_t cols = loop.PopInner(stride);
@@ -208,10 +216,10 @@ void Transpose(const DLArray* x, int64_t perm, DLArray* y) {
   });
 }
 
-DLSYS_KERNEL(cpu, fill, FillWith);
-DLSYS_KERNEL(cpu, cast, Cast);
-DLSYS_KERNEL(cpu, broadcast_to, BroadcastTo);
-DLSYS_KERNEL(cpu, transpose, Transpose);
+DLSYS_KERNEL_ANY(cpu, fill, FillWith);
+DLSYS_KERNEL_ANY(cpu, cast, Cast);
+DLSYS_KERNEL_ANY(cpu, broadcast_to, BroadcastTo);
+DLSYS_KERNEL_ANY(cpu, transpose, Transpose);
 
 }  // namespace
 }  // namespace cpu

@@ -129,12 +129,17 @@ void LoadInput(const Source& source, int64_t begin, int64_t n, float* to) {
 // A program with its slots, blocks of up to `block` elements.
 class Worker {
  public:
-  Worker(const Program& program, const Source* sources, int count, int64_t block)
-      : program_(program), sources_(sources), count_(count), block_(block) {
-    static Scratch scratch;
-    const int constants = count + program.count;
-    slots_ = scratch.Get<float>((size_t)(block * (program.slots + 1 + constants)));
-    constants_ = slots_ + (program.slots + 1) * block;
+  static int64_t ScratchNumel(const Program& program, int count, int64_t block) {
+    return block * (program.slots + 1 + count + program.count);
+  }
+
+  Worker(const Program& program, const Source* sources, int count, int64_t block, float* scratch)
+      : program_(program),
+        sources_(sources),
+        count_(count),
+        block_(block),
+        slots_(scratch),
+        constants_(scratch + (program.slots + 1) * block) {
     for (int k = 0; k < count; k++)
       if (sources[k].broadcast.count == 1) LoadInput(sources[k], 0, block, Constant(k));
     for (int k = 0; k < program.count; k++)
@@ -150,13 +155,13 @@ class Worker {
       const Instruction& step = program_.code[at];
       const float* from[4];
       for (int k = 0; k < 4; k++) {
-        const int immediate = step.from[k] - pointwise::kFirstImmediate;
-        from[k] = immediate < 0 ? values[step.from[k]] : Constant(count_ + immediate);
+        const int immediate = step.operands[k] - pointwise::kFirstImmediate;
+        from[k] = immediate < 0 ? values[step.operands[k]] : Constant(count_ + immediate);
       }
-      float* to = Slot(step.to ? step.to - 1 : program_.slots);
+      float* to = Slot(step.destination ? step.destination - 1 : program_.slots);
       if (at + 1 == program_.length && !is_bool) to = (float*)out + begin;
       kMaps[step.opcode](from, to, n);
-      values[0] = values[step.to] = to;
+      values[0] = values[step.destination] = to;
     }
     if (is_bool)
       for (int64_t k = 0; k < n; k++) ((uint8_t*)out)[begin + k] = values[0][k] != 0.f;
@@ -181,7 +186,8 @@ class Worker {
   float *slots_, *constants_;
 };
 
-void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out) {
+void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, DLArray* out) {
+  const Program program = pointwise::Checked(*bytecode, inputs);
   Check("pointwise", out);
   pointwise::CheckOutput(out);
   const int64_t n = Numel(out);
@@ -196,14 +202,17 @@ void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out) 
     sources[k] = {a->data, a->dtype, broadcast, direct};
   }
   const bool is_bool = out->dtype == DL_BOOL;
-  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
-    const Worker worker(program, sources, count, std::min(kBlock, end - begin));
+  const int64_t numel = Worker::ScratchNumel(program, count, std::min(kBlock, n));
+  const auto make = [=] { return ScratchArray<float>(numel); };
+  auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
+    const Worker worker(program, sources, count, std::min(kBlock, end - begin), scratch.data());
     for (int64_t at = begin; at < end; at += kBlock)
       worker.Run(at, std::min(kBlock, end - at), out->data, is_bool);
-  });
+  };
+  ParallelForWithScratch(n, kGrain, make, task);
 }
 
-DLSYS_KERNEL(cpu, pointwise, pointwise::Kernel<Pointwise>::Call);
+DLSYS_KERNEL(cpu, pointwise, Pointwise);
 
 }  // namespace
 }  // namespace cpu

@@ -48,6 +48,14 @@ void Take(const DLArray* samples, const Affine& affine, float* y, int64_t n, con
     TakeRows((const float*)samples->data, affine, y, n, labels, at);
 }
 
+// The position in the stream of samples at which a batch of n begins.
+uint64_t FirstOfBatch(const char* op, const DLArray* step, int64_t n) {
+  const int64_t* batches = batch::StepOf(op, step);
+  uint64_t first = 0;
+  Serially([&] { first = (uint64_t)*batches * (uint64_t)n; });
+  return first;
+}
+
 void ShuffledIndex(const DLArray* step, int64_t count, int64_t seed, int64_t shuffle,
                    DLArray* index) {
   const char* op = "shuffled_index";
@@ -56,7 +64,7 @@ void ShuffledIndex(const DLArray* step, int64_t count, int64_t seed, int64_t shu
   if (index->dtype != DL_INT64) Fail("%s: expected an output of int64", op);
   const Order order = batch::OrderOf(op, count, seed, shuffle);
   const int64_t n = Numel(index);
-  const uint64_t first = (uint64_t)*batch::StepOf(op, step) * (uint64_t)n;
+  const uint64_t first = FirstOfBatch(op, step, n);
   int64_t* out = (int64_t*)index->data;
   ParallelFor(n, RowGrain(8 * batch::kRounds), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) out[i] = order.At(first + (uint64_t)i);
@@ -71,8 +79,10 @@ void TakeBatch(const DLArray* samples, const DLArray* index, const DLArray* scal
   const Indices indices = IndicesOf(op, index);
   CheckGathered(op, samples, 0, index, y);
   const int64_t n = Numel(index), count = samples->shape[0];
-  for (int64_t i = 0; i < n; i++)
-    if (indices[i] < 0 || indices[i] >= count) FailOutOfRange(op, "index", indices[i], i, count);
+  Serially([&] {
+    for (int64_t i = 0; i < n; i++)
+      if (indices[i] < 0 || indices[i] >= count) FailOutOfRange(op, "index", indices[i], i, count);
+  });
   Take(samples, affine, Out(op, y), n, Labels(), [&](int64_t i) { return indices[i]; });
 }
 
@@ -87,7 +97,7 @@ void ShuffledBatch(const DLArray* samples, const DLArray* labels, const DLArray*
   const Labels moved = batch::LabelsOf(op, samples, labels, y);
   const Order order = batch::BatchOrder(op, samples, seed, shuffle, x, y);
   const int64_t n = x->shape[0];
-  const uint64_t first = (uint64_t)*batch::StepOf(op, step) * (uint64_t)n;
+  const uint64_t first = FirstOfBatch(op, step, n);
   Take(samples, affine, Out(op, x), n, moved,
        [&](int64_t i) { return order.At(first + (uint64_t)i); });
 }

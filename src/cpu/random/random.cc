@@ -22,7 +22,9 @@ void CheckStep(const char* op, const DLArray* step) {
 
 Stream StreamOf(const char* op, const DLArray* step, int64_t seed, int64_t node) {
   CheckStep(op, step);
-  return {(uint64_t)seed, *(const uint64_t*)step->data, (uint32_t)node};
+  uint64_t at = 0;
+  Serially([&] { at = *(const uint64_t*)step->data; });
+  return {(uint64_t)seed, at, (uint32_t)node};
 }
 
 const int64_t kBlocks = 64;          // Philox blocks of a batch
@@ -138,7 +140,10 @@ void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, 
 
 void StepOfDraw(const DLArray* step, const DLArray* draws, DLArray* y) {
   for (const DLArray* a : {step, draws, (const DLArray*)y}) CheckStep("step_of_draw", a);
-  *(uint64_t*)y->data = philox::OfDraw(*(const uint64_t*)step->data, *(const uint64_t*)draws->data);
+  Serially([=] {
+    *(uint64_t*)y->data =
+        philox::OfDraw(*(const uint64_t*)step->data, *(const uint64_t*)draws->data);
+  });
 }
 
 DLSYS_KERNEL(cpu, step_of_draw, StepOfDraw);

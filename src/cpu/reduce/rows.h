@@ -17,20 +17,23 @@ inline constexpr int64_t kSumBlock = 16 * kLanes;
 
 // A row of n values, of which `readable` >= n values may be read from `data` on: following rows of
 // the same task included.
-struct Row {
-  const float* data;
+template <class T>
+struct RowOf {
+  const T* data;
   int64_t n, readable;
 };
+using Row = RowOf<float>;
 
 // The last values of a row, from k on, fewer than kLanes and padded by `fill`, so that loops over
 // lanes have a fixed length.
+template <class T>
 struct Tail {
-  DLSYS_INLINE Tail(const Row& row, int64_t k, float fill) {
-    const float* x = row.data + k;
+  DLSYS_INLINE Tail(const RowOf<T>& row, int64_t k, T fill) {
+    const T* x = row.data + k;
     const int left = (int)(row.n - k);
     if (row.readable - k >= kLanes) {
       for (int j = 0; j < kLanes; j++) {
-        const float value = x[j];
+        const T value = x[j];
         lane[j] = j < left ? value : fill;
       }
     } else {
@@ -38,7 +41,7 @@ struct Tail {
       for (int j = 0; j < left; j++) lane[j] = x[j];
     }
   }
-  float lane[kLanes];
+  T lane[kLanes];
 };
 
 // Reduces the lanes to one value by f, as a tree.
@@ -57,8 +60,8 @@ DLSYS_INLINE float AddLanes(const float (&lane)[kLanes]) {
 
 // The sum of term(x[k], y[k]) over two rows of one length, where term(x_fill, y_fill) is 0. Within
 // a block a lane adds 16 terms, then the lanes are added as a tree.
-template <class F>
-DLSYS_INLINE double SumOf(const Row& x, float x_fill, const Row& y, float y_fill, const F& term) {
+template <class T, class U, class F>
+DLSYS_INLINE double SumOf(const RowOf<T>& x, T x_fill, const RowOf<U>& y, U y_fill, const F& term) {
   double total = 0;
   int64_t k = 0;
   while (k + kLanes <= x.n) {
@@ -69,20 +72,22 @@ DLSYS_INLINE double SumOf(const Row& x, float x_fill, const Row& y, float y_fill
     total += AddLanes(lane);
   }
   if (k == x.n) return total;
-  Tail left(x, k, x_fill);
+  const Tail left(x, k, x_fill);
   const Tail right(y, k, y_fill);
-  for (int j = 0; j < kLanes; j++) left.lane[j] = term(left.lane[j], right.lane[j]);
-  return total + AddLanes(left.lane);
+  float lane[kLanes];
+  for (int j = 0; j < kLanes; j++) lane[j] = term(left.lane[j], right.lane[j]);
+  return total + AddLanes(lane);
 }
 
-template <class F>
-DLSYS_INLINE double SumOf(const Row& x, float fill, const F& term) {
+template <class T, class F>
+DLSYS_INLINE double SumOf(const RowOf<T>& x, T fill, const F& term) {
   auto of_x = [=](float value, float) __attribute__((always_inline)) { return term(value); };
   return SumOf(x, fill, x, fill, of_x);
 }
 
-DLSYS_INLINE double SumOf(const Row& x) {
-  return SumOf(x, 0.f, [](float value) __attribute__((always_inline)) { return value; });
+template <class T>
+DLSYS_INLINE double SumOf(const RowOf<T>& x) {
+  return SumOf(x, T(0), [](float value) __attribute__((always_inline)) { return value; });
 }
 
 // The largest value, minus infinity for none; NaN is ignored.

@@ -13,94 +13,96 @@ namespace {
 
 const int kColumns = 256;  // columns of a task
 
-static Scratch held_scratch;
-
 // The columns of a task that keeps its columns in double, 2 MiB of them.
 int64_t HeldColumns(const DLArray* x) {
   const int64_t columns = (1 << 18) / std::max<int64_t>(x->ndim == 3 ? x->shape[1] : 1, 1);
   return std::min<int64_t>(std::max<int64_t>(columns, 8), kColumns);
 }
 
-// Calls body(offset of the first row, columns, capacity) for strips of columns. The capacity is a
-// compile-time bound on the columns, equal to them where they are few, so that states are kept in
-// registers.
+// Calls body(offset of the first row, columns, scratch, capacity) for strips of columns, with
+// scratch for `held` doubles an element. The capacity is a compile-time bound on the columns, equal
+// to them where they are few, so that states are kept in registers.
 template <int kCapacity, class F>
-DLSYS_INLINE void RunStrips(const DLArray* x, int64_t columns, const F& body) {
+DLSYS_INLINE void RunStrips(const DLArray* x, int64_t columns, int64_t held, const F& body) {
   const int64_t outer = x->shape[0], n = x->shape[1];
   const int64_t inner = kCapacity < kColumns ? kCapacity : x->shape[2];
   const int64_t width = std::min(inner, columns);
   const int64_t strips = (inner - 1) / width + 1;
-  ParallelFor(outer * strips, RowGrain(width * n), [&](int64_t begin, int64_t end) {
+  auto task = [&](int64_t begin, int64_t end, const ScratchArray<double>& scratch) {
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t k = begin; k < end; k++) {
         const int64_t row = strips == 1 ? k : k / strips, col = (k - row * strips) * width;
         body(row * n * inner + col, kCapacity < kColumns ? kCapacity : std::min(width, inner - col),
-             std::integral_constant<int, kCapacity>());
+             scratch.data(), std::integral_constant<int, kCapacity>());
       }
     });
-  });
+  };
+  const auto make = [=] { return ScratchArray<double>(held * n * width); };
+  ParallelForWithScratch(outer * strips, RowGrain(width * n), make, task);
 }
 
 template <class F>
-void ForStrips(const char* op, const DLArray* x, const DLArray* y, int64_t columns, const F& body) {
+void ForStrips(const char* op, const DLArray* x, const DLArray* y, int64_t columns, int64_t held,
+               const F& body) {
   CheckSameShape(op, x, y);
   if (x->ndim != 3) Fail("%s: expected (outer, n, inner), got %s", op, ShapeText(x).c_str());
   if (Numel(x) == 0) return;
   switch (x->shape[2]) {
     case 1:
-      return RunStrips<1>(x, columns, body);
+      return RunStrips<1>(x, columns, held, body);
     case 2:
-      return RunStrips<2>(x, columns, body);
+      return RunStrips<2>(x, columns, held, body);
     case 3:
-      return RunStrips<3>(x, columns, body);
+      return RunStrips<3>(x, columns, held, body);
     case 4:
-      return RunStrips<4>(x, columns, body);
+      return RunStrips<4>(x, columns, held, body);
   }
-  RunStrips<kColumns>(x, columns, body);
+  RunStrips<kColumns>(x, columns, held, body);
 }
 
 void CumSum(const DLArray* x, int64_t reverse, DLArray* y) {
   const float* in = Input("cumsum", x);
   float* out = Output("cumsum", y);
-  auto strip = [=](int64_t first, int64_t cols, auto capacity) __attribute__((always_inline)) {
-    const int64_t n = x->shape[1], inner = x->shape[2];
-    double sum[decltype(capacity)::value];
-    std::fill(sum, sum + cols, 0.0);
-    for (int64_t k = 0; k < n; k++) {
-      const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
-      for (int64_t c = 0; c < cols; c++) {
-        sum[c] += in[at + c];
-        out[at + c] = (float)sum[c];
-      }
-    }
-  };
-  ForStrips("cumsum", x, y, kColumns, strip);
+  auto strip = [=](int64_t first, int64_t cols, double*, auto capacity)
+                   __attribute__((always_inline)) {
+                     const int64_t n = x->shape[1], inner = x->shape[2];
+                     double sum[decltype(capacity)::value];
+                     std::fill(sum, sum + cols, 0.0);
+                     for (int64_t k = 0; k < n; k++) {
+                       const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
+                       for (int64_t c = 0; c < cols; c++) {
+                         sum[c] += in[at + c];
+                         out[at + c] = (float)sum[c];
+                       }
+                     }
+                   };
+  ForStrips("cumsum", x, y, kColumns, 0, strip);
 }
 
 void ProdOthers(const DLArray* x, DLArray* y) {
   const float* in = Input("prod_others", x);
   float* out = Output("prod_others", y);
-  auto strip = [=](int64_t first, int64_t cols, auto capacity) __attribute__((always_inline)) {
-    const int64_t n = x->shape[1], inner = x->shape[2];
-    double product[decltype(capacity)::value];
-    double* before = held_scratch.Get<double>(n * cols);
-    std::fill(product, product + cols, 1.0);
-    for (int64_t k = 0; k < n; k++) {
-      for (int64_t c = 0; c < cols; c++) {
-        before[k * cols + c] = product[c];
-        product[c] *= in[first + k * inner + c];
-      }
-    }
-    std::fill(product, product + cols, 1.0);
-    for (int64_t k = n - 1; k >= 0; k--) {
-      const int64_t at = first + k * inner;
-      for (int64_t c = 0; c < cols; c++) {
-        out[at + c] = (float)(before[k * cols + c] * product[c]);
-        product[c] *= in[at + c];
-      }
-    }
-  };
-  ForStrips("prod_others", x, y, HeldColumns(x), strip);
+  auto strip = [=](int64_t first, int64_t cols, double* before, auto capacity)
+                   __attribute__((always_inline)) {
+                     const int64_t n = x->shape[1], inner = x->shape[2];
+                     double product[decltype(capacity)::value];
+                     std::fill(product, product + cols, 1.0);
+                     for (int64_t k = 0; k < n; k++) {
+                       for (int64_t c = 0; c < cols; c++) {
+                         before[k * cols + c] = product[c];
+                         product[c] *= in[first + k * inner + c];
+                       }
+                     }
+                     std::fill(product, product + cols, 1.0);
+                     for (int64_t k = n - 1; k >= 0; k--) {
+                       const int64_t at = first + k * inner;
+                       for (int64_t c = 0; c < cols; c++) {
+                         out[at + c] = (float)(before[k * cols + c] * product[c]);
+                         product[c] *= in[at + c];
+                       }
+                     }
+                   };
+  ForStrips("prod_others", x, y, HeldColumns(x), 1, strip);
 }
 
 // y = the product of all other elements, dy = its tangent along g.
@@ -112,10 +114,10 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
   float* tangent_out = Output(op, dy);
   CheckSameShape(op, x, g);
   CheckSameShape(op, x, dy);
-  auto strip = [=](int64_t first, int64_t cols, auto capacity) __attribute__((always_inline)) {
+  auto strip = [=](int64_t first, int64_t cols, double* before,
+                   auto capacity) __attribute__((always_inline)) {
     const int64_t n = x->shape[1], inner = x->shape[2];
     double product[decltype(capacity)::value], tangent[decltype(capacity)::value];
-    double* before = held_scratch.Get<double>(2 * n * cols);
     double* tangent_before = before + n * cols;
     std::fill(product, product + cols, 1.0);
     std::fill(tangent, tangent + cols, 0.0);
@@ -142,7 +144,7 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
       }
     }
   };
-  ForStrips(op, x, y, HeldColumns(x), strip);
+  ForStrips(op, x, y, HeldColumns(x), 2, strip);
 }
 
 DLSYS_KERNEL(cpu, cumsum, CumSum);

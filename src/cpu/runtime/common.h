@@ -1,8 +1,8 @@
 // What every CPU kernel asks of its arrays.
 #pragma once
-#include "cpu/runtime/scratch.h"
 #include "runtime/device.h"
 #include "runtime/registry.h"
+#include "runtime/workspace.h"
 
 namespace dlsys {
 namespace cpu {
@@ -17,17 +17,19 @@ inline void Check(const char* op, const DLArray* a) {
   if (a->ctx.device_type != DL_CPU)
     Fail("%s: expected arrays on cpu(0), got one on %s(%d)", op, DeviceText(a->ctx.device_type),
          a->ctx.device_id);
-  if (!a->data && Numel(a))
+  if (!a->data && Numel(a) && !Workspace::Querying())
     Fail("%s: an array of shape %s has no memory", op, ShapeText(a).c_str());
 }
 
-inline const float* Input(const char* op, const DLArray* a) {
+template <class T = float>
+inline const T* Input(const char* op, const DLArray* a) {
   Check(op, a);
-  return In(op, a);
+  return In<T>(op, a);
 }
-inline float* Output(const char* op, DLArray* a) {
+template <class T = float>
+inline T* Output(const char* op, DLArray* a) {
   Check(op, a);
-  return Out(op, a);
+  return Out<T>(op, a);
 }
 
 }  // namespace cpu

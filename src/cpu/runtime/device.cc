@@ -10,7 +10,6 @@
 #include <fstream>
 #include <string>
 
-#include "cpu/runtime/scratch.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
@@ -79,7 +78,7 @@ void Profile(int, DLStream, int64_t n, void (*body)(void* state, int64_t k), voi
 
 const DeviceRegistrar registrar(Device{DL_CPU, "cpu", Count, Describe, Memory, Alloc, Release, Fill,
                                        Copy, CreateStream, FreeStream, Synchronize, Wait, Profile,
-                                       nullptr, ReserveScratch});
+                                       nullptr});
 
 }  // namespace
 }  // namespace cpu

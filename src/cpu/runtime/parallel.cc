@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -16,13 +15,14 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/runtime/scratch.h"
 #include "cpu/runtime/simd.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
 namespace cpu {
 namespace {
+
+using Body = void (*)(void* state, int64_t k, int worker);
 
 const int kMostThreads = 1024;
 const int kSpins = 2000;  // some tens of microseconds: the next kernel of a program comes sooner
@@ -70,22 +70,22 @@ int Resolve(int threads) {
 // of them sees the other.
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads), rooms_(std::max(threads - 1, 0)) {
-    workers_.reserve(rooms_.size());
-  }
+  explicit Pool(int threads) : threads_(threads) { workers_.reserve(threads); }
 
   // False when another call holds the workers.
-  bool TryRun(int64_t n, void (*body)(void*, int64_t), void* state) {
+  bool TryRun(int64_t n, int most, Body body, void* state) {
     if (busy_.exchange(true)) return false;
     StartWorkers();
     body_ = body;
     state_ = state;
     n_ = n;
+    most_ = most;
+    joined_ = 1;
     next_ = 0;
     open_ = true;
     epoch_++;
     if (sleepers_ > 0) WakeAll();
-    Work();
+    Work(0);
     open_ = false;
     for (int k = 0; active_ > 0; k++) k < kSpins ? Pause() : std::this_thread::yield();
     std::exception_ptr error = std::exchange(error_, nullptr);
@@ -95,10 +95,8 @@ class Pool {
   }
 
   void SetThreads(int threads) {
-    const Held held(this);
-    while ((int)rooms_.size() < threads - 1) rooms_.emplace_back();
-    workers_.reserve(rooms_.size());
-    for (Rooms& rooms : rooms_) rooms.Reserve(true);
+    while (busy_.exchange(true)) std::this_thread::yield();
+    workers_.reserve(threads);
     stop_ = true;
     epoch_++;
     WakeAll();
@@ -106,33 +104,12 @@ class Pool {
     workers_.clear();
     stop_ = false;
     threads_ = threads;
-  }
-
-  // Gives every worker the working memory that tasks have ever asked for, unless they have it.
-  void ReserveScratch() {
-    const uint64_t now = ScratchChanges();
-    if (reserved_ == now) return;
-    const Held held(this);
-    for (int k = 0; k < threads_ - 1; k++) rooms_[k].Reserve(true);
-    reserved_ = now;
+    busy_ = false;
   }
 
   int threads() const { return threads_; }
 
  private:
-  // While the calling thread holds the workers, idle.
-  class Held {
-   public:
-    explicit Held(Pool* pool) : pool_(pool) {
-      while (pool_->busy_.exchange(true)) std::this_thread::yield();
-    }
-    ~Held() { pool_->busy_ = false; }
-    Held(const Held&) = delete;
-
-   private:
-    Pool* const pool_;
-  };
-
   void StartWorkers() {
     if ((int)workers_.size() >= threads_ - 1) return;
     sigset_t all, before;  // signals belong to the threads of the program, not to ours
@@ -140,11 +117,7 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       while ((int)workers_.size() < threads_ - 1)
-        workers_.emplace_back([this, rooms = &rooms_[workers_.size()], seen = epoch_.load()] {
-          of_thread.rooms = rooms;
-          const InTask mark;
-          Loop(seen);
-        });
+        workers_.emplace_back([this, seen = epoch_.load()] { Loop(seen); });
     } catch (const std::system_error&) {
       threads_ = (int)workers_.size() + 1;  // the system has no more threads: go on with these
     } catch (const std::bad_alloc&) {
@@ -159,7 +132,10 @@ class Pool {
       seen = epoch_;
       if (stop_) return;
       active_++;
-      if (open_) Work();
+      if (open_) {
+        const int worker = joined_++;
+        if (worker < most_) Work(worker);
+      }
       active_--;
     }
   }
@@ -182,9 +158,9 @@ class Pool {
     wake_.notify_all();
   }
 
-  void Work() {
+  void Work(int worker) {
     try {
-      for (int64_t k = next_++; k < n_; k = next_++) body_(state_, k);
+      for (int64_t k = next_++; k < n_; k = next_++) body_(state_, k, worker);
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!error_) error_ = std::current_exception();
@@ -193,17 +169,17 @@ class Pool {
   }
 
   std::atomic<bool> busy_{false}, open_{false}, stop_{false};
-  std::atomic<int> active_{0}, sleepers_{0}, threads_;
+  std::atomic<int> active_{0}, sleepers_{0}, joined_{0}, threads_;
   std::atomic<int64_t> next_{0};
-  std::atomic<uint64_t> epoch_{0}, reserved_{0};
-  void (*body_)(void*, int64_t) = nullptr;
+  std::atomic<uint64_t> epoch_{0};
+  Body body_ = nullptr;
   void* state_ = nullptr;
   int64_t n_ = 0;
+  int most_ = 0;  // threads, with the caller
   std::exception_ptr error_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;
-  std::deque<Rooms> rooms_;  // of the workers; they outlive them, and never move
 };
 
 // Never destroyed: workers may still wait on it when the process ends. A forked child has none of
@@ -223,31 +199,18 @@ Pool& GetPool() {
 
 }  // namespace
 
-void RunTasks(int64_t n, void (*body)(void*, int64_t), void* state) {
-  if (n > 1) {
+void RunTasks(int64_t n, int most, Body body, void* state) {
+  if (n > 1 && most > 1) {
     Pool& workers = GetPool();
-    const InTask mark;  // on this thread alone, too: next time a worker may run them
-    if (workers.threads() > 1 && workers.TryRun(n, body, state)) return;
-    for (int64_t k = 0; k < n; k++) body(state, k);
-    return;
+    if (workers.threads() > 1 && workers.TryRun(n, most, body, state)) return;
   }
-  for (int64_t k = 0; k < n; k++) body(state, k);
+  for (int64_t k = 0; k < n; k++) body(state, k, 0);
 }
 
 void SetThreads(int threads) {
   if (threads < 0 || threads > kMostThreads)
     Fail("DLCpuSetThreads: got %d, expected 0 (one thread a core) to %d", threads, kMostThreads);
   GetPool().SetThreads(Resolve(threads));
-}
-
-void ReserveScratch() {
-  static thread_local uint64_t reserved = 0;
-  const uint64_t now = ScratchChanges();
-  if (reserved != now) {
-    RoomsOfThread().Reserve(false);
-    reserved = now;
-  }
-  GetPool().ReserveScratch();
 }
 
 int GetThreads() { return GetPool().threads(); }

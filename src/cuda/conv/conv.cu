@@ -62,11 +62,11 @@ const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, ConvCall* at) {
   return *chosen.algorithm;
 }
 
-void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int64_t pad,
-            int64_t dilation, int64_t groups, int64_t choice, int64_t precision, DLStream stream) {
+void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
+            int64_t groups, int64_t choice, int64_t precision, DLStream stream) {
   ConvCall at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
   Enter(at.op, y, x, f);
-  const Conv conv = CheckedConv(at.op, x, f, y, stride, pad, dilation, groups);
+  const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
   const float *data = In(at.op, x), *filter = In(at.op, f);
   float* out = Out(at.op, y);
   if (!Numel(y)) return;
@@ -74,12 +74,12 @@ void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, int64_t stride, int6
   algorithm.forward(at, conv, data, filter, nullptr, out);
 }
 
-void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y, int64_t stride,
-                int64_t pad, int64_t dilation, int64_t groups, int64_t choice, int64_t precision,
+void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y,
+                Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t precision,
                 DLStream stream) {
   ConvCall at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
   Enter(at.op, y, x, f, bias);
-  const Conv conv = CheckedConv(at.op, x, f, y, stride, pad, dilation, groups);
+  const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
   if (bias->ndim != 1 || bias->shape[0] != conv.o)
     Fail("%s: bias %s does not fit filter %s", at.op, ShapeText(bias).c_str(),
          ShapeText(f).c_str());
@@ -90,13 +90,13 @@ void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray
   algorithm.forward(at, conv, data, filter, add, out);
 }
 
-void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_t stride,
-                        int64_t pad, int64_t dilation, int64_t groups, int64_t choice,
+void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
+                        Struct<WindowOptions> windows, int64_t groups, int64_t choice,
                         int64_t precision, DLStream stream) {
   const char* op = "conv2d_data_gradient";
   ConvCall at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, dx, f, dy);
-  const Conv conv = CheckedConv(at.op, dx, f, dy, stride, pad, dilation, groups);
+  const Conv conv = CheckedConv(at.op, dx, f, dy, *windows, groups);
   const float *filter = In(at.op, f), *gradient = In(at.op, dy);
   float* out = Out(at.op, dx);
   if (!Numel(dx)) return;
@@ -104,13 +104,13 @@ void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, int64_
   algorithm.data_gradient(at, conv, filter, gradient, out);
 }
 
-void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, int64_t stride,
-                          int64_t pad, int64_t dilation, int64_t groups, int64_t choice,
+void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
+                          Struct<WindowOptions> windows, int64_t groups, int64_t choice,
                           int64_t precision, DLStream stream) {
   const char* op = "conv2d_filter_gradient";
   ConvCall at{op, df->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, df, x, dy);
-  const Conv conv = CheckedConv(at.op, x, df, dy, stride, pad, dilation, groups);
+  const Conv conv = CheckedConv(at.op, x, df, dy, *windows, groups);
   const float *data = In(at.op, x), *gradient = In(at.op, dy);
   float* out = Out(at.op, df);
   if (!Numel(df)) return;

@@ -307,8 +307,8 @@ bool ForwardFits(Task* t, int side, int option) {
 }
 
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
-                    DLArray* code, int64_t pad, int64_t window, int64_t) {
-  const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, pad, window);
+                    DLArray* code, Struct<HW> pad, int64_t window, int64_t) {
+  const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, *pad, window);
   if (p.Empty()) return false;
   Task t = ForwardTask(p);
   const auto fits = [&](int k) { return ForwardFits(&t, (int)window, k); };
@@ -317,10 +317,10 @@ bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLAr
 
 // x, f and, where there is one, bias
 void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLArray* y,
-                DLArray* code, int64_t pad, int64_t window, int64_t relu, DLStream stream) {
+                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu, DLStream stream) {
   const char* op = "conv2d_pool";
   Enter(op, y, x, f, code);
-  const ConvPool p = CheckedConvPool(op, x, f, y, code, pad, window);
+  const ConvPool p = CheckedConvPool(op, x, f, y, code, *pad, window);
   const float* add = nullptr;
   if (bias->count) {
     Enter(op, y, bias->arrays[0]);
@@ -399,8 +399,8 @@ bool DataGradientFits(Task* t, int option) {
 }
 
 bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
-                                DLArray* dx, int64_t pad, int64_t window) {
-  const ConvPool p = CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, pad, window);
+                                DLArray* dx, Struct<HW> pad, int64_t window) {
+  const ConvPool p = CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, *pad, window);
   if (p.Empty()) return false;
   Task t = DataGradientTask(p);
   const auto fits = [&](int k) { return DataGradientFits(&t, k); };
@@ -409,10 +409,10 @@ bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArr
 
 // dx (n, c, in) from f, dy and code.
 void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
-                            int64_t pad, int64_t window, DLStream stream) {
+                            Struct<HW> pad, int64_t window, DLStream stream) {
   const char* op = "conv2d_pool_data_gradient";
   Enter(op, dx, f, dy, code);
-  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, pad, window);
+  const ConvPool p = CheckedConvPool(op, dx, f, dy, code, *pad, window);
   if (!Numel(dx)) return;
   Task t = DataGradientTask(p);
   const int patches = t.down * t.across, device = dx->ctx.device_id;

@@ -272,10 +272,10 @@ int Choose(Task* t, int window, int multiprocessors) {
 }
 
 bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLArray* code,
-                                  DLArrayList* gradients, int64_t pad, int64_t window) {
+                                  DLArrayList* gradients, Struct<HW> pad, int64_t window) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1) return false;
-  const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, pad, window);
+  const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, *pad, window);
   if (p.Empty()) return false;
   Task t = TaskOf(p);
   const auto fits = [&](int k) {
@@ -287,13 +287,13 @@ bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLA
 
 // df (o, c, kernel) and, if wanted, db (o) from x, dy and code.
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
-                              DLArrayList* gradients, int64_t pad, int64_t window,
+                              DLArrayList* gradients, Struct<HW> pad, int64_t window,
                               DLStream stream) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1 || gradients->count > 2) Fail("%s: expected one or two gradients", op);
   DLArray* df = gradients->arrays[0];
   Enter(op, df, x, dy, code);
-  const ConvPool p = CheckedConvPool(op, x, df, dy, code, pad, window);
+  const ConvPool p = CheckedConvPool(op, x, df, dy, code, *pad, window);
   float *of_filter = Out(op, df), *of_bias = nullptr;
   if (gradients->count == 2) {
     Enter(op, df, gradients->arrays[1]);

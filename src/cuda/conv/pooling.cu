@@ -250,12 +250,12 @@ int32_t* Indices(const char* op, const DLArray* a) {
 
 bool Fits32(int64_t numel) { return numel <= INT32_MAX; }
 
-void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int64_t stride,
-               int64_t pad, int64_t dilation, DLStream stream) {
+void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptions> windows,
+               DLStream stream) {
   const char* op = "max_pool2d";
   Enter(op, y, x, argmax);
   CheckSameShape(op, y, argmax);
-  const Pool p = CheckedPool(op, x, y, size, stride, pad, dilation);
+  const Pool p = CheckedPool(op, x, y, *windows);
   const int64_t numel = Numel(y);
   auto kernel = Fits32(numel) ? MaxPoolKernel<unsigned> : MaxPoolKernel<int64_t>;
   if (p.Dilated())
@@ -264,12 +264,12 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, int64_t size, int6
          Indices(op, argmax), numel);
 }
 
-void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx, int64_t size,
-                       int64_t stride, int64_t pad, int64_t dilation, DLStream stream) {
+void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
+                       Struct<WindowOptions> windows, DLStream stream) {
   const char* op = "max_pool2d_gradient";
   Enter(op, dx, dy, argmax);
   CheckSameShape(op, dy, argmax);
-  Pool p = CheckedPool(op, dx, dy, size, stride, pad, dilation);
+  Pool p = CheckedPool(op, dx, dy, *windows);
   const int64_t numel = Numel(dx);
   const HW two{2, 2};
   if (p.window == two && p.stride == two && p.pad == HW{0, 0} && !p.Dilated()) {
@@ -300,25 +300,25 @@ void MaxPool2dRead(const DLArray* x, const DLArray* argmax, DLArray* y, DLStream
          Out(op, y), Size(SpatialOf(x)), Size(SpatialOf(y)), numel);
 }
 
-void AvgPool2d(const DLArray* x, DLArray* y, int64_t size, int64_t stride, int64_t pad,
-               int64_t after, int64_t padding, DLStream stream) {
+void AvgPool2d(const DLArray* x, DLArray* y, Struct<WindowOptions> windows, int64_t padding,
+               DLStream stream) {
   const char* op = "avg_pool2d";
   Enter(op, y, x);
-  const Pool p = CheckedPool(op, x, y, size, stride, pad);
+  const Pool p = CheckedPool(op, x, y, *windows);
   const int64_t numel = Numel(y);
   Launch(op, Fits32(numel) ? AvgPoolKernel<unsigned> : AvgPoolKernel<int64_t>, Blocks(numel),
-         kThreads, 0, stream, WindowsOf(p, Unpack(after), padding != 0), In(op, x), Out(op, y),
+         kThreads, 0, stream, WindowsOf(p, windows->after, padding != 0), In(op, x), Out(op, y),
          numel);
 }
 
-void AvgPool2dGradient(const DLArray* dy, DLArray* dx, int64_t size, int64_t stride, int64_t pad,
-                       int64_t after, int64_t padding, DLStream stream) {
+void AvgPool2dGradient(const DLArray* dy, DLArray* dx, Struct<WindowOptions> windows,
+                       int64_t padding, DLStream stream) {
   const char* op = "avg_pool2d_gradient";
   Enter(op, dx, dy);
-  const Pool p = CheckedPool(op, dx, dy, size, stride, pad);
+  const Pool p = CheckedPool(op, dx, dy, *windows);
   const int64_t numel = Numel(dx);
   Launch(op, Fits32(numel) ? AvgPoolGradientKernel<unsigned> : AvgPoolGradientKernel<int64_t>,
-         Blocks(numel), kThreads, 0, stream, WindowsOf(p, Unpack(after), padding != 0), In(op, dy),
+         Blocks(numel), kThreads, 0, stream, WindowsOf(p, windows->after, padding != 0), In(op, dy),
          Out(op, dx), numel);
 }
 

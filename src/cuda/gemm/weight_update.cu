@@ -22,12 +22,10 @@ namespace dlsys {
 namespace cuda {
 namespace grouped {
 
-// In the order of their kernels, below.
-using Rules = std::tuple<rule::Sgd, rule::Momentum, rule::Adam, rule::RmsProp<false, false>,
-                         rule::RmsProp<true, false>, rule::RmsProp<false, true>,
-                         rule::RmsProp<true, true>, rule::Adagrad, rule::Lion, rule::Accumulate>;
+#define DLSYS_NUMBER(Rule) k##Rule,
+enum RuleNumber { DLSYS_RULES(DLSYS_NUMBER) };
+#undef DLSYS_NUMBER
 
-constexpr int kMaxGemms = 8;
 constexpr int kMaxStates = 4;
 
 // A GEMM whose C is the parameter, the parameter that takes its operand sums, and both their
@@ -48,16 +46,11 @@ struct GroupedGemm {
   GroupMember members[kMaxGemms];
 };
 
-template <class>
-struct LargestStep;
-template <class... Rule>
-struct LargestStep<std::tuple<Rule...>> {
-  static constexpr size_t kNbytes = std::max({sizeof(rule::Step<Rule>)...});
-  static_assert(std::max({Rule::kStates...}) <= kMaxStates, "a member has room for its states");
-};
+#define DLSYS_NBYTES(Rule) sizeof(rule::Step<rule::Rule>),
 struct alignas(8) AnyStep {
-  unsigned char bytes[LargestStep<Rules>::kNbytes];
+  unsigned char bytes[std::max({DLSYS_RULES(DLSYS_NBYTES)})];
 };
+#undef DLSYS_NBYTES
 
 // The quads of a finished tile that a thread updates: columns col to col + 3 of every row_step-th
 // row.
@@ -70,14 +63,13 @@ struct ThreadQuads {
 
 // ---- kernels ----
 
-template <int kRule = 0, class F>
+template <class F>
 __device__ __forceinline__ void WithRule(int rule, F&& f) {
-  if constexpr (kRule < std::tuple_size_v<Rules>) {
-    if (rule == kRule)
-      f(Type<std::tuple_element_t<kRule, Rules>>());
-    else
-      WithRule<kRule + 1>(rule, f);
-  }
+#define DLSYS_CASE(Rule)                                                                \
+  static_assert(rule::Rule::kStates <= kMaxStates, "a member has room for its states"); \
+  if (rule == k##Rule) return f(Type<rule::Rule>());
+  DLSYS_RULES(DLSYS_CASE)
+#undef DLSYS_CASE
 }
 
 static __device__ __attribute__((noinline)) void MakeStep(int rule, const rule::Source& source,
@@ -298,15 +290,11 @@ struct Lists {
   const DLArrayList *states, *left, *right;
   const DLArrayList* u8_scale;  // of the uint8 operands, or empty
   int state_count;              // states per parameter
-  // Two bits per GEMM, the first one's lowest: the operand that is summed, and the one that is
-  // uint8; 1 is A, 2 is B.
-  int64_t sums, u8;
+  const WeightUpdateOptions& options;
 
-  int SumsOf(int64_t gemm) const { return (int)(sums >> 2 * gemm & 3); }
-  U8Operand U8OperandOf(int64_t gemm) const { return (U8Operand)(u8 >> 2 * gemm & 3); }
   int64_t ParameterCount() const {
     int64_t count = left->count;
-    for (int64_t k = 0; k < left->count; k++) count += SumsOf(k) != 0;
+    for (int64_t k = 0; k < left->count; k++) count += options.sums[k] != kNoOperand;
     return count;
   }
 };
@@ -319,7 +307,15 @@ void CheckLists(const char* op, const Lists& lists) {
   if (lists.states->count != lists.state_count * lists.ParameterCount())
     Fail("%s: %ld parameters need %ld states, got %ld", op, (long)lists.ParameterCount(),
          (long)(lists.state_count * lists.ParameterCount()), (long)lists.states->count);
-  if (lists.u8_scale->count != (lists.u8 != 0) || (lists.u8 & lists.sums) != 0)
+  bool any_u8 = false, summed = false;
+  for (int64_t k = 0; k < count; k++) {
+    const int sums = lists.options.sums[k], u8 = lists.options.u8[k];
+    if (sums < kNoOperand || sums > kOperandB || u8 < kNoOperand || u8 > kOperandB)
+      Fail("%s: expected operands %d to %d, got %d and %d", op, kNoOperand, kOperandB, sums, u8);
+    any_u8 |= u8 != kNoOperand;
+    summed |= u8 != kNoOperand && u8 == sums;
+  }
+  if (lists.u8_scale->count != any_u8 || summed)
     Fail("%s: expected a scale exactly where an operand is uint8, and no sums of that operand", op);
 }
 
@@ -379,15 +375,14 @@ void CollectMembers(const char* op, const Lists& lists, Precision precision, Ope
   int64_t next = lists.left->count;  // the next parameter whose gradient is operand sums
   for (int64_t k = 0; k < lists.left->count; k++) {
     const DLArray *a = lists.left->arrays[k], *b = lists.right->arrays[k];
-    if (a->ndim != 2 || b->ndim != 2 || lists.SumsOf(k) > 2)
-      Fail("%s: expected matrices and at most the sums of one, got %s, %s and %d", op,
-           ShapeText(a).c_str(), ShapeText(b).c_str(), lists.SumsOf(k));
+    if (a->ndim != 2 || b->ndim != 2)
+      Fail("%s: expected matrices, got %s and %s", op, ShapeText(a).c_str(), ShapeText(b).c_str());
     DLArray c = *lists.states->arrays[k];  // the gradient, shaped as the GEMM writes it
     int64_t shape[2] = {a->shape[1], b->shape[1]};
     c.ndim = 2, c.shape = shape;
     GroupMember& member = group->members[group->count++];
     Gemm& gemm = member.params.gemm;
-    const U8Operand u8 = lists.U8OperandOf(k);
+    const U8Operand u8 = (U8Operand)lists.options.u8[k];
     const DLArray* scale = u8 == U8Operand::kNone ? nullptr : lists.u8_scale->arrays[0];
     gemm = CheckedGemm(op, a, true, b, false, &c, u8, scale);
     gemm.a = operands->Of(a), gemm.b = operands->Of(b);
@@ -395,8 +390,8 @@ void CollectMembers(const char* op, const Lists& lists, Precision precision, Ope
     operands->Widen(&gemm);
     group->u8 |= gemm.u8 != U8Operand::kNone;
     CollectStates(op, lists, k, gemm.m * gemm.n, member.states);
-    if (const int sums = lists.SumsOf(k)) {
-      gemm.sums_of_a = sums == 1;
+    if (const int sums = lists.options.sums[k]) {
+      gemm.sums_of_a = sums == kOperandA;
       CollectStates(op, lists, next++, gemm.sums_of_a ? gemm.m : gemm.n, member.sum_states);
       gemm.sums = member.sum_states[0];
     }
@@ -438,36 +433,34 @@ void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, Gro
   launch(op, config.tiling, *group, blocks, major >= 9, stream);
 }
 
-// Updates each parameter by that rule with gradient left[k]^T right[k], or the sums of one of the
-// two.
-template <int kRule>
-void MatmulUpdate(DLArrayList* states, const DLArrayList* left, const DLArrayList* right,
-                  const DLArrayList* lr, const DLArrayList* step, const DLArrayList* count,
-                  const DLArrayList* scale, const DLArrayList* u8_scale, int64_t sums, int64_t u8,
-                  int64_t precision, int64_t every, float clip, float l2, float decay, float a,
-                  float b, float c, float d, float e, DLStream stream) {
-  using Rule = std::tuple_element_t<kRule, Rules>;
+template <class Rule>
+const char* MatmulName() {
   static const std::string name = std::string("matmul_") + Rule::name;
-  const char* op = name.c_str();
-  EnterAll(op, {states, left, right, lr, step, count, scale, u8_scale});
-  GroupedGemm group = {};
-  group.source = CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
-  group.rule = kRule;
-  group.every_run = Rule::kEveryRun;
-  RunGroupedGemm(op, {states, left, right, u8_scale, Rule::kStates, sums, u8},
-                 CheckedPrecision(op, precision), &group, stream);
+  return name.c_str();
 }
 
-DLSYS_KERNEL(cuda, matmul_sgd_update, MatmulUpdate<0>);
-DLSYS_KERNEL(cuda, matmul_sgd_momentum_update, MatmulUpdate<1>);
-DLSYS_KERNEL(cuda, matmul_adam_update, MatmulUpdate<2>);
-DLSYS_KERNEL(cuda, matmul_rmsprop_update, MatmulUpdate<3>);
-DLSYS_KERNEL(cuda, matmul_rmsprop_centred_update, MatmulUpdate<4>);
-DLSYS_KERNEL(cuda, matmul_rmsprop_momentum_update, MatmulUpdate<5>);
-DLSYS_KERNEL(cuda, matmul_rmsprop_centred_momentum_update, MatmulUpdate<6>);
-DLSYS_KERNEL(cuda, matmul_adagrad_update, MatmulUpdate<7>);
-DLSYS_KERNEL(cuda, matmul_lion_update, MatmulUpdate<8>);
-DLSYS_KERNEL(cuda, matmul_accumulate_update, MatmulUpdate<9>);
+// Updates each parameter by that rule with gradient left[k]^T right[k], or the sums of one of the
+// two.
+template <class Rule, int kRule>
+void MatmulUpdate(DLArrayList* states, const DLArrayList* left, const DLArrayList* right,
+                  const DLArrayList* lr, const DLArrayList* step, const DLArrayList* count,
+                  const DLArrayList* scale, const DLArrayList* u8_scale,
+                  Struct<WeightUpdateOptions> options, DLStream stream) {
+  const char* op = MatmulName<Rule>();
+  EnterAll(op, {states, left, right, lr, step, count, scale, u8_scale});
+  GroupedGemm group = {};
+  group.source = CheckedSource(op, lr, step, count, scale, options->update);
+  group.rule = kRule;
+  group.every_run = Rule::kEveryRun;
+  RunGroupedGemm(op, {states, left, right, u8_scale, Rule::kStates, *options},
+                 CheckedPrecision(op, options->precision), &group, stream);
+}
+
+#define DLSYS_UPDATE(Rule)                                                   \
+  DLSYS_KERNEL_OF(cuda, matmul_##Rule, MatmulName<rule::Rule>(), DL_FLOAT32, \
+                  MatmulUpdate<rule::Rule, k##Rule>);
+DLSYS_RULES(DLSYS_UPDATE)
+#undef DLSYS_UPDATE
 
 }  // namespace
 }  // namespace cuda

@@ -13,12 +13,11 @@
 #include "cuda/gemm/panel.cuh"
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/mlp_head_gemm.cuh"
+#include "math/mlp_head.h"
 
 namespace dlsys {
 namespace cuda {
 namespace mlp_head {
-
-constexpr int kMaxLayers = 6;
 
 // Rows of a matrix to be copied to shared memory, where they are `pitch` apart; the last may be
 // shorter.
@@ -37,8 +36,8 @@ struct Head {
   bool weights_ready;  // PDL: weights and biases may be read before the predecessor ends
   bool x_ready;        // and so may x, by bulk copies
   float* dlogits;
-  Copy copy[2 * kMaxLayers];
-  Stage stage[2 * kMaxLayers];
+  Copy copy[2 * kMaxHeadLayers];
+  Stage stage[2 * kMaxHeadLayers];
 };
 
 // ---- the kernel ----
@@ -190,7 +189,7 @@ struct Layers {
   float* dlogits;
   int64_t rows, biases;
   int count;
-  Layer of[kMaxLayers];
+  Layer of[kMaxHeadLayers];
 };
 
 // Lays out shared memory and the stages: value buffers, then weights, biases, and partial sums; its
@@ -207,7 +206,7 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
     at += numel;
     return (int)(at - numel);
   };
-  int buffers[kMaxLayers + 1];  // of each layer's input, and of dlogits
+  int buffers[kMaxHeadLayers + 1];  // of each layer's input, and of dlogits
   for (int l = 0; l < count; l++) buffers[l] = take(kRows * Pitch((int)layers.of[l].k));
   buffers[count] = head.gradients_at = take(kRows * Pitch(head.classes));
   head.logits_at = take(kRows * Pitch(head.classes));
@@ -330,19 +329,17 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
                  stream, head, labels, loss_args.reduction, loss_args.scale, loss_args.loss);
 }
 
-// Decodes `code`, ten bits per layer, the first one's lowest: activation (4), dact (4), whether W
-// is transposed, whether there is a bias. The precision is above all layers.
 Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weights,
-                     const DLArrayList* biases, int64_t code, DLArray* dlogits, DLArrayList* values,
-                     DLArrayList* gradients) {
+                     const DLArrayList* biases, const HeadOptions& options, DLArray* dlogits,
+                     DLArrayList* values, DLArrayList* gradients) {
   Layers layers = {};
   layers.count = (int)weights->count;
-  if (layers.count < 1 || layers.count > kMaxLayers)
-    Fail("%s: expected 1 to %d layers, got %ld", op, kMaxLayers, (long)weights->count);
+  if (layers.count < 1 || layers.count > kMaxHeadLayers)
+    Fail("%s: expected 1 to %d layers, got %ld", op, kMaxHeadLayers, (long)weights->count);
   if (x->ndim != 2 || values->count != layers.count - 1 || gradients->count > layers.count)
     Fail("%s: %d layers of %s give no %ld values and %ld gradients", op, layers.count,
          ShapeText(x).c_str(), (long)values->count, (long)gradients->count);
-  layers.precision = CheckedPrecision(op, code >> 10 * kMaxLayers);
+  layers.precision = CheckedPrecision(op, options.precision);
   layers.x = In(op, x);
   layers.rows = x->shape[0];
   layers.biases = biases->count;
@@ -353,19 +350,20 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
            ShapeText(a).c_str());
   };
   int64_t k = x->shape[1], bias = 0;
-  for (int l = 0; l < layers.count; l++, code >>= 10) {
+  for (int l = 0; l < layers.count; l++) {
     const DLArray* w = weights->arrays[l];
+    const HeadLayer& given = options.layers[l];
     Layer& layer = layers.of[l];
-    layer.activation = CheckedEpilogue(op, code & 15, 0, kActivations);
-    layer.dact = CheckedEpilogue(op, code >> 4 & 15, 0, kActivationGradients);
-    layer.transposed = code >> 8 & 1;
+    layer.activation = CheckedEpilogue(op, given.activation, 0, kActivations);
+    layer.dact = CheckedEpilogue(op, given.dact, 0, kActivationGradients);
+    layer.transposed = given.transposed;
     const int64_t n = Numel(w) / (k ? k : 1);
     check(w, layer.transposed ? n : k, layer.transposed ? k : n);
     if (k < 1 || n < 1 || k > INT16_MAX || n > INT16_MAX)
       Fail("%s: a layer of %ld x %ld does not fit a block", op, (long)k, (long)n);
     layer.weight = In(op, w);
     layer.k = k, layer.n = n;
-    if (code >> 9 & 1) {
+    if (given.has_bias) {
       if (bias == biases->count || Numel(biases->arrays[bias]) != n)
         Fail("%s: expected a bias of %ld elements for layer %d", op, (long)n, l);
       CheckArray(op, biases->arrays[bias], x->ctx);
@@ -387,39 +385,27 @@ Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weight
   return layers;
 }
 
-void RunLayers(const char* op, const DLArray* x, const DLArrayList* weights,
-               const DLArrayList* biases, const DLArray* labels, const DLArray* partials,
-               int64_t code, float scale, DLArray* loss, DLArray* dlogits, DLArrayList* values,
-               DLArrayList* gradients, bool sparse, float dy, DLStream stream) {
-  Enter(op, loss, x, labels, partials, dlogits);
-  const Layers layers = CheckedLayers(op, x, weights, biases, code, dlogits, values, gradients);
-  const LossArgs loss_args{CheckedReduction(op, partials), scale, CheckedLoss(op, loss)};
-  if (sparse)
-    return RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, dy), loss_args,
-                      stream);
-  const Rows given(op, labels);  // (rows, classes), as the logits
-  if (given.count != layers.rows || given.classes != dlogits->shape[1])
-    Fail("%s: labels %s do not fit logits %s", op, ShapeText(labels).c_str(),
-         ShapeText(dlogits).c_str());
-  RunHead<8>(op, x->ctx, layers, DenseLabels{In(op, labels), dy}, loss_args, stream);
-}
-
 // loss = scale * sum of the rows' losses; dlogits = their gradients times dy; the layers' values
 // but the last, first to last; the gradients of their inputs, last to first.
-void CrossEntropyHead(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
-                      const DLArray* labels, const DLArray* partials, int64_t code, float scale,
-                      float dy, DLArray* loss, DLArray* dlogits, DLArrayList* values,
-                      DLArrayList* gradients, DLStream stream) {
-  RunLayers("fused_mlp_head", x, weights, biases, labels, partials, code, scale, loss, dlogits,
-            values, gradients, false, dy, stream);
-}
-
-void SparseCrossEntropyHead(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
-                            const DLArray* labels, const DLArray* partials, int64_t code,
-                            float scale, float dy, DLArray* loss, DLArray* dlogits,
-                            DLArrayList* values, DLArrayList* gradients, DLStream stream) {
-  RunLayers("fused_sparse_mlp_head", x, weights, biases, labels, partials, code, scale, loss,
-            dlogits, values, gradients, true, dy, stream);
+template <bool kSparse>
+void MlpHead(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
+             const DLArray* labels, const DLArray* partials, Struct<HeadOptions> options,
+             DLArray* loss, DLArray* dlogits, DLArrayList* values, DLArrayList* gradients,
+             DLStream stream) {
+  const char* op = kSparse ? "fused_sparse_mlp_head" : "fused_mlp_head";
+  Enter(op, loss, x, labels, partials, dlogits);
+  const Layers layers = CheckedLayers(op, x, weights, biases, *options, dlogits, values, gradients);
+  const LossArgs loss_args{CheckedReduction(op, partials), options->scale, CheckedLoss(op, loss)};
+  if constexpr (kSparse) {
+    RunHead<8>(op, x->ctx, layers, CheckedClasses(op, labels, dlogits, options->dy), loss_args,
+               stream);
+  } else {
+    const Rows given(op, labels);  // (rows, classes), as the logits
+    if (given.count != layers.rows || given.classes != dlogits->shape[1])
+      Fail("%s: labels %s do not fit logits %s", op, ShapeText(labels).c_str(),
+           ShapeText(dlogits).c_str());
+    RunHead<8>(op, x->ctx, layers, DenseLabels{In(op, labels), options->dy}, loss_args, stream);
+  }
 }
 
 // With larger weights than these, which a block keeps in shared memory, tiled GEMMs are as fast.
@@ -428,8 +414,7 @@ constexpr int64_t kMaxWidth = 1024;     // of a layer
 
 // Any number of rows fits: the launcher runs tiled GEMMs where there are very many.
 bool HeadFits(const DLArray*, const DLArrayList* weights, const DLArrayList*, const DLArray*,
-              const DLArray*, int64_t, float, float, DLArray*, DLArray*, DLArrayList*,
-              DLArrayList*) {
+              const DLArray*, Struct<HeadOptions>, DLArray*, DLArray*, DLArrayList*, DLArrayList*) {
   int64_t numel = 0;
   for (int64_t k = 0; k < weights->count; k++) {
     const DLArray* w = weights->arrays[k];
@@ -437,11 +422,11 @@ bool HeadFits(const DLArray*, const DLArrayList* weights, const DLArrayList*, co
       return false;
     numel += Numel(w);
   }
-  return weights->count >= 1 && weights->count <= kMaxLayers && numel <= kMaxWeights;
+  return weights->count >= 1 && weights->count <= kMaxHeadLayers && numel <= kMaxWeights;
 }
 
-DLSYS_KERNEL(cuda, fused_mlp_head, CrossEntropyHead);
-DLSYS_KERNEL(cuda, fused_sparse_mlp_head, SparseCrossEntropyHead);
+DLSYS_KERNEL(cuda, fused_mlp_head, MlpHead<false>);
+DLSYS_KERNEL(cuda, fused_sparse_mlp_head, MlpHead<true>);
 DLSYS_FITS(cuda, fused_mlp_head, HeadFits);
 DLSYS_FITS(cuda, fused_sparse_mlp_head, HeadFits);
 

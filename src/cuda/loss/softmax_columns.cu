@@ -13,25 +13,6 @@ namespace {
 
 // ---- kernels ----
 
-// Combines one value a thread over the kRows threads of its column, all of which get the result.
-template <class Op, int kCols, int kRows>
-__device__ float ColumnReduce(float value, int row, int col) {
-  if constexpr (kRows == 1) {
-    return value;
-  } else {
-    __shared__ float values[kRows][kCols];
-    __syncthreads();  // the previous call's readers are done
-    values[row][col] = value;
-    __syncthreads();
-#pragma unroll
-    for (int half = kRows / 2; half > 0; half /= 2) {
-      if (row < half) values[row][col] = Op::Combine(values[row][col], values[row + half][col]);
-      __syncthreads();
-    }
-    return values[0][col];
-  }
-}
-
 template <bool kLog, int kCols, int kRows>
 __global__ void __launch_bounds__(kThreads)
     SoftmaxColumnsKernel(const float* x, float* y, int64_t columns, int64_t n, int64_t inner) {

@@ -199,13 +199,11 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
 template <class Rule>
 void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr,
             const DLArrayList* step, const DLArrayList* count, const DLArrayList* scale,
-            int64_t every, float clip, float l2, float decay, float a, float b, float c, float d,
-            float e, DLStream stream) {
+            Struct<rule::UpdateOptions> options, DLStream stream) {
   const char* op = Rule::name;
   EnterAll(op, {states, grads, lr, step, count, scale});
   CheckStates(op, Rule::kStates, states, grads);
-  const rule::Source source =
-      CheckedSource(op, lr, step, count, scale, every, clip, l2, decay, a, b, c, d, e);
+  const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
   if (grads->count <= kFewArrays)
     UpdateBy<Rule, kFewArrays>(states, grads, source, stream);
   else
@@ -260,22 +258,10 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
   }
 }
 
-using PlainRmsProp = rule::RmsProp<false, false>;
-using CenteredRmsProp = rule::RmsProp<true, false>;
-using MomentumRmsProp = rule::RmsProp<false, true>;
-using CenteredMomentumRmsProp = rule::RmsProp<true, true>;
-
-DLSYS_KERNEL(cuda, sgd_update, Update<rule::Sgd>);
-DLSYS_KERNEL(cuda, sgd_momentum_update, Update<rule::Momentum>);
-DLSYS_KERNEL(cuda, adam_update, Update<rule::Adam>);
-DLSYS_KERNEL(cuda, rmsprop_update, Update<PlainRmsProp>);
-DLSYS_KERNEL(cuda, rmsprop_centred_update, Update<CenteredRmsProp>);
-DLSYS_KERNEL(cuda, rmsprop_momentum_update, Update<MomentumRmsProp>);
-DLSYS_KERNEL(cuda, rmsprop_centred_momentum_update, Update<CenteredMomentumRmsProp>);
-DLSYS_KERNEL(cuda, adagrad_update, Update<rule::Adagrad>);
-DLSYS_KERNEL(cuda, lion_update, Update<rule::Lion>);
-DLSYS_KERNEL(cuda, average_update, Update<rule::Average>);
-DLSYS_KERNEL(cuda, accumulate_update, Update<rule::Accumulate>);
+#define DLSYS_UPDATE(Rule) \
+  DLSYS_KERNEL_OF(cuda, Rule, rule::Rule::name, DL_FLOAT32, Update<rule::Rule>);
+DLSYS_RULES(DLSYS_UPDATE)
+#undef DLSYS_UPDATE
 DLSYS_KERNEL(cuda, advance_step, Advance);
 DLSYS_KERNEL(cuda, global_norm, GlobalNorm);
 

@@ -141,6 +141,10 @@ void Compare(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) 
     case DL_UINT8:
     case DL_BOOL:
       return RunTest<Test, uint8_t>(x, y, out, stream);
+    case DL_BFLOAT16:
+      return RunTest<Test, bfloat16>(x, y, out, stream);
+    case DL_FLOAT16:
+      return RunTest<Test, float16>(x, y, out, stream);
   }
   Fail("%s: does not take %s", op, DtypeText(x->dtype));
 }
@@ -183,15 +187,15 @@ void Where(const DLArray* condition, const DLArray* x, const DLArray* y, DLArray
   });
 }
 
-DLSYS_KERNEL(cuda, equal, Compare<Equal>);
-DLSYS_KERNEL(cuda, not_equal, Compare<NotEqual>);
-DLSYS_KERNEL(cuda, less, Compare<Less>);
-DLSYS_KERNEL(cuda, less_equal, Compare<LessEqual>);
+DLSYS_KERNEL_ANY(cuda, equal, Compare<Equal>);
+DLSYS_KERNEL_ANY(cuda, not_equal, Compare<NotEqual>);
+DLSYS_KERNEL_ANY(cuda, less, Compare<Less>);
+DLSYS_KERNEL_ANY(cuda, less_equal, Compare<LessEqual>);
 DLSYS_KERNEL(cuda, logical_and, Logical<And>);
 DLSYS_KERNEL(cuda, logical_or, Logical<Or>);
 DLSYS_KERNEL(cuda, logical_xor, Logical<Xor>);
 DLSYS_KERNEL(cuda, logical_not, LogicalNot);
-DLSYS_KERNEL(cuda, where, Where);
+DLSYS_KERNEL_ANY(cuda, where, Where);
 
 }  // namespace
 }  // namespace cuda

@@ -217,21 +217,21 @@ void OneHot(const DLArray* indices, DLArray* y, DLStream stream) {
          FaultsOf("one_hot", "index", y->ctx.device_id));
 }
 
-DLSYS_KERNEL(cuda, slice, Slice);
-DLSYS_KERNEL(cuda, place, Place);
-DLSYS_KERNEL(cuda, concat_1, ConcatOf<1>::Run);
-DLSYS_KERNEL(cuda, concat_2, ConcatOf<2>::Run);
-DLSYS_KERNEL(cuda, concat_3, ConcatOf<3>::Run);
-DLSYS_KERNEL(cuda, concat_4, ConcatOf<4>::Run);
-DLSYS_KERNEL(cuda, concat_5, ConcatOf<5>::Run);
-DLSYS_KERNEL(cuda, concat_6, ConcatOf<6>::Run);
-DLSYS_KERNEL(cuda, concat_7, ConcatOf<7>::Run);
-DLSYS_KERNEL(cuda, concat_8, ConcatOf<8>::Run);
-DLSYS_KERNEL(cuda, pad_edge, PadEdge);
-DLSYS_KERNEL(cuda, pad_reflect, PadReflect);
+DLSYS_KERNEL_ANY(cuda, slice, Slice);
+DLSYS_KERNEL_ANY(cuda, place, Place);
+DLSYS_KERNEL_ANY(cuda, concat_1, ConcatOf<1>::Run);
+DLSYS_KERNEL_ANY(cuda, concat_2, ConcatOf<2>::Run);
+DLSYS_KERNEL_ANY(cuda, concat_3, ConcatOf<3>::Run);
+DLSYS_KERNEL_ANY(cuda, concat_4, ConcatOf<4>::Run);
+DLSYS_KERNEL_ANY(cuda, concat_5, ConcatOf<5>::Run);
+DLSYS_KERNEL_ANY(cuda, concat_6, ConcatOf<6>::Run);
+DLSYS_KERNEL_ANY(cuda, concat_7, ConcatOf<7>::Run);
+DLSYS_KERNEL_ANY(cuda, concat_8, ConcatOf<8>::Run);
+DLSYS_KERNEL_ANY(cuda, pad_edge, PadEdge);
+DLSYS_KERNEL_ANY(cuda, pad_reflect, PadReflect);
 DLSYS_KERNEL(cuda, pad_edge_gradient, PadEdgeGradient);
 DLSYS_KERNEL(cuda, pad_reflect_gradient, PadReflectGradient);
-DLSYS_KERNEL(cuda, gather, Gather);
+DLSYS_KERNEL_ANY(cuda, gather, Gather);
 DLSYS_KERNEL(cuda, one_hot, OneHot);
 
 }  // namespace

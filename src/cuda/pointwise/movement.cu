@@ -16,7 +16,11 @@ namespace {
 
 template <class To, class From>
 __device__ __forceinline__ To Convert(From value) {
-  if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint8_t>) {
+  if constexpr (kIs16Bit<From>) {
+    return Convert<To>((float)value);
+  } else if constexpr (kIs16Bit<To>) {
+    return To((float)value);
+  } else if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint8_t>) {
     return (To)(int64_t)value;  // wraps as numpy and the CPU do; a direct conversion would saturate
   } else {
     return (To)value;
@@ -93,6 +97,10 @@ void WithType(const char* op, int dtype, F&& f) {
       return f((uint8_t*)nullptr);
     case DL_BOOL:
       return f((bool*)nullptr);
+    case DL_BFLOAT16:
+      return f((bfloat16*)nullptr);
+    case DL_FLOAT16:
+      return f((float16*)nullptr);
     default:
       Fail("%s: unknown dtype code %d", op, dtype);
   }
@@ -155,14 +163,8 @@ void BroadcastTo(const DLArray* x, DLArray* y, DLStream stream) {
   StridedCopy("broadcast_to", x, Fold(loop), y, stream);
 }
 
-std::string PermutationText(int64_t perm, int ndim) {
-  std::string text = "(";
-  for (int k = 0; k < ndim; k++) text += (k ? ", " : "") + std::to_string(perm >> 4 * k & 15);
-  return text + ")";
-}
-
 // The folded loop over y with the strides of x that the permutation gives, and y's own.
-Loop TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
+Loop TransposeLoop(const DLArray* x, const Permutation& perm, const DLArray* y) {
   int64_t strides[DL_MAX_NDIM], stride = 1;
   for (int k = x->ndim - 1; k >= 0; k--) {
     strides[k] = stride;
@@ -173,8 +175,8 @@ Loop TransposeLoop(const DLArray* x, int64_t perm, const DLArray* y) {
   bool fits = x->ndim == y->ndim;
   Loop loop;
   for (int k = 0; fits && k < y->ndim; k++) {
-    const int axis = perm >> 4 * k & 15;
-    fits = axis < x->ndim && !(seen >> axis & 1) && y->shape[k] == x->shape[axis];
+    const int axis = perm.axes[k];
+    fits = axis >= 0 && axis < x->ndim && !(seen >> axis & 1) && y->shape[k] == x->shape[axis];
     if (!fits) break;
     seen |= 1u << axis;
     y_stride /= y->shape[k] ? y->shape[k] : 1;
@@ -203,10 +205,10 @@ TransposeTiling TilingOf(const Loop& loop) {
   return tiling;
 }
 
-void Transpose(const DLArray* x, int64_t perm, DLArray* y, DLStream stream) {
+void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y, DLStream stream) {
   Enter("transpose", y, x);
   CheckSameDtypes("transpose", x, y);
-  const Loop loop = TransposeLoop(x, perm, y);
+  const Loop loop = TransposeLoop(x, *perm, y);
   const int64_t n = Numel(y);
   if (n == 0) return;
   if (loop.ndim == 1) return CopyElements("transpose", x, y, stream);
@@ -220,10 +222,10 @@ void Transpose(const DLArray* x, int64_t perm, DLArray* y, DLStream stream) {
   });
 }
 
-DLSYS_KERNEL(cuda, fill, Fill);
-DLSYS_KERNEL(cuda, cast, Cast);
-DLSYS_KERNEL(cuda, broadcast_to, BroadcastTo);
-DLSYS_KERNEL(cuda, transpose, Transpose);
+DLSYS_KERNEL_ANY(cuda, fill, Fill);
+DLSYS_KERNEL_ANY(cuda, cast, Cast);
+DLSYS_KERNEL_ANY(cuda, broadcast_to, BroadcastTo);
+DLSYS_KERNEL_ANY(cuda, transpose, Transpose);
 
 }  // namespace
 }  // namespace cuda

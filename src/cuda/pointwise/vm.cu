@@ -236,7 +236,9 @@ void LaunchPointwise(const Program& program, const Sources& sources, DLArray* ou
          program, sources, out->data, out->dtype == DL_BOOL, n);
 }
 
-void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out, DLStream stream) {
+void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, DLArray* out,
+               DLStream stream) {
+  const Program program = pointwise::Checked(*bytecode, inputs);
   Enter("pointwise", out);
   pointwise::CheckOutput(out);
   const int64_t n = Numel(out);
@@ -255,7 +257,7 @@ void Pointwise(const DLArrayList* inputs, const Program& program, DLArray* out, 
               : LaunchPointwise<1>(program, sources, out, stream);
 }
 
-DLSYS_KERNEL(cuda, pointwise, pointwise::Kernel<Pointwise>::Call);
+DLSYS_KERNEL(cuda, pointwise, Pointwise);
 
 }  // namespace
 }  // namespace cuda

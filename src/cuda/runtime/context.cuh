@@ -1,5 +1,4 @@
-// What every CUDA file stands on: the state of the GPU in this process, errors in words, scratch
-// memory.
+// What every CUDA file stands on: the state of the GPU in this process, errors in words.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -68,37 +67,6 @@ class RelaxedCapture {
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-// Device memory for the length of a launcher: of the step's workspace, or of the allocator, which
-// hands the block out again on the same stream only. So it may be given back as soon as the kernels
-// that use it are queued.
-class Scratch {
- public:
-  Scratch(DLContext ctx, int64_t nbytes, DLStream stream)
-      : ctx_(ctx), owned_(Workspace::FromAllocator()) {
-    if (!owned_) {
-      data_ = Workspace::Take(nbytes);
-      return;
-    }
-    const int status = DLMemoryAlloc(ctx, nbytes, stream, &data_);
-    if (status != DL_OK) throw Error(status, DLGetLastError());
-  }
-  ~Scratch() {
-    if (owned_)
-      DLMemoryFree(ctx_, data_);
-    else
-      Workspace::GiveBack();
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  void* data() const { return data_; }
-  float* floats() const { return (float*)data_; }
-
- private:
-  const DLContext ctx_;
-  const bool owned_;
-  void* data_ = nullptr;
 };
 
 }  // namespace cuda

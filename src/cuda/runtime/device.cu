@@ -142,7 +142,7 @@ void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64
 
 const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc,
                                        Release, Fill, Copy, StreamCreate, StreamFree, Synchronize,
-                                       Wait, Profile, Capture, nullptr, RaiseFault});
+                                       Wait, Profile, Capture, RaiseFault});
 
 }  // namespace
 }  // namespace cuda

@@ -94,6 +94,7 @@ def pad_rows(mode: str, cases: tuple[Case, ...]) -> tuple[Sample, Sample]:
             backward,
             ulps=8,
             scale=lambda dy, paddings: unpadded(np.abs(dy), paddings, mode),
+            roundings=2,
             refusals=(
                 refuse(r"dy \(3,\) is not padded by \(\(2, 2\),\)", (3,), paddings=((2, 2),)),
             ),

@@ -150,7 +150,7 @@ BATCHES = (
                 r"expected samples of uint8 or float32, got int32", (5, 4), (2,), (), (),
                 dtypes=("int32", "int64", "float32", "float32"),
             ),
-        ),
+        ), storages=(),
     ),
     Sample(
         "shuffled_batch", device_batch.shuffled_batch_op, next_samples, NEXT, build=part(0),
@@ -165,11 +165,11 @@ BATCHES = (
                 (5, 4), (4,), (), (), (), batch=2,
                 dtypes=("uint8", "int64", "int64", "float32", "float32"),
             ),
-        ),
+        ), storages=(),
     ),
     Sample(
         "shuffled_batch_labels", device_batch.shuffled_batch_op, next_labels, NEXT, build=part(1),
         ulps=0,
-        differentiable=(), specials=False,
+        differentiable=(), specials=False, storages=(),
     ),
 )  # fmt: skip

@@ -271,7 +271,7 @@ LOSS_ROWS = (
         "binarycrossentropy", classification.binarycrossentropy_op, binary_loss,
         (case((5, 3), (5, 3)),),
         domain=(inside, probability), ulps=8, specials=False,
-        refusals=unequal("binary_cross_entropy"),
+        refusals=unequal("binary_cross_entropy"), roundings=2,
     ),
     elementwise(
         "binary_cross_entropy_with_logits", logit_loss, {}, {"positive_weight": 2.5},
@@ -302,7 +302,7 @@ LOSS_ROWS = (
         scale=largest(lambda x, y, w, reduction: logit_loss(x, y, reduction, w)),
         build=lambda x, y, w, reduction: classification.binary_cross_entropy_with_logits(
             x, y, reduction, w
-        ),
+        ), roundings=2,
     ),
     Sample(
         "weights_like", classification.weights_like_op, lambda w, x: w, (case((4,), (3, 4)),),
@@ -338,7 +338,7 @@ LOSS_ROWS = (
             *reduced((3, 2, 5), (3, 2, 5), domain=(LOG, probability)),
         ),
         ulps=8, scale=largest(divergence), differentiable=(0,), specials=False,
-        refusals=unequal("kl_divergence", ((5, 3), (1, 3))),
+        refusals=unequal("kl_divergence", ((5, 3), (1, 3))), storages=("bfloat16",),
     ),
     Sample(
         "target", rows.target_op, lambda x, y, loss: y,

@@ -279,6 +279,7 @@ INDEX = (
         scale=lambda x, i, u, axis: np.abs(x) + scattered(np.abs(u), i, x.shape[axis], axis),
         ulps=2,
         differentiable=(0, 2),
+        roundings=2,
     ),
     Sample(
         "one_hot",

@@ -255,7 +255,7 @@ BATCH_ROWS = (
     ),
     Sample(
         "batch_normalization", batch_norm.batch_normalization, batch, product(BATCH, {"eps": 1e-3}),
-        scale=batch_scale, ulps=4, gradient_ulps=64, refusals=BAD_CHANNELS,
+        scale=batch_scale, ulps=4, gradient_ulps=64, refusals=BAD_CHANNELS, roundings=2,
     ),
     Sample(
         "batch_normalization_op", batch_norm.batch_normalization_op, batch, BATCH[:3],
@@ -273,7 +273,7 @@ BATCH_ROWS = (
             case(*[(5,)] * 4, momentum=0.0, correction=0.0),
         ),
         scale=lambda *states, **attrs: running(*map(np.abs, states), **attrs), ulps=1.5, states=2,
-        differentiable=(),
+        differentiable=(), roundings=2,
     ),
     Sample(
         "running_statistics", batch_norm.running_statistics_op,
@@ -286,7 +286,7 @@ BATCH_ROWS = (
                 r"running_statistics: \S+ is no Parameter and cannot be written", (3,), (3,), (3,),
                 (3,), (4, 3), dtypes=("float32",) * 5, momentum=0.1,
             ),
-        ),
+        ), roundings=2,
     ),
 )  # fmt: skip
 

@@ -290,7 +290,7 @@ POOLING = (
         ),
     ),
     summed("max_pool2d_gradient_op", pooling.max_pool2d_gradient_op, max_gradient, triples(OLD),
-           differentiable=(1,), specials=False, domain=apart),
+           differentiable=(1,), specials=False, domain=apart, roundings=4),
     summed("avg_pool2d", pooling.avg_pool_op, averaged, BOTH + UNPADDED, integers="float",
            refusals=REFUSALS_OF_MEAN),
     summed("avg_pool2d_function", pooling.avg_pool2d, averaged, CASES[:4] + UNPADDED),

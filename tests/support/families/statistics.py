@@ -163,7 +163,7 @@ STATISTICS = (
     ),
     Sample(
         "var", reduce.var_op, var, (*AXES, case((3, 4, 5), axis=1, ddof=1), case((7,), ddof=2)),
-        scale=var_scale, ulps=8, integers="float", refusals=BAD_AXES,
+        scale=var_scale, ulps=8, integers="float", refusals=BAD_AXES, storages=(),
     ),
     Sample(
         "cumsum", scan.cumsum_op, cumsum, RUNNING, scale=cumsum_scale, ulps=1,

@@ -47,13 +47,13 @@ def adam(g: Any, step: int, m: Any, v: Any, beta1: float, beta2: float, eps: flo
     return m / (1 - beta1 ** (step + 1)) / (root + eps), (m, v)
 
 
-def rmsprop(centred: bool) -> Callable:
+def rmsprop(centered: bool) -> Callable:
     def formula(g: Any, step: int, *slots: Any, alpha: float, eps: float, momentum: float = 0):
         square, *rest = slots
         square = alpha * square + (1 - alpha) * g * g
-        mean = alpha * rest.pop(0) + (1 - alpha) * g if centred else None
-        change = g / ((square - (mean**2 if centred else 0)) ** 0.5 + eps)
-        kept = [square, mean] if centred else [square]
+        mean = alpha * rest.pop(0) + (1 - alpha) * g if centered else None
+        change = g / ((square - (mean**2 if centered else 0)) ** 0.5 + eps)
+        kept = [square, mean] if centered else [square]
         if rest:
             change = momentum * rest[0] + change
             kept.append(change)
@@ -145,7 +145,8 @@ class RuleOf:
         name = self.op.name + ("" if self.count == 1 else f"_of_{self.count}")
         return Sample(
             name, self.op, self.reference, cases, scale=self.scale, ulps=ulps, differentiable=(),
-            specials=False, states=self.count * (1 + len(self.slots)), build=self.node, **more,
+            specials=False, states=self.count * (1 + len(self.slots)), build=self.node,
+            storages=(), **more,
         )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ RULES = (
                 r"expected states and gradient of one shape and a scalar rate, got",
                 (3,), (3,), (2,), states=1,
             ),
-        ),
+        ), storages=(),
     ),
     Sample(
         "sgd_momentum_update", apply.sgd_momentum_update_op, MOMENTUM.reference,
@@ -204,7 +205,7 @@ RULES = (
                 r"unexpected attribute 'damping' \(did you mean 'dampening'\?\)", (3,), (3,), (3,),
                 (), states=2, damping=0.9,
             ),
-        ),
+        ), storages=(),
     ),
     ADAM.sample(
         (
@@ -233,14 +234,14 @@ RULES = (
         2.5,
     ),
     RuleOf(apply.rmsprop_update_op, rmsprop(False), positive).row(2.5, alpha=0.9, eps=1e-8),
-    RuleOf(apply.rmsprop_centred_update_op, rmsprop(True), positive, SMALL).row(
+    RuleOf(apply.rmsprop_centered_update_op, rmsprop(True), positive, SMALL).row(
         2.5, alpha=0.9, eps=1e-3
     ),
     RuleOf(apply.rmsprop_momentum_update_op, rmsprop(False), positive, signed).row(
         2.5, alpha=0.9, eps=1e-8, momentum=0.5
     ),
     RuleOf(
-        apply.rmsprop_centred_momentum_update_op, rmsprop(True), positive, SMALL, signed
+        apply.rmsprop_centered_momentum_update_op, rmsprop(True), positive, SMALL, signed
     ).row(2.5, alpha=0.9, eps=1e-3, momentum=0.5),
     RuleOf(apply.adagrad_update_op, adagrad, positive).row(2.5, eps=1e-10),
     RuleOf(apply.lion_update_op, lion, signed).row(1.5, beta1=0.9, beta2=0.75),
@@ -252,7 +253,7 @@ RULES = (
             case((5,), (5,), (), keep=0.99, domain=(signed, signed, at(0))),
         ),
         scale=lambda average, value, step, keep: (np.abs(average) + np.abs(value),),
-        ulps=1, differentiable=(), states=1, specials=False,
+        ulps=1, differentiable=(), states=1, specials=False, storages=(),
     ),
     Sample(
         "accumulate_update", apply.accumulate_update_op,

@@ -21,9 +21,9 @@ from ...runtime.device import Block, Context
 from ...runtime.library import DLGraphInfo, DLGraphStreams, load
 from ...settings import settings
 from ..plan.arena import aligned
-from ..plan.hazards import MAX_STEPS, Access, Range, dependencies, serialize_large
 from ..plan.memory import Step
 from ..run.tables import Segment
+from .hazards import MAX_STEPS, Access, Range, dependencies, serialize_large
 from .streams import GraphStreams, assign_streams, one_stream, ready_inputs
 
 _MOST_RUNS = 32  # runs in one unrolled graph: twice as many gain nothing more

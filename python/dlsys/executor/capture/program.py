@@ -14,6 +14,7 @@ from ...runtime.target import Target
 from ...settings import settings
 from ..plan.memory import Plan
 from ..run.native import Program
+from ..run.python_step import Guard
 from ..run.runner import SegmentReport
 from ..run.tables import ArrayTable, Segment
 from .graph import CapturedProgram, UnrolledGraph, fixed_slots, runs_to_unroll
@@ -24,8 +25,10 @@ _MOST_DOUBLED_NBYTES = 32 << 20  # of an arena that an unrolled graph has twice
 class CapturingProgram(Program):
     """A program whose runs after the first replay captured graphs, as far as the device can."""
 
-    def __init__(self, plan: Plan, ctx: Context, target: Target) -> None:
-        super().__init__(plan, ctx, target)
+    def __init__(
+        self, plan: Plan, ctx: Context, target: Target, guard: Guard | None = None
+    ) -> None:
+        super().__init__(plan, ctx, target, guard)
         # By which feeds lie on the device: the others are copied to their slots by the host.
         self.captured: dict[tuple[bool, ...], CapturedProgram] = {}
         self.why_not_captured = self._why_not_captured()
@@ -100,7 +103,7 @@ class CapturingProgram(Program):
                 self.why_not_captured = str(error)
                 self.captured.clear()
                 message = f"the steps of this plan are launched one by one: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=5)
+                warnings.warn(message, RuntimeWarning, stacklevel=6)
         return captured
 
     def _capture(self, kinds: tuple[bool, ...], on: int) -> CapturedProgram:
@@ -122,7 +125,7 @@ class CapturingProgram(Program):
             except DlsysError as error:
                 self._cannot_unroll = True
                 message = f"runs of this plan are launched one by one: {error}"
-                warnings.warn(message, RuntimeWarning, stacklevel=6)
+                warnings.warn(message, RuntimeWarning, stacklevel=7)
         return self.unrolled_graphs.get(count)
 
     def _double_buffered(self) -> list[Segment]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..plan.hazards import Access, Range
+from .hazards import Access, Range
 
 _READY_INPUTS = 64  # inputs of a step whose readiness is told to its kernel
 _ROOTS = 2  # tasks without dependencies; each further one lengthens every launch by over 1 µs

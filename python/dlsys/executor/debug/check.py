@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import ROUNDING, storage_dtype
 from ...errors import KernelError
 from ...graph.node import Node, Op
 from ...graph.spec import Spec
 from ...ndarray import NDArray, array, empty
 from ...runtime.device import Context, synchronize
 from ..plan.memory import Step
+from ..run.runner import Runner
 from ..run.tables import call_kernel
 
 
@@ -38,6 +40,17 @@ def checker(reference: Context | None) -> Callable[..., None]:
     return observe
 
 
+def check_run(runner: Runner, feeds: list[Any], reference: Context | None) -> None:
+    """Runs once with a checker, and leaves the state as it was."""
+    states = [value.node.origin for value in runner.plan.states]
+    before: list[tuple[Any, np.ndarray]] = [(state, state.asnumpy()) for state in states]  # type: ignore[attr-defined]
+    try:
+        runner.run_observed(feeds, checker(reference))
+    finally:
+        for state, value in before:
+            state.set(value)
+
+
 def _host(value: Any) -> np.ndarray:
     return value.asnumpy() if isinstance(value, NDArray) else np.array(value)
 
@@ -57,7 +70,7 @@ def _on_numpy(step: Step, given: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _on(ctx: Context, step: Step, given: Sequence[np.ndarray]) -> list[np.ndarray]:
-    inputs = [array(x, ctx, x.dtype) for x in given]
+    inputs = [array(x, ctx, value.spec.dtype) for x, value in zip(given, step.inputs)]
     made = [empty(value.spec.shape, ctx, value.spec.dtype) for value in step.outputs]
     call_kernel(ctx, step, inputs, made)
     synchronize(ctx)
@@ -65,9 +78,14 @@ def _on(ctx: Context, step: Step, given: Sequence[np.ndarray]) -> list[np.ndarra
 
 
 def _tolerance(node: Node) -> float:
-    """Relative to the largest magnitude: the operator's, or that of operands of 10 bits in tf32."""
-    tf32 = node.attrs.get("precision") == "tf32"
-    return max(node.op.tolerance, 3e-3) if tf32 else node.op.tolerance
+    """Relative to the largest magnitude: the operator's, or that of operands of 10 bits in tf32, or
+    the rounding of results of 16 bits.
+    """
+    if node.attrs.get("precision") == "tf32":
+        return max(node.op.tolerance, 3e-3)
+    specs = [*(x.spec for x in node.inputs), node.spec]
+    dtypes = [s.dtype for spec in specs for s in ([spec] if isinstance(spec, Spec) else spec)]
+    return max(node.op.tolerance, ROUNDING.get(storage_dtype(dtypes), 0.0))
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

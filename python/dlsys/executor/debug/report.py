@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...graph.node import hooks
+from ...graph.text import columns
 from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
 from ...runtime.target import target_of
+from ..plan.memory import Plan, Step
 from ..run.runner import Runner, SegmentReport
 
 
@@ -108,3 +111,33 @@ def _segment_text(segment: SegmentReport) -> str:
 def _counted(names: Sequence[str]) -> str:
     counts = Counter(names).items()
     return ", ".join(name + (f" ({count} x)" if count > 1 else "") for name, count in counts)
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan as text: its counts, and a line for each step with the memory that it writes."""
+    head = (
+        f"{len(plan.steps)} steps; without reuse {plan.unshared_nbytes:,} bytes, largest sum "
+        f"of live bytes {plan.live_nbytes:,}, arena {plan.arena_nbytes:,}"
+    )
+    steps = [_row(k, step) for k, step in enumerate(plan.steps)]
+    rows = columns([_HEADINGS, *steps], right=(0, 3, 4))
+    return "\n".join([head, *("  ".join(row).rstrip() for row in rows)])
+
+
+hooks["plan_text"] = plan_text
+
+_HEADINGS = ("step", "operator", "writes", "bytes", "offset", "lifetime")
+
+
+def _row(k: int, step: Step) -> tuple[str, ...]:
+    output = (step.outputs or step.inputs)[0]
+    buffer = output.buffer
+    algorithm = step.node.attrs.get("algorithm")  # where the autotuner selected one
+    return (
+        str(k),
+        step.node.op.name + (f" by {algorithm}" if algorithm else ""),
+        f"{output.node.name} {output.spec.shape}",
+        f"{buffer.nbytes:,}",
+        f"{buffer.offset:,}" if buffer.kind == "arena" else buffer.kind,
+        f"{buffer.first}–{buffer.last}",
+    )

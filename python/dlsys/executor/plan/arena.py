@@ -1,13 +1,14 @@
 """The arena packer finds offsets for intervals, so that no two that live at the same time overlap.
 
 Two strategies, both deterministic: largest first with best fit (tight, quadratic in the number of
-intervals, with numpy doing the scans), and for very long programs best fit in time order over a
-sorted list of gaps.
+intervals, with numpy doing the scans), and best fit in time order over a list of gaps, which is all
+that very long programs get, and those that it packs as tightly as can be.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,9 @@ import numpy as np
 ALIGNMENT = 256
 _EXACT_LIMIT = 3000  # intervals up to which the tight strategy is quick
 
+
 Span = tuple[int, int, int]  # nbytes, first step, last step (inclusive)
+Gap = tuple[int, int]  # free bytes: the first, and the one behind the last
 
 
 def aligned(nbytes: int) -> int:
@@ -30,10 +33,20 @@ def pack(spans: Sequence[Span], share: bool = True) -> tuple[list[int], int]:
         for nbytes, _, _ in spans:
             offsets.append(offsets[-1] + aligned(nbytes))
         return offsets[:-1], offsets[-1]
-    candidates = [_in_time_order(spans)]
-    if len(spans) <= _EXACT_LIMIT:
-        candidates.append(_largest_first(spans))
-    return min(candidates, key=lambda packed: packed[1])
+    packed = _in_time_order(spans)
+    if len(spans) > _EXACT_LIMIT or packed[1] == largest_live_sum(spans, ALIGNMENT):
+        return packed
+    return min(packed, _largest_first(spans), key=lambda one: one[1])
+
+
+def largest_live_sum(spans: Sequence[Span], alignment: int = 1) -> int:
+    """The largest sum of (rounded) bytes that are alive at one step: no arena can be smaller."""
+    changes: dict[int, int] = {}
+    for nbytes, first, last in spans:
+        rounded = -(-nbytes // alignment) * alignment
+        changes[first] = changes.get(first, 0) + rounded
+        changes[last + 1] = changes.get(last + 1, 0) - rounded
+    return max(itertools.accumulate(changes[step] for step in sorted(changes)), default=0)
 
 
 def _largest_first(spans: Sequence[Span]) -> tuple[list[int], int]:
@@ -69,62 +82,33 @@ def _smallest_gap(starts: np.ndarray, ends: np.ndarray, nbytes: int) -> int:
 def _in_time_order(spans: Sequence[Span]) -> tuple[list[int], int]:
     """Each span takes the smallest gap that is free when it begins; gaps merge when spans end."""
     offsets = [0] * len(spans)
+    top = done = 0
     ending = sorted(range(len(spans)), key=lambda k: spans[k][2])
-    gaps = _Gaps()
-    done = 0
+    gaps: list[Gap] = []  # by address
     for k in sorted(range(len(spans)), key=lambda k: (spans[k][1], -spans[k][0])):
         while done < len(ending) and spans[ending[done]][2] < spans[k][1]:
             ended = ending[done]
-            gaps.give(offsets[ended], aligned(spans[ended][0]))
+            _give(gaps, offsets[ended], offsets[ended] + aligned(spans[ended][0]))
             done += 1
-        offsets[k] = gaps.take(aligned(spans[k][0]))
-    return offsets, gaps.top
+        nbytes = aligned(spans[k][0])
+        fitting = [gap for gap in gaps if gap[1] - gap[0] >= nbytes]
+        if fitting:
+            start, end = min(fitting, key=lambda gap: gap[1] - gap[0])
+            at = bisect.bisect_left(gaps, (start, end))
+            gaps[at : at + 1] = [(start + nbytes, end)] if start + nbytes < end else []
+        else:  # the arena grows, from the gap at its end if there is one
+            start = gaps.pop()[0] if gaps and gaps[-1][1] == top else top
+            top = start + nbytes
+        offsets[k] = start
+    return offsets, top
 
 
-class _Gaps:
-    """Free intervals below `top`, found by size and merged by address."""
-
-    def __init__(self) -> None:
-        self.top = 0
-        self._by_size: list[tuple[int, int]] = []  # (nbytes, start), sorted
-        self._starting: dict[int, int] = {}  # start → nbytes
-        self._ending: dict[int, int] = {}  # end → start
-
-    def take(self, nbytes: int) -> int:
-        at = bisect.bisect_left(self._by_size, (nbytes, 0))
-        if at == len(self._by_size):
-            return self._extend(nbytes)
-        size, start = self._by_size[at]
-        self._remove(start, size)
-        if size > nbytes:
-            self._insert(start + nbytes, size - nbytes)
-        return start
-
-    def give(self, start: int, nbytes: int) -> None:
-        if start in self._ending:
-            before = self._ending[start]
-            size = start - before
-            self._remove(before, size)
-            start, nbytes = before, nbytes + size
-        if start + nbytes in self._starting:
-            size = self._starting[start + nbytes]
-            self._remove(start + nbytes, size)
-            nbytes += size
-        self._insert(start, nbytes)
-
-    def _extend(self, nbytes: int) -> int:
-        start = self._ending.get(self.top, self.top)  # grow the gap at the end, if there is one
-        if start < self.top:
-            self._remove(start, self.top - start)
-        self.top = start + nbytes
-        return start
-
-    def _insert(self, start: int, nbytes: int) -> None:
-        bisect.insort(self._by_size, (nbytes, start))
-        self._starting[start] = nbytes
-        self._ending[start + nbytes] = start
-
-    def _remove(self, start: int, nbytes: int) -> None:
-        del self._by_size[bisect.bisect_left(self._by_size, (nbytes, start))]
-        del self._starting[start]
-        del self._ending[start + nbytes]
+def _give(gaps: list[Gap], start: int, end: int) -> None:
+    """Adds a gap, merged with its neighbors."""
+    at = bisect.bisect_left(gaps, (start, end))
+    if at < len(gaps) and gaps[at][0] == end:
+        end = gaps.pop(at)[1]
+    if at and gaps[at - 1][1] == start:
+        at -= 1
+        start = gaps.pop(at)[0]
+    gaps.insert(at, (start, end))

@@ -3,21 +3,17 @@
 A *value* is one output of a node; values that share memory (views, in-place results, updated state)
 share a *buffer*. A buffer either lives outside (a feed, a Parameter, a constant, a fetch) or has an
 offset in the arena, where buffers whose lifetimes do not meet share bytes.
-
-Sharing bytes adds dependencies between steps. For a device with parallel graph streams, small
-buffers live on until the step that reuses their bytes depends on all their readers anyway.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from ...graph.node import Node
+from ...graph.node import Node, hooks
 from ...graph.spec import Spec
-from .arena import aligned, pack
-from .hazards import LARGE, MAX_STEPS, Order
+from .arena import aligned, largest_live_sum, pack
 
 
 @dataclass(eq=False, slots=True)
@@ -78,38 +74,20 @@ class Plan:
     live_nbytes: int = 0  # the largest sum of bytes alive at one step: no arena can be smaller
 
     def __str__(self) -> str:
-        head = (
-            f"{len(self.steps)} steps; without reuse {self.unshared_nbytes:,} bytes, largest sum "
-            f"of live bytes {self.live_nbytes:,}, arena {self.arena_nbytes:,}"
-        )
-        steps = [_row(k, step) for k, step in enumerate(self.steps)]
-        rows = [("step", "operator", "writes", "bytes", "offset", "lifetime"), *steps]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-        return "\n".join([head, *(_in_columns(row, widths) for row in rows)])
+        return hooks["plan_text"](self)
 
 
-def _row(k: int, step: Step) -> tuple[str, ...]:
-    output = (step.outputs or step.inputs)[0]
-    buffer = output.buffer
-    algorithm = step.node.attrs.get("algorithm")  # where the autotuner selected one
-    return (
-        str(k),
-        step.node.op.name + (f" by {algorithm}" if algorithm else ""),
-        f"{output.node.name} {output.spec.shape}",
-        f"{buffer.nbytes:,}",
-        f"{buffer.offset:,}" if buffer.kind == "arena" else buffer.kind,
-        f"{buffer.first}–{buffer.last}",
-    )
+class Lifetimes(Protocol):
+    """Stricter lifetimes, for a device that runs steps in parallel (capture/hazards.py)."""
 
+    def add(self, step: Step) -> None:
+        """Takes note of what the next step reads and writes."""
 
-def _in_columns(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Words to the left of their columns, numbers to the right."""
-    right = (True, False, False, True, True, False)
-    cells = [
-        text.rjust(width) if number else text.ljust(width)
-        for text, width, number in zip(row, widths, right)
-    ]
-    return "  ".join(cells).rstrip()
+    def in_use(self, buffer: Buffer, inputs: Sequence[Buffer]) -> bool:
+        """True where a step that touched a buffer may still run when these inputs are there."""
+
+    def extend(self, plan: Plan) -> None:
+        """Extends the lives of buffers before they get their offsets."""
 
 
 def make_plan(
@@ -117,38 +95,35 @@ def make_plan(
     fetches: Sequence[Node],
     workspace: Workspace,
     reuse: bool = True,
-    overlap: int = 0,
+    lifetimes: Lifetimes | None = None,
 ) -> Plan:
     """Plans the memory of a scheduled graph.
 
     `workspace` gives the scratch that a step wants, by its node, inputs and outputs. With
     `reuse=False` every buffer gets bytes of its own and nothing is done in place, which memory
-    checkers and tests compare against. `overlap` is the distance of two steps up to which they
-    should be able to run in parallel.
+    checkers and tests compare against.
     """
     plan = Plan()
-    analyzed = overlap and sum(map(_is_step, order)) <= MAX_STEPS
-    known: Order[Buffer] | None = Order() if analyzed else None
     last_use = _last_uses(order, fetches)
     for node in order:
         if node.op.leaf:
             _place_leaf(plan, node)
         elif node.op.view:
             _place_view(plan, node, last_use)
-        elif _is_step(node):
-            _place_step(plan, node, last_use, workspace, reuse, known)
+        elif is_step(node):
+            _place_step(plan, node, last_use, workspace, reuse, lifetimes)
         else:
             plan.values[node] = []
     _mark_fetches(plan, fetches)
-    if known:
-        _extend_lives(plan, known, overlap)
+    if lifetimes is not None:
+        lifetimes.extend(plan)
     plan.unshared_nbytes = sum(b.unshared for b in plan.buffers if b.kind == "arena")
     inside = [buffer for buffer in plan.buffers if buffer.kind == "arena" and buffer.nbytes]
     spans = [(buffer.nbytes, buffer.first, buffer.last) for buffer in inside]
     offsets, plan.arena_nbytes = pack(spans, share=reuse)
     for buffer, offset in zip(inside, offsets):
         buffer.offset = offset
-    plan.live_nbytes = _largest_live_sum(spans, len(plan.steps))
+    plan.live_nbytes = largest_live_sum(spans)
     return plan
 
 
@@ -157,7 +132,7 @@ def _last_uses(order: Sequence[Node], fetches: Sequence[Node]) -> dict[Node, int
     steps: dict[Node, int] = {}
     count = 0
     for node in order:
-        if _is_step(node):
+        if is_step(node):
             steps[node] = count
             count += 1
     last: dict[Node, int] = {node: count for node in fetches}
@@ -168,7 +143,8 @@ def _last_uses(order: Sequence[Node], fetches: Sequence[Node]) -> dict[Node, int
     return last
 
 
-def _is_step(node: Node) -> bool:
+def is_step(node: Node) -> bool:
+    """True for a node that is computed: no leaf, view or group."""
     return not (node.op.leaf or node.op.view or node.op.outputs == 0)
 
 
@@ -194,7 +170,7 @@ def _place_step(
     last_use: dict[Node, int],
     workspace: Workspace,
     reuse: bool,
-    known: Order[Buffer] | None,
+    lifetimes: Lifetimes | None,
 ) -> None:
     op, now = node.op, len(plan.steps)
     inputs = [plan.values[x][0] for x in node.inputs]
@@ -204,7 +180,7 @@ def _place_step(
     if op.writes:
         outputs = [Value(node, spec, inputs[k].buffer) for k, spec in zip(op.writes, specs)]
     else:
-        taken = _dying_input(node, inputs, now, known) if reuse else None
+        taken = _dying_input(node, inputs, now, lifetimes) if reuse else None
         outputs = [Value(node, spec, taken or _new_buffer(plan, node, spec, now)) for spec in specs]
         if taken:
             taken.unshared += aligned(taken.nbytes)
@@ -215,8 +191,8 @@ def _place_step(
         step.workspace.append(Value(node, spec, _new_buffer(plan, node, spec, now)))
     plan.values[node] = outputs
     plan.steps.append(step)
-    if known:
-        known.add([x.buffer for x in inputs], [y.buffer for y in (*outputs, *step.workspace)])
+    if lifetimes is not None:
+        lifetimes.add(step)
 
 
 def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:
@@ -227,40 +203,21 @@ def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:
 
 
 def _dying_input(
-    node: Node, inputs: Sequence[Value], now: int, known: Order[Buffer] | None
+    node: Node, inputs: Sequence[Value], now: int, lifetimes: Lifetimes | None
 ) -> Buffer | None:
     """The buffer of an input that nobody needs any more and that the output may overwrite."""
     if not node.op.inplace or node.op.outputs != 1:
         return None
-    before = known.before([value.buffer for value in inputs]) if known else 0
     for value in inputs:
         buffer = value.buffer
         if buffer.kind != "arena" or buffer.last > now:
             continue
-        if known and buffer.nbytes < LARGE and known.touched(buffer) & ~before:
-            continue  # a reader may still be running
+        if lifetimes is not None and lifetimes.in_use(buffer, [x.buffer for x in inputs]):
+            continue
         covers = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
         if value.spec[:2] == node.spec[:2] and covers:
             return buffer
     return None
-
-
-def _extend_lives(plan: Plan, known: Order[Buffer], overlap: int) -> None:
-    """Extends the lives of small buffers, for as far as `overlap` steps, up to the last step that
-    makes something and could run before all that touched them are done.
-    """
-    inside = [buffer for buffer in plan.buffers if buffer.kind == "arena"]
-    begins = sorted({buffer.first for buffer in inside})
-    for buffer in inside:
-        if buffer.nbytes >= LARGE:
-            continue
-        touched = known.touched(buffer)
-        after = bisect.bisect_right(begins, buffer.last)
-        until = bisect.bisect_right(begins, buffer.last + overlap)
-        for step in reversed(begins[after:until]):
-            if touched & ~known.ancestors[step]:
-                buffer.last = step
-                break
 
 
 def _mark_fetches(plan: Plan, fetches: Sequence[Node]) -> None:
@@ -270,15 +227,3 @@ def _mark_fetches(plan: Plan, fetches: Sequence[Node]) -> None:
         if values:
             values[0].buffer.kind = "fetch"
             values[0].buffer.last = len(plan.steps)
-
-
-def _largest_live_sum(spans: Sequence[tuple[int, int, int]], steps: int) -> int:
-    change = [0] * (steps + 2)
-    for nbytes, first, last in spans:
-        change[first] += nbytes
-        change[last + 1] -= nbytes
-    largest = live = 0
-    for delta in change:
-        live += delta
-        largest = max(largest, live)
-    return largest

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ...dtypes import host, is_narrow
 from ...errors import GraphError, ShapeError
 from ...graph.node import Node
 from ...graph.spec import FLOAT32, Spec
@@ -14,7 +15,7 @@ from ...ndarray import NDArray
 from ...ops.leaf import Parameter
 from ...runtime.device import Context
 
-Signature = tuple[tuple[int, ...], np.dtype | None]  # the shape and dtype of an array
+Signature = tuple[tuple[int, ...], Any]  # the shape and dtype of an array
 
 
 class Feeds:
@@ -54,7 +55,8 @@ class Feeds:
 
         Raises ShapeError where a declared shape or dtype does not fit. A float that is fed where no
         dtype was declared is cast, to the floating dtype of the graph's Parameters on numpy and to
-        float32 on native devices; without Parameters numpy computes in the dtype that is fed.
+        float32, or the 16 bits of all Parameters, on native devices; without Parameters numpy
+        computes in the dtype that is fed.
         """
         return {node: self._spec(node, *one) for node, one in zip(self.nodes, given)}
 
@@ -87,7 +89,7 @@ class Feeds:
             )
         if not hasattr(value, "dtype"):
             weak = FLOAT32 if array.dtype.kind == "f" else array.dtype
-            return array.astype(node.attrs.get("dtype", weak))
+            return array.astype(host(node.attrs.get("dtype", weak)))
         return array if array.flags.aligned else array.copy()
 
     def _refuse_unknown(self, feed_dict: Mapping[Node, Any]) -> NoReturn:
@@ -101,7 +103,7 @@ class Feeds:
         kind = "is not used by this graph" if unknown.op.leaf == "feed" else "is computed, not fed"
         raise GraphError(f"{unknown.name} {kind}; remove it from feed_dict [{unknown.where}]")
 
-    def _spec(self, node: Node, shape: tuple[int, ...], dtype: np.dtype | None) -> Spec:
+    def _spec(self, node: Node, shape: tuple[int, ...], dtype: Any) -> Spec:
         declared_shape, declared = node.attrs.get("shape"), node.attrs.get("dtype")
         if declared_shape is not None:
             fits = len(shape) == len(declared_shape) and all(
@@ -114,7 +116,7 @@ class Feeds:
         if dtype is not None:
             dtype = dtype.newbyteorder("=")
         if declared is not None:
-            if dtype is not None and dtype != declared:
+            if dtype is not None and dtype not in (declared, host(declared)):
                 raise ShapeError(f"{node.name} is fed {dtype}, declared {declared} [{node.where}]")
             return Spec(shape, declared)
         if dtype is None:
@@ -124,13 +126,13 @@ class Feeds:
                 f"{node.name} is fed an array of {dtype}, expected numbers [{node.where}]"
             )
         if self._ctx is not None:
-            dtype = FLOAT32
+            dtype = self._floating if is_narrow(self._floating) else FLOAT32
         elif dtype.kind == "f":
             dtype = self._floating or dtype
         return Spec(shape, dtype, declared=False)
 
 
-def _floating_of(parameters: Sequence[Parameter]) -> np.dtype | None:
+def _floating_of(parameters: Sequence[Parameter]) -> Any:
     """The floating dtype of a graph's Parameters, those that are trained before others; None where
     there is none, or several.
     """

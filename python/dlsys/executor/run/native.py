@@ -7,12 +7,12 @@ Feeds and fetches may change between runs, so their addresses are patched in the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from typing import Any
 
-import numpy as np
-
+from ...dtypes import stored
 from ...graph.spec import Spec
 from ...ndarray import NDArray, array
 from ...runtime.device import Block, Context, stream
@@ -20,26 +20,26 @@ from ...runtime.target import Target
 from ...settings import settings
 from ..plan.arena import ALIGNMENT, aligned
 from ..plan.memory import Buffer, Plan, Step, Value
-from .custom_compute import PythonStep
 from .fetches import OutputCache
-from .host_step import HostStep
+from .python_step import Guard, PythonStep
 from .rollback import Rollback
-from .runner import Observer, SegmentReport
-from .tables import ArrayTable, Segment
+from .runner import Observer, Runner, SegmentReport
+from .tables import ArrayTable, Segment, step_dtype
 from .transaction import written
 
 
-class Program:
+class Program(Runner):
     """A plan bound to a native device."""
 
-    unrolled = 1
-
-    def __init__(self, plan: Plan, ctx: Context, target: Target) -> None:
+    def __init__(
+        self, plan: Plan, ctx: Context, target: Target, guard: Guard | None = None
+    ) -> None:
         self.plan = plan
+        self._guard = guard
         self._ctx = ctx
         self._target = target
         self.table = ArrayTable(plan, ctx)
-        self.segments = [self._segment(steps) for steps in _stretches(plan.steps, target)]
+        self.segments = self._segments()
         self._on_host = not all(segment.native for segment in self.segments)
         self._slot_offsets, self.arena_nbytes = _feed_slots(plan, self._target)
         self._constants = {
@@ -55,18 +55,22 @@ class Program:
         self._blank: list[NDArray | None] = [None] * len(plan.fetches)  # groups stay None
         self._shown: dict[Buffer, NDArray] = {}
         self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
-        self.runs = 0
 
-    def _segment(self, steps: Sequence[Step]) -> Segment | PythonStep | HostStep:
-        kernel = steps[0].node.op.kernel
-        if kernel is None:
-            return PythonStep(self, steps[0])
-        if not self._target.has(kernel):
-            return HostStep(self, steps[0], self._target.name)
-        return Segment(self.table, self._ctx, steps)
+    def _segments(self) -> list[Segment | PythonStep]:
+        """Consecutive steps with kernels together, each other step alone."""
+        found: list[Segment | PythonStep] = []
+        for native, group in itertools.groupby(self.plan.steps, self._is_native):
+            if native:
+                found.append(Segment(self.table, self._ctx, list(group)))
+            else:
+                name = self._target.name
+                found += [PythonStep(self, step, name, self._guard) for step in group]
+        return found
+
+    def _is_native(self, step: Step) -> bool:
+        return self._target.has(step.node.op.kernel, step_dtype(step))
 
     def bind(self, arena: Block) -> None:
-        """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
         self._arena = arena
         self.table.place_arena(arena.address)
         if settings.separate_arena:
@@ -77,10 +81,11 @@ class Program:
             self.table.place(buffer, held.data_address)
         self._fixed = fixed
         states = [p.storage.array for p in written(self.plan.steps)]
-        self._rollback = Rollback(states, self._ctx) if states else None
+        # The host runs ahead of a GPU: on the CPU a Transaction sees to what fails.
+        self._rollback = Rollback(states, self._ctx) if states and self._target.streams else None
         self._changed = {id(held.block) for held in states}
-        # A step behind an update may fail: on a GPU one on the host alone, as memory is planned.
-        self._may_fail = self._rollback is not None and (not self._target.streams or self._on_host)
+        # A step behind an update may fail: one on the host alone, as memory is planned.
+        self._may_fail = self._rollback is not None and self._on_host
         self._blocks = [
             arena,
             *self._own.values(),
@@ -109,34 +114,21 @@ class Program:
         fetched, keep = self._prepare(feeds, on, self._on_host)
         try:
             for _ in range(times):
-                if not self._may_fail:
+                if self._rollback is None or not self._may_fail:
                     self._launch(on)
                 else:
-                    with self._rolled_back():
+                    with self._rollback:
                         self._launch(on)
         finally:
             del keep
             self._shown.clear()
         return fetched
 
-    @contextlib.contextmanager
-    def _rolled_back(self, waits: bool = False) -> Iterator[None]:
-        """Rolls a run back if a step fails behind an update, or if a kernel that it `waits` for on
-        a GPU finds a fault.
-        """
-        if not self._may_fail and not (waits and self._target.streams):
-            yield
-            return
-        with self._rollback or contextlib.nullcontext():
-            yield
-        self._may_fail &= self._target.streams  # the CPU has all of its memory now (rollback.py)
-
     def _launch(self, on: int) -> None:
         for segment in self.segments:
             segment.run(on)
 
     def segments_report(self) -> list[SegmentReport]:
-        """The pieces in which the plan runs now."""
         why = f"the target {self._target.name} has no graphs"
         return [
             SegmentReport("native", segment.count, why=why)
@@ -146,35 +138,39 @@ class Program:
         ]
 
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[NDArray | None]:
-        """Runs one step at a time: `observe(step, run, inputs, outputs)` runs each."""
+        def launch(on: int) -> None:
+            for segment in self.segments:
+                for step, call in segment.calls(on):
+                    made = step.outputs or [step.inputs[k] for k in step.node.op.writes]
+                    inputs = [self.array(value) for value in step.inputs]
+                    observe(step, call, inputs, [self.array(value) for value in made])
+
+        return self._watched(feeds, launch, show=True)
+
+    def run_timed(self, feeds: Sequence[Any]) -> tuple[list[NDArray | None], list[float]]:
+        ms: list[float] = []
+
+        def launch(on: int) -> None:
+            for segment in self.segments:
+                ms.extend(segment.timed(on))
+
+        return self._watched(feeds, launch, self._on_host), ms
+
+    def _watched(
+        self, feeds: Sequence[Any], launch: Callable[[int], None], show: bool
+    ) -> list[NDArray | None]:
+        """Runs once by a function that waits for steps, and may stop the run at any."""
         on = stream(self._ctx)
-        fetched, keep = self._prepare(feeds, on, show=True)
+        fetched, keep = self._prepare(feeds, on, show)
         try:
             with self._rollback or contextlib.nullcontext():
-                for segment in self.segments:
-                    for step, call in segment.calls(on):
-                        made = step.outputs or [step.inputs[k] for k in step.node.op.writes]
-                        inputs = [self.array(value) for value in step.inputs]
-                        observe(step, call, inputs, [self.array(value) for value in made])
+                launch(on)
         finally:
             del keep
             self._shown.clear()
         return fetched
 
-    def run_timed(self, feeds: Sequence[Any]) -> tuple[list[NDArray | None], list[float]]:
-        """Runs once; the fetches, and the device's milliseconds for each step of the plan."""
-        on = stream(self._ctx)
-        fetched, keep = self._prepare(feeds, on, self._on_host)
-        try:
-            with self._rolled_back(waits=True):
-                ms = [t for segment in self.segments for t in segment.timed(on)]
-        finally:
-            del keep
-            self._shown.clear()
-        return fetched, ms
-
     def poison(self, buffer: Buffer) -> None:
-        """Overwrites a buffer that has a block of its own with NaN bytes, in stream order."""
         self._own[buffer].fill(0xFF)
 
     def array(self, value: Value) -> NDArray:
@@ -227,7 +223,7 @@ class Program:
         if show:  # a user's own compute gets NDArrays
             copied = array(value, self._ctx, spec.dtype)
             return copied.data_address, copied
-        host = np.ascontiguousarray(value, spec.dtype)
+        host = stored(value, spec.dtype)
         try:  # a quarter of what the array's own interface costs
             return addressof(c_char.from_buffer(host)), host  # type: ignore[arg-type]
         except (TypeError, ValueError):  # it is read-only or empty
@@ -252,20 +248,6 @@ class Program:
         if value.block.stream != on:
             value.block.use(on)
         return value
-
-
-def _stretches(steps: Sequence[Step], target: Target) -> list[list[Step]]:
-    """Consecutive steps with kernels together, each other step alone."""
-    stretches: list[list[Step]] = []
-    ended = True
-    for step in steps:
-        native = target.has(step.node.op.kernel)
-        if native and not ended:
-            stretches[-1].append(step)
-        else:
-            stretches.append([step])
-        ended = not native
-    return stretches
 
 
 def _feed_slots(plan: Plan, target: Target) -> tuple[list[int | None], int]:

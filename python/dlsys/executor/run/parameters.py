@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import host
 from ...errors import GraphError
 from ...graph.node import Node
 from ...graph.spec import FLOAT32, FLOAT64
@@ -34,14 +35,17 @@ class Slot:
         if self.ctx is None:
             np.copyto(self.array, value, casting="unsafe")
         else:
-            self.array[:] = np.ascontiguousarray(value, dtype=self.array.dtype).reshape(value.shape)
+            held = np.ascontiguousarray(value, dtype=host(self.array.dtype))
+            self.array[:] = held.reshape(value.shape)
 
 
-def dtype_on(parameter: Parameter, ctx: Context | None) -> np.dtype:
+def dtype_on(parameter: Parameter, ctx: Context | None) -> Any:
     """The dtype of a Parameter's storage on a device: undeclared float64 is float32 on native
-    ones.
+    ones, bfloat16 is float32 on numpy.
     """
-    if ctx is not None and parameter.dtype == FLOAT64 and not parameter.declared:
+    if ctx is None:
+        return host(parameter.dtype)
+    if parameter.dtype == FLOAT64 and not parameter.declared:
         return FLOAT32
     return parameter.dtype
 

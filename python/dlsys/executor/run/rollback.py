@@ -1,8 +1,7 @@
-"""Rollback: restores the arrays that a run on a native device has written when the run fails.
+"""Rollback: restores the arrays that a run on a GPU has written when the run fails.
 
-The memory of a GPU's kernels is planned, so a run of nothing but kernels cannot end in its middle;
-it may end at a user's own compute, or where debugging stops it. A kernel on the CPU allocates in
-the first run of its program and keeps that (src/cpu/runtime/scratch.h).
+The memory of kernels is planned, so a run of nothing but kernels cannot end in its middle; it may
+end at a user's own compute, or where debugging stops it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from ...errors import DeviceLostError, OutOfMemoryError
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context, stream
 from ...runtime.library import load
-from ...runtime.target import target_of
 from ..plan.arena import aligned
 
 
@@ -33,9 +31,6 @@ class Rollback:
         self._on_host: list[np.ndarray] = []
 
     def __enter__(self) -> None:
-        if not target_of(self._ctx).streams:  # its allocator would keep the block
-            self._copy_to_host()
-            return
         try:
             self._snapshot = Block(self._ctx, self._nbytes)
         except OutOfMemoryError:

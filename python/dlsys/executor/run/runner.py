@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..plan.memory import Buffer, Plan, Step
 
@@ -30,36 +31,36 @@ class SegmentReport:
     why: str = ""
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """A plan bound to memory."""
 
     plan: Plan
-    runs: int  # so far
+    arena_nbytes: int  # of the arena that it is to be bound to
+    runs = 0  # so far
+    unrolled = 1  # the most runs that one launch makes so far
 
-    @property
-    def arena_nbytes(self) -> int:
-        """Bytes of the arena that it is to be bound to."""
-
-    @property
-    def unrolled(self) -> int:
-        """The most runs that one launch makes so far."""
-
+    @abstractmethod
     def bind(self, arena: Any) -> None:
         """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
 
+    @abstractmethod
     def run(self, feeds: Sequence[Any], times: int = 1) -> list[Any]:
         """Runs all steps, `times` over, and returns the fetches of the last; `feeds` are in the
-        order of `plan.feeds` and have the planned shapes and dtypes.
+        order of `plan.feeds` and have the planned shapes; they are cast to the planned dtypes.
         """
 
+    @abstractmethod
     def run_observed(self, feeds: Sequence[Any], observe: Observer) -> list[Any]:
         """Runs once, each step by `observe(step, run, inputs, outputs)`."""
 
+    @abstractmethod
     def run_timed(self, feeds: Sequence[Any]) -> tuple[list[Any], list[float]]:
         """Runs once; the fetches, and the milliseconds of each step of the plan."""
 
+    @abstractmethod
     def poison(self, buffer: Buffer) -> None:
         """Overwrites a buffer with NaN bytes; it must have memory of its own."""
 
+    @abstractmethod
     def segments_report(self) -> list[SegmentReport]:
         """The pieces in which the plan runs now."""

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...dtypes import storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...ndarray import NDArray, launch
 from ...runtime.device import Context
-from ...runtime.library import DTYPE_CODES, DLArrayList, array_list, load
+from ...runtime.library import DTYPE_CODES, DLArrayList, DLBytes, array_list, bytes_of, load
 from ...runtime.target import target_of
-from ..plan.hazards import Range
 from ..plan.memory import Buffer, Plan, Step, Value
 
 _ROW_WORDS = 4  # a DLArray is four 64-bit words: data, ctx, ndim and dtype, address of the shape
@@ -45,7 +45,7 @@ class ArrayTable:
         """The address of a value's DLArray."""
         return self._base + _ROW_NBYTES * self._rows[_row_key(value)]
 
-    def bytes_of(self, value: Value) -> Range:
+    def bytes_of(self, value: Value) -> tuple[int, int]:
         """The address range of a value now."""
         start = self._words[_ROW_WORDS * self._rows[_row_key(value)]]
         return start, start + value.spec.nbytes
@@ -110,7 +110,7 @@ class Segment:
         self.ctx = ctx
         self.steps = steps
         self.table = table  # the program reads it: keep it alive
-        self._lists: list[DLArrayList] = []  # and these
+        self._held: list[DLArrayList | DLBytes] = []  # and these
         records: list[tuple[int, int, int, int]] = []
         words: list[int] = []
         for step in steps:
@@ -186,26 +186,32 @@ class Segment:
         signature.
         """
         node, op = step.node, step.node.op
-        key = (self.ctx.kernel_device, op.kernel)
+        key = (self.ctx.kernel_device, op.kernel, step_dtype(step))
         words = []
-        signature = self._library.signature[key].rstrip("s")
+        signature = self._library.signature[key[:2]].rstrip("s")
         arguments = in_kernel_order(node, signature, step.inputs, step.outputs)
         for letter, argument in zip(signature, arguments):
             if letter in "io":
                 words.append(self.table.address(argument))
             elif letter in "IO":
-                words.append(self._list([self.table.address(value) for value in argument]))
+                words.append(self._hold(array_list([*map(self.table.address, argument)])))
+            elif letter == "b":
+                words.append(self._hold(bytes_of(argument)))
             elif letter == "f":
                 words.append(int(np.float32(argument).view(np.uint32)))
             else:
                 words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
         return self._library.index[key], words
 
-    def _list(self, addresses: list[int]) -> int:
-        """The address of a DLArrayList, which lives as long as the segment."""
-        made = array_list(addresses)
-        self._lists.append(made)
+    def _hold(self, made: DLArrayList | DLBytes) -> int:
+        """The address of an argument, which lives as long as the segment."""
+        self._held.append(made)
         return ctypes.addressof(made)
+
+
+def step_dtype(step: Step) -> Any:
+    """The storage type of a step's floats, which its kernel is chosen by."""
+    return storage_dtype([value.spec.dtype for value in (*step.inputs, *step.outputs)])
 
 
 class _Planned(NamedTuple):
@@ -214,7 +220,7 @@ class _Planned(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Any
     address: int
 
 

@@ -15,17 +15,17 @@ class Transaction:
 
     SIGINT is deferred until the run has committed or rolled back. A step that fails after an update
     (most fallible steps run before all updates, see plan/schedule.py) rolls the Parameters back to
-    their values before the run; on a GPU, and for want of memory on the CPU, rollback.py does that.
+    their values before the run; on a GPU rollback.py does that.
     """
 
     def __init__(self, plan: Plan, target: Target) -> None:
-        python = any(map(_runs_python, plan.steps))
+        kernels = [target.has(step.node.op.kernel) for step in plan.steps]
         changed = written(plan.steps)
         self._updates = bool(changed)
-        self._saved = [] if target.streams else _written_before_failure(plan.steps)
+        self._saved = [] if target.streams else _written_before_failure(plan.steps, target)
         self._saved_if_observed = [] if target.streams else changed
         # True when a run that is not observed needs it.
-        self.needed = self._updates and (not target.native or python) or bool(self._saved)
+        self.needed = self._updates and not all(kernels) or bool(self._saved)
         self.observed = False  # the next runs are debugged, which may stop them at any step
         self._interrupts = Interrupts()
         self._snapshot: list[tuple[Any, Any]] = []
@@ -49,15 +49,15 @@ class Transaction:
             raise KeyboardInterrupt
 
 
-def _runs_python(step: Step) -> bool:
-    return step.node.op.kernel is None
-
-
-def _written_before_failure(steps: Sequence[Step]) -> list[Any]:
-    """The Parameters that are written before the last step that may fail."""
+def _written_before_failure(steps: Sequence[Step], target: Target) -> list[Any]:
+    """The Parameters that are written before the last step that may fail: one that refuses values,
+    a user's own compute, or an operator that a native target has no kernel for.
+    """
     last = 0
     for k, step in enumerate(steps):
-        if _runs_python(step) or step.node.op.fallible:
+        op = step.node.op
+        on_host = target.native and not target.has(op.kernel)
+        if op.kernel is None or op.fallible or on_host:
             last = k
     return written(steps[:last])
 

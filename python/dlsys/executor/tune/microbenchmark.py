@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...dtypes import FLOAT32
 from ...errors import DeviceError
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ndarray import NDArray, array, empty
 from ...runtime.device import Context, stream, synchronize
-from ...runtime.library import load
+from ...runtime.library import bytes_of, load
 from ..run.tables import in_kernel_order
 
 _GRAPH_US = 1000.0  # of device time: the host's part in timing a graph is then about 1 %
@@ -53,7 +54,7 @@ class Microbenchmark:
         self._library = load()
         kernel = node.op.kernel
         assert kernel is not None
-        self._kernel = self._library.index[ctx.kernel_device, kernel]
+        self._kernel = self._library.index[ctx.kernel_device, kernel, FLOAT32]
         self._signature = self._library.signature[ctx.kernel_device, kernel].rstrip("s")
         exact = node.attrs.get("precision", "fp32") != "fp32"
         drawn = _drawn(exact)
@@ -109,7 +110,7 @@ class Microbenchmark:
 
     @contextlib.contextmanager
     def _program(self, algorithm: Algorithm, launches: int) -> Iterator[int]:
-        words, _workspace = self._words(algorithm)
+        words, _held = self._words(algorithm)
         step = self._kernel, 0, len(words), 0
         steps = np.array([step] * launches, np.int32)
         handle = ctypes.c_void_p()
@@ -142,24 +143,27 @@ class Microbenchmark:
         finally:
             cdll.DLGraphFree(made)
 
-    def _words(self, algorithm: Algorithm) -> tuple[np.ndarray, NDArray | None]:
-        """The arguments of a call, and the scratch memory among them, where it takes any."""
+    def _words(self, algorithm: Algorithm) -> tuple[np.ndarray, list[object]]:
+        """The arguments of a call, and what they point to and nobody else holds."""
         node = self._node.derive(self._node.inputs, self._node.spec)
         node.attrs = {**node.attrs, "algorithm": algorithm}
-        words = []
+        words: list[int] = []
+        held: list[object] = []
         arguments = in_kernel_order(node, self._signature, self._inputs, self._outputs)
         for argument in arguments:
             if isinstance(argument, NDArray):
                 words.append(argument.handle_address)
+            elif isinstance(argument, ctypes.Structure):
+                held.append(made := bytes_of(argument))
+                words.append(ctypes.addressof(made))
             elif isinstance(argument, float):
                 words.append(int(np.float32(argument).view(np.uint32)))
             else:
                 words.append(int(argument) & 0xFFFFFFFFFFFFFFFF)
-        nbytes = self._workspace_nbytes(arguments)
-        workspace = empty((nbytes,), self._ctx, np.uint8) if nbytes else None
-        if workspace is not None:
+        if nbytes := self._workspace_nbytes(arguments):
+            held.append(workspace := empty((nbytes,), self._ctx, np.uint8))
             words.append(workspace.handle_address)
-        return np.array(words, np.uint64), workspace
+        return np.array(words, np.uint64), held
 
     def _workspace_nbytes(self, arguments: Sequence[Any]) -> int:
         assert self._node.op.kernel is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...errors import GraphError
-from ...graph.kinds import Function, Number, Shape
+from ...graph.kinds import Number, Shape
 from ...graph.signature import declared
 from ...init import RNG, Rng, generator, xavier_uniform, zeros
 from ..activation import ReLU
 from ..container import Layer, Sequential
+from ..kinds import Function
 from ..layers import SIZE, Flatten, Linear
 from ..module import Module
 from ..regularize import Dropout

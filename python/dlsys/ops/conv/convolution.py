@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError
-from ...graph.kinds import Int, IntPair, Kind, is_integer
+from ...graph.kinds import Int, Kind, is_integer
 from ...graph.lines import where
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
@@ -26,7 +26,7 @@ from ...graph.spec import Spec, describe, floating, promote
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
-from .geometry import Padding, Pair, Windows, check_images, in_floats, packed, slide
+from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
 from .im2col import (
     by_group,
     by_image,
@@ -59,11 +59,10 @@ class ConvolutionOp(Op):
         """Integers become floats; `same` and `valid` become extents."""
         return in_floats(node, node.spec.dtype)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         windows = self.windows(node, *[x.spec for x in node.inputs])
-        lists = windows.stride, windows.before, windows.dilation
         how = algorithm_number(node), precision_number(node)
-        return *map(packed, lists), node.attrs["groups"], *how
+        return windows.argument, node.attrs["groups"], *how
 
     def windows(self, node: Node, *specs: Spec) -> Windows:
         """The windows over the images of the data."""
@@ -153,8 +152,7 @@ class DataGradientOp(ConvolutionOp):
             raise node.error(f"output_padding {extra} must be below the stride {stride}")
         image = []
         for axis in (0, 1):
-            around = 0 if padding == "valid" else padding[axis]
-            around = sum(around) if isinstance(around, tuple) else 2 * around
+            around = both_sides(padding, axis)
             extent = (f[2 + axis] - 1) * dilation[axis] + 1
             image.append((dy[2 + axis] - 1) * stride[axis] + extent - around + extra[axis])
         if min(image) < 1 or min(dy[2:]) < 1:
@@ -196,11 +194,12 @@ class DataGradientOp(ConvolutionOp):
                 np.add(into, columns[column], out=into)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        f, dy = node.inputs
+        f, dy, *like = node.inputs
         attrs = shared(node)
         return [
             filter_gradient_like_op(output_grad, dy, f, **attrs),
             convolution_op(output_grad, f, **attrs),
+            *[None] * len(like),
         ]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
@@ -227,13 +226,7 @@ class DataGradientLikeOp(ConvolutionOp):
         attrs = shared(node) | {"padding": windows.padding, "output_padding": extra}
         return data_gradient_op(f, dy, **attrs)
 
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        f, dy, _ = node.inputs
-        return [
-            filter_gradient_like_op(output_grad, dy, f, **shared(node)),
-            convolution_op(output_grad, f, **shared(node)),
-            None,
-        ]
+    gradient = DataGradientOp.gradient
 
 
 class FilterGradientOp(ConvolutionOp):
@@ -263,9 +256,7 @@ class FilterGradientOp(ConvolutionOp):
             raise node.error("padding 'same' leaves the filter's size open, expected numbers")
         size = []
         for axis in (0, 1):
-            around = 0 if padding == "valid" else padding[axis]
-            around = sum(around) if isinstance(around, tuple) else 2 * around
-            extent = x[2 + axis] + around - (dy[2 + axis] - 1) * stride[axis]
+            extent = x[2 + axis] + both_sides(padding, axis) - (dy[2 + axis] - 1) * stride[axis]
             size.append((extent - 1) // node.attrs["dilation"][axis] + 1)
         if min(size) < 1:
             raise node.error(f"no filter at stride {stride} takes images {x[2:]} to {dy[2:]}")
@@ -312,11 +303,12 @@ class FilterGradientOp(ConvolutionOp):
             np.add(df, part, out=df)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        x, dy = node.inputs
+        x, dy, *like = node.inputs
         attrs = shared(node)
         return [
             data_gradient_like_op(output_grad, dy, x, **attrs),
             convolution_op(x, output_grad, **attrs),
+            *[None] * len(like),
         ]
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
@@ -340,13 +332,7 @@ class FilterGradientLikeOp(ConvolutionOp):
         attrs = shared(node) | {"padding": padding, "size": f.spec.shape[2:]}
         return filter_gradient_op(x, dy, **attrs)
 
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        x, dy, _ = node.inputs
-        return [
-            data_gradient_like_op(output_grad, dy, x, **shared(node)),
-            convolution_op(x, output_grad, **shared(node)),
-            None,
-        ]
+    gradient = FilterGradientOp.gradient
 
 
 convolution_op = Conv2dOp()
@@ -378,6 +364,12 @@ def check_output(node: Node, x: Spec, f: Spec, dy: Spec) -> None:
     expected = convolution_op.infer(node, x, f).shape
     if dy.shape != expected:
         raise node.error(f"the convolution gives {expected}, its gradient is {dy.shape}")
+
+
+def both_sides(padding: Any, axis: int) -> int:
+    """The padding before and after an axis, of numbers or "valid"."""
+    around = 0 if padding == "valid" else padding[axis]
+    return sum(around) if isinstance(around, tuple) else 2 * around
 
 
 def shared(node: Node) -> dict[str, Any]:

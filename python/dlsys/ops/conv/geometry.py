@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...graph.kinds import IntPair, Kind, is_integer
+from ...graph.kinds import Kind, integers, is_integer
 from ...graph.node import Node, same_nodes
 from ...graph.spec import Spec
+from ...runtime.interface import interface
 from ..elementwise import cast_op
 
+_Options = interface.struct("WindowOptions")
 Pair = tuple[int, int]
 Slices = tuple[slice, slice]
 
@@ -31,6 +33,11 @@ class Windows(NamedTuple):
     def padding(self) -> tuple[Pair, Pair]:
         """The padding as the attribute that stands for it: ((top, bottom), (left, right))."""
         return (self.before[0], self.after[0]), (self.before[1], self.after[1])
+
+    @property
+    def argument(self) -> Any:
+        """The windows as kernels take them."""
+        return _Options(**{name: getattr(self, name) for name, _ in _Options._fields_})
 
     @property
     def extents(self) -> Pair:
@@ -64,6 +71,11 @@ class Windows(NamedTuple):
             for j, (columns, seen_columns) in enumerate(across):
                 yield (i, j), (rows, columns), (seen_rows, seen_columns)
 
+    def reads(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """The keys of `kernel_offsets` for arrays (N, C, …): where it is read, and what."""
+        for _, positions, seen in self.kernel_offsets():
+            yield (..., *positions), (..., *seen)
+
     def _reach(self, axis: int, offset: int) -> Slices:
         stride = self.stride[axis]
         first = offset * self.dilation[axis] - self.before[axis]  # what the first window sees
@@ -73,6 +85,26 @@ class Windows(NamedTuple):
             return slice(0, 0), slice(0, 0)
         seen = start * stride + first
         return slice(start, stop), slice(seen, seen + (stop - start - 1) * stride + 1, stride)
+
+
+class IntPair(Kind):
+    """Two integers, for height and width; one stands for both."""
+
+    low = 0
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        how = "positive integers" if self.low else "integers that are not negative"
+        return f"one or two {how}"
+
+    def take(self, value: Any) -> tuple[int, int]:
+        if type(value) is int:
+            height = width = value
+        else:
+            height, width = integers((value, value) if is_integer(value) else value)
+        if height < self.low or width < self.low:
+            raise ValueError
+        return height, width
 
 
 class Padding(Kind):
@@ -143,11 +175,6 @@ def in_floats(node: Node, dtype: np.dtype, free: tuple[int, ...] = ()) -> Node |
         for k, x in enumerate(node.inputs)
     ]
     return None if same_nodes(inputs, node.inputs) else node.derive(inputs, node.spec)
-
-
-def packed(value: Pair) -> int:
-    """Two integers as one kernel argument: the height in the high half."""
-    return value[0] << 32 | value[1]
 
 
 def _padding(node: Node, axis: int, image: int, extent: int, stride: int) -> Pair:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Int, IntPair, Kind
+from ...graph.kinds import Bool, Int, Kind
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
-from .geometry import Padding, Pair, Windows, check_images, in_floats, packed, slide
+from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
 
 __all__ = [
     "avg_pool2d", "avg_pool2d_gradient_op", "avg_pool2d_op", "global_avg_pool2d",
@@ -68,6 +68,17 @@ class PoolOp(Op):
             )
         return windows
 
+    def pooled(self, node: Node, x: Spec) -> Spec:
+        """The spec of the pooled images."""
+        check_images(node, 0, x)
+        shape = (*x.shape[:2], *self.windows(node, x.shape[2:]).out)
+        return Spec(shape, floating(x.dtype), x.declared)
+
+    def simplify(self, node: Node) -> Node | None:
+        """Integers become floats, but indices."""
+        spec = node.spec if self.outputs == 1 else node.spec[0]
+        return in_floats(node, spec.dtype, free=(1,) if self.any_dtype else ())
+
     def attributes(self, node: Node, windows: Windows | None = None) -> dict[str, Any]:
         """The attributes for an operator over the same windows, as extents where they are known."""
         attrs = {k: v for k, v in node.attrs.items() if k != "image"}
@@ -104,9 +115,7 @@ class MaxPoolOp(PoolOp):
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
-        check_images(node, 0, specs[0])
-        shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
-        values = Spec(shape, floating(specs[0].dtype), specs[0].declared)
+        values = self.pooled(node, specs[0])
         return values, values._replace(dtype=INT32)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
@@ -126,14 +135,12 @@ class MaxPoolOp(PoolOp):
             y.reshape(-1)[:] = images[np.arange(y.size), first]
             return
         y.fill(-np.inf)
-        for _, of, seen in windows.kernel_offsets():
-            to, at = (..., *of), (..., *seen)
+        for to, at in windows.reads():
             np.maximum(y[to], x[at], out=y[to])  # NaN wins
         # Kernel offsets count down, so that the first of several has the largest rank.
         found.fill(0)
         with_nan, last = np.isnan(y, out=mask).any(), window_size(node, windows.image)
-        for k, (_, of, seen) in enumerate(windows.kernel_offsets()):
-            to, at = (..., *of), (..., *seen)
+        for k, (to, at) in enumerate(windows.reads()):
             same = np.equal(x[at], y[to], out=mask[to])
             if with_nan:
                 np.logical_or(same, np.isnan(x[at]), out=same)
@@ -143,11 +150,8 @@ class MaxPoolOp(PoolOp):
         np.take(flat_offsets(windows)[::-1], indices, out=argmax, mode="clip")
         np.add(argmax, corners(windows), out=argmax)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return geometry(self.windows(node, node.inputs[0].spec.shape[2:]))
-
-    def simplify(self, node: Node) -> Node | None:
-        return in_floats(node, node.spec[0].dtype)
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return (self.windows(node, node.inputs[0].spec.shape[2:]).argument,)
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         if output_grad[0] is None:
@@ -183,17 +187,13 @@ class MaxPoolGradientOp(PoolOp):
             return
         mine, indices = scratch
         np.copyto(indices, np.arange(indices.size, dtype=INT32).reshape(indices.shape))
-        for _, of, seen in self.windows(node, node.attrs["image"]).kernel_offsets():
-            to, at = (..., *of), (..., *seen)
+        for to, at in self.windows(node, node.attrs["image"]).reads():
             mask, into = mine[to], dx[at]
-            np.equal(argmax[to], indices[seen], out=mask)
+            np.equal(argmax[to], indices[at], out=mask)
             np.add(into, dy[to], out=into, where=mask)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return geometry(self.windows(node, node.attrs["image"]))
-
-    def simplify(self, node: Node) -> Node | None:
-        return in_floats(node, node.spec.dtype, free=(1,))
+    def scalars(self, node: Node) -> tuple[Any, ...]:
+        return (self.windows(node, node.attrs["image"]).argument,)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [max_pool_read_op(output_grad, node.inputs[1], **self.attributes(node)), None]
@@ -228,11 +228,10 @@ class MaxPoolReadOp(PoolOp):
     any_dtype = (1,)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_images(node, 0, specs[0])
-        expected = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
-        if specs[1].shape != expected:
-            raise node.error(f"expected indices {expected}, got {describe(node, specs)}")
-        return Spec(expected, floating(specs[0].dtype), specs[0].declared)
+        pooled = self.pooled(node, specs[0])
+        if specs[1].shape != pooled.shape:
+            raise node.error(f"expected indices {pooled.shape}, got {describe(node, specs)}")
+        return pooled
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         return [Spec(inputs[1].shape, np.dtype(np.intp))]
@@ -242,9 +241,6 @@ class MaxPoolReadOp(PoolOp):
         flat_indices(x, argmax, flat)
         if y.size:
             np.take(x.reshape(-1), flat, out=y, mode="clip")
-
-    def simplify(self, node: Node) -> Node | None:
-        return in_floats(node, node.spec.dtype, free=(1,))
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         x, argmax = node.inputs
@@ -262,25 +258,19 @@ class AvgPoolOp(PoolOp):
     signature = Signature("x", "*", **COUNTED)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        check_images(node, 0, specs[0])
-        shape = (*specs[0].shape[:2], *self.windows(node, specs[0].shape[2:]).out)
-        return Spec(shape, floating(specs[0].dtype), specs[0].declared)
+        return self.pooled(node, specs[0])
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
         windows = self.windows(node, x.shape[2:])
         y.fill(0)
-        for _, of, seen in windows.kernel_offsets():
-            to, at = (..., *of), (..., *seen)
+        for to, at in windows.reads():
             np.add(y[to], x[at], out=y[to])
         count = divisors(windows, node.attrs.get("count_include_pad", True))
         np.divide(y, count.astype(y.dtype), out=y)
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         return averages(node, self.windows(node, node.inputs[0].spec.shape[2:]))
-
-    def simplify(self, node: Node) -> Node | None:
-        return in_floats(node, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [avg_pool_gradient_like_op(output_grad, node.inputs[0], **self.attributes(node))]
@@ -308,15 +298,11 @@ class AvgPoolGradientOp(PoolOp):
         count = divisors(windows, node.attrs.get("count_include_pad", True))
         np.divide(dy, count.astype(dy.dtype), out=share)
         dx.fill(0)
-        for _, of, seen in windows.kernel_offsets():
-            to, at = (..., *of), (..., *seen)
+        for to, at in windows.reads():
             np.add(dx[at], share[to], out=dx[at])
 
-    def scalars(self, node: Node) -> tuple[int, ...]:
+    def scalars(self, node: Node) -> tuple[Any, ...]:
         return averages(node, self.windows(node, node.attrs["image"]))
-
-    def simplify(self, node: Node) -> Node | None:
-        return in_floats(node, node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [avg_pool_op(output_grad, **self.attributes(node))]
@@ -359,16 +345,9 @@ def check_indices(node: Node, dy: Spec, argmax: Spec) -> None:
         )
 
 
-def geometry(windows: Windows) -> tuple[int, ...]:
-    """The arguments of the native kernels of max-pooling."""
-    pairs = windows.size, windows.stride, windows.before, windows.dilation
-    return tuple(map(packed, pairs))
-
-
-def averages(node: Node, windows: Windows) -> tuple[int, ...]:
+def averages(node: Node, windows: Windows) -> tuple[Any, int]:
     """The arguments of the native kernels of mean pooling."""
-    lists = windows.size, windows.stride, windows.before, windows.after
-    return *map(packed, lists), int(node.attrs.get("count_include_pad", True))
+    return windows.argument, int(node.attrs.get("count_include_pad", True))
 
 
 # ---- numpy ----

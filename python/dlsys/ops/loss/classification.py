@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Number, Operand
+from ...graph.kinds import Bool, Number
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import FLOAT32, Spec, describe, floating, merge_shapes, promote
@@ -24,7 +24,7 @@ from ..elementwise import (
     relu_op,
 )
 from ..indexing import one_hot_op
-from ..leaf import constant_op
+from ..leaf import Operand, constant_op
 from ..reduce import mean_op, sum_op
 from .rows import (
     REDUCTION,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Number, Operand
+from ...graph.kinds import Number
 from ...graph.node import Node
 from ...graph.signature import declared
 from ..elementwise import (
@@ -14,6 +14,7 @@ from ..elementwise import (
     abs_op,
     clip_op,
 )
+from ..leaf import Operand
 from .rows import (
     REDUCTION,
     reduce_rows,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError, ShapeError
-from ...graph.kinds import Choice, Instance, Numbers, is_node
+from ...graph.kinds import Choice, Instance, Kind, is_node, items, number
 from ...graph.node import Node, Op
 from ...graph.signature import Signature
 from ...graph.spec import Spec, describe, floating
@@ -29,6 +29,15 @@ from ..movement import reshape_like_op
 from ..reduce import mean_op, sum_op
 
 REDUCTION = Choice("mean", "sum", "none")
+
+
+class Numbers(Kind):
+    """A tuple of numbers."""
+
+    expected = "a sequence of numbers"
+
+    def take(self, value: Any) -> tuple[float, ...]:
+        return tuple([number(item) for item in items(value)])
 
 
 class Weights(Numbers):
@@ -98,7 +107,7 @@ class ClassWeightsOp(Op):
 
     def simplify(self, node: Node) -> Node:
         assert node.spec is not None
-        return constant_op(np.array(node.attrs["values"], node.spec.dtype))
+        return constant_op(np.array(node.attrs["values"]), dtype=node.spec.dtype)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [None]

@@ -23,7 +23,7 @@ from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, floating, promote
 from ..leaf import Parameter, oneslike_op, zeroslike_op
-from ..movement import reshape_like_op, reshape_op
+from ..movement import ReshapedOp, reshape_like_op, reshape_op
 from ..optim.assign import check_parameter
 from ..power import pow_byconst_op
 from ..reduce import expand_like_op, sum_op
@@ -33,7 +33,7 @@ __all__ = ["batch_normalization", "batch_normalization_op"]
 EPS = Number(above=0, finite=True)
 
 
-class ChannelsOp(Op):
+class ChannelsOp(ReshapedOp):
     """x (N, C, …) seen as (N, C, positions), whatever its dimensions."""
 
     name = "channels"
@@ -42,13 +42,6 @@ class ChannelsOp(Op):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         shape = check_channels(node, specs[0])
         return specs[0]._replace(shape=(*shape[:2], Spec(shape[2:], None).size))
-
-    def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
-        return reshape_op(node.inputs[0], node.spec.shape)
-
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [reshape_like_op(output_grad, node.inputs[0])]
 
 
 class BatchStatisticsOp(Op):
@@ -167,8 +160,7 @@ class BatchNormalizeSumsOp(Op):
             np.multiply(dscale, factor, out=dscale)
         np.sum(dy, axis=(0, 2), out=dbias)
 
-    def scalars(self, node: Node) -> tuple[float]:
-        return (float(node.attrs["eps"]),)
+    scalars = BatchNormalizeOp.scalars
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         x, mean, variance, dy = node.inputs
@@ -219,8 +211,7 @@ class BatchNormalizeGradientOp(Op):
         np.multiply(factor, scale, out=factor)
         np.multiply(dx, factor[:, None], out=dx)
 
-    def scalars(self, node: Node) -> tuple[float]:
-        return (float(node.attrs["eps"]),)
+    scalars = BatchNormalizeOp.scalars
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         x, mean, variance, scale, dscale, dbias, dy = node.inputs
@@ -273,7 +264,6 @@ class RunningStatisticsUpdateOp(Op):
 
     def simplify(self, node: Node) -> Node:
         x = node.inputs[4].spec
-        assert x is not None
         count = x.size // max(x.shape[1], 1)
         return running_update_op(
             *node.inputs[:4],

@@ -16,7 +16,7 @@ from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, floating, promote
 from ..leaf import zeroslike_op
-from ..movement import reshape_like_op, reshape_op
+from ..movement import ReshapedOp, reshape_like_op, reshape_op
 from ..power import pow_byconst_op
 from ..reduce import mean_op, sum_op
 
@@ -30,7 +30,7 @@ EPS = Number(above=0, finite=True)
 GROUPS = Int(None, low=0)
 
 
-class ViewOp(Op):
+class ViewOp(ReshapedOp):
     """x as (outer, channels, inner), or with `rows` as (rows, length); the channels are scale's."""
 
     name = "normalization_view"
@@ -43,20 +43,12 @@ class ViewOp(Op):
         groups = _groups(node, channels)
         return specs[0]._replace(shape=(outer * groups, channels // groups * inner))
 
-    def simplify(self, node: Node) -> Node:
-        assert node.spec is not None
-        return reshape_op(node.inputs[0], node.spec.shape)
-
-    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [reshape_like_op(output_grad, node.inputs[0]), None]
-
 
 class RowNormalizationOp(Op):
     """Base of the three operators: x first, scale second, and how they make rows of x."""
 
     def scalars(self, node: Node) -> tuple[int, int, int, float]:
         x, scale = node.inputs[0].spec, node.inputs[1].spec
-        assert x is not None and scale is not None
         _, channels, inner = _extents(node, x, scale)
         length = channels // _groups(node, channels) * inner
         return length, inner, int(node.attrs["centered"]), float(node.attrs["eps"])

@@ -25,28 +25,11 @@ from ...graph.kinds import Bool, Input, Int, Kind, Number
 from ...graph.node import Node, Op
 from ...graph.signature import Signature
 from ...graph.spec import Spec, describe, floating, promote
+from ...runtime.interface import interface
 from .assign import check_count, check_parameter
-from .rules import (
-    Accumulate,
-    Adagrad,
-    Adam,
-    Array,
-    Average,
-    Lion,
-    Momentum,
-    Now,
-    RmsProp,
-    Rule,
-    Sgd,
-    descend,
-)
+from .rules import RULES, Array, Attrs, Now, Rule, descend
 
-__all__ = [
-    "accumulate_update_op", "adagrad_update_op", "adam_update_op", "average_update_op",
-    "global_norm_op", "lion_update_op", "rmsprop_centred_momentum_update_op",
-    "rmsprop_centred_update_op", "rmsprop_momentum_update_op", "rmsprop_update_op",
-    "sgd_momentum_update_op", "sgd_update_op",
-]  # fmt: skip
+__all__ = ["UPDATES", "global_norm_op"]
 
 _CHUNK = 32768  # elements updated at a time on numpy, so that scratch stays in the cache
 _SHARED = {"clip": math.inf, "l2": 0.0, "decay": 0.0, "every": 1}  # attributes of every rule
@@ -55,7 +38,7 @@ _KINDS: dict[str, dict[str, Any]] = {  # ranges of attributes
     **dict.fromkeys(("beta1", "beta2", "alpha", "keep"), {"low": 0, "high": 1}),
     **dict.fromkeys(("momentum", "eps", "clip"), {"low": 0}),
 }
-_CONSTANTS = 5  # that a kernel takes
+_Options = interface.struct("UpdateOptions")
 _UNTREATED = (None, math.inf, 0.0, 0.0)  # scale, clip, l2 and lr · decay that change nothing
 
 
@@ -141,11 +124,8 @@ class RuleOp(Op):
                     g = _treated(g, states[0], s, treatment)
                 rule.apply(states, g, s[0], attrs, now)
 
-    def scalars(self, node: Node) -> tuple[float, ...]:
-        attrs = self._defaults | node.attrs
-        constants = self.rule.constants(attrs)
-        padded = (*map(float, constants), *[0.0] * (_CONSTANTS - len(constants)))
-        return attrs["every"], float(attrs["clip"]), attrs["l2"], attrs["decay"], *padded
+    def scalars(self, node: Node) -> tuple[Any]:
+        return (options_of(self.rule, node.attrs),)
 
     def lists(self, node: Node) -> tuple[int, ...]:
         given = node.attrs.get("given", ())
@@ -186,6 +166,14 @@ def _signature(rule: Rule, count: int) -> Signature:
         else:
             kinds[key] = Number(**_KINDS.get(key, {}), **more)
     return Signature(*names, "*", **kinds)
+
+
+def options_of(rule: Rule, attrs: Attrs) -> Any:
+    """The argument of a rule's kernels that is the same in every run."""
+    attrs = _SHARED | rule.attributes | attrs
+    constants = rule.constants(attrs)
+    ordered = tuple(constants[name] for name in interface.constants[rule.name])
+    return _Options(**{name: attrs[name] for name in _SHARED}, constants=ordered)
 
 
 class GlobalNormOp(Op):
@@ -254,15 +242,8 @@ def _parts(
         yield states, g, [s[: g.size] for s in scratch]
 
 
-sgd_update_op = RuleOp(Sgd())
-sgd_momentum_update_op = RuleOp(Momentum())
-adam_update_op = RuleOp(Adam())
-rmsprop_update_op = RuleOp(RmsProp(centred=False, momentum=False))
-rmsprop_centred_update_op = RuleOp(RmsProp(centred=True, momentum=False))
-rmsprop_momentum_update_op = RuleOp(RmsProp(centred=False, momentum=True))
-rmsprop_centred_momentum_update_op = RuleOp(RmsProp(centred=True, momentum=True))
-adagrad_update_op = RuleOp(Adagrad())
-lion_update_op = RuleOp(Lion())
-average_update_op = RuleOp(Average())
-accumulate_update_op = RuleOp(Accumulate())
 global_norm_op = GlobalNormOp()
+# By the names of their rules. Each has a name of its own, too, such as `sgd_update_op`.
+UPDATES = {name: RuleOp(rule) for name, rule in RULES.items()}
+globals().update({f"{name}_op": op for name, op in UPDATES.items()})
+__all__ += [f"{name}_op" for name in UPDATES]

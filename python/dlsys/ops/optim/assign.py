@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import host
 from ...errors import GraphError
 from ...graph.kinds import Input, Int
 from ...graph.node import Node, Op
@@ -33,7 +34,8 @@ class AssignOp(Op):
         if specs[0].shape != specs[1].shape:
             raise node.error(f"shapes differ: {describe(node, specs)}")
         target, value = specs[0].dtype, specs[1].dtype
-        if target is not None and value is not None and not np.can_cast(value, target, "same_kind"):
+        known = target is not None and value is not None
+        if known and not np.can_cast(host(value), host(target), "same_kind"):
             raise node.error(
                 f"{node.inputs[0].name} is {target}, which cannot hold {value} of "
                 f"{node.inputs[1].name}"

@@ -1,7 +1,7 @@
 """The rules of optimizers, for numpy: what one step does to a parameter and its slots.
 
-src/math/optimizer_rules.h has the same formulas for native devices; update_all.py makes operators
-of them.
+src/math/optimizer_rules.h has the same formulas for native devices; apply.py makes operators of
+them. Names, slots and constants are the same there, which tests hold.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Rule:
     every_run = False  # acts in every run of a round, not in the last one only
     steady = False  # small changes of a gradient change its states a little, at zero too
 
-    def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        """The kernel's constants, five at most."""
-        return ()
+    def constants(self, attrs: Attrs) -> dict[str, float]:
+        """What a step computes with, by the names that its kernels have for it."""
+        return {}
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         raise NotImplementedError
@@ -67,12 +67,13 @@ class Momentum(Rule):
     operations = 4
     steady = True
 
-    def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return attrs["momentum"], 1 - attrs["dampening"], attrs["nesterov"]
+    def constants(self, attrs: Attrs) -> dict[str, float]:
+        share = 1 - attrs["dampening"]
+        return dict(momentum=attrs["momentum"], share=share, nesterov=attrs["nesterov"])
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         p, v = states
-        momentum, share, nesterov = self.constants(attrs)
+        momentum, share, nesterov = self.constants(attrs).values()
         np.multiply(v, momentum, out=v)
         np.add(v, g if share == 1 or now.step == 0 else np.multiply(g, share, out=s), out=v)
         if nesterov:
@@ -97,12 +98,13 @@ class Adam(Rule):
     operations = 12
     needs_step = True
 
-    def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return *_shares(attrs["beta1"]), *_shares(attrs["beta2"]), attrs["eps"]
+    def constants(self, attrs: Attrs) -> dict[str, float]:
+        moments = _shares("mean", attrs["beta1"]) | _shares("square", attrs["beta2"])
+        return {**moments, "eps": attrs["eps"]}
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         p, m, v = states
-        keep1, take1, keep2, take2, eps = self.constants(attrs)
+        keep1, take1, keep2, take2, eps = self.constants(attrs).values()
         _blend(m, keep1, np.multiply(g, take1, out=s))
         _blend(v, keep2, _share_of_square(g, take2, s))
         np.sqrt(v, out=s)
@@ -113,32 +115,33 @@ class Adam(Rule):
 
 
 class RmsProp(Rule):
-    """RMSprop of Tieleman and Hinton (2012), with Graves's centring (2013) and momentum:
+    """RMSprop of Tieleman and Hinton (2012), with Graves's centering (2013) and momentum:
 
     square = alpha · square + (1 - alpha) · g²; mean = alpha · mean + (1 - alpha) · g;
-    change = g / (sqrt(square - mean²) + eps), without mean² where it is not centred;
+    change = g / (sqrt(square - mean²) + eps), without mean² where it is not centered;
     velocity = momentum · velocity + change; p -= lr · velocity, or lr · change without momentum.
 
-    Where g² overflows the change is 0. The centred difference is all rounding where alpha is so
+    Where g² overflows the change is 0. The centered difference is all rounding where alpha is so
     small that `square` is the square of one gradient.
     """
 
     attributes = {"alpha": None, "eps": None}
     operations = 8
 
-    def __init__(self, centred: bool, momentum: bool) -> None:
-        words = ["rmsprop", *["centred"] * centred, *["momentum"] * momentum, "update"]
+    def __init__(self, centered: bool = False, momentum: bool = False) -> None:
+        words = ["rmsprop", *["centered"] * centered, *["momentum"] * momentum, "update"]
         self.name = "_".join(words)
-        self.slots = ("square", *["mean"] * centred, *["velocity"] * momentum)
+        self.slots = ("square", *["mean"] * centered, *["velocity"] * momentum)
         if momentum:
             self.attributes = {**self.attributes, "momentum": None}
 
-    def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return *_shares(attrs["alpha"]), attrs["eps"], attrs.get("momentum", 0.0)
+    def constants(self, attrs: Attrs) -> dict[str, float]:
+        keep, momentum = attrs["alpha"], attrs.get("momentum", 0.0)
+        return dict(keep=keep, take=1 - keep, eps=attrs["eps"], momentum=momentum)
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         named = dict(zip(("param", *self.slots), states))
-        keep, take, eps, momentum = self.constants(attrs)
+        keep, take, eps, momentum = self.constants(attrs).values()
         _blend(named["square"], keep, _share_of_square(g, take, s))
         variance = named["square"]
         if "mean" in named:
@@ -164,8 +167,8 @@ class Adagrad(Rule):
     attributes = {"eps": None}
     operations = 6
 
-    def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return (attrs["eps"],)
+    def constants(self, attrs: Attrs) -> dict[str, float]:
+        return {"eps": attrs["eps"]}
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         p, total = states
@@ -185,12 +188,12 @@ class Lion(Rule):
     attributes = {"beta1": None, "beta2": None}
     operations = 8
 
-    def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return *_shares(attrs["beta1"]), *_shares(attrs["beta2"])
+    def constants(self, attrs: Attrs) -> dict[str, float]:
+        return _shares("direction", attrs["beta1"]) | _shares("mean", attrs["beta2"])
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
         p, m = states
-        keep1, take1, keep2, take2 = self.constants(attrs)
+        keep1, take1, keep2, take2 = self.constants(attrs).values()
         # The direction is that of m + (take1 / keep1) · g, which takes no second array.
         np.multiply(g, take1 / keep1 if keep1 else 1.0, out=s)
         if keep1:
@@ -212,11 +215,11 @@ class Average(Rule):
     takes_rate = False
     needs_step = True
 
-    def constants(self, attrs: Attrs) -> tuple[float, ...]:
-        return (1 - attrs["keep"],)
+    def constants(self, attrs: Attrs) -> dict[str, float]:
+        return {"decay": 1 - attrs["keep"]}
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:
-        (decay,) = self.constants(attrs)
+        decay = 1 - attrs["keep"]
         keep = float(s.dtype.type(1 - decay / _correction(decay, now)))
         _blend(states[0], keep, np.multiply(g, 1 - keep, out=s))
 
@@ -247,9 +250,9 @@ def descend(p: Array, direction: Array, rate: float, s: Array) -> None:
     np.subtract(p, np.multiply(direction, rate, out=s), out=p)
 
 
-def _shares(beta: float) -> tuple[float, float]:
+def _shares(average: str, beta: float) -> dict[str, float]:
     """The weights of a moving average: of itself, and of a new value."""
-    return beta, 1 - beta
+    return {f"{average}_keep": beta, f"{average}_take": 1 - beta}
 
 
 def _share_of_square(g: Array, take: float, s: Array) -> Array:
@@ -263,3 +266,13 @@ def _blend(state: Array, keep: float, taken: Array) -> None:
     else:
         np.multiply(state, keep, out=state)
         np.add(state, taken, out=state)
+
+
+# One for each rule of the native kernels.
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Sgd(), Momentum(), Adam(), RmsProp(), RmsProp(centered=True), RmsProp(momentum=True),
+        RmsProp(centered=True, momentum=True), Adagrad(), Lion(), Average(), Accumulate(),
+    )
+}  # fmt: skip

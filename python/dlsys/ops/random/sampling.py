@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,15 +82,13 @@ def _attached(generator: Generator | None) -> tuple[Generator, dict[str, Any]]:
     return generator, {"seed": generator.seed, "node": next(_Default.nodes)}
 
 
-def _for_words(
-    node: Node, step: np.ndarray, out: np.ndarray, make: Callable[[slice, np.ndarray], None]
-) -> None:
-    """Calls make(part, words of the part) for all elements of `out`, a part after the other."""
-    attrs, size = node.attrs, out.size
+def _words(node: Node, step: np.ndarray, size: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """The words of all elements of an output of that size, a part after the other."""
+    attrs = node.attrs
     for first in range(0, size, 4 * _BLOCKS):
         count = min(4 * _BLOCKS, size - first)
         made = words(attrs["seed"], step.item(), attrs["node"], first, count)
-        make(slice(first, first + count), made)
+        yield slice(first, first + count), made
 
 
 # ---- operators ----
@@ -151,11 +149,8 @@ class UniformOp(RandomOp):
         step, y = arrays
         low, extent = (float(np.float32(node.attrs[name])) for name in ("low", "range"))
         flat = y.reshape(-1)
-
-        def make(part: slice, made: np.ndarray) -> None:
+        for part, made in _words(node, step, y.size):
             flat[part] = unit(made) * extent + low
-
-        _for_words(node, step, y, make)
 
 
 class BernoulliOp(RandomOp):
@@ -166,12 +161,9 @@ class BernoulliOp(RandomOp):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         step, y = arrays
-        flat, threshold = y.reshape(-1), node.attrs["threshold"]
-
-        def make(part: slice, made: np.ndarray) -> None:
-            flat[part] = made < np.uint64(threshold)
-
-        _for_words(node, step, y, make)
+        flat, threshold = y.reshape(-1), np.uint64(node.attrs["threshold"])
+        for part, made in _words(node, step, y.size):
+            flat[part] = made < threshold
 
 
 class NormalOp(RandomOp):
@@ -192,12 +184,9 @@ class NormalOp(RandomOp):
             float(np.float32(node.attrs[name])) for name in names
         )
         flat = y.reshape(-1)
-
-        def make(part: slice, made: np.ndarray) -> None:
+        for part, made in _words(node, step, y.size):
             z = normal_quantile(below + (made + 0.5) * 2.0**-32 * within)
             flat[part] = mean + deviation * np.clip(z, low, high)
-
-        _for_words(node, step, y, make)
 
 
 class DropoutOp(Op):
@@ -223,12 +212,9 @@ class DropoutOp(Op):
         x, step, y = arrays
         flat, out = x.reshape(-1), y.reshape(-1)
         threshold, scale = np.uint64(node.attrs["threshold"]), node.attrs["scale"]
-
-        def make(part: slice, made: np.ndarray) -> None:
+        for part, made in _words(node, step, y.size):
             np.multiply(flat[part], scale, out=out[part])
             np.copyto(out[part], 0, where=made >= threshold)
-
-        _for_words(node, step, y, make)
 
     def scalars(self, node: Node) -> tuple[int, int, int, float]:
         attrs = node.attrs

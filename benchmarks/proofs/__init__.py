@@ -1,0 +1,1 @@
+"""Proofs with their records: losses, accuracies, attacks, all tests on a GPU."""

@@ -1,0 +1,103 @@
+"""compute-sanitizer's tools over the GPU's tests, for gpu_record.py."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import shutil
+import sys
+from typing import Any
+
+from proofs.part import FEW_THREADS, ROOT, Part, brief
+
+# Which tests each tool runs; one launch under a tool takes up to a hundred times as long.
+OPERATORS = "*GpuOperators*_values"
+SHARED_MEMORY = (
+    *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
+    *("conv*", "*pool*", "batch_norm*", "layer_norm*", "max", "argmax", "prod", "cumsum"),
+    *("logsumexp", "scatter*", "embedding*", "pointwise*", "*update*", "shuffled*", "*head*"),
+)
+SUBSET = (
+    *(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY),
+    "*GpuUpdates.test_groups_of_all_shapes*",
+)
+UPDATES = ("*GpuUpdates.test_*_of_all_shapes*", "*GpuKernel.test_arrays_at_any_address*")
+BYTES = (
+    *("*test_uint8_kernels.*sizes_by_the_rule*", "*test_uint8_kernels.*test_groups*"),
+    *("*test_uint8_kernels.*any_address*", "*test_uint8_kernels.*rows_are_numpys*"),
+)
+NORMS = "*GpuNorms.test_[vns]*"  # of all forms and shapes
+TOOLS = {
+    "memcheck": (
+        (OPERATORS, "*GpuKernels*", "*test_gemm_epilogue.GpuValues*", *UPDATES, *BYTES, NORMS),
+        "separate",
+    ),
+    "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS), "shared"),
+    "initcheck": ((*SUBSET, *BYTES, NORMS), "shared"),
+    "synccheck": ((*SUBSET, *BYTES, NORMS), "shared"),
+}
+
+
+def sanitizers(part: Part) -> None:
+    """compute-sanitizer's tools, side by side: each spends most of its time on the host."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.access(program, os.X_OK):
+        part.result.update(ok=True, tools={tool: {"outcome": "not run: missing"} for tool in TOOLS})
+        return
+    results: dict[str, Any] = {tool: {"outcome": "not run: no time was left"} for tool in TOOLS}
+    part.result["tools"] = results
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        jobs = {pool.submit(sanitize, part, program, tool): tool for tool in TOOLS}
+        for job in concurrent.futures.as_completed(jobs):
+            results[jobs[job]] = job.result()
+            part.save()
+    outcomes = [result["outcome"] for result in results.values()]
+    part.result["ok"] = all(text == "clean" or text.startswith("not run") for text in outcomes)
+
+
+def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
+    """One tool over its tests, with the own matrix product."""
+    patterns, arena = TOOLS[tool]
+    command = [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "10"]
+    command += [
+        sys.executable,
+        "-m",
+        "unittest",
+        "-v",
+        "ops.test_operators",
+        "native.test_gpu_op",
+        "fusion.test_gemm_epilogue",
+        "fusion.test_weight_update_gpu",
+        "fusion.test_uint8_kernels",
+        "fusion.test_fused_batch_norm",
+    ]
+    command += [argument for pattern in patterns for argument in ("-k", pattern)]
+    env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}
+    done = part.run(command, cwd=ROOT / "tests", env=env)
+    output = done["output"]
+    ran, verdict = re.search(r"^Ran (\d+) tests?", output, re.M), verdict_of(tool, done)
+    return {
+        **brief(done),
+        "outcome": verdict,
+        "tests": int(ran[1]) if ran else 0,
+        "tests_passed_before_the_end": len(re.findall(r"\.\.\. ok$", output, re.M)),
+    }
+
+
+def verdict_of(tool: str, done: dict[str, Any]) -> str:
+    """clean, or what was found, or why the tool did not run."""
+    output = done["output"]
+    refused = re.search(r"^.*(?:[Dd]evice not supported|not supported on this).*$", output, re.M)
+    if refused:
+        return f"not run: {refused[0].strip('= ')}"
+    summary = re.search(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (.*)$", output, re.M)
+    if done["status"] is None:
+        wanted = r"=========\s((?:Invalid|Uninitialized|Race|Error|Warning|Barrier).*)$"
+        found = re.findall(wanted, output, re.M)
+        return f"found: {found[0]}" if found else "unfinished: nothing found within the time limit"
+    if summary and not re.match(r"0 (errors|hazards)", summary[1]):
+        return f"found: {summary[1]}"
+    if done["status"] or not summary:
+        return f"failed: status {done['status']}"
+    return "clean"

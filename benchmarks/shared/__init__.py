@@ -1,0 +1,1 @@
+"""The parts that benchmarks share: measuring, turns, the networks that are trained."""

@@ -1,0 +1,1 @@
+"""Timings on the CPU and on a GPU, beside PyTorch and JAX."""

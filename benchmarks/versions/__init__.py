@@ -1,0 +1,1 @@
+"""Two versions of dlsys held against each other: their bits and their speed."""

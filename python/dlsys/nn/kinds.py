@@ -1,0 +1,31 @@
+"""Kinds of what layers take besides numbers, see graph/kinds.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..graph.kinds import Kind
+
+
+class AsGiven(Kind):
+    """A value that fits another kind, in the form in which it is given."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self.kind = kind
+        self.expected = kind.expected
+
+    def take(self, value: Any) -> Any:
+        self.kind.take(value)
+        return value
+
+
+class Function(Kind):
+    """Anything that can be called."""
+
+    expected = "a function"
+
+    def take(self, value: Any) -> Any:
+        if not callable(value):
+            raise TypeError
+        return value
