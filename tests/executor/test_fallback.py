@@ -106,7 +106,7 @@ class Fallback:
         x = ad.Variable("x")
         executor = lacking(ad.Executor([ad.exp_op(x) + 1.0], self.ctx), lambda name: name == "exp")
         executor.check({x: np.float32([1, 2])})
-        runner = executor._runner(executor._signatures)[0]
+        runner = executor._runners[executor._signatures][0]
         fetched, ms = runner.run_timed([np.float32([1, 2])])
         self.assertEqual(len(ms), len(runner.plan.steps))
         np.testing.assert_allclose(fetched[0].asnumpy(), np.exp([1, 2]) + 1, rtol=1e-6)
