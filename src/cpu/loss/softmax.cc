@@ -56,7 +56,8 @@ void MapRows(Rows rows, T* y, const F& body) {
   if constexpr (!kIs16Bit<T>) {
     ForRows(rows, DLSYS_ROW { body(p, y + p.at); });
   } else {
-    auto task = [&](int64_t begin, int64_t end, float* to) {
+    auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& row) {
+      float* const to = row.data();
       Dispatch([&]() __attribute__((always_inline)) {
         for (int64_t r = begin; r < end; r++) {
           const Position p{r, r * rows.cols, rows.cols, (end - r) * rows.cols};
@@ -66,7 +67,8 @@ void MapRows(Rows rows, T* y, const F& body) {
       });
     };
     const int64_t grain = RowGrain((rows.cols + kLanes) * kElementCost);
-    ParallelForWithScratch<float>(rows.count, grain, rows.cols, task);
+    const auto make = [=] { return ScratchArray<float>(rows.cols); };
+    ParallelForWithScratch(rows.count, grain, make, task);
   }
 }
 #define DLSYS_MAP_ROW [=](const Position& p, float* to) __attribute__((always_inline))
