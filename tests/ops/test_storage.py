@@ -15,7 +15,7 @@ from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.graph.node import Node
 from dlsys.runtime.device import Context
 from support.devices import on_native_devices
-from support.graphs import variable
+from support.graphs import evaluate, variable
 
 NARROW = (bfloat16, FLOAT16)
 
@@ -27,13 +27,16 @@ class Storage:
 
     def run_narrow(self, fetches: Sequence[Node], feeds: dict, *names: str) -> list[np.ndarray]:
         """The fetches, computed by steps of these names, whose arrays take two bytes an element."""
-        executor = ad.Executor(fetches, self.ctx)
-        plan = executor.plan({x: x.spec.shape for x in feeds})
+        plan = self.plan_of(fetches, feeds)
         self.assertEqual(sorted(step.node.op.name for step in plan.steps), sorted(names))
         for step in plan.steps:
             for value in step.outputs:
                 self.assertEqual(value.buffer.nbytes, 2 * value.spec.size, step.node)
-        return executor.run(feeds, convert_to_numpy_ret_vals=True)
+        return evaluate(fetches, feeds, self.ctx)
+
+    def plan_of(self, fetches: Sequence[Node], feeds: dict) -> Any:
+        """What runs on the device."""
+        return ad.Executor(fetches, self.ctx).plan({x: x.spec.shape for x in feeds})
 
     def numbers(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         rng = np.random.default_rng(3)
@@ -79,6 +82,38 @@ class Storage:
                 source = np.pad(np.arange(700), (2, 4), mode)
                 np.add.at(wanted.T, source, given.T)
                 np.testing.assert_allclose(dx, wanted, 2 * ROUNDING[dtype], 1e-6)
+
+    def test_resizings_and_their_gradients(self) -> None:
+        shape, larger = (2, 3, 7, 9), (2, 3, 14, 5)
+        for dtype in NARROW:
+            for mode in ("nearest", "bilinear"):
+                x, dy = variable("x", *shape, dtype=dtype), variable("dy", *larger, dtype=dtype)
+                y = ad.resize(x, size=larger[2:], mode=mode)
+                (dx,) = ad.gradients(y * dy, [x])
+                feeds = {x: self.numbers(shape, dtype), dy: self.numbers(larger, dtype)}
+                names = f"resize_{mode}", f"resize_{mode}_gradient"
+                found = self.run_narrow([y, dx], feeds, *names)
+                wide = {v: variable(v.name, *v.spec.shape) for v in (x, dy)}
+                y = ad.resize(wide[x], size=larger[2:], mode=mode)
+                fetches = [y, *ad.gradients(y * wide[dy], [wide[x]])]
+                fed = {wide[v]: feeds[v].astype(np.float32) for v in feeds}
+                for value, exact in zip(found, evaluate(fetches, fed, self.ctx), strict=True):
+                    np.testing.assert_array_equal(value, rounded(exact, dtype))
+
+    def test_dropout_and_its_gradient(self) -> None:
+        for dtype in NARROW:
+            x, dy = variable("x", 33, 65, dtype=dtype), variable("dy", 33, 65, dtype=dtype)
+            y = ad.dropout(x, 0.75)
+            (gradient,) = ad.gradients(y * dy, [x])
+            feeds = {v: self.numbers((33, 65), dtype) for v in (x, dy)}
+            names = [step.node.op.name for step in self.plan_of([y, gradient], feeds).steps]
+            self.assertNotIn("cast", names)
+            found = evaluate([y, gradient], feeds, self.ctx)
+            kept = found[0] != 0
+            for value, given in zip(found, feeds.values(), strict=True):
+                wanted = kept * (given.astype(np.float32) / np.float32(0.75))
+                np.testing.assert_allclose(value.astype(np.float32), wanted, ROUNDING[dtype])
+            self.assertLess(abs(kept.mean() - 0.75), 0.05)
 
 
 CpuStorage, GpuStorage = on_native_devices(Storage)

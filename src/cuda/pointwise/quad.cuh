@@ -1,6 +1,8 @@
 // Four neighboring elements at once, as floats: one access of 16 bytes for float32, of 8 for the
 // storage types of 16 bits. The address is a multiple of its size.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "math/storage.h"
 
 namespace dlsys {
