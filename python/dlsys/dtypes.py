@@ -107,6 +107,6 @@ def storage_dtype(dtypes: Iterable[Any]) -> Any:
     kernel's key: the first float of 16 bits, else float32.
     """
     for dtype in dtypes:
-        if is_narrow(dtype):
+        if dtype is not FLOAT32 and is_narrow(dtype):
             return dtype
     return FLOAT32

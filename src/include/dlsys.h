@@ -77,9 +77,9 @@ typedef union DLValue {
 // floats that it takes: that of its float32, bfloat16 or float16 arrays, 16 bits before 32, and
 // DL_FLOAT32 for a call without such arrays. `sig`, the same for all types, has a letter a
 // parameter: i input array, o output array, I and O lists of them, b struct, l int64, f float, s
-// stream (last, GPU only). `call` has exactly that C signature and returns a status. `fits` and
-// `workspace` are null for a kernel that serves all that its checks accept and for one that needs
-// no scratch memory; ask them through DLKernelFits and DLKernelWorkspace.
+// stream (last, GPU only). `call` has exactly that C signature and returns a status. `fits` is null
+// for a kernel that serves all that its checks accept. Ask it and `workspace` through DLKernelFits
+// and DLKernelWorkspace.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
   int64_t dtype;

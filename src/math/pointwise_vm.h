@@ -1,11 +1,11 @@
-// The pointwise virtual machine: programs of elementwise instructions over float32 that stand for a
+// The pointwise virtual machine: programs of elementwise instructions over float that stand for a
 // fused expression. python/dlsys/fusion/pointwise.py assembles them; kernels interpret them.
 //
 // An instruction has an opcode (the lists below, counted from 1; 0 ends the program), a destination
 // and four operands. A destination is 0 for the accumulator alone, or 1 + slot; an operand is one
 // of these or kFirstImmediate + the index of an immediate. The first slots are the inputs. The
-// result of the last instruction is the output. Truth values are 0 and 1, integers are converted
-// when they are loaded.
+// result of the last instruction is the output. Truth values are 0 and 1, integers and floats of 16
+// bits are converted when they are loaded; an output of 16 bits is rounded when it is stored.
 #pragma once
 #include <cmath>
 
@@ -57,6 +57,16 @@ struct TruncToInt64 {  // a cast to int64 and back
 #endif
   }
 };
+template <class T>
+struct RoundTo {  // a cast to floats of 16 bits
+  DLSYS_HD float operator()(float x) const { return T(x); }
+};
+struct RoundToBfloat16 : RoundTo<bfloat16> {
+  static constexpr const char* name = "round_to_bfloat16";
+};
+struct RoundToFloat16 : RoundTo<float16> {
+  static constexpr const char* name = "round_to_float16";
+};
 struct Where {
   static constexpr const char* name = "where";
   DLSYS_HD float operator()(float condition, float x, float y) const {
@@ -68,7 +78,7 @@ struct Where {
 #define DLSYS_OPCODES_1(X)                                                                      \
   X(Neg) X(Exp) X(Log) X(Sqrt) X(Tanh) X(Cos) X(Sin) X(Sigmoid) X(Relu) X(Log1p) X(Rsqrt)     \
   X(Abs) X(Sign) X(Silu) X(Gelu) X(GeluTanh) X(Softplus) X(HardSigmoid) X(HardSwish) X(Not)   \
-  X(Truth) X(TruncToInt64)
+  X(Truth) X(TruncToInt64) X(RoundToBfloat16) X(RoundToFloat16)
 #define DLSYS_OPCODES_2(X)                                                                      \
   X(Add) X(Sub) X(Mul) X(Div) X(Pow) X(ReluGradient) X(Minimum) X(Maximum) X(SiluGradient)    \
   X(GeluGradient) X(GeluTanhGradient) X(SoftplusGradient) X(HardSwishGradient) X(PowConst)    \
@@ -158,8 +168,10 @@ inline Broadcast BroadcastOf(const DLArray* a, const DLArray* out) {
 }
 
 inline void CheckOutput(const DLArray* out) {
-  if (out->dtype != DL_FLOAT32 && out->dtype != DL_BOOL)
-    Fail("pointwise: expected an output of float32 or bool, got %s", DtypeText(out->dtype));
+  for (const int dtype : {DL_FLOAT32, DL_BFLOAT16, DL_FLOAT16, DL_BOOL})
+    if (out->dtype == dtype) return;
+  Fail("pointwise: expected an output of float32, bfloat16, float16 or bool, got %s",
+       DtypeText(out->dtype));
 }
 
 inline void CheckInput(const DLArray* a) {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,8 @@ from dlsys import ndarray
 from dlsys.errors import OutOfRangeError
 from dlsys.runtime.target import NUMPY, target_of
 from support.devices import on_native_devices, require
+from support.fusion import lacking
 from support.graphs import Training
-
-
-def lacking(executor: ad.Executor, lacks: Callable[[str], bool]) -> ad.Executor:
-    """The executor on a target without the kernels of those names."""
-    backend = executor._backend
-    kernels = frozenset(key for key in backend.target.kernels if not lacks(key[0]))
-    backend.target = replace(backend.target, kernels=kernels)
-    return executor
 
 
 class Targets(unittest.TestCase):
@@ -114,7 +106,7 @@ class Fallback:
         x = ad.Variable("x")
         executor = lacking(ad.Executor([ad.exp_op(x) + 1.0], self.ctx), lambda name: name == "exp")
         executor.check({x: np.float32([1, 2])})
-        runner = executor._runner(executor._signatures)[0]
+        runner = executor._runners[executor._signatures][0]
         fetched, ms = runner.run_timed([np.float32([1, 2])])
         self.assertEqual(len(ms), len(runner.plan.steps))
         np.testing.assert_allclose(fetched[0].asnumpy(), np.exp([1, 2]) + 1, rtol=1e-6)

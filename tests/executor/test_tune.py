@@ -19,7 +19,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import KernelError, NotApplicableError, OutOfMemoryError
-from dlsys.executor.run.tables import call_kernel
+from dlsys.executor.debug.check import call_kernel
 from dlsys.executor.tune import autotune as tune
 from dlsys.executor.tune.microbenchmark import HEURISTIC, Algorithm, Microbenchmark
 from dlsys.runtime.device import Context, cpu, gpu

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,9 @@ from dlsys.graph.node import Node
 from dlsys.passes.pipeline import PASSES, Options, Pass, arrange
 from dlsys.runtime.device import Context
 from dlsys.runtime.library import load
-from dlsys.runtime.target import NUMPY
+from dlsys.runtime.target import NUMPY, target_of
 from support.devices import on_native_devices, require
-from support.fusion import CPU, GPU, fusions
+from support.fusion import CPU, GPU, fusions, lacking, named, without
 
 PACKAGE = Path(dlsys.__file__).parent
 NAMES = [fusion.name for fusion in FUSIONS]
@@ -142,6 +142,53 @@ class Values:
             for setting in ("all", "off", *(f"-{name}" for name in NAMES), *NAMES):
                 with self.subTest(build.__name__, fusion=setting), fusions(setting):
                     np.testing.assert_allclose(losses(build, self.ctx), expected, rtol=2e-4)
+
+    def run_without(
+        self, lacks: Iterable[str], expected: list[float], passes: Sequence[Pass] | None = None
+    ) -> tuple[set[str], str]:
+        """Trains on a target that lacks these kernels, by some passes, and compares the losses;
+        returns the kernels of the steps and the report.
+        """
+        fetches, feeds = self.build()
+        executor = ad.Executor(fetches, self.ctx, fusions=passes)
+        lacking(executor, frozenset(lacks).__contains__)
+        got = [float(executor.run(feeds, convert_to_numpy_ret_vals=True)[0]) for _ in range(4)]
+        np.testing.assert_allclose(got, expected, rtol=2e-4)
+        ((runner, *_), *_) = executor._runners.values()
+        return {step.node.op.kernel for step in runner.plan.steps}, str(executor.report())
+
+    def check_lacking(self, fusion: Pass, expected: list[float]) -> None:
+        target = target_of(self.ctx)
+        fused, _ = self.run_without((), expected)
+        with without(fusion.name):
+            unfused, _ = self.run_without((), expected)
+        # The pass asks the target: the nodes keep kernels of their own.
+        kernels, report = self.run_without(fusion.needs, expected)
+        self.assertEqual(kernels, unfused)
+        self.assertNotIn("falls back", report)
+        # Without these as well, the nodes run on the host, or another fusion gives way to nodes
+        # that have kernels. A pass that asks nobody leaves a fused node, whose body runs there.
+        blind = [named(one.name, target) if one is fusion else one for one in FUSIONS]
+        lacks = {*fusion.needs}
+        for lacked, passes in ((lacks | (unfused - fused), None), (lacks, blind)):
+            made, report = self.run_without(lacked, expected, passes)
+            for kernel in made & lacked:
+                self.assertIn(f"{target.name} has no kernel {kernel}; ", report)
+            self.on_host |= made & lacked
+
+    def test_a_target_without_the_kernels_of_a_fusion(self) -> None:
+        target = target_of(self.ctx)
+        self.on_host: set[str] = set()
+        with fusions("all"):
+            for self.build in NETWORKS:
+                expected = losses(self.build, None)
+                for fusion in FUSIONS:
+                    if fusion.needs and all(map(target.has, fusion.needs)):
+                        with self.subTest(self.build.__name__, fusion=fusion.name):
+                            self.check_lacking(fusion, expected)
+        # Of nodes and of bodies.
+        expected_here = {"matmul", "max_pool2d", "conv2d_pool", "matmul_bias", "pointwise"}
+        self.assertLessEqual(expected_here, self.on_host)
 
     def test_the_graph_as_text_names_the_passes(self) -> None:
         script = f"from fusion.test_plugins import *; losses(mlp, ndarray.{self.ctx})"

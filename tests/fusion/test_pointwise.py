@@ -13,6 +13,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
+from dlsys.dtypes import FLOAT16, FLOAT32, ROUNDING, bfloat16, rounded
 from dlsys.errors import GraphError, KernelError
 from dlsys.fusion.pointwise import (
     INPUTS,
@@ -28,13 +29,14 @@ from dlsys.ops.loss.regression import huber_op
 from dlsys.optim import schedule
 from dlsys.runtime.device import Context
 from dlsys.runtime.interface import interface
+from dlsys.runtime.target import Target
 from dlsys.settings import settings
 from support.devices import on_native_devices
 from support.fusion import fused as run_fusions
 from support.fusion import require_fusion, without
 from support.graphs import operators, simplified, variable
 
-FLOAT32 = np.dtype(np.float32)
+NARROW = (bfloat16, FLOAT16)
 SPECIALS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-42, 3e38], np.float32)
 SCHEDULES = (
     schedule.OneCycle(0.1, 1000),
@@ -149,6 +151,24 @@ class Rewrites(unittest.TestCase):
         self.assert_becomes(
             [ad.where_op(ad.less_op(k, k), self.x, self.y) * 2], "pointwise", "less"
         )
+
+    def test_casts_of_16_bits_join_what_is_between_them(self) -> None:
+        for dtype in NARROW:
+            h = variable("h", 6, 5, dtype=dtype)
+            wide = ad.relu_op(cast_op(h, FLOAT32)) + self.x
+            (node,) = self.assert_becomes([cast_op(wide, dtype)], "pointwise")
+            self.assertEqual((length(node), node.spec.dtype), (2, dtype))  # it rounds as it stores
+            (node,) = self.assert_becomes([ad.exp_op(cast_op(wide, dtype)) * 2], "pointwise")
+            self.assertEqual(length(node), 5)
+            self.assert_becomes([gelu(h)], "pointwise")
+            self.assert_becomes([ad.less_op(2 * h, 0.3)], "pointwise")
+
+    def test_floats_of_16_bits_stay_apart_where_no_kernel_takes_them(self) -> None:
+        kernels = frozenset({("pointwise", FLOAT32)})
+        target = Target("other", kernels)
+        for dtype, name in ((np.float32, "pointwise"), *((dtype, "relu") for dtype in NARROW)):
+            fetches = simplified([ad.relu_op(2 * variable("h", 6, 5, dtype=dtype))])
+            self.assertIn(name, operators(run_fusions(fetches, "pointwise", target=target)))
 
     def test_immediates_are_no_inputs(self) -> None:
         node = ad.where_op(ad.less_op(self.x, 0.0), ad.constant(np.float32(-2)) * self.x, -0.0)
@@ -267,7 +287,11 @@ class Values:
 
     def check(self, fetches: Sequence[Node], feeds: dict) -> None:
         plain = self.run_on(fetches, feeds, together=False)
-        for found, wanted in zip(self.run_on(fetches, feeds, together=True), plain, strict=True):
+        self.same_bits(self.run_on(fetches, feeds, together=True), plain)
+
+    def same_bits(self, results: list[np.ndarray], others: list[np.ndarray]) -> None:
+        """They are equal, of NaN any."""
+        for found, wanted in zip(results, others, strict=True):
             self.assertEqual((found.shape, found.dtype), (wanted.shape, wanted.dtype))
             known = ~np.isnan(wanted) if wanted.dtype.kind == "f" else wanted == wanted
             np.testing.assert_array_equal(np.isnan(found), ~known)
@@ -278,6 +302,11 @@ class Values:
         rng = np.random.default_rng((seed, *shape))
         values = rng.standard_normal(shape).astype(np.float32)
         return np.where(rng.random(shape) < 0.2, rng.choice(SPECIALS, shape), values)
+
+    def narrow(self, x: Node, seed: int) -> np.ndarray:
+        """Such numbers for a Variable of 16 bits."""
+        with np.errstate(over="ignore"):
+            return rounded(self.numbers(*x.spec.shape, seed=seed), x.spec.dtype)
 
     def test_every_operator_between_two_others(self) -> None:
         for shape in ((), (7,), (33, 31), (150, 128)):
@@ -335,6 +364,47 @@ class Values:
         if not settings.separate_arena:
             self.assertIs(step.outputs[0].buffer, step.inputs[0].buffer)
         self.check(fetches, feeds)
+
+    def test_floats_of_16_bits_are_rounded_in_the_end(self) -> None:
+        for dtype in NARROW:
+            for shape in ((), (7,), (150, 128), (16387,)):
+                h, g = variable("h", *shape, dtype=dtype), variable("g", *shape, dtype=dtype)
+                feeds = {x: self.narrow(x, k) for k, x in enumerate((h, g))}
+                made = [op(-h) + 1 for op in UNARY[:-1]] + [op(-h, g) * 2 for op in BINARY]
+                x, y = cast_op(h, FLOAT32), cast_op(g, FLOAT32)
+                wide = [op(-x) + 1 for op in UNARY[:-1]] + [op(-x, y) * 2 for op in BINARY]
+                fetches = [cast_op(value, dtype) for value in wide]
+                with self.subTest(shape=shape, dtype=str(dtype)):
+                    together = self.run_on(made, feeds, together=True)
+                    self.same_bits(together, self.run_on(fetches, feeds, together=False))
+                    self.check(fetches, feeds)
+
+    def test_casts_to_16_bits_round_inside(self) -> None:
+        for dtype in NARROW:
+            for shape, other in (((), ()), ((33, 31), (31,)), ((150, 128), (150, 1))):
+                x, h = variable("x", *shape), variable("h", *other, dtype=dtype)
+                feeds = {x: self.numbers(*shape), h: self.narrow(h, seed=1)}
+                near = cast_op(ad.relu_op(x) * 1.3, dtype)
+                mask = ad.less_op(cast_op(near, FLOAT32), x)
+                made = [
+                    cast_op(near, FLOAT32) - x,
+                    mask,
+                    cast_op(ad.where_op(mask, near, h), FLOAT32),
+                ]
+                for to in NARROW:
+                    made.append(cast_op(cast_op(near, FLOAT32) * 3, to))
+                with self.subTest(shape=shape, dtype=str(dtype)):
+                    self.check(made, feeds)
+
+    def test_programs_of_16_bits_differ_from_single_operators_by_roundings(self) -> None:
+        rng = np.random.default_rng(5)
+        for dtype in NARROW:
+            h, g = variable("h", 60, 70, dtype=dtype), variable("g", 70, dtype=dtype)
+            feeds = {x: rounded(rng.uniform(0.5, 2, x.spec.shape), dtype) for x in (h, g)}
+            fetches = [ad.sqrt_op(h * g + 0.3) / (1 + h)]
+            found, wanted = (self.run_on(fetches, feeds, together)[0] for together in (True, False))
+            np.testing.assert_allclose(found.astype(np.float64), wanted, 6 * ROUNDING[dtype])
+            self.executor([*fetches, cast_op(fetches[0], FLOAT32) * 2]).check(feeds)
 
     def test_float64_is_float32_natively(self) -> None:
         x = variable("x", 9)

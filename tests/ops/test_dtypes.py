@@ -7,6 +7,7 @@ import unittest
 import numpy as np
 
 from dlsys import autodiff as ad
+from dlsys.dtypes import bfloat16
 from dlsys.errors import GraphError, ShapeError
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import require
@@ -213,6 +214,18 @@ class NativeDtypes(Feeds):
             self.assertIn("full", str(error))
         else:
             self.assertEqual(value.tolist(), [2**24 + 1] * 2)
+
+    def test_reductions_and_losses_of_16_bits_run_without_casts(self):
+        x = ad.Variable("x", (4, 6, 5), bfloat16)
+        labels = ad.Variable("labels", (4, 6), np.int64)
+        loss = ad.softmax_cross_entropy(x, labels)
+        fetches = [
+            *(reduce(x, axis=1) for reduce in (ad.sum_op, ad.max_op, ad.logsumexp_op)),
+            ad.argmax_op(x, axis=1), ad.cumsum_op(x, axis=1), ad.softmax_op(x, axis=1), loss,
+            *ad.gradients(loss, [x]),
+        ]  # fmt: skip
+        plan = ad.Executor(fetches, self.ctx).plan({x: (4, 6, 5), labels: (4, 6)})
+        self.assertNotIn("cast", [step.node.op.name for step in plan.steps])
 
     def test_division_by_a_number(self):
         x = ad.Variable("x")

@@ -182,14 +182,14 @@ class AFusion(Built):
 
     def test_its_tests_pass_on_the_cpu(self) -> None:
         self.make("native")
-        self.check_dot("python/dlsys/libdlsys.so", 11)
+        self.check_dot("python/dlsys/libdlsys.so", 12)
 
     @unittest.skipUnless(
         (ROOT / "build" / "obj" / "emulated").is_dir(), "not here: objects of `make emulator`"
     )
     def test_its_tests_pass_on_an_emulated_gpu(self) -> None:
         self.make("emulator")
-        self.check_dot("build/emulated/libdlsys.so", 14)
+        self.check_dot("build/emulated/libdlsys.so", 16)
 
 
 @unittest.skipIf(COMPILER is None, "no C++ compiler")

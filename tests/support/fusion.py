@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from dlsys import autodiff as ad
 from dlsys.fusion import FUSIONS, select
 from dlsys.graph.node import Node
 from dlsys.passes.pipeline import Options, Pass
@@ -39,6 +40,14 @@ def fused(fetches: Sequence[Node], *names: str, target: Target = CPU) -> list[No
         if fusion.name in names:
             fetches = fusion.run(fetches, Options(target))
     return list(fetches)
+
+
+def lacking(executor: ad.Executor, lacks: Callable[[str], bool]) -> ad.Executor:
+    """The executor on a target without the kernels of those names."""
+    backend = executor._backend
+    kernels = frozenset(key for key in backend.target.kernels if not lacks(key[0]))
+    backend.target = replace(backend.target, kernels=kernels)
+    return executor
 
 
 def named(name: str, target: Target) -> Pass:

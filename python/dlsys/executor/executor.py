@@ -33,7 +33,7 @@ from .plan.memory import Plan, make_plan
 from .plan.schedule import schedule
 from .run import parameters as state
 from .run.feeds import Feeds, Signature
-from .run.runner import Runner
+from .run.runner import Runner, second_run
 from .run.transaction import Transaction
 from .tune.autotune import choose_kernels
 
@@ -127,7 +127,9 @@ class Executor(Views):
         return self._runs(n, feed_dict, convert_to_numpy_ret_vals)
 
     def _runs(self, n: int, feed_dict: Mapping[Node, Any] | None, as_numpy: bool) -> list[Any]:
-        with self._alone():
+        if self._running.locked():
+            raise second_run()
+        with self._running:
             runner, transaction, values = self._ready(feed_dict)
             if n > 1 and not runner.runs:
                 self._run(runner, transaction, values)  # the run after the first is captured
@@ -176,44 +178,32 @@ class Executor(Views):
         if self._draws is not None:
             self._draws.set(np.int64(number))
 
-    def _alone(self) -> threading.Lock:
-        """The lock of runs. A second run at the same time is refused rather than made to wait."""
-        if self._running.locked():
-            raise GraphError(
-                "this executor is running already, in another thread or around an operator of its "
-                "own; make one executor for each"
-            )
-        return self._running
-
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Runner, Transaction, list[Any]]:
         """The bound plan for these feeds, the transaction of its runs, the feeds in its order."""
-        values, signatures = self._feeds.values(feed_dict or {})
-        runner, transaction, order = self._runner(signatures)
-        self._signatures = signatures
-        return runner, transaction, values if order is None else [values[k] for k in order]
-
-    def _runner(self, key: tuple[Signature, ...]) -> tuple[Runner, Transaction, list[int] | None]:
-        """The plan for these signatures bound to memory, its transaction, and which feeds it reads
-        (None: all as they come).
-        """
+        values, key = self._feeds.values(feed_dict or {})
         if self._changes != Node.changes:
             if any(node.changed > self._changes for node in self.topo_order):
                 self._runners.clear()  # a constant is another now, a Parameter elsewhere
             self._changes = Node.changes
-        entry = self._runners.get(key)
-        if entry is None:
-            runner = self._bind(self._make_plan(self._feeds.specs(key)))
-            at = {node: k for k, node in enumerate(self._feeds.nodes)}
-            order = [at[value.node.origin] for value in runner.plan.feeds]
-            transaction = Transaction(runner.plan, self.target)
-            entry = runner, transaction, order if order != [*range(len(at))] else None
-            self._runners[key] = entry
-            if len(self._runners) > _MAX_PLANS:
-                self._runners.popitem(last=False)
-                self._warn_of_plans()
+        if key not in self._runners:
+            self._add_runner(key)
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
-        return entry
+        self._signatures = key
+        runner, transaction, order = self._runners[key]
+        return runner, transaction, values if order is None else [values[k] for k in order]
+
+    def _add_runner(self, key: tuple[Signature, ...]) -> None:
+        """Plans for feeds of these signatures, and binds the plan to memory."""
+        runner = self._bind(self._make_plan(self._feeds.specs(key)))
+        at = {node: k for k, node in enumerate(self._feeds.nodes)}
+        order = [at[value.node.origin] for value in runner.plan.feeds]
+        transaction = Transaction(runner.plan, self.target)
+        # With which feeds it reads; None: all as they come.
+        self._runners[key] = runner, transaction, order if order != [*range(len(at))] else None
+        if len(self._runners) > _MAX_PLANS:
+            self._runners.popitem(last=False)
+            self._warn_of_plans()
 
     def _warn_of_plans(self) -> None:
         """Warns once of shapes that keep changing, each of which is slow at first."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..dtypes import is_narrow
 from ..errors import GraphError
 from ..graph.kinds import Bool, Choice, Instance, Kind
 from ..graph.lines import where
@@ -118,7 +119,7 @@ class Fused(Op):
         values: dict[Node, Any] = dict(zip(body.inputs, given))
         for step in body.steps:
             inputs = [values[x] for x in step.inputs]
-            spec: Any = step.op.infer(step, *(specs[x] for x in step.inputs))
+            spec: Any = computed(step.op.infer(step, *(specs[x] for x in step.inputs)))
             specs[step] = spec
             if step.op.projection:
                 values[step] = inputs[0][step.attrs["index"]]
@@ -146,6 +147,13 @@ class Fused(Op):
         their scale as a further input; None where there is no such kernel.
         """
         return None
+
+
+def computed(spec: Any) -> Any:
+    """The specs of values as kernels compute them, which round those of 16 bits in the end."""
+    if not isinstance(spec, Spec):
+        return tuple(map(computed, spec))
+    return spec._replace(dtype=FLOAT32) if is_narrow(spec.dtype) else spec
 
 
 def check_body(op: Op, inputs: Sequence[Any], body: Body) -> None:

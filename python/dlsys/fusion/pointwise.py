@@ -6,6 +6,8 @@ and a trip through memory for each operator on large arrays.
 
 The kernel interprets a program over float32 (src/math/pointwise_vm.h): the body, encoded here.
 Truth values are 0 and 1 there, and integers appear as what casts to and from float32 make of them.
+Floats of 16 bits are widened as they are read; in between values stay float32 up to a cast to 16
+bits or the end of the program, which round.
 """
 
 from __future__ import annotations
@@ -16,17 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import FLOAT16, STORAGE, bfloat16, is_narrow, rounded
 from ..errors import GraphError
 from ..graph.kinds import Instance
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..graph.signature import Signature
-from ..graph.spec import FLOAT32, Spec
+from ..graph.spec import Spec
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
-from .body import Body, Fused, close
+from ..runtime.target import Target
+from .body import Body, Fused, close, computed
 from .rewrite import Graph, exchange
 
 # At most, of a program.
@@ -35,7 +39,7 @@ INPUTS = interface.limits["pointwise_inputs"]
 IMMEDIATES = interface.limits["pointwise_immediates"]
 _Instruction, _Bytecode = map(interface.struct, ("Instruction", "Bytecode"))
 _FIRST_IMMEDIATE = interface.limits["pointwise_first_immediate"]
-_OPCODE_OF = interface.opcodes  # by names of kernels, and two kinds of casts
+_OPCODE_OF = interface.opcodes  # by names of kernels, and kinds of casts
 # Operators between an array and a scalar that are others with an immediate as an operand; the
 # last three have it first.
 _OF_TWO = {
@@ -43,9 +47,14 @@ _OF_TWO = {
     "rdiv_const": "div", "rpow_const": "pow",
 }  # fmt: skip
 _SWAPPED = ("rsub_const", "rdiv_const", "rpow_const")
+_CASTS = (  # that are instructions, by the dtype they lead to
+    (BOOL, "truth"), (np.dtype(np.int64), "trunc_to_int64"), (bfloat16, "round_to_bfloat16"),
+    (FLOAT16, "round_to_float16"),
+)  # fmt: skip
 _TESTS = ("equal", "not_equal", "less", "less_equal")
-_EXACT = (FLOAT32, BOOL, np.dtype(np.uint8))  # dtypes whose values float32 has exactly
+_EXACT = (*STORAGE, BOOL, np.dtype(np.uint8))  # dtypes whose values float32 has exactly
 _READ = (*_EXACT, np.dtype(np.int32), np.dtype(np.int64))
+_WRITTEN = (*STORAGE, BOOL)
 
 
 class PointwiseBody(Body):
@@ -90,12 +99,13 @@ class PointwiseOp(Fused):
         return known if known and known.dtype else super().infer(node, *specs)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        """In the dtypes of the body whatever it is given: operators round in between, and where
+        """As the kernel computes, whatever it is given: operators round in between, and where
         values cancel or are compared that shows.
         """
         body: Body = node.attrs["body"]
-        given = [a.astype(x.spec.dtype, copy=False) for x, a in zip(body.inputs, arrays)]
-        made = np.empty(arrays[-1].shape, body.outputs[0].spec.dtype)
+        specs = [computed(x.spec) for x in (*body.inputs, *body.outputs)]
+        given = [a.astype(spec.dtype, copy=False) for spec, a in zip(specs, arrays[:-1])]
+        made = np.empty(arrays[-1].shape, specs[-1].dtype)
         super().numpy(node, *given, made)
         np.copyto(arrays[-1], made, casting="same_kind")
 
@@ -109,21 +119,22 @@ class PointwiseOp(Fused):
 pointwise_op = PointwiseOp()
 
 
-def computes(node: Node) -> bool:
-    """True for a node that a pointwise program can compute."""
+def computes(node: Node, target: Target) -> bool:
+    """True for a node that a pointwise program of a target can compute."""
     name, spec = node.op.kernel, node.spec
     if not node.op.elementwise or not isinstance(spec, Spec):
         return False
     dtypes = [x.spec.dtype for x in node.inputs]
     if name == "cast":
-        to_float = spec.dtype == FLOAT32 and dtypes[0] in _READ
+        to_float = spec.dtype in STORAGE and dtypes[0] in _READ
         to_truth = spec.dtype == BOOL and dtypes[0] in _EXACT
-        to_int = spec.dtype == np.int64 and dtypes[0] == FLOAT32
+        to_int = spec.dtype == np.int64 and dtypes[0] in STORAGE
         fits = to_float or to_truth or to_int
     elif name == "where" or name in _TESTS or spec.dtype == BOOL:
-        fits = spec.dtype in (FLOAT32, BOOL) and all(dtype in _EXACT for dtype in dtypes)
+        fits = spec.dtype in _WRITTEN and all(dtype in _EXACT for dtype in dtypes)
     else:
-        fits = spec.dtype == FLOAT32 and all(dtype == FLOAT32 for dtype in dtypes)
+        fits = spec.dtype in STORAGE and all(dtype in STORAGE for dtype in dtypes)
+    fits &= all(target.has("pointwise", d) for d in (spec.dtype, *dtypes) if is_narrow(d))
     known = name == "cast" or name in _OF_TWO or name in _OPCODE_OF
     spread = all(_immediate(x) is not None or spreads(x, spec) for x in node.inputs)
     return known and fits and spread
@@ -161,6 +172,8 @@ def steps_between(inputs: Sequence[Node], output: Node) -> PointwiseBody:
 def encode(body: Body) -> Any:
     """A body as the kernel's argument. GraphError for one that is too long."""
     steps = [step for step in body.steps if _opcode(step)]
+    if len(steps) > 1 and steps[-1] is body.outputs[0] and _rounds(steps[-1]):
+        steps.pop()  # the kernel rounds what it stores
     reads = [[_shown(x) if isinstance(x, Node) else x for x in operands(step)] for step in steps]
     last_read = {x: k for k, row in enumerate(reads) for x in row if isinstance(x, Node)}
     slots = {x: k for k, x in enumerate(body.inputs)}  # of values that are read again
@@ -201,8 +214,13 @@ def _opcode(step: Node) -> int:
     """The opcode of the instruction that a node becomes; 0 if it becomes none."""
     name, dtype = step.op.kernel or "", step.spec.dtype
     if name == "cast":
-        name = "truth" if dtype == BOOL else "trunc_to_int64" if dtype == np.int64 else ""
+        name = next((name for to, name in _CASTS if to == dtype), "")
     return _OPCODE_OF.get(_OF_TWO.get(name, name), 0)
+
+
+def _rounds(step: Node) -> bool:
+    """True for a cast to floats of 16 bits."""
+    return step.op.kernel == "cast" and is_narrow(step.spec.dtype)
 
 
 def _shown(x: Node) -> Node:
@@ -217,7 +235,8 @@ def _immediate(x: Node) -> float | None:
     if x.spec.dtype not in _EXACT:
         return None
     if x.op.constant_fill:
-        return float(np.float32(x.attrs["value"]))
+        value = x.attrs["value"]
+        return float(np.float32(rounded(value, x.spec.dtype) if is_narrow(x.spec.dtype) else value))
     if x.op.leaf == "constant" and x.spec.size == 1:
         return float(x.attrs["value"].reshape(()))
     return None
@@ -242,7 +261,7 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     """
     graph = Graph(fetches)
     replaced = {}
-    for group in _groups(graph):
+    for group in _groups(graph, options.target):
         last = group.last
         with attributed_to(last):
             made = pointwise_op(*group.inputs, output=last, name=last.name)
@@ -280,20 +299,20 @@ class _Group:
         return list(found), self.immediates | {repr(x) for x in read if isinstance(x, float)}
 
 
-def _groups(graph: Graph) -> list[_Group]:
+def _groups(graph: Graph, target: Target) -> list[_Group]:
     """Groups of two nodes or more that read something. A node joins the group that all its users
     belong to; so nothing between two nodes of a group is outside of it, and no cycle arises.
     """
     group_of: dict[Node, _Group] = {}
     for node in reversed(graph.order):
-        if not computes(node):
+        if not computes(node, target):
             continue
         group = _only_group(graph, group_of, node)
         reads = group.reads_with(node) if group is not None else ([], set())
         if group is not None and group.has_room(reads) and not _keeps_more(graph, group, node):
             group.add(node, reads)
             group_of[node] = group
-        elif node.spec.dtype in (FLOAT32, BOOL):
+        elif node.spec.dtype in _WRITTEN:
             group_of[node] = _Group(node)
     found = dict.fromkeys(group_of.values())
     return [group for group in found if len(group.nodes) > 1 and group.inputs]
@@ -305,9 +324,9 @@ def _only_group(graph: Graph, group_of: dict[Node, _Group], node: Node) -> _Grou
     group = groups.pop() if len(groups) == 1 else None
     if group is None or graph.is_fetched(node) or group.last.spec.shape != node.spec.shape:
         return None
-    if node.spec.dtype in (FLOAT32, BOOL):
+    if node.spec.dtype in _WRITTEN:
         return group
-    converted = all(user.spec.dtype == FLOAT32 for user in graph.users[node])  # casts
+    converted = all(user.spec.dtype in STORAGE for user in graph.users[node])  # casts
     return group if converted else None
 
 
@@ -324,7 +343,8 @@ def _keeps_more(graph: Graph, group: _Group, node: Node) -> bool:
     return last > first + _NEAR or any(not (x in inside or x.op.leaf or x.op.view) for x in between)
 
 
-# Under DLSYS_DEBUG=nan operators stay apart, so that it can name one. No bits change.
+# Under DLSYS_DEBUG=nan operators stay apart, so that it can name one. No bits of
+# float32 change.
 FUSION = Pass(
     "pointwise",
     fuse,

@@ -51,9 +51,7 @@ def elementwise(
     launch(kernel, out.ctx, *inputs, *scalars, out)
 
 
-def checked(
-    op: Op, inputs: Sequence[NDArray], *outputs: NDArray, **attrs: Any
-) -> tuple[Any, ...]:
+def checked(op: Op, inputs: Sequence[NDArray], *outputs: NDArray, **attrs: Any) -> tuple[Any, ...]:
     """The plain arguments of an operator's kernel, or ShapeError where the arrays do not fit."""
     check_arrays(op.name, *inputs, *outputs)
     given = tuple((name, _frozen(value)) for name, value in attrs.items())

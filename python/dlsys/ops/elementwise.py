@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import bfloat16, is_narrow, rounded
+from ..dtypes import is_narrow, rounded
 from ..graph.kinds import DType, Number
 from ..graph.node import Node, Op, hooks
 from ..graph.signature import Signature
@@ -213,7 +213,7 @@ class CastOp(Op):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         dtype = node.attrs["dtype"]
-        source = rounded(arrays[0], dtype) if dtype is bfloat16 else arrays[0]
+        source = rounded(arrays[0], dtype) if is_narrow(dtype) else arrays[0]
         np.copyto(arrays[1], source, casting="unsafe")
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:

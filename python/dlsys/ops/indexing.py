@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import host, stored
+from ..dtypes import STORAGE, host, stored
 from ..errors import GraphError, OutOfRangeError
 from ..graph.kinds import DType, Int, Ints, Kind, Misfit, Number, Shape
 from ..graph.lines import where
@@ -455,7 +455,7 @@ class OneHotOp(Op):
         return [None]
 
     def simplify(self, node: Node) -> Node | None:
-        if node.spec.dtype == FLOAT32:
+        if node.spec.dtype in STORAGE:
             return None
         return cast_op(one_hot_op(node.inputs[0], node.attrs["depth"]), node.spec.dtype)
 

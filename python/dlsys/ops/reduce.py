@@ -1,6 +1,9 @@
 """Reductions over axes: sums, means, max, min, prod, var, logsumexp, argmax, argmin; and the
 opposites of a sum: summing to and repeating to another node's shape.
 
+Floats keep their dtype, of 16 bits too: kernels accumulate in float32 or wider and round once, to
+the result.
+
 NaN: max, min, prod and logsumexp give NaN where there is one; argmax and argmin point at the first.
 """
 

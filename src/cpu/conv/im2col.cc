@@ -17,11 +17,9 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-const int64_t kBlockK = 400;       // K packed at a time
-const int64_t kBlockN = 192;       // output positions packed at a time
-const int64_t kTaskMacs = 131072;  // multiply-adds worth a task
-const int64_t kMaxTileM = 12;      // of a tile of any processor
-const int64_t kMaxTileN = 32;
+const int64_t kBlockK = 400;                    // K packed at a time
+const int64_t kBlockN = 192;                    // output positions packed at a time
+const int64_t kTaskMacs = 131072;               // multiply-adds worth a task
 const int64_t kPitch = kBlockN + kMaxTileN;     // of packed positions
 const int64_t kSplits = 16;                     // of the images of a filter gradient
 const int64_t kMaxPartials = int64_t(1) << 23;  // floats that their partial sums may take

@@ -1,5 +1,5 @@
 // Nearest and bilinear resizing of images, with gradients that gather. Each axis is tabulated
-// first.
+// first. The output never overlaps the input. Memory bandwidth limits it.
 #include "math/resize.h"
 
 #include "cpu/pointwise/strides.h"
@@ -33,9 +33,10 @@ struct Tables {
   explicit Tables(const Resize& resize) : rows(resize.rows), cols(resize.cols) {}
 };
 
+template <class T>
 void ResizeForward(const char* op, const DLArray* x, int64_t align, bool linear, DLArray* y) {
-  const float* in = Input(op, x);
-  float* out = Output(op, y);
+  const T* in = Input<T>(op, x);
+  T* out = Output<T>(op, y);
   if (Numel(y) == 0 && Numel(x) == 0) return;
   const Resize resize = ResizeOf(op, x, align != 0, linear, y);
   const Tables tables(resize);
@@ -43,9 +44,9 @@ void ResizeForward(const char* op, const DLArray* x, int64_t align, bool linear,
   ParallelFor(resize.batch * height, RowGrain(width), [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k++) {
       const Tap row = tables.rows.taps[k % height];
-      const float* image = in + k / height * resize.rows.n * x_width;
-      const float* low = image + row.low * x_width;
-      const float* high = image + row.high * x_width;
+      const T* image = in + k / height * resize.rows.n * x_width;
+      const T* low = image + row.low * x_width;
+      const T* high = image + row.high * x_width;
       for (int64_t j = 0; j < width; j++) {
         const Tap col = tables.cols.taps[j];
         if (!linear) {
@@ -54,16 +55,17 @@ void ResizeForward(const char* op, const DLArray* x, int64_t align, bool linear,
         }
         const float above = (1.f - col.weight) * low[col.low] + col.weight * low[col.high];
         const float below = (1.f - col.weight) * high[col.low] + col.weight * high[col.high];
-        out[k * width + j] = (1.f - row.weight) * above + row.weight * below;
+        out[k * width + j] = T((1.f - row.weight) * above + row.weight * below);
       }
     }
   });
 }
 
 // dx[r, c] = sum over the resized elements that read it of their weights times dy.
+template <class T>
 void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linear, DLArray* dx) {
-  const float* in = Input(op, dy);
-  float* out = Output(op, dx);
+  const T* in = Input<T>(op, dy);
+  T* out = Output<T>(op, dx);
   if (Numel(dx) == 0 && Numel(dy) == 0) return;
   const Resize resize = ResizeOf(op, dx, align != 0, linear, dy);
   const Tables tables(resize);
@@ -71,7 +73,7 @@ void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linea
   ParallelFor(resize.batch * height, RowGrain(width), [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k++) {
       const Readers rows = tables.rows.readers[k % height];
-      const float* image = in + k / height * resize.rows.m * y_width;
+      const T* image = in + k / height * resize.rows.m * y_width;
       for (int64_t c = 0; c < width; c++) {
         const Readers cols = tables.cols.readers[c];
         float total = 0;
@@ -81,29 +83,33 @@ void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linea
             row_sum += tables.cols.taps[j].Of(c) * image[i * y_width + j];
           total += tables.rows.taps[i].Of(k % height) * row_sum;
         }
-        out[k * width + c] = total;
+        out[k * width + c] = T(total);
       }
     }
   });
 }
 
+template <class T>
 void ResizeNearest(const DLArray* x, int64_t align, DLArray* y) {
-  ResizeForward("resize_nearest", x, align, false, y);
+  ResizeForward<T>("resize_nearest", x, align, false, y);
 }
+template <class T>
 void ResizeBilinear(const DLArray* x, int64_t align, DLArray* y) {
-  ResizeForward("resize_bilinear", x, align, true, y);
+  ResizeForward<T>("resize_bilinear", x, align, true, y);
 }
+template <class T>
 void ResizeNearestGradient(const DLArray* dy, int64_t align, DLArray* dx) {
-  ResizeBackward("resize_nearest_gradient", dy, align, false, dx);
+  ResizeBackward<T>("resize_nearest_gradient", dy, align, false, dx);
 }
+template <class T>
 void ResizeBilinearGradient(const DLArray* dy, int64_t align, DLArray* dx) {
-  ResizeBackward("resize_bilinear_gradient", dy, align, true, dx);
+  ResizeBackward<T>("resize_bilinear_gradient", dy, align, true, dx);
 }
 
-DLSYS_KERNEL(cpu, resize_nearest, ResizeNearest);
-DLSYS_KERNEL(cpu, resize_bilinear, ResizeBilinear);
-DLSYS_KERNEL(cpu, resize_nearest_gradient, ResizeNearestGradient);
-DLSYS_KERNEL(cpu, resize_bilinear_gradient, ResizeBilinearGradient);
+DLSYS_KERNEL_TYPED(cpu, resize_nearest, ResizeNearest);
+DLSYS_KERNEL_TYPED(cpu, resize_bilinear, ResizeBilinear);
+DLSYS_KERNEL_TYPED(cpu, resize_nearest_gradient, ResizeNearestGradient);
+DLSYS_KERNEL_TYPED(cpu, resize_bilinear_gradient, ResizeBilinearGradient);
 
 }  // namespace
 }  // namespace cpu

@@ -18,7 +18,6 @@ namespace {
 
 const int64_t kBlockK = 400;       // K of a block: a panel of A stays in the L1 cache
 const int64_t kBlockN = 384;       // N of a block: a block of B stays in the L2 cache
-const int64_t kMaxTileM = 12;      // the largest tile height of any processor
 const int64_t kUnpackedM = 24;     // at most this M: packing B would not pay
 const int64_t kDotM = 4;           // at most this M: dot products
 const int64_t kTasks = 8;          // per block at least, where it has as many tiles
@@ -51,7 +50,8 @@ class BlockGemm {
   }
 
   void Run() {
-    const ScratchArray<float> packed((panels_ - first_packed_) * panel_n_ * k_);
+    // As many on any processor, so that a plan says the same everywhere.
+    const ScratchArray<float> packed(RoundUp(n_ - first_packed_ * panel_n_, kMaxTileN) * k_);
     packed_b_ = packed.data();
     PackB();
     const int64_t row_tiles = CeilDiv(p_.m, kernels_.MaxTileM());

@@ -38,6 +38,9 @@ struct TileKernels {
   int MaxTileN() const { return 2 * width; }
 };
 
+// The largest tile of any processor.
+inline constexpr int64_t kMaxTileM = 12, kMaxTileN = 32;
+
 // The size of the fewest equal blocks, none above `max_size`, rounded up to `unit`.
 inline int64_t EvenBlock(int64_t n, int64_t max_size, int64_t unit) {
   return RoundUp(CeilDiv(n, CeilDiv(n, max_size)), unit);

@@ -30,7 +30,10 @@ Rows RowsOf(const char* op, const DLArray* x) {
 // task.
 struct Position {
   int64_t r, at, n, readable;
-  DLSYS_INLINE Row Of(const float* data) const { return {data + at, n, readable}; }
+  template <class T>
+  DLSYS_INLINE RowOf<T> Of(const T* data) const {
+    return {data + at, n, readable};
+  }
 };
 
 // Calls body(position) for every row, on some thread, in the code for this processor's vectors.
@@ -46,55 +49,82 @@ void ForRows(Rows rows, const F& body) {
 }
 #define DLSYS_ROW [=](const Position& p) __attribute__((always_inline))
 
+// Calls body(position, to) for every row, where `to` is the row of y. Of 16-bit floats it is
+// scratch in float32 instead, which is rounded to the row of y behind the body: y is rounded once.
+template <class T, class F>
+void MapRows(Rows rows, T* y, const F& body) {
+  if constexpr (!kIs16Bit<T>) {
+    ForRows(rows, DLSYS_ROW { body(p, y + p.at); });
+  } else {
+    auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& row) {
+      float* const to = row.data();
+      Dispatch([&]() __attribute__((always_inline)) {
+        for (int64_t r = begin; r < end; r++) {
+          const Position p{r, r * rows.cols, rows.cols, (end - r) * rows.cols};
+          body(p, to);
+          for (int64_t k = 0; k < p.n; k++) y[p.at + k] = T(to[k]);
+        }
+      });
+    };
+    const int64_t grain = RowGrain((rows.cols + kLanes) * kElementCost);
+    const auto make = [=] { return ScratchArray<float>(rows.cols); };
+    ParallelForWithScratch(rows.count, grain, make, task);
+  }
+}
+#define DLSYS_MAP_ROW [=](const Position& p, float* to) __attribute__((always_inline))
+
 const float kLowest = -std::numeric_limits<float>::infinity();
 
-DLSYS_INLINE double SumExp(const Row& x, float max) {
-  return SumOf(x, kLowest, [=](float v) __attribute__((always_inline)) { return exp(v - max); });
+template <class T>
+DLSYS_INLINE double SumExp(const RowOf<T>& x, float max) {
+  return SumOf(x, T(kLowest), [=](float v) __attribute__((always_inline)) { return exp(v - max); });
 }
 
 // y = exp(x - max(x)); returns the sum of that.
-DLSYS_INLINE double ExpRow(const Row& x, float* y) {
+template <class T>
+DLSYS_INLINE double ExpRow(const RowOf<T>& x, float* y) {
   const float max = MaxOf(x);
-  return MapRow(x, kLowest, y,
+  return MapRow(x, T(kLowest), y,
                 [=](float v) __attribute__((always_inline)) { return exp(v - max); });
 }
 
+template <class T>
 void Softmax(const DLArray* x, DLArray* y) {
-  const float* in = Input("softmax", x);
-  float* out = Output("softmax", y);
+  const T* in = Input<T>("softmax", x);
+  T* out = Output<T>("softmax", y);
   CheckSameShape("softmax", x, y);
   const Rows rows = RowsOf("softmax", x);
-  ForRows(
-      rows, DLSYS_ROW {
-        float* to = out + p.at;
+  MapRows(
+      rows, out, DLSYS_MAP_ROW {
         const float scale = (float)(1 / ExpRow(p.Of(in), to));
         for (int64_t k = 0; k < p.n; k++) to[k] *= scale;
       });
 }
 
+template <class T>
 void LogSoftmax(const DLArray* x, DLArray* y) {
-  const float* in = Input("log_softmax", x);
-  float* out = Output("log_softmax", y);
+  const T* in = Input<T>("log_softmax", x);
+  T* out = Output<T>("log_softmax", y);
   CheckSameShape("log_softmax", x, y);
   const Rows rows = RowsOf("log_softmax", x);
-  ForRows(
-      rows, DLSYS_ROW {
-        const Row from = p.Of(in);
+  MapRows(
+      rows, out, DLSYS_MAP_ROW {
+        const RowOf<T> from = p.Of(in);
         const float max = MaxOf(from);
         const float log_sum = (float)std::log(SumExp(from, max));
-        float* to = out + p.at;
         DLSYS_IVDEP
         for (int64_t k = 0; k < p.n; k++) to[k] = from.data[k] - max - log_sum;
       });
 }
 
 // The sum of y_c * (logsumexp(x) - x_c); max - x_c comes first, which loses no digits.
-DLSYS_INLINE double DenseLoss(const Row& x, const Row& y) {
+template <class T>
+DLSYS_INLINE double DenseLoss(const RowOf<T>& x, const RowOf<T>& y) {
   const float max = MaxOf(x);
   const float log_sum = (float)std::log(SumExp(x, max));
   auto term = [=](float logit, float label)
                   __attribute__((always_inline)) { return label * (max - logit + log_sum); };
-  return SumOf(x, max, y, 0.f, term);
+  return SumOf(x, T(max), y, T(0.f), term);
 }
 
 // One value a row, in the shape of the rows.
@@ -106,30 +136,33 @@ void CheckPerRow(const char* op, const DLArray* x, const DLArray* values) {
          ShapeText(values).c_str());
 }
 
-const float* RowGradients(const char* op, const DLArray* dy, Rows rows) {
-  const float* values = Input(op, dy);
+template <class T>
+const T* RowGradients(const char* op, const DLArray* dy, Rows rows) {
+  const T* values = Input<T>(op, dy);
   if (Numel(dy) != rows.count)
     Fail("%s: expected the gradients of %ld rows, got shape %s", op, (long)rows.count,
          ShapeText(dy).c_str());
   return values;
 }
 
+template <class T>
 void CrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "softmax_cross_entropy";
-  const float* logits = Input(op, x);
-  const float* labels = Input(op, y);
-  float* out = Output(op, loss);
+  const T* logits = Input<T>(op, x);
+  const T* labels = Input<T>(op, y);
+  T* out = Output<T>(op, loss);
   CheckSameShape(op, x, y);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, loss);
-  ForRows(rows, DLSYS_ROW { out[p.r] = (float)DenseLoss(p.Of(logits), p.Of(labels)); });
+  ForRows(rows, DLSYS_ROW { out[p.r] = T(DenseLoss(p.Of(logits), p.Of(labels))); });
 }
 
+template <class T>
 void CrossEntropyMean(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "softmax_cross_entropy_mean";
-  const float* logits = Input(op, x);
-  const float* labels = Input(op, y);
-  float* out = Output(op, loss);
+  const T* logits = Input<T>(op, x);
+  const T* labels = Input<T>(op, y);
+  T* out = Output<T>(op, loss);
   CheckSameShape(op, x, y);
   const Rows rows = RowsOf(op, x);
   if (Numel(loss) != 1)
@@ -140,23 +173,23 @@ void CrossEntropyMean(const DLArray* x, const DLArray* y, DLArray* loss) {
   Serially([=] {
     double total = 0;
     for (int64_t r = 0; r < rows.count; r++) total += of_row[r];
-    *out = (float)(total / (double)rows.count);
+    *out = T(total / (double)rows.count);
   });
 }
 
+template <class T>
 void CrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy, DLArray* dx) {
   const char* op = "softmax_cross_entropy_gradient";
-  const float* logits = Input(op, x);
-  const float* labels = Input(op, y);
-  float* out = Output(op, dx);
+  const T* logits = Input<T>(op, x);
+  const T* labels = Input<T>(op, y);
+  T* out = Output<T>(op, dx);
   CheckSameShape(op, x, y);
   CheckSameShape(op, x, dx);
   const Rows rows = RowsOf(op, x);
-  const float* gradients = RowGradients(op, dy, rows);
-  ForRows(
-      rows, DLSYS_ROW {
-        const Row label = p.Of(labels);
-        float* to = out + p.at;
+  const T* gradients = RowGradients<T>(op, dy, rows);
+  MapRows(
+      rows, out, DLSYS_MAP_ROW {
+        const RowOf<T> label = p.Of(labels);
         const float scale = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
         const float gradient = gradients[p.r];
         for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * scale - label.data[k]) * gradient;
@@ -189,10 +222,11 @@ class SparseLabels {
   int dtype_;
 };
 
+template <class T>
 void SparseCrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "sparse_softmax_cross_entropy";
-  const float* logits = Input(op, x);
-  float* out = Output(op, loss);
+  const T* logits = Input<T>(op, x);
+  T* out = Output<T>(op, loss);
   Check(op, y);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
@@ -200,27 +234,27 @@ void SparseCrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
   const SparseLabels labels(op, y, rows);
   ForRows(
       rows, DLSYS_ROW {
-        const Row from = p.Of(logits);
+        const RowOf<T> from = p.Of(logits);
         const float max = MaxOf(from);
         const float log_sum = (float)std::log(SumExp(from, max));
-        out[p.r] = max - from.data[labels[p.r]] + log_sum;
+        out[p.r] = T(max - from.data[labels[p.r]] + log_sum);
       });
 }
 
+template <class T>
 void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy,
                                 DLArray* dx) {
   const char* op = "sparse_softmax_cross_entropy_gradient";
-  const float* logits = Input(op, x);
-  float* out = Output(op, dx);
+  const T* logits = Input<T>(op, x);
+  T* out = Output<T>(op, dx);
   Check(op, y);
   CheckSameShape(op, x, dx);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
-  const float* gradients = RowGradients(op, dy, rows);
+  const T* gradients = RowGradients<T>(op, dy, rows);
   const SparseLabels labels(op, y, rows);
-  ForRows(
-      rows, DLSYS_ROW {
-        float* to = out + p.at;
+  MapRows(
+      rows, out, DLSYS_MAP_ROW {
         const float scale = (float)(1 / ExpRow(p.Of(logits), to));
         const float gradient = gradients[p.r];
         const int64_t label = labels[p.r];
@@ -232,32 +266,34 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
 }
 
 // loss = minus the element of each row at its label.
+template <class T>
 void NegativeLogLikelihood(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "negative_log_likelihood";
-  const float* in = Input(op, x);
-  float* out = Output(op, loss);
+  const T* in = Input<T>(op, x);
+  T* out = Output<T>(op, loss);
   Check(op, y);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
   CheckPerRow(op, x, loss);
   const SparseLabels labels(op, y, rows);
   ParallelFor(rows.count, RowGrain(kElementCost), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++) out[r] = -in[r * rows.cols + labels[r]];
+    for (int64_t r = begin; r < end; r++) out[r] = T(-in[r * rows.cols + labels[r]]);
   });
 }
 
 // dx = -dy at the label of each row, 0 elsewhere.
+template <class T>
 void NegativeLogLikelihoodGradient(const DLArray* y, const DLArray* dy, DLArray* dx) {
   const char* op = "negative_log_likelihood_gradient";
-  float* out = Output(op, dx);
+  T* out = Output<T>(op, dx);
   Check(op, y);
   const Rows rows = RowsOf(op, dx);
   CheckPerRow(op, dx, y);
-  const float* gradients = RowGradients(op, dy, rows);
+  const T* gradients = RowGradients<T>(op, dy, rows);
   const SparseLabels labels(op, y, rows);
   ParallelFor(rows.count, RowGrain(rows.cols), [&](int64_t begin, int64_t end) {
-    std::fill(out + begin * rows.cols, out + end * rows.cols, 0.f);
-    for (int64_t r = begin; r < end; r++) out[r * rows.cols + labels[r]] = -gradients[r];
+    std::fill(out + begin * rows.cols, out + end * rows.cols, T(0.f));
+    for (int64_t r = begin; r < end; r++) out[r * rows.cols + labels[r]] = T(-gradients[r]);
   });
 }
 
@@ -268,21 +304,23 @@ void CheckLoss(const char* op, const DLArray* loss) {
     Fail("%s: expected a loss of one element, got shape %s", op, ShapeText(loss).c_str());
 }
 
-void StoreScaledSum(const double* of_row, int64_t rows, float scale, float* to) {
+template <class T>
+void StoreScaledSum(const double* of_row, int64_t rows, float scale, T* to) {
   Serially([=] {
     double total = 0;
     for (int64_t r = 0; r < rows; r++) total += of_row[r];
-    *to = (float)(total * scale);
+    *to = T(total * scale);
   });
 }
 
+template <class T>
 void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* workspace, float scale,
                        float dy, DLArray* loss, DLArray* dx) {
   const char* op = "fused_cross_entropy";
-  const float* logits = Input(op, x);
-  const float* labels = Input(op, y);
-  float* total = Output(op, loss);
-  float* out = Output(op, dx);
+  const T* logits = Input<T>(op, x);
+  const T* labels = Input<T>(op, y);
+  T* total = Output<T>(op, loss);
+  T* out = Output<T>(op, dx);
   Check(op, workspace);
   CheckSameShape(op, x, y);
   CheckSameShape(op, x, dx);
@@ -290,23 +328,23 @@ void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* worksp
   const Rows rows = RowsOf(op, x);
   const ScratchArray<double> losses(rows.count);
   double* of_row = losses.data();
-  ForRows(
-      rows, DLSYS_ROW {
-        const Row label = p.Of(labels);
+  MapRows(
+      rows, out, DLSYS_MAP_ROW {
+        const RowOf<T> label = p.Of(labels);
         of_row[p.r] = DenseLoss(p.Of(logits), label);
-        float* to = out + p.at;
         const float share = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
         for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * share - label.data[k]) * dy;
       });
   StoreScaledSum(of_row, rows.count, scale, total);
 }
 
+template <class T>
 void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* workspace,
                              float scale, float dy, DLArray* loss, DLArray* dx) {
   const char* op = "fused_sparse_cross_entropy";
-  const float* logits = Input(op, x);
-  float* total = Output(op, loss);
-  float* out = Output(op, dx);
+  const T* logits = Input<T>(op, x);
+  T* total = Output<T>(op, loss);
+  T* out = Output<T>(op, dx);
   Check(op, y);
   Check(op, workspace);
   CheckSameShape(op, x, dx);
@@ -316,12 +354,11 @@ void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* 
   const SparseLabels labels("sparse_softmax_cross_entropy", y, rows);  // which the user wrote
   const ScratchArray<double> losses(rows.count);
   double* of_row = losses.data();
-  ForRows(
-      rows, DLSYS_ROW {
-        const Row from = p.Of(logits);
+  MapRows(
+      rows, out, DLSYS_MAP_ROW {
+        const RowOf<T> from = p.Of(logits);
         const int64_t label = labels[p.r];
         const float below = MaxOf(from) - from.data[label];
-        float* to = out + p.at;
         const double sum = ExpRow(from, to);
         of_row[p.r] = below + (float)std::log(sum);
         const float share = (float)(1 / sum);
@@ -332,17 +369,17 @@ void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* 
   StoreScaledSum(of_row, rows.count, scale, total);
 }
 
-DLSYS_KERNEL(cpu, fused_cross_entropy, FusedCrossEntropy);
-DLSYS_KERNEL(cpu, fused_sparse_cross_entropy, FusedSparseCrossEntropy);
-DLSYS_KERNEL(cpu, softmax, Softmax);
-DLSYS_KERNEL(cpu, log_softmax, LogSoftmax);
-DLSYS_KERNEL(cpu, softmax_cross_entropy, CrossEntropy);
-DLSYS_KERNEL(cpu, softmax_cross_entropy_mean, CrossEntropyMean);
-DLSYS_KERNEL(cpu, softmax_cross_entropy_gradient, CrossEntropyGradient);
-DLSYS_KERNEL(cpu, sparse_softmax_cross_entropy, SparseCrossEntropy);
-DLSYS_KERNEL(cpu, sparse_softmax_cross_entropy_gradient, SparseCrossEntropyGradient);
-DLSYS_KERNEL(cpu, negative_log_likelihood, NegativeLogLikelihood);
-DLSYS_KERNEL(cpu, negative_log_likelihood_gradient, NegativeLogLikelihoodGradient);
+DLSYS_KERNEL_TYPED(cpu, fused_cross_entropy, FusedCrossEntropy);
+DLSYS_KERNEL_TYPED(cpu, fused_sparse_cross_entropy, FusedSparseCrossEntropy);
+DLSYS_KERNEL_TYPED(cpu, softmax, Softmax);
+DLSYS_KERNEL_TYPED(cpu, log_softmax, LogSoftmax);
+DLSYS_KERNEL_TYPED(cpu, softmax_cross_entropy, CrossEntropy);
+DLSYS_KERNEL_TYPED(cpu, softmax_cross_entropy_mean, CrossEntropyMean);
+DLSYS_KERNEL_TYPED(cpu, softmax_cross_entropy_gradient, CrossEntropyGradient);
+DLSYS_KERNEL_TYPED(cpu, sparse_softmax_cross_entropy, SparseCrossEntropy);
+DLSYS_KERNEL_TYPED(cpu, sparse_softmax_cross_entropy_gradient, SparseCrossEntropyGradient);
+DLSYS_KERNEL_TYPED(cpu, negative_log_likelihood, NegativeLogLikelihood);
+DLSYS_KERNEL_TYPED(cpu, negative_log_likelihood_gradient, NegativeLogLikelihoodGradient);
 
 }  // namespace
 }  // namespace cpu

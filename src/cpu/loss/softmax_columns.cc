@@ -22,8 +22,9 @@ DLSYS_INLINE float Correction(double sum) {
 
 // x and y start at the first of `cols` columns of n rows. Where the strip is as wide as the array,
 // rows are adjacent and fold into wide rows of about kFoldedColumns columns.
-template <bool kLog>
-DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Extents& s, int64_t cols) {
+template <bool kLog, class T>
+DLSYS_INLINE void SoftmaxStrip(const T* x, T* y, const Extents& s, int64_t cols) {
+  constexpr bool kKeeps = !kLog && !kIs16Bit<T>;  // exp in y, which has its digits
   const int64_t fit = std::min(kFoldedColumns / s.inner, s.n / 4);
   const int64_t folded = cols == s.inner ? std::max<int64_t>(1, fit) : 1;
   const int64_t width = folded * cols, stride = folded * s.inner;
@@ -42,7 +43,7 @@ DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Extents& s, int64
     for (int64_t c = 0; c < count; c++) {
       const float value = fn::exp(x[at + c] - max[c]);
       sum[c] += value;
-      if (!kLog) y[at + c] = value;
+      if (kKeeps) y[at + c] = T(value);
     }
   };
   for (int64_t at = 0; at < full * s.inner; at += stride) row(at, width);
@@ -52,18 +53,22 @@ DLSYS_INLINE void SoftmaxStrip(const float* x, float* y, const Extents& s, int64
   for (int64_t c = cols; c < width; c++) correction[c] = correction[c - cols];
 
   auto finish = [&](int64_t at, int64_t count) __attribute__((always_inline)) {
-    for (int64_t c = 0; c < count; c++)
-      y[at + c] = kLog ? x[at + c] - max[c] - correction[c] : y[at + c] * correction[c];
+    for (int64_t c = 0; c < count; c++) {
+      if (kLog)
+        y[at + c] = T(x[at + c] - max[c] - correction[c]);
+      else
+        y[at + c] = T((kKeeps ? (float)y[at + c] : fn::exp(x[at + c] - max[c])) * correction[c]);
+    }
   };
   for (int64_t at = 0; at < full * s.inner; at += stride) finish(at, width);
   finish(full * s.inner, rest);
 }
 
-template <bool kLog>
-void SoftmaxShort(const float* x, const Extents& s, float* y) {
-  auto block = [=](const float* from, const int32_t* start, int64_t, int count)
+template <bool kLog, class T>
+void SoftmaxShort(const T* x, const Extents& s, T* y) {
+  auto block = [=](const T* from, const int32_t* start, int64_t, int count)
                    __attribute__((always_inline)) {
-                     float* to = y + (from - x);
+                     T* to = y + (from - x);
                      float max[kLanes], correction[kLanes], value[kShort][kLanes];
                      double sum[kLanes] = {};
                      for (int j = 0; j < kLanes; j++) max[j] = Max::kIdentity;
@@ -82,16 +87,16 @@ void SoftmaxShort(const float* x, const Extents& s, float* y) {
                      for (int64_t r = 0; r < s.n; r++)
                        for (int j = 0; j < count; j++)
                          to[start[j] + r * s.inner] =
-                             kLog ? value[r][j] - correction[j] : value[r][j] * correction[j];
+                             T(kLog ? value[r][j] - correction[j] : value[r][j] * correction[j]);
                    };
   ForShort(x, s, block);
 }
 
-template <bool kLog>
+template <class T, bool kLog>
 void Softmax(const DLArray* x, DLArray* y) {
   const char* op = kLog ? "log_softmax_columns" : "softmax_columns";
-  const float* in = Input(op, x);
-  float* out = Output(op, y);
+  const T* in = Input<T>(op, x);
+  T* out = Output<T>(op, y);
   const Extents s = CheckedExtents(op, x, y, true);
   if (Numel(y) == 0) return;
   if (s.n <= kShort && s.inner < kLanes) return SoftmaxShort<kLog>(in, s, out);
@@ -110,8 +115,8 @@ void Softmax(const DLArray* x, DLArray* y) {
               });
 }
 
-DLSYS_KERNEL(cpu, softmax_columns, Softmax<false>);
-DLSYS_KERNEL(cpu, log_softmax_columns, Softmax<true>);
+DLSYS_KERNEL_TYPED(cpu, softmax_columns, Softmax, false);
+DLSYS_KERNEL_TYPED(cpu, log_softmax_columns, Softmax, true);
 
 }  // namespace
 }  // namespace cpu

@@ -1,6 +1,7 @@
 // Optimizer steps in place on the CPU, each over all parameters at once (multi-tensor). Rates and
-// counts are arrays, which may change between runs of a captured program. Parameters and gradients
-// of 16 bits are widened a block at a time, which stays in the cache, and parameters rounded back.
+// counts are arrays, which may change between runs of a captured program. Parameters and slots are
+// read and written, gradients only read. Parameters and gradients of 16 bits are widened a block at
+// a time, which stays in the cache, and parameters rounded back. Memory bandwidth limits it.
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"

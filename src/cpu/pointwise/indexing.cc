@@ -1,5 +1,6 @@
 // Indexing kernels on the CPU: slice, place, concat, pad, gather, scatter_add, one_hot. Rows of the
-// inner axes are copied or added as vector loops. The output never overlaps an input.
+// inner axes are copied or added as vector loops. The output never overlaps an input. Memory
+// bandwidth limits it.
 #include "math/indexing.h"
 
 #include <algorithm>
@@ -183,17 +184,24 @@ void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool re
   });
 }
 
+constexpr int64_t kSumPiece = 512;  // columns summed at a time, in floats or doubles on the stack
+
 // Writes the gradients of positions first to last of the unpadded axis; positions that the padding
 // does not repeat have one copy, and their copies are contiguous.
-DLSYS_INLINE void PadGradientRun(const Padding& padding, const float* from, int64_t first,
-                                 int64_t last, int64_t inner, float* to) {
+template <class T>
+DLSYS_INLINE void PadGradientRun(const Padding& padding, const T* from, int64_t first, int64_t last,
+                                 int64_t inner, T* to) {
   const auto sums = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
     for (int64_t k = begin; k < end; k++) {
-      float* row = to + k * inner;
-      std::fill(row, row + inner, 0.f);
-      padding.EachCopy(k, [&](int64_t i) __attribute__((always_inline)) {
-        for (int64_t j = 0; j < inner; j++) row[j] += from[i * inner + j];
-      });
+      for (int64_t col = 0; col < inner; col += kSumPiece) {
+        const int64_t cols = std::min(kSumPiece, inner - col);
+        float total[kSumPiece];
+        std::fill(total, total + cols, 0.f);
+        padding.EachCopy(k, [&](int64_t i) __attribute__((always_inline)) {
+          for (int64_t j = 0; j < cols; j++) total[j] += from[i * inner + col + j];
+        });
+        for (int64_t j = 0; j < cols; j++) to[k * inner + col + j] = T(total[j]);
+      }
     }
   };
   const int64_t after = padding.m - padding.n - padding.before;
@@ -202,16 +210,17 @@ DLSYS_INLINE void PadGradientRun(const Padding& padding, const float* from, int6
   const int64_t middle = std::clamp(left, first, last);
   const int64_t tail = std::clamp(right, middle, last);
   sums(first, middle);
-  const float* one = from + padding.before * inner;
-  for (int64_t k = middle * inner; k < tail * inner; k++) to[k] = 0.f + one[k];
+  const T* one = from + padding.before * inner;
+  for (int64_t k = middle * inner; k < tail * inner; k++) to[k] = T(0.f + one[k]);
   sums(tail, last);
 }
 
 // dx = the sum of dy over all copies of an element, in order.
+template <class T>
 void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before, bool reflect,
                  DLArray* dx) {
-  const float* from = Input(op, dy);
-  float* to = Output(op, dx);
+  const T* from = Input<T>(op, dy);
+  T* to = Output<T>(op, dx);
   const AxisSplit split(op, dx, axis);
   const Padding padding = PaddingOf(op, dx, axis, before, reflect, dy);
   const int64_t inner = split.inner, n = padding.n, m = padding.m;
@@ -232,11 +241,13 @@ void PadEdge(const DLArray* x, int64_t axis, int64_t before, DLArray* y) {
 void PadReflect(const DLArray* x, int64_t axis, int64_t before, DLArray* y) {
   Pad("pad_reflect", x, axis, before, true, y);
 }
+template <class T>
 void PadEdgeGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx) {
-  PadGradient("pad_edge_gradient", dy, axis, before, false, dx);
+  PadGradient<T>("pad_edge_gradient", dy, axis, before, false, dx);
 }
+template <class T>
 void PadReflectGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx) {
-  PadGradient("pad_reflect_gradient", dy, axis, before, true, dx);
+  PadGradient<T>("pad_reflect_gradient", dy, axis, before, true, dx);
 }
 
 // ---- gather, scatter_add, one_hot ----
@@ -350,58 +361,57 @@ struct Segments {
   }
 };
 
-constexpr int64_t kSumPiece = 512;  // columns summed at a time, in double on the stack
-
 // to[j] = the sum of from[k * inner + j] over the updates k, in order.
-DLSYS_INLINE void AddRows(const float* from, const int64_t* updates, const int64_t* end,
-                          int64_t inner, int64_t cols, float* to) {
+template <class T>
+DLSYS_INLINE void AddRows(const T* from, const int64_t* updates, const int64_t* end, int64_t inner,
+                          int64_t cols, T* to) {
   const auto row = [&](int64_t k) __attribute__((always_inline)) { return from + k * inner; };
   const int64_t count = end - updates;
-  if (count == 0) return std::fill(to, to + cols, 0.f);
-  const float* first = row(updates[0]);
+  if (count == 0) return std::fill(to, to + cols, T(0.f));
+  const T* first = row(updates[0]);
   if (count == 1) {
     std::copy(first, first + cols, to);
     return;
   }
-  const float* second = row(updates[1]);
+  const T* second = row(updates[1]);
   if (count == 2) {  // float(double(a) + double(b)) is a + b
     DLSYS_IVDEP
-    for (int64_t j = 0; j < cols; j++) to[j] = 0.f + (first[j] + second[j]);
+    for (int64_t j = 0; j < cols; j++) to[j] = T(0.f + (first[j] + second[j]));
     return;
   }
   double total[kSumPiece];
   for (int64_t j = 0; j < cols; j++) total[j] = 0.0 + first[j] + second[j];
   for (updates += 2; updates != end; updates++) {
-    const float* next = row(*updates);
+    const T* next = row(*updates);
     for (int64_t j = 0; j < cols; j++) total[j] += next[j];
   }
-  for (int64_t j = 0; j < cols; j++) to[j] = (float)total[j];
+  for (int64_t j = 0; j < cols; j++) to[j] = T((float)total[j]);
 }
 
 // Adds single elements into rows of n, where the axis is the innermost one and the sums of a row
 // fit the cache.
 constexpr int64_t kMostSums = 16384;
 
-template <class Index>
-void AddElements(const float* from, const Index* at, int64_t outer, int64_t n, int64_t count,
-                 float* to) {
+template <class T, class Index>
+void AddElements(const T* from, const Index* at, int64_t outer, int64_t n, int64_t count, T* to) {
   const auto make = [=] { return ScratchArray<double>(n); };
   auto task = [=](int64_t begin, int64_t end, const ScratchArray<double>& scratch) {
     double* sums = scratch.data();
     for (int64_t row = begin; row < end; row++) {
       std::fill(sums, sums + n, 0.0);
       for (int64_t k = 0; k < count; k++) sums[at[k]] += from[row * count + k];
-      for (int64_t k = 0; k < n; k++) to[row * n + k] = (float)sums[k];
+      for (int64_t k = 0; k < n; k++) to[row * n + k] = T((float)sums[k]);
     }
   };
   ParallelForWithScratch(outer, RowGrain(count + n), make, task);
 }
 
 // y[o, row, :] = the sum of updates[o, k, :] over all k with indices[k] == row
+template <class T>
 void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y) {
   const char* op = "scatter_add";
-  const float* from = Input(op, updates);
-  float* to = Output(op, y);
+  const T* from = Input<T>(op, updates);
+  T* to = Output<T>(op, y);
   const AxisSplit split(op, y, axis);
   CheckGathered(op, y, axis, indices, updates);
   const Indices at = CheckedIndices(op, indices, split.n);
@@ -426,14 +436,15 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
 }
 
 // y[k, :] is 1 at indices[k] and 0 elsewhere.
+template <class T>
 void OneHot(const DLArray* indices, DLArray* y) {
-  float* to = Output("one_hot", y);
+  T* to = Output<T>("one_hot", y);
   const AxisSplit split("one_hot", y, y->ndim - 1);
   CheckOneHot(indices, y);
   const Indices at = CheckedIndices("one_hot", indices, split.n);
   ParallelFor(split.outer, RowGrain(split.n), [&](int64_t begin, int64_t end) {
-    std::fill(to + begin * split.n, to + end * split.n, 0.f);
-    for (int64_t k = begin; k < end; k++) to[k * split.n + at[k]] = 1.f;
+    std::fill(to + begin * split.n, to + end * split.n, T(0.f));
+    for (int64_t k = begin; k < end; k++) to[k * split.n + at[k]] = T(1.f);
   });
 }
 
@@ -449,11 +460,11 @@ DLSYS_KERNEL_ANY(cpu, concat_7, ConcatOf<7>::Run);
 DLSYS_KERNEL_ANY(cpu, concat_8, ConcatOf<8>::Run);
 DLSYS_KERNEL_ANY(cpu, pad_edge, PadEdge);
 DLSYS_KERNEL_ANY(cpu, pad_reflect, PadReflect);
-DLSYS_KERNEL(cpu, pad_edge_gradient, PadEdgeGradient);
-DLSYS_KERNEL(cpu, pad_reflect_gradient, PadReflectGradient);
+DLSYS_KERNEL_TYPED(cpu, pad_edge_gradient, PadEdgeGradient);
+DLSYS_KERNEL_TYPED(cpu, pad_reflect_gradient, PadReflectGradient);
 DLSYS_KERNEL_ANY(cpu, gather, Gather);
-DLSYS_KERNEL(cpu, scatter_add, ScatterAdd);
-DLSYS_KERNEL(cpu, one_hot, OneHot);
+DLSYS_KERNEL_TYPED(cpu, scatter_add, ScatterAdd);
+DLSYS_KERNEL_TYPED(cpu, one_hot, OneHot);
 
 }  // namespace
 }  // namespace cpu

@@ -2,9 +2,9 @@
 // each instruction as a vector loop over a block of elements, whose operands are still in the L1
 // cache.
 //
-// Inputs of the output's shape are read in place; immediates, integers and broadcast inputs are
-// expanded to blocks first. The output, float32 or bool, may be the buffer of an input of its shape
-// and dtype: a block is written after all reads of it.
+// Inputs of float32 and the output's shape are read in place; immediates, other dtypes and
+// broadcast inputs are expanded to blocks first. The output, of a storage type or bool, may be the
+// buffer of an input of its shape and dtype: a block is written after all reads of it.
 #include <type_traits>
 
 #include "cpu/pointwise/map.h"
@@ -108,20 +108,50 @@ void Spread(const T* x, const Broadcast& broadcast, int64_t begin, int64_t n, fl
   }
 }
 
+template <class T>
+void Load(const Source& source, int64_t begin, int64_t n, float* to) {
+  const T* x = (const T*)source.data;
+  if (!kIs16Bit<T> || source.broadcast.inner != 1 || begin + n > source.broadcast.count)
+    return Spread(x, source.broadcast, begin, n, to);
+  Dispatch(DLSYS_SIMD {
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) to[k] = x[begin + k];
+  });
+}
+
 void LoadInput(const Source& source, int64_t begin, int64_t n, float* to) {
-  const void* x = source.data;
   switch (source.dtype) {
     case DL_FLOAT32:
-      return Spread((const float*)x, source.broadcast, begin, n, to);
+      return Load<float>(source, begin, n, to);
+    case DL_BFLOAT16:
+      return Load<bfloat16>(source, begin, n, to);
+    case DL_FLOAT16:
+      return Load<float16>(source, begin, n, to);
     case DL_INT32:
-      return Spread((const int32_t*)x, source.broadcast, begin, n, to);
+      return Load<int32_t>(source, begin, n, to);
     case DL_INT64:
-      return Spread((const int64_t*)x, source.broadcast, begin, n, to);
+      return Load<int64_t>(source, begin, n, to);
     case DL_UINT8:
-      return Spread((const uint8_t*)x, source.broadcast, begin, n, to);
+      return Load<uint8_t>(source, begin, n, to);
   }
-  Spread((const uint8_t*)x, source.broadcast, begin, n, to);
+  Load<uint8_t>(source, begin, n, to);
   for (int64_t k = 0; k < n; k++) to[k] = to[k] != 0.f;
+}
+
+template <class T>
+void Store(const float* values, T* out, int64_t n) {
+  Dispatch(DLSYS_SIMD {
+    DLSYS_IVDEP
+    for (int64_t k = 0; k < n; k++) out[k] = T(values[k]);
+  });
+}
+
+// Stores the elements of a block; those of float32 lie in the output already.
+void StoreOutput(const float* values, DLArray* out, int64_t begin, int64_t n) {
+  if (out->dtype == DL_BFLOAT16) return Store(values, (bfloat16*)out->data + begin, n);
+  if (out->dtype == DL_FLOAT16) return Store(values, (float16*)out->data + begin, n);
+  if (out->dtype == DL_FLOAT32) return;
+  for (int64_t k = 0; k < n; k++) ((uint8_t*)out->data)[begin + k] = values[k] != 0.f;
 }
 
 // ---- the kernel ----
@@ -146,8 +176,8 @@ class Worker {
       std::fill_n(Constant(count + k), block, program.immediates[k]);
   }
 
-  // Computes elements begin to begin + n of the output, which is bool or float32.
-  void Run(int64_t begin, int64_t n, void* out, bool is_bool) const {
+  // Computes elements begin to begin + n of the output.
+  void Run(int64_t begin, int64_t n, DLArray* out) const {
     const float* values[1 + pointwise::kSlots];  // by operand
     std::fill_n(values, 1 + pointwise::kSlots, Slot(program_.slots));
     for (int k = 0; k < count_; k++) values[1 + k] = Input(k, begin, n);
@@ -159,12 +189,11 @@ class Worker {
         from[k] = immediate < 0 ? values[step.operands[k]] : Constant(count_ + immediate);
       }
       float* to = Slot(step.destination ? step.destination - 1 : program_.slots);
-      if (at + 1 == program_.length && !is_bool) to = (float*)out + begin;
+      if (at + 1 == program_.length && out->dtype == DL_FLOAT32) to = (float*)out->data + begin;
       kMaps[step.opcode](from, to, n);
       values[0] = values[step.destination] = to;
     }
-    if (is_bool)
-      for (int64_t k = 0; k < n; k++) ((uint8_t*)out)[begin + k] = values[0][k] != 0.f;
+    StoreOutput(values[0], out, begin, n);
   }
 
  private:
@@ -201,18 +230,17 @@ void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, 
     const bool direct = a->dtype == DL_FLOAT32 && broadcast.inner == 1 && broadcast.count == n;
     sources[k] = {a->data, a->dtype, broadcast, direct};
   }
-  const bool is_bool = out->dtype == DL_BOOL;
   const int64_t numel = Worker::ScratchNumel(program, count, std::min(kBlock, n));
   const auto make = [=] { return ScratchArray<float>(numel); };
   auto task = [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
     const Worker worker(program, sources, count, std::min(kBlock, end - begin), scratch.data());
     for (int64_t at = begin; at < end; at += kBlock)
-      worker.Run(at, std::min(kBlock, end - at), out->data, is_bool);
+      worker.Run(at, std::min(kBlock, end - at), out);
   };
   ParallelForWithScratch(n, kGrain, make, task);
 }
 
-DLSYS_KERNEL(cpu, pointwise, Pointwise);
+DLSYS_KERNEL_ANY(cpu, pointwise, Pointwise);
 
 }  // namespace
 }  // namespace cpu

@@ -127,15 +127,16 @@ void Bernoulli(const DLArray* step, int64_t seed, int64_t node, int64_t threshol
 }
 
 // y = scale * x where the word is below the threshold, else 0; y may be x.
+template <class T>
 void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, int64_t threshold,
              float scale, DLArray* y) {
-  const float* in = Input("dropout", x);
-  float* out = Output("dropout", y);
+  const T* in = Input<T>("dropout", x);
+  T* out = Output<T>("dropout", y);
   CheckSameShape("dropout", x, y);
   const Stream stream = StreamOf("dropout", step, seed, node);
   ForWords(
       stream, Numel(y),
-      DLSYS_ELEMENT { out[k] = (uint64_t)word < (uint64_t)threshold ? scale * in[k] : 0.f; });
+      DLSYS_ELEMENT { out[k] = T((uint64_t)word < (uint64_t)threshold ? scale * in[k] : 0.f); });
 }
 
 void StepOfDraw(const DLArray* step, const DLArray* draws, DLArray* y) {
@@ -150,7 +151,7 @@ DLSYS_KERNEL(cpu, step_of_draw, StepOfDraw);
 DLSYS_KERNEL(cpu, random_uniform, Uniform);
 DLSYS_KERNEL(cpu, random_normal, Normal);
 DLSYS_KERNEL(cpu, random_bernoulli, Bernoulli);
-DLSYS_KERNEL(cpu, dropout, Dropout);
+DLSYS_KERNEL_TYPED(cpu, dropout, Dropout);
 
 }  // namespace
 }  // namespace cpu

@@ -34,11 +34,11 @@ struct Extreme {
 };
 
 // Skips the blocks from k on that do not contain a value.
-template <int kBlock, class T>
-DLSYS_INLINE int64_t SkipBlocks(const T* x, int64_t k, int64_t n, T value) {
+template <int kBlock, class E, class T>
+DLSYS_INLINE int64_t SkipBlocks(const E* x, int64_t k, int64_t n, T value) {
   for (; k + kBlock <= n; k += kBlock) {
     int found = 0;
-    for (int j = 0; j < kBlock; j++) found |= IsEqual(x[k + j], value);
+    for (int j = 0; j < kBlock; j++) found |= IsEqual<T>(x[k + j], value);
     if (found) break;
   }
   return k;
@@ -63,14 +63,16 @@ struct ArgMonoid {
     return earlier || IsBetter<kMax>(b.value, a.value) ? b : a;
   }
   // A run gives its extreme and where it begins; the result looks for it in the best run.
-  DLSYS_INLINE static State Run(const RowOf<T>& x, int64_t first) {
+  template <class E>
+  DLSYS_INLINE static State Run(const RowOf<E>& x, int64_t first) {
     return {Listed<Value>::Run(x, first), first};
   }
-  DLSYS_INLINE static int64_t Result(State s, const RowOf<T>& x) {
+  template <class E>
+  DLSYS_INLINE static int64_t Result(State s, const RowOf<E>& x) {
     if (x.n == 0) return s.index;
     int64_t k = SkipBlocks<4 * kLanes>(x.data, s.index, x.n, s.value);
     k = SkipBlocks<kLanes>(x.data, k, x.n, s.value);
-    while (!IsEqual(x.data[k], s.value)) k++;
+    while (!IsEqual<T>(x.data[k], s.value)) k++;
     return k;
   }
 
@@ -112,6 +114,10 @@ void Arg(const DLArray* x, DLArray* y) {
   switch (x->dtype) {
     case DL_FLOAT32:
       return Reduce<float, int64_t>(ArgMonoid<kMax, float>(), x, middle, y);
+    case DL_BFLOAT16:
+      return Reduce<bfloat16, int64_t>(ArgMonoid<kMax, float>(), x, middle, y);
+    case DL_FLOAT16:
+      return Reduce<float16, int64_t>(ArgMonoid<kMax, float>(), x, middle, y);
     case DL_INT32:
       return Reduce<int32_t, int64_t>(ArgMonoid<kMax, int32_t>(), x, middle, y);
     case DL_INT64:
@@ -124,10 +130,11 @@ void Arg(const DLArray* x, DLArray* y) {
 }
 
 // mask (outer, n, inner): 1 at the first element of each column that equals y (outer, inner).
+template <class T>
 void FirstMatch(const DLArray* x, const DLArray* y, DLArray* mask) {
   const char* op = "first_match";
-  const float* in = Input(op, x);
-  const float* wanted = Input(op, y);
+  const T* in = Input<T>(op, x);
+  const T* wanted = Input<T>(op, y);
   Check(op, mask);
   const Extents of = CheckedExtents(op, x, y);
   CheckedExtents(op, x, mask, true);
@@ -138,11 +145,11 @@ void FirstMatch(const DLArray* x, const DLArray* y, DLArray* mask) {
   auto strip = [=](int64_t o, int64_t col, int64_t cols) {
     uint8_t open[kColumns];  // nothing found yet
     std::fill(open, open + cols, (uint8_t)1);
-    const float* target = wanted + o * of.inner + col;
+    const T* target = wanted + o * of.inner + col;
     for (int64_t r = 0; r < of.n; r++) {
       const int64_t at = (o * of.n + r) * of.inner + col;
       for (int64_t c = 0; c < cols; c++) {
-        out[at + c] = open[c] & (uint8_t)IsEqual(in[at + c], target[c]);
+        out[at + c] = open[c] & (uint8_t)IsEqual<float>(in[at + c], target[c]);
         open[c] &= (uint8_t)!out[at + c];
       }
     }
@@ -155,9 +162,9 @@ void FirstMatch(const DLArray* x, const DLArray* y, DLArray* mask) {
   });
 }
 
-DLSYS_KERNEL(cpu, argmax, Arg<true>);
-DLSYS_KERNEL(cpu, argmin, Arg<false>);
-DLSYS_KERNEL(cpu, first_match, FirstMatch);
+DLSYS_KERNEL_ANY(cpu, argmax, Arg<true>);
+DLSYS_KERNEL_ANY(cpu, argmin, Arg<false>);
+DLSYS_KERNEL_TYPED(cpu, first_match, FirstMatch);
 
 }  // namespace
 }  // namespace cpu

@@ -14,7 +14,7 @@
 // is kept, strips of columns are, of which narrow ones fold into wide rows; and where n and inner
 // are small, vectors run across columns of different outer indices. A long reduction is split into
 // groups, whose states are then combined in their order. All of it depends on the shape only, for
-// any number of threads. Memory bandwidth limits it.
+// any number of threads. Elements are of any storage type. Memory bandwidth limits it.
 #pragma once
 #include "cpu/pointwise/strides.h"
 #include "cpu/reduce/rows.h"
@@ -113,7 +113,7 @@ class Reduction {
                    typename R::template Block<kLanes> block;
                    block.Reduce(rows, tile);
                    for (int j = 0; j < count; j++)
-                     y_[first + j] = reduce_.Result(block.Get(j, 0, tile), RowOf<T>{});
+                     y_[first + j] = (U)reduce_.Result(block.Get(j, 0, tile), RowOf<T>{});
                  });
   }
 
@@ -145,7 +145,7 @@ class Reduction {
           if (partial)
             partial[k] = state;
           else
-            y_[k] = reduce_.Result(state, RowOf<T>{from, cols_, cols_});
+            y_[k] = (U)reduce_.Result(state, RowOf<T>{from, cols_, cols_});
           if (++group < groups) continue;
           group = 0;
           output.Next();
@@ -242,7 +242,7 @@ class Reduction {
       if (partial)
         partial[to + c] = state;
       else
-        y_[to + c] = reduce_.Result(state, RowOf<T>{});
+        y_[to + c] = (U)reduce_.Result(state, RowOf<T>{});
     };
     const int64_t folded = t.width / t.cols;
     if (folded == 1) {
@@ -265,7 +265,7 @@ class Reduction {
         State state = states[0];
         for (int64_t g = 1; g < groups; g++) state = R::Combine(state, states[g * cols]);
         const RowOf<T> none{};
-        y_[k] = reduce_.Result(
+        y_[k] = (U)reduce_.Result(
             state, row_wise ? RowOf<T>{x_ + Cursor<1>(kept_, k).offset[0], cols_, cols_} : none);
       }
     });
@@ -286,7 +286,7 @@ void Reduce(const R& reduce, const DLArray* x, int64_t axes, DLArray* y) {
   const int64_t count = Numel(y);
   if (count == 0) return;
   if (Numel(x) == 0) {
-    const U empty = reduce.Result(reduce.Identity(), RowOf<T>{});
+    const U empty = (U)reduce.Result(reduce.Identity(), RowOf<T>{});
     return Serially([=] { std::fill(out, out + count, empty); });
   }
   Reduction<R, T, U>(reduce, x, axes, out).Run();
@@ -295,7 +295,7 @@ void Reduce(const R& reduce, const DLArray* x, int64_t axes, DLArray* y) {
 // The monoid of a line of math/monoids.h. Of long columns, kTree elements combine, in the type that
 // `Of` gives, before they enter the state.
 template <class M>
-struct Listed {
+struct Listed : M {
   using State = typename M::State;
   static constexpr int64_t kNarrow = kFoldedColumns / 2;
 
@@ -311,7 +311,7 @@ struct Listed {
   DLSYS_INLINE static State Run(const RowOf<T>& x, int64_t) {
     State lane[kLanes], other[kLanes];
     for (int j = 0; j < kLanes; j++) lane[j] = other[j] = M::kIdentity;
-    auto add = [](State(&to)[kLanes], const T* from) __attribute__((always_inline)) {
+    auto add = [](State(&to)[kLanes], const auto* from) __attribute__((always_inline)) {
       for (int j = 0; j < kLanes; j++) to[j] = Combine(to[j], M::Of(from[j]));
     };
     int64_t k = 0;
@@ -321,7 +321,7 @@ struct Listed {
     }
     for (int j = 0; j < kLanes; j++) lane[j] = Combine(lane[j], other[j]);
     for (; k + kLanes <= x.n; k += kLanes) add(lane, x.data + k);
-    if (k < x.n) add(lane, Tail(x, k, (T)M::kIdentity).lane);
+    if (k < x.n) add(lane, Tail(x, k, (Lane<T>)M::kIdentity).lane);
     return FoldLanes(lane,
                      [](State a, State b) __attribute__((always_inline)) { return Combine(a, b); });
   }

@@ -1,5 +1,6 @@
 // Sums over any axes, and the reductions of the middle axis of x (outer, n, inner) by a monoid on
-// the CPU: max, min, product and logsumexp. NaN propagates.
+// the CPU: max, min, product and logsumexp. NaN propagates. The output never overlaps the input.
+// Memory bandwidth limits all but logsumexp.
 #include "cpu/reduce/axes.h"
 #include "math/monoids.h"
 
@@ -68,7 +69,7 @@ struct LogSumExp {
   template <class T>
   DLSYS_INLINE static State Run(const RowOf<T>& x, int64_t first) {
     const float max = Listed<Max>::Run(x, first), shift = Shift(max);
-    return {max, SumOf(x, Max::kIdentity, [=](float value) __attribute__((always_inline)) {
+    return {max, SumOf(x, (T)Max::kIdentity, [=](float value) __attribute__((always_inline)) {
               return fn::exp(value - shift);
             })};
   }
@@ -96,36 +97,29 @@ struct LogSumExp {
   };
 };
 
+template <class T>
 void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y) {
-  Input("reduce_sum", x);
-  Output("reduce_sum", y);
+  Input<T>("reduce_sum", x);
+  Output<T>("reduce_sum", y);
   CheckReduced("reduce_sum", x, axes, y);
-  Reduce<float, float>(ScaledSum{scale}, x, axes, y);
+  Reduce<T, T>(ScaledSum{scale}, x, axes, y);
 }
 
 constexpr int64_t kMiddle = 1 << 1;  // of (outer, n, inner)
 
-template <class R>
-void ReduceMiddle(const char* op, const DLArray* x, DLArray* y) {
-  Input(op, x);
-  Output(op, y);
-  CheckedExtents(op, x, y);
-  Reduce<float, float>(R(), x, kMiddle, y);
-}
-
-template <class M>
-void ReduceListed(const DLArray* x, DLArray* y) {
-  ReduceMiddle<Listed<M>>(M::name, x, y);
-}
-void ReduceLogSumExp(const DLArray* x, DLArray* y) {
-  ReduceMiddle<LogSumExp>("reduce_logsumexp", x, y);
+template <class T, class R>
+void ReduceMiddle(const DLArray* x, DLArray* y) {
+  Input<T>(R::name, x);
+  Output<T>(R::name, y);
+  CheckedExtents(R::name, x, y);
+  Reduce<T, T>(R(), x, kMiddle, y);
 }
 
 #define DLSYS_REGISTER_MONOID(Name, kernel, ...) \
-  DLSYS_KERNEL(cpu, kernel, ReduceListed<monoid::Name>);
+  DLSYS_KERNEL_TYPED(cpu, kernel, ReduceMiddle, Listed<monoid::Name>);
 DLSYS_MONOIDS(DLSYS_REGISTER_MONOID)
-DLSYS_KERNEL(cpu, reduce_sum, ReduceSum);
-DLSYS_KERNEL(cpu, reduce_logsumexp, ReduceLogSumExp);
+DLSYS_KERNEL_TYPED(cpu, reduce_sum, ReduceSum);
+DLSYS_KERNEL_TYPED(cpu, reduce_logsumexp, ReduceMiddle, LogSumExp);
 
 }  // namespace
 }  // namespace cpu

@@ -17,8 +17,8 @@ namespace cpu {
 inline constexpr int kLanes = 32;
 inline constexpr int64_t kSumBlock = 16 * kLanes;
 
-// A row of n values, of which `readable` >= n values may be read from `data` on: following rows of
-// the same task included.
+// A row of n values of any storage type, of which `readable` >= n values may be read from `data`
+// on: following rows of the same task included.
 template <class T>
 struct RowOf {
   const T* data;
@@ -98,7 +98,8 @@ DLSYS_INLINE double SumOf(const RowOf<T>& x) {
 }
 
 // The largest value, minus infinity for none; NaN is ignored.
-DLSYS_INLINE float MaxOf(const Row& x) {
+template <class T>
+DLSYS_INLINE float MaxOf(const RowOf<T>& x) {
   const float lowest = -std::numeric_limits<float>::infinity();
   auto larger = [](float a, float b) __attribute__((always_inline)) { return b > a ? b : a; };
   float max[kLanes];
@@ -107,15 +108,15 @@ DLSYS_INLINE float MaxOf(const Row& x) {
   for (; k + kLanes <= x.n; k += kLanes)
     for (int j = 0; j < kLanes; j++) max[j] = larger(max[j], x.data[k + j]);
   if (k < x.n) {
-    const Tail tail(x, k, lowest);
+    const Tail tail(x, k, T(lowest));
     for (int j = 0; j < kLanes; j++) max[j] = larger(max[j], tail.lane[j]);
   }
   return FoldLanes(max, larger);
 }
 
 // y[k] = f(x[k]) for a row; y may be x. Returns the sum of y, where f(fill) is 0.
-template <class F>
-DLSYS_INLINE double MapRow(const Row& x, float fill, float* y, const F& f) {
+template <class T, class F>
+DLSYS_INLINE double MapRow(const RowOf<T>& x, T fill, float* y, const F& f) {
   int64_t k = 0;
   for (; k + kLanes <= x.n; k += kLanes) {
     DLSYS_IVDEP
@@ -123,10 +124,11 @@ DLSYS_INLINE double MapRow(const Row& x, float fill, float* y, const F& f) {
   }
   double total = SumOf(Row{y, k, k});
   if (k == x.n) return total;
-  Tail tail(x, k, fill);
-  for (int j = 0; j < kLanes; j++) tail.lane[j] = f(tail.lane[j]);
-  for (int j = 0; k < x.n; k++, j++) y[k] = tail.lane[j];
-  return total + AddLanes(tail.lane);
+  const Tail tail(x, k, fill);
+  float lane[kLanes];
+  for (int j = 0; j < kLanes; j++) lane[j] = f(tail.lane[j]);
+  for (int j = 0; k < x.n; k++, j++) y[k] = lane[j];
+  return total + AddLanes(lane);
 }
 
 }  // namespace cpu

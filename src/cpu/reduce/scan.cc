@@ -60,9 +60,10 @@ void ForStrips(const char* op, const DLArray* x, const DLArray* y, int64_t colum
   RunStrips<kColumns>(x, columns, held, body);
 }
 
+template <class T>
 void CumSum(const DLArray* x, int64_t reverse, DLArray* y) {
-  const float* in = Input("cumsum", x);
-  float* out = Output("cumsum", y);
+  const T* in = Input<T>("cumsum", x);
+  T* out = Output<T>("cumsum", y);
   auto strip = [=](int64_t first, int64_t cols, double*, auto capacity)
                    __attribute__((always_inline)) {
                      const int64_t n = x->shape[1], inner = x->shape[2];
@@ -72,16 +73,17 @@ void CumSum(const DLArray* x, int64_t reverse, DLArray* y) {
                        const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
                        for (int64_t c = 0; c < cols; c++) {
                          sum[c] += in[at + c];
-                         out[at + c] = (float)sum[c];
+                         out[at + c] = T(sum[c]);
                        }
                      }
                    };
   ForStrips("cumsum", x, y, kColumns, 0, strip);
 }
 
+template <class T>
 void ProdOthers(const DLArray* x, DLArray* y) {
-  const float* in = Input("prod_others", x);
-  float* out = Output("prod_others", y);
+  const T* in = Input<T>("prod_others", x);
+  T* out = Output<T>("prod_others", y);
   auto strip = [=](int64_t first, int64_t cols, double* before, auto capacity)
                    __attribute__((always_inline)) {
                      const int64_t n = x->shape[1], inner = x->shape[2];
@@ -97,7 +99,7 @@ void ProdOthers(const DLArray* x, DLArray* y) {
                      for (int64_t k = n - 1; k >= 0; k--) {
                        const int64_t at = first + k * inner;
                        for (int64_t c = 0; c < cols; c++) {
-                         out[at + c] = (float)(before[k * cols + c] * product[c]);
+                         out[at + c] = T(before[k * cols + c] * product[c]);
                          product[c] *= in[at + c];
                        }
                      }
@@ -106,12 +108,13 @@ void ProdOthers(const DLArray* x, DLArray* y) {
 }
 
 // y = the product of all other elements, dy = its tangent along g.
+template <class T>
 void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* dy) {
   const char* op = "prod_others_tangent";
-  const float* in = Input(op, x);
-  const float* along = Input(op, g);
-  float* out = Output(op, y);
-  float* tangent_out = Output(op, dy);
+  const T* in = Input<T>(op, x);
+  const T* along = Input<T>(op, g);
+  T* out = Output<T>(op, y);
+  T* tangent_out = Output<T>(op, dy);
   CheckSameShape(op, x, g);
   CheckSameShape(op, x, dy);
   auto strip = [=](int64_t first, int64_t cols, double* before,
@@ -136,9 +139,8 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
       const int64_t at = first + k * inner;
       for (int64_t c = 0; c < cols; c++) {
         const double front = before[k * cols + c];
-        tangent_out[at + c] =
-            (float)(tangent_before[k * cols + c] * product[c] + front * tangent[c]);
-        out[at + c] = (float)(front * product[c]);
+        tangent_out[at + c] = T(tangent_before[k * cols + c] * product[c] + front * tangent[c]);
+        out[at + c] = T(front * product[c]);
         tangent[c] = tangent[c] * in[at + c] + product[c] * along[at + c];
         product[c] *= in[at + c];
       }
@@ -147,9 +149,9 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
   ForStrips(op, x, y, HeldColumns(x), 2, strip);
 }
 
-DLSYS_KERNEL(cpu, cumsum, CumSum);
-DLSYS_KERNEL(cpu, prod_others, ProdOthers);
-DLSYS_KERNEL(cpu, prod_others_tangent, ProdOthersTangent);
+DLSYS_KERNEL_TYPED(cpu, cumsum, CumSum);
+DLSYS_KERNEL_TYPED(cpu, prod_others, ProdOthers);
+DLSYS_KERNEL_TYPED(cpu, prod_others_tangent, ProdOthersTangent);
 
 }  // namespace
 }  // namespace cpu

@@ -1,5 +1,5 @@
-// Nearest and bilinear resizing of images (batch, rows, cols), with gradients. float32, contiguous;
-// the output overlaps no input. Memory-bound.
+// Nearest and bilinear resizing of images (batch, rows, cols), with gradients. Contiguous; the
+// output overlaps no input. Memory-bound.
 //
 // A first launch tabulates per axis what each element reads and by which elements it is read; the
 // second, one thread per element, uses the tables. The gradient gathers: no atomics, a fixed order
@@ -24,28 +24,28 @@ __global__ void TableKernel(ResizedAxis axis, Table table) {
   for (int64_t k = FirstItem(); k < axis.n; k += ItemStep()) table.readers[k] = axis.ReadersOf(k);
 }
 
-template <bool kLinear>
-__global__ void ResizeKernel(const float* x, float* y, int64_t n, Resize resize, Table rows,
-                             Table cols) {
+template <class T, bool kLinear>
+__global__ void ResizeKernel(const T* x, T* y, int64_t n, Resize resize, Table rows, Table cols) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t line = i / resize.cols.m;
     const int64_t image = line / resize.rows.m;
     const Tap row = rows.taps[line - image * resize.rows.m];
     const Tap col = cols.taps[i - line * resize.cols.m];
-    const float* low = x + (image * resize.rows.n + row.low) * resize.cols.n;
+    const T* low = x + (image * resize.rows.n + row.low) * resize.cols.n;
     if (!kLinear) {
       y[i] = low[col.low];
       continue;
     }
-    const float* high = x + (image * resize.rows.n + row.high) * resize.cols.n;
+    const T* high = x + (image * resize.rows.n + row.high) * resize.cols.n;
     const float above = (1.f - col.weight) * low[col.low] + col.weight * low[col.high];
     const float below = (1.f - col.weight) * high[col.low] + col.weight * high[col.high];
-    y[i] = (1.f - row.weight) * above + row.weight * below;
+    y[i] = T((1.f - row.weight) * above + row.weight * below);
   }
 }
 
-__global__ void ResizeGradientKernel(const float* dy, float* dx, int64_t n, Resize resize,
-                                     Table rows, Table cols) {
+template <class T>
+__global__ void ResizeGradientKernel(const T* dy, T* dx, int64_t n, Resize resize, Table rows,
+                                     Table cols) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t line = i / resize.cols.n;
     const int64_t image = line / resize.rows.n;
@@ -54,13 +54,13 @@ __global__ void ResizeGradientKernel(const float* dy, float* dx, int64_t n, Resi
     const Readers in_rows = rows.readers[r], in_cols = cols.readers[c];
     float total = 0.f;
     for (int64_t k = in_rows.first; k <= in_rows.last; k++) {
-      const float* row = dy + (image * resize.rows.m + k) * resize.cols.m;
+      const T* row = dy + (image * resize.rows.m + k) * resize.cols.m;
       float row_sum = 0.f;
       for (int64_t j = in_cols.first; j <= in_cols.last; j++)
         row_sum += cols.taps[j].Of(c) * row[j];
       total += rows.taps[k].Of(r) * row_sum;
     }
-    dx[i] = total;
+    dx[i] = T(total);
   }
 }
 
@@ -91,49 +91,55 @@ class Tables {
   Scratch scratch_;
 };
 
+template <class T>
 void Forward(const char* op, const DLArray* x, int64_t align, bool linear, DLArray* y,
              DLStream stream) {
   Enter(op, y, x);
-  const float* in = In(op, x);
-  float* out = Out(op, y);
+  const T* in = In<T>(op, x);
+  T* out = Out<T>(op, y);
   const int64_t n = Numel(y);
   if (n == 0 && Numel(x) == 0) return;
   const Resize resize = ResizeOf(op, x, align != 0, linear, y);
   const Tables tables(op, resize, y->ctx, stream);
-  Launch(op, linear ? ResizeKernel<true> : ResizeKernel<false>, Blocks(n), kThreads, 0, stream, in,
-         out, n, resize, tables.rows, tables.cols);
+  Launch(op, linear ? ResizeKernel<T, true> : ResizeKernel<T, false>, Blocks(n), kThreads, 0,
+         stream, in, out, n, resize, tables.rows, tables.cols);
 }
 
+template <class T>
 void Backward(const char* op, const DLArray* dy, int64_t align, bool linear, DLArray* dx,
               DLStream stream) {
   Enter(op, dx, dy);
-  const float* in = In(op, dy);
-  float* out = Out(op, dx);
+  const T* in = In<T>(op, dy);
+  T* out = Out<T>(op, dx);
   const int64_t n = Numel(dx);
   if (n == 0 && Numel(dy) == 0) return;
   const Resize resize = ResizeOf(op, dx, align != 0, linear, dy);
   const Tables tables(op, resize, dx->ctx, stream);
-  Launch(op, ResizeGradientKernel, Blocks(n), kThreads, 0, stream, in, out, n, resize, tables.rows,
-         tables.cols);
+  Launch(op, ResizeGradientKernel<T>, Blocks(n), kThreads, 0, stream, in, out, n, resize,
+         tables.rows, tables.cols);
 }
 
+template <class T>
 void ResizeNearest(const DLArray* x, int64_t align, DLArray* y, DLStream stream) {
-  Forward("resize_nearest", x, align, false, y, stream);
+  Forward<T>("resize_nearest", x, align, false, y, stream);
 }
+template <class T>
 void ResizeBilinear(const DLArray* x, int64_t align, DLArray* y, DLStream stream) {
-  Forward("resize_bilinear", x, align, true, y, stream);
+  Forward<T>("resize_bilinear", x, align, true, y, stream);
 }
+template <class T>
 void ResizeNearestGradient(const DLArray* dy, int64_t align, DLArray* dx, DLStream stream) {
-  Backward("resize_nearest_gradient", dy, align, false, dx, stream);
+  Backward<T>("resize_nearest_gradient", dy, align, false, dx, stream);
 }
+template <class T>
 void ResizeBilinearGradient(const DLArray* dy, int64_t align, DLArray* dx, DLStream stream) {
-  Backward("resize_bilinear_gradient", dy, align, true, dx, stream);
+  Backward<T>("resize_bilinear_gradient", dy, align, true, dx, stream);
 }
 
-DLSYS_KERNEL(cuda, resize_nearest, ResizeNearest);
-DLSYS_KERNEL(cuda, resize_bilinear, ResizeBilinear);
-DLSYS_KERNEL(cuda, resize_nearest_gradient, ResizeNearestGradient);
-DLSYS_KERNEL(cuda, resize_bilinear_gradient, ResizeBilinearGradient);
+DLSYS_KERNEL_TYPED(cuda, resize_nearest, ResizeNearest);
+DLSYS_KERNEL_TYPED(cuda, resize_bilinear, ResizeBilinear);
+DLSYS_KERNEL_TYPED(cuda, resize_nearest_gradient, ResizeNearestGradient);
+DLSYS_KERNEL_TYPED(cuda, resize_bilinear_gradient, ResizeBilinearGradient);
 
 }  // namespace
 }  // namespace cuda

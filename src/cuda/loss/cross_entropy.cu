@@ -11,10 +11,9 @@ namespace cuda {
 namespace {
 
 // loss[0] = `scale` times the sum of the losses of the rows, dx (rows, classes) = their gradients.
-template <int kGroup, class Op>
-__global__ void FusedCrossEntropyKernel(int64_t rows, int64_t classes, const float* x, Op op,
-                                        float* dx, GridReduction reduction, float scale,
-                                        float* loss) {
+template <int kGroup, class T, class Op>
+__global__ void FusedCrossEntropyKernel(int64_t rows, int64_t classes, const T* x, Op op, T* dx,
+                                        GridReduction reduction, float scale, T* loss) {
   constexpr int kGroups = kThreads / kGroup;
   const int group = threadIdx.x / kGroup;
   const int rank = threadIdx.x % kGroup;
@@ -25,29 +24,28 @@ __global__ void FusedCrossEntropyKernel(int64_t rows, int64_t classes, const flo
        first += (int64_t)gridDim.x * kGroups) {
     const bool exists = first + group < rows;
     const int64_t row = exists ? first + group : 0;
-    float* out = dx + row * classes;
+    T* out = dx + row * classes;
     const float row_loss = op.template Row<kGroup>(
         x + row * classes, row, op.LoadLabel(row, exists), classes, exists ? classes : 0, rank,
-        [&](int64_t c, float d) { out[c] = d; });
+        [&](int64_t c, float d) { out[c] = T(d); });
     if (exists && rank == 0) sum += row_loss;
   }
   TriggerProgrammaticLaunch();
   FinishGridSum(GroupReduce<SumMonoid, kThreads>(sum), arrival, reduction, scale, loss);
 }
 
-template <class Op>
-void RunRows(const char* op, int device, const float* x, int64_t rows, int64_t classes,
-             const Op& body, float* dx, const GridReduction& reduction, float scale, float* loss,
-             DLStream stream) {
+template <class T, class Op>
+void RunRows(const char* op, int device, const T* x, int64_t rows, int64_t classes, const Op& body,
+             T* dx, const GridReduction& reduction, float scale, T* loss, DLStream stream) {
   const auto run = [&](auto kernel, int group) {
     const unsigned wanted = Blocks(rows, kThreads / group);
     const unsigned blocks = wanted < kMaxPartials ? (wanted ? wanted : 1) : kMaxPartials;
     LaunchClusters(op, kernel, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream, rows,
                    classes, x, body, dx, reduction, scale, loss);
   };
-  if (classes <= 16) return run(FusedCrossEntropyKernel<16, Op>, 16);
-  if (classes <= 512) return run(FusedCrossEntropyKernel<32, Op>, 32);
-  run(FusedCrossEntropyKernel<kThreads, Op>, kThreads);
+  if (classes <= 16) return run(FusedCrossEntropyKernel<16, T, Op>, 16);
+  if (classes <= 512) return run(FusedCrossEntropyKernel<32, T, Op>, 32);
+  run(FusedCrossEntropyKernel<kThreads, T, Op>, kThreads);
 }
 
 }  // namespace
@@ -66,6 +64,7 @@ void RunFusedCrossEntropy(const char* op, int device, const float* x, int64_t ro
 namespace {
 
 // loss = scale * the sum of the losses of the rows, dx = their gradients times dy.
+template <class T>
 void FusedCrossEntropy(const DLArray* x, const DLArray* labels, const DLArray* workspace,
                        float scale, float dy, DLArray* loss, DLArray* dx, DLStream stream) {
   const char* op = "fused_cross_entropy";
@@ -73,24 +72,25 @@ void FusedCrossEntropy(const DLArray* x, const DLArray* labels, const DLArray* w
   CheckSameShape(op, x, labels);
   CheckSameShape(op, x, dx);
   const Rows rows(op, x);
-  RunFusedCrossEntropy(op, x->ctx.device_id, In(op, x), rows.count, rows.classes,
-                       DenseLabels{In(op, labels), dy}, Out(op, dx),
-                       CheckedReduction(op, workspace), scale, CheckedLoss(op, loss), stream);
+  RunRows(op, x->ctx.device_id, In<T>(op, x), rows.count, rows.classes,
+          DenseLabelsOf<T>{In<T>(op, labels), dy}, Out<T>(op, dx), CheckedReduction(op, workspace),
+          scale, CheckedLoss<T>(op, loss), stream);
 }
 
+template <class T>
 void FusedSparseCrossEntropy(const DLArray* x, const DLArray* labels, const DLArray* workspace,
                              float scale, float dy, DLArray* loss, DLArray* dx, DLStream stream) {
   const char* op = "fused_sparse_cross_entropy";
   Enter(op, loss, x, labels, workspace, dx);
   CheckSameShape(op, x, dx);
   const Rows rows(op, x);
-  RunFusedCrossEntropy(op, x->ctx.device_id, In(op, x), rows.count, rows.classes,
-                       CheckedClasses(op, labels, x, dy), Out(op, dx),
-                       CheckedReduction(op, workspace), scale, CheckedLoss(op, loss), stream);
+  RunRows(op, x->ctx.device_id, In<T>(op, x), rows.count, rows.classes,
+          CheckedClasses(op, labels, x, dy), Out<T>(op, dx), CheckedReduction(op, workspace), scale,
+          CheckedLoss<T>(op, loss), stream);
 }
 
-DLSYS_KERNEL(cuda, fused_cross_entropy, FusedCrossEntropy);
-DLSYS_KERNEL(cuda, fused_sparse_cross_entropy, FusedSparseCrossEntropy);
+DLSYS_KERNEL_TYPED(cuda, fused_cross_entropy, FusedCrossEntropy);
+DLSYS_KERNEL_TYPED(cuda, fused_sparse_cross_entropy, FusedSparseCrossEntropy);
 
 }  // namespace
 }  // namespace cuda

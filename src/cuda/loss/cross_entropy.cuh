@@ -15,14 +15,15 @@ namespace cuda {
 // a row; `count` is the same, or 0 for a group without a row, which has to reach the barriers as
 // well.
 
-struct DenseLabels {
-  const float* of;  // (rows, classes)
+template <class T>
+struct DenseLabelsOf {
+  const T* of;  // (rows, classes)
   float dy;
   __device__ __forceinline__ int LoadLabel(int64_t, bool) const { return 0; }
   template <int kGroup, int kUnroll = 4, class Put>
-  __device__ float Row(const float* in, int64_t row, int, int64_t classes, int64_t count, int rank,
+  __device__ float Row(const T* in, int64_t row, int, int64_t classes, int64_t count, int rank,
                        const Put& put) const {
-    const float* target = of + row * classes;
+    const T* target = of + row * classes;
     const Stats stats = RowStats<kGroup, kUnroll>(in, count, rank);
     const float log_sum = logf(stats.sum);
     float mass = 0.f, loss = 0.f;
@@ -39,14 +40,16 @@ struct DenseLabels {
   }
 };
 
+using DenseLabels = DenseLabelsOf<float>;
+
 struct SparseLabels {
   Labels of;
   float dy;
   __device__ __forceinline__ int64_t LoadLabel(int64_t row, bool exists) const {
     return exists ? of.At(row) : 0;
   }
-  template <int kGroup, int kUnroll = 4, class Put>
-  __device__ float Row(const float* in, int64_t row, int64_t label, int64_t classes, int64_t count,
+  template <int kGroup, int kUnroll = 4, class T, class Put>
+  __device__ float Row(const T* in, int64_t row, int64_t label, int64_t classes, int64_t count,
                        int rank, const Put& put) const {
     const Stats stats = RowStats<kGroup, kUnroll>(in, count, rank);
     if (count == 0) return 0.f;
@@ -79,9 +82,10 @@ __device__ __forceinline__ unsigned Arrive(const GridReduction& reduction) {
 // has. The last block to arrive adds them in the order of the blocks. It spins until all are
 // written, which cannot deadlock: the other blocks have started and wait for nobody. All kThreads
 // threads of a block call it.
+template <class T>
 __device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
                                               const GridReduction& reduction, float scale,
-                                              float* total) {
+                                              T* total) {
   __shared__ bool is_last;
   if (threadIdx.x == 0) {
     // The bits of the sum plus 1: nonzero, which marks it as written.
@@ -102,7 +106,7 @@ __device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
   }
   sum = GroupReduce<SumMonoid, kThreads>(sum);
   if (threadIdx.x == 0) {
-    *total = scale * sum;
+    *total = T(scale * sum);
     *reduction.arrived = 0;
   }
 }
@@ -130,10 +134,11 @@ inline GridReduction CheckedReduction(const char* op, const DLArray* workspace) 
   return GridReduction{arrived + 1, arrived};
 }
 
-inline float* CheckedLoss(const char* op, DLArray* loss) {
+template <class T = float>
+inline T* CheckedLoss(const char* op, DLArray* loss) {
   if (Numel(loss) != 1)
     Fail("%s: expected a loss of 1 element, got shape %s", op, ShapeText(loss).c_str());
-  return Out(op, loss);
+  return Out<T>(op, loss);
 }
 
 }  // namespace cuda

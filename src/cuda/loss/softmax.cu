@@ -34,127 +34,135 @@ __global__ void RowsKernel(int64_t rows, int64_t classes, Op op) {
 // In every op below: `classes` is the length of a row, `count` the same or 0, and `writes` is true
 // in the one thread that writes the result of the row.
 
+template <class T>
 struct SoftmaxOp {
-  const float* x;  // (rows, classes)
-  float* y;        // (rows, classes)
+  const T* x;  // (rows, classes)
+  T* y;        // (rows, classes)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
-    const float* in = x + row * classes;
-    float* out = y + row * classes;
+    const T* in = x + row * classes;
+    T* out = y + row * classes;
     const Stats stats = RowStats<kGroup>(in, count, rank);
-    for (int64_t c = rank; c < count; c += kGroup) out[c] = expf(in[c] - stats.max) / stats.sum;
+    for (int64_t c = rank; c < count; c += kGroup) out[c] = T(expf(in[c] - stats.max) / stats.sum);
   }
 };
 
+template <class T>
 struct LogSoftmaxOp {
-  const float* x;  // (rows, classes)
-  float* y;        // (rows, classes)
+  const T* x;  // (rows, classes)
+  T* y;        // (rows, classes)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
-    const float* in = x + row * classes;
-    float* out = y + row * classes;
+    const T* in = x + row * classes;
+    T* out = y + row * classes;
     const Stats stats = RowStats<kGroup>(in, count, rank);
     const float log_sum = logf(stats.sum);
-    for (int64_t c = rank; c < count; c += kGroup) out[c] = (in[c] - stats.max) - log_sum;
+    for (int64_t c = rank; c < count; c += kGroup) out[c] = T((in[c] - stats.max) - log_sum);
   }
 };
 
+template <class T, class Loss>
 struct CrossEntropyOp {
-  const float* x;       // logits (rows, classes)
-  const float* labels;  // (rows, classes)
-  float* loss;          // (rows)
+  const T* x;       // logits (rows, classes)
+  const T* labels;  // (rows, classes)
+  Loss* loss;       // (rows)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool writes) const {
-    const float* in = x + row * classes;
-    const float* target = labels + row * classes;
+    const T* in = x + row * classes;
+    const T* target = labels + row * classes;
     const Stats stats = RowStats<kGroup>(in, count, rank);
     const float log_sum = logf(stats.sum);
     float sum = 0.f;
     for (int64_t c = rank; c < count; c += kGroup)
       sum += target[c] * (log_sum - (in[c] - stats.max));
     sum = GroupReduce<SumMonoid, kGroup>(sum);
-    if (writes) loss[row] = sum;
+    if (writes) loss[row] = Loss(sum);
   }
 };
 
+template <class T>
 struct CrossEntropyGradientOp {
-  const float* x;       // logits (rows, classes)
-  const float* labels;  // (rows, classes)
-  const float* dy;      // (rows)
-  float* dx;            // (rows, classes)
+  const T* x;       // logits (rows, classes)
+  const T* labels;  // (rows, classes)
+  const T* dy;      // (rows)
+  T* dx;            // (rows, classes)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
-    const float* in = x + row * classes;
-    const float* target = labels + row * classes;
-    float* out = dx + row * classes;
+    const T* in = x + row * classes;
+    const T* target = labels + row * classes;
+    T* out = dx + row * classes;
     const Stats stats = RowStats<kGroup>(in, count, rank);
     float mass = 0.f;
     for (int64_t c = rank; c < count; c += kGroup) mass += target[c];
     mass = GroupReduce<SumMonoid, kGroup>(mass);
     for (int64_t c = rank; c < count; c += kGroup)
-      out[c] = (expf(in[c] - stats.max) / stats.sum * mass - target[c]) * dy[row];
+      out[c] = T((expf(in[c] - stats.max) / stats.sum * mass - target[c]) * dy[row]);
   }
 };
 
+template <class T>
 struct SparseCrossEntropyOp {
-  const float* x;  // logits (rows, classes)
+  const T* x;  // logits (rows, classes)
   Labels labels;
-  float* loss;  // (rows)
+  T* loss;  // (rows)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool writes) const {
-    const float* in = x + row * classes;
+    const T* in = x + row * classes;
     const Stats stats = RowStats<kGroup>(in, count, rank);
     if (!writes) return;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
-    loss[row] = valid ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+    loss[row] = T(valid ? logf(stats.sum) - (in[label] - stats.max) : NAN);
     if (!valid) labels.faults.OutOfRange(label, row, classes);
   }
 };
 
+template <class T>
 struct SparseCrossEntropyGradientOp {
-  const float* x;  // logits (rows, classes)
+  const T* x;  // logits (rows, classes)
   Labels labels;
-  const float* dy;  // (rows)
-  float* dx;        // (rows, classes)
+  const T* dy;  // (rows)
+  T* dx;        // (rows, classes)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
-    const float* in = x + row * classes;
-    float* out = dx + row * classes;
+    const T* in = x + row * classes;
+    T* out = dx + row * classes;
     const Stats stats = RowStats<kGroup>(in, count, rank);
     if (count == 0) return;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
-    const float scale = valid ? dy[row] : NAN;
+    const float scale = valid ? (float)dy[row] : NAN;
     if (!valid && rank == 0) labels.faults.OutOfRange(label, row, classes);
     for (int64_t c = rank; c < count; c += kGroup)
-      out[c] = (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale;
+      out[c] = T((expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale);
   }
 };
 
+template <class T>
 struct LikelihoodGradientOp {
   Labels labels;
-  const float* dy;  // (rows)
-  float* dx;        // (rows, classes)
+  const T* dy;  // (rows)
+  T* dx;        // (rows, classes)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
     if (count == 0) return;
-    float* out = dx + row * classes;
+    T* out = dx + row * classes;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
     const float at_label = -dy[row], elsewhere = valid ? 0.f : NAN;
     if (!valid && rank == 0) labels.faults.OutOfRange(label, row, classes);
-    for (int64_t c = rank; c < count; c += kGroup) out[c] = c == label ? at_label : elsewhere;
+    for (int64_t c = rank; c < count; c += kGroup) out[c] = T(c == label ? at_label : elsewhere);
   }
 };
 
 // x (rows, classes) -> loss (rows), a thread a row; it reads one element.
-__global__ void LikelihoodKernel(const float* x, Labels labels, float* loss, int64_t rows,
+template <class T>
+__global__ void LikelihoodKernel(const T* x, Labels labels, T* loss, int64_t rows,
                                  int64_t classes) {
   for (int64_t row = FirstItem(); row < rows; row += ItemStep()) {
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
-    loss[row] = valid ? -x[row * classes + label] : NAN;
+    loss[row] = T(valid ? -x[row * classes + label] : NAN);
     if (!valid) labels.faults.OutOfRange(label, row, classes);
   }
 }
@@ -175,38 +183,46 @@ void RunRows(const char* op, const Rows& rows, const Op& body, DLStream stream) 
   }
 }
 
+template <class T>
 void Softmax(const DLArray* x, DLArray* y, DLStream stream) {
   Enter("softmax", y, x);
   CheckSameShape("softmax", x, y);
-  RunRows("softmax", Rows("softmax", x), SoftmaxOp{In("softmax", x), Out("softmax", y)}, stream);
+  RunRows("softmax", Rows("softmax", x), SoftmaxOp<T>{In<T>("softmax", x), Out<T>("softmax", y)},
+          stream);
 }
 
+template <class T>
 void LogSoftmax(const DLArray* x, DLArray* y, DLStream stream) {
   Enter("log_softmax", y, x);
   CheckSameShape("log_softmax", x, y);
   RunRows("log_softmax", Rows("log_softmax", x),
-          LogSoftmaxOp{In("log_softmax", x), Out("log_softmax", y)}, stream);
+          LogSoftmaxOp<T>{In<T>("log_softmax", x), Out<T>("log_softmax", y)}, stream);
 }
 
+template <class T>
 void CrossEntropy(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
   const char* op = "softmax_cross_entropy";
   Enter(op, loss, x, labels);
   CheckSameShape(op, x, labels);
   const Rows rows(op, x);
   CheckOneARow(op, "loss", loss, x, rows);
-  RunRows(op, rows, CrossEntropyOp{In(op, x), In(op, labels), Out(op, loss)}, stream);
+  RunRows(op, rows, CrossEntropyOp<T, T>{In<T>(op, x), In<T>(op, labels), Out<T>(op, loss)},
+          stream);
 }
 
+template <class T>
 void SparseCrossEntropy(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
   const char* op = "sparse_softmax_cross_entropy";
   Enter(op, loss, x, labels);
   const Rows rows(op, x);
   CheckOneARow(op, "loss", loss, x, rows);
-  RunRows(op, rows,
-          SparseCrossEntropyOp{In(op, x), CheckedLabels(op, labels, x, rows), Out(op, loss)},
-          stream);
+  RunRows(
+      op, rows,
+      SparseCrossEntropyOp<T>{In<T>(op, x), CheckedLabels(op, labels, x, rows), Out<T>(op, loss)},
+      stream);
 }
 
+template <class T>
 void CrossEntropyGradient(const DLArray* x, const DLArray* labels, const DLArray* dy, DLArray* dx,
                           DLStream stream) {
   const char* op = "softmax_cross_entropy_gradient";
@@ -215,10 +231,12 @@ void CrossEntropyGradient(const DLArray* x, const DLArray* labels, const DLArray
   CheckSameShape(op, x, dx);
   const Rows rows(op, x);
   CheckOneARow(op, "dy", dy, x, rows);
-  RunRows(op, rows, CrossEntropyGradientOp{In(op, x), In(op, labels), In(op, dy), Out(op, dx)},
+  RunRows(op, rows,
+          CrossEntropyGradientOp<T>{In<T>(op, x), In<T>(op, labels), In<T>(op, dy), Out<T>(op, dx)},
           stream);
 }
 
+template <class T>
 void SparseCrossEntropyGradient(const DLArray* x, const DLArray* labels, const DLArray* dy,
                                 DLArray* dx, DLStream stream) {
   const char* op = "sparse_softmax_cross_entropy_gradient";
@@ -227,20 +245,23 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* labels, const D
   const Rows rows(op, x);
   CheckOneARow(op, "dy", dy, x, rows);
   const Labels checked = CheckedLabels(op, labels, x, rows);
-  RunRows(op, rows, SparseCrossEntropyGradientOp{In(op, x), checked, In(op, dy), Out(op, dx)},
+  RunRows(op, rows,
+          SparseCrossEntropyGradientOp<T>{In<T>(op, x), checked, In<T>(op, dy), Out<T>(op, dx)},
           stream);
 }
 
+template <class T>
 void NegativeLogLikelihood(const DLArray* x, const DLArray* labels, DLArray* loss,
                            DLStream stream) {
   const char* op = "negative_log_likelihood";
   Enter(op, loss, x, labels);
   const Rows rows(op, x);
   CheckOneARow(op, "loss", loss, x, rows);
-  Launch(op, LikelihoodKernel, Blocks(rows.count), kThreads, 0, stream, In(op, x),
-         CheckedLabels(op, labels, x, rows), Out(op, loss), rows.count, rows.classes);
+  Launch(op, LikelihoodKernel<T>, Blocks(rows.count), kThreads, 0, stream, In<T>(op, x),
+         CheckedLabels(op, labels, x, rows), Out<T>(op, loss), rows.count, rows.classes);
 }
 
+template <class T>
 void NegativeLogLikelihoodGradient(const DLArray* labels, const DLArray* dy, DLArray* dx,
                                    DLStream stream) {
   const char* op = "negative_log_likelihood_gradient";
@@ -248,10 +269,11 @@ void NegativeLogLikelihoodGradient(const DLArray* labels, const DLArray* dy, DLA
   const Rows rows(op, dx);
   CheckOneARow(op, "dy", dy, dx, rows);
   const Labels checked = CheckedLabels(op, labels, dx, rows);
-  RunRows(op, rows, LikelihoodGradientOp{checked, In(op, dy), Out(op, dx)}, stream);
+  RunRows(op, rows, LikelihoodGradientOp<T>{checked, In<T>(op, dy), Out<T>(op, dx)}, stream);
 }
 
 // The losses of the rows go to scratch, then their mean. The mean of no rows is NaN, as in numpy.
+template <class T>
 void CrossEntropyMean(const DLArray* x, const DLArray* labels, DLArray* loss, DLStream stream) {
   const char* op = "softmax_cross_entropy_mean";
   Enter(op, loss, x, labels);
@@ -260,20 +282,21 @@ void CrossEntropyMean(const DLArray* x, const DLArray* labels, DLArray* loss, DL
     Fail("%s: expected a loss of 1 element, got shape %s", op, ShapeText(loss).c_str());
   const Rows rows(op, x);
   Scratch per_row(loss->ctx, rows.count * (int64_t)sizeof(float), stream);
-  RunRows(op, rows, CrossEntropyOp{In(op, x), In(op, labels), per_row.floats()}, stream);
-  SumAxis(op, loss->ctx, per_row.floats(), 1, rows.count, 1, 1.f / (float)rows.count, Out(op, loss),
+  RunRows(op, rows, CrossEntropyOp<T, float>{In<T>(op, x), In<T>(op, labels), per_row.floats()},
           stream);
+  SumAxis(op, loss->ctx, per_row.floats(), 1, rows.count, 1, 1.f / (float)rows.count,
+          Out<T>(op, loss), stream);
 }
 
-DLSYS_KERNEL(cuda, softmax, Softmax);
-DLSYS_KERNEL(cuda, log_softmax, LogSoftmax);
-DLSYS_KERNEL(cuda, softmax_cross_entropy, CrossEntropy);
-DLSYS_KERNEL(cuda, softmax_cross_entropy_gradient, CrossEntropyGradient);
-DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy, SparseCrossEntropy);
-DLSYS_KERNEL(cuda, sparse_softmax_cross_entropy_gradient, SparseCrossEntropyGradient);
-DLSYS_KERNEL(cuda, negative_log_likelihood, NegativeLogLikelihood);
-DLSYS_KERNEL(cuda, negative_log_likelihood_gradient, NegativeLogLikelihoodGradient);
-DLSYS_KERNEL(cuda, softmax_cross_entropy_mean, CrossEntropyMean);
+DLSYS_KERNEL_TYPED(cuda, softmax, Softmax);
+DLSYS_KERNEL_TYPED(cuda, log_softmax, LogSoftmax);
+DLSYS_KERNEL_TYPED(cuda, softmax_cross_entropy, CrossEntropy);
+DLSYS_KERNEL_TYPED(cuda, softmax_cross_entropy_gradient, CrossEntropyGradient);
+DLSYS_KERNEL_TYPED(cuda, sparse_softmax_cross_entropy, SparseCrossEntropy);
+DLSYS_KERNEL_TYPED(cuda, sparse_softmax_cross_entropy_gradient, SparseCrossEntropyGradient);
+DLSYS_KERNEL_TYPED(cuda, negative_log_likelihood, NegativeLogLikelihood);
+DLSYS_KERNEL_TYPED(cuda, negative_log_likelihood_gradient, NegativeLogLikelihoodGradient);
+DLSYS_KERNEL_TYPED(cuda, softmax_cross_entropy_mean, CrossEntropyMean);
 
 }  // namespace
 }  // namespace cuda

@@ -11,11 +11,11 @@ struct Stats {
 };
 
 // kUnroll is how far the loops over classes unroll; 1 where there are few rows, to keep code small.
-template <int kGroup, int kUnroll = 4>
-__device__ Stats RowStats(const float* x, int64_t classes, int rank) {
+template <int kGroup, int kUnroll = 4, class T>
+__device__ Stats RowStats(const T* x, int64_t classes, int rank) {
   float max = -INFINITY;
 #pragma unroll kUnroll
-  for (int64_t c = rank; c < classes; c += kGroup) max = fmaxf(max, x[c]);
+  for (int64_t c = rank; c < classes; c += kGroup) max = fmaxf(max, (float)x[c]);
   max = GroupReduce<MaxMonoid, kGroup>(max);
   float sum = 0.f;
 #pragma unroll kUnroll

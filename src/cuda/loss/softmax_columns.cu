@@ -13,9 +13,9 @@ namespace {
 
 // ---- kernels ----
 
-template <bool kLog, int kCols, int kRows>
+template <bool kLog, int kCols, int kRows, class T>
 __global__ void __launch_bounds__(kThreads)
-    SoftmaxColumnsKernel(const float* x, float* y, int64_t columns, int64_t n, int64_t inner) {
+    SoftmaxColumnsKernel(const T* x, T* y, int64_t columns, int64_t n, int64_t inner) {
   const int row = (int)threadIdx.x / kCols, col = (int)threadIdx.x % kCols;
   // The bound is uniform over the block, as its barriers require.
   for (int64_t tile = blockIdx.x; tile * kCols < columns; tile += gridDim.x) {
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     const float log_sum = kLog ? logf(sum) : 0.f;
     for (int64_t r = row; r < count; r += kRows) {
       const float shifted = x[first + r * inner] - max;
-      y[first + r * inner] = kLog ? shifted - log_sum : expf(shifted) / sum;
+      y[first + r * inner] = T(kLog ? shifted - log_sum : expf(shifted) / sum);
     }
   }
 }
@@ -44,28 +44,28 @@ constexpr int64_t kManyColumns = int64_t(1) << 16;
 
 // One thread a column where there are enough columns or few rows, blocks of 32 columns otherwise,
 // of 4 where inner is no larger.
-template <bool kLog>
+template <class T, bool kLog>
 void Softmax(const DLArray* x, DLArray* y, DLStream stream) {
   const char* op = kLog ? "log_softmax_columns" : "softmax_columns";
   Enter(op, y, x);
   CheckSameShape(op, x, y);
   if (x->ndim != 3) Fail("%s: expected (outer, n, inner), got %s", op, ShapeText(x).c_str());
-  const float* in = In(op, x);
-  float* out = Out(op, y);
+  const T* in = In<T>(op, x);
+  T* out = Out<T>(op, y);
   const int64_t n = x->shape[1], inner = x->shape[2], columns = x->shape[0] * inner;
   if (Numel(y) == 0) return;
   if (n <= kFewRows || columns >= kManyColumns)
-    return Launch(op, SoftmaxColumnsKernel<kLog, kThreads, 1>, Blocks(columns), kThreads, 0, stream,
-                  in, out, columns, n, inner);
+    return Launch(op, SoftmaxColumnsKernel<kLog, kThreads, 1, T>, Blocks(columns), kThreads, 0,
+                  stream, in, out, columns, n, inner);
   if (inner > 4)
-    return Launch(op, SoftmaxColumnsKernel<kLog, 32, 8>, Blocks(columns, 32), kThreads, 0, stream,
-                  in, out, columns, n, inner);
-  Launch(op, SoftmaxColumnsKernel<kLog, 4, 64>, Blocks(columns, 4), kThreads, 0, stream, in, out,
+    return Launch(op, SoftmaxColumnsKernel<kLog, 32, 8, T>, Blocks(columns, 32), kThreads, 0,
+                  stream, in, out, columns, n, inner);
+  Launch(op, SoftmaxColumnsKernel<kLog, 4, 64, T>, Blocks(columns, 4), kThreads, 0, stream, in, out,
          columns, n, inner);
 }
 
-DLSYS_KERNEL(cuda, softmax_columns, Softmax<false>);
-DLSYS_KERNEL(cuda, log_softmax_columns, Softmax<true>);
+DLSYS_KERNEL_TYPED(cuda, softmax_columns, Softmax, false);
+DLSYS_KERNEL_TYPED(cuda, log_softmax_columns, Softmax, true);
 
 }  // namespace
 }  // namespace cuda

@@ -43,15 +43,15 @@ __global__ void PadKernel(const T* x, T* y, int64_t n, int64_t inner, Padding pa
 }
 
 // dy (outer, padding.m, inner) -> dx (outer, padding.n, inner), n elements
-__global__ void PadGradientKernel(const float* dy, float* dx, int64_t n, int64_t inner,
-                                  Padding padding) {
+template <class T>
+__global__ void PadGradientKernel(const T* dy, T* dx, int64_t n, int64_t inner, Padding padding) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t row = i / inner;
     const int64_t outer = row / padding.n;
-    const float* column = dy + outer * padding.m * inner + (i - row * inner);
+    const T* column = dy + outer * padding.m * inner + (i - row * inner);
     float total = 0.f;
     padding.EachCopy(row - outer * padding.n, [&](int64_t k) { total += column[k * inner]; });
-    dx[i] = total;
+    dx[i] = T(total);
   }
 }
 
@@ -70,12 +70,13 @@ __global__ void GatherKernel(const T* x, Indices indices, T* y, int64_t n, int64
 }
 
 // indices (rows) -> y (rows, classes), n elements
-__global__ void OneHotKernel(Indices indices, float* y, int64_t n, int64_t classes, Faults faults) {
+template <class T>
+__global__ void OneHotKernel(Indices indices, T* y, int64_t n, int64_t classes, Faults faults) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t row = i / classes;
     const int64_t at = indices[row];
     const bool exists = at >= 0 && at < classes;
-    y[i] = !exists ? NAN : at == i - row * classes ? 1.f : 0.f;
+    y[i] = T(!exists ? NAN : at == i - row * classes ? 1.f : 0.f);
     if (!exists && i == row * classes) faults.OutOfRange(at, row, classes);
   }
 }
@@ -167,13 +168,14 @@ void Pad(const char* op, const DLArray* x, int64_t axis, int64_t before, bool re
   });
 }
 
+template <class T>
 void PadGradient(const char* op, const DLArray* dy, int64_t axis, int64_t before, bool reflect,
                  DLArray* dx, DLStream stream) {
   Enter(op, dx, dy);
   const AxisSplit split(op, dx, axis);
   const Padding padding = PaddingOf(op, dx, axis, before, reflect, dy);
   const int64_t n = Numel(dx);
-  Launch(op, PadGradientKernel, Blocks(n), kThreads, 0, stream, In(op, dy), Out(op, dx), n,
+  Launch(op, PadGradientKernel<T>, Blocks(n), kThreads, 0, stream, In<T>(op, dy), Out<T>(op, dx), n,
          split.inner, padding);
 }
 
@@ -183,13 +185,15 @@ void PadEdge(const DLArray* x, int64_t axis, int64_t before, DLArray* y, DLStrea
 void PadReflect(const DLArray* x, int64_t axis, int64_t before, DLArray* y, DLStream stream) {
   Pad("pad_reflect", x, axis, before, true, y, stream);
 }
+template <class T>
 void PadEdgeGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx,
                      DLStream stream) {
-  PadGradient("pad_edge_gradient", dy, axis, before, false, dx, stream);
+  PadGradient<T>("pad_edge_gradient", dy, axis, before, false, dx, stream);
 }
+template <class T>
 void PadReflectGradient(const DLArray* dy, int64_t axis, int64_t before, DLArray* dx,
                         DLStream stream) {
-  PadGradient("pad_reflect_gradient", dy, axis, before, true, dx, stream);
+  PadGradient<T>("pad_reflect_gradient", dy, axis, before, true, dx, stream);
 }
 
 void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y, DLStream stream) {
@@ -207,13 +211,14 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y, 
   });
 }
 
+template <class T>
 void OneHot(const DLArray* indices, DLArray* y, DLStream stream) {
   Enter("one_hot", y, indices);
   CheckOneHot(indices, y);
   const int64_t n = Numel(y);
   if (n == 0) return;
-  Launch("one_hot", OneHotKernel, Blocks(n), kThreads, 0, stream, IndicesOf("one_hot", indices),
-         Out("one_hot", y), n, y->shape[y->ndim - 1],
+  Launch("one_hot", OneHotKernel<T>, Blocks(n), kThreads, 0, stream, IndicesOf("one_hot", indices),
+         Out<T>("one_hot", y), n, y->shape[y->ndim - 1],
          FaultsOf("one_hot", "index", y->ctx.device_id));
 }
 
@@ -229,10 +234,10 @@ DLSYS_KERNEL_ANY(cuda, concat_7, ConcatOf<7>::Run);
 DLSYS_KERNEL_ANY(cuda, concat_8, ConcatOf<8>::Run);
 DLSYS_KERNEL_ANY(cuda, pad_edge, PadEdge);
 DLSYS_KERNEL_ANY(cuda, pad_reflect, PadReflect);
-DLSYS_KERNEL(cuda, pad_edge_gradient, PadEdgeGradient);
-DLSYS_KERNEL(cuda, pad_reflect_gradient, PadReflectGradient);
+DLSYS_KERNEL_TYPED(cuda, pad_edge_gradient, PadEdgeGradient);
+DLSYS_KERNEL_TYPED(cuda, pad_reflect_gradient, PadReflectGradient);
 DLSYS_KERNEL_ANY(cuda, gather, Gather);
-DLSYS_KERNEL(cuda, one_hot, OneHot);
+DLSYS_KERNEL_TYPED(cuda, one_hot, OneHot);
 
 }  // namespace
 }  // namespace cuda

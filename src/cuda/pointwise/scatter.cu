@@ -117,9 +117,9 @@ __global__ void StartsKernel(const int32_t* keys, int64_t count, int32_t* starts
 
 // The sum of column[order[i] * inner] for i from begin to end by `step`, in four independent
 // accumulators.
-__device__ __forceinline__ float SumUpdates(const float* column, const int32_t* order,
-                                            int64_t begin, int64_t end, int64_t step,
-                                            int64_t inner) {
+template <class T>
+__device__ __forceinline__ float SumUpdates(const T* column, const int32_t* order, int64_t begin,
+                                            int64_t end, int64_t step, int64_t inner) {
   float sums[4] = {0.f, 0.f, 0.f, 0.f};
   int64_t i = begin;
   for (; i + 3 * step < end; i += 4 * step) {
@@ -130,25 +130,26 @@ __device__ __forceinline__ float SumUpdates(const float* column, const int32_t* 
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-__global__ void SumKernel(const float* updates, Sorted sorted, float* y, int64_t n, Shape shape) {
+template <class T>
+__global__ void SumKernel(const T* updates, Sorted sorted, T* y, int64_t n, Shape shape) {
   const bool valid = sorted.starts[shape.n] == shape.count;
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t row_of_all = i / shape.inner;
     const int64_t outer = row_of_all / shape.n;
     const int64_t row = row_of_all - outer * shape.n;
     const int64_t begin = sorted.starts[row], end = sorted.starts[row + 1];
-    const float* column =
-        updates + outer * shape.count * shape.inner + (i - row_of_all * shape.inner);
+    const T* column = updates + outer * shape.count * shape.inner + (i - row_of_all * shape.inner);
     if (!valid)
-      y[i] = NAN;
+      y[i] = T(NAN);
     else if (end - begin <= kLong)
-      y[i] = SumUpdates(column, sorted.order, begin, end, 1, shape.inner);
+      y[i] = T(SumUpdates(column, sorted.order, begin, end, 1, shape.inner));
   }
 }
 
 // Sums kCols columns of a long segment, a block each. Every kLong-th sorted update is a mark; the
 // block of the first mark in a segment longer than kLong sums it.
-__global__ void LongSumKernel(const float* updates, const int32_t* keys, Sorted sorted, float* y,
+template <class T>
+__global__ void LongSumKernel(const T* updates, const int32_t* keys, Sorted sorted, T* y,
                               int64_t jobs, int64_t col_blocks, Shape shape) {
   __shared__ float partial[kSlices][kCols];
   const int slice = threadIdx.x / kCols, col_in_block = threadIdx.x % kCols;
@@ -161,14 +162,14 @@ __global__ void LongSumKernel(const float* updates, const int32_t* keys, Sorted 
     if (end - begin <= kLong || mark * kLong - begin >= kLong) continue;  // uniform over the block
     const int64_t col = job % col_blocks * kCols + col_in_block;
     const bool exists = col < shape.inner;
-    const float* column = updates + outer * shape.count * shape.inner + (exists ? col : 0);
+    const T* column = updates + outer * shape.count * shape.inner + (exists ? col : 0);
     partial[slice][col_in_block] =
         SumUpdates(column, sorted.order, begin + slice, end, kSlices, shape.inner);
     __syncthreads();
     if (slice == 0 && exists) {
       float total = 0.f;
       for (int k = 0; k < kSlices; k++) total += partial[k][col_in_block];
-      y[(outer * shape.n + row) * shape.inner + col] = total;
+      y[(outer * shape.n + row) * shape.inner + col] = T(total);
     }
     __syncthreads();
   }
@@ -225,6 +226,7 @@ int SortByRow(const char* op, Indices indices, const Shape& shape, const Workspa
   return passes % 2;
 }
 
+template <class T>
 void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y,
                 DLStream stream) {
   const char* op = "scatter_add";
@@ -237,23 +239,23 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
     Fail("%s: %lld indices into %lld rows are too many, the limit is %lld", op,
          (long long)shape.count, (long long)shape.n, (long long)most);
   const Indices checked = IndicesOf(op, indices);
-  const float* from = In(op, updates);
-  float* to = Out(op, y);
+  const T* from = In<T>(op, updates);
+  T* to = Out<T>(op, y);
   const int64_t n = Numel(y);
   if (n == 0) return;
   const Workspace work(shape, y->ctx, stream);
   const Faults faults = FaultsOf(op, "index", y->ctx.device_id);
   const int at = SortByRow(op, checked, shape, work, faults, stream);
   const Sorted sorted{work.order[at], work.starts};
-  Launch(op, SumKernel, Blocks(n), kThreads, 0, stream, from, sorted, to, n, shape);
+  Launch(op, SumKernel<T>, Blocks(n), kThreads, 0, stream, from, sorted, to, n, shape);
   if (shape.count <= kLong) return;
   const int64_t col_blocks = CeilDiv(shape.inner, kCols);
   const int64_t jobs = shape.outer * CeilDiv(shape.count, kLong) * col_blocks;
-  Launch(op, LongSumKernel, Blocks(jobs, 1), kThreads, 0, stream, from, work.keys[at], sorted, to,
-         jobs, col_blocks, shape);
+  Launch(op, LongSumKernel<T>, Blocks(jobs, 1), kThreads, 0, stream, from, work.keys[at], sorted,
+         to, jobs, col_blocks, shape);
 }
 
-DLSYS_KERNEL(cuda, scatter_add, ScatterAdd);
+DLSYS_KERNEL_TYPED(cuda, scatter_add, ScatterAdd);
 
 }  // namespace
 }  // namespace cuda

@@ -4,9 +4,9 @@
 // A thread runs the program on four neighboring elements, which amortizes decoding, or on one where
 // there are few. All threads are at the same instruction, so the dispatch does not diverge. Slots
 // are columns of shared memory, one a thread, since registers cannot be indexed; the accumulator,
-// which most operands are, stays in registers. The output, float32 or bool, may be the buffer of an
-// input of its shape and dtype: a thread reads what it overwrites before it writes. Decoding limits
-// it for short programs, memory bandwidth otherwise.
+// which most operands are, stays in registers. The output, of a storage type or bool, may be the
+// buffer of an input of its shape and dtype: a thread reads what it overwrites before it writes.
+// Decoding limits it for short programs, memory bandwidth otherwise.
 #include "cuda/runtime/launch.cuh"
 #include "math/pointwise_vm.h"
 
@@ -36,6 +36,10 @@ struct Source {
     switch (dtype) {
       case DL_FLOAT32:
         return ((const float*)data)[i];
+      case DL_BFLOAT16:
+        return ((const bfloat16*)data)[i];
+      case DL_FLOAT16:
+        return ((const float16*)data)[i];
       case DL_INT32:
         return (float)((const int32_t*)data)[i];
       case DL_INT64:
@@ -62,6 +66,29 @@ struct Sources {
 
 // ---- the kernel ----
 
+// W elements of 16 bits.
+template <class T, int W>
+struct alignas(W * sizeof(T)) Narrow {
+  T v[W];
+};
+
+template <int W, class T>
+__device__ __forceinline__ Vec<W> LoadVec(const T* x) {
+  const Narrow<T, W> narrow = *(const Narrow<T, W>*)x;
+  Vec<W> vec;
+#pragma unroll
+  for (int k = 0; k < W; k++) vec.v[k] = narrow.v[k];
+  return vec;
+}
+
+template <int W, class T>
+__device__ __forceinline__ void StoreVec(const Vec<W>& vec, T* y) {
+  Narrow<T, W> narrow;
+#pragma unroll
+  for (int k = 0; k < W; k++) narrow.v[k] = T(vec.v[k]);
+  *(Narrow<T, W>*)y = narrow;
+}
+
 // Loads elements i to i + W - 1 of an input to its slot; those from n on repeat the last one.
 template <int W>
 __device__ __forceinline__ void LoadInput(const Source& source, int64_t i, int64_t n,
@@ -73,6 +100,14 @@ __device__ __forceinline__ void LoadInput(const Source& source, int64_t i, int64
   }
   const pointwise::Broadcast broadcast = source.broadcast;
   Vec<W> vec;
+  if (source.same && source.dtype == DL_BFLOAT16 && i + W <= n) {
+    *slot = LoadVec<W>((const bfloat16*)source.data + i);
+    return;
+  }
+  if (source.same && source.dtype == DL_FLOAT16 && i + W <= n) {
+    *slot = LoadVec<W>((const float16*)source.data + i);
+    return;
+  }
   if (broadcast.count == 1 || broadcast.inner % W == 0) {
     const float value = source.At(broadcast.count == 1 ? 0 : source.Index(i));
 #pragma unroll
@@ -187,20 +222,40 @@ __device__ __forceinline__ Vec<W> Run(const Program& program, Vec<W>* slots) {
   return accumulator;
 }
 
+// Stores element k of those from i on.
 template <int W>
-__device__ __forceinline__ void Store(const Vec<W>& vec, void* out, bool is_bool, int64_t i,
+__device__ __forceinline__ void StoreElement(const Vec<W>& vec, int k, void* out, int dtype,
+                                             int64_t i) {
+  const float value = vec.v[k];
+  switch (dtype) {
+    case DL_FLOAT32:
+      ((float*)out)[i + k] = value;
+      return;
+    case DL_BFLOAT16:
+      ((bfloat16*)out)[i + k] = bfloat16(value);
+      return;
+    case DL_FLOAT16:
+      ((float16*)out)[i + k] = float16(value);
+      return;
+  }
+  ((uint8_t*)out)[i + k] = value != 0.f;
+}
+
+template <int W>
+__device__ __forceinline__ void Store(const Vec<W>& vec, void* out, int dtype, int64_t i,
                                       int64_t n) {
-  if (!is_bool && i + W <= n) {
-    ((Vec<W>*)out)[i / W] = vec;
-    return;
+  if (i + W <= n) {
+    if (dtype == DL_FLOAT32) {
+      ((Vec<W>*)out)[i / W] = vec;
+      return;
+    }
+    if (dtype == DL_BFLOAT16) return StoreVec(vec, (bfloat16*)out + i);
+    if (dtype == DL_FLOAT16) return StoreVec(vec, (float16*)out + i);
   }
 #pragma unroll
   for (int k = 0; k < W; k++) {
     if (i + k >= n) return;
-    if (is_bool)
-      ((uint8_t*)out)[i + k] = vec.v[k] != 0.f;
-    else
-      ((float*)out)[i + k] = vec.v[k];
+    StoreElement(vec, k, out, dtype, i);
   }
 }
 
@@ -208,7 +263,7 @@ __device__ __forceinline__ void Store(const Vec<W>& vec, void* out, bool is_bool
 template <int W>
 __global__ __launch_bounds__(kBlockThreads) void PointwiseKernel(
     const __grid_constant__ Program program, const __grid_constant__ Sources sources, void* out,
-    bool is_bool, int64_t n) {
+    int dtype, int64_t n) {
   Vec<W>* const slots = DynamicShared<Vec<W>>() + threadIdx.x;  // (slots, threads)
   const int64_t step = W * ItemStep();
   for (int64_t first = (int64_t)blockIdx.x * blockDim.x * W; first < n; first += step) {
@@ -219,7 +274,7 @@ __global__ __launch_bounds__(kBlockThreads) void PointwiseKernel(
     CloseCopies();
     WaitForCopies<0>();
     const Vec<W> result = Run(program, slots);
-    if (i < n) Store(result, out, is_bool, i, n);
+    if (i < n) Store(result, out, dtype, i, n);
   }
 }
 
@@ -233,7 +288,11 @@ void LaunchPointwise(const Program& program, const Sources& sources, DLArray* ou
   unsigned block = threads <= 32 ? 32 : kBlockThreads;
   if (block * column > kSharedNbytes) block /= 2;
   Launch("pointwise", PointwiseKernel<W>, Blocks(threads, block), block, block * column, stream,
-         program, sources, out->data, out->dtype == DL_BOOL, n);
+         program, sources, out->data, out->dtype, n);
+}
+
+bool IsFloat(int dtype) {
+  return dtype == DL_FLOAT32 || dtype == DL_BFLOAT16 || dtype == DL_FLOAT16;
 }
 
 void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, DLArray* out,
@@ -251,13 +310,13 @@ void Pointwise(const DLArrayList* inputs, Struct<pointwise::Bytecode> bytecode, 
     const pointwise::Broadcast broadcast = pointwise::BroadcastOf(a, out);
     const bool same = broadcast.inner == 1 && broadcast.count == n;
     sources.at[sources.count] = {a->data, broadcast, a->dtype, same};
-    wide &= !same || a->dtype != DL_FLOAT32 || Aligned16(a->data);
+    wide &= !same || !IsFloat(a->dtype) || Aligned16(a->data);
   }
   return wide ? LaunchPointwise<4>(program, sources, out, stream)
               : LaunchPointwise<1>(program, sources, out, stream);
 }
 
-DLSYS_KERNEL(cuda, pointwise, Pointwise);
+DLSYS_KERNEL_ANY(cuda, pointwise, Pointwise);
 
 }  // namespace
 }  // namespace cuda

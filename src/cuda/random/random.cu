@@ -4,6 +4,7 @@
 // The step is read from device memory, so that a replay of a captured program draws new numbers
 // when it has advanced. The output of dropout may be its input. Integer throughput limits it,
 // memory bandwidth for dropout.
+#include "cuda/pointwise/quad.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
 #include "math/philox.h"
@@ -46,25 +47,25 @@ struct DropoutOp {
   __device__ float Make(uint32_t word, float x) const { return word < threshold ? scale * x : 0.f; }
 };
 
-// y[n] = op of the word of the element and, with kTakesInput, of x[n]; accesses are float4 with
-// `quads`.
-template <class Op, bool kTakesInput>
-__global__ void WordsKernel(Source source, const float* x, float* y, int64_t n, bool quads, Op op) {
+// y[n] = op of the word of the element and, with kTakesInput, of x[n]; accesses are of four
+// elements with `quads`.
+template <class T, class Op, bool kTakesInput>
+__global__ void WordsKernel(Source source, const T* x, T* y, int64_t n, bool quads, Op op) {
   const Stream stream = source.At();
   const int64_t blocks = (n + 3) / 4;
   for (int64_t b = FirstItem(); b < blocks; b += ItemStep()) {
     const Words words = stream.At((uint64_t)b);
     if (quads && 4 * b + 3 < n) {
       float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-      if constexpr (kTakesInput) v = ((const float4*)x)[b];
-      ((float4*)y)[b] = make_float4(op.Make(words.word[0], v.x), op.Make(words.word[1], v.y),
-                                    op.Make(words.word[2], v.z), op.Make(words.word[3], v.w));
+      if constexpr (kTakesInput) v = LoadQuad(x + 4 * b);
+      StoreQuad(y + 4 * b, make_float4(op.Make(words.word[0], v.x), op.Make(words.word[1], v.y),
+                                       op.Make(words.word[2], v.z), op.Make(words.word[3], v.w)));
       continue;
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int64_t i = 4 * b + k;
-      if (i < n) y[i] = op.Make(words.word[k], kTakesInput ? x[i] : 0.f);
+      if (i < n) y[i] = T(op.Make(words.word[k], kTakesInput ? (float)x[i] : 0.f));
     }
   }
 }
@@ -87,7 +88,7 @@ void RunWords(const char* op, const DLArray* step, int64_t seed, int64_t node, D
   const Source source{Step(op, step), (uint64_t)seed, (uint32_t)node};
   float* out = Out(op, y);
   const int64_t n = Numel(y);
-  Launch(op, WordsKernel<Op, false>, Blocks(CeilDiv(n, 4)), kThreads, 0, stream, source,
+  Launch(op, WordsKernel<float, Op, false>, Blocks(CeilDiv(n, 4)), kThreads, 0, stream, source,
          (const float*)nullptr, out, n, Aligned16(out), body);
 }
 
@@ -107,17 +108,18 @@ void Bernoulli(const DLArray* step, int64_t seed, int64_t node, int64_t threshol
   RunWords("random_bernoulli", step, seed, node, y, BernoulliOp{(uint64_t)threshold}, stream);
 }
 
+template <class T>
 void Dropout(const DLArray* x, const DLArray* step, int64_t seed, int64_t node, int64_t threshold,
              float scale, DLArray* y, DLStream stream) {
   const char* op = "dropout";
   Enter(op, y, x, step);
   CheckSameShape(op, x, y);
   const Source source{Step(op, step), (uint64_t)seed, (uint32_t)node};
-  const float* in = In(op, x);
-  float* out = Out(op, y);
+  const T* in = In<T>(op, x);
+  T* out = Out<T>(op, y);
   const int64_t n = Numel(y);
-  Launch(op, WordsKernel<DropoutOp, true>, Blocks(CeilDiv(n, 4)), kThreads, 0, stream, source, in,
-         out, n, Aligned16(in) && Aligned16(out), DropoutOp{(uint64_t)threshold, scale});
+  Launch(op, WordsKernel<T, DropoutOp, true>, Blocks(CeilDiv(n, 4)), kThreads, 0, stream, source,
+         in, out, n, Aligned16(in) && Aligned16(out), DropoutOp{(uint64_t)threshold, scale});
 }
 
 void StepOfDraw(const DLArray* step, const DLArray* draws, DLArray* y, DLStream stream) {
@@ -131,7 +133,7 @@ DLSYS_KERNEL(cuda, step_of_draw, StepOfDraw);
 DLSYS_KERNEL(cuda, random_uniform, Uniform);
 DLSYS_KERNEL(cuda, random_normal, Normal);
 DLSYS_KERNEL(cuda, random_bernoulli, Bernoulli);
-DLSYS_KERNEL(cuda, dropout, Dropout);
+DLSYS_KERNEL_TYPED(cuda, dropout, Dropout);
 
 }  // namespace
 }  // namespace cuda

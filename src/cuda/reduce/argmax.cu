@@ -34,10 +34,11 @@ struct ArgMonoid {
 };
 
 // The first element that equals the column's `target`; -1 where there is none.
+template <class T>
 struct FirstMatchMonoid {
   using State = Indexed<float>;
   static constexpr int kAccumulators = 1;
-  const float* target;
+  const T* target;
   __device__ State Identity(int64_t column) const { return {target[column], -1}; }
   __device__ State Accumulate(State s, float x, int64_t index) const {
     const bool equal = x == s.value || (x != x && s.value != s.value);
@@ -80,6 +81,10 @@ void Arg(const DLArray* x, DLArray* y, DLStream stream) {
   switch (x->dtype) {
     case DL_FLOAT32:
       return ArgOf<kMax, float>(op, x, of, y, stream);
+    case DL_BFLOAT16:
+      return ArgOf<kMax, bfloat16>(op, x, of, y, stream);
+    case DL_FLOAT16:
+      return ArgOf<kMax, float16>(op, x, of, y, stream);
     case DL_INT32:
       return ArgOf<kMax, int32_t>(op, x, of, y, stream);
     case DL_INT64:
@@ -91,26 +96,27 @@ void Arg(const DLArray* x, DLArray* y, DLStream stream) {
   Fail("%s: does not take %s", op, DtypeText(x->dtype));
 }
 
+template <class T>
 void FirstMatch(const DLArray* x, const DLArray* y, DLArray* mask, DLStream stream) {
   const char* op = "first_match";
   Enter(op, mask, x, y);
   const Extents of = CheckedExtents(op, x, y);
   CheckedExtents(op, x, mask, true);
   if (mask->dtype != DL_BOOL) Fail("%s: expected bool, got %s", op, DtypeText(mask->dtype));
-  const float* in = In(op, x);
-  const float* target = In(op, y);
+  const T* in = In<T>(op, x);
+  const T* target = In<T>(op, y);
   const int64_t total = Numel(mask);
   if (total == 0) return;
   const Scratch first(mask->ctx, Numel(y) * (int64_t)sizeof(int64_t), stream);
   int64_t* const found = (int64_t*)first.data();
-  ReduceAxis(op, mask->ctx, FirstMatchMonoid{target}, in, of, found, stream);
+  ReduceAxis(op, mask->ctx, FirstMatchMonoid<T>{target}, in, of, found, stream);
   Launch(op, MaskKernel, Blocks(total), kThreads, 0, stream, (const int64_t*)found,
          (uint8_t*)mask->data, total, of.n, of.inner);
 }
 
-DLSYS_KERNEL(cuda, argmax, Arg<true>);
-DLSYS_KERNEL(cuda, argmin, Arg<false>);
-DLSYS_KERNEL(cuda, first_match, FirstMatch);
+DLSYS_KERNEL_ANY(cuda, argmax, Arg<true>);
+DLSYS_KERNEL_ANY(cuda, argmin, Arg<false>);
+DLSYS_KERNEL_TYPED(cuda, first_match, FirstMatch);
 
 }  // namespace
 }  // namespace cuda

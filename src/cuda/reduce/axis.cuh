@@ -4,7 +4,8 @@
 //   State Identity(column) const          the state of no elements
 //   State Accumulate(State, x, k) const   with element k of the axis
 //   static State Combine(State, State)    of two stretches
-//   Result(State) const                   the element of y
+//   Result(State) const                   the element of y, a float or an index
+// The elements of x are of any storage type, and floats of y as well.
 //
 // Where inner == 1 a thread group takes a row, otherwise neighboring threads take neighboring
 // columns, and several the same (group.cuh). A long axis is split over blocks, whose states go to
@@ -12,6 +13,7 @@
 // sizes only. Output and input never overlap. Memory bandwidth limits it.
 #pragma once
 #include "cuda/reduce/group.cuh"
+#include "cuda/reduce/reduce.cuh"
 #include "math/extents.h"
 
 namespace dlsys {
@@ -60,9 +62,9 @@ __device__ __forceinline__ typename R::State Strided(const R& reduce, typename R
 
 // kCols columns a block, kRows threads each, which are neighbors where columns are rows of memory.
 // It writes states to `partial`, or results to y where that is null.
-template <bool kRowWise, int kCols, int kRows, class R, class T, class U>
+template <bool kRowWise, int kCols, int kRows, class R, class T>
 __global__ void __launch_bounds__(kCols* kRows)
-    ReduceKernel(R reduce, const T* x, typename R::State* partial, U* y, Pass pass) {
+    ReduceKernel(R reduce, const T* x, typename R::State* partial, Output y, Pass pass) {
   const int row = (int)threadIdx.x % (kRowWise ? kRows : kCols * kRows) / (kRowWise ? 1 : kCols);
   const int col = (int)threadIdx.x / (kRowWise ? kRows : 1) % kCols;
   const int64_t inner = kRowWise ? 1 : pass.x.inner;
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kCols* kRows)
     if (partial)
       partial[to] = state;
     else
-      y[to] = reduce.Result(state);
+      y.Store(to, reduce.Result(state));
   }
 }
 
@@ -114,16 +116,16 @@ inline int64_t Splits(const Extents& x, int64_t itemsize) {
   return most < 1 ? 1 : (most < wanted ? most : wanted);
 }
 
-template <bool kRowWise, int kCols, int kRows, class R, class T, class U>
-void LaunchPass(const char* op, const R& reduce, const T* x, typename R::State* partial, U* y,
+template <bool kRowWise, int kCols, int kRows, class R, class T>
+void LaunchPass(const char* op, const R& reduce, const T* x, typename R::State* partial, Output y,
                 const Pass& pass, DLStream stream) {
   const int64_t jobs = CeilDiv(pass.x.outer * pass.x.inner, kCols) * pass.splits;
-  Launch(op, ReduceKernel<kRowWise, kCols, kRows, R, T, U>, Blocks(jobs, 1), kCols * kRows, 0,
-         stream, reduce, x, partial, y, pass);
+  Launch(op, ReduceKernel<kRowWise, kCols, kRows, R, T>, Blocks(jobs, 1), kCols * kRows, 0, stream,
+         reduce, x, partial, y, pass);
 }
 
-template <class R, class T, class U>
-void RunPass(const char* op, const R& reduce, const T* x, typename R::State* partial, U* y,
+template <class R, class T>
+void RunPass(const char* op, const R& reduce, const T* x, typename R::State* partial, Output y,
              const Pass& pass, DLStream stream) {
   if (pass.x.inner == 1) {
     if (pass.length <= 16)
@@ -143,9 +145,9 @@ void RunPass(const char* op, const R& reduce, const T* x, typename R::State* par
 }
 
 // It takes scratch where n is large and outer * inner is small.
-template <class R, class T, class U>
-void ReduceAxis(const char* op, DLContext ctx, const R& reduce, const T* x, const Extents& of, U* y,
-                DLStream stream) {
+template <class R, class T>
+void ReduceAxis(const char* op, DLContext ctx, const R& reduce, const T* x, const Extents& of,
+                Output y, DLStream stream) {
   using State = typename R::State;
   if (of.outer == 0 || of.inner == 0) return;
   const int64_t splits = Splits(of, sizeof(T));

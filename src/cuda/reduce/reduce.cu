@@ -4,7 +4,6 @@
 // For a sum, neighboring axes fold into runs that are summed or kept; each summed run is one
 // reduction (axis.cuh), the last run first.
 #include "cuda/reduce/axis.cuh"
-#include "cuda/reduce/reduce.cuh"
 #include "math/monoids.h"
 
 namespace dlsys {
@@ -53,17 +52,17 @@ struct LogSumExp {
   __device__ float Result(State s) const { return s.max + logf(s.sum); }
 };
 
-template <class R>
+template <class T, class R>
 void Reduce(const DLArray* x, DLArray* y, DLStream stream) {
   Enter(R::name, y, x);
   const Extents of = CheckedExtents(R::name, x, y);
-  ReduceAxis(R::name, y->ctx, R{}, In(R::name, x), of, Out(R::name, y), stream);
+  ReduceAxis(R::name, y->ctx, R{}, In<T>(R::name, x), of, Out<T>(R::name, y), stream);
 }
 
 #define DLSYS_REGISTER_MONOID(Name, kernel, ...) \
-  DLSYS_KERNEL(cuda, kernel, Reduce<Listed<monoid::Name>>);
+  DLSYS_KERNEL_TYPED(cuda, kernel, Reduce, Listed<monoid::Name>);
 DLSYS_MONOIDS(DLSYS_REGISTER_MONOID)
-DLSYS_KERNEL(cuda, reduce_logsumexp, Reduce<LogSumExp>);
+DLSYS_KERNEL_TYPED(cuda, reduce_logsumexp, Reduce, LogSumExp);
 
 // ---- sums over any axes ----
 
@@ -104,33 +103,34 @@ struct Runs {
   }
 };
 
-// Sums one run a pass, the last run first; intermediate sums lie in scratch until the final pass
-// writes y.
-void SumRuns(DLContext ctx, const float* x, Runs runs, float scale, float* y, DLStream stream) {
+// Sums one run a pass, the last run first; intermediate sums lie in scratch, in float32, until the
+// final pass writes y.
+template <class T>
+void SumRuns(DLContext ctx, const T* x, Runs runs, float scale, Output y, DLStream stream) {
   const int run = runs.LastSummed();
-  const int64_t outer = runs.Product(0, run < 0 ? 0 : run);
-  const int64_t n = run < 0 ? 1 : runs.size[run];
-  const int64_t inner = runs.Product(run + 1, runs.count);
+  const Extents of{runs.Product(0, run < 0 ? 0 : run), run < 0 ? 1 : runs.size[run],
+                   runs.Product(run + 1, runs.count)};
   if (run >= 0) runs.Remove(run);
   if (runs.LastSummed() < 0)
-    return SumAxis("reduce_sum", ctx, x, outer, n, inner, scale, y, stream);
-  Scratch rest(ctx, outer * inner * (int64_t)sizeof(float), stream);
-  SumAxis("reduce_sum", ctx, x, outer, n, inner, 1.f, rest.floats(), stream);
-  SumRuns(ctx, rest.floats(), runs, scale, y, stream);
+    return ReduceAxis("reduce_sum", ctx, ScaledSum{scale}, x, of, y, stream);
+  Scratch rest(ctx, of.outer * of.inner * (int64_t)sizeof(float), stream);
+  ReduceAxis("reduce_sum", ctx, ScaledSum{1.f}, x, of, rest.floats(), stream);
+  SumRuns<float>(ctx, rest.floats(), runs, scale, y, stream);
 }
 
+template <class T>
 void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y, DLStream stream) {
   Enter("reduce_sum", y, x);
   CheckReduced("reduce_sum", x, axes, y);
-  SumRuns(y->ctx, In("reduce_sum", x), Runs(x, axes), scale, Out("reduce_sum", y), stream);
+  SumRuns(y->ctx, In<T>("reduce_sum", x), Runs(x, axes), scale, Out<T>("reduce_sum", y), stream);
 }
 
-DLSYS_KERNEL(cuda, reduce_sum, ReduceSum);
+DLSYS_KERNEL_TYPED(cuda, reduce_sum, ReduceSum);
 
 }  // namespace
 
 void SumAxis(const char* op, DLContext ctx, const float* x, int64_t outer, int64_t n, int64_t inner,
-             float scale, float* y, DLStream stream) {
+             float scale, Output y, DLStream stream) {
   ReduceAxis(op, ctx, ScaledSum{scale}, x, Extents{outer, n, inner}, y, stream);
 }
 

@@ -39,7 +39,8 @@ __device__ double BlockScan(double value, double* total) {
 }
 
 // x (rows, n) -> y (rows, n), from the end of each row with `reverse`.
-__global__ void RowCumSumKernel(const float* x, float* y, int64_t rows, int64_t n, bool reverse) {
+template <class T>
+__global__ void RowCumSumKernel(const T* x, T* y, int64_t rows, int64_t n, bool reverse) {
   // The bounds are uniform over the block, as the barriers of BlockScan require.
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t first = row * n;
@@ -49,15 +50,16 @@ __global__ void RowCumSumKernel(const float* x, float* y, int64_t rows, int64_t 
       const int64_t at = first + (reverse ? n - 1 - i : i);
       double total;
       const double sum = BlockScan(i < n ? (double)x[at] : 0.0, &total);
-      if (i < n) y[at] = (float)(carry + sum);
+      if (i < n) y[at] = T(carry + sum);
       carry += total;
     }
   }
 }
 
 // x (outer, n, inner) -> y (outer, n, inner).
-__global__ void ColumnCumSumKernel(const float* x, float* y, int64_t columns, int64_t n,
-                                   int64_t inner, bool reverse) {
+template <class T>
+__global__ void ColumnCumSumKernel(const T* x, T* y, int64_t columns, int64_t n, int64_t inner,
+                                   bool reverse) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
     const int64_t o = column / inner;
     const int64_t first = o * n * inner + (column - o * inner);
@@ -65,15 +67,16 @@ __global__ void ColumnCumSumKernel(const float* x, float* y, int64_t columns, in
     for (int64_t k = 0; k < n; k++) {
       const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
       sum += x[at];
-      y[at] = (float)sum;
+      y[at] = T(sum);
     }
   }
 }
 
 // y = the product of the other elements of the column. before (outer, n, inner) is workspace for
 // the exclusive prefix products.
-__global__ void ProdOthersKernel(const float* x, double* before, float* y, int64_t columns,
-                                 int64_t n, int64_t inner) {
+template <class T>
+__global__ void ProdOthersKernel(const T* x, double* before, T* y, int64_t columns, int64_t n,
+                                 int64_t inner) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
     const int64_t o = column / inner;
     const int64_t first = o * n * inner + (column - o * inner);
@@ -84,7 +87,7 @@ __global__ void ProdOthersKernel(const float* x, double* before, float* y, int64
     }
     product = 1.0;
     for (int64_t k = n - 1; k >= 0; k--) {  // suffix products
-      y[first + k * inner] = (float)(before[first + k * inner] * product);
+      y[first + k * inner] = T(before[first + k * inner] * product);
       product *= x[first + k * inner];
     }
   }
@@ -96,8 +99,9 @@ struct Dual {
 };
 
 // y as above, and its tangent dy along g.
-__global__ void TangentKernel(const float* x, const float* g, Dual* before, float* y, float* dy,
-                              int64_t columns, int64_t n, int64_t inner) {
+template <class T>
+__global__ void TangentKernel(const T* x, const T* g, Dual* before, T* y, T* dy, int64_t columns,
+                              int64_t n, int64_t inner) {
   for (int64_t column = FirstItem(); column < columns; column += ItemStep()) {
     const int64_t o = column / inner;
     const int64_t first = o * n * inner + (column - o * inner);
@@ -113,8 +117,8 @@ __global__ void TangentKernel(const float* x, const float* g, Dual* before, floa
     product = {1.0, 0.0};
     for (int64_t k = n - 1; k >= 0; k--) {  // suffix products
       const int64_t at = first + k * inner;
-      y[at] = (float)(before[at].value * product.value);
-      dy[at] = (float)(before[at].tangent * product.value + before[at].value * product.tangent);
+      y[at] = T(before[at].value * product.value);
+      dy[at] = T(before[at].tangent * product.value + before[at].value * product.tangent);
       go_on(at);
     }
   }
@@ -127,34 +131,37 @@ void CheckShapes(const char* op, const DLArray* x, const DLArray* y) {
   if (x->ndim != 3) Fail("%s: expected (outer, n, inner), got %s", op, ShapeText(x).c_str());
 }
 
+template <class T>
 void CumSum(const DLArray* x, int64_t reverse, DLArray* y, DLStream stream) {
   const char* op = "cumsum";
   Enter(op, y, x);
   CheckShapes(op, x, y);
-  const float* in = In(op, x);
-  float* out = Out(op, y);
+  const T* in = In<T>(op, x);
+  T* out = Out<T>(op, y);
   if (Numel(y) == 0) return;
   const int64_t outer = x->shape[0], n = x->shape[1], inner = x->shape[2];
   if (inner == 1 && n > 32)
-    return Launch(op, RowCumSumKernel, Blocks(outer, 1), kThreads, 0, stream, in, out, outer, n,
+    return Launch(op, RowCumSumKernel<T>, Blocks(outer, 1), kThreads, 0, stream, in, out, outer, n,
                   reverse != 0);
-  Launch(op, ColumnCumSumKernel, Blocks(outer * inner), kThreads, 0, stream, in, out, outer * inner,
-         n, inner, reverse != 0);
+  Launch(op, ColumnCumSumKernel<T>, Blocks(outer * inner), kThreads, 0, stream, in, out,
+         outer * inner, n, inner, reverse != 0);
 }
 
+template <class T>
 void ProdOthers(const DLArray* x, DLArray* y, DLStream stream) {
   const char* op = "prod_others";
   Enter(op, y, x);
   CheckShapes(op, x, y);
-  const float* in = In(op, x);
-  float* out = Out(op, y);
+  const T* in = In<T>(op, x);
+  T* out = Out<T>(op, y);
   if (Numel(y) == 0) return;
   const int64_t columns = x->shape[0] * x->shape[2];
   const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(double), stream);
-  Launch(op, ProdOthersKernel, Blocks(columns), kThreads, 0, stream, in, (double*)before.data(),
+  Launch(op, ProdOthersKernel<T>, Blocks(columns), kThreads, 0, stream, in, (double*)before.data(),
          out, columns, x->shape[1], x->shape[2]);
 }
 
+template <class T>
 void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* dy,
                        DLStream stream) {
   const char* op = "prod_others_tangent";
@@ -162,20 +169,20 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
   CheckShapes(op, x, y);
   CheckSameShape(op, x, g);
   CheckSameShape(op, x, dy);
-  const float* in = In(op, x);
-  const float* along = In(op, g);
-  float* out = Out(op, y);
-  float* tangent = Out(op, dy);
+  const T* in = In<T>(op, x);
+  const T* along = In<T>(op, g);
+  T* out = Out<T>(op, y);
+  T* tangent = Out<T>(op, dy);
   if (Numel(y) == 0) return;
   const int64_t columns = x->shape[0] * x->shape[2];
   const Scratch before(x->ctx, Numel(y) * (int64_t)sizeof(Dual), stream);
-  Launch(op, TangentKernel, Blocks(columns), kThreads, 0, stream, in, along, (Dual*)before.data(),
-         out, tangent, columns, x->shape[1], x->shape[2]);
+  Launch(op, TangentKernel<T>, Blocks(columns), kThreads, 0, stream, in, along,
+         (Dual*)before.data(), out, tangent, columns, x->shape[1], x->shape[2]);
 }
 
-DLSYS_KERNEL(cuda, cumsum, CumSum);
-DLSYS_KERNEL(cuda, prod_others, ProdOthers);
-DLSYS_KERNEL(cuda, prod_others_tangent, ProdOthersTangent);
+DLSYS_KERNEL_TYPED(cuda, cumsum, CumSum);
+DLSYS_KERNEL_TYPED(cuda, prod_others, ProdOthers);
+DLSYS_KERNEL_TYPED(cuda, prod_others_tangent, ProdOthersTangent);
 
 }  // namespace
 }  // namespace cuda

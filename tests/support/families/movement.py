@@ -296,6 +296,7 @@ INDEX = (
                 ((301,), 129, np.int64, {}),
                 ((5,), 6, np.int64, {"dtype": "int64"}),
                 ((5,), 6, np.int32, {"dtype": "bool"}),
+                ((5, 3), 6, np.int32, {"dtype": "float16"}),
             ]
         ),
         ulps=0,

@@ -14,11 +14,12 @@ from ...dtypes import ROUNDING, storage_dtype
 from ...errors import KernelError
 from ...graph.node import Node, Op
 from ...graph.spec import Spec
-from ...ndarray import NDArray, array, empty
+from ...ndarray import NDArray, array, empty, launch
 from ...runtime.device import Context, synchronize
+from ...runtime.library import load
 from ..plan.memory import Step
 from ..run.runner import Runner
-from ..run.tables import call_kernel
+from ..run.tables import in_kernel_order
 
 
 def checker(reference: Context | None) -> Callable[..., None]:
@@ -75,6 +76,18 @@ def _on(ctx: Context, step: Step, given: Sequence[np.ndarray]) -> list[np.ndarra
     call_kernel(ctx, step, inputs, made)
     synchronize(ctx)
     return [y.asnumpy() for y in (made or [inputs[k] for k in step.node.op.writes])]
+
+
+def call_kernel(
+    ctx: Context, step: Step, inputs: Sequence[NDArray], made: Sequence[NDArray]
+) -> None:
+    """Runs the kernel of one step on arrays of any device, by its heuristic."""
+    kernel = step.node.op.kernel
+    assert kernel is not None
+    node = step.node.derive(step.node.inputs, step.node.spec)
+    node.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
+    signature = load().signature[ctx.kernel_device, kernel].rstrip("s")
+    launch(kernel, ctx, *in_kernel_order(node, signature, inputs, made))
 
 
 def _tolerance(node: Node) -> float:

@@ -16,7 +16,7 @@ from ...graph.spec import Spec
 from ...ndarray import empty
 from ...runtime.device import Context
 from ..run.feeds import Feeds, Signature
-from ..run.runner import Runner
+from ..run.runner import Runner, second_run
 from ..tune.autotune import algorithms_in
 from .check import check_run
 from .report import CountersSince, Report, plan_report
@@ -28,6 +28,7 @@ class Views:
     ctx: Context | None
     _feeds: Feeds
     _runners: Mapping[tuple[Signature, ...], Any]
+    _running: threading.Lock
     _since: CountersSince | None
     # Of the last run's feeds, or as `infer_shape` was asked since.
     _signatures: tuple[Signature, ...] | None = None
@@ -40,10 +41,6 @@ class Views:
 
     def _ready(self, feed_dict: Mapping[Node, Any] | None) -> tuple[Runner, Any, list[Any]]:
         """The bound plan for these feeds, and the feeds in its order."""
-        raise NotImplementedError
-
-    def _alone(self) -> threading.Lock:
-        """The lock that a run holds."""
         raise NotImplementedError
 
     def _count_from_here(self) -> None:
@@ -72,7 +69,9 @@ class Views:
 
         Raises KernelError naming the first step beyond its tolerance, with the largest error.
         """
-        with self._alone():
+        if self._running.locked():
+            raise second_run()
+        with self._running:
             runner, _, values = self._ready(feed_dict)
             check_run(runner, values, reference)
 

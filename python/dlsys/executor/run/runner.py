@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import GraphError
 from ..plan.memory import Buffer, Plan, Step
 
 Observer = Callable[[Step, Callable[[], None], list, list], None]  # step, run, inputs, outputs
@@ -64,3 +65,11 @@ class Runner(ABC):
     @abstractmethod
     def segments_report(self) -> list[SegmentReport]:
         """The pieces in which the plan runs now."""
+
+
+def second_run() -> GraphError:
+    """The error of a second run at the same time, which is refused rather than made to wait."""
+    return GraphError(
+        "this executor is running already, in another thread or around an operator of its own; "
+        "make one executor for each"
+    )

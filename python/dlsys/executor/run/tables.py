@@ -15,7 +15,6 @@ import numpy as np
 from ...dtypes import storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
-from ...ndarray import NDArray, launch
 from ...runtime.device import Context
 from ...runtime.library import DTYPE_CODES, DLArrayList, DLBytes, array_list, bytes_of, load
 from ...runtime.target import target_of
@@ -30,16 +29,29 @@ class ArrayTable:
     """Every array of a plan as a row of one table; equal parts of a buffer share a row."""
 
     def __init__(self, plan: Plan, ctx: Context) -> None:
-        self._target = target_of(ctx)
-        self._rows: dict[tuple, int] = {}
-        self._shapes: list[int] = []
-        # value, ndim, dtype, start of the shape
-        self._records: list[tuple[Value, int, int, int]] = []
-        self._rows_of: dict[Buffer, list[tuple[int, int]]] = {}  # word, bytes that it skips
+        values: dict[tuple, Value] = {}
         for step in plan.steps:
             for value in (*step.inputs, *step.outputs, *step.workspace):
-                self._add(value)
-        self._fill(ctx)
+                values.setdefault(_row_key(value), value)
+        extents = [extent for value in values.values() for extent in value.spec.shape]
+        self._extents = np.array(extents or [0], np.int64)
+        self._rows = {key: row for row, key in enumerate(values)}
+        self._rows_of: dict[Buffer, list[tuple[int, int]]] = {}  # word, bytes that it skips
+        rows: list[tuple[int, ...]] = []
+        inside = []
+        shape_at = self._extents.ctypes.data
+        for row, value in enumerate(values.values()):
+            ndim, skipped = len(value.spec.shape), value.skipped_nbytes
+            rows.append((0, ctx.packed, ndim | _dtype_code(value, ctx) << 32, shape_at))
+            shape_at += 8 * ndim
+            self._rows_of.setdefault(value.buffer, []).append((row * _ROW_WORDS, skipped))
+            if value.buffer.kind == "arena":
+                inside.append((row, max(value.buffer.offset, 0) + skipped))
+        self._inside = np.array([row for row, _ in inside], np.intp)
+        self._offsets = np.array([offset for _, offset in inside], np.uint64)
+        self._table = np.array(rows or [(0,) * _ROW_WORDS], np.uint64)
+        self._base = self._table.ctypes.data
+        self._words = memoryview(self._table.data).cast("B").cast("Q")
 
     def address(self, value: Value) -> int:
         """The address of a value's DLArray."""
@@ -59,41 +71,17 @@ class ArrayTable:
         """Sets the address of the arena."""
         self._table[self._inside, 0] = self._offsets + np.uint64(address)
 
-    def _add(self, value: Value) -> None:
-        key = _row_key(value)
-        if key in self._rows:
-            return
-        row = self._rows[key] = len(self._records)
-        shape = value.spec.shape
-        assert value.spec.dtype is not None
-        code = DTYPE_CODES.get(value.spec.dtype)
-        if code is None or len(shape) > self._target.max_ndim:
-            raise GraphError(
-                f"{value.node.name} is {value.spec.dtype} {shape}; native devices hold up to "
-                f"{self._target.max_ndim} dimensions of {', '.join(map(str, DTYPE_CODES))} "
-                f"[{value.node.where}]"
-            )
-        self._records.append((value, len(shape), code, len(self._shapes)))
-        self._shapes.extend(shape)
-        place = (row * _ROW_WORDS, value.skipped_nbytes)
-        self._rows_of.setdefault(value.buffer, []).append(place)
 
-    def _fill(self, ctx: Context) -> None:
-        self._extents = np.array(self._shapes or [0], np.int64)
-        shapes_at = self._extents.ctypes.data
-        table = np.zeros((max(len(self._records), 1), _ROW_WORDS), np.uint64)
-        for row, (_, ndim, dtype, start) in enumerate(self._records):
-            table[row] = (0, ctx.packed, ndim | dtype << 32, shapes_at + 8 * start)
-        arena = [
-            (row, max(value.buffer.offset, 0) + value.skipped_nbytes)
-            for row, (value, *_) in enumerate(self._records)
-            if value.buffer.kind == "arena"
-        ]
-        self._inside = np.array([row for row, _ in arena], np.intp)
-        self._offsets = np.array([offset for _, offset in arena], np.uint64)
-        self._table = table
-        self._base = table.ctypes.data
-        self._words = memoryview(table.data).cast("B").cast("Q")
+def _dtype_code(value: Value, ctx: Context) -> int:
+    """The library's number of a value's dtype. GraphError for an array that no device holds."""
+    shape, dtype = value.spec[:2]
+    code, most = DTYPE_CODES.get(dtype), target_of(ctx).max_ndim
+    if code is None or len(shape) > most:
+        raise GraphError(
+            f"{value.node.name} is {dtype} {shape}; native devices hold up to {most} dimensions of "
+            f"{', '.join(map(str, DTYPE_CODES))} [{value.node.where}]"
+        )
+    return code
 
 
 def _row_key(value: Value) -> tuple:
@@ -116,7 +104,9 @@ class Segment:
         for step in steps:
             kernel, arguments = self._lowered(step)
             count = len(arguments) + len(step.workspace)
-            records.append((kernel, len(words), count, self._place(step)))
+            # The user's line, for errors that a GPU reports after the call.
+            line = self._library.place_number(step.node.where) if step.node.op.fallible else 0
+            records.append((kernel, len(words), count, line))
             words.extend(arguments)
             words.extend(map(self.table.address, step.workspace))
         self.records = np.array(records, np.int32).reshape(-1, 4)
@@ -176,10 +166,6 @@ class Segment:
             return
         shapes = ", ".join(f"{value.node.name} {value.spec.shape}" for value in step.inputs)
         self._library.check(status, node=step.node.name, inputs=shapes, line=step.node.where)
-
-    def _place(self, step: Step) -> int:
-        """The library's number of the user's line, for errors that a GPU reports after the call."""
-        return self._library.place_number(step.node.where) if step.node.op.fallible else 0
 
     def _lowered(self, step: Step) -> tuple[int, list[int]]:
         """A step's kernel and its arguments as 64-bit words, in the order of the kernel's
@@ -270,15 +256,3 @@ def in_kernel_order(
             f"is of another state of the sources, rebuild it with `make lib` [{node.where}]"
         )
     return arguments
-
-
-def call_kernel(
-    ctx: Context, step: Step, inputs: Sequence[NDArray], made: Sequence[NDArray]
-) -> None:
-    """Runs the kernel of one step on arrays of any device, by its heuristic."""
-    kernel = step.node.op.kernel
-    assert kernel is not None
-    node = step.node.derive(step.node.inputs, step.node.spec)
-    node.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
-    signature = load().signature[ctx.kernel_device, kernel].rstrip("s")
-    launch(kernel, ctx, *in_kernel_order(node, signature, inputs, made))
