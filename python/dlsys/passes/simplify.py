@@ -91,7 +91,10 @@ class _Rewriter:
             return self._selected(node)
         if op.kernel is None:
             return node
-        dtype = storage_dtype([s.dtype for s in (*(x.spec for x in node.inputs), *_outputs(node))])
+        dtypes = [s.dtype for s in (*(x.spec for x in node.inputs), *_outputs(node))]
+        if all(dtype is FLOAT32 for dtype in dtypes):
+            return node
+        dtype = storage_dtype(dtypes)
         known = dtype is FLOAT32 or self._target.has(op.kernel, dtype)
         if not known and self._target.has(op.kernel) and not op.writes:
             return self._widened(node)
