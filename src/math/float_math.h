@@ -234,37 +234,29 @@ inline __attribute__((always_inline)) Binary Split(double x) {
   return {n, (m - 1.) / (m + 1.)};
 }
 
+// A polynomial of z by Horner's rule, the highest coefficient first.
+template <class... T>
+inline __attribute__((always_inline)) double Horner(double z, double highest, T... lower) {
+  double p = highest;
+  ((p = p * z + lower), ...);
+  return p;
+}
+
 // log2(x) of a positive float32, in double with a relative error of 2^-39.
 inline __attribute__((always_inline)) double Log2(float x) {
   const Binary of = Split(x);
   const double z = of.s * of.s;
-  double p = 1. / 15;
-  p = p * z + 1. / 13;
-  p = p * z + 1. / 11;
-  p = p * z + 1. / 9;
-  p = p * z + 1. / 7;
-  p = p * z + 1. / 5;
-  p = p * z + 1. / 3;
-  p = p * z * of.s + of.s;
-  return p * 2.8853900817779268 + of.n;
+  const double p = Horner(z, 1. / 15, 1. / 13, 1. / 11, 1. / 9, 1. / 7, 1. / 5, 1. / 3);
+  return (p * z * of.s + of.s) * 2.8853900817779268 + of.n;
 }
 
 // log(x) of a positive double, within 2^-50 of it.
 inline __attribute__((always_inline)) double Log(double x) {
   const Binary of = Split(x);
   const double z = of.s * of.s;
-  double p = 1. / 21;
-  p = p * z + 1. / 19;
-  p = p * z + 1. / 17;
-  p = p * z + 1. / 15;
-  p = p * z + 1. / 13;
-  p = p * z + 1. / 11;
-  p = p * z + 1. / 9;
-  p = p * z + 1. / 7;
-  p = p * z + 1. / 5;
-  p = p * z + 1. / 3;
-  p = p * z * of.s + of.s;
-  return p * 2. + of.n * 0.69314718055994531;
+  const double p = Horner(z, 1. / 21, 1. / 19, 1. / 17, 1. / 15, 1. / 13, 1. / 11, 1. / 9, 1. / 7,
+                          1. / 5, 1. / 3);
+  return (p * z * of.s + of.s) * 2. + of.n * 0.69314718055994531;
 }
 
 // 2^x in double with a relative error of 2^-32; of what a float32 does not hold, some such number.

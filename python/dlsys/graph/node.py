@@ -2,7 +2,7 @@
 
 A node is one use of an operator: its inputs are other nodes, its attributes plain Python values. A
 graph is whatever can be reached from some nodes. An operator states, side by side, its shape rule
-(`infer`), its numpy twin (`numpy`), its gradient and the name of its native kernel; the engine
+(`infer`), its numpy form (`numpy`), its gradient and the name of its native kernel; the engine
 reads its *traits* and never its class.
 """
 

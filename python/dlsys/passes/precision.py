@@ -1,4 +1,4 @@
-"""precision: tells the operators that have a choice with which precision to multiply.
+"""precision: sets the precision of products and convolutions.
 
 `fp32` is true float32. `tf32` multiplies matrices, and convolves, on the tensor cores of GPUs from
 sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. Where there are none, and

@@ -1,5 +1,6 @@
 // Operators of 2-d convolution: they check arguments and dispatch to an algorithm of conv.h. The
-// last argument, the precision, changes nothing: all is float32.
+// last argument, the precision, changes nothing: all is float32. Arrays are contiguous, NCHW, and
+// outputs overlap no input.
 #include "cpu/conv/conv.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Operators of convolution fused with bias, relu and max-pool, and of their gradients;
-// conv_pool_forward.cc and conv_pool_gradient.cc have the algorithms.
+// conv_pool_forward.cc and conv_pool_gradient.cc have the algorithms. Arrays are contiguous, NCHW,
+// and outputs overlap no input.
 #include "cpu/conv/conv_pool.h"
 
 namespace dlsys {

@@ -1,5 +1,5 @@
 // Nearest and bilinear resizing of images, with gradients that gather. Each axis is tabulated
-// first.
+// first. The output never overlaps the input. Memory bandwidth limits it.
 #include "math/resize.h"
 
 #include "cpu/pointwise/strides.h"

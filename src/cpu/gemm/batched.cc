@@ -1,5 +1,6 @@
 // Batched GEMM; leading axes broadcast against each other. Small GEMMs are split over threads one
-// each, large ones run one after another on all threads.
+// each, large ones run one after another on all threads. C overlaps neither A nor B. Arithmetic
+// limits large GEMMs, memory bandwidth small ones.
 #include "cpu/gemm/gemm.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"

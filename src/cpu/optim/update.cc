@@ -1,5 +1,6 @@
 // Optimizer steps in place on the CPU, each over all parameters at once (multi-tensor). Rates and
-// counts are arrays, which may change between runs of a captured program.
+// counts are arrays, which may change between runs of a captured program. Parameters and slots are
+// read and written, gradients only read. Memory bandwidth limits it.
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"

@@ -1,5 +1,6 @@
 // Elementwise kernels on the CPU: vector loops over one functor of functors.h each, over arrays of
-// one storage type. The output may be the buffer of an input of its shape.
+// one storage type. The output may be the buffer of an input of its shape. Memory bandwidth limits
+// sums and products, arithmetic exp and its kind.
 #include "cpu/pointwise/map.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"

@@ -1,5 +1,6 @@
 // Indexing kernels on the CPU: slice, place, concat, pad, gather, scatter_add, one_hot. Rows of the
-// inner axes are copied or added as vector loops. The output never overlaps an input.
+// inner axes are copied or added as vector loops. The output never overlaps an input. Memory
+// bandwidth limits it.
 #include "math/indexing.h"
 
 #include <algorithm>

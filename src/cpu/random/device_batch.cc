@@ -1,5 +1,5 @@
 // Batches of a resident data set on the CPU: the order of samples, and a gather of rows that casts
-// and scales.
+// and scales. Memory bandwidth limits the gather.
 #include "math/device_batch.h"
 
 #include <cstring>

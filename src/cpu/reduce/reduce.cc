@@ -1,5 +1,6 @@
 // Sums over any axes, and the reductions of the middle axis of x (outer, n, inner) by a monoid on
-// the CPU: max, min, product and logsumexp. NaN propagates.
+// the CPU: max, min, product and logsumexp. NaN propagates. The output never overlaps the input.
+// Memory bandwidth limits all but logsumexp.
 #include "cpu/reduce/axes.h"
 #include "math/monoids.h"
 

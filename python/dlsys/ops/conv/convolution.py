@@ -7,8 +7,8 @@ y[n, o, i, j] = Σ_{c, a, b} x[n, c, i·stride + a·dilation - padding, …] · 
 
 It is linear in x and in f, so three operators are a closed family under differentiation: the
 convolution C(x, f), its gradient for the data D(f, dy) and its gradient for the filter F(x, dy).
-Each gradient operator has a twin `…_like` that takes the size of its result from another node; the
-plain one replaces it as soon as shapes are known.
+Each gradient operator has a second form, `…_like`, that takes the size of its result from another
+node; the plain one replaces it as soon as shapes are known.
 """
 
 from __future__ import annotations
