@@ -32,16 +32,48 @@ void UnaryWithConst(const DLArray* x, float c, DLArray* y) {
 }
 
 template <class T, class F>
+DLSYS_INLINE void TwoConstsRun(const T* x, float c, float d, T* y, int64_t n) {
+  if constexpr (kConvertedApart<T>)
+    return InFloat(x, y, n, DLSYS_IN_FLOAT { TwoConstsRun<float, F>(a, c, d, b, count); });
+  DLSYS_IVDEP
+  for (int64_t k = 0; k < n; k++) y[k] = T(F()(x[k], c, d));
+}
+
+template <class T, class F>
 void UnaryWithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
   const T* in = Input<T>(F::name, x);
   T* out = Output<T>(F::name, y);
   CheckSameShape(F::name, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
-    Dispatch(DLSYS_SIMD {
-      DLSYS_IVDEP
-      for (int64_t k = begin; k < end; k++) out[k] = T(F()(in[k], c, d));
-    });
+    Dispatch(DLSYS_SIMD { TwoConstsRun<T, F>(in + begin, c, d, out + begin, end - begin); });
   });
+}
+
+// Calls body(x, y, z, n) over blocks in float of the arrays; z may be one of the others.
+template <class T, class Body>
+DLSYS_INLINE void InFloat(const T* x, int64_t x_stride, const T* y, int64_t y_stride, T* z,
+                          int64_t n, const Body& body) {
+  float left[kConverted], right[kConverted], to[kConverted];
+  for (int64_t at = 0; at < n; at += kConverted) {
+    const int64_t count = std::min(kConverted, n - at);
+    ConvertRun(x + at * x_stride, left, x_stride ? count : 1);
+    ConvertRun(y + at * y_stride, right, y_stride ? count : 1);
+    body(left, right, to, count);
+    ConvertRun(to, z + at, count);
+  }
+}
+#define DLSYS_TWO_IN_FLOAT                                             \
+  [=](const float* left, const float* right, float* to, int64_t count) \
+      __attribute__((always_inline))
+
+template <class T, class F>
+DLSYS_INLINE void BinaryTwoConstsRun(const T* x, const T* y, float c, float d, T* z, int64_t n) {
+  if constexpr (kConvertedApart<T>)
+    return InFloat(
+        x, 1, y, 1, z, n,
+        DLSYS_TWO_IN_FLOAT { BinaryTwoConstsRun<float, F>(left, right, c, d, to, count); });
+  DLSYS_IVDEP
+  for (int64_t k = 0; k < n; k++) z[k] = T(F()(x[k], y[k], c, d));
 }
 
 template <class T, class F>
@@ -53,8 +85,7 @@ void BinaryWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, D
   CheckSameShape(F::name, y, z);
   ParallelFor(Numel(z), kGrain, [&](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD {
-      DLSYS_IVDEP
-      for (int64_t k = begin; k < end; k++) out[k] = T(F()(left[k], right[k], c, d));
+      BinaryTwoConstsRun<T, F>(left + begin, right + begin, c, d, out + begin, end - begin);
     });
   });
 }
@@ -68,6 +99,10 @@ void BinaryWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {
 template <class T, class F>
 DLSYS_INLINE void ZipRun(const T* x, int64_t x_stride, const T* y, int64_t y_stride, T* z,
                          int64_t n) {
+  if constexpr (kConvertedApart<T>)
+    return InFloat(
+        x, x_stride, y, y_stride, z, n,
+        DLSYS_TWO_IN_FLOAT { ZipRun<float, F>(left, x_stride, right, y_stride, to, count); });
   if (x_stride && y_stride) {
     DLSYS_IVDEP
     for (int64_t k = 0; k < n; k++) z[k] = T(F()(x[k], y[k]));
