@@ -138,6 +138,8 @@ class NarrowTraining(unittest.TestCase):
                 self.assertTrue(is_narrow(affine) and is_narrow(own[1].spec.dtype))
         self.assertIn("adam_update", seen)
         self.assertGreaterEqual(len(seen), 5)
+        if executor.target.has("batch_normalize_map"):  # the fusion is for these types, too
+            self.assertTrue({"batch_normalize_map", "batch_normalize_map_sums"} <= seen, seen)
 
     @on_each_device
     def test_a_checkpoint_continues_to_the_bit(self, ctx: Any, storage: Any) -> None:

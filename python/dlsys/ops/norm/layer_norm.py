@@ -224,8 +224,9 @@ def layer_normalization(x: Node, scale: Node, bias: Node, eps: float = 1e-5) -> 
     """(x - mean) / sqrt(variance + eps) · scale + bias over the trailing axes that scale and bias
     have, such as x (…, features) with scale and bias (features,).
 
-    Mean and variance (over the count) are of each of the leading positions alone. ShapeError where
-    the shapes do not fit. After Ba, Kiros and Hinton, "Layer normalization" (2016).
+    Mean and variance (over the count) are of each of the leading positions alone. Over x of 16
+    bits, scale and bias are of its dtype or float32. ShapeError where shapes or dtypes do not fit.
+    After Ba, Kiros and Hinton, "Layer normalization" (2016).
     """
     return row_normalize_op(x, scale, bias, groups=None, centered=True, eps=eps)
 
