@@ -76,6 +76,7 @@ class InACopy(unittest.TestCase):
 
     def run_in_copy(self, *command: str, **environment: str) -> str:
         own = {"PYTHONPATH": str(self.copy / "python"), "PYTHONWARNINGS": "error"}
+        own["DLSYS_REQUIRE_GPU"] = ""  # the copies' libraries have no CUDA
         done = subprocess.run(
             command, cwd=self.copy, capture_output=True, text=True,
             env={**os.environ, **own, **environment},
@@ -213,3 +214,24 @@ class ABackend(InACopy):
             DLSYS_LIBRARY=str(self.copy / "python/dlsys/libdlsys.so"),
         )  # fmt: skip
         self.assertRegex(printed, r"\n\d+ passed, 0 failed, 0 skipped")
+
+
+class ADtype(unittest.TestCase):
+    """The files that name a storage type are those that docs/adding.md lists."""
+
+    def test_the_files_that_know_float16(self) -> None:
+        page = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
+        section = page.split("\n## A dtype\n")[1].split("\n## ")[0]
+        listed = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+        naming = re.compile(r"(?<![bB])(?:float16|FLOAT16|Float16)\b")
+        folders = (ROOT / "src", ROOT / "python")
+        suffixes = (".h", ".cc", ".cu", ".cuh", ".py")
+        found = []
+        for path in sorted(path for folder in folders for path in folder.rglob("*")):
+            if path.suffix in suffixes and path.name != "interface_text.py":
+                text = re.sub(
+                    r"^\s*(?://|#).*$|\"{3}.*?\"{3}", "", path.read_text(), flags=re.M | re.S
+                )
+                if naming.search(text):
+                    found.append(str(path.relative_to(ROOT)))
+        self.assertEqual(sorted(listed), found)
