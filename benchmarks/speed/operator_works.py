@@ -631,6 +631,7 @@ def works() -> list[Work]:
 
 WITHIN = {
     "relu_gradient": "relu",
+    "cast_like": "cast",
     **{f"{name}_gradient": name for name in (
         "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "softplus", "hard_swish", "gather",
         "concat", "pad_edge", "pad_reflect", "tile", "resize_nearest", "resize_bilinear", "slice",

@@ -230,7 +230,7 @@ class ADtype(unittest.TestCase):
         for path in sorted(path for folder in folders for path in folder.rglob("*")):
             if path.suffix in suffixes and path.name != "interface_text.py":
                 text = re.sub(
-                    r"^\s*(?://|#).*$|\"{3}.*?\"{3}", "", path.read_text(), flags=re.M | re.S
+                    r"^\s*(?://|#)[^\n]*$|\"{3}.*?\"{3}", "", path.read_text(), flags=re.M | re.S
                 )
                 if naming.search(text):
                     found.append(str(path.relative_to(ROOT)))
