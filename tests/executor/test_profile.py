@@ -316,7 +316,7 @@ class Ranges(unittest.TestCase):
         include = toolchain.cuda_include_dir()
         if compiler is None or unavailable(ndarray.cpu(0)) is not None:
             raise unittest.SkipTest("no C++ compiler or no native library here")
-        if ("cuda", "matmul") not in load().index:
+        if ("cuda", "matmul") not in load().signature:
             raise unittest.SkipTest("this library has no GPU part, which is what marks ranges")
         if include is None or not Path(include, "nvtx3", "nvToolsExt.h").exists():
             raise unittest.SkipTest(f"no nvtx3/nvToolsExt.h in {include or 'any CUDA toolkit'}")

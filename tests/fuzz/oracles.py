@@ -899,7 +899,8 @@ PURPOSE: dict[str, dict[str, Any]] = {
 # Rows that are not tried, with the reason. The names of one reason are parted by blanks.
 WITHOUT: dict[str, str] = {
     "casts, leaves and shapes, which no arithmetic is in": (
-        "cast cast_like cast_to_integers as_node expand_like broadcast_like sum_to_like sum_to_like_function "
+        "cast cast_like cast_to_integers as_node expand_like broadcast_like sum_to_like "
+        "sum_to_like_function "
         "expand_dims window slice place constant full ones_like zeros_like assign group channels "
         "per_channel normalization_view expand_last uniform_like pad tile_op target target_of "
         "class_scores weights_like"
