@@ -37,3 +37,4 @@ from .ops.random.sampling import *
 from .ops.reduce import *
 from .ops.resize import *
 from .ops.scan import *
+from .ops.stop_gradient import *

@@ -3,7 +3,17 @@ what nodes and gradients need.
 """
 
 from ..graph.node import hooks
-from . import comparison, elementwise, indexing, leaf, matmul, movement, power, reduce
+from . import (
+    comparison,
+    elementwise,
+    indexing,
+    leaf,
+    matmul,
+    movement,
+    power,
+    reduce,
+    stop_gradient,
+)
 from .optim import assign
 from .random import sampling
 
@@ -23,6 +33,7 @@ hooks.update(
     cast=elementwise.cast_op,
     copy=movement.copy_op,
     getitem=indexing.getitem_op,
+    stop_gradient=stop_gradient.stop_gradient_op,
     step_of_draw=sampling.step_of_draw_op,
     advance_step=assign.advance_step_op,
     group=assign.group_op,
