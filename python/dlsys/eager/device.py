@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import DeviceError
 from ..runtime.device import Context, best_context, cpu, gpu
+from ..runtime.device import synchronize as wait
 from .engine import Engine
 
 Device = Any  # "numpy", "cpu", "gpu", "gpu:1", a Context, or None for the best there is
@@ -70,3 +71,11 @@ def set_grad_enabled(value: bool) -> bool:
 def engines() -> list[Engine]:
     """The engines of this thread."""
     return list(dict.fromkeys(_engines.of.values()))
+
+
+def synchronize() -> None:
+    """Runs what was recorded and waits until the devices have computed it, for timings."""
+    for engine in engines():
+        engine.settle(writing=True)
+        if engine.ctx is not None:
+            wait(engine.ctx)

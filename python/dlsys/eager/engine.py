@@ -135,7 +135,12 @@ class Engine:
                 if type(x) not in _PLAIN:
                     return self._record_any(function, args, kwargs, again, home)
                 key += (name, type(x), x)
-        return self._follow(tuple(key), home, function, args, kwargs, again)
+        made = tuple(key)
+        tape = self.tape
+        state = tape.state.next.get(made) if home is None else home.next.get((tape.state, made))
+        if state is None or state is CUT or home is not None:
+            return self._follow(made, home, function, args, kwargs, again)
+        return self.tensors(tape, state)
 
     def _record_any(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
@@ -197,30 +202,17 @@ class Engine:
     ) -> Any:  # fmt: skip
         """Goes along the transition of a key, which is made where it is new."""
         tape = self.tape
-        state = self.transition(tape, key, home)
+        known, key = (tape.state.next, key) if home is None else (home.next, (tape.state, key))
+        state = known.get(key)
         if state is None:
             call = Call(function, *_slots((tuple(args), kwargs or {})))
-            state = new_state(tape, call, self.grad, again)
-            self.learn(tape, key, home, state)
+            state = known[key] = new_state(tape, call, self.grad, again)
         if state is CUT:
             self.run(tape)
             return self.record(function, args, kwargs, again, home)
         if home is not None:
             unsettled.add(self)
         return self.tensors(tape, state)
-
-    def transition(self, tape: Tape, key: tuple[Any, ...], home: Any) -> State | None:
-        """The state that a key leads to; None where nobody was before."""
-        if home is None:
-            return tape.state.next.get(key)
-        return home.next.get((tape.state, key))
-
-    def learn(self, tape: Tape, key: tuple[Any, ...], home: Any, state: State) -> None:
-        """Keeps a transition."""
-        if home is None:
-            tape.state.next[key] = state
-        else:
-            home.next[tape.state, key] = state
 
     def tensors(self, tape: Tape, state: State) -> Any:
         """The Tensors of an entry that is appended now."""

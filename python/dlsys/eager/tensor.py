@@ -35,10 +35,17 @@ class Tensor:
     Attributes: `shape`, `dtype`, `device`, `requires_grad`, `grad`.
     """
 
+    # What every Tensor has, set by `of` and `holding` alone; the rest is rare.
     __slots__ = (
-        "_engine", "_tape", "_slot", "_out", "_value", "_requires", "_consumed", "_grad",
-        "_grad_of", "_base", "_view", "_views", "__weakref__",
-    )  # fmt: skip
+        "_engine",
+        "_tape",
+        "_slot",
+        "_out",
+        "_value",
+        "_requires",
+        "__dict__",
+        "__weakref__",
+    )
     __array_priority__ = 1000
     _engine: Engine
     _tape: Tape | None
@@ -46,12 +53,12 @@ class Tensor:
     _out: Out
     _value: Any
     _requires: bool
-    _consumed: bool
-    _grad: Any
-    _grad_of: Any
-    _base: Tensor | None
-    _view: Any
-    _views: Any
+    _consumed = False  # its gradient was taken, and the history let go
+    _grad: Any = None
+    _grad_of: Any = None  # the leaf or Parameter whose gradient it is
+    _base: Any = None
+    _view: Any = None  # how it is made of its base
+    _views: Any = None
 
     def __init__(
         self, data: Any, device: Device = None, dtype: Any = None, requires_grad: bool = False
@@ -59,33 +66,24 @@ class Tensor:
         if isinstance(data, Tensor):
             device = data._engine.name if device is None else device
             data = data._looked()
-        self._set(engine_of(device), None, None)
-        self._value = _held(data, dtype, self._engine)
-        self._requires = False
+        self._engine = engine_of(device)
+        self._tape, self._value, self._requires = None, _held(data, dtype, self._engine), False
         if requires_grad:
             self.requires_grad = True
-
-    def _set(self, engine: Engine, tape: Tape | None, slot: Any) -> None:
-        self._engine, self._tape, self._slot = engine, tape, slot
-        self._value = self._grad = self._grad_of = self._base = self._view = self._views = None
-        self._consumed = False
 
     @classmethod
     def of(cls, engine: Engine, tape: Tape, slot: Slot, out: Out) -> Tensor:
         """The Tensor of a value of a tape."""
         self = cls.__new__(cls)
         self._engine, self._tape, self._slot, self._out = engine, tape, slot, out
-        self._value = self._grad = self._grad_of = self._base = self._view = self._views = None
-        self._consumed = False
-        self._requires = out.requires_grad
+        self._value, self._requires = None, out.requires_grad
         return self
 
     @classmethod
     def holding(cls, engine: Engine, value: Any) -> Tensor:
         """The Tensor of an array that the device of an engine holds, which is not copied."""
         self = cls.__new__(cls)
-        self._set(engine, None, None)
-        self._value, self._requires = value, False
+        self._engine, self._tape, self._value, self._requires = engine, None, value, False
         return self
 
     # ---- what it is ----
@@ -335,6 +333,18 @@ class Tensor:
     def __reduce__(self) -> tuple[Any, ...]:
         requires = self._requires and self.is_leaf
         return _unpickled, (self.numpy(), self.device, self.dtype, requires)
+
+
+def apply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function of nodes, such as an operator of one's own, on Tensors.
+
+    It must be pure: the same nodes and plain arguments give the same graph. Its result is a Tensor
+    where it returns a node, a tuple of them where it returns several. Gradients pass through it.
+    """
+    found = next((x for x in [*args, *kwargs.values()] if isinstance(x, Tensor)), None)
+    if found is None:
+        raise GraphError(f"apply: no argument is a Tensor [{where()}]")
+    return found._engine.record(function, args, kwargs)
 
 
 def _unpickled(values: np.ndarray, device: str, dtype: Any, requires_grad: bool) -> Tensor:

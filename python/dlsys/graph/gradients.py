@@ -13,9 +13,7 @@ from .lines import attributed_to, where
 from .node import Node, find_topo_sort, hooks
 
 
-def gradients(
-    output_node: Node, node_list: Sequence[Node], seed: Node | None = None
-) -> list[Node]:
+def gradients(output_node: Node, node_list: Sequence[Node], seed: Node | None = None) -> list[Node]:
     """A node for the gradient of `output_node` (of the sum of its elements, each times that of
     `seed` where one is given) with respect to each given node.
 
