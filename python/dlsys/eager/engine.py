@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import host
 from ..errors import DeviceError, GraphError
 from ..executor.backend import backend_of
 from ..executor.executor import Executor
@@ -42,6 +43,8 @@ from .tape import (
 
 _MOST_PROGRAMS = 256  # of one engine; the oldest goes first
 _UNHELD = 3  # references to a Tensor that its tape alone holds: the tape, the loop, the argument
+_MOST_NUMBERS = 4  # that one place of a program has as constants
+_ARITHMETIC = frozenset(hooks[name] for name in ("add", "sub", "mul", "div"))
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type(Ellipsis)})
 
 
@@ -204,6 +207,8 @@ class Engine:
         tape = self.tape
         known, key = (tape.state.next, key) if home is None else (home.next, (tape.state, key))
         state = known.get(key)
+        if state is None and self._varies(tape, function, args):
+            return self.record(function, self._fed(args), kwargs, again, home)
         if state is None:
             call = Call(function, *_slots((tuple(args), kwargs or {})))
             state = known[key] = new_state(tape, call, self.grad, again)
@@ -213,6 +218,23 @@ class Engine:
         if home is not None:
             unsettled.add(self)
         return self.tensors(tape, state)
+
+    def _varies(self, tape: Tape, function: Callable[..., Any], args: Sequence[Any]) -> bool:
+        """True for arithmetic with a number that was another each time: it is fed then, since a
+        program for each would be planned anew.
+        """
+        if function not in _ARITHMETIC or len(args) != 2 or not any(map(_is_float, args)):
+            return False
+        form = function, *[x._slot if type(x) is Engine.tensor else type(x) for x in args]
+        seen = tape.state.numbers[form] = tape.state.numbers.get(form, 0) + 1
+        return seen > _MOST_NUMBERS and any(type(x) in (int, float) for x in args)
+
+    def _fed(self, args: Sequence[Any]) -> list[Any]:
+        dtype = next(x.dtype for x in args if _is_float(x))
+        return [
+            Engine.tensor.holding(self, np.asarray(x, host(dtype))) if type(x) in (int, float) else x
+            for x in args
+        ]
 
     def tensors(self, tape: Tape, state: State) -> Any:
         """The Tensors of an entry that is appended now."""
@@ -394,6 +416,10 @@ class Engine:
                 old, gone = self._programs.popleft()
                 (old() or state).programs.pop(gone, None)
         return program
+
+
+def _is_float(x: Any) -> bool:
+    return type(x) is Engine.tensor and x.dtype.kind == "f"
 
 
 def _slots(value: Any) -> Any:

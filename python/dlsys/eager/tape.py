@@ -88,12 +88,13 @@ class State:
     updates of all entries so far and the Parameters that they change; `draws`, whether it draws
     random numbers: then the last of its values is the number of the draw, which each tape feeds;
     `targets` and `cone`, of `backward`: what its values are gradients of, and the values on its
-    way; `programs`, by the values that are held.
+    way; `programs`, by the values that are held; `numbers`, how many transitions
+    differ in a plain number alone.
     """
 
     __slots__ = (
         "outs", "single", "call", "next", "effects", "written", "draws", "targets", "cone",
-        "programs", "__weakref__",
+        "programs", "numbers", "__weakref__",
     )  # fmt: skip
     made = 0  # since tries began anew
     epoch = 0  # how often they did
@@ -110,6 +111,7 @@ class State:
         self.targets: tuple[Any, ...] = ()
         self.cone: frozenset[int] = frozenset()
         self.programs: dict[Any, Any] = {}
+        self.numbers: dict[Any, int] = {}
         State.made += 1
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..dtypes import as_dtype, host
 from ..errors import GraphError, ShapeError
 from ..graph.lines import where
-from ..graph.node import hooks
+from ..graph.node import Eager, hooks
 from ..ndarray import NDArray, array
 from ..ops.leaf import Parameter
 from . import autograd, indexing
@@ -20,7 +20,7 @@ from .engine import Engine
 from .tape import Out, Slot, Symbol, Tape
 
 
-class Tensor:
+class Tensor(Eager):
     """An array on a device, with the operators of Python and the functions of
     `dlsys.functional` as methods.
 

@@ -229,8 +229,17 @@ class Op:
         return output.size
 
 
-def _binary(name: str) -> Callable[[Any, Any], Node]:
-    return lambda node, other: hooks[name](node, other)
+class Eager:
+    """Base of values, such as Tensors, that answer themselves for operators beside a node."""
+
+    __slots__ = ()
+
+
+def _binary(name: str) -> Callable[[Any, Any], Any]:
+    def apply(node: Node, other: Any) -> Any:
+        return NotImplemented if isinstance(other, Eager) else hooks[name](node, other)
+
+    return apply
 
 
 def _swapped(name: str) -> Callable[[Any, Any], Node]:
