@@ -3,7 +3,7 @@ what nodes and gradients need.
 """
 
 from ..graph.node import hooks
-from . import comparison, elementwise, indexing, leaf, matmul, movement, power, reduce
+from . import comparison, elementwise, extents, indexing, leaf, matmul, movement, power, reduce
 from .optim import assign
 from .random import sampling
 
@@ -26,6 +26,7 @@ hooks.update(
     step_of_draw=sampling.step_of_draw_op,
     advance_step=assign.advance_step_op,
     group=assign.group_op,
+    partial=extents.partial,
     equal=comparison.equal_op,
     not_equal=comparison.not_equal_op,
     less=comparison.less_op,
