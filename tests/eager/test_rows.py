@@ -1,5 +1,4 @@
-"""Every row of the operators' table through Tensors: the same values and gradients as graphs give.
-"""
+"""Every row of the operators' table through Tensors: values and gradients as graphs give them."""
 
 from __future__ import annotations
 
@@ -125,5 +124,3 @@ class CpuRows(Rows, unittest.TestCase):
 @require(gpu(0))
 class GpuRows(Rows, unittest.TestCase):
     ctx = gpu(0)
-
-

@@ -12,8 +12,7 @@ from ..graph.gradients import gradients
 from ..graph.lines import where
 from ..graph.node import Node
 from ..ops.leaf import Parameter
-from ..ops.movement import reshape_op
-from ..ops.stop_gradient import stop_gradient_op
+from ..ops.movement import reshape_op, stop_gradient_op
 from .device import set_grad_enabled
 from .engine import Engine
 from .tape import Out, State, name_of

@@ -232,7 +232,9 @@ class Engine:
     def _fed(self, args: Sequence[Any]) -> list[Any]:
         dtype = next(x.dtype for x in args if _is_float(x))
         return [
-            Engine.tensor.holding(self, np.asarray(x, host(dtype))) if type(x) in (int, float) else x
+            Engine.tensor.holding(self, np.asarray(x, host(dtype)))
+            if type(x) in (int, float)
+            else x
             for x in args
         ]
 

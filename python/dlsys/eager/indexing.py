@@ -24,7 +24,7 @@ from ..ops.comparison import maximum_op, where_op
 from ..ops.elementwise import cast_op
 from ..ops.indexing import gather_op, getitem_op, slice_gradient_op
 from ..ops.leaf import full_op
-from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
+from ..ops.movement import broadcast_to_op, reshape_op, stop_gradient_op, transpose_op
 from .engine import Engine
 
 Tensor = Any  # the class of tensor.py, which imports this file
@@ -113,8 +113,9 @@ def inverse(base: Node, made: Node, function: Any, *args: Any) -> Node:
     if function is getitem_op:
         return placed(base, made, args[0])
     if function is transpose_op:
-        axes = args[0] if args and args[0] is not None else range(made.spec.ndim)[::-1]
-        return transpose_op(made, tuple(int(k) for k in np.argsort(axes)))
+        return transpose_op(made, tuple([int(k) for k in np.argsort(args[0])]))
+    if function is stop_gradient_op:
+        return made
     if function is broadcast_to_op:
         raise GraphError(
             "a Tensor that was broadcast has several elements in one place and is not changed in "

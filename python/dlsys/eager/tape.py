@@ -24,7 +24,7 @@ from ..graph.lines import where
 from ..graph.node import Node
 from ..graph.spec import Spec
 from ..ops.leaf import Parameter, Variable
-from ..ops.stop_gradient import stop_gradient_op
+from ..ops.movement import stop_gradient_op
 
 MOST_STATES = 20_000  # states of all tries together; then they begin anew
 

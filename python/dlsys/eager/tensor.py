@@ -10,17 +10,29 @@ import numpy as np
 
 from ..dtypes import as_dtype, host
 from ..errors import GraphError, ShapeError
+from ..functional import methods as _methods  # noqa: F401 (fills in those of ArrayMethods)
+from ..functional.record import Recorder
 from ..graph.lines import where
 from ..graph.node import Eager, hooks
+from ..methods import ArrayMethods
 from ..ndarray import NDArray, array
 from ..ops.leaf import Parameter
+from ..ops.movement import (
+    broadcast_to_op,
+    expand_dims_op,
+    flatten_op,
+    reshape_op,
+    squeeze_op,
+    stop_gradient_op,
+    transpose_op,
+)
 from . import autograd, indexing
 from .device import Device, engine_of
 from .engine import Engine
 from .tape import Out, Slot, Symbol, Tape
 
 
-class Tensor(Eager):
+class Tensor(ArrayMethods, Eager):
     """An array on a device, with the operators of Python and the functions of
     `dlsys.functional` as methods.
 
@@ -98,12 +110,12 @@ class Tensor(Eager):
         return self._out.spec.dtype if self._value is None else self._value.dtype
 
     @property
-    def ndim(self) -> int:
+    def ndim(self) -> int:  # type: ignore[override]
         """The number of axes."""
         return len(self.shape)
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         """The number of elements."""
         return math.prod(self.shape)
 
@@ -291,8 +303,56 @@ class Tensor(Eager):
         autograd.backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
-        """The same values as a constant for gradients."""
-        return indexing.view(self, hooks["stop_gradient"])
+        """The same values as a constant for gradients: a view."""
+        return indexing.view(self, stop_gradient_op)
+
+    # ---- views ----
+    @property
+    def T(self) -> Tensor:
+        """A view with the axes in reverse order."""
+        return self.transpose()
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """A view in another shape, `reshape(2, -1)` or `reshape((2, -1))`."""
+        return indexing.view(self, reshape_op, _several(shape))
+
+    view = reshape
+
+    def flatten(self, axis: int = 0) -> Tensor:
+        """A view with the axes from `axis` on as one."""
+        return indexing.view(self, flatten_op, axis)
+
+    def squeeze(self, axis: Any = None) -> Tensor:
+        """A view without the axes of extent 1, or those of them that are named."""
+        return indexing.view(self, squeeze_op, axis)
+
+    def expand_dims(self, axis: Any) -> Tensor:
+        """A view with axes of extent 1 put in."""
+        return indexing.view(self, expand_dims_op, axis)
+
+    unsqueeze = expand_dims
+
+    def transpose(self, *axes: Any) -> Tensor:
+        """A view with the axes in another order, or in reverse: transpose(1, 0, 2)."""
+        order = _several(axes) if axes and axes[0] is not None else range(self.ndim)[::-1]
+        return indexing.view(self, transpose_op, tuple(order))
+
+    permute = transpose
+
+    def swapaxes(self, a: int, b: int) -> Tensor:
+        """A view with two axes exchanged."""
+        order = list(range(self.ndim))
+        try:
+            order[a], order[b] = order[b], order[a]
+        except IndexError:
+            raise ShapeError(
+                f"swapaxes: there is no axis {a} or {b} in shape {self.shape} [{where()}]"
+            ) from None
+        return indexing.view(self, transpose_op, tuple(order))
+
+    def broadcast_to(self, shape: Any) -> Tensor:
+        """A view that repeats its elements, which is not changed in place."""
+        return indexing.view(self, broadcast_to_op, tuple(shape))
 
     def requires_grad_(self, value: bool = True) -> Tensor:
         """Sets `requires_grad` and returns the Tensor."""
@@ -345,6 +405,12 @@ def apply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if found is None:
         raise GraphError(f"apply: no argument is a Tensor [{where()}]")
     return found._engine.record(function, args, kwargs)
+
+
+def _several(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """Integers given one by one or as one sequence."""
+    one = len(given) == 1 and isinstance(given[0], (tuple, list))
+    return tuple(given[0]) if one else given
 
 
 def _unpickled(values: np.ndarray, device: str, dtype: Any, requires_grad: bool) -> Tensor:
@@ -453,4 +519,4 @@ def _in_place(name: str) -> Callable[[Tensor, Any], Any]:
 for _word, _hook in _NAMES.items():
     if _word != "matmul":
         setattr(Tensor, f"__i{_word}__", _in_place(_hook))
-Engine.tensor = Tensor
+Engine.tensor = Recorder.tensor = Tensor

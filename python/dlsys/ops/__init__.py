@@ -3,17 +3,7 @@ what nodes and gradients need.
 """
 
 from ..graph.node import hooks
-from . import (
-    comparison,
-    elementwise,
-    indexing,
-    leaf,
-    matmul,
-    movement,
-    power,
-    reduce,
-    stop_gradient,
-)
+from . import comparison, elementwise, extents, indexing, leaf, matmul, movement, power, reduce
 from .optim import assign
 from .random import sampling
 
@@ -33,10 +23,11 @@ hooks.update(
     cast=elementwise.cast_op,
     copy=movement.copy_op,
     getitem=indexing.getitem_op,
-    stop_gradient=stop_gradient.stop_gradient_op,
+    stop_gradient=movement.stop_gradient_op,
     step_of_draw=sampling.step_of_draw_op,
     advance_step=assign.advance_step_op,
     group=assign.group_op,
+    partial=extents.partial,
     equal=comparison.equal_op,
     not_equal=comparison.not_equal_op,
     less=comparison.less_op,

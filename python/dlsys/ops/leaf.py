@@ -16,6 +16,7 @@ from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
 from ..graph.spec import FLOAT32, Spec
+from .extents import partial_of
 
 __all__ = [
     "Parameter", "Variable", "constant", "full_op", "oneslike_op", "placeholder_op",
@@ -88,8 +89,12 @@ class PlaceholderOp(Op):
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         node = Node(self, inputs, attrs, name)
-        if "shape" in attrs and None not in attrs["shape"]:
-            node.spec = Spec(attrs["shape"], attrs.get("dtype"), "dtype" in attrs)
+        if "shape" in attrs:
+            spec = Spec(attrs["shape"], attrs.get("dtype"), "dtype" in attrs)
+            if None in spec.shape:
+                node.partial = partial_of(spec)
+            else:
+                node.spec = spec
         return node
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -226,6 +231,7 @@ class Parameter(Node):
     """
 
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home", "version", "grad")
+    dtype: Any  # that of the value, known from the start
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -256,11 +262,6 @@ class Parameter(Node):
         value = self.asnumpy().astype(host(self.dtype), copy=False)
         dtype = self.dtype if self.declared else None
         return type(self), (value, self.name, dtype, self.trainable)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
-        return self.spec.shape
 
     def asnumpy(self) -> np.ndarray:
         """A copy of the value as it is now."""
