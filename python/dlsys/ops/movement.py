@@ -82,6 +82,7 @@ class ReshapeLikeOp(ReshapedOp):
     """x in the shape of another node with as many elements."""
 
     name = "reshape_like"
+    vocabulary = False
     signature = Signature("x", "like")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
