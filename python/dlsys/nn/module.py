@@ -12,6 +12,8 @@ import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
 from ..dtypes import host
+from ..eager.engine import tracing
+from ..eager.step import drop_gradients
 from ..errors import DataError, GraphError
 from .summary import Call, Summary, summarize
 
@@ -70,6 +72,8 @@ class Module:
         for name, state in self.named_state():
             if not f".{state.name}".endswith(f".{name}"):
                 state.name = name
+        if tracing:
+            tracing[-1].modes[self] = self.training
         calls = _calls.get()
         if calls is None:
             return self.forward(*inputs, **options)
@@ -153,6 +157,10 @@ class Module:
     def parameters(self) -> list[Parameter]:
         """The trainable Parameters, for `optimizer.minimize`."""
         return [state for _, state in self.named_parameters()]
+
+    def zero_grad(self) -> None:
+        """Drops the gradients that `backward` of a Tensor left."""
+        drop_gradients(self.parameters())
 
     def buffers(self) -> list[Parameter]:
         """State that is not trained by gradients."""
