@@ -39,6 +39,7 @@ FLOORS = {
     "profile": 7,
     "train": 8,
     "apps": 9,
+    "__main__.py": 10,
 }
 ON_ONE_FLOOR = {("settings.py", "errors.py"), ("files.py", "errors.py"), ("fusion", "passes")}
 ENGINE = ("graph", "passes", "executor")
