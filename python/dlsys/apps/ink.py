@@ -2,8 +2,9 @@
 
 The paper as it would be without ink is the gray closing of the image, a maximum and then a minimum
 over a square that is wider than a stroke (Serra, Image Analysis and Mathematical Morphology, 1982).
-It follows gradients, and edges of shadows exactly where they are straight. Ink is where the image
-falls below it by half of what it falls by in the neighborhood.
+It follows gradients, and edges of shadows exactly where they are straight. Light multiplies what
+paper and ink reflect, so that contrasts are differences of logarithms. Ink is where the contrast
+is at least half of the highest in the neighborhood.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import numpy as np
 Array = np.ndarray
 
 _WINDOW = 1 / 3  # of the longer side: wider than a stroke
-_DARKEST = 0.001  # the share of an image that the ink has at least: what is rarer is noise
-_FAINT = 12  # gray values: what falls below the paper by less than this is none
-_SHADED = 0.25  # the contrast of ink in the deepest shadow, of the highest in the image
+_RAREST = 0.001  # the share of an image that the ink has at least: what is rarer is noise
+_BLACK = 24  # gray values added before the logarithm: what is darker is camera noise
+_FAINT = 0.1  # the contrast of 200 and 178: paper alone has less
+_SHADED = 0.4  # of the highest contrast in the image: the lowest that ink has in a neighborhood
 _SPECK = 0.05  # of the area of the largest part of a digit: smaller ones are dust
 
 
@@ -23,16 +25,18 @@ def ink_of(gray: Array) -> Array:
     """The ink, float32 (H, W) from 0 to 1, in a photo or a drawing, uint8 (H, W), dark on light or
     light on dark; 0 everywhere for an empty one. Edges of strokes have values between.
 
-    Ink is what encloses the paper, not what is enclosed: of the two polarities that with the larger
-    bounding box. Specks, and what comes in from the border of the image, are left out.
+    All edges of strokes are edges of the ink, but only some are edges of paper that strokes shut in:
+    of the two polarities it is that with the sharper and longer edges. Specks, and what comes in
+    from the border of the image, are left out.
     """
-    values = gray.astype(np.float32)
-    contrasts = [_contrast(values), _contrast(255 - values)]
-    highest = max(float(np.quantile(contrast, 1 - _DARKEST)) for contrast in contrasts)
+    values = np.log(gray.astype(np.float32) + _BLACK)
+    contrasts = (_contrast(values), _contrast(-values))
+    highest = max(float(np.quantile(contrast, 1 - _RAREST)) for contrast in contrasts)
     if highest < _FAINT:
         return np.zeros(gray.shape, np.float32)
-    found = [_strength(contrast, highest) for contrast in contrasts]
-    return max(found, key=lambda ink: _extent(ink > 0))
+    edges = [_edges(contrast, highest) for contrast in contrasts]
+    light = edges[1] > edges[0]
+    return _strength(contrasts[light], highest, light)
 
 
 def bounding_box(mask: Array) -> tuple[slice, slice]:
@@ -51,17 +55,22 @@ def _contrast(values: Array) -> Array:
     return np.maximum(paper[side:-side, side:-side] - values, 0)
 
 
-def _strength(contrast: Array, highest: float) -> Array:
-    """Ink from 0 to 1, by the contrast around it."""
+def _edges(contrast: Array, highest: float) -> float:
+    """How long and how sharp the edges are of what has a high contrast."""
+    drop = contrast + _highest(-contrast, 3)
+    return float(np.square(drop[_parts(contrast > highest / 2)]).sum())
+
+
+def _strength(contrast: Array, highest: float, light: bool) -> Array:
+    """Ink from 0 to 1, in proportion to gray values: what is half paper and half ink is 0.5."""
     side = _window(contrast.shape)
     around = _blurred(_highest(_blurred(contrast, 1), side), side // 4)
-    share = contrast / np.maximum(around, _SHADED * highest)
-    kept = _parts(share > 0.5)
-    if not kept.any():
-        return np.zeros(contrast.shape, np.float32)
-    usual = float(np.median(share[kept]))
-    edges = _highest(kept.astype(np.float32), 3) > 0
-    return np.where(edges, np.clip((share / usual - 0.25) / 0.5, 0, 1), 0).astype(np.float32)
+    kept = _parts(contrast > np.maximum(around, _SHADED * highest) / 2)
+    amount = np.expm1(contrast) if light else -np.expm1(-contrast)
+    full = _highest(np.where(kept, amount, 0), side // 3 | 1)  # on the same side of a shadow's edge
+    near = _highest(kept.astype(np.float32), 3) > 0
+    ink = np.divide(amount, full, out=np.zeros_like(amount), where=near)
+    return np.clip(2 * ink - 0.5, 0, 1)
 
 
 def _parts(mask: Array) -> Array:
@@ -140,8 +149,3 @@ def _blurred(values: Array, radius: int) -> Array:
         sums = padded.cumsum(axis, np.float64).swapaxes(0, axis)
         values = ((sums[side:] - sums[:-side]) / side).swapaxes(0, axis).astype(np.float32)
     return values
-
-
-def _extent(mask: Array) -> int:
-    """The area of the bounding box."""
-    return mask[bounding_box(mask)].size if mask.any() else 0

@@ -17,7 +17,7 @@ from .ink import bounding_box, ink_of
 SIDE = 28
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _BOX = 20  # that a digit is scaled to, as MNIST's were (LeCun et al., 1998)
-_SEEN = 480  # pixels of the longer side in which ink is looked for
+_SEEN = 240  # pixels of the longer side in which ink is looked for
 _DRAWN = 0.15  # of the brightest pixel: what is above belongs to a thing
 _ON_NOTHING = 0.6  # of its bounding box is covered by what is drawn on nothing
 _PLAIN = 64  # gray values by which ink of one color differs at most
@@ -105,14 +105,12 @@ def _gray(image: Any) -> np.ndarray:
 
 
 def _ink_in_gray(image: Any) -> np.ndarray:
-    """Gray values of a Pillow image of a digit, of which a large one is made smaller.
+    """Gray values of a Pillow image of a digit.
 
     What is transparent around ink of one color, or around strokes of any, is the paper, and the
     ink is as strong as it is opaque. Around a picture with a paper of its own it goes on as that.
     """
     image = _upright(image)
-    if max(image.size) > _SEEN:
-        image = image.reduce(-(-max(image.size) // _SEEN))
     opacity = np.asarray(image.getchannel("A"))
     seen = opacity > 127
     if seen.all() or not opacity.any():
@@ -158,8 +156,11 @@ def _thing(pixels: np.ndarray) -> np.ndarray:
 
 
 def _digit(pixels: np.ndarray) -> np.ndarray:
-    """The ink, uint8, cut to itself; all 0 where there is none."""
-    ink = ink_of(pixels)
+    """The ink, uint8, cut to itself; all 0 where there is none. A large image is made smaller, each
+    pixel the mean of several.
+    """
+    factor = -(-max(pixels.shape) // _SEEN)
+    ink = ink_of(np.asarray(require_pillow().fromarray(pixels).reduce(factor)))
     cut = ink[bounding_box(ink > 0)] if ink.any() else ink
     return np.rint(255 * cut).astype(np.uint8)
 
