@@ -42,6 +42,7 @@ FLOORS = {
     "profile": 8,
     "train": 9,
     "apps": 10,
+    "__main__.py": 11,
 }
 ON_ONE_FLOOR = {("settings.py", "errors.py"), ("files.py", "errors.py"), ("fusion", "passes")}
 ENGINE = ("graph", "passes", "executor")
