@@ -22,6 +22,8 @@ FLOORS = {
     "settings.py": 1,
     "files.py": 1,
     "interrupts.py": 1,
+    "describe.py": 1,
+    "values.py": 2,
     "graph": 2,
     "runtime": 2,
     "ops": 3,
@@ -40,7 +42,12 @@ FLOORS = {
     "train": 8,
     "apps": 9,
 }
-ON_ONE_FLOOR = {("settings.py", "errors.py"), ("files.py", "errors.py"), ("fusion", "passes")}
+ON_ONE_FLOOR = {
+    ("settings.py", "errors.py"),
+    ("describe.py", "errors.py"),
+    ("files.py", "errors.py"),
+    ("fusion", "passes"),
+}
 ENGINE = ("graph", "passes", "executor")
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..describe import described, drawn_by
 from ..errors import GraphError, ShapeError, SignatureError
 from .kinds import Input, Int
 from .lines import current_line, where
@@ -101,6 +102,7 @@ class Op:
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
+    __repr__ = described
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -271,6 +273,7 @@ class Node:
     changes = 0  # calls of `invalidate` of any node, so far
     changed = 0  # the last of them that was this node's own
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
+    _repr_html_ = drawn_by("graph_html")
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
+from ..describe import drawn_by
 from ..dtypes import host
 from ..errors import DataError, GraphError
 from .summary import Call, Summary, summarize
@@ -33,7 +34,13 @@ class StateDict(dict[str, np.ndarray]):
 
     trained_on: Any = None
 
+    def __repr__(self) -> str:
+        words = [f"{name} {array.dtype} {array.shape}" for name, array in self.items()]
+        more = f", … {len(words)} in all" if len(words) > _NAMES else ""
+        return f"StateDict({', '.join(words[:_NAMES])}{more})"
 
+
+_NAMES = 6  # arrays that the repr of a StateDict names
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)
 
 
@@ -62,6 +69,7 @@ class Module:
     training = True
     trained_on: Any = None
     forward: Callable[..., Any] = _undefined
+    _repr_html_ = drawn_by("module_html")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names

@@ -12,6 +12,7 @@ from .. import autodiff as ad
 from .. import optim
 from ..data.description import DataDescription
 from ..data.prefetch import on_device
+from ..describe import described
 from ..dtypes import host
 from ..errors import DataError, ShapeError
 from ..nn import Module
@@ -85,6 +86,8 @@ def _nothing() -> None:
 
 class Evaluator:
     """The loss and metrics of a model over a data set, as often as wanted."""
+
+    __repr__ = described
 
     def __init__(
         self,

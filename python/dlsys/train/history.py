@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import drawn_by
 from ..errors import DataError
 from ..files import opened, replacing
 from .schema import HISTORY, check
@@ -18,7 +19,7 @@ Record = dict[str, Any]
 _MAX_CURVE = 4096  # entries; a longer curve keeps every second one
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """`epochs` has a record an epoch: epoch, step, loss, the metrics, val_* of the validation set,
     lr, seconds, samples_per_second. `curve` has records over `log_every` steps each, with the means
@@ -29,6 +30,13 @@ class History:
     curve: list[Record] = field(default_factory=list)
     kept: int = 1  # every how many-th entry of the curve is kept
     logged: int = 0  # entries that the curve was given
+    _repr_html_ = drawn_by("history_html")
+
+    def __repr__(self) -> str:
+        last = self.epochs[-1] if self.epochs else {}
+        figures = [f"{k}={v:.4g}" for k, v in last.items() if isinstance(v, float) and k != "lr"]
+        counts = f"{len(self.epochs)} epochs, {len(self.curve)} points of the curve"
+        return f"History({', '.join([counts, *figures])})"
 
     def add_to_curve(self, record: Record) -> None:
         """Adds an entry to the curve unless it is one of those that are left out."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...graph.node import Node, hooks
+from ...describe import drawn_by, told_by
+from ...graph.node import Node
 from ...graph.spec import Spec
 from .arena import aligned, largest_live_sum, pack
 
@@ -58,7 +59,7 @@ class Step:
 Workspace = Callable[[Step], Sequence[Spec]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Plan:
     """The steps of a run and their memory. Print it to see the lifetimes."""
 
@@ -73,8 +74,9 @@ class Plan:
     unshared_nbytes: int = 0  # what the arena's buffers would take if each value had its own memory
     live_nbytes: int = 0  # the largest sum of bytes alive at one step: no arena can be smaller
 
-    def __str__(self) -> str:
-        return hooks["plan_text"](self)
+    __str__ = told_by("dlsys.executor.debug.report", "plan_text")
+    __repr__ = told_by("dlsys.executor.debug.report", "plan_line")
+    _repr_html_ = drawn_by("plan_html")
 
 
 class Lifetimes(Protocol):
