@@ -5,14 +5,14 @@ A class of any floor says so in one line: `__repr__ = described`, `_repr_html_ =
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from .errors import quoted
 
 _NOTHING: Any = object()
+_LISTED = 8
 
 
 def described(x: Any) -> str:
@@ -20,6 +20,8 @@ def described(x: Any) -> str:
     their names, or these with a `_` before; what is None, False or empty is left out. Arrays are
     told by dtype and shape. It is the `__repr__` of a class that says so.
     """
+    import inspect  # takes milliseconds, and nothing else here needs it
+
     words = []
     for name in inspect.signature(type(x)).parameters:
         value = getattr(x, name, getattr(x, f"_{name}", _NOTHING))
@@ -35,6 +37,12 @@ def brief(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype} {tuple(value.shape)}"
     return " ".join(quoted(value).split())
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words with commas; of many the first few, and how many there are."""
+    more = f", … {len(words):,} in all" if len(words) > _LISTED else ""
+    return ", ".join(words[:_LISTED]) + more
 
 
 def told_by(module: str, function: str) -> Callable[[Any], str]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..describe import described, drawn_by
+from ..describe import described, drawn_by, listed
 from ..errors import GraphError, ShapeError, SignatureError
 from .kinds import Input, Int
 from .lines import current_line, where
@@ -397,7 +397,7 @@ class Node:
         arguments += [
             f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")
         ]
-        text = f"{self.name} = {self.op.name}({', '.join(arguments)})"
+        text = f"{self.name} = {self.op.name}({listed(arguments)})"
         if isinstance(self.spec, Spec):
             text += f" : {self.spec.dtype or '?'} {self.spec.shape}"
         return text

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
-from ..describe import drawn_by
+from ..describe import drawn_by, listed
 from ..dtypes import host
 from ..errors import DataError, GraphError
 from .summary import Call, Summary, summarize
@@ -36,11 +36,9 @@ class StateDict(dict[str, np.ndarray]):
 
     def __repr__(self) -> str:
         words = [f"{name} {array.dtype} {array.shape}" for name, array in self.items()]
-        more = f", … {len(words)} in all" if len(words) > _NAMES else ""
-        return f"StateDict({', '.join(words[:_NAMES])}{more})"
+        return f"StateDict({listed(words)})"
 
 
-_NAMES = 6  # arrays that the repr of a StateDict names
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)
 
 
@@ -63,11 +61,13 @@ class Module:
 
     `trained_on` is the description (`dlsys.data.DataDescription`) of the data that `train.fit`
     trained a model on, None where there is none: how inputs are normalized before the model sees
-    them. It goes with `state_dict` and checkpoints.
+    them. It goes with `state_dict` and checkpoints. `history` is the `train.History` of its last
+    run, also of one that was interrupted.
     """
 
     training = True
     trained_on: Any = None
+    history: Any = None
     forward: Callable[..., Any] = _undefined
     _repr_html_ = drawn_by("module_html")
 

@@ -16,6 +16,7 @@ from ..files import opened, replacing
 from .schema import HISTORY, check
 
 Record = dict[str, Any]
+_NO_MEASURES = ("lr", "seconds", "samples_per_second")
 _MAX_CURVE = 4096  # entries; a longer curve keeps every second one
 
 
@@ -34,7 +35,11 @@ class History:
 
     def __repr__(self) -> str:
         last = self.epochs[-1] if self.epochs else {}
-        figures = [f"{k}={v:.4g}" for k, v in last.items() if isinstance(v, float) and k != "lr"]
+        figures = [
+            f"{name}={value:.4g}"
+            for name, value in last.items()
+            if isinstance(value, float) and name not in _NO_MEASURES
+        ]
         counts = f"{len(self.epochs)} epochs, {len(self.curve)} points of the curve"
         return f"History({', '.join([counts, *figures])})"
 

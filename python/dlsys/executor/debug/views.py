@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...describe import drawn_by
+from ...describe import drawn_by, listed
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ndarray import empty
@@ -22,8 +22,6 @@ from ..run.runner import Runner, second_run
 from ..tune.autotune import algorithms_in
 from .check import check_run
 from .report import CountersSince, Report, plan_report
-
-_NAMES = 6  # fetches that the repr names
 
 
 class Views:
@@ -60,9 +58,8 @@ class Views:
 
     def __repr__(self) -> str:
         names = [node.name for node in self.eval_node_list]
-        more = f", … {len(names)} in all" if len(names) > _NAMES else ""
         return (
-            f"{type(self).__name__}([{', '.join(names[:_NAMES])}{more}], ctx={self.ctx}, "
+            f"{type(self).__name__}([{listed(names)}], ctx={self.ctx}, "
             f"precision={self.precision}, {len(self.topo_order):,} nodes, "
             f"{len(self._runners)} plan{'s' * (len(self._runners) != 1)})"
         )

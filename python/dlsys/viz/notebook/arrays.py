@@ -18,6 +18,7 @@ _MATRIX = 8
 _ASPECT = 4.0  # the sides of an image differ at most by this factor
 _TILES = 24  # images that are drawn
 _PIXELS = 256  # on a side that are drawn; of larger images every second, third, …
+_LETTERS = 120  # that a line of values has at most
 _WIDTH, _ALONE, _ROW = 640, 168, 56  # of the picture, and heights of one image and of several
 
 
@@ -37,7 +38,7 @@ def array_html(
     value in black and their highest in white.
     """
     facts = f"{dtype} {array.shape} on {device}" + (", requires grad" if requires_grad else "")
-    values = values_text(array, separator=", ")
+    values = values_text(array, separator=", ", max_line_width=_LETTERS)
     pictured = images_of(array)
     if pictured is None:
         return framed(name, facts, plain(values), sentence(_range(array)))

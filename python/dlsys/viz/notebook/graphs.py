@@ -28,7 +28,7 @@ def graph_html(node: Node) -> str:
             "it. viz.graph_svg draws more with limit=."
         )
     drawn = picture(graph_svg(node, limit=_NODES), zoom=count > 20)
-    return framed(type(node).__name__, node, drawn, sentence(note))
+    return framed(type(node).__name__, node, sentence(note), drawn)
 
 
 def _parameter_html(parameter: Parameter) -> str:

@@ -49,7 +49,7 @@ def _epochs(records: Sequence[Mapping[str, Any]]) -> str:
 def figure(value: Any) -> str:
     """A measure in a table, to five digits."""
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.5g}"
+        return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
     return cut(str("" if value is None else value), 24)
 
 
