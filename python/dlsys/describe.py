@@ -12,7 +12,7 @@ from typing import Any
 from .errors import quoted
 
 _NOTHING: Any = object()
-_LISTED = 8
+_FEW = 8
 
 
 def described(x: Any) -> str:
@@ -39,10 +39,10 @@ def brief(value: Any) -> str:
     return " ".join(quoted(value).split())
 
 
-def listed(words: Sequence[str]) -> str:
-    """Words with commas; of many the first few, and how many there are."""
-    more = f", … {len(words):,} in all" if len(words) > _LISTED else ""
-    return ", ".join(words[:_LISTED]) + more
+def few(words: Sequence[str]) -> list[str]:
+    """The words; of many the first few, and how many there are."""
+    more = [f"… {len(words):,} in all"] if len(words) > _FEW else []
+    return [*words[:_FEW], *more]
 
 
 def told_by(module: str, function: str) -> Callable[[Any], str]:

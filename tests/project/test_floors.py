@@ -17,16 +17,16 @@ PACKAGE = Path(dlsys.__file__).parent
 # folder's name stands for all of its files.
 FLOORS = {
     "__init__.py": 0,
+    "describe.py": 1,
     "dtypes.py": 1,
     "errors.py": 1,
     "settings.py": 1,
     "files.py": 1,
     "interrupts.py": 1,
-    "describe.py": 1,
-    "values.py": 2,
     "graph": 2,
     "runtime": 2,
     "ops": 3,
+    "values.py": 2,
     "ndarray.py": 3,
     "passes": 4,
     "fusion": 4,

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..describe import described, drawn_by, listed
+from ..describe import described, drawn_by, few
 from ..errors import GraphError, ShapeError, SignatureError
 from .kinds import Input, Int
 from .lines import current_line, where
@@ -96,13 +96,13 @@ class Op:
     tolerance: float = 1e-5
     # Outputs that rounding may change altogether, such as an argmax or a sign.
     discrete_outputs: tuple[int, ...] = ()
+    __repr__ = described
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     movement: bool = False  # it moves or repeats elements and computes nothing
     has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
-    __repr__ = described
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -393,11 +393,11 @@ class Node:
         )
 
     def __repr__(self) -> str:
-        arguments = [node.name for node in self.inputs]
+        arguments = few([node.name for node in self.inputs])
         arguments += [
             f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")
         ]
-        text = f"{self.name} = {self.op.name}({listed(arguments)})"
+        text = f"{self.name} = {self.op.name}({', '.join(arguments)})"
         if isinstance(self.spec, Spec):
             text += f" : {self.spec.dtype or '?'} {self.spec.shape}"
         return text

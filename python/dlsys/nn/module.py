@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
-from ..describe import drawn_by, listed
+from ..describe import drawn_by, few
 from ..dtypes import host
 from ..errors import DataError, GraphError
 from .summary import Call, Summary, summarize
@@ -36,7 +36,7 @@ class StateDict(dict[str, np.ndarray]):
 
     def __repr__(self) -> str:
         words = [f"{name} {array.dtype} {array.shape}" for name, array in self.items()]
-        return f"StateDict({listed(words)})"
+        return f"StateDict({', '.join(few(words))})"
 
 
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)

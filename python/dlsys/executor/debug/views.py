@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...describe import drawn_by, listed
+from ...describe import drawn_by, few
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ndarray import empty
@@ -59,7 +59,7 @@ class Views:
     def __repr__(self) -> str:
         names = [node.name for node in self.eval_node_list]
         return (
-            f"{type(self).__name__}([{listed(names)}], ctx={self.ctx}, "
+            f"{type(self).__name__}([{', '.join(few(names))}], ctx={self.ctx}, "
             f"precision={self.precision}, {len(self.topo_order):,} nodes, "
             f"{len(self._runners)} plan{'s' * (len(self._runners) != 1)})"
         )
