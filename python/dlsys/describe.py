@@ -5,6 +5,7 @@ A class of any floor says so in one line: `__repr__ = described`, `_repr_html_ =
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -36,7 +37,8 @@ def brief(value: Any) -> str:
     """
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype} {tuple(value.shape)}"
-    return " ".join(quoted(value).split())
+    told = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return " ".join(quoted(told).split())
 
 
 def few(words: Sequence[str]) -> list[str]:

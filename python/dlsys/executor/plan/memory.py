@@ -36,7 +36,7 @@ class Value:
 
     node: Node
     spec: Spec
-    buffer: Buffer
+    buffer: Buffer = field(repr=False)
     offset: int = 0
 
     @property
@@ -51,9 +51,9 @@ class Step:
     """One call: of a kernel, a numpy form or a user's `compute`."""
 
     node: Node
-    inputs: list[Value]
-    outputs: list[Value]
-    workspace: list[Value]
+    inputs: list[Value] = field(repr=False)
+    outputs: list[Value] = field(repr=False)
+    workspace: list[Value] = field(repr=False)
 
 
 Workspace = Callable[[Step], Sequence[Spec]]
