@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
+from ..describe import drawn_by, few
 from ..dtypes import host
 from ..eager.engine import tracing
 from ..eager.step import drop_gradients
@@ -35,6 +36,10 @@ class StateDict(dict[str, np.ndarray]):
 
     trained_on: Any = None
 
+    def __repr__(self) -> str:
+        words = [f"{name} {array.dtype} {array.shape}" for name, array in self.items()]
+        return f"StateDict({', '.join(few(words))})"
+
 
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)
 
@@ -58,12 +63,15 @@ class Module:
 
     `trained_on` is the description (`dlsys.data.DataDescription`) of the data that `train.fit`
     trained a model on, None where there is none: how inputs are normalized before the model sees
-    them. It goes with `state_dict` and checkpoints.
+    them. It goes with `state_dict` and checkpoints. `history` is the `train.History` of its last
+    run, also of one that was interrupted.
     """
 
     training = True
     trained_on: Any = None
+    history: Any = None
     forward: Callable[..., Any] = _undefined
+    _repr_html_ = drawn_by("module_html")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names
