@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, storage_dtype, stored
+from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, stored
 from dlsys.errors import ShapeError
 from dlsys.runtime import dlpack
 from dlsys.runtime.device import Block, Context, stream, synchronize
@@ -24,7 +24,6 @@ from dlsys.runtime.library import (
     DTYPE_CODES,
     MAX_NDIM,
     DLArray,
-    dtypes_of,
     load,
 )
 from dlsys.values import HostNumbers
@@ -217,7 +216,8 @@ def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
     Raises:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
-    call = load().kernel(ctx.kernel_device, kernel, storage_dtype(dtypes_of(arguments)))
+    library = load()
+    call = library.kernel(*library.key(ctx.kernel_device, kernel, arguments))
     if not ctx.streams:
         call(*arguments)
         return

@@ -263,9 +263,9 @@ def _comparison(name: str) -> Callable[[Any, Any], Node]:
 
 
 class Node(ArrayMethods):
-    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w`, `x[1:3, ::2]`,
-    `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an operator with several
-    outputs is its first output.
+    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x // 2`, `x % 2`, `x ** 2`,
+    `x @ w`, `x[1:3, ::2]`, `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an
+    operator with several outputs is its first output.
 
     A node is a key of dictionaries and sets by identity. Whether two names mean one node is asked
     by `is`, of lists of nodes by `same_nodes`: `==` makes a node, which has no truth value before a
@@ -399,6 +399,8 @@ class Node(ArrayMethods):
     __xor__ = __rxor__ = _binary("xor")
     __sub__, __rsub__ = _binary("sub"), _swapped("sub")
     __truediv__, __rtruediv__ = _binary("div"), _swapped("div")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _swapped("floor_divide")
+    __mod__, __rmod__ = _binary("remainder"), _swapped("remainder")
     __pow__, __rpow__ = _binary("power"), _swapped("power")
     __matmul__, __rmatmul__ = _binary("matmul"), _swapped("matmul")
     __eq__, __ne__ = _comparison("equal"), _comparison("not_equal")  # type: ignore[assignment]
@@ -408,6 +410,9 @@ class Node(ArrayMethods):
 
     def __neg__(self) -> Node:
         return hooks["neg"](self)
+
+    def __abs__(self) -> Node:
+        return hooks["abs"](self)
 
     def __invert__(self) -> Node:
         return hooks["not"](self)

@@ -108,7 +108,7 @@ class Library:
         cdll: the `ctypes.CDLL`; its functions return a status for `check`.
         path, version: where it came from and what it was built from.
         index: (device name, kernel name, storage type of its floats) -> position in the kernel
-            table; the type is `storage_dtype` of the dtypes of the call's arrays.
+            table; instead of the storage type, the integer type of kernels that compute in one.
         signature: (device name, kernel name) -> one letter a parameter (see DLKernelEntry).
     """
 
@@ -151,6 +151,14 @@ class Library:
             call = self._kernels[key] = self._wrap(key)
         return call
 
+    def key(self, device_name: str, name: str, arguments: Iterable[Any]) -> tuple[str, str, Any]:
+        """The key in `index` of the kernel for a call with these arguments: for the one integer
+        dtype that all arrays have, where there is such a kernel, else for `storage_dtype`.
+        """
+        dtypes = list(dtypes_of(arguments))
+        whole = (device_name, name, dtypes[0] if len(set(dtypes)) == 1 else None)
+        return whole if whole in self.index else (device_name, name, storage_dtype(dtypes))
+
     def algorithms(self, device_name: str, name: str) -> tuple[str, ...]:
         """The names of a kernel's algorithms, which its caller selects by numbers from 1 on; none
         for most kernels.
@@ -179,7 +187,7 @@ class Library:
         signature: numbers, structs, and for each array anything with `.shape` and `.dtype`, as a
         Spec or an array. Raises KernelError when the library has no such kernel.
         """
-        key = device_name, name, storage_dtype(dtypes_of(arguments))
+        key = self.key(device_name, name, arguments)
         if not self._entry(key).fits:
             return True
         return bool(self._ask("DLKernelFits", key, device_id, _frozen(arguments)))
@@ -190,7 +198,7 @@ class Library:
         An array's `.address`, where it has one, says how it is aligned and what it overlaps. Raises
         KernelError when the library has no such kernel, or when it refuses the arguments.
         """
-        key = device_name, name, storage_dtype(dtypes_of(arguments))
+        key = self.key(device_name, name, arguments)
         if not self._entry(key).workspace:
             return 0
         return self._ask("DLKernelWorkspace", key, device_id, _frozen(arguments))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...dtypes import storage_dtype
+from ...dtypes import is_whole, storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...runtime.device import Context
@@ -196,8 +196,13 @@ class Segment:
 
 
 def step_dtype(step: Step) -> Any:
-    """The storage type of a step's floats, which its kernel is chosen by."""
-    return storage_dtype([value.spec.dtype for value in (*step.inputs, *step.outputs)])
+    """The dtype that a step's kernel is chosen by: that of the result where it computes integers,
+    else the storage type of its floats.
+    """
+    made = [value.spec.dtype for value in step.outputs]
+    if len(made) == 1 and is_whole(made[0]) and step.node.op.any_dtype is not True:
+        return made[0]
+    return storage_dtype([*(value.spec.dtype for value in step.inputs), *made])
 
 
 class _Planned(NamedTuple):

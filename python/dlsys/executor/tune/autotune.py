@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ...dtypes import is_whole
 from ...errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
@@ -99,7 +100,8 @@ def _is_open(node: Node, ctx: Context) -> bool:
         return False
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     sizes = [spec.size for spec in (*(x.spec for x in node.inputs), *made)]
-    known = min(sizes) > 0 and target_of(ctx).has(node.op.kernel)
+    floats = not any(is_whole(spec.dtype) for spec in made)
+    known = floats and min(sizes) > 0 and target_of(ctx).has(node.op.kernel)
     return known and len(load().algorithms(ctx.kernel_device, node.op.kernel)) > 0
 
 
