@@ -13,7 +13,6 @@ line.
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -110,9 +109,7 @@ class Signature:
         for key, value in values.items():
             kind = kinds.get(key)
             if kind is None:
-                close = difflib.get_close_matches(key, kinds, 1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise self._error(called, f"unexpected attribute {key!r}{hint}")
+                raise self._unknown_error(called, key)
             if value is not None or kind.default is not None:
                 try:
                     made[key] = kind.take(value)
@@ -145,6 +142,13 @@ class Signature:
         plural = "" if count == "1" else "s"
         names = f" ({', '.join(most)})" if most else ""
         return self._error(called, f"takes {count} input{plural}{names}, got {got}", usage=False)
+
+    def _unknown_error(self, called: str, key: str) -> SignatureError:
+        from difflib import get_close_matches  # half a millisecond, for errors alone
+
+        close = get_close_matches(key, self._kinds, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        return self._error(called, f"unexpected attribute {key!r}{hint}")
 
     def _value_error(
         self, called: str, args: Sequence[Any], key: str, value: Any, error: Exception

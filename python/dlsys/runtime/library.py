@@ -441,6 +441,10 @@ def _loaded() -> Library:
         os.environ.setdefault(
             "DLSYS_CUDA_LIBRARY_PATH", os.pathsep.join(toolchain.cuda_library_dirs())
         )
+    # Only kernels read the cache, and its import is a tenth of the package's. A fork waits for it,
+    # too.
+    from dlsys.runtime import tuning_cache as tuning_cache
+
     library = Library(path)
     if settings.threads:
         library.set_threads(settings.threads)
