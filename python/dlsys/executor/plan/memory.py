@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...graph.node import Node, hooks
 from ...graph.spec import Spec
@@ -53,6 +53,7 @@ class Step:
     inputs: list[Value]
     outputs: list[Value]
     workspace: list[Value]
+    arguments: list[Any] | None = None  # of a kernel (run/tables.py)
 
 
 Workspace = Callable[[Step], Sequence[Spec]]
