@@ -46,7 +46,9 @@ class Report(NamedTuple):
     ctx: Context | None
     plans: tuple[PlanReport, ...]
     since: dict[str, int] | None
-    _repr_html_ = drawn_by("text_html")
+
+    def _repr_html_(self) -> str:  # a NamedTuple takes no assigned one
+        return drawn_by("text_html")(self)
 
     def __repr__(self) -> str:
         return f"Report({len(self.plans)} plan(s) on {self.ctx or 'numpy'})"
