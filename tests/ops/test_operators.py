@@ -277,7 +277,6 @@ class NumpyOperators(Operators, unittest.TestCase):
         if not sample.states:
             self.assertEqual(executor.node_to_shape_map[use.node], use.run(None)[0].shape)
 
-
     def each_unknown_extents(self, sample: Sample, case: Case) -> None:
         """What is known of a result where extents are free is true of those that are fed."""
         arrays = in_dtype(make_arrays(sample, case), FLOAT32)
@@ -294,7 +293,9 @@ class NumpyOperators(Operators, unittest.TestCase):
                 continue
             if node.shape is not None:
                 self.assertEqual(len(node.shape), len(spec.shape))
-                self.assertEqual([m for m, n in zip(node.shape, spec.shape) if m not in (None, n)], [])
+                self.assertEqual(
+                    [m for m, n in zip(node.shape, spec.shape) if m not in (None, n)], []
+                )
 
 
 class NativeOperators(Operators):
