@@ -72,14 +72,20 @@ class Module:
     history: Any = None
     forward: Callable[..., Any] = _undefined
     _repr_html_ = drawn_by("module_html")
+    _changes = 0  # attributes that were set, of any module
+    _named: int | None = None  # how many were when this module named its state
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            Module._changes += 1
+        object.__setattr__(self, name, value)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names
         that it has in the outermost module called.
         """
-        for name, state in self.named_state():
-            if not f".{state.name}".endswith(f".{name}"):
-                state.name = name
+        if self._named != Module._changes:
+            self._name_state()
         if tracing:
             tracing[-1].modes[self] = self.training
         calls = _calls.get()
@@ -90,6 +96,17 @@ class Module:
         output = self.forward(*inputs, **options)
         calls[position] = (self, (*inputs, *options.values()), output)
         return output
+
+    def _name_state(self) -> None:
+        """Names the state; the next calls need not, until an attribute of a module is set or where
+        state may come into a list or dict unseen.
+        """
+        for name, state in self.named_state():
+            if not f".{state.name}".endswith(f".{name}"):
+                state.name = name
+        values = (value for _, module in self.named_modules() for value in vars(module).values())
+        if not any(map(_may_change, values)):
+            object.__setattr__(self, "_named", Module._changes)
 
     def calls(self, *inputs: Any) -> list[Call]:
         """Builds the graph like a call, and says what each layer made; the first is the model's."""
@@ -263,6 +280,15 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _items(_join(name, str(k)), item)
     else:
         yield name, value
+
+
+def _may_change(value: Any) -> bool:
+    """True for a container that has state or modules, or is empty, and can be filled in place."""
+    if isinstance(value, tuple):
+        return any(map(_may_change, value))
+    if not isinstance(value, (list, Mapping)):
+        return False
+    return not value or any(isinstance(x, (Module, Parameter)) for _, x in _items("", value))
 
 
 def _paths(module: Module, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Parameter]]:
