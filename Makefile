@@ -80,7 +80,7 @@ help:
 
 mnist: $(call READY,run)
 	+@$(SUBMAKE) optional-lib
-	$(RUN) mnist_dlsys.py -m mlp $(ARGS)
+	$(RUN) mnist_dlsys.py -m mlp -l --hints $(ARGS)
 
 # Without a GPU the CUDA part is still compiled and linked, so that a broken kernel file is seen.
 test: $(call READY,test) test-library

@@ -1,4 +1,4 @@
-"""Photos of digits: uneven light, shadows, faint and light ink, transparency, orientation."""
+"""Photos of digits: uneven light, shadows, faint ink, transparency, modes, orientation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ STROKES = {
     "0": [[(90, 30), (120, 50), (118, 95), (90, 120), (62, 95), (60, 50), (90, 30)]],
 }
 # Photos and the clean drawing correlate by 0.957 at least, where their centers are rounded to
-# pixels beside each other. An inner area of the digit taken for ink is below 0.5, a stroke less
-# below 0.9.
+# pixels beside each other. A 0 whose inside is taken for ink has 0.64, a 7 with half a bar 0.87.
 ALIKE = 0.95
 
 

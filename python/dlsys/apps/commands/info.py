@@ -60,5 +60,4 @@ def _devices() -> Iterator[tuple[str, str]]:
         if reason is not None:
             yield str(make(0)), reason
         for ctx in takewhile(lambda ctx: device.unavailable(ctx) is None, map(make, count())):
-            gib = device.device_memory(ctx)[1] / 2**30
-            yield str(ctx), f"{device.device_name(ctx)}, {gib:,.1f} GiB"
+            yield str(ctx), device.device_name(ctx)
