@@ -1,4 +1,8 @@
-"""What objects show in notebooks: read back from their HTML, and in a real kernel."""
+"""What objects show in notebooks: read back from their HTML, and in a real kernel.
+
+`python tests/viz/test_notebook.py --write` draws docs/notebook.png of the cells of the page on
+notebooks, with the Chromium that is on PATH and Pillow.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ import html
 import os
 import re
 import struct
+import subprocess
+import sys
+import tempfile
 import unittest
 import zlib
 from html.parser import HTMLParser
@@ -37,6 +44,7 @@ except ImportError:
     matplotlib = None
 
 needs_matplotlib = unittest.skipIf(matplotlib is None, "no matplotlib: pip install matplotlib")
+DOCS = Path(dlsys.__file__).parents[2] / "docs"
 VOID = {"img", "input", "br", "meta", "link"}
 
 
@@ -258,6 +266,22 @@ train.fit(model, loader, optimizer, epochs=3, ctx=ndarray.cpu(0), callbacks=[Sto
 """
 
 
+def executed(cells: list[str]) -> list:
+    """The cells of a notebook after a kernel has run them; a failed one does not end it."""
+    book = nbformat.v4.new_notebook()
+    book.cells = [nbformat.v4.new_code_cell(text) for text in cells]
+    path = str(Path(dlsys.__file__).parents[1])
+    with mock.patch.dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS="1"):
+        nbclient.NotebookClient(book, timeout=120, allow_errors=True).execute()
+    return book.cells
+
+
+def page_cells() -> list[str]:
+    """The cells of the page on notebooks."""
+    text = (DOCS / "notebooks.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.S)
+
+
 @slow
 @unittest.skipIf(nbclient is None, "no kernel to run cells in: pip install ipykernel nbclient")
 class Kernel(unittest.TestCase):
@@ -276,12 +300,8 @@ class Kernel(unittest.TestCase):
             "kept": "print(len(model.history.epochs))\nmodel.history",
             "again": TRAIN,
         }
-        book = nbformat.v4.new_notebook()
-        book.cells = [nbformat.v4.new_code_cell(text) for text in cells.values()]
-        path = str(Path(dlsys.__file__).parents[1])
-        with mock.patch.dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS="1"):
-            nbclient.NotebookClient(book, timeout=120, allow_errors=True).execute()
-        cls.cells = dict(zip(cells, book.cells))
+        cells |= {f"page {k}": text for k, text in enumerate(page_cells())}
+        cls.cells = dict(zip(cells, executed([*cells.values()])))
 
     def outputs(self, name: str, kind: str) -> list:
         return [output for output in self.cells[name].outputs if output.output_type == kind]
@@ -319,3 +339,54 @@ class Kernel(unittest.TestCase):
         for name in ("train", "again"):
             self.assertIn("History(3 epochs", self.result(name)["text/plain"])
             self.assertEqual(self.printed(name).count("epoch 3/3"), 1)
+
+    def test_every_cell_of_the_page_shows_something(self):
+        self.assertGreaterEqual(len(page_cells()), 8)
+        for k in range(len(page_cells())):
+            self.assertIn('<div class="dlsys">', self.result(f"page {k}")["text/html"])
+        self.assertEqual(self.printed("page 1").split()[:2], ["0.024", "True"])
+
+
+_LIGHT, _DARK = "background:#fff;color:#1f2328", "background:#16191e;color:#dfe4ea"
+_DRAWN = (0, 2, 4, 8)  # cells of the page, one below the other
+_WIDTH, _HEIGHT = 760, 1900  # of one half of the picture, in pixels
+
+
+def write_picture() -> None:
+    """Draws some cells of the page, light and dark side by side, by Chromium."""
+    from PIL import Image, ImageChops
+
+    cells = executed(page_cells())
+    shown = [(cells[k].source.splitlines()[-1], cells[k].outputs[-1]) for k in _DRAWN]
+    column = "".join(
+        f'<pre style="opacity:.7;margin:1.6em 0 .6em">{html.escape(line)}</pre>'
+        f"{output.data['text/html']}"
+        for line, output in shown
+    )
+    halves = "".join(
+        f'<div style="{colors};width:{_WIDTH}px;padding:4px 24px;box-sizing:border-box">'
+        f"{column}</div>"
+        for colors in (_LIGHT, _DARK)
+    )
+    page = (
+        f'<meta charset="utf-8"><body style="margin:0;display:flex;font:14px sans-serif">{halves}'
+    )
+    target = DOCS / "notebook.png"
+    with tempfile.TemporaryDirectory() as folder:
+        source, taken = Path(folder) / "page.html", Path(folder) / "page.png"
+        source.write_text(page, encoding="utf-8")
+        options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--screenshot={taken}"]
+        size = f"--window-size={2 * _WIDTH},{_HEIGHT}"
+        subprocess.run(["chromium", *options, size, source.as_uri()], check=True, timeout=120)
+        image = Image.open(taken).convert("RGB")
+    used = ImageChops.difference(
+        image, Image.new("RGB", image.size, image.getpixel((0, _HEIGHT - 1)))
+    )
+    bottom = used.crop((0, 0, _WIDTH, _HEIGHT)).getbbox()[3]
+    image.crop((0, 0, 2 * _WIDTH, min(bottom + 24, _HEIGHT))).quantize(128).save(
+        target, optimize=True
+    )
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    write_picture()
