@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,12 +15,13 @@ import numpy as np
 from ..autodiff import Node, Parameter, Variable
 from ..dtypes import host
 from ..errors import DataError, GraphError
+from ..graph.lines import where
 from .summary import Call, Summary, summarize
 
 Self = TypeVar("Self", bound="Module")
 
 # A name that PyTorch's batch normalization saves and only uses when it has no momentum.
-_IGNORED = "num_batches_tracked"
+COUNTER = "num_batches_tracked"
 
 
 class Differences(NamedTuple):
@@ -26,6 +29,28 @@ class Differences(NamedTuple):
 
     missing: list[str]
     unexpected: list[str]
+
+
+_numbers = itertools.count()
+Hook = Callable[["Module", tuple[Any, ...], Any], Any]
+
+
+class HookHandle:
+    """What `Module.register_forward_hook` returns: `remove()` ends the hook's calls."""
+
+    def __init__(self, hooks: dict[int, Hook], hook: Hook) -> None:
+        self._hooks, self._number = hooks, next(_numbers)
+        hooks[self._number] = hook
+
+    def remove(self) -> None:
+        """The hook is not called anymore; a second time it does nothing."""
+        self._hooks.pop(self._number, None)
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
 
 
 class StateDict(dict[str, np.ndarray]):
@@ -62,6 +87,8 @@ class Module:
     training = True
     trained_on: Any = None
     forward: Callable[..., Any] = _undefined
+    torch_lacks: tuple[str, ...] = ()  # state that PyTorch's module of this kind does not have
+    _hooks: dict[int, Hook] = {}
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names
@@ -72,11 +99,18 @@ class Module:
                 state.name = name
         calls = _calls.get()
         if calls is None:
-            return self.forward(*inputs, **options)
+            return self._hooked(inputs, self.forward(*inputs, **options))
         position = len(calls)
         calls.append(None)  # containers come before what they contain
-        output = self.forward(*inputs, **options)
+        output = self._hooked(inputs, self.forward(*inputs, **options))
         calls[position] = (self, (*inputs, *options.values()), output)
+        return output
+
+    def _hooked(self, inputs: tuple[Any, ...], output: Any) -> Any:
+        """The output, or what hooks made of it."""
+        for hook in [*self._hooks.values()]:
+            changed = hook(self, inputs, output)
+            output = output if changed is None else changed
         return output
 
     def calls(self, *inputs: Any) -> list[Call]:
@@ -89,6 +123,32 @@ class Module:
         finally:
             _calls.reset(token)
         return [Call(names.get(made[0], "?"), *made) for made in recorded]
+
+    def activations(self, *inputs: Any) -> dict[str, Any]:
+        """What each layer makes of the inputs, by the layer's name; "" is the model's output. A
+        layer that is used again has its further outputs as `name#2`, `name#3`.
+
+        Of Nodes these are nodes, which an Executor computes, of Tensors they are Tensors.
+        """
+        found: dict[str, Any] = {}
+        used: Counter[str] = Counter()
+        for call in self.calls(*inputs):
+            used[call.name] += 1
+            again = f"#{used[call.name]}" if used[call.name] > 1 else ""
+            found[f"{call.name}{again}"] = call.output
+        return found
+
+    def register_forward_hook(self, hook: Hook) -> HookHandle:
+        """Calls hook(module, inputs, output) behind each call of this module from now on, that is
+        when a graph is built, or with Tensors whenever it computes. What the hook returns takes the
+        output's place, unless it is None. The handle's `remove()`, or the end of a `with` over it,
+        ends that. Executors that were made before do not change. GraphError for no function.
+        """
+        if not callable(hook):
+            raise GraphError(f"register_forward_hook: {hook!r} is no function [{where()}]")
+        if "_hooks" not in vars(self):
+            self._hooks = {}
+        return HookHandle(self._hooks, hook)
 
     # ---- modes ----
     def train(self: Self, mode: bool = True) -> Self:
@@ -114,7 +174,42 @@ class Module:
             for module, mode in before:
                 module.training = mode
 
+    def freeze(self: Self) -> Self:
+        """Training leaves the parameters of this module and all below it as they are: `parameters`
+        no longer has them, and `buffers` does, until `unfreeze`. It counts for graphs that are
+        built and optimizers that are made afterwards. Running statistics of a batch normalization
+        still move in training mode; `eval()` holds them too.
+        """
+        for parameter in self.parameters():
+            parameter.trainable, parameter.frozen = False, True
+        return self
+
+    def unfreeze(self: Self) -> Self:
+        """Undoes `freeze`, also where it was called on a module above; buffers stay buffers."""
+        for _, parameter in self.named_state():
+            if parameter.frozen:
+                parameter.trainable, parameter.frozen = True, False
+        return self
+
     # ---- parts ----
+    def apply(self: Self, function: Callable[[Module], Any]) -> Self:
+        """Calls function(module) for all modules below this one and then itself, each once,
+        children before their parents: to set weights anew by kind, for instance.
+        """
+        for _, module in sorted(self.named_modules(), key=lambda item: -_depth(item[0])):
+            function(module)
+        return self
+
+    def num_parameters(self, trainable_only: bool = False) -> int:
+        """The number of elements of all parameters, tied ones counted once, frozen ones too unless
+        `trainable_only`; buffers do not count.
+        """
+        return sum(
+            parameter.spec.size
+            for _, parameter in self.named_state()
+            if parameter.trainable or (parameter.frozen and not trainable_only)
+        )
+
     def children(self) -> Iterator[tuple[str, Module]]:
         """The modules that are attributes of this one, with their names."""
         return ((name, item) for name, item in _members(self) if isinstance(item, Module))
@@ -181,11 +276,9 @@ class Module:
         changed then.
         """
         own, trained_on = dict(self.named_state()), getattr(values, "trained_on", None)
-        values = _by_first_names(values, own, dict(_paths(self)))
+        values = _by_first_names(values, own, dict(paths(self)))
         missing = [name for name in own if name not in values]
-        unexpected = [
-            name for name in values if name not in own and name.split(".")[-1] != _IGNORED
-        ]
+        unexpected = [name for name in values if name not in own and name.split(".")[-1] != COUNTER]
         arrays = {name: np.asarray(values[name]) for name in own if name in values}
         mismatched = [
             f"{name} is {array.dtype} {array.shape}, expected {own[name].dtype} {own[name].shape}"
@@ -249,14 +342,14 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _paths(module: Module, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Parameter]]:
+def paths(module: Module, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Parameter]]:
     """All state by all the names that it has."""
     above = (*above, module)
     for name, item in _members(module):
         if isinstance(item, Parameter):
             yield name, item
         elif isinstance(item, Module) and item not in above:
-            yield from ((_join(name, rest), state) for rest, state in _paths(item, above))
+            yield from ((_join(name, rest), state) for rest, state in paths(item, above))
 
 
 def _by_first_names(
@@ -267,6 +360,10 @@ def _by_first_names(
     others = {path: first[state] for path, state in paths.items() if path not in own}
     renamed = {others[name]: value for name, value in values.items() if name in others}
     return renamed | {name: value for name, value in values.items() if name not in others}
+
+
+def _depth(name: str) -> int:
+    return name.count(".") + 1 if name else 0
 
 
 def _join(prefix: str, name: str) -> str:
