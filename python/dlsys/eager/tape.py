@@ -193,9 +193,10 @@ class Token:
     transitions that involve the Parameter.
     """
 
-    __slots__ = ("_next", "_epoch")
+    __slots__ = ("trainable", "_next", "_epoch")
 
-    def __init__(self) -> None:
+    def __init__(self, trainable: bool) -> None:
+        self.trainable = trainable
         self._next: Transitions = {}
         self._epoch = State.epoch
 
@@ -208,10 +209,10 @@ class Token:
 
 
 def token_of(parameter: Any) -> Token:
-    """The token of a Parameter."""
+    """The token of a Parameter: another one once it is frozen or no longer."""
     made = parameter.__dict__.get("_token")
-    if made is None:
-        made = parameter.__dict__["_token"] = Token()
+    if made is None or made.trainable is not parameter.trainable:
+        made = parameter.__dict__["_token"] = Token(parameter.trainable)
     return made
 
 

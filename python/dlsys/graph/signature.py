@@ -226,7 +226,8 @@ def declared(prefix: str = "", /, **kinds: Kind) -> Callable[[Declared], Declare
 
         @functools.wraps(function)
         def bound(*args: Any, **given: Any) -> Any:
-            values = signature.arguments(called, args[skipped:], given)
+            name = prefix + type(args[0]).__name__ if skipped else called
+            values = signature.arguments(name, args[skipped:], given)
             return function(*args[:skipped], **values)
 
         return bound  # type: ignore[return-value]
