@@ -465,7 +465,7 @@ def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
     while stack:
         node = stack[-1]
         visited = done.get(node)
-        if visited is None:
+        if visited is None and node.inputs:
             done[node] = False
             for x in reversed(node.inputs):
                 known = done.get(x)

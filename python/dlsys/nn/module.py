@@ -277,7 +277,9 @@ class Module:
         return ((name, state) for name, state in self.named_state() if not state.trainable)
 
     def parameters(self) -> list[Parameter]:
-        """The trainable Parameters, for `optimizer.minimize`."""
+        """The trainable Parameters, for an optimizer, which keeps their names."""
+        if self._named != Module._changes:
+            self._name_state()
         return [state for _, state in self.named_parameters()]
 
     def zero_grad(self) -> None:

@@ -42,8 +42,7 @@ class Value:
     @property
     def skipped_nbytes(self) -> int:
         """The bytes of the buffer before the value."""
-        assert self.spec.dtype is not None
-        return self.offset * self.spec.dtype.itemsize
+        return self.offset and self.offset * self.spec.dtype.itemsize
 
 
 @dataclass(eq=False, slots=True)

@@ -246,8 +246,10 @@ def in_kernel_order(
     list of as many as it says where they are O and I.
     """
     op = node.op
-    written = iter([*(inputs[k] for k in op.writes), *made])
-    read = iter([x for k, x in enumerate(inputs) if k not in op.writes])
+    if op.writes:
+        made = [*(inputs[k] for k in op.writes), *made]
+        inputs = [x for k, x in enumerate(inputs) if k not in op.writes]
+    written, read = iter(made), iter(inputs)
     scalars, lists = iter(op.scalars(node)), iter(op.lists(node))
     sources = {"o": written, "i": read, "O": written, "I": read}
     arguments: list[Any] = []
