@@ -3,7 +3,18 @@ what nodes and gradients need.
 """
 
 from ..graph.node import hooks
-from . import comparison, elementwise, indexing, leaf, matmul, movement, power, reduce, rounding
+from . import (
+    comparison,
+    elementwise,
+    extents,
+    indexing,
+    leaf,
+    matmul,
+    movement,
+    power,
+    reduce,
+    rounding,
+)
 from .optim import assign
 from .random import sampling
 
@@ -26,9 +37,11 @@ hooks.update(
     cast=elementwise.cast_op,
     copy=movement.copy_op,
     getitem=indexing.getitem_op,
+    stop_gradient=movement.stop_gradient_op,
     step_of_draw=sampling.step_of_draw_op,
     advance_step=assign.advance_step_op,
     group=assign.group_op,
+    partial=extents.partial,
     equal=comparison.equal_op,
     not_equal=comparison.not_equal_op,
     less=comparison.less_op,

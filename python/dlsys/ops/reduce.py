@@ -110,6 +110,7 @@ class SumAxisZeroOp(Op):
     """The assignment's sum over axis 0; of a vector it has the shape (1,)."""
 
     name = "reducesumaxiszero"
+    vocabulary = False
     signature = Signature("x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -129,6 +130,7 @@ class ExpandLikeOp(Op):
     """The opposite of a sum or mean: x repeated over `axis` to the shape of `like`."""
 
     name = "expand_like"
+    vocabulary = False
     signature = Signature(
         "x", "like", axis=Axes(None, also="axes"), keepdims=Bool(False), mean=Bool(False)
     )
@@ -159,6 +161,7 @@ class BroadcastLikeOp(Op):
     """
 
     name = "broadcast_like"
+    vocabulary = False
     signature = Signature("x", "like")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -181,6 +184,7 @@ class SumToLikeOp(Op):
     """The gradient of broadcasting: x summed over the axes along which `like` was repeated."""
 
     name = "sum_to_like"
+    vocabulary = False
     signature = Signature("x", "like")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
