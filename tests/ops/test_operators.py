@@ -201,6 +201,7 @@ SAYS = {  # of which rows a check says something; of all, if it is not here
     "partners": lambda row: row.integers in ("float", "same") and len(row.cases[0].shapes) == 2,
     "refusals": lambda row: row.refusals,
     "narrow": lambda row: row.storages,
+    "unknown_extents": lambda row: not (row.states or row.fused or isinstance(row.op, Fused)),
     "gradients": lambda row: row.differentiable != () and row.cases[0].shapes,
     "second_gradients": lambda row: row.differentiable != () and row.cases[0].shapes,
 }
@@ -271,6 +272,25 @@ class NumpyOperators(Operators, unittest.TestCase):
         executor.infer_shape({x: array.shape for x, array in use.feeds.items()})
         if not sample.states:
             self.assertEqual(executor.node_to_shape_map[use.node], use.run(None)[0].shape)
+
+
+    def each_unknown_extents(self, sample: Sample, case: Case) -> None:
+        """What is known of a result where extents are free is true of those that are fed."""
+        arrays = in_dtype(make_arrays(sample, case), FLOAT32)
+        spec = Use(sample, case, arrays).node.spec
+        for axis in (0, -1):
+            free = [[*x.shape] for x in arrays]
+            for shape in filter(None, free):
+                shape[axis] = None
+            inputs = [ad.Variable(shape=s, dtype=x.dtype) for s, x in zip(free, arrays)]
+            try:
+                node = sample.node(*inputs, **case.attrs)
+            except GraphError as error:
+                self.assertRegex(str(error), "not known|unknown")
+                continue
+            if node.shape is not None:
+                self.assertEqual(len(node.shape), len(spec.shape))
+                self.assertEqual([m for m, n in zip(node.shape, spec.shape) if m not in (None, n)], [])
 
 
 class NativeOperators(Operators):

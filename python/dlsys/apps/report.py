@@ -40,6 +40,7 @@ class Sampled(train.Callback):
 
 def write_report(
     path: Path,
+    command: str,
     setup: Setup,
     sets: Sets,
     run: train.Run,
@@ -47,8 +48,8 @@ def write_report(
     chances: np.ndarray,
     timed: profile.Profile,
 ) -> None:
-    """Writes the page. figures: accuracies by set. chances: probabilities (n, 10) of the test
-    images. Raises DlsysError without matplotlib.
+    """Writes the page. command: as it was typed. figures: accuracies by set. chances:
+    probabilities (n, 10) of the test images. Raises DlsysError without matplotlib.
     """
     labels, images = sets.test.labels, sets.test.images[:, 0]
     taken = chances.argmax(axis=1)

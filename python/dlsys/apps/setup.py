@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DivergedError, DlsysError, quoted
+from ..errors import DataError, DivergedError, quoted
+from .usage import UsageError
 
 if TYPE_CHECKING:  # what a bare run of the assignment's networks does without is imported late
     from ..data import Augmentation
@@ -41,12 +42,9 @@ _MOMENTA = {"momentum": 0.9, "nesterov": 0.9, "rmsprop": 0.0}  # of those that h
 _SHORTEST_CYCLE = 4  # steps
 _HUGE = 10  # a loss so many times that of guessing is one of a run that diverged
 _PIXELS, _CLASSES = 784, 10
+_ENDLESS = ("constant", "plateau")  # schedules that know no last step
 _SHORT = {"model": "-m", "epochs": "-e"}
 _ONE_OF_THESE = "--optimizer momentum, nesterov or rmsprop"
-
-
-class UsageError(DlsysError):
-    """Options that cannot be had together; the text says which can."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Setup:
         if values.keys() != {field.name for field in fields(cls)}:
             raise DataError(
                 f"{what} does not say which network it is of; expected a checkpoint that "
-                "mnist_dlsys.py wrote with --checkpoint"
+                "`dlsys mnist` wrote with --checkpoint"
             )
         _check_form(what, values)
         pairs = tuple((name, number) for name, number in values["augment"])
@@ -120,14 +118,37 @@ class Setup:
             value, own = given.get(field.name), getattr(self, field.name)
             if value is None or value == own:
                 continue
-            if field.name == "epochs" and self.schedule in ("constant", "plateau"):
-                continue
+            if field.name == "epochs":
+                if self.schedule in _ENDLESS:
+                    continue
+                raise UsageError(
+                    f"{what} is a run with -e {own}, not {value}; {self.way_on(what, value)}"
+                )
             option = _SHORT.get(field.name, f"--{field.name.replace('_', '-')}")
             raise UsageError(
-                f"{what} is a run with {option} {_as_option(own)}, not {_as_option(value)}; "
+                f"{what} is a run with {option} {as_option(own)}, not {as_option(value)}; "
                 "--resume goes on with the options that it has: leave this one out, or begin "
                 "another run"
             )
+
+    def way_on(self, what: str, epochs: int | None = None) -> str:
+        """What to do for more epochs than this run has, whose checkpoint is `what`."""
+        if self.schedule in _ENDLESS:
+            return f"a larger -e than {self.epochs} goes on with it"
+        return (
+            f"its rate follows {self.schedule} over exactly {self.epochs} epochs and is down at "
+            "their end, so that it cannot go on for longer: begin another run with its weights, "
+            f"--init-from {what} -e {epochs or self.epochs} --checkpoint DIR"
+        )
+
+    def network_options(self) -> dict[str, Any]:
+        """The options that make a new run one of the same network, as far as they are none of the
+        defaults.
+        """
+        if self.assignment:
+            return {"dataset": self.dataset}
+        names = ("dataset", "optimizer", "schedule", "dropout") + ("hidden",) * bool(self.hidden)
+        return {name: getattr(self, name) for name in names}
 
     def check_memory(self) -> None:
         """Raises UsageError where this machine has not even the memory that the weights, their
@@ -333,8 +354,8 @@ def _weights(hidden: tuple[int, ...]) -> int:
     return sum(a * b for a, b in zip((_PIXELS, *hidden), (*hidden, _CLASSES)))
 
 
-def _as_option(value: Any) -> str:
-    """A value of a setup as one would give it."""
+def as_option(value: Any) -> str:
+    """A value of a setup as one would type it."""
     if not isinstance(value, tuple):
         return "none" if value is None else str(value)
     items = ("=".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)

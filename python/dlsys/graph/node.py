@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..describe import described, drawn_by, few
 from ..errors import GraphError, ShapeError, SignatureError
 from ..methods import ArrayMethods
 from .kinds import Input, Int
@@ -96,6 +97,7 @@ class Op:
     tolerance: float = 1e-5
     # Outputs that rounding may change altogether, such as an argmax or a sign.
     discrete_outputs: tuple[int, ...] = ()
+    __repr__ = described
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     movement: bool = False  # it moves or repeats elements and computes nothing
     has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
@@ -283,6 +285,7 @@ class Node(ArrayMethods):
     changes = 0  # calls of `invalidate` of any node, so far
     changed = 0  # the last of them that was this node's own
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
+    _repr_html_ = drawn_by("graph_html")
 
     def __init__(
         self,
@@ -422,7 +425,7 @@ class Node(ArrayMethods):
         )
 
     def __repr__(self) -> str:
-        arguments = [node.name for node in self.inputs]
+        arguments = few([node.name for node in self.inputs])
         arguments += [
             f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")
         ]

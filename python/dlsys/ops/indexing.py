@@ -124,6 +124,8 @@ def _positions(
         if not -extent <= entry < extent:
             raise node.error(f"index {entry} is out of range for axis {axis} of {name} {shape}")
         return entry % extent, 1, 1
+    if entry == slice(None):
+        return 0, 1, extent
     if type(entry) is slice:
         start, stop, step = entry.indices(extent)
         return start, step, len(range(start, stop, step))

@@ -52,7 +52,8 @@ def fit(
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
-    step; KeyboardInterrupt says what was done. DataError for a checkpoint that does not fit.
+    step; KeyboardInterrupt says what was done, and `model.history` has what was measured. DataError
+    for a checkpoint that does not fit.
     """
     if epochs < 1 or log_every < 1:
         raise GraphError(f"fit: expected epochs and log_every >= 1, got {epochs} and {log_every}")
