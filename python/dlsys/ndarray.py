@@ -6,10 +6,9 @@ import ctypes
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
 
 from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, stored
 from dlsys.errors import ShapeError
@@ -27,6 +26,9 @@ from dlsys.runtime.library import (
     load,
 )
 from dlsys.values import HostNumbers
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
 
 _HOST = cpu(0)
 

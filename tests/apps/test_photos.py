@@ -1,4 +1,4 @@
-"""Photos of digits: uneven light, shadows, faint and light ink, transparency, modes, orientation."""
+"""Photos of digits: uneven light, shadows, faint and light ink, transparency, orientation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ STROKES = {
     "7": [[(60, 40), (130, 35), (90, 120)]],
     "0": [[(90, 30), (120, 50), (118, 95), (90, 120), (62, 95), (60, 50), (90, 30)]],
 }
-# Photos and the clean drawing correlate by 0.957 at least, where their centers are rounded to pixels
-# beside each other. An inner area of the digit taken for ink is below 0.5, a stroke less below 0.9.
+# Photos and the clean drawing correlate by 0.957 at least, where their centers are rounded to
+# pixels beside each other. An inner area of the digit taken for ink is below 0.5, a stroke less
+# below 0.9.
 ALIKE = 0.95
 
 

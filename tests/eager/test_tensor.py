@@ -42,19 +42,22 @@ class Tensors:
     def test_it_is_shown_with_its_values(self):
         x = self.tensor([[1.5, 2.0]])
         name = x.device
-        self.assertEqual(repr(x), f"tensor([[1.5, 2. ]], device='{name}')")
+        self.assertEqual(repr(x), f"Tensor([[1.5, 2. ]], device={name})")
         y = self.tensor(2.0, requires_grad=True) * 3
-        self.assertEqual(repr(y), f"tensor(6., device='{name}', requires_grad=True)")
+        self.assertEqual(repr(y), f"Tensor(6., device={name}, requires_grad=True)")
         self.assertEqual(f"{y:.2f} {y.item()} {float(y)} {int(y)}", "6.00 6.0 6.0 6")
         self.assertEqual(x.tolist(), [[1.5, 2.0]])
-        self.assertEqual(f"{x}", repr(x))
+        self.assertEqual(f"{x}", "[[1.5 2. ]]")
+        self.assertEqual(
+            repr(dl.zeros(0, 2, device=self.device)[:, 0]), f"Tensor([], shape=(0,), device={name})"
+        )
 
     def test_one_element_is_true_or_false_and_several_are_neither(self):
         self.assertTrue(self.tensor(1.0) > 0)
-        self.assertFalse((self.tensor([2.0]) == 3.0))
+        self.assertFalse(self.tensor([2.0]) == 3.0)
         with self.assertRaisesRegex(ShapeError, r"shape \(2,\) is neither true nor false"):
             bool(self.tensor([1.0, 2.0]))
-        with self.assertRaisesRegex(ShapeError, r"item\(\): expected one element"):
+        with self.assertRaisesRegex(ShapeError, r"item\(\): expected an array of one element"):
             self.tensor([1.0, 2.0]).item()
 
     def test_what_is_no_array_of_numbers_is_refused(self):

@@ -33,7 +33,8 @@ _NAMELESS = {ad.Node, ad.Parameter, ndarray.Context, BFloat16, nn.Summary}
 _ARGUMENTS: dict[str, Any] = {
     "after": optim.Constant(0.1), "gamma": 0.5, "lr": 0.1, "milestones": [1, 2], "name": "w",
     "peak": 0.1, "schedule": optim.ReduceOnPlateau(0.1), "sizes": (4, 3), "shape": (2, 2),
-    "block": nn.BasicBlock, "depths": (1, 1, 1, 1), "probability": 0.5, "title": "MLP", "value": 1.0,
+    "block": nn.BasicBlock, "depths": (1, 1, 1, 1), "probability": 0.5, "title": "MLP",
+    "value": 1.0,
 }  # fmt: skip
 _DATASET = data.Dataset(np.zeros((20, 1, 8, 8), np.uint8), np.zeros(20, np.int64))
 _LOADER = data.Loader(_DATASET, 5, shuffle=True)
@@ -52,7 +53,6 @@ def makers() -> dict[type, Callable[[], Any]]:
     """Objects that take more than numbers to make, by their class."""
     executor, plan = trained()
     model = nn.MLP((64, 10))
-    loss = ad.softmax_cross_entropy
     call = nn.Call("", model, (), None)
     made = executor.report()
     arrays = np.zeros((20, 3)), np.zeros(20)

@@ -25,7 +25,7 @@ def ink_of(gray: Array) -> Array:
     """The ink, float32 (H, W) from 0 to 1, in a photo or a drawing, uint8 (H, W), dark on light or
     light on dark; 0 everywhere for an empty one. Edges of strokes have values between.
 
-    All edges of strokes are edges of the ink, but only some are edges of paper that strokes shut in:
+    All edges of strokes are edges of the ink, but only some are edges of paper that they shut in:
     of the two polarities it is that with the sharper and longer edges. Specks, and what comes in
     from the border of the image, are left out.
     """

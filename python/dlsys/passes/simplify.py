@@ -90,8 +90,8 @@ class _Rewriter:
             return self._selected(node)
         if op.kernel is None:
             return node
-        dtypes = [s.dtype for s in (*(x.spec for x in node.inputs), *_outputs(node))]
-        if all(dtype is FLOAT32 for dtype in dtypes):
+        dtypes = [x.spec.dtype for x in node.inputs] + [s.dtype for s in _outputs(node)]
+        if dtypes.count(FLOAT32) == len(dtypes):
             return node
         dtype = storage_dtype(dtypes)
         known = dtype is FLOAT32 or self._target.has(op.kernel, dtype)

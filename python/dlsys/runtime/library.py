@@ -132,7 +132,9 @@ class Library:
         }
         self._kernels: dict[tuple[str, str, Any], Callable[..., None]] = {}
         self._algorithms: dict[tuple[str, str], tuple[str, ...]] = {}
-        self._ask = functools.lru_cache(_ANSWERS)(self._asked)
+        # The answer to a question (DLKernelFits, DLKernelWorkspace) about a call, by the function,
+        # the kernel's key, the device's id and the arguments as `_frozen` has them.
+        self.ask = functools.lru_cache(_ANSWERS)(self._asked)
 
     def check(self, status: int, **context: object) -> None:
         """Raises what a failed call left on this thread, with `context` as `[key: value]`."""
@@ -190,7 +192,7 @@ class Library:
         key = self.key(device_name, name, arguments)
         if not self._entry(key).fits:
             return True
-        return bool(self._ask("DLKernelFits", key, device_id, _frozen(arguments)))
+        return bool(self.ask("DLKernelFits", key, device_id, _frozen(arguments)))
 
     def workspace(self, device_name: str, name: str, *arguments: Any, device_id: int = 0) -> int:
         """The bytes of scratch memory that a kernel takes for a call, its arguments as for `fits`.
@@ -199,14 +201,8 @@ class Library:
         KernelError when the library has no such kernel, or when it refuses the arguments.
         """
         key = self.key(device_name, name, arguments)
-        if not self._entry(key).workspace:
-            return 0
-        return self._ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
-
-    def takes_workspace(self, device_name: str, name: str) -> bool:
-        """False when a kernel needs no scratch memory, whatever its arguments, or is not there."""
-        position = self.index.get((device_name, name, FLOAT32))
-        return position is not None and bool(self._entries[position].workspace)
+        self._entry(key)
+        return self.ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
 
     def _entry(self, key: tuple[str, str, Any]) -> _KernelEntry:
         if key not in self.index:
@@ -261,7 +257,7 @@ class Library:
         depend on it. Plans that are made from now on have scratch for as many.
         """
         self.check(self.cdll.DLCpuSetThreads(threads))
-        self._ask.cache_clear()
+        self.ask.cache_clear()
 
     def _wrap(self, key: tuple[str, str, Any]) -> Callable[..., None]:
         # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
@@ -449,6 +445,10 @@ def _loaded() -> Library:
         os.environ.setdefault(
             "DLSYS_CUDA_LIBRARY_PATH", os.pathsep.join(toolchain.cuda_library_dirs())
         )
+    # Only kernels read the cache, and its import is a tenth of the package's. A fork waits for it,
+    # too.
+    from dlsys.runtime import tuning_cache as tuning_cache
+
     library = Library(path)
     if settings.threads:
         library.set_threads(settings.threads)
