@@ -40,5 +40,5 @@ from .ops.resize import *
 from .ops.rounding import *
 from .ops.scan import *
 from .ops.sorting import *
-from .ops.sources import *
 from .ops.transcendental import *
+from .ops.triangle import *

@@ -250,6 +250,9 @@ class Tensor(ArrayMethods, Values, Eager):
     def __neg__(self) -> Tensor:
         return self._engine.record(hooks["neg"], (self,))
 
+    def __abs__(self) -> Tensor:
+        return self._engine.record(hooks["abs"], (self,))
+
     def __invert__(self) -> Tensor:
         return self._engine.record(hooks["not"], (self,))
 
@@ -457,7 +460,8 @@ def _operand(other: Any) -> Any:
 
 _OPERANDS = frozenset({Tensor, int, float, bool, Parameter})
 _NAMES = dict(
-    add="add", sub="sub", mul="mul", truediv="div", pow="power", matmul="matmul",
+    add="add", sub="sub", mul="mul", truediv="div", floordiv="floor_divide", mod="remainder",
+    pow="power", matmul="matmul",
     **{"and": "and", "or": "or", "xor": "xor"},
 )  # fmt: skip
 _COMPARISONS = dict(

@@ -207,9 +207,11 @@ class ProductOp(Op):
             raise node.error(f"expected at least one dimension, got {describe(node, specs)}; use *")
         batch = merge_shapes(a[:-2], b[:-2])
         if a[-1] != _as_columns(b)[-2] or batch is None:
+            other = len(b) > 1 and a[-1] == b[-1] and batch is not None
+            hint = "; did you mean F.matmul(A, B, transpose_b=True)?" if other else ""
             raise node.error(
                 f"{describe(node, specs)} do not fit: expected (…, m, k) and (…, k, n) with "
-                "leading axes that broadcast"
+                f"leading axes that broadcast{hint}"
             )
         declared = any(spec.declared for spec in specs)
         shape = batch + a[-2:-1] + (b[-1:] if len(b) > 1 else ())

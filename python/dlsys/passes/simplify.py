@@ -99,13 +99,16 @@ class _Rewriter:
         dtype = storage_dtype(dtypes)
         known = dtype is FLOAT32 or self._target.has(op.kernel, dtype)
         if not known and self._target.has(op.kernel) and not op.writes:
-            return self._widened(node)
+            narrow = {k for k, x in enumerate(node.inputs) if is_narrow(x.spec.dtype)}
+            return self._in_dtype(node, narrow, FLOAT32)
         if op.any_dtype is True:
             return node
         if isinstance(node.spec, Spec) and is_whole(node.spec.dtype):
-            if not self._target.has(op.kernel, INT64):
-                return node  # its numpy form runs, on the host
-            return self._in_int64(node)
+            other = {k for k, x in enumerate(node.inputs) if x.spec.dtype != INT64}
+            settled = node.spec.dtype == INT64 and not other
+            if settled or not self._target.has(op.kernel, INT64):
+                return node  # for its kernel of int64, or its numpy form on the host
+            return self._in_dtype(node, other, INT64)
         free = op.any_dtype or ()
         wrong = {k for k, x in enumerate(node.inputs) if x.spec.dtype not in (dtype, FLOAT32)}
         return self._with_casts(node, wrong.difference(free), dtype)
@@ -121,29 +124,18 @@ class _Rewriter:
         with attributed_to(made_for):
             return self._settle_new(hooks["cast"](x, dtype), made_for)
 
-    def _widened(self, node: Node) -> Node:
-        """The operator in float32, and its output cast back; those of several outputs are cast
-        where they are selected.
-        """
-        narrow = {k for k, x in enumerate(node.inputs) if is_narrow(x.spec.dtype)}
-        wide = self._with_casts(node, narrow, FLOAT32)
-        if not isinstance(node.spec, Spec):
-            return self.settle(wide.derive(wide.inputs, tuple(map(_wide, node.spec))))
-        if not is_narrow(node.spec.dtype):
-            return self.settle(wide)
-        wide = wide.derive(wide.inputs, _wide(node.spec))
-        return self._cast(self.settle(wide), node.spec.dtype, node)
-
-    def _in_int64(self, node: Node) -> Node:
-        """The operator in int64, and its output cast back: modulo 2^n, the sums and products of
+    def _in_dtype(self, node: Node, which: Container[int], dtype: Any) -> Node:
+        """The operator with these inputs cast to a wider dtype, and its output cast back; those of
+        several outputs are cast where they are selected. Modulo 2^n the sums and products of
         smaller integers are those of int64.
         """
-        other = {k for k, x in enumerate(node.inputs) if x.spec.dtype != INT64}
-        wide = self._with_casts(node, other, INT64)
-        if node.spec.dtype == INT64:
-            return self.settle(wide) if wide is not node else node
-        wide = wide.derive(wide.inputs, node.spec._replace(dtype=INT64))
-        return self._cast(self.settle(wide), node.spec.dtype, node)
+        wide = self._with_casts(node, which, dtype)
+        if not isinstance(node.spec, Spec):
+            return self.settle(wide.derive(wide.inputs, tuple(map(_wide, node.spec))))
+        made = _wide(node.spec) if dtype is FLOAT32 else node.spec._replace(dtype=dtype)
+        if made.dtype == node.spec.dtype:
+            return self.settle(wide)
+        return self._cast(self.settle(wide.derive(wide.inputs, made)), node.spec.dtype, node)
 
     def _selected(self, node: Node) -> Node:
         made = node.inputs[0].spec[node.attrs["index"]]

@@ -1,4 +1,4 @@
-"""The rows of samples.py for sorting, elements along an axis, running products, ranges and
+"""The rows of samples.py for sorting, elements along an axis, running products and
 triangles.
 """
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops import reduce, scan, sorting, sources
+from dlsys.ops import reduce, scan, sorting
+from dlsys.ops import triangle as triangles
 from support.families.statistics import BAD_AXES, RUNNING, distinct, near_one, tied, var
 from support.rows import Case, Sample, Shape, case, product, refuse, signed
 
@@ -225,36 +226,11 @@ ORDER = (
         scale=std_scale, ulps=8, gradient_ulps=64, integers="float", refusals=BAD_AXES, storages=(),
     ),
     Sample(
-        "tril", sources.tril_op, triangle(True), MATRICES, ulps=0, integers="moved",
+        "tril", triangles.tril_op, triangle(True), MATRICES, ulps=0, integers="moved",
         refusals=(FLAT,),
     ),
     Sample(
-        "triu", sources.triu_op, triangle(False), MATRICES, ulps=0, integers="moved",
+        "triu", triangles.triu_op, triangle(False), MATRICES, ulps=0, integers="moved",
         refusals=(FLAT,),
-    ),
-    Sample(
-        "arange", sources.arange_op,
-        lambda start, stop=None, step=1: np.array(
-            [start + k * step for k in range(999)
-             if k < (stop - start) / step] if stop is not None
-            else list(range(start)), np.float64
-        ),
-        (case(start=5), case(start=0), case(start=2, stop=11, step=3), case(start=1, stop=0),
-         case(start=3, stop=-2, step=-2), case(start=0.5, stop=2, step=0.25)),
-        ulps=0,
-    ),
-    Sample(
-        "linspace", sources.linspace_op,
-        lambda start, stop, num: start + (stop - start) * np.arange(num) / max(num - 1, 1),
-        (case(start=0, stop=1, num=5), case(start=-2.5, stop=2, num=7),
-         case(start=3, stop=4, num=1), case(start=0, stop=1, num=0)),
-        ulps=1,
-    ),
-    Sample(
-        "eye", sources.eye_op,
-        lambda n, m=None, k=0: np.array(
-            [[float(j - i == k) for j in range(n if m is None else m)] for i in range(n)]
-        ).reshape(n, n if m is None else m),
-        (case(n=3), case(n=2, m=4, k=1), case(n=3, m=2, k=-1), case(n=0)), ulps=0,
     ),
 )  # fmt: skip
