@@ -102,7 +102,9 @@ class Op:
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
-    vocabulary: bool = True  # `dlsys.functional` names it: it is no part of others, nor the course's
+    vocabulary: bool = (
+        True  # `dlsys.functional` names it: it is no part of others, nor the course's
+    )
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
