@@ -356,7 +356,7 @@ class Weights(unittest.TestCase):
             (lambda: nn.ConvTranspose2d(4, 3, 3, groups=2), "2 groups do not divide"),
             (lambda: nn.Embedding(3, -1), "features must be a positive integer, got -1"),
             (lambda: nn.BatchNorm2d(0), "channels must be a positive integer, got 0"),
-            (lambda: nn.Dropout(1.0), "0 <= probability < 1, got 1 ["),
+            (lambda: nn.Dropout(1.0), "probability from 0 to below 1, got 1.0 ["),
             (lambda: nn.Sequential(nn.ReLU(), 3), "layer 1 is 3"),
         ):
             with self.assertRaises(GraphError) as caught:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
+from .. import functional as F
 from .. import ndarray, optim, profile
 from ..data import Mnist, Split, load_fashion_mnist, load_mnist
 from ..errors import DivergedError
@@ -34,7 +35,7 @@ class Training:
             for letter, arrays in values
         )
         logits = dense(matrices, biases)(self.images)
-        loss = ad.softmax_cross_entropy(logits, self.labels)
+        loss = F.cross_entropy(logits, self.labels)
         update = optim.SGD(setup.lr).minimize(loss, [*matrices, *biases])
         self.step = ad.Executor([loss, update], ctx=ctx)
         self.evaluation = ad.Executor([logits], ctx=ctx)

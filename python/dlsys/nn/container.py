@@ -17,7 +17,7 @@ Layer = Callable[[Node], Node]
 
 class Sequential(Module):
     """One layer after the other; a layer is a Module or any function of a node, such as
-    `ad.relu_op`. Named by number, `0.weight`; `model[0]` is the first and can be replaced,
+    `F.relu`. Named by number, `0.weight`; `model[0]` is the first and can be replaced,
     `model[:-1]` a Sequential of the same layers but the last.
 
     GraphError for what cannot be called.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import autodiff as ad
+from .. import functional as F
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
 from ..graph.kinds import Bool, Int, Kind
@@ -53,7 +53,7 @@ class Linear(Module):
         self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
 
     def forward(self, x: Node) -> Node:
-        return ad.linear_op(x, self.weight, self.bias, trans_B=True)
+        return F.linear(x, self.weight, self.bias)
 
     def options(self) -> str:
         outputs, inputs = self.weight.shape
@@ -80,7 +80,7 @@ class _Filtered(Module):
 
 class Conv2d(_Filtered):
     """The convolution of x (N, inputs, H, W) with weight (outputs, inputs/groups, kH, kW), plus
-    bias (outputs,); the other arguments are those of `ad.conv2d`.
+    bias (outputs,); the other arguments are those of `F.conv2d`.
 
     GraphError for extents below 1 and groups that do not divide inputs and outputs; ShapeError at
     use for attributes or shapes that do not fit.
@@ -107,12 +107,12 @@ class Conv2d(_Filtered):
         super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
-        return ad.conv2d(x, self.weight, self.bias, **self.attrs)
+        return F.conv2d(x, self.weight, self.bias, **self.attrs)
 
 
 class ConvTranspose2d(_Filtered):
     """The transposed convolution of x (N, inputs, H, W) with weight (inputs, outputs/groups, kH,
-    kW), plus bias (outputs,); the other arguments are those of `ad.conv_transpose2d`.
+    kW), plus bias (outputs,); the other arguments are those of `F.conv_transpose2d`.
 
     The initializer draws a filter (outputs, inputs/groups, kH, kW), so that its fans are right.
     Raises what `Conv2d` raises.
@@ -147,7 +147,7 @@ class ConvTranspose2d(_Filtered):
         )
 
     def forward(self, x: Node) -> Node:
-        return ad.conv_transpose2d(x, self.weight, self.bias, **self.attrs)
+        return F.conv_transpose2d(x, self.weight, self.bias, **self.attrs)
 
 
 class Embedding(Module):
@@ -164,7 +164,7 @@ class Embedding(Module):
         self.weight = Parameter(_drawn("Embedding", initializer, (count, features), rng), "weight")
 
     def forward(self, x: Node) -> Node:
-        return ad.embedding_op(self.weight, x)
+        return F.embedding(x, self.weight)
 
     def options(self) -> str:
         return "{}, {}".format(*self.weight.shape)
@@ -178,7 +178,7 @@ class Flatten(Module):
         self.axis = axis
 
     def forward(self, x: Node) -> Node:
-        return ad.flatten_op(x, axis=self.axis)
+        return F.flatten(x, self.axis)
 
     def options(self) -> str:
         return f"{self.axis}" if self.axis != 1 else ""
@@ -191,7 +191,7 @@ class Reshape(Module):
         self.shape = shape
 
     def forward(self, x: Node) -> Node:
-        return ad.reshape_op(x, (-1, *self.shape))
+        return F.reshape(x, (-1, *self.shape))
 
     def options(self) -> str:
         return ", ".join(map(str, self.shape))

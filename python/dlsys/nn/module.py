@@ -11,7 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
+from ..describe import drawn_by, few
 from ..dtypes import host
+from ..eager.engine import tracing
+from ..eager.step import drop_gradients
 from ..errors import DataError, GraphError
 from .summary import Call, Summary, summarize
 
@@ -32,6 +35,10 @@ class StateDict(dict[str, np.ndarray]):
     """Parameters and buffers by name; `trained_on` goes with them, see Module."""
 
     trained_on: Any = None
+
+    def __repr__(self) -> str:
+        words = [f"{name} {array.dtype} {array.shape}" for name, array in self.items()]
+        return f"StateDict({', '.join(few(words))})"
 
 
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)
@@ -56,12 +63,15 @@ class Module:
 
     `trained_on` is the description (`dlsys.data.DataDescription`) of the data that `train.fit`
     trained a model on, None where there is none: how inputs are normalized before the model sees
-    them. It goes with `state_dict` and checkpoints.
+    them. It goes with `state_dict` and checkpoints. `history` is the `train.History` of its last
+    run, also of one that was interrupted.
     """
 
     training = True
     trained_on: Any = None
+    history: Any = None
     forward: Callable[..., Any] = _undefined
+    _repr_html_ = drawn_by("module_html")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names
@@ -70,6 +80,8 @@ class Module:
         for name, state in self.named_state():
             if not f".{state.name}".endswith(f".{name}"):
                 state.name = name
+        if tracing:
+            tracing[-1].modes[self] = self.training
         calls = _calls.get()
         if calls is None:
             return self.forward(*inputs, **options)
@@ -153,6 +165,10 @@ class Module:
     def parameters(self) -> list[Parameter]:
         """The trainable Parameters, for `optimizer.minimize`."""
         return [state for _, state in self.named_parameters()]
+
+    def zero_grad(self) -> None:
+        """Drops the gradients that `backward` of a Tensor left."""
+        drop_gradients(self.parameters())
 
     def buffers(self) -> list[Parameter]:
         """State that is not trained by gradients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import autodiff as ad
+from .. import functional as F
 from ..autodiff import Node, Parameter
 from ..graph.kinds import Axes, Number
 from ..graph.signature import declared
@@ -47,9 +47,9 @@ class BatchNorm2d(Module):
         self.eps, self.momentum = eps, momentum
 
     def forward(self, x: Node) -> Node:
-        return ad.batch_normalization(
-            x, self.weight, self.bias, self.running_mean, self.running_var,
-            momentum=self.momentum, eps=self.eps, training=self.training,
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training,
+            self.momentum, self.eps,
         )  # fmt: skip
 
     def options(self) -> str:
@@ -72,7 +72,7 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: Node) -> Node:
-        return ad.layer_normalization(x, self.weight, self.bias, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def options(self) -> str:
         return _with_eps(str(self.weight.shape), self.eps)

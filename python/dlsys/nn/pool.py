@@ -1,10 +1,10 @@
-"""Pooling as layers. Sizes, padding and ties are as in `ad.max_pool2d` and `ad.avg_pool2d`."""
+"""Pooling as layers. Sizes, padding and ties are as in `F.max_pool2d` and `F.avg_pool2d`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import autodiff as ad
+from .. import functional as F
 from ..autodiff import Node
 from ..graph.kinds import Bool, Kind
 from ..graph.signature import declared
@@ -47,7 +47,7 @@ class MaxPool2d(_Pool):
         super().__init__(window, attrs)
 
     def forward(self, x: Node) -> Node:
-        return ad.max_pool2d(x, self.window, **self.attrs)
+        return F.max_pool2d(x, self.window, **self.attrs)
 
 
 class AvgPool2d(_Pool):
@@ -68,7 +68,7 @@ class AvgPool2d(_Pool):
         super().__init__(window, attrs | {"count_include_pad": count_include_pad})
 
     def forward(self, x: Node) -> Node:
-        return ad.avg_pool2d(x, self.window, **self.attrs)
+        return F.avg_pool2d(x, self.window, **self.attrs)
 
 
 class GlobalAvgPool(Module):
@@ -79,7 +79,7 @@ class GlobalAvgPool(Module):
         self.keepdims = keepdims
 
     def forward(self, x: Node) -> Node:
-        return ad.global_avg_pool2d(x, self.keepdims)
+        return F.global_avg_pool2d(x, self.keepdims)
 
 
 class GlobalMaxPool(Module):
@@ -92,4 +92,4 @@ class GlobalMaxPool(Module):
         self.keepdims = keepdims
 
     def forward(self, x: Node) -> Node:
-        return ad.global_max_pool2d(x, self.keepdims)
+        return F.global_max_pool2d(x, self.keepdims)

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import host, is_narrow, storage_dtype
-from ..errors import GraphError
+from ..dtypes import INT64, host, is_narrow, is_whole, storage_dtype
 from ..graph.lines import attributed_to
 from ..graph.node import Node, hooks, output_op, same_nodes
 from ..graph.spec import FLOAT32, Spec
@@ -28,7 +27,7 @@ def simplify(
 
     `specs` has the spec of each node, in a topological order. For a native target it also inserts
     the casts that kernels need: an operator over floats of 16 bits whose kernel is not for them is
-    computed in float32. Raises GraphError for arithmetic that native devices do not have.
+    computed in float32, and integers are computed in int64.
     """
     rewriter = _Rewriter(target)
     new: dict[Node, Node] = {}
@@ -91,8 +90,8 @@ class _Rewriter:
             return self._selected(node)
         if op.kernel is None:
             return node
-        dtypes = [s.dtype for s in (*(x.spec for x in node.inputs), *_outputs(node))]
-        if all(dtype is FLOAT32 for dtype in dtypes):
+        dtypes = [x.spec.dtype for x in node.inputs] + [s.dtype for s in _outputs(node)]
+        if dtypes.count(FLOAT32) == len(dtypes):
             return node
         dtype = storage_dtype(dtypes)
         known = dtype is FLOAT32 or self._target.has(op.kernel, dtype)
@@ -100,11 +99,10 @@ class _Rewriter:
             return self._widened(node)
         if op.any_dtype is True:
             return node
-        if isinstance(node.spec, Spec) and node.spec.dtype != dtype and node.spec.dtype != FLOAT32:
-            raise GraphError(
-                f"{op.name}: {node.spec.dtype} arithmetic runs on numpy only (ctx=None); native "
-                f"devices compute in float32, so feed or cast to floats [{node.where}]"
-            )
+        if isinstance(node.spec, Spec) and is_whole(node.spec.dtype):
+            if not self._target.has(op.kernel, INT64):
+                return node  # its numpy form runs, on the host
+            return self._in_int64(node)
         free = op.any_dtype or ()
         wrong = {k for k, x in enumerate(node.inputs) if x.spec.dtype not in (dtype, FLOAT32)}
         return self._with_casts(node, wrong.difference(free), dtype)
@@ -131,6 +129,17 @@ class _Rewriter:
         if not is_narrow(node.spec.dtype):
             return self.settle(wide)
         wide = wide.derive(wide.inputs, _wide(node.spec))
+        return self._cast(self.settle(wide), node.spec.dtype, node)
+
+    def _in_int64(self, node: Node) -> Node:
+        """The operator in int64, and its output cast back: modulo 2^n, the sums and products of
+        smaller integers are those of int64.
+        """
+        other = {k for k, x in enumerate(node.inputs) if x.spec.dtype != INT64}
+        wide = self._with_casts(node, other, INT64)
+        if node.spec.dtype == INT64:
+            return self.settle(wide) if wide is not node else node
+        wide = wide.derive(wide.inputs, node.spec._replace(dtype=INT64))
         return self._cast(self.settle(wide), node.spec.dtype, node)
 
     def _selected(self, node: Node) -> Node:

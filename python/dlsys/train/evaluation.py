@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
+from .. import functional as F
 from .. import optim
 from ..data.description import DataDescription
 from ..data.prefetch import on_device
+from ..describe import described
 from ..dtypes import host
 from ..errors import DataError, ShapeError
 from ..nn import Module
@@ -86,6 +88,8 @@ def _nothing() -> None:
 class Evaluator:
     """The loss and metrics of a model over a data set, as often as wanted."""
 
+    __repr__ = described
+
     def __init__(
         self,
         model: Module,
@@ -123,7 +127,7 @@ def evaluate(
     data: Any,
     metrics: Sequence[Metric] | None = None,
     ctx: Context | None = None,
-    loss: Loss = ad.softmax_cross_entropy,
+    loss: Loss = F.cross_entropy,
 ) -> dict[str, Any]:
     """The mean loss and the metrics of a model over one epoch of `data` (a Loader), by name.
 

@@ -94,13 +94,16 @@ def pairs(heading: str, values: Mapping[str, Any] | None) -> str:
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[Any]], total: Sequence[Any] | None = None
+    head: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    total: Sequence[Any] | None = None,
+    words: int = 1,
 ) -> str:
-    """A table; every column but the first is numeric."""
-    foot = f"<tfoot>{_row(total, 'td')}</tfoot>" if total else ""
+    """A table; every column but the first `words` is numeric."""
+    foot = f"<tfoot>{_row(total, 'td', words)}</tfoot>" if total else ""
     return (
-        f'<div class="scroll"><table><thead>{_row(head, "th")}</thead>'
-        f"<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody>{foot}</table></div>"
+        f'<div class="scroll"><table><thead>{_row(head, "th", words)}</thead>'
+        f"<tbody>{''.join(_row(row, 'td', words) for row in rows)}</tbody>{foot}</table></div>"
     )
 
 
@@ -120,9 +123,9 @@ def folded(summary: str, words: str) -> str:
     return f"<details><summary>{text_of(summary)}</summary><pre>{text_of(words)}</pre></details>"
 
 
-def _row(cells: Sequence[Any], tag: str) -> str:
+def _row(cells: Sequence[Any], tag: str, words: int) -> str:
     row = (
-        f"<{tag}{' class=number' if k else ''}>{text_of(cell)}</{tag}>"
+        f"<{tag}{' class=number' if k >= words else ''}>{text_of(cell)}</{tag}>"
         for k, cell in enumerate(cells)
     )
     return f"<tr>{''.join(row)}</tr>"

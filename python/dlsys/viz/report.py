@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..describe import described, drawn_by
 from ..errors import DlsysError
 from ..executor.plan.memory import Plan
 from ..files import replacing
@@ -59,7 +60,7 @@ Each step timed by itself. GB/s and GFLOP/s count what an operator has to move a
 least."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Mistakes:
     """Images with what a model made of them; see `viz.mistakes` for the shapes."""
 
@@ -67,17 +68,19 @@ class Mistakes:
     labels: Any
     predictions: Any
     probabilities: Any
+    __repr__ = described
 
 
-@dataclass
+@dataclass(repr=False)
 class Points:
     """Points of the plane (n, 2) and their labels, for a model that classifies them."""
 
     points: Any
     labels: Any
+    __repr__ = described
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The content of the page; every part but the title may be missing, and its section with it.
 
@@ -111,6 +114,8 @@ class Report:
     plan: Plan | None = None
     profile: Timed | None = None
     counters: Any = None
+    __repr__ = described
+    _repr_html_ = drawn_by("report_html")
 
 
 def write(path: str | os.PathLike, report: Report) -> None:

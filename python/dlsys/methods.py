@@ -1,0 +1,58 @@
+"""The methods that nodes share with other values on which the vocabulary works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class ArrayMethods:
+    """Functions as methods, `x.sum(axis=0)`: `dlsys.functional.methods` fills in what stands here
+    by name, so that no file below it needs to know the functions.
+    """
+
+    __slots__ = ()
+
+    T: Any
+    ndim: int | None
+    size: int | None
+    abs: Callable[..., Any]
+    argmax: Callable[..., Any]
+    argmin: Callable[..., Any]
+    astype: Callable[..., Any]
+    broadcast_to: Callable[..., Any]
+    clip: Callable[..., Any]
+    copy: Callable[..., Any]
+    cos: Callable[..., Any]
+    cumsum: Callable[..., Any]
+    detach: Callable[..., Any]
+    exp: Callable[..., Any]
+    expand_dims: Callable[..., Any]
+    flatten: Callable[..., Any]
+    flip: Callable[..., Any]
+    log: Callable[..., Any]
+    log1p: Callable[..., Any]
+    log_softmax: Callable[..., Any]
+    logsumexp: Callable[..., Any]
+    max: Callable[..., Any]
+    mean: Callable[..., Any]
+    min: Callable[..., Any]
+    prod: Callable[..., Any]
+    relu: Callable[..., Any]
+    reshape: Callable[..., Any]
+    roll: Callable[..., Any]
+    rsqrt: Callable[..., Any]
+    sigmoid: Callable[..., Any]
+    sign: Callable[..., Any]
+    sin: Callable[..., Any]
+    softmax: Callable[..., Any]
+    split: Callable[..., Any]
+    sqrt: Callable[..., Any]
+    squeeze: Callable[..., Any]
+    sum: Callable[..., Any]
+    swapaxes: Callable[..., Any]
+    tanh: Callable[..., Any]
+    tile: Callable[..., Any]
+    transpose: Callable[..., Any]
+    unsqueeze: Callable[..., Any]
+    var: Callable[..., Any]
