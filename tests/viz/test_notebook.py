@@ -368,7 +368,8 @@ def write_picture() -> None:
         f"{column}</div>"
         for colors in (_LIGHT, _DARK)
     )
-    page = f'<!DOCTYPE html><meta charset="utf-8"><body style="margin:0;display:flex;font:14px sans-serif">{halves}'
+    body = f'<body style="margin:0;display:flex;font:14px sans-serif">{halves}'
+    page = f'<!DOCTYPE html><meta charset="utf-8">{body}'
     target = DOCS / "notebook.png"
     with tempfile.TemporaryDirectory() as folder:
         source, taken = Path(folder) / "page.html", Path(folder) / "page.png"
