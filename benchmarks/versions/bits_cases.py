@@ -345,7 +345,7 @@ OTHERS: dict[str, tuple[Callable[..., Nodes], tuple[tuple[int, ...], ...]]] = {
     "depth_to_space": (lambda x: ad.depth_to_space_op(x, 2), (IMAGES,)),
     "resize nearest": (lambda x: ad.resize(x, scale=2.0), (IMAGES,)),
     "resize bilinear": (lambda x: ad.resize(x, (7, 13), mode="bilinear"), (IMAGES,)),
-    "dropout": (lambda x: ad.dropout(x, 0.6), (MATRIX,)),
+    "dropout": (lambda x: ad.dropout_op(x, 0.6), (MATRIX,)),
     "random_uniform": (drawn(ad.random_uniform), (MATRIX,)),
     "random_normal": (drawn(ad.random_normal), (MATRIX,)),
     "random_truncated_normal": (drawn(ad.random_truncated_normal), (MATRIX,)),

@@ -6,6 +6,7 @@ from dlsys import autodiff as ad
 from __future__ import annotations
 
 from .executor.executor import Executor
+from .functional import methods as _methods  # nodes have them from here on
 from .graph.gradients import gradients, sum_node_list
 from .graph.node import Node, Op, find_topo_sort
 from .graph.spec import Spec
@@ -36,4 +37,8 @@ from .ops.random.device_batch import *
 from .ops.random.sampling import *
 from .ops.reduce import *
 from .ops.resize import *
+from .ops.rounding import *
 from .ops.scan import *
+from .ops.sorting import *
+from .ops.transcendental import *
+from .ops.triangle import *

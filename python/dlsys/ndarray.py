@@ -6,12 +6,11 @@ import ctypes
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
 
-from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, storage_dtype, stored
+from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, stored
 from dlsys.errors import ShapeError
 from dlsys.runtime import dlpack
 from dlsys.runtime.device import Block, Context, stream, synchronize
@@ -24,10 +23,12 @@ from dlsys.runtime.library import (
     DTYPE_CODES,
     MAX_NDIM,
     DLArray,
-    dtypes_of,
     load,
 )
 from dlsys.values import HostNumbers
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
 
 _HOST = cpu(0)
 
@@ -217,7 +218,8 @@ def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
     Raises:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
-    call = load().kernel(ctx.kernel_device, kernel, storage_dtype(dtypes_of(arguments)))
+    library = load()
+    call = library.kernel(*library.key(ctx.kernel_device, kernel, arguments))
     if not ctx.streams:
         call(*arguments)
         return

@@ -315,7 +315,7 @@ class Segments(unittest.TestCase):
             plan = executor.plan(net.shapes(8))
         native = backend.NativeBackend(cpu(0))
         runner = native.runner(plan)
-        native.reserve(runner, [])
+        native.reserve(runner)
         slots = fixed_slots(cpu(0), [value.spec for value in plan.feeds])
         for value, slot in zip(plan.feeds, slots):
             runner.table.place(value.buffer, slot.data_address)

@@ -134,7 +134,7 @@ class Network:
         return x
 
     def thinned(self, x: Node) -> Node:
-        return ad.dropout(x, 0.7, ad.Generator(self.d.number(0, 99)))
+        return ad.dropout(x, 0.3, ad.Generator(self.d.number(0, 99)))
 
     # ---- losses and updates ----
     def width(self, x: Node) -> int:

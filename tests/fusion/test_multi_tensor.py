@@ -201,7 +201,7 @@ class Grouped:
         adam = optim.AdamW(0.1, clip_norm=1.0, ema=0.5)
         executor = ad.Executor([adam.minimize(net.loss, net.parameters)], self.ctx)
         executor.check(net.batch(3))
-        self.assertEqual(int(adam.step.asnumpy()), 0)
+        self.assertEqual(int(adam.steps.asnumpy()), 0)
 
 
 CpuGrouped, GpuGrouped = on_native_devices(Grouped)

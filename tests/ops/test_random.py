@@ -170,7 +170,7 @@ class Steps(unittest.TestCase):
 
     def test_the_gradient_has_the_mask_of_the_output(self) -> None:
         x = ad.Variable("x")
-        y = ad.dropout(x, 0.25, ad.Generator(1))
+        y = ad.dropout(x, 0.75, ad.Generator(1))
         gradient = ad.gradients(y, [x])[0]
         values = np.ones((33, 31), np.float32)
         executor = ad.Executor([y, gradient], self.ctx)
@@ -198,7 +198,7 @@ class Steps(unittest.TestCase):
 
     def test_all_and_nothing(self) -> None:
         x = ad.Variable("x")
-        self.assertIs(ad.dropout(x, 1.0), x)
+        self.assertIs(ad.dropout(x, 0.0), x)
         self.assertIs(ad.dropout(x, 0.5, training=False), x)
         for probability in (0.0, 1.0):
             node = ad.random_bernoulli((1000,), probability, ad.Generator(2))
@@ -222,8 +222,12 @@ class Steps(unittest.TestCase):
     def test_arguments_that_do_not_fit(self) -> None:
         x = ad.Variable("x")
         for make, message in (
-            (lambda: ad.dropout(x, 0.0), "keep_prob must be a number above 0 and up to 1, got 0.0"),
-            (lambda: ad.dropout(x, 1.5), "keep_prob must be a number above 0 and up to 1, got 1.5"),
+            (lambda: ad.dropout(x, 1.0), "p must be a probability from 0 to below 1, got 1.0"),
+            (lambda: ad.dropout(x, -0.5), "p must be a probability from 0 to below 1, got -0.5"),
+            (
+                lambda: ad.dropout_op(x, 0.0),
+                "keep_prob must be a number above 0 and up to 1, got 0.0",
+            ),
             (lambda: ad.random_uniform((2,), 1, 0), "expected low <= high, got 1 and 0"),
             (
                 lambda: ad.random_normal((2,), 0, -1),
@@ -261,7 +265,7 @@ class SameOnDevices:
             for node in (
                 ad.random_uniform(shape, -1.25, 2.5, generator),
                 ad.random_bernoulli(shape, 0.37, generator),
-                ad.dropout(x, 0.8, generator),
+                ad.dropout(x, 0.2, generator),
             ):
                 here, there = (self.values(node, generator, ctx) for ctx in (None, self.ctx))
                 self.assertEqual(here.tobytes(), there.tobytes(), node.op.name)

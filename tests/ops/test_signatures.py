@@ -314,7 +314,7 @@ class Items(Refused):
             (lambda: ad.pad_op(x, [1.5]), r"pad: paddings must be a pair .* got \[1.5\]"),
             (lambda: ad.resize(x, scale=np.inf), "resize: scale must be .* finite .* got inf"),
             (lambda: ad.stack([x, 3]), "stack: nodes must be a sequence of nodes, got"),
-            (lambda: ad.dropout(x, np.nan), "dropout: keep_prob must be a number above 0 .* nan"),
+            (lambda: ad.dropout(x, np.nan), "dropout: p must be a probability .* nan"),
             (lambda: ad.random_normal((2.5,)), "random_normal: shape must be .* got .2.5,."),
             (lambda: ad.random_uniform((2,), high=np.inf), "random_uniform: high must be a finite"),
             (lambda: ad.seed(0.5), "seed: value must be an integer, got 0.5"),

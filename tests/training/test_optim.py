@@ -163,7 +163,7 @@ class Optimizers:
         for k in range(12):
             executor.run({problem.x: draw(k)})
             made = (k + 1) // 3
-            self.assertEqual(int(optimizer.step.asnumpy()), made)
+            self.assertEqual(int(optimizer.steps.asnumpy()), made)
             self.close(problem.values(), path[made - 1] if made else starts())
 
     def test_accumulation_averages_runs(self) -> None:
@@ -303,7 +303,7 @@ class Optimizers:
         loss = loss + ad.sum_op(ad.dropout(problem.parameters[1], 0.5))
         problem.train([optimizer.minimize(loss, problem.parameters)], self.ctx, 3)
         self.assertEqual(int(generator.step.asnumpy()), 3)
-        self.assertEqual(int(optimizer.step.asnumpy()), 3)
+        self.assertEqual(int(optimizer.steps.asnumpy()), 3)
         problem.train([loss], self.ctx, 3)
         self.assertEqual(int(generator.step.asnumpy()), 3)
 
@@ -389,7 +389,7 @@ class Use(unittest.TestCase):
         self.assertEqual(sgd.learning_rate(), 0.25)
         schedule = optim.Step(1.0, 2)
         sgd = optim.SGD(schedule)
-        sgd.step.set(np.int64(5))
+        sgd.steps.set(np.int64(5))
         self.assertEqual(sgd.learning_rate(), schedule(5))
 
     def test_two_graphs_share_rates_and_slots(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
+from .. import functional as F
 from .. import ndarray, optim, profile
 from ..data import Mnist, Split, load_fashion_mnist, load_mnist
 from ..errors import DivergedError
@@ -34,7 +35,7 @@ class Training:
             for letter, arrays in values
         )
         logits = dense(matrices, biases)(self.images)
-        loss = ad.softmax_cross_entropy(logits, self.labels)
+        loss = F.cross_entropy(logits, self.labels)
         update = optim.SGD(setup.lr).minimize(loss, [*matrices, *biases])
         self.step = ad.Executor([loss, update], ctx=ctx)
         self.evaluation = ad.Executor([logits], ctx=ctx)
@@ -68,8 +69,9 @@ def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def train(training: Training, print_loss: bool) -> None:
-    """Runs the epochs, with a bar on a terminal and a line an epoch elsewhere. Ctrl-C raises
-    KeyboardInterrupt with what was done.
+    """Runs the epochs, with a bar on a terminal and a line an epoch, where it is asked for with the
+    last batch's loss and the validation accuracy. Ctrl-C raises KeyboardInterrupt with what was
+    done.
     """
     from tqdm import tqdm
 
@@ -89,8 +91,11 @@ def train(training: Training, print_loss: bool) -> None:
                 what = f"{epoch - 1} epochs and {done} of {len(batches)} batches"
                 raise KeyboardInterrupt(what) from None
         rate = len(training.mnist.train.labels) / (time.perf_counter() - start)
-        loss = f"  loss {value:.6f}" if print_loss else ""
-        print(f"{title}{loss}  {rate:,.0f} images/s", flush=True)
+        figures = ""
+        if print_loss:
+            accuracy = training.measured(training.mnist.validation)[0]
+            figures = f"  loss {value:.6f}  val_accuracy {accuracy:.6f}"
+        print(f"{title}{figures}  {rate:,.0f} images/s", flush=True)
         if not math.isfinite(value):
             raise DivergedError(
                 f"the loss was {value:g} at the end of epoch {epoch}: use a smaller --lr than "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,13 @@ _BYTES = np.dtype(np.uint8)
 
 
 class Backend(ABC):
-    """Memory and runners of one device."""
+    """Memory and runners of one device, for executors that take turns: they share its arena."""
 
     target: Target
-    _arena: Any = None
+
+    def __init__(self) -> None:
+        self._arena: Any = None
+        self._bound: weakref.WeakSet[Runner] = weakref.WeakSet()  # to the arena
 
     @abstractmethod
     def workspace(self, step: Step) -> Sequence[Spec]:
@@ -49,15 +53,16 @@ class Backend(ABC):
         """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
         return None
 
-    def reserve(self, runner: Runner, others: Iterable[Runner]) -> None:
-        """Binds a runner to the one arena, which grows to the largest plan; the others are then
-        bound anew.
+    def reserve(self, runner: Runner) -> None:
+        """Binds a runner to the one arena, which grows to the largest plan; the others that live
+        are then bound anew.
         """
         if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
             self._arena = self._allocated(runner.arena_nbytes)
-            for other in others:
+            for other in self._bound:
                 other.bind(self._arena)
         runner.bind(self._arena)
+        self._bound.add(runner)
 
 
 class NumpyBackend(Backend):
@@ -82,6 +87,7 @@ class NativeBackend(Backend):
     """Memory and programs on one native device. Raises DeviceError where it cannot be used."""
 
     def __init__(self, ctx: Context) -> None:
+        super().__init__()
         reason = unavailable(ctx)
         if reason is not None:
             raise DeviceError(reason)

@@ -19,7 +19,7 @@ from ..graph.infer import infer
 from ..graph.node import Node, find_topo_sort, hooks
 from ..graph.spec import Spec
 from ..ndarray import NDArray
-from ..ops.leaf import Parameter
+from ..ops.leaf import Parameter, settle, unsettled
 from ..passes.pipeline import Options, Pass, run_passes
 from ..passes.precision import check_precision
 from ..runtime.device import Context
@@ -37,8 +37,8 @@ from .run.runner import Runner, second_run
 from .run.transaction import Transaction
 from .tune.autotune import choose_kernels
 
-# Nothing is imported later: a child that is forked while another thread imports a module waits for
-# that module for ever.
+# Nothing is imported later, but what runtime.library.load imports: a child that is forked while
+# another thread imports a module waits for that module for ever.
 
 _MAX_PLANS = 64  # plans in the cache; the least recently used goes first
 
@@ -49,6 +49,7 @@ class Executor(Views):
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
     for native code. precision: fp32, or tf32 for matrix products on tensor cores, on GPUs that have
     them. fusions: the passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves.
+    backend: that of executors which never run at the same time; they share the memory of its arena.
     Plans are made once for each set of feed shapes and dtypes; a run after that allocates nothing.
     An executor belongs to one thread at a time.
 
@@ -62,6 +63,7 @@ class Executor(Views):
         ctx: Context | None = None,
         precision: str = "fp32",
         fusions: Sequence[Pass] | None = None,
+        backend: Backend | None = None,
     ) -> None:
         if isinstance(eval_node_list, Node) or not isinstance(eval_node_list, Iterable):
             raise GraphError(f"Executor: expected a list of nodes to fetch, got {eval_node_list!r}")
@@ -88,7 +90,7 @@ class Executor(Views):
         self._running = threading.Lock()
         self._changes = Node.changes
         self._warned_of_plans = False
-        self._backend: Backend = backend_of(ctx)
+        self._backend: Backend = backend or backend_of(ctx)
         self._count_from_here()
 
     # ---- running ----
@@ -108,6 +110,8 @@ class Executor(Views):
         run is queued already: it is raised where its results are first waited for, and Parameters
         may hold NaN by then (see errors.OutOfRangeError).
         """
+        if unsettled:
+            settle()
         return self._runs(1, feed_dict, convert_to_numpy_ret_vals)
 
     def run_many(
@@ -124,7 +128,13 @@ class Executor(Views):
         """
         if not isinstance(n, (int, np.integer)) or n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
+        if unsettled:
+            settle()
         return self._runs(n, feed_dict, convert_to_numpy_ret_vals)
+
+    def run_recorded(self, feed_dict: Mapping[Node, Any]) -> list[Any]:
+        """`run` for what was recorded with Tensors, which then waits for nothing recorded later."""
+        return self._runs(1, feed_dict, False)
 
     def _runs(self, n: int, feed_dict: Mapping[Node, Any] | None, as_numpy: bool) -> list[Any]:
         if self._running.locked():
@@ -185,25 +195,28 @@ class Executor(Views):
             if any(node.changed > self._changes for node in self.topo_order):
                 self._runners.clear()  # a constant is another now, a Parameter elsewhere
             self._changes = Node.changes
-        if key not in self._runners:
-            self._add_runner(key)
+        found = self._runners.get(key)
+        if found is None:
+            found = self._add_runner(key)
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
         self._signatures = key
-        runner, transaction, order = self._runners[key]
+        runner, transaction, order = found
         return runner, transaction, values if order is None else [values[k] for k in order]
 
-    def _add_runner(self, key: tuple[Signature, ...]) -> None:
+    def _add_runner(self, key: tuple[Signature, ...]) -> tuple[Runner, Transaction, Any]:
         """Plans for feeds of these signatures, and binds the plan to memory."""
         runner = self._bind(self._make_plan(self._feeds.specs(key)))
         at = {node: k for k, node in enumerate(self._feeds.nodes)}
         order = [at[value.node.origin] for value in runner.plan.feeds]
         transaction = Transaction(runner.plan, self.target)
         # With which feeds it reads; None: all as they come.
-        self._runners[key] = runner, transaction, order if order != [*range(len(at))] else None
+        added = runner, transaction, order if order != [*range(len(at))] else None
+        self._runners[key] = added
         if len(self._runners) > _MAX_PLANS:
             self._runners.popitem(last=False)
             self._warn_of_plans()
+        return added
 
     def _warn_of_plans(self) -> None:
         """Warns once of shapes that keep changing, each of which is slow at first."""
@@ -224,7 +237,7 @@ class Executor(Views):
         states = dict.fromkeys([*written, *(value.node for value in plan.states)])
         state.place([node.origin for node in states], self.ctx)
         runner = self._backend.runner(plan, Checked)
-        self._backend.reserve(runner, [other for other, *_ in self._runners.values()])
+        self._backend.reserve(runner)
         return runner
 
     # ---- planning ----

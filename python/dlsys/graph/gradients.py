@@ -13,9 +13,9 @@ from .lines import attributed_to, where
 from .node import Node, find_topo_sort, hooks
 
 
-def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:
-    """A node for the gradient of `output_node` (of the sum of its elements) with respect to each
-    given node.
+def gradients(output_node: Node, node_list: Sequence[Node], seed: Node | None = None) -> list[Node]:
+    """A node for the gradient of `output_node` (of the sum of its elements, each times that of
+    `seed` where one is given) with respect to each given node.
 
     A node that the output does not depend on gets zeros of its shape. GraphError names an operator
     on the way that has no gradient.
@@ -29,8 +29,9 @@ def gradients(output_node: Node, node_list: Sequence[Node]) -> list[Node]:
             )
     order = find_topo_sort([output_node])
     needed = _depends_on(order, node_list)
-    with attributed_to(output_node, backward=True):
-        seed = hooks["ones_like"](output_node)
+    if seed is None:
+        with attributed_to(output_node, backward=True):
+            seed = hooks["ones_like"](output_node)
     pieces: dict[Node, list] = {output_node: [seed]}
     totals: dict[Node, Node] = {}
     with paused_collector():

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..describe import described, drawn_by, few
 from ..errors import GraphError, ShapeError, SignatureError
+from ..methods import ArrayMethods
 from .kinds import Input, Int
 from .lines import current_line, where
 from .signature import Signature
@@ -103,6 +104,7 @@ class Op:
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
+    vocabulary: bool = True  # `dlsys.functional` names it: no part of others, not the course's
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -231,8 +233,17 @@ class Op:
         return output.size
 
 
-def _binary(name: str) -> Callable[[Any, Any], Node]:
-    return lambda node, other: hooks[name](node, other)
+class Eager:
+    """Base of values, such as Tensors, that answer themselves for operators beside a node."""
+
+    __slots__ = ()
+
+
+def _binary(name: str) -> Callable[[Any, Any], Any]:
+    def apply(node: Node, other: Any) -> Any:
+        return NotImplemented if isinstance(other, Eager) else hooks[name](node, other)
+
+    return apply
 
 
 def _swapped(name: str) -> Callable[[Any, Any], Node]:
@@ -251,10 +262,10 @@ def _comparison(name: str) -> Callable[[Any, Any], Node]:
     return compare
 
 
-class Node:
-    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w`, `x[1:3, ::2]`,
-    `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an operator with several
-    outputs is its first output.
+class Node(ArrayMethods):
+    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x // 2`, `x % 2`, `x ** 2`,
+    `x @ w`, `x[1:3, ::2]`, `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an
+    operator with several outputs is its first output.
 
     A node is a key of dictionaries and sets by identity. Whether two names mean one node is asked
     by `is`, of lists of nodes by `same_nodes`: `==` makes a node, which has no truth value before a
@@ -262,12 +273,13 @@ class Node:
 
     Attributes: `op`, `inputs` (nodes), `attrs` (plain values), `name`, `number` (unique, in order
     of making), `where` (the user's source line), `spec` (shape and dtype where they are known
-    without feeds, else None).
+    without feeds, else None), `partial` (what is known of them then, see ops/extents.py). Many
+    functions are methods too, `x.sum(axis=0)`: see functional/methods.py.
     """
 
     __slots__ = (
-        "op", "inputs", "attrs", "name", "number", "spec", "_origin", "_line", "_values",
-        "__dict__", "__weakref__",
+        "op", "inputs", "attrs", "name", "number", "spec", "partial", "_origin", "_line",
+        "_values", "__dict__", "__weakref__",
     )  # fmt: skip
     effects: tuple[Node, ...] = ()  # updates that a training step over this node makes besides
     changes = 0  # calls of `invalidate` of any node, so far
@@ -290,6 +302,7 @@ class Node:
         self._line = current_line()
         self._values: dict[int, Node] | None = None
         self.spec: Any = None
+        self.partial: Any = None
         self._origin: Node | None = None
         for x in self.inputs:
             if not isinstance(x, Node) or x.op.outputs != 1:
@@ -297,14 +310,28 @@ class Node:
         specs = [x.spec for x in self.inputs]
         if specs and None not in specs:
             self.spec = op.infer(self, *specs)
+        elif specs:
+            self.partial = hooks["partial"](self)
 
     def derive(self, inputs: list[Node], spec: Any) -> Node:
         """This use of the operator over other inputs, for graphs that passes rewrite."""
         node = Node.__new__(Node)
         node.op, node.inputs, node.attrs, node.name = self.op, inputs, self.attrs, self.name
         node.number, node._line, node._values, node.spec = self.number, self._line, None, spec
-        node._origin = self.origin
+        node.partial, node._origin = None, self.origin
         return node
+
+    @property
+    def shape(self) -> Any:
+        """The extents, None for one that only a feed decides; None where not even their number is
+        known, and for an operator with several values.
+        """
+        return getattr(self.spec or self.partial, "shape", None)
+
+    @property
+    def dtype(self) -> Any:
+        """The np.dtype, None where it is not known."""
+        return getattr(self.spec or self.partial, "dtype", None)
 
     @property
     def origin(self) -> Node:
@@ -372,6 +399,8 @@ class Node:
     __xor__ = __rxor__ = _binary("xor")
     __sub__, __rsub__ = _binary("sub"), _swapped("sub")
     __truediv__, __rtruediv__ = _binary("div"), _swapped("div")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _swapped("floor_divide")
+    __mod__, __rmod__ = _binary("remainder"), _swapped("remainder")
     __pow__, __rpow__ = _binary("power"), _swapped("power")
     __matmul__, __rmatmul__ = _binary("matmul"), _swapped("matmul")
     __eq__, __ne__ = _comparison("equal"), _comparison("not_equal")  # type: ignore[assignment]
@@ -381,6 +410,9 @@ class Node:
 
     def __neg__(self) -> Node:
         return hooks["neg"](self)
+
+    def __abs__(self) -> Node:
+        return hooks["abs"](self)
 
     def __invert__(self) -> Node:
         return hooks["not"](self)
@@ -398,8 +430,8 @@ class Node:
             f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")
         ]
         text = f"{self.name} = {self.op.name}({', '.join(arguments)})"
-        if isinstance(self.spec, Spec):
-            text += f" : {self.spec.dtype or '?'} {self.spec.shape}"
+        if self.shape is not None:
+            text += f" : {self.dtype or '?'} {self.shape}"
         return text
 
 
@@ -433,7 +465,7 @@ def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
     while stack:
         node = stack[-1]
         visited = done.get(node)
-        if visited is None:
+        if visited is None and node.inputs:
             done[node] = False
             for x in reversed(node.inputs):
                 known = done.get(x)

@@ -89,7 +89,7 @@ def broadcast(node: Site, *specs: Spec) -> tuple[int, ...]:
     """The common shape by numpy's rule: aligned at the right, extents equal or 1."""
     shape = specs[0].shape
     for spec in specs[1:]:
-        if spec.shape == shape:
+        if len(spec.shape) == len(shape) and spec.shape == shape:
             continue
         merged = merge_shapes(shape, spec.shape)
         if merged is None:
@@ -99,8 +99,10 @@ def broadcast(node: Site, *specs: Spec) -> tuple[int, ...]:
 
 
 def merge_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Two shapes broadcast against each other, None where they cannot be."""
-    if a == b:
+    """Two shapes broadcast against each other, None where they cannot be. Extents are compared
+    only with those that they meet: one may stand in for an unknown one, see extents.py.
+    """
+    if len(a) == len(b) and a == b:
         return a
     ndim = max(len(a), len(b))
     left = (1,) * (ndim - len(a)) + a

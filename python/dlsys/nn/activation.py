@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import autodiff as ad
+from .. import functional as F
 from ..autodiff import Node
 from ..graph.kinds import Bool, Number
 from ..graph.signature import declared
@@ -13,14 +13,14 @@ class ReLU(Module):
     """max(x, 0)."""
 
     def forward(self, x: Node) -> Node:
-        return ad.relu_op(x)
+        return F.relu(x)
 
 
 class ReLU6(Module):
     """min(max(x, 0), 6)."""
 
     def forward(self, x: Node) -> Node:
-        return ad.relu6_op(x)
+        return F.relu6(x)
 
 
 class LeakyReLU(Module):
@@ -31,7 +31,7 @@ class LeakyReLU(Module):
         self.slope = slope
 
     def forward(self, x: Node) -> Node:
-        return ad.leaky_relu_op(x, alpha=self.slope)
+        return F.leaky_relu(x, self.slope)
 
     def options(self) -> str:
         return f"{self.slope}"
@@ -45,7 +45,7 @@ class ELU(Module):
         self.alpha = alpha
 
     def forward(self, x: Node) -> Node:
-        return ad.elu_op(x, alpha=self.alpha)
+        return F.elu(x, self.alpha)
 
     def options(self) -> str:
         return f"{self.alpha}"
@@ -59,7 +59,7 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, x: Node) -> Node:
-        return ad.gelu_tanh_op(x) if self.approximate else ad.gelu_op(x)
+        return F.gelu(x, "tanh" if self.approximate else "none")
 
     def options(self) -> str:
         return "approximate=True" if self.approximate else ""
@@ -69,42 +69,42 @@ class SiLU(Module):
     """x · sigmoid(x)."""
 
     def forward(self, x: Node) -> Node:
-        return ad.silu_op(x)
+        return F.silu(x)
 
 
 class Softplus(Module):
     """log(1 + exp(x))."""
 
     def forward(self, x: Node) -> Node:
-        return ad.softplus_op(x)
+        return F.softplus(x)
 
 
 class HardSigmoid(Module):
     """min(max(x + 3, 0), 6) / 6."""
 
     def forward(self, x: Node) -> Node:
-        return ad.hard_sigmoid_op(x)
+        return F.hardsigmoid(x)
 
 
 class HardSwish(Module):
     """x · min(max(x + 3, 0), 6) / 6."""
 
     def forward(self, x: Node) -> Node:
-        return ad.hard_swish_op(x)
+        return F.hardswish(x)
 
 
 class Sigmoid(Module):
     """1 / (1 + exp(-x))."""
 
     def forward(self, x: Node) -> Node:
-        return ad.sigmoid_op(x)
+        return F.sigmoid(x)
 
 
 class Tanh(Module):
     """tanh(x)."""
 
     def forward(self, x: Node) -> Node:
-        return ad.tanh_op(x)
+        return F.tanh(x)
 
 
 class Softmax(Module):
@@ -116,7 +116,7 @@ class Softmax(Module):
         self.axis = axis
 
     def forward(self, x: Node) -> Node:
-        return ad.softmax_op(x, self.axis)
+        return F.softmax(x, self.axis)
 
     def options(self) -> str:
         return "" if self.axis == -1 else f"axis={self.axis}"
@@ -126,4 +126,4 @@ class LogSoftmax(Softmax):
     """x - log Σ exp(x) over `axis`, the last by default."""
 
     def forward(self, x: Node) -> Node:
-        return ad.log_softmax_op(x, self.axis)
+        return F.log_softmax(x, self.axis)

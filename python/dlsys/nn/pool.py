@@ -1,10 +1,10 @@
-"""Pooling as layers. Sizes, padding and ties are as in `ad.max_pool2d` and `ad.avg_pool2d`."""
+"""Pooling as layers. Sizes, padding and ties are as in `F.max_pool2d` and `F.avg_pool2d`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import autodiff as ad
+from .. import functional as F
 from ..autodiff import Node
 from ..graph.kinds import Bool, Kind
 from ..graph.signature import declared
@@ -19,7 +19,7 @@ SHARED: dict[str, Kind] = dict(
 USUAL = dict(stride=None, padding=0, ceil_mode=False, dilation=1, count_include_pad=True)
 
 
-class _Pool(Module):
+class Pool(Module):
     """Base of pooling over windows: the window, and the attributes of the operator."""
 
     def __init__(self, window: Pair, attrs: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ class _Pool(Module):
         return ", ".join([str(self.window), *changed(self.attrs, USUAL)])
 
 
-class MaxPool2d(_Pool):
+class MaxPool2d(Pool):
     """The largest element of each window of x (N, C, H, W); the stride is the window's size unless
     given.
     """
@@ -47,10 +47,10 @@ class MaxPool2d(_Pool):
         super().__init__(window, attrs)
 
     def forward(self, x: Node) -> Node:
-        return ad.max_pool2d(x, self.window, **self.attrs)
+        return F.max_pool2d(x, self.window, **self.attrs)
 
 
-class AvgPool2d(_Pool):
+class AvgPool2d(Pool):
     """The mean of each window of x (N, C, H, W), zeros of the padding counted unless
     `count_include_pad` is False.
     """
@@ -68,7 +68,7 @@ class AvgPool2d(_Pool):
         super().__init__(window, attrs | {"count_include_pad": count_include_pad})
 
     def forward(self, x: Node) -> Node:
-        return ad.avg_pool2d(x, self.window, **self.attrs)
+        return F.avg_pool2d(x, self.window, **self.attrs)
 
 
 class GlobalAvgPool(Module):
@@ -79,7 +79,7 @@ class GlobalAvgPool(Module):
         self.keepdims = keepdims
 
     def forward(self, x: Node) -> Node:
-        return ad.global_avg_pool2d(x, self.keepdims)
+        return F.global_avg_pool2d(x, self.keepdims)
 
 
 class GlobalMaxPool(Module):
@@ -92,4 +92,4 @@ class GlobalMaxPool(Module):
         self.keepdims = keepdims
 
     def forward(self, x: Node) -> Node:
-        return ad.global_max_pool2d(x, self.keepdims)
+        return F.global_max_pool2d(x, self.keepdims)

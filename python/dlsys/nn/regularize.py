@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from .. import autodiff as ad
+from .. import functional as F
 from ..autodiff import Node, Parameter
-from ..errors import GraphError
-from ..graph.kinds import Number
-from ..graph.lines import where
 from ..graph.signature import declared
 from ..init import RNG, Rng, generator
+from ..ops.random.sampling import PROBABILITY
 from .module import Module
 
 
@@ -24,10 +23,10 @@ class Dropout(Module):
     GraphError unless 0 <= probability < 1.
     """
 
-    @declared(probability=Number(low=0, high=1), rng=RNG)
+    torch_lacks = ("key", "step")
+
+    @declared(probability=PROBABILITY, rng=RNG)
     def __init__(self, probability: float = 0.5, *, rng: Rng = None) -> None:
-        if probability == 1:
-            raise GraphError(f"Dropout: expected 0 <= probability < 1, got 1 [{where()}]")
         self.probability = probability
         key = generator(rng).integers((2**63, 2**31))
         self.key = Parameter(key, "key", trainable=False)
@@ -35,7 +34,7 @@ class Dropout(Module):
         self.step = self._source.step
 
     def forward(self, x: Node) -> Node:
-        return ad.dropout(x, 1 - self.probability, self._source, training=self.training)
+        return F.dropout(x, self.probability, self.training, self._source)
 
     def options(self) -> str:
         return f"{self.probability}"

@@ -16,6 +16,7 @@ from ..graph.lines import where
 from ..graph.node import Node, Op
 from ..graph.signature import Signature, declared
 from ..graph.spec import FLOAT32, Spec
+from .extents import partial_of
 
 __all__ = [
     "Parameter", "Variable", "constant", "full_op", "oneslike_op", "placeholder_op",
@@ -23,6 +24,15 @@ __all__ = [
 ]  # fmt: skip
 
 ANYWHERE = object()  # the home of a Parameter that the first executor to use it may choose
+
+# What has work recorded that reads or writes Parameters and has not run: the engines of Tensors.
+unsettled: set[Any] = set()
+
+
+def settle(writing: bool = True) -> None:
+    """Runs what was recorded before state is read, or `writing` it, in another way."""
+    for engine in list(unsettled):
+        engine.settle(writing)
 
 
 class Array(Kind):
@@ -79,8 +89,12 @@ class PlaceholderOp(Op):
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         node = Node(self, inputs, attrs, name)
-        if "shape" in attrs and None not in attrs["shape"]:
-            node.spec = Spec(attrs["shape"], attrs.get("dtype"), "dtype" in attrs)
+        if "shape" in attrs:
+            spec = Spec(attrs["shape"], attrs.get("dtype"), "dtype" in attrs)
+            if None in spec.shape:
+                node.partial = partial_of(spec)
+            else:
+                node.spec = spec
         return node
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -216,7 +230,9 @@ class Parameter(Node):
     on numpy and is float32 on native devices.
     """
 
-    __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home")
+    __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home", "version", "grad")
+    dtype: Any  # that of the value, known from the start
+    frozen: bool = False  # it would be trainable, but `nn.Module.freeze` holds it
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -236,6 +252,8 @@ class Parameter(Node):
         self.trainable = trainable
         self.storage: Any = None  # an executor's state.Slot once one has placed it
         self.home: Any = ANYWHERE  # the context that `to` asked for
+        self.version = 0  # counts changes of the value, for Tensors that were computed from it
+        self.grad: Any = None  # the Tensor that `backward` of a Tensor left
         self.spec = Spec(array.shape, self.dtype if self.declared else None, self.declared)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -244,15 +262,13 @@ class Parameter(Node):
         """
         value = self.asnumpy().astype(host(self.dtype), copy=False)
         dtype = self.dtype if self.declared else None
-        return type(self), (value, self.name, dtype, self.trainable)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
-        return self.spec.shape
+        arguments = (value, self.name, dtype, self.trainable)
+        return type(self), arguments, ({"frozen": True} if self.frozen else None)
 
     def asnumpy(self) -> np.ndarray:
         """A copy of the value as it is now."""
+        if unsettled:
+            settle(writing=False)
         if self.storage is not None:
             return self.storage.asnumpy()
         assert self.initial is not None
@@ -260,6 +276,8 @@ class Parameter(Node):
 
     def set(self, value: Any) -> None:
         """Replaces the value; shape and device stay. ShapeError when the shape differs."""
+        if unsettled:
+            settle()
         array = np.asarray(value)
         held = host(self.dtype)
         if array.shape != self.shape or not np.can_cast(array.dtype, held, "same_kind"):
@@ -268,6 +286,7 @@ class Parameter(Node):
                 f"{self.dtype} {self.shape}"
             )
         array = array_of("Parameter", array, self.dtype if self.dtype is bfloat16 else None)
+        self.version += 1
         if self.storage is not None:
             self.storage.write(array)
         else:
@@ -275,6 +294,8 @@ class Parameter(Node):
 
     def to(self, ctx: Any) -> None:
         """Moves the storage to another device (None for numpy); executors there then use it."""
+        if unsettled:
+            settle()
         value = self.asnumpy()
         self.storage = None
         self.initial = value.astype(host(self.dtype), copy=False)

@@ -19,7 +19,7 @@ from ..runtime.interface import interface
 _Permutation = interface.struct("Permutation")
 __all__ = [
     "array_reshape_op", "broadcast_to_op", "copy_op", "expand_dims_op", "flatten_op",
-    "reshape_like_op", "reshape_op", "squeeze_op", "transpose_op",
+    "reshape_like_op", "reshape_op", "squeeze_op", "stop_gradient_op", "transpose_op",
 ]  # fmt: skip
 
 
@@ -82,6 +82,7 @@ class ReshapeLikeOp(ReshapedOp):
     """x in the shape of another node with as many elements."""
 
     name = "reshape_like"
+    vocabulary = False
     signature = Signature("x", "like")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -228,6 +229,23 @@ class CopyOp(Op):
         return [output_grad]
 
 
+class StopGradientOp(Op):
+    """x as it is, through which no gradient passes."""
+
+    name = "stop_gradient"
+    view = movement = any_dtype = True
+    signature = Signature("x")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return specs[0]
+
+    def simplify(self, node: Node) -> Node:
+        return node.inputs[0]
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [None]
+
+
 reshape_op = array_reshape_op = ReshapeOp()
 reshape_like_op = ReshapeLikeOp()
 squeeze_op = SqueezeOp()
@@ -236,3 +254,4 @@ flatten_op = FlattenOp()
 transpose_op = TransposeOp()
 broadcast_to_op = BroadcastToOp()
 copy_op = CopyOp()
+stop_gradient_op = StopGradientOp()

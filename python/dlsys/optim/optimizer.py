@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from numbers import Real
 from typing import Any, NamedTuple
@@ -13,8 +13,11 @@ import numpy as np
 
 from ..describe import brief
 from ..dtypes import widened
+from ..eager.step import drop_gradients
+from ..eager.step import step as eager_step
 from ..errors import DataError, GraphError
 from ..graph.gradients import gradients
+from ..graph.lines import where
 from ..graph.node import Node, find_topo_sort
 from ..ops.comparison import minimum_op
 from ..ops.leaf import Parameter, constant_op
@@ -54,8 +57,9 @@ class Optimizer:
     clip_value: then each of their elements is cut to at most this size.
     accumulate: gradients are averaged over so many runs, the last of which makes the update.
     ema: an EMA of the weights, or its decay.
+    params: what `step()` updates after `backward()` of a Tensor, as `minimize` takes it.
 
-    Attributes: `lr`, a scalar node, float64 on numpy and float32 natively; `step`, a
+    Attributes: `lr`, a scalar node, float64 on numpy and float32 natively; `steps`, a
     Parameter of one int64 that counts the updates made; `slots`, for each Parameter its further
     states by name, which are float32 for Parameters of 16 bits; `ema`.
     """
@@ -73,6 +77,7 @@ class Optimizer:
         clip_norm: float | None = None,
         accumulate: int = 1,
         ema: EMA | float | None = None,
+        params: Parameter | Sequence[Parameter] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.options = options | dict(weight_decay=weight_decay, decoupled=decoupled) | options
         self._check(lr, self.options)
@@ -84,13 +89,18 @@ class Optimizer:
         self.clip_value, self.clip_norm = clip_value, clip_norm
         self.accumulate = int(accumulate)
         self.ema = ema if ema is None or isinstance(ema, EMA) else EMA(ema)
-        self.step = Parameter(np.int64(0), "step", trainable=False)
+        self.steps = Parameter(np.int64(0), "step", trainable=False)
         self.runs = Parameter(np.int64(0), "runs", trainable=False)
         self.slots: dict[Parameter, dict[str, Parameter]] = {}
         self._names: dict[Parameter, str] = {}
         self._rates: dict[tuple[int, Rate], Node] = {}  # by a group's position and what it gave
         self.lr: Any = self._rate(_OWN, lr)  # a Parameter for a number, else the schedule's node
         self._given = lr
+        self.params: list[Parameter] = []
+        self._params: Any = params
+        if params is not None:
+            self._params = self._groups(params)
+            self.params = [p for group in self._params for p in group.parameters]
 
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
         """The operator that updates one Parameter under these options, and its attributes."""
@@ -122,7 +132,59 @@ class Optimizer:
         """
         groups = self._groups(parameters)
         flat = [parameter for group in groups for parameter in group.parameters]
-        grads = gradients(loss, flat)
+        nodes = self._updates(groups, dict(zip(flat, gradients(loss, flat))))
+        return group_op(*nodes, *effects_of(loss), name="train")
+
+    def apply_gradients(self, pairs: Iterable[tuple[Any, Parameter]]) -> Node | None:
+        """Updates Parameters by given gradients, (gradient, Parameter) pairs: clipped, scaled or
+        joined as one likes. Of nodes it returns one that makes the updates when it is fetched; with
+        Tensors it makes them, as `step` does, and returns None.
+
+        Raises what `minimize` raises, and GraphError for a Parameter that `params` does not have
+        where these were given.
+        """
+        given = [(p, grad) for grad, p in pairs]
+        if all(isinstance(grad, Node) for _, grad in given):
+            return group_op(*self.updates([(grad, p) for p, grad in given]), name="train")
+        for parameter, grad in given:
+            parameter.grad = grad
+        eager_step(self, [parameter for parameter, _ in given])
+        return None
+
+    def updates(self, pairs: Sequence[tuple[Node, Parameter]]) -> list[Node]:
+        """The nodes that update Parameters by gradients, (gradient, Parameter) pairs."""
+        grads = {parameter: grad for grad, parameter in pairs}
+        groups = self._params or self._groups(list(grads))
+        unknown = grads.keys() - {p for group in groups for p in group.parameters}
+        if unknown:
+            raise GraphError(f"{self._title}: {unknown.pop().name} is not among params [{where()}]")
+        chosen = [g._replace(parameters=[p for p in g.parameters if p in grads]) for g in groups]
+        return self._updates(chosen, grads)
+
+    def step(self) -> None:
+        """Updates every Parameter of `params` by its `grad`, which `backward()` of a Tensor left;
+        those without one stay. GraphError where none has one.
+        """
+        self._check_params("step")
+        eager_step(self, self.params)
+
+    def zero_grad(self) -> None:
+        """Drops the gradients of `params`. Right after `step()` it lets a weight's gradient and its
+        update be one kernel, since nobody can look at the gradient any more.
+        """
+        self._check_params("zero_grad")
+        drop_gradients(self.params)
+
+    def _check_params(self, method: str) -> None:
+        if self._params is None:
+            raise GraphError(
+                f"{self._title}.{method}: it has no Parameters; make it with params="
+                f"model.parameters() [{where()}]"
+            )
+
+    def _updates(self, groups: Sequence[Group], given: Mapping[Parameter, Node]) -> list[Node]:
+        flat = [parameter for group in groups for parameter in group.parameters]
+        grads = [given[parameter] for parameter in flat]
         if self.accumulate > 1:
             totals = [self._slot(parameter, "gradient") for parameter in flat]
             grads = [
@@ -136,12 +198,12 @@ class Optimizer:
             for group in groups
             for parameter in group.parameters
         }
-        nodes = [*updated.values(), advance_step_op(self.step, **self._accumulation)]
+        nodes = [*updated.values(), advance_step_op(self.steps, **self._accumulation)]
         if self.accumulate > 1:
             nodes.append(advance_step_op(self.runs))
         if self.ema is not None:
             nodes += self.ema.updates(updated, **self._accumulation)
-        return group_op(*nodes, *effects_of(loss), name="train")
+        return nodes
 
     @property
     def _accumulation(self) -> Options:
@@ -151,7 +213,7 @@ class Optimizer:
     def _update(self, group: Group, parameter: Parameter, grad: Node, scale: Node | None) -> Node:
         slots = [self._slot(parameter, name, group.initial) for name in group.rule.slots]
         counts = group.rule.rule.needs_step or group.attrs.get("dampening")
-        options = {"step": self.step if counts else None, "scale": scale, **self._accumulation}
+        options = {"step": self.steps if counts else None, "scale": scale, **self._accumulation}
         return group.rule(parameter, *slots, grad, group.lr, **options, **group.attrs)
 
     def _scale(self, grads: Sequence[Node]) -> Node | None:
@@ -212,7 +274,7 @@ class Optimizer:
         if key not in self._rates:
             made: Node
             if isinstance(lr, Schedule):
-                made = lr.node(self.step)
+                made = lr.node(self.steps)
             else:
                 made = Parameter(np.float64(lr), _nth("lr", len(self._rates)), trainable=False)
             self._rates[key] = made
@@ -262,14 +324,14 @@ class Optimizer:
     def learning_rate(self) -> float:
         """The rate of the next update, on the host, where a group has none of its own."""
         if isinstance(self._given, Schedule):
-            return self._given(int(self.step.asnumpy()))
+            return self._given(int(self.steps.asnumpy()))
         return float(self.lr.asnumpy())
 
     def named_state(self) -> Iterator[tuple[str, Parameter]]:
         """All that a training continues from: counters, rates, slots, averages. The names come from
         the Parameters' names, or from their positions where they have none.
         """
-        yield "step", self.step
+        yield "step", self.steps
         if self.accumulate > 1:
             yield "runs", self.runs
         for k, ((_, lr), node) in enumerate(self._rates.items()):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
+from .. import functional as F
 from .. import optim
 from ..data.description import DataDescription
 from ..data.prefetch import on_device
@@ -126,7 +127,7 @@ def evaluate(
     data: Any,
     metrics: Sequence[Metric] | None = None,
     ctx: Context | None = None,
-    loss: Loss = ad.softmax_cross_entropy,
+    loss: Loss = F.cross_entropy,
 ) -> dict[str, Any]:
     """The mean loss and the metrics of a model over one epoch of `data` (a Loader), by name.
 

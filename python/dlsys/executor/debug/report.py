@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...describe import drawn_by
 from ...graph.text import columns
@@ -14,8 +14,7 @@ from ..plan.memory import Plan, Step
 from ..run.runner import Runner, SegmentReport
 
 
-@dataclass(frozen=True)
-class PlanReport:
+class PlanReport(NamedTuple):
     """One plan: the shapes of its feeds, its runs so far, and its pieces. One launch makes up to
     `unrolled` runs where many are queued. `algorithms` are those that the autotuner
     selected, such as "conv2d by cudnn fft".
@@ -39,8 +38,7 @@ class PlanReport:
         )
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The plans of an executor. `since` counts from the executor's making, over the
     whole process; None without a native device.
     """
@@ -48,7 +46,9 @@ class Report:
     ctx: Context | None
     plans: tuple[PlanReport, ...]
     since: dict[str, int] | None
-    _repr_html_ = drawn_by("text_html")
+
+    def _repr_html_(self) -> str:  # a NamedTuple takes no assigned one
+        return drawn_by("text_html")(self)
 
     def __repr__(self) -> str:
         return f"Report({len(self.plans)} plan(s) on {self.ctx or 'numpy'})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...describe import drawn_by, told_by
 from ...graph.node import Node
@@ -42,8 +42,7 @@ class Value:
     @property
     def skipped_nbytes(self) -> int:
         """The bytes of the buffer before the value."""
-        assert self.spec.dtype is not None
-        return self.offset * self.spec.dtype.itemsize
+        return self.offset and self.offset * self.spec.dtype.itemsize
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +53,7 @@ class Step:
     inputs: list[Value] = field(repr=False)
     outputs: list[Value] = field(repr=False)
     workspace: list[Value] = field(repr=False)
+    arguments: list[Any] | None = field(default=None, repr=False)  # of a kernel (run/tables.py)
 
 
 Workspace = Callable[[Step], Sequence[Spec]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ... import autodiff as ad
+from ... import functional as F
 from ...autodiff import Node
 from ...graph.signature import declared
 from ...init import RNG, Rng, generator, xavier_uniform
@@ -33,11 +33,11 @@ class LeNet5(Module):
 
     def forward(self, x: Node) -> Node:
         """x (N, …) to logits (N, classes)."""
-        x = ad.reshape_op(x, (-1, 1, 28, 28))
-        x = ad.max_pool2d(ad.relu_op(self.conv1(x)), 2)
-        x = ad.max_pool2d(ad.relu_op(self.conv2(x)), 2)
-        x = ad.relu_op(self.fc1(ad.flatten_op(x)))
-        return self.fc3(ad.relu_op(self.fc2(x)))
+        x = F.reshape(x, (-1, 1, 28, 28))
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(F.flatten(x, 1)))
+        return self.fc3(F.relu(self.fc2(x)))
 
 
 class ResNetMNIST(Sequential):

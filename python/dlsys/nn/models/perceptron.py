@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import autodiff as ad
+from ... import functional as F
 from ...autodiff import Node
 from ...errors import GraphError, ShapeError
 from ...graph.signature import declared
@@ -29,7 +29,7 @@ class Perceptron(Module):
         self.linear = Linear(inputs, 1, initializer=zeros)
 
     def forward(self, x: Node) -> Node:
-        return ad.squeeze_op(self.linear(x), axis=1)
+        return F.squeeze(self.linear(x), axis=1)
 
     @staticmethod
     def loss(scores: Node, labels: Node) -> Node:
@@ -37,8 +37,8 @@ class Perceptron(Module):
         declared with an integer dtype. A score of 0 is wrong too, and has the gradient of a wrong
         one, or nothing would ever move.
         """
-        margins = (2 * ad.cast_op(labels, np.float32) - 1) * scores
-        return ad.mean_op(ad.where_op(ad.less_equal_op(margins, 0.0), -margins, 0.0))
+        margins = (2 * F.astype(labels, np.float32) - 1) * scores
+        return F.mean(F.where(F.less_equal(margins, 0.0), -margins, 0.0))
 
     def line(self) -> tuple[np.ndarray, float]:
         """The line of score 0: the normal w (inputs,) and b of w · x + b = 0."""

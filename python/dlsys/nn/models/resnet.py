@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from ... import autodiff as ad
+from ... import functional as F
 from ...autodiff import Node
 from ...graph.signature import declared
 from ...init import RNG, Rng, generator, he_normal, xavier_uniform
@@ -31,9 +31,9 @@ class BasicBlock(Module):
         self.downsample = _downsample(inputs, planes, stride, rng)
 
     def forward(self, x: Node) -> Node:
-        y = ad.relu_op(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return ad.relu_op(y + (x if self.downsample is None else self.downsample(x)))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
 class Bottleneck(Module):
@@ -54,10 +54,10 @@ class Bottleneck(Module):
         self.downsample = _downsample(inputs, outputs, stride, rng)
 
     def forward(self, x: Node) -> Node:
-        y = ad.relu_op(self.bn1(self.conv1(x)))
-        y = ad.relu_op(self.bn2(self.conv2(y)))
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
-        return ad.relu_op(y + (x if self.downsample is None else self.downsample(x)))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
 class ResNet(Module):
@@ -90,10 +90,10 @@ class ResNet(Module):
         self.fc = Linear(inputs, classes, initializer=xavier_uniform, rng=rng)
 
     def forward(self, x: Node) -> Node:
-        x = ad.relu_op(self.bn1(self.conv1(x)))
-        x = ad.max_pool2d(x, 3, stride=2, padding=1)
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(ad.global_avg_pool2d(x))
+        return self.fc(F.global_avg_pool2d(x))
 
 
 class ResNet18(ResNet):

@@ -111,6 +111,7 @@ class MaxPoolOp(PoolOp):
     """x (N, C, H, W) → the largest element of each window and its index, both (N, C, oH, oW)."""
 
     name = kernel = "max_pool2d"
+    vocabulary = False
     signature = Signature("x", "*", **DILATED)
     outputs = 2
 

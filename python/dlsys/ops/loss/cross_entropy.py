@@ -216,6 +216,7 @@ class AssignmentCrossEntropyOp(Op):
     """
 
     name = "softmaxcrossentropy"
+    vocabulary = False
     signature = Signature("logits", "labels")
     kernel = "softmax_cross_entropy_mean"
 

@@ -116,6 +116,7 @@ class ShuffledIndexOp(Op):
     """
 
     name = kernel = "shuffled_index"
+    vocabulary = False
     any_dtype = True
     signature = Signature("step", "*", count=Int(), **BATCHES)
 
@@ -144,6 +145,7 @@ class TakeBatchOp(Op):
     """
 
     name = kernel = "take_batch"
+    vocabulary = False
     signature = Signature("samples", "index", "scale", "shift")
     gathers = 1
     fallible = True
@@ -175,6 +177,7 @@ class ShuffledBatchOp(Op):
     """
 
     name = kernel = "shuffled_batch"
+    vocabulary = False
     outputs = 2
     gathers = 2
     any_dtype = (0, 1, 2)

@@ -94,6 +94,20 @@ def _words(node: Node, step: np.ndarray, size: int) -> Iterator[tuple[slice, np.
         yield slice(first, first + count), made
 
 
+class DropoutProbability(Number):
+    """A probability of being 0, below 1."""
+
+    expected = "a probability from 0 to below 1"
+
+    def take(self, value: Any) -> float:
+        p = super().take(value)
+        if not 0 <= p < 1:
+            raise ValueError
+        return p
+
+
+PROBABILITY = DropoutProbability()  # of being 0
+
 # ---- operators ----
 
 IDENTITY: dict[str, Kind] = dict(shape=Shape(), seed=Int(), node=Int())  # of a random node
@@ -237,29 +251,35 @@ bernoulli_op = BernoulliOp()
 normal_op = NormalOp()
 
 
-@declared(keep_prob=Number(above=0, high=1), generator=Instance(Generator), training=Bool())
+@declared(p=PROBABILITY, generator=Instance(Generator), training=Bool())
 def dropout(
-    x: Node, keep_prob: float, generator: Generator | None = None, training: bool = True
+    x: Node, p: float = 0.5, generator: Generator | None = None, training: bool = True
 ) -> Node:
-    """x with each element kept with probability `keep_prob` and divided by it, else 0.
+    """x with each element 0 with probability p, else divided by 1 - p.
 
     The same elements are kept on every device, and others in the next run (see `Executor.draws`).
     In inference form (`training=False`) it is x itself; which of the two is decided here, when the
-    graph is built. GraphError unless 0 < keep_prob <= 1. After Srivastava et al. (2014).
+    graph is built. SignatureError unless 0 <= p < 1. After Srivastava et al. (2014).
     """
-    if not training or keep_prob == 1:
+    return _dropped(x, 1 - p, generator) if training else x
+
+
+@declared(keep_prob=Number(above=0, high=1))
+def dropout_op(x: Node, keep_prob: float) -> Node:
+    """The course's `dropout` in training form: each element is kept with probability `keep_prob`
+    and divided by it, else 0. Everywhere else a probability of dropout is that of being 0.
+    """
+    return _dropped(x, keep_prob, None)
+
+
+def _dropped(x: Node, keep_prob: float, generator: Generator | None) -> Node:
+    if keep_prob == 1:
         return x
     generator, attrs = _attached(generator)
     attrs = attrs | {"threshold": round(keep_prob * 2**32), "scale": 1 / keep_prob}
     y = masked_op(x, generator.step, **attrs)
     y.effects = (generator.advance,)
     return y
-
-
-@declared(keep_prob=Number(above=0, high=1))
-def dropout_op(x: Node, keep_prob: float) -> Node:
-    """`dropout` in training form."""
-    return dropout(x, keep_prob)
 
 
 @declared(

@@ -1,0 +1,81 @@
+"""Devices by name, and the engine of each in each thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ..errors import DeviceError
+from ..runtime.device import Context, best_context, cpu, gpu
+from ..runtime.device import synchronize as wait
+from .engine import Engine
+
+Device = Any  # "numpy", "cpu", "gpu", "gpu:1", a Context, or None for the best there is
+
+_FORMS = '"numpy", "cpu", "gpu", "gpu:1" or a context such as ndarray.gpu(0)'
+
+
+class _Engines(threading.local):
+    def __init__(self) -> None:
+        self.of: dict[Any, Engine] = {}
+        self.grad = True
+
+
+_engines = _Engines()
+_contexts: dict[Any, Context | None] = {"numpy": None}
+
+
+def best_device() -> str:
+    """The device that Tensors live on by default: "gpu:0" where one can be used, else "cpu:0", else
+    "numpy".
+    """
+    return engine_of(None).name
+
+
+def engine_of(device: Device) -> Engine:
+    """The engine of a device for this thread. DeviceError where it cannot be used, with why."""
+    engine = _engines.of.get(device)
+    if engine is None:
+        ctx = best_context()[0] if device is None else context_of(device)
+        key = "numpy" if ctx is None else ctx
+        engine = _engines.of.get(key)
+        if engine is None:
+            engine = _engines.of[key] = Engine(ctx)
+            engine.grad = _engines.grad
+        _engines.of[device] = engine
+    return engine
+
+
+def context_of(device: Device) -> Context | None:
+    """The context of a device by name; None for numpy. DeviceError for what names none."""
+    if isinstance(device, Context):
+        return device
+    if isinstance(device, str):
+        name, _, number = device.lower().partition(":")
+        known = {"cpu": cpu, "gpu": gpu, "cuda": gpu}
+        if name == "numpy" and not number:
+            return None
+        if name in known and (number.isdigit() or not number):
+            return known[name](int(number or 0))
+    raise DeviceError(f"device is {device!r}, expected {_FORMS}")
+
+
+def set_grad_enabled(value: bool) -> bool:
+    """Has operations of this thread recorded for gradients or not; returns what was before."""
+    before, _engines.grad = _engines.grad, value
+    for engine in _engines.of.values():
+        engine.grad = value
+    return before
+
+
+def engines() -> list[Engine]:
+    """The engines of this thread."""
+    return list(dict.fromkeys(_engines.of.values()))
+
+
+def synchronize() -> None:
+    """Runs what was recorded and waits until the devices have computed it, for timings."""
+    for engine in engines():
+        engine.settle(writing=True)
+        if engine.ctx is not None:
+            wait(engine.ctx)

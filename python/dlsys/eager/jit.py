@@ -1,0 +1,309 @@
+"""jit: a function of Tensors as programs that were recorded once.
+
+The first call of its form runs the function on Tensors without values and keeps the tapes that it
+makes; where it takes no optimizer's step there is one, else one for each step and one for what
+follows. A call runs their programs and gives the arrays of one to the next, without any Python of
+the function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import GraphError
+from ..graph.lines import where
+from ..graph.node import Node, find_topo_sort
+from ..ndarray import NDArray
+from ..ops.leaf import Parameter
+from .device import engine_of
+from .engine import Engine, Program, tracing
+from .tape import Symbol, Tape, name_of, token_of
+
+_MOST_FORMS = 64  # of the arguments of one function; the oldest goes first
+
+
+class Segment(NamedTuple):
+    """A program, and the source of each of its feeds."""
+
+    program: Program
+    feeds: list[tuple[Node, tuple[Any, ...]]]
+    tape: Tape
+    live: tuple[int, ...]
+
+
+class Trace:
+    """The recording of one function: engines ask it instead of running tapes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.segments: list[Segment] = []
+        self.before: dict[Any, Any] = {}  # gradients before the call, by what has them
+        self.changed: dict[Any, Any] = {}  # values before the call of Tensors changed in place
+        self.modes: dict[Any, bool] = {}  # the modes of modules that were called
+
+    @property
+    def writes(self) -> bool:
+        """True where what was recorded so far changes Parameters."""
+        return any(segment.tape.state.written for segment in self.segments)
+
+    def refuse(self, what: str) -> None:
+        """Raises GraphError: the function does what no program can."""
+        raise GraphError(
+            f"jit: {self.name} {what}, but it is being recorded and nothing is computed yet; "
+            "return Tensors and look at them outside, choose by F.where instead of if "
+            f"[{where()}]"
+        )
+
+    def check(self, value: Any) -> None:
+        """Refuses a look at a value that calls will compute."""
+        if value is None or type(value) is Symbol:
+            self.refuse("looks at a value")
+
+    def add(self, tape: Tape, program: Program, live: Sequence[int]) -> list[Symbol]:
+        """Keeps the run of a tape; what stands for its values."""
+        feeds = [(node, self._source(tape.leaves[k])) for node, k in program.feeds]
+        number = len(self.segments)
+        self.segments.append(Segment(program, feeds, tape, tuple(live)))
+        specs = [tape.outs[index].spec for index in live]
+        return [Symbol(spec.shape, spec.dtype, ("made", number, k)) for k, spec in enumerate(specs)]
+
+    def _source(self, leaf: Any) -> tuple[Any, ...]:
+        if type(leaf.value) is Symbol:
+            return leaf.value.source
+        if leaf.tensor._grad_of is not None:
+            return "gradient", leaf.tensor._grad_of
+        return "tensor", leaf.tensor
+
+
+class Compiled:
+    """The programs of a function for arguments of one form."""
+
+    def __init__(self, trace: Trace, made: Any, engine: Engine) -> None:
+        self._engine = engine
+        self._segments = trace.segments
+        self._modes = trace.modes
+        self._result = _map(self._kept, made)
+        self._gradients = [
+            (holder, None if holder.grad is None else self._kept(holder.grad))
+            for holder, before in trace.before.items()
+            if holder.grad is not before
+        ]
+        self._changed = [(tensor, self._kept(tensor)) for tensor in trace.changed]
+        others = self._gradients or self._changed
+        if others or any(segment.tape.state.effects for segment in self._segments):
+            self.differentiable = False
+        else:  # one program whose results may have gradients
+            outs = [s.tape.outs[k] for s in self._segments for k in s.live]
+            self.differentiable = any(out.requires_grad for out in outs)
+
+    def _kept(self, tensor: Any) -> Any:
+        """A result as calls make it: a source and its need of gradients, or a value as it is."""
+        if type(tensor) is not Engine.tensor:
+            return tensor
+        if type(tensor._value) is Symbol:
+            return _Result(tensor._value.source)
+        return _Result(("tensor", tensor))
+
+    @property
+    def valid(self) -> bool:
+        """False where a module is in another mode than when it was recorded."""
+        return all(module.training is mode for module, mode in self._modes.items())
+
+    def run(self, arguments: Sequence[Any]) -> Any:
+        """The results of a call with these arrays."""
+        made: list[list[Any]] = []
+
+        def find(source: tuple[Any, ...]) -> Any:
+            kind = source[0]
+            if kind == "argument":
+                return arguments[source[1]]
+            if kind == "made":
+                return made[source[1]][source[2]]
+            if kind == "tensor":
+                return source[1]._looked()
+            if kind == "draw":
+                return self._engine.next_draw()
+            return _gradient(source[1])
+
+        for program, feeds, _, _ in self._segments:
+            made.append(program.run({node: find(source) for node, source in feeds}))
+
+        def result(kept: Any) -> Any:
+            if type(kept) is not _Result:
+                return kept
+            if kept.source[0] == "tensor":
+                return kept.source[1]
+            return Engine.tensor.holding(self._engine, find(kept.source))
+
+        for holder, kept in self._gradients:
+            grad = result(kept)
+            if grad is not None:
+                grad._grad_of = holder
+            if type(holder) is Parameter:
+                holder.grad = grad
+            else:
+                holder._grad = grad
+        for tensor, kept in self._changed:
+            tensor._value = find(kept.source)
+            tensor._tape = None
+        return _map(result, self._result)
+
+    # ---- as one recorded function ----
+    def record(self, tensors: Sequence[Any]) -> Any:
+        """The results of a call as an entry of the tape, through which gradients pass."""
+        args: list[Any] = []
+        for _, source in self._segments[0].feeds:
+            if source[0] == "argument":
+                args.append(tensors[source[1]])
+            elif source[0] == "draw":
+                args.append(Engine.tensor.holding(self._engine, self._engine.next_draw()))
+            else:
+                args.append(source[1] if source[0] == "tensor" else source[1].grad)
+        made = self._engine.record(self.graft, args, home=token_of(self))
+
+        def result(kept: Any) -> Any:
+            if type(kept) is not _Result:
+                return kept
+            return {"made": made, "tensor": (None, kept.source[1]), "argument": tensors}[
+                kept.source[0]
+            ][kept.source[-1] if kept.source[0] != "tensor" else 1]
+
+        return _map(result, self._result)
+
+    def graft(self, *leaves: Node) -> list[Node]:
+        """The graph of the only program over other leaves, so that gradients pass through it."""
+        (segment,) = self._segments
+        over = dict(zip((node for node, _ in segment.feeds), leaves))
+        fetched = [segment.tape.outs[index].node for index in segment.live]
+        for node in find_topo_sort(fetched):
+            if node not in over:
+                inputs = [over[x] for x in node.inputs]
+                same = all(a is b for a, b in zip(inputs, node.inputs))
+                over[node] = node if same else node.derive(inputs, node.spec)
+        return [over[node] for node in fetched]
+
+
+class _Result(NamedTuple):
+    source: tuple[Any, ...]
+
+
+class Jit:
+    """A function as `jit` makes it; `forms` are the forms of arguments it was recorded for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self.forms: dict[tuple[Any, ...], Compiled] = {}
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<jit of {name_of(self._function)}, recorded for {len(self.forms)} form(s)>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors: list[Any] = []
+        key = [_form(args, tensors), _form(kwargs, tensors)]
+        engine: Engine = tensors[0]._engine if tensors else engine_of(None)
+        if engine.trace is not None:  # inside another one it is part of that
+            return self._function(*args, **kwargs)
+        form = (*key, engine, engine.grad, engine.precision)
+        compiled = self.forms.get(form)
+        if compiled is None or not compiled.valid:
+            compiled = self.forms[form] = self._recorded(engine, args, kwargs)
+            if len(self.forms) > _MOST_FORMS:
+                del self.forms[next(iter(self.forms))]
+        if compiled.differentiable:
+            return compiled.record(tensors)
+        if engine.tape.entries or engine.pending is not None:
+            engine.settle(writing=True)
+        return compiled.run([tensor._looked() for tensor in tensors])
+
+    def _recorded(self, engine: Engine, args: Any, kwargs: Any) -> Compiled:
+        """Runs the function on Tensors without values."""
+        if engine.tape.entries or engine.pending is not None:
+            engine.run(engine.tape)
+        trace = engine.trace = Trace(name_of(self._function))
+        tracing.append(trace)
+        counter = iter(range(1 << 30))
+
+        def argument(tensor: Any) -> Any:
+            if type(tensor) is not Engine.tensor:
+                return tensor
+            symbol = Symbol(tensor.shape, tensor.dtype, ("argument", next(counter)))
+            made = Engine.tensor.holding(engine, symbol)
+            made._requires = tensor._requires
+            return made
+
+        try:
+            made = self._function(*_map(argument, args), **_map(argument, kwargs))
+            engine.run(engine.tape)
+            return Compiled(trace, made, engine)
+        finally:
+            tracing.remove(trace)
+            engine.trace = None
+            engine.pending = None
+            engine.tape = engine.new_tape()
+            for holder, before in trace.before.items():
+                if type(holder) is Parameter:
+                    holder.grad = before
+                else:
+                    holder._grad = before
+            for tensor, (value, requires) in trace.changed.items():
+                tensor._value, tensor._requires, tensor._tape = value, requires, None
+
+
+def jit(function: Callable[..., Any]) -> Jit:
+    """A function of Tensors, such as a training step or a model's forward, as one program.
+
+    Arguments may be Tensors, arrays, plain values, and lists, tuples and dicts of them. The
+    function is run once for each form of them: shapes, dtypes, plain values. What it does in Python
+    may depend on these, and not on values of Tensors: a look at one raises GraphError with the
+    line. What else it does, such as printing, happens at that one run only. Parameters, and Tensors
+    that it finds outside, are read anew by each call; `backward`, steps of optimizers, gradients
+    and changes in place are part of the program.
+    """
+    return Jit(function)
+
+
+def _gradient(holder: Any) -> Any:
+    grad = holder.grad
+    if grad is None:
+        raise GraphError(
+            "jit: the function was recorded when there was a gradient, which it adds to, and now "
+            "there is none; call zero_grad() inside it"
+        )
+    return grad._looked()
+
+
+def _form(value: Any, tensors: list[Any]) -> Any:
+    """What programs depend on: shapes, dtypes and plain values. Tensors are put into a list."""
+    kind = type(value)
+    if kind is Engine.tensor:
+        tensors.append(value)
+        return value.shape, value.dtype, value._requires
+    if kind is tuple or kind is list:
+        return (kind, *[_form(item, tensors) for item in value])
+    if kind is dict:
+        return (kind, *value, *[_form(item, tensors) for item in value.values()])
+    if kind is np.ndarray or kind is NDArray:
+        raise GraphError(
+            "jit: an argument is an array; make it a Tensor, dl.tensor(x), before the call "
+            f"[{where()}]"
+        )
+    if isinstance(value, Parameter):
+        return id(value)
+    return kind, value
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_map(function, item) for item in value])
+    if kind is dict:
+        return {key: _map(function, item) for key, item in value.items()}
+    return function(value)

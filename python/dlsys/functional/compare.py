@@ -1,0 +1,158 @@
+"""Comparisons and logic: truth values (bool), broadcast by numpy's rule. None has a gradient."""
+
+from __future__ import annotations
+
+from ..ops import comparison
+from ..ops.elementwise import as_node
+from .record import Array, pair, recorded
+
+__all__ = [
+    "equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "not_equal",
+]  # fmt: skip
+
+
+@recorded
+def equal(a: Array, b: Array) -> Array:
+    """True where a is equal to b, broadcast against each other; NaN is equal to nothing.
+
+    Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.equal(labels, 1)
+    """
+    return comparison.equal_op(*pair(a, b))
+
+
+@recorded
+def not_equal(a: Array, b: Array) -> Array:
+    """True where a is not equal to b, broadcast against each other; NaN is equal to nothing.
+
+    Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.not_equal(labels, 1)
+    """
+    return comparison.not_equal_op(*pair(a, b))
+
+
+@recorded
+def less(a: Array, b: Array) -> Array:
+    """True where a is less than b, broadcast against each other; False beside NaN.
+
+    Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.less(x, y)
+    """
+    return comparison.less_op(*pair(a, b))
+
+
+@recorded
+def less_equal(a: Array, b: Array) -> Array:
+    """True where a is less than or equal to b, broadcast against each other; False beside NaN.
+
+    Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.less_equal(x, 0.5)
+    """
+    return comparison.less_equal_op(*pair(a, b))
+
+
+@recorded
+def greater(a: Array, b: Array) -> Array:
+    """True where a is greater than b, broadcast against each other; False beside NaN.
+
+    Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.greater(x, 0)
+    """
+    return comparison.greater_op(*pair(a, b))
+
+
+@recorded
+def greater_equal(a: Array, b: Array) -> Array:
+    """True where a is greater than or equal to b, broadcast against each other; False beside NaN.
+
+    Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.greater_equal(x, y)
+    """
+    return comparison.greater_equal_op(*pair(a, b))
+
+
+@recorded
+def logical_and(a: Array, b: Array) -> Array:
+    """True where both a and b are, broadcast against each other; numbers count as True unless they
+    are 0.
+
+    ShapeError where the shapes do not fit.
+
+    Example: F.logical_and(F.greater(x, 0), F.less(x, y))
+    """
+    return comparison.logical_and_op(as_node(a), as_node(b))
+
+
+@recorded
+def logical_or(a: Array, b: Array) -> Array:
+    """True where a or b is, or both are, broadcast against each other; numbers count as True unless
+    they are 0.
+
+    ShapeError where the shapes do not fit.
+
+    Example: F.logical_or(F.greater(x, 0), F.less(x, y))
+    """
+    return comparison.logical_or_op(as_node(a), as_node(b))
+
+
+@recorded
+def logical_xor(a: Array, b: Array) -> Array:
+    """True where one of a and b is and the other is not, broadcast against each other; numbers
+    count as True unless they are 0.
+
+    ShapeError where the shapes do not fit.
+
+    Example: F.logical_xor(F.greater(x, 0), F.less(x, y))
+    """
+    return comparison.logical_xor_op(as_node(a), as_node(b))
+
+
+@recorded
+def logical_not(x: Array) -> Array:
+    """True where x is False, or 0.
+
+    x: any shape and dtype.
+
+    Example: F.logical_not(F.greater(x, 0))
+    """
+    return comparison.logical_not_op(as_node(x))
+
+
+@recorded
+def isnan(x: Array) -> Array:
+    """True where x is NaN.
+
+    x: any shape and dtype.
+
+    Example: F.isnan(x)
+    """
+    return comparison.isnan_op(as_node(x))
+
+
+@recorded
+def isinf(x: Array) -> Array:
+    """True where x is infinite.
+
+    x: any shape and dtype.
+
+    Example: F.isinf(x)
+    """
+    return comparison.isinf_op(as_node(x))
+
+
+@recorded
+def isfinite(x: Array) -> Array:
+    """True where x is neither infinite nor NaN.
+
+    x: any shape and dtype.
+
+    Example: F.isfinite(x)
+    """
+    return comparison.isfinite_op(as_node(x))

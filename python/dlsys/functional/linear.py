@@ -1,0 +1,63 @@
+"""Products of vectors and matrices."""
+
+from __future__ import annotations
+
+from ..ops import einsum as sums_of_products
+from ..ops import matmul as products
+from ..ops.elementwise import as_node
+from .record import Array, optional, recorded
+
+__all__ = ["einsum", "linear", "matmul", "outer"]
+
+
+@recorded
+def matmul(a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+    """a @ b over the last two axes, (…, m, k) and (…, k, n) to (…, m, n); the axes before them
+    broadcast by numpy's rule. A vector is a row on the left and a column on the right.
+
+    transpose_a and transpose_b exchange the last two axes first; they are not for vectors. Floats
+    of one dtype, or integers. ShapeError where the inner extents differ.
+
+    Example: F.matmul(x, y, transpose_b=True)
+    """
+    a, b = as_node(a), as_node(b)
+    if not (transpose_a or transpose_b):
+        return products.product(a, b)
+    both = products.matmul_op if a.ndim == b.ndim == 2 else products.batched_matmul_op
+    return both(a, b, transpose_a, transpose_b)
+
+
+@recorded
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """x @ weightᵀ + bias: x (…, inputs), weight (outputs, inputs) and bias (outputs,) to
+    (…, outputs).
+
+    Floats of one dtype. ShapeError where the shapes do not fit.
+
+    Example: F.linear(x, y)
+    """
+    return products.linear_op(as_node(x), as_node(weight), optional(bias), trans_B=True)
+
+
+@recorded
+def outer(a: Array, b: Array) -> Array:
+    """The products a_i · b_j of two vectors (m,) and (n,): (m, n).
+
+    ShapeError for other than vectors.
+
+    Example: F.outer(x[0], y[1])
+    """
+    return products.outer_op(as_node(a), as_node(b))
+
+
+@recorded
+def einsum(equation: str, *operands: Array) -> Array:
+    """A sum of products in Einstein's notation, such as "bij,bjk->bik".
+
+    Without "->" the result has the letters that occur once, in alphabetical order. GraphError for
+    an ellipsis, a letter twice in one operand or in the result; ShapeError for a letter with two
+    extents.
+
+    Example: F.einsum("ij,kj->ik", x, y)
+    """
+    return sums_of_products.einsum(equation, *map(as_node, operands))

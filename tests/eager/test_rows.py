@@ -1,0 +1,126 @@
+"""Every row of the operators' table through Tensors: values and gradients as graphs give them."""
+
+from __future__ import annotations
+
+import unittest
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import dlsys as dl
+from dlsys import autodiff as ad
+from dlsys.eager.device import engine_of
+from dlsys.fusion.body import Fused
+from dlsys.ndarray import cpu, gpu
+from dlsys.runtime.device import Context
+from dlsys.runtime.target import target_of
+from support.cases import Gradients, Use, in_dtype, make_arrays
+from support.devices import require
+from support.rows import Case, Sample
+from support.samples import SAMPLES
+
+FLOAT32 = np.dtype(np.float32)
+MOST = 2000  # elements of the cases that are run; sizes are for kernels, which are the same
+
+
+def is_met(sample: Sample, ctx: Context | None) -> bool:
+    """False for rows of what users do not write: fused operators that a device has no kernel for,
+    updates, which optimizers make, and groups.
+    """
+    fused = sample.fused or isinstance(sample.op, Fused)
+    return not sample.states and (not fused or target_of(ctx).has(sample.op.kernel))
+
+
+def is_random(sample: Sample, case: Case) -> bool:
+    """True for what draws: Tensors count draws otherwise than graphs."""
+    use = Use(sample, case, in_dtype(make_arrays(sample, case), FLOAT32))
+    return any(node.op.random for node in ad.find_topo_sort([use.node]))
+
+
+def cases(sample: Sample) -> list[Case]:
+    """The cases of a row that are small."""
+    return [case for case in sample.cases if case.size <= MOST]
+
+
+class Rows:
+    """Rows on the device `ctx`."""
+
+    ctx: Context | None = None
+
+    @property
+    def device(self) -> str:
+        return "numpy" if self.ctx is None else f"{self.ctx.name}:{self.ctx.device_id}"
+
+    def check(self, sample: Sample) -> None:
+        if not is_met(sample, self.ctx):
+            self.skipTest("Tensors do not meet it")
+        for case in cases(sample):
+            with self.subTest(shapes=case.shapes, **case.attrs):
+                if is_random(sample, case):
+                    self.check_shape(sample, case)
+                    continue
+                self.check_values(sample, case)
+                if sample.differentiable != () and case.shapes:
+                    self.check_gradients(sample, case)
+
+    def record(self, sample: Sample, case: Case, arrays: list[np.ndarray]) -> dl.Tensor:
+        tensors = [dl.tensor(x, self.device) for x in arrays]
+        return engine_of(self.device).record(partial(sample.node, **case.attrs), tensors)
+
+    def check_shape(self, sample: Sample, case: Case) -> None:
+        arrays = in_dtype(make_arrays(sample, case), FLOAT32)
+        expected = Use(sample, case, arrays).run(self.ctx)[0]
+        made = self.record(sample, case, arrays)
+        self.assertEqual((made.shape, made.dtype), (expected.shape, expected.dtype))
+        self.assertEqual(made.numpy().shape, expected.shape)
+
+    def check_values(self, sample: Sample, case: Case) -> None:
+        arrays = in_dtype(make_arrays(sample, case), FLOAT32)
+        expected = Use(sample, case, arrays).run(self.ctx)
+        made = self.record(sample, case, arrays)
+        self.assertEqual(made.shape, expected[0].shape)
+        np.testing.assert_array_equal(made.numpy(), expected[0])
+
+    def check_gradients(self, sample: Sample, case: Case) -> None:
+        graph = Gradients(sample, case, FLOAT32)
+        expected = graph.run(graph.gradients, self.ctx)
+        tensors = [
+            dl.tensor(x, self.device, requires_grad=k in graph.chosen and x.dtype == FLOAT32)
+            for k, x in enumerate(graph.arrays)
+        ]
+        made = dl.apply(partial(sample.node, **case.attrs), *tensors[:-1])
+        made.backward(tensors[-1])
+        for k, wanted in zip(graph.chosen, expected):
+            grad = tensors[k].grad
+            got = np.zeros_like(wanted) if grad is None else grad.numpy()
+            scale = float(np.abs(wanted).max(initial=0.0)) + 1.0
+            # The graph multiplies by the weights and sums, which may be fused with the operator.
+            np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6 * scale)
+
+
+def add_rows(to: type) -> None:
+    """A test method for each row."""
+    for sample in SAMPLES:
+
+        def method(self: Any, sample: Sample = sample) -> None:
+            self.check(sample)
+
+        setattr(to, f"test_{sample.name}", method)
+
+
+add_rows(Rows)
+
+
+class NumpyRows(Rows, unittest.TestCase):
+    pass
+
+
+@require(cpu(0))
+class CpuRows(Rows, unittest.TestCase):
+    ctx = cpu(0)
+
+
+@require(gpu(0))
+class GpuRows(Rows, unittest.TestCase):
+    ctx = gpu(0)
