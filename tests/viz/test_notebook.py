@@ -349,7 +349,7 @@ class Kernel(unittest.TestCase):
 
 _LIGHT, _DARK = "background:#fff;color:#1f2328", "background:#16191e;color:#dfe4ea"
 _DRAWN = (0, 2, 4, 8)  # cells of the page, one below the other
-_WIDTH, _HEIGHT = 760, 1900  # of one half of the picture, in pixels
+_WIDTH, _HEIGHT = 860, 1900  # of one half of the picture, in pixels
 
 
 def write_picture() -> None:
@@ -368,9 +368,8 @@ def write_picture() -> None:
         f"{column}</div>"
         for colors in (_LIGHT, _DARK)
     )
-    page = (
-        f'<meta charset="utf-8"><body style="margin:0;display:flex;font:14px sans-serif">{halves}'
-    )
+    body = f'<body style="margin:0;display:flex;font:14px sans-serif">{halves}'
+    page = f'<!DOCTYPE html><meta charset="utf-8">{body}'
     target = DOCS / "notebook.png"
     with tempfile.TemporaryDirectory() as folder:
         source, taken = Path(folder) / "page.html", Path(folder) / "page.png"
