@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ...dtypes import storage_dtype
 from ...graph.node import Node, hooks
 from ...graph.spec import Spec
 from .arena import aligned, largest_live_sum, pack
@@ -52,6 +53,7 @@ class Step:
     inputs: list[Value]
     outputs: list[Value]
     workspace: list[Value]
+    dtype: Any  # the storage type of its floats, which its kernel is chosen by
     arguments: list[Any] | None = None  # of a kernel (run/tables.py)
 
 
@@ -186,7 +188,9 @@ def _place_step(
             taken.unshared += aligned(taken.nbytes)
     for output in outputs:
         output.buffer.last = max(output.buffer.last, last_use.get(node, now))
-    step = Step(node, inputs, [] if op.writes else outputs, [])
+    made = [] if op.writes else outputs
+    dtype = storage_dtype([value.spec.dtype for value in (*inputs, *made)])
+    step = Step(node, inputs, made, [], dtype)
     for spec in workspace(step):
         step.workspace.append(Value(node, spec, _new_buffer(plan, node, spec, now)))
     plan.values[node] = outputs

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...runtime.device import Context
@@ -171,7 +170,7 @@ class Segment:
         """A step's kernel and its arguments as 64-bit words, in the order of the kernel's
         signature.
         """
-        key = (self.ctx.kernel_device, step.node.op.kernel, step_dtype(step))
+        key = (self.ctx.kernel_device, step.node.op.kernel, step.dtype)
         words = []
         for letter, argument in zip(self._library.signature[key[:2]], _arguments(step, self.ctx)):
             if letter in "io":
@@ -192,14 +191,9 @@ class Segment:
         return ctypes.addressof(made)
 
 
-def step_dtype(step: Step) -> Any:
-    """The storage type of a step's floats, which its kernel is chosen by."""
-    return storage_dtype([value.spec.dtype for value in (*step.inputs, *step.outputs)])
-
-
 def workspace_nbytes(step: Step, ctx: Context) -> int:
     """The bytes of scratch memory that the kernel of a step takes; the library remembers."""
-    library, key = load(), (ctx.kernel_device, step.node.op.kernel, step_dtype(step))
+    library, key = load(), (ctx.kernel_device, step.node.op.kernel, step.dtype)
     if key not in library.index:
         return 0
     numbers: dict[Buffer, int] = {}
