@@ -258,7 +258,10 @@ class AgainstTorch:
         for ours, theirs in (
             (nn.Upsample(scale=2), there.Upsample(scale_factor=2)),
             (nn.Upsample((5, 9)), there.Upsample((5, 9), mode="nearest-exact")),
-            (nn.Upsample(scale=2, mode="bilinear"), there.Upsample(scale_factor=2, mode="bilinear")),
+            (
+                nn.Upsample(scale=2, mode="bilinear"),
+                there.Upsample(scale_factor=2, mode="bilinear"),
+            ),
             (nn.Upsample(7, mode="bilinear", align_corners=True),
              there.Upsample(7, mode="bilinear", align_corners=True)),
             (nn.PixelShuffle(2), there.PixelShuffle(2)),
