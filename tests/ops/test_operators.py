@@ -273,7 +273,6 @@ class NumpyOperators(Operators, unittest.TestCase):
         if not sample.states:
             self.assertEqual(executor.node_to_shape_map[use.node], use.run(None)[0].shape)
 
-
     def each_unknown_extents(self, sample: Sample, case: Case) -> None:
         """What is known of a result where extents are free is true of those that are fed."""
         arrays = in_dtype(make_arrays(sample, case), FLOAT32)
