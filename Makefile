@@ -58,7 +58,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries test-library asan-library ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library asan-library ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -80,7 +80,7 @@ help:
 
 mnist: $(call READY,run)
 	+@$(SUBMAKE) optional-lib
-	$(RUN) mnist_dlsys.py -m mlp $(ARGS)
+	$(RUN) mnist_dlsys.py -m mlp -l --hints $(ARGS)
 
 # Without a GPU the CUDA part is still compiled and linked, so that a broken kernel file is seen.
 test: $(call READY,test) test-library
@@ -90,8 +90,13 @@ test-library:
 	+@$(SUBMAKE) $(if $(CXX),native,no-lib) \
 	  CUDA_ARCHS="$(if $(NVCC),$(or $(GPU_ARCHS),$(TEST_ARCH)))"
 
-# What .ci/run needs, at one go.
-libraries: test-library emulator asan-library
+# What .ci/run needs. The sanitized library shares no object with the others and is made beside them,
+# so that no core waits for the last object of one.
+libraries:
+	+@$(SUBMAKE) shared-libraries asan-library
+shared-libraries:
+	+@$(SUBMAKE) test-library
+	+@$(SUBMAKE) emulator
 LINT_AND_TEST := lint,test
 ready: $(call READY,$(LINT_AND_TEST))
 	@$(if $(VENV),touch $(call READY,lint) $(call READY,test))
@@ -125,6 +130,8 @@ test-emulated: $(call READY,test) emulator
 # EMULATED=1 those of the GPU's kernels too. Frames of the sanitizer's own stack, which it takes to
 # see uses after a return, are not aligned for vectors of 64 bytes. Leaks of the library are counted
 # when the tests are done (tests/support/leaks.py); they are found where Python allocates with malloc.
+# The loops of all sanitized libraries are compiled for this processor alone: no other version runs.
+ONE_ISA := -march=native -DDLSYS_ONE_ISA
 ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state
 ASAN_LIB := $(BUILD)/asan$(if $(EMULATED),-emulated)/libdlsys.so
 asan: $(call READY,test) asan-library
@@ -135,14 +142,14 @@ asan: $(call READY,test) asan-library
 
 asan-library: cxx
 	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/asan LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
-	  CXXFLAGS="-O1 -g1 -fsanitize=address -fno-omit-frame-pointer" LDFLAGS=-fsanitize=address
+	  CXXFLAGS="-O1 -g1 -fsanitize=address -fno-omit-frame-pointer $(ONE_ISA)" LDFLAGS=-fsanitize=address
 
 # Undefined arithmetic, shifts, bounds and alignment; the first of them ends the run.
 UBSAN_TESTS ?= $(ASAN_TESTS)
 UBSAN_LIB := $(BUILD)/ubsan$(if $(EMULATED),-emulated)/libdlsys.so
 ubsan: $(call READY,test)
 	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/ubsan LIB=$(UBSAN_LIB) EMULATED=$(EMULATED) \
-	  CXXFLAGS="-O1 -g -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" \
+	  CXXFLAGS="-O1 -g -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(ONE_ISA)" \
 	  LDFLAGS=-fsanitize=undefined
 	@UBSAN_OPTIONS=print_stacktrace=1 DLSYS_DEBUG_ARENA=separate \
 	  DLSYS_LIBRARY=$(abspath $(UBSAN_LIB)) $(RUN) tests/run.py $(UBSAN_TESTS)
@@ -153,7 +160,7 @@ TSAN_TESTS ?= $(ASAN_TESTS) test_runtime test_prefetch
 TSAN_LIB := $(BUILD)/tsan$(if $(EMULATED),-emulated)/libdlsys.so
 tsan: $(call READY,test)
 	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/tsan LIB=$(TSAN_LIB) EMULATED=$(EMULATED) \
-	  CXXFLAGS="-O1 -g -fsanitize=thread -fno-omit-frame-pointer" LDFLAGS=-fsanitize=thread
+	  CXXFLAGS="-O1 -g -fsanitize=thread -fno-omit-frame-pointer $(ONE_ISA)" LDFLAGS=-fsanitize=thread
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" DLSYS_THREADS=4 OPENBLAS_NUM_THREADS=1 \
 	  TSAN_OPTIONS="halt_on_error=0 exitcode=66 report_signal_unsafe=0 ignore_noninstrumented_modules=1:die_after_fork=0" \
 	  DLSYS_LIBRARY=$(abspath $(TSAN_LIB)) \

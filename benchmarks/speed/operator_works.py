@@ -94,6 +94,17 @@ def elementwise() -> Iterator[Work]:
     for name in ("log", "sqrt", "log1p", "rsqrt"):
         op = getattr(ad, f"{name}_op")
         yield Work(name, "", op, lambda t, x, name=name: getattr(t, name)(x), **positive)
+    for name in ("floor", "ceil", "round", "trunc"):
+        op = getattr(ad, f"{name}_op")
+        yield Work(name, "", op, lambda t, x, name=name: getattr(t, name)(x), wanted=())
+    for name in ("expm1", "exp2", "erf", "tan", "atan", "sinh", "cosh", "asinh"):
+        op = getattr(ad, f"{name}_op")
+        yield Work(name, "", op, lambda t, x, name=name: getattr(t, name)(x), low=-1.4, high=1.4)
+    for name in ("log2", "log10", "reciprocal", "asin", "acos", "atanh", "acosh"):
+        op, low = getattr(ad, f"{name}_op"), 1.25 if name == "acosh" else 0.25
+        yield Work(
+            name, "", op, lambda t, x, name=name: getattr(t, name)(x), low=low, high=low + 0.7
+        )
     two = {"inputs": (FLAT, FLAT)}
     for name in ("add", "sub", "mul"):
         op = getattr(ad, f"{name}_op")
@@ -115,6 +126,15 @@ def elementwise() -> Iterator[Work]:
         ("rpow_const", ad.const_pow_op, lambda t, x: 1.5**x),
     ):
         yield Work(name, "", lambda x, op=op: op(x, 1.5), theirs, **positive)
+    for name in ("remainder", "fmod", "atan2"):
+        op = getattr(ad, f"{name}_op")
+        yield Work(
+            name, "", op, lambda t, x, y, name=name: getattr(t, name)(x, y), **two, **positive
+        )
+    yield Work(
+        "floor_divide", "", ad.floor_divide_op, lambda t, x, y: x // y, **two, **positive,
+        wanted=(),
+    )  # fmt: skip
     for power in (2, 3):
         yield Work(
             "pow_const", f"to the {power}", lambda x, n=power: ad.pow_byconst_op(x, n),
@@ -219,10 +239,12 @@ def reductions() -> Iterator[Work]:
             lambda t, x, dim=dim: t.var(x, dim, correction=0), **one,
         )  # fmt: skip
         if axis is not None:
-            yield Work(
-                "cumsum", note, lambda x, axis=axis: ad.cumsum_op(x, axis),
-                lambda t, x, axis=axis: t.cumsum(x, axis), **one,
-            )  # fmt: skip
+            for row, limits in (("cumsum", {}), ("cumprod", {"low": 0.99, "high": 1.01})):
+                op = getattr(ad, f"{row}_op")
+                yield Work(
+                    row, note, lambda x, op=op, axis=axis: op(x, axis),
+                    lambda t, x, row=row, axis=axis: getattr(t, row)(x, axis), **one, **limits,
+                )  # fmt: skip
     for row in ("sum", "mean"):  # as a loss or a norm over images sums
         op = getattr(ad, f"{row}_op")
         yield Work(
@@ -234,6 +256,29 @@ def reductions() -> Iterator[Work]:
         "sum_to_like", "", ad.sum_to_like_op, lambda t, x, y: x.sum_to_size(y.shape),
         (FLAT, (1, FLAT[1])), wanted=(0,),
     )  # fmt: skip
+
+
+def sorts() -> Iterator[Work]:
+    """Sorts, the best elements, and elements at indices along an axis."""
+    for note, axis in (("rows of 1000", 1), ("the first axis", 0)):
+        one = {"inputs": (distinct(700, 1000),), "wanted": ()}
+        yield Work(
+            "sort", note, lambda x, axis=axis: ad.sort_op(x, axis)[0],
+            lambda t, x, axis=axis: t.sort(x, axis, stable=True)[0], **one,
+        )  # fmt: skip
+        yield Work(
+            "topk", f"10 of {note}", lambda x, axis=axis: ad.topk_op(x, 10, axis)[0],
+            lambda t, x, axis=axis: t.topk(x, 10, axis)[0], **one,
+        )  # fmt: skip
+        yield Work(
+            "take_along_axis", note,
+            lambda x, at, axis=axis: ad.take_along_axis_op(x, at, axis),
+            lambda t, x, at, axis=axis: t.gather(x, axis, at),
+            (distinct(700, 1000), integers(700, 700, 1000)), wanted=(0,),
+        )  # fmt: skip
+    for row in ("tril", "triu"):
+        op = getattr(ad, f"{row}_op")
+        yield Work(row, "", op, lambda t, x, row=row: getattr(t, row)(x))
 
 
 # ---- layout ----
@@ -621,7 +666,7 @@ def updates() -> Iterator[Work]:
 def works() -> list[Work]:
     """All of them, in the order of the table."""
     families = (
-        *(elementwise, activations, comparisons, reductions, layout, images, products),
+        *(elementwise, activations, comparisons, reductions, sorts, layout, images, products),
         *(convolutions, pools, norms, losses, random, updates),
     )
     return [work for family in families for work in family()]
@@ -632,6 +677,14 @@ def works() -> list[Work]:
 WITHIN = {
     "relu_gradient": "relu",
     "cast_like": "cast",
+    "std": "var",
+    "argsort": "sort",
+    "topk_indices": "topk",
+    "put_along_axis": "take_along_axis",
+    **dict.fromkeys(("recurrence", "shifted"), "cumprod"),
+    **dict.fromkeys(("isnan", "isinf", "isfinite"), "equal"),
+    "masked_fill": "where",
+    **dict.fromkeys(("product", "product_operator", "product_gradient"), "batched_matmul"),
     **{f"{name}_gradient": name for name in (
         "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "softplus", "hard_swish", "gather",
         "concat", "pad_edge", "pad_reflect", "tile", "resize_nearest", "resize_bilinear", "slice",

@@ -37,4 +37,8 @@ from .ops.random.device_batch import *
 from .ops.random.sampling import *
 from .ops.reduce import *
 from .ops.resize import *
+from .ops.rounding import *
 from .ops.scan import *
+from .ops.sorting import *
+from .ops.transcendental import *
+from .ops.triangle import *

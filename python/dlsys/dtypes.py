@@ -15,6 +15,7 @@ import numpy as np
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 FLOAT16 = np.dtype(np.float16)
+INT64 = np.dtype(np.int64)
 
 
 class BFloat16:
@@ -100,6 +101,11 @@ def stored(values: Any, dtype: Any) -> np.ndarray:
     if dtype is bfloat16:
         return bfloat16.encode(values)
     return np.ascontiguousarray(values, dtype)
+
+
+def is_whole(dtype: Any) -> bool:
+    """True for integers and truth values; a dtype that is unknown is neither."""
+    return dtype is not None and dtype.kind in "iub"
 
 
 def storage_dtype(dtypes: Iterable[Any]) -> Any:

@@ -6,12 +6,11 @@ import ctypes
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
 
-from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, storage_dtype, stored
+from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, stored
 from dlsys.errors import ShapeError
 from dlsys.runtime import dlpack
 from dlsys.runtime.device import Block, Context, stream, synchronize
@@ -24,9 +23,12 @@ from dlsys.runtime.library import (
     DTYPE_CODES,
     MAX_NDIM,
     DLArray,
-    dtypes_of,
     load,
 )
+from dlsys.values import HostNumbers
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
 
 _HOST = cpu(0)
 
@@ -36,7 +38,7 @@ _HANDLE_WORDS = 4
 _HANDLES = tuple(ctypes.c_int64 * (_HANDLE_WORDS + ndim) for ndim in range(MAX_NDIM + 1))
 
 
-class NDArray:
+class NDArray(HostNumbers):
     """An array of up to 8 dimensions on a device. Make one with `array`, `empty` or `from_dlpack`.
 
     Attributes:
@@ -182,27 +184,8 @@ class NDArray:
         blocks = (source.block, self.block)
         _copy(self.data_address, self._ctx, source.data_address, source._ctx, self.nbytes, *blocks)
 
-    def __len__(self) -> int:
-        if not self._shape:
-            raise TypeError("len() of an array of shape ()")
-        return self._shape[0]
-
-    def __float__(self) -> float:
-        if self.size != 1:
-            raise ShapeError(f"float(): expected an array of one element, got shape {self._shape}")
-        return float(self.asnumpy().reshape(()))
-
-    def __bool__(self) -> bool:
-        return bool(self.asnumpy())
-
-    def __repr__(self) -> str:
-        return f"NDArray(shape={self._shape}, dtype={self._dtype}, ctx={self._ctx})"
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("an NDArray becomes a numpy array by a copy; np.from_dlpack shares")
-        values = self.asnumpy()
-        return values if dtype is None else values.astype(dtype, copy=False)
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"ctx": self._ctx}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return array, (self.asnumpy(), self._ctx, self._dtype)
@@ -235,7 +218,8 @@ def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
     Raises:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
-    call = load().kernel(ctx.kernel_device, kernel, storage_dtype(dtypes_of(arguments)))
+    library = load()
+    call = library.kernel(*library.key(ctx.kernel_device, kernel, arguments))
     if not ctx.streams:
         call(*arguments)
         return

@@ -49,7 +49,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, field
 
 from .errors import SettingError
 
@@ -89,26 +88,24 @@ def _one_of(name: str, default: str, *others: str) -> str:
     return text
 
 
-@dataclass
 class Settings:
     """The values in force. Tests change them; a program sets the environment before it imports
     dlsys.
     """
 
-    debug: int = field(default_factory=_debug_level)
-    debug_nan: bool = field(default_factory=lambda: _text("DLSYS_DEBUG") == "nan")
-    separate_arena: bool = field(
-        default_factory=lambda: _one_of("DLSYS_DEBUG_ARENA", "shared", "separate") == "separate"
-    )
-    library: str | None = field(default_factory=lambda: _text("DLSYS_LIBRARY"))
-    threads: int = field(default_factory=lambda: _number("DLSYS_THREADS"))
-    blas: str = field(default_factory=lambda: _one_of("DLSYS_BLAS", "auto", "own"))
-    capture: bool = field(default_factory=lambda: _one_of("DLSYS_CAPTURE", "1", "0") == "1")
-    streams: int = field(default_factory=lambda: max(1, _number("DLSYS_STREAMS", "4")))
-    fusion: str = field(default_factory=lambda: os.environ.get("DLSYS_FUSION") or "all")
-    tune: str = field(default_factory=lambda: _one_of("DLSYS_TUNE", "cached", "off", "full"))
-    tune_cache: str | None = field(default_factory=lambda: _text("DLSYS_TUNE_CACHE"))
-    require_gpu: bool = field(default_factory=lambda: _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1")
+    def __init__(self) -> None:
+        self.debug = _debug_level()
+        self.debug_nan = _text("DLSYS_DEBUG") == "nan"
+        self.separate_arena = _one_of("DLSYS_DEBUG_ARENA", "shared", "separate") == "separate"
+        self.library = _text("DLSYS_LIBRARY")
+        self.threads = _number("DLSYS_THREADS")
+        self.blas = _one_of("DLSYS_BLAS", "auto", "own")
+        self.capture = _one_of("DLSYS_CAPTURE", "1", "0") == "1"
+        self.streams = max(1, _number("DLSYS_STREAMS", "4"))
+        self.fusion = os.environ.get("DLSYS_FUSION") or "all"
+        self.tune = _one_of("DLSYS_TUNE", "cached", "off", "full")
+        self.tune_cache = _text("DLSYS_TUNE_CACHE")
+        self.require_gpu = _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1"
 
     @property
     def stepwise(self) -> bool:

@@ -20,14 +20,35 @@ namespace fn {
 #ifndef __CUDACC__
 using cpu::cos;
 using cpu::exp;
+using cpu::exp2;
 using cpu::expm1;
 using cpu::log;
+using cpu::log10;
 using cpu::log1p;
+using cpu::log2;
 using cpu::pow;
 using cpu::sin;
+using cpu::tan;
 using cpu::tanh;
+using std::ceil;
+using std::copysign;
 using std::fabs;
+using std::floor;
+using std::rint;
 using std::sqrt;
+using std::trunc;
+// The C library's, an element at a time.
+using std::acos;
+using std::acosh;
+using std::asin;
+using std::asinh;
+using std::atan;
+using std::atan2;
+using std::atanh;
+using std::cosh;
+using std::erf;
+using std::fmod;
+using std::sinh;
 #endif
 
 #define DLSYS_UNARY(Name, op, expression)                           \
@@ -100,6 +121,22 @@ DLSYS_HD float HardSwishDerivative(float x, float y) {
   return x <= -3.f ? 0.f : (x >= 3.f ? y : y * ((2.f * x + 3.f) / 6.f));
 }
 
+// x - floor(x / y) y as fmod, which is exact, and y where the signs differ; a zero has the sign of
+// y.
+DLSYS_HD float Modulo(float x, float y) {
+  const float rest = fmod(x, y), moved = (rest < 0.f) != (y < 0.f) ? rest + y : rest;
+  return rest == 0.f ? copysign(rest, y) : moved;
+}
+// floor(x / y), consistent with Modulo: (x - rest) / y is an integer but for rounding.
+DLSYS_HD float FloorQuotient(float x, float y) {
+  if (y == 0.f) return x / y;
+  const float rest = fmod(x, y), whole = (x - rest) / y;
+  const float below = rest != 0.f && (rest < 0.f) != (y < 0.f) ? whole - 1.f : whole;
+  const float down = floor(below);
+  const float nearest = below - down > 0.5f ? down + 1.f : down;
+  return below == 0.f ? copysign(below, x / y) : nearest;
+}
+
 }  // namespace fn
 }  // namespace dlsys
 #endif  // DLSYS_MATH_FUNCTORS_H_
@@ -122,6 +159,24 @@ DLSYS_UNARY(Log1p, "log1p", log1p(x))
 DLSYS_UNARY(Rsqrt, "rsqrt", 1.f / sqrt(x))
 DLSYS_UNARY(Abs, "abs", fabs(x))
 DLSYS_UNARY(Sign, "sign", x > 0.f ? 1.f : (x < 0.f ? -1.f : (x == 0.f ? 0.f : x)))
+DLSYS_UNARY(Floor, "floor", floor(x))
+DLSYS_UNARY(Ceil, "ceil", ceil(x))
+DLSYS_UNARY(Round, "round", rint(x))
+DLSYS_UNARY(Trunc, "trunc", trunc(x))
+DLSYS_UNARY(Expm1, "expm1", x == 0.f ? x : expm1(x))  // -0 of -0
+DLSYS_UNARY(Exp2, "exp2", exp2(x))
+DLSYS_UNARY(Log2, "log2", log2(x))
+DLSYS_UNARY(Log10, "log10", log10(x))
+DLSYS_UNARY(Erf, "erf", erf(x))
+DLSYS_UNARY(Tan, "tan", tan(x))
+DLSYS_UNARY(Asin, "asin", asin(x))
+DLSYS_UNARY(Acos, "acos", acos(x))
+DLSYS_UNARY(Atan, "atan", atan(x))
+DLSYS_UNARY(Sinh, "sinh", sinh(x))
+DLSYS_UNARY(Cosh, "cosh", cosh(x))
+DLSYS_UNARY(Asinh, "asinh", asinh(x))
+DLSYS_UNARY(Acosh, "acosh", acosh(x))
+DLSYS_UNARY(Atanh, "atanh", atanh(x))
 DLSYS_UNARY(Silu, "silu", x* Logistic(x))
 DLSYS_UNARY(Gelu, "gelu", x* NormalCdf(x))
 DLSYS_UNARY(GeluTanh, "gelu_tanh", x* Logistic(GeluArgument(x)))
@@ -134,6 +189,10 @@ DLSYS_BINARY(Sub, "sub", x - y)
 DLSYS_BINARY(Mul, "mul", (x * y))
 DLSYS_BINARY(Div, "div", x / y)
 DLSYS_BINARY(Pow, "pow", pow(x, y))
+DLSYS_BINARY(FloorDivide, "floor_divide", FloorQuotient(x, y))
+DLSYS_BINARY(Remainder, "remainder", Modulo(x, y))
+DLSYS_BINARY(Fmod, "fmod", fmod(x, y))
+DLSYS_BINARY(Atan2, "atan2", atan2(x, y))
 // x is relu's input or output, y its output's gradient.
 DLSYS_BINARY(ReluGradient, "relu_gradient", x > 0.f ? y : 0.f)
 // NaN if either is NaN; of equals the second, which tells -0 from 0, as in numpy.

@@ -78,7 +78,7 @@ struct Where {
 #define DLSYS_OPCODES_1(X)                                                                      \
   X(Neg) X(Exp) X(Log) X(Sqrt) X(Tanh) X(Cos) X(Sin) X(Sigmoid) X(Relu) X(Log1p) X(Rsqrt)     \
   X(Abs) X(Sign) X(Silu) X(Gelu) X(GeluTanh) X(Softplus) X(HardSigmoid) X(HardSwish) X(Not)   \
-  X(Truth) X(TruncToInt64) X(RoundToBfloat16) X(RoundToFloat16)
+  X(Floor) X(Round) X(Expm1) X(Truth) X(TruncToInt64) X(RoundToBfloat16) X(RoundToFloat16)
 #define DLSYS_OPCODES_2(X)                                                                      \
   X(Add) X(Sub) X(Mul) X(Div) X(Pow) X(ReluGradient) X(Minimum) X(Maximum) X(SiluGradient)    \
   X(GeluGradient) X(GeluTanhGradient) X(SoftplusGradient) X(HardSwishGradient) X(PowConst)    \

@@ -68,10 +68,12 @@ class Names(Faults):
                 self.sentence(f"^error: .*{pattern}", 1, *arguments)
         run = self.folder / "run"
         self.done(*BARE, "--checkpoint", run)
-        for pattern, path in (("a FIFO", fifo), ("a folder", self.data)):
+        images = "a folder without images, whose names end in .bmp, .*"
+        for pattern, path, taken in (("a FIFO", fifo, None), ("a folder", self.data, images)):
             with self.subTest(path=path):
                 refused = f"^error: {path} is {pattern}, expected a file$"
-                self.sentence(refused, 1, "predict", run, path)
+                told = f"^error: {path} is {taken}$" if taken else refused
+                self.sentence(told, 1, "predict", run, path)
                 self.sentence(refused, 1, "evaluate", run, path, image)
                 self.sentence(refused, 1, "evaluate", run, image, path)
 
@@ -182,7 +184,7 @@ class Sizes(Faults):
 
     def test_no_memory_is_told(self) -> None:
         failed = MemoryError("Unable to allocate 9 GiB")
-        with mock.patch("dlsys.apps.mnist.mnist_sets", side_effect=failed):
+        with mock.patch("dlsys.apps.trained.mnist_sets", side_effect=failed):
             self.sentence("^error: there is not enough memory: Unable to allocate 9 GiB$", 1, *BARE)
 
 
@@ -227,8 +229,11 @@ class Rates(Faults):
 class Streams(Faults):
     """In processes of their own, which have descriptors to lose."""
 
-    def ended(self, redirection: str, *arguments: object, **environment: object) -> Done:
-        program = [sys.executable, small.__file__, "0", *map(str, arguments)]
+    def ended(
+        self, redirection: str, *arguments: object, real: bool = False, **environment: object
+    ) -> Done:
+        program = [small.ROOT / "mnist_dlsys.py"] if real else [small.__file__, "0"]
+        program = [sys.executable, *map(str, (*program, *arguments))]
         line = ["sh", "-c", f'exec "$@" {redirection}', "sh", *program]
         given = os.environ | {name: str(value) for name, value in environment.items()}
         done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=given)
@@ -276,7 +281,7 @@ class Streams(Faults):
             ("DLSYS_TUNE=fast: expected cached, off, full", "DLSYS_TUNE", "fast"),
         ):
             with self.subTest(name):
-                done = self.ended("", *run, **{name: value})
+                done = self.ended("", *run, real=True, **{name: value})
                 self.assertEqual((done.status, done.out), (1, ""))
                 self.assertRegex(done.err, rf"\Aerror: {pattern}\n\Z")
         done = self.ended("", *run[:-4], "-c", "cpu", *run[-2:], DLSYS_LIBRARY=fifo)

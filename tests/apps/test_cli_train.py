@@ -343,7 +343,7 @@ class Kept(Folder):
 
 class Startup(Folder):
     def test_ctrl_c_before_the_training(self) -> None:
-        with mock.patch("dlsys.apps.mnist.mnist_sets", side_effect=KeyboardInterrupt):
+        with mock.patch("dlsys.apps.trained.mnist_sets", side_effect=KeyboardInterrupt):
             done = small.run(*MLP, "-c", "numpy")
         self.assertEqual(done, (130, "", "interrupted; done: nothing trained yet\n"))
 

@@ -24,7 +24,7 @@ from dlsys.executor.tune import autotune as tune
 from dlsys.executor.tune.microbenchmark import HEURISTIC, Algorithm, Microbenchmark
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
-from dlsys.runtime.tuning_cache import Measurement, TuningCache
+from dlsys.runtime.tuning_cache import Measurement, TuningCache, tuning_cache
 from dlsys.settings import settings
 from support.devices import native_contexts, not_emulated, require
 
@@ -180,7 +180,7 @@ class Choosing(Cached):
         ((key, found),) = measured.items()
         for changes in ({"algorithm": "gone"}, {"source": "cuDNN 9.0.0"}):
             TuningCache(self.path).add(environment, {key: Measurement(**found | changes)})
-            tune.tuning_cache().__init__(self.path)  # type: ignore[misc]
+            tuning_cache().__init__(self.path)  # type: ignore[misc]
             self.assertEqual(self.chosen(), ())
         TuningCache(self.path).add(environment + "x", {key: Measurement(**found)})
         self.assertEqual(self.chosen(), ())

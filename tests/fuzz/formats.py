@@ -36,7 +36,7 @@ import numpy as np
 
 import support.small_runs as small
 from dlsys import train
-from dlsys.apps import mnist
+from dlsys.apps import trained
 from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import choose
 from dlsys.data import cifar, image_folder, read_idx, write_idx
@@ -536,10 +536,10 @@ def app_checkpoints() -> list[bytes]:
 
 
 def read_app_checkpoint(path: Path) -> None:
-    setup, model = mnist.load_model(path)
-    mnist.setup_of(path)
+    setup, model = trained.load_model(path)
+    trained.run_of(path)
     if sum(setup.hidden) < 1000:
-        mnist.probabilities(model, np.zeros((1, 1, 28, 28), np.uint8), None)
+        trained.probabilities(model, np.zeros((1, 1, 28, 28), np.uint8), None)
 
 
 # ---- texts ----

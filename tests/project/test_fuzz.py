@@ -19,9 +19,9 @@ from unittest import mock
 import numpy as np
 
 from dlsys import optim, train
+from dlsys.apps.commands import mnist
 from support.devices import needs_torch, slow
 from support.rows import Sample
-from support.small_digits import mnist_dlsys
 
 HYPOTHESIS = importlib.util.find_spec("hypothesis") is not None
 if HYPOTHESIS:
@@ -199,7 +199,7 @@ class Planted(unittest.TestCase):
         self.assertRegex(done.stderr, r"Finding: x raises \w*MemoryError")
 
     def test_an_option_that_ends_in_a_traceback(self) -> None:
-        right = mnist_dlsys.choose
+        right = mnist.choose
 
         def wrong(model: str, given: dict[str, Any]) -> Any:
             if given.get("epochs") == 2:
@@ -208,7 +208,7 @@ class Planted(unittest.TestCase):
 
         with (
             mock.patch.object(options, "limit_memory"),
-            mock.patch.object(mnist_dlsys, "choose", wrong),
+            mock.patch.object(mnist, "choose", wrong),
         ):
             known = ["prints what is no text", "something was replaced"]
             kinds = [one["kind"] for one in found(options.trial(["numpy"], []), 200, known)]

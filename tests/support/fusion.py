@@ -55,9 +55,9 @@ def named(name: str, target: Target) -> Pass:
     (fusion,) = (one for one in FUSIONS if one.name == name)
 
     def run(fetches: Sequence[Node], options: Options) -> list[Node]:
-        return fusion.run(fetches, replace(options, target=target))
+        return fusion.run(fetches, options._replace(target=target))
 
-    return replace(fusion, run=run, needs=())
+    return fusion._replace(run=run, needs=())
 
 
 def fusions(setting: str) -> AbstractContextManager:

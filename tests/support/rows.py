@@ -88,7 +88,7 @@ class Sample:
     wide: tuple[int, ...] = ()  # inputs that stay float32 then, such as slots
     differentiable: tuple[int, ...] | None = None  # None: all inputs
     gradient_factor: Callable[..., float] = lambda *shapes: 1.0  # declared, over the true gradient
-    integers: str = ""  # what becomes of them: "float", "same" (numpy only), "moved" or refused
+    integers: str = ""  # what becomes of them: "float", "same", "moved" or refused
     specials: bool = True  # NaN and infinities flow through as in the formula
     states: int = 0  # inputs, the first ones, that are Parameters and get updated
     refusals: tuple[Refusal, ...] = ()

@@ -30,9 +30,11 @@ from support.families.fused_pointwise import POINTWISE
 from support.families.fused_uint8 import FUSED_UINT8
 from support.families.loss import LOSSES, PRODUCTS, SOFTMAX
 from support.families.losses import LOSS_ROWS
+from support.families.mathematics import MATHEMATICS
 from support.families.matmul import PRODUCTS as MORE_PRODUCTS
 from support.families.movement import INDEX, RESHAPES
 from support.families.norm import NORMALIZATION
+from support.families.order import ORDER
 from support.families.pooling import POOLING
 from support.families.random import RANDOM
 from support.families.resize import IMAGES
@@ -349,6 +351,6 @@ UPDATES = (
 SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
-    *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE, *BATCHES, *FUSED,
-    *POINTWISE, *FUSED_CONV, *FUSED_NORM, *FUSED_UINT8,
+    *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
+    *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM, *FUSED_UINT8,
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Programs on top of the library; `mnist_dlsys.py` is their command line."""
+"""Programs on top of the library, and the command line that runs them: see `cli`."""

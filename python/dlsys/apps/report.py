@@ -40,6 +40,7 @@ class Sampled(train.Callback):
 
 def write_report(
     path: Path,
+    command: str,
     setup: Setup,
     sets: Sets,
     run: train.Run,
@@ -47,8 +48,8 @@ def write_report(
     chances: np.ndarray,
     timed: profile.Profile,
 ) -> None:
-    """Writes the page. figures: accuracies by set. chances: probabilities (n, 10) of the test
-    images. Raises DlsysError without matplotlib.
+    """Writes the page. command: as it was typed. figures: accuracies by set. chances:
+    probabilities (n, 10) of the test images. Raises DlsysError without matplotlib.
     """
     labels, images = sets.test.labels, sets.test.images[:, 0]
     taken = chances.argmax(axis=1)
@@ -56,8 +57,9 @@ def write_report(
     first = np.asarray(sets.test.images[0], np.float32) / np.float32(255)
     page = viz.report.Report(
         title=f"{setup.model} on {setup.dataset}",
+        command=command,
         numbers={f"{name} accuracy": value for name, value in figures.items()},
-        settings={name: _text(value) for name, value in setup.as_dict().items()},
+        settings=setup.in_words(),
         environment=viz.report.environment() | {"device": str(run.ctx or "numpy")},
         history=run.history.epochs,
         fine=run.history.curve,
@@ -78,9 +80,3 @@ def _shapes(run: train.Run) -> dict[Any, tuple[int, ...]]:
     """Of what a step is fed with."""
     feed = next(iter(run.data.epoch(0)))
     return {node: value.shape for node, value in feed.items()}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return ", ".join(map(_text, value)) or "none"
-    return "none" if value is None else str(value)

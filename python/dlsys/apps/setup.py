@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, DivergedError, DlsysError, quoted
+from ..errors import DataError, DivergedError, quoted
+from .usage import UsageError
 
 if TYPE_CHECKING:  # what a bare run of the assignment's networks does without is imported late
     from ..data import Augmentation
@@ -27,6 +28,17 @@ AUGMENTATIONS = {
     "shift": (2.0, 27.0), "rotate": (10.0, 180.0), "scale": (0.1, 0.9), "cutout": (8.0, 28.0),
     "flip": (0.5, 1.0), "mixup": (0.2, 10.0),
 }  # fmt: skip
+_IN_WORDS = {
+    "shift": "shifted by up to {:g} pixels", "rotate": "turned by up to {:g}°",
+    "scale": "scaled by up to {:.0%}", "cutout": "a square of {:g} pixels cut out",
+    "flip": "flipped with probability {:g}", "mixup": "mixed in pairs (alpha {:g})",
+}  # fmt: skip
+_NETWORKS = {
+    "logreg": "logistic regression (logreg)",
+    "mlp": "multilayer perceptron (mlp)",
+    "cnn": "LeNet-5 (cnn)",
+    "resnet": "a small residual network (resnet)",
+}
 INTEGRAL = ("shift", "cutout")  # those whose strength is an integer
 HIDDEN = (256, 100)
 LARGEST_BATCH = 1 << 17  # images, which take 400 MB as floats; no set here has as many
@@ -41,12 +53,9 @@ _MOMENTA = {"momentum": 0.9, "nesterov": 0.9, "rmsprop": 0.0}  # of those that h
 _SHORTEST_CYCLE = 4  # steps
 _HUGE = 10  # a loss so many times that of guessing is one of a run that diverged
 _PIXELS, _CLASSES = 784, 10
+_ENDLESS = ("constant", "plateau")  # schedules that know no last step
 _SHORT = {"model": "-m", "epochs": "-e"}
 _ONE_OF_THESE = "--optimizer momentum, nesterov or rmsprop"
-
-
-class UsageError(DlsysError):
-    """Options that cannot be had together; the text says which can."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ class Setup:
         if values.keys() != {field.name for field in fields(cls)}:
             raise DataError(
                 f"{what} does not say which network it is of; expected a checkpoint that "
-                "mnist_dlsys.py wrote with --checkpoint"
+                "`dlsys mnist` wrote with --checkpoint"
             )
         _check_form(what, values)
         pairs = tuple((name, number) for name, number in values["augment"])
@@ -120,14 +129,37 @@ class Setup:
             value, own = given.get(field.name), getattr(self, field.name)
             if value is None or value == own:
                 continue
-            if field.name == "epochs" and self.schedule in ("constant", "plateau"):
-                continue
+            if field.name == "epochs":
+                if self.schedule in _ENDLESS:
+                    continue
+                raise UsageError(
+                    f"{what} is a run with -e {own}, not {value}; {self.way_on(what, value)}"
+                )
             option = _SHORT.get(field.name, f"--{field.name.replace('_', '-')}")
             raise UsageError(
-                f"{what} is a run with {option} {_as_option(own)}, not {_as_option(value)}; "
+                f"{what} is a run with {option} {as_option(own)}, not {as_option(value)}; "
                 "--resume goes on with the options that it has: leave this one out, or begin "
                 "another run"
             )
+
+    def way_on(self, what: str, epochs: int | None = None) -> str:
+        """What to do for more epochs than this run has, whose checkpoint is `what`."""
+        if self.schedule in _ENDLESS:
+            return f"a larger -e than {self.epochs} goes on with it"
+        return (
+            f"its rate follows {self.schedule} over {counted(self.epochs)} and is down at the end, "
+            "so that it cannot go on for longer: begin another run with its weights, --init-from "
+            f"{what} -e {epochs or self.epochs} --checkpoint DIR"
+        )
+
+    def lasting_options(self) -> dict[str, Any]:
+        """The options that a run which begins with the weights of this one has too: its network,
+        and how its batches change the weights, but for rates and what is about one run.
+        """
+        names = ["dataset", "batch_size"]
+        if not self.assignment:
+            names += ["optimizer", "schedule", "dropout", *(["hidden"] if self.hidden else [])]
+        return {name: getattr(self, name) for name in names}
 
     def check_memory(self) -> None:
         """Raises UsageError where this machine has not even the memory that the weights, their
@@ -151,6 +183,29 @@ class Setup:
                 f"the run diverged: the validation loss is {loss:.4g} at the end, where guessing "
                 f"has {guessing:.2f}; use a smaller --lr than {self.lr:g}"
             )
+
+    def in_words(self) -> dict[str, str]:
+        """What was chosen, as people write it; without what does not apply."""
+        momentum = f" {self.momentum:g}" if self.momentum else ""
+        warmup = f" after {self.warmup:g} epochs of warm-up" if self.warmup else ""
+        changes = ", ".join(_IN_WORDS[name].format(number) for name, number in self.augment)
+        hidden = ", ".join(f"{size:,}" for size in self.hidden)
+        words = {
+            "network": _NETWORKS[self.model],
+            "hidden layers": hidden and f"{hidden} units",
+            "data set": {"mnist": "MNIST", "fashion": "Fashion-MNIST"}[self.dataset],
+            "epochs": f"{self.epochs:,}",
+            "batch size": f"{self.batch_size:,}",
+            "optimizer": self.optimizer + momentum,
+            "learning rate": f"{self.lr:g}, {self.schedule}{warmup}",
+            "weight decay": f"{self.weight_decay:g}" if self.weight_decay else "",
+            "dropout": f"{self.dropout:g}" if self.dropout else "",
+            "augmentation": changes,
+            "early stopping": self.early_stop and f"after {counted(self.early_stop)} without gain",
+            "order of batches": "as in the set" if self.assignment else "shuffled",
+            "seed": str(self.seed),
+        }
+        return {name: text for name, text in words.items() if text}
 
     # ---- what it builds ----
     @property
@@ -333,12 +388,17 @@ def _weights(hidden: tuple[int, ...]) -> int:
     return sum(a * b for a, b in zip((_PIXELS, *hidden), (*hidden, _CLASSES)))
 
 
-def _as_option(value: Any) -> str:
-    """A value of a setup as one would give it."""
+def as_option(value: Any) -> str:
+    """A value of a setup as one would type it."""
     if not isinstance(value, tuple):
         return "none" if value is None else str(value)
     items = ("=".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)
     return ",".join(items) or "none"
+
+
+def counted(epochs: int) -> str:
+    """A number of epochs in words."""
+    return f"{epochs} epoch{'s' * (epochs != 1)}"
 
 
 def _drop_before_the_last(model: Any, probability: float, seed: int) -> None:

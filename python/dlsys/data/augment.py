@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import described
 from ..errors import DataError
 from .dataset import Array, Split
 from .sample_rng import SampleRng
@@ -26,6 +27,8 @@ _TABLE = 4096  # points of the distribution that mixup draws from
 
 class Augmentation:
     """One way to change images; subclasses say how in `change`."""
+
+    __repr__ = described
 
     def __call__(self, images: Array, labels: Array, rng: SampleRng) -> tuple[Array, Array]:
         return self.change(images, rng), labels
@@ -177,6 +180,8 @@ class Compose:
     shape: (channels, height, width) in which flattened samples are seen; they are flat again
     afterwards. Not needed for samples that have that layout, or (height, width).
     """
+
+    __repr__ = described
 
     def __init__(self, steps: Sequence[Augment], shape: Shape | None = None) -> None:
         if not isinstance(steps, Iterable) or not all(map(callable, steps)):

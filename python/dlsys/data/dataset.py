@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..describe import described
 from ..errors import DataError
 
 Array = np.ndarray[Any, Any]
@@ -17,6 +18,9 @@ class Split(NamedTuple):
 
     images: Array
     labels: Array
+
+    def __repr__(self) -> str:
+        return described(self)
 
 
 class Images(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import described
 from ..errors import DataError, ShapeError
 from ..graph.node import Node
 from ..ops.leaf import Variable
@@ -37,6 +38,8 @@ class Loader:
     The content of a batch is a function of (seed, epoch, samples) alone: the same for any number of
     workers, and after a start in the middle. Raises DataError for arguments that do not fit.
     """
+
+    __repr__ = described
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import described
 from ..errors import DataError
 from ..graph.node import Node
 from ..ops.leaf import Parameter, constant_op
@@ -30,6 +31,8 @@ class DeviceLoader:
     normalize are as for Loader, whose order it has too. Raises DataError for arguments that do not
     fit.
     """
+
+    __repr__ = described
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import described
 from ..ops.random.philox import philox
 from .dataset import Array
 
@@ -19,6 +20,8 @@ class SampleRng:
     samples: their indices in the data set, (n,), below 2^32. Each call draws once more for each
     of them.
     """
+
+    __repr__ = described
 
     def __init__(self, seed: int, epoch: int, samples: Any) -> None:
         self._samples = np.asarray(samples, np.uint64)

@@ -12,7 +12,8 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from sys import getrefcount
 from typing import Any
 
@@ -85,6 +86,7 @@ class Engine:
         self.precision = "fp32"
         self.grad = True  # gradients are recorded
         self.trace: Any = None  # the Trace of `jit` that is being made
+        self.building = False  # a function is being called on nodes
         self.lock = threading.RLock()  # other threads may look at values of this one
         self.ident = threading.get_ident()
         self._epoch = State.epoch
@@ -211,13 +213,23 @@ class Engine:
             return self.record(function, self._fed(args), kwargs, again, home)
         if state is None:
             call = Call(function, *_slots((tuple(args), kwargs or {})))
-            state = known[key] = new_state(tape, call, self.grad, again)
+            with self.build():
+                state = known[key] = new_state(tape, call, self.grad, again)
         if state is CUT:
             self.run(tape)
             return self.record(function, args, kwargs, again, home)
         if home is not None:
             unsettled.add(self)
         return self.tensors(tape, state)
+
+    @contextmanager
+    def build(self) -> Iterator[None]:
+        """Around functions that are called on nodes, which may read Parameters."""
+        before, self.building = self.building, True
+        try:
+            yield
+        finally:
+            self.building = before
 
     def _varies(self, tape: Tape, function: Callable[..., Any], args: Sequence[Any]) -> bool:
         """True for arithmetic with a number that was another each time: it is fed then, since a
@@ -353,9 +365,13 @@ class Engine:
     def settle(self, writing: bool) -> None:
         """Runs what waits, before Parameters are read or, `writing`, changed from elsewhere."""
         if self.trace is not None:
-            self.trace.refuse("reads or writes a Parameter")
+            if writing or self.tape.state.written or self.trace.writes:
+                self.trace.refuse("reads or writes a Parameter")
+            return
         if self.pending is not None:
             self.run(self.pending)
+        if self.building and not writing:
+            return  # what is on the tape is not done yet
         if writing or self.tape.state.written:
             self.run(self.tape)
 

@@ -20,7 +20,7 @@ from ..graph.lines import where
 from ..graph.node import Node
 from ..graph.spec import FLOAT32
 from ..ndarray import NDArray
-from ..ops.comparison import maximum_op, where_op
+from ..ops.comparison import where_op
 from ..ops.elementwise import cast_op
 from ..ops.indexing import gather_op, getitem_op, slice_gradient_op
 from ..ops.leaf import full_op
@@ -232,7 +232,8 @@ def put(tensor: Tensor, key: Any, value: Any) -> None:
         positions = _positions(tensor, entries)
         source = np.full(tensor.size, -1)
         source[positions.reshape(-1)] = np.arange(positions.size)  # the last of several counts
-        args = (tensor, value, source.reshape(tensor.shape), positions.shape)
+        source = source.reshape(tensor.shape)
+        args = (tensor, value, source >= 0, np.maximum(source, 0), positions.shape)
         made = engine.record(_scattered, args)
     assign(tensor, made)
 
@@ -249,7 +250,7 @@ def _masked(x: Node, value: Node, mask: Node) -> Node:
     return where_op(mask, broadcast_to_op(reshape_op(value, ()), x.spec.shape), x)
 
 
-def _scattered(x: Node, value: Node, source: Node, shape: tuple[int, ...]) -> Node:
-    """x with element source[k] of the broadcast value at each k where there is one."""
+def _scattered(x: Node, value: Node, chosen: Node, source: Node, shape: tuple[int, ...]) -> Node:
+    """x with element source[k] of the broadcast value at each k that is chosen."""
     flat = reshape_op(broadcast_to_op(value, shape), (-1,))
-    return where_op(source >= 0, gather_op(flat, maximum_op(source, 0), axis=0), x)
+    return where_op(chosen, gather_op(flat, source, axis=0), x)

@@ -45,6 +45,11 @@ class Trace:
         self.changed: dict[Any, Any] = {}  # values before the call of Tensors changed in place
         self.modes: dict[Any, bool] = {}  # the modes of modules that were called
 
+    @property
+    def writes(self) -> bool:
+        """True where what was recorded so far changes Parameters."""
+        return any(segment.tape.state.written for segment in self.segments)
+
     def refuse(self, what: str) -> None:
         """Raises GraphError: the function does what no program can."""
         raise GraphError(

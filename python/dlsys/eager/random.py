@@ -39,19 +39,19 @@ def randn(*shape: Any, device: Device = None, requires_grad: bool = False) -> Te
 
 
 def randint(low: int, high: int, shape: Any = (), device: Device = None) -> Tensor:
-    """int64 numbers, each of low, …, high - 1 alike. GraphError unless low < high, 2^24 above it at
-    most.
+    """int64 numbers, each of low, …, high - 1 alike. GraphError unless low < high, both within
+    ±2^24.
     """
-    if not low < high <= low + 2**24:
+    if not -(2**24) <= low < high <= 2**24:
         raise GraphError(
-            f"randint: expected low < high <= low + 2**24, got {low} and {high} [{where()}]"
+            f"randint: expected low < high within 2**24 of 0, got {low} and {high} [{where()}]"
         )
     return _drawn(_integers, (extents("randint", (shape,)), low, high), device, False)
 
 
 def _integers(shape: tuple[int, ...], low: int, high: int) -> Any:
-    span = random_uniform(shape) * float(high - low)
-    return cast_op(span, np.int64) + low
+    whole = cast_op(cast_op(random_uniform(shape) * float(high - low), np.int64), np.float32)
+    return cast_op(whole + float(low), np.int64)
 
 
 def _drawn(function: Any, args: tuple[Any, ...], device: Device, requires_grad: bool) -> Tensor:

@@ -30,7 +30,8 @@ def step(optimizer: Any, parameters: Sequence[Parameter]) -> None:
     state = known.get(key)
     if state is None:
         nodes = [(tape.outs[grad._slot.index].node, p) for p, grad in pairs]
-        updates = optimizer.updates(nodes)
+        with engine.build():
+            updates = optimizer.updates(nodes)
         state = State(tape.state, single=False)
         state.effects += tuple(updates)
         state.written |= written_by(updates, {out.node for out in tape.outs})

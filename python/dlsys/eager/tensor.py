@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import drawn_by
 from ..dtypes import as_dtype, host
 from ..errors import GraphError, ShapeError
 from ..functional import methods as _methods  # noqa: F401 (fills in those of ArrayMethods)
@@ -26,13 +27,14 @@ from ..ops.movement import (
     stop_gradient_op,
     transpose_op,
 )
+from ..values import Values
 from . import autograd, indexing
 from .device import Device, engine_of
 from .engine import Engine
 from .tape import Out, Slot, Symbol, Tape
 
 
-class Tensor(ArrayMethods, Eager):
+class Tensor(ArrayMethods, Values, Eager):
     """An array on a device, with the operators of Python and the functions of
     `dlsys.functional` as methods.
 
@@ -200,23 +202,9 @@ class Tensor(ArrayMethods, Eager):
 
     asnumpy = numpy
 
-    def item(self) -> Any:
-        """The only element as a Python number. ShapeError where there are more or none."""
-        if self.size != 1:
-            raise ShapeError(f"item(): expected one element, got shape {self.shape} [{where()}]")
-        return self.numpy().reshape(()).item()
-
-    def tolist(self) -> Any:
-        """The elements as nested lists of Python numbers."""
-        return self.numpy().tolist()
-
     def ndarray(self) -> Any:
         """The value as the device holds it, an NDArray or on numpy an array: not to be written."""
         return self._looked()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        values = self.numpy()
-        return values if dtype is None else values.astype(dtype, copy=False)
 
     def __dlpack__(self, **options: Any) -> Any:
         value = self._looked()
@@ -228,32 +216,10 @@ class Tensor(ArrayMethods, Eager):
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ShapeError(
-                f"a Tensor of shape {self.shape} is neither true nor false: use .any() or .all() "
-                f"[{where()}]"
+                f"a Tensor of shape {self.shape} is neither true nor false: compare one element, "
+                f"or choose by F.where(condition, a, b) [{where()}]"
             )
-        return bool(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __index__(self) -> int:
-        if self.dtype.kind not in "iub":
-            raise TypeError(f"an index is an integer, and this Tensor is {self.dtype}")
-        return int(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.size == 1 and spec else str(self)
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a Tensor without axes")
-        return self.shape[0]
+        return super().__bool__()
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.shape:
@@ -265,21 +231,27 @@ class Tensor(ArrayMethods, Eager):
 
     __hash__ = object.__hash__
 
+    def facts(self) -> dict[str, Any]:
+        """What the repr tells besides the values."""
+        usual = (np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_))
+        dtype = {} if self.dtype in usual else {"dtype": self.dtype}
+        gradient = {"requires_grad": True} if self._requires else {}
+        shape = {} if self.size else {"shape": self.shape}
+        return {**shape, **dtype, "device": self.device, **gradient}
+
     def __repr__(self) -> str:
         if self._engine.trace is not None:
             return f"Tensor(shape={self.shape}, dtype={self.dtype}, while jit records)"
-        values = np.array2string(
-            self.numpy(), separator=", ", prefix="tensor(", precision=4, suppress_small=True,
-            threshold=1000,
-        )  # fmt: skip
-        usual = (np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_))
-        parts = [values, *([] if self.dtype in usual else [f"dtype={self.dtype}"])]
-        parts += [f"device='{self.device}'", *["requires_grad=True"] * self._requires]
-        return f"tensor({', '.join(parts)})"
+        return super().__repr__()
+
+    _repr_html_ = drawn_by("values_html")
 
     # ---- operators; the binary ones are set below ----
     def __neg__(self) -> Tensor:
         return self._engine.record(hooks["neg"], (self,))
+
+    def __abs__(self) -> Tensor:
+        return self._engine.record(hooks["abs"], (self,))
 
     def __invert__(self) -> Tensor:
         return self._engine.record(hooks["not"], (self,))
@@ -488,7 +460,8 @@ def _operand(other: Any) -> Any:
 
 _OPERANDS = frozenset({Tensor, int, float, bool, Parameter})
 _NAMES = dict(
-    add="add", sub="sub", mul="mul", truediv="div", pow="power", matmul="matmul",
+    add="add", sub="sub", mul="mul", truediv="div", floordiv="floor_divide", mod="remainder",
+    pow="power", matmul="matmul",
     **{"and": "and", "or": "or", "xor": "xor"},
 )  # fmt: skip
 _COMPARISONS = dict(

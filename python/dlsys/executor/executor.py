@@ -37,8 +37,8 @@ from .run.runner import Runner, second_run
 from .run.transaction import Transaction
 from .tune.autotune import choose_kernels
 
-# Nothing is imported later: a child that is forked while another thread imports a module waits for
-# that module for ever.
+# Nothing is imported later, but what runtime.library.load imports: a child that is forked while
+# another thread imports a module waits for that module for ever.
 
 _MAX_PLANS = 64  # plans in the cache; the least recently used goes first
 
@@ -195,25 +195,28 @@ class Executor(Views):
             if any(node.changed > self._changes for node in self.topo_order):
                 self._runners.clear()  # a constant is another now, a Parameter elsewhere
             self._changes = Node.changes
-        if key not in self._runners:
-            self._add_runner(key)
+        found = self._runners.get(key)
+        if found is None:
+            found = self._add_runner(key)
         elif len(self._runners) == _MAX_PLANS:
             self._runners.move_to_end(key)
         self._signatures = key
-        runner, transaction, order = self._runners[key]
+        runner, transaction, order = found
         return runner, transaction, values if order is None else [values[k] for k in order]
 
-    def _add_runner(self, key: tuple[Signature, ...]) -> None:
+    def _add_runner(self, key: tuple[Signature, ...]) -> tuple[Runner, Transaction, Any]:
         """Plans for feeds of these signatures, and binds the plan to memory."""
         runner = self._bind(self._make_plan(self._feeds.specs(key)))
         at = {node: k for k, node in enumerate(self._feeds.nodes)}
         order = [at[value.node.origin] for value in runner.plan.feeds]
         transaction = Transaction(runner.plan, self.target)
         # With which feeds it reads; None: all as they come.
-        self._runners[key] = runner, transaction, order if order != [*range(len(at))] else None
+        added = runner, transaction, order if order != [*range(len(at))] else None
+        self._runners[key] = added
         if len(self._runners) > _MAX_PLANS:
             self._runners.popitem(last=False)
             self._warn_of_plans()
+        return added
 
     def _warn_of_plans(self) -> None:
         """Warns once of shapes that keep changing, each of which is slow at first."""

@@ -7,8 +7,8 @@ from ..ops.elementwise import as_node
 from .record import Array, pair, recorded
 
 __all__ = [
-    "equal", "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "not_equal",
+    "equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "not_equal",
 ]  # fmt: skip
 
 
@@ -123,3 +123,36 @@ def logical_not(x: Array) -> Array:
     Example: F.logical_not(F.greater(x, 0))
     """
     return comparison.logical_not_op(as_node(x))
+
+
+@recorded
+def isnan(x: Array) -> Array:
+    """True where x is NaN.
+
+    x: any shape and dtype.
+
+    Example: F.isnan(x)
+    """
+    return comparison.isnan_op(as_node(x))
+
+
+@recorded
+def isinf(x: Array) -> Array:
+    """True where x is infinite.
+
+    x: any shape and dtype.
+
+    Example: F.isinf(x)
+    """
+    return comparison.isinf_op(as_node(x))
+
+
+@recorded
+def isfinite(x: Array) -> Array:
+    """True where x is neither infinite nor NaN.
+
+    x: any shape and dtype.
+
+    Example: F.isfinite(x)
+    """
+    return comparison.isfinite_op(as_node(x))

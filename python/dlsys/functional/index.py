@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..dtypes import FLOAT32
-from ..ops import indexing
-from ..ops.comparison import where_op
+from ..ops import indexing, sorting, triangle
+from ..ops.comparison import masked_fill_op, where_op
 from ..ops.elementwise import as_node, is_number
 from .record import Array, recorded
 
-__all__ = ["embedding", "getitem", "one_hot", "scatter_add", "slice", "take", "where"]
+__all__ = [
+    "embedding", "getitem", "masked_fill", "one_hot", "scatter_add", "slice", "take",
+    "take_along_axis", "tril", "triu", "where",
+]  # fmt: skip
 
 
 @recorded
@@ -94,3 +97,50 @@ def where(condition: Array, a: Array, b: Array) -> Array:
     """
     a, b = (value if is_number(value) else as_node(value) for value in (a, b))
     return where_op(as_node(condition), a, b)
+
+
+@recorded
+def masked_fill(x: Array, mask: Array, value: float) -> Array:
+    """`value` where the mask is True (not 0), else x, broadcast against each other.
+
+    The gradient is 0 where the mask is True, whatever x holds there. ShapeError where the shapes do
+    not fit.
+
+    Example: F.masked_fill(x, F.isnan(x), 0)
+    """
+    return masked_fill_op(as_node(x), as_node(mask), value)
+
+
+@recorded
+def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
+    """x at indices along one axis that each column has of its own, PyTorch's gather: for axis 0 of
+    a matrix y[i, j] = x[indices[i, j], j].
+
+    x: any dtype. indices: int32 or int64, x's shape but along the axis (ShapeError otherwise).
+    OutOfRangeError for one out of range.
+
+    Example: F.take_along_axis(x, F.argsort(x, axis=1), axis=1)
+    """
+    return sorting.take_along_axis_op(as_node(x), as_node(indices), axis)
+
+
+@recorded
+def tril(x: Array, k: int = 0) -> Array:
+    """x on and below diagonal k of its last two axes, 0 above; k counts to the right.
+
+    x: any dtype, at least two axes (ShapeError otherwise).
+
+    Example: F.tril(x)
+    """
+    return triangle.tril_op(as_node(x), k)
+
+
+@recorded
+def triu(x: Array, k: int = 0) -> Array:
+    """x on and above diagonal k of its last two axes, 0 below; k counts to the right.
+
+    x: any dtype, at least two axes (ShapeError otherwise).
+
+    Example: F.triu(x, 1)
+    """
+    return triangle.triu_op(as_node(x), k)

@@ -13,14 +13,16 @@ __all__ = ["einsum", "linear", "matmul", "outer"]
 @recorded
 def matmul(a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
     """a @ b over the last two axes, (…, m, k) and (…, k, n) to (…, m, n); the axes before them
-    broadcast by numpy's rule.
+    broadcast by numpy's rule. A vector is a row on the left and a column on the right.
 
-    transpose_a and transpose_b exchange the last two axes first. Floats of one dtype, or integers.
-    ShapeError where the inner extents differ.
+    transpose_a and transpose_b exchange the last two axes first; they are not for vectors. Floats
+    of one dtype, or integers. ShapeError where the inner extents differ.
 
     Example: F.matmul(x, y, transpose_b=True)
     """
     a, b = as_node(a), as_node(b)
+    if not (transpose_a or transpose_b):
+        return products.product(a, b)
     both = products.matmul_op if a.ndim == b.ndim == 2 else products.batched_matmul_op
     return both(a, b, transpose_a, transpose_b)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ops import elementwise, power
+from ..ops import elementwise, power, rounding, transcendental
 from ..ops.comparison import maximum_op, minimum_op
 from ..ops.elementwise import (
     abs_op,
@@ -29,8 +29,11 @@ from ..ops.movement import copy_op, stop_gradient_op
 from .record import Array, pair, recorded
 
 __all__ = [
-    "abs", "add", "astype", "clip", "copy", "cos", "div", "exp", "log", "log1p", "maximum",
-    "minimum", "mul", "neg", "pow", "rsqrt", "sign", "sin", "sqrt", "stop_gradient", "sub",
+    "abs", "acos", "acosh", "add", "asin", "asinh", "astype", "atan", "atan2", "atanh", "ceil",
+    "clip", "copy", "cos", "cosh", "div", "erf", "exp", "exp2", "expm1", "floor", "floor_divide",
+    "fmod", "log", "log10", "log1p", "log2", "maximum", "minimum", "mul", "neg", "pow",
+    "reciprocal", "remainder", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "stop_gradient",
+    "sub", "tan", "trunc",
 ]  # fmt: skip
 
 
@@ -237,6 +240,260 @@ def cos(x: Array) -> Array:
     Example: F.cos(x)
     """
     return cos_op(as_node(x))
+
+
+@recorded
+def floor_divide(a: Array, b: Array) -> Array:
+    """a / b rounded down, as Python's `//`, broadcast against each other.
+
+    Integers give integers, 0 of a division by 0. It has no gradient. ShapeError where shapes or
+    dtypes do not fit.
+
+    Example: F.floor_divide(x, 2)
+    """
+    return rounding.floor_divide_op(*pair(a, b))
+
+
+@recorded
+def remainder(a: Array, b: Array) -> Array:
+    """a - b · (a // b), as Python's `%` with the sign of b, broadcast against each other.
+
+    Integers give integers, 0 of a division by 0. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.remainder(x, 2)
+    """
+    return rounding.remainder_op(*pair(a, b))
+
+
+@recorded
+def fmod(a: Array, b: Array) -> Array:
+    """a - b · trunc(a / b), as C's fmod with the sign of a, broadcast against each other.
+
+    Integers give integers, 0 of a division by 0. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.fmod(x, 2)
+    """
+    return rounding.fmod_op(*pair(a, b))
+
+
+@recorded
+def floor(x: Array) -> Array:
+    """The largest integer up to each element, in x's dtype.
+
+    x: any shape and dtype; integers stay as they are. It has no gradient.
+
+    Example: F.floor(x)
+    """
+    return rounding.floor_op(as_node(x))
+
+
+@recorded
+def ceil(x: Array) -> Array:
+    """The smallest integer from each element on, in x's dtype.
+
+    x: any shape and dtype; integers stay as they are. It has no gradient.
+
+    Example: F.ceil(x)
+    """
+    return rounding.ceil_op(as_node(x))
+
+
+@recorded
+def trunc(x: Array) -> Array:
+    """Each element without its fraction, in x's dtype.
+
+    x: any shape and dtype; integers stay as they are. It has no gradient.
+
+    Example: F.trunc(x)
+    """
+    return rounding.trunc_op(as_node(x))
+
+
+@recorded
+def round(x: Array) -> Array:
+    """The integer nearest to each element, of two the even one, in x's dtype.
+
+    x: any shape and dtype; integers stay as they are. It has no gradient.
+
+    Example: F.round(x)
+    """
+    return rounding.round_op(as_node(x))
+
+
+@recorded
+def reciprocal(x: Array) -> Array:
+    """1 / x of each element.
+
+    x: any shape; integers give floats.
+
+    Example: F.reciprocal(F.exp(x))
+    """
+    return transcendental.reciprocal_op(as_node(x))
+
+
+@recorded
+def exp2(x: Array) -> Array:
+    """2 to the power x of each element.
+
+    x: any shape; integers give floats.
+
+    Example: F.exp2(x)
+    """
+    return transcendental.exp2_op(as_node(x))
+
+
+@recorded
+def expm1(x: Array) -> Array:
+    """e to the power x, minus 1, exact for small x too.
+
+    x: any shape; integers give floats.
+
+    Example: F.expm1(x)
+    """
+    return transcendental.expm1_op(as_node(x))
+
+
+@recorded
+def log2(x: Array) -> Array:
+    """The logarithm of each element to base 2, -inf at 0 and NaN below.
+
+    x: any shape; integers give floats.
+
+    Example: F.log2(F.exp(x))
+    """
+    return transcendental.log2_op(as_node(x))
+
+
+@recorded
+def log10(x: Array) -> Array:
+    """The logarithm of each element to base 10, -inf at 0 and NaN below.
+
+    x: any shape; integers give floats.
+
+    Example: F.log10(F.exp(x))
+    """
+    return transcendental.log10_op(as_node(x))
+
+
+@recorded
+def erf(x: Array) -> Array:
+    """The error function, 2 / √π times the integral of exp(-t²) from 0 to x.
+
+    x: any shape; integers give floats.
+
+    Example: F.erf(x)
+    """
+    return transcendental.erf_op(as_node(x))
+
+
+@recorded
+def tan(x: Array) -> Array:
+    """The tangent of each element, in radians.
+
+    x: any shape; integers give floats.
+
+    Example: F.tan(x)
+    """
+    return transcendental.tan_op(as_node(x))
+
+
+@recorded
+def asin(x: Array) -> Array:
+    """The angle from -π/2 to π/2 whose sine is x, NaN beyond ±1.
+
+    x: any shape; integers give floats.
+
+    Example: F.asin(F.sin(x))
+    """
+    return transcendental.asin_op(as_node(x))
+
+
+@recorded
+def acos(x: Array) -> Array:
+    """The angle from 0 to π whose cosine is x, NaN beyond ±1.
+
+    x: any shape; integers give floats.
+
+    Example: F.acos(F.cos(x))
+    """
+    return transcendental.acos_op(as_node(x))
+
+
+@recorded
+def atan(x: Array) -> Array:
+    """The angle from -π/2 to π/2 whose tangent is x.
+
+    x: any shape; integers give floats.
+
+    Example: F.atan(x)
+    """
+    return transcendental.atan_op(as_node(x))
+
+
+@recorded
+def sinh(x: Array) -> Array:
+    """The hyperbolic sine of each element.
+
+    x: any shape; integers give floats.
+
+    Example: F.sinh(x)
+    """
+    return transcendental.sinh_op(as_node(x))
+
+
+@recorded
+def cosh(x: Array) -> Array:
+    """The hyperbolic cosine of each element.
+
+    x: any shape; integers give floats.
+
+    Example: F.cosh(x)
+    """
+    return transcendental.cosh_op(as_node(x))
+
+
+@recorded
+def asinh(x: Array) -> Array:
+    """The number whose hyperbolic sine is x.
+
+    x: any shape; integers give floats.
+
+    Example: F.asinh(x)
+    """
+    return transcendental.asinh_op(as_node(x))
+
+
+@recorded
+def acosh(x: Array) -> Array:
+    """The number from 0 on whose hyperbolic cosine is x, NaN for x below 1.
+
+    x: any shape; integers give floats.
+
+    Example: F.acosh(F.cosh(x))
+    """
+    return transcendental.acosh_op(as_node(x))
+
+
+@recorded
+def atanh(x: Array) -> Array:
+    """The number whose hyperbolic tangent is x, infinite at ±1 and NaN beyond.
+
+    x: any shape; integers give floats.
+
+    Example: F.atanh(F.sin(x))
+    """
+    return transcendental.atanh_op(as_node(x))
+
+
+@recorded
+def atan2(a: Array, b: Array) -> Array:
+    """The angle from -π to π of the point (b, a), broadcast against each other.
+
+    Integers give floats. ShapeError where shapes or dtypes do not fit.
+
+    Example: F.atan2(y, x)
+    """
+    return transcendental.atan2_op(*pair(a, b))
 
 
 @recorded

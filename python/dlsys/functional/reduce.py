@@ -1,19 +1,19 @@
-"""Reductions. `axis` is one axis, a tuple of axes or None for all of them, negative ones counted
-from the end; `keepdims` keeps the reduced axes as extent 1. ShapeError for an axis that x does not
-have.
+"""Reductions, scans and sorts. `axis` is one axis, of reductions also a tuple of axes or None for
+all of them, negative ones counted from the end; `keepdims` keeps the reduced axes as extent 1.
+ShapeError for an axis that x does not have.
 """
 
 from __future__ import annotations
 
-from ..ops import reduce
+from ..ops import reduce, sorting
 from ..ops.elementwise import as_node
 from ..ops.optim.apply import global_norm_op
-from ..ops.scan import cumsum_op
+from ..ops.scan import cumprod_op, cumsum_op, recurrence_op
 from .record import Array, recorded
 
 __all__ = [
-    "argmax", "argmin", "cumsum", "global_norm", "logsumexp", "max", "mean", "min", "prod", "sum",
-    "var",
+    "argmax", "argmin", "argsort", "cumprod", "cumsum", "global_norm", "logsumexp", "max", "mean",
+    "min", "prod", "recurrence", "sort", "std", "sum", "topk", "var",
 ]  # fmt: skip
 
 Axis = int | tuple[int, ...] | None
@@ -89,6 +89,18 @@ def var(x: Array, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> A
 
 
 @recorded
+def std(x: Array, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Array:
+    """The standard deviation of x over `axis`, the root of `var`; its gradient is NaN where it is
+    0.
+
+    x: any shape; floats keep their dtype, integers give floats. ddof: as for `var`.
+
+    Example: F.std(x, axis=0, ddof=1)
+    """
+    return reduce.std_op(as_node(x), axis, keepdims, ddof)
+
+
+@recorded
 def logsumexp(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """log Σ exp(x) over `axis`, finite for any finite x.
 
@@ -143,3 +155,66 @@ def global_norm(*arrays: Array) -> Array:
     Example: F.global_norm(x, y)
     """
     return global_norm_op(*map(as_node, arrays))
+
+
+@recorded
+def cumprod(x: Array, axis: int = -1, reverse: bool = False) -> Array:
+    """The products of x along one axis up to and with each element; from the end with `reverse`.
+
+    x: any shape; floats keep their dtype, integers and truth values multiply as int64. The gradient
+    is right beside zeros too.
+
+    Example: F.cumprod(x, axis=0)
+    """
+    return cumprod_op(as_node(x), axis, reverse)
+
+
+@recorded
+def recurrence(
+    a: Array, b: Array, axis: int = -1, reverse: bool = False, initial: float = 0.0
+) -> Array:
+    """y[k] = a[k] · y[k - 1] + b[k] along one axis, a first-order linear recurrence: running means,
+    discounted returns, linear state-space models. `initial` stands before the first element; with
+    `reverse` it runs from the end.
+
+    a and b: floats of one shape (ShapeError otherwise).
+
+    Example: F.recurrence(F.sigmoid(x), x, axis=0)
+    """
+    a, b = as_node(a), as_node(b)
+    return recurrence_op(a, b, axis=axis, reverse=reverse, initial=initial)
+
+
+@recorded
+def sort(x: Array, axis: int = -1, descending: bool = False) -> tuple[Array, Array]:
+    """x sorted along one axis, and the index in x of each element, int64.
+
+    x: any shape and dtype. Equal elements stay in order, NaN counts as the largest number. The
+    gradient of an element goes to where it came from.
+
+    Example: F.sort(x, axis=1)[0]
+    """
+    return sorting.sort_op(as_node(x), axis, descending)
+
+
+@recorded
+def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+    """The indices that sort x along one axis, int64.
+
+    x: any shape and dtype. Equal elements stay in order, NaN counts as the largest number.
+
+    Example: F.argsort(x, descending=True)
+    """
+    return sorting.argsort_op(as_node(x), axis, descending)
+
+
+@recorded
+def topk(x: Array, k: int, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
+    """The k largest elements along one axis (or the smallest), the best first, and their indices,
+    int64; of equal ones the first, NaN counts as the largest number.
+
+    x: any shape and dtype, at least k elements along the axis (ShapeError otherwise).
+
+    Example: F.topk(x, 2)[1]
+    """
+    return sorting.topk_op(as_node(x), k, axis, largest)

@@ -6,7 +6,7 @@ files every graph computes the same, only slower. `body.py` and `rewrite.py` are
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import os
 from collections.abc import Sequence
 
 from ..errors import SettingError
@@ -14,10 +14,9 @@ from ..passes.pipeline import Pass
 
 
 def _found() -> tuple[Pass, ...]:
-    modules = [
-        importlib.import_module(f"{__name__}.{module.name}")
-        for module in pkgutil.iter_modules(__path__)
-    ]
+    files = sorted(os.listdir(os.path.dirname(__file__)))
+    names = [name[:-3] for name in files if name.endswith(".py") and name != "__init__.py"]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = [module.FUSION for module in modules if hasattr(module, "FUSION")]
     return tuple(sorted(found, key=lambda fusion: fusion.place))
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..describe import described, drawn_by, few
 from ..errors import GraphError, ShapeError, SignatureError
 from ..methods import ArrayMethods
 from .kinds import Input, Int
@@ -96,13 +97,14 @@ class Op:
     tolerance: float = 1e-5
     # Outputs that rounding may change altogether, such as an argmax or a sign.
     discrete_outputs: tuple[int, ...] = ()
+    __repr__ = described
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     movement: bool = False  # it moves or repeats elements and computes nothing
     has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
-    vocabulary: bool = True  # `dlsys.functional` names it: it is no part of others, nor the course's
+    vocabulary: bool = True  # `dlsys.functional` names it: no part of others, not the course's
     leaf: str | None = None  # "feed", "state" or "constant": has a value without being computed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -261,9 +263,9 @@ def _comparison(name: str) -> Callable[[Any, Any], Node]:
 
 
 class Node(ArrayMethods):
-    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x ** 2`, `x @ w`, `x[1:3, ::2]`,
-    `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an operator with several
-    outputs is its first output.
+    """One use of an operator. `x + 2`, `x * y`, `-x`, `x / y`, `x // 2`, `x % 2`, `x ** 2`,
+    `x @ w`, `x[1:3, ::2]`, `x == y`, `x < 2`, `(x > 0) & ~mask` make further nodes; `x[0]` of an
+    operator with several outputs is its first output.
 
     A node is a key of dictionaries and sets by identity. Whether two names mean one node is asked
     by `is`, of lists of nodes by `same_nodes`: `==` makes a node, which has no truth value before a
@@ -283,6 +285,7 @@ class Node(ArrayMethods):
     changes = 0  # calls of `invalidate` of any node, so far
     changed = 0  # the last of them that was this node's own
     __array_ufunc__ = None  # numpy arrays leave `array + node` to the node
+    _repr_html_ = drawn_by("graph_html")
 
     def __init__(
         self,
@@ -396,6 +399,8 @@ class Node(ArrayMethods):
     __xor__ = __rxor__ = _binary("xor")
     __sub__, __rsub__ = _binary("sub"), _swapped("sub")
     __truediv__, __rtruediv__ = _binary("div"), _swapped("div")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _swapped("floor_divide")
+    __mod__, __rmod__ = _binary("remainder"), _swapped("remainder")
     __pow__, __rpow__ = _binary("power"), _swapped("power")
     __matmul__, __rmatmul__ = _binary("matmul"), _swapped("matmul")
     __eq__, __ne__ = _comparison("equal"), _comparison("not_equal")  # type: ignore[assignment]
@@ -405,6 +410,9 @@ class Node(ArrayMethods):
 
     def __neg__(self) -> Node:
         return hooks["neg"](self)
+
+    def __abs__(self) -> Node:
+        return hooks["abs"](self)
 
     def __invert__(self) -> Node:
         return hooks["not"](self)
@@ -417,7 +425,7 @@ class Node(ArrayMethods):
         )
 
     def __repr__(self) -> str:
-        arguments = [node.name for node in self.inputs]
+        arguments = few([node.name for node in self.inputs])
         arguments += [
             f"{key}={value!r}" for key, value in self.attrs.items() if not hasattr(value, "shape")
         ]
@@ -457,7 +465,7 @@ def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
     while stack:
         node = stack[-1]
         visited = done.get(node)
-        if visited is None:
+        if visited is None and node.inputs:
             done[node] = False
             for x in reversed(node.inputs):
                 known = done.get(x)

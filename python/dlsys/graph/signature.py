@@ -13,7 +13,6 @@ line.
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -69,12 +68,15 @@ class Signature:
         others = [key for key in kinds if key not in self.inputs and key != "name"]
         self.attributes = {key: kinds[key] for key in others}
         self._also = {kind.also: key for key, kind in kinds.items() if kind.also}
+        self._take = {key: kind.take for key, kind in kinds.items()}
+        self._nullable = {key for key, kind in kinds.items() if kind.default is None}
         self._initial = {key: kind.initial for key, kind in kinds.items() if not kind.omitted}
         self._needed = [key for key, kind in kinds.items() if kind.default is REQUIRED]
-        self._defaults = {key: self._initial[key] for key in others if key in self._initial}
+        self._defaults = {key: x for key, x in self._initial.items() if key not in self.inputs}
+        self._asked = [key for key in self._needed if key in others]
         plain = [key for key in self._needed if type(kinds[key]) is Input]
-        # The inputs of a call that may consist of nothing else; -1 where there is none.
-        self._plain = len(plain) if plain == self._needed == self.inputs and not variadic else -1
+        # The inputs of a call whose attributes are keywords; -1 where it takes a closer look.
+        self._plain = len(plain) if plain == self.inputs and not variadic else -1
 
     def bind(
         self, called: str, args: tuple[Any, ...], given: dict[str, Any]
@@ -82,8 +84,14 @@ class Signature:
         """Inputs, attributes and the node's name of a call. SignatureError where it does not
         fit.
         """
-        if not given and len(args) == self._plain:  # as most calls are; nodes ask for nodes
-            return args, self._defaults.copy(), None
+        if len(args) == self._plain:  # as in most calls; nodes themselves ask for nodes
+            bound = self._defaults.copy()
+            if given:
+                self._take_keywords(bound, called, args, given)
+            for key in self._asked:
+                if bound[key] is REQUIRED:
+                    raise self._missing_error(called, args, given, key)
+            return args, bound, bound.pop("name")
         rest: tuple[Any, ...] = ()
         if self.variadic:
             count = len(self._positional)
@@ -99,31 +107,33 @@ class Signature:
         """
         if len(args) > len(self._positional):
             raise self._count_error(called, args, given)
-        values = dict(zip(self._positional, args))
-        keys = [self._also.get(word, word) for word in given] if self._also else given
-        values.update(zip(keys, given.values()))
-        if len(values) < len(args) + len(given):
-            every = [*self._positional[: len(args)], *keys]
-            twice = next(key for key in every if every.count(key) > 1)
-            raise self._error(called, f"{twice} is given twice")
-        made, kinds = self._initial.copy(), self._kinds
-        for key, value in values.items():
-            kind = kinds.get(key)
-            if kind is None:
-                close = difflib.get_close_matches(key, kinds, 1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise self._error(called, f"unexpected attribute {key!r}{hint}")
-            if value is not None or kind.default is not None:
-                try:
-                    made[key] = kind.take(value)
-                except WRONG as error:
-                    raise self._value_error(called, args, key, value, error) from None
+        made, take, nullable = self._initial.copy(), self._take, self._nullable
+        key, value = "", None
+        try:
+            for key, value in zip(self._positional, args):
+                if value is not None or key not in nullable:
+                    made[key] = take[key](value)
+        except WRONG as error:
+            raise self._value_error(called, args, key, value, error) from None
+        if given:
+            self._take_keywords(made, called, args, given)
         for key in self._needed:
             if made[key] is REQUIRED:
-                if key in self.inputs:
-                    raise self._count_error(called, args, given)
-                raise self._error(called, f"attribute {key!r} is missing")
+                raise self._missing_error(called, args, given, key)
         return made
+
+    def _take_keywords(
+        self, made: dict[str, Any], called: str, args: Sequence[Any], given: dict[str, Any]
+    ) -> None:
+        take, taken = self._take, self._positional[: len(args)]
+        for key, value in given.items():
+            if key not in take or key in taken:
+                key = self._meant(called, key, taken, given)
+            if value is not None or key not in self._nullable:
+                try:
+                    made[key] = take[key](value)
+                except WRONG as error:
+                    raise self._value_error(called, args, key, value, error) from None
 
     # ---- what is refused ----
 
@@ -145,6 +155,28 @@ class Signature:
         plural = "" if count == "1" else "s"
         names = f" ({', '.join(most)})" if most else ""
         return self._error(called, f"takes {count} input{plural}{names}, got {got}", usage=False)
+
+    def _meant(self, called: str, key: str, taken: Sequence[str], given: dict[str, Any]) -> str:
+        """The attribute that a keyword is a second word for. SignatureError where there is none, or
+        it is given besides.
+        """
+        own = self._also.get(key, key)
+        if own in taken or (own != key and own in given):
+            raise self._error(called, f"{own} is given twice")
+        if own in self._kinds:
+            return own
+        from difflib import get_close_matches  # half a millisecond, for errors alone
+
+        close = get_close_matches(key, self._kinds, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise self._error(called, f"unexpected attribute {key!r}{hint}")
+
+    def _missing_error(
+        self, called: str, args: Sequence[Any], given: dict[str, Any], key: str
+    ) -> SignatureError:
+        if key in self.inputs:
+            return self._count_error(called, args, given)
+        return self._error(called, f"attribute {key!r} is missing")
 
     def _value_error(
         self, called: str, args: Sequence[Any], key: str, value: Any, error: Exception

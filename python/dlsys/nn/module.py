@@ -13,8 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..autodiff import Node, Parameter, Variable
+from ..describe import drawn_by, few
 from ..dtypes import host
+from ..eager.engine import tracing
+from ..eager.step import drop_gradients
 from ..errors import DataError, GraphError
+from ..functional.record import Recorder
 from ..graph.lines import where
 from .summary import Call, Summary, summarize
 
@@ -58,6 +62,10 @@ class StateDict(dict[str, np.ndarray]):
 
     trained_on: Any = None
 
+    def __repr__(self) -> str:
+        words = [f"{name} {array.dtype} {array.shape}" for name, array in self.items()]
+        return f"StateDict({', '.join(few(words))})"
+
 
 _calls: ContextVar[list | None] = ContextVar("calls", default=None)
 
@@ -81,30 +89,53 @@ class Module:
 
     `trained_on` is the description (`dlsys.data.DataDescription`) of the data that `train.fit`
     trained a model on, None where there is none: how inputs are normalized before the model sees
-    them. It goes with `state_dict` and checkpoints.
+    them. It goes with `state_dict` and checkpoints. `history` is the `train.History` of its last
+    run, also of one that was interrupted.
     """
 
     training = True
     trained_on: Any = None
+    history: Any = None
     forward: Callable[..., Any] = _undefined
+    _repr_html_ = drawn_by("module_html")
+    _changes = 0  # attributes that were set, of any module
+    _named: int | None = None  # how many were when this module named its state
     torch_lacks: tuple[str, ...] = ()  # state that PyTorch's module of this kind does not have
     _hooks: dict[int, Hook] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            Module._changes += 1
+        object.__setattr__(self, name, value)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names
         that it has in the outermost module called.
         """
-        for name, state in self.named_state():
-            if not f".{state.name}".endswith(f".{name}"):
-                state.name = name
+        if self._named != Module._changes and not (inputs and type(inputs[0]) is Recorder.tensor):
+            self._name_state()
+        if tracing:
+            tracing[-1].modes[self] = self.training
         calls = _calls.get()
         if calls is None:
-            return self._hooked(inputs, self.forward(*inputs, **options))
+            output = self.forward(*inputs, **options)
+            return self._hooked(inputs, output) if self._hooks else output
         position = len(calls)
         calls.append(None)  # containers come before what they contain
         output = self._hooked(inputs, self.forward(*inputs, **options))
         calls[position] = (self, (*inputs, *options.values()), output)
         return output
+
+    def _name_state(self) -> None:
+        """Names the state; the next calls need not, until an attribute of a module is set or where
+        state may come into a list or dict unseen.
+        """
+        for name, state in self.named_state():
+            if not f".{state.name}".endswith(f".{name}"):
+                state.name = name
+        values = (value for _, module in self.named_modules() for value in vars(module).values())
+        if not any(map(_may_change, values)):
+            object.__setattr__(self, "_named", Module._changes)
 
     def _hooked(self, inputs: tuple[Any, ...], output: Any) -> Any:
         """The output, or what hooks made of it."""
@@ -246,8 +277,14 @@ class Module:
         return ((name, state) for name, state in self.named_state() if not state.trainable)
 
     def parameters(self) -> list[Parameter]:
-        """The trainable Parameters, for `optimizer.minimize`."""
+        """The trainable Parameters, for an optimizer, which keeps their names."""
+        if self._named != Module._changes:
+            self._name_state()
         return [state for _, state in self.named_parameters()]
+
+    def zero_grad(self) -> None:
+        """Drops the gradients that `backward` of a Tensor left."""
+        drop_gradients(self.parameters())
 
     def buffers(self) -> list[Parameter]:
         """State that is not trained by gradients."""
@@ -340,6 +377,15 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _items(_join(name, str(k)), item)
     else:
         yield name, value
+
+
+def _may_change(value: Any) -> bool:
+    """True for a container that has state or modules, or is empty, and can be filled in place."""
+    if isinstance(value, tuple):
+        return any(map(_may_change, value))
+    if not isinstance(value, (list, Mapping)):
+        return False
+    return not value or any(isinstance(x, (Module, Parameter)) for _, x in _items("", value))
 
 
 def paths(module: Module, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Parameter]]:

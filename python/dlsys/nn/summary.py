@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..autodiff import Node, Parameter, Spec, find_topo_sort
+from ..describe import drawn_by
 from ..graph.infer import infer
 from ..passes.simplify import simplify
 
@@ -65,6 +66,7 @@ class Summary:
         return "\n".join([lines[0], rule, *lines[1:], rule, total])
 
     __repr__ = __str__
+    _repr_html_ = drawn_by("summary_html")
 
 
 def summarize(x: Node, calls: Sequence[Call]) -> Summary:

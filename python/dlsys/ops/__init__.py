@@ -3,7 +3,18 @@ what nodes and gradients need.
 """
 
 from ..graph.node import hooks
-from . import comparison, elementwise, extents, indexing, leaf, matmul, movement, power, reduce
+from . import (
+    comparison,
+    elementwise,
+    extents,
+    indexing,
+    leaf,
+    matmul,
+    movement,
+    power,
+    reduce,
+    rounding,
+)
 from .optim import assign
 from .random import sampling
 
@@ -13,8 +24,11 @@ hooks.update(
     mul=elementwise.mul,
     div=elementwise.div,
     power=power.power,
+    floor_divide=rounding.floor_divide_op,
+    remainder=rounding.remainder_op,
     neg=elementwise.neg_op,
-    matmul=lambda a, b: matmul.matmul_op(elementwise.as_node(a), elementwise.as_node(b)),
+    abs=elementwise.abs_op,
+    matmul=matmul.product,
     sum_to_like=reduce.sum_to_like,
     ones_like=leaf.oneslike_op,
     zeros_like=leaf.zeroslike_op,

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..dtypes import INT64 as INT64
 from ..graph.node import Node, Op
 from ..graph.signature import Signature
 from ..graph.spec import Spec, normalize_axes
 from .elementwise import cast_op
 from .movement import reshape_op, transpose_op
 
-INT64 = np.dtype(np.int64)
 Order = list[int] | None
 Shape = tuple[int, ...]
 

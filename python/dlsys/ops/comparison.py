@@ -7,6 +7,7 @@ Natively a bool is a byte of 0 or 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,15 +17,24 @@ from ..errors import GraphError
 from ..graph.kinds import Number
 from ..graph.lines import where
 from ..graph.node import Node, Op, hooks, same_nodes
-from ..graph.signature import Signature
+from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, broadcast, floating, promote
-from .elementwise import Elementwise, as_node, cast_op, choose, holding, is_number, number_of
+from .elementwise import (
+    Elementwise,
+    abs_op,
+    as_node,
+    cast_op,
+    choose,
+    holding,
+    is_number,
+    number_of,
+)
 from .leaf import Operand, constant_op
 
 __all__ = [
-    "equal_op", "greater_equal_op", "greater_op", "less_equal_op", "less_op", "logical_and_op",
-    "logical_not_op", "logical_or_op", "logical_xor_op", "maximum_op", "minimum_op",
-    "not_equal_op", "where_op",
+    "equal_op", "greater_equal_op", "greater_op", "isfinite_op", "isinf_op", "isnan_op",
+    "less_equal_op", "less_op", "logical_and_op", "logical_not_op", "logical_or_op",
+    "logical_xor_op", "masked_fill_op", "maximum_op", "minimum_op", "not_equal_op", "where_op",
 ]  # fmt: skip
 
 BOOL = np.dtype(np.bool_)
@@ -155,8 +165,8 @@ class WhereOp(Elementwise):
         return [None, da, hooks["sum_to_like"](where_op(condition, 0.0, output_grad), b)]
 
 
-class Extreme(Elementwise):
-    """The smaller or larger of two inputs; NaN where either is NaN."""
+class OfOperands(Elementwise):
+    """Of two inputs, each of which may be a number, which takes its partner's dtype."""
 
     def __init__(self, name: str, numpy: Callable, gradient: Callable) -> None:
         super().__init__(name, numpy, gradient)
@@ -223,16 +233,43 @@ truth_not_op = Truth("~", logical_not_op)
 
 where_op = WhereOp()
 # The gradient of a tie goes to the first operand; beside a NaN it goes to the second.
-minimum_op = Extreme(
+minimum_op = OfOperands(
     "minimum",
     lambda a, b, y: np.minimum(a, b, out=y),
     lambda a, b, y, dy: _to_first(less_equal_op(a, b), dy),
 )
-maximum_op = Extreme(
+maximum_op = OfOperands(
     "maximum",
     lambda a, b, y: np.maximum(a, b, out=y),
     lambda a, b, y, dy: _to_first(greater_equal_op(a, b), dy),
 )
+
+
+@declared()
+def isnan_op(x: Node) -> Node:
+    """True where x is NaN, as bool."""
+    return not_equal_op(x, x)
+
+
+@declared()
+def isinf_op(x: Node) -> Node:
+    """True where x is infinite, as bool."""
+    return equal_op(abs_op(x), math.inf)
+
+
+@declared()
+def isfinite_op(x: Node) -> Node:
+    """True where x is neither infinite nor NaN, as bool."""
+    return less_op(abs_op(x), math.inf)
+
+
+@declared(value=Number(nan=True))
+def masked_fill_op(x: Node, mask: Node, value: float) -> Node:
+    """`value` where the mask is True (not 0), else x, broadcast against each other: the result and
+    the gradient have no trace of what x holds there.
+    """
+    return where_op(mask, value, x)
+
 
 # The docstrings of the operators.
 for _op, _text in (

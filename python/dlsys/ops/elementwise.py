@@ -89,7 +89,7 @@ class Elementwise(Op):
             return cast
         for side, x in enumerate(node.inputs):
             other = node.inputs[1 - side]
-            if x.op.constant_fill and other.spec == node.spec:
+            if x.op.constant_fill and other.spec == node.spec and node.spec.dtype.kind == "f":
                 operands = [other, other]
                 operands[side] = x.attrs["value"]
                 plain = self._with_const(*operands)
@@ -116,16 +116,18 @@ class WithConst(Elementwise):
         numpy: Callable,
         gradient: Callable,
         identity: float | None = None,
-        integral: bool = False,
+        of_two: Callable | None = None,
     ) -> None:
         super().__init__(name, numpy, gradient)
         self._identity = identity  # the constant that changes nothing
-        self._integral = integral  # integers with an integer constant stay integers
+        self._of_two = (
+            of_two  # two arrays, as which integers with an integer constant stay integers
+        )
         self.signature = Signature("x", const=Scalar())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype, const = specs[0].dtype, node.attrs["const"]
-        if self._integral and isinstance(const, int):
+        if self._of_two is not None and isinstance(const, int):
             return specs[0]._replace(dtype=holding(dtype, const))
         return specs[0]._replace(dtype=floating(dtype))
 
@@ -142,7 +144,10 @@ class WithConst(Elementwise):
         x = node.inputs[0]
         if node.attrs["const"] == self._identity and node.spec == x.spec:
             return x
-        return in_one_dtype(node)
+        if self._of_two is None or node.spec.dtype.kind == "f" or x.op.constant_fill:
+            return in_one_dtype(node)
+        const = constant_op(node.attrs["const"], dtype=node.spec.dtype)  # not by way of a float
+        return self._of_two(x, const)
 
 
 class Parametric(Elementwise):
@@ -420,12 +425,13 @@ relu_gradient_op: Elementwise = Elementwise(
 )
 
 # ---- an array and a number ----
-add_byconst_op = WithConst("add_const", np.add, lambda x, c, y, dy: dy, identity=0, integral=True)
-mul_byconst_op = WithConst("mul_const", np.multiply, lambda x, c, y, dy: dy * c, 1, integral=True)
+add_byconst_op = WithConst("add_const", np.add, lambda x, c, y, dy: dy, identity=0, of_two=add_op)
+mul_byconst_op = WithConst("mul_const", np.multiply, lambda x, c, y, dy: dy * c, 1, of_two=mul_op)
 div_byconst_op = WithConst("div_const", np.divide, lambda x, c, y, dy: dy / c, identity=1)
 const_sub_op = WithConst(
-    "rsub_const", lambda x, c, y: np.subtract(c, x, y), lambda x, c, y, dy: -dy, integral=True
-)
+    "rsub_const", lambda x, c, y: np.subtract(c, x, y), lambda x, c, y, dy: -dy,
+    of_two=lambda x, c: sub_op(c, x),
+)  # fmt: skip
 const_div_op = WithConst(
     "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -(dy / x) * y
 )

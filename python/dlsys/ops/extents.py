@@ -120,16 +120,29 @@ def _inferred(node: Any, specs: list[Any]) -> tuple[Any, ShapeError | None]:
 
 
 def _agreed(guesses: tuple[Any, ...]) -> Partial:
-    """What the guesses agree on."""
+    """What the guesses agree on, if more than one passed: one alone may have for the number that
+    it is. Where they differ, their extents stand in for an unknown one again.
+    """
     specs = [guess for guess in guesses if type(guess) is Spec]
-    if not specs:
-        return Partial(None, None, guesses)
     dtypes, ndims = {spec.dtype for spec in specs}, {len(spec.shape) for spec in specs}
-    shape = tuple(map(_extent, zip(*[spec.shape for spec in specs]))) if len(ndims) == 1 else None
-    return Partial(shape, dtypes.pop() if len(dtypes) == 1 else None, guesses)
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    if len(specs) < 2 or len(ndims) > 1:
+        return Partial(None, dtype, guesses)
+    shape = tuple(map(_extent, zip(*[spec.shape for spec in specs])))
+    return Partial(shape, dtype, tuple([_marked(guess, shape) for guess in guesses]))
 
 
 def _extent(guessed: tuple[int, ...]) -> int | None:
     first = guessed[0]
     same = not isinstance(first, Extent) and guessed.count(first) == len(guessed)
     return first if same else None
+
+
+def _marked(guess: Spec | None, shape: tuple[int | None, ...]) -> Spec | None:
+    """A guess with Extents where the shape is unknown: an operator may have lost them."""
+    if guess is None:
+        return None
+    extents = [
+        Extent(n) if known is None and type(n) is int else n for n, known in zip(guess.shape, shape)
+    ]
+    return guess._replace(shape=tuple(extents))

@@ -124,6 +124,8 @@ def _positions(
         if not -extent <= entry < extent:
             raise node.error(f"index {entry} is out of range for axis {axis} of {name} {shape}")
         return entry % extent, 1, 1
+    if entry == slice(None):
+        return 0, 1, extent
     if type(entry) is slice:
         start, stop, step = entry.indices(extent)
         return start, step, len(range(start, stop, step))
@@ -334,7 +336,7 @@ class GatherOp(Op):
     signature = Signature("x", "indices", axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        _check_indices(node, specs[1], node.inputs[1].name)
+        check_indices(node, specs[1], node.inputs[1].name)
         shape = specs[0].shape
         axis = _axis(node, len(shape), specs[0].shape)
         return specs[0]._replace(shape=shape[:axis] + specs[1].shape + shape[axis + 1 :])
@@ -362,7 +364,7 @@ class GatherGradientOp(Op):
     signature = Signature("dy", "indices", "x", axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        _check_indices(node, specs[1], node.inputs[1].name)
+        check_indices(node, specs[1], node.inputs[1].name)
         axis = _axis(node, len(specs[2].shape), specs[2].shape)
         shape = specs[2].shape
         if specs[0].shape != shape[:axis] + specs[1].shape + shape[axis + 1 :]:
@@ -389,7 +391,7 @@ class ScatterOp(Op):
     signature = Signature("updates", "indices", size=Int(low=0), axis=Int(0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        _check_indices(node, specs[1], node.inputs[1].name)
+        check_indices(node, specs[1], node.inputs[1].name)
         updates, indices = specs[0].shape, specs[1].shape
         axis = _axis(node, len(updates) - len(indices) + 1, updates)
         behind = axis + len(indices)
@@ -440,7 +442,7 @@ class OneHotOp(Op):
     signature = Signature("indices", depth=Int(low=0), dtype=DType(FLOAT32))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        _check_indices(node, specs[0], node.inputs[0].name)
+        check_indices(node, specs[0], node.inputs[0].name)
         return Spec((*specs[0].shape, node.attrs["depth"]), node.attrs["dtype"], declared=False)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
@@ -467,7 +469,7 @@ def _axis(node: Node, ndim: int, shape: tuple[int, ...]) -> int:
     return axis % ndim
 
 
-def _check_indices(node: Node, spec: Spec, name: str) -> None:
+def check_indices(node: Node, spec: Spec, name: str) -> None:
     if spec.dtype is not None and spec.dtype not in _INDEX_DTYPES:
         raise node.error(
             f"indices must be int32 or int64, got {name} of {spec.dtype}; declare or cast them"

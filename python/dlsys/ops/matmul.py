@@ -1,20 +1,22 @@
-"""Matrix products: of two matrices, of many (batched), linear, outer. `einsum.py` has the
-general form.
+"""Matrix products: of two matrices, of many (batched), of what `@` takes, linear, outer.
+`einsum.py` has the general form.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..graph.kinds import Bool
+from ..graph.kinds import Bool, Int
 from ..graph.node import Node, Op, same_nodes
 from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, merge_shapes, promote
-from .elementwise import add
+from .elementwise import add, as_node
 from .movement import reshape_op, transpose_op
 from .reduce import broadcast_like_op, sum_to_like
 
-__all__ = ["batched_matmul_op", "linear_op", "matmul_op", "outer_op"]
+__all__ = ["batched_matmul_op", "linear_op", "matmul_op", "outer_op", "product_op"]
 
 # The precisions of GEMM and the codes by which kernels know them; see passes/precision.py.
 PRECISIONS = {"fp32": 0, "tf32": 1}
@@ -45,7 +47,7 @@ class Product(Op):
             hint = ""
             if inner == columns:
                 hint = f"; did you mean trans_B={not node.attrs['trans_B']}?"
-            elif rows == inner_B:
+            elif str(rows) == str(inner_B):  # no question about an unknown extent, see extents.py
                 hint = f"; did you mean trans_A={not node.attrs['trans_A']}?"
             raise node.error(f"inner dimensions differ: {describe(node, specs)}{hint}")
         return rows, columns
@@ -191,6 +193,79 @@ def _without_swap(x: Node, flag: bool) -> tuple[Node, bool]:
     return x, flag
 
 
+class ProductOp(Op):
+    """A @ B by numpy's rules: of matrices, of stacks of them whose leading axes broadcast, and of
+    vectors, which count as a row on the left and as a column on the right.
+    """
+
+    name = "product"
+    signature = Signature("A", "B")
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        a, b = specs[0].shape, specs[1].shape
+        if not a or not b:
+            raise node.error(f"expected at least one dimension, got {describe(node, specs)}; use *")
+        batch = merge_shapes(a[:-2], b[:-2])
+        if a[-1] != _as_columns(b)[-2] or batch is None:
+            other = len(b) > 1 and a[-1] == b[-1] and batch is not None
+            hint = "; did you mean F.matmul(A, B, transpose_b=True)?" if other else ""
+            raise node.error(
+                f"{describe(node, specs)} do not fit: expected (…, m, k) and (…, k, n) with "
+                f"leading axes that broadcast{hint}"
+            )
+        declared = any(spec.declared for spec in specs)
+        shape = batch + a[-2:-1] + (b[-1:] if len(b) > 1 else ())
+        return Spec(shape, promote(node, *specs), declared)
+
+    def simplify(self, node: Node) -> Node:
+        A, B = node.inputs
+        product = batched_matmul_op(
+            reshape_op(A, _as_rows(A.spec.shape)), reshape_op(B, _as_columns(B.spec.shape))
+        )
+        return reshape_op(product, node.spec.shape)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        return [product_gradient_op(*node.inputs, output_grad, side=side) for side in (0, 1)]
+
+
+class ProductGradientOp(Op):
+    """The gradient of <A @ B, dy> for A (side 0) or B (side 1); the shapes need not be known."""
+
+    name = "product_gradient"
+    signature = Signature("A", "B", "dy", side=Int(low=0, high=1))
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        return specs[node.attrs["side"]]._replace(dtype=promote(node, *specs))
+
+    def simplify(self, node: Node) -> Node:
+        shapes = _as_rows(node.inputs[0].spec.shape), _as_columns(node.inputs[1].spec.shape)
+        A, B = (reshape_op(x, shape) for x, shape in zip(node.inputs, shapes))
+        lead = merge_shapes(shapes[0][:-2], shapes[1][:-2]) or ()
+        dy = reshape_op(node.inputs[2], (*lead, shapes[0][-2], shapes[1][-1]))
+        if node.attrs["side"] == 0:
+            grad = product_like_op(dy, B, A, trans_B=True)
+        else:
+            grad = product_like_op(A, dy, B, trans_A=True)
+        return reshape_op(grad, node.spec.shape)
+
+    def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
+        inputs, side = list(node.inputs), node.attrs["side"]
+        inputs[side] = output_grad
+        grads: list[Node | None] = [None, None, product_op(*inputs[:2])]
+        grads[1 - side] = product_gradient_op(*inputs, side=1 - side)
+        return grads
+
+
+def _as_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the left operand of a product; a vector is a row."""
+    return shape if len(shape) > 1 else (1, *shape)
+
+
+def _as_columns(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the right operand of a product; a vector is a column."""
+    return shape if len(shape) > 1 else (*shape, 1)
+
+
 class OuterOp(Op):
     """a_i b_j of two vectors."""
 
@@ -236,8 +311,18 @@ class TimesVectorOp(Op):
 matmul_op = MatMulOp()
 batched_matmul_op = BatchedMatMulOp()
 product_like_op = ProductLikeOp()
+product_op = ProductOp()
+product_gradient_op = ProductGradientOp()
 outer_op = OuterOp()
 times_vector_op = TimesVectorOp()
+
+
+def product(a: Any, b: Any) -> Node:
+    """a @ b, where each is a node or an array."""
+    A, B = as_node(a), as_node(b)
+    known = A.spec is not None and B.spec is not None
+    matrices = known and len(A.spec.shape) == len(B.spec.shape) == 2
+    return matmul_op(A, B) if matrices else product_op(A, B)
 
 
 @declared(trans_A=Bool(), trans_B=Bool())

@@ -23,7 +23,7 @@ from .elementwise import (
     FloatElementwise,
     WithConst,
     abs_op,
-    cast_like_op,
+    cast_op,
     joined,
     log_op,
 )
@@ -73,8 +73,8 @@ def _pow_gradients(a: Node, b: Node, y: Node, dy: Node) -> tuple[Node, Node]:
     inverse_fits = greater_op(abs_op(a), 2.0**-127)  # beside that a is 0, too small or NaN
     less = where_op(logical_or_op(not_equal_op(b, 0), inverse_fits), b - oneslike_op(a), 0.0)
     base = where_op(logical_and_op(equal_op(a, 0), greater_equal_op(b, 0)), 1.0, a)
-    if a.spec is not None and a.spec.dtype is not None and a.spec.dtype.kind != "f":
-        base = cast_like_op(base, y)  # else the logarithm of integers is float64
+    if a.dtype is not None and a.dtype.kind != "f" and y.dtype is not None:
+        base = cast_op(base, y.dtype)  # else the logarithm of integers is float64
     return dy * b * pow_op(a, less), dy * y * log_op(base)
 
 

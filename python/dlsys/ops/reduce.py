@@ -1,4 +1,4 @@
-"""Reductions over axes: sums, means, max, min, prod, var, logsumexp, argmax, argmin; and the
+"""Reductions over axes: sums, means, max, min, prod, var, std, logsumexp, argmax, argmin; and the
 opposites of a sum: summing to and repeating to another node's shape.
 
 Floats keep their dtype, of 16 bits too: kernels accumulate in float32 or wider and round once, to
@@ -21,7 +21,7 @@ from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, broadcast_axes, floating, merge_shapes, normalize_axes
 from .axes import INT64, AlongAxesOp, AxisKernel, around, same_dtype, summed_dtype
 from .comparison import where_op
-from .elementwise import cast_op, exp_op, mul_byconst_op
+from .elementwise import cast_op, exp_op, mul_byconst_op, sqrt_op
 from .leaf import full_op
 from .movement import broadcast_to_op, reshape_op
 from .scan import prod_others
@@ -29,7 +29,7 @@ from .scan import prod_others
 __all__ = [
     "argmax_op", "argmin_op", "broadcastto_op", "expand_like_op", "logsumexp_op", "max_op",
     "mean_op", "min_op", "prod_op", "reduce_mean_op", "reduce_sum_op", "reducesumaxiszero_op",
-    "sum_op", "sum_to_like_op", "var_op",
+    "std_op", "sum_op", "sum_to_like_op", "var_op",
 ]  # fmt: skip
 
 BOOL = np.dtype(np.bool_)
@@ -394,3 +394,11 @@ def var_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> 
     centered = x - expand_like_op(mean_op(x, axis), x, axis=axis)
     variance = mean_op(centered * centered, axis, keepdims)
     return variance * _correction(x, axis=axis, ddof=ddof) if ddof else variance
+
+
+@declared(axis=Axes(), keepdims=Bool(), ddof=Int())
+def std_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Node:
+    """The standard deviation of x over `axis`, the root of `var_op`; its gradient is NaN where it
+    is 0.
+    """
+    return sqrt_op(var_op(x, axis, keepdims, ddof))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import described
 from ..dtypes import widened
 from ..errors import GraphError
 from ..graph.node import Node
@@ -24,6 +25,8 @@ class EMA:
     Parameter of each Parameter, float32 for those of 16 bits, for graphs of their own, and
     `with ema.applied():` evaluates the graphs there are.
     """
+
+    __repr__ = described
 
     def __init__(self, decay: float = 0.999) -> None:
         if not 0 <= decay < 1:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..describe import brief
 from ..dtypes import widened
 from ..eager.step import drop_gradients
 from ..eager.step import step as eager_step
@@ -104,6 +105,14 @@ class Optimizer:
     def rule(self, options: Options) -> tuple[RuleOp, Options]:
         """The operator that updates one Parameter under these options, and its attributes."""
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        given = isinstance(self._given, Schedule)
+        words = [f"lr={self._given!r}" if given else f"lr={self.learning_rate():g}"]
+        options = self.options | dict(clip_value=self.clip_value, clip_norm=self.clip_norm)
+        options |= dict(accumulate=self.accumulate > 1 and self.accumulate, ema=self.ema)
+        words += [f"{name}={brief(value)}" for name, value in options.items() if value]
+        return f"{type(self).__name__}({', '.join(words)})"
 
     # ---- building ----
     def minimize(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..describe import described
 from ..errors import GraphError
 from ..graph.node import Node
 from ..ops.comparison import greater_equal_op, less_op, maximum_op, where_op
@@ -103,6 +104,8 @@ class Schedule:
     A subclass states its formula in `rate(f, t)`: where t and the result are floats or nodes
     and f has the functions of either.
     """
+
+    __repr__ = described
 
     def __call__(self, step: int) -> float:
         """The rate of the update that follows `step` updates."""

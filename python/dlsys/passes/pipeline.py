@@ -7,8 +7,8 @@ with any of them a graph computes the same values, and without them it is only s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ..graph.node import Node
 from ..graph.text import text
@@ -18,8 +18,7 @@ from .precision import set_precision
 from .simplify import simplify
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The target of a graph, and how it is to run there.
 
     specs: shape and dtype of each node of the user's graph, in topological order. draws: the state
@@ -31,14 +30,13 @@ class Options:
     precision: str = "fp32"
     one_by_one: bool = False
     draws: Node | None = None
-    specs: Mapping[Node, Any] = field(default_factory=dict)
+    specs: Mapping[Node, Any] = MappingProxyType({})
 
 
 Run = Callable[[Sequence[Node], Options], list[Node]]
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """A rewrite of a graph: the fetches over another graph with the same values.
 
     Passes run in the order of `place`, each where the target has the kernels that it `needs` and

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import host, is_narrow, storage_dtype
-from ..errors import GraphError
+from ..dtypes import INT64, host, is_narrow, is_whole, storage_dtype
 from ..graph.lines import attributed_to
 from ..graph.node import Node, hooks, output_op, same_nodes
 from ..graph.spec import FLOAT32, Spec
@@ -28,7 +27,7 @@ def simplify(
 
     `specs` has the spec of each node, in a topological order. For a native target it also inserts
     the casts that kernels need: an operator over floats of 16 bits whose kernel is not for them is
-    computed in float32. Raises GraphError for arithmetic that native devices do not have.
+    computed in float32, and integers are computed in int64.
     """
     rewriter = _Rewriter(target)
     new: dict[Node, Node] = {}
@@ -74,9 +73,12 @@ class _Rewriter:
         """Settles a node that a rule made, its new inputs first; such chains are a few nodes
         deep.
         """
-        if node in self._settled:
-            return self._settled[node]
-        inputs = [self._settle_new(x, made_for) for x in node.inputs]
+        settled = self._settled
+        if node in settled:
+            return settled[node]
+        inputs = [
+            settled[x] if x in settled else self._settle_new(x, made_for) for x in node.inputs
+        ]
         if not same_nodes(inputs, node.inputs):
             node = node.derive(inputs, node.spec)
         node.stand_for(made_for)
@@ -91,20 +93,22 @@ class _Rewriter:
             return self._selected(node)
         if op.kernel is None:
             return node
-        dtypes = [s.dtype for s in (*(x.spec for x in node.inputs), *_outputs(node))]
-        if all(dtype is FLOAT32 for dtype in dtypes):
+        dtypes = [x.spec.dtype for x in node.inputs] + [s.dtype for s in _outputs(node)]
+        if dtypes.count(FLOAT32) == len(dtypes):
             return node
         dtype = storage_dtype(dtypes)
         known = dtype is FLOAT32 or self._target.has(op.kernel, dtype)
         if not known and self._target.has(op.kernel) and not op.writes:
-            return self._widened(node)
+            narrow = {k for k, x in enumerate(node.inputs) if is_narrow(x.spec.dtype)}
+            return self._in_dtype(node, narrow, FLOAT32)
         if op.any_dtype is True:
             return node
-        if isinstance(node.spec, Spec) and node.spec.dtype != dtype and node.spec.dtype != FLOAT32:
-            raise GraphError(
-                f"{op.name}: {node.spec.dtype} arithmetic runs on numpy only (ctx=None); native "
-                f"devices compute in float32, so feed or cast to floats [{node.where}]"
-            )
+        if isinstance(node.spec, Spec) and is_whole(node.spec.dtype):
+            other = {k for k, x in enumerate(node.inputs) if x.spec.dtype != INT64}
+            settled = node.spec.dtype == INT64 and not other
+            if settled or not self._target.has(op.kernel, INT64):
+                return node  # for its kernel of int64, or its numpy form on the host
+            return self._in_dtype(node, other, INT64)
         free = op.any_dtype or ()
         wrong = {k for k, x in enumerate(node.inputs) if x.spec.dtype not in (dtype, FLOAT32)}
         return self._with_casts(node, wrong.difference(free), dtype)
@@ -120,18 +124,18 @@ class _Rewriter:
         with attributed_to(made_for):
             return self._settle_new(hooks["cast"](x, dtype), made_for)
 
-    def _widened(self, node: Node) -> Node:
-        """The operator in float32, and its output cast back; those of several outputs are cast
-        where they are selected.
+    def _in_dtype(self, node: Node, which: Container[int], dtype: Any) -> Node:
+        """The operator with these inputs cast to a wider dtype, and its output cast back; those of
+        several outputs are cast where they are selected. Modulo 2^n the sums and products of
+        smaller integers are those of int64.
         """
-        narrow = {k for k, x in enumerate(node.inputs) if is_narrow(x.spec.dtype)}
-        wide = self._with_casts(node, narrow, FLOAT32)
+        wide = self._with_casts(node, which, dtype)
         if not isinstance(node.spec, Spec):
             return self.settle(wide.derive(wide.inputs, tuple(map(_wide, node.spec))))
-        if not is_narrow(node.spec.dtype):
+        made = _wide(node.spec) if dtype is FLOAT32 else node.spec._replace(dtype=dtype)
+        if made.dtype == node.spec.dtype:
             return self.settle(wide)
-        wide = wide.derive(wide.inputs, _wide(node.spec))
-        return self._cast(self.settle(wide), node.spec.dtype, node)
+        return self._cast(self.settle(wide.derive(wide.inputs, made)), node.spec.dtype, node)
 
     def _selected(self, node: Node) -> Node:
         made = node.inputs[0].spec[node.attrs["index"]]

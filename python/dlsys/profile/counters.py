@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..describe import drawn_by
 from ..runtime import device
 from ..runtime.device import Context, MemoryStats
 
@@ -20,6 +21,9 @@ class Counters(NamedTuple):
     total_nbytes: int
     memory: MemoryStats
     launches: device.Counters
+
+    def _repr_html_(self) -> str:
+        return drawn_by("counters_html")(self)
 
     def rows(self) -> list[tuple[str, int]]:
         """Every number with its name, in the order of the table."""

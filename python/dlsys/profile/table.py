@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+from ..describe import drawn_by
 from ..executor.debug.observe import flops, traffic
 from ..executor.plan.memory import Plan
 
@@ -66,6 +67,14 @@ class Profile:
                 for name, (calls, ms, nbytes, operations) in self._totals.items()
             ]
         return sorted(rows, key=lambda row: -row.ms)
+
+    _repr_html_ = drawn_by("profile_html")
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        return (
+            f"Profile({self.runs:,} runs, {len(rows)} operators, {sum(r.ms for r in rows):.3f} ms)"
+        )
 
     def __str__(self) -> str:
         rows = self.rows()

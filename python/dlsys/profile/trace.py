@@ -46,6 +46,9 @@ class Trace:
         self._rows: dict[tuple[int, int], str] = {}  # process and thread → name
         self._steps: dict[Plan, list[dict[str, Any]]] = {}
 
+    def __repr__(self) -> str:
+        return f"Trace({self.runs:,} runs, {len(self._events):,} events, ctx={self.ctx})"
+
     def add(self, plan: Plan, ms: list[float]) -> None:
         """Adds a run that ends now; `ms` has the milliseconds of each of the plan's steps."""
         end = self._now()

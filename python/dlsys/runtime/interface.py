@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlsys.runtime.interface_text import TEXT
@@ -146,13 +146,15 @@ def difference(text: str) -> str:
 
 def write(library: str) -> None:
     """Copies the text of a library into interface_text.py."""
-    describe = ctypes.CDLL(str(Path(library).resolve())).DLInterface
+    describe = ctypes.CDLL(os.path.realpath(library)).DLInterface
     describe.restype = ctypes.c_char_p
     text = describe().decode()
     source = (
         f'"""Written by `make interface` from the native library."""\n\nTEXT = """\\\n{text}"""\n'
     )
-    Path(__file__).with_name("interface_text.py").write_text(source, encoding="utf-8")
+    path = os.path.join(os.path.dirname(__file__), "interface_text.py")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(source)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Library:
         cdll: the `ctypes.CDLL`; its functions return a status for `check`.
         path, version: where it came from and what it was built from.
         index: (device name, kernel name, storage type of its floats) -> position in the kernel
-            table; the type is `storage_dtype` of the dtypes of the call's arrays.
+            table; instead of the storage type, the integer type of kernels that compute in one.
         signature: (device name, kernel name) -> one letter a parameter (see DLKernelEntry).
     """
 
@@ -132,7 +132,9 @@ class Library:
         }
         self._kernels: dict[tuple[str, str, Any], Callable[..., None]] = {}
         self._algorithms: dict[tuple[str, str], tuple[str, ...]] = {}
-        self._ask = functools.lru_cache(_ANSWERS)(self._asked)
+        # The answer to a question (DLKernelFits, DLKernelWorkspace) about a call: by the function,
+        # the kernel's key, the device's id and the arguments as `_frozen` has them.
+        self.ask = functools.lru_cache(_ANSWERS)(self._asked)
 
     def check(self, status: int, **context: object) -> None:
         """Raises what a failed call left on this thread, with `context` as `[key: value]`."""
@@ -150,6 +152,14 @@ class Library:
             self._entry(key)
             call = self._kernels[key] = self._wrap(key)
         return call
+
+    def key(self, device_name: str, name: str, arguments: Iterable[Any]) -> tuple[str, str, Any]:
+        """The key in `index` of the kernel for a call with these arguments: for the one integer
+        dtype that all arrays have, where there is such a kernel, else for `storage_dtype`.
+        """
+        dtypes = list(dtypes_of(arguments))
+        whole = (device_name, name, dtypes[0] if len(set(dtypes)) == 1 else None)
+        return whole if whole in self.index else (device_name, name, storage_dtype(dtypes))
 
     def algorithms(self, device_name: str, name: str) -> tuple[str, ...]:
         """The names of a kernel's algorithms, which its caller selects by numbers from 1 on; none
@@ -179,10 +189,10 @@ class Library:
         signature: numbers, structs, and for each array anything with `.shape` and `.dtype`, as a
         Spec or an array. Raises KernelError when the library has no such kernel.
         """
-        key = device_name, name, storage_dtype(dtypes_of(arguments))
+        key = self.key(device_name, name, arguments)
         if not self._entry(key).fits:
             return True
-        return bool(self._ask("DLKernelFits", key, device_id, _frozen(arguments)))
+        return bool(self.ask("DLKernelFits", key, device_id, _frozen(arguments)))
 
     def workspace(self, device_name: str, name: str, *arguments: Any, device_id: int = 0) -> int:
         """The bytes of scratch memory that a kernel takes for a call, its arguments as for `fits`.
@@ -190,15 +200,9 @@ class Library:
         An array's `.address`, where it has one, says how it is aligned and what it overlaps. Raises
         KernelError when the library has no such kernel, or when it refuses the arguments.
         """
-        key = device_name, name, storage_dtype(dtypes_of(arguments))
-        if not self._entry(key).workspace:
-            return 0
-        return self._ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
-
-    def takes_workspace(self, device_name: str, name: str) -> bool:
-        """False when a kernel needs no scratch memory, whatever its arguments, or is not there."""
-        position = self.index.get((device_name, name, FLOAT32))
-        return position is not None and bool(self._entries[position].workspace)
+        key = self.key(device_name, name, arguments)
+        self._entry(key)
+        return self.ask("DLKernelWorkspace", key, device_id, _frozen(arguments))
 
     def _entry(self, key: tuple[str, str, Any]) -> _KernelEntry:
         if key not in self.index:
@@ -253,7 +257,7 @@ class Library:
         depend on it. Plans that are made from now on have scratch for as many.
         """
         self.check(self.cdll.DLCpuSetThreads(threads))
-        self._ask.cache_clear()
+        self.ask.cache_clear()
 
     def _wrap(self, key: tuple[str, str, Any]) -> Callable[..., None]:
         # Generated code costs 0.3 us a call where a generic wrapper costs twice that; it takes
@@ -441,6 +445,10 @@ def _loaded() -> Library:
         os.environ.setdefault(
             "DLSYS_CUDA_LIBRARY_PATH", os.pathsep.join(toolchain.cuda_library_dirs())
         )
+    # Only kernels read the cache, and its import is a tenth of the package's. A fork waits for it,
+    # too.
+    from dlsys.runtime import tuning_cache as tuning_cache
+
     library = Library(path)
     if settings.threads:
         library.set_threads(settings.threads)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..autodiff import Executor
+from ..describe import described
 from ..nn import Module
 from ..runtime.device import Context
 from .checkpoint import Saved
@@ -71,6 +72,8 @@ class Callback:
     The state of a callback goes into checkpoints: `state_dict` returns JSON values and arrays,
     `load_state_dict` gets them back before `on_start`.
     """
+
+    __repr__ = described
 
     adds: frozenset[str] = frozenset()  # names of figures that it adds to some records only
     forms: Mapping[str, Form] = {}  # of entries that a state must have to be loaded

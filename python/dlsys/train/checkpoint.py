@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import __version__
 from ..data.description import DataDescription
+from ..describe import brief
 from ..errors import DataError
 from ..nn.module import StateDict
 from . import safetensors
@@ -31,6 +32,9 @@ class Saved(NamedTuple):
 
     tensors: dict[str, np.ndarray]
     header: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Saved({len(self.tensors)} arrays, header {brief(self.header)})"
 
     def part(self, prefix: str) -> dict[str, np.ndarray]:
         """The arrays of `prefix.`, without it: `part("model")` is a state_dict, with which goes

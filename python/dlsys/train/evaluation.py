@@ -13,6 +13,7 @@ from .. import functional as F
 from .. import optim
 from ..data.description import DataDescription
 from ..data.prefetch import on_device
+from ..describe import described
 from ..dtypes import host
 from ..errors import DataError, ShapeError
 from ..nn import Module
@@ -86,6 +87,8 @@ def _nothing() -> None:
 
 class Evaluator:
     """The loss and metrics of a model over a data set, as often as wanted."""
+
+    __repr__ = described
 
     def __init__(
         self,

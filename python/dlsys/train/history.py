@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from ..describe import drawn_by
 from ..errors import DataError
 from ..files import opened, replacing
 from .schema import HISTORY, check
 
 Record = dict[str, Any]
+_NO_MEASURES = ("lr", "seconds", "samples_per_second")
 _MAX_CURVE = 4096  # entries; a longer curve keeps every second one
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """`epochs` has a record an epoch: epoch, step, loss, the metrics, val_* of the validation set,
     lr, seconds, samples_per_second. `curve` has records over `log_every` steps each, with the means
@@ -29,6 +31,17 @@ class History:
     curve: list[Record] = field(default_factory=list)
     kept: int = 1  # every how many-th entry of the curve is kept
     logged: int = 0  # entries that the curve was given
+    _repr_html_ = drawn_by("history_html")
+
+    def __repr__(self) -> str:
+        last = self.epochs[-1] if self.epochs else {}
+        figures = [
+            f"{name}={value:.4g}"
+            for name, value in last.items()
+            if isinstance(value, float) and name not in _NO_MEASURES
+        ]
+        counts = f"{len(self.epochs)} epochs, {len(self.curve)} points of the curve"
+        return f"History({', '.join([counts, *figures])})"
 
     def add_to_curve(self, record: Record) -> None:
         """Adds an entry to the curve unless it is one of those that are left out."""

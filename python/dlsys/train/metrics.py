@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import autodiff as ad
+from ..describe import described
 from ..errors import DlsysError, GraphError
 from ..graph.infer import infer
 from ..ops.loss.classification import classes_like_op
@@ -36,6 +37,8 @@ _BINARY = {
 
 class Metric:
     """A figure over a data set. A subclass sets `name` and `size` and has the two methods."""
+
+    __repr__ = described
 
     name: str  # its key in records
     size: int  # how many sums it needs

@@ -190,13 +190,15 @@ class TrainingRun:
         """Runs the epochs that are left.
 
         DivergedError when a loss becomes NaN or infinite. Ctrl-C ends the run after the step that
-        it is in; then KeyboardInterrupt says what was done.
+        it is in; then KeyboardInterrupt says what was done, and `model.history` has what was
+        measured.
         """
         self._clock = time.monotonic()
         with Interrupts() as keys, contextlib.ExitStack() as stopped:
             self.outcome = "failed"
-            stopped.callback(self._describe_again, self.model.trained_on, self.step)
-            self.model.trained_on = self._trained_on
+            before = self.model.trained_on, self.model.history
+            stopped.callback(self._describe_again, before, self.step)
+            self.model.trained_on, self.model.history = self._trained_on, self.history
             for callback in self.callbacks:
                 stopped.callback(callback.on_stop, self)
                 callback.on_start(self)
@@ -209,10 +211,10 @@ class TrainingRun:
             raise KeyboardInterrupt("; ".join([self._progress(), *self.notes]))
         return self.history
 
-    def _describe_again(self, before: DataDescription | None, step: int) -> None:
+    def _describe_again(self, before: tuple[Any, Any], step: int) -> None:
         """A run that failed before it made a step has changed nothing of the model."""
         if self.outcome == "failed" and self.step == step:
-            self.model.trained_on = before
+            self.model.trained_on, self.model.history = before
 
     def _run_epoch(self, keys: Interrupts) -> None:
         self._read_finite()

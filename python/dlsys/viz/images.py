@@ -43,7 +43,7 @@ def filters(
         caption += f", the first {limit} of {count}" if title else f", the first {limit}"
     caption += _not_finite(drawn)
     if images.ndim == 4:
-        return _mosaic_figure(np.stack([_stretched(image) for image in drawn]), caption)
+        return _mosaic_figure(np.stack([stretched(image) for image in drawn]), caption)
     finite = np.abs(drawn[np.isfinite(drawn)])
     bound = float(finite.max(initial=0.0)) or 1.0
     return _mosaic_figure(drawn, caption, cmap="RdBu_r", vmin=-bound, vmax=bound)
@@ -93,7 +93,7 @@ def mistakes(
         head += f", the {len(worst)} surest"
     elif len(wrong) > 1:
         head += ", the surest first"
-    tiles = np.stack([_stretched(as_image(images[k])) for k in worst])
+    tiles = np.stack([stretched(as_image(images[k])) for k in worst])
     names = class_names(classes, int(max(truth.max(), taken.max())) + 1, _NAME)
     pairs = [(names[truth[k]], names[taken[k]]) for k in worst]
     between = " → " if max(len(a) + len(b) for a, b in pairs) < _NAME else "\n→ "
@@ -119,7 +119,7 @@ def as_image(values: Any) -> np.ndarray:
 def draw_input(figure: Figure, position: Any, image: np.ndarray) -> float:
     """Draws an image as one part of a figure; returns the height that suits it."""
     axes = plot(figure, position, title=f"input  {image.shape}")
-    axes.imshow(_stretched(as_image(image)), cmap="gray", interpolation="none")
+    axes.imshow(stretched(as_image(image)), cmap="gray", interpolation="none")
     bare(axes)
     return 1.4
 
@@ -136,7 +136,7 @@ def draw_activations(
         if array.ndim == 3 and len(array) > limit:
             caption += f", the first {limit}"
         axes = plot(figure, *position, title=caption)
-        mosaic, columns = _mosaic(planes, columns=16)
+        mosaic, columns = in_rows(planes, columns=16)
         picture = axes.imshow(mosaic, cmap="viridis", interpolation="none")
         width = 6.0 * columns / max(columns, 8)
         height = width * mosaic.shape[0] / mosaic.shape[1]
@@ -216,7 +216,7 @@ def _square(pixels: int) -> tuple[int, ...] | None:
     return None
 
 
-def _stretched(image: np.ndarray) -> np.ndarray:
+def stretched(image: np.ndarray) -> np.ndarray:
     """An image between 0 and 1, whatever it was normalized to; black where it is not finite."""
     image = image.astype(np.float64)
     seen = np.isfinite(image)
@@ -224,7 +224,7 @@ def _stretched(image: np.ndarray) -> np.ndarray:
     return np.where(seen, (image - low) / ((high - low) or 1.0), 0.0)
 
 
-def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
+def in_rows(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
     """Tiles (n, H, W) or (n, H, W, 3) in rows, a transparent line between them; and how many are in
     a row.
     """
@@ -246,7 +246,7 @@ def _mosaic(tiles: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
 
 def _mosaic_figure(tiles: np.ndarray, title: str, **colors: Any) -> Figure:
     columns = min(max(4, math.ceil(math.sqrt(2 * len(tiles)))), 12)
-    mosaic, columns = _mosaic(tiles, columns)
+    mosaic, columns = in_rows(tiles, columns)
     width = max(_TILE * columns, 2.4)
     height = width * mosaic.shape[0] / mosaic.shape[1]
     figure = new_figure(width + 0.7 * bool(colors), min(height, 12.0) + 0.4)

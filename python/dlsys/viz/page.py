@@ -27,7 +27,10 @@ nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin: .75rem 0; }
 .numbers { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; }
 .numbers div { background: var(--pale); border-radius: 6px; padding: .5rem 1rem; }
 .numbers b { display: block; font-size: 1.4rem; font-variant-numeric: tabular-nums; }
-.columns { display: flex; flex-wrap: wrap; gap: 0 3rem; }
+.columns { display: grid; gap: 0 3rem;
+  grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); }
+.columns table { width: 100%; }
+.columns th { width: 10rem; font-weight: normal; opacity: .75; }
 .scroll { overflow: auto; max-height: 85vh; }
 .picture { padding: .5rem 0; }
 .picture svg { display: block; max-width: 100%; min-width: var(--least); height: auto; }
@@ -91,13 +94,16 @@ def pairs(heading: str, values: Mapping[str, Any] | None) -> str:
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[Any]], total: Sequence[Any] | None = None
+    head: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    total: Sequence[Any] | None = None,
+    words: int = 1,
 ) -> str:
-    """A table; every column but the first is numeric."""
-    foot = f"<tfoot>{_row(total, 'td')}</tfoot>" if total else ""
+    """A table; every column but the first `words` is numeric."""
+    foot = f"<tfoot>{_row(total, 'td', words)}</tfoot>" if total else ""
     return (
-        f'<div class="scroll"><table><thead>{_row(head, "th")}</thead>'
-        f"<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody>{foot}</table></div>"
+        f'<div class="scroll"><table><thead>{_row(head, "th", words)}</thead>'
+        f"<tbody>{''.join(_row(row, 'td', words) for row in rows)}</tbody>{foot}</table></div>"
     )
 
 
@@ -117,9 +123,9 @@ def folded(summary: str, words: str) -> str:
     return f"<details><summary>{text_of(summary)}</summary><pre>{text_of(words)}</pre></details>"
 
 
-def _row(cells: Sequence[Any], tag: str) -> str:
+def _row(cells: Sequence[Any], tag: str, words: int) -> str:
     row = (
-        f"<{tag}{' class=number' if k else ''}>{text_of(cell)}</{tag}>"
+        f"<{tag}{' class=number' if k >= words else ''}>{text_of(cell)}</{tag}>"
         for k, cell in enumerate(cells)
     )
     return f"<tr>{''.join(row)}</tr>"

@@ -86,15 +86,16 @@ class Floats {
 };
 
 template <class Rule>
-DLSYS_INLINE void StepRun(const rule::Step<Rule> step, float* const* states, const float* grad,
-                          int64_t n) {
-  DLSYS_IVDEP
-  for (int64_t i = 0; i < n; i++) {
-    float s[Rule::kStates];
-    for (int j = 0; j < Rule::kStates; j++) s[j] = states[j][i];
-    step(s, grad[i]);
-    for (int j = 0; j < Rule::kStates; j++) states[j][i] = s[j];
-  }
+void StepRun(const rule::Step<Rule> step, float* const* states, const float* grad, int64_t n) {
+  Dispatch(DLSYS_SIMD {
+    DLSYS_IVDEP
+    for (int64_t i = 0; i < n; i++) {
+      float s[Rule::kStates];
+      for (int j = 0; j < Rule::kStates; j++) s[j] = states[j][i];
+      step(s, grad[i]);
+      for (int j = 0; j < Rule::kStates; j++) states[j][i] = s[j];
+    }
+  });
 }
 
 template <class T, class Rule>
@@ -118,8 +119,7 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
         float* s[Rule::kStates] = {parameter.data()};
         for (int j = 1; j < Rule::kStates; j++)
           s[j] = (float*)states->arrays[j * stride + k]->data + first;
-        const float* g = gradient.data();
-        Dispatch(DLSYS_SIMD { StepRun(made, s, g, n); });
+        StepRun(made, s, gradient.data(), n);
         parameter.Store();
       }
     });

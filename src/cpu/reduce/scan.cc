@@ -1,11 +1,13 @@
-// Scans along the middle axis of x (outer, n, inner) on the CPU: cumulative sums, and the product
-// of all elements but one (exclusive prefix times exclusive suffix products) with its tangent. A
-// column belongs to one task; sums and products are carried in double.
+// Scans along the middle axis of x (outer, n, inner) on the CPU: cumulative sums and products, the
+// linear recurrence, and the product of all elements but one (exclusive prefix times exclusive
+// suffix products) with its tangent. A column belongs to one task; sums and products are carried in
+// double.
 #include <type_traits>
 
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
+#include "math/scans.h"
 
 namespace dlsys {
 namespace cpu {
@@ -60,24 +62,48 @@ void ForStrips(const char* op, const DLArray* x, const DLArray* y, int64_t colum
   RunStrips<kColumns>(x, columns, held, body);
 }
 
-template <class T>
-void CumSum(const DLArray* x, int64_t reverse, DLArray* y) {
-  const T* in = Input<T>("cumsum", x);
-  T* out = Output<T>("cumsum", y);
+template <class T, class Op>
+void Cumulate(const DLArray* x, int64_t reverse, DLArray* y) {
+  using Carry = scan::Carried<T>;
+  const T* in = Input<T>(Op::name, x);
+  T* out = Output<T>(Op::name, y);
   auto strip = [=](int64_t first, int64_t cols, double*, auto capacity)
                    __attribute__((always_inline)) {
                      const int64_t n = x->shape[1], inner = x->shape[2];
-                     double sum[decltype(capacity)::value];
-                     std::fill(sum, sum + cols, 0.0);
+                     Carry carry[decltype(capacity)::value];
+                     std::fill(carry, carry + cols, (Carry)Op::kIdentity);
                      for (int64_t k = 0; k < n; k++) {
                        const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
                        for (int64_t c = 0; c < cols; c++) {
-                         sum[c] += in[at + c];
-                         out[at + c] = T(sum[c]);
+                         carry[c] = Op::Combine(carry[c], (Carry)in[at + c]);
+                         out[at + c] = T(carry[c]);
                        }
                      }
                    };
-  ForStrips("cumsum", x, y, kColumns, 0, strip);
+  ForStrips(Op::name, x, y, kColumns, 0, strip);
+}
+
+// y[k] = a[k] y[k - 1] + b[k], from the end with `reverse`; `initial` stands before the first.
+template <class T>
+void Recurrence(const DLArray* a, const DLArray* b, int64_t reverse, float initial, DLArray* y) {
+  const char* op = "recurrence";
+  const T *factor = Input<T>(op, a), *term = Input<T>(op, b);
+  T* out = Output<T>(op, y);
+  CheckSameShape(op, a, b);
+  auto strip = [=](int64_t first, int64_t cols, double*, auto capacity)
+                   __attribute__((always_inline)) {
+                     const int64_t n = a->shape[1], inner = a->shape[2];
+                     double carry[decltype(capacity)::value];
+                     std::fill(carry, carry + cols, (double)initial);
+                     for (int64_t k = 0; k < n; k++) {
+                       const int64_t at = first + (reverse ? n - 1 - k : k) * inner;
+                       for (int64_t c = 0; c < cols; c++) {
+                         carry[c] = carry[c] * factor[at + c] + term[at + c];
+                         out[at + c] = T(carry[c]);
+                       }
+                     }
+                   };
+  ForStrips(op, a, y, kColumns, 0, strip);
 }
 
 template <class T>
@@ -149,7 +175,11 @@ void ProdOthersTangent(const DLArray* x, const DLArray* g, DLArray* y, DLArray* 
   ForStrips(op, x, y, HeldColumns(x), 2, strip);
 }
 
-DLSYS_KERNEL_TYPED(cpu, cumsum, CumSum);
+DLSYS_KERNEL_TYPED(cpu, cumsum, Cumulate, scan::Sum);
+DLSYS_KERNEL_TYPED(cpu, cumprod, Cumulate, scan::Product);
+DLSYS_KERNEL_OF(cpu, cumsum, "cumsum", DL_INT64, Cumulate<int64_t, scan::Sum>);
+DLSYS_KERNEL_OF(cpu, cumprod, "cumprod", DL_INT64, Cumulate<int64_t, scan::Product>);
+DLSYS_KERNEL_TYPED(cpu, recurrence, Recurrence);
 DLSYS_KERNEL_TYPED(cpu, prod_others, ProdOthers);
 DLSYS_KERNEL_TYPED(cpu, prod_others_tangent, ProdOthersTangent);
 

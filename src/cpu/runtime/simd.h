@@ -1,6 +1,7 @@
 // One body of code compiled for several generations of processors, chosen at run time. The body and
 // all that it calls are inlined into each version; nothing with external linkage is compiled for
-// more than the baseline, else the linker could keep the wrong copy.
+// more than the baseline, else the linker could keep the wrong copy. With DLSYS_ONE_ISA there is a
+// single version, for the processor that the compiler is told of, such as by -march=native.
 #pragma once
 
 #define DLSYS_INLINE inline __attribute__((always_inline))
@@ -52,7 +53,7 @@ DLSYS_AVX512 void CallAvx512(const F& f) {
 // Runs f, whose call operator must be always_inline (DLSYS_SIMD), as compiled for this processor.
 template <class F>
 inline void Dispatch(const F& f) {
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(DLSYS_ONE_ISA)
   const Isa isa = CurrentIsa();
   if (isa == Isa::kAvx512) return CallAvx512(f);
   if (isa == Isa::kAvx2) return CallAvx2(f);

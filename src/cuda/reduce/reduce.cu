@@ -5,6 +5,7 @@
 // reduction (axis.cuh), the last run first.
 #include "cuda/reduce/axis.cuh"
 #include "math/monoids.h"
+#include "math/whole.h"
 
 namespace dlsys {
 namespace cuda {
@@ -30,6 +31,16 @@ struct Listed : M {
   __device__ State Identity(int64_t) const { return M::kIdentity; }
   __device__ State Accumulate(State s, float x, int64_t) const { return M::Combine(s, M::Of(x)); }
   __device__ float Result(State s) const { return (float)s; }
+};
+
+// A line of math/whole.h, of int64.
+template <class M>
+struct Whole : M {
+  using State = int64_t;
+  static constexpr int kAccumulators = 4;
+  __device__ State Identity(int64_t) const { return M::kIdentity; }
+  __device__ State Accumulate(State s, int64_t x, int64_t) const { return M::Combine(s, x); }
+  __device__ int64_t Result(State s) const { return s; }
 };
 
 // Online logsumexp: the running maximum and the sum of exp(x - max), rescaled where it grows. One
@@ -63,6 +74,9 @@ void Reduce(const DLArray* x, DLArray* y, DLStream stream) {
   DLSYS_KERNEL_TYPED(cuda, kernel, Reduce, Listed<monoid::Name>);
 DLSYS_MONOIDS(DLSYS_REGISTER_MONOID)
 DLSYS_KERNEL_TYPED(cuda, reduce_logsumexp, Reduce, LogSumExp);
+#define DLSYS_REGISTER_WHOLE(Name, kernel, ...) \
+  DLSYS_KERNEL_OF(cuda, kernel, #kernel, DL_INT64, Reduce<int64_t, Whole<whole::Name>>);
+DLSYS_WHOLE_MONOIDS(DLSYS_REGISTER_WHOLE)
 
 // ---- sums over any axes ----
 
@@ -103,19 +117,25 @@ struct Runs {
   }
 };
 
-// Sums one run a pass, the last run first; intermediate sums lie in scratch, in float32, until the
-// final pass writes y.
+struct WholeSum : Whole<whole::Sum> {
+  explicit WholeSum(float) {}
+};
+
+// Sums one run a pass, the last run first; intermediate sums lie in scratch, in float32 or int64,
+// until the final pass writes y.
 template <class T>
 void SumRuns(DLContext ctx, const T* x, Runs runs, float scale, Output y, DLStream stream) {
   const int run = runs.LastSummed();
   const Extents of{runs.Product(0, run < 0 ? 0 : run), run < 0 ? 1 : runs.size[run],
                    runs.Product(run + 1, runs.count)};
   if (run >= 0) runs.Remove(run);
-  if (runs.LastSummed() < 0)
-    return ReduceAxis("reduce_sum", ctx, ScaledSum{scale}, x, of, y, stream);
-  Scratch rest(ctx, of.outer * of.inner * (int64_t)sizeof(float), stream);
-  ReduceAxis("reduce_sum", ctx, ScaledSum{1.f}, x, of, rest.floats(), stream);
-  SumRuns<float>(ctx, rest.floats(), runs, scale, y, stream);
+  using Sum = std::conditional_t<std::is_integral_v<T>, WholeSum, ScaledSum>;
+  using State = typename Sum::State;
+  if (runs.LastSummed() < 0) return ReduceAxis("reduce_sum", ctx, Sum{scale}, x, of, y, stream);
+  Scratch rest(ctx, of.outer * of.inner * (int64_t)sizeof(State), stream);
+  State* const sums = (State*)rest.data();
+  ReduceAxis("reduce_sum", ctx, Sum{1.f}, x, of, sums, stream);
+  SumRuns<State>(ctx, sums, runs, scale, y, stream);
 }
 
 template <class T>
@@ -126,6 +146,7 @@ void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y, DLStream
 }
 
 DLSYS_KERNEL_TYPED(cuda, reduce_sum, ReduceSum);
+DLSYS_KERNEL_OF(cuda, reduce_sum, "reduce_sum", DL_INT64, ReduceSum<int64_t>);
 
 }  // namespace
 

@@ -53,6 +53,40 @@ def product_like(a: np.ndarray, b: np.ndarray, like: np.ndarray, **flags: bool) 
     return y.sum(axis=tuple(k for k, n in enumerate(like.shape) if n == 1), keepdims=True)
 
 
+def any_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """By einsum: a vector has no axis beside the one that is summed."""
+    left = "...ik" if a.ndim > 1 else "k"
+    right = "...kj" if b.ndim > 1 else "k"
+    return np.einsum(f"{left},{right}->...{left[3:-1]}{right[4:]}", a, b)
+
+
+def any_product_scale(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.sqrt(max(a.shape[-1], 1)) * any_product(np.abs(a), np.abs(b))
+
+
+def product_gradient(a: np.ndarray, b: np.ndarray, dy: np.ndarray, side: int) -> np.ndarray:
+    """Columns of a Jacobian: the product is linear in each operand."""
+    of = (a, b)[side]
+    found = np.zeros(of.size)
+    for k in range(of.size):
+        unit = np.zeros(of.size)
+        unit[k] = 1
+        unit = unit.reshape(of.shape)
+        found[k] = np.sum(dy * (any_product(a, unit) if side else any_product(unit, b)))
+    return found.reshape(of.shape)
+
+
+ANY_PRODUCTS = tuple(
+    case(a, b)
+    for a, b in [
+        ((3, 4), (4, 2)), ((4,), (4,)), ((4,), (4, 2)), ((3, 4), (4,)), ((2, 3, 4), (4,)),
+        ((4,), (2, 4, 3)), ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 3, 4), (4, 2)),
+        ((3, 4), (2, 4, 2)), ((0, 4), (4, 2)), ((3, 0), (0,)), ((2, 0, 4), (4, 3)),
+        ((131, 67), (67,)),
+    ]
+)  # fmt: skip
+
+
 def equation(attrs: dict) -> str:
     return f"{','.join(attrs['operands'])}->{attrs['result']}"
 
@@ -121,6 +155,29 @@ PRODUCTS = (
         ),
         scale=lambda *arrays, **flags: 4 * product_like(*[abs(x) for x in arrays], **flags), ulps=1,
         differentiable=(0, 1),
+    ),
+    Sample(
+        "product", matmul.product_op, any_product, ANY_PRODUCTS, scale=any_product_scale, ulps=1,
+        integers="same",
+        refusals=(
+            refuse(r"product: expected at least one dimension, got \S+ \(\) and", (), (3,)),
+            refuse(r"product: \S+ \(3,\) and \S+ \(4,\) do not fit", (3,), (4,)),
+            refuse(r"\(2, 3, 4\) and \S+ \(3, 4, 5\) do not fit", (2, 3, 4), (3, 4, 5)),
+            *mixed("product", (3, 3)),
+        ),
+    ),
+    Sample(
+        "product_operator", matmul.product, any_product, ANY_PRODUCTS, scale=any_product_scale,
+        ulps=1,
+    ),
+    Sample(
+        "product_gradient", matmul.product_gradient_op, product_gradient,
+        tuple(
+            case(*one.shapes, np.matmul(*map(np.zeros, one.shapes)).shape, side=side)
+            for one in ANY_PRODUCTS for side in (0, 1) if max(map(max, one.shapes)) < 100
+        ),
+        scale=lambda *arrays, side: 4 * product_gradient(*map(np.abs, arrays), side=side), ulps=1,
+        specials=False,
     ),
     Sample(
         "linear", matmul.linear_op, linear,

@@ -61,8 +61,8 @@ def of_step(op: Any) -> Any:
     return lambda **attrs: op(ad.Parameter(np.int64(0)), seed=SEED, node=0, **attrs)
 
 
-def dropped(x: np.ndarray, keep_prob: float) -> np.ndarray:
-    return x * keeps(x.shape, keep_prob) / keep_prob
+def dropped(x: np.ndarray, p: float) -> np.ndarray:
+    return x * keeps(x.shape, 1 - p) / (1 - p)
 
 
 def of_draw(draw: int) -> int:
@@ -81,7 +81,7 @@ def number(value: int) -> Domain:
 
 SIZES = ((), (1,), (5,), (0,), (3, 7), (1031,))
 MADE = tuple(case(shape=s) for s in SIZES)
-DROPPED = tuple(case(s, keep_prob=keep) for s in SIZES for keep in (0.25, 0.5, 0.9))
+DROPPED = tuple(case(s, p=p) for s in SIZES for p in (0.75, 0.5, 0.125))
 
 RANDOM = (
     Sample(

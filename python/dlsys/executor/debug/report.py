@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from ...graph.node import hooks
+from ...describe import drawn_by
 from ...graph.text import columns
 from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
 from ...runtime.target import target_of
@@ -14,8 +14,7 @@ from ..plan.memory import Plan, Step
 from ..run.runner import Runner, SegmentReport
 
 
-@dataclass(frozen=True)
-class PlanReport:
+class PlanReport(NamedTuple):
     """One plan: the shapes of its feeds, its runs so far, and its pieces. One launch makes up to
     `unrolled` runs where many are queued. `algorithms` are those that the autotuner
     selected, such as "conv2d by cudnn fft".
@@ -39,8 +38,7 @@ class PlanReport:
         )
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The plans of an executor. `since` counts from the executor's making, over the
     whole process; None without a native device.
     """
@@ -48,6 +46,12 @@ class Report:
     ctx: Context | None
     plans: tuple[PlanReport, ...]
     since: dict[str, int] | None
+
+    def _repr_html_(self) -> str:  # a NamedTuple takes no assigned one
+        return drawn_by("text_html")(self)
+
+    def __repr__(self) -> str:
+        return f"Report({len(self.plans)} plan(s) on {self.ctx or 'numpy'})"
 
     def __str__(self) -> str:
         lines = [f"{len(self.plans)} plan(s) on {self.ctx or 'numpy'}"]
@@ -113,6 +117,11 @@ def _counted(names: Sequence[str]) -> str:
     return ", ".join(name + (f" ({count} x)" if count > 1 else "") for name, count in counts)
 
 
+def plan_line(plan: Plan) -> str:
+    """A plan in one line."""
+    return f"Plan({len(plan.steps)} steps, arena {plan.arena_nbytes:,} bytes)"
+
+
 def plan_text(plan: Plan) -> str:
     """A plan as text: its counts, and a line for each step with the memory that it writes."""
     head = (
@@ -123,8 +132,6 @@ def plan_text(plan: Plan) -> str:
     rows = columns([_HEADINGS, *steps], right=(0, 3, 4))
     return "\n".join([head, *("  ".join(row).rstrip() for row in rows)])
 
-
-hooks["plan_text"] = plan_text
 
 _HEADINGS = ("step", "operator", "writes", "bytes", "offset", "lifetime")
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from ...describe import drawn_by, few
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ndarray import empty
 from ...runtime.device import Context
+from ..plan.memory import Plan
 from ..run.feeds import Feeds, Signature
 from ..run.runner import Runner, second_run
 from ..tune.autotune import algorithms_in
@@ -26,6 +28,9 @@ class Views:
     """The methods of an executor that look at what it does; runs read none of it."""
 
     ctx: Context | None
+    precision: str
+    eval_node_list: list[Node]
+    topo_order: list[Node]
     _feeds: Feeds
     _runners: Mapping[tuple[Signature, ...], Any]
     _running: threading.Lock
@@ -45,6 +50,21 @@ class Views:
 
     def _count_from_here(self) -> None:
         self._since = CountersSince(self.ctx) if self.ctx is not None else None
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans made so far, that of the last run as the last one where there are many."""
+        return [runner.plan for runner, *_ in self._runners.values()]
+
+    def __repr__(self) -> str:
+        names = [node.name for node in self.eval_node_list]
+        return (
+            f"{type(self).__name__}([{', '.join(few(names))}], ctx={self.ctx}, "
+            f"precision={self.precision}, {len(self.topo_order):,} nodes, "
+            f"{len(self._runners)} plan{'s' * (len(self._runners) != 1)})"
+        )
+
+    _repr_html_ = drawn_by("executor_html")
 
     def report(self) -> Report:
         """Each plan made so far with its launches, its captured segments and what broke them, and

@@ -1,21 +1,19 @@
 """The arena packer finds offsets for intervals, so that no two that live at the same time overlap.
 
 Two strategies, both deterministic: largest first with best fit (tight, quadratic in the number of
-intervals, with numpy doing the scans), and best fit in time order over a list of gaps, which is all
-that very long programs get, and those that it packs as tightly as can be.
+intervals), and best fit in time order over a list of gaps, which is all that very long programs
+get, and those that it packs as tightly as can be.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 ALIGNMENT = 256
 _EXACT_LIMIT = 3000  # intervals up to which the tight strategy is quick
-
 
 Span = tuple[int, int, int]  # nbytes, first step, last step (inclusive)
 Gap = tuple[int, int]  # free bytes: the first, and the one behind the last
@@ -51,32 +49,20 @@ def largest_live_sum(spans: Sequence[Span], alignment: int = 1) -> int:
 
 def _largest_first(spans: Sequence[Span]) -> tuple[list[int], int]:
     """The largest span goes first, each into the smallest gap between those alive with it."""
-    order = sorted(range(len(spans)), key=lambda k: (-spans[k][0], spans[k][1]))
-    first = np.array([span[1] for span in spans], dtype=np.int64)
-    last = np.array([span[2] for span in spans], dtype=np.int64)
-    starts = np.zeros(len(spans), dtype=np.int64)
-    ends = np.zeros(len(spans), dtype=np.int64)  # 0 while not placed
-    top = 0
-    for k in order:
-        nbytes = aligned(spans[k][0])
-        meets = np.flatnonzero((first <= last[k]) & (last >= first[k]) & (ends > 0))
-        meets = meets[np.argsort(starts[meets], kind="stable")]
-        starts[k] = _smallest_gap(starts[meets], ends[meets], nbytes)
-        ends[k] = starts[k] + nbytes
-        top = max(top, int(ends[k]))
-    return starts.tolist(), top
-
-
-def _smallest_gap(starts: np.ndarray, ends: np.ndarray, nbytes: int) -> int:
-    if not len(starts):
-        return 0
-    covered = np.maximum.accumulate(ends)
-    gap_start = np.concatenate(([0], covered[:-1]))
-    room = starts - gap_start
-    fits = np.flatnonzero(room >= nbytes)
-    if len(fits):
-        return int(gap_start[fits[np.argmin(room[fits])]])
-    return int(covered[-1])
+    offsets = [0] * len(spans)
+    placed: list[tuple[int, int, int, int]] = []  # start, end, first step, last step; by address
+    for k in sorted(range(len(spans)), key=lambda k: (-spans[k][0], spans[k][1])):
+        nbytes, (_, first, last) = aligned(spans[k][0]), spans[k]
+        covered, smallest, at = 0, math.inf, -1
+        for start, end, other_first, other_last in placed:
+            if other_first <= last and other_last >= first:
+                if nbytes <= start - covered < smallest:
+                    smallest, at = start - covered, covered
+                if end > covered:
+                    covered = end
+        offsets[k] = at if at >= 0 else covered
+        bisect.insort(placed, (offsets[k], offsets[k] + nbytes, first, last))
+    return offsets, max((end for _, end, _, _ in placed), default=0)
 
 
 def _in_time_order(spans: Sequence[Span]) -> tuple[list[int], int]:

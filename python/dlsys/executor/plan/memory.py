@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from ...graph.node import Node, hooks
+from ...describe import drawn_by, told_by
+from ...graph.node import Node
 from ...graph.spec import Spec
 from .arena import aligned, largest_live_sum, pack
 
@@ -35,14 +36,13 @@ class Value:
 
     node: Node
     spec: Spec
-    buffer: Buffer
+    buffer: Buffer = field(repr=False)
     offset: int = 0
 
     @property
     def skipped_nbytes(self) -> int:
         """The bytes of the buffer before the value."""
-        assert self.spec.dtype is not None
-        return self.offset * self.spec.dtype.itemsize
+        return self.offset and self.offset * self.spec.dtype.itemsize
 
 
 @dataclass(eq=False, slots=True)
@@ -50,15 +50,16 @@ class Step:
     """One call: of a kernel, a numpy form or a user's `compute`."""
 
     node: Node
-    inputs: list[Value]
-    outputs: list[Value]
-    workspace: list[Value]
+    inputs: list[Value] = field(repr=False)
+    outputs: list[Value] = field(repr=False)
+    workspace: list[Value] = field(repr=False)
+    arguments: list[Any] | None = field(default=None, repr=False)  # of a kernel (run/tables.py)
 
 
 Workspace = Callable[[Step], Sequence[Spec]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Plan:
     """The steps of a run and their memory. Print it to see the lifetimes."""
 
@@ -73,8 +74,9 @@ class Plan:
     unshared_nbytes: int = 0  # what the arena's buffers would take if each value had its own memory
     live_nbytes: int = 0  # the largest sum of bytes alive at one step: no arena can be smaller
 
-    def __str__(self) -> str:
-        return hooks["plan_text"](self)
+    __str__ = told_by("dlsys.executor.debug.report", "plan_text")
+    __repr__ = told_by("dlsys.executor.debug.report", "plan_line")
+    _repr_html_ = drawn_by("plan_html")
 
 
 class Lifetimes(Protocol):

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import host
+from ...dtypes import host, is_whole
 from ...errors import GraphError
 from ...graph.node import Node
 from ..plan.memory import Step
+from .tables import step_dtype
 
 Call = Callable[..., None]  # of a step's arrays: its inputs, then its outputs
 Guard = Callable[[Step, Call], Call]  # a call that is checked
@@ -84,11 +85,12 @@ class PythonStep:
     native = False
 
     def __init__(self, program: Any, step: Step, target: str, guard: Guard | None) -> None:
-        op = step.node.op
+        op, dtype = step.node.op, step_dtype(step)
         if op.kernel is not None:
             self.kind = "numpy"
+            of = f" of {dtype}" if is_whole(dtype) else ""
             self.why = (
-                f"{target} has no kernel {op.kernel}; {op.name} falls back to numpy on the host"
+                f"{target} has no kernel {op.kernel}{of}; {op.name} falls back to numpy on the host"
             )
             self._call = numpy_form(step)
         elif op.runs_python:

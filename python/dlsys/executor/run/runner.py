@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import GraphError
 from ..plan.memory import Buffer, Plan, Step
@@ -13,8 +12,7 @@ from ..plan.memory import Buffer, Plan, Step
 Observer = Callable[[Step, Callable[[], None], list, list], None]  # step, run, inputs, outputs
 
 
-@dataclass(frozen=True)
-class SegmentReport:
+class SegmentReport(NamedTuple):
     """Consecutive steps that run in one piece.
 
     `kind` is captured (a CUDA graph: one launch), native (one library call), numpy, or python (a

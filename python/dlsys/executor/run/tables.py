@@ -5,14 +5,14 @@ DLStep).
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Sequence
+from ctypes import Structure
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ...dtypes import storage_dtype
+from ...dtypes import is_whole, storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...runtime.device import Context
@@ -39,10 +39,10 @@ class ArrayTable:
         self._rows_of: dict[Buffer, list[tuple[int, int]]] = {}  # word, bytes that it skips
         rows: list[tuple[int, ...]] = []
         inside = []
-        shape_at = self._extents.ctypes.data
+        shape_at, most = self._extents.ctypes.data, target_of(ctx).max_ndim
         for row, value in enumerate(values.values()):
             ndim, skipped = len(value.spec.shape), value.skipped_nbytes
-            rows.append((0, ctx.packed, ndim | _dtype_code(value, ctx) << 32, shape_at))
+            rows.append((0, ctx.packed, ndim | _dtype_code(value, most) << 32, shape_at))
             shape_at += 8 * ndim
             self._rows_of.setdefault(value.buffer, []).append((row * _ROW_WORDS, skipped))
             if value.buffer.kind == "arena":
@@ -72,10 +72,10 @@ class ArrayTable:
         self._table[self._inside, 0] = self._offsets + np.uint64(address)
 
 
-def _dtype_code(value: Value, ctx: Context) -> int:
+def _dtype_code(value: Value, most: int) -> int:
     """The library's number of a value's dtype. GraphError for an array that no device holds."""
     shape, dtype = value.spec[:2]
-    code, most = DTYPE_CODES.get(dtype), target_of(ctx).max_ndim
+    code = DTYPE_CODES.get(dtype)
     if code is None or len(shape) > most:
         raise GraphError(
             f"{value.node.name} is {dtype} {shape}; native devices hold up to {most} dimensions of "
@@ -171,12 +171,9 @@ class Segment:
         """A step's kernel and its arguments as 64-bit words, in the order of the kernel's
         signature.
         """
-        node, op = step.node, step.node.op
-        key = (self.ctx.kernel_device, op.kernel, step_dtype(step))
+        key = (self.ctx.kernel_device, step.node.op.kernel, step_dtype(step))
         words = []
-        signature = self._library.signature[key[:2]].rstrip("s")
-        arguments = in_kernel_order(node, signature, step.inputs, step.outputs)
-        for letter, argument in zip(signature, arguments):
+        for letter, argument in zip(self._library.signature[key[:2]], _arguments(step, self.ctx)):
             if letter in "io":
                 words.append(self.table.address(argument))
             elif letter in "IO":
@@ -196,39 +193,49 @@ class Segment:
 
 
 def step_dtype(step: Step) -> Any:
-    """The storage type of a step's floats, which its kernel is chosen by."""
-    return storage_dtype([value.spec.dtype for value in (*step.inputs, *step.outputs)])
-
-
-class _Planned(NamedTuple):
-    """An array that has no memory yet: its address tells how it will be aligned, and that what is
-    in other buffers lies apart.
+    """The dtype that a step's kernel is chosen by: that of the result where it computes integers,
+    else the storage type of its floats.
     """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    address: int
+    made = [value.spec.dtype for value in step.outputs]
+    if len(made) == 1 and is_whole(made[0]) and step.node.op.any_dtype is not True:
+        return made[0]
+    return storage_dtype([*(value.spec.dtype for value in step.inputs), *made])
 
 
 def workspace_nbytes(step: Step, ctx: Context) -> int:
     """The bytes of scratch memory that the kernel of a step takes; the library remembers."""
-    node, library = step.node, load()
-    kernel = node.op.kernel
-    if kernel is None or not library.takes_workspace(ctx.kernel_device, kernel):
+    library, key = load(), (ctx.kernel_device, step.node.op.kernel, step_dtype(step))
+    if key not in library.index:
         return 0
     numbers: dict[Buffer, int] = {}
-
-    def planned(value: Value) -> _Planned:
-        number = numbers.setdefault(value.buffer, len(numbers) + 1)
-        return _Planned(*value.spec[:2], number * _APART + value.skipped_nbytes)
-
-    signature = library.signature[ctx.kernel_device, kernel].rstrip("s")
-    inputs, outputs = [*map(planned, step.inputs)], [*map(planned, step.outputs)]
-    arguments = in_kernel_order(node, signature, inputs, outputs)
+    asked: list[Any] = []
+    for argument in _arguments(step, ctx):
+        if isinstance(argument, Value):
+            asked.append(_planned(argument, numbers))
+        elif isinstance(argument, list):
+            asked.append(tuple([_planned(value, numbers) for value in argument]))
+        else:
+            asked.append(bytes(argument) if isinstance(argument, Structure) else argument)
     try:
-        return library.workspace(ctx.kernel_device, kernel, *arguments, device_id=ctx.device_id)
+        return library.ask("DLKernelWorkspace", key, ctx.device_id, tuple(asked))
     except KernelError:  # the run will say so, if memory for such arrays is found at all
         return 0
+
+
+def _planned(value: Value, numbers: dict[Buffer, int]) -> tuple[tuple[int, ...], Any, int]:
+    """An array that has no memory yet, as `Library.ask` takes it: its address tells how it will be
+    aligned, and that what is in other buffers lies apart.
+    """
+    spec, number = value.spec, numbers.setdefault(value.buffer, len(numbers) + 1)
+    return spec.shape, DTYPE_CODES.get(spec.dtype), number * _APART + value.skipped_nbytes
+
+
+def _arguments(step: Step, ctx: Context) -> list[Any]:
+    """A step's arguments in the order of its kernel's signature, where a Value is an array."""
+    if step.arguments is None:
+        signature = load().signature[ctx.kernel_device, step.node.op.kernel].rstrip("s")
+        step.arguments = in_kernel_order(step.node, signature, step.inputs, step.outputs)
+    return step.arguments
 
 
 def in_kernel_order(
@@ -239,17 +246,22 @@ def in_kernel_order(
     list of as many as it says where they are O and I.
     """
     op = node.op
-    written = iter([*(inputs[k] for k in op.writes), *made])
-    read = iter([x for k, x in enumerate(inputs) if k not in op.writes])
+    if op.writes:
+        made = [*(inputs[k] for k in op.writes), *made]
+        inputs = [x for k, x in enumerate(inputs) if k not in op.writes]
+    written, read = iter(made), iter(inputs)
     scalars, lists = iter(op.scalars(node)), iter(op.lists(node))
     sources = {"o": written, "i": read, "O": written, "I": read}
     arguments: list[Any] = []
-    for letter in signature:
-        count = next(lists, 0) if letter in "IO" else 1
-        taken = list(itertools.islice(sources.get(letter, scalars), count))
-        if len(taken) < count:
-            break
-        arguments.append(taken if letter in "IO" else taken[0])
+    try:
+        for letter in signature:
+            source = sources.get(letter, scalars)
+            if letter in "IO":
+                arguments.append([next(source) for _ in range(next(lists, 0))])
+            else:
+                arguments.append(next(source))
+    except StopIteration:
+        pass
     if len(arguments) < len(signature) or any(map(list, (written, read, scalars, lists))):
         raise GraphError(
             f"{op.name}: the library's kernel {op.kernel} takes other arguments ({signature}); it "

@@ -17,18 +17,21 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ...dtypes import is_whole
 from ...errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
 from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
 from ...runtime.target import target_of
-from ...runtime.tuning_cache import Measurement, TuningCache, tuning_cache
 from ...settings import settings
 from ..plan.memory import Plan
 from .microbenchmark import HEURISTIC, Algorithm, Microbenchmark
+
+if TYPE_CHECKING:
+    from ...runtime.tuning_cache import Measurement, TuningCache
 
 _TIE = 0.98  # of the heuristic's time; a smaller gain is not worth other bits
 _HOPELESS = 2.0  # times the best estimate: not measured further
@@ -43,11 +46,13 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     """
     if settings.tune == "off":
         return
-    nodes = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
-    if not nodes:
-        return
+    from ...runtime.tuning_cache import tuning_cache  # which the library's loading has imported
+
     known = tuning_cache()
     if settings.tune == "cached" and known.is_empty():
+        return
+    nodes = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
+    if not nodes:
         return
     environment = _environment(ctx)
     if settings.tune == "full":
@@ -99,7 +104,8 @@ def _is_open(node: Node, ctx: Context) -> bool:
         return False
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     sizes = [spec.size for spec in (*(x.spec for x in node.inputs), *made)]
-    known = min(sizes) > 0 and target_of(ctx).has(node.op.kernel)
+    floats = not any(is_whole(spec.dtype) for spec in made)
+    known = floats and min(sizes) > 0 and target_of(ctx).has(node.op.kernel)
     return known and len(load().algorithms(ctx.kernel_device, node.op.kernel)) > 0
 
 
@@ -114,7 +120,8 @@ def _environment(ctx: Context) -> str:
 def _digest(path: str) -> str:
     import hashlib  # a tenth of the time that importing the package takes
 
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
 def _algorithm(node: Node, ctx: Context, measured: Measurement | None) -> Algorithm | None:
@@ -175,6 +182,8 @@ def _measure_unknown(
 
 def _measured(node: Node, ctx: Context) -> Measurement:
     """The fastest algorithm for a node whose results are right."""
+    from ...runtime.tuning_cache import Measurement
+
     kernel = node.op.kernel
     assert kernel is not None
     benchmark = Microbenchmark(node, ctx)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ...describe import described
 from ...errors import GraphError
 from ...graph.kinds import Bool, Instance, Int, Kind, Number, Shape
 from ...graph.lines import where
@@ -46,6 +47,8 @@ class Generator:
     whose graph does not advance it draw by the number of their own run besides: set
     `executor.draws` to repeat one.
     """
+
+    __repr__ = described
 
     @declared(seed=Int())
     def __init__(self, seed: int = 0) -> None:
