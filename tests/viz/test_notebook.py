@@ -105,6 +105,14 @@ class Arrays(unittest.TestCase):
         self.assertIn("<b>NDArray</b> float32 (3,) on cpu(0)", text)
         self.assertIn("[0., 1., 2.]", text)
 
+    def test_a_tensor_shows_its_own_facts(self):
+        for device in ("numpy", "cpu"):
+            x = dlsys.tensor([[1.0, 2.0]], device=device, requires_grad=True)
+            text = (2 * x)._repr_html_()
+            self.assertIn(f"<b>Tensor</b> float32 (1, 2) on {device}, requires grad", text)
+            self.assertIn("[[2., 4.]]", text)
+        self.assertIn("drawn as 9 images", dlsys.rand(9, 3, 16, 16)._repr_html_())
+
     def test_pixels_are_drawn_as_they_are(self):
         image = np.random.default_rng(0).integers(0, 256, (9, 12), np.uint8)
         drawn = pixels(shown(image))
@@ -293,6 +301,7 @@ class Kernel(unittest.TestCase):
             "setup": SETUP,
             "array": "ndarray.array(images[:10, 0])",
             "number": "loss = ndarray.array(0.5)\nprint(f'{loss:.3f}', loss)\nloss",
+            "tensor": "import dlsys as dl\nt = dl.tensor(images[:4, 0])\nt * 2",
             "model": "nn.LeNet5()",
             "graph": "nn.MLP((784, 9))(ad.Variable('x', (1, 784), np.float32))",
             "train": TRAIN,
@@ -319,7 +328,13 @@ class Kernel(unittest.TestCase):
             self.assertEqual(kinds, ["KeyboardInterrupt"] if name == "interrupted" else [], name)
 
     def test_results_are_text_and_pictures(self):
-        pictures = {"array": "<img", "model": "<table", "graph": "<svg", "train": "<table"}
+        pictures = {
+            "array": "<img",
+            "tensor": "<img",
+            "model": "<table",
+            "graph": "<svg",
+            "train": "<table",
+        }
         for name, tag in pictures.items():
             result = self.result(name)
             self.assertIn(tag, result["text/html"], name)
@@ -344,11 +359,11 @@ class Kernel(unittest.TestCase):
         self.assertGreaterEqual(len(page_cells()), 8)
         for k in range(len(page_cells())):
             self.assertIn('<div class="dlsys">', self.result(f"page {k}")["text/html"])
-        self.assertEqual(self.printed("page 1").split()[:2], ["0.024", "True"])
+        self.assertEqual(self.printed("page 2").split()[:2], ["0.024", "True"])
 
 
 _LIGHT, _DARK = "background:#fff;color:#1f2328", "background:#16191e;color:#dfe4ea"
-_DRAWN = (0, 2, 4, 8)  # cells of the page, one below the other
+_DRAWN = (0, 3, 5, 9)  # cells of the page, one below the other
 _WIDTH, _HEIGHT = 860, 1900  # of one half of the picture, in pixels
 
 
