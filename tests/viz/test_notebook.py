@@ -109,7 +109,7 @@ class Arrays(unittest.TestCase):
         for device in ("numpy", "cpu"):
             x = dlsys.tensor([[1.0, 2.0]], device=device, requires_grad=True)
             text = (2 * x)._repr_html_()
-            self.assertIn(f"<b>Tensor</b> float32 (1, 2) on {device}, requires grad", text)
+            self.assertIn(f"<b>Tensor</b> float32 (1, 2) on {x.device}, requires grad", text)
             self.assertIn("[[2., 4.]]", text)
         self.assertIn("drawn as 9 images", dlsys.rand(9, 3, 16, 16)._repr_html_())
 
@@ -308,6 +308,7 @@ class Kernel(unittest.TestCase):
             "interrupted": INTERRUPTED,
             "kept": "print(len(model.history.epochs))\nmodel.history",
             "again": TRAIN,
+            "wrong": "n = 3\n\nad.Variable('x', (3, 4)) @ ad.Variable('y', (5, 6))",
         }
         cells |= {f"page {k}": text for k, text in enumerate(page_cells())}
         cls.cells = dict(zip(cells, executed([*cells.values()])))
@@ -322,10 +323,11 @@ class Kernel(unittest.TestCase):
     def printed(self, name: str) -> str:
         return "".join(output.text for output in self.outputs(name, "stream"))
 
-    def test_only_the_interrupted_cell_fails(self):
+    def test_only_two_cells_fail(self):
         for name in self.cells:
             kinds = [error.ename for error in self.outputs(name, "error")]
-            self.assertEqual(kinds, ["KeyboardInterrupt"] if name == "interrupted" else [], name)
+            wanted = {"interrupted": ["KeyboardInterrupt"], "wrong": ["ShapeError"]}
+            self.assertEqual(kinds, wanted.get(name, []), name)
 
     def test_results_are_text_and_pictures(self):
         pictures = {
@@ -349,6 +351,11 @@ class Kernel(unittest.TestCase):
         self.assertIn("1 of 3 epochs and 5 of 10 batches", error.evalue)
         self.assertEqual(self.printed("kept"), "1\n")
         self.assertIn("History(1 epochs", self.result("kept")["text/plain"])
+
+    def test_an_error_names_the_cell_and_its_line(self):
+        (error,) = self.outputs("wrong", "error")
+        number = self.cells["wrong"].execution_count
+        self.assertTrue(error.evalue.endswith(f"[In[{number}]:3]"), error.evalue)
 
     def test_a_cell_that_is_run_again_trains_again(self):
         for name in ("train", "again"):
