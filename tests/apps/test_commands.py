@@ -8,14 +8,16 @@ import io
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
 import support.small_digits as small
 from dlsys import __version__, train
-from dlsys.apps import cli, hints
+from dlsys.apps import cli, commands, hints
 from dlsys.apps.devices import choose_device
 from dlsys.apps.setup import AUGMENTATIONS, MODELS, OPTIMIZERS, SCHEDULES, choose
 from dlsys.runtime.device import cpu, gpu
@@ -41,6 +43,19 @@ class Registry(unittest.TestCase):
             for part in ("add_arguments", "run"):
                 self.assertTrue(callable(getattr(module, part)), (name, part))
             self.assertLessEqual(set(getattr(module, "ALIASES", ())), set(cli.names()))
+
+    def test_a_module_is_a_command(self) -> None:
+        """The one of docs/adding.md."""
+        page = (small.ROOT / "docs" / "adding.md").read_text()
+        text = re.findall(r"```python\n(.*?)```", page[page.index("## A command") :], re.S)[0]
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "names.py").write_text(text)
+            with mock.patch.object(commands, "__path__", [*commands.__path__, folder]):
+                self.assertIn("names     Print the names of operators.", dlsys("--help").out)
+                done = dlsys("names", "softmax")
+        sys.modules.pop("dlsys.apps.commands.names")
+        self.assertEqual((done.status, done.err), (0, ""))
+        self.assertIn("softmax_cross_entropy\n", done.out)
 
     def test_the_help_lists_them(self) -> None:
         for arguments in ((), ("--help",), ("-h",)):

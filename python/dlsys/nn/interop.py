@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import bfloat16
-from ..errors import DataError
+from ..errors import DataError, how_to_install
 from .module import COUNTER, Differences, Module, paths
 
 
@@ -73,6 +73,6 @@ def _torch() -> Any:
     except ImportError as error:
         raise DataError(
             "to_torch_state_dict makes PyTorch tensors, and PyTorch is not installed: "
-            "pip install torch"
+            f"{how_to_install('torch')}"
         ) from error
     return torch
