@@ -17,6 +17,7 @@ import tempfile
 import unittest
 import zlib
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -320,8 +321,9 @@ class Kernel(unittest.TestCase):
         (output,) = self.outputs(name, "execute_result")
         return output.data
 
-    def printed(self, name: str) -> str:
-        return "".join(output.text for output in self.outputs(name, "stream"))
+    def printed(self, name: str, stream: str = "stdout") -> str:
+        outputs = self.outputs(name, "stream")
+        return "".join(output.text for output in outputs if output.name == stream)
 
     def test_only_two_cells_fail(self):
         for name in self.cells:
@@ -341,6 +343,19 @@ class Kernel(unittest.TestCase):
             result = self.result(name)
             self.assertIn(tag, result["text/html"], name)
             self.assertLess(len(result["text/plain"].splitlines()), 20, name)
+
+    def test_a_bar_moves_within_the_epoch(self):
+        """A bar of text, or a widget where ipywidgets is installed, and the lines of the epochs."""
+        told = self.printed("train")
+        self.assertEqual(re.findall(r"^epoch (\d)/3  loss", told, re.M), ["1", "2", "3"])
+        widgets = [output.data for output in self.outputs("train", "display_data")]
+        if find_spec("ipywidgets"):
+            self.assertTrue(any("application/vnd.jupyter.widget-view+json" in w for w in widgets))
+        else:
+            bar = self.printed("train", "stderr")
+            shown = re.findall(r"epoch 2/3:\s+(\d+)%", bar)
+            self.assertIn("100", shown)
+            self.assertGreater(len(set(shown)), 1)
 
     def test_a_fetch_reads_like_a_number(self):
         self.assertEqual(self.printed("number"), "0.500 0.5\n")
