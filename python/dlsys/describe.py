@@ -48,6 +48,11 @@ def few(words: Sequence[str]) -> list[str]:
     return [*words[:_FEW], *more]
 
 
+def counted(n: int, noun: str) -> str:
+    """So many of something, such as `1 run` or `2,000 runs`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def source_line(file: str, line: int) -> str:
     """A line of a program as errors name it: `model.py:31`, in a notebook `In[4]:2`."""
     ipython = sys.modules.get("IPython")

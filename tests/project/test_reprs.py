@@ -177,7 +177,7 @@ class Reprs(unittest.TestCase):
 
     def test_a_history_tells_its_last_figures(self):
         history = train.History([{"epoch": 1, "loss": 0.51234, "lr": 0.1, "val_accuracy": 0.9}])
-        wanted = "History(1 epochs, 0 points of the curve, loss=0.5123, val_accuracy=0.9)"
+        wanted = "History(1 epoch, 0 points of the curve, loss=0.5123, val_accuracy=0.9)"
         self.assertEqual(repr(history), wanted)
 
     def test_an_executor_tells_fetches_device_and_plans(self):

@@ -211,7 +211,7 @@ class Objects(unittest.TestCase):
         self.check(self.executor.report()._repr_html_(), "1 plan(s) on cpu(0)")
 
     def test_profiles_and_counters(self):
-        self.check(self.profile._repr_html_(), "1 runs", "<svg", "matmul")
+        self.check(self.profile._repr_html_(), "1 run, ", "<svg", "matmul")
         self.check(profile.Profile()._repr_html_(), "No run was timed yet")
         self.check(profile.counters(ndarray.cpu(0))._repr_html_(), "free_nbytes")
 
@@ -365,7 +365,7 @@ class Kernel(unittest.TestCase):
         (error,) = self.outputs("interrupted", "error")
         self.assertIn("1 of 3 epochs and 5 of 10 batches", error.evalue)
         self.assertEqual(self.printed("kept"), "1\n")
-        self.assertIn("History(1 epochs", self.result("kept")["text/plain"])
+        self.assertIn("History(1 epoch", self.result("kept")["text/plain"])
 
     def test_an_error_names_the_cell_and_its_line(self):
         (error,) = self.outputs("wrong", "error")

@@ -21,8 +21,8 @@ _TAIL = 200  # bytes by which one log is known from another
 
 
 class Progress(Callback):
-    """On a terminal and in a notebook a bar an epoch with loss, metrics, samples/s and the time left
-    in the epoch; a line an epoch in any case.
+    """On a terminal and in a notebook a bar an epoch with loss, metrics, samples/s and the time
+    left in the epoch; a line an epoch in any case.
     """
 
     def __init__(self, unit: str = "images") -> None:
