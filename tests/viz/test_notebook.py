@@ -1,6 +1,6 @@
 """What objects show in notebooks: read back from their HTML, and in a real kernel.
 
-`python tests/viz/test_notebook.py --write` draws docs/notebook.png of the cells of the page on
+`PYTHONPATH=python:tests python tests/viz/test_notebook.py --write` draws docs/notebook.png of the page on
 notebooks, with the Chromium that is on PATH and Pillow.
 """
 
