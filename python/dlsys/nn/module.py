@@ -51,7 +51,8 @@ class HookHandle:
         self._hooks.pop(self._number, None)
 
     def __repr__(self) -> str:
-        return f"HookHandle({'called' if self._number in self._hooks else 'removed'})"
+        removed = "" if self._number in self._hooks else ", removed"
+        return f"HookHandle({self._number}{removed})"
 
     def __enter__(self) -> HookHandle:
         return self
