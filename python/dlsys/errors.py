@@ -102,7 +102,9 @@ def quoted(value: Any) -> str:
 # ---- optional packages ----
 # The packages of optional parts, by the name that imports them. No hint names dlsys itself: a
 # package index may know something else by that name.
-PACKAGES = {"matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX"}
+PACKAGES = {
+    "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
+}  # fmt: skip
 
 
 def how_to_install(module: str) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from .describe import drawn_by
 from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 _ELEMENTS, _ROWS = 100, 12  # up to which an array is shown whole
 _EDGES = 3  # elements at either end of an axis that is not

@@ -148,11 +148,11 @@ class File(InFolder):
     def test_where_it_is(self) -> None:
         with mock.patch.object(settings, "tune_cache", None):
             with mock.patch.dict(os.environ, XDG_CACHE_HOME="/caches"):
-                self.assertEqual(default_path(), Path("/caches/dlsys/tuning.json"))
+                self.assertEqual(default_path(), "/caches/dlsys/tuning.json")
             with mock.patch.dict(os.environ, XDG_CACHE_HOME="", HOME="/home/me"):
-                self.assertEqual(default_path(), Path("/home/me/.cache/dlsys/tuning.json"))
+                self.assertEqual(default_path(), "/home/me/.cache/dlsys/tuning.json")
         with mock.patch.object(settings, "tune_cache", "/elsewhere/a.json"):
-            self.assertEqual(default_path(), Path("/elsewhere/a.json"))
+            self.assertEqual(default_path(), "/elsewhere/a.json")
 
 
 class Settings(unittest.TestCase):

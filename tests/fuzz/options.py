@@ -182,10 +182,10 @@ def _kind(path: Path) -> int:
 def command_line(source: Source, devices: Sequence[str]) -> list[str]:
     """Options and their values, most of them good."""
     kind = source.one("train", "train", "train", "predict", "evaluate", "bare")
-    device = ["-c", source.one(*devices)]
+    device = [source.one("-c", "--device"), source.one(*devices)]
     if kind == "train":
         found = ["-m", _mostly(source, *MODELS[:2], *MODELS[:2], "cnn"), "--data-dir", "data"]
-        found += ["-e", _mostly(source, "1", "2")]
+        found += [source.one("-e", "--epochs"), _mostly(source, "1", "2")]
         found += ["--batch-size", _mostly(source, "20", "10", "40", "7")]
         for _ in range(source.number(0, 5)):
             found += _option(source)
@@ -230,11 +230,12 @@ def _option(source: Source) -> list[str]:
         "--augment": (*AUGMENTATIONS, "shift=1,rotate", "mixup=10", "scale=0.9", "rotate=180"),
         "--checkpoint": ("new", "old-mlp", "empty", "text.txt", "pipe", "link", "null", "a/b"),
         "--resume": ("old-mlp", "old-logreg", "new", "empty", "text.txt", "link", "images.idx"),
+        "--init-from": ("old-mlp", "old-logreg", "new", "empty", "text.txt", "link", "pipe"),
         "--log": ("logs", "empty", "text.txt", "pipe", "null", "link"),
         "--report": ("r.html", "r.html", "empty", "link", "a/b.html", "pipe", "null",
-                     "old-mlp/last.safetensors"),
+                     "old-mlp/last", "r.pdf"),
     }  # fmt: skip
-    name = source.one("-l", "--profile", *values)
+    name = source.one("-l", "--profile", "--hints", *values)
     if name not in values:
         return [name]
     if name == "--resume" and source.rarely(5):

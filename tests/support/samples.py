@@ -295,7 +295,7 @@ LAYOUT = (
     Sample("copy", movement.copy_op, lambda x: x * 1, ONE, ulps=0, integers="moved"),
     Sample(
         "stop_gradient", movement.stop_gradient_op, lambda x: x * 1, ONE, ulps=0,
-        integers="moved",
+        integers="moved", differentiable=(),
     ),
 )  # fmt: skip
 

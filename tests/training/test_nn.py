@@ -112,6 +112,32 @@ class Naming(unittest.TestCase):
         model[1](x)
         self.assertEqual(model.parameters()[2].name, "1.0.weight")
 
+    def test_state_that_comes_later_is_named_too(self) -> None:
+        class Grown(nn.Module):
+            def __init__(self) -> None:
+                self.layers = []
+                self.parts = {"size": 3}
+
+            def forward(self, x: ad.Node) -> ad.Node:
+                for layer in self.layers:
+                    x = layer(x)
+                return x
+
+        x, grown = ad.Variable("x", (None, 3)), Grown()
+        for k in range(2):
+            grown(x)
+            grown.layers.append(nn.Linear(3, 3))  # after it was made: seen without an attribute set
+            first = grown.layers[k]
+            grown(x)
+            self.assertEqual(first.weight.name, f"layers.{k}.weight")
+        outer = nn.Sequential(grown)
+        outer(x)
+        outer(x)
+        self.assertEqual(first.weight.name, "0.layers.1.weight")
+        outer[0] = nn.Sequential(nn.Linear(3, 3))
+        outer(x)
+        self.assertEqual([state.name for state in outer.parameters()], ["0.0.weight", "0.0.bias"])
+
     def test_later_attributes_count(self) -> None:
         block = Block()
         block.layers.append(nn.Linear(3, 3))

@@ -69,8 +69,9 @@ def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def train(training: Training, print_loss: bool) -> None:
-    """Runs the epochs, with a bar on a terminal and a line an epoch elsewhere. Ctrl-C raises
-    KeyboardInterrupt with what was done.
+    """Runs the epochs, with a bar on a terminal and a line an epoch, where it is asked for with the
+    last batch's loss and the validation accuracy. Ctrl-C raises KeyboardInterrupt with what was
+    done.
     """
     from tqdm import tqdm
 
@@ -90,8 +91,11 @@ def train(training: Training, print_loss: bool) -> None:
                 what = f"{epoch - 1} epochs and {done} of {len(batches)} batches"
                 raise KeyboardInterrupt(what) from None
         rate = len(training.mnist.train.labels) / (time.perf_counter() - start)
-        loss = f"  loss {value:.6f}" if print_loss else ""
-        print(f"{title}{loss}  {rate:,.0f} images/s", flush=True)
+        figures = ""
+        if print_loss:
+            accuracy = training.measured(training.mnist.validation)[0]
+            figures = f"  loss {value:.6f}  val_accuracy {accuracy:.6f}"
+        print(f"{title}{figures}  {rate:,.0f} images/s", flush=True)
         if not math.isfinite(value):
             raise DivergedError(
                 f"the loss was {value:g} at the end of epoch {epoch}: use a smaller --lr than "

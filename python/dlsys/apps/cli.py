@@ -116,7 +116,7 @@ def _typed(program: str) -> str:
     words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
     if not words or Path(sys.argv[0]).name not in (program, "__main__.py"):
         return program
-    if Path(words[-1]).name != program or program.endswith(".py"):
+    if "-m" in words or program.endswith(".py"):
         return shlex.join(words)
     found = shutil.which(program)  # an installed program: its interpreter was not typed
     return program if found and Path(found).samefile(words[-1]) else shlex.quote(words[-1])

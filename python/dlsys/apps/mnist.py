@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .. import optim, profile, train
 from ..data import Dataset, DeviceLoader, Loader
 from ..data.dataset import Sets
-from ..errors import DataError, DlsysError, how_to_install
+from ..errors import DataError, DivergedError, DlsysError, how_to_install
 from ..files import check_replaceable, make_folder
 from ..runtime.device import Context
 from .report import Sampled, write_report
@@ -74,6 +74,10 @@ def run(setup: Setup, data_dir: str | None, ctx: Context | None, wishes: Wishes)
     except KeyboardInterrupt as interrupt:
         notes = lines.run.notes if lines.run is not None else []
         raise KeyboardInterrupt("; ".join([lines.done(), *notes])) from interrupt
+    except DivergedError as error:
+        if "--lr" in str(error):
+            raise
+        raise DivergedError(f"{error}; use a smaller --lr than {setup.lr:g}") from error
 
 
 def _run(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: Lines) -> None:

@@ -57,8 +57,9 @@ def write_report(
     first = np.asarray(sets.test.images[0], np.float32) / np.float32(255)
     page = viz.report.Report(
         title=f"{setup.model} on {setup.dataset}",
+        command=command,
         numbers={f"{name} accuracy": value for name, value in figures.items()},
-        settings={name: _text(value) for name, value in setup.as_dict().items()},
+        settings=setup.in_words(),
         environment=viz.report.environment() | {"device": str(run.ctx or "numpy")},
         history=run.history.epochs,
         fine=run.history.curve,
@@ -79,9 +80,3 @@ def _shapes(run: train.Run) -> dict[Any, tuple[int, ...]]:
     """Of what a step is fed with."""
     feed = next(iter(run.data.epoch(0)))
     return {node: value.shape for node, value in feed.items()}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return ", ".join(map(_text, value)) or "none"
-    return "none" if value is None else str(value)

@@ -28,6 +28,17 @@ AUGMENTATIONS = {
     "shift": (2.0, 27.0), "rotate": (10.0, 180.0), "scale": (0.1, 0.9), "cutout": (8.0, 28.0),
     "flip": (0.5, 1.0), "mixup": (0.2, 10.0),
 }  # fmt: skip
+_IN_WORDS = {
+    "shift": "shifted by up to {:g} pixels", "rotate": "turned by up to {:g}°",
+    "scale": "scaled by up to {:.0%}", "cutout": "a square of {:g} pixels cut out",
+    "flip": "flipped with probability {:g}", "mixup": "mixed in pairs (alpha {:g})",
+}  # fmt: skip
+_NETWORKS = {
+    "logreg": "logistic regression (logreg)",
+    "mlp": "multilayer perceptron (mlp)",
+    "cnn": "LeNet-5 (cnn)",
+    "resnet": "a small residual network (resnet)",
+}
 INTEGRAL = ("shift", "cutout")  # those whose strength is an integer
 HIDDEN = (256, 100)
 LARGEST_BATCH = 1 << 17  # images, which take 400 MB as floats; no set here has as many
@@ -136,18 +147,18 @@ class Setup:
         if self.schedule in _ENDLESS:
             return f"a larger -e than {self.epochs} goes on with it"
         return (
-            f"its rate follows {self.schedule} over exactly {self.epochs} epochs and is down at "
-            "their end, so that it cannot go on for longer: begin another run with its weights, "
-            f"--init-from {what} -e {epochs or self.epochs} --checkpoint DIR"
+            f"its rate follows {self.schedule} over {counted(self.epochs)} and is down at the end, "
+            "so that it cannot go on for longer: begin another run with its weights, --init-from "
+            f"{what} -e {epochs or self.epochs} --checkpoint DIR"
         )
 
-    def network_options(self) -> dict[str, Any]:
-        """The options that make a new run one of the same network, as far as they are none of the
-        defaults.
+    def lasting_options(self) -> dict[str, Any]:
+        """The options that a run which begins with the weights of this one has too: its network,
+        and how its batches change the weights, but for rates and what is about one run.
         """
-        if self.assignment:
-            return {"dataset": self.dataset}
-        names = ("dataset", "optimizer", "schedule", "dropout") + ("hidden",) * bool(self.hidden)
+        names = ["dataset", "batch_size"]
+        if not self.assignment:
+            names += ["optimizer", "schedule", "dropout", *(["hidden"] if self.hidden else [])]
         return {name: getattr(self, name) for name in names}
 
     def check_memory(self) -> None:
@@ -172,6 +183,29 @@ class Setup:
                 f"the run diverged: the validation loss is {loss:.4g} at the end, where guessing "
                 f"has {guessing:.2f}; use a smaller --lr than {self.lr:g}"
             )
+
+    def in_words(self) -> dict[str, str]:
+        """What was chosen, as people write it; without what does not apply."""
+        momentum = f" {self.momentum:g}" if self.momentum else ""
+        warmup = f" after {self.warmup:g} epochs of warm-up" if self.warmup else ""
+        changes = ", ".join(_IN_WORDS[name].format(number) for name, number in self.augment)
+        hidden = ", ".join(f"{size:,}" for size in self.hidden)
+        words = {
+            "network": _NETWORKS[self.model],
+            "hidden layers": hidden and f"{hidden} units",
+            "data set": {"mnist": "MNIST", "fashion": "Fashion-MNIST"}[self.dataset],
+            "epochs": f"{self.epochs:,}",
+            "batch size": f"{self.batch_size:,}",
+            "optimizer": self.optimizer + momentum,
+            "learning rate": f"{self.lr:g}, {self.schedule}{warmup}",
+            "weight decay": f"{self.weight_decay:g}" if self.weight_decay else "",
+            "dropout": f"{self.dropout:g}" if self.dropout else "",
+            "augmentation": changes,
+            "early stopping": self.early_stop and f"after {counted(self.early_stop)} without gain",
+            "order of batches": "as in the set" if self.assignment else "shuffled",
+            "seed": str(self.seed),
+        }
+        return {name: text for name, text in words.items() if text}
 
     # ---- what it builds ----
     @property
@@ -360,6 +394,11 @@ def as_option(value: Any) -> str:
         return "none" if value is None else str(value)
     items = ("=".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)
     return ",".join(items) or "none"
+
+
+def counted(epochs: int) -> str:
+    """A number of epochs in words."""
+    return f"{epochs} epoch{'s' * (epochs != 1)}"
 
 
 def _drop_before_the_last(model: Any, probability: float, seed: int) -> None:

@@ -83,9 +83,7 @@ def _gradient_state(engine: Engine, key: tuple[Any, ...], tensor: Tensor, seed: 
     """The state whose values are the gradients of a Tensor for all that requires one."""
     tape = engine.tape
     state = tape.state.next.get(key)
-    if state is not None and all(
-        target.trainable for target in state.targets if type(target) is Parameter
-    ):
+    if state is not None:
         return state
     cone = tape.cone(tensor._slot.index)
     # Trained Parameters, and leaves that require gradients, in the order in which they were met.

@@ -193,9 +193,10 @@ class Token:
     transitions that involve the Parameter.
     """
 
-    __slots__ = ("_next", "_epoch")
+    __slots__ = ("trainable", "_next", "_epoch")
 
-    def __init__(self) -> None:
+    def __init__(self, trainable: bool | None) -> None:
+        self.trainable = trainable
         self._next: Transitions = {}
         self._epoch = State.epoch
 
@@ -207,11 +208,14 @@ class Token:
         return self._next
 
 
-def token_of(parameter: Any) -> Token:
-    """The token of a Parameter."""
-    made = parameter.__dict__.get("_token")
-    if made is None:
-        made = parameter.__dict__["_token"] = Token()
+def token_of(holder: Any) -> Token:
+    """The token of a Parameter: another one once it is frozen or no longer. Optimizers and what
+    `jit` made have one too.
+    """
+    trainable = getattr(holder, "trainable", None)
+    made = holder.__dict__.get("_token")
+    if made is None or made.trainable is not trainable:
+        made = holder.__dict__["_token"] = Token(trainable)
     return made
 
 

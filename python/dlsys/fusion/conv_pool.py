@@ -10,6 +10,7 @@ the position of its maximum in row-major order, or CUT where relu lets no gradie
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -62,6 +63,7 @@ class Geometry(NamedTuple):
     out: Pair
 
 
+@lru_cache
 def fits(geometry: Geometry, target: Target) -> Fits:
     """The fused kernels that a target has for this geometry, of any number of images."""
     g = geometry

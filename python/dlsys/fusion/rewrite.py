@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..graph.node import Node, Op, find_topo_sort, output_op
@@ -13,12 +14,16 @@ class Graph:
 
     def __init__(self, fetches: Sequence[Node]) -> None:
         self.order = find_topo_sort(fetches)
-        self.position = {node: k for k, node in enumerate(self.order)}
         self.users: dict[Node, list[Node]] = {node: [] for node in self.order}
         for node in self.order:
             for x in node.inputs:
                 self.users[x].append(node)
         self._fetched = frozenset(fetches)
+
+    @functools.cached_property
+    def position(self) -> dict[Node, int]:
+        """The position of each node in the order."""
+        return {node: k for k, node in enumerate(self.order)}
 
     def only_user(self, node: Node) -> Node | None:
         """The one use of a node; None where it has several, or is fetched."""
@@ -110,14 +115,18 @@ class Pattern:
         self._alone = alone
         self._hidden = hidden
         self._others: tuple[Pattern, ...] = ()
+        self._last = self._ops  # of this pattern or another one that is as good
 
     def __or__(self, other: Pattern) -> Pattern:
         either = copy.copy(self)
         either._others = (*self._others, other)
+        either._last = self._last | other._last
         return either
 
     def match(self, graph: Graph, node: Node, **known: Node) -> dict[str, Node] | None:
         """The nodes by their names if the node ends such a subgraph, else None."""
+        if node.op not in self._last and node.op.kernel not in self._last:
+            return None
         return next(self._ways(graph, node, known), None)
 
     def _ways(

@@ -26,9 +26,11 @@ def infer(
         spec = leaves.get(node) or node.spec
         if type(spec) is not Spec or spec.dtype is None:
             spec = node.op.infer(node, *[specs[x] for x in node.inputs])
-        specs[node] = (
-            held(node, spec) if isinstance(spec, Spec) else tuple([held(node, s) for s in spec])
-        )
+        if not isinstance(spec, Spec):
+            spec = tuple([held(node, s) for s in spec])
+        elif spec.dtype is not FLOAT32:  # which every device holds as it is
+            spec = held(node, spec)
+        specs[node] = spec
     return specs
 
 

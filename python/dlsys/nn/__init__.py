@@ -20,14 +20,33 @@ from .activation import (
     Softplus,
     Tanh,
 )
+from .attention import (
+    LearnedPositions,
+    MultiheadAttention,
+    SinusoidalPositions,
+    TransformerBlock,
+    TransformerEncoderLayer,
+)
 from .container import Residual, Sequential
+from .images import Identity, PixelShuffle, PixelUnshuffle, Unflatten, Upsample
+from .interop import load_torch_state_dict, to_torch_state_dict
 from .layers import Conv2d, ConvTranspose2d, Embedding, Flatten, Linear, Reshape
 from .models.dense import MLP, LogisticRegression
 from .models.mnist import LeNet5, ResNetMNIST
 from .models.perceptron import Perceptron
 from .models.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, ResNet50
-from .module import Differences, Module
-from .norm import BatchNorm2d, LayerNorm
+from .module import Differences, HookHandle, Module
+from .norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    LayerNorm,
+    RMSNorm,
+)
 from .pool import AvgPool2d, GlobalAvgPool, GlobalMaxPool, MaxPool2d
+from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .regularize import Dropout
+from .sequence import AvgPool1d, Conv1d, MaxPool1d
 from .summary import Call, Row, Summary

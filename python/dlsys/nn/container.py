@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import overload
 
 from ..autodiff import Node
@@ -17,8 +17,9 @@ Layer = Callable[[Node], Node]
 
 class Sequential(Module):
     """One layer after the other; a layer is a Module or any function of a node, such as
-    `F.relu`. Named by number, `0.weight`; `model[0]` is the first and can be replaced,
-    `model[:-1]` a Sequential of the same layers but the last.
+    `F.relu`. Named by number, `0.weight`; `model[0]` is the first and can be replaced or deleted,
+    `model[:-1]` a Sequential of the same layers but the last. `append`, `extend` and `insert` are
+    those of lists, and give the model back.
 
     GraphError for what cannot be called.
     """
@@ -44,17 +45,51 @@ class Sequential(Module):
     def __setitem__(self, index: int, layer: Layer) -> None:
         self._set(range(len(self))[operator.index(index)], layer)
 
+    def __delitem__(self, index: int | slice) -> None:
+        layers = list(self)
+        del layers[index]
+        self._replace(layers)
+
+    def append(self, layer: Layer) -> Sequential:
+        """Adds a layer behind the last."""
+        self._set(len(self), layer)
+        return self
+
+    def extend(self, layers: Iterable[Layer]) -> Sequential:
+        """Adds layers behind the last."""
+        for layer in layers:
+            self.append(layer)
+        return self
+
+    def insert(self, index: int, layer: Layer) -> Sequential:
+        """Adds a layer before the one at an index."""
+        layers = list(self)
+        layers.insert(index, _checked(len(layers), layer))
+        self._replace(layers)
+        return self
+
+    def _replace(self, layers: list[Layer]) -> None:
+        for k in range(len(self)):
+            delattr(self, str(k))
+        for k, layer in enumerate(layers):
+            self._set(k, layer)
+
     def _set(self, k: int, layer: Layer) -> None:
-        if not callable(layer):
-            raise GraphError(
-                f"Sequential: layer {k} is {layer!r}, expected a Module or a function of a node"
-            )
-        setattr(self, str(k), layer)
+        setattr(self, str(k), _checked(k, layer))
 
     def forward(self, x: Node) -> Node:
         for layer in self:
             x = layer(x)
         return x
+
+
+def _checked(k: int, layer: Layer) -> Layer:
+    """The layer of this number. GraphError for what cannot be called."""
+    if not callable(layer):
+        raise GraphError(
+            f"Sequential: layer {k} is {layer!r}, expected a Module or a function of a node"
+        )
+    return layer
 
 
 class Residual(Module):

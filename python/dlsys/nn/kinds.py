@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.kinds import Kind
+from ..ops.conv.geometry import IntPair, Padding
 
 
 class AsGiven(Kind):
@@ -29,3 +30,14 @@ class Function(Kind):
         if not callable(value):
             raise TypeError
         return value
+
+
+class Padding1d(Kind):
+    """Elements around a sequence: an integer for both sides, a pair for before and after, or a word
+    that says how many.
+    """
+
+    expected = "'same', 'valid', or an integer or a pair of them that is not negative"
+
+    def take(self, value: Any) -> Any:
+        return Padding().take(value) if isinstance(value, str) else IntPair().take(value)

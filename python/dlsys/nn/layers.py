@@ -49,7 +49,7 @@ class Linear(Module):
         initializer: Initializer = he_normal,
         rng: Rng = None,
     ) -> None:
-        self.weight = Parameter(_drawn("Linear", initializer, (outputs, inputs), rng), "weight")
+        self.weight = Parameter(drawn("Linear", initializer, (outputs, inputs), rng), "weight")
         self.bias = Parameter(zeros((outputs,)), "bias") if bias else None
 
     def forward(self, x: Node) -> Node:
@@ -60,7 +60,7 @@ class Linear(Module):
         return f"{inputs}, {outputs}{', bias=False' if self.bias is None else ''}"
 
 
-class _Filtered(Module):
+class Filtered(Module):
     """Base of convolutions: weight, bias, and the attributes of the operator."""
 
     def __init__(
@@ -78,7 +78,7 @@ class _Filtered(Module):
         )
 
 
-class Conv2d(_Filtered):
+class Conv2d(Filtered):
     """The convolution of x (N, inputs, H, W) with weight (outputs, inputs/groups, kH, kW), plus
     bias (outputs,); the other arguments are those of `F.conv2d`.
 
@@ -102,7 +102,7 @@ class Conv2d(_Filtered):
         rng: Rng = None,
     ) -> None:
         shape = filter_shape("Conv2d", inputs, outputs, window, groups)
-        weight = _drawn("Conv2d", initializer, shape, rng)
+        weight = drawn("Conv2d", initializer, shape, rng)
         attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
         super().__init__(weight, inputs, outputs, bias, attrs)
 
@@ -110,7 +110,7 @@ class Conv2d(_Filtered):
         return F.conv2d(x, self.weight, self.bias, **self.attrs)
 
 
-class ConvTranspose2d(_Filtered):
+class ConvTranspose2d(Filtered):
     """The transposed convolution of x (N, inputs, H, W) with weight (inputs, outputs/groups, kH,
     kW), plus bias (outputs,); the other arguments are those of `F.conv_transpose2d`.
 
@@ -138,8 +138,8 @@ class ConvTranspose2d(_Filtered):
         rng: Rng = None,
     ) -> None:
         shape = filter_shape("ConvTranspose2d", inputs, outputs, window, groups)
-        drawn = _drawn("ConvTranspose2d", initializer, shape, rng)
-        parts = drawn.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
+        filters = drawn("ConvTranspose2d", initializer, shape, rng)
+        parts = filters.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
         weight = parts.reshape(inputs, outputs // groups, *shape[2:])
         attrs = dict(stride=stride, padding=padding, output_padding=output_padding)
         super().__init__(
@@ -153,21 +153,41 @@ class ConvTranspose2d(_Filtered):
 class Embedding(Module):
     """Row i of weight (count, features) for each number i of an integer x: (…) to (…, features).
 
-    The rows begin standard normal. OutOfRangeError for a number out of range, GraphError for
-    extents below 1.
+    The rows begin standard normal. The row of `padding_idx` begins as zeros and gets no gradient.
+    OutOfRangeError for a number out of range, GraphError for extents below 1 and a padding_idx
+    that is not below count.
     """
 
-    @declared(count=SIZE, features=SIZE, **DRAWN)
+    @declared(count=SIZE, features=SIZE, padding_idx=Int(low=0), **DRAWN)
     def __init__(
-        self, count: int, features: int, *, initializer: Initializer = normal, rng: Rng = None
+        self,
+        count: int,
+        features: int,
+        padding_idx: int | None = None,
+        *,
+        initializer: Initializer = normal,
+        rng: Rng = None,
     ) -> None:
-        self.weight = Parameter(_drawn("Embedding", initializer, (count, features), rng), "weight")
+        rows = drawn("Embedding", initializer, (count, features), rng)
+        if padding_idx is not None:
+            if padding_idx >= count:
+                raise GraphError(
+                    f"Embedding: expected padding_idx below {count}, got {padding_idx} [{where()}]"
+                )
+            rows = rows.copy()  # it may be the initializer's own
+            rows[padding_idx] = 0
+        self.weight, self.padding_idx = Parameter(rows, "weight"), padding_idx
 
     def forward(self, x: Node) -> Node:
-        return F.embedding(x, self.weight)
+        rows = F.embedding(x, self.weight)
+        if self.padding_idx is None:
+            return rows
+        padding = F.expand_dims(F.equal(x, self.padding_idx), -1)
+        return F.where(padding, F.stop_gradient(rows), rows)
 
     def options(self) -> str:
-        return "{}, {}".format(*self.weight.shape)
+        rest = [] if self.padding_idx is None else [f"padding_idx={self.padding_idx}"]
+        return ", ".join(["{}, {}".format(*self.weight.shape), *rest])
 
 
 class Flatten(Module):
@@ -210,7 +230,7 @@ def filter_shape(
     return outputs, inputs // groups, height, width
 
 
-def _drawn(layer: str, initializer: Initializer, shape: tuple[int, ...], rng: Rng) -> np.ndarray:
+def drawn(layer: str, initializer: Initializer, shape: tuple[int, ...], rng: Rng) -> np.ndarray:
     """The first weights, float32 whatever the initializer computes in."""
     weight = np.asarray(initializer(shape, generator(rng)), np.float32)
     if weight.shape != shape:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,12 +18,14 @@ from ..dtypes import host
 from ..eager.engine import tracing
 from ..eager.step import drop_gradients
 from ..errors import DataError, GraphError
+from ..functional.record import Recorder
+from ..graph.lines import where
 from .summary import Call, Summary, summarize
 
 Self = TypeVar("Self", bound="Module")
 
 # A name that PyTorch's batch normalization saves and only uses when it has no momentum.
-_IGNORED = "num_batches_tracked"
+COUNTER = "num_batches_tracked"
 
 
 class Differences(NamedTuple):
@@ -29,6 +33,32 @@ class Differences(NamedTuple):
 
     missing: list[str]
     unexpected: list[str]
+
+
+_numbers = itertools.count()
+Hook = Callable[["Module", tuple[Any, ...], Any], Any]
+
+
+class HookHandle:
+    """What `Module.register_forward_hook` returns: `remove()` ends the hook's calls."""
+
+    def __init__(self, hooks: dict[int, Hook], hook: Hook) -> None:
+        self._hooks, self._number = hooks, next(_numbers)
+        hooks[self._number] = hook
+
+    def remove(self) -> None:
+        """The hook is not called anymore; a second time it does nothing."""
+        self._hooks.pop(self._number, None)
+
+    def __repr__(self) -> str:
+        removed = "" if self._number in self._hooks else ", removed"
+        return f"HookHandle({self._number}{removed})"
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
 
 
 class StateDict(dict[str, np.ndarray]):
@@ -72,23 +102,50 @@ class Module:
     history: Any = None
     forward: Callable[..., Any] = _undefined
     _repr_html_ = drawn_by("module_html")
+    _changes = 0  # attributes that were set, of any module
+    _named: int | None = None  # how many were when this module named its state
+    torch_lacks: tuple[str, ...] = ()  # state that PyTorch's module of this kind does not have
+    _hooks: dict[int, Hook] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            Module._changes += 1
+        object.__setattr__(self, name, value)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names
         that it has in the outermost module called.
         """
-        for name, state in self.named_state():
-            if not f".{state.name}".endswith(f".{name}"):
-                state.name = name
+        if self._named != Module._changes and not (inputs and type(inputs[0]) is Recorder.tensor):
+            self._name_state()
         if tracing:
             tracing[-1].modes[self] = self.training
         calls = _calls.get()
         if calls is None:
-            return self.forward(*inputs, **options)
+            output = self.forward(*inputs, **options)
+            return self._hooked(inputs, output) if self._hooks else output
         position = len(calls)
         calls.append(None)  # containers come before what they contain
-        output = self.forward(*inputs, **options)
+        output = self._hooked(inputs, self.forward(*inputs, **options))
         calls[position] = (self, (*inputs, *options.values()), output)
+        return output
+
+    def _name_state(self) -> None:
+        """Names the state; the next calls need not, until an attribute of a module is set or where
+        state may come into a list or dict unseen.
+        """
+        for name, state in self.named_state():
+            if not f".{state.name}".endswith(f".{name}"):
+                state.name = name
+        values = (value for _, module in self.named_modules() for value in vars(module).values())
+        if not any(map(_may_change, values)):
+            object.__setattr__(self, "_named", Module._changes)
+
+    def _hooked(self, inputs: tuple[Any, ...], output: Any) -> Any:
+        """The output, or what hooks made of it."""
+        for hook in [*self._hooks.values()]:
+            changed = hook(self, inputs, output)
+            output = output if changed is None else changed
         return output
 
     def calls(self, *inputs: Any) -> list[Call]:
@@ -101,6 +158,32 @@ class Module:
         finally:
             _calls.reset(token)
         return [Call(names.get(made[0], "?"), *made) for made in recorded]
+
+    def activations(self, *inputs: Any) -> dict[str, Any]:
+        """What each layer makes of the inputs, by the layer's name; "" is the model's output. A
+        layer that is used again has its further outputs as `name#2`, `name#3`.
+
+        Of Nodes these are nodes, which an Executor computes, of Tensors they are Tensors.
+        """
+        found: dict[str, Any] = {}
+        used: Counter[str] = Counter()
+        for call in self.calls(*inputs):
+            used[call.name] += 1
+            again = f"#{used[call.name]}" if used[call.name] > 1 else ""
+            found[f"{call.name}{again}"] = call.output
+        return found
+
+    def register_forward_hook(self, hook: Hook) -> HookHandle:
+        """Calls hook(module, inputs, output) behind each call of this module from now on, that is
+        when a graph is built, or with Tensors whenever it computes. What the hook returns takes the
+        output's place, unless it is None. The handle's `remove()`, or the end of a `with` over it,
+        ends that. Executors that were made before do not change. GraphError for no function.
+        """
+        if not callable(hook):
+            raise GraphError(f"register_forward_hook: {hook!r} is no function [{where()}]")
+        if "_hooks" not in vars(self):
+            self._hooks = {}
+        return HookHandle(self._hooks, hook)
 
     # ---- modes ----
     def train(self: Self, mode: bool = True) -> Self:
@@ -126,7 +209,42 @@ class Module:
             for module, mode in before:
                 module.training = mode
 
+    def freeze(self: Self) -> Self:
+        """Training leaves the parameters of this module and all below it as they are: `parameters`
+        no longer has them, and `buffers` does, until `unfreeze`. It counts for graphs that are
+        built and optimizers that are made afterwards. Running statistics of a batch normalization
+        still move in training mode; `eval()` holds them too.
+        """
+        for parameter in self.parameters():
+            parameter.trainable, parameter.frozen = False, True
+        return self
+
+    def unfreeze(self: Self) -> Self:
+        """Undoes `freeze`, also where it was called on a module above; buffers stay buffers."""
+        for _, parameter in self.named_state():
+            if parameter.frozen:
+                parameter.trainable, parameter.frozen = True, False
+        return self
+
     # ---- parts ----
+    def apply(self: Self, function: Callable[[Module], Any]) -> Self:
+        """Calls function(module) for all modules below this one and then itself, each once,
+        children before their parents: to set weights anew by kind, for instance.
+        """
+        for _, module in sorted(self.named_modules(), key=lambda item: -_depth(item[0])):
+            function(module)
+        return self
+
+    def num_parameters(self, trainable_only: bool = False) -> int:
+        """The number of elements of all parameters, tied ones counted once, frozen ones too unless
+        `trainable_only`; buffers do not count.
+        """
+        return sum(
+            parameter.spec.size
+            for _, parameter in self.named_state()
+            if parameter.trainable or (parameter.frozen and not trainable_only)
+        )
+
     def children(self) -> Iterator[tuple[str, Module]]:
         """The modules that are attributes of this one, with their names."""
         return ((name, item) for name, item in _members(self) if isinstance(item, Module))
@@ -163,7 +281,9 @@ class Module:
         return ((name, state) for name, state in self.named_state() if not state.trainable)
 
     def parameters(self) -> list[Parameter]:
-        """The trainable Parameters, for `optimizer.minimize`."""
+        """The trainable Parameters, for an optimizer, which keeps their names."""
+        if self._named != Module._changes:
+            self._name_state()
         return [state for _, state in self.named_parameters()]
 
     def zero_grad(self) -> None:
@@ -197,11 +317,9 @@ class Module:
         changed then.
         """
         own, trained_on = dict(self.named_state()), getattr(values, "trained_on", None)
-        values = _by_first_names(values, own, dict(_paths(self)))
+        values = _by_first_names(values, own, dict(paths(self)))
         missing = [name for name in own if name not in values]
-        unexpected = [
-            name for name in values if name not in own and name.split(".")[-1] != _IGNORED
-        ]
+        unexpected = [name for name in values if name not in own and name.split(".")[-1] != COUNTER]
         arrays = {name: np.asarray(values[name]) for name in own if name in values}
         mismatched = [
             f"{name} is {array.dtype} {array.shape}, expected {own[name].dtype} {own[name].shape}"
@@ -265,14 +383,23 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _paths(module: Module, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Parameter]]:
+def _may_change(value: Any) -> bool:
+    """True for a container that has state or modules, or is empty, and can be filled in place."""
+    if isinstance(value, tuple):
+        return any(map(_may_change, value))
+    if not isinstance(value, (list, Mapping)):
+        return False
+    return not value or any(isinstance(x, (Module, Parameter)) for _, x in _items("", value))
+
+
+def paths(module: Module, above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Parameter]]:
     """All state by all the names that it has."""
     above = (*above, module)
     for name, item in _members(module):
         if isinstance(item, Parameter):
             yield name, item
         elif isinstance(item, Module) and item not in above:
-            yield from ((_join(name, rest), state) for rest, state in _paths(item, above))
+            yield from ((_join(name, rest), state) for rest, state in paths(item, above))
 
 
 def _by_first_names(
@@ -283,6 +410,10 @@ def _by_first_names(
     others = {path: first[state] for path, state in paths.items() if path not in own}
     renamed = {others[name]: value for name, value in values.items() if name in others}
     return renamed | {name: value for name, value in values.items() if name not in others}
+
+
+def _depth(name: str) -> int:
+    return name.count(".") + 1 if name else 0
 
 
 def _join(prefix: str, name: str) -> str:

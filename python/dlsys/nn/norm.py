@@ -7,7 +7,9 @@ from typing import Any
 
 from .. import functional as F
 from ..autodiff import Node, Parameter
-from ..graph.kinds import Axes, Number
+from ..errors import GraphError
+from ..graph.kinds import Axes, Bool, Number
+from ..graph.lines import where
 from ..graph.signature import declared
 from ..init import ones, zeros
 from ..ops.norm.batch_norm import EPS
@@ -76,6 +78,71 @@ class LayerNorm(Module):
 
     def options(self) -> str:
         return _with_eps(str(self.weight.shape), self.eps)
+
+
+class BatchNorm1d(BatchNorm2d):
+    """`BatchNorm2d` for x (N, channels) or (N, channels, L), under PyTorch's name."""
+
+
+class GroupNorm(Module):
+    """(x - mean) / sqrt(variance + eps) · weight + bias of x (N, channels, …), the statistics those
+    of each of `groups` groups of neighboring channels of each sample. Wu and He (2018).
+
+    Without `affine` it has no weight and no bias. GraphError unless groups divide channels.
+    """
+
+    @declared(groups=SIZE, channels=SIZE, eps=EPS, affine=Bool())
+    def __init__(self, groups: int, channels: int, eps: float = 1e-5, affine: bool = True) -> None:
+        if channels % groups:
+            raise GraphError(
+                f"{type(self).__name__}: {groups} groups do not divide {channels} channels "
+                f"[{where()}]"
+            )
+        self.weight = Parameter(ones((channels,)), "weight") if affine else None
+        self.bias = Parameter(zeros((channels,)), "bias") if affine else None
+        self.groups, self.channels, self.eps = groups, channels, eps
+
+    def forward(self, x: Node) -> Node:
+        return F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+
+    def options(self) -> str:
+        affine = ", affine=False" if self.weight is None else ""
+        return _with_eps(f"{self.groups}, {self.channels}", self.eps) + affine
+
+
+class InstanceNorm2d(GroupNorm):
+    """`GroupNorm` with a group for each channel: the statistics are those of each plane of each
+    sample of x (N, channels, H, W). As in PyTorch without weight and bias unless `affine`. Ulyanov,
+    Vedaldi and Lempitsky (2016).
+    """
+
+    @declared(channels=SIZE, eps=EPS, affine=Bool())
+    def __init__(self, channels: int, eps: float = 1e-5, affine: bool = False) -> None:
+        super().__init__(channels, channels, eps, affine)
+
+    def options(self) -> str:
+        affine = "" if self.weight is None else ", affine=True"
+        return _with_eps(str(self.channels), self.eps) + affine
+
+
+class InstanceNorm1d(InstanceNorm2d):
+    """`InstanceNorm2d` for x (N, channels, L)."""
+
+
+class RMSNorm(Module):
+    """x / sqrt(mean(x²) + eps) · weight over the trailing axes of x, whose extents are `shape`, at
+    each of the leading positions. Zhang and Sennrich (2019). GraphError for extents below 1.
+    """
+
+    @declared(shape=Extents(), eps=EPS)
+    def __init__(self, shape: int | Sequence[int], eps: float = 1e-5) -> None:
+        extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        self.weight, self.eps = Parameter(ones(extents), "weight"), eps
+
+    def forward(self, x: Node) -> Node:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    options = LayerNorm.options
 
 
 def _with_eps(text: str, eps: float) -> str:

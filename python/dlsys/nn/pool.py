@@ -19,7 +19,7 @@ SHARED: dict[str, Kind] = dict(
 USUAL = dict(stride=None, padding=0, ceil_mode=False, dilation=1, count_include_pad=True)
 
 
-class _Pool(Module):
+class Pool(Module):
     """Base of pooling over windows: the window, and the attributes of the operator."""
 
     def __init__(self, window: Pair, attrs: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ class _Pool(Module):
         return ", ".join([str(self.window), *changed(self.attrs, USUAL)])
 
 
-class MaxPool2d(_Pool):
+class MaxPool2d(Pool):
     """The largest element of each window of x (N, C, H, W); the stride is the window's size unless
     given.
     """
@@ -50,7 +50,7 @@ class MaxPool2d(_Pool):
         return F.max_pool2d(x, self.window, **self.attrs)
 
 
-class AvgPool2d(_Pool):
+class AvgPool2d(Pool):
     """The mean of each window of x (N, C, H, W), zeros of the padding counted unless
     `count_include_pad` is False.
     """

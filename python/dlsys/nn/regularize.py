@@ -23,6 +23,8 @@ class Dropout(Module):
     GraphError unless 0 <= probability < 1.
     """
 
+    torch_lacks = ("key", "step")
+
     @declared(probability=PROBABILITY, rng=RNG)
     def __init__(self, probability: float = 0.5, *, rng: Rng = None) -> None:
         self.probability = probability

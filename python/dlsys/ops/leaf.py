@@ -232,6 +232,7 @@ class Parameter(Node):
 
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home", "version", "grad")
     dtype: Any  # that of the value, known from the start
+    frozen: bool = False  # it would be trainable, but `nn.Module.freeze` holds it
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -261,7 +262,8 @@ class Parameter(Node):
         """
         value = self.asnumpy().astype(host(self.dtype), copy=False)
         dtype = self.dtype if self.declared else None
-        return type(self), (value, self.name, dtype, self.trainable)
+        arguments = (value, self.name, dtype, self.trainable)
+        return type(self), arguments, ({"frozen": True} if self.frozen else None)
 
     def asnumpy(self) -> np.ndarray:
         """A copy of the value as it is now."""

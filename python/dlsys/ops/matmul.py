@@ -47,7 +47,7 @@ class Product(Op):
             hint = ""
             if inner == columns:
                 hint = f"; did you mean trans_B={not node.attrs['trans_B']}?"
-            elif rows == inner_B:
+            elif str(rows) == str(inner_B):  # no question about an unknown extent, see extents.py
                 hint = f"; did you mean trans_A={not node.attrs['trans_A']}?"
             raise node.error(f"inner dimensions differ: {describe(node, specs)}{hint}")
         return rows, columns

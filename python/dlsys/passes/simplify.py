@@ -73,9 +73,12 @@ class _Rewriter:
         """Settles a node that a rule made, its new inputs first; such chains are a few nodes
         deep.
         """
-        if node in self._settled:
-            return self._settled[node]
-        inputs = [self._settle_new(x, made_for) for x in node.inputs]
+        settled = self._settled
+        if node in settled:
+            return settled[node]
+        inputs = [
+            settled[x] if x in settled else self._settle_new(x, made_for) for x in node.inputs
+        ]
         if not same_nodes(inputs, node.inputs):
             node = node.derive(inputs, node.spec)
         node.stand_for(made_for)

@@ -132,7 +132,7 @@ class Library:
         }
         self._kernels: dict[tuple[str, str, Any], Callable[..., None]] = {}
         self._algorithms: dict[tuple[str, str], tuple[str, ...]] = {}
-        # The answer to a question (DLKernelFits, DLKernelWorkspace) about a call, by the function,
+        # The answer to a question (DLKernelFits, DLKernelWorkspace) about a call: by the function,
         # the kernel's key, the device's id and the arguments as `_frozen` has them.
         self.ask = functools.lru_cache(_ANSWERS)(self._asked)
 

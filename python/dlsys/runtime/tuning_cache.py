@@ -138,19 +138,21 @@ def _measurement(made: dict[str, Any]) -> Measurement:
     return Measurement(*names, float(made["us"]), float(made["us_heuristic"]))
 
 
-def default_path() -> Path:
+def default_path() -> str:
     """DLSYS_TUNE_CACHE, else tuning.json in dlsys under $XDG_CACHE_HOME or ~/.cache."""
     if settings.tune_cache:
-        return Path(settings.tune_cache)
+        return settings.tune_cache
     # A home that the system does not know stays "~": a folder here, rather than a failure.
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "dlsys" / "tuning.json"
+    return os.path.join(caches, "dlsys", "tuning.json")
 
 
-_files: dict[Path, TuningCache] = {}
+_files: dict[str, TuningCache] = {}
 
 
 def tuning_cache() -> TuningCache:
     """The cache of this process's settings."""
     path = default_path()
-    return _files.setdefault(path, TuningCache(path))
+    if path not in _files:
+        _files[path] = TuningCache(Path(path))
+    return _files[path]

@@ -41,8 +41,8 @@ def fit(
     describes the data. data: a Loader, whose last input is the label; one that does not say how it
     normalizes does it as what the run that is resumed, or the model, was trained on. optimizer:
     from dlsys.optim. loss: a function (output, label) -> the mean loss of the batch; None is
-    functional.cross_entropy. validation: a Loader, over which the loss and metrics are measured
-    after each epoch as val_*. metrics: None is what means something for the loss, see
+    cross_entropy. validation: a Loader, over which the loss and metrics are measured after each
+    epoch as val_*. metrics: None is what means something for the loss, see
     train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy,
     `ndarray.cpu(0)`, `ndarray.gpu(0)`. log_every: steps between two readings of the loss; between
     them nothing leaves the device, but for what callbacks ask. parameters: what to train, or the

@@ -27,7 +27,10 @@ nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin: .75rem 0; }
 .numbers { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; }
 .numbers div { background: var(--pale); border-radius: 6px; padding: .5rem 1rem; }
 .numbers b { display: block; font-size: 1.4rem; font-variant-numeric: tabular-nums; }
-.columns { display: flex; flex-wrap: wrap; gap: 0 3rem; }
+.columns { display: grid; gap: 0 3rem;
+  grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); }
+.columns table { width: 100%; }
+.columns th { width: 10rem; font-weight: normal; opacity: .75; }
 .scroll { overflow: auto; max-height: 85vh; }
 .picture { padding: .5rem 0; }
 .picture svg { display: block; max-width: 100%; min-width: var(--least); height: auto; }

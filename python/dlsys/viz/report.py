@@ -19,10 +19,10 @@ import numpy as np
 from .. import __version__
 from ..describe import described, drawn_by
 from ..errors import DlsysError
+from ..executor.debug.text import text
 from ..executor.plan.memory import Plan
 from ..files import replacing
 from ..graph.node import Node, find_topo_sort
-from ..graph.text import text
 from ..runtime.library import load
 from . import page
 from .classification import confusion_matrix, decision_boundary
@@ -85,7 +85,8 @@ class Report:
     """The content of the page; every part but the title may be missing, and its section with it.
 
     title: the heading. numbers: the main figures, such as test accuracy, in large type; shares of 1
-    under a name with "accuracy" in it are printed as percent. settings: how the run was made.
+    under a name with "accuracy" in it are printed as percent. command: the command line that made
+    the run. settings: how it was made.
     environment: where; the default asks this process. history: one record an epoch, and `fine`
     within epochs, see `viz.curves`. model: an `nn.Module`, for its summary, filters and
     activations; `image` is an input without batch axis that it is shown. confusion: counts
@@ -97,6 +98,7 @@ class Report:
 
     title: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
     settings: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
     history: Sequence[Mapping[str, Any]] = ()
@@ -153,7 +155,9 @@ def environment() -> dict[str, str]:
 def _sections(report: Report) -> Iterator[Section]:
     where = environment() if report.environment is None else report.environment
     tables = page.pairs("settings", report.settings) + page.pairs("environment", where)
-    yield Section("run", "Run", f'<div class="columns">{tables}</div>' if tables else "")
+    typed = f"<pre>{page.text_of(report.command)}</pre>" if report.command else ""
+    columns = f'<div class="columns">{tables}</div>' if tables else ""
+    yield Section("run", "Run", typed + columns)
     for heading, needs, body, lead in (
         ("Training", "history", _training, _OF_TRAINING),
         ("Model", "model", _model, ""),
@@ -179,7 +183,7 @@ def _training(report: Report) -> str:
     names.sort(key=lambda name: name != "epoch")
     rows = [[_formatted(name, record.get(name, "")) for name in names] for record in report.history]
     drawn = page.picture(svg_of(curves(report.history, report.fine), "curves"))
-    return drawn + page.table(names, rows)
+    return drawn + page.table([name.replace("_", " ") for name in names], rows)
 
 
 def _model(report: Report) -> str:

@@ -1,7 +1,8 @@
 // Elementwise kernels on the CPU: vector loops over one functor of functors.h each, over arrays of
-// one storage type. The output may be the buffer of an input of its shape. Arithmetic is compiled
-// for float32 alone: 16-bit floats are widened and rounded a block at a time, which the cache
-// holds. Memory bandwidth limits sums and products, arithmetic exp and its kind.
+// one storage type. The output may be the buffer of an input of its shape. Memory bandwidth limits
+// sums and products, arithmetic exp and its kind. To be compiled in reasonable time, most functors
+// have loops over float32 alone: 16-bit floats are widened and rounded a block at a time, which the
+// cache holds.
 #include <type_traits>
 
 #include "cpu/pointwise/map.h"
@@ -17,6 +18,18 @@ namespace {
 
 constexpr int64_t kBlock = 1024;  // 16-bit floats that are widened at a time
 
+// The type of the elements in a loop over F, for arrays of T. Where memory bandwidth is the limit,
+// bfloat16 has loops of its own; of float16, whose conversion is long, compilers vectorize only
+// conversions by themselves.
+template <class F, class... Of>
+inline constexpr bool kIsOneOf = (std::is_same_v<F, Of> || ...);
+template <class T, class F>
+using LoopType =
+    std::conditional_t<std::is_same_v<T, bfloat16> &&
+                           kIsOneOf<F, fn::Neg, fn::Abs, fn::Relu, fn::ReluGradient, fn::Add,
+                                    fn::Sub, fn::Mul, fn::AddConst, fn::MulConst, fn::RsubConst>,
+                       bfloat16, float>;
+
 template <class From, class To>
 void ConvertRun(const From* x, To* y, int64_t n) {
   Dispatch(DLSYS_SIMD {
@@ -28,31 +41,32 @@ void ConvertRun(const From* x, To* y, int64_t n) {
 // ---- one operand ----
 
 // y = F(x, c, d), of which F may take fewer; y may be x.
-using MapLoop = void(const float* x, float c, float d, float* y, int64_t n);
+template <class T>
+using MapLoop = void(const T* x, float c, float d, T* y, int64_t n);
 
-template <class F>
-void UnaryLoop(const float* x, float, float, float* y, int64_t n) {
+template <class T, class F>
+void UnaryLoop(const T* x, float, float, T* y, int64_t n) {
   Dispatch(DLSYS_SIMD { MapRun<F>::Run(x, y, n); });
 }
-template <class F>
-void ConstLoop(const float* x, float c, float, float* y, int64_t n) {
+template <class T, class F>
+void ConstLoop(const T* x, float c, float, T* y, int64_t n) {
   Dispatch(DLSYS_SIMD { ConstRun<F>::Run(x, c, y, n); });
 }
-template <class F>
-void TwoConstsLoop(const float* x, float c, float d, float* y, int64_t n) {
+template <class T, class F>
+void TwoConstsLoop(const T* x, float c, float d, T* y, int64_t n) {
   Dispatch(DLSYS_SIMD {
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) y[k] = F()(x[k], c, d);
+    for (int64_t k = 0; k < n; k++) y[k] = T(F()(x[k], c, d));
   });
 }
 
-template <class T>
-void Map(const char* op, MapLoop* loop, const DLArray* x, float c, float d, DLArray* y) {
+template <class T, class U>
+void Map(const char* op, MapLoop<U>* loop, const DLArray* x, float c, float d, DLArray* y) {
   const T* in = Input<T>(op, x);
   T* out = Output<T>(op, y);
   CheckSameShape(op, x, y);
   ParallelFor(Numel(y), kGrain, [&](int64_t begin, int64_t end) {
-    if constexpr (!kIs16Bit<T>) {
+    if constexpr (std::is_same_v<T, U>) {
       loop(in + begin, c, d, out + begin, end - begin);
     } else {
       float block[kBlock];
@@ -68,15 +82,15 @@ void Map(const char* op, MapLoop* loop, const DLArray* x, float c, float d, DLAr
 
 template <class T, class F>
 void Unary(const DLArray* x, DLArray* y) {
-  Map<T>(F::name, UnaryLoop<F>, x, 0.f, 0.f, y);
+  Map<T, LoopType<T, F>>(F::name, UnaryLoop<LoopType<T, F>, F>, x, 0.f, 0.f, y);
 }
 template <class T, class F>
 void UnaryWithConst(const DLArray* x, float c, DLArray* y) {
-  Map<T>(F::name, ConstLoop<F>, x, c, 0.f, y);
+  Map<T, LoopType<T, F>>(F::name, ConstLoop<LoopType<T, F>, F>, x, c, 0.f, y);
 }
 template <class T, class F>
 void UnaryWithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
-  Map<T>(F::name, TwoConstsLoop<F>, x, c, d, y);
+  Map<T, LoopType<T, F>>(F::name, TwoConstsLoop<LoopType<T, F>, F>, x, c, d, y);
 }
 
 // ---- two operands ----
@@ -113,8 +127,9 @@ struct Rows {
 };
 
 // The pieces [begin, end) of z = F(x, y, c, d), of which F may take fewer; z may be x or y.
-using ZipLoop = void(const Rows& rows, int64_t begin, int64_t end, const float* x, const float* y,
-                     float c, float d, float* z);
+template <class T>
+using ZipLoop = void(const Rows& rows, int64_t begin, int64_t end, const T* x, const T* y, float c,
+                     float d, T* z);
 
 template <class F>
 DLSYS_INLINE float Apply(float x, float y, float c, float d) {
@@ -124,39 +139,39 @@ DLSYS_INLINE float Apply(float x, float y, float c, float d) {
     return F()(x, y, c, d);
 }
 
-template <class F>
-DLSYS_INLINE void ZipRun(const float* x, int64_t x_stride, const float* y, int64_t y_stride,
-                         float c, float d, float* z, int64_t n) {
+template <class T, class F>
+DLSYS_INLINE void ZipRun(const T* x, int64_t x_stride, const T* y, int64_t y_stride, float c,
+                         float d, T* z, int64_t n) {
   if (x_stride && y_stride) {
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) z[k] = Apply<F>(x[k], y[k], c, d);
+    for (int64_t k = 0; k < n; k++) z[k] = T(Apply<F>(x[k], y[k], c, d));
   } else if (x_stride) {
     const float right = *y;
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) z[k] = Apply<F>(x[k], right, c, d);
+    for (int64_t k = 0; k < n; k++) z[k] = T(Apply<F>(x[k], right, c, d));
   } else {
     const float left = *x;
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) z[k] = Apply<F>(left, y_stride ? y[k] : *y, c, d);
+    for (int64_t k = 0; k < n; k++) z[k] = T(Apply<F>(left, y_stride ? y[k] : *y, c, d));
   }
 }
 
-template <class F>
-void BinaryLoop(const Rows& rows, int64_t begin, int64_t end, const float* x, const float* y,
-                float c, float d, float* z) {
+template <class T, class F>
+void BinaryLoop(const Rows& rows, int64_t begin, int64_t end, const T* x, const T* y, float c,
+                float d, T* z) {
   Dispatch([&]() __attribute__((always_inline)) {
     rows.Each(begin, end,
               [=, &rows](int64_t in_x, int64_t in_y, int64_t in_z,
                          int64_t n) __attribute__((always_inline)) {
-                ZipRun<F>(x + in_x, rows.stride[0], y + in_y, rows.stride[1], c, d, z + in_z, n);
+                ZipRun<T, F>(x + in_x, rows.stride[0], y + in_y, rows.stride[1], c, d, z + in_z, n);
               });
   });
 }
 
 // A row of 16-bit floats, of which operands of stride 0 are one value.
 template <class T>
-void ZipNarrow(ZipLoop* loop, const T* x, int64_t x_stride, const T* y, int64_t y_stride, float c,
-               float d, T* z, int64_t n) {
+void ZipNarrow(ZipLoop<float>* loop, const T* x, int64_t x_stride, const T* y, int64_t y_stride,
+               float c, float d, T* z, int64_t n) {
   float left[kBlock], right[kBlock], to[kBlock];
   for (int64_t at = 0; at < n; at += kBlock) {
     const int64_t count = std::min(kBlock, n - at);
@@ -167,8 +182,8 @@ void ZipNarrow(ZipLoop* loop, const T* x, int64_t x_stride, const T* y, int64_t 
   }
 }
 
-template <class T>
-void Zip(const char* op, ZipLoop* loop, const DLArray* x, const DLArray* y, float c, float d,
+template <class T, class U>
+void Zip(const char* op, ZipLoop<U>* loop, const DLArray* x, const DLArray* y, float c, float d,
          DLArray* z) {
   const T* left = Input<T>(op, x);
   const T* right = Input<T>(op, y);
@@ -180,7 +195,7 @@ void Zip(const char* op, ZipLoop* loop, const DLArray* x, const DLArray* y, floa
   const Rows rows(x, y, z);
   const int64_t count = rows.outer.Count() * rows.pieces;
   ParallelFor(count, RowGrain(rows.piece), [&](int64_t begin, int64_t end) {
-    if constexpr (!kIs16Bit<T>) {
+    if constexpr (std::is_same_v<T, U>) {
       loop(rows, begin, end, left, right, c, d, out);
     } else {
       rows.Each(begin, end, [&](int64_t in_x, int64_t in_y, int64_t in_z, int64_t n) {
@@ -193,14 +208,14 @@ void Zip(const char* op, ZipLoop* loop, const DLArray* x, const DLArray* y, floa
 
 template <class T, class F>
 void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
-  Zip<T>(F::name, BinaryLoop<F>, x, y, 0.f, 0.f, z);
+  Zip<T, LoopType<T, F>>(F::name, BinaryLoop<LoopType<T, F>, F>, x, y, 0.f, 0.f, z);
 }
 template <class T, class F>
 void BinaryWithTwoConsts(const DLArray* x, const DLArray* y, float c, float d, DLArray* z) {
   for (const DLArray* a : {x, y, (const DLArray*)z}) Check(F::name, a);
   CheckSameShape(F::name, x, z);
   CheckSameShape(F::name, y, z);
-  Zip<T>(F::name, BinaryLoop<F>, x, y, c, d, z);
+  Zip<T, LoopType<T, F>>(F::name, BinaryLoop<LoopType<T, F>, F>, x, y, c, d, z);
 }
 template <class T, class F>
 void BinaryWithConst(const DLArray* x, const DLArray* y, float c, DLArray* z) {

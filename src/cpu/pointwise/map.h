@@ -1,4 +1,4 @@
-// Vector loops over unary functors in float32, with special ones for sin, cos and constant powers.
+// Vector loops over unary functors, with special ones for sin, cos and constant powers.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,9 +12,10 @@ namespace cpu {
 // y[k] = F(x[k]); y may be x.
 template <class F>
 struct MapRun {
-  static DLSYS_INLINE void Run(const float* x, float* y, int64_t n) {
+  template <class T>
+  static DLSYS_INLINE void Run(const T* x, T* y, int64_t n) {
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) y[k] = F()(x[k]);
+    for (int64_t k = 0; k < n; k++) y[k] = T(F()(x[k]));
   }
 };
 
@@ -51,9 +52,10 @@ struct MapRun<fn::Cos> : PeriodicRun<NearCos, FarCos> {};
 // y[k] = F(x[k], c); y may be x.
 template <class F>
 struct ConstRun {
-  static DLSYS_INLINE void Run(const float* x, float c, float* y, int64_t n) {
+  template <class T>
+  static DLSYS_INLINE void Run(const T* x, float c, T* y, int64_t n) {
     DLSYS_IVDEP
-    for (int64_t k = 0; k < n; k++) y[k] = F()(x[k], c);
+    for (int64_t k = 0; k < n; k++) y[k] = T(F()(x[k], c));
   }
 };
 

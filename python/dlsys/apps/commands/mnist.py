@@ -12,7 +12,7 @@ from ...runtime.device import Context
 from .. import hints
 from ..devices import choose_device
 from ..options import add_training
-from ..setup import Setup, as_option, choose
+from ..setup import Setup, as_option, choose, counted
 from ..usage import Parser, UsageError
 
 ALIASES = ("predict", "evaluate")
@@ -111,7 +111,7 @@ def resumed(options: argparse.Namespace) -> Setup:
         options.checkpoint = options.resume if folder else options.resume.parent
     wanted = setup.lasting(options.epochs or setup.epochs)
     if done >= wanted.epochs:
-        print(f"finished: the {done} epochs of {what} are done; {setup.way_on(what)}")
+        print(f"finished: {what} has all of its {counted(done)}; {setup.way_on(what)}")
     return wanted
 
 
@@ -130,4 +130,4 @@ def begun_with(folder: Path, model: str | None, given: Mapping[str, Any]) -> Set
                 f"{as_option(wanted)}: leave {option} out, or begin without --init-from"
             )
     asked = {name: value for name, value in given.items() if value is not None}
-    return choose(before.model, before.network_options() | asked)
+    return choose(before.model, before.lasting_options() | asked)

@@ -46,13 +46,13 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     """
     if settings.tune == "off":
         return
-    nodes = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
-    if not nodes:
-        return
     from ...runtime.tuning_cache import tuning_cache  # which the library's loading has imported
 
     known = tuning_cache()
     if settings.tune == "cached" and known.is_empty():
+        return
+    nodes = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
+    if not nodes:
         return
     environment = _environment(ctx)
     if settings.tune == "full":

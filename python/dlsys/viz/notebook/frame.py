@@ -6,22 +6,24 @@ from typing import Any
 
 from ..svg import text_of
 
-# Lines and letters have the color of the notebook's text. A rule of the notebook for tables and
-# the like is as specific as ours and comes earlier.
+# Lines and letters have the color of the notebook's text. A class named twice is more specific than
+# a notebook's own rules for tables.
 _STYLE = """
 .dlsys { line-height: 1.45; }
 .dlsys > div { margin: .3em 0; }
 .dlsys .scroll { overflow: auto; max-height: 32em; }
-.dlsys .picture div { overflow: auto; max-height: 40em; }
+.dlsys .picture div { overflow: auto; max-height: 64em; }
 .dlsys .picture svg { display: block; max-width: 100%; min-width: var(--least); height: auto; }
 .dlsys .picture label:has(:checked) + div svg { max-width: none; }
-.dlsys table { border-collapse: collapse; margin: .3em 0; font-variant-numeric: tabular-nums;
+.dlsys.dlsys table { border-collapse: collapse; margin: .3em 0; font-variant-numeric: tabular-nums;
   background: none; color: inherit; }
-.dlsys tr, .dlsys tr:nth-child(odd), .dlsys tr:hover { background: none; color: inherit; }
-.dlsys th, .dlsys td { text-align: left; padding: .15em 1em .15em 0; vertical-align: top;
-  border: 0; border-bottom: 1px solid rgba(128, 128, 128, .4); white-space: pre; }
-.dlsys td.number, .dlsys th.number { text-align: right; }
-.dlsys tfoot td { font-weight: bold; }
+.dlsys.dlsys tr, .dlsys.dlsys tbody tr:nth-child(n), .dlsys.dlsys tbody tr:hover {
+  background: none; color: inherit; }
+.dlsys.dlsys th, .dlsys.dlsys td { text-align: left; padding: .15em 1em .15em 0;
+  vertical-align: top; border: 0; border-bottom: 1px solid rgba(128, 128, 128, .4);
+  white-space: pre; }
+.dlsys.dlsys td.number, .dlsys.dlsys th.number { text-align: right; }
+.dlsys.dlsys tfoot td { font-weight: bold; }
 .dlsys pre { margin: .3em 0; overflow: auto; max-height: 32em; background: none; color: inherit;
   font: .92em/1.4 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 .dlsys summary { cursor: pointer; }
