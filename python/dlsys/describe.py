@@ -6,6 +6,7 @@ A class of any floor says so in one line: `__repr__ = described`, `_repr_html_ =
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -45,6 +46,20 @@ def few(words: Sequence[str]) -> list[str]:
     """The words; of many the first few, and how many there are."""
     more = [f"… {len(words):,} in all"] if len(words) > _FEW else []
     return [*words[:_FEW], *more]
+
+
+def counted(n: int, noun: str) -> str:
+    """So many of something, such as `1 run` or `2,000 runs`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def source_line(file: str, line: int) -> str:
+    """A line of a program as errors name it: `model.py:31`, in a notebook `In[4]:2`."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)  # IPython 8
+    cell = name_of(file) if name_of is not None else None
+    return f"{cell[1] if cell else os.path.basename(file)}:{line}"
 
 
 def told_by(module: str, function: str) -> Callable[[Any], str]:

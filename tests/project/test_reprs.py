@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys import data, init, ndarray, nn, optim, profile, train, viz
 from dlsys.dtypes import BFloat16, bfloat16
@@ -18,7 +19,7 @@ from dlsys.executor.debug import report
 from dlsys.executor.plan import memory
 
 PUBLIC: tuple[ModuleType, ...] = (
-    ad, data, init, memory, ndarray, nn, optim, profile, report, train, viz.report,
+    dl, ad, data, init, memory, ndarray, nn, optim, profile, report, train, viz.report,
 )  # fmt: skip
 _LETTERS, _LINES = 500, 13
 
@@ -26,7 +27,7 @@ _LETTERS, _LINES = 500, 13
 _NOT_MADE = {
     "Block", "Callback", "CountersSince", "DLArray", "Kind", "Lifetimes", "Metric", "MemoryStats",
     "Module", "Optimizer", "Run", "Runner", "RngKind", "Schedule", "SegmentReport", "Timed",
-    "Choice", "Int", "Number", "Shape", "DLContext", "HostNumbers",
+    "Choice", "Int", "no_grad", "Number", "Shape", "DLContext", "HostNumbers",
 }  # fmt: skip
 _NAMELESS = {ad.Node, ad.Parameter, ndarray.Context, BFloat16, nn.Summary}
 # Arguments of constructors by their names; others are numbers.
@@ -59,6 +60,7 @@ def makers() -> dict[type, Callable[[], Any]]:
     return {
         BFloat16: lambda: bfloat16,
         memory.Buffer: lambda: plan.buffers[0],
+        dl.Tensor: lambda: dl.zeros(100, 100, device="cpu"),
         nn.Call: lambda: call,
         train.Checkpoint: lambda: train.Checkpoint("runs/a"),
         data.Compose: lambda: data.Compose([data.Flip(), data.Shift(2)]),
@@ -66,6 +68,8 @@ def makers() -> dict[type, Callable[[], Any]]:
         profile.Counters: lambda: profile.counters(ndarray.cpu(0)),
         data.DataDescription: lambda: data.DataDescription.of(_LOADER),
         data.Dataset: lambda: _DATASET,
+        nn.Upsample: lambda: nn.Upsample(scale=2),
+        nn.HookHandle: lambda: model.register_forward_hook(lambda *call: None),
         data.DeviceLoader: lambda: data.DeviceLoader(_DATASET, 5),
         nn.Differences: lambda: nn.Differences([], []),
         train.Evaluator: lambda: train.Evaluator(
@@ -86,6 +90,8 @@ def makers() -> dict[type, Callable[[], Any]]:
         report.PlanReport: lambda: made.plans[0],
         viz.report.Points: lambda: viz.report.Points(*arrays),
         profile.Profile: profile.Profile,
+        nn.HookHandle: lambda: model.register_forward_hook(lambda *call: None),
+        nn.Upsample: lambda: nn.Upsample(scale=2),
         nn.Residual: lambda: nn.Residual(nn.Linear(4, 4)),
         nn.Row: lambda: model.summary((1, 64)).rows[0],
         data.SampleRng: lambda: data.SampleRng(0, 1, np.arange(3000)),
@@ -173,7 +179,7 @@ class Reprs(unittest.TestCase):
 
     def test_a_history_tells_its_last_figures(self):
         history = train.History([{"epoch": 1, "loss": 0.51234, "lr": 0.1, "val_accuracy": 0.9}])
-        wanted = "History(1 epochs, 0 points of the curve, loss=0.5123, val_accuracy=0.9)"
+        wanted = "History(1 epoch, 0 points of the curve, loss=0.5123, val_accuracy=0.9)"
         self.assertEqual(repr(history), wanted)
 
     def test_an_executor_tells_fetches_device_and_plans(self):

@@ -1,7 +1,7 @@
 """What objects show in notebooks: read back from their HTML, and in a real kernel.
 
-`python tests/viz/test_notebook.py --write` draws docs/notebook.png of the cells of the page on
-notebooks, with the Chromium that is on PATH and Pillow.
+`PYTHONPATH=python:tests python tests/viz/test_notebook.py --write` draws docs/notebook.png of the
+page on notebooks, with the Chromium that is on PATH and Pillow.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import unittest
 import zlib
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -104,6 +105,14 @@ class Arrays(unittest.TestCase):
         text = ndarray.array(np.arange(3.0))._repr_html_()
         self.assertIn("<b>NDArray</b> float32 (3,) on cpu(0)", text)
         self.assertIn("[0., 1., 2.]", text)
+
+    def test_a_tensor_shows_its_own_facts(self):
+        for device in ("numpy", "cpu"):
+            x = dlsys.tensor([[1.0, 2.0]], device=device, requires_grad=True)
+            text = (2 * x)._repr_html_()
+            self.assertIn(f"<b>Tensor</b> float32 (1, 2) on {x.device}, requires grad", text)
+            self.assertIn("[[2., 4.]]", text)
+        self.assertIn("drawn as 9 images", dlsys.rand(9, 3, 16, 16)._repr_html_())
 
     def test_pixels_are_drawn_as_they_are(self):
         image = np.random.default_rng(0).integers(0, 256, (9, 12), np.uint8)
@@ -202,7 +211,7 @@ class Objects(unittest.TestCase):
         self.check(self.executor.report()._repr_html_(), "1 plan(s) on cpu(0)")
 
     def test_profiles_and_counters(self):
-        self.check(self.profile._repr_html_(), "1 runs", "<svg", "matmul")
+        self.check(self.profile._repr_html_(), "1 run, ", "<svg", "matmul")
         self.check(profile.Profile()._repr_html_(), "No run was timed yet")
         self.check(profile.counters(ndarray.cpu(0))._repr_html_(), "free_nbytes")
 
@@ -293,12 +302,14 @@ class Kernel(unittest.TestCase):
             "setup": SETUP,
             "array": "ndarray.array(images[:10, 0])",
             "number": "loss = ndarray.array(0.5)\nprint(f'{loss:.3f}', loss)\nloss",
+            "tensor": "import dlsys as dl\nt = dl.tensor(images[:4, 0])\nt * 2",
             "model": "nn.LeNet5()",
             "graph": "nn.MLP((784, 9))(ad.Variable('x', (1, 784), np.float32))",
             "train": TRAIN,
             "interrupted": INTERRUPTED,
             "kept": "print(len(model.history.epochs))\nmodel.history",
             "again": TRAIN,
+            "wrong": "n = 3\n\nad.Variable('x', (3, 4)) @ ad.Variable('y', (5, 6))",
         }
         cells |= {f"page {k}": text for k, text in enumerate(page_cells())}
         cls.cells = dict(zip(cells, executed([*cells.values()])))
@@ -310,20 +321,41 @@ class Kernel(unittest.TestCase):
         (output,) = self.outputs(name, "execute_result")
         return output.data
 
-    def printed(self, name: str) -> str:
-        return "".join(output.text for output in self.outputs(name, "stream"))
+    def printed(self, name: str, stream: str = "stdout") -> str:
+        outputs = self.outputs(name, "stream")
+        return "".join(output.text for output in outputs if output.name == stream)
 
-    def test_only_the_interrupted_cell_fails(self):
+    def test_only_two_cells_fail(self):
         for name in self.cells:
             kinds = [error.ename for error in self.outputs(name, "error")]
-            self.assertEqual(kinds, ["KeyboardInterrupt"] if name == "interrupted" else [], name)
+            wanted = {"interrupted": ["KeyboardInterrupt"], "wrong": ["ShapeError"]}
+            self.assertEqual(kinds, wanted.get(name, []), name)
 
     def test_results_are_text_and_pictures(self):
-        pictures = {"array": "<img", "model": "<table", "graph": "<svg", "train": "<table"}
+        pictures = {
+            "array": "<img",
+            "tensor": "<img",
+            "model": "<table",
+            "graph": "<svg",
+            "train": "<table",
+        }
         for name, tag in pictures.items():
             result = self.result(name)
             self.assertIn(tag, result["text/html"], name)
             self.assertLess(len(result["text/plain"].splitlines()), 20, name)
+
+    def test_a_bar_moves_within_the_epoch(self):
+        """A bar of text, or a widget where ipywidgets is installed, and the lines of the epochs."""
+        told = self.printed("train")
+        self.assertEqual(re.findall(r"^epoch (\d)/3  loss", told, re.M), ["1", "2", "3"])
+        widgets = [output.data for output in self.outputs("train", "display_data")]
+        if find_spec("ipywidgets"):
+            self.assertTrue(any("application/vnd.jupyter.widget-view+json" in w for w in widgets))
+        else:
+            bar = self.printed("train", "stderr")
+            shown = re.findall(r"epoch 2/3:\s+(\d+)%", bar)
+            self.assertIn("100", shown)
+            self.assertGreater(len(set(shown)), 1)
 
     def test_a_fetch_reads_like_a_number(self):
         self.assertEqual(self.printed("number"), "0.500 0.5\n")
@@ -333,7 +365,12 @@ class Kernel(unittest.TestCase):
         (error,) = self.outputs("interrupted", "error")
         self.assertIn("1 of 3 epochs and 5 of 10 batches", error.evalue)
         self.assertEqual(self.printed("kept"), "1\n")
-        self.assertIn("History(1 epochs", self.result("kept")["text/plain"])
+        self.assertIn("History(1 epoch", self.result("kept")["text/plain"])
+
+    def test_an_error_names_the_cell_and_its_line(self):
+        (error,) = self.outputs("wrong", "error")
+        number = self.cells["wrong"].execution_count
+        self.assertTrue(error.evalue.endswith(f"[In[{number}]:3]"), error.evalue)
 
     def test_a_cell_that_is_run_again_trains_again(self):
         for name in ("train", "again"):
@@ -344,11 +381,11 @@ class Kernel(unittest.TestCase):
         self.assertGreaterEqual(len(page_cells()), 8)
         for k in range(len(page_cells())):
             self.assertIn('<div class="dlsys">', self.result(f"page {k}")["text/html"])
-        self.assertEqual(self.printed("page 1").split()[:2], ["0.024", "True"])
+        self.assertEqual(self.printed("page 2").split()[:2], ["0.024", "True"])
 
 
 _LIGHT, _DARK = "background:#fff;color:#1f2328", "background:#16191e;color:#dfe4ea"
-_DRAWN = (0, 2, 4, 8)  # cells of the page, one below the other
+_DRAWN = (0, 3, 5, 9)  # cells of the page, one below the other
 _WIDTH, _HEIGHT = 860, 1900  # of one half of the picture, in pixels
 
 

@@ -7,6 +7,8 @@ import sys
 import threading
 from typing import Any
 
+from ..describe import source_line
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _building = threading.local()
 
@@ -42,5 +44,4 @@ def current_line() -> tuple[str, int, bool]:
 
 def where() -> str:
     """The user's line as errors show it, such as `model.py:31`."""
-    file, line, _ = current_line()
-    return f"{os.path.basename(file)}:{line}"
+    return source_line(*current_line()[:2])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index, is_
 from types import MethodType
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..describe import described, drawn_by, few
+from ..describe import described, drawn_by, few, source_line
 from ..errors import GraphError, ShapeError, SignatureError
 from ..methods import ArrayMethods
 from .kinds import Input, Int
@@ -345,7 +344,7 @@ class Node(ArrayMethods):
     @property
     def where(self) -> str:
         """The user's source line that made this node, such as `model.py:31`."""
-        return f"{os.path.basename(self._line[0])}:{self._line[1]}"
+        return source_line(*self._line[:2])
 
     @property
     def backward(self) -> bool:

@@ -50,6 +50,10 @@ class HookHandle:
         """The hook is not called anymore; a second time it does nothing."""
         self._hooks.pop(self._number, None)
 
+    def __repr__(self) -> str:
+        removed = "" if self._number in self._hooks else ", removed"
+        return f"HookHandle({self._number}{removed})"
+
     def __enter__(self) -> HookHandle:
         return self
 

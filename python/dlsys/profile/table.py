@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from ..describe import drawn_by
+from ..describe import counted, drawn_by
 from ..executor.debug.observe import flops, traffic
 from ..executor.plan.memory import Plan
 
@@ -72,9 +72,8 @@ class Profile:
 
     def __repr__(self) -> str:
         rows = self.rows()
-        return (
-            f"Profile({self.runs:,} runs, {len(rows)} operators, {sum(r.ms for r in rows):.3f} ms)"
-        )
+        counts = f"{counted(self.runs, 'run')}, {counted(len(rows), 'operator')}"
+        return f"Profile({counts}, {sum(row.ms for row in rows):.3f} ms)"
 
     def __str__(self) -> str:
         rows = self.rows()

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..describe import counted
 from ..executor.debug.observe import flops, traffic
 from ..executor.plan.memory import Plan, Step, Value
 from ..files import replacing
@@ -47,7 +48,8 @@ class Trace:
         self._steps: dict[Plan, list[dict[str, Any]]] = {}
 
     def __repr__(self) -> str:
-        return f"Trace({self.runs:,} runs, {len(self._events):,} events, ctx={self.ctx})"
+        counts = f"{counted(self.runs, 'run')}, {counted(len(self._events), 'event')}"
+        return f"Trace({counts}, ctx={self.ctx})"
 
     def add(self, plan: Plan, ms: list[float]) -> None:
         """Adds a run that ends now; `ms` has the milliseconds of each of the plan's steps."""

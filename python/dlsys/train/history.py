@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..describe import drawn_by
+from ..describe import counted, drawn_by
 from ..errors import DataError
 from ..files import opened, replacing
 from .schema import HISTORY, check
@@ -40,7 +40,7 @@ class History:
             for name, value in last.items()
             if isinstance(value, float) and name not in _NO_MEASURES
         ]
-        counts = f"{len(self.epochs)} epochs, {len(self.curve)} points of the curve"
+        counts = f"{counted(len(self.epochs), 'epoch')}, {len(self.curve)} points of the curve"
         return f"History({', '.join([counts, *figures])})"
 
     def add_to_curve(self, record: Record) -> None:

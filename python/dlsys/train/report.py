@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ _TAIL = 200  # bytes by which one log is known from another
 
 
 class Progress(Callback):
-    """On a terminal a bar an epoch with loss, metrics, samples/s and the time left in the epoch;
-    a line an epoch in any case.
+    """On a terminal and in a notebook a bar an epoch with loss, metrics, samples/s and the time
+    left in the epoch; a line an epoch in any case.
     """
 
     def __init__(self, unit: str = "images") -> None:
@@ -54,15 +55,14 @@ class Progress(Callback):
             print(f"stopped: {run.reason}", flush=True)
 
     def _new_bar(self, run: Run) -> Any:
-        from tqdm import tqdm
-
-        return tqdm(
+        in_notebook = "ipykernel" in sys.modules
+        return _bar_class(in_notebook)(
             total=run.data.samples,
             initial=_samples(run, run.batch - 1),
             desc=f"epoch {run.epoch + 1}/{run.epochs}",
             unit=f" {self._unit}",
             leave=False,
-            disable=None,
+            disable=False if in_notebook else None,  # None: unless it is a terminal
             mininterval=0,  # on_step sees to it
             file=sys.stderr,
         )
@@ -71,6 +71,19 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _bar_class(in_notebook: bool) -> Any:
+    """tqdm's bar: in a notebook a widget where ipywidgets is installed, else a line of text."""
+    if not in_notebook:
+        from tqdm import tqdm
+
+        return tqdm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that ipywidgets is missing, and that autodetection is new
+        from tqdm.auto import tqdm as chosen
+
+    return chosen
 
 
 class JsonLog(Callback):

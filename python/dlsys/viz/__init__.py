@@ -5,7 +5,7 @@ global state; those of graphs, plans and profiles are SVG text, for which nothin
 writes either; `viz.report` puts all of them on one page.
 """
 
-from . import report
+from . import notebook, report
 from .classification import confusion_matrix, decision_boundary
 from .curves import curves
 from .figure import save

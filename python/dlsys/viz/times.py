@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ..describe import counted
 from .svg import BLUE, GRAY, MONO, MONO_WIDTH, drawing, element, label, time_text
 
 _WIDTH, _ROW, _TOP = 420.0, 22.0, 30.0
@@ -33,12 +34,12 @@ def operator_times(profile: Timed, limit: int = 20) -> str:
     longest = max((ms for _, ms, _ in bars), default=0.0) or 1.0
     runs = max(profile.runs, 1)
     left = 20 + 12 * MONO_WIDTH * max((len(name) for name, _, _ in bars), default=0)
-    head = f"{time_text(total)} in {profile.runs:,} runs, {time_text(total / runs)} a run"
+    head = f"{time_text(total)} in {counted(profile.runs, 'run')}, {time_text(total / runs)} a run"
     parts = [label(10, 18, head, font_weight="bold")]
     for k, (name, ms, calls) in enumerate(bars):
         y, width = _TOP + _ROW * k, _WIDTH * ms / longest
         color = GRAY if rest and k == limit else BLUE
-        words = f"{ms / (total or 1.0):.1%}, {time_text(ms / runs)} a run, {calls:,} calls"
+        words = f"{ms / (total or 1.0):.1%}, {time_text(ms / runs)} a run, {counted(calls, 'call')}"
         parts += [
             label(left - 8, y + 13, name, text_anchor="end", font_family=MONO),
             element("rect", x=left, y=y + 2, width=width, height=_ROW - 6, rx=2, fill=color),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...describe import drawn_by, few
+from ...describe import counted, drawn_by, few
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ndarray import empty
@@ -61,7 +61,7 @@ class Views:
         return (
             f"{type(self).__name__}([{', '.join(few(names))}], ctx={self.ctx}, "
             f"precision={self.precision}, {len(self.topo_order):,} nodes, "
-            f"{len(self._runners)} plan{'s' * (len(self._runners) != 1)})"
+            f"{counted(len(self._runners), 'plan')})"
         )
 
     _repr_html_ = drawn_by("executor_html")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...ndarray import NDArray
 from ...values import text_of as values_text
 from ..images import in_rows, stretched
 from ..page import folded
@@ -23,8 +24,11 @@ _WIDTH, _ALONE, _ROW = 640, 168, 56  # of the picture, and heights of one image 
 
 
 def values_html(array: Any) -> str:
-    """An array of a device (`NDArray`), in notebooks."""
-    return array_html(array.asnumpy(), type(array).__name__, array.dtype, array.ctx)
+    """An NDArray or a Tensor, in notebooks."""
+    if isinstance(array, NDArray):
+        return array_html(array.asnumpy(), "NDArray", array.dtype, array.ctx)
+    needs = array.requires_grad
+    return array_html(array.numpy(), "Tensor", array.dtype, array.device, needs)
 
 
 def array_html(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...describe import counted
 from ...executor.executor import Executor
 from ...executor.plan.memory import Plan
 from ...graph.node import Node, find_topo_sort
@@ -43,7 +44,7 @@ def _parameter_html(parameter: Parameter) -> str:
 
 def plan_html(plan: Plan) -> str:
     """A plan: its memory as a picture and its steps as a table."""
-    return framed("Plan", f"of {len(plan.steps):,} steps", *_plan_parts(plan))
+    return framed("Plan", f"of {counted(len(plan.steps), 'step')}", *_plan_parts(plan))
 
 
 def _plan_parts(plan: Plan) -> list[str]:
