@@ -1,7 +1,7 @@
 """What objects show in notebooks: read back from their HTML, and in a real kernel.
 
-`PYTHONPATH=python:tests python tests/viz/test_notebook.py --write` draws docs/notebook.png of the page on
-notebooks, with the Chromium that is on PATH and Pillow.
+`PYTHONPATH=python:tests python tests/viz/test_notebook.py --write` draws docs/notebook.png of the
+page on notebooks, with the Chromium that is on PATH and Pillow.
 """
 
 from __future__ import annotations
