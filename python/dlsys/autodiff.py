@@ -5,12 +5,12 @@ from dlsys import autodiff as ad
 
 from __future__ import annotations
 
+from .executor.debug.text import text
 from .executor.executor import Executor
 from .functional import methods as _methods  # nodes have them from here on
 from .graph.gradients import gradients, sum_node_list
 from .graph.node import Node, Op, find_topo_sort
 from .graph.spec import Spec
-from .graph.text import text
 from .ops.activation import *
 from .ops.comparison import *
 from .ops.concat import *

@@ -16,6 +16,7 @@
   BINARY(FloorDivide, "floor_divide", Quotient(x, y) - Lower(x, y))  \
   BINARY(Remainder, "remainder", Rest(x, y) + (Lower(x, y) ? y : 0)) \
   BINARY(Fmod, "fmod", Rest(x, y))                                   \
+  BINARY(Power, "whole_power", PowerOf(u, v))                        \
   BINARY(Minimum, "minimum", x < y ? x : y)                          \
   BINARY(Maximum, "maximum", x > y ? x : y)
 // Reductions, by the identity and what two elements are combined to.
@@ -35,6 +36,13 @@ DLSYS_HD int64_t Quotient(int64_t x, int64_t y) {
 DLSYS_HD int64_t Rest(int64_t x, int64_t y) { return y == 0 || y == -1 ? 0 : x % y; }
 // Whether the quotient rounded down is less than that.
 DLSYS_HD bool Lower(int64_t x, int64_t y) { return Rest(x, y) != 0 && (x < 0) != (y < 0); }
+
+// By squaring; v is not negative.
+DLSYS_HD uint64_t PowerOf(uint64_t u, uint64_t v) {
+  uint64_t power = 1;
+  for (; v; v >>= 1, u *= u) power *= v & 1 ? u : 1;
+  return power;
+}
 
 #define DLSYS_FUNCTOR(Name, op, expression)        \
   struct Name {                                    \
@@ -59,7 +67,7 @@ DLSYS_WHOLE_UNARY(DLSYS_FUNCTOR)
 DLSYS_WHOLE_BINARY(DLSYS_FUNCTOR)
 #undef DLSYS_FUNCTOR
 
-#define DLSYS_WHOLE_MONOID(Name, kernel, identity, combine)                   \
+#define DLSYS_WHOLE_MONOID(Name, kernel, identity, combine)             \
   struct Name {                                                         \
     static constexpr const char* name = #kernel;                        \
     using State = int64_t;                                              \

@@ -94,6 +94,13 @@ class Photos(unittest.TestCase):
         pixels = photo(strokes("4"), lights()["a soft shadow"], 0.85, 0.15, 3)
         self.check(np.kron(pixels, np.ones((5, 5), np.uint8)), "4")
 
+    def test_images_of_a_few_pixels(self) -> None:
+        draws = np.random.default_rng(0)
+        for shape in ((1, 1), (1, 50), (50, 1), (3, 3), (5, 7), (28, 27), (1000, 3)):
+            with self.subTest(shape=shape), np.errstate(all="raise"):
+                made = normal_form(draws.integers(0, 256, shape, np.uint8), digits=True)
+                self.assertEqual((made.shape, made.dtype), ((28, 28), np.uint8))
+
     def test_paper_alone_has_no_ink(self) -> None:
         for what, light in lights().items():
             with self.subTest(light=what):

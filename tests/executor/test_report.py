@@ -113,6 +113,7 @@ def full_report() -> Report:
     return Report(
         "Small <LeNet> & co",
         numbers={"test accuracy": 0.98765, "parameters": 235, "seconds": 1.25},
+        command="dlsys mnist --augment a<b",
         settings={"optimizer": "momentum", "lr": 0.1},
         history=[
             {"epoch": k, "step": 10 * k, "loss": 1 / k, "val_accuracy": 0.9, "confusion": confusion}
@@ -175,9 +176,10 @@ class Full(unittest.TestCase):
     def test_numbers_and_tables(self):
         self.assertIn("<b>98.77%</b>test accuracy", self.text)
         self.assertIn("<b>235</b>parameters", self.text)
+        self.assertIn("<pre>dlsys mnist --augment a&lt;b</pre>", self.text)
         rows = self.page.rows
         self.assertIn(["optimizer", "momentum"], rows)
-        self.assertIn(["epoch", "step", "loss", "val_accuracy"], rows)
+        self.assertIn(["epoch", "step", "loss", "val accuracy"], rows)
         self.assertIn(["2", "20", "0.5", "90.00%"], rows)
         operators = {row[0]: row[1] for row in rows if len(row) == 6}
         timed = self.report.profile.rows()

@@ -66,6 +66,7 @@ class Integers:
                 self.same(y // number, feeds, b // number)
                 self.same(number % y, feeds, number % b)
                 self.same(number - y, feeds, (number - b))
+                self.same(y**number, feeds, b**number)
             for op, form in ((ad.neg_op, np.negative), (ad.abs_op, np.abs), (ad.sign_op, np.sign)):
                 self.same(op(y), feeds, form(b))
             for op in (ad.floor_op, ad.ceil_op, ad.round_op, ad.trunc_op):

@@ -100,7 +100,7 @@ class InACopy(unittest.TestCase):
             sys.executable, "tests/run.py", "test_operators", "-k", f"NumpyOperators.test_{name}",
             "-k", "Table.test_every_operator_has_a_row",
         )  # fmt: skip
-        self.assertRegex(printed, r"\n[5-9] passed, 0 failed, 0 skipped")
+        self.assertRegex(printed, r"\n(?:[5-9]|1\d) passed, 0 failed, 0 skipped")
 
 
 class AnElementwiseOperator(InACopy):
@@ -131,6 +131,27 @@ class AnElementwiseOperator(InACopy):
             text = (ROOT / source).read_text(encoding="utf-8")
             self.assertIn("#define DLSYS_REGISTER_FUNCTORS\n", text)
             self.assertNotIn("DLSYS_KERNEL(", text)
+
+
+class AFunction(InACopy):
+    """The name by which users call the operator of before."""
+
+    additions = (*SQUARE, *of_section("A function"))
+
+    def test_two_files_are_touched(self) -> None:
+        self.assertEqual(self.count(), (len(SQUARE) + 3, 3 + 2))
+
+    def test_it_is_in_the_vocabulary(self) -> None:
+        tests = ("tests/run.py", "test_functional", "test_vocabulary")
+        self.assertRegex(self.run_in_copy(sys.executable, *tests), r"\n\d+ passed, 0 failed")
+
+    def test_without_it_a_test_fails(self) -> None:
+        math = self.copy / "python" / "dlsys" / "functional" / "math.py"
+        text = math.read_text(encoding="utf-8")
+        math.write_text(text.replace("square_op(", "neg_op("), encoding="utf-8")
+        with self.assertRaisesRegex(AssertionError, "name='square_op'"):
+            self.run_in_copy(sys.executable, "tests/run.py", "test_vocabulary")
+        math.write_text(text, encoding="utf-8")
 
 
 class AReduction(InACopy):

@@ -165,6 +165,10 @@ class Installed(unittest.TestCase):
     def test_a_missing_compiler_is_said_and_the_installed_package_is_used(self) -> None:
         self.assertIn("-0_without_native_library-py3-none-any.whl", self.install())
         path = {"PYTHONPATH": str(self.target)}
+        program = self.target / "bin" / "dlsys"
+        shown = self.run_python(str(program), "info", **path)
+        self.assertIn(f"{self.target / 'dlsys'}\n", shown)
+        self.assertIn("best device     numpy\n", shown)
         self.assertIn(
             "when dlsys was installed there was no C++ compiler",
             self.run_python(

@@ -68,6 +68,8 @@ def makers() -> dict[type, Callable[[], Any]]:
         profile.Counters: lambda: profile.counters(ndarray.cpu(0)),
         data.DataDescription: lambda: data.DataDescription.of(_LOADER),
         data.Dataset: lambda: _DATASET,
+        nn.Upsample: lambda: nn.Upsample(scale=2),
+        nn.HookHandle: lambda: model.register_forward_hook(lambda *call: None),
         data.DeviceLoader: lambda: data.DeviceLoader(_DATASET, 5),
         nn.Differences: lambda: nn.Differences([], []),
         train.Evaluator: lambda: train.Evaluator(

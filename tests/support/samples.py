@@ -145,7 +145,7 @@ ELEMENTWISE = (
     ),
     with_const(
         power.pow_byconst_op, lambda x, const: x**const, 0, 1, 2, 3, -1, 0.5, -1.5,
-        domain=positive, ulps=4, integers="float",
+        domain=positive, ulps=4,
     ),
     with_const(
         power.const_pow_op, lambda x, const: const**x, 1, 2, 0.25, ulps=4, integers="float"
@@ -295,7 +295,7 @@ LAYOUT = (
     Sample("copy", movement.copy_op, lambda x: x * 1, ONE, ulps=0, integers="moved"),
     Sample(
         "stop_gradient", movement.stop_gradient_op, lambda x: x * 1, ONE, ulps=0,
-        integers="moved",
+        integers="moved", differentiable=(),
     ),
 )  # fmt: skip
 

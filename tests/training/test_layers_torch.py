@@ -15,7 +15,6 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn
-from dlsys.graph.spec import Spec
 from support.devices import needs_torch, on_native_devices
 
 torch: Any = import_module("torch") if find_spec("torch") else None
@@ -36,9 +35,9 @@ def flat(value: Any) -> list[Any]:
 
 class AgainstTorch:
     ctx: Any = None
-    # Of the largest magnitude: eight times the largest difference that was measured, 1.2e-6 on
-    # numpy and the CPU, of the gradient of a mean over 24 float32 products.
-    tolerance = 1e-5
+    # Of the largest magnitude, or of 1 where that is less. Measured: 9e-7 on numpy and the CPU,
+    # 6e-7 on the emulated GPU.
+    tolerance = 5e-6
 
     def setUp(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -71,6 +70,7 @@ class AgainstTorch:
                 )
 
     def theirs(self, layer: Any, inputs: Sequence[Any], named: Any) -> list[np.ndarray]:
+        """Outputs, then gradients of inputs and of parameters in the order of their names."""
         leaves: list[Any] = []
 
         def tensor(x: Any) -> Any:
@@ -92,19 +92,16 @@ class AgainstTorch:
             layer(*map(leaf, inputs), **{k: tensor(v) for k, v in (named or {}).items()})
         )
         outputs = [y for y in outputs if y is not None]
-        sum((y * tensor(w)).sum() for y, w in zip(outputs, self.weights(outputs))).backward()
+        self.weights = [self.normal(*y.shape) for y in outputs]  # outputs are summed to a loss by
+        sum((y * tensor(w)).sum() for y, w in zip(outputs, self.weights)).backward()
         parameters = dict(layer.named_parameters())
         grads = [x.grad for x in leaves] + [parameters[name].grad for name in sorted(parameters)]
         return [x.detach().numpy() for x in [*outputs, *grads]]
 
-    def weights(self, outputs: Sequence[Any]) -> list[np.ndarray]:
-        """Fixed weights by which outputs are summed to a loss."""
-        rng = np.random.default_rng(1)
-        return [rng.standard_normal(tuple(y.shape)).astype(np.float32) for y in outputs]
-
     def ours(
         self, layer: Any, inputs: Sequence[Any], named: Any, batch: int | None
     ) -> list[np.ndarray]:
+        """The same by our layer, of the loss with the same weights."""
         feeds: dict[Any, np.ndarray] = {}
 
         def variable(x: Any) -> Any:
@@ -119,18 +116,11 @@ class AgainstTorch:
 
         given = [*map(variable, inputs)]
         outputs = flat(layer(*given, **(named or {})))
-        shapes = self.shapes(outputs, feeds)
-        loss = ad.sum_node_list(
-            [ad.sum_op(y * ad.constant(w)) for y, w in zip(outputs, self.weights(shapes))]
-        )
+        terms = [ad.sum_op(y * ad.constant(w)) for y, w in zip(outputs, self.weights)]
         floats = [node for node, x in feeds.items() if x.dtype.kind == "f"]
         parameters = [state for _, state in sorted(layer.named_parameters())]
-        gradients = ad.gradients(loss, [*floats, *parameters])
+        gradients = ad.gradients(ad.sum_node_list(terms), [*floats, *parameters])
         return ad.Executor([*outputs, *gradients], self.ctx).run(feeds, True)
-
-    def shapes(self, outputs: list[Any], feeds: dict[Any, np.ndarray]) -> list[Spec]:
-        values = ad.Executor(outputs, None).run(feeds, True)
-        return [Spec(x.shape, x.dtype) for x in values]
 
     # ---- recurrent ----
     def test_recurrent_layers(self) -> None:
@@ -258,7 +248,8 @@ class AgainstTorch:
         for ours, theirs in (
             (nn.Upsample(scale=2), there.Upsample(scale_factor=2)),
             (nn.Upsample((5, 9)), there.Upsample((5, 9), mode="nearest-exact")),
-            (nn.Upsample(scale=2, mode="bilinear"), there.Upsample(scale_factor=2, mode="bilinear")),
+            (nn.Upsample(scale=3, mode="bilinear"),
+             there.Upsample(scale_factor=3, mode="bilinear")),
             (nn.Upsample(7, mode="bilinear", align_corners=True),
              there.Upsample(7, mode="bilinear", align_corners=True)),
             (nn.PixelShuffle(2), there.PixelShuffle(2)),

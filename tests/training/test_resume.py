@@ -12,6 +12,7 @@ import tempfile
 import time
 import unittest
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ from dlsys.executor.tune import autotune as tune
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.tuning_cache import Measurement, tuning_cache
 from dlsys.settings import settings
+from dlsys.train.kernel_algorithms import Kernels
 from support.devices import require, slow
 from support.small_runs import OnStep, final, loader, model, sgd, timeless
 
@@ -313,9 +315,10 @@ class CpuResume(Resume, unittest.TestCase):
             patch.start()
             self.addCleanup(patch.stop)
         self.assertEqual(self.images(1), [])
-        had = train.load(self.folder).header["kernels"]["choices"]
+        had = train.load(self.folder).header["kernels"]["algorithms"]
         self.assertEqual(set(had.values()), {""})
-        self.assertEqual(self.images(2, resume=self.folder), [])
+        with mock.patch.object(Kernels, "as_dict", _as_before):
+            self.assertEqual(self.images(2, resume=self.folder), [])
 
         small = next(key for key in had if "conv2d_bias float32(4,4,5,5)" in key)  # the last batch
         chosen = Measurement("implicit_gemm", "", 1.0, 2.0)
@@ -323,9 +326,15 @@ class CpuResume(Resume, unittest.TestCase):
         told = self.images(3, resume=self.folder)
         self.assertEqual(len(told), 1)
         self.assertRegex(told[0], r"other kernels \(conv2d_bias .*: heuristic, now implicit_gemm\)")
-        now = train.load(self.folder).header["kernels"]["choices"]
+        now = train.load(self.folder).header["kernels"]["algorithms"]
         self.assertEqual(now, had | {small: "implicit_gemm"})
         self.assertEqual(self.images(4, resume=self.folder), [])
+
+
+def _as_before(kernels: Kernels, as_dict: Callable[[Kernels], dict] = Kernels.as_dict) -> dict:
+    """What older checkpoints have."""
+    found = as_dict(kernels)
+    return {"device": found["device"], "choices": found["algorithms"]}
 
 
 @require(gpu(0))

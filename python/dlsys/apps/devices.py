@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 
+from ..errors import DeviceError
 from ..runtime import device
 from .usage import shortened
 
@@ -27,11 +27,10 @@ def choose_device(name: str) -> device.Context | None:
     """The device asked for, None for numpy, or the best one that is there, with the reasons against
     better ones.
     """
-    if name == "numpy":
-        return None
     if name != "auto":
-        kind, _, number = name.partition(":")
-        return {"cpu": device.cpu, "gpu": device.gpu}[kind](int(number or 0))
+        from ..eager.device import context_of
+
+        return context_of(name)
     ctx, reasons = device.best_context()
     for reason in reasons:
         print(f"not used: {reason}")
@@ -39,8 +38,11 @@ def choose_device(name: str) -> device.Context | None:
 
 
 def _name(text: str) -> str:
-    if not re.fullmatch(r"auto|numpy|cpu|gpu(:\d{1,4})?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(
-            f"expected auto, numpy, cpu, gpu or gpu:1, got {shortened(text) or 'nothing'}"
-        )
+    try:
+        if text != "auto":
+            choose_device(text)
+    except (DeviceError, ValueError):
+        got = shortened(text) or "nothing"
+        expected = f"expected auto, numpy, cpu, gpu or gpu:1, got {got}"
+        raise argparse.ArgumentTypeError(expected) from None
     return text

@@ -68,7 +68,7 @@ def _strength(contrast: Array, highest: float, light: bool) -> Array:
     kept = _parts(contrast > np.maximum(around, _SHADED * highest) / 2)
     amount = np.expm1(contrast) if light else -np.expm1(-contrast)
     full = _highest(np.where(kept, amount, 0), side // 3 | 1)  # on the same side of a shadow's edge
-    near = _highest(kept.astype(np.float32), 3) > 0
+    near = (_highest(kept.astype(np.float32), 3) > 0) & (full > 0)
     ink = np.divide(amount, full, out=np.zeros_like(amount), where=near)
     return np.clip(2 * ink - 0.5, 0, 1)
 

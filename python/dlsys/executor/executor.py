@@ -20,7 +20,7 @@ from ..graph.node import Node, find_topo_sort, hooks
 from ..graph.spec import Spec
 from ..ndarray import NDArray
 from ..ops.leaf import Parameter, settle, unsettled
-from ..passes.pipeline import Options, Pass, run_passes
+from ..passes.pipeline import Options, Pass, arrange
 from ..passes.precision import check_precision
 from ..runtime.device import Context
 from ..runtime.target import Target
@@ -28,6 +28,7 @@ from ..settings import settings
 from .backend import Backend, backend_of
 from .debug.contract import Checked
 from .debug.observe import may_stop, run_watched
+from .debug.text import pass_printer
 from .debug.views import Views
 from .plan.memory import Plan, make_plan
 from .plan.schedule import schedule
@@ -266,8 +267,12 @@ class Executor(Views):
         if fusions is None:  # on numpy a call costs little, and a gradient dies at its update
             fusions = select(FUSIONS, settings.fusion) if self.target.native else ()
         options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
-        show = print if settings.debug >= 3 else None
-        fetches = run_passes(fusions, self.eval_node_list, options, show)
+        fetches, passes = self.eval_node_list, arrange(fusions, options)
+        show = pass_printer(passes, fetches, specs) if settings.debug >= 3 else None
+        for one in passes:
+            fetches = one.run(fetches, options)
+            if show is not None:
+                show(one, fetches)
         if self.ctx is not None:
             choose_kernels(fetches, self.ctx)
         return fetches

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..graph.kinds import Instance, Number
 from ..graph.lines import attributed_to
-from ..graph.node import Node, Op
+from ..graph.node import Node, Op, same_nodes
 from ..graph.signature import Signature
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.loss.cross_entropy import (
@@ -26,7 +26,7 @@ from ..ops.loss.cross_entropy import (
 from ..ops.reduce import mean_op, sum_op
 from ..passes.pipeline import Options, Pass
 from .body import Body, Fused, close, in_shape, shaped
-from .rewrite import Graph, Pattern, exchange, value_of
+from .rewrite import Graph, exchange, value_of
 
 WORKSPACE = 512  # int32 by which the kernel's blocks reduce: kMaxPartials and an arrival counter
 
@@ -63,7 +63,6 @@ _LOSSES: dict[Op, tuple[Op, FusedCrossEntropy]] = {
     cross_entropy_gradient_op: (cross_entropy_rows_op, fused_cross_entropy_op),
     sparse_cross_entropy_gradient_op: (sparse_cross_entropy_rows_op, fused_sparse_cross_entropy_op),
 }
-_GRADIENT = Pattern((*_LOSSES,), "x", "labels", "dy")
 
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
@@ -73,20 +72,18 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     graph = Graph(fetches)
     replaced: dict[Node, Node] = {}
     for node in graph.order:
-        found = _GRADIENT.match(graph, node)
-        if found is not None and found["dy"].op.constant_fill:
-            _fuse(graph, node, found, replaced)
+        if node.op in _LOSSES and node.inputs[2].op.constant_fill:
+            _fuse(graph, node, replaced)
     return exchange(fetches, replaced)
 
 
-def _fuse(graph: Graph, node: Node, found: dict[str, Node], replaced: dict[Node, Node]) -> None:
+def _fuse(graph: Graph, node: Node, replaced: dict[Node, Node]) -> None:
     rows_op, op = _LOSSES[node.op]
-    x, labels = found["x"], found["labels"]
-    rows = Pattern(rows_op, "x", "labels")
+    x, labels, dy = node.inputs
     totals = [
         total
         for user in graph.users[x]
-        if rows.match(graph, user, x=x, labels=labels)
+        if user.op is rows_op and same_nodes(user.inputs, (x, labels))
         for total in (user, *graph.users[user])  # the loss of one row is its own total
         if total.op in (rows_op, mean_op, sum_op) and total.spec.size == 1
         if total not in replaced
@@ -96,7 +93,7 @@ def _fuse(graph: Graph, node: Node, found: dict[str, Node], replaced: dict[Node,
         body = close((x, labels), (in_shape(total, ()), node))
         count = total.inputs[0].spec.size if total.op is mean_op else 1
         scale = 1.0 / count if count else float("nan")
-        made = op(x, labels, body, scale=scale, dy=float(found["dy"].attrs["value"]))
+        made = op(x, labels, body, scale=scale, dy=float(dy.attrs["value"]))
         made.stand_for(node)
         replaced[node] = value_of(made, 1, node)
         if totals:

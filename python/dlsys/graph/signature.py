@@ -88,9 +88,8 @@ class Signature:
             bound = self._defaults.copy()
             if given:
                 self._take_keywords(bound, called, args, given)
-            for key in self._asked:
-                if bound[key] is REQUIRED:
-                    raise self._missing_error(called, args, given, key)
+            if self._asked:
+                self._require(self._asked, bound, called, args, given)
             return args, bound, bound.pop("name")
         rest: tuple[Any, ...] = ()
         if self.variadic:
@@ -108,18 +107,15 @@ class Signature:
         if len(args) > len(self._positional):
             raise self._count_error(called, args, given)
         made, take, nullable = self._initial.copy(), self._take, self._nullable
-        key, value = "", None
-        try:
-            for key, value in zip(self._positional, args):
-                if value is not None or key not in nullable:
+        for key, value in zip(self._positional, args):
+            if value is not None or key not in nullable:
+                try:
                     made[key] = take[key](value)
-        except WRONG as error:
-            raise self._value_error(called, args, key, value, error) from None
+                except WRONG as error:
+                    raise self._value_error(called, args, key, value, error) from None
         if given:
             self._take_keywords(made, called, args, given)
-        for key in self._needed:
-            if made[key] is REQUIRED:
-                raise self._missing_error(called, args, given, key)
+        self._require(self._needed, made, called, args, given)
         return made
 
     def _take_keywords(
@@ -171,12 +167,14 @@ class Signature:
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise self._error(called, f"unexpected attribute {key!r}{hint}")
 
-    def _missing_error(
-        self, called: str, args: Sequence[Any], given: dict[str, Any], key: str
-    ) -> SignatureError:
-        if key in self.inputs:
-            return self._count_error(called, args, given)
-        return self._error(called, f"attribute {key!r} is missing")
+    def _require(
+        self, keys: Sequence[str], made: dict, called: str, args: Sequence[Any], given: dict
+    ) -> None:
+        for key in keys:
+            if made[key] is REQUIRED:
+                if key in self.inputs:
+                    raise self._count_error(called, args, given)
+                raise self._error(called, f"attribute {key!r} is missing")
 
     def _value_error(
         self, called: str, args: Sequence[Any], key: str, value: Any, error: Exception

@@ -20,9 +20,11 @@ _noted = threading.local()
 
 class Extent(int):
     """A stand-in for an unknown extent: what is computed from it is one too, and a comparison is
-    noted, but not one with itself or with 1, whose outcomes the stand-ins cover. It is shown as
-    None.
+    noted, but not one with itself, nor with 1 where it is `free` to be that: the stand-ins cover
+    what comes of it. It is shown as None.
     """
+
+    free = False
 
     def __repr__(self) -> str:
         return "None"
@@ -52,7 +54,7 @@ def _compared(name: str) -> Callable[..., Any]:
     compare = getattr(int, name)
 
     def method(self: Extent, other: Any) -> Any:
-        if self is not other and not (type(other) is int and other == 1):
+        if self is not other and not (self.free and type(other) is int and other == 1):
             _noted.asked = True
         return compare(self, other)
 
@@ -69,6 +71,8 @@ Extent.__neg__ = _computed("__neg__")  # type: ignore[method-assign]
 # What stands in: the smallest batch, and two that all numbers up to 16 divide, so that equal parts
 # and windows come out even.
 STAND_INS = (Extent(1), Extent(720_720), Extent(1_441_440))
+for _extent in STAND_INS:
+    _extent.free = True
 
 
 class Partial(NamedTuple):
@@ -128,11 +132,11 @@ def _agreed(guesses: tuple[Any, ...]) -> Partial:
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     if len(specs) < 2 or len(ndims) > 1:
         return Partial(None, dtype, guesses)
-    shape = tuple(map(_extent, zip(*[spec.shape for spec in specs])))
+    shape = tuple(map(_known, zip(*[spec.shape for spec in specs])))
     return Partial(shape, dtype, tuple([_marked(guess, shape) for guess in guesses]))
 
 
-def _extent(guessed: tuple[int, ...]) -> int | None:
+def _known(guessed: tuple[int, ...]) -> int | None:
     first = guessed[0]
     same = not isinstance(first, Extent) and guessed.count(first) == len(guessed)
     return first if same else None

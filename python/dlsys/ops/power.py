@@ -9,7 +9,9 @@ import math
 
 import numpy as np
 
+from ..dtypes import INT64, is_whole
 from ..graph.node import Node
+from ..graph.spec import Spec
 from .comparison import (
     equal_op,
     greater_equal_op,
@@ -20,6 +22,7 @@ from .comparison import (
     where_op,
 )
 from .elementwise import (
+    Elementwise,
     FloatElementwise,
     WithConst,
     abs_op,
@@ -27,7 +30,7 @@ from .elementwise import (
     joined,
     log_op,
 )
-from .leaf import oneslike_op
+from .leaf import constant_op, oneslike_op
 
 __all__ = ["const_pow_op", "pow_byconst_op", "pow_op"]
 
@@ -89,8 +92,25 @@ def _exponential_gradient(x: Node, c: float, y: Node, dy: Node) -> Node:
     return dy * y * (math.log(c) if c > 0 else math.nan)
 
 
+class PowerOfConst(WithConst):
+    """x to the power of a number, in floats; integers to a whole power from 0 on stay integers."""
+
+    def infer(self, node: Node, *specs: Spec) -> Spec:
+        dtype, const = specs[0].dtype, node.attrs["const"]
+        if is_whole(dtype) and isinstance(const, int) and const >= 0:
+            return specs[0]._replace(dtype=INT64 if dtype.kind == "b" else dtype)
+        return super().infer(node, *specs)
+
+    def simplify(self, node: Node) -> Node | None:
+        x = node.inputs[0]
+        if is_whole(node.spec.dtype) and node.attrs["const"] != 1 and not x.op.constant_fill:
+            return _whole_power(x, constant_op(node.attrs["const"], dtype=node.spec.dtype))
+        return super().simplify(node)
+
+
+_whole_power = Elementwise("whole_power", np.power, lambda a, b, y, dy: (None, None))
 pow_op = FloatElementwise("pow", _pow, _pow_gradients)
-pow_byconst_op = WithConst(
+pow_byconst_op = PowerOfConst(
     "pow_const", _power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1
 )
 const_pow_op = WithConst(
@@ -99,7 +119,9 @@ const_pow_op = WithConst(
 )  # fmt: skip
 
 pow_op.doc = "a to the power b in floats, broadcast against each other."
-pow_byconst_op.doc = "x to the power const, in floats."
+pow_byconst_op.doc = (
+    "x to the power const, in floats; integers to a whole power from 0 on stay integers, and wrap."
+)
 const_pow_op.doc = "const to the power x, in floats."
 
 power = joined("a to the power b element by element", pow_op, pow_byconst_op, const_pow_op)

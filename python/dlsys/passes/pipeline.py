@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..graph.node import Node
-from ..graph.text import text
 from ..runtime.target import Target
 from .fresh_draws import draw_anew
 from .precision import set_precision
@@ -81,27 +80,3 @@ def arrange(fusions: Iterable[Pass], options: Options) -> list[Pass]:
     return [
         one for one in sorted((*PASSES, *fusions), key=lambda p: p.place) if one.applies(options)
     ]
-
-
-def run_passes(
-    fusions: Sequence[Pass],
-    fetches: Sequence[Node],
-    options: Options,
-    show: Callable[[str], object] | None = None,
-) -> list[Node]:
-    """The fetches over the graph that a target runs. `show` gets the graph as text, before all
-    passes and after each that changed it.
-    """
-    passes = arrange(fusions, options)
-    if show is not None:
-        show(f"# passes: {', '.join(one.name for one in passes)}")
-        before = text(fetches, options.specs)
-        show(f"# before {passes[0].name}\n{before}")
-    for one in passes:
-        fetches = one.run(fetches, options)
-        if show is not None:
-            after = text(fetches)
-            if after != before:
-                show(f"# after {one.name}\n{after}")
-            before = after
-    return list(fetches)

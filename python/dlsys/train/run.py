@@ -23,13 +23,13 @@ from .callback import Callback
 from .checkpoint import Saved
 from .evaluation import Loss, batches_of, inputs_of
 from .history import History, Record, plain
-from .kernel_choices import Kernels
+from .kernel_algorithms import Kernels
 from .metrics import Metric, suiting
 from .nan_search import FiniteState, diverged
 from .state import State
 from .totals import Totals
 
-_NO_KERNELS: dict[str, Any] = {"device": "", "choices": {}}
+_NO_KERNELS: dict[str, Any] = {"device": "", "algorithms": {}}
 _FINITE_STATE_SECONDS = 60.0  # until a state to go back to is read anew within an epoch
 
 

@@ -202,7 +202,8 @@ RECORD = every(
 )
 HISTORY = fields(epochs=items(RECORD), curve=items(RECORD), kept=integer(1), logged=integer())
 CALLBACKS = items(fields(name=text, state=named(anything)))
-KERNELS = fields(device=text, choices=named(text))
+# Which algorithms kernels had; checkpoints of before have them under the other name.
+KERNELS = every(fields(device=text), where_there(algorithms=named(text), choices=named(text)))
 RUN = fields(
     epoch=integer(),
     batch=integer(),

@@ -19,10 +19,10 @@ import numpy as np
 from .. import __version__
 from ..describe import described, drawn_by
 from ..errors import DlsysError
+from ..executor.debug.text import text
 from ..executor.plan.memory import Plan
 from ..files import replacing
 from ..graph.node import Node, find_topo_sort
-from ..graph.text import text
 from ..runtime.library import load
 from . import page
 from .classification import confusion_matrix, decision_boundary

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...describe import drawn_by
-from ...graph.text import columns
 from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
 from ...runtime.target import target_of
 from ..plan.memory import Plan, Step
 from ..run.runner import Runner, SegmentReport
+from .text import columns
 
 
 class PlanReport(NamedTuple):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...describe import drawn_by, told_by
+from ...dtypes import is_whole, storage_dtype
 from ...graph.node import Node
 from ...graph.spec import Spec
 from .arena import aligned, largest_live_sum, pack
@@ -53,6 +54,7 @@ class Step:
     inputs: list[Value] = field(repr=False)
     outputs: list[Value] = field(repr=False)
     workspace: list[Value] = field(repr=False)
+    dtype: Any  # that its kernel is chosen by, see `kernel_dtype`
     arguments: list[Any] | None = field(default=None, repr=False)  # of a kernel (run/tables.py)
 
 
@@ -188,13 +190,24 @@ def _place_step(
             taken.unshared += aligned(taken.nbytes)
     for output in outputs:
         output.buffer.last = max(output.buffer.last, last_use.get(node, now))
-    step = Step(node, inputs, [] if op.writes else outputs, [])
+    made = [] if op.writes else outputs
+    step = Step(node, inputs, made, [], kernel_dtype(node, inputs, made))
     for spec in workspace(step):
         step.workspace.append(Value(node, spec, _new_buffer(plan, node, spec, now)))
     plan.values[node] = outputs
     plan.steps.append(step)
     if lifetimes is not None:
         lifetimes.add(step)
+
+
+def kernel_dtype(node: Node, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
+    """The dtype that a step's kernel is chosen by: that of the result where it computes integers,
+    else the storage type of its floats.
+    """
+    made = [value.spec.dtype for value in outputs]
+    if len(made) == 1 and is_whole(made[0]) and node.op.any_dtype is not True:
+        return made[0]
+    return storage_dtype([*(value.spec.dtype for value in inputs), *made])
 
 
 def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:

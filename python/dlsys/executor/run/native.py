@@ -24,7 +24,7 @@ from .fetches import OutputCache
 from .python_step import Guard, PythonStep
 from .rollback import Rollback
 from .runner import Observer, Runner, SegmentReport
-from .tables import ArrayTable, Segment, step_dtype
+from .tables import ArrayTable, Segment
 from .transaction import written
 
 
@@ -68,7 +68,7 @@ class Program(Runner):
         return found
 
     def _is_native(self, step: Step) -> bool:
-        return self._target.has(step.node.op.kernel, step_dtype(step))
+        return self._target.has(step.node.op.kernel, step.dtype)
 
     def bind(self, arena: Block) -> None:
         self._arena = arena

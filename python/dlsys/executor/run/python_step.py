@@ -19,7 +19,6 @@ from ...dtypes import host, is_whole
 from ...errors import GraphError
 from ...graph.node import Node
 from ..plan.memory import Step
-from .tables import step_dtype
 
 Call = Callable[..., None]  # of a step's arrays: its inputs, then its outputs
 Guard = Callable[[Step, Call], Call]  # a call that is checked
@@ -85,7 +84,7 @@ class PythonStep:
     native = False
 
     def __init__(self, program: Any, step: Step, target: str, guard: Guard | None) -> None:
-        op, dtype = step.node.op, step_dtype(step)
+        op, dtype = step.node.op, step.dtype
         if op.kernel is not None:
             self.kind = "numpy"
             of = f" of {dtype}" if is_whole(dtype) else ""

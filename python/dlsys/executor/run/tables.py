@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import is_whole, storage_dtype
 from ...errors import GraphError, KernelError
 from ...graph.node import Node
 from ...runtime.device import Context
@@ -171,7 +170,7 @@ class Segment:
         """A step's kernel and its arguments as 64-bit words, in the order of the kernel's
         signature.
         """
-        key = (self.ctx.kernel_device, step.node.op.kernel, step_dtype(step))
+        key = (self.ctx.kernel_device, step.node.op.kernel, step.dtype)
         words = []
         for letter, argument in zip(self._library.signature[key[:2]], _arguments(step, self.ctx)):
             if letter in "io":
@@ -192,19 +191,9 @@ class Segment:
         return ctypes.addressof(made)
 
 
-def step_dtype(step: Step) -> Any:
-    """The dtype that a step's kernel is chosen by: that of the result where it computes integers,
-    else the storage type of its floats.
-    """
-    made = [value.spec.dtype for value in step.outputs]
-    if len(made) == 1 and is_whole(made[0]) and step.node.op.any_dtype is not True:
-        return made[0]
-    return storage_dtype([*(value.spec.dtype for value in step.inputs), *made])
-
-
 def workspace_nbytes(step: Step, ctx: Context) -> int:
     """The bytes of scratch memory that the kernel of a step takes; the library remembers."""
-    library, key = load(), (ctx.kernel_device, step.node.op.kernel, step_dtype(step))
+    library, key = load(), (ctx.kernel_device, step.node.op.kernel, step.dtype)
     if key not in library.index:
         return 0
     numbers: dict[Buffer, int] = {}

@@ -8,7 +8,6 @@ from typing import Any
 from ...interrupts import Interrupts
 from ...runtime.target import Target
 from ..plan.memory import Plan, Step
-from .tables import step_dtype
 
 
 class Transaction:
@@ -20,7 +19,7 @@ class Transaction:
     """
 
     def __init__(self, plan: Plan, target: Target) -> None:
-        kernels = [target.has(step.node.op.kernel, step_dtype(step)) for step in plan.steps]
+        kernels = [target.has(step.node.op.kernel, step.dtype) for step in plan.steps]
         changed = written(plan.steps)
         self._updates = bool(changed)
         self._saved = [] if target.streams else _written_before_failure(plan.steps, target)
@@ -57,7 +56,7 @@ def _written_before_failure(steps: Sequence[Step], target: Target) -> list[Any]:
     last = 0
     for k, step in enumerate(steps):
         op = step.node.op
-        on_host = target.native and not target.has(op.kernel, step_dtype(step))
+        on_host = target.native and not target.has(op.kernel, step.dtype)
         if op.kernel is None or op.fallible or on_host:
             last = k
     return written(steps[:last])

@@ -1,12 +1,13 @@
-"""A graph as readable text: a line a node, inputs before users."""
+"""A graph as readable text: a line a node, inputs before users; and what passes make of one."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from .node import Node, find_topo_sort
-from .spec import Spec
+from ...graph.node import Node, find_topo_sort
+from ...graph.spec import Spec
+from ...passes.pipeline import Pass
 
 
 def text(graph: Node | Iterable[Node], specs: Mapping[Node, Any] | None = None) -> str:
@@ -24,6 +25,24 @@ def text(graph: Node | Iterable[Node], specs: Mapping[Node, Any] | None = None) 
     rows = [_row(node, (specs or {}).get(node, node.spec)) for node in nodes]
     lines = [f"{name} = {call}  {spec}  {where}" for name, call, spec, where in columns(rows)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def pass_printer(
+    passes: Sequence[Pass], fetches: Sequence[Node], specs: Mapping[Node, Any]
+) -> Callable[[Pass, Sequence[Node]], None]:
+    """Prints a graph before all passes, and by what it returns after each that changed it."""
+    before = text(fetches, specs)
+    print(f"# passes: {', '.join(one.name for one in passes)}")
+    print(f"# before {passes[0].name}\n{before}")
+
+    def print_after(one: Pass, fetches: Sequence[Node]) -> None:
+        nonlocal before
+        after = text(fetches)
+        if after != before:
+            print(f"# after {one.name}\n{after}")
+        before = after
+
+    return print_after
 
 
 def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[list[str]]:
