@@ -242,6 +242,8 @@ class Refused(unittest.TestCase):
             (lambda: self_attention(free), GraphError, "number of positions is not known"),
             (lambda: self_attention(line), ShapeError, "expected an input .batch, positions"),
             (lambda: self_attention(x, key_padding_mask=mask), GraphError, "mask .* declare it"),
+            (lambda: self_attention(x, key_padding_mask=np.ones((2, 4), int)), GraphError,
+             "is int64, expected bool"),
             (lambda: nn.LearnedPositions(3, 6)(x), GraphError, "4 positions and weight 3 rows"),
             (lambda: nn.SinusoidalPositions()(free), GraphError, "number of positions"),
             (lambda: nn.GroupNorm(4, 6), GraphError, "GroupNorm: 4 groups do not divide 6"),

@@ -33,8 +33,8 @@ def project(
     x: Node, weight: Node, bias: Node | None, heads: int, rows: tuple[int, int], batch_first: bool
 ) -> Node:
     """x (N, L, inputs), or (L, N, inputs), in heads (N, heads, L, d), by some rows of a bias and of
-    a weight; a weight with fewer rows than the bias is whole. One of N and L may be unknown when
-    the graph is built.
+    a weight, which is taken whole where it has no more. One of N and L may be unknown when the
+    graph is built.
     """
     features = rows[1] - rows[0]
     part = slice(*rows)
@@ -96,7 +96,12 @@ def _masked(scores: Node, mask: Node) -> Node:
         )
     if mask.dtype.kind == "b":
         return F.where(mask, -math.inf, scores)
-    return scores + mask
+    if mask.dtype.kind == "f":
+        return scores + mask
+    raise GraphError(
+        f"attention: the mask {mask.name} is {mask.dtype}, expected bool, True where a key is "
+        f"hidden, or floats that are added to the scores [{where()}]"
+    )
 
 
 class MultiheadAttention(Module):
@@ -155,6 +160,7 @@ class MultiheadAttention(Module):
         query: Node,
         key: Node | None = None,
         value: Node | None = None,
+        *,
         key_padding_mask: Node | None = None,
         attn_mask: Node | None = None,
         causal: bool = False,

@@ -82,18 +82,30 @@ def step(kind: str, x: Node, state: State | None, weights: Weights) -> State:
 
 @recorded
 def sequence(
-    kind: str, x: Node, state: State | None, weights: Weights, backward: bool = False
+    kind: str,
+    x: Node,
+    state: State | None,
+    weights: Weights,
+    backward: bool = False,
+    lengths: Any = None,
 ) -> State:
     """All steps over x (T, N, inputs), from the last to the first where `backward` says so: the
-    outputs (T, N, hidden) in the order of x, then the final states.
+    outputs (T, N, hidden) in the order of x, then the final states. Of lengths (N,) each sample has
+    so many steps: behind them its states stay as they are, and its outputs are 0.
     """
     weight_ih, weight_hh, bias_ih, bias_hh = weights
-    inputs = _steps(F.linear(x, weight_ih, bias_ih), x.shape[0])
-    state = state or _zeros(kind, inputs[0], weight_hh)
+    parts = list(enumerate(_steps(F.linear(x, weight_ih, bias_ih), x.shape[0])))
+    state = state or _zeros(kind, parts[0][1], weight_hh)
     outputs = []
-    for part in reversed(inputs) if backward else inputs:
-        state = STEPS[kind][0](part, state, weight_hh, bias_hh)
-        outputs.append(state[0])
+    for t, part in reversed(parts) if backward else parts:
+        new = STEPS[kind][0](part, state, weight_hh, bias_hh)
+        if lengths is None:
+            state, output = new, new[0]
+        else:
+            within = F.expand_dims(F.greater(lengths, t), 1)
+            state = tuple([F.where(within, n, old) for n, old in zip(new, state)])
+            output = F.where(within, new[0], 0.0)
+        outputs.append(output)
     return F.stack(outputs[::-1] if backward else outputs), *state
 
 
@@ -130,7 +142,7 @@ class _Recurrent(Module):
         between = attrs["num_layers"] - 1 if attrs["dropout"] else 0
         self.dropouts = [Dropout(attrs["dropout"], rng=rng) for _ in range(between)]
 
-    def _run(self, x: Node, begin: Sequence[Node] | None) -> tuple[Node, State]:
+    def _run(self, x: Node, begin: Sequence[Node] | None, lengths: Any) -> tuple[Node, State]:
         """The output, and each final state (num_layers · directions, N, hidden)."""
         name, first = type(self).__name__, self.attrs["batch_first"]
         shape = shape_of(name, x, "batch steps features" if first else "steps batch features")
@@ -146,7 +158,7 @@ class _Recurrent(Module):
                 weights = tuple(
                     getattr(self, f"{part}_l{layer}{direction}", None) for part in PARTS
                 )
-                y, *final = sequence(self.kind, x, state, weights, bool(direction))
+                y, *final = sequence(self.kind, x, state, weights, bool(direction), lengths)
                 outputs.append(y)
                 finals.append(tuple(final))
             x = F.concatenate(outputs, axis=2) if len(outputs) > 1 else outputs[0]
@@ -192,9 +204,14 @@ class RNN(_Recurrent):
         attrs |= dict(batch_first=batch_first, dropout=dropout, bidirectional=bidirectional)
         super().__init__(inputs, hidden, attrs, rng)
 
-    def forward(self, x: Node, h: Node | None = None) -> tuple[Node, Node]:
-        """The outputs and the final h; without a first h it is 0."""
-        y, (h,) = self._run(x, None if h is None else (h,))
+    def forward(
+        self, x: Node, h: Node | None = None, lengths: Node | None = None
+    ) -> tuple[Node, Node]:
+        """The outputs and the final h; without a first h it is 0. lengths (N,): the number of steps
+        of each sample, behind which x is padding: outputs are 0 there, and the final h is that of
+        the last step, as of PyTorch's packed sequences.
+        """
+        y, (h,) = self._run(x, None if h is None else (h,), lengths)
         return y, h
 
 
@@ -245,11 +262,16 @@ class LSTM(_Gated):
     kind = "lstm"
 
     def forward(
-        self, x: Node, state: tuple[Node, Node] | None = None
+        self,
+        x: Node,
+        state: tuple[Node, Node] | None = None,
+        lengths: Node | None = None,
     ) -> tuple[Node, tuple[Node, Node]]:
-        """The outputs and the final (h, c); without a first state both are 0."""
+        """The outputs and the final (h, c); without a first state both are 0. lengths (N,) is as of
+        `RNN.forward`.
+        """
         _check_pair("LSTM", state)
-        y, (h, c) = self._run(x, state)
+        y, (h, c) = self._run(x, state, lengths)
         return y, (h, c)
 
 
