@@ -763,6 +763,7 @@ _FUSED = "made by a pass: the training steps time it"
 WITHOUT = {
     **dict.fromkeys((
         "reshape", "reshape_like", "squeeze", "expand_dims", "flatten", "as_node", "constant",
+        "stop_gradient",
     ), _VIEW),
     **dict.fromkeys(("target", "target_of", "class_scores", "weights_like"), _CHECK),
     "step_of_draw": "counts the draws of a program, of which PyTorch's generator keeps its own",

@@ -695,6 +695,7 @@ def movements() -> dict[str, Oracle]:
         "broadcast_to": Oracle(lambda x, shape: x.broadcast_to(shape), draw=spread),
         "squeeze": Oracle(lambda x, axis=None: x.squeeze() if axis is None else x.squeeze(axis)),
         "copy": Oracle(lambda x: x.clone()),
+        "stop_gradient": Oracle(lambda x: x.detach()),
         "flatten": Oracle(flattened),
         "getitem": Oracle(indexed),
         "slice_gradient": Oracle(undone),
