@@ -249,7 +249,7 @@ class Rules(unittest.TestCase):
         values = json.loads(json.dumps(made.as_dict()))
         self.assertEqual(DataDescription.from_dict("x", values), made)
         for change in (
-            {"std": [0.0, 1.0]}, {"mean": [1.0]}, {"dtype": "int32"}, {"dtype": 7}, {"shape": [0]},
+            {"std": [0.0, 1.0]}, {"mean": [1.0]}, {"dtype": "bool"}, {"dtype": 7}, {"shape": [0]},
             {"shape": None}, {"shape": ["a"]}, {"classes": 3}, {"more": 1}, {"std": "ab"},
         ):  # fmt: skip
             with self.assertRaisesRegex(DataError, "x does not say what .* malformed", msg=change):

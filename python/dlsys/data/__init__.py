@@ -20,6 +20,8 @@ from .mnist import (
 from .normalize import Normalization
 from .resident import DeviceLoader
 from .sample_rng import SampleRng
+from .samples import Samples, SampleSequence, as_samples
+from .split import balanced_weights, split
 from .warp import Rotate, Scale
 
 
