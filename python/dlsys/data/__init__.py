@@ -7,7 +7,7 @@ from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
 from .dataset import Dataset, Sets, Split
 from .description import DataDescription
-from .folder import image_folder
+from .folder import image_files, image_folder
 from .idx import read_idx, write_idx
 from .loader import Loader
 from .mnist import (

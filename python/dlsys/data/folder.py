@@ -54,6 +54,19 @@ def image_folder(
     return Dataset(FolderImages(paths, size, mode), np.array(labels, np.int64), classes)
 
 
+def image_files(paths: Any, size: tuple[int, int] | None = None, mode: str = "RGB") -> FolderImages:
+    """The images of a file, a list of files, or a folder and the folders within it, in the order of
+    names, without labels; else as `image_folder`. DataError where there is none.
+    """
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    found: list[Path] = []
+    for path in map(Path, listed):
+        found += _images_in(path) if path.is_dir() else [path]
+    if not found:
+        raise DataError(f"{listed}: no images; expected files of {', '.join(SUFFIXES)}")
+    return FolderImages(found, size, mode)
+
+
 def _is_size(size: Any) -> bool:
     return np.shape(size) == (2,) and all(isinstance(x, (int, np.integer)) and x > 0 for x in size)
 

@@ -38,7 +38,9 @@ def fit(
     """Trains a model and returns what was measured.
 
     model: in whichever mode; it is trained in training mode, and afterwards `model.trained_on`
-    describes the data. data: a Loader, whose last input is the label; one that does not say how it
+    describes the data. data: a Loader, whose last input is the label; of several fields the inputs
+    go to the model, by name where they have names, and several targets to the loss as a tuple or a
+    dictionary. One that does not say how it
     normalizes does it as what the run that is resumed, or the model, was trained on. optimizer:
     from dlsys.optim. loss: a function (output, label) -> the mean loss of the batch; None is
     cross_entropy. validation: a Loader, over which the loss and metrics are measured after each
