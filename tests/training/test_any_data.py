@@ -52,7 +52,7 @@ class SeveralFields(unittest.TestCase):
                 p.set(np.full(p.shape, 0.1, np.float32))
             history = train.fit(
                 model, Loader(given, 10), optim.SGD(0.1), F.mse_loss, epochs=30,
-                validation=Loader(given, 40),
+                validation=Loader(given, 40), quiet=True,
             )  # fmt: skip
             losses.append(history.column("val_loss")[-1])
             outputs.append(train.predict(model, Loader(given, 7, shuffle=True)))
@@ -65,19 +65,21 @@ class SeveralFields(unittest.TestCase):
         targets = X[:, :1], Z[:, :1]
         for given in ((X, Z, *targets), {"x": X, "z": Z, "p": targets[0], "q": targets[1]}):
             data = Loader(given, 20, targets=2)
-            history = train.fit(Heads(), data, optim.SGD(0.1), both, epochs=40, validation=data)
+            history = train.fit(
+                Heads(), data, optim.SGD(0.1), both, epochs=40, validation=data, quiet=True
+            )
             self.assertLess(history.column("val_loss")[-1], 0.05)
             self.assertEqual(set(history.epochs[-1]) & {"accuracy", "binary_accuracy"}, set())
 
     def test_inputs_without_targets_cannot_be_fitted(self) -> None:
         with self.assertRaisesRegex(DataError, "no target to compare"):
-            train.fit(nn.Linear(3, 1), Loader(X, 10), optim.SGD(0.1))
+            train.fit(nn.Linear(3, 1), Loader(X, 10), optim.SGD(0.1), quiet=True)
 
     def test_tokens(self) -> None:
         tokens = np.tile(np.arange(8), (16, 1))
         model = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8))
         data = Loader((tokens[:, :-1], tokens[:, 1:]), 8)
-        history = train.fit(model, data, optim.Adam(0.1), epochs=15)
+        history = train.fit(model, data, optim.Adam(0.1), epochs=15, quiet=True)
         self.assertEqual(history.column("accuracy")[-1], 1.0)
         self.assertEqual(
             train.predict(model, tokens[:2, :5]).argmax(-1).tolist(), [[1, 2, 3, 4, 5]] * 2
@@ -89,7 +91,7 @@ class Predictions(unittest.TestCase):
         images = rng.integers(0, 256, (12, 1, 4, 5)).astype(np.uint8)
         dataset = Dataset(images, np.arange(12) % 3)
         model = nn.Sequential(nn.Flatten(), nn.Linear(20, 3))
-        train.fit(model, Loader(dataset, 4, normalize=(0.2, 0.3)), optim.SGD(0.1))
+        train.fit(model, Loader(dataset, 4, normalize=(0.2, 0.3)), optim.SGD(0.1), quiet=True)
         wanted = train.predict(model, images)
         for given in (dataset, Loader(dataset, 5), Loader(dataset, 5, shuffle=True)):
             np.testing.assert_array_equal(train.predict(model, given), wanted)

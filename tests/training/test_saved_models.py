@@ -73,7 +73,7 @@ class SavedModels(InFolder):
         data = Loader(Dataset(IMAGES, np.arange(6) % 3, "abc"), 3, normalize=(0.2, 0.4))
         model = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
         keep = train.Checkpoint(self.folder / "run")
-        train.fit(model, data, optim.SGD(1e-2), callbacks=[keep])
+        train.fit(model, data, optim.SGD(1e-2), callbacks=[keep], quiet=True)
         found = self.check(model, IMAGES)
         self.assertEqual(found.trained_on.classes, ("a", "b", "c"))
         of_run = train.load_model(keep.folder)

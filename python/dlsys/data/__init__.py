@@ -5,6 +5,7 @@ from typing import Any
 
 from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
+from .csv import csv_dataset, read_csv
 from .dataset import Dataset, Sets, Split
 from .description import DataDescription
 from .folder import image_files, image_folder
