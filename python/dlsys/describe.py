@@ -27,7 +27,8 @@ def described(x: Any) -> str:
     words = []
     for name in inspect.signature(type(x)).parameters:
         value = getattr(x, name, getattr(x, f"_{name}", _NOTHING))
-        if not _empty(value):
+        own = getattr(value, "__self__", None) is x  # a method, whose repr has that of x
+        if not own and not _empty(value):
             words.append(f"{name}={brief(value)}")
     return f"{type(x).__name__}({', '.join(words)})"
 

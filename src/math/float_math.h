@@ -220,6 +220,15 @@ inline __attribute__((always_inline)) double DoubleOfBits(uint64_t bits) {
   return value;
 }
 
+// The remainder of a truncated division, exact: of a quotient below 2^28, which a double tells from
+// every integer that it is not, also without the C library's loop over its digits.
+inline __attribute__((always_inline)) float fmod(float x, float y) {
+  const double quotient = (double)x / y;
+  if (!(__builtin_fabs(quotient) < 268435456. && __builtin_fabsf(y) < __builtin_inff()))
+    return __builtin_fmodf(x, y);
+  return __builtin_copysignf((float)(x - __builtin_trunc(quotient) * y), x);
+}
+
 // x = 2^n m, positive and normal, with m in [sqrt(1/2), sqrt(2)), and s = (m - 1) / (m + 1), of
 // which log(m) is 2 atanh(s), a short series.
 struct Binary {

@@ -174,6 +174,16 @@ class Gradients:
         ((p * x) + (x * p * p)).sum().backward()
         self.assert_is(p.grad, [9, 20])
 
+    def test_expressions_of_parameters_alone(self):
+        p = dl.Parameter(np.float32([1, 2]), "p")
+        p.to(None if self.device == "numpy" else dl.zeros(1, device=self.device)._engine.ctx)
+        penalty = (p.tensor() ** 2).sum()
+        self.assertEqual(penalty.item(), 5.0)
+        penalty.backward()
+        self.assert_is(p.grad, [2, 4])
+        with self.assertRaisesRegex(GraphError, r"w.tensor\(\) for an expression of Parameters"):
+            (dl.ones(2, device=self.device) + p * p)
+
     def test_dropout_drops_the_same_elements_in_its_gradient(self):
         dl.manual_seed(0)
         x = self.leaf(np.ones(200, np.float32))

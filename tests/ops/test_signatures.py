@@ -437,5 +437,11 @@ class Layers(Refused):
                     self.refused(layer.__name__, lambda: layer(**{key: object()}))  # noqa: B023
 
 
+class Reprs(unittest.TestCase):
+    def test_operators_tell_themselves_in_a_line(self) -> None:
+        for op in (ad.neg_op, ad.leaky_relu_op, ad.max_op, ad.matmul_op, ad.softmax_op):
+            self.assertNotIn("\n", repr(op))
+
+
 if __name__ == "__main__":
     sys.exit(unittest.main())

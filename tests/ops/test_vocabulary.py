@@ -107,7 +107,7 @@ class Vocabulary(unittest.TestCase):
                 continue
             with self.subTest(name=name):
                 # The course's form of a function computes with the operators of that function.
-                self.assertIsInstance(value, types.FunctionType, "no function names it")
+                self.assertIs(type(value), types.FunctionType, "no function names it")
                 self.assertLessEqual(operators(value).keys(), within.keys(), "no function is it")
 
     def test_none_has_two_names(self) -> None:

@@ -74,6 +74,20 @@ for _name in ("add", "sub", "mul", "div", "power"):
     same(_name.removesuffix("er"), hooks[_name], X, 2)
     same(_name.removesuffix("er"), hooks[_name], 2.5, X)
 
+for _name in (
+    "acos acosh asin asinh atan atanh ceil cosh cumprod erf exp2 expm1 floor isfinite isinf isnan "
+    "log10 log2 reciprocal round sinh std tan tril triu trunc argsort"
+).split():
+    same(_name, getattr(ad, f"{_name}_op"), X)
+for _name in ("atan2", "floor_divide", "fmod", "remainder", "recurrence"):
+    same(_name, getattr(ad, f"{_name}_op"), X, Y)
+
+for _k in (0, 1):
+    row("sort", lambda k=_k: F.sort(X, 0, True)[k], lambda k=_k: ad.sort_op(X, 0, True)[k])
+    row("topk", lambda k=_k: F.topk(X, 2, 1, False)[k], lambda k=_k: ad.topk_op(X, 2, 1, False)[k])
+same("take_along_axis", ad.take_along_axis_op, X, ad.argmax_op(X, 1, True), 1)
+same("masked_fill", ad.masked_fill_op, X, TRUE, 0.5)
+
 row("leaky_relu", lambda: F.leaky_relu(X, 0.2), lambda: ad.leaky_relu_op(X, 0.2))
 row("elu", lambda: F.elu(X, alpha=2.0), lambda: ad.elu_op(X, 2.0))
 row("gelu", lambda: F.gelu(X, approximate="tanh"), lambda: ad.gelu_tanh_op(X))

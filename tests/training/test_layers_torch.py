@@ -299,4 +299,4 @@ class NumpyLayers(AgainstTorch, unittest.TestCase):
     ctx = None
 
 
-CpuLayers, GpuLayers = map(needs_torch, on_native_devices(AgainstTorch))
+CpuAgainstTorch, GpuAgainstTorch = map(needs_torch, on_native_devices(AgainstTorch))

@@ -22,6 +22,7 @@ from dlsys import functional as F
 from dlsys import nn, optim, train
 from dlsys.dtypes import bfloat16
 from dlsys.errors import DataError, GraphError
+from support import small_runs as small
 from support.devices import needs_torch
 
 torch: Any = import_module("torch") if find_spec("torch") else None
@@ -213,6 +214,29 @@ class Tying(unittest.TestCase):
         self.assertIs(again.head.weight, again.embedding.weight)
         self.assertIs(other.head.weight, other.embedding.weight)
         np.testing.assert_array_equal(other.head.weight.asnumpy(), model.head.weight.asnumpy())
+
+    def test_a_run_with_tied_and_frozen_layers_resumes(self) -> None:
+        def network() -> nn.Sequential:
+            rng = np.random.default_rng(3)
+            made = nn.Sequential(*[nn.Linear(4, 4, rng=rng) for _ in range(3)], nn.Linear(4, 3))
+            made[2].weight = made[0].weight
+            made[1].freeze()
+            return made
+
+        with tempfile.TemporaryDirectory() as folder:
+            whole, part, other = network(), network(), network()
+            part.load_state_dict(whole.state_dict())
+            other.load_state_dict(whole.state_dict())
+            kept = whole.state_dict()["1.weight"]
+            train.fit(whole, small.loader(), small.sgd(), epochs=2)
+            train.fit(
+                part, small.loader(), small.sgd(), epochs=1, callbacks=[train.Checkpoint(folder)]
+            )
+            train.fit(other, small.loader(), small.sgd(), epochs=2, resume=folder)
+        for name, value in whole.state_dict().items():
+            np.testing.assert_array_equal(other.state_dict()[name], value, name)
+        self.assertIs(other[2].weight, other[0].weight)
+        np.testing.assert_array_equal(whole.state_dict()["1.weight"], kept)
 
     @needs_torch
     def test_pytorch_has_both_names(self) -> None:

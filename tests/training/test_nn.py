@@ -105,7 +105,7 @@ class Naming(unittest.TestCase):
         model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 2), nn.Dropout()))
         x = ad.Variable("x")
         model[1](x)  # alone, it knows no better names
-        self.assertEqual(model.parameters()[2].name, "0.weight")
+        self.assertEqual(model[1][0].weight.name, "0.weight")
         model(x)
         expected = {name: state.name for name, state in model.named_state()}
         self.assertEqual(list(expected), list(expected.values()))

@@ -1,4 +1,4 @@
-"""docs/step.svg shows what becomes of the README's first example; `python tests/viz/test_picture.py
+"""docs/step.svg shows what becomes of the README's graph; `python tests/viz/test_picture.py
 --write` draws it anew.
 """
 
@@ -35,7 +35,7 @@ def draw() -> str:
 
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     scope: dict = {}
-    example = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+    example = re.findall(r"```python\n(.*?)```", page, re.S)[1]
     exec(compile(example, "README.md", "exec"), scope)
     step = scope["step"]
     plan = step.plan({scope["x"]: scope["points"].shape, scope["y"]: scope["labels"].shape})

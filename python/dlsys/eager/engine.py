@@ -196,7 +196,8 @@ class Engine:
         elif isinstance(value, Node):
             raise GraphError(
                 f"{value.name} is a node of a graph, and this is computed with Tensors: use "
-                f"Tensors and Parameters here, or nodes alone [{where()}]"
+                "Tensors and Parameters here, w.tensor() for an expression of Parameters "
+                f"alone, or only nodes [{where()}]"
             )
         else:
             key += (kind, value)

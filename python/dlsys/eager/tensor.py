@@ -14,10 +14,10 @@ from ..errors import GraphError, ShapeError
 from ..functional import methods as _methods  # noqa: F401 (fills in those of ArrayMethods)
 from ..functional.record import Recorder
 from ..graph.lines import where
-from ..graph.node import Eager, hooks
+from ..graph.node import Eager, Node, hooks
 from ..methods import ArrayMethods
 from ..ndarray import NDArray, array
-from ..ops.leaf import Parameter
+from ..ops.leaf import ANYWHERE, Parameter
 from ..ops.movement import (
     broadcast_to_op,
     expand_dims_op,
@@ -367,6 +367,13 @@ class Tensor(ArrayMethods, Values, Eager):
         return _unpickled, (self.numpy(), self.device, self.dtype, requires)
 
 
+def tensor_of(parameter: Parameter) -> Tensor:
+    """The value of a Parameter as a Tensor, on the Parameter's device."""
+    home = parameter.home if parameter.storage is None else parameter.storage.ctx
+    device = "numpy" if home is None else None if home is ANYWHERE else home
+    return engine_of(device).record(autograd.watched, (parameter,))
+
+
 def apply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a function of nodes, such as an operator of one's own, on Tensors.
 
@@ -455,7 +462,7 @@ def _operand(other: Any) -> Any:
         return other.item()
     if isinstance(other, (list, tuple)):
         return np.asarray(other, np.float32 if np.asarray(other).dtype.kind == "f" else None)
-    return other if isinstance(other, (np.ndarray, NDArray, Parameter)) else NotImplemented
+    return other if isinstance(other, (np.ndarray, NDArray, Node)) else NotImplemented
 
 
 _OPERANDS = frozenset({Tensor, int, float, bool, Parameter})

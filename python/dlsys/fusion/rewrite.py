@@ -14,11 +14,16 @@ class Graph:
 
     def __init__(self, fetches: Sequence[Node]) -> None:
         self.order = find_topo_sort(fetches)
-        self.users: dict[Node, list[Node]] = {node: [] for node in self.order}
+        self._fetched = frozenset(fetches)
+
+    @functools.cached_property
+    def users(self) -> dict[Node, list[Node]]:
+        """The nodes that read each node, once for each input."""
+        users: dict[Node, list[Node]] = {node: [] for node in self.order}
         for node in self.order:
             for x in node.inputs:
-                self.users[x].append(node)
-        self._fetched = frozenset(fetches)
+                users[x].append(node)
+        return users
 
     @functools.cached_property
     def position(self) -> dict[Node, int]:

@@ -5,6 +5,7 @@ arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,12 @@ class Parameter(Node):
             self.storage.write(array)
         else:
             self.initial = array.astype(held, copy=False)
+
+    def tensor(self) -> Any:
+        """A Tensor with the value that the Parameter has when it is computed; gradients go to the
+        Parameter. For expressions of Parameters alone, which are nodes otherwise.
+        """
+        return import_module("dlsys.eager.tensor").tensor_of(self)
 
     def to(self, ctx: Any) -> None:
         """Moves the storage to another device (None for numpy); executors there then use it."""

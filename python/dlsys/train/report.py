@@ -55,7 +55,7 @@ class Progress(Callback):
             print(f"stopped: {run.reason}", flush=True)
 
     def _new_bar(self, run: Run) -> Any:
-        in_notebook = "ipykernel" in sys.modules
+        in_notebook = _in_notebook()
         return _bar_class(in_notebook)(
             total=_samples(run, len(run.data)),
             initial=_samples(run, run.batch - 1),
@@ -71,6 +71,12 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _in_notebook() -> bool:
+    """True in a cell of a notebook: where IPython's shell has a kernel."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _bar_class(in_notebook: bool) -> Any:
