@@ -11,7 +11,7 @@ import numpy as np
 
 from dlsys import functional as F
 from dlsys import nn, optim, train
-from dlsys.data import Dataset, Loader
+from dlsys.data import Dataset, Loader, Resize
 from dlsys.errors import DataError
 
 rng = np.random.default_rng(0)
@@ -110,5 +110,10 @@ class Predictions(unittest.TestCase):
             for given, part in ((paths[2:4], slice(2, 4)), (str(paths[5]), slice(5, 6))):
                 found = train.predict(model, given)
                 np.testing.assert_allclose(found, wanted[part], rtol=1e-5, atol=1e-6)
+            small = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+            data = Loader(dataset, 4, augment=[Resize((2, 3))])
+            train.fit(small, data, optim.SGD(0.1), quiet=True)
+            self.assertEqual(small.trained_on.shape, (1, 2, 3))
+            self.assertEqual(train.predict(small, folder).shape, (12, 3))
             with self.assertRaisesRegex(DataError, "what nobody noted"):
                 train.predict(nn.Linear(2, 1), folder)

@@ -5,6 +5,7 @@ from typing import Any
 
 from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
+from .color import CenterCrop, ColorJitter, RandomResizedCrop, Resize
 from .csv import csv_dataset, read_csv
 from .dataset import Dataset, Sets, Split
 from .description import DataDescription

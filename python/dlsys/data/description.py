@@ -42,7 +42,8 @@ class DataDescription:
             normalization = PLAIN
         if not isinstance(normalization, Normalization):
             return None
-        shape, dtype = tuple(map(int, dataset.sample_shape)), np.dtype(dataset.dtype).name
+        shape = tuple(map(int, getattr(data, "sample_shape", dataset.sample_shape)))
+        dtype = np.dtype(dataset.dtype).name
         return cls(shape, dtype, *normalization, tuple(dataset.classes))
 
     @property

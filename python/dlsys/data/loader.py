@@ -103,6 +103,11 @@ class Loader:
         """How many of the last fields are targets."""
         return getattr(self.dataset, "targets", 1)
 
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one image as a model gets it, after augmentation."""
+        return tuple(self.inputs()[0].attrs["shape"][1:])
+
     def __iter__(self) -> Generator[Any, None, None]:
         """The batches of the next epoch."""
         self._looped += 1
