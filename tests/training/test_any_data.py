@@ -115,5 +115,5 @@ class Predictions(unittest.TestCase):
             train.fit(small, data, optim.SGD(0.1), quiet=True)
             self.assertEqual(small.trained_on.shape, (1, 2, 3))
             self.assertEqual(train.predict(small, folder).shape, (12, 3))
-            with self.assertRaisesRegex(DataError, "what nobody noted"):
+            with self.assertRaisesRegex(DataError, "nobody noted"):
                 train.predict(nn.Linear(2, 1), folder)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import DataError, ShapeError
 from .dataset import Array, Dataset, is_tokens
+from .folder import CHANNELS, FolderImages, image_files
 from .normalize import PLAIN, Normalization, normalization_of, normalized
 
 
@@ -71,6 +72,20 @@ class DataDescription:
                 f"samples {array.shape[1:]}"
             )
         return normalized(array, *self.normalization.affine(array.dtype))
+
+    def images_in(self, paths: Any) -> FolderImages:
+        """The images of a file, a list of files or a folder, in the size and with the channels of
+        those that the model was trained on; DataError where these were no images (channels,
+        height, width).
+        """
+        modes = {channels: mode for mode, channels in CHANNELS.items()}
+        if len(self.shape) != 3 or self.shape[0] not in modes:
+            raise DataError(
+                f"image files are no samples of {self.shape}, which the model was trained on: read "
+                "them as arrays and give those"
+            )
+        channels, height, width = self.shape
+        return image_files(paths, (height, width), modes[channels])
 
     def _as_tokens(self, array: Array) -> Array:
         if array.dtype.kind not in "iu":

@@ -14,7 +14,7 @@ from .dataset import Array, Dataset
 from .decode import decoded, planes, require_pillow
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 def image_folder(
@@ -35,8 +35,8 @@ def image_folder(
     """
     if size is not None and not _is_size(size):
         raise DataError(f"image_folder: size {size!r}, expected (height, width) in pixels")
-    if mode not in _CHANNELS:
-        raise DataError(f"image_folder: mode {mode!r}, expected one of {', '.join(_CHANNELS)}")
+    if mode not in CHANNELS:
+        raise DataError(f"image_folder: mode {mode!r}, expected one of {', '.join(CHANNELS)}")
     base = Path(folder)
     if not base.is_dir():
         raise DataError(f"{base}: no such folder; it should have a subfolder a class")
@@ -115,7 +115,7 @@ class FolderImages:
     @property
     def shape(self) -> tuple[int, ...]:
         """(n, channels, height, width)"""
-        return len(self.paths), _CHANNELS[self.mode], *self.size
+        return len(self.paths), CHANNELS[self.mode], *self.size
 
     def __getitem__(self, chosen: Any) -> Array:
         indices = np.arange(len(self.paths))[chosen]

@@ -28,6 +28,8 @@ class Samples:
 
     def __init__(self, fields: Any, targets: int | None = None) -> None:
         self.names = tuple(fields) if isinstance(fields, Mapping) else None
+        if not isinstance(fields, (Mapping, tuple, list)):
+            raise DataError(f"fields are {fields!r}, expected a tuple or a dictionary of arrays")
         values = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
         shown = self.names or tuple(f"field {k}" for k in range(len(values)))
         self.arrays = tuple(_in_numbers(n, v) for n, v in zip(shown, values))

@@ -112,6 +112,8 @@ class Module:
     _hooks: dict[int, Hook] = {}
 
     def __new__(cls: type[Self], *args: Any, **options: Any) -> Self:
+        if cls.__init__ is object.__init__ and (args or options):
+            raise TypeError(f"{cls.__name__}() takes no arguments")  # object says so no more
         made = object.__new__(cls)
         object.__setattr__(made, "made_with", (args, options))
         return made

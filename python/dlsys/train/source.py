@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..data.dataset import Dataset
 from ..data.description import DataDescription
-from ..data.folder import image_files
 from ..data.loader import Loader
 from ..data.resident import DeviceLoader
 from ..data.samples import Samples, SampleSequence
@@ -30,10 +28,13 @@ class Source(NamedTuple):
 
 def source_of(inputs: Any, description: DataDescription | None) -> Source:
     """The inputs that `predict` was given, see there."""
-    if isinstance(inputs, (str, os.PathLike)):
-        inputs = image_files(inputs, *_as_images(description))
-    elif isinstance(inputs, list) and inputs and all(_is_path(x) for x in inputs):
-        inputs = image_files(inputs, *_as_images(description))
+    if _is_path(inputs) or (isinstance(inputs, list) and inputs and all(map(_is_path, inputs))):
+        if description is None:
+            raise DataError(
+                "predict: image files are made to what the model was trained on, and nobody noted "
+                "what that was: read them as arrays and give those"
+            )
+        inputs = description.images_in(inputs)
     if isinstance(inputs, (Dataset, Samples, SampleSequence)):
         inputs = Loader(inputs, 1)
     if isinstance(inputs, Loader):
@@ -77,17 +78,4 @@ def _of_loader(loader: Loader, description: DataDescription | None) -> Source:
 
 
 def _is_path(value: Any) -> bool:
-    return isinstance(value, (str, Path))
-
-
-def _as_images(description: DataDescription | None) -> tuple[tuple[int, int], str]:
-    """The size and the mode of the images that a model was trained on."""
-    modes = {1: "L", 3: "RGB", 4: "RGBA"}
-    shape = () if description is None else description.shape
-    if len(shape) != 3 or shape[0] not in modes:
-        raise DataError(
-            "predict: image files are made to what the model was trained on, images (channels, "
-            f"height, width), and this one was trained on {shape or 'what nobody noted'}: read "
-            "them as arrays and give those"
-        )
-    return (shape[1], shape[2]), modes[shape[0]]
+    return isinstance(value, (str, os.PathLike))
