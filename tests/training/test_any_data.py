@@ -13,6 +13,8 @@ from dlsys import functional as F
 from dlsys import nn, optim, train
 from dlsys.data import Dataset, Loader, Resize
 from dlsys.errors import DataError
+from dlsys.runtime.device import Context
+from support.devices import on_native_devices
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(40, 3)).astype(np.float32)
@@ -43,7 +45,9 @@ def both(outputs: Any, targets: Any) -> Any:
     return first + second
 
 
-class SeveralFields(unittest.TestCase):
+class SeveralFields:
+    ctx: Context | None
+
     def test_inputs_by_position_and_by_name_learn_the_same(self) -> None:
         losses, outputs = [], []
         for given in ((X, Z, Y), {"x": X, "z": Z, "y": Y}, {"z": Z, "x": X, "y": Y}):
@@ -52,7 +56,7 @@ class SeveralFields(unittest.TestCase):
                 p.set(np.full(p.shape, 0.1, np.float32))
             history = train.fit(
                 model, Loader(given, 10), optim.SGD(0.1), F.mse_loss, epochs=30,
-                validation=Loader(given, 40), quiet=True,
+                validation=Loader(given, 40), ctx=self.ctx, quiet=True,
             )  # fmt: skip
             losses.append(history.column("val_loss")[-1])
             outputs.append(train.predict(model, Loader(given, 7, shuffle=True)))
@@ -66,24 +70,38 @@ class SeveralFields(unittest.TestCase):
         for given in ((X, Z, *targets), {"x": X, "z": Z, "p": targets[0], "q": targets[1]}):
             data = Loader(given, 20, targets=2)
             history = train.fit(
-                Heads(), data, optim.SGD(0.1), both, epochs=40, validation=data, quiet=True
+                Heads(),
+                data,
+                optim.SGD(0.1),
+                both,
+                epochs=40,
+                validation=data,
+                ctx=self.ctx,
+                quiet=True,
             )
             self.assertLess(history.column("val_loss")[-1], 0.05)
             self.assertEqual(set(history.epochs[-1]) & {"accuracy", "binary_accuracy"}, set())
 
     def test_inputs_without_targets_cannot_be_fitted(self) -> None:
         with self.assertRaisesRegex(DataError, "no target to compare"):
-            train.fit(nn.Linear(3, 1), Loader(X, 10), optim.SGD(0.1), quiet=True)
+            train.fit(nn.Linear(3, 1), Loader(X, 10), optim.SGD(0.1), ctx=self.ctx, quiet=True)
 
     def test_tokens(self) -> None:
         tokens = np.tile(np.arange(8), (16, 1))
         model = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8))
         data = Loader((tokens[:, :-1], tokens[:, 1:]), 8)
-        history = train.fit(model, data, optim.Adam(0.1), epochs=15, quiet=True)
+        history = train.fit(model, data, optim.Adam(0.1), epochs=15, ctx=self.ctx, quiet=True)
         self.assertEqual(history.column("accuracy")[-1], 1.0)
         self.assertEqual(
             train.predict(model, tokens[:2, :5]).argmax(-1).tolist(), [[1, 2, 3, 4, 5]] * 2
         )
+
+
+class OnNumpy(SeveralFields, unittest.TestCase):
+    ctx = None
+
+
+CpuSeveralFields, GpuSeveralFields = on_native_devices(SeveralFields)
 
 
 class Predictions(unittest.TestCase):
