@@ -26,3 +26,9 @@ class DataPage(InFolder):
         self.assertRegex(lines[59], "^epoch 60/60  loss .* val_loss ")
         self.assertNotIn("accuracy", lines[59])
         self.assertLess(names["worst"], 0.3)
+
+    def test_a_quiet_run_prints_nothing(self) -> None:
+        for quiet, lines in ((True, 0), (False, 2)):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                self.fit(epochs=2, quiet=quiet)
+            self.assertEqual(len(printed.getvalue().splitlines()), lines)
