@@ -85,7 +85,7 @@ def _gradient_state(engine: Engine, key: tuple[Any, ...], tensor: Tensor, seed: 
     state = tape.state.next.get(key)
     if state is not None:
         return state
-    cone = tape.cone(tensor._slot.index)
+    cone = tape.cone(tensor._slot.index, grad=True)
     # Trained Parameters, and leaves that require gradients, in the order in which they were met.
     targets: dict[Any, Node] = {}
     for start, (entry, _) in cone.items():

@@ -206,8 +206,15 @@ def _positions(tensor: Tensor, entries: tuple[Any, ...]) -> np.ndarray:
 def _get_advanced(tensor: Tensor, entries: tuple[Any, ...]) -> Tensor:
     (first, *more) = entries
     if isinstance(first, Engine.tensor) and first.dtype.kind in "iu" and not more:
-        return tensor._engine.record(gather_op, (tensor, first), {"axis": 0})
+        return tensor._engine.record(_rows, (tensor, first))
     return tensor._engine.record(_taken, (tensor, _positions(tensor, entries)))
+
+
+def _rows(x: Node, indices: Node) -> Node:
+    """x at indices of its first axis, which count from its end where they are negative."""
+    if indices.spec.dtype.kind == "i":
+        indices = where_op(indices < 0, indices + x.spec.shape[0], indices)
+    return gather_op(x, indices, axis=0)
 
 
 def _taken(x: Node, positions: Node) -> Node:
