@@ -300,15 +300,17 @@ class Engine:
         known = self.tape.again
         if (past, index) in known:
             return known[past, index]
-        for parameter, version in past.versions.items():
-            if parameter.trainable and parameter.version != version:
+        cone = past.cone(index)
+        read = [p for state, _ in cone.values() if state.call for p in state.call.parameters]
+        for parameter in read:
+            if parameter.trainable and parameter.version != past.versions[parameter]:
                 raise GraphError(
                     f"{parameter.name} was changed since a value was computed from it, so that its "
                     f"gradient cannot be; call backward before the change, or detach() [{where()}]"
                 )
         grad, self.grad = self.grad, True
         try:
-            for start, (state, _) in past.cone(index).items():
+            for start, (state, _) in cone.items():
                 if (past, start) not in known:
                     self._entry_again(past, start, state)
         finally:
@@ -324,6 +326,8 @@ class Engine:
                     f"counts as a constant; use dl.grad for gradients of gradients [{where()}]"
                 )
             tensor, value = past.leaves[start]
+            if tensor._value is not value and not state.outs[0].requires_grad:
+                tensor = Engine.tensor.holding(self, value)  # what it was then
             if tensor._value is not value:
                 raise GraphError(
                     "a Tensor was changed in place since a value was computed from it, so that its "

@@ -18,14 +18,15 @@ from ..errors import GraphError, ShapeError
 from ..graph.kinds import is_integer
 from ..graph.lines import where
 from ..graph.node import Node
-from ..graph.spec import FLOAT32
+from ..graph.spec import FLOAT32, Spec
 from ..ndarray import NDArray
 from ..ops.comparison import where_op
 from ..ops.elementwise import cast_op
 from ..ops.indexing import gather_op, getitem_op, slice_gradient_op
 from ..ops.leaf import full_op
-from ..ops.movement import broadcast_to_op, reshape_op, stop_gradient_op, transpose_op
+from ..ops.movement import broadcast_to_op, copy_op, reshape_op, stop_gradient_op, transpose_op
 from .engine import Engine
+from .tape import Out
 
 Tensor = Any  # the class of tensor.py, which imports this file
 
@@ -76,6 +77,11 @@ def assign(tensor: Tensor, made: Tensor) -> None:
         )
     if tensor._base is not None:
         function, args = tensor._view
+        if function is stop_gradient_op and made._requires:
+            raise GraphError(
+                "a detached Tensor shows its base, through which no gradient passes: copy() it "
+                f"before a change in place that has one [{where()}]"
+            )
         assign(tensor._base, engine.record(inverse, (tensor._base, made, function, *args)))
         return
     if engine.trace is not None and tensor._value is not None:
@@ -104,6 +110,7 @@ def _outdate(tensor: Tensor) -> None:
         tape = made._tape
         if tape is not None and tape is made._engine.tape and made._slot.index not in tape.leaves:
             tape.tensors[made._slot.index] = None
+        made._out = Out(None, Spec(made.shape, made.dtype), made._requires)
         made._tape = made._value = None
         _outdate(made)
 
@@ -259,5 +266,7 @@ def _masked(x: Node, value: Node, mask: Node) -> Node:
 
 def _scattered(x: Node, value: Node, chosen: Node, source: Node, shape: tuple[int, ...]) -> Node:
     """x with element source[k] of the broadcast value at each k that is chosen."""
+    if 0 in shape:
+        return copy_op(x)
     flat = reshape_op(broadcast_to_op(value, shape), (-1,))
     return where_op(chosen, gather_op(flat, source, axis=0), x)

@@ -64,9 +64,11 @@ class Symbol:
 
 
 class Out(NamedTuple):
-    """A value of a tape: the node that computes it, its spec, and whether gradients reach it."""
+    """A value of a tape: the node that computes it, its spec, and whether gradients reach it. The
+    node is None for a view that is to be made anew.
+    """
 
-    node: Node
+    node: Any
     spec: Spec
     requires_grad: bool
 
