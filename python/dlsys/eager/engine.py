@@ -423,8 +423,9 @@ class Engine:
                 if not tape.outs[k].requires_grad or k in consumed:
                     tensor.forget(k in consumed)
         tape.tensors = []
-        for tensor, _ in tape.leaves.values():
-            if tensor is not None and tensor._tape is tape:
+        for k, (tensor, _) in tape.leaves.items():
+            # One that was changed in place is another value of the tape by now.
+            if tensor is not None and tensor._tape is tape and tensor._slot.index == k:
                 tensor._tape = None
 
     def _program(self, tape: Tape, live: tuple[int, ...]) -> Program:

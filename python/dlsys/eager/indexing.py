@@ -32,16 +32,21 @@ Tensor = Any  # the class of tensor.py, which imports this file
 
 
 class View(NamedTuple):
-    """How a view is made of its base: a function of nodes, and its other arguments."""
+    """How a view is made of its base: a function of nodes, its other arguments, and whether
+    gradients are recorded.
+    """
 
     function: Callable[..., Node]
     args: tuple[Any, ...]
+    grad: bool
 
 
 # ---- views ----
 def view(base: Tensor, function: Callable[..., Node], *args: Any) -> Tensor:
     """A view of a Tensor."""
-    return _linked(base, base._engine.record(function, (base, *args)), View(function, args))
+    return _linked(
+        base, base._engine.record(function, (base, *args)), View(function, args, base._engine.grad)
+    )
 
 
 def _linked(base: Tensor, made: Tensor, how: View) -> Tensor:
@@ -55,8 +60,13 @@ def _linked(base: Tensor, made: Tensor, how: View) -> Tensor:
 def refresh(tensor: Tensor) -> None:
     """Makes a view anew whose base was changed in place since it was made."""
     if tensor._base is not None and tensor._tape is None and tensor._value is None:
-        function, args = tensor._view
-        _become(tensor, tensor._engine.record(function, (tensor._base, *args)))
+        function, args, grad = tensor._view
+        engine = tensor._engine
+        before, engine.grad = engine.grad, grad
+        try:
+            _become(tensor, engine.record(function, (tensor._base, *args)))
+        finally:
+            engine.grad = before
 
 
 def assign(tensor: Tensor, made: Tensor) -> None:
@@ -76,7 +86,7 @@ def assign(tensor: Tensor, made: Tensor) -> None:
             f"a leaf that requires a gradient is changed in place only inside no_grad() [{where()}]"
         )
     if tensor._base is not None:
-        function, args = tensor._view
+        function, args, _ = tensor._view
         if function is stop_gradient_op and made._requires:
             raise GraphError(
                 "a detached Tensor shows its base, through which no gradient passes: copy() it "
@@ -174,7 +184,11 @@ def _shown(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
             value = np.asarray(value[key])
         except IndexError as error:
             raise ShapeError(f"index of shape {tensor.shape}: {error} [{where()}]") from None
-    return _linked(tensor, Engine.tensor.holding(tensor._engine, value), View(getitem_op, (key,)))
+    return _linked(
+        tensor,
+        Engine.tensor.holding(tensor._engine, value),
+        View(getitem_op, (key,), tensor._engine.grad),
+    )
 
 
 def _part(value: NDArray, key: tuple[Any, ...]) -> NDArray | None:
