@@ -93,7 +93,8 @@ class PyGpuMatrix:
 
     def random(self, low: float = 0.0, high: float = 1.0) -> None:
         """Numbers uniform in [low, high), those of `dlsys.manual_seed` on every device."""
-        self._tensor = rand(*self.shape, device=self.device) * (high - low) + low
+        drawn: Any = rand(*self.shape, device=self.device)
+        self._tensor = drawn * (high - low) + low
 
     def _into(
         self, name: str, C: PyGpuMatrix, function: Callable[..., Tensor],  # noqa: N803
@@ -118,9 +119,9 @@ class Layer:
     A layer defines `compute`; the gradients are those of what it computes.
     """
 
-    weights: tuple[Tensor, ...] = ()
+    weights: tuple[Any, ...] = ()
 
-    def compute(self, x: Tensor) -> Tensor:
+    def compute(self, x: Any) -> Any:
         """The output for x."""
         raise NotImplementedError
 
@@ -150,7 +151,7 @@ class Linear(Layer):
             _uniform((outputs,), inputs, device),
         )
 
-    def compute(self, x: Tensor) -> Tensor:
+    def compute(self, x: Any) -> Any:
         weight, bias = self.weights
         return x @ weight.T + bias
 
@@ -158,7 +159,7 @@ class Linear(Layer):
 class ReLU(Layer):
     """y = max(x, 0)"""
 
-    def compute(self, x: Tensor) -> Tensor:
+    def compute(self, x: Any) -> Any:
         return x.relu()
 
 
@@ -173,8 +174,10 @@ class Conv2d(Layer):
         shape = (outputs, inputs, window, window)
         self.weights = _uniform(shape, fan, device), _uniform((outputs,), fan, device)
 
-    def compute(self, x: Tensor) -> Tensor:
-        return conv.conv2d(x, *self.weights, *self._at)
+    def compute(self, x: Any) -> Any:
+        weight, bias = self.weights
+        stride, padding = self._at
+        return conv.conv2d(x, weight, bias, stride, padding)
 
 
 class MaxPool2d(Layer):
@@ -183,14 +186,14 @@ class MaxPool2d(Layer):
     def __init__(self, window: int, stride: int | None = None) -> None:
         self._at = window, stride
 
-    def compute(self, x: Tensor) -> Tensor:
+    def compute(self, x: Any) -> Any:
         return conv.max_pool2d(x, *self._at)
 
 
 class AvgPool2d(MaxPool2d):
     """The mean of each window of x (n, channels, height, width)."""
 
-    def compute(self, x: Tensor) -> Tensor:
+    def compute(self, x: Any) -> Any:
         return conv.avg_pool2d(x, *self._at)
 
 
@@ -222,13 +225,14 @@ def _values(x: Any) -> Any:
     return x.tensor if isinstance(x, PyGpuMatrix) else x
 
 
-def _leaf(x: Any) -> Tensor:
+def _leaf(x: Any) -> Any:
     """The values as a leaf that gradients are for."""
     x = _values(x)
     held = x.detach() if isinstance(x, Tensor) else Tensor(x, dtype="float32")
     return Tensor.holding(held._engine, held.ndarray()).requires_grad_()
 
 
-def _uniform(shape: tuple[int, ...], fan: int, device: Device) -> Tensor:
+def _uniform(shape: tuple[int, ...], fan: int, device: Device) -> Any:
     """Weights uniform within 1 / sqrt(fan)."""
-    return _leaf((rand(*shape, device=device) * 2 - 1) * fan**-0.5)
+    drawn: Any = rand(*shape, device=device)
+    return _leaf((drawn * 2 - 1) * fan**-0.5)

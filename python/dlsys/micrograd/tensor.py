@@ -83,8 +83,8 @@ class Gradient:
 
 
 class Tensor:
-    """A float32 matrix with a gradient, made of nested lists, an array, or a number, which is 1 × 1;
-    a flat list is one row.
+    """A float32 matrix with a gradient, made of nested lists, an array, or a number (1 × 1); a
+    flat list is one row.
 
     device: "cpu", "gpu" ("cuda" is the same) or "numpy"; None is "cpu", or "numpy" where there is
     no native library. `data` and `grad.data` read like nested lists, and may be assigned.
@@ -94,7 +94,7 @@ class Tensor:
     """
 
     def __init__(self, data: Any, device: Device = None) -> None:
-        self._value = matrix(data, _home() if device is None else device)
+        self._value: Any = matrix(data, _home() if device is None else device)
         self._next: tensor.Tensor | None = None  # assigned, and a leaf when it is used
         self._leaf(self._value)
 
@@ -111,7 +111,7 @@ class Tensor:
         leaf.requires_grad = True
         self._value, self._next = leaf, None
 
-    def value(self) -> tensor.Tensor:
+    def value(self) -> Any:
         """The value that operations take. What `backward` has gone through before is a constant."""
         if self._next is not None:
             grad = self._value.grad
@@ -235,7 +235,7 @@ class Tensor:
         return f"Tensor({self.data}, device={self.device!r})"
 
 
-def matrix(data: Any, device: Device, shape: tuple[int, ...] | None = None) -> tensor.Tensor:
+def matrix(data: Any, device: Device, shape: tuple[int, ...] | None = None) -> Any:
     """Data, a pair of data and its shape, nested lists, an array or a number as a matrix on a
     device. ShapeError unless it is one, of `shape` where that is given.
     """
@@ -254,7 +254,7 @@ def matrix(data: Any, device: Device, shape: tuple[int, ...] | None = None) -> t
 
 
 @lru_cache(maxsize=256)
-def zeros(shape: tuple[int, int], device: str) -> tensor.Tensor:
+def zeros(shape: tuple[int, int], device: str) -> Any:
     """Zeros, the same ones for each call, which nobody changes."""
     return create.zeros(shape, device=device)
 
