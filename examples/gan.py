@@ -35,7 +35,7 @@ of_generator = optim.Adam(1e-3, 0.5, 0.9, params=generator.parameters())
 of_critic = optim.Adam(1e-3, 0.5, 0.9, params=critic.parameters())
 slope = dl.grad(lambda points: critic(points).sum())
 
-for step in range(options.steps):
+for _ in range(options.steps):
     for _ in range(3):  # the critic is kept ahead
         angle = dl.rand(BATCH, 1) * (2 * np.pi)
         real = dl.functional.concatenate([angle.cos(), angle.sin()], axis=1)

@@ -44,7 +44,7 @@ class Histories(unittest.TestCase):
         step.step()
         step.zero_grad()
         b(hidden).sum().backward()
-        wanted = np.array([[1.0, 2.0]]) * float(b.weight.numpy().item())
+        wanted = np.array([[1.0, 2.0]]) * float(b.weight.asnumpy().item())
         np.testing.assert_allclose(a.weight.grad.numpy().reshape(1, 2), wanted, rtol=1e-6)
 
     def test_a_constant_that_was_changed_counts_as_it_was(self):

@@ -605,6 +605,34 @@ def elementwise() -> dict[str, Oracle]:
             name: local(getattr(torch, name))
             for name in ("neg", "exp", "log", "sqrt", "cos", "sin", "log1p", "rsqrt", "abs", "sign")
         },
+        **{
+            name: local(getattr(torch, name))
+            for name in (
+                "exp2",
+                "expm1",
+                "log2",
+                "log10",
+                "tan",
+                "asin",
+                "acos",
+                "atan",
+                "sinh",
+                "cosh",
+                "asinh",
+                "acosh",
+                "atanh",
+                "erf",
+                "reciprocal",
+                "floor",
+                "ceil",
+                "trunc",
+                "round",
+                "isnan",
+                "isinf",
+                "isfinite",
+            )
+        },
+        "atan2": local(torch.atan2),
         "tanh": local(torch.tanh, saturates=True),
         "sigmoid": local(torch.sigmoid, saturates=True),
         "relu": local(torch.relu, order=1),
@@ -890,6 +918,10 @@ PURPOSE: dict[str, dict[str, Any]] = {
     "multiclass_hinge_loss": {
         "values": ("edges",), "why": "the own class is taken from all, itself too: inf - inf"
     },
+    **dict.fromkeys(
+        ("log2", "log10", "asinh", "acosh"),
+        {"gradients": ("edges",), "why": "a factor near 1 / x overflows or is subnormal there"},
+    ),
     "sign": {"values": ("edges",), "why": "the sign of NaN is NaN, as numpy has it, in PyTorch 0"},
     **dict.fromkeys(
         ("max", "min", "global_max_pool2d"),
@@ -925,6 +957,10 @@ WITHOUT: dict[str, str] = {
         "batch_normalize_sums batch_normalize_gradient row_normalize_gradient row_normalize_sums "
         "softmax_cross_entropy_gradient sparse_softmax_cross_entropy_gradient "
         "negative_log_likelihood_gradient negative_log_likelihood_gradient_like"
+    ),
+    "values that jump, orders and stacks of products, which rows compare with numpy's": (
+        "fmod remainder floor_divide shifted sort argsort topk topk_indices product take_along_axis put_along_axis "
+        "masked_fill tril triu std cumprod recurrence product_operator product_gradient"
     ),
     "a part of a loss that PyTorch has not alone": (
         "class_weights class_weights_function reduce_rows is_one_hot"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..graph.node import Node
 from ..graph.signature import declared
-from .comparison import OfOperands
+from .comparison import OfOperands, where_op
 from .elementwise import FloatElementwise, const_div_op, exp_op, rsqrt_op
 
 __all__ = [
@@ -32,11 +32,12 @@ def _erf(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def _atan2_gradients(a: Node, b: Node, dy: Node) -> tuple[Node, Node]:
-    slope = dy / (a * a + b * b)
+    square = a * a + b * b
+    slope = dy / where_op(square == 0, 1.0, square)  # 0 at (0, 0), as in PyTorch
     return b * slope, -a * slope
 
 
-expm1_op = FloatElementwise("expm1", np.expm1, lambda x, y, dy: dy * (y + 1))
+expm1_op = FloatElementwise("expm1", np.expm1, lambda x, y, dy: dy * exp_op(x))
 exp2_op = FloatElementwise("exp2", np.exp2, lambda x, y, dy: dy * y * _LN_2)
 log2_op = FloatElementwise("log2", np.log2, lambda x, y, dy: dy / (x * _LN_2))
 log10_op = FloatElementwise("log10", np.log10, lambda x, y, dy: dy / (x * _LN_10))
