@@ -44,7 +44,7 @@ from .tape import (
 
 _MOST_PROGRAMS = 256  # of one engine; the oldest goes first
 _UNHELD = 3  # references to a Tensor that its tape alone holds: the tape, the loop, the argument
-_MOST_NUMBERS = 4  # that one place of a program has as constants
+MOST_NUMBERS = 4  # that one place of a program has as constants
 _ARITHMETIC = frozenset(hooks[name] for name in ("add", "sub", "mul", "div"))
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type(Ellipsis)})
 
@@ -239,7 +239,7 @@ class Engine:
             return False
         form = function, *[x._slot if type(x) is Engine.tensor else type(x) for x in args]
         seen = tape.state.numbers[form] = tape.state.numbers.get(form, 0) + 1
-        return seen > _MOST_NUMBERS and any(type(x) in (int, float) for x in args)
+        return seen > MOST_NUMBERS and any(type(x) in (int, float) for x in args)
 
     def _fed(self, args: Sequence[Any]) -> list[Any]:
         dtype = next(x.dtype for x in args if _is_float(x))
