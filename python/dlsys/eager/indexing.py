@@ -85,14 +85,13 @@ def assign(tensor: Tensor, made: Tensor) -> None:
         raise GraphError(
             f"a leaf that requires a gradient is changed in place only inside no_grad() [{where()}]"
         )
+    if tensor.requires_grad and not leaf and not made._requires:
+        raise _lost()
     if tensor._base is not None:
-        function, args, _ = tensor._view
-        if function is stop_gradient_op and made._requires:
-            raise GraphError(
-                "a detached Tensor shows its base, through which no gradient passes: copy() it "
-                f"before a change in place that has one [{where()}]"
-            )
-        assign(tensor._base, engine.record(inverse, (tensor._base, made, function, *args)))
+        base, (function, args, _) = tensor._base, tensor._view
+        if function is stop_gradient_op and (made._requires or not base.is_leaf):
+            raise _lost()
+        assign(base, engine.record(inverse, (base, made, function, *args)))
         return
     if engine.trace is not None and tensor._value is not None:
         engine.trace.changed.setdefault(tensor, (tensor._value, tensor._requires))
@@ -101,6 +100,13 @@ def assign(tensor: Tensor, made: Tensor) -> None:
     if leaf:  # it is one again, so its value must not be an entry of the tape
         engine.run(engine.tape)
         tensor._tape, tensor._requires = None, True
+
+
+def _lost() -> GraphError:
+    return GraphError(
+        "a change in place through detach() or in no_grad() would give a Tensor a wrong gradient, "
+        f"since values and history are of one piece; copy() it first [{where()}]"
+    )
 
 
 def _become(tensor: Tensor, made: Tensor) -> None:
