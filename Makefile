@@ -174,7 +174,7 @@ fuzz: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
 	@status=0; \
 	$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
-	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) $(RUN) tests/run.py -j $(JOBS) --drawn || status=1;) \
+	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) DLSYS_TENSOR_PROGRAMS=2000 $(RUN) tests/run.py -j $(JOBS) --drawn || status=1;) \
 	exit $$status
 
 # The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.

@@ -101,6 +101,27 @@ class Tensors:
         np.testing.assert_allclose((x @ self.tensor(a.T)).numpy(), a @ a.T)
         np.testing.assert_allclose((a + x).numpy(), a + a)  # an array leaves it to the Tensor
 
+    def test_integers_become_float32_where_floats_come_out(self):
+        k = self.tensor([1, 2])
+        for made, wanted in (
+            (k / 2, [0.5, 1]),
+            (k / k, [1, 1]),
+            (k + 0.5, [1.5, 2.5]),
+            (2.0 * k, [2, 4]),
+        ):
+            self.assertEqual(made.dtype, np.float32)
+            self.assert_is(made, wanted)
+        self.assertEqual((k * 2).dtype, np.int64)
+        self.assertEqual((k // 2).dtype, np.int64)
+
+    def test_a_tape_that_nobody_looks_at_stays_short(self):
+        x = self.tensor([1.0])
+        most = 0
+        for _ in range(25_000):
+            x + 1
+            most = max(most, len(engine_of(self.device).tape.entries))
+        self.assertLess(most, 10_010)
+
     def test_what_does_not_fit_raises_where_it_is_written(self):
         x, y = self.tensor(np.ones((2, 3), "f")), self.tensor(np.ones((4,), "f"))
         for _ in range(2):  # also when it was refused before

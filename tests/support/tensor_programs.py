@@ -37,7 +37,7 @@ class Refused(Exception):
 BY_DESIGN = (
     "changed in place only inside no_grad",  # also by a view that detach() made
     "was broadcast has several elements in one place",
-    "a detached Tensor shows its base",
+    "a change in place through detach()",
     "was changed in place since a value was computed from it",
 )
 

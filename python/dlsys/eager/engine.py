@@ -42,10 +42,10 @@ from .tape import (
     token_of,
 )
 
+_MOST_ENTRIES = 10_000  # of a tape; then it is run
 _MOST_PROGRAMS = 256  # of one engine; the oldest goes first
 _UNHELD = 3  # references to a Tensor that its tape alone holds: the tape, the loop, the argument
-_MOST_NUMBERS = 4  # that one place of a program has as constants
-_ARITHMETIC = frozenset(hooks[name] for name in ("add", "sub", "mul", "div"))
+MOST_NUMBERS = 4  # that one place of a program has as constants
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type(Ellipsis)})
 
 
@@ -76,6 +76,7 @@ class Engine:
     """Tensors of one device in one thread."""
 
     tensor: Any  # the class Tensor, once its file is there
+    arithmetic: set[Any] = set()  # functions of two operands, one of which may be a number
     seed = 0  # mixed to 63 bits
     drawn = itertools.count()  # the numbers of draws since `manual_seed`
 
@@ -121,6 +122,8 @@ class Engine:
         home: a Token that keeps the transition; else that of a Parameter does, or the state.
         Raises what the function raises where a call does not fit, at the first call of its form.
         """
+        if len(self.tape.entries) > _MOST_ENTRIES and not again and self.trace is None:
+            self.run(self.tape)  # nobody looks: what was dropped need not be remembered
         key: list[Any] = [function, self.grad, again]
         for x in args:
             kind = type(x)
@@ -236,11 +239,11 @@ class Engine:
         """True for arithmetic with a number that was another each time: it is fed then, since a
         program for each would be planned anew.
         """
-        if function not in _ARITHMETIC or len(args) != 2 or not any(map(_is_float, args)):
+        if function not in Engine.arithmetic or len(args) != 2 or not any(map(_is_float, args)):
             return False
         form = function, *[x._slot if type(x) is Engine.tensor else type(x) for x in args]
         seen = tape.state.numbers[form] = tape.state.numbers.get(form, 0) + 1
-        return seen > _MOST_NUMBERS and any(type(x) in (int, float) for x in args)
+        return seen > MOST_NUMBERS and any(type(x) in (int, float) for x in args)
 
     def _fed(self, args: Sequence[Any]) -> list[Any]:
         dtype = next(x.dtype for x in args if _is_float(x))

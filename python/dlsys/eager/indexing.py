@@ -25,7 +25,7 @@ from ..ops.elementwise import cast_op
 from ..ops.indexing import gather_op, getitem_op, slice_gradient_op
 from ..ops.leaf import full_op
 from ..ops.movement import broadcast_to_op, copy_op, reshape_op, stop_gradient_op, transpose_op
-from .engine import Engine
+from .engine import MOST_NUMBERS, Engine
 from .tape import Out
 
 Tensor = Any  # the class of tensor.py, which imports this file
@@ -85,14 +85,13 @@ def assign(tensor: Tensor, made: Tensor) -> None:
         raise GraphError(
             f"a leaf that requires a gradient is changed in place only inside no_grad() [{where()}]"
         )
+    if tensor.requires_grad and not leaf and not made._requires:
+        raise _lost()
     if tensor._base is not None:
-        function, args, _ = tensor._view
-        if function is stop_gradient_op and made._requires:
-            raise GraphError(
-                "a detached Tensor shows its base, through which no gradient passes: copy() it "
-                f"before a change in place that has one [{where()}]"
-            )
-        assign(tensor._base, engine.record(inverse, (tensor._base, made, function, *args)))
+        base, (function, args, _) = tensor._base, tensor._view
+        if function is stop_gradient_op and (made._requires or not base.is_leaf):
+            raise _lost()
+        assign(base, engine.record(inverse, (base, made, function, *args)))
         return
     if engine.trace is not None and tensor._value is not None:
         engine.trace.changed.setdefault(tensor, (tensor._value, tensor._requires))
@@ -101,6 +100,13 @@ def assign(tensor: Tensor, made: Tensor) -> None:
     if leaf:  # it is one again, so its value must not be an entry of the tape
         engine.run(engine.tape)
         tensor._tape, tensor._requires = None, True
+
+
+def _lost() -> GraphError:
+    return GraphError(
+        "a change in place through detach() or in no_grad() would give a Tensor a wrong gradient, "
+        f"since values and history are of one piece; copy() it first [{where()}]"
+    )
 
 
 def _become(tensor: Tensor, made: Tensor) -> None:
@@ -157,6 +163,8 @@ def get(tensor: Tensor, key: Any) -> Tensor:
         return _get_advanced(tensor, entries)
     entries = tuple([int(x) if is_integer(x) else x for x in entries])
     shown = _shown(tensor, entries)
+    if shown is None and len(entries) == 1:
+        shown = _fed(tensor, entries)
     return view(tensor, getitem_op, entries) if shown is None else shown
 
 
@@ -189,6 +197,31 @@ def _shown(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
         Engine.tensor.holding(tensor._engine, value),
         View(getitem_op, (key,), tensor._engine.grad),
     )
+
+
+def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
+    """A view of a row, or of consecutive ones, by a number that is fed: where a place of a program
+    has seen others before, as in a loop over batches. A program for each would be planned anew.
+    None where it is a constant.
+    """
+    engine, (entry,) = tensor._engine, key
+    if not tensor.shape or not (type(entry) is int or type(entry) is slice):
+        return None
+    extent = tensor.shape[0]
+    rows = np.arange(extent)[entry] if type(entry) is slice else np.asarray(entry)
+    if not rows.ndim and not -extent <= entry < extent:
+        return None  # `getitem` says so
+    if tensor._tape is not engine.tape:
+        engine.adopt(tensor)
+    form = getitem_op, tensor._slot, rows.shape
+    seen = engine.tape.state.indices.setdefault(form, [])
+    if repr(entry) in seen:
+        return None
+    if len(seen) < MOST_NUMBERS:
+        seen.append(repr(entry))
+        return None
+    made = engine.record(gather_op, (tensor, Engine.tensor.holding(engine, rows % extent)))
+    return _linked(tensor, made, View(getitem_op, (key,), engine.grad))
 
 
 def _part(value: NDArray, key: tuple[Any, ...]) -> NDArray | None:

@@ -91,12 +91,12 @@ class State:
     random numbers: then the last of its values is the number of the draw, which each tape feeds;
     `targets` and `cone`, of `backward`: what its values are gradients of, and the values on its
     way; `programs`, by the values that are held; `numbers`, how many transitions
-    differ in a plain number alone.
+    differ in a plain number alone; `indices`, the first of those that chose rows.
     """
 
     __slots__ = (
         "outs", "single", "call", "next", "effects", "written", "draws", "targets", "cone",
-        "programs", "numbers", "__weakref__",
+        "programs", "numbers", "indices", "__weakref__",
     )  # fmt: skip
     made = 0  # since tries began anew
     epoch = 0  # how often they did
@@ -114,6 +114,7 @@ class State:
         self.cone: frozenset[int] = frozenset()
         self.programs: dict[Any, Any] = {}
         self.numbers: dict[Any, int] = {}
+        self.indices: dict[Any, list[str]] = {}
         State.made += 1
 
 

@@ -15,8 +15,10 @@ from ..functional import methods as _methods  # noqa: F401 (fills in those of Ar
 from ..functional.record import Recorder
 from ..graph.lines import where
 from ..graph.node import Eager, Node, hooks
+from ..graph.spec import FLOAT32
 from ..methods import ArrayMethods
 from ..ndarray import NDArray, array
+from ..ops.elementwise import cast_op
 from ..ops.leaf import ANYWHERE, Parameter
 from ..ops.movement import (
     broadcast_to_op,
@@ -431,8 +433,29 @@ def _numpy(data: Any, dtype: Any, python: bool) -> np.ndarray:
     return values
 
 
-def _binary(name: str) -> Callable[[Tensor, Any], Any]:
+def _operator(name: str) -> Callable[..., Node]:
+    """The function of nodes that an operator of Tensors records. Integers divided by integers, or
+    met by a Python float, give float32, as in PyTorch.
+    """
     function = hooks[name]
+
+    def compute(a: Any, b: Any) -> Node:
+        nodes = [x for x in (a, b) if isinstance(x, Node)]
+        if all(x.dtype.kind in "iub" for x in nodes) and (
+            name == "div" or float in map(type, (a, b))
+        ):
+            a, b = (cast_op(x, FLOAT32) if isinstance(x, Node) else x for x in (a, b))
+        return function(a, b)
+
+    compute.__name__ = name
+    return compute
+
+
+_OPERATORS = {name: _operator(name) for name in ("add", "sub", "mul", "div", "power")}
+
+
+def _binary(name: str) -> Callable[[Tensor, Any], Any]:
+    function = _OPERATORS.get(name, hooks[name])
 
     def apply(self: Tensor, other: Any) -> Any:
         if type(other) not in _OPERANDS:
@@ -446,7 +469,7 @@ def _binary(name: str) -> Callable[[Tensor, Any], Any]:
 
 
 def _swapped(name: str) -> Callable[[Tensor, Any], Any]:
-    function = hooks[name]
+    function = _OPERATORS.get(name, hooks[name])
 
     def apply(self: Tensor, other: Any) -> Any:
         other = _operand(other)
@@ -484,7 +507,7 @@ for _word, _hook in _COMPARISONS.items():
 
 
 def _in_place(name: str) -> Callable[[Tensor, Any], Any]:
-    function = hooks[name]
+    function = _OPERATORS.get(name, hooks[name])
 
     def apply(self: Tensor, other: Any) -> Any:
         other = _operand(other)
@@ -501,3 +524,4 @@ for _word, _hook in _NAMES.items():
     if _word != "matmul":
         setattr(Tensor, f"__i{_word}__", _in_place(_hook))
 Engine.tensor = Recorder.tensor = Tensor
+Engine.arithmetic.update(_OPERATORS.values())
