@@ -53,7 +53,7 @@ def everything() -> int:
     out = str(parser.parse_args().out)
     from dlsys.runtime.device import gpu, unavailable
 
-    names = ["overhead", "cpu"]
+    names = ["overhead", "cpu", "eager"]
     if importlib.util.find_spec("torch"):
         names.append("operators")
     else:

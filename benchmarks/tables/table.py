@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables import gpu, losses, operators, overlap, reliability
+from tables import eager, gpu, losses, operators, overlap, reliability
 from tables.gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parents[1]
@@ -195,6 +195,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
     "operators": operators.table,
     "overhead": overhead,
+    "eager recording": eager.recording,
+    "eager loops": eager.loops,
     "gpu race": gpu.race,
     "gpu memory": gpu.memory,
     "gpu drawn": gpu.drawn,

@@ -369,14 +369,13 @@ class TestDataset(InFolder):
 
     def test_refusals(self):
         images = np.zeros((3, 4), np.uint8)
-        self.fails("labels are float64 (3,)|(n, values)", data.Dataset, images, np.zeros(3))
+        self.fails("labels are float64 ()|(n, …)", data.Dataset, images, 0.5)
         self.fails("images are no array", as_dataset, ([np.zeros(2), np.zeros(3)], [0, 1]))
         self.fails("labels are no array", data.Dataset, images, [[0], [1, 2], 3])
         self.fails("got generator|images[indices]", as_dataset, (x for x in range(3)))
-        self.fails("labels are int64 (3, 1)", data.Dataset, images, np.zeros((3, 1), np.int64))
         self.fails("one label an image", data.Dataset, images, [0, 1])
         self.fails("at least one image", data.Dataset, images[:0], np.zeros(0, np.int64))
-        self.fails("images are int32", data.Dataset, images.astype(np.int32), [0, 1, 2])
+        self.fails("images are bool", data.Dataset, images.astype(bool), [0, 1, 2])
         self.fails("a pair (images, labels), got int", data.Loader, 5, 1)
 
 

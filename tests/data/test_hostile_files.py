@@ -276,7 +276,7 @@ class Forged(InFolder):
         net = model()
         epochs = 2 if resume is None else 3
         train.fit(net, loader(20), sgd(), epochs=epochs, validation=loader(20), callbacks=callbacks,
-                  resume=resume)  # fmt: skip
+                  resume=resume, quiet=True)  # fmt: skip
         return net.state_dict()
 
     @slow

@@ -111,7 +111,9 @@ class GpuAhead(unittest.TestCase):
         for way in (watched, lambda feeds, ctx: feeds):
             loader, model = self.loader(shuffle=True, workers=2), nn.MLP([12, 16, 4], seed=1)
             with mock.patch("dlsys.train.evaluation.on_device", way):
-                train.fit(model, loader, optim.SGD(0.1, momentum=0.9), epochs=4, ctx=gpu(0))
+                train.fit(
+                    model, loader, optim.SGD(0.1, momentum=0.9), epochs=4, ctx=gpu(0), quiet=True
+                )
             ends.append(model.state_dict())
         self.assertEqual(copied, [gpu(0)] * 4)
         for name, value in ends[0].items():

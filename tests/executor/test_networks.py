@@ -203,7 +203,7 @@ class NativeNetworks(Networks):
         images = Split(*(values[: 10 * batch] for values in digits()))
         model, data = setup.build_model(), Loader(images, batch, shuffle=True, seed=7)
         optimizer = setup.build_optimizer(setup.build_schedule(10 * len(data)))
-        history = train.fit(model, data, optimizer, epochs=10, ctx=self.ctx)
+        history = train.fit(model, data, optimizer, epochs=10, ctx=self.ctx, quiet=True)
         curve = history.column("loss")
         self.assertLess(curve[-1], 0.1 * curve[0], curve)
         self.assertGreater(train.evaluate(model, data, ctx=self.ctx)["accuracy"], 0.95)

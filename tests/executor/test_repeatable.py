@@ -41,7 +41,7 @@ def trained(ctx: Context | None, seed: int = 7, augmented: bool = True) -> str:
         nn.Linear(133, 3, rng=draws),
     )
     optimizer = optim.AdamW(optim.OneCycle(0.01, 3 * len(data)))
-    train.fit(model, data, optimizer, epochs=3, ctx=ctx)
+    train.fit(model, data, optimizer, epochs=3, ctx=ctx, quiet=True)
     digest = hashlib.sha256()
     for name, value in sorted({**model.state_dict(), **optimizer.state_dict()}.items()):
         digest.update(name.encode() + np.asarray(value).tobytes())

@@ -46,7 +46,7 @@ class Separation:
         history = train.fit(
             model, Loader((points, labels), 16, shuffle=True, seed=3), optim.SGD(lr=0.1),
             model.loss, epochs, ctx=self.ctx, metrics=(),
-            callbacks=[UntilSeparated(points, labels)],
+            callbacks=[UntilSeparated(points, labels)], quiet=True,
         )  # fmt: skip
         return model, len(history.epochs)
 

@@ -505,7 +505,7 @@ def _fit(folder: Path, resume: Path | None, epochs: int = 1) -> None:
     callbacks = [train.Checkpoint(folder), train.EarlyStopping(5)]
     train.fit(
         small.model(), small.loader(16), small.sgd(), epochs=epochs, callbacks=callbacks,
-        validation=small.loader(16, seed=1), resume=resume,
+        validation=small.loader(16, seed=1), resume=resume, quiet=True,
     )  # fmt: skip
 
 
@@ -594,7 +594,7 @@ def resume_log(path: Path) -> None:
         shutil.copy(path, log)
         train.fit(
             small.model(), small.loader(16), small.sgd(), epochs=2, resume=start,
-            callbacks=[train.JsonLog(log)], validation=small.loader(16, seed=1),
+            callbacks=[train.JsonLog(log)], validation=small.loader(16, seed=1), quiet=True,
         )  # fmt: skip
 
 

@@ -212,7 +212,7 @@ def run_to_end(kind: Kind, folder: Path, steps: int) -> None:
     history = train.fit(
         net, small.loader(), optimizer, epochs=EPOCHS, validation=small.loader(seed=1), ctx=ctx,
         callbacks=callbacks, log_every=3,
-        resume=folder if going_on else None,
+        resume=folder if going_on else None, quiet=True,
     )  # fmt: skip
     temporary = folder / "final.part.npz"
     np.savez(temporary, **small.final(net, optimizer))

@@ -242,7 +242,14 @@ class Planted(unittest.TestCase):
 
             keep = train.Checkpoint(folder, steps=1)
             first = OnStep(lambda run: keep._write(run, folder / "last.safetensors"))
-            train.fit(model(), loader(20), sgd(), epochs=1, callbacks=[keep, first, OnStep(copy)])
+            train.fit(
+                model(),
+                loader(20),
+                sgd(),
+                epochs=1,
+                callbacks=[keep, first, OnStep(copy)],
+                quiet=True,
+            )
 
         with tempfile.TemporaryDirectory() as folder:
             with (

@@ -35,7 +35,7 @@ _ARGUMENTS: dict[str, Any] = {
     "after": optim.Constant(0.1), "gamma": 0.5, "lr": 0.1, "milestones": [1, 2], "name": "w",
     "peak": 0.1, "schedule": optim.ReduceOnPlateau(0.1), "sizes": (4, 3), "shape": (2, 2),
     "block": nn.BasicBlock, "depths": (1, 1, 1, 1), "probability": 0.5, "title": "MLP",
-    "value": 1.0,
+    "value": 1.0, "samples": [1, 2], "fields": (np.zeros(2), np.zeros(2)),
 }  # fmt: skip
 _DATASET = data.Dataset(np.zeros((20, 1, 8, 8), np.uint8), np.zeros(20, np.int64))
 _LOADER = data.Loader(_DATASET, 5, shuffle=True)
@@ -63,6 +63,9 @@ def makers() -> dict[type, Callable[[], Any]]:
         dl.Tensor: lambda: dl.zeros(100, 100, device="cpu"),
         nn.Call: lambda: call,
         train.Checkpoint: lambda: train.Checkpoint("runs/a"),
+        data.CenterCrop: lambda: data.CenterCrop((2, 2)),
+        data.RandomResizedCrop: lambda: data.RandomResizedCrop((2, 2)),
+        data.Resize: lambda: data.Resize((2, 2)),
         data.Compose: lambda: data.Compose([data.Flip(), data.Shift(2)]),
         ndarray.Context: lambda: ndarray.cpu(0),
         profile.Counters: lambda: profile.counters(ndarray.cpu(0)),
@@ -161,7 +164,7 @@ class Reprs(unittest.TestCase):
             ),
             "TopK(k=3)": train.TopK(3),
             "Loader(dataset=Dataset(20 images (1, 8, 8) uint8), batch_size=5, shuffle=True, seed=0,"
-            " workers=0)": _LOADER,
+            " workers=0, targets=1)": _LOADER,
             "Checkpoint(folder='runs/a', epochs=2, steps=0)": train.Checkpoint("runs/a", 2),
             "Plan(6 steps, arena 1,024 bytes)": trained()[1],
             "MatMulOp()": ad.matmul_op,

@@ -77,7 +77,7 @@ class InFolder(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def fit(self, *callbacks: train.Callback, **options: Any) -> train.History:
-        options = {"epochs": 10, "metrics": ()} | options
+        options = {"epochs": 10, "metrics": (), "quiet": True} | options
         net, data = options.pop("net", None) or model(), options.pop("data", None) or loader(20)
         optimizer = options.pop("optimizer", None) or sgd()
         return train.fit(net, data, optimizer, callbacks=callbacks, **options)

@@ -62,7 +62,9 @@ class Fit:
         self.folder = Path(folder.name)
 
     def fit(self, net: nn.Module, data: Any = None, optimizer: Any = None, **options: Any) -> Any:
-        return train.fit(net, data or loader(), optimizer or sgd(), ctx=self.ctx, **options)
+        return train.fit(
+            net, data or loader(), optimizer or sgd(), ctx=self.ctx, **options, quiet=True
+        )
 
     # ---- results ----
     def test_it_learns_and_says_how_well(self) -> None:
@@ -428,7 +430,7 @@ class Fit:
 
     def test_what_is_no_loader_metric_or_callback_is_named(self) -> None:
         with self.assertRaisesRegex(DataError, "expected a Loader of batches, got tuple"):
-            train.fit(model(), points(), sgd(), ctx=self.ctx)
+            train.fit(model(), points(), sgd(), ctx=self.ctx, quiet=True)
         with self.assertRaisesRegex(DataError, "expected a Loader of batches, got tuple"):
             train.evaluate(model(), points(), ctx=self.ctx)
         wrong: list[tuple[str, dict[str, Any]]] = [

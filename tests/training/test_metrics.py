@@ -178,7 +178,7 @@ class Suiting(unittest.TestCase):
     def names(self, loss: Any, width: int, labels: np.ndarray) -> set[str]:
         x = np.random.default_rng(0).standard_normal((len(labels), 4)).astype(np.float32)
         data, net = Loader((x, labels), 10), nn.Linear(4, width)
-        history = train.fit(net, data, optim.SGD(0.1), loss, validation=data)
+        history = train.fit(net, data, optim.SGD(0.1), loss, validation=data, quiet=True)
         found = train.evaluate(net, data, loss=loss)
         record = history.epochs[0]
         for name, value in found.items():
@@ -230,7 +230,7 @@ class Suiting(unittest.TestCase):
         labels = (x[:, :1] > 0).astype(np.float32)
         net = nn.Linear(4, 1)
         loss = ad.binary_cross_entropy_with_logits
-        train.fit(net, Loader((x, labels), 20), optim.SGD(0.5), loss, epochs=3)
+        train.fit(net, Loader((x, labels), 20), optim.SGD(0.5), loss, epochs=3, quiet=True)
         found = train.evaluate(net, Loader((x, labels), 64), loss=loss)
         right = np.mean((train.predict(net, x) > 0) == (labels > 0))
         self.assertAlmostEqual(found["binary_accuracy"], right, places=12)

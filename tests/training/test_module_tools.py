@@ -228,11 +228,11 @@ class Tying(unittest.TestCase):
             part.load_state_dict(whole.state_dict())
             other.load_state_dict(whole.state_dict())
             kept = whole.state_dict()["1.weight"]
-            train.fit(whole, small.loader(), small.sgd(), epochs=2)
+            train.fit(whole, small.loader(), small.sgd(), epochs=2, quiet=True)
             train.fit(
                 part, small.loader(), small.sgd(), epochs=1, callbacks=[train.Checkpoint(folder)]
             )
-            train.fit(other, small.loader(), small.sgd(), epochs=2, resume=folder)
+            train.fit(other, small.loader(), small.sgd(), epochs=2, resume=folder, quiet=True)
         for name, value in whole.state_dict().items():
             np.testing.assert_array_equal(other.state_dict()[name], value, name)
         self.assertIs(other[2].weight, other[0].weight)

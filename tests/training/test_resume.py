@@ -56,7 +56,7 @@ callbacks = [
 history = train.fit(
     net, small.loader(), optimizer, epochs=int(sys.argv[4]), validation=small.loader(seed=1),
     ctx=ctx, callbacks=callbacks, log_every=3,
-    resume=folder if (folder / "last.safetensors").exists() else None,
+    resume=folder if (folder / "last.safetensors").exists() else None, quiet=True,
 )
 np.savez(folder / "final.npz", **small.final(net, optimizer))
 history.save(folder / "history.json")
@@ -74,7 +74,7 @@ def fit(ctx: Context | None, folder: Path, net: Any = None, **options: Any) -> A
     history = train.fit(
         net, options.pop("data", None) or loader(), optimizer, epochs=EPOCHS, ctx=ctx,
         validation=loader(seed=1), metrics=options.pop("metrics", METRICS), log_every=3,
-        callbacks=[train.JsonLog(folder / "log.jsonl"), *callbacks], **options,
+        callbacks=[train.JsonLog(folder / "log.jsonl"), *callbacks], **options, quiet=True,
     )  # fmt: skip
     return final(net, optimizer), timeless(history)
 
@@ -305,7 +305,7 @@ class CpuResume(Resume, unittest.TestCase):
             warnings.simplefilter("always")
             train.fit(
                 net, Loader((x, np.arange(20) % 3), 8), sgd(), epochs=epochs, ctx=self.ctx,
-                callbacks=[train.Checkpoint(self.folder)], resume=resume,
+                callbacks=[train.Checkpoint(self.folder)], resume=resume, quiet=True,
             )  # fmt: skip
         return [str(warning.message) for warning in told]
 

@@ -57,7 +57,7 @@ class Normalized:
         data = make(self.set, 20, shuffle=True, normalize=self.normal)
         self.history = train.fit(
             net, data, optim.SGD(0.02), epochs=20, ctx=self.ctx,
-            validation=Loader(self.other, 16), **options,
+            validation=Loader(self.other, 16), **options, quiet=True,
         )  # fmt: skip
         return net
 
@@ -90,7 +90,13 @@ class Normalized:
         labels = (points[:, 1] > 900).astype(np.int64)
         net = nn.Linear(2, 2, rng=rng)
         normal = (points.mean(), points.std())
-        train.fit(net, Loader((points, labels), 20, normalize=normal), optim.SGD(0.5), epochs=20)
+        train.fit(
+            net,
+            Loader((points, labels), 20, normalize=normal),
+            optim.SGD(0.5),
+            epochs=20,
+            quiet=True,
+        )
         expected = train.predict(net, points).argmax(axis=1)
         np.testing.assert_array_equal(_winners(net, points), expected)
 
@@ -118,7 +124,16 @@ class Normalized:
         given = {"normalize": self.normal} | options
         resume = given.pop("resume", None)
         data = make(self.set, 20, shuffle=True, **given)
-        train.fit(net, data, sgd(), epochs=epochs, ctx=self.ctx, callbacks=[keep], resume=resume)
+        train.fit(
+            net,
+            data,
+            sgd(),
+            epochs=epochs,
+            ctx=self.ctx,
+            callbacks=[keep],
+            resume=resume,
+            quiet=True,
+        )
         return net.state_dict()
 
     def test_a_run_goes_on_with_it(self) -> None:
@@ -148,7 +163,7 @@ class Rules(unittest.TestCase):
         self.normal = Normalization.of(self.set)
 
     def fit(self, net: nn.Module, data: Any, **options: Any) -> None:
-        train.fit(net, data, sgd(), **options)
+        train.fit(net, data, sgd(), **options, quiet=True)
 
     def test_a_loader_that_normalizes_otherwise_is_refused(self) -> None:
         net = network()
@@ -249,7 +264,7 @@ class Rules(unittest.TestCase):
         values = json.loads(json.dumps(made.as_dict()))
         self.assertEqual(DataDescription.from_dict("x", values), made)
         for change in (
-            {"std": [0.0, 1.0]}, {"mean": [1.0]}, {"dtype": "int32"}, {"dtype": 7}, {"shape": [0]},
+            {"std": [0.0, 1.0]}, {"mean": [1.0]}, {"dtype": "bool"}, {"dtype": 7}, {"shape": [0]},
             {"shape": None}, {"shape": ["a"]}, {"classes": 3}, {"more": 1}, {"std": "ab"},
         ):  # fmt: skip
             with self.assertRaisesRegex(DataError, "x does not say what .* malformed", msg=change):

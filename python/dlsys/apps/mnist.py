@@ -132,6 +132,7 @@ def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: L
         ctx=ctx,
         callbacks=[*_callbacks(setup, schedule, wishes), watched, lines],
         resume=wishes.resume,
+        quiet=True,  # its own lines say it
     )
     return watched
 

@@ -5,9 +5,11 @@ from typing import Any
 
 from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
+from .color import CenterCrop, ColorJitter, RandomResizedCrop, Resize
+from .csv import csv_dataset, read_csv
 from .dataset import Dataset, Sets, Split
 from .description import DataDescription
-from .folder import image_folder
+from .folder import image_files, image_folder
 from .idx import read_idx, write_idx
 from .loader import Loader
 from .mnist import (
@@ -20,6 +22,8 @@ from .mnist import (
 from .normalize import Normalization
 from .resident import DeviceLoader
 from .sample_rng import SampleRng
+from .samples import Samples, SampleSequence, as_samples
+from .split import balanced_weights, split
 from .warp import Rotate, Scale
 
 

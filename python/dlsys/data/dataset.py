@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Split(NamedTuple):
-    """Images (n, …) and their labels, (n,) int64 or (n, classes) of weights."""
+    """Images (n, …), or other inputs, and their labels (n, …), int64 or float32."""
 
     images: Array
     labels: Array
@@ -32,36 +32,40 @@ class Images(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint8, or floating."""
+        """uint8 for pixels, floating, or other integers, such as tokens."""
 
     def __getitem__(self, chosen: Any, /) -> Any:
         """The images at these indices as an array."""
 
 
 class Dataset:
-    """Images with labels.
+    """Images, or other inputs, with labels.
 
-    images: (n, …) uint8 or floating, an array or whatever decodes on demand (`image_folder`).
-    labels: (n,) integers or (n, classes) weights. classes: the labels' names, if they have any.
+    images: (n, …), an array or whatever decodes on demand (`image_folder`): uint8 pixels, floats,
+    or other integers, such as tokens, which nothing converts. labels: (n, …) integers, which are
+    classes or tokens, or floats: weights (n, classes), or what a regression aims at. classes: the
+    labels' names, if they have any.
 
     Raises DataError for arrays that do not fit each other.
     """
 
     def __init__(self, images: Images, labels: Any, classes: Sequence[str] = ()) -> None:
         given = _array("labels", labels)
-        is_class = given.dtype.kind in "iu"
-        if len(given.shape) != (1 if is_class else 2) or not (is_class or given.dtype.kind == "f"):
+        is_class = given.dtype.kind in "iub"
+        if not given.ndim or not (is_class or given.dtype.kind == "f"):
             raise DataError(
-                f"labels are {given.dtype} {given.shape}, expected integers (n,) or floats, which "
-                "are weights (n, classes) or what a regression aims at (n, values)"
+                f"labels are {given.dtype} {given.shape}, expected integers or floats (n, …), one "
+                "row a sample"
             )
         if not len(given) or images.shape[:1] != given.shape[:1]:
             raise DataError(
                 f"images {tuple(images.shape)} and labels {given.shape} are no set of samples: "
                 "one label an image, and at least one image"
             )
-        if images.dtype != np.uint8 and images.dtype.kind != "f":
-            raise DataError(f"images are {images.dtype}, expected uint8 or floats")
+        if images.dtype.kind not in "fiu":
+            raise DataError(
+                f"images are {images.dtype}, expected uint8 pixels, floats, or integers as tokens"
+            )
         self.images = images
         self.labels: Array = given.astype(np.int64 if is_class else np.float32, copy=False)
         self.classes = tuple(classes)
@@ -121,6 +125,11 @@ def as_dataset(samples: Any) -> Dataset:
             "labels)"
         ) from None
     return Dataset(_array("images", images), labels)
+
+
+def is_tokens(dtype: np.dtype[Any]) -> bool:
+    """True for integers that are no pixels: they reach a model as they are."""
+    return dtype.kind in "iu" and dtype != np.uint8
 
 
 def _array(name: str, given: Any) -> Array:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, ShapeError
-from .dataset import Array
+from .dataset import Array, Dataset, is_tokens
+from .folder import CHANNELS, FolderImages, image_files
 from .normalize import PLAIN, Normalization, normalization_of, normalized
 
 
@@ -18,7 +19,8 @@ class DataDescription:
     """The samples that a model was trained on. `fit` gives it to the model (`model.trained_on`),
     checkpoints keep it, and evaluation, prediction and pictures treat their inputs as it says.
 
-    shape: of one sample. dtype: "uint8" for pixels that are divided by 255, else a float's name.
+    shape: of one sample. dtype: "uint8" for pixels that are divided by 255, a float's name, or
+    that of other integers, tokens, which stay as they are.
     mean, std: a number a channel, or one, that normalize what is then there. classes: the names of
     the outputs, if they have any.
     """
@@ -35,9 +37,14 @@ class DataDescription:
         made in ways that nobody else knows.
         """
         dataset, normalization = (getattr(data, k, None) for k in ("dataset", "normalization"))
-        if dataset is None or not isinstance(normalization, Normalization):
+        if not isinstance(dataset, Dataset):
             return None
-        shape, dtype = tuple(map(int, dataset.sample_shape)), np.dtype(dataset.dtype).name
+        if is_tokens(dataset.dtype):
+            normalization = PLAIN
+        if not isinstance(normalization, Normalization):
+            return None
+        shape = tuple(map(int, getattr(data, "sample_shape", dataset.sample_shape)))
+        dtype = np.dtype(dataset.dtype).name
         return cls(shape, dtype, *normalization, tuple(dataset.classes))
 
     @property
@@ -53,6 +60,8 @@ class DataDescription:
         DataError for uint8 where it was trained on floats, whose scale nobody knows, and for
         integers that are no pixels; ShapeError where the channels are other ones.
         """
+        if is_tokens(np.dtype(self.dtype)):
+            return self._as_tokens(np.asarray(samples))
         array = self._in_kind(np.asarray(samples))
         if array.dtype.kind == "f" and self.normalization.agrees(PLAIN):
             return array
@@ -63,6 +72,25 @@ class DataDescription:
                 f"samples {array.shape[1:]}"
             )
         return normalized(array, *self.normalization.affine(array.dtype))
+
+    def images_in(self, paths: Any) -> FolderImages:
+        """The images of a file, a list of files or a folder, in the size and with the channels of
+        those that the model was trained on; DataError where these were no images (channels,
+        height, width).
+        """
+        modes = {channels: mode for mode, channels in CHANNELS.items()}
+        if len(self.shape) != 3 or self.shape[0] not in modes:
+            raise DataError(
+                f"image files are no samples of {self.shape}, which the model was trained on: read "
+                "them as arrays and give those"
+            )
+        channels, height, width = self.shape
+        return image_files(paths, (height, width), modes[channels])
+
+    def _as_tokens(self, array: Array) -> Array:
+        if array.dtype.kind not in "iu":
+            raise DataError(f"the model was trained on {self.dtype} tokens and got {array.dtype}")
+        return array.astype(self.dtype)
 
     def _in_kind(self, array: Array) -> Array:
         pixels = self.dtype == "uint8"
@@ -98,7 +126,7 @@ class DataDescription:
             kind = np.dtype(made.pop("dtype"))
             classes = tuple(str(name) for name in made.pop("classes"))
             mean, std = normalization_of((made.pop("mean"), made.pop("std")), shape)
-            if made or min(shape, default=1) < 1 or not (kind == np.uint8 or kind.kind == "f"):
+            if made or min(shape, default=1) < 1 or kind.kind not in "fiu":
                 raise ValueError
         except (TypeError, ValueError, KeyError, OverflowError):
             raise DataError(

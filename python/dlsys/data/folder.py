@@ -14,7 +14,7 @@ from .dataset import Array, Dataset
 from .decode import decoded, planes, require_pillow
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 def image_folder(
@@ -35,8 +35,8 @@ def image_folder(
     """
     if size is not None and not _is_size(size):
         raise DataError(f"image_folder: size {size!r}, expected (height, width) in pixels")
-    if mode not in _CHANNELS:
-        raise DataError(f"image_folder: mode {mode!r}, expected one of {', '.join(_CHANNELS)}")
+    if mode not in CHANNELS:
+        raise DataError(f"image_folder: mode {mode!r}, expected one of {', '.join(CHANNELS)}")
     base = Path(folder)
     if not base.is_dir():
         raise DataError(f"{base}: no such folder; it should have a subfolder a class")
@@ -52,6 +52,19 @@ def image_folder(
             f"{base}: no images; expected a subfolder a class with files of {', '.join(SUFFIXES)}"
         )
     return Dataset(FolderImages(paths, size, mode), np.array(labels, np.int64), classes)
+
+
+def image_files(paths: Any, size: tuple[int, int] | None = None, mode: str = "RGB") -> FolderImages:
+    """The images of a file, a list of files, or a folder and the folders within it, in the order of
+    names, without labels; else as `image_folder`. DataError where there is none.
+    """
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    found: list[Path] = []
+    for path in map(Path, listed):
+        found += _images_in(path) if path.is_dir() else [path]
+    if not found:
+        raise DataError(f"{listed}: no images; expected files of {', '.join(SUFFIXES)}")
+    return FolderImages(found, size, mode)
 
 
 def _is_size(size: Any) -> bool:
@@ -102,7 +115,7 @@ class FolderImages:
     @property
     def shape(self) -> tuple[int, ...]:
         """(n, channels, height, width)"""
-        return len(self.paths), _CHANNELS[self.mode], *self.size
+        return len(self.paths), CHANNELS[self.mode], *self.size
 
     def __getitem__(self, chosen: Any) -> Array:
         indices = np.arange(len(self.paths))[chosen]

@@ -14,7 +14,7 @@ from ..graph.node import Node
 from ..ops.leaf import Parameter, constant_op
 from ..ops.random.device_batch import ordered, shuffled_batch_op
 from ..ops.random.sampling import advance_step_op
-from .dataset import Dataset, Split, as_dataset
+from .dataset import Dataset, Split, as_dataset, is_tokens
 from .normalize import Normalization, normalization_of, normalized
 
 
@@ -126,7 +126,16 @@ class DeviceLoader:
 
 
 def _resident(dataset: Dataset) -> Dataset:
-    """uint8 stays, floats become what native devices compute in."""
+    """uint8 stays, floats become what native devices compute in. DataError for tokens, and for
+    labels that the kernel does not gather.
+    """
+    labels = dataset.labels
+    if is_tokens(dataset.dtype) or labels.ndim != (2 if labels.dtype.kind == "f" else 1):
+        raise DataError(
+            f"DeviceLoader: images {dataset.dtype} with labels {labels.dtype} {labels.shape} do "
+            "not live on a device; it takes uint8 or floats with labels (n,) or weights (n, "
+            "classes): use a Loader"
+        )
     if dataset.dtype == np.uint8:
         return dataset
     return Dataset(np.asarray(dataset.images, np.float32), dataset.labels, dataset.classes)

@@ -51,7 +51,7 @@ def _detached(engine: Engine, before: Any, grad: Any) -> Any:
 def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Any]:
     """The engine, on whose tape the Tensor is then, and the gradient as a Tensor."""
     engine = tensor._engine
-    if not tensor._requires or tensor._consumed:
+    if not tensor.requires_grad or tensor._consumed:
         reason = (
             "its gradient was taken already; pass retain_graph=True to the call before this one"
             if tensor._consumed
@@ -85,7 +85,7 @@ def _gradient_state(engine: Engine, key: tuple[Any, ...], tensor: Tensor, seed: 
     state = tape.state.next.get(key)
     if state is not None:
         return state
-    cone = tape.cone(tensor._slot.index)
+    cone = tape.cone(tensor._slot.index, grad=True)
     # Trained Parameters, and leaves that require gradients, in the order in which they were met.
     targets: dict[Any, Node] = {}
     for start, (entry, _) in cone.items():

@@ -301,15 +301,17 @@ class Engine:
         known = self.tape.again
         if (past, index) in known:
             return known[past, index]
-        for parameter, version in past.versions.items():
-            if parameter.trainable and parameter.version != version:
+        cone = past.cone(index)
+        read = [p for state, _ in cone.values() if state.call for p in state.call.parameters]
+        for parameter in read:
+            if parameter.trainable and parameter.version != past.versions[parameter]:
                 raise GraphError(
                     f"{parameter.name} was changed since a value was computed from it, so that its "
                     f"gradient cannot be; call backward before the change, or detach() [{where()}]"
                 )
         grad, self.grad = self.grad, True
         try:
-            for start, (state, _) in past.cone(index).items():
+            for start, (state, _) in cone.items():
                 if (past, start) not in known:
                     self._entry_again(past, start, state)
         finally:
@@ -325,6 +327,8 @@ class Engine:
                     f"counts as a constant; use dl.grad for gradients of gradients [{where()}]"
                 )
             tensor, value = past.leaves[start]
+            if tensor._value is not value and not state.outs[0].requires_grad:
+                tensor = Engine.tensor.holding(self, value)  # what it was then
             if tensor._value is not value:
                 raise GraphError(
                     "a Tensor was changed in place since a value was computed from it, so that its "
@@ -420,8 +424,9 @@ class Engine:
                 if not tape.outs[k].requires_grad or k in consumed:
                     tensor.forget(k in consumed)
         tape.tensors = []
-        for tensor, _ in tape.leaves.values():
-            if tensor is not None and tensor._tape is tape:
+        for k, (tensor, _) in tape.leaves.items():
+            # One that was changed in place is another value of the tape by now.
+            if tensor is not None and tensor._tape is tape and tensor._slot.index == k:
                 tensor._tape = None
 
     def _program(self, tape: Tape, live: tuple[int, ...]) -> Program:

@@ -18,29 +18,35 @@ from ..errors import GraphError, ShapeError
 from ..graph.kinds import is_integer
 from ..graph.lines import where
 from ..graph.node import Node
-from ..graph.spec import FLOAT32
+from ..graph.spec import FLOAT32, Spec
 from ..ndarray import NDArray
 from ..ops.comparison import where_op
 from ..ops.elementwise import cast_op
 from ..ops.indexing import gather_op, getitem_op, slice_gradient_op
 from ..ops.leaf import full_op
-from ..ops.movement import broadcast_to_op, reshape_op, stop_gradient_op, transpose_op
+from ..ops.movement import broadcast_to_op, copy_op, reshape_op, stop_gradient_op, transpose_op
 from .engine import Engine
+from .tape import Out
 
 Tensor = Any  # the class of tensor.py, which imports this file
 
 
 class View(NamedTuple):
-    """How a view is made of its base: a function of nodes, and its other arguments."""
+    """How a view is made of its base: a function of nodes, its other arguments, and whether
+    gradients are recorded.
+    """
 
     function: Callable[..., Node]
     args: tuple[Any, ...]
+    grad: bool
 
 
 # ---- views ----
 def view(base: Tensor, function: Callable[..., Node], *args: Any) -> Tensor:
     """A view of a Tensor."""
-    return _linked(base, base._engine.record(function, (base, *args)), View(function, args))
+    return _linked(
+        base, base._engine.record(function, (base, *args)), View(function, args, base._engine.grad)
+    )
 
 
 def _linked(base: Tensor, made: Tensor, how: View) -> Tensor:
@@ -54,8 +60,13 @@ def _linked(base: Tensor, made: Tensor, how: View) -> Tensor:
 def refresh(tensor: Tensor) -> None:
     """Makes a view anew whose base was changed in place since it was made."""
     if tensor._base is not None and tensor._tape is None and tensor._value is None:
-        function, args = tensor._view
-        _become(tensor, tensor._engine.record(function, (tensor._base, *args)))
+        function, args, grad = tensor._view
+        engine = tensor._engine
+        before, engine.grad = engine.grad, grad
+        try:
+            _become(tensor, engine.record(function, (tensor._base, *args)))
+        finally:
+            engine.grad = before
 
 
 def assign(tensor: Tensor, made: Tensor) -> None:
@@ -75,7 +86,12 @@ def assign(tensor: Tensor, made: Tensor) -> None:
             f"a leaf that requires a gradient is changed in place only inside no_grad() [{where()}]"
         )
     if tensor._base is not None:
-        function, args = tensor._view
+        function, args, _ = tensor._view
+        if function is stop_gradient_op and made._requires:
+            raise GraphError(
+                "a detached Tensor shows its base, through which no gradient passes: copy() it "
+                f"before a change in place that has one [{where()}]"
+            )
         assign(tensor._base, engine.record(inverse, (tensor._base, made, function, *args)))
         return
     if engine.trace is not None and tensor._value is not None:
@@ -104,6 +120,7 @@ def _outdate(tensor: Tensor) -> None:
         tape = made._tape
         if tape is not None and tape is made._engine.tape and made._slot.index not in tape.leaves:
             tape.tensors[made._slot.index] = None
+        made._out = Out(None, Spec(made.shape, made.dtype), made._requires)
         made._tape = made._value = None
         _outdate(made)
 
@@ -167,7 +184,11 @@ def _shown(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
             value = np.asarray(value[key])
         except IndexError as error:
             raise ShapeError(f"index of shape {tensor.shape}: {error} [{where()}]") from None
-    return _linked(tensor, Engine.tensor.holding(tensor._engine, value), View(getitem_op, (key,)))
+    return _linked(
+        tensor,
+        Engine.tensor.holding(tensor._engine, value),
+        View(getitem_op, (key,), tensor._engine.grad),
+    )
 
 
 def _part(value: NDArray, key: tuple[Any, ...]) -> NDArray | None:
@@ -206,8 +227,15 @@ def _positions(tensor: Tensor, entries: tuple[Any, ...]) -> np.ndarray:
 def _get_advanced(tensor: Tensor, entries: tuple[Any, ...]) -> Tensor:
     (first, *more) = entries
     if isinstance(first, Engine.tensor) and first.dtype.kind in "iu" and not more:
-        return tensor._engine.record(gather_op, (tensor, first), {"axis": 0})
+        return tensor._engine.record(_rows, (tensor, first))
     return tensor._engine.record(_taken, (tensor, _positions(tensor, entries)))
+
+
+def _rows(x: Node, indices: Node) -> Node:
+    """x at indices of its first axis, which count from its end where they are negative."""
+    if indices.spec.dtype.kind == "i":
+        indices = where_op(indices < 0, indices + x.spec.shape[0], indices)
+    return gather_op(x, indices, axis=0)
 
 
 def _taken(x: Node, positions: Node) -> Node:
@@ -252,5 +280,7 @@ def _masked(x: Node, value: Node, mask: Node) -> Node:
 
 def _scattered(x: Node, value: Node, chosen: Node, source: Node, shape: tuple[int, ...]) -> Node:
     """x with element source[k] of the broadcast value at each k that is chosen."""
+    if 0 in shape:
+        return copy_op(x)
     flat = reshape_op(broadcast_to_op(value, shape), (-1,))
     return where_op(chosen, gather_op(flat, source, axis=0), x)

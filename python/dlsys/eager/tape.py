@@ -64,9 +64,11 @@ class Symbol:
 
 
 class Out(NamedTuple):
-    """A value of a tape: the node that computes it, its spec, and whether gradients reach it."""
+    """A value of a tape: the node that computes it, its spec, and whether gradients reach it. The
+    node is None for a view that is to be made anew.
+    """
 
-    node: Node
+    node: Any
     spec: Spec
     requires_grad: bool
 
@@ -171,8 +173,11 @@ class Tape:
         self.tensors.append(None)
         return index
 
-    def cone(self, index: int) -> dict[int, tuple[State, int]]:
-        """The entries that a value depends on, in order, each by the index of its first value."""
+    def cone(self, index: int, grad: bool = False) -> dict[int, tuple[State, int]]:
+        """The entries that a value depends on, in order, each by the index of its first value.
+
+        grad: those alone that gradients reach.
+        """
         first = {}
         for state, start in self.entries:
             for k in range(start, start + max(len(state.outs), 1)):
@@ -180,8 +185,9 @@ class Tape:
         found: dict[int, tuple[State, int]] = {}
         stack = [index]
         while stack:
-            state, start = first[stack.pop()]
-            if start not in found:
+            at = stack.pop()
+            state, start = first[at]
+            if start not in found and not (grad and not self.outs[at].requires_grad):
                 found[start] = (state, start)
                 if state.call is not None:
                     stack += [s.index for s in slots_of((state.call.args, state.call.kwargs))]
@@ -247,7 +253,7 @@ def new_state(tape: Tape, call: Call, grad: bool, again: bool) -> State:
     requires = any(x.requires_grad for x in inputs) or any(p.trainable for p in parameters)
     outs = []
     for node in nodes:
-        reached = requires and node.spec.dtype.kind == "f"
+        reached = requires and node.spec.dtype.kind == "f" and node.op is not stop_gradient_op
         if reached and not grad:
             node = stop_gradient_op(node)
         outs.append(Out(node, node.spec, reached and grad))

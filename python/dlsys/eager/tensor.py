@@ -129,6 +129,7 @@ class Tensor(ArrayMethods, Values, Eager):
     @property
     def requires_grad(self) -> bool:
         """True where gradients are recorded for it."""
+        self.refresh()
         return self._requires
 
     @requires_grad.setter
@@ -147,7 +148,7 @@ class Tensor(ArrayMethods, Values, Eager):
     @property
     def is_leaf(self) -> bool:
         """True where no operation that gradients go through made it."""
-        if not self._requires:
+        if not self.requires_grad:
             return True
         tape = self._tape
         return not self._consumed and (tape is None or self._slot.index in tape.leaves)

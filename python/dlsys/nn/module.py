@@ -97,6 +97,10 @@ class Module:
     run, also of one that was interrupted.
     """
 
+    # Beside the attributes: what a layer was made of is not its state once more.
+    __slots__ = ("__dict__", "__weakref__", "made_with")
+    made_with: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of its constructor
+
     training = True
     trained_on: Any = None
     history: Any = None
@@ -106,6 +110,13 @@ class Module:
     _named: int | None = None  # how many were when this module named its state
     torch_lacks: tuple[str, ...] = ()  # state that PyTorch's module of this kind does not have
     _hooks: dict[int, Hook] = {}
+
+    def __new__(cls: type[Self], *args: Any, **options: Any) -> Self:
+        if cls.__init__ is object.__init__ and (args or options):
+            raise TypeError(f"{cls.__name__}() takes no arguments")  # object says so no more
+        made = object.__new__(cls)
+        object.__setattr__(made, "made_with", (args, options))
+        return made
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "training":

@@ -3,7 +3,7 @@
 from . import safetensors
 from .callback import Callback, Run
 from .callbacks import Checkpoint, EarlyStopping, PlateauSchedule, Validation
-from .checkpoint import Saved, load, save
+from .checkpoint import Saved, load
 from .evaluation import Evaluator, evaluate, predict
 from .history import History
 from .loop import fit
@@ -18,4 +18,5 @@ from .metrics import (
     TopK,
     accuracy,
 )
+from .models import load_model, save
 from .report import JsonLog, Progress, TensorBoard

@@ -20,6 +20,7 @@ from ..nn import Module
 from ..ops.leaf import home_of
 from ..runtime.device import Context
 from .metrics import Metric, suiting
+from .source import source_of
 from .totals import Totals
 
 Loss = Callable[[ad.Node, ad.Node], ad.Node]  # (output, label) -> the mean loss of a batch
@@ -33,6 +34,25 @@ def inputs_of(data: Any) -> tuple[ad.Node, ...]:
             "Loader((images, labels), batch_size)"
         )
     return tuple(data.inputs())
+
+
+def output_and_label(model: Module, data: Any) -> tuple[Any, Any]:
+    """What a model makes of a loader's inputs, and the targets that a loss compares it with: one
+    node, or a tuple of them, or a dictionary where fields have names, which inputs are given by.
+    A loader of one's own has one target, the last. DataError for data without any.
+    """
+    nodes, names = inputs_of(data), getattr(data, "names", None)
+    cut = len(nodes) - getattr(data, "targets", 1)
+    if cut == len(nodes):
+        raise DataError(
+            "the data have inputs and no target to compare an output with: give the loader both, "
+            "such as Loader((inputs, targets), batch_size)"
+        )
+    given, wanted = nodes[:cut], nodes[cut:]
+    output = model(*given) if names is None else model(**dict(zip(names, given)))
+    if len(wanted) == 1:
+        return output, wanted[0]
+    return output, wanted if names is None else dict(zip(names[cut:], wanted))
 
 
 def as_trained(data: Any, description: DataDescription | None) -> Any:
@@ -101,15 +121,14 @@ class Evaluator:
         inputs_of(data)
         data = as_trained(data, model.trained_on)
         check_as_trained("the model", data, model.trained_on)
-        *inputs, label = inputs_of(data)
         with model.in_mode(training=False):
-            output = model(*inputs)
+            output, label = output_and_label(model, data)
         self._data = data
         mean = loss(output, label)
         metrics = suiting(mean, output, label) if metrics is None else metrics
         self._totals = Totals(mean, output, label, metrics)
         # The effects of the data besides each batch, such as counting batches on the device.
-        effects = [effect for node in (*inputs, label) for effect in optim.effects_of(node)]
+        effects = [effect for node in inputs_of(data) for effect in optim.effects_of(node)]
         step = ad.group_op(self._totals.update, *dict.fromkeys(effects), name="evaluate")
         self._executor = ad.Executor([step], ctx=ctx)
 
@@ -142,10 +161,13 @@ def evaluate(
 def predict(
     model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000
 ) -> np.ndarray:
-    """The outputs (n, …) of a model, in inference mode, for an array (n, …), or a tuple of them.
-    A model that `fit` trained takes samples as its training set had them, uint8 or floats, which
-    are normalized as they were in training (`model.trained_on`); for any other model, and for
-    several inputs, floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`.
+    """The outputs (n, …) of a model, in inference mode, for an array (n, …), or a tuple or, by
+    name, a dictionary of them; for the inputs of a data set or a Loader, in the order of the set;
+    or for images: a file, a folder or a list of files, made to the size of those that the model was
+    trained on. A model that `fit` trained takes samples as its training set had them, uint8 or
+    floats, which are normalized as they were in training (`model.trained_on`), unless a Loader says
+    how; for any other model, and for several inputs, floats are taken in the dtype of the model's
+    Parameters. ctx: as for `evaluate`.
 
     DataError for samples of another kind than those that the model was trained on; ShapeError for
     arrays of different lengths, or without any sample, and for batch_size < 1.
@@ -154,20 +176,18 @@ def predict(
         raise ShapeError(f"predict: expected batch_size >= 1, got {batch_size}")
     dtypes = (parameter.dtype for _, parameter in model.named_state())
     real = next((host(dtype) for dtype in dtypes if dtype.kind == "f"), np.dtype(np.float32))
-    arrays = [_taken(x, real) for x in (inputs if isinstance(inputs, tuple) else (inputs,))]
-    lengths = {len(array) if array.ndim else 0 for array in arrays}
-    if len(lengths) != 1 or 0 in lengths:
-        shapes = ", ".join(str(array.shape) for array in arrays)
-        raise ShapeError(f"predict: expected arrays of one length, at least 1, got {shapes}")
-    if model.trained_on is not None and len(arrays) == 1:
-        arrays = [_taken(model.trained_on.prepared(arrays[0]), real)]
-    nodes = [_variable(f"input{k}", array) for k, array in enumerate(arrays)]
-    with model.in_mode(training=False):
-        executor = ad.Executor([model(*nodes)], ctx=ctx or home_of(model))
-    outputs = []
-    for start in range(0, lengths.pop(), batch_size):
-        feeds = {node: x[start : start + batch_size] for node, x in zip(nodes, arrays)}
-        outputs += executor.run(feeds, convert_to_numpy_ret_vals=True)
+    source = source_of(inputs, model.trained_on)
+    nodes: list[ad.Node] = []
+    outputs: list[np.ndarray] = []
+    for start in range(0, source.samples, batch_size):
+        arrays = [_taken(x, real) for x in source.take(slice(start, start + batch_size))]
+        if not nodes:
+            nodes = [_variable(f"input{k}", array) for k, array in enumerate(arrays)]
+            named = None if source.names is None else dict(zip(source.names, nodes))
+            with model.in_mode(training=False):
+                output = model(*nodes) if named is None else model(**named)
+            executor = ad.Executor([output], ctx=ctx or home_of(model))
+        outputs += executor.run(dict(zip(nodes, arrays)), convert_to_numpy_ret_vals=True)
     return np.concatenate(outputs)
 
 

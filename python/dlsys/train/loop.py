@@ -17,6 +17,7 @@ from .callbacks import Callback, Validation
 from .evaluation import Loss, as_trained, check_as_trained, inputs_of
 from .history import History
 from .metrics import Metric
+from .report import Progress
 from .run import TrainingRun
 
 
@@ -34,11 +35,14 @@ def fit(
     log_every: int = 50,
     parameters: Sequence[Any] | None = None,
     resume: str | Path | None = None,
+    quiet: bool = False,
 ) -> History:
     """Trains a model and returns what was measured.
 
     model: in whichever mode; it is trained in training mode, and afterwards `model.trained_on`
-    describes the data. data: a Loader, whose last input is the label; one that does not say how it
+    describes the data. data: a Loader, whose last input is the label; of several fields the inputs
+    go to the model, by name where they have names, and several targets to the loss as a tuple or a
+    dictionary. One that does not say how it
     normalizes does it as what the run that is resumed, or the model, was trained on. optimizer:
     from dlsys.optim. loss: a function (output, label) -> the mean loss of the batch; None is
     cross_entropy. validation: a Loader, over which the loss and metrics are measured after each
@@ -48,7 +52,7 @@ def fit(
     them nothing leaves the device, but for what callbacks ask. parameters: what to train, or the
     optimizer's groups; by default `model.parameters()`. resume: a checkpoint, or the folder of one,
     to go on from; the run then ends with the same bits as one that was never interrupted on this
-    device.
+    device. quiet: without it `Progress` shows the run, unless it is among the callbacks.
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
@@ -66,6 +70,8 @@ def fit(
         raise DataError("fit: the data have no batch to train on")
     saved = checkpoint.load(resume) if resume is not None else None
     data = _prepared(data, model, resume, saved)
+    if not quiet and not any(isinstance(callback, Progress) for callback in callbacks):
+        callbacks = [*callbacks, Progress("samples")]
     if validation is not None:
         callbacks = [Validation(validation), *callbacks]
     run = TrainingRun(

@@ -6,6 +6,7 @@ fewer than 2^24; over batches `accumulate_op` keeps them exact.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -196,12 +197,22 @@ class F1(_PerClass):
 accuracy = Accuracy()
 
 
-def suiting(loss: ad.Node, output: ad.Node, label: ad.Node) -> tuple[Metric, ...]:
+def several(nodes: Any) -> list[ad.Node]:
+    """The nodes of an output or a target: itself, or those in a tuple or a dictionary."""
+    if isinstance(nodes, ad.Node):
+        return [nodes]
+    return list(nodes.values() if isinstance(nodes, Mapping) else nodes)
+
+
+def suiting(loss: ad.Node, output: Any, label: Any) -> tuple[Metric, ...]:
     """The metrics that mean something for a loss of `output` and `label`: the accuracy where it
     compares scores of classes with labels, the binary accuracy where one output decides between two
     classes, none where it compares values. For a loss of other operators: the accuracy if the
-    labels are integers and there is a row of scores for each, as far as shapes are known.
+    labels are integers and there is a row of scores for each, as far as shapes are known. None for
+    several outputs or targets.
     """
+    if len(several(output)) > 1 or len(several(label)) > 1:
+        return ()
     given = set(ad.find_topo_sort([output, label]))
     made = [node for node in ad.find_topo_sort([loss]) if node not in given]
     compared = {node.attrs["loss"] for node in made if node.op is target_op}

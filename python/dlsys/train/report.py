@@ -57,7 +57,7 @@ class Progress(Callback):
     def _new_bar(self, run: Run) -> Any:
         in_notebook = _in_notebook()
         return _bar_class(in_notebook)(
-            total=run.data.samples,
+            total=_samples(run, len(run.data)),
             initial=_samples(run, run.batch - 1),
             desc=f"epoch {run.epoch + 1}/{run.epochs}",
             unit=f" {self._unit}",
@@ -196,8 +196,8 @@ class TensorBoard(Callback):
 
 
 def _samples(run: Run, batches: int) -> int:
-    """About how many samples so many batches have."""
-    return round(run.data.samples * batches / len(run.data))
+    """About how many samples so many batches have; batches where a loader does not count them."""
+    return round(getattr(run.data, "samples", len(run.data)) * batches / len(run.data))
 
 
 def _figures(record: Record, run: Run) -> str:

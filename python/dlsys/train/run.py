@@ -21,10 +21,11 @@ from ..runtime.device import Context
 from . import schema
 from .callback import Callback
 from .checkpoint import Saved
-from .evaluation import Loss, batches_of, inputs_of
+from .evaluation import Loss, batches_of, output_and_label
 from .history import History, Record, plain
 from .kernel_algorithms import Kernels
 from .metrics import Metric, suiting
+from .models import recipe_of
 from .nan_search import FiniteState, diverged
 from .state import State
 from .totals import Totals
@@ -68,9 +69,8 @@ class TrainingRun:
         self._last_finite: FiniteState
 
     def _build(self, parameters: Sequence[Any] | None, metrics: Sequence[Metric] | None) -> None:
-        *inputs, label = inputs_of(self.data)
         with self.model.in_mode(training=True):
-            output = self.model(*inputs)
+            output, label = output_and_label(self.model, self.data)
             loss = self.loss(output, label)
         self.metrics = suiting(loss, output, label) if metrics is None else tuple(metrics)
         self.totals = Totals(loss, output, label, self.metrics)
@@ -108,6 +108,7 @@ class TrainingRun:
             "batch": self.batch,
             "step": self.step,
             "data": self._data_facts,
+            "model": recipe_of(self.model),
             "trained_on": self._trained_on and self._trained_on.as_dict(),
             "metrics": [metric.name for metric in self.metrics],
             "sums": self._sums.tolist(),

@@ -10,23 +10,23 @@ import numpy as np
 
 from .. import autodiff as ad
 from ..errors import GraphError
-from .metrics import Metric
+from .metrics import Metric, several
 
 
 class Totals:
     """A Parameter that `update`, an effect of each step, adds a batch's figures to: the loss times
-    the rows, the rows (the output's first extent), and what each metric counts.
+    the rows, the rows (the first extent of the output, or of the first of several), and what each
+    metric counts.
     """
 
-    def __init__(
-        self, loss: ad.Node, output: ad.Node, label: ad.Node, metrics: Sequence[Metric]
-    ) -> None:
+    def __init__(self, loss: ad.Node, output: Any, label: Any, metrics: Sequence[Metric]) -> None:
         names = ["loss", *(metric.name for metric in metrics)]
         if len(set(names)) < len(names):
             raise GraphError(f"metrics need names of their own, got {', '.join(names)}")
         self._metrics = tuple(metrics)
         # Known with the shapes: no kernel counts the rows.
-        rows = ad.mean_op(ad.sum_op(ad.oneslike_op(output), axis=0))
+        first = next(iter(several(output)))
+        rows = ad.mean_op(ad.sum_op(ad.oneslike_op(first), axis=0))
         parts = [ad.reshape_op(ad.cast_op(x, np.float32), (1,)) for x in (loss, rows)]
         parts[0] = parts[0] * parts[1]
         parts += [metric.sums(output, label) for metric in metrics]

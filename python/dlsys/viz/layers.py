@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..autodiff import Executor, Node, Variable
+from ..errors import DataError
 from ..ops.leaf import home_of
 from .figure import INK, new_figure
 from .images import draw_activations, draw_input
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
 
 
 def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12) -> Figure:
-    """The output of each layer of a model (an `nn.Module`) for one image without batch axis.
+    """The output of each layer of a model (an `nn.Module`) for one image without batch axis, an
+    array or a file, which is made to the size of those that the model was trained on.
 
     Shown are the image, where it is one, and the first `layers` layers that have no children, with
     up to `limit` planes each. The model is run in evaluation mode where its Parameters live, and
     keeps its mode.
     """
+    if isinstance(image, (str, os.PathLike)):
+        image = _read(model, image)
     values = list(layer_values(model, image).items())
     drawn = values[:layers]
     figure = new_figure(6.6, 4)
@@ -58,6 +63,12 @@ def layer_values(model: Any, image: Any) -> dict[str, np.ndarray]:
             found[name] = value
         before = value
     return found
+
+
+def _read(model: Any, path: Any) -> np.ndarray:
+    if getattr(model, "trained_on", None) is None:
+        raise DataError(f"{path}: nobody noted the size of the images that this model takes")
+    return np.asarray(model.trained_on.images_in(path)[0])
 
 
 def prepared(model: Any, samples: np.ndarray) -> np.ndarray:
