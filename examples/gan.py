@@ -1,6 +1,6 @@
 """A GAN with gradient penalty (Gulrajani et al., 2017): points on a circle from noise.
 
-    python examples/gan.py [--steps 600]
+    python examples/gan.py [--steps 1500]
 
 The penalty is on the length of the critic's gradient by its input, so that training needs the
 gradient of a gradient: `dl.grad` makes the inner one, `backward` the outer one.
@@ -14,7 +14,7 @@ import dlsys as dl
 from dlsys import nn, optim
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=600)
+parser.add_argument("--steps", type=int, default=1500)
 options = parser.parse_args()
 
 dl.manual_seed(0)
@@ -35,7 +35,7 @@ of_generator = optim.Adam(1e-3, 0.5, 0.9, params=generator.parameters())
 of_critic = optim.Adam(1e-3, 0.5, 0.9, params=critic.parameters())
 slope = dl.grad(lambda points: critic(points).sum())
 
-for _ in range(options.steps):
+for _round in range(options.steps):
     for _ in range(3):  # the critic is kept ahead
         angle = dl.rand(BATCH, 1) * (2 * np.pi)
         real = dl.functional.concatenate([angle.cos(), angle.sin()], axis=1)

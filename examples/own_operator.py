@@ -43,7 +43,7 @@ value, slope = run.run({x: at})
 
 step = 1e-2
 between = [float(run.run({x: at + d * np.eye(5, dtype=np.float32)[3]})[0]) for d in (step, -step)]
-print(f"sum of swish {float(value):.4f}; slopes {np.round(slope, 3).tolist()}")
+print(f"sum of swish {float(value):.3f}, slopes {', '.join(f'{s:.3f}' for s in slope)}")
 print(f"slope at 1: {slope[3]:.3f}, from differences {(between[0] - between[1]) / (2 * step):.3f}")
 
 # The same operator on tensors, on the best device there is.

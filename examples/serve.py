@@ -8,9 +8,9 @@ import argparse
 import json
 import tempfile
 import threading
-import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -20,11 +20,11 @@ from dlsys.data import Dataset, Loader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, help="serve there until Ctrl-C")
-options = parser.parse_args()
+port = parser.parse_args().port or 0
 
 
 def build() -> nn.Module:
-    """The architecture is code; a file holds only its weights."""
+    """The architecture, which no file holds."""
     return nn.Sequential(nn.Linear(2, 16, rng=0), nn.ReLU(), nn.Linear(16, 2, rng=1))
 
 
@@ -33,7 +33,6 @@ model, data = build(), Dataset(points, (points.prod(axis=1) > 0).astype(np.int64
 train.fit(model, Loader(data, 50, shuffle=True), optim.Adam(0.02), epochs=10)
 path = Path(tempfile.mkdtemp()) / "model.safetensors"
 save_file(model.state_dict(), path)
-
 served = build()
 served.load_state_dict(load_file(path))
 
@@ -49,13 +48,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(scores.argmax(axis=1).tolist()).encode())
 
     def log_message(self, *args: object) -> None:
-        """Prints no line for a request."""
+        pass  # no line for each request
 
 
-server = HTTPServer(("localhost", options.port or 0), Handler)
-if options.port:
+server = HTTPServer(("localhost", port), Handler)
+if port:
     server.serve_forever()
 threading.Thread(target=server.handle_request).start()
-body = json.dumps([[1.0, 1.0], [1.0, -1.0]]).encode()
-answer = urllib.request.urlopen(f"http://localhost:{server.server_port}", body).read()
-print(f"classes of (1, 1) and (1, -1): {json.loads(answer)}, expected [1, 0]")
+with urlopen(f"http://localhost:{server.server_port}", b"[[1, 1], [1, -1]]") as answer:
+    print(f"classes of (1, 1) and (1, -1): {json.load(answer)}, expected [1, 0]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -147,6 +148,12 @@ class Numpy(Micrograd, unittest.TestCase):
             self.assertEqual(model.load(path).layers[0].weight.data, before)
             with self.assertRaisesRegex(DataError, "expected"):
                 MLP(2, [4]).load(path)
+
+    def test_the_cpu_is_numpy_without_a_native_library(self):
+        with mock.patch("dlsys.micrograd.tensor._has_native", lambda: False):
+            x = Tensor([[1.0]])
+            self.assertEqual((x.device, x.to("cpu").device), ("numpy", "numpy"))
+            self.assertEqual(Operations("cpu").device, "numpy")
 
     def test_errors(self):
         with self.assertRaisesRegex(GraphError, r"loss of shape \(1, 1\), got \(1, 2\)"):

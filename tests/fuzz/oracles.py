@@ -959,7 +959,8 @@ WITHOUT: dict[str, str] = {
         "negative_log_likelihood_gradient negative_log_likelihood_gradient_like"
     ),
     "values that jump, orders and stacks of products, which rows compare with numpy's": (
-        "fmod remainder floor_divide shifted sort argsort topk topk_indices product take_along_axis put_along_axis "
+        "fmod remainder floor_divide shifted sort argsort topk topk_indices product "
+        "take_along_axis put_along_axis "
         "masked_fill tril triu std cumprod recurrence product_operator product_gradient"
     ),
     "a part of a loss that PyTorch has not alone": (

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..eager import create
 from ..eager.autograd import no_grad
-from ..eager.device import Device, engine_of
-from .tensor import Data, matrix, zeros
+from ..eager.device import Device
+from .tensor import Data, matrix, named, zeros
 
 Shape = tuple[int, int]
 Made = tuple[Data, tuple[int, ...]]
@@ -22,7 +22,7 @@ class Operations:
     """
 
     def __init__(self, device: Device) -> None:
-        self.device = engine_of(device).name
+        self.device = named(device)
 
     def zeros_matrix_like(self, matrix: Any = None, shape: Shape | None = None) -> Made:
         """Zeros in a shape, or in that of a matrix."""

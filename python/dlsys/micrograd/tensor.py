@@ -86,15 +86,15 @@ class Tensor:
     """A float32 matrix with a gradient, made of nested lists, an array, or a number (1 × 1); a
     flat list is one row.
 
-    device: "cpu", "gpu" ("cuda" is the same) or "numpy"; None is "cpu", or "numpy" where there is
-    no native library. `data` and `grad.data` read like nested lists, and may be assigned.
+    device: "cpu", which is numpy where there is no native library, "gpu" ("cuda" is the same) or
+    "numpy"; None is "cpu". `data` and `grad.data` read like nested lists, and may be assigned.
     Operators broadcast; `@` is the matrix product.
 
     Raises ShapeError for what is no matrix, DeviceError for a device that cannot be used.
     """
 
     def __init__(self, data: Any, device: Device = None) -> None:
-        self._value: Any = matrix(data, _home() if device is None else device)
+        self._value: Any = matrix(data, "cpu" if device is None else device)
         self._next: tensor.Tensor | None = None  # assigned, and a leaf when it is used
         self._leaf(self._value)
 
@@ -149,7 +149,7 @@ class Tensor:
         """Moves it, in place, and its gradient; what it was computed from is forgotten. Returns
         itself. DeviceError for a device that cannot be used.
         """
-        name, grad = engine_of(device).name, self._value.grad
+        name, grad = named(device), self._value.grad
         if name != self.device:
             is_leaf = self._value.is_leaf and self._value.requires_grad
             with no_grad():
@@ -244,9 +244,11 @@ def matrix(data: Any, device: Device, shape: tuple[int, ...] | None = None) -> A
     if isinstance(data, Tensor):
         data = data.data
     if isinstance(data, Data):
-        made = data.tensor.to(engine_of(device).name)
+        made = data.tensor.to(named(device))
     else:
-        made = tensor.Tensor(np.atleast_2d(tensor.Tensor(data, "numpy").numpy()), device, "float32")
+        made = tensor.Tensor(
+            np.atleast_2d(tensor.Tensor(data, "numpy").numpy()), named(device), "float32"
+        )
     if len(made.shape) != 2 or (shape is not None and made.shape != tuple(shape)):
         expected = "a matrix" if shape is None else f"shape {tuple(shape)}"
         raise ShapeError(f"micrograd: expected {expected}, got shape {made.shape} [{where()}]")
@@ -265,6 +267,11 @@ def _operand(other: Any, device: str) -> Any:
     return other if isinstance(other, (int, float)) else matrix(other, device)
 
 
+def named(device: Device) -> str:
+    """The name of a device: "cpu" is where the host computes, with the native library or numpy."""
+    return engine_of("numpy" if device == "cpu" and not _has_native() else device).name
+
+
 @lru_cache(maxsize=1)
-def _home() -> str:
-    return "cpu" if unavailable(cpu(0)) is None else "numpy"
+def _has_native() -> bool:
+    return unavailable(cpu(0)) is None
