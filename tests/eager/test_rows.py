@@ -11,6 +11,7 @@ import numpy as np
 import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys.eager.device import engine_of
+from dlsys.eager.tensor import Tensor
 from dlsys.fusion.body import Fused
 from dlsys.ndarray import cpu, gpu
 from dlsys.runtime.device import Context, unavailable
@@ -62,7 +63,7 @@ class Rows:
                 if sample.differentiable != () and case.shapes:
                     self.check_gradients(sample, case)
 
-    def record(self, sample: Sample, case: Case, arrays: list[np.ndarray]) -> dl.Tensor:
+    def record(self, sample: Sample, case: Case, arrays: list[np.ndarray]) -> Tensor:
         tensors = [dl.tensor(x, self.device) for x in arrays]
         return engine_of(self.device).record(partial(sample.node, **case.attrs), tensors)
 

@@ -4,6 +4,7 @@ bits stay what they were.
 
 from __future__ import annotations
 
+import re
 import unittest
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -117,7 +118,8 @@ class Rewrites(unittest.TestCase):
             value = value * value
         (node,) = self.assert_becomes([value], "pointwise")
         self.assertEqual(length(node), 10)
-        self.assertLess(len(str(node.attrs["body"])), 400)
+        text = re.sub(r"\.\d+", "", str(node.attrs["body"]))  # numbers grow with the nodes made
+        self.assertLess(len(text), 400)
 
     def test_single_operators_stay_as_they_are(self) -> None:
         self.assert_becomes([self.x + self.y], "add")

@@ -126,7 +126,9 @@ class Integers:
                 feeds = {x: a, y: b} if wanted.ndim == 2 else {y: b}
                 (value,) = evaluate([node], feeds, self.ctx)
                 np.testing.assert_allclose(value, wanted, rtol=1e-6, err_msg=str(node))
-                np.testing.assert_array_equal(np.signbit(value), np.signbit(wanted), str(node))
+                told = ~np.isnan(wanted)  # IEEE 754 leaves the sign of a NaN open
+                signs = np.signbit(value)[told], np.signbit(wanted)[told]
+                np.testing.assert_array_equal(*signs, str(node))
 
     def test_rounding_goes_to_even(self):
         a = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997, 2**23 + 0.5], np.float32)
