@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from dlsys import nn, optim, train
 from dlsys.data import Dataset, Loader
@@ -23,18 +22,13 @@ parser.add_argument("--port", type=int, help="serve there until Ctrl-C")
 port = parser.parse_args().port or 0
 
 
-def build() -> nn.Module:
-    """The architecture, which no file holds."""
-    return nn.Sequential(nn.Linear(2, 16, rng=0), nn.ReLU(), nn.Linear(16, 2, rng=1))
-
-
 points = np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)
-model, data = build(), Dataset(points, (points.prod(axis=1) > 0).astype(np.int64))
-train.fit(model, Loader(data, 50, shuffle=True), optim.Adam(0.02), epochs=10)
+data = Dataset(points, (points.prod(axis=1) > 0).astype(np.int64))
+model = nn.Sequential(nn.Linear(2, 16, rng=0), nn.ReLU(), nn.Linear(16, 2, rng=1))
+train.fit(model, Loader(data, 50, shuffle=True), optim.Adam(0.02), epochs=10, quiet=True)
 path = Path(tempfile.mkdtemp()) / "model.safetensors"
-save_file(model.state_dict(), path)
-served = build()
-served.load_state_dict(load_file(path))
+train.save(path, model)  # the weights, and how the model was made: no code is in the file
+served = train.load_model(path)
 
 
 class Handler(BaseHTTPRequestHandler):

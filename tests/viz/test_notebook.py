@@ -292,7 +292,7 @@ def page_cells() -> list[str]:
 
 
 @slow
-@unittest.skipIf(nbclient is None, "no kernel to run cells in: pip install ipykernel nbclient")
+@unittest.skipIf(nbclient is None, "not here: ipykernel and nbclient")
 class Kernel(unittest.TestCase):
     """Cells in a real kernel, as Jupyter runs them."""
 
