@@ -94,8 +94,6 @@ def makers() -> dict[type, Callable[[], Any]]:
         report.PlanReport: lambda: made.plans[0],
         viz.report.Points: lambda: viz.report.Points(*arrays),
         profile.Profile: profile.Profile,
-        nn.HookHandle: lambda: model.register_forward_hook(lambda *call: None),
-        nn.Upsample: lambda: nn.Upsample(scale=2),
         nn.Residual: lambda: nn.Residual(nn.Linear(4, 4)),
         nn.Row: lambda: model.summary((1, 64)).rows[0],
         data.SampleRng: lambda: data.SampleRng(0, 1, np.arange(3000)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -250,6 +250,18 @@ class Tensor(ArrayMethods, Values, Eager):
     _repr_html_ = drawn_by("values_html")
 
     # ---- operators; the binary ones are set below ----
+    if TYPE_CHECKING:
+
+        def _of_two(self, other: Any) -> Tensor: ...
+
+        __add__ = __radd__ = __iadd__ = __sub__ = __rsub__ = __isub__ = _of_two
+        __mul__ = __rmul__ = __imul__ = __truediv__ = __rtruediv__ = __itruediv__ = _of_two
+        __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _of_two
+        __pow__ = __rpow__ = __ipow__ = __matmul__ = __rmatmul__ = _of_two
+        __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _of_two
+        __lt__ = __le__ = __gt__ = __ge__ = _of_two
+        __eq__ = __ne__ = _of_two  # type: ignore[assignment]
+
     def __neg__(self) -> Tensor:
         return self._engine.record(hooks["neg"], (self,))
 
