@@ -17,6 +17,7 @@ SHARED_MEMORY = (
     *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
     *("conv*", "*pool*", "batch_norm*", "layer_norm*", "max", "argmax", "prod", "cumsum"),
     *("logsumexp", "scatter*", "embedding*", "pointwise*", "*update*", "shuffled*", "*head*"),
+    *("sort", "argsort", "topk*", "cumprod", "recurrence"),
 )
 SUBSET = (
     *(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY),

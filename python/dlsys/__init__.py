@@ -17,7 +17,7 @@ _NAMES = {
     "eager.create": (
         "arange eye from_dlpack from_numpy full linspace ones ones_like tensor zeros zeros_like"
     ),
-    "eager.device": "best_device synchronize",
+    "eager.device": "best_device set_precision synchronize",
     "eager.jit": "jit",
     "eager.random": "manual_seed rand randint randn",
     "eager.tensor": "Tensor apply",

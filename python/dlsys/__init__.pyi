@@ -29,6 +29,7 @@ from .eager.create import tensor as tensor
 from .eager.create import zeros as zeros
 from .eager.create import zeros_like as zeros_like
 from .eager.device import best_device as best_device
+from .eager.device import set_precision as set_precision
 from .eager.device import synchronize as synchronize
 from .eager.jit import jit as jit
 from .eager.random import manual_seed as manual_seed

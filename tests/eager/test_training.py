@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import unittest
 import weakref
 
@@ -156,6 +157,43 @@ class Training:
         net.weight.set(np.zeros((1, 2), np.float32))
         self.assertEqual(y.item(), -1.0)  # computed before the change
 
+    def test_a_step_of_another_thread_is_there_when_it_is_read(self):
+        net = nn.Linear(2, 1, bias=False, rng=0)
+        before = net.weight.asnumpy()
+
+        def train():
+            optimizer = optim.SGD(1.0, params=net.parameters())
+            net(dl.tensor([[1.0, 2.0]], self.device)).sum().backward()
+            optimizer.step()  # waits in its thread, which ends
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        np.testing.assert_allclose(net.weight.asnumpy(), before - [[1, 2]], rtol=1e-6)
+
+    def test_threads_train_beside_each_other(self):
+        made = {}
+
+        def train(k):
+            net = model()
+            optimizer, losses = optim.SGD(0.1, 0.9, params=net.parameters()), []
+            for x, y in self.tensors():
+                loss = F.cross_entropy(net(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+                net.state_dict()  # settles what waits, in this thread and in others
+            made[k] = losses
+
+        threads = [threading.Thread(target=train, args=(k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        expected, _ = by_graph(lambda **o: optim.SGD(0.1, 0.9, **o), self.ctx)
+        self.assertEqual([made[k] for k in range(4)], [expected] * 4)
+
     # ---- jit ----
     def test_a_step_by_jit_makes_the_steps_of_a_graph(self):
         net = model()
@@ -276,6 +314,37 @@ class Training:
         first, second = f(x).tolist(), f(x).tolist()
         self.assertNotEqual(first, second)
         self.assertEqual(set(first), {0.0, 2.0})
+
+    def test_a_function_knows_what_was_frozen_since(self):
+        net = nn.Linear(2, 1, rng=0)
+        optimizer = optim.SGD(0.1, params=net.parameters())
+
+        @dl.jit
+        def step(x):
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        x = dl.tensor([[1.0, 2.0]], self.device)
+        step(x)
+        before = net.state_dict()
+        net.weight.trainable = False
+        step(x)
+        after = net.state_dict()
+        np.testing.assert_array_equal(after["weight"], before["weight"])
+        self.assertNotEqual(after["bias"], before["bias"])
+
+    def test_precision_is_of_the_programs_that_follow(self):
+        x = dl.ones(4, 4, device=self.device)
+        engine = engine_of(self.device)
+        try:
+            dl.set_precision("tf32", self.device)
+            self.assertEqual((x @ x).tolist(), [[4.0] * 4] * 4)
+            self.assertEqual(engine.precision, "tf32")
+            with self.assertRaisesRegex(GraphError, "fp16"):
+                dl.set_precision("fp16", self.device)
+        finally:
+            dl.set_precision("fp32", self.device)
 
     def test_a_module_in_another_mode_is_recorded_anew(self):
         layer = nn.Dropout(0.5)

@@ -35,17 +35,13 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
         if engine.trace is not None:
             engine.trace.before.setdefault(holder, before)
         if before is not None:
-            grad = _detached(engine, before, grad)
+            with no_grad():
+                grad = before + grad
         if type(holder) is Parameter:
             holder.grad = grad
         else:
             holder._grad = grad
         grad._grad_of = holder
-
-
-def _detached(engine: Engine, before: Any, grad: Any) -> Any:
-    with no_grad():
-        return before + grad
 
 
 def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Any]:

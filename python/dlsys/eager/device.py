@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from ..errors import DeviceError
+from ..passes.precision import check_precision
 from ..runtime.device import Context, best_context, cpu, gpu
 from ..runtime.device import synchronize as wait
 from .engine import Engine
@@ -22,7 +23,6 @@ class _Engines(threading.local):
 
 
 _engines = _Engines()
-_contexts: dict[Any, Context | None] = {"numpy": None}
 
 
 def best_device() -> str:
@@ -79,3 +79,12 @@ def synchronize() -> None:
         engine.settle(writing=True)
         if engine.ctx is not None:
             wait(engine.ctx)
+
+
+def set_precision(precision: str, device: Device = None) -> None:
+    """Has products of Tensors on a device be computed in "fp32", the default, or "tf32", on the
+    tensor cores of a GPU that has them. It is of this thread. GraphError for another word.
+    """
+    engine = engine_of(device)
+    engine.settle(writing=True)
+    engine.precision = check_precision(precision)

@@ -89,12 +89,17 @@ class Engine:
         self.trace: Any = None  # the Trace of `jit` that is being made
         self.building = False  # a function is being called on nodes
         self.lock = threading.RLock()  # other threads may look at values of this one
-        self.ident = threading.get_ident()
+        self._thread = threading.get_ident()
         self._epoch = State.epoch
         self._root = State(None)
         self._programs: deque[tuple[weakref.ref[State], Any]] = deque()
         self.pending: Tape | None = None  # closed by a step, not run yet
         self.tape = self.new_tape()
+
+    @property
+    def own(self) -> bool:
+        """True in the thread that records here."""
+        return self._thread == threading.get_ident()
 
     def new_tape(self) -> Tape:
         """An empty tape."""
@@ -371,7 +376,13 @@ class Engine:
         unsettled.add(self)
 
     def settle(self, writing: bool) -> None:
-        """Runs what waits, before Parameters are read or, `writing`, changed from elsewhere."""
+        """Runs what waits, before Parameters are read or, `writing`, changed from elsewhere. For
+        another thread it runs the step that waits and leaves the tape, on which its own may record.
+        """
+        if not self.own:
+            if (waiting := self.pending) is not None:
+                self.run(waiting)
+            return
         if self.trace is not None:
             if writing or self.tape.state.written or self.trace.writes:
                 self.trace.refuse("reads or writes a Parameter")

@@ -86,6 +86,7 @@ class Compiled:
         self._engine = engine
         self._segments = trace.segments
         self._modes = trace.modes
+        self._trained = [(p, p.trainable) for s in trace.segments for p in s.tape.versions]
         self._result = _map(self._kept, made)
         self._gradients = [
             (holder, None if holder.grad is None else self._kept(holder.grad))
@@ -110,8 +111,13 @@ class Compiled:
 
     @property
     def valid(self) -> bool:
-        """False where a module is in another mode than when it was recorded."""
-        return all(module.training is mode for module, mode in self._modes.items())
+        """False where a module is in another mode than when it was recorded, or a Parameter was
+        frozen since, or is trained again.
+        """
+        for module, mode in self._modes.items():
+            if module.training is not mode:
+                return False
+        return all(parameter.trainable is trained for parameter, trained in self._trained)
 
     def run(self, arguments: Sequence[Any]) -> Any:
         """The results of a call with these arrays."""
@@ -168,9 +174,10 @@ class Compiled:
         def result(kept: Any) -> Any:
             if type(kept) is not _Result:
                 return kept
-            return {"made": made, "tensor": (None, kept.source[1]), "argument": tensors}[
-                kept.source[0]
-            ][kept.source[-1] if kept.source[0] != "tensor" else 1]
+            kind, *_, last = kept.source
+            if kind == "tensor":
+                return last
+            return made[last] if kind == "made" else tensors[last]
 
         return _map(result, self._result)
 
@@ -296,7 +303,7 @@ def _form(value: Any, tensors: list[Any]) -> Any:
             f"[{where()}]"
         )
     if isinstance(value, Parameter):
-        return id(value)
+        return token_of(value)
     return kind, value
 
 

@@ -47,5 +47,5 @@ def drop_gradients(parameters: Iterable[Parameter]) -> None:
             tracing[-1].before.setdefault(parameter, parameter.grad)
         parameter.grad = None
     for engine in list(unsettled):
-        if engine.pending is not None:
+        if engine.own and engine.pending is not None:
             engine.run(engine.pending)
