@@ -103,7 +103,7 @@ def stored(values: Any, dtype: Any) -> np.ndarray:
     return np.ascontiguousarray(values, dtype)
 
 
-def is_whole(dtype: Any) -> bool:
+def is_integral(dtype: Any) -> bool:
     """True for integers and truth values; a dtype that is unknown is neither."""
     return dtype is not None and dtype.kind in "iub"
 

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ..dtypes import INT64, is_whole
+from ..dtypes import INT64, is_integral
 from ..graph.node import Node
 from ..graph.spec import Spec
 from .comparison import (
@@ -97,18 +97,18 @@ class PowerOfConst(WithConst):
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype, const = specs[0].dtype, node.attrs["const"]
-        if is_whole(dtype) and isinstance(const, int) and const >= 0:
+        if is_integral(dtype) and isinstance(const, int) and const >= 0:
             return specs[0]._replace(dtype=INT64 if dtype.kind == "b" else dtype)
         return super().infer(node, *specs)
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        if is_whole(node.spec.dtype) and node.attrs["const"] != 1 and not x.op.constant_fill:
-            return _whole_power(x, constant_op(node.attrs["const"], dtype=node.spec.dtype))
+        if is_integral(node.spec.dtype) and node.attrs["const"] != 1 and not x.op.constant_fill:
+            return _integer_power(x, constant_op(node.attrs["const"], dtype=node.spec.dtype))
         return super().simplify(node)
 
 
-_whole_power = Elementwise("whole_power", np.power, lambda a, b, y, dy: (None, None))
+_integer_power = Elementwise("integer_power", np.power, lambda a, b, y, dy: (None, None))
 pow_op = FloatElementwise("pow", _pow, _pow_gradients)
 pow_byconst_op = PowerOfConst(
     "pow_const", _power, lambda x, c, y, dy: _power_gradient(x, c, dy), identity=1

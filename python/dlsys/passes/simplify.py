@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import INT64, host, is_narrow, is_whole, storage_dtype
+from ..dtypes import INT64, host, is_integral, is_narrow, storage_dtype
 from ..graph.lines import attributed_to
 from ..graph.node import Node, hooks, output_op, same_nodes
 from ..graph.spec import FLOAT32, Spec
@@ -103,7 +103,7 @@ class _Rewriter:
             return self._in_dtype(node, narrow, FLOAT32)
         if op.any_dtype is True:
             return node
-        if isinstance(node.spec, Spec) and is_whole(node.spec.dtype):
+        if isinstance(node.spec, Spec) and is_integral(node.spec.dtype):
             other = {k for k, x in enumerate(node.inputs) if x.spec.dtype != INT64}
             settled = node.spec.dtype == INT64 and not other
             if settled or not self._target.has(op.kernel, INT64):

@@ -2,8 +2,8 @@
 // the CPU: max, min, product and logsumexp. NaN propagates. The output never overlaps the input.
 // Memory bandwidth limits all but logsumexp.
 #include "cpu/reduce/axes.h"
+#include "math/integers.h"
 #include "math/monoids.h"
-#include "math/whole.h"
 
 namespace dlsys {
 namespace cpu {
@@ -118,24 +118,24 @@ void ReduceMiddle(const DLArray* x, DLArray* y) {
 
 // Reductions of int64.
 template <class M>
-struct Whole : Listed<M> {
+struct Integer : Listed<M> {
   template <class T>
   DLSYS_INLINE static int64_t Result(int64_t s, const RowOf<T>&) {
     return s;
   }
 };
 
-void ReduceWholeSum(const DLArray* x, int64_t axes, float, DLArray* y) {
+void ReduceIntegerSum(const DLArray* x, int64_t axes, float, DLArray* y) {
   Input<int64_t>("reduce_sum", x);
   Output<int64_t>("reduce_sum", y);
   CheckReduced("reduce_sum", x, axes, y);
-  Reduce<int64_t, int64_t>(Whole<whole::Sum>(), x, axes, y);
+  Reduce<int64_t, int64_t>(Integer<integers::Sum>(), x, axes, y);
 }
 
 #define DLSYS_REGISTER_WHOLE(Name, kernel, ...) \
-  DLSYS_KERNEL_OF(cpu, kernel, #kernel, DL_INT64, ReduceMiddle<int64_t, Whole<whole::Name>>);
-DLSYS_WHOLE_MONOIDS(DLSYS_REGISTER_WHOLE)
-DLSYS_KERNEL_OF(cpu, reduce_sum, "reduce_sum", DL_INT64, ReduceWholeSum);
+  DLSYS_KERNEL_OF(cpu, kernel, #kernel, DL_INT64, ReduceMiddle<int64_t, Integer<integers::Name>>);
+DLSYS_INTEGER_MONOIDS(DLSYS_REGISTER_WHOLE)
+DLSYS_KERNEL_OF(cpu, reduce_sum, "reduce_sum", DL_INT64, ReduceIntegerSum);
 
 #define DLSYS_REGISTER_MONOID(Name, kernel, ...) \
   DLSYS_KERNEL_TYPED(cpu, kernel, ReduceMiddle, Listed<monoid::Name>);

@@ -4,8 +4,8 @@
 // For a sum, neighboring axes fold into runs that are summed or kept; each summed run is one
 // reduction (axis.cuh), the last run first.
 #include "cuda/reduce/axis.cuh"
+#include "math/integers.h"
 #include "math/monoids.h"
-#include "math/whole.h"
 
 namespace dlsys {
 namespace cuda {
@@ -33,9 +33,9 @@ struct Listed : M {
   __device__ float Result(State s) const { return (float)s; }
 };
 
-// A line of math/whole.h, of int64.
+// A line of math/integers.h, of int64.
 template <class M>
-struct Whole : M {
+struct Integer : M {
   using State = int64_t;
   static constexpr int kAccumulators = 4;
   __device__ State Identity(int64_t) const { return M::kIdentity; }
@@ -75,8 +75,8 @@ void Reduce(const DLArray* x, DLArray* y, DLStream stream) {
 DLSYS_MONOIDS(DLSYS_REGISTER_MONOID)
 DLSYS_KERNEL_TYPED(cuda, reduce_logsumexp, Reduce, LogSumExp);
 #define DLSYS_REGISTER_WHOLE(Name, kernel, ...) \
-  DLSYS_KERNEL_OF(cuda, kernel, #kernel, DL_INT64, Reduce<int64_t, Whole<whole::Name>>);
-DLSYS_WHOLE_MONOIDS(DLSYS_REGISTER_WHOLE)
+  DLSYS_KERNEL_OF(cuda, kernel, #kernel, DL_INT64, Reduce<int64_t, Integer<integers::Name>>);
+DLSYS_INTEGER_MONOIDS(DLSYS_REGISTER_WHOLE)
 
 // ---- sums over any axes ----
 
@@ -117,8 +117,8 @@ struct Runs {
   }
 };
 
-struct WholeSum : Whole<whole::Sum> {
-  explicit WholeSum(float) {}
+struct IntegerSum : Integer<integers::Sum> {
+  explicit IntegerSum(float) {}
 };
 
 // Sums one run a pass, the last run first; intermediate sums lie in scratch, in float32 or int64,
@@ -129,7 +129,7 @@ void SumRuns(DLContext ctx, const T* x, Runs runs, float scale, Output y, DLStre
   const Extents of{runs.Product(0, run < 0 ? 0 : run), run < 0 ? 1 : runs.size[run],
                    runs.Product(run + 1, runs.count)};
   if (run >= 0) runs.Remove(run);
-  using Sum = std::conditional_t<std::is_integral_v<T>, WholeSum, ScaledSum>;
+  using Sum = std::conditional_t<std::is_integral_v<T>, IntegerSum, ScaledSum>;
   using State = typename Sum::State;
   if (runs.LastSummed() < 0) return ReduceAxis("reduce_sum", ctx, Sum{scale}, x, of, y, stream);
   Scratch rest(ctx, of.outer * of.inner * (int64_t)sizeof(State), stream);

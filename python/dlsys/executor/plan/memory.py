@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...describe import drawn_by, told_by
-from ...dtypes import is_whole, storage_dtype
+from ...dtypes import is_integral, storage_dtype
 from ...graph.node import Node
 from ...graph.spec import Spec
 from .arena import aligned, largest_live_sum, pack
@@ -205,7 +205,7 @@ def kernel_dtype(node: Node, inputs: Sequence[Value], outputs: Sequence[Value]) 
     else the storage type of its floats.
     """
     made = [value.spec.dtype for value in outputs]
-    if len(made) == 1 and is_whole(made[0]) and node.op.any_dtype is not True:
+    if len(made) == 1 and is_integral(made[0]) and node.op.any_dtype is not True:
         return made[0]
     return storage_dtype([*(value.spec.dtype for value in inputs), *made])
 

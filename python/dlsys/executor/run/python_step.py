@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import host, is_whole
+from ...dtypes import host, is_integral
 from ...errors import GraphError
 from ...graph.node import Node
 from ..plan.memory import Step
@@ -87,7 +87,7 @@ class PythonStep:
         op, dtype = step.node.op, step.dtype
         if op.kernel is not None:
             self.kind = "numpy"
-            of = f" of {dtype}" if is_whole(dtype) else ""
+            of = f" of {dtype}" if is_integral(dtype) else ""
             self.why = (
                 f"{target} has no kernel {op.kernel}{of}; {op.name} falls back to numpy on the host"
             )

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ...dtypes import is_whole
+from ...dtypes import is_integral
 from ...errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
@@ -104,7 +104,7 @@ def _is_open(node: Node, ctx: Context) -> bool:
         return False
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     sizes = [spec.size for spec in (*(x.spec for x in node.inputs), *made)]
-    floats = not any(is_whole(spec.dtype) for spec in made)
+    floats = not any(is_integral(spec.dtype) for spec in made)
     known = floats and min(sizes) > 0 and target_of(ctx).has(node.op.kernel)
     return known and len(load().algorithms(ctx.kernel_device, node.op.kernel)) > 0
 

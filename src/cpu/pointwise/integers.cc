@@ -1,6 +1,6 @@
-// Elementwise kernels of int64 on the CPU, of the functors of math/whole.h, with numpy
+// Elementwise kernels of int64 on the CPU, of the functors of math/integers.h, with numpy
 // broadcasting. The output may be the buffer of an input of its shape. Memory bandwidth limits it.
-#include "math/whole.h"
+#include "math/integers.h"
 
 #include "cpu/pointwise/pieces.h"
 
@@ -33,12 +33,12 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* z) {
 }
 
 #define DLSYS_REGISTER(Name, op, expression) \
-  DLSYS_KERNEL_OF(cpu, Name, op, DL_INT64, Unary<whole::Name>);
-DLSYS_WHOLE_UNARY(DLSYS_REGISTER)
+  DLSYS_KERNEL_OF(cpu, Name, op, DL_INT64, Unary<integers::Name>);
+DLSYS_INTEGER_UNARY(DLSYS_REGISTER)
 #undef DLSYS_REGISTER
 #define DLSYS_REGISTER(Name, op, expression) \
-  DLSYS_KERNEL_OF(cpu, Name, op, DL_INT64, Binary<whole::Name>);
-DLSYS_WHOLE_BINARY(DLSYS_REGISTER)
+  DLSYS_KERNEL_OF(cpu, Name, op, DL_INT64, Binary<integers::Name>);
+DLSYS_INTEGER_BINARY(DLSYS_REGISTER)
 
 }  // namespace
 }  // namespace cpu

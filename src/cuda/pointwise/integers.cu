@@ -1,9 +1,9 @@
-// Elementwise kernels of int64, of the functors of math/whole.h, with numpy broadcasting. An output
-// may be the buffer of an input of its own shape: a thread reads what it overwrites before it
-// writes, and no other thread reads it. Memory bandwidth limits it.
+// Elementwise kernels of int64, of the functors of math/integers.h, with numpy broadcasting. An
+// output may be the buffer of an input of its own shape: a thread reads what it overwrites before
+// it writes, and no other thread reads it. Memory bandwidth limits it.
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/whole.h"
+#include "math/integers.h"
 
 namespace dlsys {
 namespace cuda {
@@ -40,12 +40,12 @@ void Binary(const DLArray* x, const DLArray* y, DLArray* z, DLStream stream) {
 }
 
 #define DLSYS_REGISTER(Name, op, expression) \
-  DLSYS_KERNEL_OF(cuda, Name, op, DL_INT64, Unary<whole::Name>);
-DLSYS_WHOLE_UNARY(DLSYS_REGISTER)
+  DLSYS_KERNEL_OF(cuda, Name, op, DL_INT64, Unary<integers::Name>);
+DLSYS_INTEGER_UNARY(DLSYS_REGISTER)
 #undef DLSYS_REGISTER
 #define DLSYS_REGISTER(Name, op, expression) \
-  DLSYS_KERNEL_OF(cuda, Name, op, DL_INT64, Binary<whole::Name>);
-DLSYS_WHOLE_BINARY(DLSYS_REGISTER)
+  DLSYS_KERNEL_OF(cuda, Name, op, DL_INT64, Binary<integers::Name>);
+DLSYS_INTEGER_BINARY(DLSYS_REGISTER)
 
 }  // namespace
 }  // namespace cuda
