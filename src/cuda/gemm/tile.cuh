@@ -239,9 +239,9 @@ using U8Tilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
 // mma.sync m16n8k8: tf32 operands (10 bits of mantissa, rounded to nearest), float32 accumulation.
 //
-// kSplit is 3xtf32: an operand x is high + low, high = x rounded to tf32 and low = x - high, of which
-// the tensor core reads all bits but one. Their product is low * high + high * low + high * high, in
-// this order, smallest first; what is left out, low * low, is below 2^-22 |a b|.
+// kSplit is 3xtf32: an operand x is high + low, high = x rounded to tf32 and low = x - high, of
+// which the tensor core reads all bits but one. Their product is low * high + high * low + high *
+// high, in this order, smallest first; what is left out, low * low, is below 2^-22 |a b|.
 template <class T, bool kTransA, bool kTransB, bool kSplit>
 class TensorAccumulator {
   using Warp = WarpTile<T, kTransA, kTransB>;
