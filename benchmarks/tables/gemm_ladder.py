@@ -14,9 +14,7 @@ DRAWN = [4096, 4096, 4096]
 def table(results: Results) -> str:
     """TFLOP/s of every rung and shape, and below cuBLAS's the share of it that the best reaches."""
     record = results.read("gemm")
-    columns = list(
-        dict.fromkeys(_column(row) for work in record["works"] for row in work["rungs"])
-    )
+    columns = list(dict.fromkeys(_column(row) for work in record["works"] for row in work["rungs"]))
     body = []
     for work in record["works"]:
         found = {_column(row): row for row in work["rungs"]}

@@ -40,8 +40,7 @@ def main() -> int:
 def _run(options: argparse.Namespace) -> None:
     ctx = _context(options.device)
     precisions = [check_precision(one) for one in options.precision.split(",")]
-    is_gpu = ctx.name == "gpu"
-    kind = "emulated" if is_gpu and emulated() else ctx.name
+    kind = "emulated" if ctx.name == "gpu" and emulated() else ctx.name
     size = options.size or _SIZES[kind]
     shape = Shape(size, size, size)
     title = f"{shape} on {device_name(ctx)}"
