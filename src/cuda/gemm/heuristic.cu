@@ -24,6 +24,7 @@ __global__ void EpilogueKernel(Gemm gemm, const float* partial, int splits, bool
     Quad quad = {q / quads, q % quads * 4, {}, {}};
     ReadSide(gemm, aligned, quad);
     const float* from = partial + quad.row * gemm.n + quad.col;
+#pragma unroll 8
     for (int split = 0; split < splits; split++, from += numel) {
 #pragma unroll
       for (int e = 0; e < 4; e++)
@@ -110,7 +111,12 @@ const FamilyModel& ModelOf(KernelFamily family) {
   return (*models)[(int)family];
 }
 
-constexpr double kWaveUs = 1.5;                            // of each wave of blocks after the first
+constexpr double kWaveUs = 1.5;  // of each wave of blocks after the first
+// A GEMM with so large a K may have more splits than a cluster has blocks, through a workspace of
+// at most so many elements.
+constexpr int64_t kDeepK = 8192;
+constexpr int kDeepSplits = 64;
+constexpr double kDeepNumel = 8e6;
 constexpr double kKernelUs = 3.5;                          // of a separate epilogue kernel
 constexpr double kReduceUs = 4.5;                          // of a separate sum of an operand
 constexpr double kCublasUs[] = {7.0, 7.0, 7.0};            // by precision: fixed cost
@@ -122,7 +128,8 @@ int64_t KSlice(int64_t k, int64_t splits) {
 
 // A cluster stays within a GPC, so that larger clusters leave more multiprocessors idle.
 double UsableMultiprocessors(int multiprocessors, int splits) {
-  return multiprocessors * (splits <= 2 ? 1.0 : splits <= 4 ? 0.91 : 0.85);
+  const bool any = splits <= 2 || splits > kMaxSplits;  // blocks without a cluster go anywhere
+  return multiprocessors * (any ? 1.0 : splits <= 4 ? 0.91 : 0.85);
 }
 
 double CountTiles(const Gemm* gemms, int count, const TileCost& cost) {
@@ -138,7 +145,11 @@ double EstimateUs(double tiles, int64_t k, const TileCost& cost, int splits, int
   const double waves = std::ceil(on_each / cost.resident);
   const double concurrent = on_each < cost.resident ? on_each : cost.resident;
   const double k_ns = waves * (cost.ns + (concurrent - 1) * cost.ns_more);
-  const double reduce_us = splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : 1.9;
+  const double reduce_us = splits == 1   ? 0
+                           : splits == 2 ? 0.7
+                           : splits == 4 ? 1.1
+                           : splits == 8 ? 1.9
+                                         : kKernelUs;
   return cost.us + reduce_us + (waves - 1) * kWaveUs + (double)KSlice(k, splits) * k_ns * 1e-3;
 }
 
@@ -236,7 +247,8 @@ TileConfig BestLargeConfig(const Gemm& p) {
 
 TileConfig BestTileConfig(const Gemm& p) {
   const KernelFamily family = FamilyOf(p);
-  const TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
+  const bool deep = p.k >= kDeepK && (double)p.m * p.n * kDeepSplits < kDeepNumel;
+  const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
   if (family != KernelFamily::kFp32) return best;
   const TileConfig large = BestLargeConfig(p);
   return large.us < best.us ? large : best;
@@ -273,7 +285,8 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
     params.splits = config.rest_splits, params.k_slice = KSlice(p.k, config.rest_splits);
     return launch(op, tiling, params, stream);
   }
-  if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
+  const bool clusters = ComputeMajor(p.ctx.device_id) >= 9 && splits <= kMaxSplits;
+  if (splits == 1 || clusters) return launch(op, tiling, params, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
