@@ -62,6 +62,10 @@ constexpr TileCost kTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
     {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
     {"32x16", 32, 16, 2, 2.9, 6.0, 4.6},  {"16x32", 16, 32, 2, 2.9, 6.0, 4.6}};
+constexpr TileCost kLargeTf32Costs[] = {{"128x128", 128, 128, 2, 5.0, 35, 30},
+                                        {"256x128", 256, 128, 1, 6.0, 60, 60}};
+constexpr TileCost kLarge3xTf32Costs[] = {{"128x128", 128, 128, 2, 5.0, 60, 58},
+                                          {"256x128", 256, 128, 1, 6.0, 118, 118}};
 // Three times the mma instructions of kTf32Costs.
 constexpr TileCost k3xTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 40, 40}, {"64x64", 64, 64, 1, 3.0, 25, 25},
@@ -104,10 +108,12 @@ FamilyModel ModelOf(const TileCost (&costs)[kCount]) {
 const FamilyModel& ModelOf(KernelFamily family) {
   static const auto* const models = new std::array<FamilyModel, kKernelFamilies>{
       ModelOf<Fp32Tilings, Fp32Accumulator>(kFp32Costs),
-      ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
       ModelOf<Tf32Tilings, Tf32Accumulator>(kTf32Costs),
       ModelOf<Tf32Tilings, SplitTf32Accumulator>(k3xTf32Costs),
-      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs)};
+      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs),
+      ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
+      ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
+      ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs)};
   return (*models)[(int)family];
 }
 
@@ -222,13 +228,18 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int
 
 namespace {
 
+bool HasLargeFamily(KernelFamily family) { return family < KernelFamily::kU8; }
+KernelFamily LargeFamily(KernelFamily family) {
+  return (KernelFamily)((int)family + (int)KernelFamily::kLargeFp32);
+}
+
 // The best large tiling. Where its last wave is nearly empty, the tiles of that wave may be a
 // launch of their own with a split K, from sm_90 on, where a cluster reduces them.
-TileConfig BestLargeConfig(const Gemm& p) {
+TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
   const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
-  TileConfig best = BestTileConfig(KernelFamily::kLargeFp32, &p, 1, kMaxSplits);
+  TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
   if (ComputeMajor(device) < 9) return best;
-  const FamilyModel& model = ModelOf(KernelFamily::kLargeFp32);
+  const FamilyModel& model = ModelOf(family);
   for (int tiling = 0; tiling < (int)model.size(); tiling++) {
     const TileCost& cost = model[tiling].cost;
     const int64_t tiles = (int64_t)CountTiles(&p, 1, cost);
@@ -237,7 +248,7 @@ TileConfig BestLargeConfig(const Gemm& p) {
     const double full_us = EstimateUs((double)(tiles - rest), p.k, cost, 1, multiprocessors);
     for (int splits = 2; splits <= kMaxSplits && HasNoEmptySplit(p.k, splits); splits *= 2) {
       const double us = full_us + EstimateUs((double)rest, p.k, cost, splits, multiprocessors);
-      if (us < best.us) best = {KernelFamily::kLargeFp32, tiling, 1, us, (int)rest, splits};
+      if (us < best.us) best = {family, tiling, 1, us, (int)rest, splits};
     }
   }
   return best;
@@ -245,12 +256,11 @@ TileConfig BestLargeConfig(const Gemm& p) {
 
 }  // namespace
 
-TileConfig BestTileConfig(const Gemm& p) {
-  const KernelFamily family = FamilyOf(p);
+TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   const bool deep = p.k >= kDeepK && (double)p.m * p.n * kDeepSplits < kDeepNumel;
   const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
-  if (family != KernelFamily::kFp32) return best;
-  const TileConfig large = BestLargeConfig(p);
+  if (!HasLargeFamily(family)) return best;
+  const TileConfig large = BestLargeConfig(LargeFamily(family), p);
   return large.us < best.us ? large : best;
 }
 
@@ -275,8 +285,9 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
   const int tiling = config.tiling, splits = config.splits;
   GemmParams params = MakeParams(op, p, config);
-  constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32, LaunchLargeFp32, LaunchTf32,
-                                               Launch3xTf32, LaunchU8};
+  constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32,       LaunchTf32,      Launch3xTf32,
+                                               LaunchU8,         LaunchLargeFp32, LaunchLargeTf32,
+                                               LaunchLarge3xTf32};
   const auto launch = kLaunch[(int)config.family];
   if (config.rest > 0) {
     params.tiles -= config.rest;
@@ -303,7 +314,7 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
-  RunTiledGemm(op, p, BestTileConfig(p), stream);
+  RunTiledGemm(op, p, BestTileConfig(FamilyOf(p), p), stream);
 }
 
 // What cuBLAS and cuBLASLt leave out.
@@ -314,7 +325,7 @@ void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
 
 void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const bool own = OwnGemmIsForced() || p.u8 != U8Operand::kNone;
-  if (own || !CublasIsFaster(p, BestTileConfig(p).us) || *CublasError())
+  if (own || !CublasIsFaster(p, BestTileConfig(FamilyOf(p), p).us) || *CublasError())
     return RunOwnGemm(op, p, stream);
   RunCublasGemm(op, p, stream);
   RunEpilogueAndSums(op, p, stream);
@@ -327,21 +338,28 @@ static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
 
 }  // namespace
 
-TileConfig VariantConfig(KernelFamily family, int variant) {
-  return {family, variant / kSplitsPerTiling, 1 << variant % kSplitsPerTiling, 0};
+TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
+  if (variant == kHeuristic) return BestTileConfig(family, p);
+  const int tilings = (int)ModelOf(family).size(), tiling = variant / kSplitsPerTiling;
+  const int splits = 1 << variant % kSplitsPerTiling;
+  if (tiling < tilings) return {family, tiling, splits, 0};
+  return {LargeFamily(family), tiling - tilings, splits, 0};
 }
 
 std::vector<std::string> TiledVariants(KernelFamily family) {
   std::vector<std::string> names;
-  for (const TileModel& tile : ModelOf(family))
-    for (int k = 0; k < kSplitsPerTiling; k++)
-      names.push_back(tile.cost.name + std::string(" by ") + std::to_string(1 << k));
+  for (const KernelFamily each : {family, LargeFamily(family)})
+    for (const TileModel& tile : ModelOf(each))
+      for (int k = 0; k < kSplitsPerTiling; k++)
+        names.push_back(tile.cost.name + std::string(" by ") + std::to_string(1 << k));
   return names;
 }
 
-bool FitsTiled(const Gemm& p, const TileConfig& config) {
-  const TileModel& tile = ModelOf(config.family)[config.tiling];
-  return FitsSharedMemory(SharedLimit(p.ctx.device_id), tile) &&
+bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
+  const int small = (int)ModelOf(family).size() * kSplitsPerTiling;
+  if (variant >= small && !HasLargeFamily(family)) return false;
+  const TileConfig config = VariantConfig(family, p, variant);
+  return FitsSharedMemory(SharedLimit(p.ctx.device_id), ModelOf(config.family)[config.tiling]) &&
          HasNoEmptySplit(p.k, config.splits);
 }
 
