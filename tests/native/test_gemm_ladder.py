@@ -4,6 +4,8 @@ gradients, within the error of its arithmetic, and says what it does not take.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import tempfile
 import unittest
@@ -270,6 +272,11 @@ class Ladder:
                 self.check(y.numpy(), [a, b], (False, True), bound(8, "fp32"))
                 grad = np.ones((6, 7), np.float32)
                 self.check(x.grad.numpy(), [grad, b], (False, False), bound(7, "fp32"))
+        # The rung is part of what a tape is known by: after the same product by another one too.
+        missing = next(rung for rung in GEMM.rungs if rung not in rungs_among(self.algorithms()))
+        y = F.matmul(x, dlsys.tensor(b, device=device), transpose_b=True, algo=missing)
+        with self.assertRaisesRegex(NotApplicableError, f"algo='{missing}'"):
+            y.numpy()
 
 
 def fetch_without_rung(fetch: ad.Node) -> ad.Node:
@@ -310,6 +317,7 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
             mock.patch.object(settings, "tune_cache", f"{folder}/tuning.json"),
             mock.patch.object(Microbenchmark, "us", us_of),
             mock.patch.object(Microbenchmark, "us_about", us_of),
+            contextlib.redirect_stderr(io.StringIO()),
         ):
             executor = ad.Executor([ad.matmul_op(x, w, algo="warp")], self.ctx)
             executor.run(feeds)
