@@ -125,12 +125,15 @@ double UsableMultiprocessors(int multiprocessors, int splits) {
   return multiprocessors * (splits <= 2 ? 1.0 : splits <= 4 ? 0.91 : 0.85);
 }
 
-// Estimated time of GEMMs in one launch, whose largest K is `k`.
-double EstimateUs(const Gemm* gemms, int count, int64_t k, const TileCost& cost, int splits,
-                  int multiprocessors) {
+double CountTiles(const Gemm* gemms, int count, const TileCost& cost) {
   double tiles = 0;
   for (const Gemm* p = gemms; p < gemms + count; p++)
     tiles += (double)(CeilDiv(p->m, cost.m) * CeilDiv(p->n, cost.n));
+  return tiles;
+}
+
+// Estimated time of tiles in one launch, the largest K of which is `k`.
+double EstimateUs(double tiles, int64_t k, const TileCost& cost, int splits, int multiprocessors) {
   const double on_each = std::ceil(tiles * splits / UsableMultiprocessors(multiprocessors, splits));
   const double waves = std::ceil(on_each / cost.resident);
   const double concurrent = on_each < cost.resident ? on_each : cost.resident;
@@ -197,18 +200,45 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int
   for (int tiling = 0; tiling < (int)model.size(); tiling++) {
     if (!FitsSharedMemory(shared_limit, model[tiling])) continue;
     for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
-      const double us = EstimateUs(gemms, count, k, model[tiling].cost, splits, multiprocessors);
+      const TileCost& cost = model[tiling].cost;
+      const double tiles = CountTiles(gemms, count, cost);
+      const double us = EstimateUs(tiles, k, cost, splits, multiprocessors);
       if (us < best.us) best = {family, tiling, splits, us};
     }
   }
   return best;
 }
 
+namespace {
+
+// The best large tiling. Where its last wave is nearly empty, the tiles of that wave may be a
+// launch of their own with a split K, from sm_90 on, where a cluster reduces them.
+TileConfig BestLargeConfig(const Gemm& p) {
+  const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
+  TileConfig best = BestTileConfig(KernelFamily::kLargeFp32, &p, 1, kMaxSplits);
+  if (ComputeMajor(device) < 9) return best;
+  const FamilyModel& model = ModelOf(KernelFamily::kLargeFp32);
+  for (int tiling = 0; tiling < (int)model.size(); tiling++) {
+    const TileCost& cost = model[tiling].cost;
+    const int64_t tiles = (int64_t)CountTiles(&p, 1, cost);
+    const int64_t wave = (int64_t)multiprocessors * cost.resident, rest = tiles % wave;
+    if (tiles < wave || rest == 0) continue;
+    const double full_us = EstimateUs((double)(tiles - rest), p.k, cost, 1, multiprocessors);
+    for (int splits = 2; splits <= kMaxSplits && HasNoEmptySplit(p.k, splits); splits *= 2) {
+      const double us = full_us + EstimateUs((double)rest, p.k, cost, splits, multiprocessors);
+      if (us < best.us) best = {KernelFamily::kLargeFp32, tiling, 1, us, (int)rest, splits};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
 TileConfig BestTileConfig(const Gemm& p) {
   const KernelFamily family = FamilyOf(p);
   const TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
   if (family != KernelFamily::kFp32) return best;
-  const TileConfig large = BestTileConfig(KernelFamily::kLargeFp32, &p, 1, kMaxSplits);
+  const TileConfig large = BestLargeConfig(p);
   return large.us < best.us ? large : best;
 }
 
@@ -223,8 +253,9 @@ GemmParams MakeParams(const char* op, const Gemm& p, const TileConfig& config) {
   const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
   const bool aligned_a = Aligned16(p.a) && row_a % (p.u8 == U8Operand::kA ? 16 : 4) == 0;
   const bool aligned_b = Aligned16(p.b) && row_b % (p.u8 == U8Operand::kB ? 16 : 4) == 0;
-  return {p,         (int)rows, (int)cols,     splits,  KSlice(p.k, splits),
-          aligned_a, aligned_b, AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
+  return {p,         (int)rows,         (int)cols,     splits,  KSlice(p.k, splits),
+          aligned_a, aligned_b,         AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9,
+          0,         (int)(rows * cols)};
 }
 
 void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
@@ -235,6 +266,13 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32, LaunchLargeFp32, LaunchTf32,
                                                Launch3xTf32, LaunchU8};
   const auto launch = kLaunch[(int)config.family];
+  if (config.rest > 0) {
+    params.tiles -= config.rest;
+    launch(op, tiling, params, stream);
+    params.first_tile = params.tiles, params.tiles = config.rest;
+    params.splits = config.rest_splits, params.k_slice = KSlice(p.k, config.rest_splits);
+    return launch(op, tiling, params, stream);
+  }
   if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);

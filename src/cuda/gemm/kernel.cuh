@@ -23,6 +23,7 @@ struct GemmParams {
   bool aligned_out;           // the same of C and of the epilogue's operands
   float* partial;             // (splits, m, n), then (splits, sums); null: a cluster reduces
   bool allow_pdl;             // may launch while its predecessor drains
+  int first_tile = 0, tiles;  // those of this launch
 };
 
 struct TileCoord {
@@ -35,7 +36,7 @@ struct TileCoord {
 __device__ __forceinline__ TileCoord TileCoordOf(const GemmParams& params, int block) {
   constexpr int kGroup = 8;
   const int split = block % params.splits;
-  const int tile = block / params.splits;
+  const int tile = params.first_tile + block / params.splits;
   const int group = tile / (kGroup * params.col_tiles);
   const int in_group = tile % (kGroup * params.col_tiles);
   const int height = min(kGroup, params.row_tiles - group * kGroup);
@@ -321,7 +322,7 @@ constexpr size_t MemoryNbytes() {
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA = false>
 void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   const Gemm& p = params.gemm;
-  const unsigned blocks = (unsigned)(params.row_tiles * params.col_tiles * params.splits);
+  const unsigned blocks = (unsigned)(params.tiles * params.splits);
   const unsigned cluster = params.partial ? 1 : (unsigned)params.splits;
   const auto launch = [&](auto trans_a, auto trans_b) {
     LaunchClusters(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
@@ -346,6 +347,9 @@ struct TileConfig {
   KernelFamily family;
   int tiling, splits;
   double us;
+  // The last tiles, which are a launch of their own, and the splits of their K; 0 where there is
+  // one launch.
+  int rest = 0, rest_splits = 1;
 };
 // The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);

@@ -239,9 +239,9 @@ using U8Tilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
 // mma.sync m16n8k8: tf32 operands (10 bits of mantissa, rounded to nearest), float32 accumulation.
 //
-// kSplit is 3xtf32: each operand x is the sum of two in tf32, high = tf32(x) and low = tf32(x -
-// high), which leaves 2^-22 |x| or less. The product is low * high + high * low + high * high, in
-// this order, smallest first; low * low is below the rounding of float32.
+// kSplit is 3xtf32: an operand x is high + low, high = x rounded to tf32 and low = x - high, of
+// which the tensor core reads all bits but one. Their product is low * high + high * low + high *
+// high, in this order, smallest first; what is left out, low * low, is below 2^-22 |a b|.
 template <class T, bool kTransA, bool kTransB, bool kSplit>
 class TensorAccumulator {
   using Warp = WarpTile<T, kTransA, kTransB>;
@@ -304,8 +304,8 @@ class TensorAccumulator {
     for (int i = 0; i < kCount; i++)
 #pragma unroll
       for (int e = 0; e < kEach; e++) {
-        const float high = RoundedToTf32(x[i][e]);
-        low[i][e] = RoundedToTf32(x[i][e] - high);
+        const float high = __uint_as_float(__float_as_uint(RoundedToTf32(x[i][e])) & ~0x1fffu);
+        low[i][e] = fabsf(high) < INFINITY ? x[i][e] - high : 0.f;
         x[i][e] = high;
       }
   }
