@@ -82,19 +82,26 @@ DLSYS_INLINE void PackTransposed(const float* from, int64_t lines, int64_t line,
   }
 }
 
-template <int kWidth, int kPanel>
-DLSYS_INLINE void Pack(const float* from, int64_t lines, int64_t line, int64_t step, int64_t k,
-                       float* to) {
-  if (line != 1) return PackTransposed<kWidth, kPanel>(from, lines, line, k, to);
-  if (lines == kPanel) {
-    for (int64_t p = 0; p < k; p++) memcpy(to + p * kPanel, from + p * step, kPanel * sizeof(float));
-    return;
-  }
-  for (int64_t p = 0; p < k; p++) {
+// The panel from lines that are contiguous across it. What a row holds behind the last line is not
+// used, so it may be the next elements of the matrix, as far as there are any.
+template <int kPanel>
+DLSYS_INLINE void PackRows(const float* from, int64_t lines, int64_t step, int64_t k, float* to) {
+  const int64_t short_rows = (kPanel - lines + step - 1) / step;
+  const int64_t full = k > short_rows ? k - short_rows : 0;
+  for (int64_t p = 0; p < full; p++)
+    memcpy(to + p * kPanel, from + p * step, kPanel * sizeof(float));
+  for (int64_t p = full; p < k; p++) {
     float* row = to + p * kPanel;
     for (int64_t j = 0; j < lines; j++) row[j] = from[p * step + j];
     for (int64_t j = lines; j < kPanel; j++) row[j] = 0.f;
   }
+}
+
+template <int kWidth, int kPanel>
+DLSYS_INLINE void Pack(const float* from, int64_t lines, int64_t line, int64_t step, int64_t k,
+                       float* to) {
+  if (line == 1) return PackRows<kPanel>(from, lines, step, k, to);
+  PackTransposed<kWidth, kPanel>(from, lines, line, k, to);
 }
 
 }  // namespace cpu

@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "cpu/gemm/pack.h"
 #include "cpu/gemm/tile.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
@@ -20,7 +21,8 @@ namespace {
 const int64_t kBlockK = 400;       // K of a block: a panel of A stays in the L1 cache
 const int64_t kBlockN = 384;       // N of a block: a block of B stays in the L2 cache
 const int64_t kUnpackedM = 24;     // at most this M: packing B would not pay
-const int64_t kUnpackedN = 96;     // at most this N: packing A would not pay
+const int64_t kUnpackedN = 128;    // at most this N: packing A would not pay
+const int64_t kFewRows = 8;        // at most this M: a panel of A is read where it is
 const int64_t kDotM = 4;           // at most this M: dot products
 const int64_t kTasks = 8;          // per block at least, where it has as many tiles
 const int64_t kTaskMacs = 131072;  // multiply-adds worth a task
@@ -53,7 +55,8 @@ class BlockGemm {
       : p_(gemm), most_(most), k0_(k0), k_(k), n0_(n0), n_(n), panel_n_(kernels_.MaxTileN()) {
     panels_ = CeilDiv(n_, panel_n_);
     first_packed_ = p_.m <= kUnpackedM && p_.b.col == 1 ? n_ / panel_n_ : 0;
-    strided_ = p_.n <= kernels_.width || (p_.n <= kUnpackedN && !Aliases(p_.a));
+    strided_ = p_.n <= kernels_.width || p_.m <= kFewRows ||
+               (p_.n <= kUnpackedN && !Aliases(p_.a));
   }
 
   void Run() {
@@ -193,25 +196,48 @@ void RunSmall(const Gemm& p, int most) {
   ParallelFor(p.m, group, run, most);
 }
 
-// ---- a row, a column ----
+// ---- a row or a few, a column ----
 
-// The dot products of x with kRows rows of y, each of kSums partial sums whatever kRows is.
-template <int kRows>
-DLSYS_INLINE void Dots(const float* x, const float* y, int64_t row, int64_t n, float* c,
-                       int64_t c_step) {
-  const int kSums = 32;
-  float sum[kRows][kSums] = {};
+// c[0 .. count) = the dot products of x with rows of y, `row` apart, four at a time: each is the sum
+// of 32 partial ones.
+DLSYS_INLINE void FourDots(const float* x, const float* y, int64_t row, int64_t n, int64_t count,
+                           float* c) {
+  constexpr int kWidth = 16;
+  using Vector = Vectors<kWidth>::Aligned;
+  const float* rows[4];
+  for (int r = 0; r < 4; r++) rows[r] = y + std::min<int64_t>(r, count - 1) * row;
+  Vector sum[2][4] = {};
   int64_t k = 0;
-  for (; k + kSums <= n; k += kSums)
-    for (int r = 0; r < kRows; r++)
-      for (int j = 0; j < kSums; j++) sum[r][j] += x[k + j] * y[r * row + k + j];
-  for (int j = 0; k < n; k++, j++)
-    for (int r = 0; r < kRows; r++) sum[r][j] += x[k] * y[r * row + k];
-  for (int r = 0; r < kRows; r++) {
-    for (int width = kSums / 2; width > 0; width /= 2)
-      for (int j = 0; j < width; j++) sum[r][j] += sum[r][j + width];
-    c[r * c_step] = sum[r][0];
+  auto add = [&](Vector* to, int64_t some) __attribute__((always_inline)) {
+    Vector left, right;
+    LoadSome<kWidth>(x + k, some, &left);
+    DLSYS_UNROLL
+    for (int r = 0; r < 4; r++) {
+      LoadSome<kWidth>(rows[r] + k, some, &right);
+      to[r] += left * right;
+    }
+    k += kWidth;
+  };
+  while (k + 2 * kWidth <= n) {
+    add(sum[0], kWidth);
+    add(sum[1], kWidth);
   }
+  while (k < n) add(sum[0], n - k);
+  DLSYS_UNROLL
+  for (int r = 0; r < 4; r++) sum[0][r] += sum[1][r];
+  // Element 4 j + r of the last is a part of dot product r.
+  constexpr auto elements = std::make_integer_sequence<int, kWidth>{};
+  Vector* s = sum[0];
+  ExchangeBlocks<kWidth, 1>(s, s + 1, elements);
+  ExchangeBlocks<kWidth, 1>(s + 2, s + 3, elements);
+  s[0] += s[1];
+  s[2] += s[3];
+  ExchangeBlocks<kWidth, 2>(s, s + 2, elements);
+  s[0] += s[2];
+  float parts[kWidth];
+  memcpy(parts, s, sizeof parts);
+  for (int64_t r = 0; r < count; r++)
+    c[r] = (parts[r] + parts[4 + r]) + (parts[8 + r] + parts[12 + r]);
 }
 
 // A few rows of A times a transposed B: both are contiguous along k, so nothing is packed.
@@ -228,16 +254,34 @@ void RunDots(const Gemm& p, int most) {
   const int64_t row = p.b.col;
   auto run = [&](int64_t begin, int64_t end) {
     Dispatch([&]() __attribute__((always_inline)) {
-      for (int64_t i = 0; i < p.m; i++) {
-        const float* x = a + i * p.k;
-        float* c = p.c + i * p.n;
-        int64_t j = begin;
-        for (; j + 4 <= end; j += 4) Dots<4>(x, p.b.data + j * row, row, p.k, c + j, 1);
-        for (; j < end; j++) Dots<1>(x, p.b.data + j * row, row, p.k, c + j, 1);
-      }
+      for (int64_t j = begin; j < end; j += 4)
+        for (int64_t i = 0; i < p.m; i++)
+          FourDots(a + i * p.k, p.b.data + j * row, row, p.k, std::min<int64_t>(4, end - j),
+                   p.c + i * p.n + j);
     });
   };
   ParallelFor(p.n, std::max<int64_t>(4, kTaskMacs / (p.m * p.k)), run, most);
+}
+
+// One row of A times B: B is read once, several cache lines of a row at a time.
+void RunRow(const Gemm& p, int most) {
+  const TileKernels& kernels = CurrentTileKernels();
+  const int64_t cols = TileKernels::kRowVectors * kernels.width, full = p.n / cols;
+  auto run = [&](int64_t begin, int64_t end) {
+    TileArgs t = {p.k, p.a.data, 0, p.a.col, nullptr, p.b.row, nullptr, p.n, 1, cols, false};
+    for (int64_t panel = begin; panel < end; panel++) {
+      t.b = p.b.data + panel * cols;
+      t.c = p.c + panel * cols;
+      kernels.row(t);
+    }
+  };
+  ParallelFor(full, std::max<int64_t>(1, kTaskMacs / (p.k * cols)), run, most);
+  if (full * cols == p.n) return;
+  Gemm rest = p;
+  rest.n -= full * cols;
+  rest.b.data += full * cols;
+  rest.c += full * cols;
+  RunBlocks(rest, most);
 }
 
 // ---- long K ----
@@ -279,6 +323,7 @@ void RunPacked(Gemm p, int most) {
   if (p.n == 1 && p.m > 1)  // one column: the same sums as one row of the transposed GEMM
     p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};
   if (p.m <= kDotM && p.b.row == 1) return RunDots(p, most);
+  if (p.m == 1 && p.b.col == 1 && p.n > kMaxTileN) return RunRow(p, most);
   if (IsSmall(p)) return RunSmall(p, most);
   const int64_t parts = PartsOf(p);
   parts > 1 ? RunParts(p, CeilDiv(p.k, CeilDiv(p.k, parts)), most) : RunBlocks(p, most);

@@ -65,6 +65,7 @@ DLSYS_INLINE void Tile(const TileArgs& t) {
       DLSYS_FIVE(Tile##Isa, false, r0, r1, r2, r3, r4),                                      \
       {Pack##Isa<r0>, Pack##Isa<r1>, Pack##Isa<r2>, Pack##Isa<r3>, Pack##Isa<r4>},           \
       Pack##Isa<2 * width>,                                                                  \
+      Tile##Isa<1, TileKernels::kRowVectors, false>,                                         \
   }
 
 // The functions of an instruction set, by its attribute and the floats in a vector.

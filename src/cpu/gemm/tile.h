@@ -26,7 +26,8 @@ struct TileArgs {
 using TileFunction = void (*)(const TileArgs&);
 
 // Packs `to` (k, width) from `lines` rows of k values, `line` apart, elements `step` apart, one of
-// which is 1; the rest of a row is 0. `to` has room for kPackSlack more floats, which it may write.
+// which is 1; the rest of a row is arbitrary. `to` has room for kPackSlack more floats, which it may
+// write.
 using PackFunction = void (*)(const float* from, int64_t lines, int64_t line, int64_t step,
                               int64_t k, float* to);
 inline constexpr int64_t kPackSlack = 16;
@@ -41,6 +42,8 @@ struct TileKernels {
   TileFunction strided[kTileSizes][2];
   PackFunction pack_a[kTileSizes];  // panels of as many rows
   PackFunction pack_b;              // panels of MaxTileN() columns
+  TileFunction row;                 // one row by kRowVectors vectors, from A and B where they are
+  static constexpr int kRowVectors = 8;
 
   int MaxTileM() const { return tile_rows[kTileSizes - 1]; }
   int MaxTileN() const { return 2 * width; }
