@@ -52,7 +52,7 @@ GEMM = Ladder(
     "gemm",
     ("naive", "tiled", "register", "warp", "tensor", "hopper", "cublas")
     + ("blocked", "simd", "threads", "blas"),
-    numpy=("blas",),
+    numpy=("naive", "blas"),
 )
 CONV = Ladder(
     "conv",

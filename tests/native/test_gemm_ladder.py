@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import subprocess
+import sys
 import tempfile
 import unittest
 from typing import Any
@@ -18,6 +20,7 @@ import dlsys
 import dlsys.functional as F
 from dlsys import autodiff as ad
 from dlsys import gpu_op
+from dlsys.dtypes import FLOAT32
 from dlsys.errors import DeviceError, NotApplicableError, SignatureError
 from dlsys.executor.tune.microbenchmark import Microbenchmark
 from dlsys.ndarray import NDArray, array, empty, launch
@@ -290,6 +293,95 @@ def fetch_without_rung(fetch: ad.Node) -> ad.Node:
 CpuLadder, GpuLadder = on_native_devices(Ladder)
 
 
+class OfTheCpu(CpuLadder):  # type: ignore[misc, valid-type]
+    """What the packed rungs of the CPU have cases for."""
+
+    # Small: read in place, tiles that overlap. Rows 1024 apart: packed. Several blocks of N and
+    # of K. Rows and columns alone, few rows. A long K in parts.
+    CASES = [
+        *((7, 16, 5), (61, 63, 400), (12, 33, 401), (3, 20, 1024), (40, 33, 1024), (5, 100, 33)),
+        *((50, 800, 410), (26, 399, 801), (1, 700, 33), (2, 130, 70), (300, 1, 70), (13, 1, 32)),
+        *((10, 64, 20011), (33, 9, 8192)),
+    ]
+
+    def test_every_case_of_the_packed_rungs(self) -> None:
+        for shape, flags, rung in itertools.product(self.CASES, TRANSPOSES, ("simd", "threads")):
+            with self.subTest(rung=rung, shape=shape, transposed=flags):
+                operands = self.operands(*shape, flags)
+                got = self.product(operands, flags, rung, "fp32")
+                self.check(got, operands, flags, bound(shape[2], "fp32"))
+
+    def test_bits_do_not_depend_on_threads(self) -> None:
+        self.addCleanup(load().set_threads, settings.threads)
+        for shape, flags in itertools.product([*self.CASES, (97, 101, 103)], TRANSPOSES):
+            operands = self.operands(*shape, flags)
+            wanted = self.product(operands, flags, "simd", "fp32").tobytes()
+            for threads in (1, 2, 3):
+                with self.subTest(shape=shape, transposed=flags, threads=threads):
+                    load().set_threads(threads)
+                    got = self.product(operands, flags, "threads", "fp32").tobytes()
+                    self.assertEqual(got, wanted)
+
+    def test_infinities_stay_in_their_rows_and_columns(self) -> None:
+        for rung, (m, n) in itertools.product(("simd", "blocked", "naive"), ((31, 37), (100, 150))):
+            a, b = self.operands(m, n, 33, (False, False))
+            a[3, 5], b[2, 4] = np.inf, np.nan
+            with self.subTest(rung=rung, shape=(m, n)), np.errstate(invalid="ignore"):
+                got = self.product([a, b], (False, False), rung, "fp32")
+                np.testing.assert_array_equal(np.isfinite(got), np.isfinite(a @ b))
+
+    def test_without_a_blas_it_says_so(self) -> None:
+        # A process without numpy has none loaded; the system may have one.
+        program = f"""if True:
+            import ctypes
+            library = ctypes.CDLL({str(load().path)!r})
+            source = ctypes.c_char_p()
+            number = {load().index["cpu", "matmul", FLOAT32]}
+            status = library.DLAlgorithmSource(
+                ctypes.c_int64(number), ctypes.c_int64(5), ctypes.byref(source)
+            )
+            library.DLGetLastError.restype = ctypes.c_char_p
+            print(status, (source.value if status == 0 else library.DLGetLastError()).decode())
+        """
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertRegex(
+            done.stdout, "^4 no BLAS is loaded .*libopenblas.so.0|^0 .*(blas|blis|mkl)", done.stderr
+        )
+
+
+class Numpy(unittest.TestCase):
+    """The rungs of numpy, at float32 and float64."""
+
+    def test_rungs_forward_and_gradients(self) -> None:
+        rng = np.random.default_rng(8)
+        shapes = [((3, 1, 5, 4), (2, 4, 6)), ((5, 4), (4, 6)), ((5, 0), (0, 6))]
+        for rung, dtype, (left, right) in itertools.product(
+            GEMM.numpy, (np.float32, np.float64), shapes
+        ):
+            with self.subTest(rung=rung, dtype=dtype, shapes=(left, right)):
+                a, b = rng.standard_normal(left), rng.standard_normal(right)
+                nodes = ad.Variable("a", dtype=dtype), ad.Variable("b", dtype=dtype)
+                y = F.matmul(*nodes, algo=rung)
+                executor = ad.Executor([y, *ad.gradients(ad.sum_op(y), nodes)])
+                a, b = a.astype(dtype), b.astype(dtype)
+                got = executor.run(dict(zip(nodes, (a, b))))
+                exact, ones = a.astype(np.float64) @ b, np.ones(got[0].shape)
+                atol = 1e2 * np.finfo(dtype).eps
+                np.testing.assert_allclose(got[0], exact, rtol=0, atol=atol)
+                da = ones @ b.swapaxes(-1, -2)
+                db = a.astype(np.float64).swapaxes(-1, -2) @ ones
+                if a.ndim > 2:
+                    da, db = da.sum(1, keepdims=True), db.sum(0)
+                np.testing.assert_allclose(got[1], da, rtol=0, atol=atol)
+                np.testing.assert_allclose(got[2], db, rtol=0, atol=atol)
+
+    def test_a_rung_of_other_devices(self) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        executor = ad.Executor([ad.matmul_op(x, w, algo="simd")])
+        with self.assertRaisesRegex(NotApplicableError, "use auto, naive, blas"):
+            executor.run({x: np.ones((2, 3), np.float32), w: np.ones((3, 2), np.float32)})
+
+
 class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
     """What only rungs of the GPU do."""
 
@@ -342,4 +434,4 @@ class Words(unittest.TestCase):
                 call(x, w, algo="wrap")
 
 
-del Ladder, GpuLadder
+del Ladder, CpuLadder, GpuLadder

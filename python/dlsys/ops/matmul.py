@@ -40,6 +40,13 @@ def rung_attribute(node: Node) -> dict[str, str]:
     return {"algo": node.attrs["algo"]} if "algo" in node.attrs else {}
 
 
+def _sum_of_outer_products(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """numpy's rung `naive`: the columns of a times the rows of b, one k after the other."""
+    out[...] = 0
+    for k in range(a.shape[-1]):
+        out += a[..., :, k, None] * b[..., k, None, :]
+
+
 class Product(Op):
     """Base of GEMM operators: flags for transposes, the rule that both K agree, and `algo`, the
     rung of the ladder by which it is computed, which its gradients inherit.
@@ -71,6 +78,13 @@ class Product(Op):
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 2 * output.size * inputs[0].shape[-2 if node.attrs["trans_A"] else -1]
 
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        a, b, out = arrays
+        a = np.swapaxes(a, -1, -2) if node.attrs["trans_A"] else a
+        b = np.swapaxes(b, -1, -2) if node.attrs["trans_B"] else b
+        multiply = _sum_of_outer_products if node.attrs.get("algo") == "naive" else np.matmul
+        multiply(a, b, out=out)
+
 
 class MatMulOp(Product):
     """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
@@ -82,10 +96,6 @@ class MatMulOp(Product):
             raise node.error(f"expected two matrices, got {describe(node, specs)}")
         shape = self.extents(node, *specs)
         return Spec(shape, promote(node, *specs), specs[0].declared or specs[1].declared)
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        a, b, out = arrays
-        np.matmul(a.T if node.attrs["trans_A"] else a, b.T if node.attrs["trans_B"] else b, out=out)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         A, B = node.inputs
@@ -130,11 +140,6 @@ class BatchedMatMulOp(Product):
             raise node.error(f"leading dimensions do not broadcast: {describe(node, specs)}")
         declared = specs[0].declared or specs[1].declared
         return Spec((*batch, rows, columns), promote(node, *specs), declared)
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        a, b, out = arrays
-        a = np.swapaxes(a, -1, -2) if node.attrs["trans_A"] else a
-        np.matmul(a, np.swapaxes(b, -1, -2) if node.attrs["trans_B"] else b, out=out)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         A, B = node.inputs

@@ -14,6 +14,13 @@
 #define DLSYS_IVDEP _Pragma("GCC ivdep")
 #endif
 
+// Before a loop over registers: unrolled altogether, so that none of them needs an address.
+#ifdef __clang__
+#define DLSYS_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DLSYS_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 namespace dlsys {
 namespace cpu {
 
