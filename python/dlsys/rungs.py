@@ -56,7 +56,7 @@ GEMM = Ladder(
 )
 CONV = Ladder(
     "conv",
-    ("naive", "im2col", "winograd", "fft", "implicit", "cudnn"),
+    ("naive", "im2col", "winograd", "fft", "implicit", "depthwise", "cudnn"),
     numpy=("im2col",),
 )
 

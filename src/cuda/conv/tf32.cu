@@ -376,11 +376,12 @@ bool CorrelateTf32(const ConvCall& at, const Correlation& c) {
 
 namespace {
 
-constexpr const char* kName = "tensor_cores";
+constexpr const char* kName = "implicit mma";
 
-bool FitsTf32(const ConvCall& at, const Conv& conv) {
-  return at.precision == Precision::kTf32 && ComputeMajor(at.ctx.device_id) >= 8 &&
-         !conv.Depthwise();
+const char* Refusal(const ConvCall& at, const Conv& conv) {
+  if (at.precision != Precision::kTf32) return "it is for tf32";
+  if (ComputeMajor(at.ctx.device_id) < 8) return "the GPU has no tf32";
+  return conv.Depthwise() ? "it is for more than one channel a group" : nullptr;
 }
 
 std::vector<std::string> Variants(Pass pass) {
@@ -411,9 +412,31 @@ void Tf32FilterGradient(const ConvCall& at, const Conv& conv, const float* x, co
   if (!FilterGradientTf32(at, conv, x, dy, df)) Fallback(at).filter_gradient(at, conv, x, dy, df);
 }
 
+const ConvAlgorithm& Better(const ConvCall& at, const Conv& conv) {
+  return Refusal(at, conv) ? kImplicitGemm : kTensorCores;
+}
+
+void ImplicitForward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
+                     const float* bias, float* y) {
+  Better(at, conv).forward(at, conv, x, f, bias, y);
+}
+
+void ImplicitDataGradient(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
+                          float* dx) {
+  Better(at, conv).data_gradient(at, conv, f, dy, dx);
+}
+
+void ImplicitFilterGradient(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
+                            float* df) {
+  Better(at, conv).filter_gradient(at, conv, x, dy, df);
+}
+
 }  // namespace
 
-const ConvAlgorithm kTensorCores = {kName,       Variants,         nullptr,           FitsTf32,
+const ConvAlgorithm kImplicit = {"implicit",      nullptr,         nullptr,
+                                 nullptr,         ImplicitForward, ImplicitDataGradient,
+                                 ImplicitFilterGradient};
+const ConvAlgorithm kTensorCores = {kName,       Variants,         nullptr,           Refusal,
                                     Tf32Forward, Tf32DataGradient, Tf32FilterGradient};
 
 }  // namespace cuda
