@@ -49,6 +49,7 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     for node in ranked:
         if "algo" in node.attrs:
             node.attrs = {**node.attrs, "algorithm": _default(node, ctx)}
+    ranked = [node for node in ranked if not _is_settled(node)]
     if settings.tune == "off":
         return
     from ...runtime.tuning_cache import tuning_cache  # which the library's loading has imported
@@ -112,7 +113,17 @@ def _default(node: Node, ctx: Context) -> Algorithm:
         return HEURISTIC
     assert node.op.kernel is not None
     names = load().algorithms(ctx.kernel_device, node.op.kernel)
-    return Algorithm(names.index(node.attrs["algo"]) + 1, node.attrs["algo"])
+    rung = node.attrs["algo"]
+    with_product = f"{rung} {settings.gemm}"  # im2col has a variant for every rung of products
+    name = with_product if with_product in names else rung
+    return Algorithm(names.index(name) + 1, name)
+
+
+def _is_settled(node: Node) -> bool:
+    """True where settings name a variant, which leaves nothing to measure."""
+    return "algorithm" in node.attrs and rung_of(node.attrs["algorithm"].name) != str(
+        node.attrs["algorithm"]
+    )
 
 
 def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
