@@ -15,8 +15,9 @@ namespace {
 
 // The rungs, slowest first; a name of two words is a part of the rung before it.
 const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv,    &kIm2col,      &kWinograd,
-                                            &kFft,          &kImplicit,    &kImplicitGemm,
-                                            &kTensorCores,  &kDepthwise,   &kCudnn};
+                                            &kFft,          &kImplicit,    &kCompact,
+                                            &kImplicitGemm, &kTensorCores, &kDepthwise,
+                                            &kCudnn};
 
 bool IsRung(const ConvAlgorithm& algorithm) { return !strchr(algorithm.name, ' '); }
 
@@ -35,7 +36,7 @@ struct Ladder {
       if (!algorithm->variants) continue;
       int variant = 0;
       for (const std::string& name : algorithm->variants(pass))
-        Add(algorithm, variant++, std::string(algorithm->name) + " " + name);
+        Add(algorithm, variant++, algorithm->name + (name.empty() ? "" : " " + name));
     }
   }
 

@@ -412,30 +412,8 @@ void Tf32FilterGradient(const ConvCall& at, const Conv& conv, const float* x, co
   if (!FilterGradientTf32(at, conv, x, dy, df)) Fallback(at).filter_gradient(at, conv, x, dy, df);
 }
 
-const ConvAlgorithm& Better(const ConvCall& at, const Conv& conv) {
-  return Refusal(at, conv) ? kImplicitGemm : kTensorCores;
-}
-
-void ImplicitForward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
-                     const float* bias, float* y) {
-  Better(at, conv).forward(at, conv, x, f, bias, y);
-}
-
-void ImplicitDataGradient(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
-                          float* dx) {
-  Better(at, conv).data_gradient(at, conv, f, dy, dx);
-}
-
-void ImplicitFilterGradient(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
-                            float* df) {
-  Better(at, conv).filter_gradient(at, conv, x, dy, df);
-}
-
 }  // namespace
 
-const ConvAlgorithm kImplicit = {"implicit",      nullptr,         nullptr,
-                                 nullptr,         ImplicitForward, ImplicitDataGradient,
-                                 ImplicitFilterGradient};
 const ConvAlgorithm kTensorCores = {kName,       Variants,         nullptr,           Refusal,
                                     Tf32Forward, Tf32DataGradient, Tf32FilterGradient};
 
