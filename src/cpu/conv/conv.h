@@ -29,5 +29,15 @@ void DepthwiseForward(const Conv& conv, const float* x, const float* f, const fl
                       float* y);
 void DepthwiseFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
+// Winograd's F(kOut x kOut, 3 x 3) for kOut of 2 and 4: stride 1, no dilation. The larger tile
+// multiplies less and rounds more.
+bool WinogradFits(const Conv& conv);
+template <int kOut>
+void WinogradForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+template <int kOut>
+void WinogradDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
+template <int kOut>
+void WinogradFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
+
 }  // namespace cpu
 }  // namespace dlsys
