@@ -11,20 +11,29 @@ __all__ = ["einsum", "linear", "matmul", "outer"]
 
 
 @recorded
-def matmul(a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+def matmul(
+    a: Array,
+    b: Array,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    algo: str | None = None,
+) -> Array:
     """a @ b over the last two axes, (…, m, k) and (…, k, n) to (…, m, n); the axes before them
     broadcast by numpy's rule. A vector is a row on the left and a column on the right.
 
     transpose_a and transpose_b exchange the last two axes first; they are not for vectors. Floats
-    of one dtype, or integers. ShapeError where the inner extents differ.
+    of one dtype, or integers. `algo` names the rung of the ladder by which the product and its
+    gradients are computed, such as "tiled"; without it DLSYS_GEMM does. ShapeError where the inner
+    extents differ, SignatureError for an unknown rung; NotApplicableError, when it is computed, for
+    a rung that the device lacks or that cannot serve the product.
 
     Example: F.matmul(x, y, transpose_b=True)
     """
     a, b = as_node(a), as_node(b)
     if not (transpose_a or transpose_b):
-        return products.product(a, b)
+        return products.product(a, b, algo)
     both = products.matmul_op if a.ndim == b.ndim == 2 else products.batched_matmul_op
-    return both(a, b, transpose_a, transpose_b)
+    return both(a, b, transpose_a, transpose_b, algo=algo)
 
 
 @recorded

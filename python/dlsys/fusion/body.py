@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dtypes import is_narrow
 from ..errors import GraphError
-from ..graph.kinds import Bool, Choice, Instance, Kind
+from ..graph.kinds import Bool, Choice, Instance, Kind, Rung
 from ..graph.lines import where
 from ..graph.node import Node, Op, find_topo_sort
 from ..graph.signature import Signature
@@ -23,6 +23,7 @@ from ..ops.leaf import placeholder_op
 from ..ops.matmul import algorithm_number, precision_number
 from ..ops.movement import reshape_op
 from ..ops.random.device_batch import scaled_op
+from ..rungs import GEMM
 from ..runtime.interface import interface
 
 # By their numbers, which count from 1: kernels of activations, y = f(x), and of their gradients,
@@ -188,6 +189,7 @@ class FusedGemm(Fused):
 
     tolerance = 1e-4
     has_precision = tunable = True
+    ladder = GEMM
 
     def __init__(
         self, name: str, select: Selected, outputs: int = 1, any_dtype: tuple[int, ...] = ()
@@ -195,7 +197,8 @@ class FusedGemm(Fused):
         super().__init__(name, outputs, any_dtype)
         self._select = select
         kinds: dict[str, Kind] = {"body": Instance(Body), select.name: select.kind}
-        self.signature = Signature("*inputs", **kinds, trans_A=Bool(), trans_B=Bool())
+        kinds |= {"trans_A": Bool(), "trans_B": Bool(), "algo": Rung(GEMM)}
+        self.signature = Signature("*inputs", **kinds)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         flags = int(node.attrs["trans_A"]), int(node.attrs["trans_B"])

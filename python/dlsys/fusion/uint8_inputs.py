@@ -75,7 +75,7 @@ def _reading(reader: Node, views: Sequence[Node]) -> Reading | None:
     op = PRODUCTS.get(reader.op.kernel or "")
     if op is None:
         return reader.op.with_uint8(reader, positions) if isinstance(reader.op, Fused) else None
-    if positions != [0] or reader.attrs["trans_A"]:
+    if positions != [0] or reader.attrs["trans_A"] or "algo" in reader.attrs:
         return None
     body = reader.attrs.get("body") or close(reader.inputs, [reader])
     return op, {"activation": "", **reader.attrs, "body": with_uint8(body, positions)}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import as_dtype
+from ..rungs import Ladder
 
 REQUIRED = inspect.Parameter.empty  # the default of what must be given
 WRONG = (TypeError, ValueError, OverflowError)  # what `take` raises for a value of another kind
@@ -213,6 +214,13 @@ class Choice(Kind):
         if not isinstance(value, str) or value not in self.words:
             raise ValueError
         return value
+
+
+class Rung(Choice):
+    """A rung of a ladder, or auto; without it the ladder's setting counts."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        super().__init__(*ladder.words, default=None, omitted=True)
 
 
 class Instance(Kind):

@@ -14,6 +14,7 @@ from ..graph.node import Node
 from ..runtime.target import Target
 from .fresh_draws import draw_anew
 from .precision import set_precision
+from .rungs import settle_rungs
 from .simplify import simplify
 
 
@@ -65,6 +66,7 @@ PASSES = (
         place=1,
         when=lambda options: options.draws is not None,
     ),
+    Pass("rungs", lambda fetches, options: settle_rungs(fetches, options.target), place=2),
     # Fusions stand here, at places 10 to 90.
     Pass(
         "precision",

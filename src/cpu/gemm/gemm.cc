@@ -192,13 +192,23 @@ void CheckShapes(const char* op, const DLArray* a, bool trans_a, const DLArray* 
        ShapeText(b).c_str(), trans_b ? ".T" : "", ShapeText(c).c_str());
 }
 
-// float32 at every precision, by the only algorithm there is.
-void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
-            [[maybe_unused]] int64_t choice, [[maybe_unused]] int64_t precision, DLArray* c) {
-  RunGemm(CheckedGemm("matmul", a, trans_a, b, trans_b, c));
+// float32 at every precision.
+void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, int64_t algorithm,
+            [[maybe_unused]] int64_t precision, DLArray* c) {
+  RunGemm("matmul", CheckedGemm("matmul", a, trans_a, b, trans_b, c), algorithm);
 }
 
 DLSYS_KERNEL(cpu, matmul, MatMul);
+DLSYS_ALGORITHMS(cpu, matmul, GemmAlgorithms);
+
+void RunOnThreads(Gemm p) {
+  if (p.n == 1 && p.m > 1)  // one column: the same sums as one row of the transposed GEMM
+    p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};
+  if (p.m <= kDotM && p.b.row == 1)
+    DotGemm(p);
+  else
+    BlockedGemm(p);
+}
 
 }  // namespace
 
@@ -216,15 +226,18 @@ Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArra
               out};
 }
 
-void RunGemm(Gemm p) {
+const std::vector<Algorithm>& GemmAlgorithms() {
+  static const auto* const algorithms = new std::vector<Algorithm>{{"threads"}};
+  return *algorithms;
+}
+
+void RunGemm(const char* op, const Gemm& p, int64_t algorithm) {
+  const int64_t count = (int64_t)GemmAlgorithms().size();
+  if (algorithm < 0 || algorithm > count)
+    Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)count);
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) return Serially([&] { std::fill(p.c, p.c + p.m * p.n, 0.f); });
-  if (p.n == 1 && p.m > 1)  // one column: the same sums as one row of the transposed GEMM
-    p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};
-  if (p.m <= kDotM && p.b.row == 1)
-    DotGemm(p);
-  else
-    BlockedGemm(p);
+  RunOnThreads(p);
 }
 
 }  // namespace cpu

@@ -1,6 +1,7 @@
 // GEMM on the CPU, for operators that end in one.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "cpu/runtime/common.h"
 
@@ -24,9 +25,11 @@ struct Gemm {
 Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
                  int64_t trans_b, DLArray* c);
 
-// C = A B. The result is the same bits for any number of threads. Called from within a task it
-// stays on its thread.
-void RunGemm(Gemm p);
+// C = A B by an algorithm of GemmAlgorithms, counted from 1, or by the heuristic, 0. The result is
+// the same bits for any number of threads. Called from within a task it stays on its thread.
+void RunGemm(const char* op, const Gemm& p, int64_t algorithm);
+inline void RunGemm(const Gemm& p) { RunGemm("matmul", p, 0); }
+const std::vector<Algorithm>& GemmAlgorithms();
 
 }  // namespace cpu
 }  // namespace dlsys

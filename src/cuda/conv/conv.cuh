@@ -10,8 +10,6 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kHeuristic = -1;
-
 // One call: the operator's name for messages, device and stream, precision, and the variant of the
 // algorithm (its tile shape). A variant that cannot do a convolution fails with DL_NOT_APPLICABLE;
 // with kHeuristic the algorithm picks one that can.

@@ -1,7 +1,6 @@
-// Which kernel runs a GEMM: a cost model over tilings, split-K and cuBLAS (the heuristic), or the
-// algorithm that the caller chose, as the autotuner does. Also the split-K reduction before sm_90
-// and the epilogue after a GEMM by another library. gemm.cuh has the contract, kernel.cuh the
-// kernel.
+// Which kernel runs a GEMM where nobody says so: a cost model over tilings, split-K and cuBLAS.
+// Also the split-K reduction before sm_90 and the epilogue after a GEMM by another library.
+// gemm.cuh has the contract, kernel.cuh the kernel, ladder.cu the algorithms by name.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -50,15 +49,31 @@ struct TileCost {
 
 // In the order of WithTiling's index.
 constexpr int kTilings = 6;
-constexpr TileCost kFp32Costs[kTilings] = {
-    {128, 64, 1, 4.0, 54.6, 54.6}, {64, 64, 1, 3.7, 30, 30},   {64, 32, 2, 2.6, 20.5, 18.6},
-    {32, 32, 2, 2.5, 12.3, 8.8},   {32, 16, 2, 2.8, 6.9, 5.7}, {16, 32, 2, 2.8, 6.9, 5.7}};
-constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},   {64, 64, 1, 3.0, 12, 12},
-                                           {64, 32, 2, 2.5, 13.4, 9.2}, {32, 32, 2, 2.8, 7.9, 5.9},
-                                           {32, 16, 2, 2.9, 6.0, 4.6},  {16, 32, 2, 2.9, 6.0, 4.6}};
-constexpr TileCost kU8Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},  {64, 64, 1, 3.1, 10.3, 10.3},
-                                         {64, 32, 1, 3.3, 5.0, 5.0}, {32, 32, 2, 2.8, 4.7, 2.9},
-                                         {32, 16, 2, 2.7, 3.2, 3.9}, {16, 32, 2, 2.7, 3.2, 3.9}};
+constexpr std::array<TileCost, kTilings> kFp32Costs = {{{128, 64, 1, 4.0, 54.6, 54.6},
+                                                        {64, 64, 1, 3.7, 30, 30},
+                                                        {64, 32, 2, 2.6, 20.5, 18.6},
+                                                        {32, 32, 2, 2.5, 12.3, 8.8},
+                                                        {32, 16, 2, 2.8, 6.9, 5.7},
+                                                        {16, 32, 2, 2.8, 6.9, 5.7}}};
+constexpr std::array<TileCost, kTilings> kTf32Costs = {{{128, 64, 1, 3.5, 18, 18},
+                                                        {64, 64, 1, 3.0, 12, 12},
+                                                        {64, 32, 2, 2.5, 13.4, 9.2},
+                                                        {32, 32, 2, 2.8, 7.9, 5.9},
+                                                        {32, 16, 2, 2.9, 6.0, 4.6},
+                                                        {16, 32, 2, 2.9, 6.0, 4.6}}};
+// Three times the mma instructions of kTf32Costs.
+constexpr std::array<TileCost, kTilings> k3xTf32Costs = {{{128, 64, 1, 3.5, 40, 40},
+                                                          {64, 64, 1, 3.0, 25, 25},
+                                                          {64, 32, 2, 2.5, 19, 17},
+                                                          {32, 32, 2, 2.8, 12, 10},
+                                                          {32, 16, 2, 2.9, 8.0, 6.5},
+                                                          {16, 32, 2, 2.9, 8.0, 6.5}}};
+constexpr std::array<TileCost, kTilings> kU8Costs = {{{128, 64, 1, 3.5, 18, 18},
+                                                      {64, 64, 1, 3.1, 10.3, 10.3},
+                                                      {64, 32, 1, 3.3, 5.0, 5.0},
+                                                      {32, 32, 2, 2.8, 4.7, 2.9},
+                                                      {32, 16, 2, 2.7, 3.2, 3.9},
+                                                      {16, 32, 2, 2.7, 3.2, 3.9}}};
 
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
@@ -75,7 +90,7 @@ constexpr std::array<size_t, kTilings> EachSharedNbytes(std::index_sequence<k...
 }
 
 struct FamilyCosts {
-  const TileCost* costs;
+  std::array<TileCost, kTilings> costs;
   std::array<size_t, kTilings> nbytes;
 };
 const FamilyCosts& CostsOf(KernelFamily family) {
@@ -83,15 +98,16 @@ const FamilyCosts& CostsOf(KernelFamily family) {
   static constexpr FamilyCosts kAll[] = {
       {kFp32Costs, EachSharedNbytes<Fp32Tilings, Fp32Accumulator, false>(Indices())},
       {kTf32Costs, EachSharedNbytes<Tf32Tilings, Tf32Accumulator, false>(Indices())},
+      {k3xTf32Costs, EachSharedNbytes<Tf32Tilings, SplitTf32Accumulator, false>(Indices())},
       {kU8Costs, EachSharedNbytes<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(Indices())}};
   return kAll[(int)family];
 }
 
-constexpr double kWaveUs = 1.5;                     // of each wave of blocks after the first
-constexpr double kKernelUs = 3.5;                   // of a separate epilogue kernel
-constexpr double kReduceUs = 4.5;                   // of a separate sum of an operand
-constexpr double kCublasUs[] = {7.0, 7.0};          // by precision: fixed cost
-constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8};  // and FLOP per microsecond
+constexpr double kWaveUs = 1.5;                            // of each wave of blocks after the first
+constexpr double kKernelUs = 3.5;                          // of a separate epilogue kernel
+constexpr double kReduceUs = 4.5;                          // of a separate sum of an operand
+constexpr double kCublasUs[] = {7.0, 7.0, 7.0};            // by precision: fixed cost
+constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8, 4.5e7};  // and FLOP per microsecond
 
 int64_t KSlice(int64_t k, int64_t splits) {
   return CeilDiv(CeilDiv(k, splits), kKSliceUnit) * kKSliceUnit;
@@ -145,6 +161,8 @@ void RunEpilogue(const char* op, const Gemm& p, const float* partial, int splits
          AlignedOut(p));
 }
 
+}  // namespace
+
 void RunOperandSums(const char* op, const Gemm& p, DLStream stream) {
   const float* of = p.sums_of_a ? p.a : p.b;
   const int64_t extent = p.sums_of_a ? p.m : p.n;
@@ -160,12 +178,11 @@ bool OwnGemmIsForced() {
   return forced;
 }
 
-}  // namespace
-
 KernelFamily FamilyOf(const Gemm& p) {
   if (p.u8 != U8Operand::kNone) return KernelFamily::kU8;
-  const bool tensor = p.precision == Precision::kTf32 && ComputeMajor(p.ctx.device_id) >= 8;
-  return tensor ? KernelFamily::kTf32 : KernelFamily::kFp32;
+  if (p.precision == Precision::kFp32 || ComputeMajor(p.ctx.device_id) < 8)
+    return KernelFamily::kFp32;
+  return p.precision == Precision::kTf32 ? KernelFamily::kTf32 : KernelFamily::k3xTf32;
 }
 
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits) {
@@ -199,14 +216,15 @@ GemmParams MakeParams(const char* op, const Gemm& p, int tiling, int splits) {
           aligned_a, aligned_b, AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
 }
 
-void RunTiledGemm(const char* op, const Gemm& p, int tiling, int splits, DLStream stream) {
+void RunTiledGemm(const char* op, const Gemm& p, KernelFamily family, int tiling, int splits,
+                  DLStream stream) {
   const int64_t k_slice = KSlice(p.k, splits);
   if (k_slice > 0) splits = (int)CeilDiv(p.k, k_slice);
   GemmParams params = MakeParams(op, p, tiling, splits);
-  const KernelFamily family = FamilyOf(p);
-  const auto launch = family == KernelFamily::kU8     ? LaunchU8
-                      : family == KernelFamily::kTf32 ? LaunchTf32
-                                                      : LaunchFp32;
+  const auto launch = family == KernelFamily::kU8       ? LaunchU8
+                      : family == KernelFamily::kTf32   ? LaunchTf32
+                      : family == KernelFamily::k3xTf32 ? Launch3xTf32
+                                                        : LaunchFp32;
   if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
@@ -224,11 +242,8 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
-  const TileConfig config = BestTileConfig(FamilyOf(p), &p, 1, kMaxSplits);
-  RunTiledGemm(op, p, config.tiling, config.splits, stream);
+  RunTiledVariant(op, p, FamilyOf(p), kHeuristic, stream);
 }
-
-namespace {
 
 // What cuBLAS and cuBLASLt leave out.
 void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
@@ -245,53 +260,33 @@ void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   RunEpilogueAndSums(op, p, stream);
 }
 
-// Algorithms from 1 on: every tiling with every split-K, cuBLAS, the proposals of cuBLASLt.
-constexpr int kSplitsPerTiling = 4;  // 1, 2, 4 and 8 splits
-constexpr int kTiledAlgorithms = kTilings * kSplitsPerTiling;
-static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
+namespace {
 
-bool IsApplicable(const Gemm& p, int index) {
-  if (p.m == 0 || p.n == 0 || p.k == 0) return false;
-  if (index >= kTiledAlgorithms) return !OwnGemmIsForced() && p.u8 == U8Operand::kNone;
-  const size_t shared_limit = SharedLimit(p.ctx.device_id);
-  return FitsSharedMemory(shared_limit, CostsOf(FamilyOf(p)), index / kSplitsPerTiling) &&
-         HasNoEmptySplit(p.k, 1 << index % kSplitsPerTiling);
-}
+constexpr int kSplitsPerTiling = 4;  // 1, 2, 4 and 8 splits
+static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
 
 }  // namespace
 
-const std::vector<Algorithm>& GemmAlgorithms() {
-  static const std::vector<Algorithm>* const choices = [] {
-    auto* made = new std::vector<Algorithm>;
-    for (int k = 0; k < kTiledAlgorithms; k++) {
-      const TileCost& tile = kFp32Costs[k / kSplitsPerTiling];
-      made->push_back({"tiles " + std::to_string(tile.m) + "x" + std::to_string(tile.n) + " by " +
-                       std::to_string(1 << k % kSplitsPerTiling)});
-    }
-    made->push_back({"cublas", CublasSource});
-    for (int k = 1; k <= kLtProposals; k++)
-      made->push_back({"cublaslt " + std::to_string(k), CublasLtSource});
-    return made;
-  }();
-  return *choices;
+std::vector<std::string> TiledVariants(KernelFamily family) {
+  std::vector<std::string> names;
+  for (const TileCost& tile : CostsOf(family).costs)
+    for (int k = 0; k < kSplitsPerTiling; k++)
+      names.push_back(std::to_string(tile.m) + "x" + std::to_string(tile.n) + " by " +
+                      std::to_string(1 << k));
+  return names;
 }
 
-void RunGemm(const char* op, const Gemm& p, DLStream stream, int64_t choice) {
-  const std::vector<Algorithm>& choices = GemmAlgorithms();
-  if (choice < 0 || choice > (int64_t)choices.size())
-    Fail("%s: there is no choice %ld, expected 0 to %zu", op, (long)choice, choices.size());
-  if (choice == 0) return RunGemmByHeuristic(op, p, stream);
-  const int index = (int)choice - 1;
-  if (!IsApplicable(p, index)) NotApplicable(op, choices[index].name.c_str());
-  if (index < kTiledAlgorithms)
-    return RunTiledGemm(op, p, index / kSplitsPerTiling, 1 << index % kSplitsPerTiling, stream);
-  if (index == kTiledAlgorithms) {
-    CublasSource();
-    RunCublasGemm(op, p, stream);
-  } else {
-    RunCublasLtGemm(op, p, index - kTiledAlgorithms - 1, stream);
-  }
-  RunEpilogueAndSums(op, p, stream);
+bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
+  return FitsSharedMemory(SharedLimit(p.ctx.device_id), CostsOf(family),
+                          variant / kSplitsPerTiling) &&
+         HasNoEmptySplit(p.k, 1 << variant % kSplitsPerTiling);
+}
+
+void RunTiledVariant(const char* op, const Gemm& p, KernelFamily family, int variant,
+                     DLStream stream) {
+  TileConfig config = {variant / kSplitsPerTiling, 1 << variant % kSplitsPerTiling, 0};
+  if (variant == kHeuristic) config = BestTileConfig(family, &p, 1, kMaxSplits);
+  RunTiledGemm(op, p, family, config.tiling, config.splits, stream);
 }
 
 }  // namespace cuda

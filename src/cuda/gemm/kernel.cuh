@@ -335,8 +335,8 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
-// Families of kernels; a tiling index means the same tile size in each.
-enum class KernelFamily { kFp32, kTf32, kU8 };
+// Families of kernels; a tiling index means the same tile size in each that has it.
+enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8 };
 KernelFamily FamilyOf(const Gemm& gemm);
 
 // A tiling index and a number of splits, with the estimated time.
@@ -346,6 +346,15 @@ struct TileConfig {
 };
 // The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);
+// Runs a tiled kernel, K split over `splits` blocks.
+void RunTiledGemm(const char* op, const Gemm& gemm, KernelFamily family, int tiling, int splits,
+                  DLStream stream);
+// The variants of a rung of tiled kernels: every tiling with every split-K. kHeuristic asks for
+// BestTileConfig.
+std::vector<std::string> TiledVariants(KernelFamily family);
+bool FitsTiled(KernelFamily family, const Gemm& gemm, int variant);
+void RunTiledVariant(const char* op, const Gemm& gemm, KernelFamily family, int variant,
+                     DLStream stream);
 // Kernel parameters for that tiling, with K cut into `splits` slices.
 GemmParams MakeParams(const char* op, const Gemm& gemm, int tiling, int splits);
 
@@ -367,6 +376,7 @@ void WithTiling(int tiling, F&& f) {
 
 void LaunchFp32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+void Launch3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 // A is uint8 and not transposed.
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream);
 

@@ -162,8 +162,12 @@ using Tf32Tilings = TensorTilings<Tiling<64, 32, 4, 8, 8, 32, 4>>;
 using U8Tilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
 // mma.sync m16n8k8: tf32 operands (10 bits of mantissa, rounded to nearest), float32 accumulation.
-template <class T, bool kTransA, bool kTransB>
-class Tf32Accumulator {
+//
+// kSplit is 3xtf32: each operand x is the sum of two in tf32, high = tf32(x) and low = tf32(x -
+// high), which leaves 2^-22 |x| or less. The product is low * high + high * low + high * high, in
+// this order, smallest first; low * low is below the rounding of float32.
+template <class T, bool kTransA, bool kTransB, bool kSplit>
+class TensorAccumulator {
   using Warp = WarpTile<T, kTransA, kTransB>;
   static constexpr int kMmaM = T::kWarpM / 16, kMmaN = T::kWarpN / 8;
 
@@ -171,7 +175,7 @@ class Tf32Accumulator {
   using PanelA = typename Warp::PanelA;
   using PanelB = typename Warp::PanelB;
 
-  __device__ explicit Tf32Accumulator(const Gemm&) {}
+  __device__ explicit TensorAccumulator(const Gemm&) {}
 
   // Calls overlap() once, when the first fragments are being loaded.
   template <class F>
@@ -181,10 +185,14 @@ class Tf32Accumulator {
       float frag_a[kMmaM][4], frag_b[kMmaN][2];
       Read(a, b, k + step, frag_a, frag_b);
       if (step == 0) overlap();
-#pragma unroll
-      for (int i = 0; i < kMmaM; i++)
-#pragma unroll
-        for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(frag_a[i], frag_b[j], sums_[i][j]);
+      if constexpr (kSplit) {
+        float low_a[kMmaM][4], low_b[kMmaN][2];
+        Split(frag_a, low_a);
+        Split(frag_b, low_b);
+        Multiply(low_a, frag_b);
+        Multiply(frag_a, low_b);
+      }
+      Multiply(frag_a, frag_b);
     }
   }
 
@@ -204,22 +212,46 @@ class Tf32Accumulator {
   }
 
  private:
+  __device__ __forceinline__ void Multiply(const float (&frag_a)[kMmaM][4],
+                                           const float (&frag_b)[kMmaN][2]) {
+#pragma unroll
+    for (int i = 0; i < kMmaM; i++)
+#pragma unroll
+      for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(frag_a[i], frag_b[j], sums_[i][j]);
+  }
+
+  // Makes of each operand its high part, and the low part of it.
+  template <int kCount, int kEach>
+  static __device__ __forceinline__ void Split(float (&x)[kCount][kEach],
+                                               float (&low)[kCount][kEach]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+#pragma unroll
+      for (int e = 0; e < kEach; e++) {
+        const float high = RoundedToTf32(x[i][e]);
+        low[i][e] = RoundedToTf32(x[i][e] - high);
+        x[i][e] = high;
+      }
+  }
+
+  static __device__ __forceinline__ float Loaded(float x) { return kSplit ? x : RoundedToTf32(x); }
+
   __device__ __forceinline__ void Read(const float* a, const float* b, int k,
                                        float (&frag_a)[kMmaM][4], float (&frag_b)[kMmaN][2]) const {
     const int k_lane = k + warp_.lane % 4;
 #pragma unroll
     for (int i = 0; i < kMmaM; i++) {
       const int mn = warp_.row + 16 * i + warp_.lane / 4;
-      frag_a[i][0] = RoundedToTf32(Warp::PanelA::At(a, mn, k_lane));
-      frag_a[i][1] = RoundedToTf32(Warp::PanelA::At(a, mn + 8, k_lane));
-      frag_a[i][2] = RoundedToTf32(Warp::PanelA::At(a, mn, k_lane + 4));
-      frag_a[i][3] = RoundedToTf32(Warp::PanelA::At(a, mn + 8, k_lane + 4));
+      frag_a[i][0] = Loaded(Warp::PanelA::At(a, mn, k_lane));
+      frag_a[i][1] = Loaded(Warp::PanelA::At(a, mn + 8, k_lane));
+      frag_a[i][2] = Loaded(Warp::PanelA::At(a, mn, k_lane + 4));
+      frag_a[i][3] = Loaded(Warp::PanelA::At(a, mn + 8, k_lane + 4));
     }
 #pragma unroll
     for (int j = 0; j < kMmaN; j++) {
       const int mn = warp_.col + 8 * j + warp_.lane / 4;
-      frag_b[j][0] = RoundedToTf32(Warp::PanelB::At(b, mn, k_lane));
-      frag_b[j][1] = RoundedToTf32(Warp::PanelB::At(b, mn, k_lane + 4));
+      frag_b[j][0] = Loaded(Warp::PanelB::At(b, mn, k_lane));
+      frag_b[j][1] = Loaded(Warp::PanelB::At(b, mn, k_lane + 4));
     }
   }
 
@@ -231,6 +263,11 @@ class Tf32Accumulator {
   Warp warp_;
   float sums_[kMmaM][kMmaN][4] = {};
 };
+
+template <class T, bool kTransA, bool kTransB>
+using Tf32Accumulator = TensorAccumulator<T, kTransA, kTransB, false>;
+template <class T, bool kTransA, bool kTransB>
+using SplitTf32Accumulator = TensorAccumulator<T, kTransA, kTransB, true>;
 
 }  // namespace cuda
 }  // namespace dlsys

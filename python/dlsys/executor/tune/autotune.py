@@ -23,12 +23,13 @@ from ...dtypes import is_integral
 from ...errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
+from ...rungs import HEURISTIC, Algorithm, rung_of
 from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
 from ...runtime.target import target_of
 from ...settings import settings
 from ..plan.memory import Plan
-from .microbenchmark import HEURISTIC, Algorithm, Microbenchmark
+from .microbenchmark import Microbenchmark
 
 if TYPE_CHECKING:
     from ...runtime.tuning_cache import Measurement, TuningCache
@@ -44,6 +45,10 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     """Marks the nodes of an executor's own graph with the algorithms that measurements found. It is
     the last pass: precision, shapes and fusion are final.
     """
+    ranked = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
+    for node in ranked:
+        if "algo" in node.attrs:
+            node.attrs = {**node.attrs, "algorithm": _default(node, ctx)}
     if settings.tune == "off":
         return
     from ...runtime.tuning_cache import tuning_cache  # which the library's loading has imported
@@ -51,15 +56,14 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     known = tuning_cache()
     if settings.tune == "cached" and known.is_empty():
         return
-    nodes = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
-    if not nodes:
+    if not ranked:
         return
     environment = _environment(ctx)
     if settings.tune == "full":
         with _measuring:
-            _measure_unknown(nodes, ctx, known, environment)
+            _measure_unknown(ranked, ctx, known, environment)
     measured = known.measurements(environment)
-    for node in nodes:
+    for node in ranked:
         found = _algorithm(node, ctx, measured.get(key_of(node)))
         if found is not None and found.number:
             node.attrs = {**node.attrs, "algorithm": found}
@@ -79,19 +83,51 @@ def algorithms_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:
     found = {}
     for node in (step.node for plan in plans for step in plan.steps):
         if _is_open(node, ctx):
-            bare = node.derive(node.inputs, node.spec)
-            bare.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
-            found[key_of(bare)] = node.attrs["algorithm"].name if "algorithm" in node.attrs else ""
+            found[key_of(node)] = node.attrs["algorithm"].name if "algorithm" in node.attrs else ""
     return found
 
 
 def key_of(node: Node) -> str:
-    """The key of a measurement: the kernel, its arrays and scalars, and the precision."""
+    """The key of a measurement: the kernel, its arrays and scalars, the precision, and the rung
+    where one is named.
+    """
+    node = _without_algorithm(node)
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     arrays = " ".join(_array(x.spec) for x in node.inputs), " ".join(map(_array, made))
     scalars = " ".join(map(str, node.op.scalars(node)))
     precision = node.attrs.get("precision", "fp32")
-    return f"{node.op.kernel} {arrays[0]} -> {arrays[1]} | {scalars} | {precision}"
+    rung = f" | {node.attrs['algo']}" if "algo" in node.attrs else ""
+    return f"{node.op.kernel} {arrays[0]} -> {arrays[1]} | {scalars} | {precision}{rung}"
+
+
+def _without_algorithm(node: Node) -> Node:
+    bare = node.derive(node.inputs, node.spec)
+    bare.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
+    return bare
+
+
+def _default(node: Node, ctx: Context) -> Algorithm:
+    """The algorithm without a measurement: the heuristic, of the node's rung if it names one."""
+    if "algo" not in node.attrs:
+        return HEURISTIC
+    assert node.op.kernel is not None
+    names = load().algorithms(ctx.kernel_device, node.op.kernel)
+    return Algorithm(names.index(node.attrs["algo"]) + 1, node.attrs["algo"])
+
+
+def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
+    """The algorithms to measure beside the default: of the node's rung, or of all. A rung's own
+    heuristic is one of its variants.
+    """
+    assert node.op.kernel is not None
+    names = load().algorithms(ctx.kernel_device, node.op.kernel)
+    varied = {rung_of(name) for name in names if name != rung_of(name)}
+    wanted = node.attrs.get("algo")
+    return [
+        Algorithm(number, name)
+        for number, name in enumerate(names, 1)
+        if name not in varied and wanted in (None, rung_of(name)) and name != wanted
+    ]
 
 
 def _array(spec: Spec) -> str:
@@ -129,7 +165,7 @@ def _algorithm(node: Node, ctx: Context, measured: Measurement | None) -> Algori
     if measured is None:
         return None
     if not measured.algorithm:
-        return HEURISTIC
+        return _default(node, ctx)
     kernel = node.op.kernel
     assert kernel is not None
     names = load().algorithms(ctx.kernel_device, kernel)
@@ -184,12 +220,9 @@ def _measured(node: Node, ctx: Context) -> Measurement:
     """The fastest algorithm for a node whose results are right."""
     from ...runtime.tuning_cache import Measurement
 
-    kernel = node.op.kernel
-    assert kernel is not None
-    benchmark = Microbenchmark(node, ctx)
-    about = {HEURISTIC: benchmark.us_about(HEURISTIC)}
-    for number, name in enumerate(load().algorithms(ctx.kernel_device, kernel), 1):
-        algorithm = Algorithm(number, name)
+    benchmark, default = Microbenchmark(node, ctx), _default(node, ctx)
+    about = {default: benchmark.us_about(default)}
+    for algorithm in _candidates(node, ctx):
         try:
             about[algorithm] = benchmark.us_about(algorithm)
         except DeviceLostError:
@@ -199,29 +232,34 @@ def _measured(node: Node, ctx: Context) -> Measurement:
         except KernelError:
             continue  # it cannot compute this, or there is no memory for it
     limit = _HOPELESS * min(about.values())
-    us = {HEURISTIC: benchmark.us(HEURISTIC, about[HEURISTIC])}
+    us = {default: benchmark.us(default, about[default])}
     for algorithm, glance in about.items():
-        if glance <= limit and algorithm.number:
+        if glance <= limit and algorithm != default:
             try:
                 us[algorithm] = benchmark.us(algorithm, glance)
             except DeviceLostError:
                 raise
             except (KernelError, DeviceError):
                 continue  # it cannot be captured
-    best = _fastest_right(node, benchmark, us)
-    source = load().algorithm_source(ctx.kernel_device, kernel, best.number) if best.number else ""
-    return Measurement(best.name, source, round(us[best], 3), round(us[HEURISTIC], 3))
+    best = _fastest_right(node, benchmark, us, default)
+    if best == default:
+        return Measurement("", "", round(us[best], 3), round(us[best], 3))
+    assert node.op.kernel is not None
+    source = load().algorithm_source(ctx.kernel_device, node.op.kernel, best.number)
+    return Measurement(best.name, source, round(us[best], 3), round(us[default], 3))
 
 
-def _fastest_right(node: Node, benchmark: Microbenchmark, us: dict[Algorithm, float]) -> Algorithm:
-    wanted = benchmark.results(HEURISTIC)
+def _fastest_right(
+    node: Node, benchmark: Microbenchmark, us: dict[Algorithm, float], default: Algorithm
+) -> Algorithm:
+    wanted = benchmark.results(default)
     for algorithm in sorted(us, key=us.__getitem__):
-        if algorithm == HEURISTIC or us[algorithm] >= _TIE * us[HEURISTIC]:
+        if algorithm == default or us[algorithm] >= _TIE * us[default]:
             break
         if benchmark.is_right(algorithm, wanted):
             return algorithm
         _print(f"{key_of(node)}: {algorithm} is wrong by more than the tolerance, and passed over")
-    return HEURISTIC
+    return default
 
 
 def _print(line: str) -> None:

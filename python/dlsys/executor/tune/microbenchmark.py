@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ...errors import DeviceError
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ndarray import NDArray, array, empty
+from ...rungs import Algorithm
 from ...runtime.device import Context, stream, synchronize
 from ...runtime.library import bytes_of, load
 from ..run.tables import in_kernel_order
@@ -24,19 +25,6 @@ _MOST_LAUNCHES = 256  # of a graph
 _ROUNDS = 7
 _DRAWN = 262_147  # elements; larger arrays repeat them, a prime so that rows differ
 _LOW_BITS = 0x1FFF  # of a float32, which tf32 rounds away
-
-
-class Algorithm(NamedTuple):
-    """An algorithm by its number and name in the library; 0 is the kernel's heuristic."""
-
-    number: int
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-HEURISTIC = Algorithm(0, "")
 
 
 class Microbenchmark:
