@@ -133,6 +133,17 @@ DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& do
 // The stride is a constant where it is small.
 constexpr int64_t kPiece = 64;   // windows at a time
 constexpr int64_t kVector = 16;  // of them in a vector
+typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(64), aligned(4), may_alias));
+
+// Takes values that are larger than the best, whose indices are from, from + step, ….
+DLSYS_INLINE void KeepLarger(const Floats& values, int32_t from, int32_t step, Floats* best,
+                             Integers* at) {
+  constexpr Integers kCount = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Integers larger = ~(values <= *best) & (*best == *best);
+  *best = (Floats)((larger & (Integers)values) | (~larger & (Integers)*best));
+  *at = (larger & (from + step * kCount)) | (~larger & *at);
+}
 
 template <class Stride>
 DLSYS_INLINE void FindMaxOfPiece(const Pool& p, const float* x, const Seen& down, int64_t first,
@@ -155,12 +166,9 @@ DLSYS_INLINE void FindMaxOfPiece(const Pool& p, const float* x, const Seen& down
       for (int64_t j = 0; j < begin; j++) values[j] = kLeast;
       for (int64_t j = begin; j < end; j++) values[j] = x[row + j * stride];
       for (int64_t j = std::max(begin, end); j < n; j++) values[j] = kLeast;
-      for (int64_t j0 = 0; j0 < padded; j0 += kVector)
-        for (int64_t j = j0; j < j0 + kVector; j++) {
-          const bool larger = !(values[j] <= best[j]) & (best[j] == best[j]);
-          best[j] = larger ? values[j] : best[j];
-          at[j] = larger ? (int32_t)(row + j * stride) : at[j];
-        }
+      for (int64_t j = 0; j < padded; j += kVector)
+        KeepLarger(*(const Floats*)(values + j), (int32_t)(row + j * stride),
+                   (int32_t)(int64_t)stride, (Floats*)(best + j), (Integers*)(at + j));
     }
   std::copy(best, best + n, y);
   std::copy(at, at + n, argmax);
