@@ -57,7 +57,7 @@ GEMM = Ladder(
 CONV = Ladder(
     "conv",
     ("naive", "im2col", "winograd", "fft", "implicit", "cudnn"),
-    numpy=("im2col",),
+    numpy=("naive", "fft", "winograd", "implicit", "im2col"),
 )
 
 
