@@ -43,6 +43,19 @@ struct Gemm {
   const float* scale = nullptr;  // one float on the device: what a uint8 element is multiplied by
 };
 
+// op(A) or op(B): element (mn, k), a row of op(A) or a column of op(B), is at mn * of_mn + k *
+// of_k.
+struct Operand {
+  const float* data;
+  int64_t of_mn, of_k;
+};
+inline __host__ __device__ Operand OperandA(const Gemm& p) {
+  return {p.a, p.trans_a ? 1 : p.k, p.trans_a ? p.m : 1};
+}
+inline __host__ __device__ Operand OperandB(const Gemm& p) {
+  return {p.b, p.trans_b ? p.k : 1, p.trans_b ? 1 : p.n};
+}
+
 // Makes the GPU of the arrays current and checks dtypes and shapes.
 Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
                  int64_t trans_b, DLArray* c, U8Operand u8 = U8Operand::kNone,
@@ -72,9 +85,12 @@ struct GemmRung {
   bool (*fits)(const Gemm&, int variant);  // whether a variant can, or null where all can
   void (*run)(const char* op, const Gemm&, int variant, DLStream);
 };
-extern const GemmRung kWarp;    // FFMA, warp tiles, asynchronous copies, split-K
-extern const GemmRung kTensor;  // mma.sync, the same otherwise
-extern const GemmRung kCublas;  // cuBLAS and cuBLASLt
+extern const GemmRung kNaive;     // a thread an element
+extern const GemmRung kTiled;     // tiles in shared memory
+extern const GemmRung kRegister;  // and tiles in registers
+extern const GemmRung kWarp;      // FFMA, warp tiles, asynchronous copies, split-K
+extern const GemmRung kTensor;    // mma.sync, the same otherwise
+extern const GemmRung kCublas;    // cuBLAS and cuBLASLt
 
 // Runs the GEMM by an algorithm of GemmAlgorithms, counted from 1: a rung by its heuristic, or one
 // of its variants. 0 asks the heuristic: a tiled kernel, or cuBLAS where it is usable, estimated to

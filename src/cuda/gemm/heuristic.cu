@@ -41,6 +41,7 @@ constexpr int64_t kKSliceUnit = 16;              // whole quads, and little padd
 // Cost of a tiling in a captured graph, measured on an H200. Other chips scale all of them alike,
 // which rarely changes the order.
 struct TileCost {
+  const char* name;  // the tile, and its threads where two tilings differ by them
   int m, n;
   int resident;        // blocks that a multiprocessor runs concurrently
   double us;           // fixed cost of a launch
@@ -48,32 +49,27 @@ struct TileCost {
 };
 
 // In the order of WithTiling's index.
-constexpr int kTilings = 6;
-constexpr std::array<TileCost, kTilings> kFp32Costs = {{{128, 64, 1, 4.0, 54.6, 54.6},
-                                                        {64, 64, 1, 3.7, 30, 30},
-                                                        {64, 32, 2, 2.6, 20.5, 18.6},
-                                                        {32, 32, 2, 2.5, 12.3, 8.8},
-                                                        {32, 16, 2, 2.8, 6.9, 5.7},
-                                                        {16, 32, 2, 2.8, 6.9, 5.7}}};
-constexpr std::array<TileCost, kTilings> kTf32Costs = {{{128, 64, 1, 3.5, 18, 18},
-                                                        {64, 64, 1, 3.0, 12, 12},
-                                                        {64, 32, 2, 2.5, 13.4, 9.2},
-                                                        {32, 32, 2, 2.8, 7.9, 5.9},
-                                                        {32, 16, 2, 2.9, 6.0, 4.6},
-                                                        {16, 32, 2, 2.9, 6.0, 4.6}}};
+constexpr TileCost kFp32Costs[] = {
+    {"128x64", 128, 64, 1, 4.0, 54.6, 54.6}, {"64x64", 64, 64, 1, 3.7, 30, 30},
+    {"64x32", 64, 32, 2, 2.6, 20.5, 18.6},   {"32x32", 32, 32, 2, 2.5, 12.3, 8.8},
+    {"32x16", 32, 16, 2, 2.8, 6.9, 5.7},     {"16x32", 16, 32, 2, 2.8, 6.9, 5.7}};
+constexpr TileCost kLargeCosts[] = {{"128x128", 128, 128, 2, 5.0, 80, 72},
+                                    {"256x128", 256, 128, 1, 6.0, 148, 148},
+                                    {"128x128 in 128", 128, 128, 2, 5.0, 85, 75},
+                                    {"128x256", 128, 256, 1, 6.0, 148, 148}};
+constexpr TileCost kTf32Costs[] = {
+    {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
+    {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
+    {"32x16", 32, 16, 2, 2.9, 6.0, 4.6},  {"16x32", 16, 32, 2, 2.9, 6.0, 4.6}};
 // Three times the mma instructions of kTf32Costs.
-constexpr std::array<TileCost, kTilings> k3xTf32Costs = {{{128, 64, 1, 3.5, 40, 40},
-                                                          {64, 64, 1, 3.0, 25, 25},
-                                                          {64, 32, 2, 2.5, 19, 17},
-                                                          {32, 32, 2, 2.8, 12, 10},
-                                                          {32, 16, 2, 2.9, 8.0, 6.5},
-                                                          {16, 32, 2, 2.9, 8.0, 6.5}}};
-constexpr std::array<TileCost, kTilings> kU8Costs = {{{128, 64, 1, 3.5, 18, 18},
-                                                      {64, 64, 1, 3.1, 10.3, 10.3},
-                                                      {64, 32, 1, 3.3, 5.0, 5.0},
-                                                      {32, 32, 2, 2.8, 4.7, 2.9},
-                                                      {32, 16, 2, 2.7, 3.2, 3.9},
-                                                      {16, 32, 2, 2.7, 3.2, 3.9}}};
+constexpr TileCost k3xTf32Costs[] = {
+    {"128x64", 128, 64, 1, 3.5, 40, 40}, {"64x64", 64, 64, 1, 3.0, 25, 25},
+    {"64x32", 64, 32, 2, 2.5, 19, 17},   {"32x32", 32, 32, 2, 2.8, 12, 10},
+    {"32x16", 32, 16, 2, 2.9, 8, 6.5},   {"16x32", 16, 32, 2, 2.9, 8, 6.5}};
+constexpr TileCost kU8Costs[] = {
+    {"128x64", 128, 64, 1, 3.5, 18, 18}, {"64x64", 64, 64, 1, 3.1, 10.3, 10.3},
+    {"64x32", 64, 32, 1, 3.3, 5.0, 5.0}, {"32x32", 32, 32, 2, 2.8, 4.7, 2.9},
+    {"32x16", 32, 16, 2, 2.7, 3.2, 3.9}, {"16x32", 16, 32, 2, 2.7, 3.2, 3.9}};
 
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
@@ -83,24 +79,35 @@ constexpr size_t MaxSharedNbytes() {
                    MemoryNbytes<T, Accumulator<T, false, false>>(),
                    MemoryNbytes<T, Accumulator<T, false, true>>()});
 }
+
+// A tiling of a family: its cost, and the shared memory of a block.
+struct TileModel {
+  TileCost cost;
+  size_t nbytes;
+};
+using FamilyModel = std::vector<TileModel>;
+
 template <class Tilings, template <class, bool, bool> class Accumulator, bool kNeverTransA,
           size_t... k>
-constexpr std::array<size_t, kTilings> EachSharedNbytes(std::index_sequence<k...>) {
-  return {MaxSharedNbytes<std::tuple_element_t<k, Tilings>, Accumulator, kNeverTransA>()...};
+FamilyModel ModelOf(const TileCost* costs, std::index_sequence<k...>) {
+  return {{costs[k],
+           MaxSharedNbytes<std::tuple_element_t<k, Tilings>, Accumulator, kNeverTransA>()}...};
+}
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kNeverTransA = false,
+          size_t kCount>
+FamilyModel ModelOf(const TileCost (&costs)[kCount]) {
+  static_assert(kCount == std::tuple_size_v<Tilings>);
+  return ModelOf<Tilings, Accumulator, kNeverTransA>(costs, std::make_index_sequence<kCount>());
 }
 
-struct FamilyCosts {
-  std::array<TileCost, kTilings> costs;
-  std::array<size_t, kTilings> nbytes;
-};
-const FamilyCosts& CostsOf(KernelFamily family) {
-  using Indices = std::make_index_sequence<kTilings>;
-  static constexpr FamilyCosts kAll[] = {
-      {kFp32Costs, EachSharedNbytes<Fp32Tilings, Fp32Accumulator, false>(Indices())},
-      {kTf32Costs, EachSharedNbytes<Tf32Tilings, Tf32Accumulator, false>(Indices())},
-      {k3xTf32Costs, EachSharedNbytes<Tf32Tilings, SplitTf32Accumulator, false>(Indices())},
-      {kU8Costs, EachSharedNbytes<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(Indices())}};
-  return kAll[(int)family];
+const FamilyModel& ModelOf(KernelFamily family) {
+  static const auto* const models = new std::array<FamilyModel, kKernelFamilies>{
+      ModelOf<Fp32Tilings, Fp32Accumulator>(kFp32Costs),
+      ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
+      ModelOf<Tf32Tilings, Tf32Accumulator>(kTf32Costs),
+      ModelOf<Tf32Tilings, SplitTf32Accumulator>(k3xTf32Costs),
+      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs)};
+  return (*models)[(int)family];
 }
 
 constexpr double kWaveUs = 1.5;                            // of each wave of blocks after the first
@@ -138,8 +145,8 @@ bool HasNoEmptySplit(int64_t k, int splits) {
 }
 
 // Dynamic shared memory, and up to 4 KB that a kernel declares statically.
-bool FitsSharedMemory(size_t shared_limit, const FamilyCosts& costs, int tiling) {
-  return costs.nbytes[tiling] + 4096 <= shared_limit;
+bool FitsSharedMemory(size_t shared_limit, const TileModel& tile) {
+  return tile.nbytes + 4096 <= shared_limit;
 }
 
 // cuBLAS needs further kernels for the epilogue and for operand sums.
@@ -149,11 +156,6 @@ bool CublasIsFaster(const Gemm& p, double own_us) {
   if (!p.epilogue.Empty()) us += kKernelUs;
   if (p.sums) us += kReduceUs;
   return us < own_us;
-}
-
-bool AlignedOut(const Gemm& p) {
-  const Epilogue& e = p.epilogue;
-  return p.n % 4 == 0 && Aligned16(p.c) && Aligned16(e.bias) && Aligned16(e.side);
 }
 
 void RunEpilogue(const char* op, const Gemm& p, const float* partial, int splits, DLStream stream) {
@@ -188,22 +190,31 @@ KernelFamily FamilyOf(const Gemm& p) {
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits) {
   const int device = gemms->ctx.device_id, multiprocessors = Multiprocessors(device);
   const size_t shared_limit = SharedLimit(device);
-  const FamilyCosts& costs = CostsOf(family);
+  const FamilyModel& model = ModelOf(family);
   int64_t k = 0;
   for (int i = 0; i < count; i++) k = std::max(k, gemms[i].k);
-  TileConfig best = {kTilings - 1, 1, INFINITY};
-  for (int tiling = 0; tiling < kTilings; tiling++) {
-    if (!FitsSharedMemory(shared_limit, costs, tiling)) continue;
+  TileConfig best = {family, (int)model.size() - 1, 1, INFINITY};
+  for (int tiling = 0; tiling < (int)model.size(); tiling++) {
+    if (!FitsSharedMemory(shared_limit, model[tiling])) continue;
     for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
-      const double us = EstimateUs(gemms, count, k, costs.costs[tiling], splits, multiprocessors);
-      if (us < best.us) best = {tiling, splits, us};
+      const double us = EstimateUs(gemms, count, k, model[tiling].cost, splits, multiprocessors);
+      if (us < best.us) best = {family, tiling, splits, us};
     }
   }
   return best;
 }
 
-GemmParams MakeParams(const char* op, const Gemm& p, int tiling, int splits) {
-  const TileCost& size = kFp32Costs[tiling];
+TileConfig BestTileConfig(const Gemm& p) {
+  const KernelFamily family = FamilyOf(p);
+  const TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
+  if (family != KernelFamily::kFp32) return best;
+  const TileConfig large = BestTileConfig(KernelFamily::kLargeFp32, &p, 1, kMaxSplits);
+  return large.us < best.us ? large : best;
+}
+
+GemmParams MakeParams(const char* op, const Gemm& p, const TileConfig& config) {
+  const TileCost& size = ModelOf(config.family)[config.tiling].cost;
+  const int splits = config.splits;
   // One tile at least: operand sums need the tiles of an empty C too.
   const int64_t rows = std::max<int64_t>(1, CeilDiv(p.m, size.m));
   const int64_t cols = std::max<int64_t>(1, CeilDiv(p.n, size.n));
@@ -216,15 +227,14 @@ GemmParams MakeParams(const char* op, const Gemm& p, int tiling, int splits) {
           aligned_a, aligned_b, AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
 }
 
-void RunTiledGemm(const char* op, const Gemm& p, KernelFamily family, int tiling, int splits,
-                  DLStream stream) {
-  const int64_t k_slice = KSlice(p.k, splits);
-  if (k_slice > 0) splits = (int)CeilDiv(p.k, k_slice);
-  GemmParams params = MakeParams(op, p, tiling, splits);
-  const auto launch = family == KernelFamily::kU8       ? LaunchU8
-                      : family == KernelFamily::kTf32   ? LaunchTf32
-                      : family == KernelFamily::k3xTf32 ? Launch3xTf32
-                                                        : LaunchFp32;
+void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
+  const int64_t k_slice = KSlice(p.k, config.splits);
+  if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
+  const int tiling = config.tiling, splits = config.splits;
+  GemmParams params = MakeParams(op, p, config);
+  constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32, LaunchLargeFp32, LaunchTf32,
+                                               Launch3xTf32, LaunchU8};
+  const auto launch = kLaunch[(int)config.family];
   if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
@@ -242,7 +252,7 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
-  RunTiledVariant(op, p, FamilyOf(p), kHeuristic, stream);
+  RunTiledGemm(op, p, BestTileConfig(p), stream);
 }
 
 // What cuBLAS and cuBLASLt leave out.
@@ -253,8 +263,7 @@ void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
 
 void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const bool own = OwnGemmIsForced() || p.u8 != U8Operand::kNone;
-  if (own || !CublasIsFaster(p, BestTileConfig(FamilyOf(p), &p, 1, kMaxSplits).us) ||
-      *CublasError())
+  if (own || !CublasIsFaster(p, BestTileConfig(p).us) || *CublasError())
     return RunOwnGemm(op, p, stream);
   RunCublasGemm(op, p, stream);
   RunEpilogueAndSums(op, p, stream);
@@ -267,26 +276,22 @@ static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
 
 }  // namespace
 
+TileConfig VariantConfig(KernelFamily family, int variant) {
+  return {family, variant / kSplitsPerTiling, 1 << variant % kSplitsPerTiling, 0};
+}
+
 std::vector<std::string> TiledVariants(KernelFamily family) {
   std::vector<std::string> names;
-  for (const TileCost& tile : CostsOf(family).costs)
+  for (const TileModel& tile : ModelOf(family))
     for (int k = 0; k < kSplitsPerTiling; k++)
-      names.push_back(std::to_string(tile.m) + "x" + std::to_string(tile.n) + " by " +
-                      std::to_string(1 << k));
+      names.push_back(tile.cost.name + std::string(" by ") + std::to_string(1 << k));
   return names;
 }
 
-bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
-  return FitsSharedMemory(SharedLimit(p.ctx.device_id), CostsOf(family),
-                          variant / kSplitsPerTiling) &&
-         HasNoEmptySplit(p.k, 1 << variant % kSplitsPerTiling);
-}
-
-void RunTiledVariant(const char* op, const Gemm& p, KernelFamily family, int variant,
-                     DLStream stream) {
-  TileConfig config = {variant / kSplitsPerTiling, 1 << variant % kSplitsPerTiling, 0};
-  if (variant == kHeuristic) config = BestTileConfig(family, &p, 1, kMaxSplits);
-  RunTiledGemm(op, p, family, config.tiling, config.splits, stream);
+bool FitsTiled(const Gemm& p, const TileConfig& config) {
+  const TileModel& tile = ModelOf(config.family)[config.tiling];
+  return FitsSharedMemory(SharedLimit(p.ctx.device_id), tile) &&
+         HasNoEmptySplit(p.k, config.splits);
 }
 
 }  // namespace cuda

@@ -335,28 +335,30 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
-// Families of kernels; a tiling index means the same tile size in each that has it.
-enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8 };
+// Families of kernels, each of one accumulator and its tilings. A tiling index means the same tile
+// size in all but kLargeFp32.
+enum class KernelFamily { kFp32, kLargeFp32, kTf32, k3xTf32, kU8 };
+constexpr int kKernelFamilies = 5;
 KernelFamily FamilyOf(const Gemm& gemm);
 
-// A tiling index and a number of splits, with the estimated time.
+// A tiling index of a family and a number of splits, with the estimated time.
 struct TileConfig {
+  KernelFamily family;
   int tiling, splits;
   double us;
 };
 // The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);
-// Runs a tiled kernel, K split over `splits` blocks.
-void RunTiledGemm(const char* op, const Gemm& gemm, KernelFamily family, int tiling, int splits,
-                  DLStream stream);
-// The variants of a rung of tiled kernels: every tiling with every split-K. kHeuristic asks for
-// BestTileConfig.
+// The same for one GEMM, among the families that serve its precision.
+TileConfig BestTileConfig(const Gemm& gemm);
+void RunTiledGemm(const char* op, const Gemm& gemm, TileConfig config, DLStream stream);
+
+// The variants of a rung: every tiling of a family with every split-K.
 std::vector<std::string> TiledVariants(KernelFamily family);
-bool FitsTiled(KernelFamily family, const Gemm& gemm, int variant);
-void RunTiledVariant(const char* op, const Gemm& gemm, KernelFamily family, int variant,
-                     DLStream stream);
-// Kernel parameters for that tiling, with K cut into `splits` slices.
-GemmParams MakeParams(const char* op, const Gemm& gemm, int tiling, int splits);
+TileConfig VariantConfig(KernelFamily family, int variant);
+bool FitsTiled(const Gemm& gemm, const TileConfig& config);
+// Kernel parameters, with K cut into slices.
+GemmParams MakeParams(const char* op, const Gemm& gemm, const TileConfig& config);
 
 template <class T>
 struct Type {
@@ -375,6 +377,7 @@ void WithTiling(int tiling, F&& f) {
 }
 
 void LaunchFp32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+void LaunchLargeFp32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void Launch3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 // A is uint8 and not transposed.

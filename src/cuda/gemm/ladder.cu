@@ -7,7 +7,7 @@ namespace cuda {
 namespace {
 
 // Slowest first.
-const GemmRung* const kRungs[] = {&kWarp, &kTensor, &kCublas};
+const GemmRung* const kRungs[] = {&kNaive, &kTiled, &kRegister, &kWarp, &kTensor, &kCublas};
 
 // An algorithm of the list: a rung by its heuristic, or by a variant.
 struct Entry {

@@ -15,10 +15,12 @@ const char* Refusal(const Gemm& p) {
   return nullptr;
 }
 
-bool Fits(const Gemm& p, int variant) { return FitsTiled(FamilyOf(p), p, variant); }
+bool Fits(const Gemm& p, int variant) { return FitsTiled(p, VariantConfig(FamilyOf(p), variant)); }
 
 void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
-  RunTiledVariant(op, p, FamilyOf(p), variant, stream);
+  const TileConfig config =
+      variant == kHeuristic ? BestTileConfig(p) : VariantConfig(FamilyOf(p), variant);
+  RunTiledGemm(op, p, config, stream);
 }
 
 }  // namespace

@@ -149,6 +149,82 @@ class Fp32Accumulator {
   float sums_[T::kThreadM][T::kThreadN] = {};
 };
 
+// FFMA outer products for large tiles: both panels lie (k, mn), so that a thread's rows and columns
+// at one k are quads, read for the next k while this one's are multiplied.
+template <class T, bool kTransA, bool kTransB>
+class OuterAccumulator {
+  template <int kExtent, bool kKMajor>
+  using PanelOf = std::conditional_t<kKMajor, TransposedPanel<kExtent, T::kTileK, T::kThreads>,
+                                     Panel<kExtent, T::kTileK, T::kThreads, false, 4>>;
+
+ public:
+  using PanelA = PanelOf<T::kTileM, !kTransA>;
+  using PanelB = PanelOf<T::kTileN, kTransB>;
+
+  // Adjacent lanes share a column, lanes two apart a row: shared memory broadcasts to them.
+  __device__ explicit OuterAccumulator(const Gemm&) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    row_ = warp / T::kWarpsN * T::kWarpM + 4 * (lane % 2 + lane / (2 * T::kLanesN) * 2);
+    col_ = warp % T::kWarpsN * T::kWarpN + 4 * (lane / 2 % T::kLanesN);
+  }
+
+  // Multiplies the panels, k in [0, kTileK). Calls overlap() once.
+  template <class F>
+  __device__ __forceinline__ void Add(const float* a, const float* b, int, F&& overlap) {
+    float frag_a[2][T::kThreadM], frag_b[2][T::kThreadN];
+    Read<T::kLanesM>(a + row_, frag_a[0]);
+    Read<T::kLanesN>(b + col_, frag_b[0]);
+    overlap();
+#pragma unroll
+    for (int k = 0; k < T::kTileK; k++) {
+      if (k + 1 < T::kTileK) {
+        Read<T::kLanesM>(a + (k + 1) * PanelA::kPitch + row_, frag_a[(k + 1) % 2]);
+        Read<T::kLanesN>(b + (k + 1) * PanelB::kPitch + col_, frag_b[(k + 1) % 2]);
+      }
+#pragma unroll
+      for (int i = 0; i < T::kThreadM; i++)
+#pragma unroll
+        for (int j = 0; j < T::kThreadN; j++)
+          sums_[i][j] = fmaf(frag_a[k % 2][i], frag_b[k % 2][j], sums_[i][j]);
+    }
+  }
+
+  // Stores the accumulators to the tile in shared memory.
+  __device__ __forceinline__ void Store(float* tile, bool) const {
+#pragma unroll
+    for (int i = 0; i < T::kThreadM; i++) {
+      const int row = row_ + i / 4 * 4 * T::kLanesM + i % 4;
+#pragma unroll
+      for (int j = 0; j < T::kThreadN; j += 4)
+        *(float4*)(tile + row * T::kTilePitch + col_ + j * T::kLanesN) =
+            make_float4(sums_[i][j], sums_[i][j + 1], sums_[i][j + 2], sums_[i][j + 3]);
+    }
+  }
+
+ private:
+  // The quads of a thread, 4 * kLanes apart.
+  template <int kLanes, int kCount>
+  static __device__ __forceinline__ void Read(const float* from, float (&x)[kCount]) {
+#pragma unroll
+    for (int q = 0; q < kCount; q += 4) {
+      const float4 v = *(const float4*)(from + q * kLanes);
+      x[q] = v.x, x[q + 1] = v.y, x[q + 2] = v.z, x[q + 3] = v.w;
+    }
+  }
+
+  int row_, col_;
+  float sums_[T::kThreadM][T::kThreadN] = {};
+};
+
+// Tilings whose panels fit twice, or whose accumulators leave room for one block.
+template <int TileM, int TileN, int ThreadM, int ThreadN, int TileK, int Stages, int Resident>
+struct LargeTiling : Tiling<TileM, TileN, 1, ThreadM, ThreadN, TileK, Stages> {
+  static constexpr int kResident = Resident;
+};
+using LargeTilings =
+    std::tuple<LargeTiling<128, 128, 8, 8, 16, 4, 2>, LargeTiling<256, 128, 16, 8, 16, 4, 1>,
+               LargeTiling<128, 128, 16, 8, 16, 4, 2>, LargeTiling<128, 256, 8, 16, 16, 4, 1>>;
+
 // In the order of WithTiling's index: large, square, narrow, small, thin, flat.
 using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,
                                Tiling<64, 32, 4, 8, 4, 32, 4>, Tiling<32, 32, 4, 4, 4, 32, 5>,
@@ -163,9 +239,9 @@ using U8Tilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
 // mma.sync m16n8k8: tf32 operands (10 bits of mantissa, rounded to nearest), float32 accumulation.
 //
-// kSplit is 3xtf32: each operand x is the sum of two in tf32, high = tf32(x) and low = tf32(x -
-// high), which leaves 2^-22 |x| or less. The product is low * high + high * low + high * high, in
-// this order, smallest first; low * low is below the rounding of float32.
+// kSplit is 3xtf32: an operand x is high + low, high = x rounded to tf32 and low = x - high, of which
+// the tensor core reads all bits but one. Their product is low * high + high * low + high * high, in
+// this order, smallest first; what is left out, low * low, is below 2^-22 |a b|.
 template <class T, bool kTransA, bool kTransB, bool kSplit>
 class TensorAccumulator {
   using Warp = WarpTile<T, kTransA, kTransB>;
@@ -228,8 +304,8 @@ class TensorAccumulator {
     for (int i = 0; i < kCount; i++)
 #pragma unroll
       for (int e = 0; e < kEach; e++) {
-        const float high = RoundedToTf32(x[i][e]);
-        low[i][e] = RoundedToTf32(x[i][e] - high);
+        const float high = __uint_as_float(__float_as_uint(RoundedToTf32(x[i][e])) & ~0x1fffu);
+        low[i][e] = fabsf(high) < INFINITY ? x[i][e] - high : 0.f;
         x[i][e] = high;
       }
   }

@@ -12,15 +12,41 @@ void LaunchFp32(const char* op, int tiling, const GemmParams& params, DLStream s
   });
 }
 
-const GemmRung kWarp = {
-    "warp",
-    [] { return TiledVariants(KernelFamily::kFp32); },
-    nullptr,
-    RefusalOfU8,
-    [](const Gemm& p, int variant) { return FitsTiled(KernelFamily::kFp32, p, variant); },
-    [](const char* op, const Gemm& p, int variant, DLStream stream) {
-      RunTiledVariant(op, p, KernelFamily::kFp32, variant, stream);
-    }};
+void LaunchLargeFp32(const char* op, int tiling, const GemmParams& params, DLStream stream) {
+  WithTiling<LargeTilings>(tiling, [&](auto of) {
+    LaunchTiles<typename decltype(of)::type, OuterAccumulator>(op, params, stream);
+  });
+}
+
+namespace {
+
+// The large tilings follow the others.
+TileConfig ConfigOf(const Gemm& p, int variant) {
+  if (variant == kHeuristic) {
+    Gemm exact = p;
+    exact.precision = Precision::kFp32;
+    return BestTileConfig(exact);
+  }
+  static const int small = (int)TiledVariants(KernelFamily::kFp32).size();
+  return variant < small ? VariantConfig(KernelFamily::kFp32, variant)
+                         : VariantConfig(KernelFamily::kLargeFp32, variant - small);
+}
+
+std::vector<std::string> Variants() {
+  std::vector<std::string> names = TiledVariants(KernelFamily::kFp32);
+  for (std::string& name : TiledVariants(KernelFamily::kLargeFp32)) names.push_back(name);
+  return names;
+}
+
+bool Fits(const Gemm& p, int variant) { return FitsTiled(p, ConfigOf(p, variant)); }
+
+void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
+  RunTiledGemm(op, p, ConfigOf(p, variant), stream);
+}
+
+}  // namespace
+
+const GemmRung kWarp = {"warp", Variants, nullptr, RefusalOfU8, Fits, Run};
 
 }  // namespace cuda
 }  // namespace dlsys
