@@ -20,6 +20,7 @@ from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec, normalize_axes
+from ..ops.conv import tiles as numpy_form
 from ..ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,
@@ -27,7 +28,6 @@ from ..ops.conv.convolution import (
     filter_gradient_op,
 )
 from ..ops.conv.geometry import Pair, Windows
-from ..ops.conv import tiles as numpy_form
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
 from ..ops.conv.tiles import CUT, UINT8, Scratch, Tiles
 from ..ops.elementwise import relu_gradient_op, relu_op
@@ -127,7 +127,8 @@ class ConvPoolOp(Fused):
         if scratch:
             x, f, *bias = given
             operands = x, f, bias[0] if bias else None
-            if numpy_form.forward(geometry.tiles, operands, relu, *scratch, y, code):
+            floats, masks = scratch
+            if numpy_form.forward(geometry.tiles, operands, relu, floats, masks, y, code):
                 return
         argmax = np.empty(code.shape, INT32)
         super().numpy(node, *given, y, argmax)
@@ -175,7 +176,8 @@ class ConvPoolGradientOp(Fused):
         super().numpy(node, other, np.where(cut, np.zeros((), dy.dtype), dy), argmax, *made)
 
     def _by_tiles(self, node: Node, given: Any, scratch: Any, made: Any) -> bool:
-        return numpy_form.data_gradient(node.attrs["geometry"].tiles, given, *scratch, *made)
+        tiles, (floats, masks) = node.attrs["geometry"].tiles, scratch
+        return numpy_form.data_gradient(tiles, given, floats, masks, made[0])
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
         geometry: Geometry = node.attrs["geometry"]
@@ -186,9 +188,9 @@ class ConvPoolFilterGradientOp(ConvPoolGradientOp):
     """The gradients for the filter and, with two outputs, the bias, of (x, dy, code)."""
 
     def _by_tiles(self, node: Node, given: Any, scratch: Any, made: Any) -> bool:
-        df, *db = made
-        bias = db[0] if db else None
-        return numpy_form.filter_gradient(node.attrs["geometry"].tiles, given, *scratch, df, bias)
+        tiles, (floats, masks) = node.attrs["geometry"].tiles, scratch
+        bias = made[1] if self.outputs == 2 else None
+        return numpy_form.filter_gradient(tiles, given, floats, masks, made[0], bias)
 
     def lists(self, node: Node) -> tuple[int]:
         return (self.outputs,)

@@ -113,7 +113,8 @@ void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
 }
 
 void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
-                          Struct<WindowOptions> windows, int64_t groups, int64_t algorithm, int64_t) {
+                          Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
+                          int64_t) {
   const char* op = "conv2d_filter_gradient";
   const float *data = Input(op, x), *gradient = Input(op, dy);
   float* out = Output(op, df);

@@ -34,8 +34,8 @@ struct Complex {
 };
 
 // Columns of x (n, width) transformed in place. roots: exp(-2 pi i k / n) for k < n / 2.
-DLSYS_INLINE void TransformColumns(const Complex& x, int64_t n, int64_t width,
-                                   const Complex& roots, bool inverse) {
+DLSYS_INLINE void TransformColumns(const Complex& x, int64_t n, int64_t width, const Complex& roots,
+                                   bool inverse) {
   for (int64_t stage = 1; stage < n; stage *= 2) {
     const int64_t half = inverse ? stage : n / 2 / stage, by = n / 2 / half;
     for (int64_t k = 0; k < half; k++) {
@@ -62,8 +62,7 @@ DLSYS_INLINE void TransformColumns(const Complex& x, int64_t n, int64_t width,
 // Transforms of planes (h, w), both powers of two, to (w, h) in bit-reversed order and back.
 class Fft {
  public:
-  explicit Fft(HW size)
-      : size_(size), roots_(size.h + size.w) {
+  explicit Fft(HW size) : size_(size), roots_(size.h + size.w) {
     Serially([&] {
       FillRoots(size_.h, Roots(0, size_.h));
       FillRoots(size_.w, Roots(size_.h, size_.w));
@@ -136,7 +135,7 @@ struct Correlations {
   HW count, sample;                          // of a result: how many, and how far apart
   HW result_stride;
   int64_t result_a, result_b;
-  HW span;  // of the padded planes
+  HW span;                                 // of the padded planes
   const float *of_left, *of_right, *bias;  // of b, or null
   float* results;
 };
@@ -175,8 +174,8 @@ class FftProduct {
     const auto make = [&] { return Task(*this); };
     auto load = [&](int64_t begin, int64_t end, const Task& task) {
       for (int64_t t = begin; t < end; t++)
-        Transform(c_.left, c_.of_left + (first + t / c_.k) * c_.left_a + t % c_.k * c_.left_k,
-                  task, At(transformed, t));
+        Transform(c_.left, c_.of_left + (first + t / c_.k) * c_.left_a + t % c_.k * c_.left_k, task,
+                  At(transformed, t));
     };
     ParallelForWithScratch(count * c_.k, RowGrain(fft_.Numel()), make, load);
     auto multiply = [&](int64_t begin, int64_t end, const Task& task) {
@@ -184,15 +183,13 @@ class FftProduct {
         for (int64_t k = 0; k < c_.k; k++)
           Transform(c_.right, c_.of_right + b * c_.right_b + k * c_.right_k, task,
                     At(task.right.data(), k));
-        for (int64_t a = 0; a < count; a++)
-          Multiply(first + a, b, At(transformed, a * c_.k), task);
+        for (int64_t a = 0; a < count; a++) Multiply(first + a, b, At(transformed, a * c_.k), task);
       }
     };
     ParallelForWithScratch(c_.b, 1, make, multiply);
   }
 
-  void Transform(const Plane& plane, const float* from, const Task& task,
-                 const Complex& to) const {
+  void Transform(const Plane& plane, const float* from, const Task& task, const Complex& to) const {
     const Complex padded = task.Of(0, fft_.Numel());
     plane.Load(from, size_, padded.re);
     std::fill(padded.im, padded.im + fft_.Numel(), 0.f);
@@ -219,8 +216,7 @@ class FftProduct {
     float check = 0;
     for (int64_t i = 0; i < c_.count.h; i++)
       for (int64_t j = 0; j < c_.count.w; j++) {
-        const float value =
-            result.re[i * c_.sample.h * size_.w + j * c_.sample.w] * scale + bias;
+        const float value = result.re[i * c_.sample.h * size_.w + j * c_.sample.w] * scale + bias;
         to[i * c_.result_stride.h + j * c_.result_stride.w] = value;
         check += 0 * value;
       }

@@ -41,8 +41,8 @@ void FillFilters(const Correlation& c, int64_t group, float* to) {
         const int64_t t = k % kernel;
         const int64_t row = c.h.kernel_from + t / c.w.kernel_size * c.h.kernel_by;
         const int64_t col = c.w.kernel_from + t % c.w.kernel_size * c.w.kernel_by;
-        *to++ = c.filter[group * c.filter_group + r * c.filter_row +
-                         k / kernel * c.filter_channel + row * c.filter_width + col];
+        *to++ = c.filter[group * c.filter_group + r * c.filter_row + k / kernel * c.filter_channel +
+                         row * c.filter_width + col];
       }
   });
 }
@@ -70,8 +70,12 @@ void Correlate(const Correlation& c) {
     FillFilters(c, group, filters.data());
     for (int64_t image = group; image < c.images * c.groups; image += c.groups) {
       FillColumns(c, c.x + image * c.in_channels * Size(c.in), columns.data());
-      RunGemm({c.out_channels, c.Positions(), c.K(), {filters.data(), c.K(), 1},
-               {columns.data(), c.Positions(), 1}, results.data()});
+      RunGemm({c.out_channels,
+               c.Positions(),
+               c.K(),
+               {filters.data(), c.K(), 1},
+               {columns.data(), c.Positions(), 1},
+               results.data()});
       StoreResults(c, group, results.data(), c.out + image * c.out_channels * Size(c.out_hw));
       if (Workspace::Querying()) return;  // the others take as much
     }
@@ -96,9 +100,12 @@ void Im2colFilterGradient(const Conv& conv, const float* x, const float* dy, flo
   Serially([&] { std::fill(df, df + c.groups * numel, 0.f); });
   for (int64_t image = 0; image < c.images * c.groups; image++) {
     FillColumns(c, x + image * c.in_channels * Size(c.in), columns.data());
-    RunGemm({c.out_channels, c.K(), c.Positions(),
+    RunGemm({c.out_channels,
+             c.K(),
+             c.Positions(),
              {dy + image * c.out_channels * c.Positions(), c.Positions(), 1},
-             {columns.data(), 1, c.Positions()}, of_image.data()});
+             {columns.data(), 1, c.Positions()},
+             of_image.data()});
     float* to = df + image % c.groups * numel;
     ParallelFor(numel, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; k++) to[k] += of_image.data()[k];

@@ -38,8 +38,7 @@ void Correlate(const Correlation& c) {
       for (int64_t i = 0; i < c.h.count; i++)
         for (int64_t j = 0; j < c.w.count; j++) {
           const int64_t row = c.h.out_from + i * c.h.out_by, col = c.w.out_from + j * c.w.out_by;
-          c.out[plane * Size(c.out_hw) + row * c.out_hw.w + col] =
-              SumAt(c, x, filter, i, j) + bias;
+          c.out[plane * Size(c.out_hw) + row * c.out_hw.w + col] = SumAt(c, x, filter, i, j) + bias;
         }
     }
   });

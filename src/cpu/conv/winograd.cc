@@ -28,8 +28,8 @@ constexpr int64_t kSkew = 16;  // floats between the elements of a tile, against
 
 // ---- micro-kernels ----
 
-// c (rows, 2 vectors) = or += over k: A's element (r, k) is a[r * a_row + k % 16 * a_step + k / 16 *
-// a_block], B's row k is at b + k * b_step, its second vector at b2 + k * b_step.
+// c (rows, 2 vectors) = or += over k: A's element (r, k) is a[r * a_row + k % 16 * a_step + k / 16
+// * a_block], B's row k is at b + k * b_step, its second vector at b2 + k * b_step.
 struct ProductArgs {
   int64_t k, a_block, b_step, c_row;
   const float *a, *b, *b2;
@@ -70,10 +70,13 @@ struct ProductKernels {
   int most_tiles, filters;
   ProductFunction of_filters;
 };
-#define DLSYS_PRODUCTS(F, width, most, filters)                                        \
-  {                                                                                    \
-      width, {F<4, true>, F<most < 8 ? 4 : 8, true>, F<most < 12 ? 4 : 12, true>}, most, \
-      filters, F<filters, false>,                                                      \
+#define DLSYS_PRODUCTS(F, width, most, filters)                                    \
+  {                                                                                \
+      width,                                                                       \
+      {F<4, true>, F < most < 8 ? 4 : 8, true >, F < most < 12 ? 4 : 12, true > }, \
+      most,                                                                        \
+      filters,                                                                     \
+      F<filters, false>,                                                           \
   }
 
 template <int kRows, bool kOfTiles>
@@ -233,8 +236,8 @@ class WinogradConvolution {
     float taken[9 * kPanel] = {};
     const int64_t group = panel / panels_, first = panel % panels_ * kPanel;
     const int64_t count = std::min(kPanel, c_.out_channels - first);
-    const float* from = c_.filter + group * c_.filter_group + first * c_.filter_row +
-                        channel * c_.filter_channel;
+    const float* from =
+        c_.filter + group * c_.filter_group + first * c_.filter_row + channel * c_.filter_channel;
     if (channel < c_.in_channels)
       for (int64_t r = 0; r < count; r++, from += c_.filter_row)
         for (int64_t k = 0; k < 9; k++) {
@@ -255,7 +258,7 @@ class WinogradConvolution {
     const int64_t padded = RoundUp(most_rows * tiles_.w, kUnit);
     const ScratchArray<float> scratch(kElements * Transformed::Pitch(blocks_, padded));
     const Transformed images{scratch.data(), blocks_, padded};
-    const TileRows<kSize> rows{c_.x,   c_.groups,    c_.in_channels, c_.in, {Low(c_.h), Low(c_.w)},
+    const TileRows<kSize> rows{c_.x,   c_.groups, c_.in_channels, c_.in, {Low(c_.h), Low(c_.w)},
                                tiles_, kOut};
     TransformRows<InputMatrix<kOut>>(rows, group, chunk, images);
     const int64_t step = EvenBlock(most_rows, std::max<int64_t>(1, kTaskTiles / tiles_.w), 1);
@@ -313,8 +316,8 @@ class WinogradConvolution {
         const float* from = products + row * tiles_.w * kPanel + r;
         Dispatch([&]() __attribute__((always_inline)) {
           for (int64_t j = 0; j < tiles_.w; j++)
-            TransformTile<OutputMatrix<kOut>>(
-                from + j * kPanel, kSize * pitch, pitch, pixels + j * kOut * kBlock, width, kBlock);
+            TransformTile<OutputMatrix<kOut>>(from + j * kPanel, kSize * pitch, pitch,
+                                              pixels + j * kOut * kBlock, width, kBlock);
         });
         StoreRow(group, panel * kPanel + r, first + row, pixels);
       }
@@ -325,8 +328,8 @@ class WinogradConvolution {
     const int64_t count = std::min<int64_t>(kBlock, c_.out_channels - channel);
     const int64_t top = row % tiles_.h * kOut, rows = std::min<int64_t>(kOut, c_.h.count - top);
     const int64_t out = group * c_.out_channels + channel;
-    float* to = c_.out + (image * c_.groups * c_.out_channels + out) * Size(c_.out_hw) +
-                top * c_.out_hw.w;
+    float* to =
+        c_.out + (image * c_.groups * c_.out_channels + out) * Size(c_.out_hw) + top * c_.out_hw.w;
     Block check = {}, bias = {};
     for (int64_t k = 0; k < count && c_.bias; k++) bias[k] = c_.bias[out + k];
     for (int64_t i = 0; i < rows; i++) {
@@ -371,9 +374,8 @@ class FilterGradientOf {
     sums_ = sums.data();
     const int64_t of_row = kElements * (in_blocks_ + out_blocks_) * kBlock * tiles_.w;
     for (int64_t group = 0; group < c_.groups; group++) {
-      ForChunks(c_.n * tiles_.h, of_row, [&](const Chunk& chunk, int64_t most) {
-        RunChunk(group, chunk, most);
-      });
+      ForChunks(c_.n * tiles_.h, of_row,
+                [&](const Chunk& chunk, int64_t most) { RunChunk(group, chunk, most); });
       Store(group, df);
     }
     return finite_;
@@ -480,10 +482,10 @@ void WinogradFilterGradient(const Conv& conv, const float* x, const float* dy, f
   if (!finite || Workspace::Querying()) GemmFilterGradient(conv, x, dy, df);
 }
 
-#define DLSYS_WINOGRAD(kOut)                                                                    \
-  template void WinogradForward<kOut>(const Conv&, const float*, const float*, const float*,    \
-                                      float*);                                                  \
-  template void WinogradDataGradient<kOut>(const Conv&, const float*, const float*, float*);    \
+#define DLSYS_WINOGRAD(kOut)                                                                 \
+  template void WinogradForward<kOut>(const Conv&, const float*, const float*, const float*, \
+                                      float*);                                               \
+  template void WinogradDataGradient<kOut>(const Conv&, const float*, const float*, float*); \
   template void WinogradFilterGradient<kOut>(const Conv&, const float*, const float*, float*)
 DLSYS_WINOGRAD(2);
 DLSYS_WINOGRAD(4);

@@ -1,13 +1,14 @@
 """The rungs of convolution in numpy beside im2col: naive, implicit, fft and winograd.
 
-Each computes the convolution and its two gradients over arrays with the groups as an axis of their
-own: x and dx (N, groups, C, H, W), f and df (groups, O, C, kH, kW), y and dy (N, groups, O, oH, oW).
-Each result is written in full.
+Each computes the convolution and its two gradients over arrays with an axis of groups: x and dx
+(N, groups, C, H, W), f and df (groups, O, C, kH, kW), y and dy (N, groups, O, oH, oW). Each result
+is written in full.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,9 +40,9 @@ class Algorithm:
         raise NotImplementedError
 
 
-def at(offset: Pair) -> tuple:
-    """The key of a kernel offset in a filter (groups, O, C, kH, kW)."""
-    return (..., *offset)
+def at(last: Iterable[int | slice]) -> tuple[Any, ...]:
+    """The key of positions along the last two axes, such as of a kernel offset in filters."""
+    return (..., *last)
 
 
 class Naive(Algorithm):
@@ -51,18 +52,18 @@ class Naive(Algorithm):
         y.fill(0)
         for g, o, c in np.ndindex(*f.shape[:3]):
             for offset, to, seen in windows.kernel_offsets():
-                y[:, g, o][(..., *to)] += f[g, o, c][offset] * x[:, g, c][(..., *seen)]
+                y[:, g, o][at(to)] += f[g, o, c][offset] * x[:, g, c][at(seen)]
 
     def data(self, windows: Windows, f: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
         dx.fill(0)
         for g, o, c in np.ndindex(*f.shape[:3]):
             for offset, to, seen in windows.kernel_offsets():
-                dx[:, g, c][(..., *seen)] += f[g, o, c][offset] * dy[:, g, o][(..., *to)]
+                dx[:, g, c][at(seen)] += f[g, o, c][offset] * dy[:, g, o][at(to)]
 
     def filter(self, windows: Windows, x: np.ndarray, dy: np.ndarray, df: np.ndarray) -> None:
         for g, o, c in np.ndindex(*df.shape[:3]):
             for offset, to, seen in windows.kernel_offsets():
-                products = dy[:, g, o][(..., *to)] * x[:, g, c][(..., *seen)]
+                products = dy[:, g, o][at(to)] * x[:, g, c][at(seen)]
                 df[g, o, c][offset] = products.sum()
 
 
@@ -72,13 +73,13 @@ class Implicit(Algorithm):
     def forward(self, windows: Windows, x: np.ndarray, f: np.ndarray, y: np.ndarray) -> None:
         y.fill(0)
         for offset, to, seen in windows.kernel_offsets():
-            into = y[(..., *to)]
+            into = y[at(to)]
             into += np.matmul(f[at(offset)], columns(x, seen)).reshape(into.shape)
 
     def data(self, windows: Windows, f: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
         dx.fill(0)
         for offset, to, seen in windows.kernel_offsets():
-            into = dx[(..., *seen)]
+            into = dx[at(seen)]
             into += np.matmul(f[at(offset)].swapaxes(1, 2), columns(dy, to)).reshape(into.shape)
 
     def filter(self, windows: Windows, x: np.ndarray, dy: np.ndarray, df: np.ndarray) -> None:
@@ -89,7 +90,7 @@ class Implicit(Algorithm):
 
 def columns(x: np.ndarray, where: Slices) -> np.ndarray:
     """Images at some positions as matrices: (N, groups, channels, positions)."""
-    part = x[(..., *where)]
+    part = x[at(where)]
     return part.reshape(*part.shape[:3], part.shape[3] * part.shape[4])
 
 
@@ -140,13 +141,11 @@ def transformed(
         count = min(x.shape[3 + axis], room)
         into.append(slice(origin[axis], origin[axis] + count * spacing[axis], spacing[axis]))
         taken.append(slice(0, count))
-    plane[(..., *into)] = x[(..., *taken)]
+    plane[at(into)] = x[at(taken)]
     return np.moveaxis(np.fft.rfft2(plane), (3, 4), (0, 1))
 
 
-def sampled(
-    product: np.ndarray, size: tuple[int, ...], count: Pair, step: Pair
-) -> np.ndarray:
+def sampled(product: np.ndarray, size: tuple[int, ...], count: Pair, step: Pair) -> np.ndarray:
     """`count` elements, `step` apart, of the planes whose transforms are a product: (rows, columns,
     groups, A, B) to (groups, A, B, …).
     """
@@ -211,8 +210,10 @@ def tiles(x: np.ndarray, before: Pair, out: Pair, size: int) -> np.ndarray:
         stop = min(before[axis] + x.shape[3 + axis], extents[axis])
         into.append(slice(start, max(start, stop)))
         taken.append(slice(start - before[axis], max(start, stop) - before[axis]))
-    padded[(..., *into)] = x[(..., *taken)]
-    seen = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (3, 4))[..., ::2, ::2, :, :]
+    padded[at(into)] = x[at(taken)]
+    seen = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (3, 4))[
+        ..., ::2, ::2, :, :
+    ]
     seen = np.moveaxis(seen, 0, 2)
     return seen.reshape(*seen.shape[:5], size * size)
 

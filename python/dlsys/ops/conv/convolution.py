@@ -127,7 +127,11 @@ class Conv2dOp(ConvolutionOp):
 
 
 def convolve(
-    x: np.ndarray, f: np.ndarray, windows: Windows, groups: int, scratch: np.ndarray | None,
+    x: np.ndarray,
+    f: np.ndarray,
+    windows: Windows,
+    groups: int,
+    scratch: np.ndarray | None,
     y: np.ndarray,
 ) -> None:
     """y = the convolution of x by f, by im2col."""
@@ -319,7 +323,7 @@ class FilterGradientOp(ConvolutionOp):
         positions = windows.out[0] * windows.out[1]
         (n, c), o = x.shape[:2], dy.shape[1]
         df.fill(0)
-        grouped = by_group(part, groups)
+        sums = by_group(part, groups)
         for images in chunks(n, gradients.size // max(o * positions, 1)):
             count = images.stop - images.start
             across = gradients[: o * count * positions].reshape(o, count, *windows.out)
@@ -328,8 +332,8 @@ class FilterGradientOp(ConvolutionOp):
             matrix = matrix.reshape(c, *windows.size, count, *windows.out)
             gather(x[images].transpose(1, 0, 2, 3), matrix.transpose(0, 3, 1, 2, 4, 5), windows)
             left = across.reshape(groups, o // groups, count * positions)
-            right = matrix.reshape(groups, grouped.shape[2], count * positions)
-            np.matmul(left, right.transpose(0, 2, 1), out=grouped)
+            right = matrix.reshape(groups, sums.shape[2], count * positions)
+            np.matmul(left, right.transpose(0, 2, 1), out=sums)
             np.add(df, part, out=df)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
