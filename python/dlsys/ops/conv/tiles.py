@@ -125,10 +125,12 @@ def forward(
     code: np.ndarray,
 ) -> bool:
     """The maxima y (N, O, *out) of the convolution of x by f with bias and relu, and the codes of
-    their positions, uint8. False, with part of it computed, where a result is NaN: the zeros around
-    filters make NaN of infinities.
+    their positions, uint8. False, with part of it computed, where a result is NaN, as the zeros
+    around filters make of infinities, or where a bias is not finite, which makes maxima equal.
     """
     x, f, bias = arrays
+    if bias is not None and not np.isfinite(bias).all():
+        return False
     matrix = spread(tiles, f)
     for images in tiles.chunks(len(x)):
         s = Scratch(tiles, images.stop - images.start, floats, masks)
