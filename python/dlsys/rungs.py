@@ -36,11 +36,13 @@ class Ladder(NamedTuple):
             upper case are the environment variable.
         rungs: those of every device.
         numpy: those of the numpy forms, the usual one last.
+        outdone: those that another one outdoes for every shape, which are not measured.
     """
 
     setting: str
     rungs: tuple[str, ...]
     numpy: tuple[str, ...]
+    outdone: tuple[str, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -53,11 +55,13 @@ GEMM = Ladder(
     ("naive", "tiled", "register", "warp", "tensor", "hopper", "cublas")
     + ("blocked", "simd", "threads", "blas"),
     numpy=("blas",),
+    outdone=("naive", "tiled", "register", "blocked"),
 )
 CONV = Ladder(
     "conv",
-    ("naive", "im2col", "winograd", "fft", "implicit", "cudnn"),
+    ("naive", "im2col", "winograd", "fft", "implicit", "depthwise", "cudnn"),
     numpy=("naive", "fft", "winograd", "implicit", "im2col"),
+    outdone=("naive", "im2col"),
 )
 
 

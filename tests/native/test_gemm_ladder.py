@@ -4,7 +4,10 @@ gradients, within the error of its arithmetic, and says what it does not take.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
+import tempfile
 import unittest
 from typing import Any
 from unittest import mock
@@ -16,9 +19,10 @@ import dlsys.functional as F
 from dlsys import autodiff as ad
 from dlsys import gpu_op
 from dlsys.errors import DeviceError, NotApplicableError, SignatureError
+from dlsys.executor.tune.microbenchmark import Microbenchmark
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.matmul import PRECISIONS
-from dlsys.rungs import GEMM, rungs_among
+from dlsys.rungs import GEMM, Algorithm, rung_of, rungs_among
 from dlsys.runtime.device import Context, cpu
 from dlsys.runtime.library import load
 from dlsys.settings import settings
@@ -116,6 +120,13 @@ class Ladder:
                 operands = self.operands(36, 68, 40, flags)
                 got = self.product(operands, flags, rung, precision, offset=1)
                 self.check(got, operands, flags, bound(40, precision))
+
+    def test_a_large_k(self: Any) -> None:
+        for (rung, precision), flags in itertools.product(self.rungs(), ((True, False), (0, 1))):
+            with self.subTest(rung=rung, precision=precision, transposed=flags):
+                operands = self.operands(12, 20, 9001, flags)
+                got = self.product(operands, flags, rung, precision)
+                self.check(got, operands, flags, bound(9001, precision))
 
     def test_every_variant(self: Any) -> None:
         operands = self.operands(45, 70, 150, (False, True))
@@ -261,6 +272,11 @@ class Ladder:
                 self.check(y.numpy(), [a, b], (False, True), bound(8, "fp32"))
                 grad = np.ones((6, 7), np.float32)
                 self.check(x.grad.numpy(), [grad, b], (False, False), bound(7, "fp32"))
+        # The rung is part of what a tape is known by: after the same product by another one too.
+        missing = next(rung for rung in GEMM.rungs if rung not in rungs_among(self.algorithms()))
+        y = F.matmul(x, dlsys.tensor(b, device=device), transpose_b=True, algo=missing)
+        with self.assertRaisesRegex(NotApplicableError, f"algo='{missing}'"):
+            y.numpy()
 
 
 def fetch_without_rung(fetch: ad.Node) -> ad.Node:
@@ -284,6 +300,30 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
             "matmul: algo=tensor cannot compute this: .*the precision is fp32; use auto, naive, ",
         ):
             self.product(operands, (False, False), "tensor", "fp32")
+
+    def test_the_autotuner_stays_within_the_rung(self) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        feeds = dict(zip((x, w), self.operands(40, 48, 64, (False, False))))
+        tried: set[str] = set()
+
+        def us_of(benchmark: Microbenchmark, algorithm: Algorithm, about: float = 0) -> float:
+            benchmark.results(algorithm)
+            tried.add(algorithm.name)
+            return 1.0 if algorithm.name == "warp 64x64 by 1" else 2.0
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(settings, "tune", "full"),
+            mock.patch.object(settings, "tune_cache", f"{folder}/tuning.json"),
+            mock.patch.object(Microbenchmark, "us", us_of),
+            mock.patch.object(Microbenchmark, "us_about", us_of),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            executor = ad.Executor([ad.matmul_op(x, w, algo="warp")], self.ctx)
+            executor.run(feeds)
+        self.assertGreater(len(tried), 8)
+        self.assertEqual({rung_of(name) for name in tried}, {"warp"})
+        self.assertEqual(executor.report().plans[0].algorithms, ("matmul by warp 64x64 by 1",))
 
     def test_3xtf32_has_infinities(self) -> None:
         a, b = self.operands(20, 9, 16, (False, False))

@@ -28,7 +28,7 @@ SEAMS = {
     "executor.py": {"debug", "tune", "fusion"},
     "backend.py": {"capture"},
 }
-BUDGET = 3940  # the design aims at 3,500
+BUDGET = 3950  # the design aims at 3,500
 
 
 def core() -> dict[str, int]:

@@ -20,6 +20,7 @@ FLOORS = {
     "describe.py": 1,
     "dtypes.py": 1,
     "errors.py": 1,
+    "rungs.py": 1,
     "settings.py": 1,
     "files.py": 1,
     "interrupts.py": 1,
@@ -44,12 +45,14 @@ FLOORS = {
     "data": 8,
     "viz": 8,
     "profile": 8,
+    "learn": 9,
     "train": 9,
     "apps": 10,
     "__main__.py": 11,
 }
 ON_ONE_FLOOR = {
     ("settings.py", "errors.py"),
+    ("settings.py", "rungs.py"),
     ("describe.py", "errors.py"),
     ("files.py", "errors.py"),
     ("fusion", "passes"),

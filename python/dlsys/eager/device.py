@@ -82,8 +82,9 @@ def synchronize() -> None:
 
 
 def set_precision(precision: str, device: Device = None) -> None:
-    """Has products of Tensors on a device be computed in "fp32", the default, or "tf32", on the
-    tensor cores of a GPU that has them. It is of this thread. GraphError for another word.
+    """Has products of Tensors on a device be computed in "fp32", the default, or "tf32" or
+    "3xtf32", on the tensor cores of a GPU that has them. It is of this thread. GraphError for
+    another word.
     """
     engine = engine_of(device)
     engine.settle(writing=True)

@@ -37,6 +37,7 @@ from .run.feeds import Feeds, Signature
 from .run.runner import Runner, second_run
 from .run.transaction import Transaction
 from .tune.autotune import choose_kernels
+from .tune.rungs import RUNGS
 
 # Nothing is imported later, but what runtime.library.load imports: a child that is forked while
 # another thread imports a module waits for that module for ever.
@@ -48,11 +49,11 @@ class Executor(Views):
     """Computes nodes of a graph.
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
-    for native code. precision: fp32, or tf32 for matrix products on tensor cores, on GPUs that have
-    them. fusions: the passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves.
-    backend: that of executors which never run at the same time; they share the memory of its arena.
-    Plans are made once for each set of feed shapes and dtypes; a run after that allocates nothing.
-    An executor belongs to one thread at a time.
+    for native code. precision: fp32, or tf32 or 3xtf32 on GPUs with tensor cores. fusions: the
+    passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves. backend: that of
+    executors which never run at the same time; they share the memory of its arena. Plans are made
+    once for each set of feed shapes and dtypes; a run after that allocates nothing. An executor
+    belongs to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
@@ -267,7 +268,7 @@ class Executor(Views):
         if fusions is None:
             fusions = select(FUSIONS, settings.fusion)
         options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
-        fetches, passes = self.eval_node_list, arrange(fusions, options)
+        fetches, passes = self.eval_node_list, arrange((*fusions, RUNGS), options)
         show = pass_printer(passes, fetches, specs) if settings.debug >= 3 else None
         for one in passes:
             fetches = one.run(fetches, options)

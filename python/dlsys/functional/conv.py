@@ -35,6 +35,7 @@ def conv2d(
     padding: Any = 0,
     dilation: Pair = 1,
     groups: int = 1,
+    algo: str | None = None,
 ) -> Array:
     """The convolution (cross-correlation) of x (N, C, H, W) with weight (O, C/groups, kH, kW), plus
     bias (O,).
@@ -42,13 +43,15 @@ def conv2d(
     Gives (N, O, oH, oW), oH = (H + padding before and after - dilation·(kH - 1) - 1) // stride + 1.
     padding: an integer or a pair for both sides of each axis, ((top, bottom), (left, right)),
     "valid" (none) or "same" (oH = ceil(H / stride), an odd rest behind). groups: channels and
-    filters in that many parts that do not mix. Floats of one dtype. ShapeError for attributes or
-    shapes that do not fit.
+    filters in that many parts that do not mix. algo: the rung of the ladder by which the
+    convolution and its gradients are computed, such as "winograd"; without it DLSYS_CONV counts.
+    Floats of one dtype. ShapeError for attributes or shapes that do not fit, NotApplicableError when
+    it runs by a rung that cannot compute it.
 
     Example: F.conv2d(images, filters, padding=1)
     """
     return convolution.conv2d(
-        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups
+        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups, algo=algo
     )
 
 
@@ -61,17 +64,18 @@ def conv1d(
     padding: Any = 0,
     dilation: int = 1,
     groups: int = 1,
+    algo: str | None = None,
 ) -> Array:
     """The convolution (cross-correlation) of x (N, C, L) with weight (O, C/groups, k), plus bias
     (O,): (N, O, oL).
 
-    oL is as of `conv2d`. padding: an integer, (before, after), "same" or "valid". ShapeError for
-    attributes or shapes that do not fit.
+    oL and algo are as of `conv2d`. padding: an integer, (before, after), "same" or "valid".
+    ShapeError for attributes or shapes that do not fit.
 
     Example: F.conv1d(F.flatten(images, 2), F.flatten(filters, 2), stride=2)
     """
     return convolution.conv1d(
-        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups
+        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups, algo=algo
     )
 
 
@@ -85,19 +89,20 @@ def conv_transpose2d(
     output_padding: Pair = 0,
     groups: int = 1,
     dilation: Pair = 1,
+    algo: str | None = None,
 ) -> Array:
     """The transposed convolution of x (N, C, H, W) with weight (C, O/groups, kH, kW), plus bias
     (O,): the gradient of the convolution by weight for its data.
 
     Gives (N, O, oH, oW) with oH = (H - 1)·stride - padding before and after + dilation·(kH - 1) + 1
-    + output_padding. padding: as of `conv2d`, less "same". output_padding: below the stride.
+    + output_padding. padding and algo: as of `conv2d`, less "same". output_padding: below the stride.
     ShapeError for attributes or shapes that do not fit.
 
     Example: F.conv_transpose2d(F.conv2d(images, filters), filters, stride=2)
     """
     return convolution.conv_transpose2d(
         as_node(x), as_node(weight), optional(bias), stride, padding, output_padding, dilation,
-        groups,
+        groups, algo=algo,
     )  # fmt: skip
 
 

@@ -283,6 +283,8 @@ def _forward(graph: Graph, pool: Node, target: Target) -> Forward | None:
     found = _FORWARD.match(graph, pool)
     if found is None or found["conv"].spec.dtype != FLOAT32:
         return None
+    if "algo" in found["conv"].attrs:  # the fused kernels are no rung
+        return None
     if not all(user.op.projection for user in graph.users[pool]):
         return None
     conv, relu = found["conv"], found.get("relu")

@@ -102,7 +102,7 @@ class Op:
     movement: bool = False  # it moves or repeats elements and computes nothing
     has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
-    ladder: Ladder | None = None  # the rungs that its attribute `algo` may name (passes/rungs.py)
+    ladder: Ladder | None = None  # what its attribute `algo` may name (executor/tune/rungs.py)
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
     vocabulary: bool = True  # `dlsys.functional` names it: no part of others, not the course's

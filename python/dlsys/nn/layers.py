@@ -14,11 +14,12 @@ import numpy as np
 from .. import functional as F
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, Int, Kind
+from ..graph.kinds import Bool, Int, Kind, Rung
 from ..graph.lines import where
 from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
 from ..ops.conv.geometry import IntPair, Padding
+from ..rungs import CONV
 from .kinds import AsGiven, Function
 from .module import Module, changed
 
@@ -29,7 +30,12 @@ SIZE = Int(low=1)
 DRAWN: dict[str, Kind] = dict(initializer=Function(), rng=RNG)
 WINDOW = AsGiven(IntPair(low=1))
 SLIDING: dict[str, Kind] = dict(
-    stride=WINDOW, padding=AsGiven(Padding()), dilation=WINDOW, groups=SIZE, bias=Bool()
+    stride=WINDOW,
+    padding=AsGiven(Padding()),
+    dilation=WINDOW,
+    groups=SIZE,
+    bias=Bool(),
+    algo=Rung(CONV),
 )
 
 
@@ -71,7 +77,7 @@ class Filtered(Module):
         self.inputs, self.outputs, self.attrs = inputs, outputs, attrs
 
     def options(self) -> str:
-        usual = dict(stride=1, padding=0, output_padding=0, dilation=1, groups=1)
+        usual = dict(stride=1, padding=0, output_padding=0, dilation=1, groups=1, algo=None)
         shown = [str(self.inputs), str(self.outputs), str(self.weight.shape[2:])]
         return ", ".join(
             [*shown, *changed(self.attrs, usual), *["bias=False"] * (self.bias is None)]
@@ -100,10 +106,13 @@ class Conv2d(Filtered):
         *,
         initializer: Initializer = he_normal,
         rng: Rng = None,
+        algo: str | None = None,
     ) -> None:
         shape = filter_shape("Conv2d", inputs, outputs, window, groups)
         weight = drawn("Conv2d", initializer, shape, rng)
-        attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+        attrs = dict(
+            stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo
+        )
         super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
@@ -136,15 +145,17 @@ class ConvTranspose2d(Filtered):
         *,
         initializer: Initializer = he_normal,
         rng: Rng = None,
+        algo: str | None = None,
     ) -> None:
         shape = filter_shape("ConvTranspose2d", inputs, outputs, window, groups)
         filters = drawn("ConvTranspose2d", initializer, shape, rng)
         parts = filters.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
         weight = parts.reshape(inputs, outputs // groups, *shape[2:])
-        attrs = dict(stride=stride, padding=padding, output_padding=output_padding)
-        super().__init__(
-            weight, inputs, outputs, bias, attrs | {"dilation": dilation, "groups": groups}
+        attrs: dict[str, Any] = dict(
+            stride=stride, padding=padding, output_padding=output_padding
         )
+        attrs |= {"dilation": dilation, "groups": groups, "algo": algo}
+        super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
         return F.conv_transpose2d(x, self.weight, self.bias, **self.attrs)

@@ -6,10 +6,11 @@ from typing import Any
 
 from .. import functional as F
 from ..autodiff import Node
-from ..graph.kinds import Bool, Kind
+from ..graph.kinds import Bool, Kind, Rung
 from ..graph.signature import declared
 from ..init import Initializer, Rng, he_normal
 from ..ops.conv.geometry import IntPair
+from ..rungs import CONV
 from .kinds import AsGiven, Padding1d
 from .layers import DRAWN, SIZE, Filtered, drawn, filter_shape
 from .pool import Pool
@@ -25,7 +26,7 @@ class Conv1d(Filtered):
 
     @declared(
         inputs=SIZE, outputs=SIZE, window=SIZE, stride=SIZE, padding=PADDING, dilation=SIZE,
-        groups=SIZE, bias=Bool(), **DRAWN,
+        groups=SIZE, bias=Bool(), algo=Rung(CONV), **DRAWN,
     )  # fmt: skip
     def __init__(
         self,
@@ -40,10 +41,13 @@ class Conv1d(Filtered):
         *,
         initializer: Initializer = he_normal,
         rng: Rng = None,
+        algo: str | None = None,
     ) -> None:
         *shape, _, width = filter_shape("Conv1d", inputs, outputs, (1, window), groups)
         weight = drawn("Conv1d", initializer, (*shape, width), rng)
-        attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+        attrs = dict(
+            stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo
+        )
         super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:

@@ -14,7 +14,6 @@ from ..graph.node import Node
 from ..runtime.target import Target
 from .fresh_draws import draw_anew
 from .precision import set_precision
-from .rungs import settle_rungs
 from .simplify import simplify
 
 
@@ -66,7 +65,6 @@ PASSES = (
         place=1,
         when=lambda options: options.draws is not None,
     ),
-    Pass("rungs", lambda fetches, options: settle_rungs(fetches, options.target), place=2),
     # Fusions stand here, at places 10 to 90.
     Pass(
         "precision",

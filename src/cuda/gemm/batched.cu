@@ -5,6 +5,8 @@
 // One launch computes 64 x 64 tiles of all batches over K panels in shared memory, 4 x 4
 // accumulators a thread, limited by FFMA issue. Every element sums in the order of k. Large
 // matrices go one by one to the tiled kernels of kernel.cuh, and all by a rung that is named.
+#include <algorithm>
+
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -178,6 +180,33 @@ void BatchedMatmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
   batch.tiles = count * batch.row_tiles * batch.col_tiles;
   Launch(op, BatchedKernel, Blocks(batch.tiles, 1), kThreads, 0, stream, batch);
 }
+
+}  // namespace
+
+void RunBatchedGemm(const char* op, const BatchedGemm& batched, DLStream stream) {
+  const Gemm& p = batched.first;
+  if (!batched.count || !p.m || !p.n) return;
+  const int64_t row_tiles = CeilDiv(p.m, kTileMN), col_tiles = CeilDiv(p.n, kTileMN);
+  const int64_t tiles = batched.count * row_tiles * col_tiles;
+  // Those that fill the GPU alone, and those whose sums are worth splitting, go one by one.
+  const bool few = tiles < 2 * Multiprocessors(p.ctx.device_id) && p.k > 64 * kTileK;
+  if (few || p.m * p.n >= kLargeMnk / std::max<int64_t>(p.k, 1)) {
+    for (int64_t at = 0; at < batched.count; at++) {
+      Gemm gemm = p;
+      gemm.a += at * p.m * p.k, gemm.b += at * p.n * p.k, gemm.c += at * p.m * p.n;
+      RunGemm(op, gemm, stream);
+    }
+    return;
+  }
+  Loop loop{};
+  loop.Append(batched.count, p.m * p.k, p.n * p.k);
+  const Matrix a = p.trans_a ? Matrix{p.a, 1, p.m} : Matrix{p.a, p.k, 1};
+  const Matrix b = p.trans_b ? Matrix{p.b, 1, p.k} : Matrix{p.b, p.n, 1};
+  const Batch batch{a, b, p.c, p.m, p.n, p.k, row_tiles, col_tiles, tiles, loop};
+  Launch(op, BatchedKernel, Blocks(tiles, 1), kThreads, 0, stream, batch);
+}
+
+namespace {
 
 DLSYS_KERNEL(cuda, batched_matmul, BatchedMatmul);
 DLSYS_ALGORITHMS(cuda, batched_matmul, GemmAlgorithms);

@@ -98,6 +98,14 @@ extern const GemmRung kCublas;    // cuBLAS and cuBLASLt
 void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t algorithm = 0);
 const std::vector<Algorithm>& GemmAlgorithms();
 
+// `count` GEMMs of one shape, whose operands and results lie one behind the other from those of
+// `first` on; no epilogue, no sums.
+struct BatchedGemm {
+  Gemm first;
+  int64_t count;
+};
+void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
+
 void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
 void RunOwnGemm(const char* op, const Gemm& gemm, DLStream stream);
 // Applies the epilogue to C and makes the operand sums, for kernels that do neither.

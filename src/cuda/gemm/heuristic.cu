@@ -24,6 +24,7 @@ __global__ void EpilogueKernel(Gemm gemm, const float* partial, int splits, bool
     Quad quad = {q / quads, q % quads * 4, {}, {}};
     ReadSide(gemm, aligned, quad);
     const float* from = partial + quad.row * gemm.n + quad.col;
+#pragma unroll 8
     for (int split = 0; split < splits; split++, from += numel) {
 #pragma unroll
       for (int e = 0; e < 4; e++)
@@ -61,6 +62,10 @@ constexpr TileCost kTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
     {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
     {"32x16", 32, 16, 2, 2.9, 6.0, 4.6},  {"16x32", 16, 32, 2, 2.9, 6.0, 4.6}};
+constexpr TileCost kLargeTf32Costs[] = {{"128x128", 128, 128, 2, 5.0, 35, 30},
+                                        {"256x128", 256, 128, 1, 6.0, 60, 60}};
+constexpr TileCost kLarge3xTf32Costs[] = {{"128x128", 128, 128, 2, 5.0, 60, 58},
+                                          {"256x128", 256, 128, 1, 6.0, 118, 118}};
 // Three times the mma instructions of kTf32Costs.
 constexpr TileCost k3xTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 40, 40}, {"64x64", 64, 64, 1, 3.0, 25, 25},
@@ -103,14 +108,21 @@ FamilyModel ModelOf(const TileCost (&costs)[kCount]) {
 const FamilyModel& ModelOf(KernelFamily family) {
   static const auto* const models = new std::array<FamilyModel, kKernelFamilies>{
       ModelOf<Fp32Tilings, Fp32Accumulator>(kFp32Costs),
-      ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
       ModelOf<Tf32Tilings, Tf32Accumulator>(kTf32Costs),
       ModelOf<Tf32Tilings, SplitTf32Accumulator>(k3xTf32Costs),
-      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs)};
+      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs),
+      ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
+      ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
+      ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs)};
   return (*models)[(int)family];
 }
 
-constexpr double kWaveUs = 1.5;                            // of each wave of blocks after the first
+constexpr double kWaveUs = 1.5;  // of each wave of blocks after the first
+// A GEMM with so large a K may have more splits than a cluster has blocks, through a workspace of
+// at most so many elements.
+constexpr int64_t kDeepK = 8192;
+constexpr int kDeepSplits = 64;
+constexpr double kDeepNumel = 8e6;
 constexpr double kKernelUs = 3.5;                          // of a separate epilogue kernel
 constexpr double kReduceUs = 4.5;                          // of a separate sum of an operand
 constexpr double kCublasUs[] = {7.0, 7.0, 7.0};            // by precision: fixed cost
@@ -122,20 +134,28 @@ int64_t KSlice(int64_t k, int64_t splits) {
 
 // A cluster stays within a GPC, so that larger clusters leave more multiprocessors idle.
 double UsableMultiprocessors(int multiprocessors, int splits) {
-  return multiprocessors * (splits <= 2 ? 1.0 : splits <= 4 ? 0.91 : 0.85);
+  const bool any = splits <= 2 || splits > kMaxSplits;  // blocks without a cluster go anywhere
+  return multiprocessors * (any ? 1.0 : splits <= 4 ? 0.91 : 0.85);
 }
 
-// Estimated time of GEMMs in one launch, whose largest K is `k`.
-double EstimateUs(const Gemm* gemms, int count, int64_t k, const TileCost& cost, int splits,
-                  int multiprocessors) {
+double CountTiles(const Gemm* gemms, int count, const TileCost& cost) {
   double tiles = 0;
   for (const Gemm* p = gemms; p < gemms + count; p++)
     tiles += (double)(CeilDiv(p->m, cost.m) * CeilDiv(p->n, cost.n));
+  return tiles;
+}
+
+// Estimated time of tiles in one launch, the largest K of which is `k`.
+double EstimateUs(double tiles, int64_t k, const TileCost& cost, int splits, int multiprocessors) {
   const double on_each = std::ceil(tiles * splits / UsableMultiprocessors(multiprocessors, splits));
   const double waves = std::ceil(on_each / cost.resident);
   const double concurrent = on_each < cost.resident ? on_each : cost.resident;
   const double k_ns = waves * (cost.ns + (concurrent - 1) * cost.ns_more);
-  const double reduce_us = splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : 1.9;
+  const double reduce_us = splits == 1   ? 0
+                           : splits == 2 ? 0.7
+                           : splits == 4 ? 1.1
+                           : splits == 8 ? 1.9
+                                         : kKernelUs;
   return cost.us + reduce_us + (waves - 1) * kWaveUs + (double)KSlice(k, splits) * k_ns * 1e-3;
 }
 
@@ -197,18 +217,50 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int
   for (int tiling = 0; tiling < (int)model.size(); tiling++) {
     if (!FitsSharedMemory(shared_limit, model[tiling])) continue;
     for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
-      const double us = EstimateUs(gemms, count, k, model[tiling].cost, splits, multiprocessors);
+      const TileCost& cost = model[tiling].cost;
+      const double tiles = CountTiles(gemms, count, cost);
+      const double us = EstimateUs(tiles, k, cost, splits, multiprocessors);
       if (us < best.us) best = {family, tiling, splits, us};
     }
   }
   return best;
 }
 
-TileConfig BestTileConfig(const Gemm& p) {
-  const KernelFamily family = FamilyOf(p);
-  const TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
-  if (family != KernelFamily::kFp32) return best;
-  const TileConfig large = BestTileConfig(KernelFamily::kLargeFp32, &p, 1, kMaxSplits);
+namespace {
+
+bool HasLargeFamily(KernelFamily family) { return family < KernelFamily::kU8; }
+KernelFamily LargeFamily(KernelFamily family) {
+  return (KernelFamily)((int)family + (int)KernelFamily::kLargeFp32);
+}
+
+// The best large tiling. Where its last wave is nearly empty, the tiles of that wave may be a
+// launch of their own with a split K, from sm_90 on, where a cluster reduces them.
+TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
+  const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
+  TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
+  if (ComputeMajor(device) < 9) return best;
+  const FamilyModel& model = ModelOf(family);
+  for (int tiling = 0; tiling < (int)model.size(); tiling++) {
+    const TileCost& cost = model[tiling].cost;
+    const int64_t tiles = (int64_t)CountTiles(&p, 1, cost);
+    const int64_t wave = (int64_t)multiprocessors * cost.resident, rest = tiles % wave;
+    if (tiles < wave || rest == 0) continue;
+    const double full_us = EstimateUs((double)(tiles - rest), p.k, cost, 1, multiprocessors);
+    for (int splits = 2; splits <= kMaxSplits && HasNoEmptySplit(p.k, splits); splits *= 2) {
+      const double us = full_us + EstimateUs((double)rest, p.k, cost, splits, multiprocessors);
+      if (us < best.us) best = {family, tiling, 1, us, (int)rest, splits};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
+  const bool deep = p.k >= kDeepK && (double)p.m * p.n * kDeepSplits < kDeepNumel;
+  const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
+  if (!HasLargeFamily(family)) return best;
+  const TileConfig large = BestLargeConfig(LargeFamily(family), p);
   return large.us < best.us ? large : best;
 }
 
@@ -223,8 +275,9 @@ GemmParams MakeParams(const char* op, const Gemm& p, const TileConfig& config) {
   const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
   const bool aligned_a = Aligned16(p.a) && row_a % (p.u8 == U8Operand::kA ? 16 : 4) == 0;
   const bool aligned_b = Aligned16(p.b) && row_b % (p.u8 == U8Operand::kB ? 16 : 4) == 0;
-  return {p,         (int)rows, (int)cols,     splits,  KSlice(p.k, splits),
-          aligned_a, aligned_b, AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
+  return {p,         (int)rows,         (int)cols,     splits,  KSlice(p.k, splits),
+          aligned_a, aligned_b,         AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9,
+          0,         (int)(rows * cols)};
 }
 
 void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
@@ -232,10 +285,19 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
   const int tiling = config.tiling, splits = config.splits;
   GemmParams params = MakeParams(op, p, config);
-  constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32, LaunchLargeFp32, LaunchTf32,
-                                               Launch3xTf32, LaunchU8};
+  constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32,       LaunchTf32,      Launch3xTf32,
+                                               LaunchU8,         LaunchLargeFp32, LaunchLargeTf32,
+                                               LaunchLarge3xTf32};
   const auto launch = kLaunch[(int)config.family];
-  if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
+  if (config.rest > 0) {
+    params.tiles -= config.rest;
+    launch(op, tiling, params, stream);
+    params.first_tile = params.tiles, params.tiles = config.rest;
+    params.splits = config.rest_splits, params.k_slice = KSlice(p.k, config.rest_splits);
+    return launch(op, tiling, params, stream);
+  }
+  const bool clusters = ComputeMajor(p.ctx.device_id) >= 9 && splits <= kMaxSplits;
+  if (splits == 1 || clusters) return launch(op, tiling, params, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
@@ -252,7 +314,7 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
-  RunTiledGemm(op, p, BestTileConfig(p), stream);
+  RunTiledGemm(op, p, BestTileConfig(FamilyOf(p), p), stream);
 }
 
 // What cuBLAS and cuBLASLt leave out.
@@ -263,7 +325,7 @@ void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
 
 void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const bool own = OwnGemmIsForced() || p.u8 != U8Operand::kNone;
-  if (own || !CublasIsFaster(p, BestTileConfig(p).us) || *CublasError())
+  if (own || !CublasIsFaster(p, BestTileConfig(FamilyOf(p), p).us) || *CublasError())
     return RunOwnGemm(op, p, stream);
   RunCublasGemm(op, p, stream);
   RunEpilogueAndSums(op, p, stream);
@@ -276,21 +338,28 @@ static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
 
 }  // namespace
 
-TileConfig VariantConfig(KernelFamily family, int variant) {
-  return {family, variant / kSplitsPerTiling, 1 << variant % kSplitsPerTiling, 0};
+TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
+  if (variant == kHeuristic) return BestTileConfig(family, p);
+  const int tilings = (int)ModelOf(family).size(), tiling = variant / kSplitsPerTiling;
+  const int splits = 1 << variant % kSplitsPerTiling;
+  if (tiling < tilings) return {family, tiling, splits, 0};
+  return {LargeFamily(family), tiling - tilings, splits, 0};
 }
 
 std::vector<std::string> TiledVariants(KernelFamily family) {
   std::vector<std::string> names;
-  for (const TileModel& tile : ModelOf(family))
-    for (int k = 0; k < kSplitsPerTiling; k++)
-      names.push_back(tile.cost.name + std::string(" by ") + std::to_string(1 << k));
+  for (const KernelFamily each : {family, LargeFamily(family)})
+    for (const TileModel& tile : ModelOf(each))
+      for (int k = 0; k < kSplitsPerTiling; k++)
+        names.push_back(tile.cost.name + std::string(" by ") + std::to_string(1 << k));
   return names;
 }
 
-bool FitsTiled(const Gemm& p, const TileConfig& config) {
-  const TileModel& tile = ModelOf(config.family)[config.tiling];
-  return FitsSharedMemory(SharedLimit(p.ctx.device_id), tile) &&
+bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
+  const int small = (int)ModelOf(family).size() * kSplitsPerTiling;
+  if (variant >= small && !HasLargeFamily(family)) return false;
+  const TileConfig config = VariantConfig(family, p, variant);
+  return FitsSharedMemory(SharedLimit(p.ctx.device_id), ModelOf(config.family)[config.tiling]) &&
          HasNoEmptySplit(p.k, config.splits);
 }
 

@@ -10,5 +10,11 @@ void Launch3xTf32(const char* op, int tiling, const GemmParams& params, DLStream
   });
 }
 
+void LaunchLarge3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream) {
+  WithTiling<LargeTensorTilings>(tiling, [&](auto of) {
+    LaunchTiles<typename decltype(of)::type, SplitTf32Accumulator>(op, params, stream);
+  });
+}
+
 }  // namespace cuda
 }  // namespace dlsys

@@ -15,18 +15,22 @@ const char* Refusal(const Gemm& p) {
   return nullptr;
 }
 
-bool Fits(const Gemm& p, int variant) { return FitsTiled(p, VariantConfig(FamilyOf(p), variant)); }
+bool Fits(const Gemm& p, int variant) { return FitsTiled(FamilyOf(p), p, variant); }
 
 void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
-  const TileConfig config =
-      variant == kHeuristic ? BestTileConfig(p) : VariantConfig(FamilyOf(p), variant);
-  RunTiledGemm(op, p, config, stream);
+  RunTiledGemm(op, p, VariantConfig(FamilyOf(p), p, variant), stream);
 }
 
 }  // namespace
 
 void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream stream) {
   WithTiling<Tf32Tilings>(tiling, [&](auto of) {
+    LaunchTiles<typename decltype(of)::type, Tf32Accumulator>(op, params, stream);
+  });
+}
+
+void LaunchLargeTf32(const char* op, int tiling, const GemmParams& params, DLStream stream) {
+  WithTiling<LargeTensorTilings>(tiling, [&](auto of) {
     LaunchTiles<typename decltype(of)::type, Tf32Accumulator>(op, params, stream);
   });
 }

@@ -234,14 +234,17 @@ using TensorTilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64,
                                  Narrow, Tiling<32, 32, 8, 4, 8, 64, 3>,
                                  Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
 using Tf32Tilings = TensorTilings<Tiling<64, 32, 4, 8, 8, 32, 4>>;
+// Warps of 64 x 64: fewer words from shared memory for each mma, and fewer to split.
+using LargeTensorTilings =
+    std::tuple<LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 3, 1>>;
 // A of uint8: its panels take a quarter of the space, so a deeper kTileK fits.
 using U8Tilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
 // mma.sync m16n8k8: tf32 operands (10 bits of mantissa, rounded to nearest), float32 accumulation.
 //
-// kSplit is 3xtf32: an operand x is high + low, high = x rounded to tf32 and low = x - high, of which
-// the tensor core reads all bits but one. Their product is low * high + high * low + high * high, in
-// this order, smallest first; what is left out, low * low, is below 2^-22 |a b|.
+// kSplit is 3xtf32: an operand x is high + low, high = x rounded to tf32 and low = x - high, of
+// which the tensor core reads all bits but one. Their product is low * high + high * low + high *
+// high, in this order, smallest first; what is left out, low * low, is below 2^-22 |a b|.
 template <class T, bool kTransA, bool kTransB, bool kSplit>
 class TensorAccumulator {
   using Warp = WarpTile<T, kTransA, kTransB>;

@@ -20,28 +20,14 @@ void LaunchLargeFp32(const char* op, int tiling, const GemmParams& params, DLStr
 
 namespace {
 
-// The large tilings follow the others.
-TileConfig ConfigOf(const Gemm& p, int variant) {
-  if (variant == kHeuristic) {
-    Gemm exact = p;
-    exact.precision = Precision::kFp32;
-    return BestTileConfig(exact);
-  }
-  static const int small = (int)TiledVariants(KernelFamily::kFp32).size();
-  return variant < small ? VariantConfig(KernelFamily::kFp32, variant)
-                         : VariantConfig(KernelFamily::kLargeFp32, variant - small);
-}
+constexpr KernelFamily kFamily = KernelFamily::kFp32;
 
-std::vector<std::string> Variants() {
-  std::vector<std::string> names = TiledVariants(KernelFamily::kFp32);
-  for (std::string& name : TiledVariants(KernelFamily::kLargeFp32)) names.push_back(name);
-  return names;
-}
+std::vector<std::string> Variants() { return TiledVariants(kFamily); }
 
-bool Fits(const Gemm& p, int variant) { return FitsTiled(p, ConfigOf(p, variant)); }
+bool Fits(const Gemm& p, int variant) { return FitsTiled(kFamily, p, variant); }
 
 void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
-  RunTiledGemm(op, p, ConfigOf(p, variant), stream);
+  RunTiledGemm(op, p, VariantConfig(kFamily, p, variant), stream);
 }
 
 }  // namespace

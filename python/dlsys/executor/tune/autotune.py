@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from ...runtime.tuning_cache import Measurement, TuningCache
 
 _TIE = 0.98  # of the heuristic's time; a smaller gain is not worth other bits
-_HOPELESS = 2.0  # times the best estimate: not measured further
+# An estimate above so many times the best one, and so many microseconds more, is not measured
+# further: of long kernels estimates are good to a few percent, of short ones launches are a part.
+_HOPELESS, _HOPELESS_US = 1.15, 5.0
 
 _measuring = threading.Lock()  # concurrent measurements would disturb each other
 _warned: set[str] = set()  # reasons why a library cannot be used
@@ -49,6 +51,7 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     for node in ranked:
         if "algo" in node.attrs:
             node.attrs = {**node.attrs, "algorithm": _default(node, ctx)}
+    ranked = [node for node in ranked if not _is_settled(node)]
     if settings.tune == "off":
         return
     from ...runtime.tuning_cache import tuning_cache  # which the library's loading has imported
@@ -112,21 +115,35 @@ def _default(node: Node, ctx: Context) -> Algorithm:
         return HEURISTIC
     assert node.op.kernel is not None
     names = load().algorithms(ctx.kernel_device, node.op.kernel)
-    return Algorithm(names.index(node.attrs["algo"]) + 1, node.attrs["algo"])
+    rung = node.attrs["algo"]
+    with_product = f"{rung} {settings.gemm}"  # im2col has a variant for every rung of products
+    name = with_product if with_product in names else rung
+    return Algorithm(names.index(name) + 1, name)
+
+
+def _is_settled(node: Node) -> bool:
+    """True where settings name a variant, which leaves nothing to measure."""
+    return "algorithm" in node.attrs and rung_of(node.attrs["algorithm"].name) != str(
+        node.attrs["algorithm"]
+    )
 
 
 def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
-    """The algorithms to measure beside the default: of the node's rung, or of all. A rung's own
-    heuristic is one of its variants.
+    """The algorithms to measure beside the default: of the node's rung, or of all but the rungs
+    that later ones outdo for every shape. A rung's own heuristic is one of its variants.
     """
     assert node.op.kernel is not None
     names = load().algorithms(ctx.kernel_device, node.op.kernel)
     varied = {rung_of(name) for name in names if name != rung_of(name)}
-    wanted = node.attrs.get("algo")
+    outdone = () if node.op.ladder is None else node.op.ladder.outdone
+    if "algo" in node.attrs:
+        rungs = {node.attrs["algo"]}
+    else:
+        rungs = {rung_of(name) for name in names} - set(outdone)
     return [
         Algorithm(number, name)
         for number, name in enumerate(names, 1)
-        if name not in varied and wanted in (None, rung_of(name)) and name != wanted
+        if name not in varied and rung_of(name) in rungs and name != node.attrs.get("algo")
     ]
 
 
@@ -231,7 +248,7 @@ def _measured(node: Node, ctx: Context) -> Measurement:
             _print_once(str(error))
         except KernelError:
             continue  # it cannot compute this, or there is no memory for it
-    limit = _HOPELESS * min(about.values())
+    limit = _HOPELESS * min(about.values()) + _HOPELESS_US
     us = {default: benchmark.us(default, about[default])}
     for algorithm, glance in about.items():
         if glance <= limit and algorithm != default:

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError
-from ...graph.kinds import Int, Kind, is_integer
+from ...graph.kinds import Int, Kind, Rung, is_integer
 from ...graph.lines import where
 from ...graph.node import Node, Op
 from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating, promote
+from ...rungs import CONV
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
@@ -46,7 +47,11 @@ __all__ = [
 ]  # fmt: skip
 
 SHARED: dict[str, Kind] = dict(  # the attributes that all of the family have
-    stride=IntPair(1, low=1), padding=Padding(0), dilation=IntPair(1, low=1), groups=Int(1, low=1)
+    stride=IntPair(1, low=1),
+    padding=Padding(0),
+    dilation=IntPair(1, low=1),
+    groups=Int(1, low=1),
+    algo=Rung(CONV),
 )
 
 
@@ -54,6 +59,7 @@ class ConvolutionOp(Op):
     """Base of the operators of convolution: attributes, native arguments and dtypes."""
 
     has_precision = tunable = True
+    ladder = CONV
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
 
     def simplify(self, node: Node) -> Node | None:
@@ -408,7 +414,7 @@ def both_sides(padding: Any, axis: int) -> int:
 
 def shared(node: Node) -> dict[str, Any]:
     """The attributes that all of the family have."""
-    return {name: node.attrs[name] for name in SHARED}
+    return {name: node.attrs[name] for name in SHARED if name in node.attrs}
 
 
 class Sides(Padding):
@@ -432,16 +438,21 @@ def conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     name: str | None = None,
+    algo: str | None = None,
 ) -> Node:
     """The convolution of x (N, C, H, W) with f (O, C/groups, kH, kW), plus bias (O,) if given.
 
     Gives (N, O, oH, oW), oH = (H + padding before and after - dilation·(kH - 1) - 1) // stride + 1.
     padding: an integer or a pair for both sides of each axis, ((top, bottom), (left, right)),
     "valid" (none) or "same" (oH = ceil(H / stride), an odd rest behind). groups: channels and
-    filters in that many parts that do not mix; groups=C is a depthwise convolution. Floats of one
-    dtype. Raises ShapeError for attributes or shapes that do not fit.
+    filters in that many parts that do not mix; groups=C is a depthwise convolution. algo: the rung
+    of the ladder by which it and its gradients are computed, such as "winograd"; without it
+    DLSYS_CONV counts. Floats of one dtype. Raises ShapeError for attributes or shapes that do not
+    fit, NotApplicableError when it runs by a rung that cannot compute it.
     """
-    attrs: dict[str, Any] = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+    attrs: dict[str, Any] = dict(
+        stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo
+    )
     if bias is None:
         return convolution_op.make((x, f), attrs, name)
     return convolution_bias_op.make((x, f, bias), attrs, name)
@@ -458,22 +469,25 @@ def conv_transpose2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     name: str | None = None,
+    algo: str | None = None,
 ) -> Node:
     """The transposed convolution of x (N, C, H, W) with f (C, O/groups, kH, kW), plus bias (O,).
 
     It is the gradient of the convolution by f for its data. Gives (N, O, oH, oW) with
     oH = (H - 1)·stride - padding before and after + dilation·(kH - 1) + 1 + output_padding.
-    padding: as of `conv2d`, less "same". output_padding: below the stride. Raises ShapeError for
-    attributes or shapes that do not fit.
+    padding: as of `conv2d`, less "same". output_padding: below the stride. algo: as of `conv2d`.
+    Raises ShapeError for attributes or shapes that do not fit.
     """
     y = data_gradient_op(
-        f, x, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        f, x, stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo,
         output_padding=output_padding, name=name,
     )  # fmt: skip
     return y if bias is None else y + reshape_op(bias, (-1, 1, 1))
 
 
-@declared(stride=Int(low=1), padding=Sides(), dilation=Int(low=1), groups=Int(low=1))
+@declared(
+    stride=Int(low=1), padding=Sides(), dilation=Int(low=1), groups=Int(low=1), algo=Rung(CONV)
+)
 def conv1d(
     x: Node,
     f: Node,
@@ -482,6 +496,7 @@ def conv1d(
     padding: Any = 0,
     dilation: int = 1,
     groups: int = 1,
+    algo: str | None = None,
 ) -> Node:
     """The convolution of x (N, C, L) with f (O, C/groups, k), plus bias (O,): (N, O, oL).
 
@@ -490,7 +505,7 @@ def conv1d(
     if not isinstance(padding, str):
         padding = ((0, 0), padding)
     image, filters = expand_dims_op(x, axis=2), expand_dims_op(f, axis=2)
-    y = conv2d(image, filters, bias, (1, stride), padding, (1, dilation), groups)
+    y = conv2d(image, filters, bias, (1, stride), padding, (1, dilation), groups, algo=algo)
     return squeeze_op(y, axis=2)
 
 

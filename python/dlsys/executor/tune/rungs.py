@@ -9,23 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dtypes import is_integral
-from ..errors import NotApplicableError
-from ..graph.node import Node, find_topo_sort
-from ..graph.spec import Spec
-from ..rungs import AUTO, Algorithm
-from ..runtime.target import Target
-from ..settings import settings
+from ...dtypes import is_integral
+from ...errors import NotApplicableError
+from ...graph.node import Node, find_topo_sort
+from ...graph.spec import Spec
+from ...passes.pipeline import Options, Pass
+from ...rungs import AUTO, Algorithm
+from ...runtime.target import Target
+from ...settings import settings
 
 
-def settle_rungs(fetches: Sequence[Node], target: Target) -> list[Node]:
+def settle_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The nodes of an executor's own graph, each with its rung as `algo`, or without for auto.
 
     NotApplicableError, which lists those that there are, where the target lacks a node's rung.
     """
     for node in find_topo_sort(fetches):
         if node.op.ladder is not None:
-            _settle(node, target)
+            _settle(node, options.target)
     return list(fetches)
 
 
@@ -63,3 +64,6 @@ def _refusal(
         why = f"device {target.name} has no such rung"
     known = ", ".join((AUTO, *there))
     return NotApplicableError(f"{node.op.name}: {by}: {why}; use {known} [{node.where}]")
+
+
+RUNGS = Pass("rungs", settle_rungs, place=2)
