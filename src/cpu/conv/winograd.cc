@@ -249,8 +249,8 @@ class WinogradConvolution {
     const int64_t pitch = Depth() * kPanel;
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t r = 0; r < kPanel; r += kBlock)
-        TransformTile<FilterMatrix<kOut>>(taken + r, 3 * kPanel, kPanel, to + r, kSize * pitch,
-                                          pitch);
+        TransformTile<WinogradFilter<kOut>>(taken + r, 3 * kPanel, kPanel, to + r, kSize * pitch,
+                                            pitch);
     });
   }
 
@@ -260,7 +260,7 @@ class WinogradConvolution {
     const Transformed images{scratch.data(), blocks_, padded};
     const TileRows<kSize> rows{c_.x,   c_.groups, c_.in_channels, c_.in, {Low(c_.h), Low(c_.w)},
                                tiles_, kOut};
-    TransformRows<InputMatrix<kOut>>(rows, group, chunk, images);
+    TransformRows<WinogradInput<kOut>>(rows, group, chunk, images);
     const int64_t step = EvenBlock(most_rows, std::max<int64_t>(1, kTaskTiles / tiles_.w), 1);
     const int64_t steps = CeilDiv(chunk.rows, step), of_task = RoundUp(step * tiles_.w, kUnit);
     const auto make = [&] {
@@ -316,8 +316,8 @@ class WinogradConvolution {
         const float* from = products + row * tiles_.w * kPanel + r;
         Dispatch([&]() __attribute__((always_inline)) {
           for (int64_t j = 0; j < tiles_.w; j++)
-            TransformTile<OutputMatrix<kOut>>(from + j * kPanel, kSize * pitch, pitch,
-                                              pixels + j * kOut * kBlock, width, kBlock);
+            TransformTile<WinogradOutput<kOut>>(from + j * kPanel, kSize * pitch, pitch,
+                                                pixels + j * kOut * kBlock, width, kBlock);
         });
         StoreRow(group, panel * kPanel + r, first + row, pixels);
       }
@@ -389,8 +389,8 @@ class FilterGradientOf {
     const ScratchArray<float> of_x(kElements * Transformed::Pitch(in_blocks_, padded));
     const ScratchArray<float> of_dy(kElements * Transformed::Pitch(out_blocks_, padded));
     const Transformed x{of_x.data(), in_blocks_, padded}, dy{of_dy.data(), out_blocks_, padded};
-    TransformRows<InputMatrix<kOut>>(of_x_, group, chunk, x);
-    TransformRows<Adjoint<OutputMatrix<kOut>>>(of_dy_, group, chunk, dy);
+    TransformRows<WinogradInput<kOut>>(of_x_, group, chunk, x);
+    TransformRows<Adjoint<WinogradOutput<kOut>>>(of_dy_, group, chunk, dy);
     const int64_t tiles = chunk.rows * tiles_.w;
     ParallelFor(kElements * out_blocks_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++)
@@ -432,8 +432,8 @@ class FilterGradientOf {
         const float* from = sums_ + filter * Depth() + channel;
         float taken[9 * kBlock];
         Dispatch([&]() __attribute__((always_inline)) {
-          TransformTile<Adjoint<FilterMatrix<kOut>>>(from, kSize * pitch, pitch, taken, 3 * kBlock,
-                                                     kBlock);
+          TransformTile<Adjoint<WinogradFilter<kOut>>>(from, kSize * pitch, pitch, taken,
+                                                       3 * kBlock, kBlock);
         });
         float* to = df + (filter * channels + channel) * 9;
         const int64_t count = std::min<int64_t>(kBlock, channels - channel);

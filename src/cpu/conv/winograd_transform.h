@@ -1,65 +1,17 @@
-// The transforms of Winograd's minimal filtering F(m x m, 3 x 3) over blocks of channels: y = A^T
-// [(G g G^T) * (B^T d B)] A, in the notation and with the matrices of Lavin and Gray, "Fast
-// algorithms for convolutional neural networks" (2016). The gradient for the filter is the adjoint
-// of the same formula: dg = G^T [(A dy A^T) * (B^T d B)] G.
+// Winograd's transforms of tiles (math/winograd.h) on the CPU, over blocks of channels: an element
+// of a tile is a vector of 16.
 #pragma once
 #include <cstdint>
 #include <utility>
 
 #include "cpu/runtime/simd.h"
+#include "math/winograd.h"
 
 namespace dlsys {
 namespace cpu {
 
 constexpr int kBlock = 16;  // channels of a block, side by side in memory
 typedef float Block __attribute__((vector_size(kBlock * sizeof(float)), aligned(4), may_alias));
-
-template <int kOut>
-struct Winograd;
-
-template <>
-struct Winograd<2> {
-  static constexpr float kInput[4][4] = {{1, 0, -1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, 1, 0, -1}};
-  static constexpr float kFilter[4][3] = {{1, 0, 0}, {.5f, .5f, .5f}, {.5f, -.5f, .5f}, {0, 0, 1}};
-  static constexpr float kOutput[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
-};
-
-template <>
-struct Winograd<4> {
-  static constexpr float kInput[6][6] = {{4, 0, -5, 0, 1, 0},  {0, -4, -4, 1, 1, 0},
-                                         {0, 4, -4, -1, 1, 0}, {0, -2, -1, 2, 1, 0},
-                                         {0, 2, -1, -2, 1, 0}, {0, 4, 0, -5, 0, 1}};
-  static constexpr float kFilter[6][3] = {{1 / 4.f, 0, 0},
-                                          {-1 / 6.f, -1 / 6.f, -1 / 6.f},
-                                          {-1 / 6.f, 1 / 6.f, -1 / 6.f},
-                                          {1 / 24.f, 1 / 12.f, 1 / 6.f},
-                                          {1 / 24.f, -1 / 12.f, 1 / 6.f},
-                                          {0, 0, 1}};
-  static constexpr float kOutput[4][6] = {
-      {1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}};
-};
-
-// Matrices as types, so that their zeros and ones cost nothing.
-template <int kOut>
-struct InputMatrix {
-  static constexpr int kRows = kOut + 2, kCols = kOut + 2;
-  static constexpr float At(int r, int k) { return Winograd<kOut>::kInput[r][k]; }
-};
-template <int kOut>
-struct FilterMatrix {
-  static constexpr int kRows = kOut + 2, kCols = 3;
-  static constexpr float At(int r, int k) { return Winograd<kOut>::kFilter[r][k]; }
-};
-template <int kOut>
-struct OutputMatrix {
-  static constexpr int kRows = kOut, kCols = kOut + 2;
-  static constexpr float At(int r, int k) { return Winograd<kOut>::kOutput[r][k]; }
-};
-template <class M>
-struct Adjoint {
-  static constexpr int kRows = M::kCols, kCols = M::kRows;
-  static constexpr float At(int r, int k) { return M::At(k, r); }
-};
 
 template <class M>
 constexpr int FirstTerm(int r) {
