@@ -60,7 +60,7 @@ GEMM = Ladder(
 CONV = Ladder(
     "conv",
     ("naive", "im2col", "winograd", "fft", "implicit", "depthwise", "cudnn"),
-    numpy=("im2col",),
+    numpy=("naive", "fft", "winograd", "implicit", "im2col"),
     outdone=("naive", "im2col"),
 )
 

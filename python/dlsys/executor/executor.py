@@ -265,8 +265,8 @@ class Executor(Views):
     def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:
         """The fetches over the graph as the target runs it."""
         fusions = self._fusions
-        if fusions is None:  # on numpy a call costs little, and a gradient dies at its update
-            fusions = select(FUSIONS, settings.fusion) if self.target.native else ()
+        if fusions is None:
+            fusions = select(FUSIONS, settings.fusion)
         options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
         fetches, passes = self.eval_node_list, arrange((*fusions, RUNGS), options)
         show = pass_printer(passes, fetches, specs) if settings.debug >= 3 else None

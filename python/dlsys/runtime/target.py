@@ -21,7 +21,8 @@ class Target:
 
     Attributes:
         name: its column of the library's kernel table ("cpu", "cuda"), or "numpy".
-        kernels: the names of its kernels, each with the storage type that it is for.
+        kernels: the names of its kernels, each with the storage type that it is for; on numpy, of
+            the fused operators that pay there.
         native: steps are kernels of the native library; else every operator runs its numpy form.
         streams: kernels are launched on streams and the host runs ahead of them. Where it is False,
             a kernel is a call that returns when its work is done.
@@ -56,7 +57,16 @@ class Target:
         return self.kernel_rungs(kernel) if kernel is not None and self.has(kernel) else ()
 
 
-NUMPY = Target("numpy", frozenset(), native=False, max_ndim=32)
+# The fusions whose numpy form is faster than those of the nodes that they replace.
+_FUSED_ON_NUMPY = (
+    "conv2d_pool", "conv2d_pool_data_gradient", "conv2d_pool_filter_gradient",
+)  # fmt: skip
+NUMPY = Target(
+    "numpy",
+    frozenset((kernel, FLOAT32) for kernel in _FUSED_ON_NUMPY),
+    native=False,
+    max_ndim=32,
+)
 
 
 def target_of(ctx: Context | None) -> Target:

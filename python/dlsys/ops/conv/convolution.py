@@ -27,6 +27,7 @@ from ...rungs import CONV
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
+from .algorithms import algorithm_of, filters, grouped
 from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
 from .im2col import (
     by_group,
@@ -103,16 +104,20 @@ class Conv2dOp(ConvolutionOp):
         return result(node, specs, (specs[0].shape[0], specs[1].shape[0], *out))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return im2col_workspace(self.windows(node, *inputs), inputs[0], outputs[0].dtype)
+        windows = self.windows(node, *inputs)
+        if algorithm_of(node, windows) is not None:
+            return []
+        return im2col_workspace(windows, inputs[0], outputs[0].dtype)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, f, y = arrays[0], arrays[1], arrays[-1]
         windows, groups = self.windows(node, spec_of(x), spec_of(f)), node.attrs["groups"]
-        filters = by_group(f, groups)
-        scratch = arrays[-2] if not is_pointwise(windows) else None
-        for images, columns in im2col(x, windows, scratch):
-            shape = (len(columns), groups, filters.shape[2], windows.out[0] * windows.out[1])
-            np.matmul(filters, columns.reshape(shape), out=by_image(y[images], groups))
+        algorithm = algorithm_of(node, windows)
+        if algorithm is not None:
+            algorithm.forward(windows, grouped(x, groups), filters(f, groups), grouped(y, groups))
+        else:
+            scratch = arrays[-2] if not is_pointwise(windows) else None
+            convolve(x, f, windows, groups, scratch, y)
         if len(node.inputs) == 3:
             np.add(y, arrays[2][:, None, None], out=y)
 
@@ -125,6 +130,21 @@ class Conv2dOp(ConvolutionOp):
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 2 * output.size * (inputs[1].size // max(inputs[1].shape[0], 1))
+
+
+def convolve(
+    x: np.ndarray,
+    f: np.ndarray,
+    windows: Windows,
+    groups: int,
+    scratch: np.ndarray | None,
+    y: np.ndarray,
+) -> None:
+    """y = the convolution of x by f, by im2col."""
+    matrices = by_group(f, groups)
+    for images, columns in im2col(x, windows, scratch):
+        shape = (len(columns), groups, matrices.shape[2], windows.out[0] * windows.out[1])
+        np.matmul(matrices, columns.reshape(shape), out=by_image(y[images], groups))
 
 
 class Conv2dBiasOp(Conv2dOp):
@@ -180,20 +200,27 @@ class DataGradientOp(ConvolutionOp):
         return result(node, specs, (specs[1].shape[0], channels, *image))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return im2col_workspace(self.windows(node, *inputs), outputs[0], outputs[0].dtype)
+        windows = self.windows(node, *inputs)
+        if algorithm_of(node, windows) is not None:
+            return []
+        return im2col_workspace(windows, outputs[0], outputs[0].dtype)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         f, dy, dx = arrays[0], arrays[1], arrays[-1]
         windows, groups = self.windows(node, spec_of(f), spec_of(dy)), node.attrs["groups"]
-        filters = by_group(f, groups).transpose(0, 2, 1)
+        algorithm = algorithm_of(node, windows)
+        if algorithm is not None:
+            algorithm.data(windows, filters(f, groups), grouped(dy, groups), grouped(dx, groups))
+            return
+        matrices = by_group(f, groups).transpose(0, 2, 1)
         if is_pointwise(windows):
-            np.matmul(filters, by_image(dy, groups), out=by_image(dx, groups))
+            np.matmul(matrices, by_image(dy, groups), out=by_image(dx, groups))
             return
         dx.fill(0)
         for images in chunks(len(dy), len(arrays[2])):
             columns = arrays[2][: images.stop - images.start]
-            shape = (len(columns), groups, filters.shape[1], windows.out[0] * windows.out[1])
-            np.matmul(filters, by_image(dy[images], groups), out=columns.reshape(shape))
+            shape = (len(columns), groups, matrices.shape[1], windows.out[0] * windows.out[1])
+            np.matmul(matrices, by_image(dy[images], groups), out=columns.reshape(shape))
             for at_offset, positions, seen in windows.kernel_offsets():
                 at, column = (..., *seen), (slice(None), slice(None), *at_offset, *positions)
                 into = dx[images][at]
@@ -281,6 +308,8 @@ class FilterGradientOp(ConvolutionOp):
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         windows = self.windows(node, *inputs)
+        if algorithm_of(node, windows) is not None:
+            return []
         (n, c), o = inputs[0].shape[:2], outputs[0].shape[0]
         positions = windows.out[0] * windows.out[1]
         dtype = outputs[0].dtype
@@ -290,12 +319,17 @@ class FilterGradientOp(ConvolutionOp):
         return [*flat, outputs[0]]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, dy, columns, gradients, part, df = arrays
+        x, dy, df = arrays[0], arrays[1], arrays[-1]
         windows, groups = self.windows(node, spec_of(x), spec_of(dy)), node.attrs["groups"]
+        algorithm = algorithm_of(node, windows)
+        if algorithm is not None:
+            algorithm.filter(windows, grouped(x, groups), grouped(dy, groups), filters(df, groups))
+            return
+        columns, gradients, part = arrays[2:-1]
         positions = windows.out[0] * windows.out[1]
         (n, c), o = x.shape[:2], dy.shape[1]
         df.fill(0)
-        grouped = by_group(part, groups)
+        sums = by_group(part, groups)
         for images in chunks(n, gradients.size // max(o * positions, 1)):
             count = images.stop - images.start
             across = gradients[: o * count * positions].reshape(o, count, *windows.out)
@@ -304,8 +338,8 @@ class FilterGradientOp(ConvolutionOp):
             matrix = matrix.reshape(c, *windows.size, count, *windows.out)
             gather(x[images].transpose(1, 0, 2, 3), matrix.transpose(0, 3, 1, 2, 4, 5), windows)
             left = across.reshape(groups, o // groups, count * positions)
-            right = matrix.reshape(groups, grouped.shape[2], count * positions)
-            np.matmul(left, right.transpose(0, 2, 1), out=grouped)
+            right = matrix.reshape(groups, sums.shape[2], count * positions)
+            np.matmul(left, right.transpose(0, 2, 1), out=sums)
             np.add(df, part, out=df)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
