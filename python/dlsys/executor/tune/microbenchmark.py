@@ -25,7 +25,7 @@ _MOST_LAUNCHES = 256  # of a graph
 _ROUNDS = 5
 _GLANCES = 3  # launches of an estimate
 _SEGMENT, _SEGMENTS = 4096, 64  # elements of a large result that are compared
-_DRAWN = 262_147  # elements; larger arrays repeat them, a prime so that rows differ
+DRAWN = 262_147  # elements; larger arrays repeat them, a prime so that rows differ
 _LOW_BITS = 0x1FFF  # of a float32, which tf32 rounds away
 
 
@@ -38,7 +38,8 @@ class Microbenchmark:
     tolerance. Their scale makes sums about 1, where activations are not flat.
     """
 
-    def __init__(self, node: Node, ctx: Context) -> None:
+    def __init__(self, node: Node, ctx: Context, drawn: np.ndarray | None = None) -> None:
+        """`drawn`: float32 of DRAWN elements, in place of those, which every operand repeats."""
         self._node = node
         self._ctx = ctx
         self._library = load()
@@ -47,10 +48,11 @@ class Microbenchmark:
         self._kernel = self._library.index[ctx.kernel_device, kernel, FLOAT32]
         self._signature = self._library.signature[ctx.kernel_device, kernel].rstrip("s")
         exact = node.attrs.get("precision", "fp32") != "fp32"
-        drawn = _drawn(exact)
         outputs = [node.spec] if isinstance(node.spec, Spec) else node.spec
         terms = node.op.cost(node, [x.spec for x in node.inputs], outputs[0]) / outputs[0].size / 2
-        drawn *= np.float32(2.0 ** -round(np.log2(max(terms, 1.0)) / 4))
+        if drawn is None:
+            drawn = _drawn(exact) * np.float32(2.0 ** -round(np.log2(max(terms, 1.0)) / 4))
+        self._drawn = drawn
         self._inputs = [
             _repeated(_data(x.spec, drawn, k), x.spec, ctx) for k, x in enumerate(node.inputs)
         ]
@@ -66,6 +68,20 @@ class Microbenchmark:
             run = self._library.cdll.DLProgramRun
             self._library.check(run(handle, self._stream()))
         return [_sample(output) for output in self._outputs]
+
+    def value(self, k: int, at: np.ndarray) -> np.ndarray:
+        """The elements of float32 input `k` at indices in row-major order."""
+        return np.roll(self._drawn, 7919 * k)[at % DRAWN]
+
+    def elements(self, at: Sequence[int]) -> np.ndarray:
+        """The first output's elements at indices in row-major order, of the last run."""
+        return np.concatenate([_part(self._outputs[0], k, 1).asnumpy() for k in at])
+
+    def workspace_nbytes(self, algorithm: Algorithm) -> int:
+        """The scratch memory of a launch. Raises as `results` does."""
+        node = self._by(algorithm)
+        arguments = in_kernel_order(node, self._signature, self._inputs, self._outputs)
+        return self._workspace_nbytes(arguments)
 
     def is_right(self, algorithm: Algorithm, wanted: list[np.ndarray]) -> bool:
         """True when its results are `wanted` within the operator's tolerance."""
@@ -134,8 +150,7 @@ class Microbenchmark:
 
     def _words(self, algorithm: Algorithm) -> tuple[np.ndarray, list[object]]:
         """The arguments of a call, and what they point to and nobody else holds."""
-        node = self._node.derive(self._node.inputs, self._node.spec)
-        node.attrs = {**node.attrs, "algorithm": algorithm}
+        node = self._by(algorithm)
         words: list[int] = []
         held: list[object] = []
         arguments = in_kernel_order(node, self._signature, self._inputs, self._outputs)
@@ -154,6 +169,11 @@ class Microbenchmark:
             words.append(workspace.handle_address)
         return np.array(words, np.uint64), held
 
+    def _by(self, algorithm: Algorithm) -> Node:
+        node = self._node.derive(self._node.inputs, self._node.spec)
+        node.attrs = {**node.attrs, "algorithm": algorithm}
+        return node
+
     def _workspace_nbytes(self, arguments: Sequence[Any]) -> int:
         assert self._node.op.kernel is not None
         key = self._ctx.kernel_device, self._node.op.kernel
@@ -165,7 +185,7 @@ class Microbenchmark:
 
 def _drawn(exact: bool) -> np.ndarray:
     """Normally distributed values, as Microbenchmark says."""
-    drawn = np.random.default_rng(0).standard_normal(_DRAWN).astype(np.float32)
+    drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
     bits = drawn.view(np.uint32)
     bits &= np.uint32(0xFFFFFFFF ^ _LOW_BITS)
     if not exact:
