@@ -1,6 +1,6 @@
 """Checks pages that `make docs` made: they load nothing from elsewhere, and no link is broken.
 
-    python docs/site/check.py build/docs
+python docs/site/check.py build/docs
 """
 
 from __future__ import annotations

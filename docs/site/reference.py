@@ -14,13 +14,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import surface
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
-
-import surface
 
 # What pages and docstrings call the modules.
 SHORT = {
@@ -80,7 +79,9 @@ class Methods(SphinxDirective):
 # ---- docstrings as reStructuredText ----
 
 
-def as_markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+def as_markup(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
     """Rewrites a docstring of plain text in place."""
     parameters = surface.parameters(value)
     text = re.sub(r"^```\n(.*?)^```$", _fenced, "\n".join(lines).strip("\n"), flags=re.S | re.M)
@@ -147,10 +148,16 @@ def _scope(literal: nodes.Node) -> list[str]:
     node, found = literal.parent, []
     while node is not None:
         if node.get("domain") == "py" if isinstance(node, nodes.Element) else False:
-            signature = next(iter(node.findall(lambda one: "fullname" in getattr(one, "attributes", ()))), None)
+            signature = next(
+                iter(node.findall(lambda one: "fullname" in getattr(one, "attributes", ()))), None
+            )
             if signature is not None:
                 module, full = signature["module"], signature["fullname"]
-                found += [f"{module}.{full}", f"{module}.{full.rpartition('.')[0]}".rstrip("."), module]
+                found += [
+                    f"{module}.{full}",
+                    f"{module}.{full.rpartition('.')[0]}".rstrip("."),
+                    module,
+                ]
         node = node.parent
     return found
 
@@ -161,7 +168,12 @@ def _target(text: str, scopes: list[str], known: dict[str, Any]) -> str | None:
         return None
     first, dot, rest = name[1].partition(".")
     full = SHORT.get(first, first) + dot + rest
-    for candidate in (*(f"{scope}.{name[1]}" for scope in scopes), full, f"dlsys.{full}", f"dlsys.errors.{full}"):
+    for candidate in (
+        *(f"{scope}.{name[1]}" for scope in scopes),
+        full,
+        f"dlsys.{full}",
+        f"dlsys.errors.{full}",
+    ):
         if candidate in known and candidate not in scopes[:1]:
             return candidate
     return None

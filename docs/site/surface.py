@@ -29,6 +29,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 # What the engine calls, and notebooks, rather than users.
 HIDDEN = {
+    "dlsys.init": ("RngKind",),
     "Tensor": ("of", "holding", "refresh", "forget", "facts", "ndarray"),
     "NDArray": ("facts", "from_block", "handle"),
 }
@@ -50,8 +51,12 @@ def names(module: str, files: tuple[str, ...] | None = None) -> list[str]:
     the order of these and as they stand there.
     """
     found = import_module(module)
-    public = [n for n in getattr(found, "__all__", None) or vars(found) if not n.startswith("_")]
-    homes = {name: home(module, name) for name in public if callable(value(module, name))}
+    hidden = HIDDEN.get(module, ())
+    homes = {
+        name: home(module, name)
+        for name in getattr(found, "__all__", None) or vars(found)
+        if name[0] != "_" and name not in hidden and callable(value(module, name))
+    }
     if files is None:
         below = tuple(f"{file}." for file in MODULES[module])
         return [name for name, at in homes.items() if f"{at}.".startswith(below)]
@@ -71,7 +76,9 @@ def _position(file: str) -> Callable[[str], int]:
 
 
 def members(cls: type) -> list[str]:
-    """The public methods and properties that a class defines, with those of its PARTS."""
+    """The public methods and properties that a class defines, with those of its PARTS. One that
+    overrides another and says nothing of its own is left to that.
+    """
     kinds = (property, classmethod, staticmethod)
     bases = [base for base in cls.__mro__ if base is cls or base.__name__ in PARTS]
     found = {name: value for base in reversed(bases) for name, value in vars(base).items()}
@@ -81,6 +88,7 @@ def members(cls: type) -> list[str]:
         if (name in SHOWN or not name.startswith("_"))
         and name not in HIDDEN.get(cls.__name__, ())
         and (inspect.isfunction(value) or isinstance(value, kinds))
+        and (value.__doc__ or not hasattr(super(cls, cls), name))
     ]
 
 
@@ -92,6 +100,10 @@ def methods() -> list[str]:
 
 def parameters(value: Any) -> list[str]:
     """The names of what something is called with."""
+    if inspect.isclass(value):
+        plain = value.__init__ is object.__init__ and not issubclass(value, tuple)
+        if plain or getattr(value, "_is_protocol", False):
+            return []
     try:
         return [name for name in inspect.signature(value).parameters if name not in ("self", "cls")]
     except (TypeError, ValueError):

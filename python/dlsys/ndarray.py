@@ -91,18 +91,22 @@ class NDArray(HostNumbers):
 
     @property
     def ctx(self) -> Context:
+        """The device."""
         return self._ctx
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self._shape)
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return math.prod(self._shape)
 
     @property
     def nbytes(self) -> int:
+        """The bytes that the elements take."""
         return math.prod(self._shape) * self._dtype.itemsize
 
     @property
@@ -215,6 +219,8 @@ class NDArray(HostNumbers):
 def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
     """Runs one kernel of the table on the calling thread's stream of `ctx`.
 
+    arguments: arrays and numbers, as the kernel takes them.
+
     Raises:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
@@ -278,7 +284,10 @@ def array(
 def empty(
     shape: Sequence[int] | int, ctx: Context = _HOST, dtype: DTypeLike | BFloat16 = np.float32
 ) -> NDArray:
-    """A new array with undefined contents. Raises as `array` does."""
+    """A new array with undefined contents. Raises as `array` does.
+
+    shape: the extents. ctx: the device.
+    """
     extents = _checked_shape(shape)
     wanted = _checked_dtype(dtype)
     block = Block(_checked_ctx(ctx), math.prod(extents) * wanted.itemsize)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import os
 import pydoc
 import re
 import sys
+import tempfile
 import threading
 import unittest
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys import data, init, ndarray, nn, optim, profile, train, viz
 from dlsys import functional as F
+from dlsys.runtime.device import unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
@@ -65,8 +68,8 @@ def entries() -> Iterator[tuple[str, Any]]:
 
 class Described:
     """Which parameters the docstrings describe: by their names, in the docstring itself or that of
-    the class, or of a public function that it refers to in backticks; or for all, in
-    docs/reference/index.md.
+    the class, or of a public function that it refers to in backticks; or for all of them in that
+    of the module, or in docs/reference/index.md.
     """
 
     def __init__(self) -> None:
@@ -74,6 +77,8 @@ class Described:
         terms = re.findall(r"^- ((?:\*\*\w+\*\*(?:, )?)+):", page, re.M)
         self.everywhere = {name for term in terms for name in re.findall(r"\w+", term)}
         self.texts: dict[str, str] = {}
+        said = ("dlsys.init", "dlsys.gpu_op")  # modules whose functions share their parameters
+        self.modules = {name: inspect.getdoc(sys.modules[name]) for name in said}
         for name, value in entries():
             last = name.rpartition(".")[2]
             self.texts[last] = f"{self.texts.get(last, '')} {inspect.getdoc(value)}"
@@ -81,7 +86,7 @@ class Described:
     def missing(self, name: str, value: Any, owner: str) -> list[str]:
         if isinstance(value, property):
             return []
-        text = f"{inspect.getdoc(value)} {owner}"
+        text = f"{inspect.getdoc(value)} {owner} {self.modules.get('.'.join(name.split('.')[:2]))}"
         if inspect.isclass(value):
             text += inspect.getdoc(value.__init__) or ""
         for used in re.findall(r"`[\w.]*?(\w+)`", text):
@@ -93,7 +98,9 @@ class Described:
 
 
 def on_numpy(work: Callable[[], None]) -> None:
-    """Does work in a thread of its own, where Tensors are on numpy unless they say otherwise."""
+    """Does work in a thread of its own, where Tensors are on numpy unless they say otherwise, and
+    files go to a folder that is removed.
+    """
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -102,10 +109,16 @@ def on_numpy(work: Callable[[], None]) -> None:
         except BaseException as error:
             raised.append(error)
 
-    with mock.patch("dlsys.eager.device.best_context", lambda: (None, "")):
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+    before = os.getcwd()
+    best = mock.patch("dlsys.eager.device.best_context", lambda: (None, ""))
+    with best, tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        finally:
+            os.chdir(before)
     if raised:
         raise raised[0]
 
@@ -133,7 +146,7 @@ class Pages(unittest.TestCase):
 
 class Docstrings(unittest.TestCase):
     def test_enough_are_found(self) -> None:
-        self.assertGreater(len(list(entries())), 1000)
+        self.assertGreater(len(list(entries())), 800)
 
     def test_everything_has_one(self) -> None:
         without = [name for name, value in entries() if not inspect.getdoc(value)]
@@ -173,6 +186,8 @@ class Examples(unittest.TestCase):
             parser = doctest.DocTestParser()
             runner = doctest.DocTestRunner(Nearly(), verbose=False)
             for name, text in self.texts().items():
+                if "cpu" in text and unavailable(ndarray.cpu(0)):
+                    continue
                 test = parser.get_doctest(text, dict(SCOPE), name, name, 0)
                 count += len(test.examples)
                 runner.run(test, out=told.append)

@@ -56,6 +56,12 @@ class Executor(Views):
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
+
+    >>> x = ad.Variable("x", (2,))
+    >>> y = (x * x).sum()
+    >>> (dx,) = ad.gradients(y, [x])
+    >>> ad.Executor([y, dx]).run({x: np.array([1.0, 3.0], np.float32)})
+    [array(10., dtype=float32), array([2., 6.], dtype=float32)]
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class Executor(Views):
         uses. Results are fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy
         arrays on request. A group's value is None. A run that is refused or fails changes no
         Parameter; Ctrl-C between two updates waits for the rest of the run, a second one does not.
+        convert_to_numpy_ret_vals: numpy arrays on native devices too.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
@@ -125,7 +132,8 @@ class Executor(Views):
 
         For graphs that advance by themselves: a training step whose batch is drawn on the device.
         On a GPU a launch makes one run, or several of short ones, and the host is free as soon as
-        they are queued. Raises as `run` does, and GraphError for another n than 1, 2 and so on.
+        they are queued. feed_dict, convert_to_numpy_ret_vals: as of `run`. Raises as `run` does,
+        and GraphError for another n than 1, 2 and so on.
         """
         if not isinstance(n, (int, np.integer)) or n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
@@ -278,7 +286,10 @@ class Executor(Views):
         return fetches
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
-        """The plan for these feed shapes, without running it: print it, or read its byte counts."""
+        """The plan for these feed shapes, without running it: print it, or read its byte counts.
+
+        feed_shapes: of every Variable that the graph uses.
+        """
         return self._make_plan(self._feeds.specs(self._feeds.signatures_of(feed_shapes)))
 
 

@@ -41,7 +41,8 @@ def sum(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
 def mean(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The mean of x over `axis`, NaN over no elements.
 
-    x: any shape; floats keep their dtype, integers give floats.
+    x: any shape; floats keep their dtype, integers give floats. keepdims: keeps the axes that go,
+    with extent 1.
 
     >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
     >>> F.mean(x, axis=0)

@@ -252,8 +252,8 @@ def full(shape: tuple[int, ...], value: float, dtype: Any = FLOAT32) -> Array:
     shape: a tuple of extents. value: the number. GraphError for a number that the dtype cannot
     hold.
 
-    >>> F.full((2, 2), 0.5)
-    full.1150 = full(shape=(2, 2), value=0.5) : float32 (2, 2)
+    >>> F.full((2, 2), 0.5).shape
+    (2, 2)
     """
     return full_op(shape, value, dtype)
 

@@ -115,8 +115,8 @@ class Op:
     def __call__(self, *inputs: Any, **attrs: Any) -> Node:
         """A node that applies this operator to inputs, under attributes and a `name`.
 
-        SignatureError where the call does not fit the signature. An operator that declares none
-        takes any nodes, and keywords as attributes.
+        attrs: the attributes by name. SignatureError where the call does not fit the signature. An
+        operator that declares none takes any nodes, and keywords as attributes.
         """
         if self.signature is None:
             return Node(self, inputs, attrs, attrs.pop("name", None))
@@ -126,6 +126,8 @@ class Op:
     def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
         """The node of a call that fits the signature; overridden where attributes depend on each
         other or inputs may be arrays.
+
+        attrs: the attributes by name.
         """
         return Node(self, inputs, attrs, name)
 
@@ -142,7 +144,10 @@ class Op:
     __signature__ = _PythonSignature()
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
-        """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs."""
+        """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs.
+
+        specs: those of the inputs.
+        """
         if type(self).infer_shape is Op.infer_shape:
             raise GraphError(f"operator {self.name} defines neither infer nor infer_shape")
         # A user's operator in the form of the assignment has a rule for shapes only.
@@ -191,7 +196,10 @@ class Op:
         return type(self).compute is not Op.compute
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        """Called with inputs, workspace and outputs in this order; writes the outputs."""
+        """Called with inputs, workspace and outputs in this order; writes the outputs.
+
+        arrays: numpy arrays.
+        """
         raise GraphError(f"operator {self.name} has no numpy form [{node.where}]")
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> Sequence[Spec]:
@@ -211,7 +219,10 @@ class Op:
         return None
 
     def merged(self, nodes: Sequence[Node]) -> Node:
-        """One node that does the updates of several, its outputs their results in order."""
+        """One node that does the updates of several, its outputs their results in order.
+
+        nodes: all of this operator.
+        """
         raise GraphError(f"operator {self.name} merges no updates")
 
     def gradient(self, node: Node, output_grad: Any) -> Sequence[Node | None]:
@@ -228,7 +239,10 @@ class Op:
         return None
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        """Floating-point operations of one application, for profiles."""
+        """Floating-point operations of one application, for profiles.
+
+        inputs, output: specs.
+        """
         return output.size
 
 
@@ -369,7 +383,10 @@ class Node(ArrayMethods):
         self.changed = Node.changes
 
     def error(self, message: str) -> ShapeError:
-        """A ShapeError that names this operator and the user's line, ready to raise."""
+        """A ShapeError that names this operator and the user's line, ready to raise.
+
+        message: what is wrong.
+        """
         return ShapeError(f"{self.op.name}: {message} [{self.where}]")
 
     def __getitem__(self, index: Any) -> Node:
@@ -457,7 +474,10 @@ def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
 
 
 def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
-    """Every node that the given ones depend on, inputs before users. GraphError names a cycle."""
+    """Every node that the given ones depend on, inputs before users. GraphError names a cycle.
+
+    node_list: the last ones.
+    """
     order: list[Node] = []
     done: dict[Node, bool] = {}  # False while its inputs are visited, True once it is in `order`
     stack = list(node_list)[::-1]

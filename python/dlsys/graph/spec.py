@@ -17,6 +17,8 @@ from ..dtypes import bfloat16
 class Spec(NamedTuple):
     """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user
     chose it.
+
+    shape: extents, None for one that is not known.
     """
 
     shape: tuple[int, ...]

@@ -81,7 +81,10 @@ class Context:
 
 
 def cpu(id: int = 0) -> Context:
-    """The CPU as a native device."""
+    """The CPU as a native device.
+
+    id: 0.
+    """
     return Context(DL_CPU, id)
 
 
