@@ -53,10 +53,10 @@ class Tensor(ArrayMethods, Values, Eager):
     >>> x = dl.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     >>> y = (x * x).sum()
     >>> y.backward()
-    >>> y, x.grad
-    (Tensor(30., device=numpy, requires_grad=True), Tensor([[2., 4.],
+    >>> x.grad
+    Tensor([[2., 4.],
             [6., 8.]],
-           device=numpy))
+           device=numpy)
     """
 
     # What every Tensor has, set by `of` and `holding` alone; the rest is rare.
