@@ -198,6 +198,15 @@ class Installed(unittest.TestCase):
         self.check_nothing_ran()
 
 
+class Packages(unittest.TestCase):
+    def test_every_folder_is_installed(self) -> None:
+        from setuptools import find_packages
+
+        folders = {path.parent for path in (ROOT / "python").rglob("*.py")}
+        names = {".".join(path.relative_to(ROOT / "python").parts) for path in folders}
+        self.assertEqual(set(find_packages(str(ROOT / "python"))), names)
+
+
 class Hints(unittest.TestCase):
     """What hints have people install."""
 
