@@ -200,11 +200,11 @@ class Installed(unittest.TestCase):
 
 class Packages(unittest.TestCase):
     def test_every_folder_is_installed(self) -> None:
-        from setuptools import find_packages
-
-        folders = {path.parent for path in (ROOT / "python").rglob("*.py")}
-        names = {".".join(path.relative_to(ROOT / "python").parts) for path in folders}
-        self.assertEqual(set(find_packages(str(ROOT / "python"))), names)
+        """setuptools takes the folders that have an __init__.py, and no others."""
+        folders = {path.parent for path in (ROOT / "python" / "dlsys").rglob("*.py")}
+        self.assertGreater(len(folders), 30)
+        for folder in folders:
+            self.assertTrue((folder / "__init__.py").is_file(), folder)
 
 
 class Hints(unittest.TestCase):
