@@ -24,7 +24,11 @@ TEST_ARCH := 90a
 quoted = '$(subst ','\'',$(1))'
 absolute = $(if $(filter /%,$(1)),$(1),"$$PWD"/$(1))
 
-ifeq ($(origin CXX),default)
+# The native library is for Linux: elsewhere it is tried only with a CXX on the command line.
+SYSTEM ?= $(shell uname -s)
+ifneq ($(SYSTEM),Linux)
+CXX :=
+else ifeq ($(origin CXX),default)
 CXX := $(shell for c in g++ clang++ c++; do command -v $$c >/dev/null && echo $$c && break; done)
 endif
 ifneq ($(VENV),)
@@ -288,8 +292,9 @@ native: $(LIB)
 	@$(if $(OBEYED),echo "native library: without the GPU: nvcc would obey what stands in the name of this folder; move it")
 	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install '.[gpu]' in this folder")
 
+COMMA := ,
 no-lib:
-	@echo "native library: not built, no C++ compiler here (g++, clang++, c++); numpy does the work"
+	@echo "native library: not built, $(if $(filter Linux,$(SYSTEM)),no C++ compiler here (g++$(COMMA) clang++$(COMMA) c++),it is for Linux); numpy does the work"
 
 ifeq ($(CXX),)
 optional-lib: no-lib

@@ -32,7 +32,7 @@ def manual_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise GraphError(f"manual_seed: expected an integer, got {seed!r} [{where()}]")
     # Sequences of different seeds are parts of one that are far from each other.
-    Engine.seed = int(np.random.SeedSequence(abs(int(seed))).generate_state(1, np.uint64)[0] >> 1)
+    Engine.seed = int(np.random.SeedSequence(abs(int(seed))).generate_state(1, np.uint64)[0]) >> 1
     Engine.drawn = itertools.count()
 
 
