@@ -12,11 +12,13 @@ bold.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import surface
 from docutils import nodes
 from docutils.statemachine import StringList
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
@@ -105,7 +107,16 @@ def _block(block: str, parameters: list[str]) -> list[str]:
         items = [re.sub(r"^    ([\w*, ]+):", r"- `\1`:", line) for line in lines[1:]]
         items = [line if line[:1] == "-" else f"  {line.strip()}" for line in items]
         return [lines[0], "", *_text("\n".join(items), [])]
-    return _text(block, parameters)
+    return _items(_text(block, parameters))
+
+
+def _items(lines: list[str]) -> list[str]:
+    """Three or more described parameters, one after the other, as a list."""
+    text = " ".join(line.strip() for line in lines)
+    first, *others = re.split(r"(?:^|(?<=[.;]) )(?=\*\*\w[^*]*\*\*:)", text)
+    if len(others) < 3:
+        return lines
+    return [*([first, ""] if first else []), *(f"- {item}" for item in others)]
 
 
 def _text(text: str, parameters: list[str]) -> list[str]:
@@ -125,7 +136,28 @@ def _inline(text: str, parameters: list[str]) -> str:
     return text
 
 
-# ---- links from code ----
+def signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, given: str | None, *rest: Any
+) -> tuple[str | None, str | None] | None:
+    """Nothing for a class that takes nothing, whatever `__new__` of a base would take."""
+    return ("()", None) if what == "class" and not surface.parameters(value) and given else None
+
+
+# ---- links ----
+
+
+def link_files(app: Sphinx, page: str, source: list[str]) -> None:
+    """Makes links to files beside docs/ links to copies of them; folders stay as text."""
+    folder = (Path(app.srcdir) / page).parent
+
+    def linked(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        path = (folder / target).resolve()
+        if path.is_relative_to(app.srcdir) or not path.exists():
+            return found[0]
+        return f"{{download}}`{text} <{target}>`" if path.is_file() else text
+
+    source[0] = re.sub(r"\[`?([^]`]+)`?\]\(([^)#:]+)(?:#[^)]*)?\)", linked, source[0])
 
 
 def link_code(app: Sphinx, tree: nodes.document, page: str) -> None:
@@ -134,8 +166,9 @@ def link_code(app: Sphinx, tree: nodes.document, page: str) -> None:
     for literal in list(tree.findall(nodes.literal)):
         if isinstance(literal.parent, (nodes.reference, nodes.title)) or literal.children[1:]:
             continue
-        target = _target(literal.astext(), _scope(literal), known)
-        if target:
+        text = literal.astext()
+        target = None if text in _parameters(literal) else _target(text, _scope(literal), known)
+        if target and (known[target].objtype != "module" or "." in text):
             entry = known[target]
             link = make_refnode(
                 app.builder, page, entry.docname, entry.node_id, literal.deepcopy(), target
@@ -143,21 +176,26 @@ def link_code(app: Sphinx, tree: nodes.document, page: str) -> None:
             literal.replace_self(link)
 
 
+def _parameters(literal: nodes.Node) -> set[str]:
+    """The names of the parameters of the entries that code stands in."""
+    found: set[str] = set()
+    node = literal.parent
+    while node is not None:
+        if isinstance(node, addnodes.desc):
+            heads = node.children[0].findall(addnodes.desc_parameter)
+            found |= {head.children[0].astext() for head in heads if head.children}
+        node = node.parent
+    return found
+
+
 def _scope(literal: nodes.Node) -> list[str]:
     """The class and module that the code stands in, the innermost first."""
     node, found = literal.parent, []
     while node is not None:
-        if node.get("domain") == "py" if isinstance(node, nodes.Element) else False:
-            signature = next(
-                iter(node.findall(lambda one: "fullname" in getattr(one, "attributes", ()))), None
-            )
-            if signature is not None:
-                module, full = signature["module"], signature["fullname"]
-                found += [
-                    f"{module}.{full}",
-                    f"{module}.{full.rpartition('.')[0]}".rstrip("."),
-                    module,
-                ]
+        if isinstance(node, addnodes.desc):
+            module, name = (node.children[0].get(key, "") for key in ("module", "fullname"))
+            owner = name.rpartition(".")[0]
+            found += [f"{module}.{name}", *([f"{module}.{owner}"] if owner else []), module]
         node = node.parent
     return found
 
@@ -183,5 +221,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("public", Public)
     app.add_directive("methods", Methods)
     app.connect("autodoc-process-docstring", as_markup)
+    app.connect("autodoc-process-signature", signature)
+    app.connect("source-read", link_files)
     app.connect("doctree-resolved", link_code)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 import dlsys
-from dlsys import files, system, train
+from dlsys import system, train
 from dlsys.data import read_idx, write_idx
 from dlsys.errors import DataError
 from dlsys.files import FolderLock, appending, opened, replacing, sweep
