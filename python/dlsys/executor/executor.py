@@ -58,10 +58,8 @@ class Executor(Views):
     DeviceError when `ctx` cannot be used, with what to install.
 
     >>> x = ad.Variable("x", (2,))
-    >>> y = (x * x).sum()
-    >>> (dx,) = ad.gradients(y, [x])
-    >>> ad.Executor([y, dx]).run({x: np.array([1.0, 3.0], np.float32)})
-    [array(10., dtype=float32), array([2., 6.], dtype=float32)]
+    >>> ad.Executor([(x * x).sum()]).run({x: np.array([1.0, 3.0], np.float32)})
+    [array(10., dtype=float32)]
     """
 
     def __init__(
@@ -107,10 +105,9 @@ class Executor(Views):
         """The values of the fetched nodes, in order.
 
         feed_dict: a numpy array, NDArray, number or nested list for every Variable that the graph
-        uses. Results are fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy
-        arrays on request. A group's value is None. A run that is refused or fails changes no
-        Parameter; Ctrl-C between two updates waits for the rest of the run, a second one does not.
-        convert_to_numpy_ret_vals: numpy arrays on native devices too.
+        uses. Results are fresh numpy arrays on numpy; NDArrays on native devices, unless
+        convert_to_numpy_ret_vals. A group's value is None. A run that is refused or fails changes
+        no Parameter; Ctrl-C between two updates waits for the rest of the run, a second does not.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
@@ -128,12 +125,11 @@ class Executor(Views):
         feed_dict: Mapping[Node, Any] | None = None,
         convert_to_numpy_ret_vals: bool = False,
     ) -> list[Any]:
-        """`n` runs with the same feeds, queued without waiting for any; the values of the last one.
+        """`n` runs as of `run` with the same feeds, queued without waiting; the last one's values.
 
         For graphs that advance by themselves: a training step whose batch is drawn on the device.
         On a GPU a launch makes one run, or several of short ones, and the host is free as soon as
-        they are queued. feed_dict, convert_to_numpy_ret_vals: as of `run`. Raises as `run` does,
-        and GraphError for another n than 1, 2 and so on.
+        they are queued. Raises as `run` does, and GraphError for another n than 1, 2 and so on.
         """
         if not isinstance(n, (int, np.integer)) or n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
@@ -286,10 +282,7 @@ class Executor(Views):
         return fetches
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
-        """The plan for these feed shapes, without running it: print it, or read its byte counts.
-
-        feed_shapes: of every Variable that the graph uses.
-        """
+        """The plan for `feed_shapes`, without running it: print it, or read its byte counts."""
         return self._make_plan(self._feeds.specs(self._feeds.signatures_of(feed_shapes)))
 
 

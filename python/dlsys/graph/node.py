@@ -65,7 +65,8 @@ class Op:
 
     Own operators need `infer_shape(node, input_shapes)`, `compute(node, input_vals, output_val,
     use_numpy)` and, to be differentiated, `gradient(node, output_grad)`; see "How to add an
-    operator" in the README for one with a native kernel.
+    operator" in the README for one with a native kernel. Methods take `attrs`, attributes by name;
+    a `node` or `nodes` of this operator; `specs`, of `inputs` and `output`; numpy `arrays`.
     """
 
     # ---- traits: all that the engine knows of an operator ----
@@ -115,8 +116,8 @@ class Op:
     def __call__(self, *inputs: Any, **attrs: Any) -> Node:
         """A node that applies this operator to inputs, under attributes and a `name`.
 
-        attrs: the attributes by name. SignatureError where the call does not fit the signature. An
-        operator that declares none takes any nodes, and keywords as attributes.
+        SignatureError where the call does not fit the signature. An operator that declares none
+        takes any nodes, and keywords as attributes.
         """
         if self.signature is None:
             return Node(self, inputs, attrs, attrs.pop("name", None))
@@ -126,8 +127,6 @@ class Op:
     def make(self, inputs: Sequence[Any], attrs: dict[str, Any], name: str | None) -> Node:
         """The node of a call that fits the signature; overridden where attributes depend on each
         other or inputs may be arrays.
-
-        attrs: the attributes by name.
         """
         return Node(self, inputs, attrs, name)
 
@@ -144,10 +143,7 @@ class Op:
     __signature__ = _PythonSignature()
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
-        """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs.
-
-        specs: those of the inputs.
-        """
+        """The spec of the output (a tuple of them when `outputs` > 1) from those of the inputs."""
         if type(self).infer_shape is Op.infer_shape:
             raise GraphError(f"operator {self.name} defines neither infer nor infer_shape")
         # A user's operator in the form of the assignment has a rule for shapes only.
@@ -196,10 +192,7 @@ class Op:
         return type(self).compute is not Op.compute
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        """Called with inputs, workspace and outputs in this order; writes the outputs.
-
-        arrays: numpy arrays.
-        """
+        """Called with inputs, workspace and outputs in this order; writes the outputs."""
         raise GraphError(f"operator {self.name} has no numpy form [{node.where}]")
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> Sequence[Spec]:
@@ -219,10 +212,7 @@ class Op:
         return None
 
     def merged(self, nodes: Sequence[Node]) -> Node:
-        """One node that does the updates of several, its outputs their results in order.
-
-        nodes: all of this operator.
-        """
+        """One node that does the updates of several, its outputs their results in order."""
         raise GraphError(f"operator {self.name} merges no updates")
 
     def gradient(self, node: Node, output_grad: Any) -> Sequence[Node | None]:
@@ -239,10 +229,7 @@ class Op:
         return None
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        """Floating-point operations of one application, for profiles.
-
-        inputs, output: specs.
-        """
+        """Floating-point operations of one application, for profiles."""
         return output.size
 
 
@@ -383,10 +370,7 @@ class Node(ArrayMethods):
         self.changed = Node.changes
 
     def error(self, message: str) -> ShapeError:
-        """A ShapeError that names this operator and the user's line, ready to raise.
-
-        message: what is wrong.
-        """
+        """A ShapeError with a message, this operator and the user's line, ready to raise."""
         return ShapeError(f"{self.op.name}: {message} [{self.where}]")
 
     def __getitem__(self, index: Any) -> Node:
@@ -474,10 +458,7 @@ def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
 
 
 def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
-    """Every node that the given ones depend on, inputs before users. GraphError names a cycle.
-
-    node_list: the last ones.
-    """
+    """Every node that `node_list` depends on, inputs before users. GraphError names a cycle."""
     order: list[Node] = []
     done: dict[Node, bool] = {}  # False while its inputs are visited, True once it is in `order`
     stack = list(node_list)[::-1]
