@@ -135,6 +135,18 @@ class Pages(unittest.TestCase):
         self.assertEqual(set(shown), wanted)
         self.assertEqual(len(shown), len(wanted), "a name is on two pages")
 
+    def test_the_start_page_has_the_first_example_of_the_readme(self) -> None:
+        """Whose tests run it; what is typed before all examples imports."""
+        code = [
+            re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)[0]
+            for page in ("README.md", "docs/index.md", "docs/reference/index.md")
+        ]
+        readme, start = (re.sub(r" +#.*", "", text) for text in code[:2])
+        self.assertEqual(start, readme)
+        scope: dict[str, Any] = {}
+        exec(code[2], scope)
+        self.assertEqual(SCOPE.keys() - scope.keys(), set())
+
     def test_every_page_is_in_the_contents(self) -> None:
         start = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
         listed = set(re.findall(r"^[\w/]+$", start, re.M)) | {"index"}
