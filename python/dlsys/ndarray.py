@@ -14,6 +14,7 @@ from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, stored
 from dlsys.errors import ShapeError
 from dlsys.runtime import dlpack
 from dlsys.runtime.device import Block, Context, stream, synchronize
+from dlsys.runtime.device import best_context as _best_context
 from dlsys.runtime.device import cpu as cpu
 from dlsys.runtime.device import gpu as gpu
 from dlsys.runtime.library import (
@@ -252,6 +253,11 @@ def _copy(
     library.check(copy(dst, dst_ctx.struct, src, src_ctx.struct, nbytes, stream(ctx)))
     if across_gpus:
         synchronize(ctx)
+
+
+def best() -> Context | None:
+    """The best device that can be used: `gpu(0)`, else `cpu(0)`, else None, which is numpy."""
+    return _best_context()[0]
 
 
 def is_gpu_ctx(ctx: Context | None) -> bool:
