@@ -48,11 +48,19 @@ class Values:
 
     # ---- conversion ----
     def item(self) -> Any:
-        """The value of one element as a Python number. ShapeError for another number of them."""
+        """The value of one element as a Python number. ShapeError for another number of them.
+
+        >>> dl.tensor([[2.5]]).item()
+        2.5
+        """
         return self._one("item()").item()
 
     def tolist(self) -> Any:
-        """The values as Python numbers in nested lists; a number alone for the shape ()."""
+        """The values as Python numbers in nested lists; a number alone for the shape ().
+
+        >>> dl.tensor([[1, 2], [3, 4]]).tolist()
+        [[1, 2], [3, 4]]
+        """
         return self.asnumpy().tolist()
 
     def __float__(self) -> float:

@@ -25,6 +25,7 @@ FLOORS = {
     "files.py": 1,
     "interrupts.py": 1,
     "methods.py": 1,
+    "system.py": 1,
     "graph": 2,
     "runtime": 2,
     "ops": 3,
@@ -55,6 +56,7 @@ ON_ONE_FLOOR = {
     ("settings.py", "rungs.py"),
     ("describe.py", "errors.py"),
     ("files.py", "errors.py"),
+    ("files.py", "system.py"),
     ("fusion", "passes"),
 }
 ENGINE = ("graph", "passes", "executor")

@@ -20,9 +20,14 @@ def split(
 
     fractions: 0.9 is 90 % and the rest; (0.8, 0.1, 0.1) are three parts, which add up to 1.
     stratify: True has each class in the same shares, by the set's labels; or the class of each
-    sample, (n,). Nothing is decoded or copied before it is needed.
+    sample, (n,). Nothing is decoded or copied before it is needed. dataset: anything that a
+    `Loader` takes.
 
     DataError for fractions that are no parts of one, and for a part without any sample.
+
+    >>> known = data.Dataset(np.zeros((10, 3), np.float32), np.arange(10) % 2)
+    >>> [len(part) for part in data.split(known, (0.8, 0.2))]
+    [8, 2]
     """
     whole = as_samples(dataset)
     shares = _shares(fractions)

@@ -57,6 +57,10 @@ class Executor(Views):
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
+
+    >>> x = ad.Variable("x", (2,))
+    >>> ad.Executor([(x * x).sum()]).run({x: np.array([1.0, 3.0], np.float32)})
+    [array(10., dtype=float32)]
     """
 
     def __init__(
@@ -102,9 +106,9 @@ class Executor(Views):
         """The values of the fetched nodes, in order.
 
         feed_dict: a numpy array, NDArray, number or nested list for every Variable that the graph
-        uses. Results are fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy
-        arrays on request. A group's value is None. A run that is refused or fails changes no
-        Parameter; Ctrl-C between two updates waits for the rest of the run, a second one does not.
+        uses. Results are fresh numpy arrays on numpy; NDArrays on native devices, unless
+        convert_to_numpy_ret_vals. A group's value is None. A run that is refused or fails changes
+        no Parameter; Ctrl-C between two updates waits for the rest of the run, a second does not.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
@@ -122,7 +126,7 @@ class Executor(Views):
         feed_dict: Mapping[Node, Any] | None = None,
         convert_to_numpy_ret_vals: bool = False,
     ) -> list[Any]:
-        """`n` runs with the same feeds, queued without waiting for any; the values of the last one.
+        """`n` runs as of `run` with the same feeds, queued without waiting; the last one's values.
 
         For graphs that advance by themselves: a training step whose batch is drawn on the device.
         On a GPU a launch makes one run, or several of short ones, and the host is free as soon as
@@ -279,7 +283,7 @@ class Executor(Views):
         return fetches
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
-        """The plan for these feed shapes, without running it: print it, or read its byte counts."""
+        """The plan for `feed_shapes`, without running it: print it, or read its byte counts."""
         return self._make_plan(self._feeds.specs(self._feeds.signatures_of(feed_shapes)))
 
 

@@ -66,7 +66,8 @@ class Op:
 
     Own operators need `infer_shape(node, input_shapes)`, `compute(node, input_vals, output_val,
     use_numpy)` and, to be differentiated, `gradient(node, output_grad)`; see "How to add an
-    operator" in the README for one with a native kernel.
+    operator" in the README for one with a native kernel. Methods take `attrs`, attributes by name;
+    a `node` or `nodes` of this operator; `specs`, of `inputs` and `output`; numpy `arrays`.
     """
 
     # ---- traits: all that the engine knows of an operator ----
@@ -371,7 +372,7 @@ class Node(ArrayMethods):
         self.changed = Node.changes
 
     def error(self, message: str) -> ShapeError:
-        """A ShapeError that names this operator and the user's line, ready to raise."""
+        """A ShapeError with a message, this operator and the user's line, ready to raise."""
         return ShapeError(f"{self.op.name}: {message} [{self.where}]")
 
     def __getitem__(self, index: Any) -> Node:
@@ -459,7 +460,7 @@ def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
 
 
 def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
-    """Every node that the given ones depend on, inputs before users. GraphError names a cycle."""
+    """Every node that `node_list` depends on, inputs before users. GraphError names a cycle."""
     order: list[Node] = []
     done: dict[Node, bool] = {}  # False while its inputs are visited, True once it is in `order`
     stack = list(node_list)[::-1]

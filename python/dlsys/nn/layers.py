@@ -42,7 +42,10 @@ SLIDING: dict[str, Kind] = dict(
 class Linear(Module):
     """x @ weightᵀ + bias: x (…, inputs), weight (outputs, inputs), bias (outputs,) to (…, outputs).
 
-    GraphError for extents below 1.
+    initializer: a function of `init`, which draws the weight. GraphError for extents below 1.
+
+    >>> nn.Linear(3, 2, rng=0)(dl.ones(4, 3)).shape
+    (4, 2)
     """
 
     @declared(inputs=SIZE, outputs=SIZE, bias=Bool(), **DRAWN)
@@ -88,8 +91,12 @@ class Conv2d(Filtered):
     """The convolution of x (N, inputs, H, W) with weight (outputs, inputs/groups, kH, kW), plus
     bias (outputs,); the other arguments are those of `F.conv2d`.
 
-    GraphError for extents below 1 and groups that do not divide inputs and outputs; ShapeError at
-    use for attributes or shapes that do not fit.
+    window: the extents (kH, kW), or one number for both. initializer: a function of `init`, which
+    draws the weight. GraphError for extents below 1 and groups that do not divide inputs and
+    outputs; ShapeError at use for attributes or shapes that do not fit.
+
+    >>> nn.Conv2d(3, 8, 3, padding=1)(dl.zeros(2, 3, 16, 16)).shape
+    (2, 8, 16, 16)
     """
 
     @declared(inputs=SIZE, outputs=SIZE, window=WINDOW, **SLIDING, **DRAWN)
@@ -125,6 +132,9 @@ class ConvTranspose2d(Filtered):
 
     The initializer draws a filter (outputs, inputs/groups, kH, kW), so that its fans are right.
     Raises what `Conv2d` raises.
+
+    >>> nn.ConvTranspose2d(8, 3, 2, stride=2)(dl.zeros(2, 8, 4, 4)).shape
+    (2, 3, 8, 8)
     """
 
     @declared(
@@ -165,8 +175,11 @@ class Embedding(Module):
     """Row i of weight (count, features) for each number i of an integer x: (…) to (…, features).
 
     The rows begin standard normal. The row of `padding_idx` begins as zeros and gets no gradient.
-    OutOfRangeError for a number out of range, GraphError for extents below 1 and a padding_idx
-    that is not below count.
+    initializer: a function of `init`, which draws the weight. OutOfRangeError for a number out of
+    range, GraphError for extents below 1 and a padding_idx that is not below count.
+
+    >>> nn.Embedding(10, 4)(dl.tensor([[1, 2, 3]])).shape
+    (1, 3, 4)
     """
 
     @declared(count=SIZE, features=SIZE, padding_idx=Int(low=0), **DRAWN)
@@ -202,7 +215,11 @@ class Embedding(Module):
 
 
 class Flatten(Module):
-    """All axes from `axis` on as one."""
+    """All axes from `axis` on as one.
+
+    >>> nn.Flatten()(dl.zeros(2, 3, 4)).shape
+    (2, 12)
+    """
 
     @declared(axis=Int())
     def __init__(self, axis: int = 1) -> None:
@@ -216,7 +233,11 @@ class Flatten(Module):
 
 
 class Reshape(Module):
-    """Each sample in another shape: x (N, …) to (N, *shape), whatever N."""
+    """Each sample in another shape: x (N, …) to (N, *shape), whatever N.
+
+    >>> nn.Reshape(2, 6)(dl.zeros(5, 12)).shape
+    (5, 2, 6)
+    """
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape

@@ -32,6 +32,11 @@ class Pool(Module):
 class MaxPool2d(Pool):
     """The largest element of each window of x (N, C, H, W); the stride is the window's size unless
     given.
+
+    padding, dilation and ceil_mode: as of `F.max_pool2d`.
+
+    >>> nn.MaxPool2d(2)(dl.zeros(1, 3, 8, 8)).shape
+    (1, 3, 4, 4)
     """
 
     @declared(**SHARED, dilation=WINDOW)
@@ -53,6 +58,11 @@ class MaxPool2d(Pool):
 class AvgPool2d(Pool):
     """The mean of each window of x (N, C, H, W), zeros of the padding counted unless
     `count_include_pad` is False.
+
+    stride, padding and ceil_mode: as of `F.avg_pool2d`.
+
+    >>> nn.AvgPool2d(2)(dl.zeros(1, 3, 8, 8)).shape
+    (1, 3, 4, 4)
     """
 
     @declared(**SHARED, count_include_pad=Bool())

@@ -22,6 +22,11 @@ SHARED: dict[str, Kind] = dict(window=SIZE, stride=SIZE, padding=PADDING, ceil_m
 class Conv1d(Filtered):
     """The convolution of x (N, inputs, L) with weight (outputs, inputs/groups, window), plus bias
     (outputs,); the other arguments are those of `F.conv1d`. Raises what `Conv2d` raises.
+
+    window: the extent k. initializer: a function of `init`, which draws the weight.
+
+    >>> nn.Conv1d(3, 8, 5, padding="same")(dl.zeros(2, 3, 20)).shape
+    (2, 8, 20)
     """
 
     @declared(
@@ -80,12 +85,17 @@ class _Pool1d(Pool):
 class MaxPool1d(_Pool1d):
     """The largest element of each window of x (N, C, L); the stride is the window's size unless
     given.
+
+    stride, padding and ceil_mode: as of `F.max_pool2d`, of one axis.
     """
 
     _pool = staticmethod(F.max_pool2d)
 
 
 class AvgPool1d(_Pool1d):
-    """The mean of each window of x (N, C, L), zeros of the padding counted."""
+    """The mean of each window of x (N, C, L), zeros of the padding counted.
+
+    stride, padding and ceil_mode: as of `F.avg_pool2d`, of one axis.
+    """
 
     _pool = staticmethod(F.avg_pool2d)

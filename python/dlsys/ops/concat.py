@@ -240,7 +240,10 @@ tile_gradient_op = TileGradientOp()
 
 @declared(nodes=Nodes(), axis=Int())
 def concat(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Node:
-    """Arrays one after the other along an axis; their shapes agree in all others."""
+    """Arrays one after the other along an axis; their shapes agree in all others.
+
+    nodes: at least one.
+    """
     level = list(nodes)
     if not level:
         raise GraphError(f"concat: expected at least one node [{where()}]")
@@ -252,13 +255,19 @@ def concat(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Nod
 
 @declared(axis=Int())
 def concat_op(A: Node, B: Node, axis: int = 0, name: str | None = None) -> Node:
-    """Two arrays one after the other along an axis; `concat` takes any number."""
+    """Two arrays one after the other along an axis; `concat` takes any number.
+
+    A, B: the two.
+    """
     return concat([A, B], axis, name)
 
 
 @declared(nodes=Nodes(), axis=Int())
 def stack(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Node:
-    """Arrays of one shape side by side along a new axis."""
+    """Arrays of one shape side by side along a new axis.
+
+    nodes: at least one.
+    """
     return concat([expand_dims_op(node, axis) for node in nodes], axis, name)
 
 

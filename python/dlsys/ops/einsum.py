@@ -151,10 +151,10 @@ einsum_op = EinsumOp()
 def einsum(text: str, *operands: Node) -> Node:
     """A sum of products in Einstein's notation, such as einsum("bij,bjk->bik", x, y).
 
-    Without "->" the result has the letters that occur once, in alphabetical order, as numpy has
-    it. Products are taken from left to right. GraphError for what is not supported: an ellipsis, a
-    letter twice in one operand (a diagonal) or in the result; ShapeError when a letter would have
-    two extents.
+    Without "->" the result has the letters that occur once, in alphabetical order, as numpy has it.
+    Products are taken from left to right. text: the letters of each operand's axes. operands:
+    nodes. GraphError for what is not supported: an ellipsis, a letter twice in one operand (a
+    diagonal) or in the result; ShapeError when a letter would have two extents.
     """
     if not isinstance(text, str):
         raise _refusal(f"{SYNTAX}, got {shown(text)}")

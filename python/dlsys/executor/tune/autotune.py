@@ -13,7 +13,6 @@ algorithms. The precision is part of a measurement's key, so no algorithm change
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -28,6 +27,7 @@ from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
 from ...runtime.target import target_of
 from ...settings import settings
+from ...system import at_fork
 from ..plan.memory import Plan
 from .microbenchmark import Microbenchmark
 
@@ -78,7 +78,7 @@ def _measure_anew() -> None:
     _measuring = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_measure_anew)
+at_fork(after_in_child=_measure_anew)
 
 
 def algorithms_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:

@@ -519,7 +519,7 @@ def conv2d_op(A: Node, B: Node, padding: Any = 0, stride: int | Pair = 1) -> Nod
 def conv2d_add_bias_op(
     A: Node, B: Node, bias: Node, padding: Any = 0, stride: int | Pair = 1
 ) -> Node:
-    """`conv2d_op` plus bias (O,)."""
+    """`conv2d_op` plus bias (O,). padding, stride: as of `conv2d_op`."""
     return conv2d(A, B, bias, stride=stride, padding=padding)
 
 
@@ -530,6 +530,7 @@ def conv2d_gradient_of_data_op(
 
     Scripts call it in two ways, and both work: (filter, dy, padding, stride) gives the smallest
     images that the convolution takes to dy, (filter, dy, x, padding, stride) gives those of x.
+    more: x, padding and stride by position.
     """
     like, padding, stride = _sorted("conv2d_gradient_of_data", more, padding, stride)
     if like is None:
@@ -543,7 +544,8 @@ def conv2d_gradient_of_filter_op(
     """The gradient of `conv2d_op` for its filter, from the data A (N, C, H, W) and dy B.
 
     (x, dy, padding, stride) gives the largest filter that takes x to dy's size, which at stride 1
-    is the only one; (x, dy, filter, padding, stride) gives one like `filter`.
+    is the only one; (x, dy, filter, padding, stride) gives one like `filter`. more: filter, padding
+    and stride by position.
     """
     like, padding, stride = _sorted("conv2d_gradient_of_filter", more, padding, stride)
     if like is None:

@@ -120,7 +120,8 @@ def negative_log_likelihood(
 
     weights: a number a class, (classes,). Rows whose label is ignore_index have no loss; the mean
     is over the weights of the rows' classes. For log_softmax outputs, and any other numbers, minus
-    infinity for other classes included. Raises OutOfRangeError for a label out of range.
+    infinity for other classes included. reduction: "mean", "sum" or "none". Raises OutOfRangeError
+    for a label out of range.
     """
     ignored = row_weights = None
     if ignore_index is not None:
