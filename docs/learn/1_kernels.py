@@ -21,15 +21,19 @@ from dlsys.runtime import toolchain
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "src"
 KERNELS = ("Add", "Transpose", "TransposeTiled", "Sum", "Product", "ProductTiled")
-GPU = toolchain.gpu_present() and toolchain.find_nvcc() is not None
-FLAGS = ["-std=c++17", "-O2", "-shared"]
+GPU = (  # CUDA_VISIBLE_DEVICES= hides it
+    os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    and toolchain.gpu_present()
+    and toolchain.find_nvcc() is not None
+)
+FLAGS = ["-std=c++17", "-shared"]
 
 
 def build(source: Path, folder: str) -> ctypes.CDLL:
     """The library of a .cu file, compiled by nvcc, or as C++ with the sources of src/emulator."""
     library = str(Path(folder) / "kernels.so")
     if GPU:
-        command = [toolchain.find_nvcc(), *FLAGS, "-arch=native", "-Xcompiler", "-fPIC"]
+        command = [toolchain.find_nvcc(), *FLAGS, "-O3", "-arch=native", "-Xcompiler", "-fPIC"]
         for flag, at in (("-I", toolchain.cuda_include_dir()), ("-L", toolchain.cuda_link_dir())):
             command += [flag + at] if at else []
     else:
@@ -37,7 +41,7 @@ def build(source: Path, folder: str) -> ctypes.CDLL:
         compiler = next(filter(shutil.which, compilers), None)
         if compiler is None:
             sys.exit("this needs a C++ compiler, or nvcc and a GPU: install g++ or clang++")
-        command = [compiler, *FLAGS, "-fPIC", "-pthread", "-w", "-x", "c++"]
+        command = [compiler, *FLAGS, "-O1", "-fPIC", "-pthread", "-w", "-x", "c++"]
         command += [f"-I{SOURCES / 'emulator'}", f"-I{SOURCES}", "-DDLSYS_EMULATED"]
         command += map(str, (SOURCES / "emulator").glob("*.cc"))
     subprocess.run([*command, str(source), "-o", library], check=True)

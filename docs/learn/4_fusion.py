@@ -53,7 +53,9 @@ print(f"without fusion {len(plain.steps)} steps, {plain_ms:.3f} ms; "
 print(f"the same loss: {abs(loss - plain_loss) < 1e-5}")
 for what, one in (("without", plain), ("with", plan)):
     names = Counter(step.node.op.name for step in one.steps)
-    print(f"{what}: " + ", ".join(f"{n} {name}" if n > 1 else name for name, n in names.items()))
+    print(f"{what} fusion:")
+    for name, n in names.items():
+        print(f"  {n} {name}")
 for step in plan.steps:
     body = step.node.attrs.get("body")
     if body is not None and step.node.op.name == "matmul_bias":
@@ -69,4 +71,5 @@ for fusion in ("off", "all"):
     print(f"tanh(z z + 1), fusion {fusion}: {len(steps)} kernels, "
           f"{sum(len(s.inputs) + len(s.outputs) for s in steps) * 4} MB of traffic")  # fmt: skip
 if sys.argv[1:]:
-    viz.save(viz.graph_svg(plan), sys.argv[1])
+    picture = viz.graph_svg(plan)
+    viz.save(picture.replace("<svg ", '<svg style="background:#fff" ', 1), sys.argv[1])

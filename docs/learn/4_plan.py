@@ -2,7 +2,7 @@
 
     python docs/learn/4_plan.py [PICTURE.svg]
 
-With a name it draws the memory of the step.
+With a name it draws the memory of a step of eight layers.
 """
 
 import sys
@@ -37,7 +37,7 @@ print("scores have the shape", scores.shape)
 try:
     scores @ ad.Variable("w", (12, 3))
 except ShapeError as error:
-    print("refused:", str(error).split(" [")[0])
+    print("refused:", str(error).split(": expected")[0])
 
 # Inference needs no activation twice, training needs them for the gradients: count what lives.
 train = optim.SGD(0.1).minimize(loss, model.parameters())
@@ -45,9 +45,8 @@ shapes = {x: (128, 784), y: (128,)}
 for what, fetches, feeds in (("inference", [scores], {x: shapes[x]}),
                              ("training", [loss, train], shapes)):  # fmt: skip
     plan = ad.Executor(fetches, ctx=None).plan(feeds)
-    print(f"{what}: {len(plan.steps)} steps, each value with memory of its own "
-          f"{plan.unshared_nbytes:,} bytes, live at once {plan.live_nbytes:,}, "
-          f"arena {plan.arena_nbytes:,}")  # fmt: skip
+    print(f"{what}: {len(plan.steps)} steps, {plan.unshared_nbytes:,} bytes without reuse, "
+          f"{plan.live_nbytes:,} live at once, arena {plan.arena_nbytes:,}")  # fmt: skip
 
 # The same lifetimes for both planners: in place and sharing are decided by then.
 inside = [b for b in plan.buffers if b.kind == "arena" and b.nbytes]
@@ -55,7 +54,7 @@ spans = [(b.nbytes, b.first, b.last) for b in inside]
 print(f"first fit needs {first_fit(spans):,} bytes, dlsys {pack(spans)[1]:,} (aligned to 256)")
 
 # A deeper chain: the arena of inference does not grow with depth, that of training does.
-for depth in (2, 4, 8, 16):
+for depth in (2, 4, 8):
     made = []
     layers = [layer for k in range(depth) for layer in (nn.Linear(64, 64, rng=k), nn.Tanh())]
     deep = nn.Sequential(*layers)
@@ -63,8 +62,10 @@ for depth in (2, 4, 8, 16):
     out = deep(z)
     step = optim.SGD(0.1).minimize(ad.mean_op(out), deep.parameters())
     for fetches in ([out], [step]):
-        made.append(ad.Executor(fetches, ctx=None).plan({z: (256, 64)}).arena_nbytes)
-    print(f"{depth:2} layers: arena of inference {made[0]:9,}, of training {made[1]:9,}")
+        plan = ad.Executor(fetches, ctx=None).plan({z: (256, 64)})
+        made.append(plan.arena_nbytes)
+    print(f"{depth} layers: arena of inference {made[0]:9,}, of training {made[1]:9,}")
 
 if sys.argv[1:]:
-    viz.save(viz.memory_plan(plan), sys.argv[1])
+    picture = viz.memory_plan(plan)
+    viz.save(picture.replace("<svg ", '<svg style="background:#fff" ', 1), sys.argv[1])

@@ -14,10 +14,10 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray, nn, optim, profile, viz
 from dlsys.executor.debug.observe import flops, traffic
-from dlsys.runtime.device import best_context, synchronize
+from dlsys.runtime.device import best_context, emulated, synchronize
 
 ctx = best_context()[0]
-gpu = ctx is not None and ctx.name == "gpu"
+gpu = ctx is not None and ctx.name == "gpu" and not emulated()
 SIDE = 4096 if gpu else 512  # of the product
 COUNT = 1 << (26 if gpu else 24)  # elements of the others: beyond the caches
 
