@@ -1,11 +1,11 @@
 """Chapter 4: shapes, lifetimes and one arena: planned by hand, then by dlsys.
 
-    python docs/learn/4_plan.py [PICTURE.svg]
+    python docs/learn/4_plan.py [--picture FILE.svg]
 
-With a name it draws the memory of a step of eight layers.
+`--picture` draws the memory of a step of eight layers.
 """
 
-import sys
+import argparse
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from dlsys import autodiff as ad
 from dlsys import nn, optim, viz
 from dlsys.errors import ShapeError
 from dlsys.executor.plan.arena import pack
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--picture")
+options = parser.parse_args()
 
 
 def first_fit(spans):
@@ -66,6 +70,6 @@ for depth in (2, 4, 8):
         made.append(plan.arena_nbytes)
     print(f"{depth} layers: arena of inference {made[0]:9,}, of training {made[1]:9,}")
 
-if sys.argv[1:]:
+if options.picture:
     picture = viz.memory_plan(plan)
-    viz.save(picture.replace("<svg ", '<svg style="background:#fff" ', 1), sys.argv[1])
+    viz.save(picture.replace("<svg ", '<svg style="background:#fff" ', 1), options.picture)

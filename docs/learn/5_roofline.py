@@ -1,12 +1,12 @@
 """Chapter 5: where the time goes. The two roofs of this machine, and operators under them.
 
-    python docs/learn/5_roofline.py [PICTURE.svg]
+    python docs/learn/5_roofline.py [--picture FILE.svg]
 
 An operator can be no faster than its bytes at the speed of memory, nor than its arithmetic at the
 speed of the cores: the lower roof at its intensity, in operations a byte, is its limit.
 """
 
-import sys
+import argparse
 import time
 
 import numpy as np
@@ -16,6 +16,9 @@ from dlsys import ndarray, nn, optim, profile, viz
 from dlsys.executor.debug.observe import flops, traffic
 from dlsys.runtime.device import best_context, emulated, synchronize
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--picture")
+options = parser.parse_args()
 ctx = best_context()[0]
 gpu = ctx is not None and ctx.name == "gpu" and not emulated()
 SIDE = 4096 if gpu else 512  # of the product
@@ -73,5 +76,5 @@ rows = step.recorder.rows()
 products = sum(row.ms for row in rows if row.name.startswith(("conv", "matmul"))) / 10
 print(f"a step of LeNet-5: convolutions and products {products:.2f} ms, "
       f"all operators {sum(row.ms for row in rows) / 10:.2f} ms")  # fmt: skip
-if sys.argv[1:]:
-    viz.save(viz.operator_times(step.recorder), sys.argv[1])
+if options.picture:
+    viz.save(viz.operator_times(step.recorder), options.picture)

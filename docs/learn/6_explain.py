@@ -1,13 +1,12 @@
 """Chapter 6: a classifier of digits, and what it looked at: gradients of a score by the pixels.
 
-    python docs/learn/6_explain.py [PICTURE.png]
+    python docs/learn/6_explain.py [--picture FILE.png]
 
 Saliency is |∂ score / ∂ pixel| (Simonyan et al., 2013); Grad-CAM weighs the planes of the last
-convolution by the mean gradient of the score (Selvaraju et al., 2017). Whether a map is right can
-be measured: erase what it marks, and see whether the answer changes.
+convolution by the mean gradient of the score (Selvaraju et al., 2017).
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,9 @@ from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.data import mnist_sets
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--picture", type=Path)
+options = parser.parse_args()
 ROOT = Path(__file__).resolve().parents[2]
 sets = mnist_sets(ROOT / "data" / "mnist")
 images = dl.tensor(sets.train.images[:6000], dtype="float32") / 255
@@ -42,8 +44,7 @@ body.eval()
 
 def answers(x):
     """The classes of images."""
-    with dl.no_grad():
-        return head(body(x)).argmax(axis=1).numpy()
+    return head(body(x)).argmax(axis=1).numpy()
 
 
 found = answers(test)
@@ -68,9 +69,9 @@ cam = F.relu((weights * planes.detach()).sum(axis=1, keepdims=True))
 cam = F.resize(cam, (28, 28), mode="bilinear").numpy()[:, 0]
 
 
-def erased(maps, share=0.1):
-    """The share of answers that stay when the pixels that a map marks are black."""
-    marked = maps.reshape(len(maps), -1).argsort(axis=1)[:, -int(784 * share) :]
+def erased(maps):
+    """The share of answers that stay when the tenth of the pixels that a map marks is black."""
+    marked = maps.reshape(len(maps), -1).argsort(axis=1)[:, -78:]
     pixels = test.numpy().reshape(len(maps), -1).copy()
     np.put_along_axis(pixels, marked, 0.0, axis=1)
     return (answers(dl.tensor(pixels.reshape(test.shape))) == found).mean()
@@ -80,11 +81,10 @@ chance = np.random.default_rng(0).uniform(size=saliency.shape)
 for name, maps in {"chance": chance, "saliency": saliency, "Grad-CAM": cam}.items():
     print(f"answers that stay when a tenth of the pixels is erased, by {name}: {erased(maps):.2f}")
 
-if sys.argv[1:]:
+if options.picture:
     from dlsys.viz.png import png
 
     rows = [np.concatenate(list(m[:8] / np.maximum(m[:8].max((1, 2), keepdims=True), 1e-9)), 1)
             for m in (test.numpy()[:, 0], saliency, cam)]  # fmt: skip
     gray = np.kron(255 - 255 * np.concatenate(rows), np.ones((3, 3))).astype(np.uint8)
-    opaque = np.full_like(gray, 255)
-    Path(sys.argv[1]).write_bytes(png(np.stack([gray, gray, gray, opaque], 2)))
+    options.picture.write_bytes(png(np.stack([gray, gray, gray, gray | 255], 2)))

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from dlsys.ndarray import cpu, gpu
-from support.devices import not_emulated, require, slow
+from support.devices import emulated_gpu, not_emulated, require, slow
 
 ROOT = Path(__file__).resolve().parents[2]
 LEARN = ROOT / "docs" / "learn"
@@ -67,8 +67,8 @@ def outputs() -> tuple[dict[str, str], dict[str, bytes]]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
 
         def one(path: Path) -> str:
-            picture = [str(Path(folder) / drawn[path.name])] if path.name in drawn else []
-            return run(path, *picture)
+            name = drawn.get(path.name)
+            return run(path, *(["--picture", str(Path(folder) / name)] if name else []))
 
         printed = dict(zip((p.name for p in programs()), pool.map(one, programs())))
         return printed, {name: (Path(folder) / name).read_bytes() for name in PICTURES}
@@ -100,10 +100,14 @@ def differences(shown: str, found: str) -> list[str]:
 
 
 def with_outputs(page: str) -> str:
-    """The page with what its programs print."""
-    return QUOTE.sub(
-        lambda quote: f"```text\n$ python docs/learn/{quote[1]}\n{outputs()[0][quote[1]]}```", page
-    )
+    """The page with what its programs print, where that is something else."""
+
+    def fill(quote: re.Match[str]) -> str:
+        found = outputs()[0][quote[1]]
+        same = not differences(quote[2], found)
+        return quote[0] if same else f"```text\n$ python docs/learn/{quote[1]}\n{found}```"
+
+    return QUOTE.sub(fill, page)
 
 
 @slow
@@ -158,6 +162,16 @@ class Programs(unittest.TestCase):
         self.assertEqual(names["sectors"](column * 4096), 32)
         self.assertEqual(names["conflict"](column * 32), 32)
         self.assertEqual(names["conflict"](column * 33), 1)
+
+
+@emulated_gpu
+class Emulated(unittest.TestCase):
+    def test_a_step_is_captured_as_one_graph(self) -> None:
+        found = run(LEARN / "4_fusion.py", "--gpu", hidden=None)
+        page = " ".join((LEARN / "4-executor.md").read_text(encoding="utf-8").split())
+        (report,) = re.findall(r"`(4 steps captured: [^`]*)`", page)
+        self.assertIn(report, found)
+        self.assertIn("the same loss: True", found)
 
 
 @not_emulated
