@@ -32,7 +32,7 @@ PAGES = sorted(LEARN.glob("*.md"))
 MOST_LINES = 90
 QUOTE = re.compile(r"```text\n\$ python docs/learn/(\w+\.py)\n(.*?)```", re.S)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
-MEASURED = re.compile(rf" *{NUMBER.pattern} (?=ms\b|GB/s|GFLOP/s)")
+MEASURED = re.compile(rf" *{NUMBER.pattern} (?=ms\b|GB/s|GFLOP/s|images/s)")
 PICTURES = {"arena.svg": "4_plan.py", "fused.svg": "4_fusion.py", "explain.png": "6_explain.py"}
 COMPILER = next(filter(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")), None)
 
