@@ -166,6 +166,11 @@ class Programs(unittest.TestCase):
 
 @emulated_gpu
 class Emulated(unittest.TestCase):
+    def test_kernels_by_name(self) -> None:
+        found = run(LEARN / "1_library.py", "--device", "gpu", hidden=None)
+        self.assertEqual(re.findall(r"(\w+) +\w+s +right", found),
+                         ["add", "relu", "reduce_sum", "softmax", "matmul"])  # fmt: skip
+
     def test_a_step_is_captured_as_one_graph(self) -> None:
         found = run(LEARN / "4_fusion.py", "--gpu", hidden=None)
         page = " ".join((LEARN / "4-executor.md").read_text(encoding="utf-8").split())
