@@ -25,6 +25,7 @@ FLOORS = {
     "interrupts.py": 1,
     "methods.py": 1,
     "graph": 2,
+    "arguments": 2,
     "runtime": 2,
     "ops": 3,
     "values.py": 2,
@@ -52,6 +53,7 @@ ON_ONE_FLOOR = {
     ("settings.py", "errors.py"),
     ("describe.py", "errors.py"),
     ("files.py", "errors.py"),
+    ("arguments", "graph"),
     ("fusion", "passes"),
 }
 ENGINE = ("graph", "passes", "executor")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Int, OneOf
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
 from ..functional.record import optional, recorded
-from ..graph.kinds import Bool, Choice, Int
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, xavier_uniform, zeros
 from ..ops.random.sampling import PROBABILITY
 from .kinds import Function
@@ -213,7 +213,7 @@ class TransformerEncoderLayer(Module):
 
     @declared(
         features=SIZE, heads=SIZE, hidden=SIZE, dropout=PROBABILITY,
-        activation=Choice(*ACTIVATIONS), batch_first=Bool(), norm_first=Bool(), rng=RNG,
+        activation=OneOf(*ACTIVATIONS), batch_first=Bool(), norm_first=Bool(), rng=RNG,
     )  # fmt: skip
     def __init__(
         self,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Int, Kind
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, Int, Kind
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
 from ..ops.conv.geometry import IntPair, Padding
 from .kinds import AsGiven, Function

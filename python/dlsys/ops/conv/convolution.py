@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Int, Kind, is_integer
+from ...arguments.signature import Signature, declared
 from ...errors import GraphError
-from ...graph.kinds import Int, Kind, is_integer
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating, promote
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Bool, Input, Int, Kind, Number
+from ...arguments.signature import Signature
 from ...dtypes import FLOAT16, is_narrow, widened
-from ...graph.kinds import Bool, Input, Int, Kind, Number
 from ...graph.node import Node, Op
-from ...graph.signature import Signature
 from ...graph.spec import Spec, describe, floating, promote
 from ...runtime.interface import interface
 from ..elementwise import cast_like_op
