@@ -33,7 +33,7 @@ def project(
     x: Node, weight: Node, bias: Node | None, heads: int, rows: tuple[int, int], batch_first: bool
 ) -> Node:
     """x (N, L, inputs), or (L, N, inputs), in heads (N, heads, L, d), by some rows of a bias and of
-    a weight, which is taken whole where it has no more. One of N and L may be unknown when the
+    a weight, which is taken undivided where it has no more. One of N and L may be unknown when the
     graph is built.
     """
     features = rows[1] - rows[0]

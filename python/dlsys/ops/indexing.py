@@ -323,8 +323,8 @@ class PlaceOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        whole = x.spec.shape == node.attrs["shape"] and min(node.attrs["steps"], default=1) > 0
-        return x if whole else None
+        complete = x.spec.shape == node.attrs["shape"] and min(node.attrs["steps"], default=1) > 0
+        return x if complete else None
 
 
 class GatherOp(Op):
