@@ -54,7 +54,7 @@ def main() -> None:
     assert ctx is not None, "the ladder is that of a native device"
     chip, start = device_name(ctx), time.monotonic()
     works: list[dict[str, Any]] = []
-    for net, numbers in ((net, one) for net in options.nets.split(",") for one in SHAPES[net]):
+    for net, numbers in ((name, one) for name in options.nets.split(",") for one in SHAPES[name]):
         if time.monotonic() - start > options.seconds:
             print(f"left out for want of time: {net} {numbers}", flush=True)
             continue

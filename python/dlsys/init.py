@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from .arguments.kinds import Int, Kind, Number, OneOf, Shape
+from .arguments.signature import declared
 from .errors import GraphError, ShapeError
-from .graph.kinds import Choice, Int, Kind, Number, Shape
 from .graph.lines import where
-from .graph.signature import declared
 from .ops.random.philox import normal_quantile
 
 Rng = np.random.Generator | int | None
@@ -48,7 +48,7 @@ RNG = RngKind(None)
 SHAPE = Shape()
 FINITE = Number(finite=True)
 DEVIATION = Number(low=0, finite=True)
-FAN = Choice("in", "out", "average")
+FAN = OneOf("in", "out", "average")
 
 
 class _Default:
@@ -95,7 +95,7 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
     return shape[1] * window, shape[0] * window
 
 
-@declared("init.", activation=Choice(*_GAINS, "leaky_relu"), slope=Number(finite=True))
+@declared("init.", activation=OneOf(*_GAINS, "leaky_relu"), slope=Number(finite=True))
 def gain(activation: str, slope: float = 0.01) -> float:
     """The factor that keeps the deviation of values through a linear layer and its activation:
     "linear", "sigmoid", "tanh", "relu", "selu", or "leaky_relu" with its slope, as PyTorch has

@@ -81,7 +81,7 @@ def _debug_level() -> int:
 def _number(name: str, default: str = "0", most: int = _MOST, also: str = "") -> int:
     text = _text(name) or default
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
-        raise SettingError(f"{name}={text}: expected a whole number from 0 to {most}{also}")
+        raise SettingError(f"{name}={text}: expected an integer from 0 to {most}{also}")
     return int(text)
 
 

@@ -18,9 +18,8 @@ struct WinogradInput {
   static constexpr int kRows = kOut + 2, kCols = kOut + 2;
   static DLSYS_MATRIX_FUNCTION float At(int r, int k) {
     constexpr float two[4][4] = {{1, 0, -1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, 1, 0, -1}};
-    constexpr float four[6][6] = {{4, 0, -5, 0, 1, 0},  {0, -4, -4, 1, 1, 0},
-                                  {0, 4, -4, -1, 1, 0}, {0, -2, -1, 2, 1, 0},
-                                  {0, 2, -1, -2, 1, 0}, {0, 4, 0, -5, 0, 1}};
+    constexpr float four[6][6] = {{4, 0, -5, 0, 1, 0},  {0, -4, -4, 1, 1, 0}, {0, 4, -4, -1, 1, 0},
+                                  {0, -2, -1, 2, 1, 0}, {0, 2, -1, -2, 1, 0}, {0, 4, 0, -5, 0, 1}};
     if constexpr (kOut == 2)
       return two[r][k];
     else
@@ -34,13 +33,12 @@ struct WinogradFilter {
   static constexpr int kRows = kOut + 2, kCols = 3;
   static DLSYS_MATRIX_FUNCTION float At(int r, int k) {
     constexpr float two[4][3] = {{1, 0, 0}, {.5f, .5f, .5f}, {.5f, -.5f, .5f}, {0, 0, 1}};
-    constexpr float four[6][3] = {
-        {1 / 4.f, 0, 0},
-        {-1 / 6.f, -1 / 6.f, -1 / 6.f},
-        {-1 / 6.f, 1 / 6.f, -1 / 6.f},
-        {1 / 24.f, 1 / 12.f, 1 / 6.f},
-        {1 / 24.f, -1 / 12.f, 1 / 6.f},
-        {0, 0, 1}};
+    constexpr float four[6][3] = {{1 / 4.f, 0, 0},
+                                  {-1 / 6.f, -1 / 6.f, -1 / 6.f},
+                                  {-1 / 6.f, 1 / 6.f, -1 / 6.f},
+                                  {1 / 24.f, 1 / 12.f, 1 / 6.f},
+                                  {1 / 24.f, -1 / 12.f, 1 / 6.f},
+                                  {0, 0, 1}};
     if constexpr (kOut == 2)
       return two[r][k];
     else

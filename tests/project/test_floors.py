@@ -27,6 +27,7 @@ FLOORS = {
     "methods.py": 1,
     "system.py": 1,
     "graph": 2,
+    "arguments": 2,
     "runtime": 2,
     "ops": 3,
     "values.py": 2,
@@ -57,6 +58,7 @@ ON_ONE_FLOOR = {
     ("describe.py", "errors.py"),
     ("files.py", "errors.py"),
     ("files.py", "system.py"),
+    ("arguments", "graph"),
     ("fusion", "passes"),
 }
 ENGINE = ("graph", "passes", "executor")

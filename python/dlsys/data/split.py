@@ -29,13 +29,13 @@ def split(
     >>> [len(part) for part in data.split(known, (0.8, 0.2))]
     [8, 2]
     """
-    whole = as_samples(dataset)
+    samples = as_samples(dataset)
     shares = _shares(fractions)
-    count = len(whole)
+    count = len(samples)
     if stratify is None or stratify is False:
         groups = [np.arange(count)]
     else:
-        labels = _class_of_each(whole.labels if stratify is True else stratify, count)
+        labels = _class_of_each(samples.labels if stratify is True else stratify, count)
         groups = [np.flatnonzero(labels == kind) for kind in np.unique(labels)]
     pieces: list[list[Array]] = [[] for _ in shares]
     for number, group in enumerate(groups):
@@ -49,7 +49,7 @@ def split(
             f"split: {count} samples in the shares {fractions} leave a part without any; take "
             "more samples or larger shares"
         )
-    return tuple(whole.subset(part) for part in chosen)
+    return tuple(samples.subset(part) for part in chosen)
 
 
 def balanced_weights(labels: Any) -> Array:

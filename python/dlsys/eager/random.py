@@ -77,8 +77,8 @@ def randint(low: int, high: int, shape: Any = (), device: Device = None) -> Tens
 
 
 def _integers(shape: tuple[int, ...], low: int, high: int) -> Any:
-    whole = cast_op(cast_op(random_uniform(shape) * float(high - low), np.int64), np.float32)
-    return cast_op(whole + float(low), np.int64)
+    integral = cast_op(cast_op(random_uniform(shape) * float(high - low), np.int64), np.float32)
+    return cast_op(integral + float(low), np.int64)
 
 
 def _drawn(function: Any, args: tuple[Any, ...], device: Device, requires_grad: bool) -> Tensor:

@@ -45,8 +45,8 @@ def conv2d(
     "valid" (none) or "same" (oH = ceil(H / stride), an odd rest behind). groups: channels and
     filters in that many parts that do not mix. algo: the rung of the ladder by which the
     convolution and its gradients are computed, such as "winograd"; without it DLSYS_CONV counts.
-    Floats of one dtype. ShapeError for attributes or shapes that do not fit, NotApplicableError when
-    it runs by a rung that cannot compute it.
+    Floats of one dtype. ShapeError for attributes or shapes that do not fit, NotApplicableError
+    when it runs by a rung that cannot compute it.
 
     >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
     >>> weight = dl.ones(1, 1, 3, 3)
@@ -105,8 +105,8 @@ def conv_transpose2d(
     (O,): the gradient of the convolution by weight for its data.
 
     Gives (N, O, oH, oW) with oH = (H - 1)·stride - padding before and after + dilation·(kH - 1) + 1
-    + output_padding. padding and algo: as of `conv2d`, less "same". output_padding: below the stride.
-    ShapeError for attributes or shapes that do not fit.
+    + output_padding. padding and algo: as of `conv2d`, less "same". output_padding: below the
+    stride. ShapeError for attributes or shapes that do not fit.
 
     >>> x = dl.tensor([[[[1.0, 2.0]]]])
     >>> F.conv_transpose2d(x, dl.ones(1, 1, 2, 2), stride=2)

@@ -91,7 +91,7 @@ def div(a: Array, b: Array) -> Array:
 def pow(a: Array, b: Array) -> Array:
     """a to the power b element by element in floats, broadcast against each other.
 
-    Integers to one whole power that is not negative, as in x**2, stay integers. A negative a has
+    Integers to one integral power that is not negative, as in x**2, stay integers. A negative a has
     only integers as powers, others give NaN. ShapeError where shapes or dtypes do not fit.
 
     >>> F.pow(dl.tensor([1.0, 2.0, 3.0]), 2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments.kinds import is_integer
 from ..dtypes import FLOAT32
 from ..errors import GraphError
-from ..graph.kinds import is_integer
 from ..graph.lines import where
 from ..graph.node import Node
 from ..ops import concat as joining

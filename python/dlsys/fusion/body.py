@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arguments.kinds import Bool, Instance, Kind, OneOf, Rung
+from ..arguments.signature import Signature
 from ..dtypes import is_narrow
 from ..errors import GraphError
-from ..graph.kinds import Bool, Choice, Instance, Kind, Rung
 from ..graph.lines import where
 from ..graph.node import Node, Op, find_topo_sort
-from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
 from ..ops.leaf import placeholder_op
 from ..ops.matmul import algorithm_number, precision_number
@@ -176,7 +176,7 @@ class Selected(NamedTuple):
     @property
     def kind(self) -> Kind:
         """The values that the attribute may have."""
-        return Bool() if True in self.choices else Choice("", *self.choices)
+        return Bool() if True in self.choices else OneOf("", *self.choices)
 
     def code(self, node: Node) -> int:
         """The kernel's argument."""

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..graph.kinds import Bool, Instance
+from ..arguments.kinds import Bool, Instance
+from ..arguments.signature import Signature
 from ..graph.lines import attributed_to
 from ..graph.node import Node
-from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec, normalize_axes
 from ..ops.conv import tiles as numpy_form
 from ..ops.conv.convolution import (

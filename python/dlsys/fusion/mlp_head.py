@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..graph.kinds import Instance, Number
+from ..arguments.kinds import Instance, Number
+from ..arguments.signature import Signature
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op, output_op
-from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
 from ..ops.matmul import precision_number
 from ..passes.pipeline import Options, Pass

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index, is_
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from ..describe import described, drawn_by, few, source_line
 from ..errors import GraphError, ShapeError, SignatureError
 from ..methods import ArrayMethods
 from ..rungs import Ladder
-from .kinds import Input, Int
 from .lines import current_line, where
-from .signature import Signature
 from .spec import Spec, promote
 
 Self = TypeVar("Self", bound="Op")
@@ -32,6 +30,29 @@ _numbers = itertools.count()
 # The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
 # none of them.
 hooks: dict[str, Callable[..., Any]] = {}
+
+
+class Arguments(Protocol):
+    """An operator's inputs and attributes, as `arguments/` declares and checks them."""
+
+    inputs: list[str]
+    attributes: dict[str, Any]
+
+    def bind(
+        self, called: str, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any], str | None]:
+        """Inputs, attributes and the node's name of a call. SignatureError where it does not
+        fit.
+        """
+
+    def arguments(self, called: str, args: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
+        """All that a call gives and the defaults of the rest, by name."""
+
+    def python(self) -> inspect.Signature:
+        """The signature as `inspect` has them."""
+
+    def described(self) -> str:
+        """The attributes, a line each."""
 
 
 class _Docstring:
@@ -73,7 +94,7 @@ class Op:
     # ---- traits: all that the engine knows of an operator ----
     name: str = ""  # in texts, messages and profiles
     # Its inputs and attributes; None: any nodes and keywords.
-    signature: Signature | None = None
+    signature: Arguments | None = None
     doc: str = ""  # what `help` says of it, instead of its class's docstring
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
     # Values it makes: several are reached as node[0], node[1], …; 0 only groups its inputs.
@@ -442,7 +463,6 @@ class OutputOp(Op):
 
     name = "output"
     view = projection = True
-    signature = Signature("operator", index=Int(low=0))
 
     def infer(self, node: Node, *specs: Any) -> Spec:
         return specs[0][node.attrs["index"]]
@@ -491,7 +511,15 @@ def _refuse_input(node: Node, value: Any) -> None:
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"
         raise GraphError(f"{node.op.name}: {what}; {advice} [{node.where}]")
-    raise SignatureError(f"{node.op.name}: {Input().refusal('an input', value)} [{node.where}]")
+    raise SignatureError(f"{node.op.name}: {no_node('an input', value)} [{node.where}]")
+
+
+def no_node(key: str, value: Any) -> str:
+    """Why a value is no input, as a part of a sentence."""
+    advice = "wrap arrays in ad.constant"
+    if isinstance(value, bool):
+        advice = "compare nodes by == or <, which makes one"
+    return f"{key} is {type(value).__name__}, expected a node; {advice}"
 
 
 def _cycle_text(path: list[Node], start: Node) -> str:

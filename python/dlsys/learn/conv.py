@@ -1,7 +1,7 @@
 """Measures the rungs of convolution: time, rate, workspace, and error against float64.
 
-A rung is timed among other launches of itself in a captured graph. The operands of all rungs are the
-same and normally distributed. The error is that of sampled elements, relative to the sum of the
+A rung is timed among other launches of itself in a captured graph. The operands of all rungs are
+the same and normally distributed. The error is that of sampled elements, relative to the sum of the
 magnitudes of an element's terms, in units of float32's rounding, 2^-24: so a sum of K terms in any
 order stays below K. What transforms its operands, as Winograd and FFT do, shows it here.
 """
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..autodiff import Variable
 from ..errors import DeviceError, KernelError
 from ..executor.tune.microbenchmark import DRAWN, Microbenchmark
-from ..autodiff import Variable
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
@@ -69,9 +69,7 @@ class Shape(NamedTuple):
 def node_of(shape: Shape, direction: str, precision: str) -> Node:
     """The operator of a direction, with its specs."""
     x, f, y = shape.arrays
-    attrs: dict[str, Any] = dict(
-        stride=shape.stride, padding=shape.padding, groups=shape.groups
-    )
+    attrs: dict[str, Any] = dict(stride=shape.stride, padding=shape.padding, groups=shape.groups)
     if direction == "forward":
         op: Any = convolution_op
         first, second, result = x, f, y
@@ -99,7 +97,7 @@ def climb(
     precisions: Sequence[str] = ("fp32",),
     rungs: Sequence[str] | None = None,
 ) -> Iterator[Figures]:
-    """The figures of every rung that can compute a direction of a shape, in the order of the ladder,
+    """The figures of every rung that can compute a direction of a shape, in the ladder's order,
     with both of Winograd's tiles, and of auto; or of the named algorithms.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Int, OneOf
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
 from ..functional.record import optional, recorded
-from ..graph.kinds import Bool, Choice, Int
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, xavier_uniform, zeros
 from ..ops.random.sampling import PROBABILITY
 from .kinds import Function
@@ -33,7 +33,7 @@ def project(
     x: Node, weight: Node, bias: Node | None, heads: int, rows: tuple[int, int], batch_first: bool
 ) -> Node:
     """x (N, L, inputs), or (L, N, inputs), in heads (N, heads, L, d), by some rows of a bias and of
-    a weight, which is taken whole where it has no more. One of N and L may be unknown when the
+    a weight, which is taken undivided where it has no more. One of N and L may be unknown when the
     graph is built.
     """
     features = rows[1] - rows[0]
@@ -219,7 +219,7 @@ class TransformerEncoderLayer(Module):
 
     @declared(
         features=SIZE, heads=SIZE, hidden=SIZE, dropout=PROBABILITY,
-        activation=Choice(*ACTIVATIONS), batch_first=Bool(), norm_first=Bool(), rng=RNG,
+        activation=OneOf(*ACTIVATIONS), batch_first=Bool(), norm_first=Bool(), rng=RNG,
     )  # fmt: skip
     def __init__(
         self,

@@ -6,9 +6,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import overload
 
+from ..arguments.signature import declared
 from ..autodiff import Node
 from ..errors import GraphError
-from ..graph.signature import declared
 from .kinds import Function
 from .module import Module
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Int, Kind, Rung
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, Int, Kind, Rung
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
 from ..ops.conv.geometry import IntPair, Padding
 from ..rungs import CONV
@@ -117,9 +117,7 @@ class Conv2d(Filtered):
     ) -> None:
         shape = filter_shape("Conv2d", inputs, outputs, window, groups)
         weight = drawn("Conv2d", initializer, shape, rng)
-        attrs = dict(
-            stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo
-        )
+        attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo)
         super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
@@ -161,9 +159,7 @@ class ConvTranspose2d(Filtered):
         filters = drawn("ConvTranspose2d", initializer, shape, rng)
         parts = filters.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
         weight = parts.reshape(inputs, outputs // groups, *shape[2:])
-        attrs: dict[str, Any] = dict(
-            stride=stride, padding=padding, output_padding=output_padding
-        )
+        attrs: dict[str, Any] = dict(stride=stride, padding=padding, output_padding=output_padding)
         attrs |= {"dilation": dilation, "groups": groups, "algo": algo}
         super().__init__(weight, inputs, outputs, bias, attrs)
 

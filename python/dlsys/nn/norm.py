@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import functional as F
+from ..arguments.kinds import Axes, Bool, Number
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
-from ..graph.kinds import Axes, Bool, Number
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import ones, zeros
 from ..ops.norm.batch_norm import EPS
 from .layers import SIZE

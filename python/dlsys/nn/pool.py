@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Kind
+from ..arguments.signature import declared
 from ..autodiff import Node
-from ..graph.kinds import Bool, Kind
-from ..graph.signature import declared
 from ..ops.conv.geometry import Padding
 from .kinds import AsGiven
 from .layers import WINDOW, Pair

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Kind, OneOf
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
 from ..functional.record import recorded
-from ..graph.kinds import Bool, Choice, Kind
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Rng, generator, uniform
 from ..ops.random.sampling import PROBABILITY
 from .layers import SIZE
@@ -27,7 +27,7 @@ from .shapes import known, shape_of
 State = tuple[Node, ...]
 Weights = tuple[Any, ...]  # weight_ih, weight_hh, bias_ih, bias_hh; a bias may be None
 PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-NONLINEARITY = Choice("tanh", "relu")
+NONLINEARITY = OneOf("tanh", "relu")
 SHARED: dict[str, Kind] = dict(
     inputs=SIZE, hidden=SIZE, num_layers=SIZE, bias=Bool(), batch_first=Bool(),
     dropout=PROBABILITY, bidirectional=Bool(), rng=RNG,

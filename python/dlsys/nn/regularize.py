@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .. import autodiff as ad
 from .. import functional as F
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
-from ..graph.signature import declared
 from ..init import RNG, Rng, generator
 from ..ops.random.sampling import PROBABILITY
 from .module import Module

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Kind, Rung
+from ..arguments.signature import declared
 from ..autodiff import Node
-from ..graph.kinds import Bool, Kind, Rung
-from ..graph.signature import declared
 from ..init import Initializer, Rng, he_normal
 from ..ops.conv.geometry import IntPair
 from ..rungs import CONV
@@ -50,9 +50,7 @@ class Conv1d(Filtered):
     ) -> None:
         *shape, _, width = filter_shape("Conv1d", inputs, outputs, (1, window), groups)
         weight = drawn("Conv1d", initializer, (*shape, width), rng)
-        attrs = dict(
-            stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo
-        )
+        attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo)
         super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Axes, Int, Kind, Misfit, Shape
+from ..arguments.signature import Signature, declared
 from ..errors import GraphError
-from ..graph.kinds import Axes, Int, Kind, Misfit, Shape, is_node
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, promote
 from .elementwise import cast_op
 from .indexing import Share, Span, getitem_op
@@ -49,7 +49,7 @@ class Nodes(Kind):
 
     def take(self, value: Any) -> list[Node]:
         nodes = list(value)
-        if is_node(value) or not all(map(is_node, nodes)):
+        if isinstance(value, Node) or not all(isinstance(node, Node) for node in nodes):
             raise TypeError
         return nodes
 

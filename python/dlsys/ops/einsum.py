@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments.kinds import Bool, Instance, Kind, shown
+from ..arguments.signature import Signature
 from ..errors import GraphError
-from ..graph.kinds import Bool, Instance, Kind, shown
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature
 from ..graph.spec import Spec, describe, promote
 from .elementwise import mul_op
 from .matmul import batched_matmul_op

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Bool, DType, Input, Kind, Name, Number, Shape, shown
+from ..arguments.signature import Signature, declared
 from ..dtypes import bfloat16, host, rounded
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, DType, Input, Kind, Name, Number, Shape, is_node, shown
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import FLOAT32, Spec
 from .extents import partial_of
 
@@ -43,7 +43,7 @@ class Array(Kind):
 
     def take(self, value: Any) -> Any:
         array = value if type(value) is np.ndarray else np.asarray(value)
-        if array.dtype.kind not in "fiub" or is_node(value):
+        if array.dtype.kind not in "fiub" or isinstance(value, Node):
             raise TypeError
         return value
 
@@ -54,7 +54,7 @@ class Operand(Input):
     expected = "a node, a number or an array of numbers"
 
     def take(self, value: Any) -> Any:
-        if is_node(value):
+        if isinstance(value, Node):
             return value
         if isinstance(value, bool):
             raise TypeError

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.kinds import Bool, Int, Rung
+from ..arguments.kinds import Bool, Int, Rung
+from ..arguments.signature import Signature, declared
 from ..graph.node import Node, Op, same_nodes
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, merge_shapes, promote
 from ..rungs import GEMM
 from .elementwise import add, as_node

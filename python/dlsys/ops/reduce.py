@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.kinds import Axes, Bool, Int
+from ..arguments.kinds import Axes, Bool, Int
+from ..arguments.signature import Signature, declared
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, broadcast_axes, floating, merge_shapes, normalize_axes
 from .axes import INT64, AlongAxesOp, AxisKernel, around, same_dtype, summed_dtype
 from .comparison import where_op

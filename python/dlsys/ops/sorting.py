@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Bool, Int
+from ..arguments.signature import Signature, declared
 from ..dtypes import INT64
-from ..graph.kinds import Bool, Int
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, normalize_axes
 from .indexing import check_indices, check_range
 

@@ -159,8 +159,8 @@ class Library:
         dtype that all arrays have, where there is such a kernel, else for `storage_dtype`.
         """
         dtypes = list(dtypes_of(arguments))
-        whole = (device_name, name, dtypes[0] if len(set(dtypes)) == 1 else None)
-        return whole if whole in self.index else (device_name, name, storage_dtype(dtypes))
+        uniform = (device_name, name, dtypes[0] if len(set(dtypes)) == 1 else None)
+        return uniform if uniform in self.index else (device_name, name, storage_dtype(dtypes))
 
     def algorithms(self, device_name: str, name: str) -> tuple[str, ...]:
         """The names of a kernel's algorithms, which its caller selects by numbers from 1 on; none

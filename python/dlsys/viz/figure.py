@@ -87,7 +87,7 @@ def bare(axes: Any) -> None:
 
 def save(figure: Figure | str, path: str | os.PathLike, dpi: int = 150) -> None:
     """Writes a figure (`.png`, `.svg`, `.pdf` by the name) or a picture in SVG or DOT text; an
-    earlier file is replaced only by a whole one.
+    earlier file is replaced only by a complete one.
 
     dpi: dots an inch of a PNG. Raises DataError for SVG text under a name of another kind of
     picture.

@@ -49,7 +49,8 @@ DLSYS_INLINE void Transpose(typename Vectors<kWidth>::Aligned* rows) {
 
 // `count` values of a row, then zeros.
 template <int kWidth>
-DLSYS_INLINE void LoadSome(const float* from, int64_t count, typename Vectors<kWidth>::Aligned* to) {
+DLSYS_INLINE void LoadSome(const float* from, int64_t count,
+                           typename Vectors<kWidth>::Aligned* to) {
   if (count >= kWidth) {
     *to = *(const typename Vectors<kWidth>::Unaligned*)from;
     return;

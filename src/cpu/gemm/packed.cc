@@ -4,10 +4,9 @@
 // `threads` tiles of C are split over all, and where C has few of them also K, into parts that do
 // not depend on the number of threads, so that every element sums in the same order for any number.
 // Limited by the issue of multiply-adds; with few rows or columns by reading the other operand.
-#include "cpu/gemm/gemm.h"
-
 #include <cstring>
 
+#include "cpu/gemm/gemm.h"
 #include "cpu/gemm/pack.h"
 #include "cpu/gemm/tile.h"
 #include "cpu/pointwise/strides.h"
@@ -29,10 +28,12 @@ const int64_t kTaskMacs = 131072;  // multiply-adds worth a task
 const int64_t kSmallB = 16384;     // elements of B that need no packing to stay in the L2 cache
 const int64_t kPartK = 4096;       // K worth a part of its own
 const int64_t kMaxParts = 32;
-const int64_t kAliasing = 1024;    // floats: rows as far apart compete for the same cache lines
+const int64_t kAliasing = 1024;  // floats: rows as far apart compete for the same cache lines
 
 // Rows of A so far apart that the cache could not hold a panel of them are packed.
-bool Aliases(const Matrix& a) { return a.col == 1 ? a.row % kAliasing == 0 : a.col % kAliasing == 0; }
+bool Aliases(const Matrix& a) {
+  return a.col == 1 ? a.row % kAliasing == 0 : a.col % kAliasing == 0;
+}
 
 // The smallest tile with at least so many rows, or the largest there is.
 int TileAtLeast(const TileKernels& kernels, int64_t rows) {
@@ -55,8 +56,7 @@ class BlockGemm {
       : p_(gemm), most_(most), k0_(k0), k_(k), n0_(n0), n_(n), panel_n_(kernels_.MaxTileN()) {
     panels_ = CeilDiv(n_, panel_n_);
     first_packed_ = p_.m <= kUnpackedM && p_.b.col == 1 ? n_ / panel_n_ : 0;
-    strided_ = p_.n <= kernels_.width || p_.m <= kFewRows ||
-               (p_.n <= kUnpackedN && !Aliases(p_.a));
+    strided_ = p_.n <= kernels_.width || p_.m <= kFewRows || (p_.n <= kUnpackedN && !Aliases(p_.a));
   }
 
   void Run() {
@@ -198,8 +198,8 @@ void RunSmall(const Gemm& p, int most) {
 
 // ---- a row or a few, a column ----
 
-// c[0 .. count) = the dot products of x with rows of y, `row` apart, four at a time: each is the sum
-// of 32 partial ones.
+// c[0 .. count) = the dot products of x with rows of y, `row` apart, four at a time: each is the
+// sum of 32 partial ones.
 DLSYS_INLINE void FourDots(const float* x, const float* y, int64_t row, int64_t n, int64_t count,
                            float* c) {
   constexpr int kWidth = 16;

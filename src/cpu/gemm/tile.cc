@@ -57,27 +57,27 @@ DLSYS_INLINE void Tile(const TileArgs& t) {
 #define DLSYS_FIVE(F, packed, r0, r1, r2, r3, r4)                                   \
   {DLSYS_PAIR(F, r0, packed), DLSYS_PAIR(F, r1, packed), DLSYS_PAIR(F, r2, packed), \
    DLSYS_PAIR(F, r3, packed), DLSYS_PAIR(F, r4, packed)}
-#define DLSYS_TILES(Isa, width, r0, r1, r2, r3, r4)                                          \
-  {                                                                                          \
-      width,                                                                                 \
-      {r0, r1, r2, r3, r4},                                                                  \
-      DLSYS_FIVE(Tile##Isa, true, r0, r1, r2, r3, r4),                                       \
-      DLSYS_FIVE(Tile##Isa, false, r0, r1, r2, r3, r4),                                      \
-      {Pack##Isa<r0>, Pack##Isa<r1>, Pack##Isa<r2>, Pack##Isa<r3>, Pack##Isa<r4>},           \
-      Pack##Isa<2 * width>,                                                                  \
-      Tile##Isa<1, TileKernels::kRowVectors, false>,                                         \
+#define DLSYS_TILES(Isa, width, r0, r1, r2, r3, r4)                                \
+  {                                                                                \
+      width,                                                                       \
+      {r0, r1, r2, r3, r4},                                                        \
+      DLSYS_FIVE(Tile##Isa, true, r0, r1, r2, r3, r4),                             \
+      DLSYS_FIVE(Tile##Isa, false, r0, r1, r2, r3, r4),                            \
+      {Pack##Isa<r0>, Pack##Isa<r1>, Pack##Isa<r2>, Pack##Isa<r3>, Pack##Isa<r4>}, \
+      Pack##Isa<2 * width>,                                                        \
+      Tile##Isa<1, TileKernels::kRowVectors, false>,                               \
   }
 
 // The functions of an instruction set, by its attribute and the floats in a vector.
-#define DLSYS_TILE_FUNCTIONS(Isa, attribute, width)                                             \
-  template <int kRows, int kVectors, bool kPacked>                                              \
-  attribute void Tile##Isa(const TileArgs& t) {                                                 \
-    Tile<width, kRows, kVectors, kPacked>(t);                                                   \
-  }                                                                                             \
-  template <int kPanel>                                                                         \
-  attribute void Pack##Isa(const float* from, int64_t lines, int64_t line, int64_t step,        \
-                           int64_t k, float* to) {                                              \
-    Pack<width, kPanel>(from, lines, line, step, k, to);                                        \
+#define DLSYS_TILE_FUNCTIONS(Isa, attribute, width)                                      \
+  template <int kRows, int kVectors, bool kPacked>                                       \
+  attribute void Tile##Isa(const TileArgs& t) {                                          \
+    Tile<width, kRows, kVectors, kPacked>(t);                                            \
+  }                                                                                      \
+  template <int kPanel>                                                                  \
+  attribute void Pack##Isa(const float* from, int64_t lines, int64_t line, int64_t step, \
+                           int64_t k, float* to) {                                       \
+    Pack<width, kPanel>(from, lines, line, step, k, to);                                 \
   }
 
 DLSYS_TILE_FUNCTIONS(Baseline, , 4)

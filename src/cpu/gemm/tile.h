@@ -26,8 +26,8 @@ struct TileArgs {
 using TileFunction = void (*)(const TileArgs&);
 
 // Packs `to` (k, width) from `lines` rows of k values, `line` apart, elements `step` apart, one of
-// which is 1; the rest of a row is arbitrary. `to` has room for kPackSlack more floats, which it may
-// write.
+// which is 1; the rest of a row is arbitrary. `to` has room for kPackSlack more floats, which it
+// may write.
 using PackFunction = void (*)(const float* from, int64_t lines, int64_t line, int64_t step,
                               int64_t k, float* to);
 inline constexpr int64_t kPackSlack = 16;

@@ -37,8 +37,8 @@ void ForChunks(int64_t n, int64_t chunk, int most, F& body) {
   RunTasks(tasks, most, task, &state);
 }
 
-// Cuts [0, n) into chunks of `chunk` and calls body(begin, end) for each, on at most `most` threads.
-// A workspace query (runtime/workspace.h) runs no body: arrays have no memory yet.
+// Cuts [0, n) into chunks of `chunk` and calls body(begin, end) for each, on at most `most`
+// threads. A workspace query (runtime/workspace.h) runs no body: arrays have no memory yet.
 template <class F>
 void ParallelFor(int64_t n, int64_t chunk, F&& body, int most = INT_MAX) {
   if (n <= 0 || Workspace::Querying()) return;

@@ -3,21 +3,20 @@
 //
 // x (n, c, in), f (o, c / groups, kernel), y (n, o, out); a gradient has the shape of its array.
 // Results overlap no input.
-#include "cuda/conv/conv.cuh"
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+
+#include "cuda/conv/conv.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
 // The rungs, slowest first; a name of two words is a part of the rung before it.
-const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv,    &kIm2col,      &kWinograd,
-                                            &kFft,          &kImplicit,    &kCompact,
-                                            &kImplicitGemm, &kTensorCores, &kDepthwise,
-                                            &kCudnn};
+const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv, &kIm2col,  &kWinograd,     &kFft,
+                                            &kImplicit,  &kCompact, &kImplicitGemm, &kTensorCores,
+                                            &kDepthwise, &kCudnn};
 
 bool IsRung(const ConvAlgorithm& algorithm) { return !strchr(algorithm.name, ' '); }
 

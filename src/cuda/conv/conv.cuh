@@ -23,13 +23,15 @@ struct ConvCall {
 
 enum class Pass { kForward, kDataGradient, kFilterGradient };
 
-// A rung of the ladder, or a part of one with tiles of its own: docs/learn/conv.md shows them. Every
-// function writes all of its result; bias may be null. No function is called for empty results.
+// A rung of the ladder, or a part of one with tiles of its own: docs/learn/conv.md shows them.
+// Every function writes all of its result; bias may be null. No function is called for empty
+// results.
 struct ConvAlgorithm {
   const char* name;
-  std::vector<std::string> (*variants)(Pass pass);               // or null
-  const char* (*source)();                                       // as in registry.h, or null
-  const char* (*refusal)(const ConvCall& at, const Conv& conv);  // why it cannot; null: it always can
+  std::vector<std::string> (*variants)(Pass pass);  // or null
+  const char* (*source)();                          // as in registry.h, or null
+  const char* (*refusal)(const ConvCall& at,
+                         const Conv& conv);  // why it cannot; null: it always can
   void (*forward)(const ConvCall& at, const Conv& conv, const float* x, const float* f,
                   const float* bias, float* y);
   void (*data_gradient)(const ConvCall& at, const Conv& conv, const float* f, const float* dy,

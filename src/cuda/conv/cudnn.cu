@@ -1,6 +1,6 @@
 // The rung `cudnn`: convolution through cuDNN 9, by those of its algorithms that are deterministic:
-// one that is named, or the first that its heuristics rank. conv.cuh has the contract. Loaded with dlopen; functions and
-// constants are declared as in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
+// one that is named, or the first that its heuristics rank. conv.cuh has the contract. Loaded with
+// dlopen; functions and constants are declared as in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
 #include <algorithm>
 
 #include "cuda/conv/conv.cuh"
@@ -179,10 +179,7 @@ std::vector<std::string> Variants(Pass pass) {
 class Call {
  public:
   Call(const ConvCall& at, const Conv& conv, Pass pass)
-      : at_(at),
-        c_(conv),
-        pass_(pass),
-        handle_(at.op, at.ctx.device_id, MakeHandle) {}
+      : at_(at), c_(conv), pass_(pass), handle_(at.op, at.ctx.device_id, MakeHandle) {}
   ~Call() {
     const Library& l = Cudnn();
     if (conv_) l.destroy_convolution(conv_);
@@ -208,8 +205,7 @@ class Call {
     if (Workspace::Querying()) return;
     void* space = scratch.data();
     if (pass_ == Pass::kForward)
-      Do(l.forward(h, &one, x_, first, f_, second, conv_, index, space, nbytes, &zero, y_,
-                   result));
+      Do(l.forward(h, &one, x_, first, f_, second, conv_, index, space, nbytes, &zero, y_, result));
     else if (pass_ == Pass::kDataGradient)
       Do(l.data(h, &one, f_, first, y_, second, conv_, index, space, nbytes, &zero, x_, result));
     else

@@ -122,8 +122,8 @@ __global__ void ToPlanesKernel(const Spread s, const float* from, float* planes,
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const int64_t h = k % area / s.plane.w - s.first.h, w = k % s.plane.w - s.first.w;
     const int64_t i = h / s.step.h, j = w / s.step.w;
-    const bool there = h >= 0 && w >= 0 && h % s.step.h == 0 && w % s.step.w == 0 &&
-                       i < s.size.h && j < s.size.w;
+    const bool there =
+        h >= 0 && w >= 0 && h % s.step.h == 0 && w % s.step.w == 0 && i < s.size.h && j < s.size.w;
     planes[k] = there ? from[k / area * s.size.h * s.size.w + i * s.size.w + j] : 0.f;
   }
 }
@@ -150,7 +150,8 @@ struct Spectra {
   float sign;
 };
 
-// c (groups, m, n), at strides as of operands, = sum over k of a (m, k) b (n, k), at every frequency.
+// c (groups, m, n), at strides as of operands, = sum over k of a (m, k) b (n, k), at every
+// frequency.
 struct SpectraProduct {
   Spectra a, b;
   float2* c;
@@ -302,8 +303,17 @@ void FftForward(const ConvCall& at, const Conv& conv, const float* x, const floa
     if (first == 0) ToSpectra(at, OfFilter(c), f, c.o * in, to.planes, to.c);
     ToSpectra(at, OfData(c), x + first * c.c * Size(c.in), c.n * c.c, to.planes, to.a);
     Multiply(at,
-             {{to.a, in, c.c, 1, 1}, {to.c, out * in, in, 1, -1}, to.b, out, c.o, 1, c.groups, c.n,
-              out, in, 0},
+             {{to.a, in, c.c, 1, 1},
+              {to.c, out * in, in, 1, -1},
+              to.b,
+              out,
+              c.o,
+              1,
+              c.groups,
+              c.n,
+              out,
+              in,
+              0},
              PlaneOf(c));
     FromSpectra(at, OfOutput(c), to.b, c.n * c.o, bias, c.o, false, to.planes,
                 y + first * c.o * Size(c.out));
@@ -317,8 +327,17 @@ void FftDataGradient(const ConvCall& at, const Conv& conv, const float* f, const
     if (first == 0) ToSpectra(at, OfFilter(c), f, c.o * in, to.planes, to.c);
     ToSpectra(at, OfOutput(c), dy + first * c.o * Size(c.out), c.n * c.o, to.planes, to.b);
     Multiply(at,
-             {{to.b, out, c.o, 1, 1}, {to.c, out * in, 1, in, 1}, to.a, in, c.c, 1, c.groups, c.n,
-              in, out, 0},
+             {{to.b, out, c.o, 1, 1},
+              {to.c, out * in, 1, in, 1},
+              to.a,
+              in,
+              c.c,
+              1,
+              c.groups,
+              c.n,
+              in,
+              out,
+              0},
              PlaneOf(c));
     FromSpectra(at, OfData(c), to.a, c.n * c.c, nullptr, c.c, false, to.planes,
                 dx + first * c.c * Size(c.in));
@@ -333,8 +352,17 @@ void FftFilterGradient(const ConvCall& at, const Conv& conv, const float* x, con
     ToSpectra(at, OfData(c), x + first * c.c * Size(c.in), c.n * c.c, to.planes, to.a);
     ToSpectra(at, OfOutput(c), dy + first * c.o * Size(c.out), c.n * c.o, to.planes, to.b);
     Multiply(at,
-             {{to.b, out, 1, c.o, -1}, {to.a, in, 1, c.c, 1}, to.c, out * in, in, 1, c.groups, out,
-              in, c.n, 0},
+             {{to.b, out, 1, c.o, -1},
+              {to.a, in, 1, c.c, 1},
+              to.c,
+              out * in,
+              in,
+              1,
+              c.groups,
+              out,
+              in,
+              c.n,
+              0},
              PlaneOf(c));
     FromSpectra(at, OfFilter(c), to.c, c.o * in, nullptr, 1, first > 0, to.planes, df);
   });

@@ -2,10 +2,11 @@
 // each output position, so that a convolution and its gradients become GEMMs. float32, at the
 // precision of the GEMM; conv.cuh has the contract. Its variants name the rung of that GEMM.
 //
-// Columns (groups, K, images * positions), K = (channel, kernel offset), are made for as many images
-// at a time as the workspace holds; a product over them has the layout (filters, images * positions)
-// and is transposed on its way to and from NCHW. The data gradient gathers from its columns, so that
-// the order of sums is fixed. Limited by the traffic of the columns, kernel times that of the images.
+// Columns (groups, K, images * positions), K = (channel, kernel offset), are made for as many
+// images at a time as the workspace holds; a product over them has the layout (filters, images *
+// positions) and is transposed on its way to and from NCHW. The data gradient gathers from its
+// columns, so that the order of sums is fixed. Limited by the traffic of the columns, kernel times
+// that of the images.
 #include "cuda/conv/conv.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -21,8 +22,10 @@ __global__ void ColumnsKernel(const Conv c, const float* x, float* columns, int6
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const int64_t position = k % out, n = k / out % c.n, row = k / out / c.n;
     const int64_t offset = row % kernel, channel = row / kernel;
-    const int64_t h = position / c.out.w * c.stride.h - c.pad.h + offset / c.kernel.w * c.dilation.h;
-    const int64_t w = position % c.out.w * c.stride.w - c.pad.w + offset % c.kernel.w * c.dilation.w;
+    const int64_t h =
+        position / c.out.w * c.stride.h - c.pad.h + offset / c.kernel.w * c.dilation.h;
+    const int64_t w =
+        position % c.out.w * c.stride.w - c.pad.w + offset % c.kernel.w * c.dilation.w;
     const bool inside = h >= 0 && h < c.in.h && w >= 0 && w < c.in.w;
     columns[k] = inside ? x[(n * c.c + channel) * in + h * c.in.w + w] : 0.f;
   }
@@ -167,8 +170,8 @@ std::vector<std::string> Variants(Pass) {
 
 }  // namespace
 
-const ConvAlgorithm kIm2col = {"im2col",      Variants,           nullptr,             nullptr,
-                               Im2colForward, Im2colDataGradient, Im2colFilterGradient};
+const ConvAlgorithm kIm2col = {
+    "im2col", Variants, nullptr, nullptr, Im2colForward, Im2colDataGradient, Im2colFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

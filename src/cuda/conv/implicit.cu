@@ -1,8 +1,9 @@
-// The rung `implicit`: implicit GEMM by FFMA or, at tf32, by mma; and its part `compact` for filters
-// of one element whose stride skips positions, which first copies those that it meets. conv.cuh has
-// the contract. A strided 1 x 1 convolution is a dense one of the images without the positions that
-// it skips: its gathers would use every second float of a sector, and its data gradient would need
-// a launch for each phase of the stride. Limited by what the dense convolution is limited by.
+// The rung `implicit`: implicit GEMM by FFMA or, at tf32, by mma; and its part `compact` for
+// filters of one element whose stride skips positions, which first copies those that it meets.
+// conv.cuh has the contract. A strided 1 x 1 convolution is a dense one of the images without the
+// positions that it skips: its gathers would use every second float of a sector, and its data
+// gradient would need a launch for each phase of the stride. Limited by what the dense convolution
+// is limited by.
 #include "cuda/conv/conv.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -111,11 +112,15 @@ std::vector<std::string> Variants(Pass) { return {""}; }
 
 }  // namespace
 
-const ConvAlgorithm kCompact = {
-    "implicit compact", Variants,            nullptr,              CompactRefusal,
-    CompactForward,     CompactDataGradient, CompactFilterGradient};
-const ConvAlgorithm kImplicit = {"implicit",      nullptr,         nullptr,
-                                 nullptr,         ImplicitForward, ImplicitDataGradient,
+const ConvAlgorithm kCompact = {"implicit compact",   Variants,       nullptr,
+                                CompactRefusal,       CompactForward, CompactDataGradient,
+                                CompactFilterGradient};
+const ConvAlgorithm kImplicit = {"implicit",
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 ImplicitForward,
+                                 ImplicitDataGradient,
                                  ImplicitFilterGradient};
 
 }  // namespace cuda

@@ -103,8 +103,8 @@ void NaiveFilterGradient(const ConvCall& at, const Conv& c, const float* x, cons
 
 }  // namespace
 
-const ConvAlgorithm kNaiveConv = {"naive",      nullptr,           nullptr,            nullptr,
-                                  NaiveForward, NaiveDataGradient, NaiveFilterGradient};
+const ConvAlgorithm kNaiveConv = {
+    "naive", nullptr, nullptr, nullptr, NaiveForward, NaiveDataGradient, NaiveFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,5 +1,5 @@
-// The rung `winograd`: convolution of 3 x 3 filters at stride 1 by Winograd's F(m x m, 3 x 3), m = 2
-// or 4. conv.cuh has the contract, math/winograd.h the matrices.
+// The rung `winograd`: convolution of 3 x 3 filters at stride 1 by Winograd's F(m x m, 3 x 3), m =
+// 2 or 4. conv.cuh has the contract, math/winograd.h the matrices.
 //
 // Images are cut into tiles of (m + 2)^2 that overlap by 2. Filters U (e, groups, o, c), tiles V
 // (e, groups, c, tiles) and results (e, groups, o, tiles) of the (m + 2)^2 elements e are
@@ -176,7 +176,8 @@ void Correlate(const ConvCall& at, const Correlating& c, const float* x, const f
   constexpr int64_t kElements = (kOut + 2) * (kOut + 2);
   const int64_t filters = c.groups * c.in * c.out;
   const int64_t tiles = CeilDiv(c.out_hw.h, kOut) * CeilDiv(c.out_hw.w, kOut);
-  const int64_t in = kElements * c.groups * c.in * tiles, out = kElements * c.groups * c.out * tiles;
+  const int64_t in = kElements * c.groups * c.in * tiles,
+                out = kElements * c.groups * c.out * tiles;
   const int64_t fixed = kElements * filters * kFloat;
   const int64_t most = ImagesAtOnce(at, "winograd", c.n, (in + out) * kFloat, fixed);
   const Scratch u(at.ctx, fixed, at.stream), v(at.ctx, most * in * kFloat, at.stream);
@@ -213,8 +214,8 @@ void FilterGradient(const ConvCall& at, const Conv& c, const float* x, const flo
     const Tiles of_x = TilesOf<kOut>(n, c.groups, c.GroupChannels(), c.in, from, c.out);
     const Tiles of_dy = TilesOf<kOut>(n, c.groups, c.GroupFilters(), c.out, {0, 0}, c.out);
     TransformTiles<WinogradInput<kOut>, kOut>(at, of_x, x + first * c.c * Size(c.in), v.floats());
-    TransformTiles<Adjoint<WinogradOutput<kOut>>, kOut>(at, of_dy,
-                                                        dy + first * c.o * Size(c.out), d.floats());
+    TransformTiles<Adjoint<WinogradOutput<kOut>>, kOut>(at, of_dy, dy + first * c.o * Size(c.out),
+                                                        d.floats());
     Products(at, kElements * c.groups,
              {d.floats(), v.floats(), products.floats(), c.GroupFilters(), c.GroupChannels(),
               of_x.Count(), false, true, at.ctx});
@@ -246,8 +247,7 @@ void WinogradForward(const ConvCall& at, const Conv& c, const float* x, const fl
 void WinogradDataGradient(const ConvCall& at, const Conv& c, const float* f, const float* dy,
                           float* dx) {
   const HW from{c.pad.h - 2, c.pad.w - 2};
-  const Correlating of{c.n,  c.groups, c.GroupFilters(), c.GroupChannels(), c.out, c.in,
-                       from, true};
+  const Correlating of{c.n, c.groups, c.GroupFilters(), c.GroupChannels(), c.out, c.in, from, true};
   CorrelateBy(OutOf(at, c.in), at, of, dy, f, nullptr, dx);
 }
 
@@ -266,9 +266,13 @@ std::vector<std::string> Variants(Pass) { return {"2x2", "4x4"}; }
 
 }  // namespace
 
-const ConvAlgorithm kWinograd = {
-    "winograd",      Variants,             nullptr,               Refusal,
-    WinogradForward, WinogradDataGradient, WinogradFilterGradient};
+const ConvAlgorithm kWinograd = {"winograd",
+                                 Variants,
+                                 nullptr,
+                                 Refusal,
+                                 WinogradForward,
+                                 WinogradDataGradient,
+                                 WinogradFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

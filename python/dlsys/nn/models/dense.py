@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...arguments.kinds import Number, Shape
+from ...arguments.signature import declared
 from ...errors import GraphError
-from ...graph.kinds import Number, Shape
-from ...graph.signature import declared
 from ...init import RNG, Rng, generator, xavier_uniform, zeros
 from ..activation import ReLU
 from ..container import Layer, Sequential

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ... import functional as F
+from ...arguments.signature import declared
 from ...autodiff import Node
-from ...graph.signature import declared
 from ...init import RNG, Rng, generator, xavier_uniform
 from ..activation import ReLU
 from ..container import Residual, Sequential

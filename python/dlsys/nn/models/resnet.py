@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from ... import functional as F
+from ...arguments.signature import declared
 from ...autodiff import Node
-from ...graph.signature import declared
 from ...init import RNG, Rng, generator, he_normal, xavier_uniform
 from ..container import Sequential
 from ..layers import SIZE, Conv2d, Linear

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Int, Kind, Rung, is_integer
+from ...arguments.signature import Signature, declared
 from ...errors import GraphError
-from ...graph.kinds import Int, Kind, Rung, is_integer
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating, promote
 from ...rungs import CONV
 from ..matmul import algorithm_number, precision_number

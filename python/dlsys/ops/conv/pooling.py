@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Int, Kind
+from ...arguments.kinds import Bool, Int, Kind
+from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
 from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Number
+from ...arguments.kinds import Bool, Number
+from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import FLOAT32, Spec, describe, floating, merge_shapes, promote
 from ..activation import softplus_op
 from ..elementwise import (

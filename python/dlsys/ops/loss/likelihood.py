@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Int
+from ...arguments.kinds import Int
+from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..comparison import equal_op, where_op
 from ..elementwise import (

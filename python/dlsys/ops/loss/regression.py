@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Number
+from ...arguments.kinds import Number
+from ...arguments.signature import declared
 from ...graph.node import Node
-from ...graph.signature import declared
 from ..elementwise import (
     Parametric,
     abs_op,

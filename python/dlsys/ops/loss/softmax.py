@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Int
+from ...arguments.kinds import Int
+from ...arguments.signature import Signature
 from ...graph.node import Node, Op
-from ...graph.signature import Signature
 from ...graph.spec import Spec, floating, normalize_axes
 from ..axes import AxisKernel
 from ..elementwise import exp_op

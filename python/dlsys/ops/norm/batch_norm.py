@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Bool, Number
+from ...arguments.signature import Signature, declared
 from ...errors import GraphError
-from ...graph.kinds import Bool, Number
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec
 from ..elementwise import cast_like_op
 from ..leaf import Parameter, oneslike_op, zeroslike_op

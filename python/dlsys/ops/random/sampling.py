@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Bool, Instance, Int, Kind, Number, Shape
+from ...arguments.signature import Signature, declared
 from ...describe import described
 from ...errors import GraphError
-from ...graph.kinds import Bool, Instance, Int, Kind, Number, Shape
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import FLOAT32, Spec, floating
 from ..leaf import Parameter
 from ..optim.assign import advance_step_op, check_count
