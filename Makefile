@@ -24,7 +24,11 @@ TEST_ARCH := 90a
 quoted = '$(subst ','\'',$(1))'
 absolute = $(if $(filter /%,$(1)),$(1),"$$PWD"/$(1))
 
-ifeq ($(origin CXX),default)
+# The native library is for Linux: elsewhere it is tried only with a CXX on the command line.
+SYSTEM ?= $(shell uname -s)
+ifneq ($(SYSTEM),Linux)
+CXX :=
+else ifeq ($(origin CXX),default)
 CXX := $(shell for c in g++ clang++ c++; do command -v $$c >/dev/null && echo $$c && break; done)
 endif
 ifneq ($(VENV),)
@@ -58,7 +62,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library asan-library ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format bench clean FORCE
+.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library asan-library ubsan tsan fuzz fuzz-campaign lib optional-lib native cxx wheel lint format docs bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -73,6 +77,7 @@ help:
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
+	@echo "make docs       the site of docs/ with the reference, in $(BUILD)/docs, to be read offline"
 	@echo "make bench      the benchmarks; with PEERS=1 against PyTorch and JAX, which it installs"
 	@echo "make clean      remove everything that make made, .venv too"
 
@@ -97,9 +102,9 @@ libraries:
 shared-libraries:
 	+@$(SUBMAKE) test-library
 	+@$(SUBMAKE) emulator
-LINT_AND_TEST := lint,test
-ready: $(call READY,$(LINT_AND_TEST))
-	@$(if $(VENV),touch $(call READY,lint) $(call READY,test))
+FOR_CI := lint,docs,test
+ready: $(call READY,$(FOR_CI))
+	@$(if $(VENV),touch $(call READY,lint) $(call READY,docs) $(call READY,test))
 
 # All tests but those that are marked slow (tests/support/devices.py), such as whole trainings, installations
 # and kills, and but the rows of the operator table with large arrays.
@@ -200,6 +205,13 @@ format: $(call READY,lint)
 	$(RUN) -m ruff format .
 	$(if $(VENV),$(VENV)/bin/)clang-format -i $(NATIVE_FILES)
 
+# A warning, such as of a link that leads nowhere, is an error.
+docs: $(call READY,docs)
+	@rm -rf $(BUILD)/docs
+	@$(RUN) -m sphinx -W --keep-going -q -E -c docs/site -d $(BUILD)/docs-trees docs $(BUILD)/docs
+	@$(RUN) docs/site/check.py $(BUILD)/docs
+	@echo "docs: $(BUILD)/docs/index.html"
+
 wheel: $(call READY,run)
 	@$(if $(NVCC),,echo "make wheel: no nvcc; install one with $(RUN) -m pip install '.[gpu]'"; exit 1)
 	+@$(SUBMAKE) native LIB=$(BUILD)/wheel/libdlsys.so CUDA_ARCHS="$(WHEEL_ARCHS)" \
@@ -280,8 +292,9 @@ native: $(LIB)
 	@$(if $(OBEYED),echo "native library: without the GPU: nvcc would obey what stands in the name of this folder; move it")
 	@$(if $(NO_NVCC),echo "native library: the GPU needs nvcc: pip install '.[gpu]' in this folder")
 
+COMMA := ,
 no-lib:
-	@echo "native library: not built, no C++ compiler here (g++, clang++, c++); numpy does the work"
+	@echo "native library: not built, $(if $(filter Linux,$(SYSTEM)),no C++ compiler here (g++$(COMMA) clang++$(COMMA) c++),it is for Linux); numpy does the work"
 
 ifeq ($(CXX),)
 optional-lib: no-lib

@@ -36,6 +36,8 @@ def build_library(library: Path) -> str | None:
     if choice:
         place(Path(choice), library)
         return None
+    if not sys.platform.startswith("linux"):
+        return "this was no Linux, for which it is"
     if not shutil.which("make"):
         return "there was no make on this machine"
     if not make("--silent", "cxx"):

@@ -29,14 +29,24 @@ BYTES = (
     *("*test_uint8_kernels.*any_address*", "*test_uint8_kernels.*rows_are_numpys*"),
 )
 NORMS = "*GpuNorms.test_[vns]*"  # of all forms and shapes
+# Of all rungs: shapes of whole and partial tiles, arrays at any address, variants, fused epilogues.
+LADDER = tuple(f"*OfTheGpu.test_{name}*" for name in ("arrays_need", "every_variant", "epilogues"))
 TOOLS = {
     "memcheck": (
-        (OPERATORS, "*GpuKernels*", "*test_gemm_epilogue.GpuValues*", *UPDATES, *BYTES, NORMS),
+        (
+            OPERATORS,
+            "*GpuKernels*",
+            "*test_gemm_epilogue.GpuValues*",
+            *UPDATES,
+            *BYTES,
+            NORMS,
+            *LADDER,
+        ),
         "separate",
     ),
-    "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS), "shared"),
-    "initcheck": ((*SUBSET, *BYTES, NORMS), "shared"),
-    "synccheck": ((*SUBSET, *BYTES, NORMS), "shared"),
+    "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS, *LADDER), "shared"),
+    "initcheck": ((*SUBSET, *BYTES, NORMS, *LADDER), "shared"),
+    "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER), "shared"),
 }
 
 

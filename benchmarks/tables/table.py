@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables import eager, gpu, losses, operators, overlap, reliability
+from tables import eager, gemm_ladder, gpu, losses, operators, overlap, reliability
 from tables.gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 FILES = (
     *(ROOT / "docs" / name for name in ("performance.md", "reliability.md")),
+    ROOT / "docs" / "learn" / "gemm.md",
     ROOT / "README.md",
 )
 NETWORKS = {
@@ -207,6 +208,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu record": gpu_record,
     "accuracy": accuracy,
     "losses": losses.table,
+    "gemm rungs": gemm_ladder.squares,
+    "gemm shapes": gemm_ladder.table,
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
@@ -238,4 +241,5 @@ def main() -> None:
             path.write_text(fill(path.read_text(), Results(options.results)))
     print(gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
     print(operators.draw(Results(options.results), ROOT / "docs" / "operators.svg"))
+    print(gemm_ladder.draw(Results(options.results), ROOT / "docs" / "learn" / "gemm.svg"))
     print(overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))

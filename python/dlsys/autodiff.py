@@ -1,6 +1,9 @@
 """The face of dlsys: Variables, operators, gradients and the Executor.
 
-from dlsys import autodiff as ad
+>>> from dlsys import autodiff as ad
+>>> x = ad.Variable("x", (2,))
+>>> ad.Executor([2 * x]).run({x: [1.0, 2.0]})
+[array([2., 4.], dtype=float32)]
 """
 
 from __future__ import annotations

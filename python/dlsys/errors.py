@@ -108,5 +108,8 @@ PACKAGES = {
 
 
 def how_to_install(module: str) -> str:
-    """The command that installs what an optional part needs, as hints say it."""
+    """The command that installs what an optional part needs, as hints say it.
+
+    module: its import name.
+    """
     return f"pip install {PACKAGES[module]}"

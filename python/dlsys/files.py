@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from .errors import DataError
+from .system import HAS_LOCKS, NO_WAIT, PLAIN, at_fork, lock, open_folder, unlock
 
 _ENDING = ".dlsys-partial"  # of the files that `replacing` writes to; nobody else's end so
 _DIGITS = 16
@@ -76,7 +76,7 @@ def opened(path: str | os.PathLike[str]) -> IO[bytes]:
     """A regular file to read. DataError for anything else, without waiting for whoever may write
     into a FIFO; OSError where it cannot be opened.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | NO_WAIT | PLAIN)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
@@ -92,9 +92,18 @@ def sweep(path: Path) -> None:
     own = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{_DIGITS}}}{re.escape(_ENDING)}")
     for found in target.parent.iterdir():
         if own.fullmatch(found.name) and stat.S_ISREG(found.lstat().st_mode):
-            with contextlib.suppress(OSError), open(found, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found.unlink()
+            with contextlib.suppress(OSError):
+                _remove_unlocked(found)
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Removes a file. OSError where a process has locked it, or without locks has it open."""
+    if not HAS_LOCKS:
+        path.unlink()
+        return
+    with open(path, "rb") as file:
+        lock(file.fileno())
+        path.unlink()
 
 
 def make_folder(path: Path) -> None:
@@ -109,21 +118,22 @@ def make_folder(path: Path) -> None:
 
 class FolderLock:
     """A folder that nobody else can lock until `release`, or the end of this process; a fork's
-    child does not hold it. BlockingIOError where somebody has it. File systems without locks give
-    it to everybody.
+    child does not hold it. BlockingIOError where somebody has it. Systems and file systems without
+    locks give it to everybody.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise
-        except OSError:
-            pass  # the file system has none; the handle still shows whether the folder is the same
-        self._handle: int | None = handle
+        self._handle = open_folder(folder)
+        self._held = True
+        if self._handle is not None:
+            try:
+                lock(self._handle)
+            except BlockingIOError:
+                os.close(self._handle)
+                raise
+            except OSError:
+                pass  # without locks the handle still shows whether the folder is the same
         _locks.add(self)
 
     @property
@@ -133,18 +143,20 @@ class FolderLock:
             there = os.stat(self._folder)
         except OSError:
             return False
-        return self._handle is not None and os.path.samestat(os.fstat(self._handle), there)
+        same = self._handle is None or os.path.samestat(os.fstat(self._handle), there)
+        return self._held and same
 
     def release(self) -> None:
         """Lets go of the folder."""
         if self._handle is not None:
             with contextlib.suppress(OSError):  # the file system has none
-                fcntl.flock(self._handle, fcntl.LOCK_UN)
-            self.forget()
+                unlock(self._handle)
+        self.forget()
 
     def forget(self) -> None:
         """Closes this process's handle; another one that has a copy of it still holds the lock."""
         _locks.discard(self)
+        self._held = False
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -157,11 +169,11 @@ def _forget_in_child() -> None:
     """The lock is the parent's, and with a copy of its handle the child would keep it when the
     parent has ended.
     """
-    for lock in list(_locks):
-        lock.forget()
+    for held in list(_locks):
+        held.forget()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+at_fork(after_in_child=_forget_in_child)
 
 
 def _checked(path: Path) -> os.stat_result | None:
@@ -203,14 +215,15 @@ def _written_through(path: Path, found: os.stat_result) -> IO[bytes]:
             sys.stdout.flush()
         return os.fdopen(os.dup(number), "wb")
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_WRONLY | NO_WAIT | PLAIN)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
         raise DataError(
             f"{path} is {_kind(found.st_mode)} that nobody reads: name a file to write to"
         ) from None
-    os.set_blocking(handle, True)
+    if NO_WAIT:
+        os.set_blocking(handle, True)
     return os.fdopen(handle, "wb")
 
 
@@ -219,11 +232,11 @@ def _new_file(temporary: Path, before: os.stat_result | None) -> IO[bytes]:
     that `sweep` leaves it alone.
     """
     mode = 0o666 if before is None else stat.S_IMODE(before.st_mode) & 0o600
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN
     file = os.fdopen(os.open(temporary, flags, mode), "wb")
     with contextlib.suppress(OSError):  # the file system has no locks
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if before is not None:
+        lock(file.fileno())
+    if before is not None and hasattr(os, "fchown"):  # not on Windows
         with contextlib.suppress(OSError):
             os.fchown(file.fileno(), before.st_uid, before.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))

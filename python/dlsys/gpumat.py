@@ -88,7 +88,10 @@ class PyGpuMatrix:
         self._into("transpose", C, lambda a: a.T.copy(), (N, M), (self, (M, N)))
 
     def fill(self, value: float) -> None:
-        """One number everywhere."""
+        """One number everywhere.
+
+        value: the number.
+        """
         self._tensor = full(self.shape, float(value), self.device)
 
     def random(self, low: float = 0.0, high: float = 1.0) -> None:
@@ -138,12 +141,18 @@ class Layer:
         return self._x.grad
 
     def update(self, rate: float) -> None:
-        """A step of gradient descent; the gradients begin anew."""
+        """A step of gradient descent; the gradients begin anew.
+
+        rate: the learning rate.
+        """
         self.weights = tuple([_leaf(w.detach() - rate * w.grad) for w in self.weights])
 
 
 class Linear(Layer):
-    """y = x weightᵀ + bias for x (n, inputs)."""
+    """y = x weightᵀ + bias for x (n, inputs).
+
+    inputs, outputs: the widths. device: as of `dl.tensor`.
+    """
 
     def __init__(self, inputs: int, outputs: int, device: Device = None) -> None:
         self.weights = (
@@ -164,7 +173,10 @@ class ReLU(Layer):
 
 
 class Conv2d(Layer):
-    """Cross-correlation of x (n, inputs, height, width) with a square window."""
+    """Cross-correlation of x (n, inputs, height, width) with a square window.
+
+    outputs: how many filters. stride, padding: of both axes. device: as of `dl.tensor`.
+    """
 
     def __init__(
         self, inputs: int, outputs: int, window: int, stride: int = 1, padding: int = 0,
@@ -181,7 +193,10 @@ class Conv2d(Layer):
 
 
 class MaxPool2d(Layer):
-    """The maximum of each window of x (n, channels, height, width)."""
+    """The maximum of each window of x (n, channels, height, width).
+
+    stride: of both axes, the window where it is None.
+    """
 
     def __init__(self, window: int, stride: int | None = None) -> None:
         self._at = window, stride
@@ -191,7 +206,10 @@ class MaxPool2d(Layer):
 
 
 class AvgPool2d(MaxPool2d):
-    """The mean of each window of x (n, channels, height, width)."""
+    """The mean of each window of x (n, channels, height, width).
+
+    stride: of both axes, the window where it is None.
+    """
 
     def compute(self, x: Any) -> Any:
         return conv.avg_pool2d(x, *self._at)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from .arguments.kinds import Int, Kind, Number, OneOf, Shape
+from .arguments.signature import declared
 from .errors import GraphError, ShapeError
-from .graph.kinds import Choice, Int, Kind, Number, Shape
 from .graph.lines import where
-from .graph.signature import declared
 from .ops.random.philox import normal_quantile
 
 Rng = np.random.Generator | int | None
@@ -48,7 +48,7 @@ RNG = RngKind(None)
 SHAPE = Shape()
 FINITE = Number(finite=True)
 DEVIATION = Number(low=0, finite=True)
-FAN = Choice("in", "out", "average")
+FAN = OneOf("in", "out", "average")
 
 
 class _Default:
@@ -59,18 +59,33 @@ class _Default:
 
 @declared("init.", value=Int(low=0))
 def seed(value: int) -> None:
-    """Starts the generator behind everything that is drawn without an rng of its own anew."""
+    """Starts the generator behind everything that is drawn without an rng of its own anew.
+
+    value: an integer that is not negative.
+
+    >>> init.seed(0)
+    """
     _Default.generator = np.random.default_rng(value)
 
 
 def generator(rng: Rng = None) -> np.random.Generator:
-    """A Generator itself, a new one from a seed, or for None the common one."""
+    """A Generator itself, a new one from a seed, or for None the common one.
+
+    >>> init.generator(0).integers(10, size=3)
+    array([8, 6, 5])
+    """
     return _Default.generator if rng is None else np.random.default_rng(rng)
 
 
 @declared("init.", shape=SHAPE)
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """Fan in and fan out of a weight. ShapeError for fewer than two dimensions."""
+    """Fan in and fan out of a weight. ShapeError for fewer than two dimensions.
+
+    shape: of the weight.
+
+    >>> init.fans((8, 3, 5, 5))
+    (75, 200)
+    """
     if len(shape) < 2:
         raise ShapeError(
             f"init: a weight of shape {tuple(shape)} has no fans, expected (outputs, inputs) or "
@@ -80,11 +95,14 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
     return shape[1] * window, shape[0] * window
 
 
-@declared("init.", activation=Choice(*_GAINS, "leaky_relu"), slope=Number(finite=True))
+@declared("init.", activation=OneOf(*_GAINS, "leaky_relu"), slope=Number(finite=True))
 def gain(activation: str, slope: float = 0.01) -> float:
     """The factor that keeps the deviation of values through a linear layer and its activation:
     "linear", "sigmoid", "tanh", "relu", "selu", or "leaky_relu" with its slope, as PyTorch has
     them. GraphError for another name.
+
+    >>> init.gain("relu")
+    1.4142135623730951
     """
     if activation == "leaky_relu":
         return math.sqrt(2 / (1 + slope**2))
@@ -96,19 +114,33 @@ def gain(activation: str, slope: float = 0.01) -> float:
 
 @declared("init.", shape=SHAPE, rng=RNG, value=Number(nan=True))
 def constant(shape: Sequence[int], rng: Rng = None, *, value: float) -> np.ndarray:
-    """One number everywhere."""
+    """One number everywhere.
+
+    value: the number.
+
+    >>> init.constant((2,), value=0.5)
+    array([0.5, 0.5], dtype=float32)
+    """
     return np.full(tuple(shape), value, np.float32)
 
 
 @declared("init.", shape=SHAPE, rng=RNG)
 def zeros(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
-    """Zeros."""
+    """Zeros.
+
+    >>> init.zeros((2,))
+    array([0., 0.], dtype=float32)
+    """
     return constant(shape, value=0)
 
 
 @declared("init.", shape=SHAPE, rng=RNG)
 def ones(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
-    """Ones."""
+    """Ones.
+
+    >>> init.ones((2,))
+    array([1., 1.], dtype=float32)
+    """
     return constant(shape, value=1)
 
 
@@ -116,7 +148,11 @@ def ones(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
 def uniform(
     shape: Sequence[int], rng: Rng = None, *, low: float = -1.0, high: float = 1.0
 ) -> np.ndarray:
-    """Uniform between low and high. GraphError unless low <= high."""
+    """Uniform between low and high. GraphError unless low <= high.
+
+    >>> round(float(init.uniform((100, 50), rng=0).std()), 3)
+    0.58
+    """
     if not low <= high:
         raise GraphError(f"init.uniform: expected low <= high, got {low} and {high} [{where()}]")
     return generator(rng).uniform(low, high, tuple(shape)).astype(np.float32)
@@ -128,7 +164,13 @@ def uniform(
 def normal(
     shape: Sequence[int], rng: Rng = None, *, mean: float = 0.0, deviation: float = 1.0
 ) -> np.ndarray:
-    """Normal. GraphError unless deviation >= 0."""
+    """Normal. GraphError unless deviation >= 0.
+
+    mean, deviation: of the distribution.
+
+    >>> round(float(init.normal((100, 50), rng=0).std()), 3)
+    0.995
+    """
     return generator(rng).normal(mean, deviation, tuple(shape)).astype(np.float32)
 
 
@@ -154,6 +196,9 @@ def truncated_normal(
     ±2 its own deviation is 0.8796 of the given one.
 
     GraphError unless deviation >= 0 and low < high.
+
+    >>> round(float(init.truncated_normal((100, 50), rng=0).std()), 3)
+    0.884
     """
     if not low < high:
         raise GraphError(
@@ -172,13 +217,25 @@ def truncated_normal(
 
 @declared("init.", shape=SHAPE, rng=RNG, gain=FINITE)
 def xavier_uniform(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
-    """Uniform with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010)."""
+    """Uniform with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010).
+
+    gain: a factor of the deviation, such as `gain("tanh")`.
+
+    >>> round(float(init.xavier_uniform((100, 50), rng=0).std()), 3)
+    0.116
+    """
     return _uniform_scaled(shape, rng, _scale(shape, "average", gain))
 
 
 @declared("init.", shape=SHAPE, rng=RNG, gain=FINITE)
 def xavier_normal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
-    """Normal with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010)."""
+    """Normal with variance gain² · 2 / (fan in + fan out). Glorot and Bengio (2010).
+
+    gain: a factor of the deviation, such as `gain("tanh")`.
+
+    >>> round(float(init.xavier_normal((100, 50), rng=0).std()), 3)
+    0.115
+    """
     return normal(shape, rng, deviation=_scale(shape, "average", gain))
 
 
@@ -188,6 +245,9 @@ def he_uniform(
 ) -> np.ndarray:
     """Uniform with variance gain² / fan; fan: "in", "out" or "average". The gain is relu's.
     He et al. (2015).
+
+    >>> round(float(init.he_uniform((100, 50), rng=0).std()), 3)
+    0.201
     """
     return _uniform_scaled(shape, rng, _scale(shape, fan, gain))
 
@@ -198,19 +258,30 @@ def he_normal(
 ) -> np.ndarray:
     """Normal with variance gain² / fan; fan: "in", "out" or "average". The gain is relu's.
     He et al. (2015).
+
+    >>> round(float(init.he_normal((100, 50), rng=0).std()), 3)
+    0.199
     """
     return normal(shape, rng, deviation=_scale(shape, fan, gain))
 
 
 @declared("init.", shape=SHAPE, rng=RNG)
 def lecun_uniform(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
-    """Uniform with variance 1 / fan in. LeCun et al., "Efficient BackProp" (1998)."""
+    """Uniform with variance 1 / fan in. LeCun et al., "Efficient BackProp" (1998).
+
+    >>> round(float(init.lecun_uniform((100, 50), rng=0).std()), 3)
+    0.142
+    """
     return _uniform_scaled(shape, rng, _scale(shape, "in", 1.0))
 
 
 @declared("init.", shape=SHAPE, rng=RNG)
 def lecun_normal(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
-    """Normal with variance 1 / fan in, as self-normalizing networks want it."""
+    """Normal with variance 1 / fan in, as self-normalizing networks want it.
+
+    >>> round(float(init.lecun_normal((100, 50), rng=0).std()), 3)
+    0.141
+    """
     return normal(shape, rng, deviation=_scale(shape, "in", 1.0))
 
 
@@ -218,6 +289,11 @@ def lecun_normal(shape: Sequence[int], rng: Rng = None) -> np.ndarray:
 def orthogonal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> np.ndarray:
     """A random matrix (shape[0], the rest) whose rows, or columns where there are more rows, are
     orthogonal and of length `gain`. Saxe, McClelland and Ganguli (2014).
+
+    >>> weight = init.orthogonal((2, 3), rng=0)
+    >>> np.abs(weight @ weight.T).round(3)
+    array([[1., 0.],
+           [0., 1.]], dtype=float32)
     """
     fans(shape)
     rows, columns = shape[0], math.prod(shape[1:])

@@ -14,6 +14,7 @@ from dlsys.dtypes import BFloat16, as_dtype, bfloat16, host, rounded, stored
 from dlsys.errors import ShapeError
 from dlsys.runtime import dlpack
 from dlsys.runtime.device import Block, Context, stream, synchronize
+from dlsys.runtime.device import best_context as _best_context
 from dlsys.runtime.device import cpu as cpu
 from dlsys.runtime.device import gpu as gpu
 from dlsys.runtime.library import (
@@ -91,18 +92,22 @@ class NDArray(HostNumbers):
 
     @property
     def ctx(self) -> Context:
+        """The device."""
         return self._ctx
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self._shape)
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return math.prod(self._shape)
 
     @property
     def nbytes(self) -> int:
+        """The bytes that the elements take."""
         return math.prod(self._shape) * self._dtype.itemsize
 
     @property
@@ -215,6 +220,8 @@ class NDArray(HostNumbers):
 def launch(kernel: str, ctx: Context, *arguments: Any) -> None:
     """Runs one kernel of the table on the calling thread's stream of `ctx`.
 
+    arguments: arrays and numbers, as the kernel takes them.
+
     Raises:
         KernelError: what the kernel found wrong; its outputs are as they were.
     """
@@ -248,6 +255,11 @@ def _copy(
         synchronize(ctx)
 
 
+def best() -> Context | None:
+    """The best device that can be used: `gpu(0)`, else `cpu(0)`, else None, which is numpy."""
+    return _best_context()[0]
+
+
 def is_gpu_ctx(ctx: Context | None) -> bool:
     """True for a GPU."""
     return ctx is not None and ctx.device_type == DL_GPU
@@ -278,7 +290,10 @@ def array(
 def empty(
     shape: Sequence[int] | int, ctx: Context = _HOST, dtype: DTypeLike | BFloat16 = np.float32
 ) -> NDArray:
-    """A new array with undefined contents. Raises as `array` does."""
+    """A new array with undefined contents. Raises as `array` does.
+
+    shape: the extents. ctx: the device.
+    """
     extents = _checked_shape(shape)
     wanted = _checked_dtype(dtype)
     block = Block(_checked_ctx(ctx), math.prod(extents) * wanted.itemsize)

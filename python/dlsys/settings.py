@@ -15,6 +15,9 @@ DLSYS_LIBRARY      (package) path of the native library
 DLSYS_THREADS      (OpenMP)  worker threads of the CPU device; 0 is one for each core. Where it is
                              not set, OMP_NUM_THREADS, of a list its first number; else 0
 DLSYS_BLAS         auto      matrix products on the GPU: auto uses cuBLAS where it is, own never
+DLSYS_GEMM         auto      the rung of every matrix product that names none by algo=: auto leaves
+                             it to a heuristic and to the autotuner; docs/learn/gemm.md has the list
+DLSYS_CONV         auto      the same for convolutions
 DLSYS_NVTX         0         1 marks every step as an NVTX range named by its kernel, for Nsight
                              Systems and the like; needs a library with the GPU part
 DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where a GPU would replay
@@ -51,6 +54,7 @@ import os
 import warnings
 
 from .errors import SettingError
+from .rungs import AUTO, CONV, GEMM
 
 _MOST = 1024  # threads, streams
 
@@ -77,7 +81,7 @@ def _debug_level() -> int:
 def _number(name: str, default: str = "0", most: int = _MOST, also: str = "") -> int:
     text = _text(name) or default
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
-        raise SettingError(f"{name}={text}: expected a whole number from 0 to {most}{also}")
+        raise SettingError(f"{name}={text}: expected an integer from 0 to {most}{also}")
     return int(text)
 
 
@@ -100,6 +104,8 @@ class Settings:
         self.library = _text("DLSYS_LIBRARY")
         self.threads = _number("DLSYS_THREADS")
         self.blas = _one_of("DLSYS_BLAS", "auto", "own")
+        self.gemm = _one_of("DLSYS_GEMM", AUTO, *GEMM.rungs)
+        self.conv = _one_of("DLSYS_CONV", AUTO, *CONV.rungs)
         self.capture = _one_of("DLSYS_CAPTURE", "1", "0") == "1"
         self.streams = max(1, _number("DLSYS_STREAMS", "4"))
         self.fusion = os.environ.get("DLSYS_FUSION") or "all"

@@ -18,7 +18,7 @@ from .errors import ShapeError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-_ELEMENTS, _ROWS = 100, 12  # up to which an array is shown whole
+_ELEMENTS, _ROWS = 100, 12  # up to which an array is shown completely
 _EDGES = 3  # elements at either end of an axis that is not
 _HEAD, _TAIL = 8, 3  # lines of a longer text
 
@@ -48,11 +48,19 @@ class Values:
 
     # ---- conversion ----
     def item(self) -> Any:
-        """The value of one element as a Python number. ShapeError for another number of them."""
+        """The value of one element as a Python number. ShapeError for another number of them.
+
+        >>> dl.tensor([[2.5]]).item()
+        2.5
+        """
         return self._one("item()").item()
 
     def tolist(self) -> Any:
-        """The values as Python numbers in nested lists; a number alone for the shape ()."""
+        """The values as Python numbers in nested lists; a number alone for the shape ().
+
+        >>> dl.tensor([[1, 2], [3, 4]]).tolist()
+        [[1, 2], [3, 4]]
+        """
         return self.asnumpy().tolist()
 
     def __float__(self) -> float:
@@ -117,9 +125,9 @@ def text_of(values: np.ndarray, **options: Any) -> str:
     about a dozen lines. options: of `np.array2string`.
     """
     rows = values.size // max(values.shape[-1], 1) if values.ndim else 1
-    whole = values.size <= _ELEMENTS and rows <= _ROWS
+    complete = values.size <= _ELEMENTS and rows <= _ROWS
     edges = _EDGES if values.ndim <= 2 else 1
-    threshold = _ELEMENTS if whole else 0
+    threshold = _ELEMENTS if complete else 0
     text = np.array2string(values, threshold=threshold, edgeitems=edges, **options)
     lines = text.splitlines()
     if len(lines) > _ROWS + 1:

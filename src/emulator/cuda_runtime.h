@@ -220,12 +220,23 @@ class Call {
  public:
   explicit Call(const void* function) : function(function) {}
   virtual ~Call() = default;
-  virtual void Run() const = 0;            // as the thread that is `here`
-  virtual void** Arguments() = 0;          // the address of each
-  virtual void Set(void** arguments) = 0;  // copies new ones
+  virtual void Run() const = 0;  // as the thread that is `here`
   virtual std::shared_ptr<Call> Copy() const = 0;
-  virtual std::vector<const void*> Pointers() const = 0;  // those that are arguments themselves
+  void** Arguments() { return addresses_.data(); }  // the address of each
+  void Set(void** arguments);                       // copies new ones
+  std::vector<const void*> Pointers() const;        // those that are arguments themselves
   const void* const function;
+
+ protected:
+  void List(void* argument, size_t nbytes, bool is_pointer);
+
+ private:
+  struct Kind {
+    size_t nbytes;
+    bool is_pointer;
+  };
+  std::vector<void*> addresses_;
+  std::vector<Kind> kinds_;
 };
 
 template <class... Params>
@@ -234,36 +245,23 @@ class CallOf : public Call {
   using Kernel = void (*)(Params...);
   using Values = std::tuple<std::remove_cv_t<Params>...>;
   CallOf(Kernel kernel, const Values& values)
-      : Call((const void*)kernel), kernel_(kernel), values_(values) {}
-  void Run() const override { std::apply(kernel_, values_); }
-  void** Arguments() override {
-    int k = 0;
-    std::apply([&](auto&... value) { ((addresses_[k++] = (void*)&value), ...); }, values_);
-    return addresses_;
-  }
-  void Set(void** arguments) override {
-    int k = 0;
+      : Call((const void*)kernel), kernel_(kernel), values_(values) {
     std::apply(
-        [&](auto&... value) {
-          ((value = *(const std::remove_reference_t<decltype(value)>*)arguments[k++]), ...);
+        [this](auto&... value) {
+          (List((void*)&value, sizeof value, std::is_pointer_v<std::decay_t<decltype(value)>>),
+           ...);
         },
         values_);
   }
-  std::shared_ptr<Call> Copy() const override { return std::make_shared<CallOf>(kernel_, values_); }
-  std::vector<const void*> Pointers() const override {
-    std::vector<const void*> found;
-    const auto look = [&](const auto& value) {
-      if constexpr (std::is_pointer_v<std::remove_reference_t<decltype(value)>>)
-        found.push_back((const void*)value);
-    };
-    std::apply([&](const auto&... value) { (look(value), ...); }, values_);
-    return found;
+  void Run() const override { std::apply(kernel_, values_); }
+  std::shared_ptr<Call> Copy() const override {
+    return std::shared_ptr<Call>(new CallOf(kernel_, values_));
   }
 
  private:
+  static_assert((std::is_trivially_copyable_v<Params> && ...));
   Kernel kernel_;
   Values values_;
-  void* addresses_[sizeof...(Params) + 1];
 };
 
 cudaError_t Launch(const cudaLaunchConfig_t& config, std::shared_ptr<Call> call);
@@ -275,8 +273,8 @@ template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
                                Args&&... args) {
   using Of = dlsys::emulator::CallOf<Params...>;
-  return dlsys::emulator::Launch(
-      *config, std::make_shared<Of>(kernel, typename Of::Values(static_cast<Params>(args)...)));
+  return dlsys::emulator::Launch(*config, std::shared_ptr<dlsys::emulator::Call>(
+                                              new Of(kernel, {static_cast<Params>(args)...})));
 }
 
 struct cudaFuncAttributes {

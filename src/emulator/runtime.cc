@@ -65,6 +65,22 @@ bool IsElsewhere(const void* pointer) {
 namespace dlsys {
 namespace emulator {
 
+void Call::Set(void** arguments) {
+  for (size_t k = 0; k < kinds_.size(); k++) memcpy(addresses_[k], arguments[k], kinds_[k].nbytes);
+}
+
+std::vector<const void*> Call::Pointers() const {
+  std::vector<const void*> found;
+  for (size_t k = 0; k < kinds_.size(); k++)
+    if (kinds_[k].is_pointer) found.push_back(*(const void* const*)addresses_[k]);
+  return found;
+}
+
+void Call::List(void* argument, size_t nbytes, bool is_pointer) {
+  addresses_.push_back(argument);
+  kinds_.push_back({nbytes, is_pointer});
+}
+
 CUstream_st& Of(cudaStream_t stream) { return (uintptr_t)stream > 2 ? *stream : legacy; }
 
 cudaError_t Do(cudaStream_t stream, CUgraphNode_st node) {
@@ -264,7 +280,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
   return lost;
 }
 
-// ---- memory: not initialised is NaN ----
+// ---- memory: not initialized is NaN ----
 
 namespace {
 
@@ -275,13 +291,13 @@ cudaError_t Allocate(void** data, size_t nbytes, int device) {
   constexpr size_t kAlignment = 256;
   if (Unsafe()) return cudaErrorStreamCaptureUnsupported;
   std::lock_guard<std::mutex> lock(mutex);
-  const size_t whole = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (device != kHost && whole > TotalNbytes() - in_use[device]) return cudaErrorMemoryAllocation;
-  *data = aligned_alloc(kAlignment, whole ? whole : kAlignment);
+  const size_t rounded = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (device != kHost && rounded > TotalNbytes() - in_use[device]) return cudaErrorMemoryAllocation;
+  *data = aligned_alloc(kAlignment, rounded ? rounded : kAlignment);
   if (!*data) return cudaErrorMemoryAllocation;
-  memset(*data, 0xff, whole);
-  if (device != kHost) in_use[device] += whole;
-  blocks[*data] = {whole, device};
+  memset(*data, 0xff, rounded);
+  if (device != kHost) in_use[device] += rounded;
+  blocks[*data] = {rounded, device};
   return cudaSuccess;
 }
 

@@ -78,15 +78,13 @@ typedef union DLValue {
 // DL_FLOAT32 for a call without such arrays. `sig`, the same for all types, has a letter a
 // parameter: i input array, o output array, I and O lists of them, b struct, l int64, f float, s
 // stream (last, GPU only). `call` has exactly that C signature and returns a status. `fits` is null
-// for a kernel that serves all that its checks accept. Ask it and `workspace` through DLKernelFits
-// and DLKernelWorkspace.
+// for a kernel that serves all that its checks accept; ask it through DLKernelFits.
 typedef struct DLKernelEntry {
   const char *name, *device, *sig;
   int64_t dtype;
   void* call;
   void (*invoke)(const DLValue*, DLStream);
   int32_t (*fits)(const DLValue*);
-  int64_t (*workspace)(const DLValue*);
   const char* file;
   int64_t line;
 } DLKernelEntry;

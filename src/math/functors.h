@@ -145,8 +145,8 @@ DLSYS_HD float Modulo(float x, float y) {
 // floor(x / y), consistent with Modulo: (x - rest) / y is an integer but for rounding.
 DLSYS_HD float FloorQuotient(float x, float y) {
   if (y == 0.f) return x / y;
-  const float rest = fmod(x, y), whole = (x - rest) / y;
-  const float below = rest != 0.f && (rest < 0.f) != (y < 0.f) ? whole - 1.f : whole;
+  const float rest = fmod(x, y), quotient = (x - rest) / y;
+  const float below = rest != 0.f && (rest < 0.f) != (y < 0.f) ? quotient - 1.f : quotient;
   const float down = floor(below);
   const float nearest = below - down > 0.5f ? down + 1.f : down;
   return below == 0.f ? copysign(below, x / y) : nearest;

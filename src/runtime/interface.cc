@@ -153,7 +153,7 @@ void AddStructs(Text* text) {
   DLSYS_STRUCT(DLArrayList, count, arrays);
   DLSYS_STRUCT(DLBytes, nbytes, data);
   DLSYS_STRUCT(DLValue, p, i, f);
-  DLSYS_STRUCT(DLKernelEntry, name, device, sig, dtype, call, invoke, fits, workspace, file, line);
+  DLSYS_STRUCT(DLKernelEntry, name, device, sig, dtype, call, invoke, fits, file, line);
   DLSYS_STRUCT(DLStep, kernel, first, nargs, place);
   DLSYS_STRUCT(DLMemoryStats, device_allocations, device_frees, reserved_nbytes, in_use_nbytes,
                peak_in_use_nbytes, requests);

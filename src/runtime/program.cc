@@ -121,12 +121,6 @@ const Device& DeviceOf(const char* function, const DLProgram* program, DLContext
 
 }  // namespace
 
-int64_t QueryWorkspace(void (*invoke)(const DLValue*, DLStream), const DLValue* values) {
-  const Workspace::Query query;
-  invoke(values, nullptr);
-  return query.nbytes();
-}
-
 }  // namespace dlsys
 
 using namespace dlsys;
@@ -162,7 +156,9 @@ DLSYS_API int DLKernelWorkspace(int64_t kernel, const DLValue* values, int64_t* 
   return Guard([&] {
     const DLKernelEntry& entry = KernelAt(kernel);
     if (!values || !nbytes) Fail("DLKernelWorkspace: %s: null argument", entry.name);
-    *nbytes = entry.workspace ? entry.workspace(values) : 0;
+    const Workspace::Query query;
+    entry.invoke(values, nullptr);
+    *nbytes = query.nbytes();
   });
 }
 

@@ -57,6 +57,25 @@ void SetLastError(const char* text) noexcept {
   snprintf(last_error, sizeof last_error, "%s", text);
 }
 
+int GuardCall(void (*call)(void*), void* f) noexcept {
+  const Visit visit;
+  try {
+    call(f);
+    return DL_OK;
+  } catch (const Error& e) {
+    SetLastError(e.what());
+    return e.status;
+  } catch (const std::bad_alloc&) {
+    SetLastError("out of memory on the host: it has none left for the library's own use");
+    return DL_OUT_OF_MEMORY;
+  } catch (const std::exception& e) {
+    SetLastError(e.what());
+  } catch (...) {
+    SetLastError("unknown C++ exception");
+  }
+  return DL_ERROR;
+}
+
 void RegisterKernel(const DLKernelEntry& entry) noexcept {
   for (const DLKernelEntry& k : GetTables().kernels) {
     if (strcmp(k.name, entry.name) || strcmp(k.device, entry.device)) continue;

@@ -5,7 +5,7 @@
 //
 // Rules that cost a day each when broken: launchers live in one namespace per device (dlsys::cpu,
 // dlsys::cuda), else the linker keeps one body for both; objects go to the linker directly, never
-// through an archive; nothing throws in a static initialiser (DLLoadError tells instead).
+// through an archive; nothing throws in a static initializer (DLLoadError tells instead).
 #pragma once
 #include <cstdio>
 #include <new>
@@ -104,25 +104,12 @@ class Place {
   static inline thread_local int32_t current_ = 0;
 };
 
-// Runs f and turns whatever it throws into a status and the thread's error text.
+// Runs f and turns whatever it throws into a status and the thread's error text. The one try block
+// is not made anew for each kernel.
+int GuardCall(void (*call)(void*), void* f) noexcept;
 template <class F>
 inline int Guard(F&& f) noexcept {
-  const Visit visit;
-  try {
-    f();
-    return DL_OK;
-  } catch (const Error& e) {
-    SetLastError(e.what());
-    return e.status;
-  } catch (const std::bad_alloc&) {
-    SetLastError("out of memory on the host: it has none left for the library's own use");
-    return DL_OUT_OF_MEMORY;
-  } catch (const std::exception& e) {
-    SetLastError(e.what());
-  } catch (...) {
-    SetLastError("unknown C++ exception");
-  }
-  return DL_ERROR;
+  return GuardCall([](void* f) { (*(std::remove_reference_t<F>*)f)(); }, (void*)&f);
 }
 
 inline void* NotNull(void* p) {
@@ -237,15 +224,6 @@ struct Thunk<F> {
   }
 };
 
-// A workspace query of a kernel (workspace.h).
-int64_t QueryWorkspace(void (*invoke)(const DLValue*, DLStream), const DLValue* values);
-template <class T>
-int64_t WorkspaceOf(const DLValue* values) {
-  return QueryWorkspace(&T::Invoke, values);
-}
-template <class T>
-constexpr int64_t (*kWorkspace)(const DLValue*) = &WorkspaceOf<T>;
-
 // A function of a kernel's arguments, without the stream, that is asked before the kernel runs.
 template <auto F>
 struct Question;
@@ -266,8 +244,7 @@ template <auto F>
 DLKernelEntry MakeEntry(const char* name, const char* device, int64_t dtype, const char* file,
                         int64_t line) {
   using T = Thunk<F>;
-  return {name,       device,  T::sig,        dtype, (void*)&T::Call,
-          &T::Invoke, nullptr, kWorkspace<T>, file,  line};
+  return {name, device, T::sig, dtype, (void*)&T::Call, &T::Invoke, nullptr, file, line};
 }
 
 struct KernelRegistrar {

@@ -276,7 +276,7 @@ class Streams(Faults):
         os.mkfifo(fifo)
         run = (*BARE, "--data-dir", self.data)
         for pattern, name, value in (
-            ("DLSYS_DEBUG=x: expected a whole number from 0 to 4, or nan", "DLSYS_DEBUG", "x"),
+            ("DLSYS_DEBUG=x: expected an integer from 0 to 4, or nan", "DLSYS_DEBUG", "x"),
             ("DLSYS_THREADS=1000000000000: expected .* to 1024", "DLSYS_THREADS", 10**12),
             ("DLSYS_TUNE=fast: expected cached, off, full", "DLSYS_TUNE", "fast"),
         ):

@@ -23,8 +23,9 @@ STEPS = 4
 
 def model():
     return nn.Sequential(
-        nn.Linear(6, 8, rng=1), nn.ReLU(), nn.BatchNorm2d(8), nn.Linear(8, 3, rng=2)
-    )
+        nn.Linear(6, 8, rng=1), nn.ReLU(), nn.BatchNorm2d(8),
+        nn.Linear(8, 5, rng=3), nn.BatchNorm2d(5), nn.Linear(5, 3, rng=2),
+    )  # fmt: skip
 
 
 def data():

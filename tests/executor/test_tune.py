@@ -21,7 +21,8 @@ from dlsys import ndarray
 from dlsys.errors import KernelError, NotApplicableError, OutOfMemoryError
 from dlsys.executor.debug.check import call_kernel
 from dlsys.executor.tune import autotune as tune
-from dlsys.executor.tune.microbenchmark import HEURISTIC, Algorithm, Microbenchmark
+from dlsys.executor.tune.microbenchmark import Microbenchmark
+from dlsys.rungs import HEURISTIC, Algorithm
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
 from dlsys.runtime.tuning_cache import Measurement, TuningCache, tuning_cache

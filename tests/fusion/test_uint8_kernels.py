@@ -163,8 +163,8 @@ class GpuProducts(Kernels):
             ("expected float32, got int32", (a, b), {"scale": self.zeros(1, dtype=np.int32)}),
             ("shapes do not fit", (a, self.zeros(3, 5)), {}),
             ("shapes do not fit", (a, b), {"trans_b": 1, "to": self.zeros(3, 5)}),
-            ("there is no choice 1000", (a, b), {"choice": 1000}),
-            ("there is no precision 2", (a, b), {"precision": 2}),
+            ("there is no algorithm 1000", (a, b), {"choice": 1000}),
+            ("there is no precision 3", (a, b), {"precision": 3}),
             ("expected a bias of 5 elements, got shape", (a, b, self.zeros(6)), {}),
             ("there is no epilogue 10", (a, b), {"activation": 10}),
         ):

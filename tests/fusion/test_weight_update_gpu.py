@@ -274,7 +274,7 @@ class GpuKernel(unittest.TestCase):
             (r"expected a state of 3 elements, got shape \(4,\)", ([w, s], [a], [b], "A")),
             ("expected a state of 12 elements", ([on_gpu(4, 4)], [a], [b])),
             ("shapes do not fit", ([w], [a], [on_gpu(6, 4)])),
-            ("there is no precision 2", ([w], [a], [b], "", 2)),
+            ("there is no precision 3", ([w], [a], [b], "", 3)),
         ):
             with self.assertRaisesRegex(KernelError, f"matmul_sgd_update: .*{message}"):
                 self.call(*arguments)

@@ -501,7 +501,7 @@ def group_normed(x: Any, scale: Any, bias: Any, groups: int, eps: float) -> Any:
 
 
 def slope_of(axes: Callable[..., tuple[int, ...]], centered: bool = True) -> Callable[..., float]:
-    """The largest slope of a normalisation: scale / deviation."""
+    """The largest slope of a normalization: scale / deviation."""
 
     def terms(x: np.ndarray, scale: np.ndarray, *_: Any, eps: float = 1e-5, **attrs: Any) -> float:
         if not x.size or not np.isfinite(x).all():
@@ -782,7 +782,7 @@ def products() -> dict[str, Oracle]:
 
 
 def normalizations() -> dict[str, Oracle]:
-    """Softmax and normalisation."""
+    """Softmax and normalization."""
     return {
         "softmax": Oracle(
             lambda x, axis=-1: torch.softmax(x, axis),

@@ -309,12 +309,12 @@ def layers_of(source: Source, rng: np.random.Generator) -> tuple[list[Any], list
         sample: tuple[int, ...] = (channels, side, side)
         for _ in range(source.number(1, 2)):
             filters, window = source.number(1, 5), source.one(3, 1, 2)
-            normalised = source.flag()  # which takes every bias away: its gradient is rounding
-            add(nn.Conv2d(channels, filters, window, padding=1, bias=not normalised, rng=rng),
-                2 - normalised,
+            normalized = source.flag()  # which takes every bias away: its gradient is rounding
+            add(nn.Conv2d(channels, filters, window, padding=1, bias=not normalized, rng=rng),
+                2 - normalized,
                 lambda x, w, b=None: F.conv2d(x, w, b, padding=1))  # fmt: skip
             channels, side = filters, side + 3 - window
-            if normalised:
+            if normalized:
                 add(nn.BatchNorm2d(channels), 2,
                     lambda x, w, b: F.batch_norm(x, None, None, w, b, True))  # fmt: skip
             kind = source.one(*ACTIVATIONS)

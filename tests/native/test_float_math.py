@@ -66,7 +66,7 @@ class Math:
         np.testing.assert_array_equal(np.signbit(sine[:2]), [False, True])
         np.testing.assert_array_equal(cosine, np.float32([1, 1, NAN, NAN, NAN, 1]))
 
-    def test_neighbours_do_not_change_a_value(self) -> None:
+    def test_neighbors_do_not_change_a_value(self) -> None:
         x = np.random.default_rng(5).uniform(-100, 100, 5000).astype(np.float32)
         alone = self.run_op(ad.sin_op, x)
         x[::7] = 1e30  # their blocks go by the longer way

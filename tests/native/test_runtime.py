@@ -350,7 +350,7 @@ class GpuLibrary(LibraryCase, unittest.TestCase):
         self.assertEqual(block.stream, block.home)
 
 
-class Choice(unittest.TestCase):
+class OneOf(unittest.TestCase):
     def test_the_best_device_is_the_first_that_works(self):
         best, reasons = device.best_context()
         usable = [ctx for ctx in native_contexts() if not (EMULATED and ctx is gpu(0))]

@@ -60,7 +60,7 @@ class Windows:
             self.assertEqual(address(peek.seen[f"{name}.part"]), start + 4 * 32, name)
             self.assertEqual(address(peek.seen[f"{name}.inner"]), start + 4 * 52, name)
 
-    def test_only_aligned_neighbours_are_views(self) -> None:
+    def test_only_aligned_neighbors_are_views(self) -> None:
         x = ad.Variable("x", (6, 4, 4), "float32")
         views = [x[2:5], x[3], x[3, 1], x[2:3, 1:3], x[5, 3, :2], x[:, :, :][1:]]
         copies = [x[::2], x[:, 1], x[1, 1, 1:], x[::-1], x[2:4, 1:]]

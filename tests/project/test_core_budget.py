@@ -14,7 +14,8 @@ TOUR = PACKAGE.parents[1] / "docs" / "tour.md"
 
 # The rule: every file of these places, with docstrings and blank lines. The rooms capture/, tune/
 # and debug/ of executor/ stand beside the core, as fusion/ does: each may be removed, and graphs
-# run as before, only slower or unseen.
+# run as before, only slower or unseen. arguments/ does too: a node takes what it is given, and the
+# checks of a call are what operators, layers and functions declare.
 CORE = (
     "graph/*.py",
     "passes/*.py",
@@ -28,7 +29,7 @@ SEAMS = {
     "executor.py": {"debug", "tune", "fusion"},
     "backend.py": {"capture"},
 }
-BUDGET = 3940  # the design aims at 3,500
+BUDGET = 3500
 
 
 def core() -> dict[str, int]:
@@ -62,9 +63,9 @@ class CoreBudget(unittest.TestCase):
             self.assertIn(f"`{place.removesuffix('*.py')}`", text)
 
     def test_the_core_reads_alone(self) -> None:
-        """Capture, tuning, debugging and fusion are imported at the seams alone."""
+        """Fusion, capture, tuning and debugging are imported at seams alone, arguments nowhere."""
         rooms = re.compile(
-            r"^\s*from \.+(?:executor\.)?(capture|tune|debug|fusion)\b", re.MULTILINE
+            r"^\s*from \.+(?:executor\.)?(capture|tune|debug|fusion|arguments)\b", re.MULTILINE
         )
         for name in core():
             found = set(rooms.findall((PACKAGE / name).read_text()))

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 import dlsys
-from dlsys import files, train
+from dlsys import system, train
 from dlsys.data import read_idx, write_idx
 from dlsys.errors import DataError
 from dlsys.files import FolderLock, appending, opened, replacing, sweep
@@ -265,7 +265,7 @@ class Locks(InFolder):
 
     def test_where_there_are_no_locks_everybody_has_it(self) -> None:
         nothing = OSError(errno.EOPNOTSUPP, "not supported")
-        with mock.patch.object(files.fcntl, "flock", side_effect=nothing):
+        with mock.patch.object(system.fcntl, "flock", side_effect=nothing):
             locks = [FolderLock(self.folder), FolderLock(self.folder)]
             self.write(self.path)
             sweep(self.path)

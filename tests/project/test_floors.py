@@ -20,11 +20,14 @@ FLOORS = {
     "describe.py": 1,
     "dtypes.py": 1,
     "errors.py": 1,
+    "rungs.py": 1,
     "settings.py": 1,
     "files.py": 1,
     "interrupts.py": 1,
     "methods.py": 1,
+    "system.py": 1,
     "graph": 2,
+    "arguments": 2,
     "runtime": 2,
     "ops": 3,
     "values.py": 2,
@@ -44,14 +47,18 @@ FLOORS = {
     "data": 8,
     "viz": 8,
     "profile": 8,
+    "learn": 9,
     "train": 9,
     "apps": 10,
     "__main__.py": 11,
 }
 ON_ONE_FLOOR = {
     ("settings.py", "errors.py"),
+    ("settings.py", "rungs.py"),
     ("describe.py", "errors.py"),
     ("files.py", "errors.py"),
+    ("files.py", "system.py"),
+    ("arguments", "graph"),
     ("fusion", "passes"),
 }
 ENGINE = ("graph", "passes", "executor")

@@ -198,6 +198,29 @@ class Installed(unittest.TestCase):
         self.check_nothing_ran()
 
 
+class Packages(unittest.TestCase):
+    def test_every_folder_is_installed(self) -> None:
+        """setuptools takes the folders that have an __init__.py, and no others."""
+        folders = {path.parent for path in (ROOT / "python" / "dlsys").rglob("*.py")}
+        self.assertGreater(len(folders), 30)
+        for folder in folders:
+            self.assertTrue((folder / "__init__.py").is_file(), folder)
+
+
+class Systems(unittest.TestCase):
+    def test_elsewhere_nothing_is_compiled_and_numpy_does_the_work(self) -> None:
+        for given, said in (
+            (["SYSTEM=Darwin"], "it is for Linux"),
+            (["SYSTEM=Linux", "CXX="], "no C++ compiler here (g++,"),
+        ):
+            done = subprocess.run(
+                ["make", "--silent", "optional-lib", "VENV=", *given],
+                cwd=ROOT, capture_output=True, text=True,
+            )  # fmt: skip
+            wanted = f"native library: not built, {said}"
+            self.assertEqual((done.returncode, done.stdout[: len(wanted)]), (0, wanted))
+
+
 class Hints(unittest.TestCase):
     """What hints have people install."""
 

@@ -36,10 +36,10 @@ class Readme(unittest.TestCase):
                 self.assertLess(float(scope["loss_value"]), 0.2)
 
     def test_a_network_from_data_to_checkpoint(self):
-        example = EXAMPLES[2].replace("ndarray.cpu(0)", "CTX", 1).replace("runs/lenet", "FOLDER")
+        example = EXAMPLES[2].replace("ndarray.best()", "CTX", 1).replace("runs/lenet", "FOLDER")
         for name, count in (("train", 600), ("validation", 200), ("test", 200)):
             example = example.replace(f"sets.{name},", f"sets.{name}.subset(slice({count})),")
-        for ctx in native_contexts():
+        for ctx in (None, *native_contexts()):
             with self.subTest(ctx=ctx), tempfile.TemporaryDirectory() as folder:
                 scope: dict = {"CTX": ctx}
                 with contextlib.redirect_stdout(io.StringIO()) as told:

@@ -28,7 +28,7 @@ _LETTERS, _LINES = 500, 13
 _NOT_MADE = {
     "Block", "Callback", "CountersSince", "DLArray", "Kind", "Lifetimes", "Metric", "MemoryStats",
     "Module", "Optimizer", "Run", "Runner", "RngKind", "Schedule", "SegmentReport", "Timed",
-    "Choice", "Int", "no_grad", "Number", "Shape", "DLContext", "HostNumbers",
+    "OneOf", "Int", "no_grad", "Number", "Shape", "DLContext", "HostNumbers",
 }  # fmt: skip
 _NAMELESS = {ad.Node, ad.Parameter, ndarray.Context, BFloat16, nn.Summary}
 # Arguments of constructors by their names; others are numbers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..rungs import CONV
 from . import usage
 from .devices import add_device
 from .setup import AUGMENTATIONS, DATASETS, INTEGRAL, MODELS, OPTIMIZERS, SCHEDULES
@@ -98,6 +99,13 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="print the loss and the validation accuracy of each epoch",
     )
     add_device(group)
+    group.add_argument(
+        "--conv-algo",
+        metavar="NAME",
+        choices=CONV.words,
+        help="the rung by which cnn and resnet convolve: " + ", ".join(CONV.words) + "; default: "
+        "DLSYS_CONV, or auto",
+    )
     group.add_argument(
         "--dataset", metavar="NAME", choices=DATASETS, help="mnist, the default, or fashion"
     )

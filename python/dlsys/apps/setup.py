@@ -167,6 +167,8 @@ class Setup:
         """
         sizes = (_PIXELS, *self.hidden, _CLASSES)
         needed = 4 * (2 * _weights(self.hidden) + self.batch_size * sum(sizes))
+        if not hasattr(os, "sysconf"):  # as on Windows, which says it in another way
+            return
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > there:
             what = "--batch-size" if self.batch_size > max(sizes) else "--hidden"

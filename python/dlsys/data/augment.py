@@ -31,6 +31,9 @@ class Augmentation:
     __repr__ = described
 
     def __call__(self, images: Array, labels: Array, rng: SampleRng) -> tuple[Array, Array]:
+        """The samples changed by chance, and their labels as they are, for a batch: images (n,
+        channels, height, width), labels (n, …). rng: random numbers of these samples.
+        """
         return self.change(images, rng), labels
 
     def change(self, images: Array, rng: SampleRng) -> Array:
@@ -147,6 +150,9 @@ class Mixup(Augmentation):
         return np.where(u <= 0.5, lower, 1 - lower)
 
     def __call__(self, images: Array, labels: Array, rng: SampleRng) -> tuple[Array, Array]:
+        """Mixtures of pairs of samples, and of their labels as probabilities: images (n, …), labels
+        (n, …). rng: random numbers of these samples.
+        """
         share = self.shares(rng.uniform()).astype(np.float32)
         return _mixed(images, share), _mixed(self._weights(labels), share)
 
@@ -178,7 +184,8 @@ class Compose:
     """Augmentations one after the other, for samples of any layout.
 
     shape: (channels, height, width) in which flattened samples are seen; they are flat again
-    afterwards. Not needed for samples that have that layout, or (height, width).
+    afterwards. Not needed for samples that have that layout, or (height, width). steps: the
+    augmentations, in order.
     """
 
     __repr__ = described
@@ -190,7 +197,10 @@ class Compose:
         self.shape = None if shape is None else tuple(shape)
 
     def __call__(self, images: Array, labels: Array, rng: SampleRng) -> Split:
-        """The changed samples. DataError for images whose layout is not known."""
+        """The changed samples. DataError for images whose layout is not known.
+
+        images (n, …) and their labels. rng: random numbers of these samples.
+        """
         sample_shape = images.shape[1:]
         images = images.reshape(len(images), *self._seen(sample_shape))
         for step in self.steps:

@@ -14,7 +14,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Split(NamedTuple):
-    """Images (n, …), or other inputs, and their labels (n, …), int64 or float32."""
+    """Images (n, …), or other inputs, and their labels (n, …), int64 or float32.
+
+    images, labels: the two.
+    """
 
     images: Array
     labels: Array
@@ -47,6 +50,10 @@ class Dataset:
     labels' names, if they have any.
 
     Raises DataError for arrays that do not fit each other.
+
+    >>> known = data.Dataset(np.zeros((10, 3), np.float32), np.arange(10) % 2)
+    >>> len(known), known.images.shape
+    (10, (10, 3))
     """
 
     def __init__(self, images: Images, labels: Any, classes: Sequence[str] = ()) -> None:
@@ -105,7 +112,10 @@ class Dataset:
 
 
 class Sets(NamedTuple):
-    """The sets to train on, to choose by, and to look at once at the end."""
+    """The sets to train on, to choose by, and to look at once at the end.
+
+    train, validation, test: the three.
+    """
 
     train: Dataset
     validation: Dataset

@@ -77,6 +77,8 @@ class DataDescription:
         """The images of a file, a list of files or a folder, in the size and with the channels of
         those that the model was trained on; DataError where these were no images (channels,
         height, width).
+
+        paths: a path, or a list of them.
         """
         modes = {channels: mode for mode, channels in CHANNELS.items()}
         if len(self.shape) != 3 or self.shape[0] not in modes:

@@ -57,6 +57,8 @@ def image_folder(
 def image_files(paths: Any, size: tuple[int, int] | None = None, mode: str = "RGB") -> FolderImages:
     """The images of a file, a list of files, or a folder and the folders within it, in the order of
     names, without labels; else as `image_folder`. DataError where there is none.
+
+    paths: a path, or a list of them.
     """
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     found: list[Path] = []

@@ -33,17 +33,21 @@ class Loader:
     array; or a sequence of samples, see `samples.as_samples`. Batches are numpy arrays, in a tuple,
     or in a dictionary where the set was one. Integers other than uint8 images stay what they are.
     targets: how many of the last fields are targets, by default one. shuffle: each epoch in an
-    order of its own. weights: how often each sample comes, (n,) numbers of any sum: an epoch has
-    as many as the set, drawn with replacement. drop_last: leaves out the last batch where it is
+    order of its own. weights: how often each sample comes, (n,) numbers of any sum: an epoch has as
+    many as the set, drawn with replacement. drop_last: leaves out the last batch where it is
     smaller. workers: threads that make batches ahead; 0 makes each when it is asked for. augment: a
-    list of augmentations, and shape: the
-    (channels, height, width) in which they see flattened images. normalize: a mean and a deviation
-    of pixels in [0, 1], as scalars or one a channel, such as Normalization.of(training set);
-    without it uint8 images are brought to [0, 1] and floats stay as they are, unless the model that
-    `fit` or `evaluate` reads them for was trained with another one: then it is theirs.
+    list of augmentations, and shape: the (channels, height, width) in which they see flattened
+    images. normalize: a mean and a deviation of pixels in [0, 1], as scalars or one a channel, such
+    as Normalization.of(training set); without it uint8 images are brought to [0, 1] and floats stay
+    as they are, unless the model that `fit` or `evaluate` reads them for was trained with another
+    one: then it is theirs. batch_size: how many samples a batch has.
 
     The content of a batch is a function of (seed, epoch, samples) alone: the same for any number of
     workers, and after a start in the middle. Raises DataError for arguments that do not fit.
+
+    >>> loader = data.Loader((np.zeros((10, 3), np.float32), np.arange(10)), 4)
+    >>> [(x.shape, y.tolist()) for x, y in loader]
+    [((4, 3), [0, 1, 2, 3]), ((4, 3), [4, 5, 6, 7]), ((2, 3), [8, 9])]
     """
 
     __repr__ = described

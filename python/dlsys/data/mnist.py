@@ -59,7 +59,10 @@ class IdxSet(NamedTuple):
 
 
 class Mnist(NamedTuple):
-    """50,000 images to train on, 10,000 to validate, 10,000 to test."""
+    """50,000 images to train on, 10,000 to validate, 10,000 to test.
+
+    train, validation, test: the three.
+    """
 
     train: Split
     validation: Split
@@ -146,7 +149,10 @@ def mnist_sets(data_dir: str | os.PathLike[str] | None = None) -> Sets:
 
 
 def fashion_mnist_sets(data_dir: str | os.PathLike[str] | None = None) -> Sets:
-    """Fashion-MNIST as uint8 images (n, 1, 28, 28), from where `load_fashion_mnist` takes it."""
+    """Fashion-MNIST as uint8 images (n, 1, 28, 28), from where `load_fashion_mnist` takes it.
+
+    data_dir: as of `load_fashion_mnist`.
+    """
     return _as_sets(FASHION_MNIST, data_dir)
 
 

@@ -25,7 +25,7 @@ class Normalization(NamedTuple):
         """The one that gives this set, the training set, mean 0 and deviation 1 in each channel.
 
         Images (n, channels, height, width) have a number a channel, all others one. A channel of
-        one value everywhere is only shifted.
+        one value everywhere is only shifted. dataset: the training set.
         """
         planes = _planes(dataset.sample_shape)
         levels = _LEVELS if dataset.dtype == np.uint8 else 1.0
@@ -35,7 +35,10 @@ class Normalization(NamedTuple):
         return cls(tuple((mean / levels).tolist()), tuple((std / levels).tolist()))
 
     def agrees(self, other: Normalization) -> bool:
-        """True if it equals another one; one value counts for every channel."""
+        """True if it equals another one; one value counts for every channel.
+
+        other: the other one.
+        """
         return all(len(a) == len(b) or 1 in (len(a), len(b)) for a, b in zip(self, other)) and all(
             bool(np.all(np.asarray(a) == np.asarray(b))) for a, b in zip(self, other)
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -14,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..errors import DataError
+from ..system import lock, open_folder
 
 _CHUNK_NBYTES = 1 << 20
 
@@ -55,10 +55,15 @@ def _installed_from() -> Path | None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """The block is for one process and one thread, which others wait for."""
-    handle = os.open(folder, os.O_RDONLY)
+    """The block is for one process and one thread, which others wait for, where the system has
+    locks.
+    """
+    handle = open_folder(folder)
+    if handle is None:
+        yield
+        return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock(handle, wait=True)
         yield
     finally:
         os.close(handle)

@@ -24,7 +24,7 @@ class DeviceLoader:
     A step gathers and normalizes its batch with one kernel and needs no feed. uint8 images stay
     uint8. Which samples a batch has, the same on every device, is determined by a counter there: an
     effect of `inputs()` advances it in every training step, and `advance` is the node to fetch with
-    a graph that does not train.
+    a graph that does not train. batch_size: how many samples a batch has.
 
     Batches are always full: an epoch is as many as fit into the set, and what is left opens the
     next one, so that every sample comes once before any comes again. dataset, shuffle, seed and
@@ -102,13 +102,19 @@ class DeviceLoader:
         self.step.set(np.int64(step))
 
     def epoch(self, number: int, start: int = 0) -> Iterator[dict[Node, Any]]:
-        """An empty feed for each batch of an epoch from batch `start` on, which it seeks first."""
+        """An empty feed for each batch of an epoch from batch `start` on, which it seeks first.
+
+        number: of the epoch, from 0.
+        """
         self.seek(number * len(self) + start)
         for _ in range(start, len(self)):
             yield {}
 
     def batches(self, number: int, start: int = 0) -> Iterator[Split]:
-        """The batches of an epoch as arrays, made on the host."""
+        """The batches of an epoch as arrays, made on the host.
+
+        number: of the epoch, from 0. start: the first batch.
+        """
         count = len(self.dataset)
         scale, shift = self.normalization.affine(self.dataset.dtype)
         for step in range(number * len(self) + start, (number + 1) * len(self)):

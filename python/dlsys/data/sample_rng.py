@@ -17,8 +17,8 @@ _MASK = 0xFFFFFFFF
 class SampleRng:
     """Random numbers for the samples of a batch, which do not depend on how batches are cut.
 
-    samples: their indices in the data set, (n,), below 2^32. Each call draws once more for each
-    of them.
+    samples: their indices in the data set, (n,), below 2^32. Each call draws once more for each of
+    them. seed, epoch: integers that the numbers depend on.
     """
 
     __repr__ = described

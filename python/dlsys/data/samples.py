@@ -60,8 +60,9 @@ class SampleSequence:
     """Samples that are asked for one by one: any object with `len(samples)` and `samples[k]`, an
     array or a number, or a tuple or dictionary of them. A batch has them stacked.
 
-    targets: as for Samples. Raises DataError for an empty sequence, and, naming the sample, where
-    samples do not have the fields and shapes of the first.
+    targets: as for Samples. chosen: the indices of a part of them, all where it is None. Raises
+    DataError for an empty sequence, and, naming the sample, where samples do not have the fields
+    and shapes of the first.
     """
 
     labels = None
@@ -113,6 +114,8 @@ def as_samples(given: Any, targets: int | None = None) -> AnySet:
     """The data set that something is: a Dataset or one of this file as it is; a pair (images,
     labels) of arrays a Dataset; a tuple, a list or a dictionary of arrays, or an array alone,
     Samples; anything else with a length and items a sequence of samples. DataError for the rest.
+
+    given: what it is made of. targets: as for Samples.
     """
     if isinstance(given, (Dataset, Samples, SampleSequence)):
         return given

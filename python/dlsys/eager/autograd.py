@@ -118,7 +118,17 @@ def set_grad(tensor: Tensor, value: Any) -> None:
 
 
 class no_grad(ContextDecorator):  # noqa: N801 (used as a function)
-    """Inside `with no_grad():`, operations are not recorded for gradients. Also a decorator."""
+    """Inside `with no_grad():`, operations are not recorded for gradients. Also a decorator.
+
+    grad: True records them all the same, as `enable_grad` does.
+
+    >>> x = dl.tensor(2.0, requires_grad=True)
+    >>> with dl.no_grad():
+    ...     y = x * x
+    ...
+    >>> y.requires_grad
+    False
+    """
 
     def __init__(self, grad: bool = False) -> None:
         self._grad = grad
@@ -132,7 +142,15 @@ class no_grad(ContextDecorator):  # noqa: N801 (used as a function)
 
 
 def enable_grad() -> no_grad:
-    """Inside `with enable_grad():`, operations are recorded for gradients, also in `no_grad`."""
+    """Inside `with enable_grad():`, operations are recorded for gradients, also in `no_grad`.
+
+    >>> x = dl.tensor(2.0, requires_grad=True)
+    >>> with dl.no_grad(), dl.enable_grad():
+    ...     y = x * x
+    ...
+    >>> y.requires_grad
+    True
+    """
     return no_grad(True)
 
 
@@ -141,6 +159,12 @@ def grad(function: Callable[..., Tensor], argument: int | Sequence[int] = 0) -> 
     element, for its positional argument of that number, or a tuple for several.
 
     The gradient has a gradient itself: `grad(grad(f))`, or a penalty on it in a loss.
+
+    >>> cube = lambda x: (x**3).sum()
+    >>> dl.grad(cube)(dl.tensor([1.0, 2.0]))
+    Tensor([ 3., 12.], device=numpy)
+    >>> dl.grad(lambda x: dl.grad(cube)(x).sum())(dl.tensor([1.0, 2.0]))  # 6 x
+    Tensor([ 6., 12.], device=numpy)
     """
 
     @functools.wraps(function)
@@ -153,7 +177,13 @@ def grad(function: Callable[..., Tensor], argument: int | Sequence[int] = 0) -> 
 def value_and_grad(
     function: Callable[..., Tensor], argument: int | Sequence[int] = 0
 ) -> Callable[..., tuple[Tensor, Any]]:
-    """Like `grad`, and the value too: a function that returns (value, gradient)."""
+    """Like `grad`, and the value too: a function that returns (value, gradient).
+
+    argument: as of `grad`.
+
+    >>> dl.value_and_grad(lambda x: (x**2).sum())(dl.tensor([1.0, 3.0]))
+    (Tensor(10., device=numpy), Tensor([2., 6.], device=numpy))
+    """
     positions = [argument] if isinstance(argument, int) else list(argument)
 
     @functools.wraps(function)

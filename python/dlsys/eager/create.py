@@ -22,14 +22,32 @@ def tensor(
     become float32, its integers int64; arrays keep their dtype, but float64 is float32 on native
     devices.
 
-    device: "numpy", "cpu", "gpu", "gpu:1"; the best there is where it is None. ShapeError for what
-    is no array of numbers, DeviceError for a device that cannot be used.
+    device: "numpy", "cpu", "gpu", "gpu:1"; the best there is where it is None. data: what is
+    copied, on whichever device it is. dtype: another one for it. requires_grad: `backward` leaves
+    its gradient in `grad`. ShapeError for what is no array of numbers, DeviceError for a device
+    that cannot be used.
+
+    >>> x = dl.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> x
+    Tensor([[1., 2.],
+            [3., 4.]],
+           device=numpy)
+    >>> x.shape, x.dtype, x.device
+    ((2, 2), dtype('float32'), 'numpy')
+    >>> dl.tensor([1, 2], dtype="float32", requires_grad=True)
+    Tensor([1., 2.], device=numpy, requires_grad=True)
     """
     return Tensor(data, device, dtype, requires_grad)
 
 
 def from_numpy(array: np.ndarray, device: Device = None) -> Tensor:
-    """A Tensor with a copy of a numpy array, in its dtype."""
+    """A Tensor with a copy of a numpy array, in its dtype.
+
+    device: as of `tensor`.
+
+    >>> dl.from_numpy(np.array([1.5, 2.5]))
+    Tensor([1.5, 2.5], dtype=float64, device=numpy)
+    """
     return Tensor(np.asarray(array), device)
 
 
@@ -38,6 +56,10 @@ def from_dlpack(array: Any) -> Tensor:
 
     Nobody may write to it as long as the Tensor is used. ShapeError for what is not contiguous or
     of a dtype or device that is not known.
+
+    >>> values = ndarray.array([1.0, 2.0], ndarray.cpu(0))  # or torch.tensor([1.0, 2.0])
+    >>> dl.from_dlpack(values).tolist()
+    [1.0, 2.0]
     """
     shared = ndarray_from_dlpack(array)
     return Tensor.holding(engine_of(shared.ctx), shared)
@@ -46,7 +68,16 @@ def from_dlpack(array: Any) -> Tensor:
 def full(
     shape: Any, value: float, device: Device = None, dtype: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """One number everywhere; float32, or int64 or bool where the number is one."""
+    """One number everywhere; float32, or int64 or bool where the number is one.
+
+    shape: an integer or a tuple. value: the number. device, dtype and requires_grad: as of
+    `tensor`.
+
+    >>> dl.full((2, 2), 7)
+    Tensor([[7, 7],
+            [7, 7]],
+           device=numpy)
+    """
     if dtype is None:
         dtype = np.result_type(value) if isinstance(value, (bool, int)) else np.float32
     values = np.full(extents("full", (shape,)), value, host(as_dtype(dtype)))
@@ -55,23 +86,47 @@ def full(
 
 def zeros(*shape: Any, device: Device = None, dtype: Any = np.float32,
           requires_grad: bool = False) -> Tensor:  # fmt: skip
-    """Zeros: `zeros(2, 3)` or `zeros((2, 3))`."""
+    """Zeros: `zeros(2, 3)` or `zeros((2, 3))`.
+
+    shape: integers, or one tuple of them. device, dtype and requires_grad: as of `tensor`.
+
+    >>> dl.zeros(2, 3)
+    Tensor([[0., 0., 0.],
+            [0., 0., 0.]],
+           device=numpy)
+    """
     return full(extents("zeros", shape), 0, device, dtype, requires_grad)
 
 
 def ones(*shape: Any, device: Device = None, dtype: Any = np.float32,
          requires_grad: bool = False) -> Tensor:  # fmt: skip
-    """Ones: `ones(2, 3)` or `ones((2, 3))`."""
+    """Ones: `ones(2, 3)` or `ones((2, 3))`.
+
+    shape: integers, or one tuple of them. device, dtype and requires_grad: as of `tensor`.
+
+    >>> dl.ones((2, 2), dtype="int64")
+    Tensor([[1, 1],
+            [1, 1]],
+           device=numpy)
+    """
     return full(extents("ones", shape), 1, device, dtype, requires_grad)
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """Zeros in the shape and dtype and on the device of a Tensor."""
+    """Zeros in the shape and dtype and on the device of a Tensor. x: the Tensor.
+
+    >>> dl.zeros_like(dl.tensor([1, 2]))
+    Tensor([0, 0], device=numpy)
+    """
     return full(x.shape, 0, x.device, x.dtype)
 
 
 def ones_like(x: Tensor) -> Tensor:
-    """Ones in the shape and dtype and on the device of a Tensor."""
+    """Ones in the shape and dtype and on the device of a Tensor. x: the Tensor.
+
+    >>> dl.ones_like(dl.tensor([1, 2]))
+    Tensor([1, 1], device=numpy)
+    """
     return full(x.shape, 1, x.device, x.dtype)
 
 
@@ -81,6 +136,13 @@ def arange(
 ) -> Tensor:  # fmt: skip
     """start, start + step, … below `stop`; `arange(n)` is 0, …, n - 1. int64 where all three are
     integers, else float32.
+
+    device and dtype: as of `tensor`.
+
+    >>> dl.arange(4)
+    Tensor([0, 1, 2, 3], device=numpy)
+    >>> dl.arange(1.0, 2.0, 0.25)
+    Tensor([1.  , 1.25, 1.5 , 1.75], device=numpy)
     """
     low, high = (0, start) if stop is None else (start, stop)
     values = np.arange(low, high, step)
@@ -92,13 +154,29 @@ def arange(
 def linspace(
     start: float, stop: float, count: int, device: Device = None, dtype: Any = np.float32
 ) -> Tensor:
-    """`count` numbers from `start` to `stop`, both included, at equal distances."""
+    """`count` numbers from `start` to `stop`, both included, at equal distances.
+
+    device and dtype: as of `tensor`.
+
+    >>> dl.linspace(0, 1, 5)
+    Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], device=numpy)
+    """
     return Tensor(np.linspace(start, stop, count), device, dtype)
 
 
 def eye(rows: int, columns: int | None = None, device: Device = None,
         dtype: Any = np.float32) -> Tensor:  # fmt: skip
-    """The identity matrix, or one of another number of columns with ones on its diagonal."""
+    """The identity matrix, or one of another number of columns with ones on its diagonal.
+
+    rows, columns: the extents. device and dtype: as of `tensor`.
+
+    >>> dl.eye(2)
+    Tensor([[1., 0.],
+            [0., 1.]],
+           device=numpy)
+    >>> dl.eye(2, 3).shape
+    (2, 3)
+    """
     return Tensor(np.eye(rows, columns), device, dtype)
 
 

@@ -28,6 +28,9 @@ _engines = _Engines()
 def best_device() -> str:
     """The device that Tensors live on by default: "gpu:0" where one can be used, else "cpu:0", else
     "numpy".
+
+    >>> dl.best_device()
+    'numpy'
     """
     return engine_of(None).name
 
@@ -74,7 +77,11 @@ def engines() -> list[Engine]:
 
 
 def synchronize() -> None:
-    """Runs what was recorded and waits until the devices have computed it, for timings."""
+    """Runs what was recorded and waits until the devices have computed it, for timings.
+
+    >>> y = dl.ones(2) + 1
+    >>> dl.synchronize()  # y is computed now
+    """
     for engine in engines():
         engine.settle(writing=True)
         if engine.ctx is not None:
@@ -82,8 +89,12 @@ def synchronize() -> None:
 
 
 def set_precision(precision: str, device: Device = None) -> None:
-    """Has products of Tensors on a device be computed in "fp32", the default, or "tf32", on the
-    tensor cores of a GPU that has them. It is of this thread. GraphError for another word.
+    """Has products of Tensors on a device be computed in another precision, in this thread.
+
+    precision: "fp32", the default, or "tf32" or "3xtf32", on the tensor cores of a GPU that has
+    them. device: as of `tensor`. GraphError for another word.
+
+    >>> dl.set_precision("fp32")
     """
     engine = engine_of(device)
     engine.settle(writing=True)

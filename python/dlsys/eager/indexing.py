@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arguments.kinds import is_integer
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import is_integer
 from ..graph.lines import where
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec

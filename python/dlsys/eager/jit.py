@@ -273,6 +273,13 @@ def jit(function: Callable[..., Any]) -> Jit:
     line. What else it does, such as printing, happens at that one run only. Parameters, and Tensors
     that it finds outside, are read anew by each call; `backward`, steps of optimizers, gradients
     and changes in place are part of the program.
+
+    >>> @dl.jit
+    ... def distance(a, b):
+    ...     return ((a - b) ** 2).sum() ** 0.5
+    ...
+    >>> distance(dl.tensor([0.0, 0.0]), dl.tensor([3.0, 4.0]))
+    Tensor(5., device=numpy)
     """
     return Jit(function)
 

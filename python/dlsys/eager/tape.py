@@ -262,7 +262,7 @@ def new_state(tape: Tape, call: Call, grad: bool, again: bool) -> State:
         outs.append(Out(draw, draw.spec, False))
     state = State(tape.state, outs, isinstance(made, Node), call._replace(parameters=parameters))
     state.draws = draw is not None
-    state.effects += tuple(effect for effect in effects if effect not in state.effects)
+    state.effects = tuple(dict.fromkeys((*state.effects, *effects)))  # by identity: == makes nodes
     state.written |= changed
     return state
 

@@ -49,6 +49,14 @@ class Tensor(ArrayMethods, Values, Eager):
     the best there is where it is None. requires_grad: `backward` leaves its gradient in `grad`.
 
     Attributes: `shape`, `dtype`, `device`, `requires_grad`, `grad`.
+
+    >>> x = dl.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    >>> y = (x * x).sum()
+    >>> y.backward()
+    >>> x.grad
+    Tensor([[2., 4.],
+            [6., 8.]],
+           device=numpy)
     """
 
     # What every Tensor has, set by `of` and `holding` alone; the rest is rare.
@@ -199,7 +207,11 @@ class Tensor(ArrayMethods, Values, Eager):
         return value
 
     def numpy(self) -> np.ndarray:
-        """A copy as a numpy array; bfloat16 becomes float32."""
+        """A copy as a numpy array; bfloat16 becomes float32.
+
+        >>> dl.tensor([1, 2]).numpy()
+        array([1, 2])
+        """
         value = self._looked()
         return value.asnumpy() if type(value) is NDArray else value.copy()
 
@@ -286,11 +298,21 @@ class Tensor(ArrayMethods, Values, Eager):
         retain_graph: keeps the history, so that `backward` may be called again.
 
         Raises GraphError where there is no history, ShapeError for another shape.
+
+        >>> x = dl.tensor([1.0, 2.0], requires_grad=True)
+        >>> (x**2).backward(dl.tensor([1.0, 10.0]))
+        >>> x.grad
+        Tensor([ 2., 40.], device=numpy)
         """
         autograd.backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
-        """The same values as a constant for gradients: a view."""
+        """The same values as a constant for gradients: a view.
+
+        >>> x = dl.tensor([1.0, 2.0], requires_grad=True)
+        >>> x.detach().requires_grad
+        False
+        """
         return indexing.view(self, stop_gradient_op)
 
     # ---- views ----
@@ -300,34 +322,70 @@ class Tensor(ArrayMethods, Values, Eager):
         return self.transpose()
 
     def reshape(self, *shape: Any) -> Tensor:
-        """A view in another shape, `reshape(2, -1)` or `reshape((2, -1))`."""
+        """A view in another shape, `reshape(2, -1)` or `reshape((2, -1))`.
+
+        shape: the extents, of which one may be -1. ShapeError where the elements do not fit.
+
+        >>> dl.arange(6).reshape(2, -1)
+        Tensor([[0, 1, 2],
+                [3, 4, 5]],
+               device=numpy)
+        """
         return indexing.view(self, reshape_op, _several(shape))
 
     view = reshape
 
     def flatten(self, axis: int = 0) -> Tensor:
-        """A view with the axes from `axis` on as one."""
+        """A view with the axes from `axis` on as one.
+
+        >>> dl.zeros(2, 3, 4).flatten(1).shape
+        (2, 12)
+        """
         return indexing.view(self, flatten_op, axis)
 
     def squeeze(self, axis: Any = None) -> Tensor:
-        """A view without the axes of extent 1, or those of them that are named."""
+        """A view without the axes of extent 1, or those of them that are named.
+
+        axis: an axis or several; all of extent 1 where it is None. ShapeError for another extent.
+
+        >>> dl.zeros(1, 3, 1).squeeze().shape
+        (3,)
+        """
         return indexing.view(self, squeeze_op, axis)
 
     def expand_dims(self, axis: Any) -> Tensor:
-        """A view with axes of extent 1 put in."""
+        """A view with axes of extent 1 put in.
+
+        axis: where they are in the result, one or several.
+
+        >>> dl.zeros(2, 3).expand_dims(0).shape
+        (1, 2, 3)
+        """
         return indexing.view(self, expand_dims_op, axis)
 
     unsqueeze = expand_dims
 
     def transpose(self, *axes: Any) -> Tensor:
-        """A view with the axes in another order, or in reverse: transpose(1, 0, 2)."""
+        """A view with the axes in another order, or in reverse: transpose(1, 0, 2).
+
+        axes: the old axis at each position.
+
+        >>> dl.zeros(2, 3, 4).transpose(1, 0, 2).shape
+        (3, 2, 4)
+        """
         order = _several(axes) if axes and axes[0] is not None else range(self.ndim)[::-1]
         return indexing.view(self, transpose_op, tuple(order))
 
     permute = transpose
 
     def swapaxes(self, a: int, b: int) -> Tensor:
-        """A view with two axes exchanged."""
+        """A view with two axes exchanged.
+
+        a, b: the two. ShapeError for an axis that is not there.
+
+        >>> dl.zeros(2, 3, 4).swapaxes(0, -1).shape
+        (4, 3, 2)
+        """
         order = list(range(self.ndim))
         try:
             order[a], order[b] = order[b], order[a]
@@ -338,17 +396,39 @@ class Tensor(ArrayMethods, Values, Eager):
         return indexing.view(self, transpose_op, tuple(order))
 
     def broadcast_to(self, shape: Any) -> Tensor:
-        """A view that repeats its elements, which is not changed in place."""
+        """A view that repeats its elements, which is not changed in place.
+
+        shape: that of the view. ShapeError where it does not fit.
+
+        >>> dl.tensor([1, 2]).broadcast_to((2, 2))
+        Tensor([[1, 2],
+                [1, 2]],
+               device=numpy)
+        """
         return indexing.view(self, broadcast_to_op, tuple(shape))
 
     def requires_grad_(self, value: bool = True) -> Tensor:
-        """Sets `requires_grad` and returns the Tensor."""
+        """Sets `requires_grad` and returns the Tensor.
+
+        value: True or False. GraphError for a Tensor that was computed, and for integers.
+
+        >>> dl.zeros(2).requires_grad_()
+        Tensor([0., 0.], device=numpy, requires_grad=True)
+        """
         self.requires_grad = value
         return self
 
     def to(self, device: Any = None, dtype: Any = None) -> Tensor:
         """On another device, or in another dtype; itself where nothing changes. Gradients pass
         through a change of dtype, and not from one device to another.
+
+        device: as of `tensor`, or in its place a dtype. DeviceError for a device that cannot be
+        used.
+
+        >>> dl.tensor([1.7, 2.2]).to("int64")
+        Tensor([1, 2], device=numpy)
+        >>> dl.tensor([1.0]).to("numpy").device
+        'numpy'
         """
         if device is not None and not isinstance(device, str) and not hasattr(device, "device_id"):
             device, dtype = None, device
@@ -362,11 +442,24 @@ class Tensor(ArrayMethods, Values, Eager):
         return moved
 
     def cpu(self) -> Tensor:
-        """On the CPU device."""
+        """On the CPU device.
+
+        DeviceError where the native library is not there.
+
+        >>> dl.tensor([1.0]).cpu().device
+        'cpu:0'
+        """
         return self.to("cpu")
 
     def copy(self) -> Tensor:
-        """A Tensor of its own with the same values; gradients pass through."""
+        """A Tensor of its own with the same values; gradients pass through.
+
+        >>> x = dl.tensor([1.0, 2.0])
+        >>> y = x.copy()
+        >>> y[0] = 5.0
+        >>> x
+        Tensor([1., 2.], device=numpy)
+        """
         return self._engine.record(hooks["copy"], (self,))
 
     clone = copy
@@ -394,6 +487,10 @@ def apply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     It must be pure: the same nodes and plain arguments give the same graph. Its result is a Tensor
     where it returns a node, a tuple of them where it returns several. Gradients pass through it.
+    args, kwargs: what it is called with; at least one is a Tensor, else GraphError.
+
+    >>> dl.apply(lambda x, power: x**power, dl.tensor([2.0, 3.0]), power=2)
+    Tensor([4., 9.], device=numpy)
     """
     found = next((x for x in [*args, *kwargs.values()] if isinstance(x, Tensor)), None)
     if found is None:

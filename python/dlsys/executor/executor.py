@@ -37,6 +37,7 @@ from .run.feeds import Feeds, Signature
 from .run.runner import Runner, second_run
 from .run.transaction import Transaction
 from .tune.autotune import choose_kernels
+from .tune.rungs import RUNGS
 
 # Nothing is imported later, but what runtime.library.load imports: a child that is forked while
 # another thread imports a module waits for that module for ever.
@@ -48,14 +49,18 @@ class Executor(Views):
     """Computes nodes of a graph.
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
-    for native code. precision: fp32, or tf32 for matrix products on tensor cores, on GPUs that have
-    them. fusions: the passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves.
-    backend: that of executors which never run at the same time; they share the memory of its arena.
-    Plans are made once for each set of feed shapes and dtypes; a run after that allocates nothing.
-    An executor belongs to one thread at a time.
+    for native code. precision: fp32, or tf32 or 3xtf32 on GPUs with tensor cores. fusions: the
+    passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves. backend: that of
+    executors which never run at the same time; they share the memory of its arena. Plans are made
+    once for each set of feed shapes and dtypes; a run after that allocates nothing. An executor
+    belongs to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
+
+    >>> x = ad.Variable("x", (2,))
+    >>> ad.Executor([(x * x).sum()]).run({x: np.array([1.0, 3.0], np.float32)})
+    [array(10., dtype=float32)]
     """
 
     def __init__(
@@ -101,9 +106,9 @@ class Executor(Views):
         """The values of the fetched nodes, in order.
 
         feed_dict: a numpy array, NDArray, number or nested list for every Variable that the graph
-        uses. Results are fresh numpy arrays on numpy; on native devices they are NDArrays, or numpy
-        arrays on request. A group's value is None. A run that is refused or fails changes no
-        Parameter; Ctrl-C between two updates waits for the rest of the run, a second one does not.
+        uses. Results are fresh numpy arrays on numpy; NDArrays on native devices, unless
+        convert_to_numpy_ret_vals. A group's value is None. A run that is refused or fails changes
+        no Parameter; Ctrl-C between two updates waits for the rest of the run, a second does not.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
         or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
@@ -121,7 +126,7 @@ class Executor(Views):
         feed_dict: Mapping[Node, Any] | None = None,
         convert_to_numpy_ret_vals: bool = False,
     ) -> list[Any]:
-        """`n` runs with the same feeds, queued without waiting for any; the values of the last one.
+        """`n` runs as of `run` with the same feeds, queued without waiting; the last one's values.
 
         For graphs that advance by themselves: a training step whose batch is drawn on the device.
         On a GPU a launch makes one run, or several of short ones, and the host is free as soon as
@@ -264,10 +269,10 @@ class Executor(Views):
     def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:
         """The fetches over the graph as the target runs it."""
         fusions = self._fusions
-        if fusions is None:  # on numpy a call costs little, and a gradient dies at its update
-            fusions = select(FUSIONS, settings.fusion) if self.target.native else ()
+        if fusions is None:
+            fusions = select(FUSIONS, settings.fusion)
         options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
-        fetches, passes = self.eval_node_list, arrange(fusions, options)
+        fetches, passes = self.eval_node_list, arrange((*fusions, RUNGS), options)
         show = pass_printer(passes, fetches, specs) if settings.debug >= 3 else None
         for one in passes:
             fetches = one.run(fetches, options)
@@ -278,7 +283,7 @@ class Executor(Views):
         return fetches
 
     def plan(self, feed_shapes: Mapping[Node, tuple[int, ...]]) -> Plan:
-        """The plan for these feed shapes, without running it: print it, or read its byte counts."""
+        """The plan for `feed_shapes`, without running it: print it, or read its byte counts."""
         return self._make_plan(self._feeds.specs(self._feeds.signatures_of(feed_shapes)))
 
 

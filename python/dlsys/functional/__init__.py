@@ -5,7 +5,7 @@
 
 Names are PyTorch's where its users expect them, axes numpy's (`axis`, `keepdims`). Where a node is
 expected, a numpy array, a list or a number becomes a constant. `help(F.softmax)` says what one
-takes. Many are methods of nodes too, see `methods.py`.
+takes. Many are methods of Tensors and nodes too: `x.sum(axis=0)`.
 """
 
 from __future__ import annotations

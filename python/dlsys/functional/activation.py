@@ -31,7 +31,8 @@ def relu(x: Array) -> Array:
 
     x: any shape and dtype; the result has both. Its gradient at 0 is 0.
 
-    Example: F.relu(x)
+    >>> F.relu(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([0., 0., 2.], device=numpy)
     """
     return relu_op(as_node(x))
 
@@ -43,7 +44,8 @@ def relu6(x: Array) -> Array:
     x: any shape and dtype; floats keep their dtype, integers give floats. Its gradient is 0 at both
     bounds. After Howard et al., "MobileNets" (2017).
 
-    Example: F.relu6(x)
+    >>> F.relu6(dl.tensor([-1.0, 3.0, 8.0]))
+    Tensor([0., 3., 6.], device=numpy)
     """
     return relu6_op(as_node(x))
 
@@ -54,7 +56,8 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
     x: any shape; floats keep their dtype, integers give floats. Its gradient at 0 is the slope.
 
-    Example: F.leaky_relu(x, 0.2)
+    >>> F.leaky_relu(dl.tensor([-1.0, 0.0, 2.0]), 0.2)
+    Tensor([-0.2,  0. ,  2. ], device=numpy)
     """
     return leaky_relu_op(as_node(x), alpha=negative_slope)
 
@@ -66,7 +69,8 @@ def elu(x: Array, alpha: float = 1.0) -> Array:
     x: any shape; floats keep their dtype, integers give floats. ShapeError for an alpha below 0.
     After Clevert, Unterthiner and Hochreiter (2016).
 
-    Example: F.elu(x, alpha=0.5)
+    >>> F.elu(dl.tensor([-1.0, 0.0, 2.0]), alpha=0.5)
+    Tensor([-0.31606027,  0.        ,  2.        ], device=numpy)
     """
     return elu_op(as_node(x), alpha=alpha)
 
@@ -77,7 +81,8 @@ def silu(x: Array) -> Array:
 
     x: any shape; floats keep their dtype, integers give floats.
 
-    Example: F.silu(x)
+    >>> F.silu(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([-0.2689414,  0.       ,  1.761594 ], device=numpy)
     """
     return silu_op(as_node(x))
 
@@ -90,7 +95,10 @@ def gelu(x: Array, approximate: str = "none") -> Array:
     x · (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2. GraphError for another word. After Hendrycks and
     Gimpel (2016).
 
-    Example: F.gelu(x, approximate="tanh")
+    >>> F.gelu(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([-0.15865527,  0.        ,  1.9544997 ], device=numpy)
+    >>> F.gelu(dl.tensor([-1.0, 0.0, 2.0]), approximate="tanh")
+    Tensor([-0.158808 ,  0.       ,  1.9545978], device=numpy)
     """
     if approximate not in ("none", "tanh"):
         raise GraphError(f"gelu: approximate must be none or tanh, got {approximate!r} [{where()}]")
@@ -103,7 +111,8 @@ def softplus(x: Array) -> Array:
 
     x: any shape; floats keep their dtype, integers give floats.
 
-    Example: F.softplus(x)
+    >>> F.softplus(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([0.31326163, 0.6931472 , 2.126928  ], device=numpy)
     """
     return softplus_op(as_node(x))
 
@@ -114,7 +123,8 @@ def hardsigmoid(x: Array) -> Array:
 
     x: any shape; floats keep their dtype, integers give floats. Its gradient is 0 at both bounds.
 
-    Example: F.hardsigmoid(x)
+    >>> F.hardsigmoid(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([0.33333334, 0.5       , 0.8333333 ], device=numpy)
     """
     return hard_sigmoid_op(as_node(x))
 
@@ -126,7 +136,8 @@ def hardswish(x: Array) -> Array:
     x: any shape; floats keep their dtype, integers give floats. After Howard et al., "MobileNetV3"
     (2019).
 
-    Example: F.hardswish(x)
+    >>> F.hardswish(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([-0.33333334,  0.        ,  1.6666666 ], device=numpy)
     """
     return hard_swish_op(as_node(x))
 
@@ -137,7 +148,8 @@ def sigmoid(x: Array) -> Array:
 
     x: any shape; floats keep their dtype, integers give floats.
 
-    Example: F.sigmoid(x)
+    >>> F.sigmoid(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([0.2689414, 0.5      , 0.880797 ], device=numpy)
     """
     return sigmoid_op(as_node(x))
 
@@ -148,7 +160,8 @@ def tanh(x: Array) -> Array:
 
     x: any shape; floats keep their dtype, integers give floats.
 
-    Example: F.tanh(x)
+    >>> F.tanh(dl.tensor([-1.0, 0.0, 2.0]))
+    Tensor([-0.7615942,  0.       ,  0.9640276], device=numpy)
     """
     return tanh_op(as_node(x))
 
@@ -158,10 +171,14 @@ def softmax(x: Array, axis: int = -1) -> Array:
     """exp(x) / Σ exp(x) over one axis, computed as exp(x - max) / Σ exp(x - max).
 
     x: at least one dimension; floats keep their dtype, integers give floats; the result has x's
-    shape and sums to 1 over the axis. ShapeError for an axis that x does not have. Losses take
-    logits: `cross_entropy` is exact where the logarithm of a softmax is not.
+    shape and sums to 1 over the axis. axis: one of x's, from the end where it is negative.
+    ShapeError for an axis that x does not have. Losses take logits: `cross_entropy` is exact where
+    the logarithm of a softmax is not.
 
-    Example: F.softmax(logits, axis=-1)
+    >>> F.softmax(dl.tensor([[0.0, 0.0], [1.0, 3.0]]), axis=1)
+    Tensor([[0.5       , 0.5       ],
+            [0.11920292, 0.880797  ]],
+           device=numpy)
     """
     return softmax_op(as_node(x), axis)
 
@@ -173,6 +190,9 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     x: at least one dimension; floats keep their dtype, integers give floats; the result has x's
     shape. ShapeError for an axis that x does not have.
 
-    Example: F.log_softmax(logits, axis=-1)
+    >>> F.log_softmax(dl.tensor([[0.0, 0.0], [1.0, 3.0]]), axis=1)
+    Tensor([[-0.6931472 , -0.6931472 ],
+            [-2.126928  , -0.12692805]],
+           device=numpy)
     """
     return log_softmax_op(as_node(x), axis)

@@ -18,7 +18,8 @@ def equal(a: Array, b: Array) -> Array:
 
     Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.equal(labels, 1)
+    >>> F.equal(dl.tensor([1, 2, 3]), 2)
+    Tensor([False,  True, False], device=numpy)
     """
     return comparison.equal_op(*pair(a, b))
 
@@ -29,7 +30,8 @@ def not_equal(a: Array, b: Array) -> Array:
 
     Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.not_equal(labels, 1)
+    >>> F.not_equal(dl.tensor([1, 2, 3]), 2)
+    Tensor([ True, False,  True], device=numpy)
     """
     return comparison.not_equal_op(*pair(a, b))
 
@@ -40,7 +42,8 @@ def less(a: Array, b: Array) -> Array:
 
     Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.less(x, y)
+    >>> F.less(dl.tensor([1, 2, 3]), 2)
+    Tensor([ True, False, False], device=numpy)
     """
     return comparison.less_op(*pair(a, b))
 
@@ -51,7 +54,8 @@ def less_equal(a: Array, b: Array) -> Array:
 
     Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.less_equal(x, 0.5)
+    >>> F.less_equal(dl.tensor([1, 2, 3]), 2)
+    Tensor([ True,  True, False], device=numpy)
     """
     return comparison.less_equal_op(*pair(a, b))
 
@@ -62,7 +66,8 @@ def greater(a: Array, b: Array) -> Array:
 
     Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.greater(x, 0)
+    >>> F.greater(dl.tensor([1, 2, 3]), 2)
+    Tensor([False, False,  True], device=numpy)
     """
     return comparison.greater_op(*pair(a, b))
 
@@ -73,7 +78,8 @@ def greater_equal(a: Array, b: Array) -> Array:
 
     Any dtypes but float32 with float64. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.greater_equal(x, y)
+    >>> F.greater_equal(dl.tensor([1, 2, 3]), 2)
+    Tensor([False,  True,  True], device=numpy)
     """
     return comparison.greater_equal_op(*pair(a, b))
 
@@ -85,7 +91,8 @@ def logical_and(a: Array, b: Array) -> Array:
 
     ShapeError where the shapes do not fit.
 
-    Example: F.logical_and(F.greater(x, 0), F.less(x, y))
+    >>> F.logical_and(dl.tensor([True, True, False]), [True, False, False])
+    Tensor([ True, False, False], device=numpy)
     """
     return comparison.logical_and_op(as_node(a), as_node(b))
 
@@ -97,7 +104,8 @@ def logical_or(a: Array, b: Array) -> Array:
 
     ShapeError where the shapes do not fit.
 
-    Example: F.logical_or(F.greater(x, 0), F.less(x, y))
+    >>> F.logical_or(dl.tensor([True, True, False]), [True, False, False])
+    Tensor([ True,  True, False], device=numpy)
     """
     return comparison.logical_or_op(as_node(a), as_node(b))
 
@@ -109,7 +117,8 @@ def logical_xor(a: Array, b: Array) -> Array:
 
     ShapeError where the shapes do not fit.
 
-    Example: F.logical_xor(F.greater(x, 0), F.less(x, y))
+    >>> F.logical_xor(dl.tensor([True, True, False]), [True, False, False])
+    Tensor([False,  True, False], device=numpy)
     """
     return comparison.logical_xor_op(as_node(a), as_node(b))
 
@@ -120,7 +129,8 @@ def logical_not(x: Array) -> Array:
 
     x: any shape and dtype.
 
-    Example: F.logical_not(F.greater(x, 0))
+    >>> F.logical_not(dl.tensor([True, False]))
+    Tensor([False,  True], device=numpy)
     """
     return comparison.logical_not_op(as_node(x))
 
@@ -131,7 +141,8 @@ def isnan(x: Array) -> Array:
 
     x: any shape and dtype.
 
-    Example: F.isnan(x)
+    >>> F.isnan(dl.tensor([1.0, np.nan, np.inf]))
+    Tensor([False,  True, False], device=numpy)
     """
     return comparison.isnan_op(as_node(x))
 
@@ -142,7 +153,8 @@ def isinf(x: Array) -> Array:
 
     x: any shape and dtype.
 
-    Example: F.isinf(x)
+    >>> F.isinf(dl.tensor([1.0, np.nan, np.inf]))
+    Tensor([False, False,  True], device=numpy)
     """
     return comparison.isinf_op(as_node(x))
 
@@ -153,6 +165,7 @@ def isfinite(x: Array) -> Array:
 
     x: any shape and dtype.
 
-    Example: F.isfinite(x)
+    >>> F.isfinite(dl.tensor([1.0, np.nan, np.inf]))
+    Tensor([ True, False, False], device=numpy)
     """
     return comparison.isfinite_op(as_node(x))

@@ -35,6 +35,7 @@ def conv2d(
     padding: Any = 0,
     dilation: Pair = 1,
     groups: int = 1,
+    algo: str | None = None,
 ) -> Array:
     """The convolution (cross-correlation) of x (N, C, H, W) with weight (O, C/groups, kH, kW), plus
     bias (O,).
@@ -42,13 +43,22 @@ def conv2d(
     Gives (N, O, oH, oW), oH = (H + padding before and after - dilation·(kH - 1) - 1) // stride + 1.
     padding: an integer or a pair for both sides of each axis, ((top, bottom), (left, right)),
     "valid" (none) or "same" (oH = ceil(H / stride), an odd rest behind). groups: channels and
-    filters in that many parts that do not mix. Floats of one dtype. ShapeError for attributes or
-    shapes that do not fit.
+    filters in that many parts that do not mix. algo: the rung of the ladder by which the
+    convolution and its gradients are computed, such as "winograd"; without it DLSYS_CONV counts.
+    Floats of one dtype. ShapeError for attributes or shapes that do not fit, NotApplicableError
+    when it runs by a rung that cannot compute it.
 
-    Example: F.conv2d(images, filters, padding=1)
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> weight = dl.ones(1, 1, 3, 3)
+    >>> F.conv2d(images, weight)
+    Tensor([[[[45., 54.],
+              [81., 90.]]]],
+           device=numpy)
+    >>> F.conv2d(images, weight, stride=2, padding=1).shape
+    (1, 1, 2, 2)
     """
     return convolution.conv2d(
-        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups
+        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups, algo=algo
     )
 
 
@@ -61,17 +71,21 @@ def conv1d(
     padding: Any = 0,
     dilation: int = 1,
     groups: int = 1,
+    algo: str | None = None,
 ) -> Array:
     """The convolution (cross-correlation) of x (N, C, L) with weight (O, C/groups, k), plus bias
     (O,): (N, O, oL).
 
-    oL is as of `conv2d`. padding: an integer, (before, after), "same" or "valid". ShapeError for
-    attributes or shapes that do not fit.
+    oL and algo are as of `conv2d`. padding: an integer, (before, after), "same" or "valid". stride,
+    dilation and groups: as of `conv2d`, of one axis. ShapeError for attributes or shapes that do
+    not fit.
 
-    Example: F.conv1d(F.flatten(images, 2), F.flatten(filters, 2), stride=2)
+    >>> x = dl.tensor([[[1.0, 2.0, 4.0, 8.0]]])
+    >>> F.conv1d(x, dl.tensor([[[-1.0, 1.0]]]))
+    Tensor([[[1., 2., 4.]]], device=numpy)
     """
     return convolution.conv1d(
-        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups
+        as_node(x), as_node(weight), optional(bias), stride, padding, dilation, groups, algo=algo
     )
 
 
@@ -85,19 +99,24 @@ def conv_transpose2d(
     output_padding: Pair = 0,
     groups: int = 1,
     dilation: Pair = 1,
+    algo: str | None = None,
 ) -> Array:
     """The transposed convolution of x (N, C, H, W) with weight (C, O/groups, kH, kW), plus bias
     (O,): the gradient of the convolution by weight for its data.
 
     Gives (N, O, oH, oW) with oH = (H - 1)·stride - padding before and after + dilation·(kH - 1) + 1
-    + output_padding. padding: as of `conv2d`, less "same". output_padding: below the stride.
-    ShapeError for attributes or shapes that do not fit.
+    + output_padding. padding and algo: as of `conv2d`, less "same". output_padding: below the
+    stride. ShapeError for attributes or shapes that do not fit.
 
-    Example: F.conv_transpose2d(F.conv2d(images, filters), filters, stride=2)
+    >>> x = dl.tensor([[[[1.0, 2.0]]]])
+    >>> F.conv_transpose2d(x, dl.ones(1, 1, 2, 2), stride=2)
+    Tensor([[[[1., 1., 2., 2.],
+              [1., 1., 2., 2.]]]],
+           device=numpy)
     """
     return convolution.conv_transpose2d(
         as_node(x), as_node(weight), optional(bias), stride, padding, output_padding, dilation,
-        groups,
+        groups, algo=algo,
     )  # fmt: skip
 
 
@@ -118,7 +137,11 @@ def max_pool2d(
     `conv2d`, below the extent; it never wins. A tie goes to the first element in row-major order,
     and NaN counts as the largest. ShapeError for attributes or shapes that do not fit.
 
-    Example: F.max_pool2d(images, 2)
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> F.max_pool2d(images, 2)
+    Tensor([[[[ 5.,  7.],
+              [13., 15.]]]],
+           device=numpy)
     """
     return pooling.max_pool2d(as_node(x), kernel_size, stride, padding, ceil_mode, dilation)
 
@@ -135,10 +158,14 @@ def avg_pool2d(
     """The mean of each window of x (N, C, H, W): (N, C, oH, oW), sizes as of `max_pool2d`.
 
     `count_include_pad` counts zeros of the padding too; what `ceil_mode` adds behind it is never
-    counted. Floats keep their dtype, integers give floats. ShapeError for attributes or shapes that
-    do not fit.
+    counted. Floats keep their dtype, integers give floats. kernel_size: the extents of the window,
+    or one number for both. ShapeError for attributes or shapes that do not fit.
 
-    Example: F.avg_pool2d(images, 2, stride=1)
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> F.avg_pool2d(images, 2)
+    Tensor([[[[ 2.5,  4.5],
+              [10.5, 12.5]]]],
+           device=numpy)
     """
     return pooling.avg_pool2d(
         as_node(x), kernel_size, stride, padding, ceil_mode, count_include_pad
@@ -151,7 +178,9 @@ def global_avg_pool2d(x: Array, keepdims: bool = False) -> Array:
 
     Floats keep their dtype, integers give floats. ShapeError unless x has four axes.
 
-    Example: F.global_avg_pool2d(images)
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> F.global_avg_pool2d(images)
+    Tensor([[7.5]], device=numpy)
     """
     return pooling.global_avg_pool2d(as_node(x), keepdims)
 
@@ -162,7 +191,9 @@ def global_max_pool2d(x: Array, keepdims: bool = False) -> Array:
 
     The dtype is that of x. ShapeError unless x has four axes.
 
-    Example: F.global_max_pool2d(images)
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> F.global_max_pool2d(images)
+    Tensor([[15.]], device=numpy)
     """
     return pooling.global_max_pool2d(as_node(x), keepdims)
 
@@ -172,10 +203,13 @@ def adaptive_avg_pool2d(x: Array, output_size: Pair) -> Array:
     """The means of x (N, C, H, W) over oH · oW windows that cover each plane: (N, C, oH, oW).
 
     Window i of an axis of n positions goes from floor(i·n / o) to ceil((i + 1)·n / o), as in
-    PyTorch. Floats keep their dtype, integers give floats. GraphError where H and W are not known
-    when the graph is built, or there are fewer than windows.
+    PyTorch. Floats keep their dtype, integers give floats. output_size: the extents (oH, oW), or
+    one number for both. GraphError where H and W are not known when the graph is built, or there
+    are fewer than windows.
 
-    Example: F.adaptive_avg_pool2d(images, (3, 2))
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> F.adaptive_avg_pool2d(images, (1, 2))
+    Tensor([[[[6.5, 8.5]]]], device=numpy)
     """
     return _adaptive("adaptive_avg_pool2d", as_node(x), output_size, mean_op)
 
@@ -186,8 +220,13 @@ def adaptive_max_pool2d(x: Array, output_size: Pair) -> Array:
     (N, C, oH, oW).
 
     The windows and the errors are those of `adaptive_avg_pool2d`; the dtype is that of x.
+    output_size: the extents (oH, oW), or one number for both.
 
-    Example: F.adaptive_max_pool2d(images, 2)
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> F.adaptive_max_pool2d(images, 2)
+    Tensor([[[[ 5.,  7.],
+              [13., 15.]]]],
+           device=numpy)
     """
     return _adaptive("adaptive_max_pool2d", as_node(x), output_size, max_op)
 
@@ -234,7 +273,8 @@ def resize(
     where they are. Floats keep their dtype, integers give floats. GraphError unless one of size and
     scale is given, ShapeError for an image without pixels.
 
-    Example: F.resize(images, scale=2, mode="bilinear")
+    >>> F.resize(dl.tensor([[[[1.0, 3.0]]]]), size=(1, 4), mode="bilinear")
+    Tensor([[[[1. , 1.5, 2.5, 3. ]]]], device=numpy)
     """
     return resize_images(as_node(x), size, scale, mode, align_corners)
 
@@ -245,9 +285,13 @@ def pixel_shuffle(x: Array, factor: int, mode: str = "CRD") -> Array:
     (N, C, H·factor, W·factor).
 
     The channel is counted (c, row, column) in mode "CRD", as PyTorch does, and (row, column, c) in
-    "DCR", the depth-to-space of ONNX. Any dtype. ShapeError where the channels do not divide.
+    "DCR", the depth-to-space of ONNX. Any dtype. x: four dimensions. ShapeError where the channels
+    do not divide.
 
-    Example: F.pixel_shuffle(F.pixel_unshuffle(images, 2), 2)
+    >>> F.pixel_shuffle(dl.arange(4.0).reshape(1, 4, 1, 1), 2)
+    Tensor([[[[0., 1.],
+              [2., 3.]]]],
+           device=numpy)
     """
     return depth_to_space_op(as_node(x), factor, mode)
 
@@ -257,8 +301,10 @@ def pixel_unshuffle(x: Array, factor: int, mode: str = "CRD") -> Array:
     """Blocks of factor · factor pixels to channels: (N, C, H·factor, W·factor) becomes
     (N, C·factor², H, W), the opposite of `pixel_shuffle` in the same mode.
 
-    Any dtype. ShapeError where height or width do not divide.
+    Any dtype. x: four dimensions. ShapeError where height or width do not divide.
 
-    Example: F.pixel_unshuffle(images, 2)
+    >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
+    >>> F.pixel_unshuffle(images, 2).shape
+    (1, 4, 2, 2)
     """
     return space_to_depth_op(as_node(x), factor, mode)

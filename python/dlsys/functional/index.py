@@ -22,7 +22,9 @@ def getitem(x: Array, key: Any) -> Array:
 
     x: any dtype. ShapeError for an index out of range and for more indices than axes.
 
-    Example: F.getitem(x, (0, ...))
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> F.getitem(x, (0, slice(1, None)))
+    Tensor([1, 2], device=numpy)
     """
     return indexing.getitem_op(as_node(x), key)
 
@@ -34,7 +36,9 @@ def slice(x: Array, begin: tuple[int, ...], size: tuple[int, ...]) -> Array:
     x: any dtype. All positions must exist, other than with x[…]: ShapeError names the axis where
     they do not.
 
-    Example: F.slice(x, (0, 1), (1, -1))
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> F.slice(x, (0, 1), (1, -1))
+    Tensor([[1, 2]], device=numpy)
     """
     return indexing.slice_op(as_node(x), begin, size)
 
@@ -45,7 +49,11 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
 
     x: any dtype. indices: int32 or int64, any shape. OutOfRangeError for one out of range.
 
-    Example: F.take(x, [1, 0, 1], axis=1)
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> F.take(x, [2, 0], axis=1)
+    Tensor([[2, 0],
+            [5, 3]],
+           device=numpy)
     """
     return indexing.gather_op(as_node(x), as_node(indices), axis)
 
@@ -56,7 +64,10 @@ def embedding(indices: Array, weight: Array) -> Array:
 
     indices: int32 or int64; OutOfRangeError for one out of range. The gradient of weight is dense.
 
-    Example: F.embedding(labels, x)
+    >>> F.embedding(dl.tensor([2, 0]), dl.eye(3))
+    Tensor([[0., 0., 1.],
+            [1., 0., 0.]],
+           device=numpy)
     """
     return indexing.embedding_op(as_node(weight), as_node(indices))
 
@@ -69,7 +80,8 @@ def scatter_add(x: Array, indices: Array, updates: Array, axis: int = 0) -> Arra
     indices: int32 or int64. updates: x's shape with the indices' axes in the place of `axis`.
     ShapeError where shapes do not fit, OutOfRangeError for an index out of range.
 
-    Example: F.scatter_add(x, [0, 0], y)
+    >>> F.scatter_add(dl.zeros(3), [0, 2, 2], dl.tensor([1.0, 2.0, 3.0]))
+    Tensor([1., 0., 5.], device=numpy)
     """
     return indexing.scatter_add_op(as_node(x), as_node(indices), as_node(updates), axis)
 
@@ -78,10 +90,13 @@ def scatter_add(x: Array, indices: Array, updates: Array, axis: int = 0) -> Arra
 def one_hot(indices: Array, num_classes: int, dtype: Any = FLOAT32) -> Array:
     """A row of `num_classes` elements for each index: 1 at the index, 0 elsewhere.
 
-    indices: int32 or int64, any shape; the result is (*indices, num_classes). OutOfRangeError for
-    an index out of range. It has no gradient.
+    indices: int32 or int64, any shape; the result is (*indices, num_classes). dtype: that of the
+    result. OutOfRangeError for an index out of range. It has no gradient.
 
-    Example: F.one_hot(labels, 3)
+    >>> F.one_hot(dl.tensor([2, 0]), 3)
+    Tensor([[0., 0., 1.],
+            [1., 0., 0.]],
+           device=numpy)
     """
     return indexing.one_hot_op(as_node(indices), num_classes, dtype)
 
@@ -93,7 +108,9 @@ def where(condition: Array, a: Array, b: Array) -> Array:
     a and b: nodes, numbers or arrays whose dtypes promote to one. The gradient goes to the one that
     was chosen. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.where(F.greater(x, 0), x, 0)
+    >>> x = dl.tensor([-1.0, 2.0])
+    >>> F.where(x > 0, x, 0.0)
+    Tensor([0., 2.], device=numpy)
     """
     a, b = (value if is_number(value) else as_node(value) for value in (a, b))
     return where_op(as_node(condition), a, b)
@@ -106,7 +123,9 @@ def masked_fill(x: Array, mask: Array, value: float) -> Array:
     The gradient is 0 where the mask is True, whatever x holds there. ShapeError where the shapes do
     not fit.
 
-    Example: F.masked_fill(x, F.isnan(x), 0)
+    >>> x = dl.tensor([1.0, np.nan])
+    >>> F.masked_fill(x, F.isnan(x), 0)
+    Tensor([1., 0.], device=numpy)
     """
     return masked_fill_op(as_node(x), as_node(mask), value)
 
@@ -119,7 +138,11 @@ def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
     x: any dtype. indices: int32 or int64, x's shape but along the axis (ShapeError otherwise).
     OutOfRangeError for one out of range.
 
-    Example: F.take_along_axis(x, F.argsort(x, axis=1), axis=1)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.take_along_axis(x, F.argsort(x, axis=1, descending=True), axis=1)
+    Tensor([[3., 1.],
+            [6., 2.]],
+           device=numpy)
     """
     return sorting.take_along_axis_op(as_node(x), as_node(indices), axis)
 
@@ -130,7 +153,11 @@ def tril(x: Array, k: int = 0) -> Array:
 
     x: any dtype, at least two axes (ShapeError otherwise).
 
-    Example: F.tril(x)
+    >>> F.tril(dl.ones(3, 3))
+    Tensor([[1., 0., 0.],
+            [1., 1., 0.],
+            [1., 1., 1.]],
+           device=numpy)
     """
     return triangle.tril_op(as_node(x), k)
 
@@ -141,6 +168,10 @@ def triu(x: Array, k: int = 0) -> Array:
 
     x: any dtype, at least two axes (ShapeError otherwise).
 
-    Example: F.triu(x, 1)
+    >>> F.triu(dl.ones(3, 3), 1)
+    Tensor([[0., 1., 1.],
+            [0., 0., 1.],
+            [0., 0., 0.]],
+           device=numpy)
     """
     return triangle.triu_op(as_node(x), k)

@@ -11,20 +11,35 @@ __all__ = ["einsum", "linear", "matmul", "outer"]
 
 
 @recorded
-def matmul(a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+def matmul(
+    a: Array,
+    b: Array,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    algo: str | None = None,
+) -> Array:
     """a @ b over the last two axes, (…, m, k) and (…, k, n) to (…, m, n); the axes before them
     broadcast by numpy's rule. A vector is a row on the left and a column on the right.
 
     transpose_a and transpose_b exchange the last two axes first; they are not for vectors. Floats
-    of one dtype, or integers. ShapeError where the inner extents differ.
+    of one dtype, or integers. `algo` names the rung of the ladder by which the product and its
+    gradients are computed, such as "tiled"; without it DLSYS_GEMM does. ShapeError where the inner
+    extents differ, SignatureError for an unknown rung; NotApplicableError, when it is computed, for
+    a rung that the device lacks or that cannot serve the product.
 
-    Example: F.matmul(x, y, transpose_b=True)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.matmul(x, [1.0, -1.0])
+    Tensor([-2., -4.], device=numpy)
+    >>> F.matmul(x, x, transpose_b=True)
+    Tensor([[10., 20.],
+            [20., 40.]],
+           device=numpy)
     """
     a, b = as_node(a), as_node(b)
     if not (transpose_a or transpose_b):
-        return products.product(a, b)
+        return products.product(a, b, algo)
     both = products.matmul_op if a.ndim == b.ndim == 2 else products.batched_matmul_op
-    return both(a, b, transpose_a, transpose_b)
+    return both(a, b, transpose_a, transpose_b, algo=algo)
 
 
 @recorded
@@ -34,7 +49,11 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
     Floats of one dtype. ShapeError where the shapes do not fit.
 
-    Example: F.linear(x, y)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.linear(x, [[1.0, 1.0]], [0.5])
+    Tensor([[4.5],
+            [8.5]],
+           device=numpy)
     """
     return products.linear_op(as_node(x), as_node(weight), optional(bias), trans_B=True)
 
@@ -43,9 +62,12 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 def outer(a: Array, b: Array) -> Array:
     """The products a_i · b_j of two vectors (m,) and (n,): (m, n).
 
-    ShapeError for other than vectors.
+    a: (m,). b: (n,). ShapeError for other than vectors.
 
-    Example: F.outer(x[0], y[1])
+    >>> F.outer(dl.tensor([1, 2]), dl.tensor([10, 20]))
+    Tensor([[10, 20],
+            [20, 40]],
+           device=numpy)
     """
     return products.outer_op(as_node(a), as_node(b))
 
@@ -54,10 +76,15 @@ def outer(a: Array, b: Array) -> Array:
 def einsum(equation: str, *operands: Array) -> Array:
     """A sum of products in Einstein's notation, such as "bij,bjk->bik".
 
-    Without "->" the result has the letters that occur once, in alphabetical order. GraphError for
+    equation: as of numpy, a letter an axis; without "->" the result has the letters that occur
+    once, in alphabetical order. operands: an array for each of its terms. GraphError for
     an ellipsis, a letter twice in one operand or in the result; ShapeError for a letter with two
     extents.
 
-    Example: F.einsum("ij,kj->ik", x, y)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.einsum("ij,kj->ik", x, x)
+    Tensor([[10., 20.],
+            [20., 40.]],
+           device=numpy)
     """
     return sums_of_products.einsum(equation, *map(as_node, operands))

@@ -32,15 +32,19 @@ def cross_entropy(
     """The cross-entropy -Σ_c y_c · log softmax(logits)_c over the last axis.
 
     logits: (…, classes), floats. targets: class indices (…) of an integer dtype, or probabilities
-    (…, classes) in the logits' dtype. weight: a number a class, (classes,). label_smoothing s
-    takes targets y as (1 - s) · y + s / classes. Rows whose class index is ignore_index have no
-    loss. The mean of class indices is over the weights of the rows' classes, ignored rows counting
-    0; that of probabilities is over the rows.
+    (…, classes) in the logits' dtype. weight: a number a class, (classes,). label_smoothing s takes
+    targets y as (1 - s) · y + s / classes. Rows whose class index is ignore_index have no loss. The
+    mean of class indices is over the weights of the rows' classes, ignored rows counting 0; that of
+    probabilities is over the rows. reduction: "mean" or "sum" for one number, "none" for one a row.
 
     ShapeError where shapes do not fit, OutOfRangeError for a class index out of range, GraphError
     for ignore_index with probabilities.
 
-    Example: F.cross_entropy(logits, labels, label_smoothing=0.1)
+    >>> logits = dl.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
+    >>> F.cross_entropy(logits, [0, 1])
+    Tensor(0.28872603, device=numpy)
+    >>> F.cross_entropy(logits, [0, 2], reduction="none", label_smoothing=0.1)
+    Tensor([0.507606 , 2.1365128], device=numpy)
     """
     return softmax_loss.softmax_cross_entropy(
         as_node(logits), as_node(targets), reduction, label_smoothing, _weights(weight),
@@ -60,10 +64,13 @@ def nll_loss(
 
     log_probabilities: (…, classes), as of `log_softmax`. targets: class indices (…) of an integer
     dtype. weight: a number a class, (classes,). Rows whose class index is ignore_index have no
-    loss; the mean is over the weights of the rows' classes. ShapeError where shapes do not fit,
-    OutOfRangeError for a class index out of range.
+    loss; the mean is over the weights of the rows' classes. reduction: "mean" or "sum" for one
+    number, "none" for one a row. ShapeError where shapes do not fit, OutOfRangeError for a class
+    index out of range.
 
-    Example: F.nll_loss(F.log_softmax(logits), labels)
+    >>> logits = dl.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
+    >>> F.nll_loss(F.log_softmax(logits), [0, 1])
+    Tensor(0.28872603, device=numpy)
     """
     return likelihood.negative_log_likelihood(
         as_node(log_probabilities), as_node(targets), reduction, _weights(weight), ignore_index
@@ -74,9 +81,11 @@ def nll_loss(
 def mse_loss(prediction: Array, target: Array, reduction: str = "mean") -> Array:
     """The squared error (prediction - target)² of each element.
 
-    prediction and target: one shape, floats of one dtype. ShapeError where the shapes differ.
+    prediction and target: one shape, floats of one dtype. reduction: "mean" or "sum" for one
+    number, "none" for one an element. ShapeError where the shapes differ.
 
-    Example: F.mse_loss(x, y)
+    >>> F.mse_loss(dl.tensor([1.0, 2.0]), [0.0, 4.0])
+    Tensor(2.5, device=numpy)
     """
     return regression.mean_squared_error(as_node(prediction), target, reduction)
 
@@ -86,9 +95,11 @@ def l1_loss(prediction: Array, target: Array, reduction: str = "mean") -> Array:
     """The absolute error |prediction - target| of each element, its gradient 0 where they are
     equal.
 
-    prediction and target: one shape, floats of one dtype. ShapeError where the shapes differ.
+    prediction and target: one shape, floats of one dtype. reduction: "mean" or "sum" for one
+    number, "none" for one an element. ShapeError where the shapes differ.
 
-    Example: F.l1_loss(x, y)
+    >>> F.l1_loss(dl.tensor([1.0, 2.0]), [0.0, 4.0])
+    Tensor(1.5, device=numpy)
     """
     return regression.mean_absolute_error(as_node(prediction), target, reduction)
 
@@ -99,10 +110,12 @@ def huber_loss(
 ) -> Array:
     """d² / 2 where d = |prediction - target| <= delta, else delta · (d - delta / 2).
 
-    prediction and target: one shape, floats of one dtype. ShapeError where the shapes differ,
-    SignatureError unless delta > 0. After Huber (1964).
+    prediction and target: one shape, floats of one dtype. reduction: "mean" or "sum" for one
+    number, "none" for one an element. ShapeError where the shapes differ, SignatureError unless
+    delta > 0. After Huber (1964).
 
-    Example: F.huber_loss(x, y, delta=0.5)
+    >>> F.huber_loss(dl.tensor([0.0, 4.0]), [0.5, 0.0], delta=1.0, reduction="none")
+    Tensor([0.125, 3.5  ], device=numpy)
     """
     return regression.huber_loss(as_node(prediction), target, delta, reduction)
 
@@ -111,11 +124,13 @@ def huber_loss(
 def binary_cross_entropy(probability: Array, target: Array, reduction: str = "mean") -> Array:
     """-(y · log p + (1 - y) · log(1 - p)) of probabilities p and targets y in [0, 1].
 
-    probability and target: one shape, floats of one dtype. p is first clipped to
-    [2^-126, 1 - 2^-24], so that loss and gradient stay finite; where that clips, the gradient is 0.
-    ShapeError where the shapes differ. `binary_cross_entropy_with_logits` loses nothing.
+    probability and target: one shape, floats of one dtype. p is first clipped to [2^-126, 1 -
+    2^-24], so that loss and gradient stay finite; where that clips, the gradient is 0. reduction:
+    "mean" or "sum" for one number, "none" for one an element. ShapeError where the shapes differ.
+    `binary_cross_entropy_with_logits` loses nothing.
 
-    Example: F.binary_cross_entropy(F.sigmoid(x), y)
+    >>> F.binary_cross_entropy(dl.tensor([0.5, 0.9]), [0.0, 1.0])
+    Tensor(0.39925388, device=numpy)
     """
     return classification.binary_cross_entropy(as_node(probability), target, reduction)
 
@@ -128,9 +143,11 @@ def binary_cross_entropy_with_logits(
     and targets y in [0, 1], exact for logits of any size.
 
     logits and target: one shape, floats of one dtype. pos_weight: a number, or numbers that
-    broadcast to that shape. ShapeError where shapes do not fit.
+    broadcast to that shape. reduction: "mean" or "sum" for one number, "none" for one an element.
+    ShapeError where shapes do not fit.
 
-    Example: F.binary_cross_entropy_with_logits(x, y)
+    >>> F.binary_cross_entropy_with_logits(dl.tensor([0.0, 5.0]), [1.0, 0.0], "none")
+    Tensor([0.6931472, 5.0067153], device=numpy)
     """
     return classification.binary_cross_entropy_with_logits(
         as_node(logits), target, reduction, pos_weight
@@ -141,9 +158,11 @@ def binary_cross_entropy_with_logits(
 def hinge_loss(scores: Array, target: Array, reduction: str = "mean") -> Array:
     """max(0, 1 - y · score) of each element, for targets y of 1 and -1.
 
-    scores and target: one shape, floats of one dtype. ShapeError where the shapes differ.
+    scores and target: one shape, floats of one dtype. reduction: "mean" or "sum" for one number,
+    "none" for one an element. ShapeError where the shapes differ.
 
-    Example: F.hinge_loss(x, F.sign(y))
+    >>> F.hinge_loss(dl.tensor([0.5, 2.0]), [1.0, -1.0], reduction="none")
+    Tensor([0.5, 3. ], device=numpy)
     """
     return classification.hinge_loss(as_node(scores), target, reduction)
 
@@ -156,10 +175,13 @@ def multi_margin_loss(
     out as 0, of each row.
 
     scores: (…, classes), floats. targets: class indices (…) of an integer dtype, or one-hot rows
-    (…, classes). ShapeError where shapes do not fit, OutOfRangeError for a class index out of
-    range. After Weston and Watkins (1999).
+    (…, classes). reduction: "mean" or "sum" for one number, "none" for one a row. ShapeError where
+    shapes do not fit, OutOfRangeError for a class index out of range. After Weston and Watkins
+    (1999).
 
-    Example: F.multi_margin_loss(logits, labels)
+    >>> logits = dl.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
+    >>> F.multi_margin_loss(logits, [0, 2], reduction="none")
+    Tensor([0., 1.], device=numpy)
     """
     return classification.multiclass_hinge_loss(
         as_node(scores), as_node(targets), margin, reduction
@@ -171,10 +193,12 @@ def kl_div(log_q: Array, p: Array, reduction: str = "mean") -> Array:
     """The Kullback-Leibler divergence Σ p · (log p - log_q) over the last axis.
 
     log_q: logarithms of probabilities (…, classes), as of `log_softmax`; p: probabilities of the
-    same shape; p = 0 adds 0. The mean is over the rows, what PyTorch calls "batchmean".
-    ShapeError where the shapes differ.
+    same shape; p = 0 adds 0. The mean is over the rows, what PyTorch calls "batchmean". reduction:
+    "mean" or "sum" for one number, "none" for one a row. ShapeError where the shapes differ.
 
-    Example: F.kl_div(F.log_softmax(logits), F.softmax(logits))
+    >>> logits = dl.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
+    >>> F.kl_div(F.log_softmax(logits), F.softmax(logits[::-1]))
+    Tensor(1.7538772, device=numpy)
     """
     return classification.kl_divergence(as_node(log_q), p, reduction)
 

@@ -43,7 +43,10 @@ def add(a: Array, b: Array) -> Array:
 
     Integers and truth values give integers. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.add(x, 1)
+    >>> F.add(dl.tensor([[1.0], [2.0]]), [10.0, 20.0])
+    Tensor([[11., 21.],
+            [12., 22.]],
+           device=numpy)
     """
     return elementwise.add(*pair(a, b))
 
@@ -54,7 +57,8 @@ def sub(a: Array, b: Array) -> Array:
 
     Integers and truth values give integers. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.sub(x, y)
+    >>> F.sub(dl.tensor([1.0, 2.0]), [4.0, 0.5])
+    Tensor([-3. ,  1.5], device=numpy)
     """
     return elementwise.sub(*pair(a, b))
 
@@ -65,7 +69,8 @@ def mul(a: Array, b: Array) -> Array:
 
     Integers and truth values give integers. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.mul(x, y)
+    >>> F.mul(dl.tensor([1.0, 2.0]), [4.0, 0.5])
+    Tensor([4., 1.], device=numpy)
     """
     return elementwise.mul(*pair(a, b))
 
@@ -76,7 +81,8 @@ def div(a: Array, b: Array) -> Array:
 
     A division by 0 gives an infinity or NaN. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.div(1, x)
+    >>> F.div(dl.tensor([1.0, 2.0]), [4.0, 0.5])
+    Tensor([0.25, 4.  ], device=numpy)
     """
     return elementwise.div(*pair(a, b))
 
@@ -85,10 +91,11 @@ def div(a: Array, b: Array) -> Array:
 def pow(a: Array, b: Array) -> Array:
     """a to the power b element by element in floats, broadcast against each other.
 
-    Integers to one whole power that is not negative, as in x**2, stay integers. A negative a has
+    Integers to one integral power that is not negative, as in x**2, stay integers. A negative a has
     only integers as powers, others give NaN. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.pow(x, 2)
+    >>> F.pow(dl.tensor([1.0, 2.0, 3.0]), 2)
+    Tensor([1., 4., 9.], device=numpy)
     """
     return power.power(*pair(a, b))
 
@@ -99,7 +106,8 @@ def maximum(a: Array, b: Array) -> Array:
 
     Of a tie the gradient goes to a. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.maximum(x, 0)
+    >>> F.maximum(dl.tensor([1.0, -2.0]), 0)
+    Tensor([1., 0.], device=numpy)
     """
     return maximum_op(*pair(a, b))
 
@@ -110,7 +118,8 @@ def minimum(a: Array, b: Array) -> Array:
 
     Of a tie the gradient goes to a. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.minimum(x, y)
+    >>> F.minimum(dl.tensor([1.0, 2.0]), [0.5, 3.0])
+    Tensor([0.5, 2. ], device=numpy)
     """
     return minimum_op(*pair(a, b))
 
@@ -122,7 +131,8 @@ def clip(x: Array, min: float | None = None, max: float | None = None) -> Array:
     x: any shape and dtype; integers within integers stay such. Between two bounds the gradient is 0
     at both and beyond; at a single bound it is 1. ShapeError for a min above max.
 
-    Example: F.clip(x, -1, 1)
+    >>> F.clip(dl.tensor([-3.0, 0.5, 2.0]), -1, 1)
+    Tensor([-1. ,  0.5,  1. ], device=numpy)
     """
     x = as_node(x)
     if min is not None and max is not None:
@@ -138,7 +148,8 @@ def neg(x: Array) -> Array:
 
     x: any shape and dtype; truth values give integers.
 
-    Example: F.neg(x)
+    >>> F.neg(dl.tensor([-1.5, 0.5, 2.7]))
+    Tensor([ 1.5, -0.5, -2.7], device=numpy)
     """
     return neg_op(as_node(x))
 
@@ -149,7 +160,8 @@ def abs(x: Array) -> Array:
 
     x: any shape and dtype; truth values give integers.
 
-    Example: F.abs(x)
+    >>> F.abs(dl.tensor([-1.5, 0.5, 2.7]))
+    Tensor([1.5, 0.5, 2.7], device=numpy)
     """
     return abs_op(as_node(x))
 
@@ -160,7 +172,8 @@ def sign(x: Array) -> Array:
 
     x: any shape and dtype. It has no gradient.
 
-    Example: F.sign(x)
+    >>> F.sign(dl.tensor([-1.5, 0.5, 2.7]))
+    Tensor([-1.,  1.,  1.], device=numpy)
     """
     return sign_op(as_node(x))
 
@@ -171,7 +184,8 @@ def exp(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.exp(x)
+    >>> F.exp(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([1.       , 2.718282 , 7.3890557], device=numpy)
     """
     return exp_op(as_node(x))
 
@@ -182,7 +196,8 @@ def log(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.log(F.exp(x))
+    >>> F.log(dl.tensor([0.25, 1.0, 4.0]))
+    Tensor([-1.3862944,  0.       ,  1.3862944], device=numpy)
     """
     return log_op(as_node(x))
 
@@ -193,7 +208,8 @@ def log1p(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.log1p(F.abs(x))
+    >>> F.log1p(dl.tensor([0.0, 1e-6, 1.0]))
+    Tensor([0.000000e+00, 9.999995e-07, 6.931472e-01], device=numpy)
     """
     return log1p_op(as_node(x))
 
@@ -204,7 +220,8 @@ def sqrt(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.sqrt(F.abs(x))
+    >>> F.sqrt(dl.tensor([0.25, 1.0, 4.0]))
+    Tensor([0.5, 1. , 2. ], device=numpy)
     """
     return sqrt_op(as_node(x))
 
@@ -215,7 +232,8 @@ def rsqrt(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.rsqrt(F.exp(x))
+    >>> F.rsqrt(dl.tensor([0.25, 1.0, 4.0]))
+    Tensor([2. , 1. , 0.5], device=numpy)
     """
     return rsqrt_op(as_node(x))
 
@@ -226,7 +244,8 @@ def sin(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.sin(x)
+    >>> F.sin(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([0.       , 0.841471 , 0.9092974], device=numpy)
     """
     return sin_op(as_node(x))
 
@@ -237,7 +256,8 @@ def cos(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.cos(x)
+    >>> F.cos(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([ 1.       ,  0.5403023, -0.4161468], device=numpy)
     """
     return cos_op(as_node(x))
 
@@ -249,7 +269,8 @@ def floor_divide(a: Array, b: Array) -> Array:
     Integers give integers, 0 of a division by 0. It has no gradient. ShapeError where shapes or
     dtypes do not fit.
 
-    Example: F.floor_divide(x, 2)
+    >>> F.floor_divide(dl.tensor([-7, 7]), 2)
+    Tensor([-4,  3], device=numpy)
     """
     return rounding.floor_divide_op(*pair(a, b))
 
@@ -260,7 +281,8 @@ def remainder(a: Array, b: Array) -> Array:
 
     Integers give integers, 0 of a division by 0. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.remainder(x, 2)
+    >>> F.remainder(dl.tensor([-7, 7]), 3)
+    Tensor([2, 1], device=numpy)
     """
     return rounding.remainder_op(*pair(a, b))
 
@@ -271,7 +293,8 @@ def fmod(a: Array, b: Array) -> Array:
 
     Integers give integers, 0 of a division by 0. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.fmod(x, 2)
+    >>> F.fmod(dl.tensor([-7, 7]), 3)
+    Tensor([-1,  1], device=numpy)
     """
     return rounding.fmod_op(*pair(a, b))
 
@@ -282,7 +305,8 @@ def floor(x: Array) -> Array:
 
     x: any shape and dtype; integers stay as they are. It has no gradient.
 
-    Example: F.floor(x)
+    >>> F.floor(dl.tensor([-1.5, 0.5, 2.7]))
+    Tensor([-2.,  0.,  2.], device=numpy)
     """
     return rounding.floor_op(as_node(x))
 
@@ -293,7 +317,8 @@ def ceil(x: Array) -> Array:
 
     x: any shape and dtype; integers stay as they are. It has no gradient.
 
-    Example: F.ceil(x)
+    >>> F.ceil(dl.tensor([-1.5, 0.5, 2.7]))
+    Tensor([-1.,  1.,  3.], device=numpy)
     """
     return rounding.ceil_op(as_node(x))
 
@@ -304,7 +329,8 @@ def trunc(x: Array) -> Array:
 
     x: any shape and dtype; integers stay as they are. It has no gradient.
 
-    Example: F.trunc(x)
+    >>> F.trunc(dl.tensor([-1.5, 0.5, 2.7]))
+    Tensor([-1.,  0.,  2.], device=numpy)
     """
     return rounding.trunc_op(as_node(x))
 
@@ -315,7 +341,8 @@ def round(x: Array) -> Array:
 
     x: any shape and dtype; integers stay as they are. It has no gradient.
 
-    Example: F.round(x)
+    >>> F.round(dl.tensor([0.5, 1.5, -2.7]))
+    Tensor([ 0.,  2., -3.], device=numpy)
     """
     return rounding.round_op(as_node(x))
 
@@ -326,7 +353,8 @@ def reciprocal(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.reciprocal(F.exp(x))
+    >>> F.reciprocal(dl.tensor([0.25, 1.0, 4.0]))
+    Tensor([4.  , 1.  , 0.25], device=numpy)
     """
     return transcendental.reciprocal_op(as_node(x))
 
@@ -337,7 +365,8 @@ def exp2(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.exp2(x)
+    >>> F.exp2(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([1., 2., 4.], device=numpy)
     """
     return transcendental.exp2_op(as_node(x))
 
@@ -348,7 +377,8 @@ def expm1(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.expm1(x)
+    >>> F.expm1(dl.tensor([0.0, 1e-6, 1.0]))
+    Tensor([0.0000000e+00, 1.0000005e-06, 1.7182819e+00], device=numpy)
     """
     return transcendental.expm1_op(as_node(x))
 
@@ -359,7 +389,8 @@ def log2(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.log2(F.exp(x))
+    >>> F.log2(dl.tensor([0.25, 1.0, 8.0]))
+    Tensor([-2.,  0.,  3.], device=numpy)
     """
     return transcendental.log2_op(as_node(x))
 
@@ -370,7 +401,8 @@ def log10(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.log10(F.exp(x))
+    >>> F.log10(dl.tensor([0.01, 1.0, 1000.0]))
+    Tensor([-2.0000002,  0.       ,  3.0000002], device=numpy)
     """
     return transcendental.log10_op(as_node(x))
 
@@ -381,7 +413,8 @@ def erf(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.erf(x)
+    >>> F.erf(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([0.       , 0.8427008, 0.9953223], device=numpy)
     """
     return transcendental.erf_op(as_node(x))
 
@@ -392,7 +425,8 @@ def tan(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.tan(x)
+    >>> F.tan(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([ 0.       ,  1.5574077, -2.18504  ], device=numpy)
     """
     return transcendental.tan_op(as_node(x))
 
@@ -403,7 +437,8 @@ def asin(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.asin(F.sin(x))
+    >>> F.asin(dl.tensor([-1.0, 0.0, 1.0]))
+    Tensor([-1.5707964,  0.       ,  1.5707964], device=numpy)
     """
     return transcendental.asin_op(as_node(x))
 
@@ -414,7 +449,8 @@ def acos(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.acos(F.cos(x))
+    >>> F.acos(dl.tensor([-1.0, 0.0, 1.0]))
+    Tensor([3.1415927, 1.5707964, 0.       ], device=numpy)
     """
     return transcendental.acos_op(as_node(x))
 
@@ -425,7 +461,8 @@ def atan(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.atan(x)
+    >>> F.atan(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([0.       , 0.7853982, 1.1071488], device=numpy)
     """
     return transcendental.atan_op(as_node(x))
 
@@ -436,7 +473,8 @@ def sinh(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.sinh(x)
+    >>> F.sinh(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([0.       , 1.1752012, 3.6268604], device=numpy)
     """
     return transcendental.sinh_op(as_node(x))
 
@@ -447,7 +485,8 @@ def cosh(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.cosh(x)
+    >>> F.cosh(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([1.       , 1.5430807, 3.7621956], device=numpy)
     """
     return transcendental.cosh_op(as_node(x))
 
@@ -458,7 +497,8 @@ def asinh(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.asinh(x)
+    >>> F.asinh(dl.tensor([0.0, 1.0, 2.0]))
+    Tensor([0.       , 0.8813736, 1.4436355], device=numpy)
     """
     return transcendental.asinh_op(as_node(x))
 
@@ -469,7 +509,8 @@ def acosh(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.acosh(F.cosh(x))
+    >>> F.acosh(dl.tensor([1.0, 2.0, 3.0]))
+    Tensor([0.       , 1.316958 , 1.7627472], device=numpy)
     """
     return transcendental.acosh_op(as_node(x))
 
@@ -480,7 +521,8 @@ def atanh(x: Array) -> Array:
 
     x: any shape; integers give floats.
 
-    Example: F.atanh(F.sin(x))
+    >>> F.atanh(dl.tensor([-0.5, 0.0, 0.5]))
+    Tensor([-0.54930615,  0.        ,  0.54930615], device=numpy)
     """
     return transcendental.atanh_op(as_node(x))
 
@@ -491,7 +533,8 @@ def atan2(a: Array, b: Array) -> Array:
 
     Integers give floats. ShapeError where shapes or dtypes do not fit.
 
-    Example: F.atan2(y, x)
+    >>> F.atan2(dl.tensor([0.0, 1.0]), [-1.0, 0.0])
+    Tensor([3.1415927, 1.5707964], device=numpy)
     """
     return transcendental.atan2_op(*pair(a, b))
 
@@ -504,7 +547,8 @@ def astype(x: Array, dtype: Any) -> Array:
     x: any shape. The gradient passes between floats. SignatureError for what is no dtype of
     numbers.
 
-    Example: F.astype(x, "float64")
+    >>> F.astype(dl.tensor([1.7, -1.7]), "int64")
+    Tensor([ 1, -1], device=numpy)
     """
     return cast_op(as_node(x), dtype)
 
@@ -515,7 +559,8 @@ def copy(x: Array) -> Array:
 
     x: any shape and dtype.
 
-    Example: F.copy(x)
+    >>> F.copy(dl.tensor([1.0, 2.0]))
+    Tensor([1., 2.], device=numpy)
     """
     return copy_op(as_node(x))
 
@@ -526,6 +571,9 @@ def stop_gradient(x: Array) -> Array:
 
     x: any shape and dtype. It costs nothing. `x.detach()` is the same.
 
-    Example: F.stop_gradient(x)
+    >>> x = dl.tensor(3.0, requires_grad=True)
+    >>> (x * F.stop_gradient(x)).backward()
+    >>> x.grad
+    Tensor(3., device=numpy)
     """
     return stop_gradient_op(as_node(x))

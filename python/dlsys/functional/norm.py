@@ -30,15 +30,19 @@ def batch_norm(
     """(x - mean) / sqrt(variance + eps) · weight + bias for each channel of x (N, C, …).
 
     All others are (C,). In training mean and variance are the batch's own, over N and all
-    positions; running statistics, which are Parameters, then become
-    (1 - momentum) · running + momentum · new (the variance times n / (n - 1)) in every step that an
-    optimizer makes. Otherwise the running statistics are used. Floats keep their dtype; over x of
-    16 bits the statistics are float32.
+    positions; running statistics, which are Parameters, then become (1 - momentum) · running +
+    momentum · new (the variance times n / (n - 1)) in every step that an optimizer makes. Otherwise
+    the running statistics are used. Floats keep their dtype; over x of 16 bits the statistics are
+    float32. running_mean and running_var: Parameters, (C,), or None in training.
 
     ShapeError where extents differ, GraphError for running statistics that are missing, and where
     the number of channels is not known. After Ioffe and Szegedy (2015).
 
-    Example: F.batch_norm(images, training=True)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.batch_norm(x, training=True)
+    Tensor([[-0.99998  , -0.9999978],
+            [ 0.99998  ,  0.9999978]],
+           device=numpy)
     """
     x = as_node(x)
     like = next((v for v in (weight, bias, running_mean) if v is not None), None)
@@ -63,7 +67,11 @@ def layer_norm(
     bias are of its dtype or float32. ShapeError where shapes or dtypes do not fit. After Ba, Kiros
     and Hinton (2016).
 
-    Example: F.layer_norm(x, 3)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.layer_norm(x, 2)
+    Tensor([[-0.999995 ,  0.999995 ],
+            [-0.9999988,  0.9999988]],
+           device=numpy)
     """
     x, shape = as_node(x), _extents(normalized_shape)
     _check_shape("layer_norm", shape, weight, bias)
@@ -84,7 +92,11 @@ def rms_norm(
 
     Shapes, dtypes and errors are those of `layer_norm`. After Zhang and Sennrich (2019).
 
-    Example: F.rms_norm(x, 3)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.rms_norm(x, 2)
+    Tensor([[0.44721317, 1.3416395 ],
+            [0.4472135 , 1.3416405 ]],
+           device=numpy)
     """
     x, shape = as_node(x), _extents(normalized_shape)
     _check_shape("rms_norm", shape, weight, bias)
@@ -106,7 +118,9 @@ def group_norm(
     weight and bias are (C,). Floats keep their dtype. ShapeError where shapes do not fit or the
     groups do not divide C, GraphError where C is not known. After Wu and He (2018).
 
-    Example: F.group_norm(images, 3)
+    >>> x = dl.arange(4.0).reshape(1, 4, 1)
+    >>> F.group_norm(x, 2).reshape(4)
+    Tensor([-0.99998,  0.99998, -0.99998,  0.99998], device=numpy)
     """
     x = as_node(x)
     scale, shift = _scale_and_bias("group_norm", x, weight, bias, None, _channels(x))
@@ -120,10 +134,14 @@ def instance_norm(
     """`group_norm` with a group for each channel: the statistics are those of each plane of x
     (N, C, …).
 
-    Shapes, dtypes and errors are those of `group_norm`. After Ulyanov, Vedaldi and Lempitsky
-    (2016).
+    Shapes, dtypes and errors are those of `group_norm`. weight, bias and eps: as of `group_norm`.
+    After Ulyanov, Vedaldi and Lempitsky (2016).
 
-    Example: F.instance_norm(images)
+    >>> x = dl.arange(4.0).reshape(1, 2, 2)
+    >>> F.instance_norm(x)
+    Tensor([[[-0.99998,  0.99998],
+             [-0.99998,  0.99998]]],
+           device=numpy)
     """
     x = as_node(x)
     scale, shift = _scale_and_bias("instance_norm", x, weight, bias, None, _channels(x))

@@ -22,9 +22,14 @@ def dropout(
 ) -> Array:
     """x with each element 0 with probability p, else divided by 1 - p; x itself unless `training`.
 
-    x: any shape, floats. SignatureError unless 0 <= p < 1. After Srivastava et al. (2014).
+    x: any shape, floats. generator: a source of numbers with a seed of its own, `ad.Generator`;
+    that of `ad.seed` where it is None. SignatureError unless 0 <= p < 1. After Srivastava et al.
+    (2014).
 
-    Example: F.dropout(x, p=0.2)
+    >>> dl.manual_seed(0)
+    >>> y = F.dropout(dl.ones(1000), p=0.2)
+    >>> sorted(set(y.tolist()))
+    [0.0, 1.25]
     """
     return sampling.dropout(as_node(x), p, generator, training)
 
@@ -35,9 +40,11 @@ def random_uniform(
 ) -> Array:
     """float32 numbers uniform in [low, high), 2^24 of them; rounding may give `high` itself.
 
-    GraphError unless low <= high.
+    shape: that of the result. generator: a source of numbers with a seed of its own,
+    `ad.Generator`; that of `ad.seed` where it is None. GraphError unless low <= high.
 
-    Example: F.random_uniform((2, 3), -1, 1)
+    >>> ad.Executor([F.random_uniform((2, 3), -1, 1)]).run()[0].shape
+    (2, 3)
     """
     return sampling.random_uniform(shape, low, high, generator)
 
@@ -48,9 +55,12 @@ def random_bernoulli(
 ) -> Array:
     """float32 ones with the given probability, else zeros.
 
-    SignatureError unless it is in [0, 1].
+    shape: that of the result. generator: a source of numbers with a seed of its own,
+    `ad.Generator`; that of `ad.seed` where it is None. SignatureError unless it is in [0, 1].
 
-    Example: F.random_bernoulli((2, 3), 0.25)
+    >>> kept = F.random_bernoulli((100,), 0.25)
+    >>> sorted({*ad.Executor([kept]).run()[0].tolist()})
+    [0.0, 1.0]
     """
     return sampling.random_bernoulli(shape, probability, generator)
 
@@ -64,9 +74,11 @@ def random_normal(
 ) -> Array:
     """float32 numbers of the normal distribution with this mean and standard deviation.
 
-    SignatureError for a negative deviation.
+    shape: that of the result. generator: a source of numbers with a seed of its own,
+    `ad.Generator`; that of `ad.seed` where it is None. SignatureError for a negative deviation.
 
-    Example: F.random_normal((2, 3), deviation=0.1)
+    >>> ad.Executor([F.random_normal((2, 3), deviation=0.1)]).run()[0].shape
+    (2, 3)
     """
     return sampling.random_normal(shape, mean, deviation, generator)
 
@@ -83,8 +95,12 @@ def random_truncated_normal(
     """float32 numbers of a normal distribution within mean + low · deviation and mean + high ·
     deviation.
 
-    SignatureError for a negative deviation, GraphError unless low < high.
+    shape: that of the result. generator: a source of numbers with a seed of its own,
+    `ad.Generator`; that of `ad.seed` where it is None. SignatureError for a negative deviation,
+    GraphError unless low < high.
 
-    Example: F.random_truncated_normal((2, 3))
+    >>> x = F.random_truncated_normal((100,))
+    >>> bool((abs(ad.Executor([x]).run()[0]) <= 2).all())
+    True
     """
     return sampling.random_truncated_normal(shape, mean, deviation, low, high, generator)

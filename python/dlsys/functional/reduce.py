@@ -23,9 +23,16 @@ Axis = int | tuple[int, ...] | None
 def sum(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The sum of x over `axis`.
 
-    x: any shape; floats keep their dtype, integers and truth values add up as int64.
+    x: any shape; floats keep their dtype, integers and truth values add up as int64. keepdims:
+    keeps the axes that go, with extent 1.
 
-    Example: F.sum(x, axis=0)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.sum(x)
+    Tensor(12., device=numpy)
+    >>> F.sum(x, axis=1, keepdims=True)
+    Tensor([[4.],
+            [8.]],
+           device=numpy)
     """
     return reduce.sum_op(as_node(x), axis, keepdims)
 
@@ -34,9 +41,12 @@ def sum(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
 def mean(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The mean of x over `axis`, NaN over no elements.
 
-    x: any shape; floats keep their dtype, integers give floats.
+    x: any shape; floats keep their dtype, integers give floats. keepdims: keeps the axes that go,
+    with extent 1.
 
-    Example: F.mean(x, axis=-1, keepdims=True)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.mean(x, axis=0)
+    Tensor([1.5, 4.5], device=numpy)
     """
     return reduce.mean_op(as_node(x), axis, keepdims)
 
@@ -46,9 +56,12 @@ def max(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The largest element of x over `axis`, NaN where there is one; the first of several gets the
     gradient.
 
-    x: any shape and dtype, at least one element along the axes (ShapeError otherwise).
+    x: any shape and dtype, at least one element along the axes (ShapeError otherwise). keepdims:
+    keeps the axes that go, with extent 1.
 
-    Example: F.max(x, axis=1)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.max(x, axis=1)
+    Tensor([3., 6.], device=numpy)
     """
     return reduce.max_op(as_node(x), axis, keepdims)
 
@@ -58,9 +71,12 @@ def min(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The smallest element of x over `axis`, NaN where there is one; the first of several gets the
     gradient.
 
-    x: any shape and dtype, at least one element along the axes (ShapeError otherwise).
+    x: any shape and dtype, at least one element along the axes (ShapeError otherwise). keepdims:
+    keeps the axes that go, with extent 1.
 
-    Example: F.min(x)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.min(x, axis=1)
+    Tensor([1., 2.], device=numpy)
     """
     return reduce.min_op(as_node(x), axis, keepdims)
 
@@ -69,9 +85,12 @@ def min(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
 def prod(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The product of the elements of x over `axis`.
 
-    x: any shape; floats keep their dtype, integers and truth values multiply as int64.
+    x: any shape; floats keep their dtype, integers and truth values multiply as int64. keepdims:
+    keeps the axes that go, with extent 1.
 
-    Example: F.prod(x, axis=0)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.prod(x, axis=1)
+    Tensor([ 3., 12.], device=numpy)
     """
     return reduce.prod_op(as_node(x), axis, keepdims)
 
@@ -81,9 +100,13 @@ def var(x: Array, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> A
     """The variance of x over `axis`: Σ (x - mean)² / (n - ddof), NaN where n <= ddof.
 
     x: any shape; floats keep their dtype, integers give floats. ddof is numpy's word: 1 gives the
-    variance of a sample, PyTorch's default.
+    variance of a sample, PyTorch's default. keepdims: keeps the axes that go, with extent 1.
 
-    Example: F.var(x, axis=0, ddof=1)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.var(x, axis=0)
+    Tensor([0.25, 2.25], device=numpy)
+    >>> F.var(x, axis=0, ddof=1)
+    Tensor([0.5, 4.5], device=numpy)
     """
     return reduce.var_op(as_node(x), axis, keepdims, ddof)
 
@@ -93,9 +116,12 @@ def std(x: Array, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> A
     """The standard deviation of x over `axis`, the root of `var`; its gradient is NaN where it is
     0.
 
-    x: any shape; floats keep their dtype, integers give floats. ddof: as for `var`.
+    x: any shape; floats keep their dtype, integers give floats. ddof: as for `var`. keepdims: keeps
+    the axes that go, with extent 1.
 
-    Example: F.std(x, axis=0, ddof=1)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.std(x, axis=0)
+    Tensor([0.5, 1.5], device=numpy)
     """
     return reduce.std_op(as_node(x), axis, keepdims, ddof)
 
@@ -104,9 +130,12 @@ def std(x: Array, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> A
 def logsumexp(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """log Σ exp(x) over `axis`, finite for any finite x.
 
-    x: any shape; floats keep their dtype, integers give floats.
+    x: any shape; floats keep their dtype, integers give floats. keepdims: keeps the axes that go,
+    with extent 1.
 
-    Example: F.logsumexp(logits, axis=-1)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.logsumexp(x, axis=1)
+    Tensor([3.126928, 6.01815 ], device=numpy)
     """
     return reduce.logsumexp_op(as_node(x), axis, keepdims)
 
@@ -116,9 +145,11 @@ def argmax(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The index (int64) of the first largest element of x over `axis`, or of the first NaN.
 
     x: any shape and dtype, at least one element along the axes (ShapeError otherwise). Over several
-    axes it counts them in row-major order.
+    axes it counts them in row-major order. keepdims: keeps the axes that go, with extent 1.
 
-    Example: F.argmax(logits, axis=-1)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.argmax(x, axis=1)
+    Tensor([1, 1], device=numpy)
     """
     return reduce.argmax_op(as_node(x), axis, keepdims)
 
@@ -128,9 +159,11 @@ def argmin(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """The index (int64) of the first smallest element of x over `axis`, or of the first NaN.
 
     x: any shape and dtype, at least one element along the axes (ShapeError otherwise). Over several
-    axes it counts them in row-major order.
+    axes it counts them in row-major order. keepdims: keeps the axes that go, with extent 1.
 
-    Example: F.argmin(logits, axis=-1)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.argmin(x, axis=1)
+    Tensor([0, 0], device=numpy)
     """
     return reduce.argmin_op(as_node(x), axis, keepdims)
 
@@ -141,7 +174,11 @@ def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Array:
 
     x: at least one dimension; floats keep their dtype, integers and truth values add up as int64.
 
-    Example: F.cumsum(x, axis=0)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.cumsum(x, axis=1)
+    Tensor([[1., 4.],
+            [2., 8.]],
+           device=numpy)
     """
     return cumsum_op(as_node(x), axis, reverse)
 
@@ -152,7 +189,8 @@ def global_norm(*arrays: Array) -> Array:
 
     arrays: floats of any shapes; the result is one number.
 
-    Example: F.global_norm(x, y)
+    >>> F.global_norm(dl.tensor([3.0, 0.0]), dl.tensor([[4.0]]))
+    Tensor(5., device=numpy)
     """
     return global_norm_op(*map(as_node, arrays))
 
@@ -164,7 +202,11 @@ def cumprod(x: Array, axis: int = -1, reverse: bool = False) -> Array:
     x: any shape; floats keep their dtype, integers and truth values multiply as int64. The gradient
     is right beside zeros too.
 
-    Example: F.cumprod(x, axis=0)
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
+    >>> F.cumprod(x, axis=1)
+    Tensor([[ 1.,  3.],
+            [ 2., 12.]],
+           device=numpy)
     """
     return cumprod_op(as_node(x), axis, reverse)
 
@@ -179,7 +221,8 @@ def recurrence(
 
     a and b: floats of one shape (ShapeError otherwise).
 
-    Example: F.recurrence(F.sigmoid(x), x, axis=0)
+    >>> F.recurrence(dl.tensor([0.5, 0.5, 0.5]), dl.tensor([1.0, 1.0, 1.0]))
+    Tensor([1.  , 1.5 , 1.75], device=numpy)
     """
     a, b = as_node(a), as_node(b)
     return recurrence_op(a, b, axis=axis, reverse=reverse, initial=initial)
@@ -190,9 +233,14 @@ def sort(x: Array, axis: int = -1, descending: bool = False) -> tuple[Array, Arr
     """x sorted along one axis, and the index in x of each element, int64.
 
     x: any shape and dtype. Equal elements stay in order, NaN counts as the largest number. The
-    gradient of an element goes to where it came from.
+    gradient of an element goes to where it came from. descending: the largest first.
 
-    Example: F.sort(x, axis=1)[0]
+    >>> x = dl.tensor([3.0, 1.0, 2.0])
+    >>> values, index = F.sort(x)
+    >>> values
+    Tensor([1., 2., 3.], device=numpy)
+    >>> index
+    Tensor([1, 2, 0], device=numpy)
     """
     return sorting.sort_op(as_node(x), axis, descending)
 
@@ -203,7 +251,9 @@ def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
 
     x: any shape and dtype. Equal elements stay in order, NaN counts as the largest number.
 
-    Example: F.argsort(x, descending=True)
+    >>> x = dl.tensor([3.0, 1.0, 2.0])
+    >>> F.argsort(x, descending=True)
+    Tensor([0, 2, 1], device=numpy)
     """
     return sorting.argsort_op(as_node(x), axis, descending)
 
@@ -215,6 +265,11 @@ def topk(x: Array, k: int, axis: int = -1, largest: bool = True) -> tuple[Array,
 
     x: any shape and dtype, at least k elements along the axis (ShapeError otherwise).
 
-    Example: F.topk(x, 2)[1]
+    >>> x = dl.tensor([3.0, 1.0, 2.0])
+    >>> values, index = F.topk(x, 2)
+    >>> values
+    Tensor([3., 2.], device=numpy)
+    >>> index
+    Tensor([0, 2], device=numpy)
     """
     return sorting.topk_op(as_node(x), k, axis, largest)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments.kinds import is_integer
 from ..dtypes import FLOAT32
 from ..errors import GraphError
-from ..graph.kinds import is_integer
 from ..graph.lines import where
 from ..graph.node import Node
 from ..ops import concat as joining
@@ -32,7 +32,12 @@ def reshape(x: Array, shape: Axes) -> Array:
 
     It costs nothing. ShapeError where the number of elements differs.
 
-    Example: F.reshape(x, (-1, 1))
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> F.reshape(x, (3, -1))
+    Tensor([[0, 1],
+            [2, 3],
+            [4, 5]],
+           device=numpy)
     """
     return movement.reshape_op(as_node(x), (shape,) if is_integer(shape) else shape)
 
@@ -43,7 +48,8 @@ def flatten(x: Array, axis: int = 0) -> Array:
 
     It costs nothing. ShapeError for an axis that x does not have.
 
-    Example: F.flatten(images, 1)
+    >>> F.flatten(dl.zeros(2, 3, 4), 1).shape
+    (2, 12)
     """
     return movement.flatten_op(as_node(x), axis)
 
@@ -54,7 +60,10 @@ def squeeze(x: Array, axis: Axes | None = None) -> Array:
 
     It costs nothing. ShapeError for an axis of another extent.
 
-    Example: F.squeeze(F.expand_dims(x, 0), 0)
+    >>> F.squeeze(dl.zeros(1, 3, 1)).shape
+    (3,)
+    >>> F.squeeze(dl.zeros(1, 3, 1), 0).shape
+    (3, 1)
     """
     return movement.squeeze_op(as_node(x), axis)
 
@@ -65,7 +74,8 @@ def expand_dims(x: Array, axis: Axes) -> Array:
 
     It costs nothing. ShapeError for an axis that the result does not have.
 
-    Example: F.expand_dims(x, -1)
+    >>> F.expand_dims(dl.zeros(2, 3), -1).shape
+    (2, 3, 1)
     """
     return movement.expand_dims_op(as_node(x), axis)
 
@@ -77,7 +87,8 @@ def transpose(x: Array, axes: tuple[int, ...] | None = None) -> Array:
 
     ShapeError for axes that do not name each axis once.
 
-    Example: F.transpose(images, (0, 2, 3, 1))
+    >>> F.transpose(dl.zeros(2, 3, 4), (0, 2, 1)).shape
+    (2, 4, 3)
     """
     return movement.transpose_op(as_node(x), axes)
 
@@ -86,9 +97,11 @@ def transpose(x: Array, axes: tuple[int, ...] | None = None) -> Array:
 def swapaxes(x: Array, a: int, b: int) -> Array:
     """x with two axes exchanged.
 
-    GraphError for an axis that x does not have, and where its number of dimensions is not known.
+    a, b: the two axes, from the end where they are negative. GraphError for an axis that x does not
+    have, and where its number of dimensions is not known.
 
-    Example: F.swapaxes(images, 1, -1)
+    >>> F.swapaxes(dl.zeros(2, 3, 4), 0, -1).shape
+    (4, 3, 2)
     """
     x = as_node(x)
     order = list(range(_ndim("swapaxes", x, a, b)))
@@ -102,7 +115,10 @@ def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
 
     ShapeError where x does not broadcast to it.
 
-    Example: F.broadcast_to(x, (5, 2, 3))
+    >>> F.broadcast_to(dl.tensor([1, 2]), (2, 2))
+    Tensor([[1, 2],
+            [1, 2]],
+           device=numpy)
     """
     return movement.broadcast_to_op(as_node(x), shape)
 
@@ -113,7 +129,10 @@ def tile(x: Array, reps: Axes) -> Array:
 
     GraphError for negative repetitions.
 
-    Example: F.tile(x, (2, 1))
+    >>> F.tile(dl.tensor([1, 2]), (2, 2))
+    Tensor([[1, 2, 1, 2],
+            [1, 2, 1, 2]],
+           device=numpy)
     """
     return joining.tile(as_node(x), reps)
 
@@ -124,7 +143,11 @@ def concatenate(arrays: Sequence[Array], axis: int = 0) -> Array:
 
     ShapeError where they do not, GraphError for no arrays.
 
-    Example: F.concatenate((x, y), axis=1)
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> F.concatenate((x, x), axis=1)
+    Tensor([[0, 1, 2, 0, 1, 2],
+            [3, 4, 5, 3, 4, 5]],
+           device=numpy)
     """
     return joining.concat([as_node(x) for x in arrays], axis)
 
@@ -135,7 +158,10 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
 
     ShapeError where their shapes differ, GraphError for no arrays.
 
-    Example: F.stack((x, y), axis=-1)
+    >>> F.stack((dl.tensor([1, 2]), dl.tensor([3, 4])), axis=-1)
+    Tensor([[1, 3],
+            [2, 4]],
+           device=numpy)
     """
     return joining.stack([as_node(x) for x in arrays], axis)
 
@@ -146,7 +172,12 @@ def split(x: Array, sections: Axes, axis: int = 0) -> list[Array]:
 
     ShapeError where the parts are not equal, or the sizes do not add up to the axis.
 
-    Example: F.split(images, (1, 2), axis=1)[0]
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> first, rest = F.split(x, (1, 2), axis=1)
+    >>> rest
+    Tensor([[1, 2],
+            [4, 5]],
+           device=numpy)
     """
     return joining.split(as_node(x), sections, axis)
 
@@ -159,7 +190,10 @@ def pad(x: Array, paddings: Sequence[Any], mode: str = "constant", value: float 
     adds `value`, "edge" repeats the border, "reflect" mirrors without repeating it, at most the
     axis less 1. ShapeError where paddings do not fit the axes or the dtype cannot hold the value.
 
-    Example: F.pad(x, ((0, 0), (1, 2)), value=-1)
+    >>> F.pad(dl.tensor([[1, 2]]), ((0, 1), (1, 0)), value=-1)
+    Tensor([[-1,  1,  2],
+            [-1, -1, -1]],
+           device=numpy)
     """
     return pad_op(as_node(x), paddings, mode, value)
 
@@ -170,7 +204,11 @@ def flip(x: Array, axis: Axes | None = None) -> Array:
 
     GraphError for an axis that x does not have, and where its number of dimensions is not known.
 
-    Example: F.flip(x, axis=1)
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> F.flip(x, axis=1)
+    Tensor([[2, 1, 0],
+            [5, 4, 3]],
+           device=numpy)
     """
     x = as_node(x)
     axes = (axis,) if isinstance(axis, int) else axis
@@ -185,7 +223,11 @@ def roll(x: Array, shift: int, axis: int) -> Array:
 
     GraphError for an axis that x does not have, and where its extent is not known.
 
-    Example: F.roll(x, 1, axis=-1)
+    >>> x = dl.arange(6).reshape(2, 3)
+    >>> F.roll(x, 1, axis=1)
+    Tensor([[2, 0, 1],
+            [5, 3, 4]],
+           device=numpy)
     """
     x = as_node(x)
     ndim = _ndim("roll", x, axis)
@@ -207,9 +249,11 @@ def roll(x: Array, shift: int, axis: int) -> Array:
 def full(shape: tuple[int, ...], value: float, dtype: Any = FLOAT32) -> Array:
     """An array with one number everywhere.
 
-    GraphError for a number that the dtype cannot hold.
+    shape: a tuple of extents. value: the number. GraphError for a number that the dtype cannot
+    hold.
 
-    Example: F.full((2, 3), 0.5)
+    >>> F.full((2, 2), 0.5).shape
+    (2, 2)
     """
     return full_op(shape, value, dtype)
 
@@ -218,7 +262,8 @@ def full(shape: tuple[int, ...], value: float, dtype: Any = FLOAT32) -> Array:
 def zeros_like(x: Array) -> Array:
     """0 everywhere, in the shape and dtype of x, whose values do not matter.
 
-    Example: F.zeros_like(x)
+    >>> F.zeros_like(dl.tensor([1.0, 2.0]))
+    Tensor([0., 0.], device=numpy)
     """
     return zeroslike_op(as_node(x))
 
@@ -227,7 +272,8 @@ def zeros_like(x: Array) -> Array:
 def ones_like(x: Array) -> Array:
     """1 everywhere, in the shape and dtype of x, whose values do not matter.
 
-    Example: F.ones_like(x)
+    >>> F.ones_like(dl.tensor([1.0, 2.0]))
+    Tensor([1., 1.], device=numpy)
     """
     return oneslike_op(as_node(x))
 

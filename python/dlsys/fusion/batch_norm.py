@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph.kinds import Instance, Kind
+from ..arguments.kinds import Instance, Kind
+from ..arguments.signature import Signature
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op
-from ..graph.signature import Signature
 from ..ops.elementwise import add_op
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.norm.batch_norm import (

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arguments.kinds import Bool, Instance, Kind, OneOf, Rung
+from ..arguments.signature import Signature
 from ..dtypes import is_narrow
 from ..errors import GraphError
-from ..graph.kinds import Bool, Choice, Instance, Kind
 from ..graph.lines import where
 from ..graph.node import Node, Op, find_topo_sort
-from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
 from ..ops.leaf import placeholder_op
 from ..ops.matmul import algorithm_number, precision_number
 from ..ops.movement import reshape_op
 from ..ops.random.device_batch import scaled_op
+from ..rungs import GEMM
 from ..runtime.interface import interface
 
 # By their numbers, which count from 1: kernels of activations, y = f(x), and of their gradients,
@@ -175,7 +176,7 @@ class Selected(NamedTuple):
     @property
     def kind(self) -> Kind:
         """The values that the attribute may have."""
-        return Bool() if True in self.choices else Choice("", *self.choices)
+        return Bool() if True in self.choices else OneOf("", *self.choices)
 
     def code(self, node: Node) -> int:
         """The kernel's argument."""
@@ -188,6 +189,7 @@ class FusedGemm(Fused):
 
     tolerance = 1e-4
     has_precision = tunable = True
+    ladder = GEMM
 
     def __init__(
         self, name: str, select: Selected, outputs: int = 1, any_dtype: tuple[int, ...] = ()
@@ -195,7 +197,8 @@ class FusedGemm(Fused):
         super().__init__(name, outputs, any_dtype)
         self._select = select
         kinds: dict[str, Kind] = {"body": Instance(Body), select.name: select.kind}
-        self.signature = Signature("*inputs", **kinds, trans_A=Bool(), trans_B=Bool())
+        kinds |= {"trans_A": Bool(), "trans_B": Bool(), "algo": Rung(GEMM)}
+        self.signature = Signature("*inputs", **kinds)
 
     def scalars(self, node: Node) -> tuple[int, ...]:
         flags = int(node.attrs["trans_A"]), int(node.attrs["trans_B"])

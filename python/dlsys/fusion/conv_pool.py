@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..graph.kinds import Bool, Instance
+from ..arguments.kinds import Bool, Instance
+from ..arguments.signature import Signature
 from ..graph.lines import attributed_to
 from ..graph.node import Node
-from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec, normalize_axes
+from ..ops.conv import tiles as numpy_form
 from ..ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,
@@ -28,6 +29,7 @@ from ..ops.conv.convolution import (
 )
 from ..ops.conv.geometry import Pair, Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
+from ..ops.conv.tiles import CUT, UINT8, Scratch, Tiles
 from ..ops.elementwise import relu_gradient_op, relu_op
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
@@ -37,9 +39,8 @@ from ..runtime.target import Target
 from .body import Body, Fused, close, shaped
 from .rewrite import Graph, Pattern, exchange, value_of
 
-CUT = 255
 _HW = interface.struct("HW")
-UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)
+INT32 = np.dtype(np.int32)
 
 
 class Fits(NamedTuple):
@@ -62,11 +63,19 @@ class Geometry(NamedTuple):
     window: int
     out: Pair
 
+    @property
+    def tiles(self) -> Tiles:
+        """The same for the numpy form."""
+        sizes = self.plane, self.size, self.before, self.window, self.out
+        return Tiles(self.channels, self.filters, *sizes)
+
 
 @lru_cache
 def fits(geometry: Geometry, target: Target) -> Fits:
     """The fused kernels that a target has for this geometry, of any number of images."""
     g = geometry
+    if not target.native:
+        return Fits(*3 * (g.tiles.pays,))
     x, f = (Spec((n, g.channels, *e), FLOAT32) for n, e in ((1, g.plane), (g.filters, g.size)))
     y = Spec((1, g.filters, *g.out), FLOAT32)
     code, attrs = y._replace(dtype=UINT8), (_HW(*g.before), g.window)
@@ -108,8 +117,19 @@ class ConvPoolOp(Fused):
         y, argmax = cast(tuple[Spec, Spec], super().infer(node, *specs))
         return y, argmax._replace(dtype=UINT8)
 
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return _scratch(node, inputs[0])
+
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        *given, y, code = arrays
+        count = len(node.inputs)
+        given, scratch, (y, code) = arrays[:count], arrays[count:-2], arrays[-2:]
+        geometry, relu = node.attrs["geometry"], node.attrs["relu"]
+        if scratch:
+            x, f, *bias = given
+            operands = x, f, bias[0] if bias else None
+            floats, masks = scratch
+            if numpy_form.forward(geometry.tiles, operands, relu, floats, masks, y, code):
+                return
         argmax = np.empty(code.shape, INT32)
         super().numpy(node, *given, y, argmax)
         rows, columns, corner = _positions(node, code)
@@ -141,13 +161,23 @@ class ConvPoolGradientOp(Fused):
         other, dy, code = specs
         return super().infer(node, other, dy, code._replace(dtype=INT32))
 
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        return _scratch(node, inputs[1])
+
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        other, dy, code, *made = arrays
+        other, dy, code = arrays[:3]
+        scratch, made = arrays[3 : -self.outputs], arrays[-self.outputs :]
+        if scratch and self._by_tiles(node, (other, dy, code), scratch, made):
+            return
         cut = code == CUT
         rows, columns, corner = _positions(node, code)
         position = np.where(cut, 0, code).astype(INT32)
         argmax = (corner + position // rows * columns + position % rows).astype(INT32)
         super().numpy(node, other, np.where(cut, np.zeros((), dy.dtype), dy), argmax, *made)
+
+    def _by_tiles(self, node: Node, given: Any, scratch: Any, made: Any) -> bool:
+        tiles, (floats, masks) = node.attrs["geometry"].tiles, scratch
+        return numpy_form.data_gradient(tiles, given, floats, masks, made[0])
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
         geometry: Geometry = node.attrs["geometry"]
@@ -157,8 +187,20 @@ class ConvPoolGradientOp(Fused):
 class ConvPoolFilterGradientOp(ConvPoolGradientOp):
     """The gradients for the filter and, with two outputs, the bias, of (x, dy, code)."""
 
+    def _by_tiles(self, node: Node, given: Any, scratch: Any, made: Any) -> bool:
+        tiles, (floats, masks) = node.attrs["geometry"].tiles, scratch
+        bias = made[1] if self.outputs == 2 else None
+        return numpy_form.filter_gradient(tiles, given, floats, masks, made[0], bias)
+
     def lists(self, node: Node) -> tuple[int]:
         return (self.outputs,)
+
+
+def _scratch(node: Node, images: Spec) -> list[Spec]:
+    """The workspace of the numpy form in float32; in float64 it is the body's."""
+    if images.dtype != FLOAT32:
+        return []
+    return Scratch.specs(node.attrs["geometry"].tiles, images.shape[0])
 
 
 def _positions(node: Node, code: np.ndarray) -> tuple[int, int, np.ndarray]:
@@ -240,6 +282,8 @@ _BACK = Pattern(max_pool_gradient_op, "dy", "argmax", name="unpooled", hidden=Tr
 def _forward(graph: Graph, pool: Node, target: Target) -> Forward | None:
     found = _FORWARD.match(graph, pool)
     if found is None or found["conv"].spec.dtype != FLOAT32:
+        return None
+    if "algo" in found["conv"].attrs:  # the fused kernels are no rung
         return None
     if not all(user.op.projection for user in graph.users[pool]):
         return None

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.kinds import Instance, Number
+from ..arguments.kinds import Instance, Number
+from ..arguments.signature import Signature
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op, same_nodes
-from ..graph.signature import Signature
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.loss.cross_entropy import (
     cross_entropy_gradient_op,

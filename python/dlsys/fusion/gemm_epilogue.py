@@ -8,15 +8,17 @@ over K, the gradients of weights and bias.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..graph.spec import normalize_axes
 from ..ops.elementwise import add_op
-from ..ops.matmul import matmul_op
+from ..ops.matmul import matmul_op, rung_attribute
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
+from ..runtime.target import Target
 from .body import (
     ACTIVATIONS,
     GRADIENTS,
@@ -38,26 +40,35 @@ matmul_sums_op = FusedGemm("matmul_sums", Selected("of_A"), outputs=2)  # A B, Î
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The fetches over a graph whose products have epilogues. The graph, simplified for native
-    devices, must be the executor's own: its nodes change.
+    devices, must be the executor's own: its nodes change. A product that names a rung stays alone
+    where the fused kernel lacks the rung.
     """
     for rewrite in (_epilogues, _operand_sums):
-        fetches = exchange(fetches, rewrite(Graph(fetches)))
+        fetches = exchange(fetches, rewrite(Graph(fetches), options.target))
     return list(fetches)
 
 
-def _epilogues(graph: Graph) -> dict[Node, Node]:
-    found = (_with_epilogue(graph, node) for node in graph.order if node.op is matmul_op)
+def _epilogues(graph: Graph, target: Target) -> dict[Node, Node]:
+    found = (_with_epilogue(graph, node) for node in graph.order if _is_open(node, target))
     return dict(one for one in found if one is not None)
 
 
-def _operand_sums(graph: Graph) -> dict[Node, Node]:
+def _is_open(node: Node, target: Target) -> bool:
+    """True for a product whose rung, if it names one, the fused kernels have."""
+    if node.op is not matmul_op:
+        return False
+    rung = node.attrs.get("algo")
+    return rung is None or all(rung in target.rungs(kernel) for kernel in FUSION.needs)
+
+
+def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
     sums: dict[tuple[Node, int], Node] = {}
     for node in graph.order:
         if node.op is sum_op and _keeps_last(node):
             sums.setdefault((strip_views(node.inputs[0]), node.spec.size), node)
     replaced: dict[Node, Node] = {}
     for node in graph.order if sums else ():
-        if node.op is not matmul_op:
+        if not _is_open(node, target):
             continue
         for k, k_first in ((1, not node.attrs["trans_B"]), (0, node.attrs["trans_A"])):
             operand = node.inputs[k]
@@ -107,7 +118,7 @@ def _with_epilogue(graph: Graph, product: Node) -> tuple[Node, Node] | None:
 def _fused_product(
     product: Node, bias: Node | None, side: Node | None, activation: str, last: Node
 ) -> Node:
-    flags = {name: product.attrs[name] for name in ("trans_A", "trans_B")}
+    flags = _flags(product)
     if side is not None:
         flat = in_shape(side, product.spec.shape)
         body = _body(product, flat, last, {side: flat} if flat is not side else {})
@@ -125,6 +136,11 @@ def _fused_product(
     return fused
 
 
+def _flags(product: Node) -> dict[str, Any]:
+    flags = {name: product.attrs[name] for name in ("trans_A", "trans_B")}
+    return flags | rung_attribute(product)
+
+
 def _body(
     product: Node, third: Node | None, last: Node, shown: dict[Node, Node] | None = None
 ) -> Body:
@@ -136,8 +152,7 @@ def _with_sums(product: Node, total: Node, operand: Node, of_A: bool) -> Node:
     flat = in_shape(total, (total.spec.size,))
     shown = {total.inputs[0]: operand}
     body = close(product.inputs, (product, flat), shown if total.inputs[0] is not operand else {})
-    flags = {name: product.attrs[name] for name in ("trans_A", "trans_B")}
-    made = matmul_sums_op(*product.inputs, body=body, of_A=of_A, **flags)
+    made = matmul_sums_op(*product.inputs, body=body, of_A=of_A, **_flags(product))
     made.stand_for(product)
     return made
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..graph.kinds import Instance, Number
+from ..arguments.kinds import Instance, Number
+from ..arguments.signature import Signature
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op, output_op
-from ..graph.signature import Signature
 from ..graph.spec import FLOAT32, Spec
 from ..ops.matmul import precision_number
 from ..passes.pipeline import Options, Pass
@@ -151,7 +151,7 @@ def _layers_below(graph: Graph, loss: Node, target: Target) -> list[Node]:
     source = loss.inputs[0]
     while True:
         node = strip_views(source)
-        if node.op.kernel not in LAYERS or node.attrs["trans_A"]:
+        if node.op.kernel not in LAYERS or node.attrs["trans_A"] or "algo" in node.attrs:
             break
         if node.spec.shape[-1] != source.spec.shape[-1]:  # its rows are others
             break
@@ -185,6 +185,8 @@ def _is_read_by(graph: Graph, node: Node, reader: Node) -> bool:
 def _passes_back(node: Node, dy: Node, layer: Node) -> bool:
     """True for the gradient of a layer's input, made of dy, the gradient of its output."""
     if node.op.kernel not in ("matmul", "matmul_gradient") or node.attrs["trans_A"]:
+        return False
+    if "algo" in node.attrs:
         return False
     same_weight = node.inputs[1] is layer.inputs[1]
     transposed = node.attrs["trans_B"] != layer.attrs["trans_B"]

@@ -54,4 +54,5 @@ def _groups(order: Sequence[Node]) -> list[list[Node]]:
     return list(found.values())
 
 
-FUSION = Pass("multi_tensor", fuse, place=70)
+# On numpy a call costs little, and a gradient dies at its update.
+FUSION = Pass("multi_tensor", fuse, place=70, when=lambda options: options.target.native)

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Instance
+from ..arguments.signature import Signature
 from ..dtypes import FLOAT16, STORAGE, bfloat16, is_narrow, rounded
 from ..errors import GraphError
-from ..graph.kinds import Instance
 from ..graph.lines import attributed_to
 from ..graph.node import Node
-from ..graph.signature import Signature
 from ..graph.spec import Spec
 from ..ops.comparison import BOOL
 from ..ops.leaf import full_op

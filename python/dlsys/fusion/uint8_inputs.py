@@ -1,7 +1,7 @@
 """uint8 inputs: a batch of uint8 stays so until the products that read it, in tf32.
 
 Pattern: a shuffled batch of uint8 samples, scaled by one number, all of whose readers are products
-or fused updates. Tensor cores take uint8 for whole numbers, which tf32 holds exactly: nothing is
+or fused updates. Tensor cores take uint8 for integers, which tf32 holds exactly: nothing is
 rounded, and the scale multiplies the sums. The batch is a quarter as large wherever it is written
 and read.
 """
@@ -75,7 +75,7 @@ def _reading(reader: Node, views: Sequence[Node]) -> Reading | None:
     op = PRODUCTS.get(reader.op.kernel or "")
     if op is None:
         return reader.op.with_uint8(reader, positions) if isinstance(reader.op, Fused) else None
-    if positions != [0] or reader.attrs["trans_A"]:
+    if positions != [0] or reader.attrs["trans_A"] or "algo" in reader.attrs:
         return None
     body = reader.attrs.get("body") or close(reader.inputs, [reader])
     return op, {"activation": "", **reader.attrs, "body": with_uint8(body, positions)}

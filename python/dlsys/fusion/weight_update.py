@@ -225,12 +225,13 @@ def _source(graph: Graph, gradient: Node) -> tuple[Node, int] | None:
 
 
 def _fits(product: Node) -> bool:
-    """True where the kernel makes it: Aᵀ B of float32, with no operand that may be a state, which
-    the kernel would change while it reads it.
+    """True where the kernel makes it: Aᵀ B of float32 by no rung of its own, with no operand that
+    may be a state, which the kernel would change while it reads it.
     """
     float32 = all(x.spec.dtype == np.float32 for x in product.inputs)
     transposed = product.attrs["trans_A"] and not product.attrs["trans_B"]
-    return float32 and transposed and not any(map(_is_state, product.inputs))
+    free = "algo" not in product.attrs
+    return free and float32 and transposed and not any(map(_is_state, product.inputs))
 
 
 def _is_state(node: Node) -> bool:

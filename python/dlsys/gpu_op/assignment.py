@@ -6,7 +6,15 @@ from ..errors import ShapeError
 from ..ndarray import NDArray, launch
 from ..ops.matmul import matmul_op
 from ..ops.movement import broadcast_to_op
-from .checks import check_arrays, check_separate, check_shape, checked, elementwise
+from ..rungs import GEMM
+from .checks import (
+    algorithm_of_rung,
+    check_arrays,
+    check_separate,
+    check_shape,
+    checked,
+    elementwise,
+)
 
 __all__ = [
     "array_set", "broadcast_to", "matrix_elementwise_add", "matrix_elementwise_add_by_const",
@@ -60,12 +68,23 @@ def matrix_elementwise_multiply_by_const(mat: NDArray, value: float, output: NDA
 
 
 def matrix_multiply(
-    mat_a: NDArray, trans_a: bool, mat_b: NDArray, trans_b: bool, mat_c: NDArray
+    mat_a: NDArray,
+    trans_a: bool,
+    mat_b: NDArray,
+    trans_b: bool,
+    mat_c: NDArray,
+    algo: str = "",
 ) -> None:
-    """C (m, n) = A (m, k) @ B (k, n), where A or B may be given transposed."""
+    """C (m, n) = A (m, k) @ B (k, n), where A or B may be given transposed.
+
+    `algo` names a rung of the ladder (docs/learn/gemm.md); "auto" leaves it to the heuristic and ""
+    to DLSYS_GEMM. NotApplicableError, which lists those that there are, for one that the device
+    lacks or that cannot serve the product.
+    """
     flags = dict(trans_A=bool(trans_a), trans_B=bool(trans_b))
-    of_a, of_b, *how = checked(matmul_op, (mat_a, mat_b), mat_c, **flags)
-    launch("matmul", mat_c.ctx, mat_a, of_a, mat_b, of_b, *how, mat_c)
+    of_a, of_b, _, precision = checked(matmul_op, (mat_a, mat_b), mat_c, **flags)
+    number = algorithm_of_rung("matmul", mat_c.ctx, GEMM, algo)
+    launch("matmul", mat_c.ctx, mat_a, of_a, mat_b, of_b, number, precision, mat_c)
 
 
 def relu(in_arr: NDArray, out_arr: NDArray) -> None:

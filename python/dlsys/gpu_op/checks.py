@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..errors import ShapeError
+from ..errors import NotApplicableError, ShapeError
 from ..graph.node import Op
 from ..graph.spec import FLOAT32
 from ..ndarray import NDArray, launch
 from ..ops.leaf import Variable
+from ..rungs import AUTO, Ladder, rungs_among
+from ..runtime.device import Context
+from ..runtime.library import load
+from ..settings import settings
 
 
 def check_arrays(op: str, *arrays: Any) -> None:
@@ -78,6 +82,20 @@ def _rules(op: Op, given: tuple[tuple[int, ...], ...], attrs: tuple[tuple[str, A
         node = simpler
     specs = node.spec if node.op.outputs > 1 else (node.spec,)
     return [spec.shape for spec in specs], len(node.inputs), node.op.scalars(node)
+
+
+def algorithm_of_rung(kernel: str, ctx: Context, ladder: Ladder, rung: str) -> int:
+    """The number of the algorithm that stands for a rung; 0 for auto. NotApplicableError where the
+    kernel has no such rung.
+    """
+    rung = rung or getattr(settings, ladder.setting)
+    if rung == AUTO:
+        return 0
+    names = load().algorithms(ctx.kernel_device, kernel)
+    if rung not in names:
+        known = ", ".join((AUTO, *rungs_among(names)))
+        raise NotApplicableError(f"{kernel}: no rung {rung!r} on {ctx}; use {known}")
+    return names.index(rung) + 1
 
 
 def _frozen(value: Any) -> Any:

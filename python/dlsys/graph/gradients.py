@@ -15,7 +15,7 @@ from .node import Node, find_topo_sort, hooks
 
 def gradients(output_node: Node, node_list: Sequence[Node], seed: Node | None = None) -> list[Node]:
     """A node for the gradient of `output_node` (of the sum of its elements, each times that of
-    `seed` where one is given) with respect to each given node.
+    `seed` where one is given) with respect to each of `node_list`.
 
     A node that the output does not depend on gets zeros of its shape. GraphError names an operator
     on the way that has no gradient.
@@ -85,7 +85,7 @@ def _spread(node: Node, output_grad: Any, pieces: dict[Node, list], needed: set[
 
 
 def sum_node_list(node_list: Sequence[Node]) -> Node:
-    """The sum of some nodes as a node."""
+    """The sum of the nodes of `node_list` as a node."""
     if not node_list:
         raise GraphError(f"sum_node_list: expected at least one node [{where()}]")
     total = node_list[0]

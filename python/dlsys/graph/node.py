@@ -13,16 +13,15 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import index, is_
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from ..describe import described, drawn_by, few, source_line
 from ..errors import GraphError, ShapeError, SignatureError
 from ..methods import ArrayMethods
-from .kinds import Input, Int
+from ..rungs import Ladder
 from .lines import current_line, where
-from .signature import Signature
 from .spec import Spec, promote
 
 Self = TypeVar("Self", bound="Op")
@@ -31,6 +30,29 @@ _numbers = itertools.count()
 # The few operators that nodes and gradients need; `ops/` fills them in, so that this floor knows
 # none of them.
 hooks: dict[str, Callable[..., Any]] = {}
+
+
+class Arguments(Protocol):
+    """An operator's inputs and attributes, as `arguments/` declares and checks them."""
+
+    inputs: list[str]
+    attributes: dict[str, Any]
+
+    def bind(
+        self, called: str, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any], str | None]:
+        """Inputs, attributes and the node's name of a call. SignatureError where it does not
+        fit.
+        """
+
+    def arguments(self, called: str, args: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
+        """All that a call gives and the defaults of the rest, by name."""
+
+    def python(self) -> inspect.Signature:
+        """The signature as `inspect` has them."""
+
+    def described(self) -> str:
+        """The attributes, a line each."""
 
 
 class _Docstring:
@@ -65,13 +87,14 @@ class Op:
 
     Own operators need `infer_shape(node, input_shapes)`, `compute(node, input_vals, output_val,
     use_numpy)` and, to be differentiated, `gradient(node, output_grad)`; see "How to add an
-    operator" in the README for one with a native kernel.
+    operator" in the README for one with a native kernel. Methods take `attrs`, attributes by name;
+    a `node` or `nodes` of this operator; `specs`, of `inputs` and `output`; numpy `arrays`.
     """
 
     # ---- traits: all that the engine knows of an operator ----
     name: str = ""  # in texts, messages and profiles
     # Its inputs and attributes; None: any nodes and keywords.
-    signature: Signature | None = None
+    signature: Arguments | None = None
     doc: str = ""  # what `help` says of it, instead of its class's docstring
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
     # Values it makes: several are reached as node[0], node[1], …; 0 only groups its inputs.
@@ -101,6 +124,7 @@ class Op:
     movement: bool = False  # it moves or repeats elements and computes nothing
     has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
+    ladder: Ladder | None = None  # what its attribute `algo` may name (executor/tune/rungs.py)
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
     vocabulary: bool = True  # `dlsys.functional` names it: no part of others, not the course's
@@ -369,7 +393,7 @@ class Node(ArrayMethods):
         self.changed = Node.changes
 
     def error(self, message: str) -> ShapeError:
-        """A ShapeError that names this operator and the user's line, ready to raise."""
+        """A ShapeError with a message, this operator and the user's line, ready to raise."""
         return ShapeError(f"{self.op.name}: {message} [{self.where}]")
 
     def __getitem__(self, index: Any) -> Node:
@@ -439,7 +463,6 @@ class OutputOp(Op):
 
     name = "output"
     view = projection = True
-    signature = Signature("operator", index=Int(low=0))
 
     def infer(self, node: Node, *specs: Any) -> Spec:
         return specs[0][node.attrs["index"]]
@@ -457,7 +480,7 @@ def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
 
 
 def find_topo_sort(node_list: Iterable[Node]) -> list[Node]:
-    """Every node that the given ones depend on, inputs before users. GraphError names a cycle."""
+    """Every node that `node_list` depends on, inputs before users. GraphError names a cycle."""
     order: list[Node] = []
     done: dict[Node, bool] = {}  # False while its inputs are visited, True once it is in `order`
     stack = list(node_list)[::-1]
@@ -488,7 +511,15 @@ def _refuse_input(node: Node, value: Any) -> None:
         what = f"{value.name} has {value.op.outputs} values, expected one"
         advice = f"use {value.name}[0]" if value.op.outputs else "a group can only be fetched"
         raise GraphError(f"{node.op.name}: {what}; {advice} [{node.where}]")
-    raise SignatureError(f"{node.op.name}: {Input().refusal('an input', value)} [{node.where}]")
+    raise SignatureError(f"{node.op.name}: {no_node('an input', value)} [{node.where}]")
+
+
+def no_node(key: str, value: Any) -> str:
+    """Why a value is no input, as a part of a sentence."""
+    advice = "wrap arrays in ad.constant"
+    if isinstance(value, bool):
+        advice = "compare nodes by == or <, which makes one"
+    return f"{key} is {type(value).__name__}, expected a node; {advice}"
 
 
 def _cycle_text(path: list[Node], start: Node) -> str:

@@ -15,8 +15,8 @@ from ..dtypes import bfloat16
 
 
 class Spec(NamedTuple):
-    """Shape and dtype of a value. `dtype` is None while unknown; `declared` tells that the user
-    chose it.
+    """`shape` and `dtype` of a value, None while unknown; `declared` tells that the user chose the
+    dtype.
     """
 
     shape: tuple[int, ...]

@@ -57,7 +57,10 @@ class MLP:
             p.grad.data = np.zeros(p.shape)
 
     def to(self, device: Device) -> MLP:
-        """Moves all parameters, in place; returns itself."""
+        """Moves all parameters, in place; returns itself.
+
+        device: as of `dl.tensor`.
+        """
         for p in self.parameters():
             p.to(device)
         return self

@@ -55,7 +55,10 @@ class Operations:
         return self._made(lambda x: x + scalar, shape, a)
 
     def matrix_power(self, a: Any, exponent: float, shape: Shape | None = None) -> Made:
-        """Each element to a power."""
+        """Each element to a power.
+
+        exponent: a number.
+        """
         return self._made(lambda x: x**exponent, shape, a)
 
     def matrix_tanh(self, a: Any, shape: Shape | None = None) -> Made:

@@ -1,6 +1,8 @@
 """Layers and models: they hold Parameters by name and build graphs.
 
-from dlsys import nn
+>>> from dlsys import nn
+>>> nn.Linear(2, 3)
+Linear(2, 3)
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Number
+from ..arguments.signature import declared
 from ..autodiff import Node
-from ..graph.kinds import Bool, Number
-from ..graph.signature import declared
 from .module import Module
 
 

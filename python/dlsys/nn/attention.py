@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Int, OneOf
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
 from ..functional.record import optional, recorded
-from ..graph.kinds import Bool, Choice, Int
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, xavier_uniform, zeros
 from ..ops.random.sampling import PROBABILITY
 from .kinds import Function
@@ -33,7 +33,7 @@ def project(
     x: Node, weight: Node, bias: Node | None, heads: int, rows: tuple[int, int], batch_first: bool
 ) -> Node:
     """x (N, L, inputs), or (L, N, inputs), in heads (N, heads, L, d), by some rows of a bias and of
-    a weight, which is taken whole where it has no more. One of N and L may be unknown when the
+    a weight, which is taken undivided where it has no more. One of N and L may be unknown when the
     graph is built.
     """
     features = rows[1] - rows[0]
@@ -109,13 +109,19 @@ class MultiheadAttention(Module):
     with Q, K, V projections of query, key and value, joined by a last projection.
 
     query (L, N, features), key (S, N, kdim), value (S, N, vdim), to (L, N, features); with
-    batch_first N stands before L and S. kdim and vdim are `features` unless given. `dropout` is
-    the probability of dropping a weight in training. Parameters are `in_proj_weight`
-    (3 · features, features), or `q_proj_weight`, `k_proj_weight` and `v_proj_weight` where kdim or
-    vdim differ, `in_proj_bias`, `out_proj.weight` and `out_proj.bias`, as in PyTorch; weights begin
-    in Xavier's uniform form and biases at 0. Vaswani et al. (2017).
+    batch_first N stands before L and S. kdim and vdim are `features` unless given. `dropout` is the
+    probability of dropping a weight in training. Parameters are `in_proj_weight` (3 · features,
+    features), or `q_proj_weight`, `k_proj_weight` and `v_proj_weight` where kdim or vdim differ,
+    `in_proj_bias`, `out_proj.weight` and `out_proj.bias`, as in PyTorch; weights begin in Xavier's
+    uniform form and biases at 0. Vaswani et al. (2017). initializer: a function of `init` for the
+    projections.
 
     GraphError unless `heads` divides `features`.
+
+    >>> layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> x = dl.randn(3, 5, 8)
+    >>> layer(x, x, x).shape
+    (3, 5, 8)
     """
 
     @declared(
@@ -213,7 +219,7 @@ class TransformerEncoderLayer(Module):
 
     @declared(
         features=SIZE, heads=SIZE, hidden=SIZE, dropout=PROBABILITY,
-        activation=Choice(*ACTIVATIONS), batch_first=Bool(), norm_first=Bool(), rng=RNG,
+        activation=OneOf(*ACTIVATIONS), batch_first=Bool(), norm_first=Bool(), rng=RNG,
     )  # fmt: skip
     def __init__(
         self,
@@ -248,6 +254,8 @@ class TransformerEncoderLayer(Module):
     ) -> Node:
         """x (L, N, features), or (N, L, features), in the same shape; the masks are those of
         `MultiheadAttention`.
+
+        attn_mask, key_padding_mask and causal: as of `MultiheadAttention`.
         """
 
         def attend(x: Node) -> Node:
@@ -282,6 +290,11 @@ class TransformerBlock(TransformerEncoderLayer):
     """`TransformerEncoderLayer` as language models have it: batch first, normalized first, "gelu",
     4 · features hidden units; with `causal` each position sees itself and those before, so that
     blocks fit into a `Sequential`. After Radford et al. (2019).
+
+    features, heads, dropout: as of `MultiheadAttention`.
+
+    >>> nn.TransformerBlock(8, 2, causal=True)(dl.randn(3, 5, 8)).shape
+    (3, 5, 8)
     """
 
     @declared(features=SIZE, heads=SIZE, dropout=PROBABILITY, causal=Bool(), rng=RNG)
@@ -307,7 +320,10 @@ class TransformerBlock(TransformerEncoderLayer):
         key_padding_mask: Node | None = None,
         causal: bool = False,
     ) -> Node:
-        """x (N, L, features) in the same shape."""
+        """x (N, L, features) in the same shape.
+
+        attn_mask, key_padding_mask and causal: as of `MultiheadAttention`.
+        """
         return super().forward(x, attn_mask, key_padding_mask, causal or self.causal)
 
     def options(self) -> str:

@@ -6,9 +6,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import overload
 
+from ..arguments.signature import declared
 from ..autodiff import Node
 from ..errors import GraphError
-from ..graph.signature import declared
 from .kinds import Function
 from .module import Module
 
@@ -22,6 +22,15 @@ class Sequential(Module):
     those of lists, and give the model back.
 
     GraphError for what cannot be called.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> model(dl.zeros(3, 4)).shape
+    (3, 2)
+    >>> model[:-1]
+    Sequential(
+      0: Linear(4, 8)
+      1: ReLU()
+    )
     """
 
     def __init__(self, *layers: Layer) -> None:
@@ -95,6 +104,9 @@ def _checked(k: int, layer: Layer) -> Layer:
 class Residual(Module):
     """body(x) + shortcut(x), the shortcut x itself unless given. He et al., "Deep residual learning
     for image recognition" (2016).
+
+    >>> nn.Residual(nn.Linear(3, 3))(dl.ones(2, 3)).shape
+    (2, 3)
     """
 
     @declared(body=Function(), shortcut=Function())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Int, OneOf, Shape
+from ..arguments.signature import declared
 from ..autodiff import Node
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, Choice, Int, Shape
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..ops.conv.geometry import IntPair
 from ..ops.resize import Factors
 from .kinds import AsGiven
@@ -27,7 +27,7 @@ class Upsample(Module):
 
     @declared(
         size=AsGiven(IntPair(low=1)), scale=AsGiven(Factors()),
-        mode=Choice("nearest", "bilinear"), align_corners=Bool(),
+        mode=OneOf("nearest", "bilinear"), align_corners=Bool(),
     )  # fmt: skip
     def __init__(
         self,

@@ -37,7 +37,8 @@ def load_torch_state_dict(model: Module, source: Any, strict: bool = True) -> Di
     """Takes over the weights of a PyTorch model, or of its state_dict, by name.
 
     Works as `Module.load_state_dict`, of which it has the errors, but state that only dlsys has may
-    be missing and stays as it is. Tensors may be on any device, and of bfloat16.
+    be missing and stays as it is. Tensors may be on any device, and of bfloat16. source: the
+    PyTorch module, or its state_dict.
     """
     values = source.state_dict() if hasattr(source, "state_dict") else source
     if not isinstance(values, Mapping):

@@ -1,10 +1,10 @@
-"""Kinds of what layers take besides numbers, see graph/kinds.py."""
+"""Kinds of what layers take besides numbers, see arguments/kinds.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..graph.kinds import Kind
+from ..arguments.kinds import Kind
 from ..ops.conv.geometry import IntPair, Padding
 
 

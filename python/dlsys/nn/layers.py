@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Int, Kind, Rung
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, Int, Kind
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Initializer, Rng, generator, he_normal, normal, zeros
 from ..ops.conv.geometry import IntPair, Padding
+from ..rungs import CONV
 from .kinds import AsGiven, Function
 from .module import Module, changed
 
@@ -29,14 +30,22 @@ SIZE = Int(low=1)
 DRAWN: dict[str, Kind] = dict(initializer=Function(), rng=RNG)
 WINDOW = AsGiven(IntPair(low=1))
 SLIDING: dict[str, Kind] = dict(
-    stride=WINDOW, padding=AsGiven(Padding()), dilation=WINDOW, groups=SIZE, bias=Bool()
+    stride=WINDOW,
+    padding=AsGiven(Padding()),
+    dilation=WINDOW,
+    groups=SIZE,
+    bias=Bool(),
+    algo=Rung(CONV),
 )
 
 
 class Linear(Module):
     """x @ weightᵀ + bias: x (…, inputs), weight (outputs, inputs), bias (outputs,) to (…, outputs).
 
-    GraphError for extents below 1.
+    initializer: a function of `init`, which draws the weight. GraphError for extents below 1.
+
+    >>> nn.Linear(3, 2, rng=0)(dl.ones(4, 3)).shape
+    (4, 2)
     """
 
     @declared(inputs=SIZE, outputs=SIZE, bias=Bool(), **DRAWN)
@@ -71,7 +80,7 @@ class Filtered(Module):
         self.inputs, self.outputs, self.attrs = inputs, outputs, attrs
 
     def options(self) -> str:
-        usual = dict(stride=1, padding=0, output_padding=0, dilation=1, groups=1)
+        usual = dict(stride=1, padding=0, output_padding=0, dilation=1, groups=1, algo=None)
         shown = [str(self.inputs), str(self.outputs), str(self.weight.shape[2:])]
         return ", ".join(
             [*shown, *changed(self.attrs, usual), *["bias=False"] * (self.bias is None)]
@@ -82,8 +91,12 @@ class Conv2d(Filtered):
     """The convolution of x (N, inputs, H, W) with weight (outputs, inputs/groups, kH, kW), plus
     bias (outputs,); the other arguments are those of `F.conv2d`.
 
-    GraphError for extents below 1 and groups that do not divide inputs and outputs; ShapeError at
-    use for attributes or shapes that do not fit.
+    window: the extents (kH, kW), or one number for both. initializer: a function of `init`, which
+    draws the weight. GraphError for extents below 1 and groups that do not divide inputs and
+    outputs; ShapeError at use for attributes or shapes that do not fit.
+
+    >>> nn.Conv2d(3, 8, 3, padding=1)(dl.zeros(2, 3, 16, 16)).shape
+    (2, 8, 16, 16)
     """
 
     @declared(inputs=SIZE, outputs=SIZE, window=WINDOW, **SLIDING, **DRAWN)
@@ -100,10 +113,11 @@ class Conv2d(Filtered):
         *,
         initializer: Initializer = he_normal,
         rng: Rng = None,
+        algo: str | None = None,
     ) -> None:
         shape = filter_shape("Conv2d", inputs, outputs, window, groups)
         weight = drawn("Conv2d", initializer, shape, rng)
-        attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+        attrs = dict(stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo)
         super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
@@ -116,6 +130,9 @@ class ConvTranspose2d(Filtered):
 
     The initializer draws a filter (outputs, inputs/groups, kH, kW), so that its fans are right.
     Raises what `Conv2d` raises.
+
+    >>> nn.ConvTranspose2d(8, 3, 2, stride=2)(dl.zeros(2, 8, 4, 4)).shape
+    (2, 3, 8, 8)
     """
 
     @declared(
@@ -136,15 +153,15 @@ class ConvTranspose2d(Filtered):
         *,
         initializer: Initializer = he_normal,
         rng: Rng = None,
+        algo: str | None = None,
     ) -> None:
         shape = filter_shape("ConvTranspose2d", inputs, outputs, window, groups)
         filters = drawn("ConvTranspose2d", initializer, shape, rng)
         parts = filters.reshape(groups, outputs // groups, *shape[1:]).swapaxes(1, 2)
         weight = parts.reshape(inputs, outputs // groups, *shape[2:])
-        attrs = dict(stride=stride, padding=padding, output_padding=output_padding)
-        super().__init__(
-            weight, inputs, outputs, bias, attrs | {"dilation": dilation, "groups": groups}
-        )
+        attrs: dict[str, Any] = dict(stride=stride, padding=padding, output_padding=output_padding)
+        attrs |= {"dilation": dilation, "groups": groups, "algo": algo}
+        super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
         return F.conv_transpose2d(x, self.weight, self.bias, **self.attrs)
@@ -154,8 +171,11 @@ class Embedding(Module):
     """Row i of weight (count, features) for each number i of an integer x: (…) to (…, features).
 
     The rows begin standard normal. The row of `padding_idx` begins as zeros and gets no gradient.
-    OutOfRangeError for a number out of range, GraphError for extents below 1 and a padding_idx
-    that is not below count.
+    initializer: a function of `init`, which draws the weight. OutOfRangeError for a number out of
+    range, GraphError for extents below 1 and a padding_idx that is not below count.
+
+    >>> nn.Embedding(10, 4)(dl.tensor([[1, 2, 3]])).shape
+    (1, 3, 4)
     """
 
     @declared(count=SIZE, features=SIZE, padding_idx=Int(low=0), **DRAWN)
@@ -191,7 +211,11 @@ class Embedding(Module):
 
 
 class Flatten(Module):
-    """All axes from `axis` on as one."""
+    """All axes from `axis` on as one.
+
+    >>> nn.Flatten()(dl.zeros(2, 3, 4)).shape
+    (2, 12)
+    """
 
     @declared(axis=Int())
     def __init__(self, axis: int = 1) -> None:
@@ -205,7 +229,11 @@ class Flatten(Module):
 
 
 class Reshape(Module):
-    """Each sample in another shape: x (N, …) to (N, *shape), whatever N."""
+    """Each sample in another shape: x (N, …) to (N, *shape), whatever N.
+
+    >>> nn.Reshape(2, 6)(dl.zeros(5, 12)).shape
+    (5, 2, 6)
+    """
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape

@@ -29,7 +29,10 @@ COUNTER = "num_batches_tracked"
 
 
 class Differences(NamedTuple):
-    """Names that a module has and a state_dict lacks, and the other way round."""
+    """Names that a module has and a state_dict lacks, and the other way round.
+
+    missing: names that the values lack. unexpected: names that the module does not have.
+    """
 
     missing: list[str]
     unexpected: list[str]
@@ -40,7 +43,10 @@ Hook = Callable[["Module", tuple[Any, ...], Any], Any]
 
 
 class HookHandle:
-    """What `Module.register_forward_hook` returns: `remove()` ends the hook's calls."""
+    """What `Module.register_forward_hook` returns: `remove()` ends the hook's calls.
+
+    hooks: those of the module. hook: this one.
+    """
 
     def __init__(self, hooks: dict[int, Hook], hook: Hook) -> None:
         self._hooks, self._number = hooks, next(_numbers)
@@ -75,6 +81,9 @@ _calls: ContextVar[list | None] = ContextVar("calls", default=None)
 
 
 def _undefined(self: Module, *inputs: Any, **options: Any) -> Node:
+    """Builds the graph of a call, of Nodes or Tensors, and returns its output: what a subclass
+    defines. inputs, options: those of the call. GraphError where it is not defined.
+    """
     raise GraphError(
         f"{type(self).__name__} builds no graph: give it a method forward(self, x) that does"
     )
@@ -95,6 +104,15 @@ class Module:
     trained a model on, None where there is none: how inputs are normalized before the model sees
     them. It goes with `state_dict` and checkpoints. `history` is the `train.History` of its last
     run, also of one that was interrupted.
+
+    >>> class Scale(nn.Module):
+    ...     def __init__(self):
+    ...         self.factor = ad.Parameter(np.array([2.0], np.float32))
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    ...
+    >>> Scale()(dl.tensor([1.0, 3.0]))
+    Tensor([2., 6.], device=numpy, requires_grad=True)
     """
 
     # Beside the attributes: what a layer was made of is not its state once more.
@@ -126,6 +144,8 @@ class Module:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Calls `forward` and returns its output node, or a tuple of several. State takes the names
         that it has in the outermost module called.
+
+        inputs, options: as `forward` takes them.
         """
         if self._named != Module._changes and not (inputs and type(inputs[0]) is Recorder.tensor):
             self._name_state()
@@ -324,8 +344,8 @@ class Module:
         Everything must be there and fit; without `strict` names may be missing or unexpected, and
         are returned. A Parameter used several times may have any of its names; where PyTorch saved
         it under all of them, the first counts. PyTorch's `num_batches_tracked` is passed over.
-        DataError names all that is missing, unexpected or of another shape or kind; nothing is
-        changed then.
+        values: arrays by name, as `state_dict` gives them. DataError names all that is missing,
+        unexpected or of another shape or kind; nothing is changed then.
         """
         own, trained_on = dict(self.named_state()), getattr(values, "trained_on", None)
         values = _by_first_names(values, own, dict(paths(self)))
@@ -354,6 +374,8 @@ class Module:
     def summary(self, input_shape: tuple[int | None, ...], dtype: Any = np.float32) -> Summary:
         """A table of the layers that an input of this shape goes through, in the present mode:
         output shapes, parameters, operations. A free extent (None) counts as 1.
+
+        input_shape: with the batch, such as (None, 1, 28, 28).
         """
         shape = tuple(1 if extent is None else extent for extent in input_shape)
         x = Variable("x", shape=shape, dtype=dtype)

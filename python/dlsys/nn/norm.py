@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import functional as F
+from ..arguments.kinds import Axes, Bool, Number
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
-from ..graph.kinds import Axes, Bool, Number
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import ones, zeros
 from ..ops.norm.batch_norm import EPS
 from .layers import SIZE
@@ -38,6 +38,12 @@ class BatchNorm2d(Module):
     Ioffe and Szegedy (2015). A training graph may use the layer once: a second use would update
     its statistics twice, which the executor refuses. GraphError for channels below 1, at use for
     eps and momentum out of range.
+
+    >>> layer = nn.BatchNorm2d(3).eval()
+    >>> layer(dl.ones(1, 3, 2, 2)).shape
+    (1, 3, 2, 2)
+    >>> [name for name, _ in layer.named_buffers()]
+    ['running_mean', 'running_var']
     """
 
     @declared(channels=SIZE, eps=EPS, momentum=Number(low=0, high=1))
@@ -64,6 +70,9 @@ class LayerNorm(Module):
     """(x - mean) / sqrt(variance + eps) · weight + bias over the trailing axes of x, whose extents
     are `shape`, at each of the leading positions. Ba, Kiros and Hinton (2016). GraphError for
     extents below 1.
+
+    >>> nn.LayerNorm(2)(dl.tensor([[1.0, 3.0]]))
+    Tensor([[-0.999995,  0.999995]], device=numpy, requires_grad=True)
     """
 
     @declared(shape=Extents(), eps=EPS)
@@ -81,7 +90,11 @@ class LayerNorm(Module):
 
 
 class BatchNorm1d(BatchNorm2d):
-    """`BatchNorm2d` for x (N, channels) or (N, channels, L), under PyTorch's name."""
+    """`BatchNorm2d` for x (N, channels) or (N, channels, L), under PyTorch's name.
+
+    >>> nn.BatchNorm1d(3)(dl.randn(8, 3)).mean(axis=0).shape
+    (3,)
+    """
 
 
 class GroupNorm(Module):
@@ -89,6 +102,9 @@ class GroupNorm(Module):
     of each of `groups` groups of neighboring channels of each sample. Wu and He (2018).
 
     Without `affine` it has no weight and no bias. GraphError unless groups divide channels.
+
+    >>> nn.GroupNorm(2, 4)(dl.randn(2, 4, 5)).shape
+    (2, 4, 5)
     """
 
     @declared(groups=SIZE, channels=SIZE, eps=EPS, affine=Bool())
@@ -114,6 +130,8 @@ class InstanceNorm2d(GroupNorm):
     """`GroupNorm` with a group for each channel: the statistics are those of each plane of each
     sample of x (N, channels, H, W). As in PyTorch without weight and bias unless `affine`. Ulyanov,
     Vedaldi and Lempitsky (2016).
+
+    eps: as of `F.instance_norm`.
     """
 
     @declared(channels=SIZE, eps=EPS, affine=Bool())
@@ -126,12 +144,18 @@ class InstanceNorm2d(GroupNorm):
 
 
 class InstanceNorm1d(InstanceNorm2d):
-    """`InstanceNorm2d` for x (N, channels, L)."""
+    """`InstanceNorm2d` for x (N, channels, L).
+
+    eps: as of `F.instance_norm`.
+    """
 
 
 class RMSNorm(Module):
     """x / sqrt(mean(x²) + eps) · weight over the trailing axes of x, whose extents are `shape`, at
     each of the leading positions. Zhang and Sennrich (2019). GraphError for extents below 1.
+
+    >>> nn.RMSNorm(2)(dl.tensor([[3.0, 3.0]]))
+    Tensor([[0.9999994, 0.9999994]], device=numpy, requires_grad=True)
     """
 
     @declared(shape=Extents(), eps=EPS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Kind
+from ..arguments.signature import declared
 from ..autodiff import Node
-from ..graph.kinds import Bool, Kind
-from ..graph.signature import declared
 from ..ops.conv.geometry import Padding
 from .kinds import AsGiven
 from .layers import WINDOW, Pair
@@ -32,6 +32,11 @@ class Pool(Module):
 class MaxPool2d(Pool):
     """The largest element of each window of x (N, C, H, W); the stride is the window's size unless
     given.
+
+    padding, dilation and ceil_mode: as of `F.max_pool2d`.
+
+    >>> nn.MaxPool2d(2)(dl.zeros(1, 3, 8, 8)).shape
+    (1, 3, 4, 4)
     """
 
     @declared(**SHARED, dilation=WINDOW)
@@ -53,6 +58,11 @@ class MaxPool2d(Pool):
 class AvgPool2d(Pool):
     """The mean of each window of x (N, C, H, W), zeros of the padding counted unless
     `count_include_pad` is False.
+
+    stride, padding and ceil_mode: as of `F.avg_pool2d`.
+
+    >>> nn.AvgPool2d(2)(dl.zeros(1, 3, 8, 8)).shape
+    (1, 3, 4, 4)
     """
 
     @declared(**SHARED, count_include_pad=Bool())

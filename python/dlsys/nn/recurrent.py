@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import functional as F
+from ..arguments.kinds import Bool, Kind, OneOf
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
 from ..errors import GraphError
 from ..functional.record import recorded
-from ..graph.kinds import Bool, Choice, Kind
 from ..graph.lines import where
-from ..graph.signature import declared
 from ..init import RNG, Rng, generator, uniform
 from ..ops.random.sampling import PROBABILITY
 from .layers import SIZE
@@ -27,7 +27,7 @@ from .shapes import known, shape_of
 State = tuple[Node, ...]
 Weights = tuple[Any, ...]  # weight_ih, weight_hh, bias_ih, bias_hh; a bias may be None
 PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-NONLINEARITY = Choice("tanh", "relu")
+NONLINEARITY = OneOf("tanh", "relu")
 SHARED: dict[str, Kind] = dict(
     inputs=SIZE, hidden=SIZE, num_layers=SIZE, bias=Bool(), batch_first=Bool(),
     dropout=PROBABILITY, bidirectional=Bool(), rng=RNG,
@@ -176,13 +176,18 @@ class RNN(_Recurrent):
     Layer k > 0 reads what layer k - 1 made, dropped out with the given probability in training.
     bidirectional: a second run from the last step to the first, whose outputs stand beside the
     first's, (steps, N, 2 · hidden); states are (num_layers · 2, N, hidden) then. batch_first:
-    inputs and outputs are (N, steps, …), states stay. Parameters are `weight_ih_l0`
-    (hidden, inputs), `weight_hh_l0` (hidden, hidden), `bias_ih_l0`, `bias_hh_l0`, then
-    `…_l0_reverse`, `…_l1`; they begin uniform within 1 / sqrt(hidden), all as in PyTorch. Elman
-    (1990).
+    inputs and outputs are (N, steps, …), states stay. Parameters are `weight_ih_l0` (hidden,
+    inputs), `weight_hh_l0` (hidden, hidden), `bias_ih_l0`, `bias_hh_l0`, then `…_l0_reverse`,
+    `…_l1`; they begin uniform within 1 / sqrt(hidden), all as in PyTorch. Elman (1990).
+    nonlinearity: "tanh" or "relu". bias: False leaves bias_ih and bias_hh out. num_layers: how
+    many, one above the other; dropout: the probability between them.
 
     The steps must be known when the graph is built, the batch need not. GraphError for extents
     below 1, at use for an unknown number of steps; ShapeError at use unless x has three axes.
+
+    >>> outputs, h = nn.RNN(4, 8)(dl.zeros(5, 2, 4))
+    >>> outputs.shape, h.shape
+    ((5, 2, 8), (1, 2, 8))
     """
 
     @declared(nonlinearity=NONLINEARITY, **SHARED)
@@ -242,7 +247,11 @@ class GRU(_Gated):
     at each step, U_n h with its bias: x (steps, N, inputs) to the outputs and the final h.
 
     `weight_ih_l0` (3 · hidden, inputs) has W_r, W_z and W_n; all else is as of `RNN`. Cho et al.
-    (2014).
+    (2014). bias and dropout: as of `RNN`.
+
+    >>> outputs, h = nn.GRU(4, 8, bidirectional=True)(dl.zeros(5, 2, 4))
+    >>> outputs.shape, h.shape
+    ((5, 2, 16), (2, 2, 8))
     """
 
     kind = "gru"
@@ -256,7 +265,12 @@ class LSTM(_Gated):
     (num_layers, N, hidden).
 
     `weight_ih_l0` (4 · hidden, inputs) has the rows of i, f, g and o; all else is as of `RNN`.
-    Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000).
+    Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000). bias and dropout:
+    as of `RNN`.
+
+    >>> outputs, (h, c) = nn.LSTM(4, 8, batch_first=True)(dl.zeros(2, 5, 4))
+    >>> outputs.shape, c.shape
+    ((2, 5, 8), (1, 2, 8))
     """
 
     kind = "lstm"
@@ -296,7 +310,10 @@ class _Cell(Module):
 
 
 class RNNCell(_Cell):
-    """One step of an `RNN`: x (N, inputs) and h (N, hidden), by default 0, to the next h."""
+    """One step of an `RNN`: x (N, inputs) and h (N, hidden), by default 0, to the next h.
+
+    bias and nonlinearity: as of `RNN`.
+    """
 
     @declared(nonlinearity=NONLINEARITY, **CELL)
     def __init__(
@@ -335,12 +352,17 @@ class GRUCell(_GatedCell):
 class LSTMCell(_GatedCell):
     """One step of an `LSTM`: x (N, inputs) and (h, c), each (N, hidden) and by default 0, to the
     next (h, c).
+
+    bias: as of `RNN`.
     """
 
     kind = "lstm"
 
     def forward(self, x: Node, state: tuple[Node, Node] | None = None) -> tuple[Node, Node]:
-        """The next (h, c)."""
+        """The next (h, c).
+
+        x: (N, inputs). state: the last (h, c), zeros where it is None.
+        """
         _check_pair("LSTMCell", state)
         h, c = self._step(x, state)
         return h, c

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .. import autodiff as ad
 from .. import functional as F
+from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
-from ..graph.signature import declared
 from ..init import RNG, Rng, generator
 from ..ops.random.sampling import PROBABILITY
 from .module import Module
@@ -21,6 +21,9 @@ class Dropout(Module):
     alike, and a loaded state goes on where the saved one was; a graph has the key that was there
     when it was built, so load first. Used twice in one graph, the layer draws one mask for both.
     GraphError unless 0 <= probability < 1.
+
+    >>> nn.Dropout(0.5).eval()(dl.ones(3))
+    Tensor([1., 1., 1.], device=numpy)
     """
 
     torch_lacks = ("key", "step")

@@ -13,7 +13,10 @@ from ..passes.simplify import simplify
 
 
 class Call(NamedTuple):
-    """One use of a layer: its name in the model ("" is the model), its arguments and its output."""
+    """One use of a layer: its name in the model ("" is the model), its arguments and its output.
+
+    module: the layer. inputs: what it was called with. output: what it returned.
+    """
 
     name: str
     module: Any  # a Module
@@ -24,6 +27,10 @@ class Call(NamedTuple):
 class Row(NamedTuple):
     """One use of a layer. A container's counts include its children's; state that was counted in
     a use before counts 0 in the next.
+
+    name: in the model, "" for the model itself. kind: the layer with its options. shape: of the
+    output; where there are several, all of theirs. parameters: how many numbers. operations:
+    floating-point operations.
     """
 
     name: str  # in the model; "" is the model itself

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..arguments.signature import declared
 from ..graph.node import Node
-from ..graph.signature import declared
 from .comparison import less_equal_op, where_op
 from .elementwise import (
     Parametric,

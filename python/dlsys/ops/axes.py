@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..arguments.signature import Signature
 from ..dtypes import INT64 as INT64
 from ..graph.node import Node, Op
-from ..graph.signature import Signature
 from ..graph.spec import Spec, normalize_axes
 from .elementwise import cast_op
 from .movement import reshape_op, transpose_op

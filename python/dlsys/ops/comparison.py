@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Number
+from ..arguments.signature import Signature, declared
 from ..errors import GraphError
-from ..graph.kinds import Number
 from ..graph.lines import where
 from ..graph.node import Node, Op, hooks, same_nodes
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, broadcast, floating, promote
 from .elementwise import (
     Elementwise,

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Axes, Int, Kind, Misfit, Shape
+from ..arguments.signature import Signature, declared
 from ..errors import GraphError
-from ..graph.kinds import Axes, Int, Kind, Misfit, Shape, is_node
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, promote
 from .elementwise import cast_op
 from .indexing import Share, Span, getitem_op
@@ -49,7 +49,7 @@ class Nodes(Kind):
 
     def take(self, value: Any) -> list[Node]:
         nodes = list(value)
-        if is_node(value) or not all(map(is_node, nodes)):
+        if isinstance(value, Node) or not all(isinstance(node, Node) for node in nodes):
             raise TypeError
         return nodes
 
@@ -240,7 +240,10 @@ tile_gradient_op = TileGradientOp()
 
 @declared(nodes=Nodes(), axis=Int())
 def concat(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Node:
-    """Arrays one after the other along an axis; their shapes agree in all others."""
+    """Arrays one after the other along an axis; their shapes agree in all others.
+
+    nodes: at least one.
+    """
     level = list(nodes)
     if not level:
         raise GraphError(f"concat: expected at least one node [{where()}]")
@@ -252,13 +255,19 @@ def concat(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Nod
 
 @declared(axis=Int())
 def concat_op(A: Node, B: Node, axis: int = 0, name: str | None = None) -> Node:
-    """Two arrays one after the other along an axis; `concat` takes any number."""
+    """Two arrays one after the other along an axis; `concat` takes any number.
+
+    A, B: the two.
+    """
     return concat([A, B], axis, name)
 
 
 @declared(nodes=Nodes(), axis=Int())
 def stack(nodes: Sequence[Node], axis: int = 0, name: str | None = None) -> Node:
-    """Arrays of one shape side by side along a new axis."""
+    """Arrays of one shape side by side along a new axis.
+
+    nodes: at least one.
+    """
     return concat([expand_dims_op(node, axis) for node in nodes], axis, name)
 
 

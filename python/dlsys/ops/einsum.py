@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments.kinds import Bool, Instance, Kind, shown
+from ..arguments.signature import Signature
 from ..errors import GraphError
-from ..graph.kinds import Bool, Instance, Kind, shown
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature
 from ..graph.spec import Spec, describe, promote
 from .elementwise import mul_op
 from .matmul import batched_matmul_op
@@ -151,10 +151,10 @@ einsum_op = EinsumOp()
 def einsum(text: str, *operands: Node) -> Node:
     """A sum of products in Einstein's notation, such as einsum("bij,bjk->bik", x, y).
 
-    Without "->" the result has the letters that occur once, in alphabetical order, as numpy has
-    it. Products are taken from left to right. GraphError for what is not supported: an ellipsis, a
-    letter twice in one operand (a diagonal) or in the result; ShapeError when a letter would have
-    two extents.
+    Without "->" the result has the letters that occur once, in alphabetical order, as numpy has it.
+    Products are taken from left to right. text: the letters of each operand's axes. operands:
+    nodes. GraphError for what is not supported: an ellipsis, a letter twice in one operand (a
+    diagonal) or in the result; ShapeError when a letter would have two extents.
     """
     if not isinstance(text, str):
         raise _refusal(f"{SYNTAX}, got {shown(text)}")

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import DType, Number
+from ..arguments.signature import Signature
 from ..dtypes import is_narrow, rounded
-from ..graph.kinds import DType, Number
 from ..graph.node import Node, Op, hooks
-from ..graph.signature import Signature
 from ..graph.spec import Spec, broadcast, floating, promote
 from .leaf import Scalar, constant_op
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arguments.kinds import DType, Int, Ints, Kind, Misfit, Number, Shape
+from ..arguments.signature import Signature, declared
 from ..dtypes import STORAGE, host, stored
 from ..errors import GraphError, OutOfRangeError
-from ..graph.kinds import DType, Int, Ints, Kind, Misfit, Number, Shape
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import FLOAT32, Spec, describe
 from .elementwise import add, cast_op, is_number
 from .movement import reshape_like_op, reshape_op
@@ -323,8 +323,8 @@ class PlaceOp(Op):
 
     def simplify(self, node: Node) -> Node | None:
         x = node.inputs[0]
-        whole = x.spec.shape == node.attrs["shape"] and min(node.attrs["steps"], default=1) > 0
-        return x if whole else None
+        complete = x.spec.shape == node.attrs["shape"] and min(node.attrs["steps"], default=1) > 0
+        return x if complete else None
 
 
 class GatherOp(Op):

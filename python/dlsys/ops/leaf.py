@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Bool, DType, Input, Kind, Name, Number, Shape, shown
+from ..arguments.signature import Signature, declared
 from ..dtypes import bfloat16, host, rounded
 from ..errors import GraphError, ShapeError
-from ..graph.kinds import Bool, DType, Input, Kind, Name, Number, Shape, is_node, shown
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import FLOAT32, Spec
 from .extents import partial_of
 
@@ -43,7 +43,7 @@ class Array(Kind):
 
     def take(self, value: Any) -> Any:
         array = value if type(value) is np.ndarray else np.asarray(value)
-        if array.dtype.kind not in "fiub" or is_node(value):
+        if array.dtype.kind not in "fiub" or isinstance(value, Node):
             raise TypeError
         return value
 
@@ -54,7 +54,7 @@ class Operand(Input):
     expected = "a node, a number or an array of numbers"
 
     def take(self, value: Any) -> Any:
-        if is_node(value):
+        if isinstance(value, Node):
             return value
         if isinstance(value, bool):
             raise TypeError
@@ -218,6 +218,9 @@ def Variable(name: str | None = None, shape: Any = None, dtype: Any = None) -> N
     `shape` may declare extents, None for any (`(None, 784)`); `dtype` may declare a dtype. What is
     declared is checked when fed. Without a dtype, floats that are fed take the dtype of the graph's
     Parameters; where there are none numpy keeps the fed array's. Native devices compute in float32.
+
+    >>> ad.Variable("x", (None, 784)).shape
+    (None, 784)
     """
     return placeholder_op(name, shape, dtype)
 
@@ -229,6 +232,11 @@ class Parameter(Node):
     The storage is made at the first use, where the executor runs. `asnumpy()` reads it,
     `set(array)` writes it, `to(ctx)` moves it. Without `dtype` it keeps the array's floating dtype
     on numpy and is float32 on native devices.
+
+    >>> w = ad.Parameter(np.ones(2, np.float32), "w")
+    >>> w.set(np.array([3.0, 4.0]))
+    >>> w.asnumpy()
+    array([3., 4.], dtype=float32)
     """
 
     __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home", "version", "grad")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.kinds import Bool, Int
+from ..arguments.kinds import Bool, Int, Rung
+from ..arguments.signature import Signature, declared
 from ..graph.node import Node, Op, same_nodes
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, merge_shapes, promote
+from ..rungs import GEMM
 from .elementwise import add, as_node
 from .movement import reshape_op, transpose_op
 from .reduce import broadcast_like_op, sum_to_like
@@ -19,7 +20,7 @@ from .reduce import broadcast_like_op, sum_to_like
 __all__ = ["batched_matmul_op", "linear_op", "matmul_op", "outer_op", "product_op"]
 
 # The precisions of GEMM and the codes by which kernels know them; see passes/precision.py.
-PRECISIONS = {"fp32": 0, "tf32": 1}
+PRECISIONS = {"fp32": 0, "tf32": 1, "3xtf32": 2}
 
 
 def precision_number(node: Node) -> int:
@@ -32,11 +33,29 @@ def algorithm_number(node: Node) -> int:
     return node.attrs["algorithm"].number if "algorithm" in node.attrs else 0
 
 
+def rung_attribute(node: Node) -> dict[str, str]:
+    """The attribute `algo` where a node has it, for products made of this one: gradients and what
+    fusions put in its place.
+    """
+    return {"algo": node.attrs["algo"]} if "algo" in node.attrs else {}
+
+
+def _sum_of_outer_products(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """numpy's rung `naive`: the columns of a times the rows of b, one k after the other."""
+    out[...] = 0
+    for k in range(a.shape[-1]):
+        out += a[..., :, k, None] * b[..., k, None, :]
+
+
 class Product(Op):
-    """Base of GEMM operators: flags for transposes, and the rule that both K agree."""
+    """Base of GEMM operators: flags for transposes, the rule that both K agree, and `algo`, the
+    rung of the ladder by which it is computed, which its gradients inherit.
+    """
 
     tolerance = 1e-4
-    signature = Signature("A", "B", trans_A=Bool(False), trans_B=Bool(False))
+    signature = Signature("A", "B", trans_A=Bool(False), trans_B=Bool(False), algo=Rung(GEMM))
+    has_precision = tunable = True
+    ladder = GEMM
 
     def extents(self, node: Node, *specs: Spec) -> tuple[int, int]:
         """Rows and columns of the product over the last two axes. ShapeError where it has none."""
@@ -53,20 +72,24 @@ class Product(Op):
         return rows, columns
 
     def scalars(self, node: Node) -> tuple[int, ...]:
-        return int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
+        flags = int(node.attrs["trans_A"]), int(node.attrs["trans_B"])
+        return *flags, algorithm_number(node), precision_number(node)
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 2 * output.size * inputs[0].shape[-2 if node.attrs["trans_A"] else -1]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        a, b, out = arrays
+        a = np.swapaxes(a, -1, -2) if node.attrs["trans_A"] else a
+        b = np.swapaxes(b, -1, -2) if node.attrs["trans_B"] else b
+        multiply = _sum_of_outer_products if node.attrs.get("algo") == "naive" else np.matmul
+        multiply(a, b, out=out)
 
 
 class MatMulOp(Product):
     """A @ B of two matrices, each used as its transpose when trans_A or trans_B says so."""
 
     name = kernel = "matmul"
-    has_precision = tunable = True
-
-    def scalars(self, node: Node) -> tuple[int, ...]:
-        return *super().scalars(node), algorithm_number(node), precision_number(node)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         if len(specs[0].shape) != 2 or len(specs[1].shape) != 2:
@@ -74,20 +97,18 @@ class MatMulOp(Product):
         shape = self.extents(node, *specs)
         return Spec(shape, promote(node, *specs), specs[0].declared or specs[1].declared)
 
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        a, b, out = arrays
-        np.matmul(a.T if node.attrs["trans_A"] else a, b.T if node.attrs["trans_B"] else b, out=out)
-
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         A, B = node.inputs
-        if not node.attrs["trans_A"]:
-            dA = matmul_op(output_grad, B, trans_B=not node.attrs["trans_B"])
+        trans_A, trans_B = node.attrs["trans_A"], node.attrs["trans_B"]
+        algo = rung_attribute(node)
+        if not trans_A:
+            dA = matmul_op(output_grad, B, trans_B=not trans_B, **algo)
         else:
-            dA = matmul_op(B, output_grad, trans_A=node.attrs["trans_B"], trans_B=True)
-        if not node.attrs["trans_B"]:
-            dB = matmul_op(A, output_grad, trans_A=not node.attrs["trans_A"])
+            dA = matmul_op(B, output_grad, trans_A=trans_B, trans_B=True, **algo)
+        if not trans_B:
+            dB = matmul_op(A, output_grad, trans_A=not trans_A, **algo)
         else:
-            dB = matmul_op(output_grad, A, trans_A=True, trans_B=node.attrs["trans_A"])
+            dB = matmul_op(output_grad, A, trans_A=True, trans_B=trans_A, **algo)
         return [dA, dB]
 
     def simplify(self, node: Node) -> Node | None:
@@ -98,7 +119,8 @@ class MatMulOp(Product):
                 inputs[k], flags[k] = x.inputs[0], not flags[k]
         if same_nodes(inputs, node.inputs):
             return None
-        return matmul_op(inputs[0], inputs[1], trans_A=flags[0], trans_B=flags[1])
+        algo = rung_attribute(node)
+        return matmul_op(inputs[0], inputs[1], trans_A=flags[0], trans_B=flags[1], **algo)
 
 
 class BatchedMatMulOp(Product):
@@ -119,34 +141,31 @@ class BatchedMatMulOp(Product):
         declared = specs[0].declared or specs[1].declared
         return Spec((*batch, rows, columns), promote(node, *specs), declared)
 
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        a, b, out = arrays
-        a = np.swapaxes(a, -1, -2) if node.attrs["trans_A"] else a
-        np.matmul(a, np.swapaxes(b, -1, -2) if node.attrs["trans_B"] else b, out=out)
-
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         A, B = node.inputs
         trans_A, trans_B = node.attrs["trans_A"], node.attrs["trans_B"]
+        algo = rung_attribute(node)
         if not trans_A:
-            dA = product_like_op(output_grad, B, A, trans_A=False, trans_B=not trans_B)
+            dA = product_like_op(output_grad, B, A, trans_A=False, trans_B=not trans_B, **algo)
         else:
-            dA = product_like_op(B, output_grad, A, trans_A=trans_B, trans_B=True)
+            dA = product_like_op(B, output_grad, A, trans_A=trans_B, trans_B=True, **algo)
         if not trans_B:
-            dB = product_like_op(A, output_grad, B, trans_A=not trans_A, trans_B=False)
+            dB = product_like_op(A, output_grad, B, trans_A=not trans_A, trans_B=False, **algo)
         else:
-            dB = product_like_op(output_grad, A, B, trans_A=True, trans_B=trans_A)
+            dB = product_like_op(output_grad, A, B, trans_A=True, trans_B=trans_A, **algo)
         return [dA, dB]
 
     def simplify(self, node: Node) -> Node | None:
         """Transposes go into the flags; what one product of matrices can do becomes that."""
         A, trans_A = _without_swap(node.inputs[0], node.attrs["trans_A"])
         B, trans_B = _without_swap(node.inputs[1], node.attrs["trans_B"])
+        algo = rung_attribute(node)
         if len(B.spec.shape) == 2 and (len(A.spec.shape) == 2 or not trans_A):
             rows = A if len(A.spec.shape) == 2 else reshape_op(A, (_rows(A), A.spec.shape[-1]))
-            return reshape_op(matmul_op(rows, B, trans_A, trans_B), node.spec.shape)
+            return reshape_op(matmul_op(rows, B, trans_A, trans_B, **algo), node.spec.shape)
         if same_nodes((A, B), node.inputs):
             return None
-        return batched_matmul_op(A, B, trans_A, trans_B)
+        return batched_matmul_op(A, B, trans_A, trans_B, **algo)
 
 
 class ProductLikeOp(Op):
@@ -155,7 +174,9 @@ class ProductLikeOp(Op):
     """
 
     name = "product_like"
-    signature = Signature("A", "B", "like", trans_A=Bool(False), trans_B=Bool(False))
+    signature = Signature(
+        "A", "B", "like", trans_A=Bool(False), trans_B=Bool(False), algo=Rung(GEMM)
+    )
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return Spec(specs[2].shape, promote(node, *specs[:2]), any(s.declared for s in specs[:2]))
@@ -166,8 +187,9 @@ class ProductLikeOp(Op):
         same_batch = A.spec.shape[:-2] == B.spec.shape[:-2]
         if len(like.spec.shape) == 2 and same_batch and trans_A and not trans_B:
             rows_A = reshape_op(A, (_rows(A), A.spec.shape[-1]))
-            return matmul_op(rows_A, reshape_op(B, (_rows(B), B.spec.shape[-1])), trans_A=True)
-        return sum_to_like(batched_matmul_op(A, B, trans_A, trans_B), like)
+            rows_B = reshape_op(B, (_rows(B), B.spec.shape[-1]))
+            return matmul_op(rows_A, rows_B, trans_A=True, **rung_attribute(node))
+        return sum_to_like(batched_matmul_op(A, B, **node.attrs), like)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         A, B = node.inputs[:2]
@@ -199,7 +221,7 @@ class ProductOp(Op):
     """
 
     name = "product"
-    signature = Signature("A", "B")
+    signature = Signature("A", "B", algo=Rung(GEMM))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         a, b = specs[0].shape, specs[1].shape
@@ -220,19 +242,24 @@ class ProductOp(Op):
     def simplify(self, node: Node) -> Node:
         A, B = node.inputs
         product = batched_matmul_op(
-            reshape_op(A, _as_rows(A.spec.shape)), reshape_op(B, _as_columns(B.spec.shape))
+            reshape_op(A, _as_rows(A.spec.shape)),
+            reshape_op(B, _as_columns(B.spec.shape)),
+            **rung_attribute(node),
         )
         return reshape_op(product, node.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        return [product_gradient_op(*node.inputs, output_grad, side=side) for side in (0, 1)]
+        return [
+            product_gradient_op(*node.inputs, output_grad, side=side, **rung_attribute(node))
+            for side in (0, 1)
+        ]
 
 
 class ProductGradientOp(Op):
     """The gradient of <A @ B, dy> for A (side 0) or B (side 1); the shapes need not be known."""
 
     name = "product_gradient"
-    signature = Signature("A", "B", "dy", side=Int(low=0, high=1))
+    signature = Signature("A", "B", "dy", side=Int(low=0, high=1), algo=Rung(GEMM))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[node.attrs["side"]]._replace(dtype=promote(node, *specs))
@@ -242,17 +269,18 @@ class ProductGradientOp(Op):
         A, B = (reshape_op(x, shape) for x, shape in zip(node.inputs, shapes))
         lead = merge_shapes(shapes[0][:-2], shapes[1][:-2]) or ()
         dy = reshape_op(node.inputs[2], (*lead, shapes[0][-2], shapes[1][-1]))
+        algo = rung_attribute(node)
         if node.attrs["side"] == 0:
-            grad = product_like_op(dy, B, A, trans_B=True)
+            grad = product_like_op(dy, B, A, trans_B=True, **algo)
         else:
-            grad = product_like_op(A, dy, B, trans_A=True)
+            grad = product_like_op(A, dy, B, trans_A=True, **algo)
         return reshape_op(grad, node.spec.shape)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        inputs, side = list(node.inputs), node.attrs["side"]
+        inputs, side, algo = list(node.inputs), node.attrs["side"], rung_attribute(node)
         inputs[side] = output_grad
-        grads: list[Node | None] = [None, None, product_op(*inputs[:2])]
-        grads[1 - side] = product_gradient_op(*inputs, side=1 - side)
+        grads: list[Node | None] = [None, None, product_op(*inputs[:2], **algo)]
+        grads[1 - side] = product_gradient_op(*inputs, side=1 - side, **algo)
         return grads
 
 
@@ -317,20 +345,25 @@ outer_op = OuterOp()
 times_vector_op = TimesVectorOp()
 
 
-def product(a: Any, b: Any) -> Node:
-    """a @ b, where each is a node or an array."""
+def product(a: Any, b: Any, algo: str | None = None) -> Node:
+    """a @ b, where each is a node or an array, by a rung of the ladder or by the setting's."""
     A, B = as_node(a), as_node(b)
     known = A.spec is not None and B.spec is not None
     matrices = known and len(A.spec.shape) == len(B.spec.shape) == 2
-    return matmul_op(A, B) if matrices else product_op(A, B)
+    return matmul_op(A, B, algo=algo) if matrices else product_op(A, B, algo=algo)
 
 
-@declared(trans_A=Bool(), trans_B=Bool())
+@declared(trans_A=Bool(), trans_B=Bool(), algo=Rung(GEMM))
 def linear_op(
-    A: Node, B: Node, bias: Node | None = None, trans_A: bool = False, trans_B: bool = False
+    A: Node,
+    B: Node,
+    bias: Node | None = None,
+    trans_A: bool = False,
+    trans_B: bool = False,
+    algo: str | None = None,
 ) -> Node:
     """A @ B + bias: A (…, inputs), B (inputs, outputs), bias (outputs,) to (…, outputs); trans_A
     and trans_B exchange the last two axes first. ShapeError when they do not fit.
     """
-    y = batched_matmul_op(A, B, trans_A, trans_B)
+    y = batched_matmul_op(A, B, trans_A, trans_B, algo=algo)
     return y if bias is None else add(y, bias)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.kinds import Axes, Int, Ints, Shape
+from ..arguments.kinds import Axes, Int, Ints, Shape
+from ..arguments.signature import Signature
 from ..graph.node import Node, Op, hooks
-from ..graph.signature import Signature
 from ..graph.spec import Spec, describe, merge_shapes, normalize_axes
 from ..runtime.interface import interface
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.kinds import Choice, Kind, Misfit, Number, integer, integers, is_integer
+from ..arguments.kinds import Kind, Misfit, Number, OneOf, integer, integers, is_integer
+from ..arguments.signature import Signature, declared
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec
 from .indexing import check_fill, getitem_op, place_op
 
@@ -35,7 +35,7 @@ class Paddings(Kind):
         return tuple(pairs)
 
 
-class Mode(Choice):
+class Mode(OneOf):
     """A word in small letters or capitals."""
 
     def take(self, value: Any) -> str:

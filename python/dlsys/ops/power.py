@@ -51,7 +51,7 @@ def _pow(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
 
 def _power(x: np.ndarray, c: float, y: np.ndarray) -> None:
     """x to the power c. The power 0.5 is the square root on every device: -0 of -0 and NaN of
-    -infinity, unlike pow. Negative floats to a whole power go by their absolute values: the C
+    -infinity, unlike pow. Negative floats to an integral power go by their absolute values: the C
     library, which numpy asks for each element, takes a hundred times as long for them.
     """
     if c == 0.5:
@@ -93,7 +93,7 @@ def _exponential_gradient(x: Node, c: float, y: Node, dy: Node) -> Node:
 
 
 class PowerOfConst(WithConst):
-    """x to the power of a number, in floats; integers to a whole power from 0 on stay integers."""
+    """x to the power of a number, in floats; to an integral one from 0 integers stay integers."""
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype, const = specs[0].dtype, node.attrs["const"]
@@ -120,7 +120,7 @@ const_pow_op = WithConst(
 
 pow_op.doc = "a to the power b in floats, broadcast against each other."
 pow_byconst_op.doc = (
-    "x to the power const, in floats; integers to a whole power from 0 on stay integers, and wrap."
+    "x to the power const, in floats; to an integral one from 0 integers stay integers, and wrap."
 )
 const_pow_op.doc = "const to the power x, in floats."
 

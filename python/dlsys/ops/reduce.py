@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.kinds import Axes, Bool, Int
+from ..arguments.kinds import Axes, Bool, Int
+from ..arguments.signature import Signature, declared
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, broadcast_axes, floating, merge_shapes, normalize_axes
 from .axes import INT64, AlongAxesOp, AxisKernel, around, same_dtype, summed_dtype
 from .comparison import where_op
@@ -390,6 +390,8 @@ for _op, _text in (
 def var_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Node:
     """The variance of x over `axis`: the mean of (x - mean)², times n / (n - ddof); NaN where
     n <= ddof.
+
+    keepdims: keeps the axes that go, with extent 1.
     """
     centered = x - expand_like_op(mean_op(x, axis), x, axis=axis)
     variance = mean_op(centered * centered, axis, keepdims)
@@ -400,5 +402,7 @@ def var_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> 
 def std_op(x: Node, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Node:
     """The standard deviation of x over `axis`, the root of `var_op`; its gradient is NaN where it
     is 0.
+
+    keepdims: keeps the axes that go, with extent 1.
     """
     return sqrt_op(var_op(x, axis, keepdims, ddof))

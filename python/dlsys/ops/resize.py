@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arguments.kinds import Bool, Input, Int, Kind, OneOf, number
+from ..arguments.signature import Signature, declared
 from ..errors import GraphError
-from ..graph.kinds import Bool, Choice, Input, Int, Kind, number
 from ..graph.lines import where
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, floating
 from .conv.geometry import IntPair
 from .elementwise import cast_op
@@ -42,7 +42,7 @@ class DepthToSpaceOp(Op):
     """
 
     name = "depth_to_space"
-    signature = Signature("x", block=Int(low=1), mode=Choice("DCR", "CRD", default="DCR"))
+    signature = Signature("x", block=Int(low=1), mode=OneOf("DCR", "CRD", default="DCR"))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         r = node.attrs["block"]
@@ -74,7 +74,7 @@ class SpaceToDepthOp(Op):
     """
 
     name = "space_to_depth"
-    signature = Signature("x", block=Int(low=1), mode=Choice("DCR", "CRD", default="DCR"))
+    signature = Signature("x", block=Int(low=1), mode=OneOf("DCR", "CRD", default="DCR"))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         r = node.attrs["block"]
@@ -281,7 +281,7 @@ resize_gradient_ops = {mode: ResizeGradientOp(mode) for mode in resize_ops}
 
 
 @declared(
-    size=IntPair(low=1), scale=Factors(), mode=Choice("nearest", "bilinear"), align_corners=Bool()
+    size=IntPair(low=1), scale=Factors(), mode=OneOf("nearest", "bilinear"), align_corners=Bool()
 )
 def resize(
     x: Node,

@@ -29,8 +29,8 @@ class Rounding(Elementwise):
         super().__init__(name, numpy, lambda x, y, dy: None)
 
     def simplify(self, node: Node) -> Node | None:
-        whole = node.spec.dtype.kind != "f"
-        return cast_op(node.inputs[0], node.spec.dtype) if whole else None
+        integral = node.spec.dtype.kind != "f"
+        return cast_op(node.inputs[0], node.spec.dtype) if integral else None
 
 
 floor_op = Rounding("floor", np.floor)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.kinds import Axes, Bool, Int, Number
+from ..arguments.kinds import Axes, Bool, Int, Number
+from ..arguments.signature import Signature, declared
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, floating, normalize_axes, promote
 from .axes import AlongAxesOp, AxisKernel, around, summed_dtype
 from .elementwise import cast_op

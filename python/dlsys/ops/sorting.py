@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.kinds import Bool, Int
+from ..arguments.signature import Signature, declared
 from ..dtypes import INT64
-from ..graph.kinds import Bool, Int
 from ..graph.node import Node, Op
-from ..graph.signature import Signature, declared
 from ..graph.spec import Spec, describe, normalize_axes
 from .indexing import check_indices, check_range
 
@@ -169,14 +169,20 @@ _put_along = PutAlongOp()
 
 @declared(axis=Int(), descending=Bool())
 def sort_op(x: Node, axis: int = -1, descending: bool = False) -> tuple[Node, Node]:
-    """x sorted along one axis, and the index in x of each element, int64; stable, NaN largest."""
+    """x sorted along one axis, and the index in x of each element, int64; stable, NaN largest.
+
+    descending: the largest first.
+    """
     values, indices = _sort(x, axis=axis, descending=descending)
     return values, indices
 
 
 @declared(axis=Int(), descending=Bool())
 def argsort_op(x: Node, axis: int = -1, descending: bool = False) -> Node:
-    """The indices that sort x along one axis, int64; stable, NaN largest."""
+    """The indices that sort x along one axis, int64; stable, NaN largest.
+
+    descending: the largest first.
+    """
     return _sort(x, axis=axis, descending=descending)[1]
 
 
@@ -184,6 +190,8 @@ def argsort_op(x: Node, axis: int = -1, descending: bool = False) -> Node:
 def topk_op(x: Node, k: int, axis: int = -1, largest: bool = True) -> tuple[Node, Node]:
     """The k largest elements along one axis (or the smallest), the best first, and their indices,
     int64; of equal ones the first. ShapeError where there are fewer than k.
+
+    x: the array.
     """
     values, indices = _sort(x, axis=axis, descending=largest, k=k)
     return values, indices

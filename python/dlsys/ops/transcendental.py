@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
+from ..arguments.signature import declared
 from ..graph.node import Node
-from ..graph.signature import declared
 from .comparison import OfOperands, where_op
 from .elementwise import FloatElementwise, const_div_op, exp_op, rsqrt_op
 

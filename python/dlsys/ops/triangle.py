@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.kinds import Int
+from ..arguments.kinds import Int
+from ..arguments.signature import Signature
 from ..graph.node import Node, Op
-from ..graph.signature import Signature
 from ..graph.spec import Spec
 from .comparison import where_op
 from .leaf import constant_op, zeroslike_op

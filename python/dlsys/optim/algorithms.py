@@ -17,6 +17,17 @@ from .optimizer import NOT_NEGATIVE, UNIT, Optimizer, Options, Rate, renamed
 class SGD(Optimizer):
     """Stochastic gradient descent: `v = momentum · v + (1 - dampening) · g`, `w -= lr · v` (without
     momentum, `w -= lr · g`; with Nesterov's, `w -= lr · (g + momentum · v)`).
+
+    lr: the rate, a number or a Schedule. nesterov, dampening: need a momentum. GraphError for
+    values out of range. shared: the keywords of `Optimizer`.
+
+    >>> x = dl.tensor([1.0, 2.0])
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> optimizer = optim.SGD(0.1, momentum=0.9, params=[w])
+    >>> (w * x).sum().backward()
+    >>> optimizer.step()
+    >>> w.asnumpy()
+    array([0.9, 1.8], dtype=float32)
     """
 
     ranges = {"momentum": UNIT, "dampening": UNIT}
@@ -52,7 +63,20 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam of Kingma and Ba (2015), `weight_decay` in the gradient."""
+    """Adam of Kingma and Ba (2015), `weight_decay` in the gradient.
+
+    m = beta1 · m + (1 - beta1) · g, v = beta2 · v + (1 - beta2) · g², both divided by 1 - beta^t,
+    and w -= lr · m / (sqrt(v) + eps). lr: the rate, a number or a Schedule. shared: the keywords of
+    `Optimizer`.
+
+    >>> x = dl.tensor([1.0, 2.0])
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> optimizer = optim.Adam(0.1, params=[w])
+    >>> (w * x).sum().backward()
+    >>> optimizer.step()
+    >>> w.asnumpy()
+    array([0.9, 1.9], dtype=float32)
+    """
 
     ranges = {"beta1": UNIT, "beta2": UNIT, "eps": NOT_NEGATIVE}
 
@@ -72,7 +96,19 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+
+    w shrinks by lr · weight_decay of itself; lr, beta1, beta2 and eps: as of `Adam`. shared: the
+    keywords of `Optimizer`.
+
+    >>> x = dl.tensor([1.0, 2.0])
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> optimizer = optim.AdamW(0.1, params=[w])
+    >>> (w * x).sum().backward()
+    >>> optimizer.step()
+    >>> w.asnumpy()
+    array([0.899, 1.898], dtype=float32)
+    """
 
     def __init__(
         self,
@@ -88,7 +124,20 @@ class AdamW(Adam):
 
 
 class RMSprop(Optimizer):
-    """RMSprop of Tieleman and Hinton (2012), with centering and momentum where asked for."""
+    """RMSprop of Tieleman and Hinton (2012), with centering and momentum where asked for.
+
+    v = alpha · v + (1 - alpha) · g² and w -= lr · g / (sqrt(v) + eps), through a velocity with
+    momentum; centered: v less the square of the mean gradient. lr: the rate, a number or a
+    Schedule. shared: the keywords of `Optimizer`.
+
+    >>> x = dl.tensor([1.0, 2.0])
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> optimizer = optim.RMSprop(0.01, params=[w])
+    >>> (w * x).sum().backward()
+    >>> optimizer.step()
+    >>> w.asnumpy()
+    array([0.90000004, 1.9       ], dtype=float32)
+    """
 
     ranges = {"alpha": UNIT, "eps": NOT_NEGATIVE, "momentum": UNIT}
 
@@ -115,7 +164,19 @@ class RMSprop(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adagrad of Duchi, Hazan and Singer (2011); `initial` is where the totals begin."""
+    """Adagrad of Duchi, Hazan and Singer (2011); `initial` is where the totals begin.
+
+    v += g² and w -= lr · g / (sqrt(v) + eps). lr: the rate, a number or a Schedule. shared: the
+    keywords of `Optimizer`.
+
+    >>> x = dl.tensor([1.0, 2.0])
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> optimizer = optim.Adagrad(0.1, params=[w])
+    >>> (w * x).sum().backward()
+    >>> optimizer.step()
+    >>> w.asnumpy()
+    array([0.9, 1.9], dtype=float32)
+    """
 
     ranges = {"eps": NOT_NEGATIVE, "initial": NOT_NEGATIVE}
 
@@ -135,7 +196,19 @@ class Adagrad(Optimizer):
 
 
 class Lion(Optimizer):
-    """Lion of Chen et al. (2023), whose weight decay is decoupled."""
+    """Lion of Chen et al. (2023), whose weight decay is decoupled.
+
+    w -= lr · sign(beta1 · m + (1 - beta1) · g), then m = beta2 · m + (1 - beta2) · g. lr: the rate,
+    a number or a Schedule. shared: the keywords of `Optimizer`.
+
+    >>> x = dl.tensor([1.0, 2.0])
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> optimizer = optim.Lion(0.1, params=[w])
+    >>> (w * x).sum().backward()
+    >>> optimizer.step()
+    >>> w.asnumpy()
+    array([0.9, 1.9], dtype=float32)
+    """
 
     ranges = {"beta1": UNIT, "beta2": UNIT}
 

@@ -24,6 +24,12 @@ class EMA:
     Give it to an optimizer, `optim.Adam(1e-3, ema=optim.EMA(0.999))`; `averages` has the averaged
     Parameter of each Parameter, float32 for those of 16 bits, for graphs of their own, and
     `with ema.applied():` evaluates the graphs there are.
+
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> average = optim.EMA(0.9)
+    >>> optimizer = optim.SGD(0.1, params=[w], ema=average)
+    >>> optimizer.ema is average
+    True
     """
 
     __repr__ = described

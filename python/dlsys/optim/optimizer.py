@@ -50,18 +50,25 @@ class Optimizer:
     """Updates Parameters by the gradient of a loss.
 
     lr: a number, which becomes a Parameter: `optimizer.lr.set(0.01)` takes effect at the next run
-    of every executor; or a Schedule of the updates made.
-    weight_decay: of an L2 penalty, joined to the gradient; with `decoupled` the weights shrink by
-    lr · weight_decay of themselves instead.
+    of every executor; or a Schedule of the updates made. weight_decay: of an L2 penalty, joined to
+    the gradient; with `decoupled` the weights shrink by lr · weight_decay of themselves instead.
     clip_norm: gradients are scaled down so that the norm over all of them is at most this.
-    clip_value: then each of their elements is cut to at most this size.
-    accumulate: gradients are averaged over so many runs, the last of which makes the update.
-    ema: an EMA of the weights, or its decay.
-    params: what `step()` updates after `backward()` of a Tensor, as `minimize` takes it.
+    clip_value: then each of their elements is cut to at most this size. accumulate: gradients are
+    averaged over so many runs, the last of which makes the update. ema: an EMA of the weights, or
+    its decay. params: what `step()` updates after `backward()` of a Tensor, as `minimize` takes it.
+    options: the constants of the rule, for subclasses.
 
     Attributes: `lr`, a scalar node, float64 on numpy and float32 natively; `steps`, a
     Parameter of one int64 that counts the updates made; `slots`, for each Parameter its further
     states by name, which are float32 for Parameters of 16 bits; `ema`.
+
+    >>> x = dl.tensor([1.0, 2.0])
+    >>> w = ad.Parameter(np.array([1.0, 2.0], np.float32))
+    >>> optimizer = optim.SGD(0.1, params=[w], weight_decay=0.01, clip_norm=1.0)
+    >>> (w * x).sum().backward()
+    >>> optimizer.step()
+    >>> w.asnumpy()
+    array([0.95427865, 1.9085573 ], dtype=float32)
     """
 
     ranges: dict[str, Range] = {}
@@ -393,5 +400,10 @@ def _nth(name: str, k: int) -> str:
 
 
 def effects_of(loss: Node) -> list[Node]:
-    """The effects that the nodes behind `loss` carry, each once, in the order of the graph."""
+    """The effects that the nodes behind `loss` carry, each once, in the order of the graph.
+
+    >>> y = nn.BatchNorm1d(2)(ad.Variable("x", (4, 2)))
+    >>> len(optim.effects_of(y.sum()))  # which updates the running statistics
+    1
+    """
     return list(dict.fromkeys(e for node in find_topo_sort([loss]) for e in node.effects))

@@ -101,8 +101,12 @@ class _Graph:
 class Schedule:
     """A learning rate that depends on the step, the number of updates made before.
 
-    A subclass states its formula in `rate(f, t)`: where t and the result are floats or nodes
-    and f has the functions of either.
+    A subclass states its formula in `rate(f, t)`: where t and the result are floats or nodes and f
+    has the functions of either. f has cos, floor, clip and the like of either.
+
+    >>> rate = optim.Step(1.0, size=10, gamma=0.5)
+    >>> [rate(step) for step in (0, 10, 20)]
+    [1.0, 0.5, 0.25]
     """
 
     __repr__ = described
@@ -116,11 +120,17 @@ class Schedule:
         return self.rate(_Graph, cast_op(step, np.float64))
 
     def rate(self, f: Any, t: Any) -> Any:
-        """The formula."""
+        """The formula.
+
+        f: the functions of floats or of nodes. t: the step, a float or a node.
+        """
         raise NotImplementedError
 
     def first(self, f: Any) -> Any:
-        """The rate of step 0, as a number unless it is state."""
+        """The rate of step 0, as a number unless it is state.
+
+        f: as of `rate`.
+        """
         return self(0)
 
     def named_state(self) -> Iterator[tuple[str, Parameter]]:
@@ -129,7 +139,12 @@ class Schedule:
 
 
 class Constant(Schedule):
-    """lr at every step."""
+    """lr at every step.
+
+    >>> rate = optim.Constant(0.1)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [0.1, 0.1, 0.1]
+    """
 
     def __init__(self, lr: float) -> None:
         self.lr = _checked(self, lr >= 0, "lr >= 0", lr=lr)
@@ -142,7 +157,12 @@ class Constant(Schedule):
 
 
 class Step(Schedule):
-    """lr · gamma^⌊t / size⌋: times gamma every `size` steps."""
+    """lr · gamma^⌊t / size⌋: times gamma every `size` steps.
+
+    >>> rate = optim.Step(1.0, size=5)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [1.0, 0.1, 0.1]
+    """
 
     def __init__(self, lr: float, size: int, gamma: float = 0.1) -> None:
         self.lr = _checked(
@@ -156,7 +176,14 @@ class Step(Schedule):
 
 
 class MultiStep(Schedule):
-    """lr times gamma from each milestone on."""
+    """lr times gamma from each milestone on.
+
+    milestones: steps, increasing.
+
+    >>> rate = optim.MultiStep(1.0, [5, 8])
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [1.0, 0.1, 0.01]
+    """
 
     def __init__(self, lr: float, milestones: Sequence[int], gamma: float = 0.1) -> None:
         self.lr = _checked(self, lr >= 0 and gamma > 0, "lr >= 0 and gamma > 0", lr=lr, gamma=gamma)
@@ -167,7 +194,12 @@ class MultiStep(Schedule):
 
 
 class Exponential(Schedule):
-    """lr · gamma^t."""
+    """lr · gamma^t.
+
+    >>> rate = optim.Exponential(1.0, 0.9)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [1.0, 0.5905, 0.3874]
+    """
 
     def __init__(self, lr: float, gamma: float) -> None:
         self.lr = _checked(self, lr >= 0 and gamma > 0, "lr >= 0 and gamma > 0", lr=lr, gamma=gamma)
@@ -178,7 +210,12 @@ class Exponential(Schedule):
 
 
 class Polynomial(Schedule):
-    """From lr to `end` in `steps` steps as end + (lr - end) · (1 - t / steps)^power, then `end`."""
+    """From lr to `end` in `steps` steps as end + (lr - end) · (1 - t / steps)^power, then `end`.
+
+    >>> rate = optim.Polynomial(1.0, 10)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [1.0, 0.5, 0.1]
+    """
 
     def __init__(self, lr: float, steps: int, power: float = 1.0, end: float = 0.0) -> None:
         self.lr = _checked(
@@ -195,6 +232,10 @@ class Polynomial(Schedule):
 class Cosine(Schedule):
     """From lr to `end` in `steps` steps along half a cosine, then `end` (Loshchilov and Hutter,
     2017, without restarts).
+
+    >>> rate = optim.Cosine(1.0, 10)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [1.0, 0.5, 0.0245]
     """
 
     def __init__(self, lr: float, steps: int, end: float = 0.0) -> None:
@@ -208,6 +249,10 @@ class Cosine(Schedule):
 class WarmRestarts(Schedule):
     """Cosines from lr to `end` one after the other: the first takes `steps` steps, each later one
     `factor` times as many as the one before (SGDR of Loshchilov and Hutter, 2017).
+
+    >>> rate = optim.WarmRestarts(1.0, 10)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [1.0, 0.5, 0.0245]
     """
 
     def __init__(self, lr: float, steps: int, factor: int = 1, end: float = 0.0) -> None:
@@ -232,6 +277,10 @@ class WarmRestarts(Schedule):
 class Warmup(Schedule):
     """A straight line from `start` times the first rate of `after` up to that rate in `steps`
     steps; then `after` from its beginning.
+
+    >>> rate = optim.Warmup(optim.Constant(1.0), 5)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [0.1, 1.0, 1.0]
     """
 
     def __init__(self, after: Schedule, steps: int, start: float = 0.1) -> None:
@@ -256,6 +305,12 @@ class OneCycle(Schedule):
     """From peak / initial up to the peak in the first part `warm` of the steps, then down to peak /
     (initial · final), along half cosines or straight lines (Smith and Topin, 2018, as in PyTorch's
     two-phase form); the momentum stays as it is.
+
+    shape: "cosine" or "linear".
+
+    >>> rate = optim.OneCycle(1.0, 10)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [0.04, 0.6113, 0.0]
     """
 
     def __init__(
@@ -291,7 +346,11 @@ class ReduceOnPlateau(Schedule):
 
     To improve is to fall below the best value by the share `threshold` of it (mode "min"), or to
     rise above it by that ("max"). After a reduction `cooldown` reports are not counted. No
-    reduction goes below `lowest`.
+    reduction goes below `lowest`. lr: the rate at first.
+
+    >>> rate = optim.ReduceOnPlateau(0.1)
+    >>> [round(rate(step), 4) for step in (0, 5, 9)]
+    [0.1, 0.1, 0.1]
     """
 
     def __init__(

@@ -1,8 +1,10 @@
 """precision: sets the precision of products and convolutions.
 
 `fp32` is true float32. `tf32` multiplies matrices, and convolves, on the tensor cores of GPUs from
-sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. Where there are none, and
-on the CPU, it is fp32. Batched products, and convolutions of few channels, are fp32 under both.
+sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. `3xtf32` does so thrice,
+with each operand of a matrix product as the sum of two, and errors like float32's. Where there are
+no tensor cores, on the CPU, and where a kernel has no such form, both are fp32: of batched products
+by their heuristic, of convolutions of few channels, and with 3xtf32 of all convolutions.
 """
 
 from __future__ import annotations

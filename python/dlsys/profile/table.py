@@ -13,6 +13,8 @@ from ..executor.plan.memory import Plan
 class Row(NamedTuple):
     """One operator over all runs: calls, milliseconds, bytes moved at least, floating-point
     operations.
+
+    ms, nbytes, flops: of all calls together.
     """
 
     name: str

@@ -69,7 +69,7 @@ class Trace:
     @contextmanager
     def span(self, name: str, **arguments: Any) -> Iterator[None]:
         """Shows what the block does on the host's row, such as the making of a batch. Arguments
-        that JSON does not know become text.
+        that JSON does not know become text. arguments: what the span shows besides its name.
         """
         plain = {key: _plain(value) for key, value in arguments.items()}
         start = self._now()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
-import os
 import threading
 import types
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -21,6 +20,7 @@ from dlsys.runtime.library import (
     DLMemoryStats,
     load,
 )
+from dlsys.system import at_fork
 
 _MAX_NBYTES = 2**62  # ctypes would cut a larger size to 64 bits without a word
 _TYPES = {kind.code: (name, kind) for name, kind in interface.devices.items()}
@@ -81,7 +81,10 @@ class Context:
 
 
 def cpu(id: int = 0) -> Context:
-    """The CPU as a native device."""
+    """The CPU as a native device.
+
+    id: 0.
+    """
     return Context(DL_CPU, id)
 
 
@@ -182,7 +185,7 @@ def _forget_gpu_in_child() -> None:
     _probe.cache_clear()
 
 
-os.register_at_fork(after_in_child=_forget_gpu_in_child)
+at_fork(after_in_child=_forget_gpu_in_child)
 
 
 # ---- memory ----

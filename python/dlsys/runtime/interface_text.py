@@ -152,7 +152,7 @@ struct DLValue 8
 field DLValue p pointer 0 8
 field DLValue i int64 0 8
 field DLValue f float32 0 4
-struct DLKernelEntry 80
+struct DLKernelEntry 72
 field DLKernelEntry name pointer 0 8
 field DLKernelEntry device pointer 8 8
 field DLKernelEntry sig pointer 16 8
@@ -160,9 +160,8 @@ field DLKernelEntry dtype int64 24 8
 field DLKernelEntry call pointer 32 8
 field DLKernelEntry invoke pointer 40 8
 field DLKernelEntry fits pointer 48 8
-field DLKernelEntry workspace pointer 56 8
-field DLKernelEntry file pointer 64 8
-field DLKernelEntry line int64 72 8
+field DLKernelEntry file pointer 56 8
+field DLKernelEntry line int64 64 8
 struct DLStep 16
 field DLStep kernel int32 0 4
 field DLStep first int32 4 4

@@ -28,6 +28,7 @@ from dlsys.errors import (
 from dlsys.runtime import toolchain
 from dlsys.runtime.interface import DLContext, difference, interface
 from dlsys.settings import settings
+from dlsys.system import at_fork
 
 DL_CPU, DL_GPU = interface.enums["DL_CPU"], interface.enums["DL_GPU"]
 MAX_NDIM = interface.limits["max_ndim"]
@@ -158,8 +159,8 @@ class Library:
         dtype that all arrays have, where there is such a kernel, else for `storage_dtype`.
         """
         dtypes = list(dtypes_of(arguments))
-        whole = (device_name, name, dtypes[0] if len(set(dtypes)) == 1 else None)
-        return whole if whole in self.index else (device_name, name, storage_dtype(dtypes))
+        uniform = (device_name, name, dtypes[0] if len(set(dtypes)) == 1 else None)
+        return uniform if uniform in self.index else (device_name, name, storage_dtype(dtypes))
 
     def algorithms(self, device_name: str, name: str) -> tuple[str, ...]:
         """The names of a kernel's algorithms, which its caller selects by numbers from 1 on; none
@@ -416,7 +417,7 @@ def _why_not_built() -> str:
 # A child that is forked while another thread loads the library would find locks that nobody frees
 # in the loader and in the library: a fork waits until it is loaded.
 _loading = threading.RLock()
-os.register_at_fork(
+at_fork(
     before=_loading.acquire,
     after_in_parent=_loading.release,
     after_in_child=_loading.release,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlsys.dtypes import FLOAT32
+from dlsys.rungs import rungs_among
 from dlsys.runtime.device import Context
 from dlsys.runtime.library import DL_GPU, MAX_NDIM, Library, load
 
@@ -20,13 +21,15 @@ class Target:
 
     Attributes:
         name: its column of the library's kernel table ("cpu", "cuda"), or "numpy".
-        kernels: the names of its kernels, each with the storage type that it is for.
+        kernels: the names of its kernels, each with the storage type that it is for; on numpy, of
+            the fused operators that pay there.
         native: steps are kernels of the native library; else every operator runs its numpy form.
         streams: kernels are launched on streams and the host runs ahead of them. Where it is False,
             a kernel is a call that returns when its work is done.
         capture: the steps of a plan can be captured as a graph and replayed by one launch.
         kernel_fits: the library's answer to `fits`.
         max_ndim: the most dimensions of an array.
+        kernel_rungs: the library's answer to `rungs`.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Target:
     capture: bool = False
     kernel_fits: Callable[..., bool] = field(default=lambda kernel, *arguments: True, repr=False)
     max_ndim: int = MAX_NDIM
+    kernel_rungs: Callable[[str], tuple[str, ...]] = field(default=lambda kernel: (), repr=False)
 
     def has(self, kernel: str | None, dtype: Any = FLOAT32) -> bool:
         """True when the target has a kernel of this name for floats of a storage type."""
@@ -48,8 +52,21 @@ class Target:
         """
         return self.kernel_fits(kernel, *arguments)
 
+    def rungs(self, kernel: str | None) -> tuple[str, ...]:
+        """The rungs of a kernel, slowest first; none for most, and for one that is not there."""
+        return self.kernel_rungs(kernel) if kernel is not None and self.has(kernel) else ()
 
-NUMPY = Target("numpy", frozenset(), native=False, max_ndim=32)
+
+# The fusions whose numpy form is faster than those of the nodes that they replace.
+_FUSED_ON_NUMPY = (
+    "conv2d_pool", "conv2d_pool_data_gradient", "conv2d_pool_filter_gradient",
+)  # fmt: skip
+NUMPY = Target(
+    "numpy",
+    frozenset((kernel, FLOAT32) for kernel in _FUSED_ON_NUMPY),
+    native=False,
+    max_ndim=32,
+)
 
 
 def target_of(ctx: Context | None) -> Target:
@@ -66,4 +83,11 @@ def target_of(ctx: Context | None) -> Target:
 def _native_target(library: Library, name: str, streams: bool, capture: bool) -> Target:
     kernels = frozenset(key[1:] for key in library.index if key[0] == name)
     fits = functools.partial(library.fits, name)
-    return Target(name, kernels, streams=streams, capture=capture, kernel_fits=fits)
+    return Target(
+        name,
+        kernels,
+        streams=streams,
+        capture=capture,
+        kernel_fits=fits,
+        kernel_rungs=lambda kernel: rungs_among(library.algorithms(name, kernel)),
+    )

@@ -8,7 +8,6 @@ processes lose nothing and one that is killed leaves a good file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import warnings
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from ..errors import DataError, printable
 from ..files import appending, replacing
 from ..settings import settings
+from ..system import lock
 
 _FORMAT, _VERSION = "dlsys tuning cache", 1
 _Table = dict[str, dict[str, "Measurement"]]
@@ -79,8 +79,8 @@ class TuningCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         # A file of its own: the table's is another one after each replacement.
-        with appending(self.path.with_name(self.path.name + ".lock")) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when it is closed, or the process ends
+        with appending(self.path.with_name(self.path.name + ".lock")) as file:
+            lock(file.fileno(), wait=True)  # let go when it is closed, or the process ends
             yield
 
     def _write(self, table: _Table) -> None:

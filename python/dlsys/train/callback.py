@@ -48,7 +48,10 @@ class Run(Protocol):
         """True if no further step will be made."""
 
     def stop(self, reason: str) -> None:
-        """Ends the run after this step, or after this epoch when called at its end."""
+        """Ends the run after this step, or after this epoch when called at its end.
+
+        reason: what the run tells at its end.
+        """
 
     def saved(self) -> Saved:
         """All that a run needs to go on from here, as arrays and JSON values."""

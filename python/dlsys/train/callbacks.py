@@ -60,6 +60,8 @@ class Best:
 class Validation(Callback):
     """Adds val_loss and val_<metric> over a validation set to the record of every so many epochs,
     and of the last. With `ema` the weights are those averages, and only for this.
+
+    data: a Loader. every: epochs from one to the next. prefix: of the names in the record.
     """
 
     def __init__(
@@ -89,6 +91,9 @@ class Validation(Callback):
 class EarlyStopping(Callback):
     """Stops when the monitored figure has not improved by more than `min_delta` for `patience`
     epochs. With `restore_best` the model ends as it was after its best epoch.
+
+    monitor: the figure of the record. higher: whether larger is better; by default for all but
+    losses.
     """
 
     forms = {"value": maybe(number(finite=False)), "epoch": integer(), "waited": integer()}
@@ -167,7 +172,7 @@ class EarlyStopping(Callback):
 
 class PlateauSchedule(Callback):
     """Reports a figure to a schedule that lowers the rate on a plateau, after each epoch. What the
-    schedule remembers is state of the optimizer.
+    schedule remembers is state of the optimizer. monitor: the figure of the record.
     """
 
     def __init__(self, schedule: ReduceOnPlateau, monitor: str = "val_loss") -> None:
@@ -186,9 +191,9 @@ class Checkpoint(Callback):
 
     monitor: by default val_loss, or loss without a validation set. Ctrl-C writes `last` too. A
     state with NaN or infinity is never written. `fit(..., resume=folder)` goes on from `last`.
-    DataError for a folder that cannot be written, that another run is writing to, or that has the
-    checkpoints of a run that this one does not go on with. A folder that is removed during the run
-    is made again.
+    higher: whether larger is better; by default for all but losses. DataError for a folder that
+    cannot be written, that another run is writing to, or that has the checkpoints of a run that
+    this one does not go on with. A folder that is removed during the run is made again.
     """
 
     forms = {"value": maybe(number(finite=False))}

@@ -28,7 +28,10 @@ FORMAT = 1  # grows when a file means something that older versions would misrea
 
 
 class Saved(NamedTuple):
-    """A checkpoint: arrays by name (`model.<name>`, `optimizer.<name>`, …) and the header."""
+    """A checkpoint: arrays by name (`model.<name>`, `optimizer.<name>`, …) and the header.
+
+    tensors: the arrays. header: what JSON holds.
+    """
 
     tensors: dict[str, np.ndarray]
     header: dict[str, Any]

@@ -154,6 +154,13 @@ def evaluate(
     ctx: by default where the model's Parameters are; numpy if they are nowhere yet. A model is
     evaluated in its inference mode. A loader that does not say how it normalizes does it as the
     model's training data were (`model.trained_on`); DataError for one that does it otherwise.
+
+    >>> points = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    >>> labels = (points[:, 0] > 0).astype(np.int64)
+    >>> batches = data.Loader((points, labels), 16)
+    >>> model = nn.Linear(2, 2, rng=0)
+    >>> sorted(train.evaluate(model, batches))
+    ['accuracy', 'loss']
     """
     return Evaluator(model, data, metrics, loss, ctx or home_of(model)).run()
 
@@ -171,6 +178,9 @@ def predict(
 
     DataError for samples of another kind than those that the model was trained on; ShapeError for
     arrays of different lengths, or without any sample, and for batch_size < 1.
+
+    >>> train.predict(nn.Linear(2, 3), np.zeros((4, 2), np.float32)).shape
+    (4, 3)
     """
     if batch_size < 1:
         raise ShapeError(f"predict: expected batch_size >= 1, got {batch_size}")

@@ -25,6 +25,8 @@ class History:
     """`epochs` has a record an epoch: epoch, step, loss, the metrics, val_* of the validation set,
     lr, seconds, samples_per_second. `curve` has records over `log_every` steps each, with the means
     of these steps; it is thinned out when it grows beyond 4,096.
+
+    kept, logged: of the curve, how many logs make a record of it, and how many there were.
     """
 
     epochs: list[Record] = field(default_factory=list)

@@ -42,22 +42,30 @@ def fit(
     model: in whichever mode; it is trained in training mode, and afterwards `model.trained_on`
     describes the data. data: a Loader, whose last input is the label; of several fields the inputs
     go to the model, by name where they have names, and several targets to the loss as a tuple or a
-    dictionary. One that does not say how it
-    normalizes does it as what the run that is resumed, or the model, was trained on. optimizer:
-    from dlsys.optim. loss: a function (output, label) -> the mean loss of the batch; None is
-    cross_entropy. validation: a Loader, over which the loss and metrics are measured after each
-    epoch as val_*. metrics: None is what means something for the loss, see
-    train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy,
+    dictionary. One that does not say how it normalizes does it as what the run that is resumed, or
+    the model, was trained on. optimizer: from dlsys.optim. loss: a function (output, label) -> the
+    mean loss of the batch; None is cross_entropy. validation: a Loader, over which the loss and
+    metrics are measured after each epoch as val_*. metrics: None is what means something for the
+    loss, see train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy,
     `ndarray.cpu(0)`, `ndarray.gpu(0)`. log_every: steps between two readings of the loss; between
     them nothing leaves the device, but for what callbacks ask. parameters: what to train, or the
     optimizer's groups; by default `model.parameters()`. resume: a checkpoint, or the folder of one,
     to go on from; the run then ends with the same bits as one that was never interrupted on this
-    device. quiet: without it `Progress` shows the run, unless it is among the callbacks.
+    device. quiet: without it `Progress` shows the run, unless it is among the callbacks. epochs:
+    how often the data is gone through.
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
     step; KeyboardInterrupt says what was done, and `model.history` has what was measured. DataError
     for a checkpoint that does not fit.
+
+    >>> points = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    >>> labels = (points[:, 0] > 0).astype(np.int64)
+    >>> batches = data.Loader((points, labels), 16)
+    >>> model = nn.Linear(2, 2, rng=0)
+    >>> history = train.fit(model, batches, optim.Adam(0.1), epochs=5, quiet=True)
+    >>> len(history.epochs), bool(history.epochs[-1]["accuracy"] > 0.9)
+    (5, True)
     """
     if epochs < 1 or log_every < 1:
         raise GraphError(f"fit: expected epochs and log_every >= 1, got {epochs} and {log_every}")

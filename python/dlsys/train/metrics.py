@@ -118,7 +118,10 @@ class TopK(Metric):
 
 
 class ConfusionMatrix(Metric):
-    """The counts of each class (row) predicted as each class (column), int64."""
+    """The counts of each class (row) predicted as each class (column), int64.
+
+    classes: how many there are.
+    """
 
     name = "confusion"
 
@@ -171,7 +174,11 @@ class _PerClass(Metric):
 
 
 class Precision(_PerClass):
-    """The share of what was taken for a class that is of it."""
+    """The share of what was taken for a class that is of it.
+
+    classes: how many there are. average: "macro" is the mean over classes, "micro" counts all
+    classes together, None gives one number a class.
+    """
 
     @staticmethod
     def _figure(right: Any, predicted: Any, present: Any) -> Any:
@@ -179,7 +186,11 @@ class Precision(_PerClass):
 
 
 class Recall(_PerClass):
-    """The share of a class that was taken for it."""
+    """The share of a class that was taken for it.
+
+    classes: how many there are. average: "macro" is the mean over classes, "micro" counts all
+    classes together, None gives one number a class.
+    """
 
     @staticmethod
     def _figure(right: Any, predicted: Any, present: Any) -> Any:
@@ -187,7 +198,11 @@ class Recall(_PerClass):
 
 
 class F1(_PerClass):
-    """The harmonic mean of precision and recall."""
+    """The harmonic mean of precision and recall.
+
+    classes: how many there are. average: "macro" is the mean over classes, "micro" counts all
+    classes together, None gives one number a class.
+    """
 
     @staticmethod
     def _figure(right: Any, predicted: Any, present: Any) -> Any:

@@ -38,7 +38,12 @@ def save(
     trained on, for `load_model`. Arrays and a header in its place are written as
     `checkpoint.save` does. A file of that name stays as it is until the new one is complete.
 
-    DataError when it cannot be written.
+    narrow: names of float32 arrays that are stored as bfloat16, whose values they have. DataError
+    when it cannot be written.
+
+    >>> train.save("model.safetensors", nn.MLP((2, 8, 3), seed=0))
+    >>> train.load_model("model.safetensors")(dl.zeros(1, 2)).shape
+    (1, 3)
     """
     if not isinstance(model, Module):
         checkpoint.save(path, model, header or {}, narrow)
@@ -62,6 +67,13 @@ def load_model(path: str | Path, model: type[Module] | Module | None = None) -> 
     `trained_on`, by which `predict` normalizes.
 
     DataError for a file that is none, or whose model cannot be built from what it says.
+
+    >>> train.save("model.safetensors", nn.Sequential(nn.Linear(2, 3), nn.Tanh()))
+    >>> train.load_model("model.safetensors")
+    Sequential(
+      0: Linear(2, 3)
+      1: Tanh()
+    )
     """
     saved = checkpoint.load(path)
     if not isinstance(model, Module):

@@ -23,6 +23,8 @@ _TAIL = 200  # bytes by which one log is known from another
 class Progress(Callback):
     """On a terminal and in a notebook a bar an epoch with loss, metrics, samples/s and the time
     left in the epoch; a line an epoch in any case.
+
+    unit: what samples are called.
     """
 
     def __init__(self, unit: str = "images") -> None:
@@ -161,7 +163,7 @@ class JsonLog(Callback):
 
 class TensorBoard(Callback):
     """Writes every log (train/…) and epoch (epoch/…) for TensorBoard, by step. DlsysError without
-    tensorboardX.
+    tensorboardX. folder: where to.
     """
 
     def __init__(self, folder: str | Path) -> None:

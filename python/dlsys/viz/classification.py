@@ -27,6 +27,7 @@ def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figur
 
     Right answers are green and mistakes orange; each is the stronger, the larger its share of the
     row, mistakes compared with the largest share of a mistake. Shares instead of counts will do.
+    counts: (n, n). classes: their names.
     """
     array = np.asarray(counts)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
@@ -66,9 +67,10 @@ def decision_boundary(
 ) -> Figure:
     """The regions into which a classifier divides the plane, with points in their classes' colors.
 
-    classifier: a model (an `nn.Module`) or a function of points (n, 2) float32; it gives scores
-    (n, classes), of which the largest wins, or (n,) or (n, 1), whose sign decides between 0 and 1.
-    points: (n, 2). labels: (n,), negative ones count as 0.
+    classifier: a model (an `nn.Module`) or a function of points (n, 2) float32; it gives scores (n,
+    classes), of which the largest wins, or (n,) or (n, 1), whose sign decides between 0 and 1.
+    points: (n, 2). labels: (n,), negative ones count as 0. classes: their names. resolution: points
+    along each axis.
     """
     points, labels = np.asarray(points, np.float32), np.asarray(labels).reshape(-1)
     if points.ndim != 2 or points.shape[1] != 2 or len(points) != len(labels) or not len(points):

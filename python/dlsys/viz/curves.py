@@ -88,7 +88,7 @@ def _draw(axes: Any, name: str, history: Sequence[Mapping[str, Any]]) -> None:
 def _finish_axes(
     axes: Any, name: str, history: Sequence[Mapping[str, Any]], drawn: Sequence[float]
 ) -> None:
-    """The scales of both axes: whole epochs, and a logarithm for a loss that falls far."""
+    """The scales of both axes: integer epochs, and a logarithm for a loss that falls far."""
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     epochs = [record.get("epoch", k) for k, record in enumerate(history, 1)]
     if epochs:

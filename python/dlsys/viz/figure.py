@@ -87,9 +87,10 @@ def bare(axes: Any) -> None:
 
 def save(figure: Figure | str, path: str | os.PathLike, dpi: int = 150) -> None:
     """Writes a figure (`.png`, `.svg`, `.pdf` by the name) or a picture in SVG or DOT text; an
-    earlier file is replaced only by a whole one.
+    earlier file is replaced only by a complete one.
 
-    Raises DataError for SVG text under a name of another kind of picture.
+    dpi: dots an inch of a PNG. Raises DataError for SVG text under a name of another kind of
+    picture.
     """
     target = Path(path)
     kind = target.suffix.lstrip(".").lower()

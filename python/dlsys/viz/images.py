@@ -30,7 +30,7 @@ def filters(
     `weights` is an array or a Parameter. Filters of three channels are drawn in color, those of
     others plane by plane: red is positive, blue negative, white 0. The inputs are that axis of a
     matrix that has as many elements as the image; without `shape` the longer one that is a square
-    image. ShapeError where none fits.
+    image. limit: how many are shown. title: above them. ShapeError where none fits.
     """
     array = weights.asnumpy() if hasattr(weights, "asnumpy") else np.asarray(weights)
     images = _filter_images(array, shape)
@@ -50,7 +50,10 @@ def filters(
 
 
 def activations(values: Any, limit: int = 64, title: str = "") -> Figure:
-    """The activations of a layer for one image: planes (C, H, W), or a vector as bars."""
+    """The activations of a layer for one image: planes (C, H, W), or a vector as bars.
+
+    values: of one image, an array or a Tensor. limit: how many planes are shown. title: above them.
+    """
     figure = new_figure(6.4, 1.0)
     array = np.asarray(values)
     figure.set_size_inches(6.4, draw_activations(figure, (1, 1, 1), array, limit, title) + 0.1)
@@ -70,7 +73,7 @@ def mistakes(
 
     images: (n, H, W), (n, C, H, W), or (n, pixels) of square images. labels, predictions: (n,).
     probabilities: (n,) of the prediction, or (n, classes). Images that were recognized are passed
-    over.
+    over. limit: how many are shown.
     """
     truth, taken = np.asarray(labels), np.asarray(predictions)
     given = np.asarray(probabilities, np.float64)

@@ -4,82 +4,124 @@
 #include "cpu/conv/conv.h"
 
 #include <algorithm>
+#include <string>
 
 #include "cpu/runtime/parallel.h"
+#include "math/int_math.h"
 
 namespace dlsys {
 namespace cpu {
 namespace {
 
+constexpr int64_t kFewChannels = 16;   // with fewer, Winograd's transforms cost more than they save
+constexpr double kWinogradCost = 1.3;  // of its products and transforms, in products of implicit
+constexpr char kOfWinograd[] = "3 x 3 filters at stride 1 without dilation";
+
 bool FitsAll(const Conv&) { return true; }
 bool FitsDepthwise(const Conv& conv) { return conv.Depthwise(); }
 
+// The rungs of the ladder, slowest first; depthwise is beside it. A rung with variants is one of
+// them by its own name.
 constexpr ConvAlgorithm kAlgorithms[] = {
-    {"depthwise", FitsDepthwise, DepthwiseForward, DirectDataGradient, DepthwiseFilterGradient},
-    {"implicit_gemm", FitsAll, GemmForward, GemmDataGradient, GemmFilterGradient},
+    {"naive", "", FitsAll, NaiveForward, NaiveDataGradient, NaiveFilterGradient},
+    {"im2col", "", FitsAll, Im2colForward, Im2colDataGradient, Im2colFilterGradient},
+    {"fft", "filters that are not empty", FftFits, FftForward, FftDataGradient, FftFilterGradient},
+    {"implicit", "", FitsAll, GemmForward, GemmDataGradient, GemmFilterGradient},
+    {"winograd", kOfWinograd, WinogradFits, WinogradForward<2>, WinogradDataGradient<2>,
+     WinogradFilterGradient<2>},
+    {"winograd 2x2", kOfWinograd, WinogradFits, WinogradForward<2>, WinogradDataGradient<2>,
+     WinogradFilterGradient<2>},
+    {"winograd 4x4", kOfWinograd, WinogradFits, WinogradForward<4>, WinogradDataGradient<4>,
+     WinogradFilterGradient<4>},
+    {"depthwise", "one channel a group", FitsDepthwise, DepthwiseForward, DirectDataGradient,
+     DepthwiseFilterGradient},
 };
+constexpr int kImplicit = 3, kWinograd = 4, kDepthwise = 7;
+constexpr int64_t kCount = sizeof kAlgorithms / sizeof *kAlgorithms;
 
 // Made when the library is loaded.
-const std::vector<Algorithm>* const all_choices = [] {
+const std::vector<Algorithm>* const all_algorithms = [] {
   auto* names = new std::vector<Algorithm>;
   for (const ConvAlgorithm& algorithm : kAlgorithms) names->push_back({algorithm.name});
   return names;
 }();
-const std::vector<Algorithm>& AllAlgorithms() { return *all_choices; }
+const std::vector<Algorithm>& AllAlgorithms() { return *all_algorithms; }
 
-// Algorithm 0 is the first that fits (the heuristic), k the k-th of the table.
-const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t choice) {
-  constexpr int64_t kCount = sizeof kAlgorithms / sizeof *kAlgorithms;
-  if (choice < 0 || choice > kCount)
-    Fail("%s: there is no choice %ld, expected 0 to %ld", op, (long)choice, (long)kCount);
-  if (choice == 0)
-    return *std::find_if(kAlgorithms, kAlgorithms + kCount,
-                         [&](const ConvAlgorithm& algorithm) { return algorithm.fits(conv); });
-  const ConvAlgorithm& chosen = kAlgorithms[choice - 1];
-  if (!chosen.fits(conv)) NotApplicable(op, chosen.name);
+// Winograd's 2 x 2 tiles, which round as a direct convolution does, where they multiply less and
+// there are channels enough to make up for the transforms.
+bool WinogradPays(const Conv& c) {
+  if (!WinogradFits(c) || std::min(c.GroupChannels(), c.GroupFilters()) < kFewChannels)
+    return false;
+  const int64_t channels = RoundUp(c.GroupChannels(), 16) * RoundUp(c.GroupFilters(), 32);
+  const double by_tiles = 16. * (double)(CeilDiv(c.out.h, 2) * CeilDiv(c.out.w, 2) * channels);
+  const double direct = 9. * (double)(Size(c.out) * c.GroupChannels() * c.GroupFilters());
+  return by_tiles * kWinogradCost < direct;
+}
+
+const ConvAlgorithm& Heuristic(const Conv& conv) {
+  if (conv.Depthwise()) return kAlgorithms[kDepthwise];
+  return kAlgorithms[WinogradPays(conv) ? kWinograd : kImplicit];
+}
+
+[[noreturn]] void Refuse(const char* op, const ConvAlgorithm& algorithm, const Conv& conv) {
+  std::string others;
+  for (const ConvAlgorithm& other : kAlgorithms)
+    if (other.fits(conv)) others += std::string(others.empty() ? "" : ", ") + other.name;
+  FailWith(DL_NOT_APPLICABLE, "%s: %s is for %s; use %s", op, algorithm.name, algorithm.serves,
+           others.c_str());
+}
+
+// Algorithm 0 is the heuristic, k the k-th of the table.
+const ConvAlgorithm& Choose(const char* op, const Conv& conv, int64_t algorithm) {
+  if (algorithm < 0 || algorithm > kCount)
+    Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)kCount);
+  if (algorithm == 0) return Heuristic(conv);
+  const ConvAlgorithm& chosen = kAlgorithms[algorithm - 1];
+  if (!chosen.fits(conv)) Refuse(op, chosen, conv);
   return chosen;
 }
 
 void RunForward(const char* op, const DLArray* x, const DLArray* f, const float* bias, DLArray* y,
-                const WindowOptions& windows, int64_t groups, int64_t choice) {
+                const WindowOptions& windows, int64_t groups, int64_t algorithm) {
   const float *data = Input(op, x), *filter = Input(op, f);
   float* out = Output(op, y);
   const Conv conv = CheckedConv(op, x, f, y, windows, groups);
-  if (Numel(y)) Choose(op, conv, choice).forward(conv, data, filter, bias, out);
+  if (Numel(y)) Choose(op, conv, algorithm).forward(conv, data, filter, bias, out);
 }
 
 void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
-            int64_t groups, int64_t choice, int64_t) {
-  RunForward("conv2d", x, f, nullptr, y, *windows, groups, choice);
+            int64_t groups, int64_t algorithm, int64_t) {
+  RunForward("conv2d", x, f, nullptr, y, *windows, groups, algorithm);
 }
 
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y,
-                Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t) {
+                Struct<WindowOptions> windows, int64_t groups, int64_t algorithm, int64_t) {
   const char* op = "conv2d_bias";
   const float* add = Input(op, bias);
   if (f->ndim != 4 || bias->ndim != 1 || bias->shape[0] != f->shape[0])
     Fail("%s: bias %s does not fit filter %s", op, ShapeText(bias).c_str(), ShapeText(f).c_str());
-  RunForward(op, x, f, add, y, *windows, groups, choice);
+  RunForward(op, x, f, add, y, *windows, groups, algorithm);
 }
 
 void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
-                        Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t) {
+                        Struct<WindowOptions> windows, int64_t groups, int64_t algorithm, int64_t) {
   const char* op = "conv2d_data_gradient";
   const float *filter = Input(op, f), *gradient = Input(op, dy);
   float* out = Output(op, dx);
   const Conv conv = CheckedConv(op, dx, f, dy, *windows, groups);
-  if (Numel(dx)) Choose(op, conv, choice).data_gradient(conv, filter, gradient, out);
+  if (Numel(dx)) Choose(op, conv, algorithm).data_gradient(conv, filter, gradient, out);
 }
 
 void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
-                          Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t) {
+                          Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
+                          int64_t) {
   const char* op = "conv2d_filter_gradient";
   const float *data = Input(op, x), *gradient = Input(op, dy);
   float* out = Output(op, df);
   const Conv conv = CheckedConv(op, x, df, dy, *windows, groups);
   if (!Numel(df)) return;
   if (!Numel(dy)) return Serially([&] { std::fill(out, out + Numel(df), 0.f); });
-  Choose(op, conv, choice).filter_gradient(conv, data, gradient, out);
+  Choose(op, conv, algorithm).filter_gradient(conv, data, gradient, out);
 }
 
 DLSYS_KERNEL(cpu, conv2d, Conv2d);

@@ -8,12 +8,28 @@ namespace cpu {
 
 // Arrays are those of Conv; every function writes its whole result. bias may be null.
 struct ConvAlgorithm {
-  const char* name;
+  const char *name, *serves;  // what it is for, where that is not everything
   bool (*fits)(const Conv& conv);
   void (*forward)(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
   void (*data_gradient)(const Conv& conv, const float* f, const float* dy, float* dx);
   void (*filter_gradient)(const Conv& conv, const float* x, const float* dy, float* df);
 };
+
+// The definition, element by element: any convolution.
+void NaiveForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+void NaiveDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
+void NaiveFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
+
+// A product of matrices over a stored im2col matrix: any convolution.
+void Im2colForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+void Im2colDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
+void Im2colFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
+
+// Fourier transforms.
+bool FftFits(const Conv& conv);
+void FftForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+void FftDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
+void FftFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
 // Implicit GEMM: any convolution.
 void GemmForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
@@ -28,6 +44,16 @@ void DirectDataGradient(const Conv& conv, const float* f, const float* dy, float
 void DepthwiseForward(const Conv& conv, const float* x, const float* f, const float* bias,
                       float* y);
 void DepthwiseFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
+
+// Winograd's F(kOut x kOut, 3 x 3) for kOut of 2 and 4: stride 1, no dilation. The larger tile
+// multiplies less and rounds more.
+bool WinogradFits(const Conv& conv);
+template <int kOut>
+void WinogradForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+template <int kOut>
+void WinogradDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
+template <int kOut>
+void WinogradFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
 }  // namespace cpu
 }  // namespace dlsys

@@ -2,12 +2,14 @@
 // of windows each window element is one pass, so that inner loops are long. Gradients scatter:
 // windows do not cross channels, so each channel has one writer.
 #include <limits>
+#include <type_traits>
 
 #include "cpu/reduce/rows.h"
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 #include "math/conv_geometry.h"
+#include "math/int_math.h"
 
 namespace dlsys {
 namespace cpu {
@@ -127,25 +129,99 @@ DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& do
   return best - x;
 }
 
-template <bool kDilated>
+// Windows of one row without dilation, side by side in SIMD: a pass for each element of a window.
+// The stride is a constant where it is small.
+constexpr int64_t kPiece = 64;   // windows at a time
+constexpr int64_t kVector = 16;  // of them in a vector
+typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(64), aligned(4), may_alias));
+
+// Takes values that are larger than the best, whose indices are from, from + step, ….
+DLSYS_INLINE void KeepLarger(const Floats& values, int32_t from, int32_t step, Floats* best,
+                             Integers* at) {
+  constexpr Integers kCount = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Integers larger = ~(values <= *best) & (*best == *best);
+  *best = (Floats)((larger & (Integers)values) | (~larger & (Integers)*best));
+  *at = (larger & (from + step * kCount)) | (~larger & *at);
+}
+
+template <class Stride>
+DLSYS_INLINE void FindMaxOfPiece(const Pool& p, const float* x, const Seen& down, int64_t first,
+                                 int64_t n, Stride stride, float* y, int32_t* argmax) {
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  float best[kPiece], values[kPiece];
+  int32_t at[kPiece];
+  const int64_t left = first * stride - p.pad.w, top = down.first + down.begin;
+  for (int64_t j = 0; j < kPiece; j++) {
+    best[j] = kLeast;
+    at[j] = (int32_t)(top * p.in.w + std::max<int64_t>(0, left + j * stride));
+  }
+  std::fill(values, values + kPiece, kLeast);
+  const int64_t padded = RoundUp(n, kVector);
+  for (int64_t a = down.begin; a < down.end; a++)
+    for (int64_t b = 0; b < p.window.w; b++) {
+      const int64_t from = left + b, row = (down.first + a) * p.in.w + from;
+      const int64_t begin = std::min(n, from < 0 ? (stride - 1 - from) / stride : 0);
+      const int64_t end = from < p.in.w ? std::min(n, (p.in.w - 1 - from) / stride + 1) : 0;
+      for (int64_t j = 0; j < begin; j++) values[j] = kLeast;
+      for (int64_t j = begin; j < end; j++) values[j] = x[row + j * stride];
+      for (int64_t j = std::max(begin, end); j < n; j++) values[j] = kLeast;
+      for (int64_t j = 0; j < padded; j += kVector)
+        KeepLarger(*(const Floats*)(values + j), (int32_t)(row + j * stride),
+                   (int32_t)(int64_t)stride, (Floats*)(best + j), (Integers*)(at + j));
+    }
+  std::copy(best, best + n, y);
+  std::copy(at, at + n, argmax);
+}
+
+DLSYS_INLINE void FindMaxOfRow(const Pool& p, const float* x, const Seen& down, float* y,
+                               int32_t* argmax) {
+  for (int64_t j = 0; j < p.out.w; j += kPiece) {
+    const int64_t n = std::min(kPiece, p.out.w - j);
+    if (p.stride.w == 1)
+      FindMaxOfPiece(p, x, down, j, n, std::integral_constant<int64_t, 1>(), y + j, argmax + j);
+    else if (p.stride.w == 2)
+      FindMaxOfPiece(p, x, down, j, n, std::integral_constant<int64_t, 2>(), y + j, argmax + j);
+    else
+      FindMaxOfPiece(p, x, down, j, n, p.stride.w, y + j, argmax + j);
+  }
+}
+
 void MaxOfImages(const Pool& p, const float* x, float* y, int32_t* argmax) {
+  const bool contiguous = p.window.w >= p.in.w;
+  const bool wide = std::min(p.window.w, p.in.w) * (contiguous ? p.window.h : 1) >= kWide;
+  ForImages(p, [&](int64_t nc) {
+    const float* data = x + nc * Size(p.in);
+    int64_t k = nc * Size(p.out);
+    for (int64_t i = 0; i < p.out.h; i++, k += p.out.w) {
+      const Seen down = SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);
+      if (!wide) {
+        Dispatch([&]() __attribute__((always_inline)) {
+          FindMaxOfRow(p, data, down, y + k, argmax + k);
+        });
+        continue;
+      }
+      for (int64_t j = 0; j < p.out.w; j++) {
+        const Seen across = SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w);
+        Dispatch([&]() __attribute__((always_inline)) {
+          const int64_t best = FindMaxByRows(p, data, down, across);
+          argmax[k + j] = (int32_t)best;
+          y[k + j] = data[best];
+        });
+      }
+    }
+  });
+}
+
+void MaxOfDilated(const Pool& p, const float* x, float* y, int32_t* argmax) {
   ForImages(p, [&](int64_t nc) {
     const float* data = x + nc * Size(p.in);
     int64_t k = nc * Size(p.out);
     for (int64_t i = 0; i < p.out.h; i++) {
-      const Seen down = kDilated ? SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h, p.dilation.h)
-                                 : SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);
+      const Seen down = SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h, p.dilation.h);
       for (int64_t j = 0; j < p.out.w; j++, k++) {
-        const Seen across = kDilated
-                                ? SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w, p.dilation.w)
-                                : SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w);
-        int64_t best = 0;
-        if (kDilated || across.end - across.begin < kWide)
-          best = FindMax(p, data, down, across, kDilated ? p.dilation : HW{1, 1});
-        else
-          Dispatch([&]() __attribute__((always_inline)) {
-            best = FindMaxByRows(p, data, down, across);
-          });
+        const Seen across = SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w, p.dilation.w);
+        const int64_t best = FindMax(p, data, down, across, p.dilation);
         y[k] = data[best];
         argmax[k] = (int32_t)best;
       }
@@ -162,9 +238,9 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptio
   const Pool p = CheckedPool(op, x, y, *windows);
   if (!Numel(y)) return;
   if (p.Dilated())
-    MaxOfImages<true>(p, from, to, at);
+    MaxOfDilated(p, from, to, at);
   else
-    MaxOfImages<false>(p, from, to, at);
+    MaxOfImages(p, from, to, at);
 }
 
 // An index outside the input is ignored.

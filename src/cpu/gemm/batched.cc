@@ -41,7 +41,7 @@ Matrix Operand(const float* data, const DLArray* stored, bool transposed) {
 }
 
 void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
-                   DLArray* c) {
+                   int64_t algorithm, [[maybe_unused]] int64_t precision, DLArray* c) {
   const float* left = Input("batched_matmul", a);
   const float* right = Input("batched_matmul", b);
   float* out = Output("batched_matmul", c);
@@ -65,12 +65,12 @@ void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
       p.a.data += at.offset[0];
       p.b.data += at.offset[1];
       p.c += k * p.m * p.n;
-      RunGemm(p);
+      RunGemm("batched_matmul", p, algorithm);
     }
   };
   if (macs >= kSharedMacs) return run(0, batch.Count());
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
-  const int64_t nbytes = ScratchNbytes([&] { RunGemm(first); });
+  const int64_t nbytes = ScratchNbytes([&] { RunGemm("batched_matmul", first, algorithm); });
   const auto make = [=] { return ScratchArray<char>(nbytes); };
   auto task = [&](int64_t begin, int64_t end, const ScratchArray<char>& scratch) {
     const Workspace::Planned of_gemm(scratch.data(), nbytes);
@@ -80,6 +80,7 @@ void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
 }
 
 DLSYS_KERNEL(cpu, batched_matmul, BatchedMatMul);
+DLSYS_ALGORITHMS(cpu, batched_matmul, GemmAlgorithms);
 
 }  // namespace
 }  // namespace cpu

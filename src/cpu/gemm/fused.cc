@@ -1,6 +1,6 @@
 // GEMM with an epilogue (bias, activation or activation gradient), applied in one pass while C is
 // in the cache, and with the sums of an operand over k, the bias gradient of a dense layer. The
-// GEMM is that of gemm.cc, in float32 whatever the precision; there is no algorithm to choose.
+// GEMM is that of gemm.cc, by any of its algorithms, in float32 whatever the precision.
 #include "cpu/gemm/gemm.h"
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
@@ -16,8 +16,9 @@ const int64_t kColumns = 32;   // of a task
 const int64_t kSumRows = 256;  // summed in float before a double takes them
 
 void CheckPrecision(const char* op, int64_t precision) {
-  if (precision < 0 || precision > 1)
-    Fail("%s: there is no precision %ld, expected 0 (fp32) or 1 (tf32)", op, (long)precision);
+  if (precision < 0 || precision > 2)
+    Fail("%s: there is no precision %ld, expected 0 (fp32), 1 (tf32) or 2 (3xtf32)", op,
+         (long)precision);
 }
 
 // c[i, j] = f(c[i, j], i * n + j, j) over all rows of C.
@@ -50,18 +51,19 @@ void WithActivation(int code, const Then& then) {
   }
 }
 
-void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b, int64_t,
-               int64_t precision, int64_t activation, DLArray* y) {
+void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
+               int64_t algorithm, int64_t precision, int64_t activation, DLArray* y) {
   const char* op = "matmul_map";
   const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, y);
   CheckPrecision(op, precision);
   const int code = CheckedEpilogue(op, activation, 1, kActivations);
-  RunGemm(p);
+  RunGemm(op, p, algorithm);
   WithActivation(code, [&](auto f) { MapRows(p, DLSYS_VALUE { return f(x); }); });
 }
 
 void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
-                int64_t trans_b, int64_t, int64_t precision, int64_t activation, DLArray* y) {
+                int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
+                DLArray* y) {
   const char* op = "matmul_bias";
   const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, y);
   CheckPrecision(op, precision);
@@ -70,20 +72,21 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
     Fail("%s: expected a bias of %ld elements, got shape %s", op, (long)p.n,
          ShapeText(bias).c_str());
   const int code = CheckedEpilogue(op, activation, 0, kActivations);
-  RunGemm(p);
+  RunGemm(op, p, algorithm);
   if (code == 0) return MapRows(p, DLSYS_VALUE { return x + add[j]; });
   WithActivation(code, [&](auto f) { MapRows(p, DLSYS_VALUE { return f(x + add[j]); }); });
 }
 
 void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int64_t trans_a,
-                    int64_t trans_b, int64_t, int64_t precision, int64_t gradient, DLArray* dx) {
+                    int64_t trans_b, int64_t algorithm, int64_t precision, int64_t gradient,
+                    DLArray* dx) {
   const char* op = "matmul_gradient";
   const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, dx);
   CheckPrecision(op, precision);
   const float* of = Input(op, side);
   CheckSameShape(op, side, dx);
   const int code = CheckedEpilogue(op, gradient, 1, kActivationGradients);
-  RunGemm(p);
+  RunGemm(op, p, algorithm);
   switch (code) {
 #define DLSYS_CASE(value, F) \
   case value:                \
@@ -117,8 +120,8 @@ void SumOverK(const Matrix& x, int64_t stride, int64_t k_stride, int64_t extent,
   });
 }
 
-void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b, int64_t,
-                int64_t precision, int64_t of_a, DLArray* y, DLArray* sums) {
+void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
+                int64_t algorithm, int64_t precision, int64_t of_a, DLArray* y, DLArray* sums) {
   const char* op = "matmul_sums";
   const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, y);
   CheckPrecision(op, precision);
@@ -126,15 +129,19 @@ void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t tra
   const int64_t extent = of_a ? p.m : p.n;
   if (Numel(sums) != extent)
     Fail("%s: expected %ld sums, got shape %s", op, (long)extent, ShapeText(sums).c_str());
-  RunGemm(p);
+  RunGemm(op, p, algorithm);
   if (of_a) return SumOverK(p.a, p.a.row, p.a.col, extent, p.k, to);
   SumOverK(p.b, p.b.col, p.b.row, extent, p.k, to);
 }
 
 DLSYS_KERNEL(cpu, matmul_map, MatmulMap);
+DLSYS_ALGORITHMS(cpu, matmul_map, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_bias, MatmulBias);
+DLSYS_ALGORITHMS(cpu, matmul_bias, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_gradient, MatmulGradient);
+DLSYS_ALGORITHMS(cpu, matmul_gradient, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_sums, MatmulSums);
+DLSYS_ALGORITHMS(cpu, matmul_sums, GemmAlgorithms);
 
 }  // namespace
 }  // namespace cpu

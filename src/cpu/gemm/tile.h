@@ -25,14 +25,25 @@ struct TileArgs {
 };
 using TileFunction = void (*)(const TileArgs&);
 
+// Packs `to` (k, width) from `lines` rows of k values, `line` apart, elements `step` apart, one of
+// which is 1; the rest of a row is arbitrary. `to` has room for kPackSlack more floats, which it
+// may write.
+using PackFunction = void (*)(const float* from, int64_t lines, int64_t line, int64_t step,
+                              int64_t k, float* to);
+inline constexpr int64_t kPackSlack = 16;
+
 // The micro-kernels of one instruction set, for every height of `tile_rows`: one or two vectors
-// wide from a packed A, and one vector wide from an unpacked A, which pays where A is used once.
+// wide, from a packed A and from A where it is, which pays where a panel of A is used few times.
 struct TileKernels {
   static constexpr int kTileSizes = 5;
   int width;  // floats in a vector
   int tile_rows[kTileSizes];
   TileFunction packed[kTileSizes][2];
-  TileFunction strided[kTileSizes];
+  TileFunction strided[kTileSizes][2];
+  PackFunction pack_a[kTileSizes];  // panels of as many rows
+  PackFunction pack_b;              // panels of MaxTileN() columns
+  TileFunction row;                 // one row by kRowVectors vectors, from A and B where they are
+  static constexpr int kRowVectors = 8;
 
   int MaxTileM() const { return tile_rows[kTileSizes - 1]; }
   int MaxTileN() const { return 2 * width; }

@@ -132,9 +132,9 @@ void ReduceIntegerSum(const DLArray* x, int64_t axes, float, DLArray* y) {
   Reduce<int64_t, int64_t>(Integer<integers::Sum>(), x, axes, y);
 }
 
-#define DLSYS_REGISTER_WHOLE(Name, kernel, ...) \
+#define DLSYS_REGISTER_INTEGER(Name, kernel, ...) \
   DLSYS_KERNEL_OF(cpu, kernel, #kernel, DL_INT64, ReduceMiddle<int64_t, Integer<integers::Name>>);
-DLSYS_INTEGER_MONOIDS(DLSYS_REGISTER_WHOLE)
+DLSYS_INTEGER_MONOIDS(DLSYS_REGISTER_INTEGER)
 DLSYS_KERNEL_OF(cpu, reduce_sum, "reduce_sum", DL_INT64, ReduceIntegerSum);
 
 #define DLSYS_REGISTER_MONOID(Name, kernel, ...) \

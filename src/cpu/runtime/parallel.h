@@ -37,13 +37,13 @@ void ForChunks(int64_t n, int64_t chunk, int most, F& body) {
   RunTasks(tasks, most, task, &state);
 }
 
-// Cuts [0, n) into chunks of `chunk` and calls body(begin, end) for each. A workspace query
-// (runtime/workspace.h) runs no body: arrays have no memory yet.
+// Cuts [0, n) into chunks of `chunk` and calls body(begin, end) for each, on at most `most`
+// threads. A workspace query (runtime/workspace.h) runs no body: arrays have no memory yet.
 template <class F>
-void ParallelFor(int64_t n, int64_t chunk, F&& body) {
+void ParallelFor(int64_t n, int64_t chunk, F&& body, int most = INT_MAX) {
   if (n <= 0 || Workspace::Querying()) return;
   auto numbered = [&](int64_t begin, int64_t end, int) { body(begin, end); };
-  ForChunks(n, chunk, INT_MAX, numbered);
+  ForChunks(n, chunk, most, numbered);
 }
 
 // Does what a launcher does besides its loops, on the calling thread; a workspace query leaves it
@@ -77,12 +77,13 @@ int64_t ScratchNbytes(const F& function) {
 // that a thread has to itself. Where a plan has memory for fewer threads than there are now, as
 // many take part.
 template <class Make, class F>
-void ParallelForWithScratch(int64_t n, int64_t chunk, const Make& make, F&& body) {
+void ParallelForWithScratch(int64_t n, int64_t chunk, const Make& make, F&& body,
+                            int most = INT_MAX) {
   if (n <= 0) return;
   const int64_t nbytes = ScratchNbytes([&] { make(); });
   const int64_t tasks = (n - 1) / std::max<int64_t>(chunk, 1) + 1;
   const int64_t planned = nbytes ? Workspace::Left() / nbytes : tasks;
-  const int64_t workers = std::min({tasks, planned, (int64_t)GetThreads()});
+  const int64_t workers = std::min({tasks, planned, (int64_t)GetThreads(), (int64_t)most});
   const ScratchArray<char> all(std::max<int64_t>(workers, 1) * nbytes);
   if (Workspace::Querying()) return;
   auto with_own = [&](int64_t begin, int64_t end, int worker) {

@@ -1,7 +1,8 @@
 // One body of code compiled for several generations of processors, chosen at run time. The body and
 // all that it calls are inlined into each version; nothing with external linkage is compiled for
 // more than the baseline, else the linker could keep the wrong copy. With DLSYS_ONE_ISA there is a
-// single version, for the processor that the compiler is told of, such as by -march=native.
+// single version, for the processor that the compiler is told of, such as by -march=native; with
+// DLSYS_NO_AVX2 there is none for AVX2, which a machine with AVX-512 never runs.
 #pragma once
 
 #define DLSYS_INLINE inline __attribute__((always_inline))
@@ -12,6 +13,13 @@
 #define DLSYS_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define DLSYS_IVDEP _Pragma("GCC ivdep")
+#endif
+
+// Before a loop over registers: unrolled altogether, so that none of them needs an address.
+#ifdef __clang__
+#define DLSYS_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DLSYS_UNROLL _Pragma("GCC unroll 32")
 #endif
 
 namespace dlsys {
@@ -56,7 +64,9 @@ inline void Dispatch(const F& f) {
 #if defined(__x86_64__) && !defined(DLSYS_ONE_ISA)
   const Isa isa = CurrentIsa();
   if (isa == Isa::kAvx512) return CallAvx512(f);
+#ifndef DLSYS_NO_AVX2
   if (isa == Isa::kAvx2) return CallAvx2(f);
+#endif
 #endif
   f();
 }

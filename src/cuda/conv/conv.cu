@@ -1,81 +1,106 @@
-// Operators of 2-d convolution: they check arguments and dispatch to one of the algorithms of
-// conv.cuh, by heuristic or as the caller (the autotuner) chooses.
+// Operators of 2-d convolution: they check arguments and dispatch to a rung of the ladder that
+// conv.cuh declares, to one that is named or by the heuristic.
 //
 // x (n, c, in), f (o, c / groups, kernel), y (n, o, out); a gradient has the shape of its array.
 // Results overlap no input.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
 #include "cuda/conv/conv.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-// The heuristic takes the first that fits.
-const ConvAlgorithm* const kAlgorithms[] = {&kDepthwise, &kTensorCores, &kImplicitGemm, &kCudnn};
+// The rungs, slowest first; a name of two words is a part of the rung before it.
+const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv, &kIm2col,  &kWinograd,     &kFft,
+                                            &kImplicit,  &kCompact, &kImplicitGemm, &kTensorCores,
+                                            &kDepthwise, &kCudnn};
 
-// The algorithms of a pass that callers choose among: every variant of each.
-struct Candidates {
-  struct Candidate {
+bool IsRung(const ConvAlgorithm& algorithm) { return !strchr(algorithm.name, ' '); }
+
+// The algorithms of a pass by number: each rung by its own heuristic, and every variant.
+struct Ladder {
+  struct Entry {
     const ConvAlgorithm* algorithm;
     int variant;
   };
-  std::vector<Candidate> by_choice;
-  std::vector<Algorithm> choices;
+  std::vector<Entry> entries;
+  std::vector<Algorithm> algorithms;
 
-  explicit Candidates(Pass pass) {
+  explicit Ladder(Pass pass) {
     for (const ConvAlgorithm* algorithm : kAlgorithms) {
+      if (IsRung(*algorithm)) Add(algorithm, kHeuristic, algorithm->name);
+      if (!algorithm->variants) continue;
       int variant = 0;
-      for (const std::string& name : algorithm->variants(pass)) {
-        by_choice.push_back({algorithm, variant++});
-        const std::string space = name.empty() ? "" : " ";
-        choices.push_back({algorithm->name + space + name, algorithm->source});
-      }
+      for (const std::string& name : algorithm->variants(pass))
+        Add(algorithm, variant++, algorithm->name + (name.empty() ? "" : " " + name));
     }
+  }
+
+  void Add(const ConvAlgorithm* algorithm, int variant, const std::string& name) {
+    entries.push_back({algorithm, variant});
+    algorithms.push_back({name, algorithm->source});
   }
 };
 
 template <Pass kPass>
-const Candidates& CandidatesOf() {
-  static const Candidates* const candidates = new Candidates(kPass);
-  return *candidates;
+const Ladder& LadderOf() {
+  static const Ladder* const ladder = new Ladder(kPass);
+  return *ladder;
 }
 
 template <Pass kPass>
 const std::vector<Algorithm>& AlgorithmsOf() {
-  return CandidatesOf<kPass>().choices;
+  return LadderOf<kPass>().algorithms;
+}
+
+// auto, and the rungs that can compute a convolution.
+std::string ThatCan(const ConvCall& at, const Conv& conv) {
+  std::string names = "auto";
+  for (const ConvAlgorithm* algorithm : kAlgorithms)
+    if (IsRung(*algorithm) && !RefusalOf(*algorithm, at, conv))
+      names += std::string(", ") + algorithm->name;
+  return names;
+}
+
+const ConvAlgorithm& Heuristic(const ConvCall&, const Conv& conv) {
+  return conv.Depthwise() ? kDepthwise : kImplicit;
 }
 
 // Returns the algorithm, and its variant in `at`.
 template <Pass kPass>
-const ConvAlgorithm& Choose(const Conv& conv, int64_t choice, ConvCall* at) {
-  if (choice == 0) {
-    for (const ConvAlgorithm* algorithm : kAlgorithms)
-      if (algorithm->fits(*at, conv)) return *algorithm;
-  }
-  const Candidates& all = CandidatesOf<kPass>();
-  const int64_t count = (int64_t)all.choices.size();
-  if (choice < 1 || choice > count)
-    Fail("%s: there is no choice %ld, expected 0 to %ld", at->op, (long)choice, (long)count);
-  const auto& chosen = all.by_choice[choice - 1];
-  at->variant = chosen.variant;
-  if (!chosen.algorithm->fits(*at, conv))
-    NotApplicable(at->op, all.choices[choice - 1].name.c_str());
-  return *chosen.algorithm;
+const ConvAlgorithm& Choose(const Conv& conv, int64_t number, ConvCall* at) {
+  const Ladder& ladder = LadderOf<kPass>();
+  const int64_t count = (int64_t)ladder.entries.size();
+  if (number < 0 || number > count)
+    Fail("%s: there is no algorithm %ld, expected 0 to %ld", at->op, (long)number, (long)count);
+  if (number == 0) return Heuristic(*at, conv);
+  if (!(conv.n * conv.GroupChannels() * Size(conv.kernel) * Size(conv.in) * Size(conv.out)))
+    return kImplicitGemm;  // sums of nothing, which are the same by every rung
+  const Ladder::Entry& entry = ladder.entries[number - 1];
+  at->variant = entry.variant;
+  if (const char* why = RefusalOf(*entry.algorithm, *at, conv))
+    FailWith(DL_NOT_APPLICABLE, "%s: algo=%s cannot compute this: %s; use %s", at->op,
+             ladder.algorithms[number - 1].name.c_str(), why, ThatCan(*at, conv).c_str());
+  return *entry.algorithm;
 }
 
 void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
-            int64_t groups, int64_t choice, int64_t precision, DLStream stream) {
+            int64_t groups, int64_t algorithm, int64_t precision, DLStream stream) {
   ConvCall at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
   Enter(at.op, y, x, f);
   const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
   const float *data = In(at.op, x), *filter = In(at.op, f);
   float* out = Out(at.op, y);
   if (!Numel(y)) return;
-  const ConvAlgorithm& algorithm = Choose<Pass::kForward>(conv, choice, &at);
-  algorithm.forward(at, conv, data, filter, nullptr, out);
+  const ConvAlgorithm& chosen = Choose<Pass::kForward>(conv, algorithm, &at);
+  chosen.forward(at, conv, data, filter, nullptr, out);
 }
 
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y,
-                Struct<WindowOptions> windows, int64_t groups, int64_t choice, int64_t precision,
+                Struct<WindowOptions> windows, int64_t groups, int64_t algorithm, int64_t precision,
                 DLStream stream) {
   ConvCall at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
   Enter(at.op, y, x, f, bias);
@@ -86,12 +111,12 @@ void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray
   const float *data = In(at.op, x), *filter = In(at.op, f), *add = In(at.op, bias);
   float* out = Out(at.op, y);
   if (!Numel(y)) return;
-  const ConvAlgorithm& algorithm = Choose<Pass::kForward>(conv, choice, &at);
-  algorithm.forward(at, conv, data, filter, add, out);
+  const ConvAlgorithm& chosen = Choose<Pass::kForward>(conv, algorithm, &at);
+  chosen.forward(at, conv, data, filter, add, out);
 }
 
 void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
-                        Struct<WindowOptions> windows, int64_t groups, int64_t choice,
+                        Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
                         int64_t precision, DLStream stream) {
   const char* op = "conv2d_data_gradient";
   ConvCall at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
@@ -100,12 +125,12 @@ void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
   const float *filter = In(at.op, f), *gradient = In(at.op, dy);
   float* out = Out(at.op, dx);
   if (!Numel(dx)) return;
-  const ConvAlgorithm& algorithm = Choose<Pass::kDataGradient>(conv, choice, &at);
-  algorithm.data_gradient(at, conv, filter, gradient, out);
+  const ConvAlgorithm& chosen = Choose<Pass::kDataGradient>(conv, algorithm, &at);
+  chosen.data_gradient(at, conv, filter, gradient, out);
 }
 
 void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
-                          Struct<WindowOptions> windows, int64_t groups, int64_t choice,
+                          Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
                           int64_t precision, DLStream stream) {
   const char* op = "conv2d_filter_gradient";
   ConvCall at{op, df->ctx, stream, CheckedPrecision(op, precision)};
@@ -114,8 +139,8 @@ void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
   const float *data = In(at.op, x), *gradient = In(at.op, dy);
   float* out = Out(at.op, df);
   if (!Numel(df)) return;
-  const ConvAlgorithm& algorithm = Choose<Pass::kFilterGradient>(conv, choice, &at);
-  algorithm.filter_gradient(at, conv, data, gradient, out);
+  const ConvAlgorithm& chosen = Choose<Pass::kFilterGradient>(conv, algorithm, &at);
+  chosen.filter_gradient(at, conv, data, gradient, out);
 }
 
 DLSYS_KERNEL(cuda, conv2d, Conv2d);
@@ -128,5 +153,26 @@ DLSYS_ALGORITHMS(cuda, conv2d_data_gradient, AlgorithmsOf<Pass::kDataGradient>);
 DLSYS_ALGORITHMS(cuda, conv2d_filter_gradient, AlgorithmsOf<Pass::kFilterGradient>);
 
 }  // namespace
+
+int64_t ConvWorkspaceLimit() {
+  static const int64_t limit = [] {
+    constexpr int64_t kUsualMib = 1024;  // as much as is worth its speed
+    const char* text = getenv("DLSYS_CONV_WORKSPACE");
+    return (text && *text ? atoll(text) : kUsualMib) << 20;
+  }();
+  return limit;
+}
+
+int64_t ImagesAtOnce(const ConvCall& at, const char* rung, int64_t count, int64_t nbytes,
+                     int64_t fixed) {
+  const int64_t fitting = (ConvWorkspaceLimit() - fixed) / std::max<int64_t>(nbytes, 1);
+  if (fitting < 1)
+    FailWith(DL_NOT_APPLICABLE,
+             "%s: algo=%s takes %ld MiB of workspace, and DLSYS_CONV_WORKSPACE allows %ld; use "
+             "auto, naive, implicit",
+             at.op, rung, (long)((fixed + nbytes) >> 20), (long)(ConvWorkspaceLimit() >> 20));
+  return std::min(fitting, count);
+}
+
 }  // namespace cuda
 }  // namespace dlsys

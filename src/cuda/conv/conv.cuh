@@ -10,8 +10,6 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kHeuristic = -1;
-
 // One call: the operator's name for messages, device and stream, precision, and the variant of the
 // algorithm (its tile shape). A variant that cannot do a convolution fails with DL_NOT_APPLICABLE;
 // with kHeuristic the algorithm picks one that can.
@@ -25,12 +23,15 @@ struct ConvCall {
 
 enum class Pass { kForward, kDataGradient, kFilterGradient };
 
-// Every function writes all of its result; bias may be null.
+// A rung of the ladder, or a part of one with tiles of its own: docs/learn/conv.md shows them.
+// Every function writes all of its result; bias may be null. No function is called for empty
+// results.
 struct ConvAlgorithm {
   const char* name;
-  std::vector<std::string> (*variants)(Pass pass);
-  const char* (*source)();  // as in registry.h
-  bool (*fits)(const ConvCall& at, const Conv& conv);
+  std::vector<std::string> (*variants)(Pass pass);  // or null
+  const char* (*source)();                          // as in registry.h, or null
+  const char* (*refusal)(const ConvCall& at,
+                         const Conv& conv);  // why it cannot; null: it always can
   void (*forward)(const ConvCall& at, const Conv& conv, const float* x, const float* f,
                   const float* bias, float* y);
   void (*data_gradient)(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
@@ -39,11 +40,28 @@ struct ConvAlgorithm {
                           float* df);
 };
 
-extern const ConvAlgorithm kImplicitGemm;
-extern const ConvAlgorithm kDepthwise;  // one channel per group
-// At tf32; the heuristic uses it only where it is faster.
-extern const ConvAlgorithm kTensorCores;
+extern const ConvAlgorithm kNaiveConv;     // a thread an element
+extern const ConvAlgorithm kIm2col;        // the column matrix in scratch, and a GEMM
+extern const ConvAlgorithm kWinograd;      // F(2x2, 3x3) and F(4x4, 3x3)
+extern const ConvAlgorithm kFft;           // products of spectra, by cuFFT
+extern const ConvAlgorithm kImplicit;      // implicit GEMM: the best of the next three
+extern const ConvAlgorithm kCompact;       // of a strided 1 x 1 filter, dense
+extern const ConvAlgorithm kImplicitGemm;  // by FFMA
+extern const ConvAlgorithm kTensorCores;   // by mma, at tf32
+extern const ConvAlgorithm kDepthwise;     // direct, one channel per group
 extern const ConvAlgorithm kCudnn;
+
+inline const char* RefusalOf(const ConvAlgorithm& algorithm, const ConvCall& at, const Conv& conv) {
+  return algorithm.refusal ? algorithm.refusal(at, conv) : nullptr;
+}
+
+// The bytes of scratch that a convolution may take: DLSYS_CONV_WORKSPACE, in MiB.
+int64_t ConvWorkspaceLimit();
+
+// As many of `count` images as a scratch of `nbytes` each leaves room for beside `fixed` bytes.
+// Where that is none it fails with DL_NOT_APPLICABLE.
+int64_t ImagesAtOnce(const ConvCall& at, const char* rung, int64_t count, int64_t nbytes,
+                     int64_t fixed);
 
 // The name of a variant.
 inline std::string TileName(int rows, int cols) {

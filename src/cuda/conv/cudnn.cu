@@ -1,6 +1,6 @@
-// Convolution through cuDNN 9, by those of its algorithms that are deterministic; only where the
-// caller (the autotuner) chooses one. conv.cuh has the contract. Loaded with dlopen; functions and
-// constants are declared as in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
+// The rung `cudnn`: convolution through cuDNN 9, by those of its algorithms that are deterministic:
+// one that is named, or the first that its heuristics rank. conv.cuh has the contract. Loaded with
+// dlopen; functions and constants are declared as in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
 #include <algorithm>
 
 #include "cuda/conv/conv.cuh"
@@ -22,6 +22,14 @@ constexpr int kCrossCorrelation = 1;  // CUDNN_CROSS_CORRELATION
 constexpr int kTensorOpMath = 1;      // CUDNN_TENSOR_OP_MATH: at tf32 where data are float32
 constexpr int kFmaMath = 3;           // CUDNN_FMA_MATH
 constexpr int kMajor = 9;
+
+// cudnnConvolutionFwdAlgoPerf_t, and the same of the other passes.
+struct Ranked {
+  int algorithm, status;
+  float ms;
+  size_t nbytes;
+  int determinism, math, reserved[3];
+};
 
 struct Library {
   size_t (*version)() = nullptr;
@@ -55,6 +63,13 @@ struct Library {
   Status (*filter)(Handle, const void* alpha, TensorOf, const void* x, TensorOf, const void* dy,
                    ConvolutionOf, int algorithm, void* workspace, size_t nbytes, const void* beta,
                    FilterOf, void* df) = nullptr;
+  // Its heuristics: the algorithms for a pass, the one that it takes for the fastest first.
+  Status (*forward_ranking)(Handle, TensorOf x, FilterOf, ConvolutionOf, TensorOf y, int most,
+                            int* count, Ranked*) = nullptr;
+  Status (*data_ranking)(Handle, FilterOf, TensorOf dy, ConvolutionOf, TensorOf dx, int most,
+                         int* count, Ranked*) = nullptr;
+  Status (*filter_ranking)(Handle, TensorOf x, TensorOf dy, ConvolutionOf, FilterOf, int most,
+                           int* count, Ranked*) = nullptr;
   Status (*add)(Handle, const void* alpha, TensorOf, const void* a, const void* beta, TensorOf,
                 void* c) = nullptr;
   std::string error;  // why it cannot be used, or ""
@@ -86,6 +101,9 @@ Library Open() {
   Find(library, "cudnnConvolutionBackwardData", &l.data, &l.error);
   Find(library, "cudnnGetConvolutionBackwardFilterWorkspaceSize", &l.filter_nbytes, &l.error);
   Find(library, "cudnnConvolutionBackwardFilter", &l.filter, &l.error);
+  Find(library, "cudnnGetConvolutionForwardAlgorithm_v7", &l.forward_ranking, &l.error);
+  Find(library, "cudnnGetConvolutionBackwardDataAlgorithm_v7", &l.data_ranking, &l.error);
+  Find(library, "cudnnGetConvolutionBackwardFilterAlgorithm_v7", &l.filter_ranking, &l.error);
   Find(library, "cudnnAddTensor", &l.add, &l.error);
   if (!l.error.empty()) return l;
   const size_t version = l.version(), major = version / 10000;
@@ -161,12 +179,7 @@ std::vector<std::string> Variants(Pass pass) {
 class Call {
  public:
   Call(const ConvCall& at, const Conv& conv, Pass pass)
-      : at_(at),
-        c_(conv),
-        pass_(pass),
-        algorithm_(*AlgorithmsOf(pass)[at.variant]),
-        index_(algorithm_.by_pass[(int)pass]),
-        handle_(at.op, at.ctx.device_id, MakeHandle) {}
+      : at_(at), c_(conv), pass_(pass), handle_(at.op, at.ctx.device_id, MakeHandle) {}
   ~Call() {
     const Library& l = Cudnn();
     if (conv_) l.destroy_convolution(conv_);
@@ -180,24 +193,23 @@ class Call {
   // Runs the pass on arrays in cuDNN's order, with a workspace.
   void Run(const float* first, const float* second, float* result) {
     Describe();
+    const Algorithm& algorithm = Chosen();
+    SetMath(algorithm);
+    const size_t nbytes = Nbytes(algorithm);
+    if (nbytes > (size_t)ConvWorkspaceLimit()) NotApplicable(at_.op, kName);
     const Library& l = Cudnn();
     const Handle h = handle_.get();
     const float one = 1.f, zero = 0.f;
-    size_t nbytes = 0;
-    Do(pass_ == Pass::kForward        ? l.forward_nbytes(h, x_, f_, conv_, y_, index_, &nbytes)
-       : pass_ == Pass::kDataGradient ? l.data_nbytes(h, f_, y_, conv_, x_, index_, &nbytes)
-                                      : l.filter_nbytes(h, x_, y_, conv_, f_, index_, &nbytes));
-    if (nbytes > kMostWorkspace) NotApplicable(at_.op, kName);
+    const int index = IndexOf(algorithm);
     const Scratch scratch(at_.ctx, (int64_t)nbytes, at_.stream);
     if (Workspace::Querying()) return;
     void* space = scratch.data();
     if (pass_ == Pass::kForward)
-      Do(l.forward(h, &one, x_, first, f_, second, conv_, index_, space, nbytes, &zero, y_,
-                   result));
+      Do(l.forward(h, &one, x_, first, f_, second, conv_, index, space, nbytes, &zero, y_, result));
     else if (pass_ == Pass::kDataGradient)
-      Do(l.data(h, &one, f_, first, y_, second, conv_, index_, space, nbytes, &zero, x_, result));
+      Do(l.data(h, &one, f_, first, y_, second, conv_, index, space, nbytes, &zero, x_, result));
     else
-      Do(l.filter(h, &one, x_, first, y_, second, conv_, index_, space, nbytes, &zero, f_, result));
+      Do(l.filter(h, &one, x_, first, y_, second, conv_, index, space, nbytes, &zero, f_, result));
   }
 
   void AddBias(const float* bias, float* y) {
@@ -207,7 +219,46 @@ class Call {
   }
 
  private:
-  static constexpr size_t kMostWorkspace = size_t(1) << 30;  // as much as is worth its speed
+  int IndexOf(const Algorithm& algorithm) const { return algorithm.by_pass[(int)pass_]; }
+
+  size_t Nbytes(const Algorithm& algorithm) const {
+    const Library& l = Cudnn();
+    const Handle h = handle_.get();
+    const int index = IndexOf(algorithm);
+    size_t nbytes = 0;
+    Do(pass_ == Pass::kForward        ? l.forward_nbytes(h, x_, f_, conv_, y_, index, &nbytes)
+       : pass_ == Pass::kDataGradient ? l.data_nbytes(h, f_, y_, conv_, x_, index, &nbytes)
+                                      : l.filter_nbytes(h, x_, y_, conv_, f_, index, &nbytes));
+    return nbytes;
+  }
+
+  // The variant, or without one the first of cuDNN's ranking that is of the table and takes no
+  // more workspace than there may be.
+  const Algorithm& Chosen() const {
+    const std::vector<const Algorithm*> known = AlgorithmsOf(pass_);
+    if (at_.variant != kHeuristic) return *known[at_.variant];
+    constexpr int kMost = 10;
+    const Library& l = Cudnn();
+    const Handle h = handle_.get();
+    Do(l.set_math(conv_, at_.precision == Precision::kTf32 ? kTensorOpMath : kFmaMath));
+    Ranked ranking[kMost];
+    int count = 0;
+    Do(pass_ == Pass::kForward ? l.forward_ranking(h, x_, f_, conv_, y_, kMost, &count, ranking)
+       : pass_ == Pass::kDataGradient
+           ? l.data_ranking(h, f_, y_, conv_, x_, kMost, &count, ranking)
+           : l.filter_ranking(h, x_, y_, conv_, f_, kMost, &count, ranking));
+    for (const Ranked* r = ranking; r < ranking + count; r++)
+      for (const Algorithm* algorithm : known)
+        if (r->status == 0 && r->algorithm == IndexOf(*algorithm) &&
+            r->nbytes <= (size_t)ConvWorkspaceLimit())
+          return *algorithm;
+    NotApplicable(at_.op, kName);
+  }
+
+  void SetMath(const Algorithm& algorithm) const {
+    const bool tf32 = at_.precision == Precision::kTf32 && !algorithm.transforms;
+    Do(Cudnn().set_math(conv_, tf32 ? kTensorOpMath : kFmaMath));
+  }
 
   void Do(Status status) const { CheckCudnn(at_.op, status); }
 
@@ -228,15 +279,11 @@ class Call {
     Do(l.set_convolution(conv_, (int)c.pad.h, (int)c.pad.w, (int)c.stride.h, (int)c.stride.w,
                          (int)c.dilation.h, (int)c.dilation.w, kCrossCorrelation, kFloat));
     Do(l.set_groups(conv_, (int)c.groups));
-    const bool tf32 = at_.precision == Precision::kTf32 && !algorithm_.transforms;
-    Do(l.set_math(conv_, tf32 ? kTensorOpMath : kFmaMath));
   }
 
   const ConvCall& at_;
   const Conv& c_;
   Pass pass_;
-  const Algorithm& algorithm_;
-  int index_;
   BorrowedHandle<Handle> handle_;
   TensorOf x_ = nullptr, y_ = nullptr, bias_ = nullptr;
   FilterOf f_ = nullptr;
@@ -250,15 +297,16 @@ bool FitsAxis(int64_t in, int64_t kernel, int64_t out, int64_t stride, int64_t p
   return room >= 0 && room / stride + 1 == out;
 }
 
-bool Fits(const ConvCall& at, const Conv& c) {
+const char* Refusal(const ConvCall&, const Conv& c) {
   constexpr int64_t kMost = INT32_MAX;
-  if (at.variant == kHeuristic) return false;
   const int64_t least = std::min({c.n, c.c, c.o, Size(c.in), Size(c.kernel), Size(c.out)});
+  if (least < 1) return "an array is empty";
   const int64_t largest = std::max(c.c * Size(c.in), c.o * Size(c.out));
-  if (least < 1 || largest > kMost / c.n || c.o * c.GroupChannels() * Size(c.kernel) > kMost)
-    return false;
-  return FitsAxis(c.in.h, c.kernel.h, c.out.h, c.stride.h, c.pad.h, c.dilation.h) &&
-         FitsAxis(c.in.w, c.kernel.w, c.out.w, c.stride.w, c.pad.w, c.dilation.w);
+  if (largest > kMost / c.n || c.o * c.GroupChannels() * Size(c.kernel) > kMost)
+    return "an array has more elements than its int counts";
+  const bool fits = FitsAxis(c.in.h, c.kernel.h, c.out.h, c.stride.h, c.pad.h, c.dilation.h) &&
+                    FitsAxis(c.in.w, c.kernel.w, c.out.w, c.stride.w, c.pad.w, c.dilation.w);
+  return fits ? nullptr : "it pads both sides of an axis alike";
 }
 
 void CudnnForward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
@@ -284,7 +332,7 @@ void CudnnFilterGradient(const ConvCall& at, const Conv& conv, const float* x, c
 }  // namespace
 
 const ConvAlgorithm kCudnn = {
-    kName, Variants, Source, Fits, CudnnForward, CudnnDataGradient, CudnnFilterGradient};
+    kName, Variants, Source, Refusal, CudnnForward, CudnnDataGradient, CudnnFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -139,16 +139,16 @@ void DepthwiseFilterGradient(const ConvCall& at, const Conv& c, const float* x, 
   SumAxis(at.op, at.ctx, partial.floats(), 1, parts, elements, 1.f, df, at.stream);
 }
 
-bool FitsDepthwise(const ConvCall&, const Conv& conv) { return conv.Depthwise(); }
-
-std::vector<std::string> Variants(Pass) { return {""}; }
+const char* Refusal(const ConvCall&, const Conv& conv) {
+  return conv.Depthwise() ? nullptr : "it is for one channel a group";
+}
 
 }  // namespace
 
 const ConvAlgorithm kDepthwise = {"depthwise",
-                                  Variants,
                                   nullptr,
-                                  FitsDepthwise,
+                                  nullptr,
+                                  Refusal,
                                   DepthwiseForward,
                                   DepthwiseDataGradient,
                                   DepthwiseFilterGradient};

@@ -507,8 +507,6 @@ void GemmFilterGradient(const ConvCall& at, const Conv& conv, const float* x, co
   SumAxis(at.op, at.ctx, partial.floats(), 1, parts, numel, 1.f, df, at.stream);
 }
 
-bool FitsAll(const ConvCall&, const Conv&) { return true; }
-
 std::vector<std::string> Variants(Pass) {
   std::vector<std::string> names;
   for (const TileShape& shape : kShapes) names.push_back(TileName(shape.m, shape.n));
@@ -517,8 +515,8 @@ std::vector<std::string> Variants(Pass) {
 
 }  // namespace
 
-const ConvAlgorithm kImplicitGemm = {"implicit_gemm", Variants,         nullptr,           FitsAll,
-                                     GemmForward,     GemmDataGradient, GemmFilterGradient};
+const ConvAlgorithm kImplicitGemm = {"implicit fma", Variants,         nullptr,           nullptr,
+                                     GemmForward,    GemmDataGradient, GemmFilterGradient};
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -376,11 +376,12 @@ bool CorrelateTf32(const ConvCall& at, const Correlation& c) {
 
 namespace {
 
-constexpr const char* kName = "tensor_cores";
+constexpr const char* kName = "implicit mma";
 
-bool FitsTf32(const ConvCall& at, const Conv& conv) {
-  return at.precision == Precision::kTf32 && ComputeMajor(at.ctx.device_id) >= 8 &&
-         !conv.Depthwise();
+const char* Refusal(const ConvCall& at, const Conv& conv) {
+  if (at.precision != Precision::kTf32) return "it is for tf32";
+  if (ComputeMajor(at.ctx.device_id) < 8) return "the GPU has no tf32";
+  return conv.Depthwise() ? "it is for more than one channel a group" : nullptr;
 }
 
 std::vector<std::string> Variants(Pass pass) {
@@ -413,7 +414,7 @@ void Tf32FilterGradient(const ConvCall& at, const Conv& conv, const float* x, co
 
 }  // namespace
 
-const ConvAlgorithm kTensorCores = {kName,       Variants,         nullptr,           FitsTf32,
+const ConvAlgorithm kTensorCores = {kName,       Variants,         nullptr,           Refusal,
                                     Tf32Forward, Tf32DataGradient, Tf32FilterGradient};
 
 }  // namespace cuda

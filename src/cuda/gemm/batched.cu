@@ -1,10 +1,12 @@
-// Batched GEMM in true float32: C[p] (m, n) = op(A[p]) (m, k) op(B[p]) (k, n), where the axes
-// before the last two broadcast against each other. Arrays are contiguous and row-major; C overlaps
-// neither input.
+// Batched GEMM in true float32, at another precision by a rung that is named: C[p] (m, n) =
+// op(A[p]) (m, k) op(B[p]) (k, n), where the axes before the last two broadcast against each other.
+// Arrays are contiguous and row-major; C overlaps neither input.
 //
 // One launch computes 64 x 64 tiles of all batches over K panels in shared memory, 4 x 4
 // accumulators a thread, limited by FFMA issue. Every element sums in the order of k. Large
-// matrices go one by one to the tiled kernels of kernel.cuh.
+// matrices go one by one to the tiled kernels of kernel.cuh, and all by a rung that is named.
+#include <algorithm>
+
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -137,19 +139,18 @@ Loop CheckedLoop(const DLArray* a, bool trans_a, const DLArray* b, bool trans_b,
   return Fold(loop);
 }
 
-void RunOneByOne(const char* op, const Batch& batch, int64_t count, bool trans_a, bool trans_b,
-                 DLContext ctx, DLStream stream) {
+template <class F>
+void ForEachGemm(const Batch& batch, int64_t count, bool trans_a, bool trans_b, DLContext ctx,
+                 F&& run) {
   for (int64_t p = 0; p < count; p++) {
     const Offsets at = Locate(batch.loop, p);
-    RunOwnGemm(op,
-               Gemm{batch.a.data + at.x, batch.b.data + at.y, batch.c + p * batch.m * batch.n,
-                    batch.m, batch.n, batch.k, trans_a, trans_b, ctx},
-               stream);
+    run(Gemm{batch.a.data + at.x, batch.b.data + at.y, batch.c + p * batch.m * batch.n, batch.m,
+             batch.n, batch.k, trans_a, trans_b, ctx});
   }
 }
 
-void BatchedMatmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
-                   DLStream stream) {
+void BatchedMatmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
+                   int64_t algorithm, int64_t precision, DLArray* c, DLStream stream) {
   const char* op = "batched_matmul";
   Enter(op, c, a, b);
   const bool flip_a = trans_a != 0, flip_b = trans_b != 0;
@@ -166,15 +167,49 @@ void BatchedMatmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
               loop};
   if (Numel(c) == 0) return;
   const int64_t count = Numel(c) / (batch.m * batch.n);
+  if (algorithm != 0)
+    return ForEachGemm(batch, count, flip_a, flip_b, c->ctx, [&](Gemm gemm) {
+      gemm.precision = CheckedPrecision(op, precision);
+      RunGemm(op, gemm, stream, algorithm);
+    });
   if (batch.m * batch.n >= kLargeMnk / (batch.k ? batch.k : 1))
-    return RunOneByOne(op, batch, count, flip_a, flip_b, c->ctx, stream);
+    return ForEachGemm(batch, count, flip_a, flip_b, c->ctx,
+                       [&](const Gemm& gemm) { RunOwnGemm(op, gemm, stream); });
   batch.row_tiles = CeilDiv(batch.m, kTileMN);
   batch.col_tiles = CeilDiv(batch.n, kTileMN);
   batch.tiles = count * batch.row_tiles * batch.col_tiles;
   Launch(op, BatchedKernel, Blocks(batch.tiles, 1), kThreads, 0, stream, batch);
 }
 
+}  // namespace
+
+void RunBatchedGemm(const char* op, const BatchedGemm& batched, DLStream stream) {
+  const Gemm& p = batched.first;
+  if (!batched.count || !p.m || !p.n) return;
+  const int64_t row_tiles = CeilDiv(p.m, kTileMN), col_tiles = CeilDiv(p.n, kTileMN);
+  const int64_t tiles = batched.count * row_tiles * col_tiles;
+  // Those that fill the GPU alone, and those whose sums are worth splitting, go one by one.
+  const bool few = tiles < 2 * Multiprocessors(p.ctx.device_id) && p.k > 64 * kTileK;
+  if (few || p.m * p.n >= kLargeMnk / std::max<int64_t>(p.k, 1)) {
+    for (int64_t at = 0; at < batched.count; at++) {
+      Gemm gemm = p;
+      gemm.a += at * p.m * p.k, gemm.b += at * p.n * p.k, gemm.c += at * p.m * p.n;
+      RunGemm(op, gemm, stream);
+    }
+    return;
+  }
+  Loop loop{};
+  loop.Append(batched.count, p.m * p.k, p.n * p.k);
+  const Matrix a = p.trans_a ? Matrix{p.a, 1, p.m} : Matrix{p.a, p.k, 1};
+  const Matrix b = p.trans_b ? Matrix{p.b, 1, p.k} : Matrix{p.b, p.n, 1};
+  const Batch batch{a, b, p.c, p.m, p.n, p.k, row_tiles, col_tiles, tiles, loop};
+  Launch(op, BatchedKernel, Blocks(tiles, 1), kThreads, 0, stream, batch);
+}
+
+namespace {
+
 DLSYS_KERNEL(cuda, batched_matmul, BatchedMatmul);
+DLSYS_ALGORITHMS(cuda, batched_matmul, GemmAlgorithms);
 
 }  // namespace
 }  // namespace cuda

@@ -1,6 +1,6 @@
-// GEMM through cuBLAS, in true float32 or at tf32. The library is loaded with dlopen by soname when
-// first needed, and the few functions used are declared here. Its workspace is set explicitly,
-// which makes results independent of other streams.
+// The rung `cublas`: GEMM through cuBLAS, in true float32 or at tf32. The library is loaded with
+// dlopen by soname when first needed, and the few functions used are declared here. Its workspace
+// is set explicitly, which makes results independent of other streams.
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/dlopen.cuh"
 
@@ -113,6 +113,28 @@ void RunCublasGemm(const char* op, const Gemm& p, DLStream stream) {
 
 namespace {
 
+const char* Refusal(const Gemm& p) {
+  if (OwnGemmIsForced()) return "DLSYS_BLAS=own forbids it";
+  return RefusalOfU8(p);
+}
+
+std::vector<std::string> Variants() {
+  std::vector<std::string> names = {"sgemm"};
+  for (int k = 1; k <= kLtProposals; k++) names.push_back("lt " + std::to_string(k));
+  return names;
+}
+
+bool Fits(const Gemm& p, int variant) { return variant == 0 || (p.m && p.n && p.k); }
+
+void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
+  CublasSource();
+  if (variant > 0)
+    RunCublasLtGemm(op, p, variant - 1, stream);
+  else
+    RunCublasGemm(op, p, stream);
+  RunEpilogueAndSums(op, p, stream);
+}
+
 void MatmulCublas(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
                   DLStream stream) {
   const Gemm gemm = CheckedGemm("matmul_cublas", a, trans_a, b, trans_b, c);
@@ -128,5 +150,8 @@ void MatmulCublas(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t t
 DLSYS_KERNEL(cuda, matmul_cublas, MatmulCublas);
 
 }  // namespace
+
+const GemmRung kCublas = {"cublas", Variants, CublasSource, Refusal, Fits, Run};
+
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,5 +1,5 @@
 // GEMM through cuBLASLt, by one of the algorithms that its heuristic proposes for a shape; only
-// where the caller (the autotuner) chooses it. Loaded with dlopen; functions and constants are
+// where the caller (the autotuner) selects it. Loaded with dlopen; functions and constants are
 // declared as in cublasLt.h. Of its split-K reductions only those through a workspace, in a fixed
 // order, are allowed.
 #include <algorithm>

@@ -39,6 +39,12 @@ __device__ __forceinline__ void ApplyActivations(int activation, int gradient,
   }
 }
 
+// True where C, bias and side allow 16-byte access.
+inline bool AlignedOut(const Gemm& p) {
+  const Epilogue& e = p.epilogue;
+  return p.n % 4 == 0 && Aligned16(p.c) && Aligned16(e.bias) && Aligned16(e.side);
+}
+
 // Elements (row, col) to (row, col + 3) of C, and what the epilogue reads for them.
 struct Quad {
   int64_t row, col;
@@ -96,6 +102,17 @@ __device__ __forceinline__ void WriteQuad(const Gemm& gemm, bool aligned, float4
 #pragma unroll
   for (int e = 0; e < 4; e++)
     if (e < valid) c[e] = quad.x[e];
+}
+
+// Writes element (row, col) of C, which exists.
+__device__ __forceinline__ void WriteElement(const Gemm& gemm, int64_t row, int64_t col, float x) {
+  const Epilogue& epilogue = gemm.epilogue;
+  const int64_t at = row * gemm.n + col;
+  if (epilogue.bias) x += epilogue.bias[col];
+  const float side[1] = {epilogue.side ? epilogue.side[at] : 0.f};
+  float value[1] = {x};
+  ApplyActivations(epilogue.activation, epilogue.gradient, side, value);
+  gemm.c[at] = value[0];
 }
 
 }  // namespace cuda

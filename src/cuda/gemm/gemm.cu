@@ -1,6 +1,6 @@
 // The operators of GEMM: C = op(A) op(B), alone and fused with an epilogue (bias, activation or
 // activation gradient) or with the sums of an operand over K, which are the bias gradient of a
-// dense layer. They check arguments and hand a Gemm to heuristic.cu, which picks the kernel.
+// dense layer. They check arguments and hand a Gemm to ladder.cu, which picks the kernel.
 // float32, row-major, contiguous; the output overlaps no input.
 #include "cuda/gemm/gemm.cuh"
 #include "math/epilogue.h"
@@ -9,8 +9,9 @@ namespace dlsys {
 namespace cuda {
 
 Precision CheckedPrecision(const char* op, int64_t precision) {
-  if (precision < 0 || precision > (int64_t)Precision::kTf32)
-    Fail("%s: there is no precision %ld, expected 0 (fp32) or 1 (tf32)", op, (long)precision);
+  if (precision < 0 || precision > (int64_t)Precision::k3xTf32)
+    Fail("%s: there is no precision %ld, expected 0 (fp32), 1 (tf32) or 2 (3xtf32)", op,
+         (long)precision);
   return (Precision)precision;
 }
 
@@ -51,11 +52,11 @@ void SetBias(const char* op, const DLArray* bias, const DLArray* y, Gemm* gemm) 
 
 namespace {
 
-void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, int64_t choice,
+void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, int64_t algorithm,
             int64_t precision, DLArray* c, DLStream stream) {
   Gemm gemm = CheckedGemm("matmul", a, trans_a, b, trans_b, c);
   gemm.precision = CheckedPrecision("matmul", precision);
-  RunGemm("matmul", gemm, stream, choice);
+  RunGemm("matmul", gemm, stream, algorithm);
 }
 
 void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, DLArray* c,
@@ -71,28 +72,29 @@ Gemm Checked(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b
 }
 
 // y = activation(op(A) op(B))
-void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b, int64_t choice,
-               int64_t precision, int64_t activation, DLArray* y, DLStream stream) {
+void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
+               int64_t algorithm, int64_t precision, int64_t activation, DLArray* y,
+               DLStream stream) {
   const char* op = "matmul_map";
   Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, y);
   gemm.epilogue.activation = CheckedEpilogue(op, activation, 1, kActivations);
-  RunGemm(op, gemm, stream, choice);
+  RunGemm(op, gemm, stream, algorithm);
 }
 
 // y = activation(op(A) op(B) + bias), bias (n); activation 0 is none.
 void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
-                int64_t trans_b, int64_t choice, int64_t precision, int64_t activation, DLArray* y,
-                DLStream stream) {
+                int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
+                DLArray* y, DLStream stream) {
   const char* op = "matmul_bias";
   Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, y);
   SetBias(op, bias, y, &gemm);
   gemm.epilogue.activation = CheckedEpilogue(op, activation, 0, kActivations);
-  RunGemm(op, gemm, stream, choice);
+  RunGemm(op, gemm, stream, algorithm);
 }
 
 // dx = gradient(side, op(A) op(B)), side of dx's shape.
 void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int64_t trans_a,
-                    int64_t trans_b, int64_t choice, int64_t precision, int64_t gradient,
+                    int64_t trans_b, int64_t algorithm, int64_t precision, int64_t gradient,
                     DLArray* dx, DLStream stream) {
   const char* op = "matmul_gradient";
   Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, dx);
@@ -100,12 +102,12 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   CheckSameShape(op, side, dx);
   gemm.epilogue.side = In(op, side);
   gemm.epilogue.gradient = CheckedEpilogue(op, gradient, 1, kActivationGradients);
-  RunGemm(op, gemm, stream, choice);
+  RunGemm(op, gemm, stream, algorithm);
 }
 
 // y = op(A) op(B), and the sums over k of op(A) (of_a) or of op(B).
 void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
-                int64_t choice, int64_t precision, int64_t of_a, DLArray* y, DLArray* sums,
+                int64_t algorithm, int64_t precision, int64_t of_a, DLArray* y, DLArray* sums,
                 DLStream stream) {
   const char* op = "matmul_sums";
   Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, y);
@@ -115,7 +117,7 @@ void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t tra
          ShapeText(sums).c_str());
   gemm.sums = Out(op, sums);
   gemm.sums_of_a = of_a != 0;
-  RunGemm(op, gemm, stream, choice);
+  RunGemm(op, gemm, stream, algorithm);
 }
 
 DLSYS_KERNEL(cuda, matmul, Matmul);

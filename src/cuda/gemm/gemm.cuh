@@ -8,7 +8,9 @@
 namespace dlsys {
 namespace cuda {
 
-enum class Precision { kFp32 = 0, kTf32 = 1 };
+// k3xTf32 multiplies on tensor cores with errors like float32's: see tile.cuh. Kernels that have no
+// such form compute it in float32.
+enum class Precision { kFp32 = 0, kTf32 = 1, k3xTf32 = 2 };
 
 // What becomes of element x of op(A) op(B) at (i, j) before it is stored: activation(x + bias[j]),
 // or gradient(side[i, j], x). Activations and gradients are codes of math/epilogue.h.
@@ -41,6 +43,19 @@ struct Gemm {
   const float* scale = nullptr;  // one float on the device: what a uint8 element is multiplied by
 };
 
+// op(A) or op(B): element (mn, k), a row of op(A) or a column of op(B), is at mn * of_mn + k *
+// of_k.
+struct Operand {
+  const float* data;
+  int64_t of_mn, of_k;
+};
+inline __host__ __device__ Operand OperandA(const Gemm& p) {
+  return {p.a, p.trans_a ? 1 : p.k, p.trans_a ? p.m : 1};
+}
+inline __host__ __device__ Operand OperandB(const Gemm& p) {
+  return {p.b, p.trans_b ? p.k : 1, p.trans_b ? 1 : p.n};
+}
+
 // Makes the GPU of the arrays current and checks dtypes and shapes.
 Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
                  int64_t trans_b, DLArray* c, U8Operand u8 = U8Operand::kNone,
@@ -58,14 +73,49 @@ class Widened {
 
 Precision CheckedPrecision(const char* op, int64_t precision);
 
-// Runs the GEMM by algorithm `choice` of GemmAlgorithms, counted from 1. 0 asks the heuristic: a
-// tiled kernel, or cuBLAS where it is usable, estimated to be faster, and DLSYS_BLAS is not "own".
-void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t choice = 0);
+constexpr int kHeuristic = -1;  // the variant of a rung by its own heuristic
+
+// A rung of the ladder, a family of kernels that users name; docs/learn/gemm.md shows them. Each
+// computes all of a Gemm that it does not refuse, with epilogue and operand sums.
+struct GemmRung {
+  const char* name;
+  std::vector<std::string> (*variants)();  // its tiles and splits, or null
+  const char* (*source)();                 // as in registry.h, or null
+  const char* (*refusal)(const Gemm&);     // why it cannot compute a Gemm, or null where it can
+  bool (*fits)(const Gemm&, int variant);  // whether a variant can, or null where all can
+  void (*run)(const char* op, const Gemm&, int variant, DLStream);
+};
+extern const GemmRung kNaive;     // a thread an element
+extern const GemmRung kTiled;     // tiles in shared memory
+extern const GemmRung kRegister;  // and tiles in registers
+extern const GemmRung kWarp;      // FFMA, warp tiles, asynchronous copies, split-K
+extern const GemmRung kTensor;    // mma.sync, the same otherwise
+extern const GemmRung kCublas;    // cuBLAS and cuBLASLt
+
+// Runs the GEMM by an algorithm of GemmAlgorithms, counted from 1: a rung by its heuristic, or one
+// of its variants. 0 asks the heuristic: a tiled kernel, or cuBLAS where it is usable, estimated to
+// be faster, and DLSYS_BLAS is not "own".
+void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t algorithm = 0);
 const std::vector<Algorithm>& GemmAlgorithms();
 
+// `count` GEMMs of one shape, whose operands and results lie one behind the other from those of
+// `first` on; no epilogue, no sums.
+struct BatchedGemm {
+  Gemm first;
+  int64_t count;
+};
+void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
+
+void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
 void RunOwnGemm(const char* op, const Gemm& gemm, DLStream stream);
-// A tiled kernel: the tiling by its index in tile.cuh, K split over `splits` blocks.
-void RunTiledGemm(const char* op, const Gemm& gemm, int tiling, int splits, DLStream stream);
+// Applies the epilogue to C and makes the operand sums, for kernels that do neither.
+void RunEpilogueAndSums(const char* op, const Gemm& gemm, DLStream stream);
+void RunOperandSums(const char* op, const Gemm& gemm, DLStream stream);
+bool OwnGemmIsForced();  // by DLSYS_BLAS=own
+// A refusal, as in GemmRung, of kernels that take no uint8.
+inline const char* RefusalOfU8(const Gemm& p) {
+  return p.u8 == U8Operand::kNone ? nullptr : "it takes no uint8";
+}
 
 // cuBLAS: no epilogue, no operand sums. CublasError is why it is unusable, or "".
 const char* CublasError();

@@ -1,7 +1,6 @@
-// Which kernel runs a GEMM: a cost model over tilings, split-K and cuBLAS (the heuristic), or the
-// algorithm that the caller chose, as the autotuner does. Also the split-K reduction before sm_90
-// and the epilogue after a GEMM by another library. gemm.cuh has the contract, kernel.cuh the
-// kernel.
+// Which kernel runs a GEMM where nobody says so: a cost model over tilings, split-K and cuBLAS.
+// Also the split-K reduction before sm_90 and the epilogue after a GEMM by another library.
+// gemm.cuh has the contract, kernel.cuh the kernel, ladder.cu the algorithms by name.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -25,6 +24,7 @@ __global__ void EpilogueKernel(Gemm gemm, const float* partial, int splits, bool
     Quad quad = {q / quads, q % quads * 4, {}, {}};
     ReadSide(gemm, aligned, quad);
     const float* from = partial + quad.row * gemm.n + quad.col;
+#pragma unroll 8
     for (int split = 0; split < splits; split++, from += numel) {
 #pragma unroll
       for (int e = 0; e < 4; e++)
@@ -42,6 +42,7 @@ constexpr int64_t kKSliceUnit = 16;              // whole quads, and little padd
 // Cost of a tiling in a captured graph, measured on an H200. Other chips scale all of them alike,
 // which rarely changes the order.
 struct TileCost {
+  const char* name;  // the tile, and its threads where two tilings differ by them
   int m, n;
   int resident;        // blocks that a multiprocessor runs concurrently
   double us;           // fixed cost of a launch
@@ -49,16 +50,31 @@ struct TileCost {
 };
 
 // In the order of WithTiling's index.
-constexpr int kTilings = 6;
-constexpr TileCost kFp32Costs[kTilings] = {
-    {128, 64, 1, 4.0, 54.6, 54.6}, {64, 64, 1, 3.7, 30, 30},   {64, 32, 2, 2.6, 20.5, 18.6},
-    {32, 32, 2, 2.5, 12.3, 8.8},   {32, 16, 2, 2.8, 6.9, 5.7}, {16, 32, 2, 2.8, 6.9, 5.7}};
-constexpr TileCost kTf32Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},   {64, 64, 1, 3.0, 12, 12},
-                                           {64, 32, 2, 2.5, 13.4, 9.2}, {32, 32, 2, 2.8, 7.9, 5.9},
-                                           {32, 16, 2, 2.9, 6.0, 4.6},  {16, 32, 2, 2.9, 6.0, 4.6}};
-constexpr TileCost kU8Costs[kTilings] = {{128, 64, 1, 3.5, 18, 18},  {64, 64, 1, 3.1, 10.3, 10.3},
-                                         {64, 32, 1, 3.3, 5.0, 5.0}, {32, 32, 2, 2.8, 4.7, 2.9},
-                                         {32, 16, 2, 2.7, 3.2, 3.9}, {16, 32, 2, 2.7, 3.2, 3.9}};
+constexpr TileCost kFp32Costs[] = {
+    {"128x64", 128, 64, 1, 4.0, 54.6, 54.6}, {"64x64", 64, 64, 1, 3.7, 30, 30},
+    {"64x32", 64, 32, 2, 2.6, 20.5, 18.6},   {"32x32", 32, 32, 2, 2.5, 12.3, 8.8},
+    {"32x16", 32, 16, 2, 2.8, 6.9, 5.7},     {"16x32", 16, 32, 2, 2.8, 6.9, 5.7}};
+constexpr TileCost kLargeCosts[] = {
+    {"128x128", 128, 128, 2, 5.0, 80, 72},        {"256x128", 256, 128, 1, 6.0, 148, 148},
+    {"128x128 in 128", 128, 128, 2, 5.0, 85, 75}, {"128x256", 128, 256, 1, 6.0, 148, 148},
+    {"256x128 in 8", 256, 128, 1, 6.0, 148, 148}, {"128x128 in 8", 128, 128, 2, 5.0, 80, 72}};
+constexpr TileCost kTf32Costs[] = {
+    {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
+    {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
+    {"32x16", 32, 16, 2, 2.9, 6.0, 4.6},  {"16x32", 16, 32, 2, 2.9, 6.0, 4.6}};
+constexpr TileCost kLargeTf32Costs[] = {{"128x128", 128, 128, 2, 5.0, 35, 30},
+                                        {"256x128", 256, 128, 1, 6.0, 60, 60}};
+constexpr TileCost kLarge3xTf32Costs[] = {{"128x128", 128, 128, 2, 5.0, 60, 58},
+                                          {"256x128", 256, 128, 1, 6.0, 118, 118}};
+// Three times the mma instructions of kTf32Costs.
+constexpr TileCost k3xTf32Costs[] = {
+    {"128x64", 128, 64, 1, 3.5, 40, 40}, {"64x64", 64, 64, 1, 3.0, 25, 25},
+    {"64x32", 64, 32, 2, 2.5, 19, 17},   {"32x32", 32, 32, 2, 2.8, 12, 10},
+    {"32x16", 32, 16, 2, 2.9, 8, 6.5},   {"16x32", 16, 32, 2, 2.9, 8, 6.5}};
+constexpr TileCost kU8Costs[] = {
+    {"128x64", 128, 64, 1, 3.5, 18, 18}, {"64x64", 64, 64, 1, 3.1, 10.3, 10.3},
+    {"64x32", 64, 32, 1, 3.3, 5.0, 5.0}, {"32x32", 32, 32, 2, 2.8, 4.7, 2.9},
+    {"32x16", 32, 16, 2, 2.7, 3.2, 3.9}, {"16x32", 16, 32, 2, 2.7, 3.2, 3.9}};
 
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
@@ -68,30 +84,49 @@ constexpr size_t MaxSharedNbytes() {
                    MemoryNbytes<T, Accumulator<T, false, false>>(),
                    MemoryNbytes<T, Accumulator<T, false, true>>()});
 }
+
+// A tiling of a family: its cost, and the shared memory of a block.
+struct TileModel {
+  TileCost cost;
+  size_t nbytes;
+};
+using FamilyModel = std::vector<TileModel>;
+
 template <class Tilings, template <class, bool, bool> class Accumulator, bool kNeverTransA,
           size_t... k>
-constexpr std::array<size_t, kTilings> EachSharedNbytes(std::index_sequence<k...>) {
-  return {MaxSharedNbytes<std::tuple_element_t<k, Tilings>, Accumulator, kNeverTransA>()...};
+FamilyModel ModelOf(const TileCost* costs, std::index_sequence<k...>) {
+  return {{costs[k],
+           MaxSharedNbytes<std::tuple_element_t<k, Tilings>, Accumulator, kNeverTransA>()}...};
+}
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kNeverTransA = false,
+          size_t kCount>
+FamilyModel ModelOf(const TileCost (&costs)[kCount]) {
+  static_assert(kCount == std::tuple_size_v<Tilings>);
+  return ModelOf<Tilings, Accumulator, kNeverTransA>(costs, std::make_index_sequence<kCount>());
 }
 
-struct FamilyCosts {
-  const TileCost* costs;
-  std::array<size_t, kTilings> nbytes;
-};
-const FamilyCosts& CostsOf(KernelFamily family) {
-  using Indices = std::make_index_sequence<kTilings>;
-  static constexpr FamilyCosts kAll[] = {
-      {kFp32Costs, EachSharedNbytes<Fp32Tilings, Fp32Accumulator, false>(Indices())},
-      {kTf32Costs, EachSharedNbytes<Tf32Tilings, Tf32Accumulator, false>(Indices())},
-      {kU8Costs, EachSharedNbytes<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(Indices())}};
-  return kAll[(int)family];
+const FamilyModel& ModelOf(KernelFamily family) {
+  static const auto* const models = new std::array<FamilyModel, kKernelFamilies>{
+      ModelOf<Fp32Tilings, Fp32Accumulator>(kFp32Costs),
+      ModelOf<Tf32Tilings, Tf32Accumulator>(kTf32Costs),
+      ModelOf<Tf32Tilings, SplitTf32Accumulator>(k3xTf32Costs),
+      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs),
+      ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
+      ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
+      ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs)};
+  return (*models)[(int)family];
 }
 
-constexpr double kWaveUs = 1.5;                     // of each wave of blocks after the first
-constexpr double kKernelUs = 3.5;                   // of a separate epilogue kernel
-constexpr double kReduceUs = 4.5;                   // of a separate sum of an operand
-constexpr double kCublasUs[] = {7.0, 7.0};          // by precision: fixed cost
-constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8};  // and FLOP per microsecond
+constexpr double kWaveUs = 1.5;  // of each wave of blocks after the first
+// A GEMM with so large a K may have more splits than a cluster has blocks, through a workspace of
+// at most so many elements.
+constexpr int64_t kDeepK = 8192;
+constexpr int kDeepSplits = 64;
+constexpr double kDeepNumel = 8e6;
+constexpr double kKernelUs = 3.5;                          // of a separate epilogue kernel
+constexpr double kReduceUs = 4.5;                          // of a separate sum of an operand
+constexpr double kCublasUs[] = {7.0, 7.0, 7.0};            // by precision: fixed cost
+constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8, 4.5e7};  // and FLOP per microsecond
 
 int64_t KSlice(int64_t k, int64_t splits) {
   return CeilDiv(CeilDiv(k, splits), kKSliceUnit) * kKSliceUnit;
@@ -99,20 +134,28 @@ int64_t KSlice(int64_t k, int64_t splits) {
 
 // A cluster stays within a GPC, so that larger clusters leave more multiprocessors idle.
 double UsableMultiprocessors(int multiprocessors, int splits) {
-  return multiprocessors * (splits <= 2 ? 1.0 : splits <= 4 ? 0.91 : 0.85);
+  const bool any = splits <= 2 || splits > kMaxSplits;  // blocks without a cluster go anywhere
+  return multiprocessors * (any ? 1.0 : splits <= 4 ? 0.91 : 0.85);
 }
 
-// Estimated time of GEMMs in one launch, whose largest K is `k`.
-double EstimateUs(const Gemm* gemms, int count, int64_t k, const TileCost& cost, int splits,
-                  int multiprocessors) {
+double CountTiles(const Gemm* gemms, int count, const TileCost& cost) {
   double tiles = 0;
   for (const Gemm* p = gemms; p < gemms + count; p++)
     tiles += (double)(CeilDiv(p->m, cost.m) * CeilDiv(p->n, cost.n));
+  return tiles;
+}
+
+// Estimated time of tiles in one launch, the largest K of which is `k`.
+double EstimateUs(double tiles, int64_t k, const TileCost& cost, int splits, int multiprocessors) {
   const double on_each = std::ceil(tiles * splits / UsableMultiprocessors(multiprocessors, splits));
   const double waves = std::ceil(on_each / cost.resident);
   const double concurrent = on_each < cost.resident ? on_each : cost.resident;
   const double k_ns = waves * (cost.ns + (concurrent - 1) * cost.ns_more);
-  const double reduce_us = splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : 1.9;
+  const double reduce_us = splits == 1   ? 0
+                           : splits == 2 ? 0.7
+                           : splits == 4 ? 1.1
+                           : splits == 8 ? 1.9
+                                         : kKernelUs;
   return cost.us + reduce_us + (waves - 1) * kWaveUs + (double)KSlice(k, splits) * k_ns * 1e-3;
 }
 
@@ -122,8 +165,8 @@ bool HasNoEmptySplit(int64_t k, int splits) {
 }
 
 // Dynamic shared memory, and up to 4 KB that a kernel declares statically.
-bool FitsSharedMemory(size_t shared_limit, const FamilyCosts& costs, int tiling) {
-  return costs.nbytes[tiling] + 4096 <= shared_limit;
+bool FitsSharedMemory(size_t shared_limit, const TileModel& tile) {
+  return tile.nbytes + 4096 <= shared_limit;
 }
 
 // cuBLAS needs further kernels for the epilogue and for operand sums.
@@ -135,15 +178,12 @@ bool CublasIsFaster(const Gemm& p, double own_us) {
   return us < own_us;
 }
 
-bool AlignedOut(const Gemm& p) {
-  const Epilogue& e = p.epilogue;
-  return p.n % 4 == 0 && Aligned16(p.c) && Aligned16(e.bias) && Aligned16(e.side);
-}
-
 void RunEpilogue(const char* op, const Gemm& p, const float* partial, int splits, DLStream stream) {
   Launch(op, EpilogueKernel, Blocks(p.m * CeilDiv(p.n, 4)), kThreads, 0, stream, p, partial, splits,
          AlignedOut(p));
 }
+
+}  // namespace
 
 void RunOperandSums(const char* op, const Gemm& p, DLStream stream) {
   const float* of = p.sums_of_a ? p.a : p.b;
@@ -160,33 +200,73 @@ bool OwnGemmIsForced() {
   return forced;
 }
 
-}  // namespace
-
 KernelFamily FamilyOf(const Gemm& p) {
   if (p.u8 != U8Operand::kNone) return KernelFamily::kU8;
-  const bool tensor = p.precision == Precision::kTf32 && ComputeMajor(p.ctx.device_id) >= 8;
-  return tensor ? KernelFamily::kTf32 : KernelFamily::kFp32;
+  if (p.precision == Precision::kFp32 || ComputeMajor(p.ctx.device_id) < 8)
+    return KernelFamily::kFp32;
+  return p.precision == Precision::kTf32 ? KernelFamily::kTf32 : KernelFamily::k3xTf32;
 }
 
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits) {
   const int device = gemms->ctx.device_id, multiprocessors = Multiprocessors(device);
   const size_t shared_limit = SharedLimit(device);
-  const FamilyCosts& costs = CostsOf(family);
+  const FamilyModel& model = ModelOf(family);
   int64_t k = 0;
   for (int i = 0; i < count; i++) k = std::max(k, gemms[i].k);
-  TileConfig best = {kTilings - 1, 1, INFINITY};
-  for (int tiling = 0; tiling < kTilings; tiling++) {
-    if (!FitsSharedMemory(shared_limit, costs, tiling)) continue;
+  TileConfig best = {family, (int)model.size() - 1, 1, INFINITY};
+  for (int tiling = 0; tiling < (int)model.size(); tiling++) {
+    if (!FitsSharedMemory(shared_limit, model[tiling])) continue;
     for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
-      const double us = EstimateUs(gemms, count, k, costs.costs[tiling], splits, multiprocessors);
-      if (us < best.us) best = {tiling, splits, us};
+      const TileCost& cost = model[tiling].cost;
+      const double tiles = CountTiles(gemms, count, cost);
+      const double us = EstimateUs(tiles, k, cost, splits, multiprocessors);
+      if (us < best.us) best = {family, tiling, splits, us};
     }
   }
   return best;
 }
 
-GemmParams MakeParams(const char* op, const Gemm& p, int tiling, int splits) {
-  const TileCost& size = kFp32Costs[tiling];
+namespace {
+
+bool HasLargeFamily(KernelFamily family) { return family < KernelFamily::kU8; }
+KernelFamily LargeFamily(KernelFamily family) {
+  return (KernelFamily)((int)family + (int)KernelFamily::kLargeFp32);
+}
+
+// The best large tiling. Where its last wave is nearly empty, the tiles of that wave may be a
+// launch of their own with a split K, from sm_90 on, where a cluster reduces them.
+TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
+  const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
+  TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
+  if (ComputeMajor(device) < 9) return best;
+  const FamilyModel& model = ModelOf(family);
+  for (int tiling = 0; tiling < (int)model.size(); tiling++) {
+    const TileCost& cost = model[tiling].cost;
+    const int64_t tiles = (int64_t)CountTiles(&p, 1, cost);
+    const int64_t wave = (int64_t)multiprocessors * cost.resident, rest = tiles % wave;
+    if (tiles < wave || rest == 0) continue;
+    const double full_us = EstimateUs((double)(tiles - rest), p.k, cost, 1, multiprocessors);
+    for (int splits = 2; splits <= kMaxSplits && HasNoEmptySplit(p.k, splits); splits *= 2) {
+      const double us = full_us + EstimateUs((double)rest, p.k, cost, splits, multiprocessors);
+      if (us < best.us) best = {family, tiling, 1, us, (int)rest, splits};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
+  const bool deep = p.k >= kDeepK && (double)p.m * p.n * kDeepSplits < kDeepNumel;
+  const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
+  if (!HasLargeFamily(family)) return best;
+  const TileConfig large = BestLargeConfig(LargeFamily(family), p);
+  return large.us < best.us ? large : best;
+}
+
+GemmParams MakeParams(const char* op, const Gemm& p, const TileConfig& config) {
+  const TileCost& size = ModelOf(config.family)[config.tiling].cost;
+  const int splits = config.splits;
   // One tile at least: operand sums need the tiles of an empty C too.
   const int64_t rows = std::max<int64_t>(1, CeilDiv(p.m, size.m));
   const int64_t cols = std::max<int64_t>(1, CeilDiv(p.n, size.n));
@@ -195,19 +275,29 @@ GemmParams MakeParams(const char* op, const Gemm& p, int tiling, int splits) {
   const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
   const bool aligned_a = Aligned16(p.a) && row_a % (p.u8 == U8Operand::kA ? 16 : 4) == 0;
   const bool aligned_b = Aligned16(p.b) && row_b % (p.u8 == U8Operand::kB ? 16 : 4) == 0;
-  return {p,         (int)rows, (int)cols,     splits,  KSlice(p.k, splits),
-          aligned_a, aligned_b, AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9};
+  return {p,         (int)rows,         (int)cols,     splits,  KSlice(p.k, splits),
+          aligned_a, aligned_b,         AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9,
+          0,         (int)(rows * cols)};
 }
 
-void RunTiledGemm(const char* op, const Gemm& p, int tiling, int splits, DLStream stream) {
-  const int64_t k_slice = KSlice(p.k, splits);
-  if (k_slice > 0) splits = (int)CeilDiv(p.k, k_slice);
-  GemmParams params = MakeParams(op, p, tiling, splits);
-  const KernelFamily family = FamilyOf(p);
-  const auto launch = family == KernelFamily::kU8     ? LaunchU8
-                      : family == KernelFamily::kTf32 ? LaunchTf32
-                                                      : LaunchFp32;
-  if (splits == 1 || ComputeMajor(p.ctx.device_id) >= 9) return launch(op, tiling, params, stream);
+void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
+  const int64_t k_slice = KSlice(p.k, config.splits);
+  if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
+  const int tiling = config.tiling, splits = config.splits;
+  GemmParams params = MakeParams(op, p, config);
+  constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32,       LaunchTf32,      Launch3xTf32,
+                                               LaunchU8,         LaunchLargeFp32, LaunchLargeTf32,
+                                               LaunchLarge3xTf32};
+  const auto launch = kLaunch[(int)config.family];
+  if (config.rest > 0) {
+    params.tiles -= config.rest;
+    launch(op, tiling, params, stream);
+    params.first_tile = params.tiles, params.tiles = config.rest;
+    params.splits = config.rest_splits, params.k_slice = KSlice(p.k, config.rest_splits);
+    return launch(op, tiling, params, stream);
+  }
+  const bool clusters = ComputeMajor(p.ctx.device_id) >= 9 && splits <= kMaxSplits;
+  if (splits == 1 || clusters) return launch(op, tiling, params, stream);
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
@@ -224,11 +314,8 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
-  const TileConfig config = BestTileConfig(FamilyOf(p), &p, 1, kMaxSplits);
-  RunTiledGemm(op, p, config.tiling, config.splits, stream);
+  RunTiledGemm(op, p, BestTileConfig(FamilyOf(p), p), stream);
 }
-
-namespace {
 
 // What cuBLAS and cuBLASLt leave out.
 void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
@@ -238,60 +325,42 @@ void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
 
 void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const bool own = OwnGemmIsForced() || p.u8 != U8Operand::kNone;
-  if (own || !CublasIsFaster(p, BestTileConfig(FamilyOf(p), &p, 1, kMaxSplits).us) ||
-      *CublasError())
+  if (own || !CublasIsFaster(p, BestTileConfig(FamilyOf(p), p).us) || *CublasError())
     return RunOwnGemm(op, p, stream);
   RunCublasGemm(op, p, stream);
   RunEpilogueAndSums(op, p, stream);
 }
 
-// Algorithms from 1 on: every tiling with every split-K, cuBLAS, the proposals of cuBLASLt.
-constexpr int kSplitsPerTiling = 4;  // 1, 2, 4 and 8 splits
-constexpr int kTiledAlgorithms = kTilings * kSplitsPerTiling;
-static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
+namespace {
 
-bool IsApplicable(const Gemm& p, int index) {
-  if (p.m == 0 || p.n == 0 || p.k == 0) return false;
-  if (index >= kTiledAlgorithms) return !OwnGemmIsForced() && p.u8 == U8Operand::kNone;
-  const size_t shared_limit = SharedLimit(p.ctx.device_id);
-  return FitsSharedMemory(shared_limit, CostsOf(FamilyOf(p)), index / kSplitsPerTiling) &&
-         HasNoEmptySplit(p.k, 1 << index % kSplitsPerTiling);
-}
+constexpr int kSplitsPerTiling = 4;  // 1, 2, 4 and 8 splits
+static_assert(1 << (kSplitsPerTiling - 1) == kMaxSplits);
 
 }  // namespace
 
-const std::vector<Algorithm>& GemmAlgorithms() {
-  static const std::vector<Algorithm>* const choices = [] {
-    auto* made = new std::vector<Algorithm>;
-    for (int k = 0; k < kTiledAlgorithms; k++) {
-      const TileCost& tile = kFp32Costs[k / kSplitsPerTiling];
-      made->push_back({"tiles " + std::to_string(tile.m) + "x" + std::to_string(tile.n) + " by " +
-                       std::to_string(1 << k % kSplitsPerTiling)});
-    }
-    made->push_back({"cublas", CublasSource});
-    for (int k = 1; k <= kLtProposals; k++)
-      made->push_back({"cublaslt " + std::to_string(k), CublasLtSource});
-    return made;
-  }();
-  return *choices;
+TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
+  if (variant == kHeuristic) return BestTileConfig(family, p);
+  const int tilings = (int)ModelOf(family).size(), tiling = variant / kSplitsPerTiling;
+  const int splits = 1 << variant % kSplitsPerTiling;
+  if (tiling < tilings) return {family, tiling, splits, 0};
+  return {LargeFamily(family), tiling - tilings, splits, 0};
 }
 
-void RunGemm(const char* op, const Gemm& p, DLStream stream, int64_t choice) {
-  const std::vector<Algorithm>& choices = GemmAlgorithms();
-  if (choice < 0 || choice > (int64_t)choices.size())
-    Fail("%s: there is no choice %ld, expected 0 to %zu", op, (long)choice, choices.size());
-  if (choice == 0) return RunGemmByHeuristic(op, p, stream);
-  const int index = (int)choice - 1;
-  if (!IsApplicable(p, index)) NotApplicable(op, choices[index].name.c_str());
-  if (index < kTiledAlgorithms)
-    return RunTiledGemm(op, p, index / kSplitsPerTiling, 1 << index % kSplitsPerTiling, stream);
-  if (index == kTiledAlgorithms) {
-    CublasSource();
-    RunCublasGemm(op, p, stream);
-  } else {
-    RunCublasLtGemm(op, p, index - kTiledAlgorithms - 1, stream);
-  }
-  RunEpilogueAndSums(op, p, stream);
+std::vector<std::string> TiledVariants(KernelFamily family) {
+  std::vector<std::string> names;
+  for (const KernelFamily each : {family, LargeFamily(family)})
+    for (const TileModel& tile : ModelOf(each))
+      for (int k = 0; k < kSplitsPerTiling; k++)
+        names.push_back(tile.cost.name + std::string(" by ") + std::to_string(1 << k));
+  return names;
+}
+
+bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
+  const int small = (int)ModelOf(family).size() * kSplitsPerTiling;
+  if (variant >= small && !HasLargeFamily(family)) return false;
+  const TileConfig config = VariantConfig(family, p, variant);
+  return FitsSharedMemory(SharedLimit(p.ctx.device_id), ModelOf(config.family)[config.tiling]) &&
+         HasNoEmptySplit(p.k, config.splits);
 }
 
 }  // namespace cuda

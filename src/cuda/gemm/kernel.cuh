@@ -23,6 +23,7 @@ struct GemmParams {
   bool aligned_out;           // the same of C and of the epilogue's operands
   float* partial;             // (splits, m, n), then (splits, sums); null: a cluster reduces
   bool allow_pdl;             // may launch while its predecessor drains
+  int first_tile = 0, tiles;  // those of this launch
 };
 
 struct TileCoord {
@@ -35,7 +36,7 @@ struct TileCoord {
 __device__ __forceinline__ TileCoord TileCoordOf(const GemmParams& params, int block) {
   constexpr int kGroup = 8;
   const int split = block % params.splits;
-  const int tile = block / params.splits;
+  const int tile = params.first_tile + block / params.splits;
   const int group = tile / (kGroup * params.col_tiles);
   const int in_group = tile % (kGroup * params.col_tiles);
   const int height = min(kGroup, params.row_tiles - group * kGroup);
@@ -321,7 +322,7 @@ constexpr size_t MemoryNbytes() {
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA = false>
 void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   const Gemm& p = params.gemm;
-  const unsigned blocks = (unsigned)(params.row_tiles * params.col_tiles * params.splits);
+  const unsigned blocks = (unsigned)(params.tiles * params.splits);
   const unsigned cluster = params.partial ? 1 : (unsigned)params.splits;
   const auto launch = [&](auto trans_a, auto trans_b) {
     LaunchClusters(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
@@ -335,19 +336,34 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   p.trans_b ? launch(No(), Yes()) : launch(No(), No());
 }
 
-// Families of kernels; a tiling index means the same tile size in each.
-enum class KernelFamily { kFp32, kTf32, kU8 };
+// Families of kernels, each of one accumulator and its tilings. A tiling index means the same tile
+// size in all that are not large.
+enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8, kLargeFp32, kLargeTf32, kLarge3xTf32 };
+constexpr int kKernelFamilies = 7;
 KernelFamily FamilyOf(const Gemm& gemm);
 
-// A tiling index and a number of splits, with the estimated time.
+// A tiling index of a family and a number of splits, with the estimated time.
 struct TileConfig {
+  KernelFamily family;
   int tiling, splits;
   double us;
+  // The last tiles, which are a launch of their own, and the splits of their K; 0 where there is
+  // one launch.
+  int rest = 0, rest_splits = 1;
 };
 // The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);
-// Kernel parameters for that tiling, with K cut into `splits` slices.
-GemmParams MakeParams(const char* op, const Gemm& gemm, int tiling, int splits);
+// The same for one GEMM, in a family or that of large tiles.
+TileConfig BestTileConfig(KernelFamily family, const Gemm& gemm);
+void RunTiledGemm(const char* op, const Gemm& gemm, TileConfig config, DLStream stream);
+
+// The variants of a rung: every tiling of a family, and of that of large tiles, with every split-K;
+// or kHeuristic.
+std::vector<std::string> TiledVariants(KernelFamily family);
+TileConfig VariantConfig(KernelFamily family, const Gemm& gemm, int variant);
+bool FitsTiled(KernelFamily family, const Gemm& gemm, int variant);
+// Kernel parameters, with K cut into slices.
+GemmParams MakeParams(const char* op, const Gemm& gemm, const TileConfig& config);
 
 template <class T>
 struct Type {
@@ -366,7 +382,11 @@ void WithTiling(int tiling, F&& f) {
 }
 
 void LaunchFp32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+void LaunchLargeFp32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+void Launch3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+void LaunchLargeTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+void LaunchLarge3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 // A is uint8 and not transposed.
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream);
 

@@ -88,5 +88,58 @@ class Panel {
   int valid_;  // how much of kExtent lies within the matrix
 };
 
+// Successive panels of an operand whose K is contiguous in global memory, transposed on the way:
+// (k, extent) in shared memory. Each copy is of one element; eight threads read a sector along K.
+template <int kExtent, int kTileK, int kThreads>
+class TransposedPanel {
+ public:
+  static constexpr int kPitch = kExtent + 4;  // the four rows of a warp fall in different banks
+  static constexpr int kNumel = kPitch * kTileK;
+  static constexpr bool kHasSums = true;
+
+  // As Panel's.
+  __device__ TransposedPanel(const float* matrix, int64_t extent, int64_t ld, int64_t origin,
+                             int64_t k)
+      : ld_(ld), valid_((int)min(extent - origin, (int64_t)kExtent)) {
+    from_ = matrix + (origin + Row(0)) * ld + k + FirstK();
+  }
+
+  __device__ __forceinline__ void Copy(float* to, int k, bool) {
+    if (valid_ == kExtent && k >= kTileK)
+      CopyAll<true>(to, k);
+    else
+      CopyAll<false>(to, k);
+    from_ += kTileK;
+  }
+
+  static __device__ __forceinline__ const float& At(const float* panel, int mn, int k) {
+    return panel[k * kPitch + mn];
+  }
+
+ private:
+  static constexpr int kRowStep = kThreads / 8, kRows = kExtent / kRowStep;
+  static_assert(kRowStep * kRows == kExtent && kTileK % 8 == 0, "the threads copy whole octets");
+
+  template <bool kFull>
+  __device__ __forceinline__ void CopyAll(float* to, int k) const {
+    const float* from = from_;
+#pragma unroll
+    for (int q = 0; q < kRows; q++, from += kRowStep * ld_) {
+#pragma unroll
+      for (int octet = 0; octet < kTileK; octet += 8) {
+        const bool valid = kFull || (Row(q) < valid_ && FirstK() + octet < k);
+        CopyAsync4(to + (FirstK() + octet) * kPitch + Row(q), from + octet, valid);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ int Row(int q) { return (int)threadIdx.x / 8 + q * kRowStep; }
+  static __device__ __forceinline__ int FirstK() { return (int)threadIdx.x % 8; }
+
+  const float* from_;
+  int64_t ld_;
+  int valid_;
+};
+
 }  // namespace cuda
 }  // namespace dlsys

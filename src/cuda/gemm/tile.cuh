@@ -149,6 +149,83 @@ class Fp32Accumulator {
   float sums_[T::kThreadM][T::kThreadN] = {};
 };
 
+// FFMA outer products for large tiles: both panels lie (k, mn), so that a thread's rows and columns
+// at one k are quads, read for the next k while this one's are multiplied.
+template <class T, bool kTransA, bool kTransB>
+class OuterAccumulator {
+  template <int kExtent, bool kKMajor>
+  using PanelOf = std::conditional_t<kKMajor, TransposedPanel<kExtent, T::kTileK, T::kThreads>,
+                                     Panel<kExtent, T::kTileK, T::kThreads, false, 4>>;
+
+ public:
+  using PanelA = PanelOf<T::kTileM, !kTransA>;
+  using PanelB = PanelOf<T::kTileN, kTransB>;
+
+  // Adjacent lanes share a column, lanes two apart a row: shared memory broadcasts to them.
+  __device__ explicit OuterAccumulator(const Gemm&) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    row_ = warp / T::kWarpsN * T::kWarpM + 4 * (lane % 2 + lane / (2 * T::kLanesN) * 2);
+    col_ = warp % T::kWarpsN * T::kWarpN + 4 * (lane / 2 % T::kLanesN);
+  }
+
+  // Multiplies the panels, k in [0, kTileK). Calls overlap() once.
+  template <class F>
+  __device__ __forceinline__ void Add(const float* a, const float* b, int, F&& overlap) {
+    float frag_a[2][T::kThreadM], frag_b[2][T::kThreadN];
+    Read<T::kLanesM>(a + row_, frag_a[0]);
+    Read<T::kLanesN>(b + col_, frag_b[0]);
+    overlap();
+#pragma unroll
+    for (int k = 0; k < T::kTileK; k++) {
+      if (k + 1 < T::kTileK) {
+        Read<T::kLanesM>(a + (k + 1) * PanelA::kPitch + row_, frag_a[(k + 1) % 2]);
+        Read<T::kLanesN>(b + (k + 1) * PanelB::kPitch + col_, frag_b[(k + 1) % 2]);
+      }
+#pragma unroll
+      for (int i = 0; i < T::kThreadM; i++)
+#pragma unroll
+        for (int j = 0; j < T::kThreadN; j++)
+          sums_[i][j] = fmaf(frag_a[k % 2][i], frag_b[k % 2][j], sums_[i][j]);
+    }
+  }
+
+  // Stores the accumulators to the tile in shared memory.
+  __device__ __forceinline__ void Store(float* tile, bool) const {
+#pragma unroll
+    for (int i = 0; i < T::kThreadM; i++) {
+      const int row = row_ + i / 4 * 4 * T::kLanesM + i % 4;
+#pragma unroll
+      for (int j = 0; j < T::kThreadN; j += 4)
+        *(float4*)(tile + row * T::kTilePitch + col_ + j * T::kLanesN) =
+            make_float4(sums_[i][j], sums_[i][j + 1], sums_[i][j + 2], sums_[i][j + 3]);
+    }
+  }
+
+ private:
+  // The quads of a thread, 4 * kLanes apart.
+  template <int kLanes, int kCount>
+  static __device__ __forceinline__ void Read(const float* from, float (&x)[kCount]) {
+#pragma unroll
+    for (int q = 0; q < kCount; q += 4) {
+      const float4 v = *(const float4*)(from + q * kLanes);
+      x[q] = v.x, x[q + 1] = v.y, x[q + 2] = v.z, x[q + 3] = v.w;
+    }
+  }
+
+  int row_, col_;
+  float sums_[T::kThreadM][T::kThreadN] = {};
+};
+
+// Tilings whose panels fit twice, or whose accumulators leave room for one block.
+template <int TileM, int TileN, int ThreadM, int ThreadN, int TileK, int Stages, int Resident>
+struct LargeTiling : Tiling<TileM, TileN, 1, ThreadM, ThreadN, TileK, Stages> {
+  static constexpr int kResident = Resident;
+};
+using LargeTilings =
+    std::tuple<LargeTiling<128, 128, 8, 8, 16, 4, 2>, LargeTiling<256, 128, 16, 8, 16, 4, 1>,
+               LargeTiling<128, 128, 16, 8, 16, 4, 2>, LargeTiling<128, 256, 8, 16, 16, 4, 1>,
+               LargeTiling<256, 128, 16, 8, 8, 6, 1>, LargeTiling<128, 128, 8, 8, 8, 5, 2>>;
+
 // In the order of WithTiling's index: large, square, narrow, small, thin, flat.
 using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,
                                Tiling<64, 32, 4, 8, 4, 32, 4>, Tiling<32, 32, 4, 4, 4, 32, 5>,
@@ -158,12 +235,19 @@ using TensorTilings = std::tuple<Tiling<128, 64, 2, 8, 8, 64, 3>, Tiling<64, 64,
                                  Narrow, Tiling<32, 32, 8, 4, 8, 64, 3>,
                                  Tiling<32, 16, 8, 4, 4, 64, 3>, Tiling<16, 32, 8, 4, 4, 64, 3>>;
 using Tf32Tilings = TensorTilings<Tiling<64, 32, 4, 8, 8, 32, 4>>;
+// Warps of 64 x 64: fewer words from shared memory for each mma, and fewer to split.
+using LargeTensorTilings =
+    std::tuple<LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 3, 1>>;
 // A of uint8: its panels take a quarter of the space, so a deeper kTileK fits.
 using U8Tilings = TensorTilings<Tiling<64, 32, 8, 8, 8, 128, 4>>;
 
 // mma.sync m16n8k8: tf32 operands (10 bits of mantissa, rounded to nearest), float32 accumulation.
-template <class T, bool kTransA, bool kTransB>
-class Tf32Accumulator {
+//
+// kSplit is 3xtf32: an operand x is high + low, high = x rounded to tf32 and low = x - high, of
+// which the tensor core reads all bits but one. Their product is low * high + high * low + high *
+// high, in this order, smallest first; what is left out, low * low, is below 2^-22 |a b|.
+template <class T, bool kTransA, bool kTransB, bool kSplit>
+class TensorAccumulator {
   using Warp = WarpTile<T, kTransA, kTransB>;
   static constexpr int kMmaM = T::kWarpM / 16, kMmaN = T::kWarpN / 8;
 
@@ -171,7 +255,7 @@ class Tf32Accumulator {
   using PanelA = typename Warp::PanelA;
   using PanelB = typename Warp::PanelB;
 
-  __device__ explicit Tf32Accumulator(const Gemm&) {}
+  __device__ explicit TensorAccumulator(const Gemm&) {}
 
   // Calls overlap() once, when the first fragments are being loaded.
   template <class F>
@@ -181,10 +265,14 @@ class Tf32Accumulator {
       float frag_a[kMmaM][4], frag_b[kMmaN][2];
       Read(a, b, k + step, frag_a, frag_b);
       if (step == 0) overlap();
-#pragma unroll
-      for (int i = 0; i < kMmaM; i++)
-#pragma unroll
-        for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(frag_a[i], frag_b[j], sums_[i][j]);
+      if constexpr (kSplit) {
+        float low_a[kMmaM][4], low_b[kMmaN][2];
+        Split(frag_a, low_a);
+        Split(frag_b, low_b);
+        Multiply(low_a, frag_b);
+        Multiply(frag_a, low_b);
+      }
+      Multiply(frag_a, frag_b);
     }
   }
 
@@ -204,22 +292,46 @@ class Tf32Accumulator {
   }
 
  private:
+  __device__ __forceinline__ void Multiply(const float (&frag_a)[kMmaM][4],
+                                           const float (&frag_b)[kMmaN][2]) {
+#pragma unroll
+    for (int i = 0; i < kMmaM; i++)
+#pragma unroll
+      for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(frag_a[i], frag_b[j], sums_[i][j]);
+  }
+
+  // Makes of each operand its high part, and the low part of it.
+  template <int kCount, int kEach>
+  static __device__ __forceinline__ void Split(float (&x)[kCount][kEach],
+                                               float (&low)[kCount][kEach]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+#pragma unroll
+      for (int e = 0; e < kEach; e++) {
+        const float high = __uint_as_float(__float_as_uint(RoundedToTf32(x[i][e])) & ~0x1fffu);
+        low[i][e] = fabsf(high) < INFINITY ? x[i][e] - high : 0.f;
+        x[i][e] = high;
+      }
+  }
+
+  static __device__ __forceinline__ float Loaded(float x) { return kSplit ? x : RoundedToTf32(x); }
+
   __device__ __forceinline__ void Read(const float* a, const float* b, int k,
                                        float (&frag_a)[kMmaM][4], float (&frag_b)[kMmaN][2]) const {
     const int k_lane = k + warp_.lane % 4;
 #pragma unroll
     for (int i = 0; i < kMmaM; i++) {
       const int mn = warp_.row + 16 * i + warp_.lane / 4;
-      frag_a[i][0] = RoundedToTf32(Warp::PanelA::At(a, mn, k_lane));
-      frag_a[i][1] = RoundedToTf32(Warp::PanelA::At(a, mn + 8, k_lane));
-      frag_a[i][2] = RoundedToTf32(Warp::PanelA::At(a, mn, k_lane + 4));
-      frag_a[i][3] = RoundedToTf32(Warp::PanelA::At(a, mn + 8, k_lane + 4));
+      frag_a[i][0] = Loaded(Warp::PanelA::At(a, mn, k_lane));
+      frag_a[i][1] = Loaded(Warp::PanelA::At(a, mn + 8, k_lane));
+      frag_a[i][2] = Loaded(Warp::PanelA::At(a, mn, k_lane + 4));
+      frag_a[i][3] = Loaded(Warp::PanelA::At(a, mn + 8, k_lane + 4));
     }
 #pragma unroll
     for (int j = 0; j < kMmaN; j++) {
       const int mn = warp_.col + 8 * j + warp_.lane / 4;
-      frag_b[j][0] = RoundedToTf32(Warp::PanelB::At(b, mn, k_lane));
-      frag_b[j][1] = RoundedToTf32(Warp::PanelB::At(b, mn, k_lane + 4));
+      frag_b[j][0] = Loaded(Warp::PanelB::At(b, mn, k_lane));
+      frag_b[j][1] = Loaded(Warp::PanelB::At(b, mn, k_lane + 4));
     }
   }
 
@@ -231,6 +343,11 @@ class Tf32Accumulator {
   Warp warp_;
   float sums_[kMmaM][kMmaN][4] = {};
 };
+
+template <class T, bool kTransA, bool kTransB>
+using Tf32Accumulator = TensorAccumulator<T, kTransA, kTransB, false>;
+template <class T, bool kTransA, bool kTransB>
+using SplitTf32Accumulator = TensorAccumulator<T, kTransA, kTransB, true>;
 
 }  // namespace cuda
 }  // namespace dlsys

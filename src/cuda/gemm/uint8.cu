@@ -17,7 +17,7 @@ __global__ void DequantizeKernel(const uint8_t* x, const float* scale, float* y,
 
 // y = activation(scale * op(A) op(B) + bias), A uint8; bias may be null, activation 0 is none.
 void RunU8Gemm(const char* op, const DLArray* a, const DLArray* b, const DLArray* bias,
-               const DLArray* scale, int64_t trans_a, int64_t trans_b, int64_t choice,
+               const DLArray* scale, int64_t trans_a, int64_t trans_b, int64_t algorithm,
                int64_t precision, int64_t activation, DLArray* y, DLStream stream) {
   if (trans_a) Fail("%s: a uint8 A cannot be transposed", op);
   Gemm product = CheckedGemm(op, a, trans_a, b, trans_b, y, U8Operand::kA, scale);
@@ -25,21 +25,21 @@ void RunU8Gemm(const char* op, const DLArray* a, const DLArray* b, const DLArray
   if (bias) SetBias(op, bias, y, &product);
   product.epilogue.activation = CheckedEpilogue(op, activation, 0, kActivations);
   const Widened widened(op, &product, stream);
-  RunGemm(op, product, stream, choice);
+  RunGemm(op, product, stream, algorithm);
 }
 
 void MatmulU8(const DLArray* a, const DLArray* b, const DLArray* scale, int64_t trans_a,
-              int64_t trans_b, int64_t choice, int64_t precision, int64_t activation, DLArray* y,
+              int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation, DLArray* y,
               DLStream stream) {
-  RunU8Gemm("matmul_u8", a, b, nullptr, scale, trans_a, trans_b, choice, precision, activation, y,
-            stream);
+  RunU8Gemm("matmul_u8", a, b, nullptr, scale, trans_a, trans_b, algorithm, precision, activation,
+            y, stream);
 }
 
 void MatmulU8Bias(const DLArray* a, const DLArray* b, const DLArray* bias, const DLArray* scale,
-                  int64_t trans_a, int64_t trans_b, int64_t choice, int64_t precision,
+                  int64_t trans_a, int64_t trans_b, int64_t algorithm, int64_t precision,
                   int64_t activation, DLArray* y, DLStream stream) {
-  RunU8Gemm("matmul_u8_bias", a, b, bias, scale, trans_a, trans_b, choice, precision, activation, y,
-            stream);
+  RunU8Gemm("matmul_u8_bias", a, b, bias, scale, trans_a, trans_b, algorithm, precision, activation,
+            y, stream);
 }
 
 DLSYS_KERNEL(cuda, matmul_u8, MatmulU8);

@@ -61,7 +61,7 @@ class U8Panel {
     else
       word = *(const uint16_t*)at;
 #pragma unroll
-    for (int e = 0; e < kCount; e++) to[e] = WholeNumber(word, e);
+    for (int e = 0; e < kCount; e++) to[e] = ByteToFloat(word, e);
   }
 
  private:

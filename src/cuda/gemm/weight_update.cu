@@ -421,7 +421,7 @@ void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, Gro
   for (int k = 0; k < group->count; k++) {
     GroupMember& member = group->members[k];
     GemmParams& params = member.params;
-    params = MakeParams(op, gemms[k], config.tiling, config.splits);
+    params = MakeParams(op, gemms[k], config);
     for (int j = 1; j < lists.state_count; j++) params.aligned_out &= Aligned16(member.states[j]);
     group->first_block[k] = (int)blocks;
     blocks += (unsigned)(params.row_tiles * params.col_tiles * config.splits);

@@ -74,9 +74,9 @@ void Reduce(const DLArray* x, DLArray* y, DLStream stream) {
   DLSYS_KERNEL_TYPED(cuda, kernel, Reduce, Listed<monoid::Name>);
 DLSYS_MONOIDS(DLSYS_REGISTER_MONOID)
 DLSYS_KERNEL_TYPED(cuda, reduce_logsumexp, Reduce, LogSumExp);
-#define DLSYS_REGISTER_WHOLE(Name, kernel, ...) \
+#define DLSYS_REGISTER_INTEGER(Name, kernel, ...) \
   DLSYS_KERNEL_OF(cuda, kernel, #kernel, DL_INT64, Reduce<int64_t, Integer<integers::Name>>);
-DLSYS_INTEGER_MONOIDS(DLSYS_REGISTER_WHOLE)
+DLSYS_INTEGER_MONOIDS(DLSYS_REGISTER_INTEGER)
 
 // ---- sums over any axes ----
 

@@ -3,7 +3,6 @@
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/ptx.cuh"
 #include "math/int_math.h"
-#include "runtime/counters.h"
 
 namespace dlsys {
 namespace cuda {
@@ -43,60 +42,39 @@ inline bool InputsAreReady(int first, int count) {
   return (ready_inputs & wanted) == wanted;
 }
 
-inline void CountLaunch() {
-  allow_pdl = true;  // within a step each kernel depends on the one before alone
-  next_dependencies = nullptr;
-  ready_inputs = 0;
-  Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
-}
+// What every launch begins with, false where there is nothing to launch: a grid without blocks is
+// no work, and a workspace query launches nothing. What it ends with: a failure, or a count.
+bool BeginLaunch(unsigned grid);
+void EndLaunch(const char* op, cudaError_t status);
 
-// Lets a kernel take `nbytes` of shared memory as it is launched. It may then have all that a block
-// can: a limit by launch would fall under that of another thread's.
-inline void AllowShared(const char* op, const void* kernel, size_t nbytes) {
-  if (nbytes <= kPlainShared) return;
-  int device = 0;
-  cudaFuncAttributes attributes;
-  Check(op, cudaGetDevice(&device));
-  Check(op, cudaFuncGetAttributes(&attributes, kernel));
-  Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)(SharedLimit(device) - attributes.sharedSizeBytes)));
-}
-
-// True where the registers of a multiprocessor hold at most `blocks` blocks.
-inline bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t blocks) {
-  int device = 0, most = 0;
-  cudaFuncAttributes attributes;
-  Check(op, cudaGetDevice(&device));
-  Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxRegistersPerMultiprocessor, device));
-  Check(op, cudaFuncGetAttributes(&attributes, kernel));
-  const int64_t of_block = CeilDiv(attributes.numRegs, 8) * 8 * threads;
-  return (blocks + 1) * of_block > most;
-}
-
-// Raises `nbytes` of shared memory so that no multiprocessor holds more blocks of a launch than an
-// even distribution gives it: under PDL the first one to become free would take those of others.
-inline size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
-  int device = 0, most = 0;
-  Check(op, cudaGetDevice(&device));
-  Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-  const size_t crowded = (size_t)most / (CeilDiv(blocks, Multiprocessors(device)) + 1);
-  const size_t room = SharedLimit(device) - 4096;  // what a kernel declares comes besides
-  return nbytes < crowded && crowded <= room ? crowded : nbytes;
-}
-
-// Queues a kernel on the stream; a grid without blocks is no work and no launch, and a workspace
-// query launches nothing.
-template <class... Params, class... Args>
-inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, unsigned block,
-                   size_t shared_nbytes, DLStream stream, Args... args) {
-  if (grid == 0 || Workspace::Querying()) return;
+inline cudaLaunchConfig_t LaunchConfig(unsigned grid, unsigned block, size_t shared_nbytes,
+                                       DLStream stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
   config.blockDim = dim3(block);
   config.dynamicSmemBytes = shared_nbytes;
   config.stream = Native(stream);
-  Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
-  CountLaunch();
+  return config;
+}
+
+// Lets a kernel take `nbytes` of shared memory as it is launched. It may then have all that a block
+// can: a limit by launch would fall under that of another thread's.
+void AllowShared(const char* op, const void* kernel, size_t nbytes);
+
+// True where the registers of a multiprocessor hold at most `blocks` blocks.
+bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t blocks);
+
+// Raises `nbytes` of shared memory so that no multiprocessor holds more blocks of a launch than an
+// even distribution gives it: under PDL the first one to become free would take those of others.
+size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes);
+
+// Queues a kernel on the stream.
+template <class... Params, class... Args>
+inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, unsigned block,
+                   size_t shared_nbytes, DLStream stream, Args... args) {
+  if (!BeginLaunch(grid)) return;
+  const cudaLaunchConfig_t config = LaunchConfig(grid, block, shared_nbytes, stream);
+  EndLaunch(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 
 // Queues a grid of clusters of `cluster` blocks each; more than 1 needs sm_90. `pdl` asks for
@@ -105,7 +83,7 @@ template <class... Params, class... Args>
 inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned grid,
                            unsigned cluster, unsigned block, size_t shared_nbytes, bool pdl,
                            DLStream stream, Args... args) {
-  if (grid == 0 || Workspace::Querying()) return;
+  if (!BeginLaunch(grid)) return;
   const bool serialized = pdl && allow_pdl;  // on its predecessor in the stream alone
   if (pdl && !serialized) AddProgrammaticEdge(op, Native(stream));
   if (serialized && shared_nbytes > 0) {
@@ -122,15 +100,10 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = serialized;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(grid);
-  config.blockDim = dim3(block);
-  config.dynamicSmemBytes = shared_nbytes;
-  config.stream = Native(stream);
+  cudaLaunchConfig_t config = LaunchConfig(grid, block, shared_nbytes, stream);
   config.attrs = cluster > 1 ? attributes : attributes + 1;
   config.numAttrs = (cluster > 1 ? 1 : 0) + (serialized ? 1 : 0);
-  Check(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
-  CountLaunch();
+  EndLaunch(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 
 // The first item of this thread and the step to its next one, for loops over more items than

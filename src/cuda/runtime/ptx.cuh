@@ -26,7 +26,7 @@ __device__ __forceinline__ void StoreQuad(float* shared, float x, float y, float
 
 // Byte k of a word as a float: as the last bits of 2^23 and more, less 2^23, which is no conversion
 // of the few that a multiprocessor makes at a time.
-__device__ __forceinline__ float WholeNumber(unsigned word, int k) {
+__device__ __forceinline__ float ByteToFloat(unsigned word, int k) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + k)) - 8388608.f;
 }
 

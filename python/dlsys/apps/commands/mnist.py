@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...runtime.device import Context
+from ...settings import settings
 from .. import hints
 from ..devices import choose_device
 from ..options import add_training
@@ -29,12 +31,24 @@ def run(options: argparse.Namespace, parser: Parser) -> None:
     try:
         setups = chosen(options) if options.resume is None else [resumed(options)]
         ctx = choose_device(options.device)
-        train(setups, ctx, options, parser.line)
+        with _convolving_by(options.conv_algo):
+            train(setups, ctx, options, parser.line)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(str(interrupt) or "nothing trained yet") from interrupt
     wanted = sys.stdout.isatty() if options.hints is None else options.hints
     if wanted:
         print(hints.after(setups[-1], options.checkpoint, parser.typed))
+
+
+@contextlib.contextmanager
+def _convolving_by(rung: str | None) -> Iterator[None]:
+    """While it lasts, convolutions run by a rung of their ladder, or as before without one."""
+    before = settings.conv
+    settings.conv = rung or before
+    try:
+        yield
+    finally:
+        settings.conv = before
 
 
 def train(

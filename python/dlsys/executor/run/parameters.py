@@ -88,7 +88,7 @@ def place(parameters: Iterable[Node], ctx: Context | None) -> None:
 
 
 def aligned_bytes(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes whose address is a multiple of 64."""
+    """Uninitialized bytes whose address is a multiple of 64."""
     raw = np.empty(nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + nbytes]

@@ -13,7 +13,6 @@ algorithms. The precision is part of a measurement's key, so no algorithm change
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -23,18 +22,22 @@ from ...dtypes import is_integral
 from ...errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
+from ...rungs import HEURISTIC, Algorithm, rung_of
 from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
 from ...runtime.target import target_of
 from ...settings import settings
+from ...system import at_fork
 from ..plan.memory import Plan
-from .microbenchmark import HEURISTIC, Algorithm, Microbenchmark
+from .microbenchmark import Microbenchmark
 
 if TYPE_CHECKING:
     from ...runtime.tuning_cache import Measurement, TuningCache
 
 _TIE = 0.98  # of the heuristic's time; a smaller gain is not worth other bits
-_HOPELESS = 2.0  # times the best estimate: not measured further
+# An estimate above so many times the best one, and so many microseconds more, is not measured
+# further: of long kernels estimates are good to a few percent, of short ones launches are a part.
+_HOPELESS, _HOPELESS_US = 1.15, 5.0
 
 _measuring = threading.Lock()  # concurrent measurements would disturb each other
 _warned: set[str] = set()  # reasons why a library cannot be used
@@ -44,6 +47,11 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     """Marks the nodes of an executor's own graph with the algorithms that measurements found. It is
     the last pass: precision, shapes and fusion are final.
     """
+    ranked = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
+    for node in ranked:
+        if "algo" in node.attrs:
+            node.attrs = {**node.attrs, "algorithm": _default(node, ctx)}
+    ranked = [node for node in ranked if not _is_settled(node)]
     if settings.tune == "off":
         return
     from ...runtime.tuning_cache import tuning_cache  # which the library's loading has imported
@@ -51,15 +59,14 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     known = tuning_cache()
     if settings.tune == "cached" and known.is_empty():
         return
-    nodes = [node for node in find_topo_sort(fetches) if _is_open(node, ctx)]
-    if not nodes:
+    if not ranked:
         return
     environment = _environment(ctx)
     if settings.tune == "full":
         with _measuring:
-            _measure_unknown(nodes, ctx, known, environment)
+            _measure_unknown(ranked, ctx, known, environment)
     measured = known.measurements(environment)
-    for node in nodes:
+    for node in ranked:
         found = _algorithm(node, ctx, measured.get(key_of(node)))
         if found is not None and found.number:
             node.attrs = {**node.attrs, "algorithm": found}
@@ -71,7 +78,7 @@ def _measure_anew() -> None:
     _measuring = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_measure_anew)
+at_fork(after_in_child=_measure_anew)
 
 
 def algorithms_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:
@@ -79,19 +86,65 @@ def algorithms_in(plans: Iterable[Plan], ctx: Context) -> dict[str, str]:
     found = {}
     for node in (step.node for plan in plans for step in plan.steps):
         if _is_open(node, ctx):
-            bare = node.derive(node.inputs, node.spec)
-            bare.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
-            found[key_of(bare)] = node.attrs["algorithm"].name if "algorithm" in node.attrs else ""
+            found[key_of(node)] = node.attrs["algorithm"].name if "algorithm" in node.attrs else ""
     return found
 
 
 def key_of(node: Node) -> str:
-    """The key of a measurement: the kernel, its arrays and scalars, and the precision."""
+    """The key of a measurement: the kernel, its arrays and scalars, the precision, and the rung
+    where one is named.
+    """
+    node = _without_algorithm(node)
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     arrays = " ".join(_array(x.spec) for x in node.inputs), " ".join(map(_array, made))
     scalars = " ".join(map(str, node.op.scalars(node)))
     precision = node.attrs.get("precision", "fp32")
-    return f"{node.op.kernel} {arrays[0]} -> {arrays[1]} | {scalars} | {precision}"
+    rung = f" | {node.attrs['algo']}" if "algo" in node.attrs else ""
+    return f"{node.op.kernel} {arrays[0]} -> {arrays[1]} | {scalars} | {precision}{rung}"
+
+
+def _without_algorithm(node: Node) -> Node:
+    bare = node.derive(node.inputs, node.spec)
+    bare.attrs = {name: value for name, value in node.attrs.items() if name != "algorithm"}
+    return bare
+
+
+def _default(node: Node, ctx: Context) -> Algorithm:
+    """The algorithm without a measurement: the heuristic, of the node's rung if it names one."""
+    if "algo" not in node.attrs:
+        return HEURISTIC
+    assert node.op.kernel is not None
+    names = load().algorithms(ctx.kernel_device, node.op.kernel)
+    rung = node.attrs["algo"]
+    with_product = f"{rung} {settings.gemm}"  # im2col has a variant for every rung of products
+    name = with_product if with_product in names else rung
+    return Algorithm(names.index(name) + 1, name)
+
+
+def _is_settled(node: Node) -> bool:
+    """True where settings name a variant, which leaves nothing to measure."""
+    return "algorithm" in node.attrs and rung_of(node.attrs["algorithm"].name) != str(
+        node.attrs["algorithm"]
+    )
+
+
+def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
+    """The algorithms to measure beside the default: of the node's rung, or of all but the rungs
+    that later ones outdo for every shape. A rung's own heuristic is one of its variants.
+    """
+    assert node.op.kernel is not None
+    names = load().algorithms(ctx.kernel_device, node.op.kernel)
+    varied = {rung_of(name) for name in names if name != rung_of(name)}
+    outdone = () if node.op.ladder is None else node.op.ladder.outdone
+    if "algo" in node.attrs:
+        rungs = {node.attrs["algo"]}
+    else:
+        rungs = {rung_of(name) for name in names} - set(outdone)
+    return [
+        Algorithm(number, name)
+        for number, name in enumerate(names, 1)
+        if name not in varied and rung_of(name) in rungs and name != node.attrs.get("algo")
+    ]
 
 
 def _array(spec: Spec) -> str:
@@ -129,7 +182,7 @@ def _algorithm(node: Node, ctx: Context, measured: Measurement | None) -> Algori
     if measured is None:
         return None
     if not measured.algorithm:
-        return HEURISTIC
+        return _default(node, ctx)
     kernel = node.op.kernel
     assert kernel is not None
     names = load().algorithms(ctx.kernel_device, kernel)
@@ -184,12 +237,9 @@ def _measured(node: Node, ctx: Context) -> Measurement:
     """The fastest algorithm for a node whose results are right."""
     from ...runtime.tuning_cache import Measurement
 
-    kernel = node.op.kernel
-    assert kernel is not None
-    benchmark = Microbenchmark(node, ctx)
-    about = {HEURISTIC: benchmark.us_about(HEURISTIC)}
-    for number, name in enumerate(load().algorithms(ctx.kernel_device, kernel), 1):
-        algorithm = Algorithm(number, name)
+    benchmark, default = Microbenchmark(node, ctx), _default(node, ctx)
+    about = {default: benchmark.us_about(default)}
+    for algorithm in _candidates(node, ctx):
         try:
             about[algorithm] = benchmark.us_about(algorithm)
         except DeviceLostError:
@@ -198,30 +248,35 @@ def _measured(node: Node, ctx: Context) -> Measurement:
             _print_once(str(error))
         except KernelError:
             continue  # it cannot compute this, or there is no memory for it
-    limit = _HOPELESS * min(about.values())
-    us = {HEURISTIC: benchmark.us(HEURISTIC, about[HEURISTIC])}
+    limit = _HOPELESS * min(about.values()) + _HOPELESS_US
+    us = {default: benchmark.us(default, about[default])}
     for algorithm, glance in about.items():
-        if glance <= limit and algorithm.number:
+        if glance <= limit and algorithm != default:
             try:
                 us[algorithm] = benchmark.us(algorithm, glance)
             except DeviceLostError:
                 raise
             except (KernelError, DeviceError):
                 continue  # it cannot be captured
-    best = _fastest_right(node, benchmark, us)
-    source = load().algorithm_source(ctx.kernel_device, kernel, best.number) if best.number else ""
-    return Measurement(best.name, source, round(us[best], 3), round(us[HEURISTIC], 3))
+    best = _fastest_right(node, benchmark, us, default)
+    if best == default:
+        return Measurement("", "", round(us[best], 3), round(us[best], 3))
+    assert node.op.kernel is not None
+    source = load().algorithm_source(ctx.kernel_device, node.op.kernel, best.number)
+    return Measurement(best.name, source, round(us[best], 3), round(us[default], 3))
 
 
-def _fastest_right(node: Node, benchmark: Microbenchmark, us: dict[Algorithm, float]) -> Algorithm:
-    wanted = benchmark.results(HEURISTIC)
+def _fastest_right(
+    node: Node, benchmark: Microbenchmark, us: dict[Algorithm, float], default: Algorithm
+) -> Algorithm:
+    wanted = benchmark.results(default)
     for algorithm in sorted(us, key=us.__getitem__):
-        if algorithm == HEURISTIC or us[algorithm] >= _TIE * us[HEURISTIC]:
+        if algorithm == default or us[algorithm] >= _TIE * us[default]:
             break
         if benchmark.is_right(algorithm, wanted):
             return algorithm
         _print(f"{key_of(node)}: {algorithm} is wrong by more than the tolerance, and passed over")
-    return HEURISTIC
+    return default
 
 
 def _print(line: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,29 +14,19 @@ from ...dtypes import FLOAT32
 from ...errors import DeviceError
 from ...graph.node import Node
 from ...graph.spec import Spec
-from ...ndarray import NDArray, array, empty
+from ...ndarray import NDArray, empty
+from ...rungs import Algorithm
 from ...runtime.device import Context, stream, synchronize
 from ...runtime.library import bytes_of, load
 from ..run.tables import in_kernel_order
 
-_GRAPH_US = 1000.0  # of device time: the host's part in timing a graph is then about 1 %
+_GRAPH_US = 500.0  # of device time: the host's part in timing a graph is then about 2 %
 _MOST_LAUNCHES = 256  # of a graph
-_ROUNDS = 7
-_DRAWN = 262_147  # elements; larger arrays repeat them, a prime so that rows differ
+_ROUNDS = 5
+_GLANCES = 3  # launches of an estimate
+_SEGMENT, _SEGMENTS = 4096, 64  # elements of a large result that are compared
+DRAWN = 262_147  # elements; larger arrays repeat them, a prime so that rows differ
 _LOW_BITS = 0x1FFF  # of a float32, which tf32 rounds away
-
-
-class Algorithm(NamedTuple):
-    """An algorithm by its number and name in the library; 0 is the kernel's heuristic."""
-
-    number: int
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-HEURISTIC = Algorithm(0, "")
 
 
 class Microbenchmark:
@@ -48,7 +38,8 @@ class Microbenchmark:
     tolerance. Their scale makes sums about 1, where activations are not flat.
     """
 
-    def __init__(self, node: Node, ctx: Context) -> None:
+    def __init__(self, node: Node, ctx: Context, drawn: np.ndarray | None = None) -> None:
+        """`drawn`: float32 of DRAWN elements, in place of those, which every operand repeats."""
         self._node = node
         self._ctx = ctx
         self._library = load()
@@ -57,25 +48,40 @@ class Microbenchmark:
         self._kernel = self._library.index[ctx.kernel_device, kernel, FLOAT32]
         self._signature = self._library.signature[ctx.kernel_device, kernel].rstrip("s")
         exact = node.attrs.get("precision", "fp32") != "fp32"
-        drawn = _drawn(exact)
         outputs = [node.spec] if isinstance(node.spec, Spec) else node.spec
         terms = node.op.cost(node, [x.spec for x in node.inputs], outputs[0]) / outputs[0].size / 2
-        drawn *= np.float32(2.0 ** -round(np.log2(max(terms, 1.0)) / 4))
+        if drawn is None:
+            drawn = _drawn(exact) * np.float32(2.0 ** -round(np.log2(max(terms, 1.0)) / 4))
+        self._drawn = drawn
         self._inputs = [
-            array(_data(x.spec, drawn, k), ctx, x.spec.dtype) for k, x in enumerate(node.inputs)
+            _repeated(_data(x.spec, drawn, k), x.spec, ctx) for k, x in enumerate(node.inputs)
         ]
         self._outputs = [empty(spec.shape, ctx, spec.dtype) for spec in outputs]
 
     def results(self, algorithm: Algorithm) -> list[np.ndarray]:
-        """Its outputs. Raises NotApplicableError where the algorithm cannot compute this,
-        DeviceError where its library cannot be used.
+        """Its outputs, of large ones a sample. Raises NotApplicableError where the algorithm cannot
+        compute this, DeviceError where its library cannot be used.
         """
         for output in self._outputs:
             output[:] = np.float32(np.nan)  # so that an element that is not written is seen
         with self._program(algorithm, 1) as handle:
             run = self._library.cdll.DLProgramRun
             self._library.check(run(handle, self._stream()))
-        return [output.asnumpy() for output in self._outputs]
+        return [_sample(output) for output in self._outputs]
+
+    def value(self, k: int, at: np.ndarray) -> np.ndarray:
+        """The elements of float32 input `k` at indices in row-major order."""
+        return np.roll(self._drawn, 7919 * k)[at % DRAWN]
+
+    def elements(self, at: Sequence[int]) -> np.ndarray:
+        """The first output's elements at indices in row-major order, of the last run."""
+        return np.concatenate([_part(self._outputs[0], k, 1).asnumpy() for k in at])
+
+    def workspace_nbytes(self, algorithm: Algorithm) -> int:
+        """The scratch memory of a launch. Raises as `results` does."""
+        node = self._by(algorithm)
+        arguments = in_kernel_order(node, self._signature, self._inputs, self._outputs)
+        return self._workspace_nbytes(arguments)
 
     def is_right(self, algorithm: Algorithm, wanted: list[np.ndarray]) -> bool:
         """True when its results are `wanted` within the operator's tolerance."""
@@ -86,8 +92,7 @@ class Microbenchmark:
 
     def us_about(self, algorithm: Algorithm) -> float:
         """An estimate of a launch's microseconds. Raises as `results` does."""
-        self.results(algorithm)  # loads what is loaded at the first use
-        ms = (ctypes.c_double * 3)()
+        ms = (ctypes.c_double * _GLANCES)()  # the first loads what is loaded at the first use
         with self._program(algorithm, len(ms)) as handle:
             profile = self._library.cdll.DLProgramProfile
             self._library.check(profile(handle, self._ctx.struct, self._stream(), ms))
@@ -145,8 +150,7 @@ class Microbenchmark:
 
     def _words(self, algorithm: Algorithm) -> tuple[np.ndarray, list[object]]:
         """The arguments of a call, and what they point to and nobody else holds."""
-        node = self._node.derive(self._node.inputs, self._node.spec)
-        node.attrs = {**node.attrs, "algorithm": algorithm}
+        node = self._by(algorithm)
         words: list[int] = []
         held: list[object] = []
         arguments = in_kernel_order(node, self._signature, self._inputs, self._outputs)
@@ -165,6 +169,11 @@ class Microbenchmark:
             words.append(workspace.handle_address)
         return np.array(words, np.uint64), held
 
+    def _by(self, algorithm: Algorithm) -> Node:
+        node = self._node.derive(self._node.inputs, self._node.spec)
+        node.attrs = {**node.attrs, "algorithm": algorithm}
+        return node
+
     def _workspace_nbytes(self, arguments: Sequence[Any]) -> int:
         assert self._node.op.kernel is not None
         key = self._ctx.kernel_device, self._node.op.kernel
@@ -176,7 +185,7 @@ class Microbenchmark:
 
 def _drawn(exact: bool) -> np.ndarray:
     """Normally distributed values, as Microbenchmark says."""
-    drawn = np.random.default_rng(0).standard_normal(_DRAWN).astype(np.float32)
+    drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
     bits = drawn.view(np.uint32)
     bits &= np.uint32(0xFFFFFFFF ^ _LOW_BITS)
     if not exact:
@@ -185,12 +194,40 @@ def _drawn(exact: bool) -> np.ndarray:
 
 
 def _data(spec: Spec, drawn: np.ndarray, k: int) -> np.ndarray:
-    """The values of input `k`, which differ from those of the other inputs."""
+    """The first values of input `k`, which differ from those of the other inputs."""
     assert spec.dtype is not None
-    values = np.resize(np.roll(drawn, 7919 * k), spec.shape)
+    values = np.roll(drawn, 7919 * k)[: spec.size]
     if spec.dtype == np.uint8:
         values = 255 * (values > 0)  # often scaled by 1/255
     return values.astype(spec.dtype, copy=False)
+
+
+def _repeated(first: np.ndarray, spec: Spec, ctx: Context) -> NDArray:
+    """An array that repeats `first`. The device copies them, twice as many each time: sending so
+    many would take longer than to measure.
+    """
+    made, done = empty(spec.shape, ctx, spec.dtype), first.size
+    if done:
+        _part(made, 0, done)[:] = first
+    while 0 < done < spec.size:
+        count = min(done, spec.size - done)
+        _part(made, done, count)[:] = _part(made, 0, count)
+        done += count
+    return made
+
+
+def _part(a: NDArray, start: int, count: int) -> NDArray:
+    """A view of elements in row-major order."""
+    offset = a.data_address - a.block.address + start * a.dtype.itemsize
+    return NDArray.from_block(a.block, offset, (count,), a.dtype)
+
+
+def _sample(a: NDArray) -> np.ndarray:
+    """All elements of an array, or of a large one segments from its beginning to its end."""
+    if a.size <= _SEGMENT * _SEGMENTS:
+        return a.asnumpy()
+    starts = np.linspace(0, a.size - _SEGMENT, _SEGMENTS).astype(int).tolist()
+    return np.concatenate([_part(a, start, _SEGMENT).asnumpy() for start in starts])
 
 
 def _error(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...arguments.kinds import Number, Shape
+from ...arguments.signature import declared
 from ...errors import GraphError
-from ...graph.kinds import Number, Shape
-from ...graph.signature import declared
 from ...init import RNG, Rng, generator, xavier_uniform, zeros
 from ..activation import ReLU
 from ..container import Layer, Sequential
@@ -31,8 +31,11 @@ class MLP(Sequential):
     """Linear layers of the given sizes, input first: x (N, …) to logits (N, sizes[-1]).
 
     Between them comes an activation, made by `activation()`, and dropout where its probability is
-    not 0. Weights are He's normal, those of the last layer Xavier's uniform. GraphError for fewer
-    than two sizes.
+    not 0. Weights are He's normal, those of the last layer Xavier's uniform. seed: what weights are
+    drawn from, as `rng` of layers. GraphError for fewer than two sizes.
+
+    >>> nn.MLP((4, 16, 3), seed=0)(dl.zeros(2, 4)).shape
+    (2, 3)
     """
 
     @declared(sizes=Shape(low=1), activation=Function(), dropout=Number(low=0, high=1), seed=RNG)

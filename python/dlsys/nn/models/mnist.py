@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ... import functional as F
+from ...arguments.signature import declared
 from ...autodiff import Node
-from ...graph.signature import declared
 from ...init import RNG, Rng, generator, xavier_uniform
 from ..activation import ReLU
 from ..container import Residual, Sequential
@@ -19,7 +19,12 @@ from ..pool import GlobalMaxPool, MaxPool2d
 class LeNet5(Module):
     """LeNet-5 of LeCun et al. (1998) with ReLU and max-pooling: 61,706 parameters for 10 classes.
 
-    Weights are He's normal, those of the last layer Xavier's uniform.
+    Weights are He's normal, those of the last layer Xavier's uniform. seed: what weights are drawn
+    from, as `rng` of layers.
+
+    >>> model = nn.LeNet5(seed=0)
+    >>> model(dl.zeros(2, 1, 28, 28)).shape, model.num_parameters()
+    ((2, 10), 61706)
     """
 
     @declared(classes=SIZE, seed=RNG)
@@ -44,7 +49,8 @@ class ResNetMNIST(Sequential):
     """A small residual network: 32 planes, 64 and a residual block at half the size, 128 and
     another at a quarter, the largest element of each plane, a linear layer to logits (N, classes).
 
-    Weights are He's normal, those of the last layer Xavier's uniform.
+    Weights are He's normal, those of the last layer Xavier's uniform. seed: what weights are drawn
+    from, as `rng` of layers.
     """
 
     @declared(classes=SIZE, seed=RNG)

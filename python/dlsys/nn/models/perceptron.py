@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ... import functional as F
+from ...arguments.signature import declared
 from ...autodiff import Node
 from ...errors import GraphError, ShapeError
-from ...graph.signature import declared
 from ...init import zeros
 from ..layers import SIZE, Linear
 from ..module import Module

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from ... import functional as F
+from ...arguments.signature import declared
 from ...autodiff import Node
-from ...graph.signature import declared
 from ...init import RNG, Rng, generator, he_normal, xavier_uniform
 from ..container import Sequential
 from ..layers import SIZE, Conv2d, Linear
@@ -19,7 +19,9 @@ from ..norm import BatchNorm2d
 
 
 class BasicBlock(Module):
-    """Two 3×3 convolutions and the shortcut around them."""
+    """Two 3×3 convolutions and the shortcut around them. inputs: the channels of x; planes: those
+    of the result; stride: of the first convolution.
+    """
 
     expansion = 1
 
@@ -38,7 +40,7 @@ class BasicBlock(Module):
 
 class Bottleneck(Module):
     """A 1×1 convolution to `planes`, a 3×3 one, which takes the stride, and a 1×1 one to four times
-    as many, with the shortcut around them.
+    as many, with the shortcut around them. inputs: the channels of x.
     """
 
     expansion = 4
@@ -64,6 +66,8 @@ class ResNet(Module):
     """Four stages of blocks over a 7×7 convolution: x (N, channels, H, W) to logits (N, classes).
 
     Filters begin as He's normal by fan out, as in torchvision, the last layer as Xavier's uniform.
+    block: `BasicBlock` or `Bottleneck`. depths: how many in each stage. seed: what weights are
+    drawn from, as `rng` of layers.
     """
 
     def __init__(
@@ -97,7 +101,12 @@ class ResNet(Module):
 
 
 class ResNet18(ResNet):
-    """Two basic blocks a stage; 11.7 million parameters for 1,000 classes."""
+    """Two basic blocks a stage; 11.7 million parameters for 1,000 classes. classes, channels and
+    seed: as of `ResNet`.
+
+    >>> nn.ResNet18(classes=10).num_parameters()
+    11181642
+    """
 
     @declared(classes=SIZE, channels=SIZE, seed=RNG)
     def __init__(self, classes: int = 1000, channels: int = 3, *, seed: Rng = None) -> None:
@@ -105,7 +114,9 @@ class ResNet18(ResNet):
 
 
 class ResNet50(ResNet):
-    """3, 4, 6 and 3 bottlenecks; 25.6 million parameters for 1,000 classes."""
+    """3, 4, 6 and 3 bottlenecks; 25.6 million parameters for 1,000 classes. classes, channels and
+    seed: as of `ResNet`.
+    """
 
     @declared(classes=SIZE, channels=SIZE, seed=RNG)
     def __init__(self, classes: int = 1000, channels: int = 3, *, seed: Rng = None) -> None:

@@ -17,15 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Int, Kind, Rung, is_integer
+from ...arguments.signature import Signature, declared
 from ...errors import GraphError
-from ...graph.kinds import Int, Kind, is_integer
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating, promote
+from ...rungs import CONV
 from ..matmul import algorithm_number, precision_number
 from ..movement import expand_dims_op, reshape_op, squeeze_op
 from ..reduce import sum_op
+from .algorithms import algorithm_of, filters, grouped
 from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
 from .im2col import (
     by_group,
@@ -45,7 +47,11 @@ __all__ = [
 ]  # fmt: skip
 
 SHARED: dict[str, Kind] = dict(  # the attributes that all of the family have
-    stride=IntPair(1, low=1), padding=Padding(0), dilation=IntPair(1, low=1), groups=Int(1, low=1)
+    stride=IntPair(1, low=1),
+    padding=Padding(0),
+    dilation=IntPair(1, low=1),
+    groups=Int(1, low=1),
+    algo=Rung(CONV),
 )
 
 
@@ -53,6 +59,7 @@ class ConvolutionOp(Op):
     """Base of the operators of convolution: attributes, native arguments and dtypes."""
 
     has_precision = tunable = True
+    ladder = CONV
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
 
     def simplify(self, node: Node) -> Node | None:
@@ -97,16 +104,20 @@ class Conv2dOp(ConvolutionOp):
         return result(node, specs, (specs[0].shape[0], specs[1].shape[0], *out))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return im2col_workspace(self.windows(node, *inputs), inputs[0], outputs[0].dtype)
+        windows = self.windows(node, *inputs)
+        if algorithm_of(node, windows) is not None:
+            return []
+        return im2col_workspace(windows, inputs[0], outputs[0].dtype)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, f, y = arrays[0], arrays[1], arrays[-1]
         windows, groups = self.windows(node, spec_of(x), spec_of(f)), node.attrs["groups"]
-        filters = by_group(f, groups)
-        scratch = arrays[-2] if not is_pointwise(windows) else None
-        for images, columns in im2col(x, windows, scratch):
-            shape = (len(columns), groups, filters.shape[2], windows.out[0] * windows.out[1])
-            np.matmul(filters, columns.reshape(shape), out=by_image(y[images], groups))
+        algorithm = algorithm_of(node, windows)
+        if algorithm is not None:
+            algorithm.forward(windows, grouped(x, groups), filters(f, groups), grouped(y, groups))
+        else:
+            scratch = arrays[-2] if not is_pointwise(windows) else None
+            convolve(x, f, windows, groups, scratch, y)
         if len(node.inputs) == 3:
             np.add(y, arrays[2][:, None, None], out=y)
 
@@ -119,6 +130,21 @@ class Conv2dOp(ConvolutionOp):
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         return 2 * output.size * (inputs[1].size // max(inputs[1].shape[0], 1))
+
+
+def convolve(
+    x: np.ndarray,
+    f: np.ndarray,
+    windows: Windows,
+    groups: int,
+    scratch: np.ndarray | None,
+    y: np.ndarray,
+) -> None:
+    """y = the convolution of x by f, by im2col."""
+    matrices = by_group(f, groups)
+    for images, columns in im2col(x, windows, scratch):
+        shape = (len(columns), groups, matrices.shape[2], windows.out[0] * windows.out[1])
+        np.matmul(matrices, columns.reshape(shape), out=by_image(y[images], groups))
 
 
 class Conv2dBiasOp(Conv2dOp):
@@ -174,20 +200,27 @@ class DataGradientOp(ConvolutionOp):
         return result(node, specs, (specs[1].shape[0], channels, *image))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        return im2col_workspace(self.windows(node, *inputs), outputs[0], outputs[0].dtype)
+        windows = self.windows(node, *inputs)
+        if algorithm_of(node, windows) is not None:
+            return []
+        return im2col_workspace(windows, outputs[0], outputs[0].dtype)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         f, dy, dx = arrays[0], arrays[1], arrays[-1]
         windows, groups = self.windows(node, spec_of(f), spec_of(dy)), node.attrs["groups"]
-        filters = by_group(f, groups).transpose(0, 2, 1)
+        algorithm = algorithm_of(node, windows)
+        if algorithm is not None:
+            algorithm.data(windows, filters(f, groups), grouped(dy, groups), grouped(dx, groups))
+            return
+        matrices = by_group(f, groups).transpose(0, 2, 1)
         if is_pointwise(windows):
-            np.matmul(filters, by_image(dy, groups), out=by_image(dx, groups))
+            np.matmul(matrices, by_image(dy, groups), out=by_image(dx, groups))
             return
         dx.fill(0)
         for images in chunks(len(dy), len(arrays[2])):
             columns = arrays[2][: images.stop - images.start]
-            shape = (len(columns), groups, filters.shape[1], windows.out[0] * windows.out[1])
-            np.matmul(filters, by_image(dy[images], groups), out=columns.reshape(shape))
+            shape = (len(columns), groups, matrices.shape[1], windows.out[0] * windows.out[1])
+            np.matmul(matrices, by_image(dy[images], groups), out=columns.reshape(shape))
             for at_offset, positions, seen in windows.kernel_offsets():
                 at, column = (..., *seen), (slice(None), slice(None), *at_offset, *positions)
                 into = dx[images][at]
@@ -275,6 +308,8 @@ class FilterGradientOp(ConvolutionOp):
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         windows = self.windows(node, *inputs)
+        if algorithm_of(node, windows) is not None:
+            return []
         (n, c), o = inputs[0].shape[:2], outputs[0].shape[0]
         positions = windows.out[0] * windows.out[1]
         dtype = outputs[0].dtype
@@ -284,12 +319,17 @@ class FilterGradientOp(ConvolutionOp):
         return [*flat, outputs[0]]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, dy, columns, gradients, part, df = arrays
+        x, dy, df = arrays[0], arrays[1], arrays[-1]
         windows, groups = self.windows(node, spec_of(x), spec_of(dy)), node.attrs["groups"]
+        algorithm = algorithm_of(node, windows)
+        if algorithm is not None:
+            algorithm.filter(windows, grouped(x, groups), grouped(dy, groups), filters(df, groups))
+            return
+        columns, gradients, part = arrays[2:-1]
         positions = windows.out[0] * windows.out[1]
         (n, c), o = x.shape[:2], dy.shape[1]
         df.fill(0)
-        grouped = by_group(part, groups)
+        sums = by_group(part, groups)
         for images in chunks(n, gradients.size // max(o * positions, 1)):
             count = images.stop - images.start
             across = gradients[: o * count * positions].reshape(o, count, *windows.out)
@@ -298,8 +338,8 @@ class FilterGradientOp(ConvolutionOp):
             matrix = matrix.reshape(c, *windows.size, count, *windows.out)
             gather(x[images].transpose(1, 0, 2, 3), matrix.transpose(0, 3, 1, 2, 4, 5), windows)
             left = across.reshape(groups, o // groups, count * positions)
-            right = matrix.reshape(groups, grouped.shape[2], count * positions)
-            np.matmul(left, right.transpose(0, 2, 1), out=grouped)
+            right = matrix.reshape(groups, sums.shape[2], count * positions)
+            np.matmul(left, right.transpose(0, 2, 1), out=sums)
             np.add(df, part, out=df)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
@@ -374,7 +414,7 @@ def both_sides(padding: Any, axis: int) -> int:
 
 def shared(node: Node) -> dict[str, Any]:
     """The attributes that all of the family have."""
-    return {name: node.attrs[name] for name in SHARED}
+    return {name: node.attrs[name] for name in SHARED if name in node.attrs}
 
 
 class Sides(Padding):
@@ -398,16 +438,21 @@ def conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     name: str | None = None,
+    algo: str | None = None,
 ) -> Node:
     """The convolution of x (N, C, H, W) with f (O, C/groups, kH, kW), plus bias (O,) if given.
 
     Gives (N, O, oH, oW), oH = (H + padding before and after - dilation·(kH - 1) - 1) // stride + 1.
     padding: an integer or a pair for both sides of each axis, ((top, bottom), (left, right)),
     "valid" (none) or "same" (oH = ceil(H / stride), an odd rest behind). groups: channels and
-    filters in that many parts that do not mix; groups=C is a depthwise convolution. Floats of one
-    dtype. Raises ShapeError for attributes or shapes that do not fit.
+    filters in that many parts that do not mix; groups=C is a depthwise convolution. algo: the rung
+    of the ladder by which it and its gradients are computed, such as "winograd"; without it
+    DLSYS_CONV counts. Floats of one dtype. Raises ShapeError for attributes or shapes that do not
+    fit, NotApplicableError when it runs by a rung that cannot compute it.
     """
-    attrs: dict[str, Any] = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+    attrs: dict[str, Any] = dict(
+        stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo
+    )
     if bias is None:
         return convolution_op.make((x, f), attrs, name)
     return convolution_bias_op.make((x, f, bias), attrs, name)
@@ -424,22 +469,25 @@ def conv_transpose2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     name: str | None = None,
+    algo: str | None = None,
 ) -> Node:
     """The transposed convolution of x (N, C, H, W) with f (C, O/groups, kH, kW), plus bias (O,).
 
     It is the gradient of the convolution by f for its data. Gives (N, O, oH, oW) with
     oH = (H - 1)·stride - padding before and after + dilation·(kH - 1) + 1 + output_padding.
-    padding: as of `conv2d`, less "same". output_padding: below the stride. Raises ShapeError for
-    attributes or shapes that do not fit.
+    padding: as of `conv2d`, less "same". output_padding: below the stride. algo: as of `conv2d`.
+    Raises ShapeError for attributes or shapes that do not fit.
     """
     y = data_gradient_op(
-        f, x, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        f, x, stride=stride, padding=padding, dilation=dilation, groups=groups, algo=algo,
         output_padding=output_padding, name=name,
     )  # fmt: skip
     return y if bias is None else y + reshape_op(bias, (-1, 1, 1))
 
 
-@declared(stride=Int(low=1), padding=Sides(), dilation=Int(low=1), groups=Int(low=1))
+@declared(
+    stride=Int(low=1), padding=Sides(), dilation=Int(low=1), groups=Int(low=1), algo=Rung(CONV)
+)
 def conv1d(
     x: Node,
     f: Node,
@@ -448,6 +496,7 @@ def conv1d(
     padding: Any = 0,
     dilation: int = 1,
     groups: int = 1,
+    algo: str | None = None,
 ) -> Node:
     """The convolution of x (N, C, L) with f (O, C/groups, k), plus bias (O,): (N, O, oL).
 
@@ -456,7 +505,7 @@ def conv1d(
     if not isinstance(padding, str):
         padding = ((0, 0), padding)
     image, filters = expand_dims_op(x, axis=2), expand_dims_op(f, axis=2)
-    y = conv2d(image, filters, bias, (1, stride), padding, (1, dilation), groups)
+    y = conv2d(image, filters, bias, (1, stride), padding, (1, dilation), groups, algo=algo)
     return squeeze_op(y, axis=2)
 
 
@@ -470,7 +519,7 @@ def conv2d_op(A: Node, B: Node, padding: Any = 0, stride: int | Pair = 1) -> Nod
 def conv2d_add_bias_op(
     A: Node, B: Node, bias: Node, padding: Any = 0, stride: int | Pair = 1
 ) -> Node:
-    """`conv2d_op` plus bias (O,)."""
+    """`conv2d_op` plus bias (O,). padding, stride: as of `conv2d_op`."""
     return conv2d(A, B, bias, stride=stride, padding=padding)
 
 
@@ -481,6 +530,7 @@ def conv2d_gradient_of_data_op(
 
     Scripts call it in two ways, and both work: (filter, dy, padding, stride) gives the smallest
     images that the convolution takes to dy, (filter, dy, x, padding, stride) gives those of x.
+    more: x, padding and stride by position.
     """
     like, padding, stride = _sorted("conv2d_gradient_of_data", more, padding, stride)
     if like is None:
@@ -494,7 +544,8 @@ def conv2d_gradient_of_filter_op(
     """The gradient of `conv2d_op` for its filter, from the data A (N, C, H, W) and dy B.
 
     (x, dy, padding, stride) gives the largest filter that takes x to dy's size, which at stride 1
-    is the only one; (x, dy, filter, padding, stride) gives one like `filter`.
+    is the only one; (x, dy, filter, padding, stride) gives one like `filter`. more: filter, padding
+    and stride by position.
     """
     like, padding, stride = _sorted("conv2d_gradient_of_filter", more, padding, stride)
     if like is None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...graph.kinds import Kind, integers, is_integer
+from ...arguments.kinds import Kind, integers, is_integer
 from ...graph.node import Node, same_nodes
 from ...graph.spec import Spec
 from ...runtime.interface import interface

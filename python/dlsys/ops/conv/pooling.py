@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Int, Kind
+from ...arguments.kinds import Bool, Int, Kind
+from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..reduce import mean_op, sum_op
 from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
@@ -446,14 +446,20 @@ def avg_pool2d(
 
 @declared(keepdims=Bool())
 def global_max_pool2d(x: Node, keepdims: bool = False) -> Node:
-    """The largest element over H×W of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
+    """The largest element over H×W of x (N, C, H, W): (N, C), or (N, C, 1, 1).
+
+    keepdims: keeps the axes that go, with extent 1.
+    """
     largest = max_pool_op(x)[0]
     return largest if keepdims else sum_op(largest, axis=(2, 3))  # over extents of 1: a view
 
 
 @declared(keepdims=Bool())
 def global_avg_pool2d(x: Node, keepdims: bool = False) -> Node:
-    """The mean over H×W of x (N, C, H, W): (N, C), or (N, C, 1, 1)."""
+    """The mean over H×W of x (N, C, H, W): (N, C), or (N, C, 1, 1).
+
+    keepdims: keeps the axes that go, with extent 1.
+    """
     return mean_op(x, axis=(2, 3), keepdims=keepdims)
 
 
@@ -469,7 +475,10 @@ def max_pool2d_op(
 def avg_pool2d_op(
     A: Node, kernel_H: int, kernel_W: int, padding: Any = 0, stride: int | Pair = 1
 ) -> Node:
-    """`avg_pool2d` of A (N, C, H, W) with windows (kernel_H, kernel_W), padding counted."""
+    """`avg_pool2d` of A (N, C, H, W) with windows (kernel_H, kernel_W), padding counted.
+
+    stride: one number or a pair.
+    """
     return avg_pool2d(A, (kernel_H, kernel_W), stride, padding)
 
 
@@ -477,7 +486,10 @@ def avg_pool2d_op(
 def max_pool2d_gradient_op(
     y: Node, dy: Node, x: Node, kernel_H: int, kernel_W: int, padding: Any = 0, stride: Any = 1
 ) -> Node:
-    """The gradient of `max_pool2d_op` for x; y, its result, is not needed."""
+    """The gradient of `max_pool2d_op` for x; y, its result, is not needed.
+
+    dy: the gradient of y. kernel_H, kernel_W, padding and stride: those of the pooling.
+    """
     attrs: dict[str, Any] = dict(window=(kernel_H, kernel_W), stride=stride, padding=padding)
     return max_pool_gradient_like_op(dy, max_pool_op(x, **attrs)[1], x, **attrs)
 
@@ -486,6 +498,9 @@ def max_pool2d_gradient_op(
 def avg_pool2d_gradient_op(
     y: Node, dy: Node, x: Node, kernel_H: int, kernel_W: int, padding: Any = 0, stride: Any = 1
 ) -> Node:
-    """The gradient of `avg_pool2d_op` for x; neither y, its result, nor the values of x matter."""
+    """The gradient of `avg_pool2d_op` for x; neither y, its result, nor the values of x matter.
+
+    dy: the gradient of y. kernel_H, kernel_W, padding and stride: those of the pooling.
+    """
     attrs: dict[str, Any] = dict(window=(kernel_H, kernel_W), stride=stride, padding=padding)
     return avg_pool_gradient_like_op(dy, x, count_include_pad=True, **attrs)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Number
+from ...arguments.kinds import Bool, Number
+from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import FLOAT32, Spec, describe, floating, merge_shapes, promote
 from ..activation import softplus_op
 from ..elementwise import (
@@ -115,7 +115,7 @@ def binary_cross_entropy(probability: Node, labels: Any, reduction: str = "mean"
 
     p is first clipped to [2^-126, 1 - 2^-24], so that the loss and its gradient stay finite; where
     that clips, the gradient is 0. With logits at hand, `binary_cross_entropy_with_logits` loses
-    nothing.
+    nothing. probability, labels: one shape. reduction: "mean", "sum" or "none".
     """
     labels = target_of("binary_cross_entropy", probability, labels)
     p = clip_op(probability, _SMALLEST, _LARGEST)
@@ -125,7 +125,10 @@ def binary_cross_entropy(probability: Node, labels: Any, reduction: str = "mean"
 
 @declared()
 def binarycrossentropy_op(prediction: Node, labels: Node) -> Node:
-    """`binary_cross_entropy` of each element."""
+    """`binary_cross_entropy` of each element.
+
+    prediction, labels: one shape.
+    """
     return binary_cross_entropy(prediction, labels, "none")
 
 
@@ -137,8 +140,8 @@ def binary_cross_entropy_with_logits(
     sigmoid(x) and labels y in [0, 1], exact for logits of any size.
 
     positive_weight: a number, or an array or node that broadcasts to the logits' shape, such as one
-    number a class (classes,) for logits (…, classes). Arrays take the logits' dtype. ShapeError
-    where it does not broadcast.
+    number a class (classes,) for logits (…, classes). Arrays take the logits' dtype. reduction:
+    "mean", "sum" or "none". ShapeError where it does not broadcast.
     """
     labels = target_of("binary_cross_entropy_with_logits", logits, labels)
     if is_number(positive_weight):
@@ -152,7 +155,10 @@ def binary_cross_entropy_with_logits(
 
 @declared(labels=Operand(), reduction=REDUCTION)
 def hinge_loss(scores: Node, labels: Any, reduction: str = "mean") -> Node:
-    """max(0, 1 - y · score) for labels y of 1 and -1."""
+    """max(0, 1 - y · score) for labels y of 1 and -1.
+
+    scores, labels: one shape. reduction: "mean", "sum" or "none".
+    """
     labels = target_of("hinge_loss", scores, labels)
     return reduce_rows("hinge_loss", relu_op(1 - labels * scores), reduction)
 
@@ -164,6 +170,8 @@ def multiclass_hinge_loss(
     """The mean over classes of max(0, margin - score[label] + score[c]), the label's own left out
     as 0, of each row; scores are (…, classes), labels one-hot (…, classes), or class indices (…)
     declared with an integer dtype. After Weston and Watkins (1999).
+
+    reduction: "mean", "sum" or "none".
     """
     if is_integer(labels):
         chosen = classes_like_op(scores, labels)
@@ -179,6 +187,8 @@ def multiclass_hinge_loss(
 def kl_divergence(log_q: Node, p: Any, reduction: str = "mean") -> Node:
     """Σ p · (log p - log_q) over the last axis, of probabilities p and logarithms log_q, such as
     log_softmax of logits, both (…, classes); p = 0 adds 0. The mean is over the rows.
+
+    reduction: "mean", "sum" or "none".
     """
     p = target_of("kl_divergence", log_q, as_node(p))
     rows = sum_op(p * (log_op(clip_op(p, _SMALLEST, 1.0)) - log_q), axis=-1)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Int, Number
+from ...arguments.signature import Signature, declared
 from ...errors import GraphError
-from ...graph.kinds import Int, Number
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating, promote
 from ..comparison import equal_op, where_op
 from ..elementwise import (

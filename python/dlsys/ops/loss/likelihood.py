@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Int
+from ...arguments.kinds import Int
+from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec, describe, floating
 from ..comparison import equal_op, where_op
 from ..elementwise import (
@@ -120,7 +120,8 @@ def negative_log_likelihood(
 
     weights: a number a class, (classes,). Rows whose label is ignore_index have no loss; the mean
     is over the weights of the rows' classes. For log_softmax outputs, and any other numbers, minus
-    infinity for other classes included. Raises OutOfRangeError for a label out of range.
+    infinity for other classes included. reduction: "mean", "sum" or "none". Raises OutOfRangeError
+    for a label out of range.
     """
     ignored = row_weights = None
     if ignore_index is not None:

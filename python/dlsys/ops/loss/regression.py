@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Number
+from ...arguments.kinds import Number
+from ...arguments.signature import declared
 from ...graph.node import Node
-from ...graph.signature import declared
 from ..elementwise import (
     Parametric,
     abs_op,
@@ -40,14 +40,20 @@ huber_op.doc = "d² / 2 where |d| <= delta, else delta · (|d| - delta / 2)."
 
 @declared(target=Operand(), reduction=REDUCTION)
 def mean_squared_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
-    """(prediction - target)²."""
+    """(prediction - target)².
+
+    prediction, target: one shape. reduction: "mean", "sum" or "none".
+    """
     difference = prediction - target_of("mean_squared_error", prediction, target)
     return reduce_rows("mean_squared_error", difference * difference, reduction)
 
 
 @declared(target=Operand(), reduction=REDUCTION)
 def mean_absolute_error(prediction: Node, target: Any, reduction: str = "mean") -> Node:
-    """|prediction - target|; its gradient is 0 where the two are equal."""
+    """|prediction - target|; its gradient is 0 where the two are equal.
+
+    prediction, target: one shape. reduction: "mean", "sum" or "none".
+    """
     difference = prediction - target_of("mean_absolute_error", prediction, target)
     return reduce_rows("mean_absolute_error", abs_op(difference), reduction)
 
@@ -56,7 +62,8 @@ def mean_absolute_error(prediction: Node, target: Any, reduction: str = "mean") 
 def huber_loss(prediction: Node, target: Any, delta: float = 1.0, reduction: str = "mean") -> Node:
     """d² / 2 where d = |prediction - target| <= delta, else delta · (d - delta / 2).
 
-    GraphError unless delta > 0. After Huber (1964).
+    GraphError unless delta > 0. prediction, target: one shape. reduction: "mean", "sum" or "none".
+    After Huber (1964).
     """
     difference = prediction - target_of("huber_loss", prediction, target)
     return reduce_rows("huber_loss", huber_op(difference, delta=float(delta)), reduction)

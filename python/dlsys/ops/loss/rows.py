@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Instance, Kind, OneOf, items, number
+from ...arguments.signature import Signature
 from ...errors import GraphError, ShapeError
-from ...graph.kinds import Choice, Instance, Kind, is_node, items, number
 from ...graph.node import Node, Op
-from ...graph.signature import Signature
 from ...graph.spec import Spec, describe, floating
 from ..comparison import where_op
 from ..elementwise import (
@@ -28,7 +28,7 @@ from ..leaf import constant_op, oneslike_op
 from ..movement import reshape_like_op
 from ..reduce import mean_op, sum_op
 
-REDUCTION = Choice("mean", "sum", "none")
+REDUCTION = OneOf("mean", "sum", "none")
 
 
 class Numbers(Kind):
@@ -46,7 +46,7 @@ class Weights(Numbers):
     expected = "one number a class, or a node of them"
 
     def take(self, value: Any) -> Any:
-        return value if is_node(value) else super().take(value)
+        return value if isinstance(value, Node) else super().take(value)
 
 
 class TargetOp(Op):

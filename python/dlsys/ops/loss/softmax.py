@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Int
+from ...arguments.kinds import Int
+from ...arguments.signature import Signature
 from ...graph.node import Node, Op
-from ...graph.signature import Signature
 from ...graph.spec import Spec, floating, normalize_axes
 from ..axes import AxisKernel
 from ..elementwise import exp_op
@@ -172,6 +172,8 @@ def _column_workspace(x: Spec, y: Spec) -> list[Spec]:
 def softmax_func(y: Any, axis: int = -1) -> np.ndarray:
     """Stable softmax of a numpy array over an axis, the last by default; the assignment's
     helper.
+
+    y: an array.
     """
     shifted = np.exp(y - np.max(y, axis=axis, keepdims=True))
     return shifted / np.sum(shifted, axis=axis, keepdims=True)

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Bool, Number
+from ...arguments.signature import Signature, declared
 from ...errors import GraphError
-from ...graph.kinds import Bool, Number
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec
 from ..elementwise import cast_like_op
 from ..leaf import Parameter, oneslike_op, zeroslike_op
@@ -363,11 +363,12 @@ def batch_normalization(
     """(x - mean) / sqrt(variance + eps) · scale + bias for each channel of x (N, C, …).
 
     scale, bias and the running statistics are (C,). In training form mean and variance are the
-    batch's own, over N and all positions; the running statistics, where given, then become
-    `(1 - momentum) · running + momentum · new` (the variance times n / (n - 1)) at the end of every
-    step that `optim` builds from a loss over this node. In inference form the running statistics
-    are used instead. Which of the two it is, is decided here, when the graph is built. Over x of 16
+    batch's own, over N and all positions; the running statistics, where given, then become `(1 -
+    momentum) · running + momentum · new` (the variance times n / (n - 1)) at the end of every step
+    that `optim` builds from a loss over this node. In inference form the running statistics are
+    used instead. Which of the two it is, is decided here, when the graph is built. Over x of 16
     bits, scale and bias are of its dtype or float32, and the running statistics float32.
+    running_mean, running_variance: Parameters, both or neither.
 
     Raises ShapeError where the extents differ, GraphError for missing or one running statistic.
     After Ioffe and Szegedy, "Batch normalization" (2015).

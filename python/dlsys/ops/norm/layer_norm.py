@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.kinds import Bool, Int, Number
+from ...arguments.kinds import Bool, Int, Number
+from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import Spec
 from ..elementwise import cast_like_op
 from ..leaf import zeroslike_op

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Bool, Input, Int, Kind, Number
+from ...arguments.signature import Signature
 from ...dtypes import FLOAT16, is_narrow, widened
-from ...graph.kinds import Bool, Input, Int, Kind, Number
 from ...graph.node import Node, Op
-from ...graph.signature import Signature
 from ...graph.spec import Spec, describe, floating, promote
 from ...runtime.interface import interface
 from ..elementwise import cast_like_op
@@ -123,8 +123,8 @@ class RuleOp(Op):
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         size = max(spec.size for spec in inputs[: self.outputs])
-        whole = self.outputs == 1 and size <= _CHUNK
-        shape = inputs[0].shape if whole else (min(_CHUNK, size),)
+        undivided = self.outputs == 1 and size <= _CHUNK
+        shape = inputs[0].shape if undivided else (min(_CHUNK, size),)
         treated = node.attrs.keys() & {"clip", "l2"} or "scale" in node.attrs.get("given", ())
         count = (2 if treated else 1) + 2 * _is_half(inputs[0].dtype, inputs[self._states].dtype)
         return [Spec(shape, widened(inputs[0].dtype))] * count
@@ -275,7 +275,7 @@ def _treated(g: Array, p: Array, scratch: Sequence[Array], treatment: tuple) -> 
 def _parts(
     own: Sequence[Array], scratch: Sequence[Array]
 ) -> Iterator[tuple[Sequence[Array], Array, Sequence[Array]]]:
-    """The states, the gradient and scratch of their shape: whole, or flat parts of large ones."""
+    """States, the gradient and scratch of its shape, complete, or as flat parts of large ones."""
     if own[0].shape == scratch[0].shape:
         yield own[:-1], own[-1], scratch
         return

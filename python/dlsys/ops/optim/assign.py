@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Input, Int
+from ...arguments.signature import Signature
 from ...dtypes import host, is_narrow
 from ...errors import GraphError
-from ...graph.kinds import Input, Int
 from ...graph.node import Node, Op
-from ...graph.signature import Signature
 from ...graph.spec import Spec, describe
 
 __all__ = ["accumulate_op", "advance_step_op", "assign_op", "group_op"]

@@ -14,10 +14,10 @@ import math
 
 import numpy as np
 
+from ...arguments.kinds import Bool, Int, Kind
+from ...arguments.signature import Signature
 from ...errors import GraphError
-from ...graph.kinds import Bool, Int, Kind
 from ...graph.node import Node, Op
-from ...graph.signature import Signature
 from ...graph.spec import FLOAT32, Spec, describe, floating
 from ..indexing import check_range
 from .philox import philox

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments.kinds import Bool, Instance, Int, Kind, Number, Shape
+from ...arguments.signature import Signature, declared
 from ...describe import described
 from ...errors import GraphError
-from ...graph.kinds import Bool, Instance, Int, Kind, Number, Shape
 from ...graph.lines import where
 from ...graph.node import Node, Op
-from ...graph.signature import Signature, declared
 from ...graph.spec import FLOAT32, Spec, floating
 from ..leaf import Parameter
 from ..optim.assign import advance_step_op, check_count
@@ -73,7 +73,10 @@ class _Default:
 
 @declared(value=Int())
 def seed(value: int) -> None:
-    """Sets the seed of random nodes that are made without a generator, and numbers them anew."""
+    """Sets the seed of random nodes that are made without a generator, and numbers them anew.
+
+    value: an integer.
+    """
     _Default.seed_value = value
     _Default.nodes = itertools.count()
 
@@ -259,7 +262,8 @@ def dropout(
 
     The same elements are kept on every device, and others in the next run (see `Executor.draws`).
     In inference form (`training=False`) it is x itself; which of the two is decided here, when the
-    graph is built. SignatureError unless 0 <= p < 1. After Srivastava et al. (2014).
+    graph is built. generator: a source of numbers with a seed of its own; that of `seed` where it
+    is None. SignatureError unless 0 <= p < 1. After Srivastava et al. (2014).
     """
     return _dropped(x, 1 - p, generator) if training else x
 
@@ -291,7 +295,8 @@ def random_uniform(
 ) -> Node:
     """float32 numbers uniform in [low, high), 2^24 of them; rounding may give `high` itself.
 
-    GraphError unless low <= high.
+    shape: that of the result. generator: a source of numbers with a seed of its own; that of `seed`
+    where it is None. GraphError unless low <= high.
     """
     if not low <= high:
         raise GraphError(f"random_uniform: expected low <= high, got {low} and {high} [{where()}]")
@@ -302,7 +307,11 @@ def random_uniform(
 def random_bernoulli(
     shape: Sequence[int], probability: float, generator: Generator | None = None
 ) -> Node:
-    """float32 ones with the given probability, else zeros. GraphError unless it is in [0, 1]."""
+    """float32 ones with the given probability, else zeros. GraphError unless it is in [0, 1].
+
+    shape: that of the result. generator: a source of numbers with a seed of its own; that of `seed`
+    where it is None.
+    """
     return _random(bernoulli_op, shape, generator, threshold=round(probability * 2**32))
 
 
@@ -316,7 +325,11 @@ def random_normal(
     deviation: float = 1.0,
     generator: Generator | None = None,
 ) -> Node:
-    """float32 numbers of a normal distribution. GraphError unless deviation >= 0."""
+    """float32 numbers of a normal distribution. GraphError unless deviation >= 0.
+
+    mean and deviation: of the distribution. shape: that of the result. generator: a source of
+    numbers with a seed of its own; that of `seed` where it is None.
+    """
     return _normal(shape, mean, deviation, -math.inf, math.inf, generator)
 
 
@@ -334,6 +347,9 @@ def random_truncated_normal(
 ) -> Node:
     """float32 numbers of a normal distribution within mean + low · deviation and mean + high ·
     deviation. GraphError unless deviation >= 0 and low < high.
+
+    shape: that of the result. generator: a source of numbers with a seed of its own; that of `seed`
+    where it is None.
     """
     if not low < high:
         raise GraphError(

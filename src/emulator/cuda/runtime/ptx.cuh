@@ -14,7 +14,7 @@ inline void StoreQuad(float* shared, float x, float y, float z, float w) {
   *(float4*)shared = make_float4(x, y, z, w);
 }
 
-inline float WholeNumber(unsigned word, int k) { return (float)(word >> 8 * k & 255); }
+inline float ByteToFloat(unsigned word, int k) { return (float)(word >> 8 * k & 255); }
 
 inline void CopyAsync16(float* shared, const float* p, bool valid) {
   emulator::CopyLater(shared, p, 4, valid);

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..errors import SignatureError
-from .kinds import REQUIRED, WRONG, Input, Kind, Misfit, Name, is_node
-from .lines import where
+from ..graph.lines import where
+from ..graph.node import Node
+from .kinds import REQUIRED, WRONG, Input, Kind, Misfit, Name
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
 
@@ -144,7 +145,9 @@ class Signature:
         most = [key for key in self.inputs if key in self._positional]
         least = [key for key in most if self._kinds[key].default is REQUIRED]
         alone = len(most) == len(self._positional)
-        got = sum(key in given for key in most) + sum(alone or is_node(value) for value in args)
+        got = sum(key in given for key in most) + sum(
+            alone or isinstance(value, Node) for value in args
+        )
         if len(least) <= got <= len(most):
             return self._error(called, f"takes {len(self._positional)} arguments, got {len(args)}")
         count = f"{len(least)}" if least == most else f"{len(least)} to {len(most)}"
@@ -179,7 +182,7 @@ class Signature:
     def _value_error(
         self, called: str, args: Sequence[Any], key: str, value: Any, error: Exception
     ) -> SignatureError:
-        if is_node(value) and self.inputs and key in self._positional[: len(args)]:
+        if isinstance(value, Node) and self.inputs and key in self._positional[: len(args)]:
             return self._count_error(called, args, {})  # one input too many
         wrong = str(error) if isinstance(error, Misfit) else self._kinds[key].refusal(key, value)
         return self._error(called, wrong, usage=False)

@@ -13,12 +13,12 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import init, nn
+from dlsys.arguments import kinds
+from dlsys.arguments.signature import Signature
 from dlsys.errors import DlsysError, GraphError, ShapeError, SignatureError
 from dlsys.fusion import body as fused
 from dlsys.fusion.conv_pool import Geometry
-from dlsys.graph import kinds
 from dlsys.graph.node import output_op
-from dlsys.graph.signature import Signature
 from dlsys.ops.conv.geometry import IntPair
 from dlsys.ops.indexing import Key
 from dlsys.ops.loss.rows import Numbers
@@ -36,17 +36,19 @@ WRONG: dict[type, tuple[Any, ...]] = {
     Numbers: (6, "ab", ("a",), [[1.0]]),
     IntPair: (1.5, "a", (1, 2, 3), (1, 1.5), True, -1),
     kinds.DType: ("foo", "complex64", object, 7),
-    kinds.Choice: ("no such word", 3, True),
+    kinds.OneOf: ("no such word", 3, True),
     kinds.Instance: (0.5,),
 }
 
 
 def operators() -> dict[str, ad.Op]:
-    """Every operator that a public name or a module of operators holds, by where it was found."""
+    """Every operator that a public name or a module of operators holds, by where it was found; the
+    graph's own, which makes `node[0]`, is called by no one.
+    """
     found: dict[int, tuple[str, ad.Op]] = {}
 
     def look(value: Any, path: str) -> None:
-        if isinstance(value, ad.Op):
+        if isinstance(value, ad.Op) and value is not output_op:
             found.setdefault(id(value), (path, value))
         elif isinstance(value, dict):
             for key, item in value.items():
@@ -61,7 +63,6 @@ def operators() -> dict[str, ad.Op]:
             look(value, f"{module.__name__}.{name}")
     for name, value in vars(ad).items():
         look(value, name)
-    look(output_op, "output_op")
     return dict(sorted(found.values()))
 
 
@@ -86,7 +87,7 @@ def wrong_values(kind: kinds.Kind) -> Iterator[Any]:
 
 def example(kind: kinds.Kind, inputs: int = 2) -> Any:
     """A value that fits, for attributes of fused operators; a body has so many inputs."""
-    if isinstance(kind, kinds.Choice):
+    if isinstance(kind, kinds.OneOf):
         return kind.words[0]
     if isinstance(kind, kinds.Bool):
         return True

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import as_dtype
+from ..graph.node import Node, no_node
+from ..rungs import Ladder
 
 REQUIRED = inspect.Parameter.empty  # the default of what must be given
 WRONG = (TypeError, ValueError, OverflowError)  # what `take` raises for a value of another kind
@@ -64,15 +66,12 @@ class Input(Kind):
     expected = "a node"
 
     def take(self, value: Any) -> Any:
-        if not hasattr(value, "op"):
+        if not isinstance(value, Node):
             raise TypeError
         return value
 
     def refusal(self, key: str, value: Any) -> str:
-        advice = "wrap arrays in ad.constant"
-        if isinstance(value, bool):
-            advice = "compare nodes by == or <, which makes one"
-        return f"{key} is {type(value).__name__}, expected a node; {advice}"
+        return no_node(key, value)
 
 
 class Name(Kind):
@@ -200,7 +199,7 @@ class DType(Kind):
         return dtype
 
 
-class Choice(Kind):
+class OneOf(Kind):
     """One of some words."""
 
     def __init__(self, *words: str, default: Any = REQUIRED, **more: Any) -> None:
@@ -213,6 +212,13 @@ class Choice(Kind):
         if not isinstance(value, str) or value not in self.words:
             raise ValueError
         return value
+
+
+class Rung(OneOf):
+    """A rung of a ladder, or auto; without it the ladder's setting counts."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        super().__init__(*ladder.words, default=None, omitted=True)
 
 
 class Instance(Kind):
@@ -233,11 +239,6 @@ class Instance(Kind):
 
 
 # ---- values ----
-
-
-def is_node(value: Any) -> bool:
-    """True for a node: this file does not know the class."""
-    return hasattr(value, "op")
 
 
 def is_integer(value: Any) -> bool:
@@ -278,14 +279,14 @@ def number(value: Any) -> float:
 
 def items(value: Any) -> Iterable[Any]:
     """The items of a sequence; a string is none. TypeError for what has no items."""
-    if isinstance(value, (str, bytes)) or is_node(value):
+    if isinstance(value, (str, bytes)) or isinstance(value, Node):
         raise TypeError
     return value
 
 
 def shown(value: Any) -> str:
     """A value as errors show it, cut where it is long."""
-    if is_node(value):
+    if isinstance(value, Node):
         return f"the node {value.name}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

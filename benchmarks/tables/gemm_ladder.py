@@ -1,0 +1,73 @@
+"""The tables and the picture of the matrix product's ladder (speed/gemm.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dlsys.learn.chart import picture
+from tables.gpu import Results, rows, source
+
+DRAWN = [4096, 4096, 4096]
+
+
+def table(results: Results) -> str:
+    """TFLOP/s of every rung and shape, and below cuBLAS's the share of it that the best reaches."""
+    record = results.read("gemm")
+    columns = list(dict.fromkeys(_column(row) for work in record["works"] for row in work["rungs"]))
+    body = []
+    for work in record["works"]:
+        found = {_column(row): row for row in work["rungs"]}
+        cells = [f"{found[one]['tflops']:.3g}" if one in found else "-" for one in columns]
+        body.append([_shape(work), *cells])
+    note = f"TFLOP/s. N and T: operands stored as they are, or transposed. {source(record)}"
+    return f"{rows(['m x n x k', *columns], body)}\n\n{note}"
+
+
+def squares(results: Results) -> str:
+    """The product that is drawn: time, shares and errors of each rung."""
+    record = results.read("gemm")
+    work = next(work for work in record["works"] if work["shape"] == DRAWN)
+    body = [
+        [
+            _column(row),
+            f"{row['ms']:.3f}",
+            f"{row['tflops']:.1f}",
+            _percent(row["of_cublas"]),
+            _percent(row["of_limit"]),
+            f"{row['workspace_nbytes'] / 2**20:.0f}",
+            f"{row['error']:.1f}",
+            f"{row['mean_error']:.2f}",
+        ]
+        for row in work["rungs"]
+    ]
+    head = ["rung", "ms", "TFLOP/s", "of cuBLAS", "of the limit", "workspace, MiB"]
+    head += ["largest error", "mean error"]
+    note = f"Errors relative to the sums of |a b|, in units of 2^-24. {source(record)}"
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def draw(results: Results, path: Path) -> str:
+    """Draws the rungs of one product into an SVG file, or says why not."""
+    try:
+        record = results.read("gemm")
+    except FileNotFoundError as missing:
+        return f"{path.name}: left as it is, for want of {missing}"
+    work = next(work for work in record["works"] if work["shape"] == DRAWN)
+    bars = [(_column(row), row["tflops"]) for row in work["rungs"]]
+    path.write_text(picture(f"{_shape(work)}, {record['device']}", bars))
+    return str(path)
+
+
+def _column(row: dict[str, Any]) -> str:
+    return f"{row['algorithm']} {row['precision']}"
+
+
+def _shape(work: dict[str, Any]) -> str:
+    m, n, k, *flags = work["shape"]
+    stored = "".join("NT"[flag] for flag in flags or (False, False))
+    return f"{m} x {n} x {k} {stored}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

@@ -1,0 +1,1 @@
+"""Arguments of operators, layers and functions: declared once, checked at the call."""

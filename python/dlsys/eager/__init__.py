@@ -1,0 +1,1 @@
+"""Tensors: calls of functions are recorded and computed by programs that are made once."""

@@ -1,0 +1,190 @@
+"""Measures the rungs of convolution: time, rate, workspace, and error against float64.
+
+A rung is timed among other launches of itself in a captured graph. The operands of all rungs are
+the same and normally distributed. The error is that of sampled elements, relative to the sum of the
+magnitudes of an element's terms, in units of float32's rounding, 2^-24: so a sum of K terms in any
+order stays below K. What transforms its operands, as Winograd and FFT do, shows it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..autodiff import Variable
+from ..errors import DeviceError, KernelError
+from ..executor.tune.microbenchmark import DRAWN, Microbenchmark
+from ..graph.node import Node
+from ..graph.spec import FLOAT32, Spec
+from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
+from ..rungs import Algorithm, rung_of, rungs_among
+from ..runtime.device import Context
+from ..runtime.library import load
+from .gemm import ROUNDING, Figures
+
+DIRECTIONS = ("forward", "data", "filter")
+_SAMPLED = 48  # elements that are compared
+
+
+class Shape(NamedTuple):
+    """A convolution of square images x (n, c, size, size) by o square filters."""
+
+    n: int
+    c: int
+    size: int
+    o: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    groups: int = 1
+
+    def __str__(self) -> str:
+        more = f" stride {self.stride}" * (self.stride > 1) + f" groups {self.groups}" * (
+            self.groups > 1
+        )
+        return (
+            f"{self.n} x {self.c} x {self.size}², {self.o} filters {self.kernel}²"
+            f"{f' padded by {self.padding}' * (self.padding > 0)}{more}"
+        )
+
+    @property
+    def out(self) -> int:
+        """The extent of a result's images."""
+        return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of a direct convolution, padding included."""
+        return 2 * self.n * self.o * self.out**2 * self.c // self.groups * self.kernel**2
+
+    @property
+    def arrays(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The shapes of x, f and y."""
+        f = (self.o, self.c // self.groups, self.kernel, self.kernel)
+        return (self.n, self.c, *[self.size] * 2), f, (self.n, self.o, *[self.out] * 2)
+
+
+def node_of(shape: Shape, direction: str, precision: str) -> Node:
+    """The operator of a direction, with its specs."""
+    x, f, y = shape.arrays
+    attrs: dict[str, Any] = dict(stride=shape.stride, padding=shape.padding, groups=shape.groups)
+    if direction == "forward":
+        op: Any = convolution_op
+        first, second, result = x, f, y
+    elif direction == "data":
+        op, (first, second, result) = data_gradient_op, (f, y, x)
+        rest = (shape.size + 2 * shape.padding - shape.kernel) % shape.stride
+        attrs["output_padding"] = rest
+    else:
+        op, (first, second, result) = filter_gradient_op, (x, y, f)
+        attrs["size"] = shape.kernel
+    inputs = []
+    for array in (first, second):
+        inputs.append(Variable("operand"))
+        inputs[-1].spec = Spec(array, FLOAT32)
+    node = op(*inputs, **attrs)
+    node.spec = Spec(result, FLOAT32)
+    node.attrs = {**node.attrs, "precision": precision}
+    return node
+
+
+def climb(
+    ctx: Context,
+    shape: Shape,
+    direction: str,
+    precisions: Sequence[str] = ("fp32",),
+    rungs: Sequence[str] | None = None,
+) -> Iterator[Figures]:
+    """The figures of every rung that can compute a direction of a shape, in the ladder's order,
+    with both of Winograd's tiles, and of auto; or of the named algorithms.
+    """
+    drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
+    for precision in precisions:
+        node = node_of(shape, direction, precision)
+        assert node.op.kernel is not None
+        names = load().algorithms(ctx.kernel_device, node.op.kernel)
+        benchmark = Microbenchmark(node, ctx, drawn)
+        sample = _Sample(benchmark, shape, direction)
+        for name in ("auto", *names):
+            listed = name == "auto" or name in rungs_among(names) or rung_of(name) == "winograd"
+            if not (listed if rungs is None else name in rungs):
+                continue
+            algorithm = Algorithm(0 if name == "auto" else names.index(name) + 1, name)
+            try:
+                yield _figures(benchmark, sample, shape, algorithm, precision)
+            except (KernelError, DeviceError):
+                continue  # it cannot serve this, or its library is not here
+
+
+def _figures(
+    benchmark: Microbenchmark, sample: _Sample, shape: Shape, algorithm: Algorithm, precision: str
+) -> Figures:
+    nbytes = benchmark.workspace_nbytes(algorithm)
+    us = benchmark.us(algorithm, benchmark.us_about(algorithm))
+    error = np.abs(benchmark.elements(sample.at) - sample.exact) / sample.scale / ROUNDING
+    rate = shape.operations / us / 1e6
+    worst, mean = float(error.max()), float(error.mean())
+    return Figures(algorithm.name, precision, us / 1e3, rate, nbytes, worst, mean)
+
+
+class _Sample:
+    """Elements of a result in float64, and the sums of the magnitudes of their terms."""
+
+    def __init__(self, benchmark: Microbenchmark, shape: Shape, direction: str) -> None:
+        result = dict(zip(DIRECTIONS, (shape.arrays[2], shape.arrays[0], shape.arrays[1])))
+        extents = result[direction]
+        size = int(np.prod(extents))
+        rng = np.random.default_rng(1)
+        self.at = sorted(rng.choice(size, min(_SAMPLED, size), replace=False).tolist())
+        exact, scale = [], []
+        for k in self.at:
+            position = tuple(int(one) for one in np.unravel_index(k, extents))
+            first, second, met = _TERMS[direction](shape, *position)
+            a, b = (
+                benchmark.value(i, at.astype(np.int64)).astype(np.float64)
+                for i, at in enumerate(np.broadcast_arrays(first, second))
+            )
+            terms = np.where(met, a * b, 0.0)
+            exact.append(terms.sum())
+            scale.append(np.abs(terms).sum())
+        self.exact, self.scale = np.array(exact), np.maximum(np.array(scale), 1e-300)
+
+
+# For an element of a result: the indices in row-major order of the factors of its terms in both
+# operands, and which of the terms there are.
+
+
+def _of_output(s: Shape, n: int, o: int, i: int, j: int) -> tuple[Any, Any, Any]:
+    channels = s.c // s.groups
+    c, a, b = np.ogrid[:channels, : s.kernel, : s.kernel]
+    h, w = i * s.stride + a - s.padding, j * s.stride + b - s.padding
+    channel = o // (s.o // s.groups) * channels + c
+    met = (h >= 0) & (h < s.size) & (w >= 0) & (w < s.size)
+    x = ((n * s.c + channel) * s.size + h) * s.size + w
+    return np.maximum(x, 0), ((o * channels + c) * s.kernel + a) * s.kernel + b, met
+
+
+def _of_data(s: Shape, n: int, channel: int, h: int, w: int) -> tuple[Any, Any, Any]:
+    channels, filters = s.c // s.groups, s.o // s.groups
+    k, a, b = np.ogrid[:filters, : s.kernel, : s.kernel]
+    o = channel // channels * filters + k
+    down, across = h + s.padding - a, w + s.padding - b
+    i, j = down // s.stride, across // s.stride
+    met = (down % s.stride == 0) & (across % s.stride == 0)
+    met = met & (i >= 0) & (i < s.out) & (j >= 0) & (j < s.out)
+    f = ((o * channels + channel % channels) * s.kernel + a) * s.kernel + b
+    return f, np.maximum(((n * s.o + o) * s.out + i) * s.out + j, 0), met
+
+
+def _of_filter(s: Shape, o: int, c: int, a: int, b: int) -> tuple[Any, Any, Any]:
+    n, i, j = np.ogrid[: s.n, : s.out, : s.out]
+    h, w = i * s.stride + a - s.padding, j * s.stride + b - s.padding
+    channel = o // (s.o // s.groups) * (s.c // s.groups) + c
+    met = (h >= 0) & (h < s.size) & (w >= 0) & (w < s.size)
+    x = ((n * s.c + channel) * s.size + h) * s.size + w
+    return np.maximum(x, 0), ((n * s.o + o) * s.out + i) * s.out + j, met
+
+
+_TERMS = {"forward": _of_output, "data": _of_data, "filter": _of_filter}

@@ -1,0 +1,154 @@
+"""Measures the rungs of the matrix product: time, rate, workspace, and error against float64.
+
+Rungs of one shape share their operands, which are normally distributed, and are timed one after
+another, the shortest of several rounds. The error is that of sampled elements, relative to the same
+elements of |A| |B|, in units of float32's rounding, 2^-24: so a sum of K terms in any order stays
+below K, and is usually far below its square root.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import DeviceError, KernelError
+from ..ndarray import NDArray, array, empty, launch
+from ..ops.matmul import PRECISIONS
+from ..rungs import rung_of, rungs_among
+from ..runtime.device import Context, synchronize
+from ..runtime.library import load
+
+ROUNDING = 2.0**-24
+_DRAWN = 1_000_003  # elements; larger operands repeat them, a prime so that rows differ
+_SAMPLED = 16  # rows and columns whose elements are compared
+_ROUND_SECONDS = 0.02
+_ROUNDS = 5
+# Of products in TFLOP/s, by a word of the chip's name and the precision: fp32 as FFMA loops
+# measure it, the others as NVIDIA's data sheets have them for dense matrices.
+LIMITS = {
+    "H200": {"fp32": 61.0, "3xtf32": 494.7 / 3, "tf32": 494.7},
+    "H100": {"fp32": 61.0, "3xtf32": 494.7 / 3, "tf32": 494.7},
+}
+
+
+class Shape(NamedTuple):
+    """A product (m, k) by (k, n), with its operands stored as told."""
+
+    m: int
+    n: int
+    k: int
+    trans_A: bool = False
+    trans_B: bool = False
+
+    def __str__(self) -> str:
+        flags = "NT"[self.trans_A] + "NT"[self.trans_B]
+        return f"{self.m} x {self.n} x {self.k} {flags}"
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k
+
+
+class Figures(NamedTuple):
+    """What was measured of a rung, or of one of its variants, on one shape.
+
+    Attributes:
+        ms: milliseconds of one product.
+        tflops: 10^12 operations a second.
+        workspace_nbytes: scratch memory.
+        error, mean_error: the largest and the mean, as the module says.
+    """
+
+    algorithm: str
+    precision: str
+    ms: float
+    tflops: float
+    workspace_nbytes: int
+    error: float
+    mean_error: float
+
+
+class Product:
+    """A product of one shape on a native device, and its exact sampled elements."""
+
+    def __init__(self, ctx: Context, shape: Shape, seed: int = 0) -> None:
+        self.ctx, self.shape = ctx, shape
+        rng = np.random.default_rng(seed)
+        drawn = rng.standard_normal(_DRAWN, np.float32)
+        size_A = (shape.k, shape.m) if shape.trans_A else (shape.m, shape.k)
+        size_B = (shape.n, shape.k) if shape.trans_B else (shape.k, shape.n)
+        a, b = np.resize(drawn, size_A), np.resize(drawn[::-1], size_B)
+        self._A, self._B = array(a, ctx), array(b, ctx)
+        self._C = empty((shape.m, shape.n), ctx)
+        self._rows = rng.choice(shape.m, min(_SAMPLED, shape.m), replace=False)
+        columns = rng.choice(shape.n, min(4 * _SAMPLED, shape.n), replace=False)
+        self._columns = columns
+        left = (a.T if shape.trans_A else a)[self._rows].astype(np.float64)
+        right = (b.T if shape.trans_B else b)[:, columns].astype(np.float64)
+        self._exact, self._scale = left @ right, np.abs(left) @ np.abs(right)
+
+    def figures(self, algorithm: str, number: int, precision: str) -> Figures:
+        """What one algorithm does. KernelError or DeviceError where it cannot."""
+        arguments = (
+            *(self._A, int(self.shape.trans_A), self._B, int(self.shape.trans_B)),
+            *(number, PRECISIONS[precision], self._C),
+        )
+        key = self.ctx.kernel_device, "matmul"
+        nbytes = load().workspace(*key, *arguments, device_id=self.ctx.device_id)
+        self._C[:] = np.float32(np.nan)  # so that an element that is not written is seen
+        launch("matmul", self.ctx, *arguments)
+        error = np.abs(self._sampled() - self._exact) / np.maximum(self._scale, 1e-300) / ROUNDING
+        seconds = self._seconds(arguments)
+        rate = self.shape.operations / seconds / 1e12
+        worst, mean = float(error.max(initial=0)), float(error.mean()) if error.size else 0.0
+        return Figures(algorithm, precision, seconds * 1e3, rate, nbytes, worst, mean)
+
+    def _sampled(self) -> np.ndarray:
+        n = self.shape.n
+        rows = [
+            NDArray.from_block(self._C.block, int(row) * n * 4, (n,), self._C.dtype).asnumpy()
+            for row in self._rows
+        ]
+        return np.array(rows, np.float64)[:, self._columns]
+
+    def _seconds(self, arguments: tuple) -> float:
+        """Of one call: the least over rounds of as many as make a round long enough."""
+        calls, least = 1, self._round(arguments, 1)
+        if least < _ROUND_SECONDS:
+            calls = max(1, int(_ROUND_SECONDS / max(least, 1e-6)))
+        rounds = _ROUNDS if least < 10 * _ROUND_SECONDS else 1
+        return min(self._round(arguments, calls) for _ in range(rounds))
+
+    def _round(self, arguments: tuple, calls: int) -> float:
+        synchronize(self.ctx)
+        start = time.perf_counter()
+        for _ in range(calls):
+            launch("matmul", self.ctx, *arguments)
+        synchronize(self.ctx)
+        return (time.perf_counter() - start) / calls
+
+
+def climb(
+    ctx: Context, shape: Shape, precisions: Sequence[str] = ("fp32",), variants: str = ""
+) -> Iterator[Figures]:
+    """The figures of every rung that can compute a shape, in the order of the ladder, at each
+    precision; of the variants of a rung where one is named.
+    """
+    product = Product(ctx, shape)
+    names = load().algorithms(ctx.kernel_device, "matmul")
+    wanted = [name for name in names if rung_of(name) == variants] or rungs_among(names)
+    for precision in precisions:
+        for name in wanted:
+            try:
+                yield product.figures(name, names.index(name) + 1, precision)
+            except (KernelError, DeviceError):
+                continue  # it cannot serve this, or its library is not here
+
+
+def limit_of(chip: str, precision: str) -> float | None:
+    """What a chip can do at a precision in TFLOP/s; None where it is not known."""
+    return next((by.get(precision) for word, by in LIMITS.items() if word in chip), None)

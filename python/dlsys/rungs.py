@@ -1,0 +1,75 @@
+"""Rungs: the families of algorithms of a matrix product or a convolution that users name by
+`algo=` or by a setting.
+
+An algorithm of a kernel is called by its rung alone, where the rung's own heuristic picks tiles and
+splits, or by its rung and a variant, as in "warp 128x64 by 2". The rungs of a device are the first
+words of its kernel's algorithms, so that a rung is added in the native library alone; the lists
+below are the words that users may say, of all devices together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+AUTO = "auto"  # the heuristic among all rungs
+
+
+class Algorithm(NamedTuple):
+    """An algorithm by its number and name in the library; 0 is the kernel's heuristic."""
+
+    number: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+HEURISTIC = Algorithm(0, "")
+
+
+class Ladder(NamedTuple):
+    """The rungs of a kind of operator, slowest first.
+
+    Attributes:
+        setting: the field of `settings` that names the rung where a node names none; DLSYS_ and its
+            upper case are the environment variable.
+        rungs: those of every device.
+        numpy: those of the numpy forms, the usual one last.
+        outdone: those that another one outdoes for every shape, which are not measured.
+    """
+
+    setting: str
+    rungs: tuple[str, ...]
+    numpy: tuple[str, ...]
+    outdone: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All that `algo` may be."""
+        return (AUTO, *self.rungs)
+
+
+GEMM = Ladder(
+    "gemm",
+    ("naive", "tiled", "register", "warp", "tensor", "hopper", "cublas")
+    + ("blocked", "simd", "threads", "blas"),
+    numpy=("naive", "blas"),
+    outdone=("naive", "tiled", "register", "blocked"),
+)
+CONV = Ladder(
+    "conv",
+    ("naive", "im2col", "winograd", "fft", "implicit", "depthwise", "cudnn"),
+    numpy=("naive", "fft", "winograd", "implicit", "im2col"),
+    outdone=("naive", "im2col"),
+)
+
+
+def rung_of(algorithm: str) -> str:
+    """The rung of an algorithm by its name; "" for a heuristic."""
+    return algorithm.partition(" ")[0]
+
+
+def rungs_among(algorithms: Iterable[str]) -> tuple[str, ...]:
+    """The rungs of a kernel's algorithms, in their order."""
+    return tuple(dict.fromkeys(map(rung_of, algorithms)))

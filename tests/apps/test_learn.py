@@ -1,0 +1,60 @@
+"""`python -m dlsys.learn`: the ladder on this machine, and its drawing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+from xml.etree import ElementTree
+
+from dlsys.learn import gemm
+from dlsys.learn.__main__ import main
+from dlsys.learn.chart import bars
+from dlsys.learn.gemm import ROUNDING, Shape, climb
+from dlsys.runtime.device import cpu, unavailable
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """The status, the output and the errors of a command."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch("sys.argv", ["learn", *arguments]),
+        mock.patch.object(gemm, "_ROUND_SECONDS", 1e-4),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        return main(), out.getvalue(), err.getvalue()
+
+
+@unittest.skipIf(unavailable(cpu(0)), "not here: the native library")
+class Learn(unittest.TestCase):
+    def test_the_ladder_is_run_and_drawn(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "ladder.svg"
+            status, out, _ = run("gemm", "--device", "cpu", "--size", "40", "--picture", str(path))
+            drawn = ElementTree.parse(path).getroot()
+        self.assertEqual(status, 0)
+        self.assertIn("40 x 40 x 40 NN", out)
+        self.assertIn("threads (fp32)", out)
+        self.assertGreater(out.count("TFLOP/s"), 0)
+        texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+        self.assertIn("threads, fp32", texts)
+
+    def test_what_cannot_be_run_is_said(self) -> None:
+        status, _, err = run("gemm", "--device", "cpu", "--precision", "fp31")
+        self.assertEqual(status, 2)
+        self.assertIn("expected one of fp32", err)
+
+    def test_errors_are_in_units_of_rounding(self) -> None:
+        for found in climb(cpu(0), Shape(33, 20, 500)):
+            self.assertLess(found.mean_error, found.error)
+            self.assertLess(found.error, 500)  # K: the bound of a sum in any order
+        self.assertEqual(ROUNDING, 2.0**-24)
+
+    def test_bars_are_as_long_as_their_numbers(self) -> None:
+        first, second = bars([("a", 1.0), ("bc", 2.0)], "x").splitlines()
+        self.assertEqual((first.count("█"), second.count("█")), (24, 48))
+        self.assertTrue(second.startswith("bc "))

@@ -1,0 +1,437 @@
+"""The ladder of the matrix product: every rung computes every product that it takes, forward and in
+gradients, within the error of its arithmetic, and says what it does not take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import subprocess
+import sys
+import tempfile
+import unittest
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import dlsys
+import dlsys.functional as F
+from dlsys import autodiff as ad
+from dlsys import gpu_op
+from dlsys.dtypes import FLOAT32
+from dlsys.errors import DeviceError, NotApplicableError, SignatureError
+from dlsys.executor.tune.microbenchmark import Microbenchmark
+from dlsys.ndarray import NDArray, array, empty, launch
+from dlsys.ops.matmul import PRECISIONS
+from dlsys.rungs import GEMM, Algorithm, rung_of, rungs_among
+from dlsys.runtime.device import Context, cpu
+from dlsys.runtime.library import load
+from dlsys.settings import settings
+from support.devices import on_native_devices
+
+UNIT = 2.0**-24  # of float32, rounded to nearest
+
+# m, n, k: 1, 0, primes, what fills tiles and what does not, with rows that are aligned and not.
+SHAPES = [
+    *((1, 1, 1), (0, 3, 4), (3, 0, 2), (2, 3, 0), (1, 67, 29), (31, 1, 17), (13, 5, 1)),
+    *((17, 31, 13), (64, 48, 16), (37, 132, 40), (129, 67, 33), (130, 131, 71)),
+]
+TRANSPOSES = list(itertools.product((False, True), repeat=2))
+
+
+def bound(k: int, precision: str) -> float:
+    """The most that an element may be off, relative to that of |A| |B|.
+
+    float32: K + 1 roundings in any order, Higham's gamma. tf32: each factor is rounded to 11
+    bits, and tensor cores cut what they add. 3xtf32: what the split leaves out, below 3 x 2^-22,
+    and three sums that are cut.
+    """
+    if precision == "fp32":
+        return (k + 1) * UNIT / (1 - (k + 1) * UNIT)
+    if precision == "tf32":
+        return 2.0**-10 + 2.0**-22 + (k + 1) * 2 * UNIT
+    return 3 * 2.0**-22 + (3 * k + 1) * 2 * UNIT
+
+
+class Ladder:
+    ctx: Context
+
+    def algorithms(self: Any, kernel: str = "matmul") -> tuple[str, ...]:
+        return load().algorithms(self.ctx.kernel_device, kernel)
+
+    def rungs(self: Any) -> list[tuple[str, str]]:
+        """The rungs that work here, each with the precisions at which it differs."""
+        found = []
+        for rung in rungs_among(self.algorithms()):
+            try:
+                number = self.algorithms().index(rung) + 1
+                load().algorithm_source(self.ctx.kernel_device, "matmul", number)
+            except DeviceError:
+                continue  # its library is not here
+            precisions = {"tensor": ("tf32", "3xtf32"), "hopper": ("tf32", "3xtf32")}
+            found += [(rung, one) for one in precisions.get(rung, ("fp32",))]
+        return found
+
+    def operands(self: Any, m: int, n: int, k: int, flags: tuple[bool, bool]) -> list[np.ndarray]:
+        rng = np.random.default_rng(m + 3 * n + 7 * k)
+        shapes = (k, m) if flags[0] else (m, k), (n, k) if flags[1] else (k, n)
+        return [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+    def check(
+        self: Any, got: np.ndarray, operands: list[np.ndarray], flags: Any, limit: float
+    ) -> None:
+        a, b = (
+            x.astype(np.float64).T if t else x.astype(np.float64) for x, t in zip(operands, flags)
+        )
+        wanted, scale = a @ b, np.abs(a) @ np.abs(b)
+        self.assertEqual(got.shape, wanted.shape)
+        over = np.abs(got - wanted) - limit * scale
+        self.assertTrue((over <= 0).all(), f"off by {over.max(initial=0)} more than {limit:.3g}")
+
+    def product(
+        self: Any, operands: Any, flags: Any, rung: str, precision: str, offset: int = 0
+    ) -> np.ndarray:
+        number = self.algorithms().index(rung) + 1
+        given = [self.placed(x, offset) for x in operands]
+        m = operands[0].shape[flags[0]]
+        n = operands[1].shape[not flags[1]]
+        c = self.placed(np.full((m, n), np.nan, np.float32), offset)
+        how = number, PRECISIONS[precision]
+        launch("matmul", self.ctx, given[0], flags[0], given[1], flags[1], *how, c)
+        return c.asnumpy()
+
+    def placed(self: Any, x: np.ndarray, offset: int) -> NDArray:
+        """An array so many elements behind the beginning of its memory."""
+        held = empty((x.size + offset,), self.ctx)
+        view = NDArray.from_block(held.block, 4 * offset, x.shape, np.dtype(np.float32))
+        if x.size:
+            view[:] = x
+        return view
+
+    def test_every_shape_and_transpose(self: Any) -> None:
+        for (rung, precision), shape, flags in itertools.product(self.rungs(), SHAPES, TRANSPOSES):
+            with self.subTest(rung=rung, precision=precision, shape=shape, transposed=flags):
+                operands = self.operands(*shape, flags)
+                got = self.product(operands, flags, rung, precision)
+                self.check(got, operands, flags, bound(shape[2], precision))
+
+    def test_arrays_need_no_alignment(self: Any) -> None:
+        for (rung, precision), flags in itertools.product(self.rungs(), TRANSPOSES):
+            with self.subTest(rung=rung, transposed=flags):
+                operands = self.operands(36, 68, 40, flags)
+                got = self.product(operands, flags, rung, precision, offset=1)
+                self.check(got, operands, flags, bound(40, precision))
+
+    def test_a_large_k(self: Any) -> None:
+        for (rung, precision), flags in itertools.product(self.rungs(), ((True, False), (0, 1))):
+            with self.subTest(rung=rung, precision=precision, transposed=flags):
+                operands = self.operands(12, 20, 9001, flags)
+                got = self.product(operands, flags, rung, precision)
+                self.check(got, operands, flags, bound(9001, precision))
+
+    def test_every_variant(self: Any) -> None:
+        operands = self.operands(45, 70, 150, (False, True))
+        served = 0
+        for name in self.algorithms():
+            for precision in ("fp32", "3xtf32"):
+                with self.subTest(algorithm=name, precision=precision):
+                    try:
+                        got = self.product(operands, (False, True), name, precision)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    served += 1
+                    self.check(got, operands, (False, True), bound(150, "3xtf32"))
+        self.assertGreaterEqual(served, len(self.rungs()))
+
+    def test_epilogues(self: Any) -> None:
+        m, n, k = 35, 70, 21
+        x, w = self.operands(m, n, k, (False, False))
+        bias, side = self.operands(1, n, 1, (False, False))[1][0], self.operands(m, 1, n, (0, 0))[0]
+        nodes = [ad.Variable(name) for name in ("x", "w", "bias", "side")]
+        values = dict(zip(nodes, (x, w, bias, side)))
+        for rung, precision in self.rungs():
+            y = ad.matmul_op(nodes[0], nodes[1], algo=rung)
+            fetches = {
+                "matmul_map": (ad.tanh_op(y), nodes[:2]),
+                "matmul_bias": (ad.relu_op(y + nodes[2]), nodes[:3]),
+                "matmul_gradient": (ad.relu_gradient_op(nodes[3], y), (*nodes[:2], nodes[3])),
+            }
+            for kernel, (fetch, given) in fetches.items():
+                feeds = {node: values[node] for node in given}
+                with self.subTest(rung=rung, precision=precision, kernel=kernel):
+                    executor = ad.Executor([fetch], self.ctx, precision)
+                    (got,) = executor.run(feeds, convert_to_numpy_ret_vals=True)
+                    self.assertEqual(
+                        executor.report().plans[0].algorithms, (f"{kernel} by {rung}",)
+                    )
+                    (wanted,) = ad.Executor([fetch_without_rung(fetch)]).run(feeds)
+                    # Activations are no steeper than 1, and a bias adds one rounding.
+                    scale = np.abs(x) @ np.abs(w) + np.abs(bias)
+                    limit = (2 * bound(k, precision) + 16 * UNIT) * scale
+                    self.assertTrue((np.abs(got - wanted) <= limit).all())
+
+    def test_sums_of_an_operand(self: Any) -> None:
+        x, dy = self.operands(33, 18, 41, (True, False))
+        nodes = ad.Variable("x"), ad.Variable("dy")
+        for rung, precision in self.rungs():
+            with self.subTest(rung=rung, precision=precision):
+                product = ad.matmul_op(*nodes, trans_A=True, algo=rung)
+                executor = ad.Executor([product, ad.sum_op(nodes[1], axis=0)], self.ctx, precision)
+                feeds = dict(zip(nodes, (x, dy)))
+                got, sums = executor.run(feeds, convert_to_numpy_ret_vals=True)
+                self.check(got, [x, dy], (True, False), bound(41, precision))
+                limit = bound(41, "fp32") * np.abs(dy).sum(0)
+                self.assertTrue((np.abs(sums - dy.sum(0, np.float64)) <= limit).all())
+                self.assertEqual(executor.report().plans[0].algorithms, (f"matmul_sums by {rung}",))
+
+    def test_gradients_have_the_rung(self: Any) -> None:
+        for (rung, precision), flags in itertools.product(self.rungs(), TRANSPOSES):
+            with self.subTest(rung=rung, transposed=flags):
+                a, b = self.operands(9, 14, 11, flags)
+                dy = self.operands(9, 1, 14, (False, False))[0]
+                nodes = [ad.Variable(name) for name in ("a", "b", "dy")]
+                y = ad.matmul_op(*nodes[:2], *flags, algo=rung)
+                grads = ad.gradients(ad.sum_op(y * nodes[2]), nodes[:2])
+                executor = ad.Executor([y, *grads], self.ctx, precision)
+                feeds = dict(zip(nodes, (a, b, dy)))
+                got = executor.run(feeds, convert_to_numpy_ret_vals=True)
+                self.assertEqual(executor.report().plans[0].algorithms, (f"matmul by {rung}",) * 3)
+                left, right = (a.T if flags[0] else a), (b.T if flags[1] else b)
+                self.check(got[0], [left, right], (0, 0), bound(11, precision))
+                da, db = (got[1].T if flags[0] else got[1]), (got[2].T if flags[1] else got[2])
+                self.check(da, [dy, right], (False, True), bound(14, precision))
+                self.check(db, [left, dy], (True, False), bound(9, precision))
+
+    def test_batched(self: Any) -> None:
+        rng = np.random.default_rng(5)
+        a, b = (rng.standard_normal(s, np.float32) for s in ((3, 1, 17, 9), (2, 9, 21)))
+        dy = rng.standard_normal((3, 2, 17, 21), np.float32)
+        nodes = [ad.Variable(name) for name in ("a", "b", "dy")]
+        for rung, precision in self.rungs():
+            with self.subTest(rung=rung, precision=precision):
+                y = F.matmul(*nodes[:2], algo=rung)
+                grads = ad.gradients(ad.sum_op(y * nodes[2]), nodes[:2])
+                executor = ad.Executor([y, *grads], self.ctx, precision)
+                got = executor.run(dict(zip(nodes, (a, b, dy))), convert_to_numpy_ret_vals=True)
+                self.assertEqual(
+                    executor.report().plans[0].algorithms, (f"batched_matmul by {rung}",) * 3
+                )
+                scale = np.abs(a) @ np.abs(b)
+                off = np.abs(got[0] - a.astype(np.float64) @ b) - bound(9, precision) * scale
+                self.assertLessEqual(off.max(), 0)
+                da = (dy.astype(np.float64) @ b.swapaxes(-1, -2)).sum(1, keepdims=True)
+                np.testing.assert_allclose(
+                    got[1], da, rtol=0, atol=2e-2 if precision == "tf32" else 2e-5
+                )
+
+    def test_setting_names_the_rung_of_all_others(self: Any) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        rung = self.rungs()[0][0]
+        feeds = dict(zip((x, w), self.operands(5, 6, 7, (False, False))))
+        with mock.patch.object(settings, "gemm", rung):
+            executor = ad.Executor([x @ w, ad.matmul_op(x, w, algo="auto")], self.ctx)
+            executor.run(feeds)
+            self.assertEqual(executor.report().plans[0].algorithms, (f"matmul by {rung}",))
+            self.assertEqual(set(executor.algorithms().values()), {rung, ""})
+
+    def test_products_of_two_rungs_stay_two(self: Any) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        rungs = sorted({rung for rung, precision in self.rungs() if precision == "fp32"})[:2]
+        feeds = dict(zip((x, w), self.operands(5, 6, 7, (False, False))))
+        executor = ad.Executor([ad.matmul_op(x, w, algo=rung) for rung in rungs], self.ctx)
+        executor.run(feeds)
+        found = executor.report().plans[0].algorithms
+        self.assertEqual(set(found), {f"matmul by {rung}" for rung in rungs})
+
+    def test_a_rung_that_the_device_lacks(self: Any) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        missing = next(rung for rung in GEMM.rungs if rung not in rungs_among(self.algorithms()))
+        executor = ad.Executor([ad.matmul_op(x, w, algo=missing)], self.ctx)
+        with self.assertRaisesRegex(NotApplicableError, f"algo='{missing}'.*use auto, "):
+            executor.run(dict(zip((x, w), self.operands(2, 3, 4, (False, False)))))
+        held = [array(np.ones((2, 2), np.float32), self.ctx) for _ in range(3)]
+        with self.assertRaisesRegex(NotApplicableError, f"{missing!r} on .*; use auto, "):
+            gpu_op.matrix_multiply(held[0], False, held[1], False, held[2], algo=missing)
+
+    def test_plain_function_takes_a_rung(self: Any) -> None:
+        for rung, precision in self.rungs():
+            if precision == "fp32":
+                operands = self.operands(9, 5, 12, (False, True))
+                given = [array(x, self.ctx) for x in operands]
+                c = empty((9, 5), self.ctx)
+                gpu_op.matrix_multiply(given[0], False, given[1], True, c, algo=rung)
+                self.check(c.asnumpy(), operands, (False, True), bound(12, "fp32"))
+
+    def test_tensors(self: Any) -> None:
+        device = "cpu" if self.ctx is cpu(0) else "gpu"
+        a, b = self.operands(6, 7, 8, (False, True))
+        for rung, precision in self.rungs():
+            if precision == "fp32":
+                x = dlsys.tensor(a, device=device, requires_grad=True)
+                y = F.matmul(x, dlsys.tensor(b, device=device), transpose_b=True, algo=rung)
+                y.sum().backward()
+                self.check(y.numpy(), [a, b], (False, True), bound(8, "fp32"))
+                grad = np.ones((6, 7), np.float32)
+                self.check(x.grad.numpy(), [grad, b], (False, False), bound(7, "fp32"))
+        # The rung is part of what a tape is known by: after the same product by another one too.
+        missing = next(rung for rung in GEMM.rungs if rung not in rungs_among(self.algorithms()))
+        y = F.matmul(x, dlsys.tensor(b, device=device), transpose_b=True, algo=missing)
+        with self.assertRaisesRegex(NotApplicableError, f"algo='{missing}'"):
+            y.numpy()
+
+
+def fetch_without_rung(fetch: ad.Node) -> ad.Node:
+    """The same computation without a rung, for numpy."""
+    copies = [x if x.op.leaf else fetch_without_rung(x) for x in fetch.inputs]
+    made = fetch.derive(copies, None)
+    made.attrs = {name: value for name, value in fetch.attrs.items() if name != "algo"}
+    return made
+
+
+CpuLadder, GpuLadder = on_native_devices(Ladder)
+
+
+class OfTheCpu(CpuLadder):  # type: ignore[misc, valid-type]
+    """What the packed rungs of the CPU have cases for."""
+
+    # Small: read in place, tiles that overlap. Rows 1024 apart: packed. Several blocks of N and
+    # of K. Rows and columns alone, few rows. A long K in parts.
+    CASES = [
+        *((7, 16, 5), (61, 63, 400), (12, 33, 401), (3, 20, 1024), (40, 33, 1024), (5, 100, 33)),
+        *((50, 800, 410), (26, 399, 801), (1, 700, 33), (2, 130, 70), (300, 1, 70), (13, 1, 32)),
+        *((10, 64, 20011), (33, 9, 8192)),
+    ]
+
+    def test_every_case_of_the_packed_rungs(self) -> None:
+        for shape, flags, rung in itertools.product(self.CASES, TRANSPOSES, ("simd", "threads")):
+            with self.subTest(rung=rung, shape=shape, transposed=flags):
+                operands = self.operands(*shape, flags)
+                got = self.product(operands, flags, rung, "fp32")
+                self.check(got, operands, flags, bound(shape[2], "fp32"))
+
+    def test_bits_do_not_depend_on_threads(self) -> None:
+        self.addCleanup(load().set_threads, settings.threads)
+        for shape, flags in itertools.product([*self.CASES, (97, 101, 103)], TRANSPOSES):
+            operands = self.operands(*shape, flags)
+            wanted = self.product(operands, flags, "simd", "fp32").tobytes()
+            for threads in (1, 2, 3):
+                with self.subTest(shape=shape, transposed=flags, threads=threads):
+                    load().set_threads(threads)
+                    got = self.product(operands, flags, "threads", "fp32").tobytes()
+                    self.assertEqual(got, wanted)
+
+    def test_infinities_stay_in_their_rows_and_columns(self) -> None:
+        for rung, (m, n) in itertools.product(("simd", "blocked", "naive"), ((31, 37), (100, 150))):
+            a, b = self.operands(m, n, 33, (False, False))
+            a[3, 5], b[2, 4] = np.inf, np.nan
+            with self.subTest(rung=rung, shape=(m, n)), np.errstate(invalid="ignore"):
+                got = self.product([a, b], (False, False), rung, "fp32")
+                np.testing.assert_array_equal(np.isfinite(got), np.isfinite(a @ b))
+
+    def test_without_a_blas_it_says_so(self) -> None:
+        # A process without numpy has none loaded; the system may have one.
+        program = f"""if True:
+            import ctypes
+            library = ctypes.CDLL({str(load().path)!r})
+            source = ctypes.c_char_p()
+            number = {load().index["cpu", "matmul", FLOAT32]}
+            status = library.DLAlgorithmSource(
+                ctypes.c_int64(number), ctypes.c_int64(5), ctypes.byref(source)
+            )
+            library.DLGetLastError.restype = ctypes.c_char_p
+            print(status, (source.value if status == 0 else library.DLGetLastError()).decode())
+        """
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertRegex(
+            done.stdout, "^4 no BLAS is loaded .*libopenblas.so.0|^0 .*(blas|blis|mkl)", done.stderr
+        )
+
+
+class Numpy(unittest.TestCase):
+    """The rungs of numpy, at float32 and float64."""
+
+    def test_rungs_forward_and_gradients(self) -> None:
+        rng = np.random.default_rng(8)
+        shapes = [((3, 1, 5, 4), (2, 4, 6)), ((5, 4), (4, 6)), ((5, 0), (0, 6))]
+        for rung, dtype, (left, right) in itertools.product(
+            GEMM.numpy, (np.float32, np.float64), shapes
+        ):
+            with self.subTest(rung=rung, dtype=dtype, shapes=(left, right)):
+                a, b = rng.standard_normal(left), rng.standard_normal(right)
+                nodes = ad.Variable("a", dtype=dtype), ad.Variable("b", dtype=dtype)
+                y = F.matmul(*nodes, algo=rung)
+                executor = ad.Executor([y, *ad.gradients(ad.sum_op(y), nodes)])
+                a, b = a.astype(dtype), b.astype(dtype)
+                got = executor.run(dict(zip(nodes, (a, b))))
+                exact, ones = a.astype(np.float64) @ b, np.ones(got[0].shape)
+                atol = 1e2 * np.finfo(dtype).eps
+                np.testing.assert_allclose(got[0], exact, rtol=0, atol=atol)
+                da = ones @ b.swapaxes(-1, -2)
+                db = a.astype(np.float64).swapaxes(-1, -2) @ ones
+                if a.ndim > 2:
+                    da, db = da.sum(1, keepdims=True), db.sum(0)
+                np.testing.assert_allclose(got[1], da, rtol=0, atol=atol)
+                np.testing.assert_allclose(got[2], db, rtol=0, atol=atol)
+
+    def test_a_rung_of_other_devices(self) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        executor = ad.Executor([ad.matmul_op(x, w, algo="simd")])
+        with self.assertRaisesRegex(NotApplicableError, "use auto, naive, blas"):
+            executor.run({x: np.ones((2, 3), np.float32), w: np.ones((3, 2), np.float32)})
+
+
+class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
+    """What only rungs of the GPU do."""
+
+    def test_refusals_name_those_that_can(self) -> None:
+        operands = self.operands(5, 6, 7, (False, False))
+        with self.assertRaisesRegex(
+            NotApplicableError,
+            "matmul: algo=tensor cannot compute this: .*the precision is fp32; use auto, naive, ",
+        ):
+            self.product(operands, (False, False), "tensor", "fp32")
+
+    def test_the_autotuner_stays_within_the_rung(self) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        feeds = dict(zip((x, w), self.operands(40, 48, 64, (False, False))))
+        tried: set[str] = set()
+
+        def us_of(benchmark: Microbenchmark, algorithm: Algorithm, about: float = 0) -> float:
+            benchmark.results(algorithm)
+            tried.add(algorithm.name)
+            return 1.0 if algorithm.name == "warp 64x64 by 1" else 2.0
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(settings, "tune", "full"),
+            mock.patch.object(settings, "tune_cache", f"{folder}/tuning.json"),
+            mock.patch.object(Microbenchmark, "us", us_of),
+            mock.patch.object(Microbenchmark, "us_about", us_of),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            executor = ad.Executor([ad.matmul_op(x, w, algo="warp")], self.ctx)
+            executor.run(feeds)
+        self.assertGreater(len(tried), 8)
+        self.assertEqual({rung_of(name) for name in tried}, {"warp"})
+        self.assertEqual(executor.report().plans[0].algorithms, ("matmul by warp 64x64 by 1",))
+
+    def test_3xtf32_has_infinities(self) -> None:
+        a, b = self.operands(20, 9, 16, (False, False))
+        a[3, 5], b[2, 4] = np.inf, np.nan
+        got = self.product([a, b], (False, False), "tensor", "3xtf32")
+        with np.errstate(invalid="ignore"):
+            wanted = a.astype(np.float64) @ b
+        np.testing.assert_array_equal(np.isfinite(got), np.isfinite(wanted))
+
+
+class Words(unittest.TestCase):
+    def test_unknown_rungs_fail_where_they_are_written(self) -> None:
+        x, w = ad.Variable("x"), ad.Variable("w")
+        for call in (ad.matmul_op, ad.batched_matmul_op, F.matmul, ad.linear_op):
+            with self.assertRaisesRegex(SignatureError, "algo must be auto, naive, .*, got 'wrap'"):
+                call(x, w, algo="wrap")
+
+
+del Ladder, CpuLadder, GpuLadder
