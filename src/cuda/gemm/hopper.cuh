@@ -1,6 +1,9 @@
 // GEMM by wgmma and TMA: what hopper.cu does for the rest of the library. hopper_kernel.cuh has the
 // kernel.
 #pragma once
+#include <string>
+#include <vector>
+
 #include "cuda/runtime/context.cuh"
 
 namespace dlsys {
@@ -25,12 +28,17 @@ struct HopperGemm {
 // Why a GEMM cannot run this way, or "".
 const char* HopperError(const HopperGemm& gemm);
 // Runs it; operands that TMA cannot read as they lie are copied first. `tiling` is an index of
-// kHopperTilings, -1 leaves it to the cost model.
+// HopperTilings, -1 leaves it to the cost model.
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling = -1);
-// Estimated time in microseconds, on an H200.
+// Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
 
+// Bytes of scratch for operands that are copied first.
+int64_t HopperCopiesNbytes(const HopperGemm& gemm);
+
 constexpr int kHopperTilings = 4;
+std::vector<std::string> HopperTilings();
+bool HopperFits(const HopperGemm& gemm, int tiling);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -6,8 +6,8 @@
 // other multiplies (ping-pong). Blocks are persistent, one a multiprocessor; two of a cluster share
 // the panels of B by multicast. Tiles that would not fill a wave of blocks are cut along K
 // (split-K); at the end the blocks that made the parts of a tile add them together, each a slice of
-// it, in the order of K: results are deterministic. 3xtf32 runs over K three times, over the upper and lower parts
-// of both operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256).
+// it, in the order of K: results are deterministic. 3xtf32 runs over K three times, over the upper
+// and lower parts of both operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256).
 //
 // Operands lie along K or, of 16 bits, along M or N; C is row-major and overlaps nothing. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
@@ -30,11 +30,11 @@ struct Tiling {
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
-  static constexpr int kBlocks = TileN / 8;  // of eight columns
-  static constexpr int kQuads = WarpgroupM * kBlocks;          // of accumulators of a thread
-  static constexpr int kParts = PingPong ? 1 : kConsumers;  // of a tile, by consumer
+  static constexpr int kBlocks = TileN / 8;                      // of eight columns
+  static constexpr int kQuads = WarpgroupM * kBlocks;            // of accumulators of a thread
+  static constexpr int kParts = PingPong ? 1 : kConsumers;       // of a tile, by consumer
   static constexpr bool kHoldsTwo = WarpgroupM * kBlocks <= 16;  // sets of accumulators
-  static constexpr int kRowNbytes = 128;             // of a panel in shared memory, swizzled
+  static constexpr int kRowNbytes = 128;  // of a panel in shared memory, swizzled
   static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kStagingNbytes = kRows * StagingN * 2;
@@ -47,7 +47,7 @@ struct Tiling {
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
 struct Params {
   int m, n, batch;
-  int k_panels, passes;  // panels along K, and how often it runs over them
+  int k_panels, passes;            // panels along K, and how often it runs over them
   int row_tiles, col_tiles, band;  // row tiles count clusters; a band of them shares columns in L2
   int split_tiles, splits;         // the first tiles are cut into parts along K
   float4* partial;                 // of the parts
@@ -55,7 +55,8 @@ struct Params {
   void* c;
   const void *bias, *side;  // (n), and of C's shape; or null
   int activation, gradient;
-  bool store_boxes;  // C as it is, by TMA
+  bool plain;        // C has no epilogue
+  bool store_boxes;  // and TMA can write it
   bool aligned;      // rows of C, bias and side are at multiples of four elements
 };
 
@@ -187,8 +188,8 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
     BeginProducts();
 #pragma unroll
     for (int k = 0; k < 4; k++) {  // 32 bytes of K, or 16 rows of it
-      const uint64_t of_b = kAlongN ? Descriptor(b + k * 2048, kAcross, 1024)
-                                    : Descriptor(b + k * 32, 16, 1024);
+      const uint64_t of_b =
+          kAlongN ? Descriptor(b + k * 2048, kAcross, 1024) : Descriptor(b + k * 32, 16, 1024);
 #pragma unroll
       for (int i = 0; i < T::kWarpgroupM; i++) {
         const uint32_t rows = a + i * 64 * T::kRowNbytes;
@@ -215,7 +216,7 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
   constexpr int kPanels = 8;
 #pragma unroll
   for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
-    float(&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
+    float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
     x[0] = x[1] = x[2] = x[3] = 0.f;
   }
   for (int panel = 0; panel < count; panel += kPanels) {
@@ -224,7 +225,7 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
                                        release);
 #pragma unroll
     for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
-      float(&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
+      float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
 #pragma unroll
       for (int e = 0; e < 4; e++) x[e] += d[q / T::kBlocks][q % T::kBlocks][e];
     }
@@ -246,12 +247,12 @@ __device__ __forceinline__ void StoreBoxes(const Accumulators<T>& d, const CUten
     for (int i = 0; i < T::kWarpgroupM; i++) {
 #pragma unroll
       for (int j = first; j < first + T::kStagingN / 8; j += 2) {
-        const float(&x)[4] = d[i][j], (&y)[4] = d[i][j + 1];
+        const float (&x)[4] = d[i][j], (&y)[4] = d[i][j + 1];
         const int chunk = j - first + l / 16, box = chunk / 8 * T::kWarpgroupM + i;
-        StoreMatrices(staging + box * 64 * T::kRowNbytes + r * T::kRowNbytes +
-                          ((chunk % 8 ^ r % 8) * 16),
-                      {Packed<E>(x[0], x[1]), Packed<E>(x[2], x[3]), Packed<E>(y[0], y[1]),
-                       Packed<E>(y[2], y[3])});
+        StoreMatrices(
+            staging + box * 64 * T::kRowNbytes + r * T::kRowNbytes + ((chunk % 8 ^ r % 8) * 16),
+            {Packed<E>(x[0], x[1]), Packed<E>(x[2], x[3]), Packed<E>(y[0], y[1]),
+             Packed<E>(y[2], y[3])});
       }
     }
     LetBulkFollow();
@@ -266,18 +267,43 @@ __device__ __forceinline__ void StoreBoxes(const Accumulators<T>& d, const CUten
   }
 }
 
+// Stores a consumer's part of a tile of float32 as it is: eight bytes a thread, 32 of a row.
+template <class T>
+__device__ __forceinline__ void StorePairs(const Accumulators<T>& d, const Params& params,
+                                           const TileOrigin& origin) {
+  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
+    const int row = row0 + i / 2 * 64 + i % 2 * 8;
+    if (row >= params.m) continue;
+    float* to = (float*)params.c + ((int64_t)origin.z * params.m + row) * params.n + col0;
+#pragma unroll
+    for (int j = 0; j < T::kBlocks; j++, to += 8) {
+      const float x = d[i / 2][j][i % 2 * 2], y = d[i / 2][j][i % 2 * 2 + 1];
+      const int valid = params.n - col0 - j * 8;
+      if (params.aligned && valid >= 2) {
+        *(float2*)to = make_float2(x, y);
+      } else {
+        if (valid > 0) to[0] = x;
+        if (valid > 1) to[1] = y;
+      }
+    }
+  }
+}
+
 // Calls f with the epilogue's function of an element of side and one of C. All code is inlined, for
 // a call would make the compiler wait after each wgmma, so f is a loop and no loop body.
 template <class F>
 __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
-#define DLSYS_CASE(code, F)                                 \
-  case code:                                                \
-    f([](float, float x) { return fn::F{}(x); });           \
+#define DLSYS_CASE(code, F)                       \
+  case code:                                      \
+    f([](float, float x) { return fn::F{}(x); }); \
     return;
   switch (params.activation) { DLSYS_ACTIVATIONS(DLSYS_CASE) }
 #undef DLSYS_CASE
-#define DLSYS_CASE(code, F)                                 \
-  case code:                                                \
+#define DLSYS_CASE(code, F)                                  \
+  case code:                                                 \
     f([](float side, float x) { return fn::F{}(side, x); }); \
     return;
   switch (params.gradient) { DLSYS_ACTIVATION_GRADIENTS(DLSYS_CASE) }
@@ -379,8 +405,7 @@ __device__ __forceinline__ void StoreQuads(Accumulators<T>& d, const Params& par
         for (int half = 0; half < 2; half++) {
           const int r = i * 64 + thread / 32 * 16 + l / 4 + half * 8;
           const int to = r * kInRow + ((j * 2 + l % 4 / 2) ^ (r % kSpread));
-          *((float2*)(quads + to) + l % 2) =
-              make_float2(d[i][j][2 * half], d[i][j][2 * half + 1]);
+          *((float2*)(quads + to) + l % 2) = make_float2(d[i][j][2 * half], d[i][j][2 * half + 1]);
         }
       }
 #pragma unroll
@@ -436,7 +461,7 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
   float4* to = PartialOf<T>(params, segment, segment.split, rank, part) + thread;
 #pragma unroll
   for (int q = 0; q < T::kQuads; q++) {
-    const float(&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
+    const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
     to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
   }
   __threadfence();
@@ -472,13 +497,13 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
     }
 #pragma unroll
     for (int b = 0; b < kBatch; b++) ((float4*)staging)[b * 128 + thread] = sums[b];
-WithFunction(params, [&](auto&& function) {
+    WithFunction(params, [&](auto&& function) {
 #pragma unroll 1
       for (int b = 0; b < 2 * kBatch && first + b / 2 * 128 < end; b++) {
         const int item = first + b / 2 * 128, q = item / 128;
         const float2 sum = ((const float2*)staging)[(b / 2 * 128 + thread) * 2 + b % 2];
-        const int row = origin.row + q / T::kBlocks * 64 + item % 128 / 32 * 16 + item % 32 / 4 +
-                        b % 2 * 8;
+        const int row =
+            origin.row + q / T::kBlocks * 64 + item % 128 / 32 * 16 + item % 32 / 4 + b % 2 * 8;
         const int col = origin.col + q % T::kBlocks * 8 + item % 4 * 2, valid = params.n - col;
         if (valid <= 0 || row >= params.m) continue;
         const bool at_once = params.aligned && valid >= 2;
@@ -539,6 +564,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const Params& 
       if constexpr (sizeof(E) == 2)
         StoreBoxes<E, T>(d, map_c, SharedAddress(staging), origin.row, origin.col, origin.z,
                          consumer);
+    } else if (sizeof(E) == 4 && params.plain) {
+      StorePairs<T>(d, params, origin);
     } else {
       StoreQuads<E, T>(d, params, staging, origin, consumer);
     }
@@ -552,9 +579,11 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const Params& 
 }
 
 template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
-__global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
-    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-    const __grid_constant__ CUtensorMap map_c, const Params params) {
+__global__ __launch_bounds__(T::kThreads,
+                             1) void GemmKernel(const __grid_constant__ CUtensorMap map_a,
+                                                const __grid_constant__ CUtensorMap map_b,
+                                                const __grid_constant__ CUtensorMap map_c,
+                                                const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
   unsigned char* shared = DynamicShared<unsigned char>();

@@ -1,7 +1,7 @@
-// What sm_90a adds: barriers in shared memory that count bytes (mbarrier), tile copies by the tensor
-// memory accelerator (TMA), and products of a warpgroup's 128 threads (wgmma). One function an
-// instruction, as ptx.cuh has them for all GPUs; the emulated GPU has none of them. Shared memory is
-// named by its 32-bit address, which is what the instructions take.
+// What sm_90a adds: barriers in shared memory that count bytes (mbarrier), tile copies by the
+// tensor memory accelerator (TMA), and products of a warpgroup's 128 threads (wgmma). One function
+// an instruction, as ptx.cuh has them for all GPUs; the emulated GPU has none of them. Shared
+// memory is named by its 32-bit address, which is what the instructions take.
 #pragma once
 #include <cuda.h>
 
@@ -186,9 +186,9 @@ __device__ __forceinline__ void WaitForProducts() {
 #define DLSYS_REGS4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define DLSYS_REGS16(d, i) \
   DLSYS_REGS4(d, i), DLSYS_REGS4(d, i + 1), DLSYS_REGS4(d, i + 2), DLSYS_REGS4(d, i + 3)
-#define DLSYS_REGS64(d, i)                                                                        \
+#define DLSYS_REGS64(d, i) \
   DLSYS_REGS16(d, i), DLSYS_REGS16(d, i + 4), DLSYS_REGS16(d, i + 8), DLSYS_REGS16(d, i + 12)
-#define DLSYS_NAMES32                                                                             \
+#define DLSYS_NAMES32                                                                              \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
   "%26,%27,%28,%29,%30,%31"
 #define DLSYS_NAMES64                                                                             \
@@ -203,21 +203,21 @@ __device__ __forceinline__ void WaitForProducts() {
   "%126,%127"
 // `at` numbers the operands behind the accumulators: the descriptors, whether to accumulate, and
 // for 16-bit types whether A and B lie along M and N.
-#define DLSYS_WGMMA(shape, type, regs, names, a0, a1, a2, tail, ...)                               \
-  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, " a2                                              \
-               ", 0;\n"                                                                            \
-               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names "}, " a0     \
-               ", " a1 ", p, 1, 1" tail "; }"                                                      \
-               : regs                                                                              \
+#define DLSYS_WGMMA(shape, type, regs, names, a0, a1, a2, tail, ...)                           \
+  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, " a2                                           \
+               ", 0;\n"                                                                        \
+               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names "}, " a0 \
+               ", " a1 ", p, 1, 1" tail "; }"                                                  \
+               : regs                                                                          \
                : "l"(a), "l"(b), "r"((int)accumulate)__VA_OPT__(, ) __VA_ARGS__)
-#define DLSYS_WGMMA_TYPES(n, regs, names, a0, a1, a2, a3, a4)                                      \
-  if constexpr (std::is_same_v<T, float>)                                                          \
-    DLSYS_WGMMA("m64n" #n "k8", "tf32", DLSYS_UNPACK regs, names, a0, a1, a2, "");                 \
-  else if constexpr (std::is_same_v<T, bfloat16>)                                                  \
-    DLSYS_WGMMA("m64n" #n "k16", "bf16", DLSYS_UNPACK regs, names, a0, a1, a2, ", " a3 ", " a4,    \
-                "n"((int)kAlongM), "n"((int)kAlongN));                                             \
-  else                                                                                             \
-    DLSYS_WGMMA("m64n" #n "k16", "f16", DLSYS_UNPACK regs, names, a0, a1, a2, ", " a3 ", " a4,     \
+#define DLSYS_WGMMA_TYPES(n, regs, names, a0, a1, a2, a3, a4)                                   \
+  if constexpr (std::is_same_v<T, float>)                                                       \
+    DLSYS_WGMMA("m64n" #n "k8", "tf32", DLSYS_UNPACK regs, names, a0, a1, a2, "");              \
+  else if constexpr (std::is_same_v<T, bfloat16>)                                               \
+    DLSYS_WGMMA("m64n" #n "k16", "bf16", DLSYS_UNPACK regs, names, a0, a1, a2, ", " a3 ", " a4, \
+                "n"((int)kAlongM), "n"((int)kAlongN));                                          \
+  else                                                                                          \
+    DLSYS_WGMMA("m64n" #n "k16", "f16", DLSYS_UNPACK regs, names, a0, a1, a2, ", " a3 ", " a4,  \
                 "n"((int)kAlongM), "n"((int)kAlongN))
 #define DLSYS_UNPACK(...) __VA_ARGS__
 
