@@ -77,7 +77,7 @@ const ConvAlgorithm& Choose(const Conv& conv, int64_t number, ConvCall* at) {
   if (number < 0 || number > count)
     Fail("%s: there is no algorithm %ld, expected 0 to %ld", at->op, (long)number, (long)count);
   if (number == 0) return Heuristic(*at, conv);
-  if (!(conv.n * conv.GroupChannels() * Size(conv.kernel) * Size(conv.in) * Size(conv.out)))
+  if (conv.n * conv.GroupChannels() * Size(conv.kernel) * Size(conv.in) * Size(conv.out) == 0)
     return kImplicitGemm;  // sums of nothing, which are the same by every rung
   const Ladder::Entry& entry = ladder.entries[number - 1];
   at->variant = entry.variant;

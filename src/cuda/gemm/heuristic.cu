@@ -326,6 +326,11 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
+  if (p.IsNarrow()) {
+    const InFloat32 floats(op, p, stream);
+    RunOwnGemm(op, floats.get(), stream);
+    return floats.StoreResult();
+  }
   RunTiledGemm(op, p, BestTileConfig(FamilyOf(p), p), stream);
 }
 
@@ -345,10 +350,7 @@ void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
     return RunEpilogueAndSums(op, p, stream);
   }
   if (hopper_us < tiled_us) return kHopper.run(op, p, kHeuristic, stream);
-  if (!p.IsNarrow()) return RunOwnGemm(op, p, stream);
-  const InFloat32 floats(op, p, stream);
-  RunOwnGemm(op, floats.get(), stream);
-  floats.StoreResult();
+  RunOwnGemm(op, p, stream);
 }
 
 namespace {

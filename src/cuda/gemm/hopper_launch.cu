@@ -12,9 +12,10 @@
 namespace dlsys {
 namespace cuda {
 
-const char* HopperError(const HopperGemm&) { return "it needs a GPU of sm_90a; this is emulated"; }
-void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream, int) {
-  Fail("%s: %s", op, HopperError(gemm));
+const char* HopperDeviceError(int) { return "it needs a GPU of sm_90a, and this one is emulated"; }
+const char* HopperError(const HopperGemm&) { return HopperDeviceError(0); }
+void RunHopperGemm(const char* op, const HopperGemm&, DLStream, int) {
+  Fail("%s: %s", op, HopperDeviceError(0));
 }
 double HopperEstimateUs(const HopperGemm&) { return INFINITY; }
 bool HopperFits(const HopperGemm&, int) { return false; }
@@ -358,11 +359,15 @@ bool HasWgmma(int device) {
 
 }  // namespace
 
+const char* HopperDeviceError(int device) {
+  if (ComputeMajor(device) == 9 && HasWgmma(device)) return "";
+  return "it needs a GPU of sm_90a, and a library built for that";
+}
+
 const char* HopperError(const HopperGemm& gemm) {
   constexpr int64_t kMost = int64_t(1) << 30;
-  if (ComputeMajor(gemm.ctx.device_id) != 9 || !HasWgmma(gemm.ctx.device_id))
-    return "it needs a GPU of sm_90a, and a library built for that";
-  if (gemm.m * gemm.n * gemm.k * gemm.batch == 0) return "it takes no empty arrays";
+  const char* error = HopperDeviceError(gemm.ctx.device_id);
+  if (*error) return error;
   if (std::max({gemm.m, gemm.n, gemm.k, gemm.batch}) > kMost)
     return "it takes at most 2^30 rows and columns";
   if (gemm.split && gemm.batch > 1) return "in 3xtf32 it takes one product at a time";
