@@ -4,10 +4,15 @@ against float64 of the same operands.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
+import tempfile
 import unittest
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -18,6 +23,7 @@ from dlsys.ndarray import array, empty, launch
 from dlsys.rungs import rungs_among
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
+from dlsys.settings import settings
 from support.devices import EMULATED, require
 
 NARROW = (bfloat16, FLOAT16)
@@ -169,6 +175,20 @@ class NarrowGemm(unittest.TestCase):
         names = [step.node.op.name for step in plan.steps]
         self.assertNotIn("cast", names)
         self.assertEqual(sum(name.startswith("matmul") for name in names), 3)
+
+    def test_the_autotuner_measures_them(self) -> None:
+        x, w = (ad.Variable(name, dtype=bfloat16) for name in ("x", "w"))
+        feeds = dict(zip((x, w), self.operands(16, 24, 32, (False, False), bfloat16)))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(settings, "tune", "full"),
+            mock.patch.object(settings, "tune_cache", f"{folder}/tuning.json"),
+            contextlib.redirect_stderr(io.StringIO()) as said,
+        ):
+            (got,) = ad.Executor([x @ w], self.ctx).run(feeds, True)
+            self.assertIn("matmul bfloat16(16,32)", (Path(folder) / "tuning.json").read_text())
+        self.assertNotIn("wrong", said.getvalue())
+        self.check(got, list(feeds.values()), (False, False), bfloat16)
 
     def test_infinities_and_nan(self) -> None:
         for number, rung in self.rungs():
