@@ -14,9 +14,9 @@ namespace cuda {
 namespace {
 
 // The rungs, slowest first; a name of two words is a part of the rung before it.
-const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv, &kIm2col,  &kWinograd,     &kFft,
-                                            &kImplicit,  &kCompact, &kImplicitGemm, &kTensorCores,
-                                            &kDepthwise, &kCudnn};
+const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv,   &kIm2col,    &kWinograd,  &kFft,
+                                            &kImplicit,    &kCompact,   &kPointwise, &kImplicitGemm,
+                                            &kTensorCores, &kDepthwise, &kCudnn};
 
 bool IsRung(const ConvAlgorithm& algorithm) { return !strchr(algorithm.name, ' '); }
 

@@ -44,8 +44,9 @@ extern const ConvAlgorithm kNaiveConv;     // a thread an element
 extern const ConvAlgorithm kIm2col;        // the column matrix in scratch, and a GEMM
 extern const ConvAlgorithm kWinograd;      // F(2x2, 3x3) and F(4x4, 3x3)
 extern const ConvAlgorithm kFft;           // products of spectra, by cuFFT
-extern const ConvAlgorithm kImplicit;      // implicit GEMM: the best of the next three
+extern const ConvAlgorithm kImplicit;      // implicit GEMM: the best of the next four
 extern const ConvAlgorithm kCompact;       // of a strided 1 x 1 filter, dense
+extern const ConvAlgorithm kPointwise;     // of a dense 1 x 1 filter, batched GEMM
 extern const ConvAlgorithm kImplicitGemm;  // by FFMA
 extern const ConvAlgorithm kTensorCores;   // by mma, at tf32
 extern const ConvAlgorithm kDepthwise;     // direct, one channel per group

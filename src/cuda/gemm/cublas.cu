@@ -24,6 +24,10 @@ struct Library {
   Status (*sgemm)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
                   const float* alpha, const float* a, int64_t lda, const float* b, int64_t ldb,
                   const float* beta, float* c, int64_t ldc) = nullptr;
+  Status (*sgemm_batched)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
+                          const float* alpha, const float* a, int64_t lda, int64_t of_a,
+                          const float* b, int64_t ldb, int64_t of_b, const float* beta, float* c,
+                          int64_t ldc, int64_t of_c, int64_t count) = nullptr;
   const char* (*text)(Status) = nullptr;
   Status (*property)(int which, int*) = nullptr;
   std::string error;  // why it cannot be used, or ""
@@ -45,6 +49,7 @@ Library Open() {
   Find(library, "cublasSetWorkspace_v2", &cublas.set_workspace, &cublas.error);
   Find(library, "cublasSetMathMode", &cublas.set_math_mode, &cublas.error);
   Find(library, "cublasSgemm_v2_64", &cublas.sgemm, &cublas.error);
+  Find(library, "cublasSgemmStridedBatched_64", &cublas.sgemm_batched, &cublas.error);
   Find(library, "cublasGetStatusString", &cublas.text, &cublas.error);
   Find(library, "cublasGetProperty", &cublas.property, &cublas.error);
   if (cublas.error.empty()) cublas.name = "cuBLAS " + VersionText(cublas.property);
@@ -86,6 +91,25 @@ const char* CublasSource() {
   return Cublas().name.c_str();
 }
 
+// Prepares a handle for products of p's precision, with a workspace, and runs `work(handle)`. In
+// this order: a new stream resets the workspace. One of our own makes results independent of other
+// streams.
+template <class Work>
+static void WithHandle(const char* op, const Gemm& p, DLStream stream, Work&& work) {
+  const Library& cublas = Cublas();
+  const BorrowedHandle<Handle> handle(op, p.ctx.device_id, MakeHandle);
+  const int64_t workspace_nbytes = WorkspaceNbytes(p.ctx.device_id);
+  const Scratch workspace(p.ctx, workspace_nbytes, stream);
+  if (Workspace::Querying()) return;
+  CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
+  CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
+  const bool tf32 = p.precision == Precision::kTf32;
+  CheckCublas(op, cublas.set_math_mode(handle.get(), tf32 ? kTf32Math : kDefaultMath));
+  CheckCublas(op, work(handle.get()));
+}
+
+static int Transposed(bool transposed) { return transposed ? kTranspose : kNoTranspose; }
+
 // A row-major matrix is its transpose in column-major cuBLAS: C^T = op(B)^T op(A)^T.
 void RunCublasGemm(const char* op, const Gemm& p, DLStream stream) {
   if (p.m == 0 || p.n == 0) return;
@@ -94,21 +118,22 @@ void RunCublasGemm(const char* op, const Gemm& p, DLStream stream) {
     Check(op, cudaMemsetAsync(p.c, 0, (size_t)(p.m * p.n) * sizeof(float), Native(stream)));
     return;
   }
-  const Library& cublas = Cublas();
-  const BorrowedHandle<Handle> handle(op, p.ctx.device_id, MakeHandle);
-  const int64_t workspace_nbytes = WorkspaceNbytes(p.ctx.device_id);
-  const Scratch workspace(p.ctx, workspace_nbytes, stream);
-  // In this order: a new stream resets the workspace. One of our own makes results independent of
-  // other streams.
-  if (Workspace::Querying()) return;
-  CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
-  CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
-  const bool tf32 = p.precision == Precision::kTf32;
-  CheckCublas(op, cublas.set_math_mode(handle.get(), tf32 ? kTf32Math : kDefaultMath));
-  const float one = 1.f, zero = 0.f;
-  CheckCublas(op, cublas.sgemm(handle.get(), p.trans_b ? kTranspose : kNoTranspose,
-                               p.trans_a ? kTranspose : kNoTranspose, p.n, p.m, p.k, &one, p.b,
-                               p.trans_b ? p.k : p.n, p.a, p.trans_a ? p.m : p.k, &zero, p.c, p.n));
+  WithHandle(op, p, stream, [&](Handle handle) {
+    const float one = 1.f, zero = 0.f;
+    return Cublas().sgemm(handle, Transposed(p.trans_b), Transposed(p.trans_a), p.n, p.m, p.k, &one,
+                          p.b, p.trans_b ? p.k : p.n, p.a, p.trans_a ? p.m : p.k, &zero, p.c, p.n);
+  });
+}
+
+void RunCublasBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream) {
+  const Gemm& p = batch.first;
+  WithHandle(op, p, stream, [&](Handle handle) {
+    const float one = 1.f, zero = 0.f;
+    return Cublas().sgemm_batched(handle, Transposed(p.trans_b), Transposed(p.trans_a), p.n, p.m,
+                                  p.k, &one, p.b, p.trans_b ? p.k : p.n, p.n * p.k, p.a,
+                                  p.trans_a ? p.m : p.k, batch.shares_a ? 0 : p.m * p.k, &zero, p.c,
+                                  p.n, p.m * p.n, batch.count);
+  });
 }
 
 namespace {

@@ -99,11 +99,14 @@ void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t algorith
 const std::vector<Algorithm>& GemmAlgorithms();
 
 // `count` GEMMs of one shape, whose operands and results lie one behind the other from those of
-// `first` on; no epilogue, no sums.
+// `first` on, but for an A that all share; no epilogue, no sums.
 struct BatchedGemm {
   Gemm first;
   int64_t count;
+  bool shares_a = false;
 };
+// By the kernels of this library, or by cuBLAS where it is usable, estimated to be faster, and
+// DLSYS_BLAS is not "own".
 void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 
 void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
@@ -121,6 +124,7 @@ inline const char* RefusalOfU8(const Gemm& p) {
 const char* CublasError();
 const char* CublasSource();  // as in registry.h
 void RunCublasGemm(const char* op, const Gemm& gemm, DLStream stream);
+void RunCublasBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 
 // cuBLASLt: the same, and no empty arrays. Its heuristic proposes up to kLtProposals algorithms.
 constexpr int kLtProposals = 6;
