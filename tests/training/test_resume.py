@@ -321,13 +321,13 @@ class CpuResume(Resume, unittest.TestCase):
             self.assertEqual(self.images(2, resume=self.folder), [])
 
         small = next(key for key in had if "conv2d_bias float32(4,4,5,5)" in key)  # the last batch
-        chosen = Measurement("implicit_gemm", "", 1.0, 2.0)
+        chosen = Measurement("implicit", "", 1.0, 2.0)
         tuning_cache().add(tune._environment(cpu(0)), {small: chosen})
         told = self.images(3, resume=self.folder)
         self.assertEqual(len(told), 1)
-        self.assertRegex(told[0], r"other kernels \(conv2d_bias .*: heuristic, now implicit_gemm\)")
+        self.assertRegex(told[0], r"other kernels \(conv2d_bias .*: heuristic, now implicit\)")
         now = train.load(self.folder).header["kernels"]["algorithms"]
-        self.assertEqual(now, had | {small: "implicit_gemm"})
+        self.assertEqual(now, had | {small: "implicit"})
         self.assertEqual(self.images(4, resume=self.folder), [])
 
 

@@ -363,7 +363,8 @@ def linear_op(
     algo: str | None = None,
 ) -> Node:
     """A @ B + bias: A (…, inputs), B (inputs, outputs), bias (outputs,) to (…, outputs); trans_A
-    and trans_B exchange the last two axes first. ShapeError when they do not fit.
+    and trans_B exchange the last two axes first. algo: the rung of the product's ladder, such as
+    "warp"; without it DLSYS_GEMM counts. ShapeError when they do not fit.
     """
     y = batched_matmul_op(A, B, trans_A, trans_B, algo=algo)
     return y if bias is None else add(y, bias)
