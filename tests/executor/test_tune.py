@@ -164,6 +164,16 @@ class Choosing(Cached):
         with self.times(heuristic=10, depthwise=1, implicit=9):
             self.assertEqual(self.algorithms_of(executor, feeds), ("conv2d by implicit",))
 
+    def test_variants_are_measured_of_rungs_that_come_near(self) -> None:
+        for size, winograd, wanted in ((8, 150, "implicit"), (9, 130, "winograd 4x4")):
+            x, f = ad.Variable("x"), ad.Variable("f")
+            executor = ad.Executor([ad.conv2d(x, f)], self.ctx)
+            images, filters = np.ones((2, 3, size, size)), np.ones((4, 3, 3, 3))
+            feeds = {x: images.astype(np.float32), f: filters.astype(np.float32)}
+            us = {"heuristic": 100, "implicit": 90, "winograd": winograd, "winograd 4x4": 50}
+            with self.times(**us):
+                self.assertEqual(self.algorithms_of(executor, feeds), (f"conv2d by {wanted}",))
+
     def test_without_memory_to_measure_the_heuristic_stays(self) -> None:
         full = mock.patch.object(
             tune, "Microbenchmark", side_effect=OutOfMemoryError("none is left")
