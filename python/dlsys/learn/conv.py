@@ -97,11 +97,11 @@ def climb(
     shape: Shape,
     direction: str,
     precisions: Sequence[str] = ("fp32",),
-    rungs: Sequence[str] | None = None,
+    variants: bool = False,
 ) -> Iterator[Figures]:
-    """The figures of every rung that can compute a direction of a shape, in the ladder's order,
-    with both of Winograd's tiles and the parts of `implicit`, and of auto; or of the named
-    algorithms.
+    """The figures of auto and of every rung that can compute a direction of a shape, in the
+    ladder's order, with both of Winograd's tiles and the parts of `implicit`; or of every
+    algorithm.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
     for precision in precisions:
@@ -110,12 +110,12 @@ def climb(
         names = load().algorithms(ctx.kernel_device, node.op.kernel)
         benchmark = Microbenchmark(node, ctx, drawn)
         sample = _Sample(benchmark, shape, direction)
-        for name in ("auto", *names):
-            listed = name == "auto" or name in rungs_among(names) or name.startswith(_PARTS)
-            if not (listed if rungs is None else name in rungs):
+        for number, name in enumerate(("auto", *names)):
+            rung = name == "auto" or name in rungs_among(names) or name.startswith(_PARTS)
+            if not (rung or variants):
                 continue
-            algorithm = Algorithm(0 if name == "auto" else names.index(name) + 1, name)
             try:
+                algorithm = Algorithm(number, name)
                 yield _figures(benchmark, sample, shape, algorithm, precision)
             except (KernelError, DeviceError):
                 continue  # it cannot serve this, or its library is not here
