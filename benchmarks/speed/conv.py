@@ -38,7 +38,11 @@ SHAPES = {
         (32, 256, 56, 256, 3, 1, 1, 32),
     ],
     "lenet": [(128, 1, 28, 6, 5, 1, 2), (128, 6, 14, 16, 5), (1000, 6, 14, 16, 5)],
-    "residual": [(512, 1, 28, 32, 3, 1, 1), (512, 64, 14, 64, 3, 1, 1), (512, 128, 7, 128, 3, 1, 1)],
+    "residual": [
+        (512, 1, 28, 32, 3, 1, 1),
+        (512, 64, 14, 64, 3, 1, 1),
+        (512, 128, 7, 128, 3, 1, 1),
+    ],
 }
 
 
@@ -111,7 +115,9 @@ def _tell_auto(works: list[dict[str, Any]]) -> None:
     print()
     for (net, precision), (auto, best) in sums.items():
         ratio, told = worst[net, precision]
-        print(f"{net} {precision}: auto takes {auto / best:.2f} of the fastest; {ratio:.2f} of {told}")
+        print(
+            f"{net} {precision}: auto takes {auto / best:.2f} of the fastest; {ratio:.2f} of {told}"
+        )
 
 
 def _line(direction: str, row: dict[str, Any]) -> str:

@@ -52,7 +52,9 @@ class Benchmark(unittest.TestCase):
         works = results.read("conv_cpu")["works"]
         self.assertEqual(len(works), 2 * 3)
         table = conv_ladder.table(results)
-        self.assertRegex(table.splitlines()[0], r"\| auto, CPU \| naive, CPU \|.* winograd 2x2, CPU")
+        self.assertRegex(
+            table.splitlines()[0], r"\| auto, CPU \| naive, CPU \|.* winograd 2x2, CPU"
+        )
         self.assertIn("small: 2 x 4 x 5², 4 filters 1² stride 2, data, fp32", table)
         self.assertEqual(table.count("\n| small"), 6)
         drawn = conv_ladder.drawn(results)
