@@ -219,8 +219,8 @@ class TestLadder(unittest.TestCase):
                 load().algorithm_source(self.ctx.kernel_device, kernel, number)
             except DeviceError:
                 continue  # cuDNN or cuFFT is not here
-            parts = ("winograd", "implicit compact", "implicit batched")
-            if name in rungs_among(self.algorithms(kernel)) or name.startswith(parts):
+            parts = ("winograd 2x2", "winograd 4x4", "implicit fma", "implicit mma", *POINTWISE)
+            if name in rungs_among(self.algorithms(kernel)) or name in parts:
                 yield name
 
     def operands(self, kernel: str, case: Case) -> list[np.ndarray]:
@@ -308,7 +308,7 @@ class TestLadder(unittest.TestCase):
                 wanted = reference("conv2d", case, x, f) + bias[:, None, None].astype(float)
                 most = limit("conv2d", case, name, "fp32", x, f) + 2 * UNIT * np.abs(wanted)
                 self.assertTrue((np.abs(y.asnumpy() - wanted) <= most).all())
-        self.assertEqual(served, set(self.usable("conv2d_bias")) - {"depthwise"})
+        self.assertEqual(served, set(self.usable("conv2d_bias")) - {"depthwise", "implicit mma"})
 
     def test_gradients_go_by_the_rung(self) -> None:
         case = Case(2, 4, (6, 7), 5, (3, 3), padding=1)

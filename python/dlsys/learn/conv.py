@@ -25,7 +25,11 @@ from ..runtime.library import load
 from .gemm import ROUNDING, Figures
 
 DIRECTIONS = ("forward", "data", "filter")
-_PARTS = ("winograd", "implicit compact", "implicit batched")  # algorithms more, not tiles
+# Variants that are algorithms of their own rather than tiles.
+_PARTS = (
+    *("winograd 2x2", "winograd 4x4"),
+    *("implicit compact", "implicit batched", "implicit fma", "implicit mma"),
+)
 _SAMPLED = 48  # elements that are compared, or fewer where their sums are long
 _SAMPLED_TERMS = 4_000_000  # of all of them together
 
@@ -111,7 +115,7 @@ def climb(
         benchmark = Microbenchmark(node, ctx, drawn)
         sample = _Sample(benchmark, shape, direction)
         for number, name in enumerate(("auto", *names)):
-            rung = name == "auto" or name in rungs_among(names) or name.startswith(_PARTS)
+            rung = name == "auto" or name in rungs_among(names) or name in _PARTS
             if not (rung or variants):
                 continue
             try:

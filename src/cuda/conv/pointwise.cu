@@ -66,12 +66,10 @@ const char* Refusal(const ConvCall&, const Conv& c) {
   return fits ? nullptr : "it is for 1 x 1 filters at stride 1, without padding and groups";
 }
 
-std::vector<std::string> Variants(Pass) { return {""}; }
-
 }  // namespace
 
 const ConvAlgorithm kPointwise = {
-    "implicit batched",   Variants, nullptr, Refusal, BatchedForward, BatchedDataGradient,
+    "implicit batched",   nullptr, nullptr, Refusal, BatchedForward, BatchedDataGradient,
     BatchedFilterGradient};
 
 }  // namespace cuda
