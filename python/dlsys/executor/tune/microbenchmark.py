@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import FLOAT32
+from ...dtypes import ROUNDING, is_narrow, rounded, storage_dtype
 from ...errors import DeviceError
 from ...graph.node import Node
 from ...graph.spec import Spec
@@ -46,11 +46,13 @@ class Microbenchmark:
         self._library = load()
         kernel = node.op.kernel
         assert kernel is not None
-        self._kernel = self._library.index[ctx.kernel_device, kernel, FLOAT32]
+        specs = [x.spec for x in node.inputs]
+        outputs = [node.spec] if isinstance(node.spec, Spec) else node.spec
+        self._dtype = storage_dtype(x.dtype for x in (*specs, *outputs))
+        self._kernel = self._library.index[ctx.kernel_device, kernel, self._dtype]
         self._signature = self._library.signature[ctx.kernel_device, kernel].rstrip("s")
         exact = node.attrs.get("precision", "fp32") != "fp32"
-        outputs = [node.spec] if isinstance(node.spec, Spec) else node.spec
-        terms = node.op.cost(node, [x.spec for x in node.inputs], outputs[0]) / outputs[0].size / 2
+        terms = node.op.cost(node, specs, outputs[0]) / outputs[0].size / 2
         if drawn is None:
             drawn = _drawn(exact) * np.float32(2.0 ** -round(np.log2(max(terms, 1.0)) / 4))
         self._drawn = drawn
@@ -86,8 +88,9 @@ class Microbenchmark:
 
     def is_right(self, algorithm: Algorithm, wanted: list[np.ndarray]) -> bool:
         """True when its results are `wanted` within the operator's tolerance."""
+        tolerance = max(self._node.op.tolerance, 2 * ROUNDING.get(self._dtype, 0.0))
         return all(
-            _error(got, expected) <= self._node.op.tolerance
+            _error(got, expected) <= tolerance
             for got, expected in zip(self.results(algorithm), wanted)
         )
 
@@ -199,6 +202,8 @@ def _data(spec: Spec, drawn: np.ndarray, k: int) -> np.ndarray:
     """The first values of input `k`, which differ from those of the other inputs."""
     assert spec.dtype is not None
     values = np.roll(drawn, 7919 * k)[: spec.size]
+    if is_narrow(spec.dtype):
+        return rounded(values, spec.dtype)
     if spec.dtype == np.uint8:
         values = 255 * (values > 0)  # often scaled by 1/255
     return values.astype(spec.dtype, copy=False)
