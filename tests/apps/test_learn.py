@@ -43,6 +43,29 @@ class Learn(unittest.TestCase):
         texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
         self.assertIn("threads, fp32", texts)
 
+    def test_convolutions(self) -> None:
+        for direction, rungs in (("forward", 5), ("data", 5), ("filter", 5)):
+            status, out, _ = run(
+                *("conv", "--device", "cpu", "--shape", "2,4,7,6,3,1,1"), "--direction", direction
+            )
+            self.assertEqual(status, 0)
+            self.assertIn(f"2 x 4 x 7², 6 filters 3² padded by 1, {direction}", out)
+            errors = {
+                line.split(" (fp32)")[0]: float(line.split("at most ")[1].split(" x ")[0])
+                for line in out.splitlines()
+                if "(fp32)" in line
+            }
+            self.assertGreater(len(errors), rungs)
+            # A sum of K terms in any order stays below K; Winograd's transforms add theirs.
+            self.assertLess(errors["implicit"], 2 * 7 * 7 * 2)
+            self.assertLess(errors["winograd"], 1000)
+
+    def test_shapes_that_are_none(self) -> None:
+        for shape in ("2,4,7", "2,4,seven,6,3", "2,4,7,6,9", "2,4,7,6,3,1,1,5", "0,4,7,6,3"):
+            status, _, err = run("conv", "--device", "cpu", "--shape", shape)
+            self.assertEqual(status, 2, shape)
+            self.assertIn("--shape: ", err)
+
     def test_what_cannot_be_run_is_said(self) -> None:
         status, _, err = run("gemm", "--device", "cpu", "--precision", "fp31")
         self.assertEqual(status, 2)

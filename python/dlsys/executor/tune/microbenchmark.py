@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -186,6 +187,7 @@ class Microbenchmark:
         return stream(self._ctx)
 
 
+@functools.cache
 def _drawn(exact: bool) -> np.ndarray:
     """Normally distributed values, as Microbenchmark says."""
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
