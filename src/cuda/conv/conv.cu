@@ -66,7 +66,7 @@ std::string ThatCan(const ConvCall& at, const Conv& conv) {
 }
 
 bool SumsNothing(const Conv& c) {
-  return !(c.n * c.GroupChannels() * c.o * Size(c.kernel) * Size(c.in) * Size(c.out));
+  return c.n * c.GroupChannels() * c.o * Size(c.kernel) * Size(c.in) * Size(c.out) == 0;
 }
 
 // Calls run(algorithm, call) for the algorithm of a number, or by the heuristic.

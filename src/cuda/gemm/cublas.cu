@@ -15,6 +15,7 @@ constexpr int kNoTranspose = 0;     // CUBLAS_OP_N
 constexpr int kTranspose = 1;       // CUBLAS_OP_T
 constexpr int kDefaultMath = 0;     // CUBLAS_DEFAULT_MATH
 constexpr int kTf32Math = 3;        // CUBLAS_TF32_TENSOR_OP_MATH
+constexpr int kExactSums = 16;      // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 constexpr int kCompute32F = 68;     // CUBLAS_COMPUTE_32F
 constexpr int kDefaultGemm = -1;    // CUBLAS_GEMM_DEFAULT
 
@@ -114,7 +115,8 @@ static void WithHandle(const char* op, const Gemm& p, DLStream stream, Work&& wo
   CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
   CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
   const bool tf32 = p.precision == Precision::kTf32;
-  CheckCublas(op, cublas.set_math_mode(handle.get(), tf32 ? kTf32Math : kDefaultMath));
+  const int mode = p.IsNarrow() ? kExactSums : tf32 ? kTf32Math : kDefaultMath;
+  CheckCublas(op, cublas.set_math_mode(handle.get(), mode));
   CheckCublas(op, work(handle.get()));
 }
 
