@@ -96,6 +96,10 @@ CASES = [
     Case(2, 6, (7, 8), 9, (3, 3), padding=1, groups=3),
     Case(2, 6, (7, 8), 6, (3, 3), padding=1, groups=6),
     Case(1, 4, (9, 9), 8, (3, 3), stride=(2, 2), padding=1, groups=4),
+    Case(3, 4, (19, 21), 4, (3, 3), padding=((1, 0), (0, 2)), groups=4),
+    Case(2, 5, (13, 11), 5, (5, 5), padding=2, groups=5),
+    Case(2, 3, (17, 9), 6, (7, 7), stride=(2, 2), padding=3, groups=3),
+    Case(1, 3, (9, 8), 3, (3, 3), padding=1, dilation=(2, 2), groups=3),
     Case(0, 3, (5, 5), 2, (3, 3), padding=1),
     Case(2, 3, (5, 5), 0, (3, 3), padding=1),
 ]
@@ -286,6 +290,8 @@ class TestLadder(unittest.TestCase):
                         if name in POINTWISE:
                             fits = case.kernel == (1, 1) and case.stride == POINTWISE[name]
                             self.assertEqual(served, fits or not case.n * case.o)
+                        if name == "depthwise" and case.n * case.o:
+                            self.assertEqual(served, case.groups > 1 and case.groups == case.c)
                         if rung == "winograd" and case.n * case.o:
                             self.assertEqual(served, case.is_winograd)
 

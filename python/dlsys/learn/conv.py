@@ -108,12 +108,13 @@ def climb(
     algorithm.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
+    sample = None
     for precision in precisions:
         node = node_of(shape, direction, precision)
         assert node.op.kernel is not None
         names = load().algorithms(ctx.kernel_device, node.op.kernel)
         benchmark = Microbenchmark(node, ctx, drawn)
-        sample = _Sample(benchmark, shape, direction)
+        sample = sample or _Sample(benchmark, shape, direction)
         for number, name in enumerate(("auto", *names)):
             rung = name == "auto" or name in rungs_among(names) or name in _PARTS
             if not (rung or variants):
@@ -144,8 +145,8 @@ class _Sample:
         extents = result[direction]
         size = int(np.prod(extents))
         rng = np.random.default_rng(1)
-        terms = max(shape.operations // 2 // size, 1)
-        count = min(_SAMPLED, max(_SAMPLED_TERMS // terms, 4), size)
+        length = max(shape.operations // 2 // size, 1)  # of a sum
+        count = min(_SAMPLED, max(_SAMPLED_TERMS // length, 4), size)
         self.at = sorted(rng.choice(size, count, replace=False).tolist())
         exact, scale = [], []
         for k in self.at:

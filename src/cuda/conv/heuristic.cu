@@ -16,8 +16,14 @@ struct Candidate {
   double (*us)(const ConvWork&);
 };
 
-double Winograd2Us(const ConvWork& w) { return WinogradUs(w, 2); }
-double Winograd4Us(const ConvWork& w) { return WinogradUs(w, 4); }
+double Winograd2Us(const ConvWork& w) {
+  return w.Is(Pass::kFilterGradient) ? WinogradUs(w, 2, {60, 5.0e7, 2.0e6})
+                                     : WinogradUs(w, 2, {25, 4.0e7, 3.1e6});
+}
+double Winograd4Us(const ConvWork& w) {
+  return w.Is(Pass::kFilterGradient) ? WinogradUs(w, 4, {36, 4.8e7, 1.0e6})
+                                     : WinogradUs(w, 4, {24, 4.0e7, 3.3e6});
+}
 double CompactUs(const ConvWork& w) {
   const ConvWork dense = CompactOf(w);
   const double mma = w.tf32 ? MmaUs(dense) : kNever;
