@@ -35,9 +35,6 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
 // Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
 
-// Bytes of scratch for operands that are copied first.
-int64_t HopperCopiesNbytes(const HopperGemm& gemm);
-
 constexpr int kHopperTilings = 4;
 std::vector<std::string> HopperTilings();
 bool HopperFits(const HopperGemm& gemm, int tiling);
