@@ -129,9 +129,10 @@ DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& do
   return best - x;
 }
 
-// Windows of one row without dilation at stride 1 or 2, side by side in SIMD: a pass for each element
-// of a window. Loops run over a multiple of kVector values and read all that lies between the first
-// and the last, so that they are vectors altogether; a row that has not so many is copied.
+// Windows of one row without dilation at stride 1 or 2, side by side in SIMD: a pass for each
+// element of a window. Loops run over a multiple of kVector values and read all that lies between
+// the first and the last, so that they are vectors altogether; a row that has not so many is
+// copied.
 constexpr int64_t kPiece = 64;            // windows at a time
 constexpr int64_t kVector = 16;           // values of a vector
 constexpr int64_t kRow = kPiece + kWide;  // values of a row that windows begin at, or reach
