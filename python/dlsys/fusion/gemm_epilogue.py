@@ -49,16 +49,17 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 
 def _epilogues(graph: Graph, target: Target) -> dict[Node, Node]:
-    found = (_with_epilogue(graph, node) for node in graph.order if _is_open(node, target))
+    kernels = ("matmul_bias", "matmul_map", "matmul_gradient")
+    found = (_with_epilogue(graph, node) for node in graph.order if _is_open(node, target, kernels))
     return dict(one for one in found if one is not None)
 
 
-def _is_open(node: Node, target: Target) -> bool:
-    """True for a product whose rung, if it names one, the fused kernels have."""
-    if node.op is not matmul_op:
+def _is_open(node: Node, target: Target, kernels: Sequence[str]) -> bool:
+    """True for a product whose storage type, and rung if it names one, the fused kernels have."""
+    if node.op is not matmul_op or not all(target.has(k, node.spec.dtype) for k in kernels):
         return False
     rung = node.attrs.get("algo")
-    return rung is None or all(rung in target.rungs(kernel) for kernel in FUSION.needs)
+    return rung is None or all(rung in target.rungs(kernel) for kernel in kernels)
 
 
 def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
@@ -68,7 +69,7 @@ def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
             sums.setdefault((strip_views(node.inputs[0]), node.spec.size), node)
     replaced: dict[Node, Node] = {}
     for node in graph.order if sums else ():
-        if not _is_open(node, target):
+        if not _is_open(node, target, ("matmul_sums",)):
             continue
         for k, k_first in ((1, not node.attrs["trans_B"]), (0, node.attrs["trans_A"])):
             operand = node.inputs[k]

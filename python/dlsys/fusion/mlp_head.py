@@ -153,6 +153,8 @@ def _layers_below(graph: Graph, loss: Node, target: Target) -> list[Node]:
         node = strip_views(source)
         if node.op.kernel not in LAYERS or node.attrs["trans_A"] or "algo" in node.attrs:
             break
+        if node.spec.dtype != FLOAT32:
+            break
         if node.spec.shape[-1] != source.spec.shape[-1]:  # its rows are others
             break
         last = not layers

@@ -77,6 +77,8 @@ def _reading(reader: Node, views: Sequence[Node]) -> Reading | None:
         return reader.op.with_uint8(reader, positions) if isinstance(reader.op, Fused) else None
     if positions != [0] or reader.attrs["trans_A"] or "algo" in reader.attrs:
         return None
+    if reader.spec.dtype != np.float32:
+        return None
     body = reader.attrs.get("body") or close(reader.inputs, [reader])
     return op, {"activation": "", **reader.attrs, "body": with_uint8(body, positions)}
 

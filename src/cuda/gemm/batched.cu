@@ -1,10 +1,11 @@
-// Batched GEMM in true float32, at another precision by a rung that is named: C[p] (m, n) =
-// op(A[p]) (m, k) op(B[p]) (k, n), where the axes before the last two broadcast against each other.
-// Arrays are contiguous and row-major; C overlaps neither input.
+// Batched GEMM in true float32, at another precision by a rung that is named, or of floats of 16
+// bits: C[p] (m, n) = op(A[p]) (m, k) op(B[p]) (k, n), where the axes before the last two broadcast
+// against each other. Arrays are contiguous and row-major; C overlaps neither input.
 //
 // One launch computes 64 x 64 tiles of all batches over K panels in shared memory, 4 x 4
 // accumulators a thread, limited by FFMA issue. Every element sums in the order of k. Large
-// matrices go one by one to the tiled kernels of kernel.cuh, and all by a rung that is named.
+// matrices go one by one to the tiled kernels of kernel.cuh, and all by a rung that is named. Of 16
+// bits one launch of hopper_kernel.cuh computes all, where it can; else this one, in float32.
 #include <algorithm>
 
 #include "cuda/gemm/gemm.cuh"
@@ -183,23 +184,33 @@ void BatchedMatmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
 
 }  // namespace
 
+// cuBLAS, where it may be used: from work on that outlasts what its launch costs beside ours.
+static bool UsesCublas(const BatchedGemm& batch) {
+  constexpr double kLeastFlop = 2e8;
+  const Gemm& p = batch.first;
+  const double flop = 2. * (double)batch.count * p.m * p.n * p.k;
+  return flop >= kLeastFlop && !OwnGemmIsForced() && !*CublasError();
+}
+
 void RunBatchedGemm(const char* op, const BatchedGemm& batched, DLStream stream) {
   const Gemm& p = batched.first;
   if (!batched.count || !p.m || !p.n) return;
+  if (UsesCublas(batched)) return RunCublasBatchedGemm(op, batched, stream);
   const int64_t row_tiles = CeilDiv(p.m, kTileMN), col_tiles = CeilDiv(p.n, kTileMN);
   const int64_t tiles = batched.count * row_tiles * col_tiles;
+  const int64_t of_a = batched.shares_a ? 0 : p.m * p.k;
   // Those that fill the GPU alone, and those whose sums are worth splitting, go one by one.
   const bool few = tiles < 2 * Multiprocessors(p.ctx.device_id) && p.k > 64 * kTileK;
   if (few || p.m * p.n >= kLargeMnk / std::max<int64_t>(p.k, 1)) {
     for (int64_t at = 0; at < batched.count; at++) {
       Gemm gemm = p;
-      gemm.a += at * p.m * p.k, gemm.b += at * p.n * p.k, gemm.c += at * p.m * p.n;
+      gemm.a += at * of_a, gemm.b += at * p.n * p.k, gemm.c += at * p.m * p.n;
       RunGemm(op, gemm, stream);
     }
     return;
   }
   Loop loop{};
-  loop.Append(batched.count, p.m * p.k, p.n * p.k);
+  loop.Append(batched.count, of_a, p.n * p.k);
   const Matrix a = p.trans_a ? Matrix{p.a, 1, p.m} : Matrix{p.a, p.k, 1};
   const Matrix b = p.trans_b ? Matrix{p.b, 1, p.k} : Matrix{p.b, p.n, 1};
   const Batch batch{a, b, p.c, p.m, p.n, p.k, row_tiles, col_tiles, tiles, loop};
@@ -208,7 +219,60 @@ void RunBatchedGemm(const char* op, const BatchedGemm& batched, DLStream stream)
 
 namespace {
 
+void BatchedMatmulInFloat32(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
+                            DLArray* c, DLStream stream) {
+  const char* op = "batched_matmul";
+  const auto nbytes = [](const DLArray* x) { return Numel(x) * (int64_t)sizeof(float); };
+  const Scratch of_a(c->ctx, nbytes(a), stream), of_b(c->ctx, nbytes(b), stream);
+  const Scratch of_c(c->ctx, nbytes(c), stream);
+  const auto in_floats = [](const DLArray* x, const Scratch& scratch) {
+    DLArray wide = *x;
+    wide.data = scratch.data(), wide.dtype = DL_FLOAT32;
+    return wide;
+  };
+  const DLArray wide_a = in_floats(a, of_a), wide_b = in_floats(b, of_b);
+  DLArray wide_c = in_floats(c, of_c);
+  Widen(op, a->dtype, a->data, of_a.floats(), Numel(a), stream);
+  Widen(op, b->dtype, b->data, of_b.floats(), Numel(b), stream);
+  BatchedMatmul(&wide_a, trans_a, &wide_b, trans_b, 0, 0, &wide_c, stream);
+  Narrow(op, c->dtype, of_c.floats(), c->data, Numel(c), stream);
+}
+
+template <class T>
+void NarrowBatchedMatmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
+                         int64_t algorithm, int64_t precision, DLArray* c, DLStream stream) {
+  const char* op = "batched_matmul";
+  Enter(op, c, a, b);
+  const bool flip_a = trans_a != 0, flip_b = trans_b != 0;
+  const Loop loop = CheckedLoop(a, flip_a, b, flip_b, c);
+  const T *from_a = In<T>(op, a), *from_b = In<T>(op, b);
+  T* const to = Out<T>(op, c);
+  Gemm gemm{(const float*)from_a,
+            (const float*)from_b,
+            (float*)to,
+            Extent(c, false, 0),
+            Extent(c, false, 1),
+            Extent(a, flip_a, 1),
+            flip_a,
+            flip_b,
+            c->ctx};
+  gemm.dtype = kDtype<T>, gemm.precision = CheckedPrecision(op, precision);
+  if (Numel(c) == 0) return;
+  const int64_t count = Numel(c) / (gemm.m * gemm.n);
+  const bool even = Numel(a) == count * gemm.m * gemm.k && Numel(b) == count * gemm.k * gemm.n;
+  if (algorithm == 0 && even && RunBatchOnHopper(op, gemm, count, stream)) return;
+  if (algorithm == 0) return BatchedMatmulInFloat32(a, trans_a, b, trans_b, c, stream);
+  for (int64_t p = 0; p < count; p++) {
+    const Offsets at = Locate(loop, p);
+    gemm.a = (const float*)(from_a + at.x), gemm.b = (const float*)(from_b + at.y);
+    gemm.c = (float*)(to + p * gemm.m * gemm.n);
+    RunGemm(op, gemm, stream, algorithm);
+  }
+}
+
 DLSYS_KERNEL(cuda, batched_matmul, BatchedMatmul);
+DLSYS_KERNEL_OF(cuda, batched_matmul, "batched_matmul", DL_BFLOAT16, NarrowBatchedMatmul<bfloat16>);
+DLSYS_KERNEL_OF(cuda, batched_matmul, "batched_matmul", DL_FLOAT16, NarrowBatchedMatmul<float16>);
 DLSYS_ALGORITHMS(cuda, batched_matmul, GemmAlgorithms);
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The operators of GEMM: C = op(A) op(B), alone and fused with an epilogue (bias, activation or
 // activation gradient) or with the sums of an operand over K, which are the bias gradient of a
 // dense layer. They check arguments and hand a Gemm to ladder.cu, which picks the kernel.
-// float32, row-major, contiguous; the output overlaps no input.
+// Row-major, contiguous, of float32 or a type of 16 bits; the output overlaps no input.
 #include "cuda/gemm/gemm.cuh"
 #include "math/epilogue.h"
 
@@ -15,8 +15,18 @@ Precision CheckedPrecision(const char* op, int64_t precision) {
   return (Precision)precision;
 }
 
+namespace {
+
+// The address of an array's elements, which are of this dtype.
+const float* Address(const char* op, const DLArray* x, int dtype) {
+  if (x->dtype != dtype) Fail("%s: expected %s, got %s", op, DtypeText(dtype), DtypeText(x->dtype));
+  return (const float*)x->data;
+}
+
+}  // namespace
+
 Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
-                 int64_t trans_b, DLArray* c, U8Operand u8, const DLArray* scale) {
+                 int64_t trans_b, DLArray* c, U8Operand u8, const DLArray* scale, int dtype) {
   Enter(op, c, a, b);
   if (a->ndim != 2 || b->ndim != 2 || c->ndim != 2)
     Fail("%s: expected matrices, got %s and %s into %s", op, ShapeText(a).c_str(),
@@ -28,12 +38,12 @@ Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArra
          trans_a ? " transposed" : "", ShapeText(b).c_str(), trans_b ? " transposed" : "",
          ShapeText(c).c_str());
   const auto operand = [&](const DLArray* x, U8Operand which) {
-    if (u8 != which) return In(op, x);
-    if (x->dtype != DL_UINT8) Fail("%s: expected uint8, got %s", op, DtypeText(x->dtype));
-    return (const float*)x->data;
+    return Address(op, x, u8 == which ? DL_UINT8 : dtype);
   };
   const float *a_data = operand(a, U8Operand::kA), *b_data = operand(b, U8Operand::kB);
-  Gemm gemm{a_data, b_data, Out(op, c), m, n, k, trans_a != 0, trans_b != 0, c->ctx};
+  float* c_data = const_cast<float*>(Address(op, c, dtype));
+  Gemm gemm{a_data, b_data, c_data, m, n, k, trans_a != 0, trans_b != 0, c->ctx};
+  gemm.dtype = dtype;
   if (u8 == U8Operand::kNone) return gemm;
   Enter(op, c, scale);
   if (Numel(scale) != 1)
@@ -47,15 +57,23 @@ void SetBias(const char* op, const DLArray* bias, const DLArray* y, Gemm* gemm) 
   if (Numel(bias) != gemm->n)
     Fail("%s: expected a bias of %ld elements, got shape %s", op, (long)gemm->n,
          ShapeText(bias).c_str());
-  gemm->epilogue.bias = In(op, bias);
+  gemm->epilogue.bias = Address(op, bias, gemm->dtype);
 }
 
 namespace {
 
+template <class T>
+Gemm Checked(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
+             int64_t precision, DLArray* c) {
+  Gemm gemm = CheckedGemm(op, a, trans_a, b, trans_b, c, U8Operand::kNone, nullptr, kDtype<T>);
+  gemm.precision = CheckedPrecision(op, precision);
+  return gemm;
+}
+
+template <class T>
 void Matmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b, int64_t algorithm,
             int64_t precision, DLArray* c, DLStream stream) {
-  Gemm gemm = CheckedGemm("matmul", a, trans_a, b, trans_b, c);
-  gemm.precision = CheckedPrecision("matmul", precision);
+  const Gemm gemm = Checked<T>("matmul", a, trans_a, b, trans_b, precision, c);
   RunGemm("matmul", gemm, stream, algorithm);
 }
 
@@ -64,43 +82,39 @@ void MatmulOwn(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t tran
   RunOwnGemm("matmul_own", CheckedGemm("matmul_own", a, trans_a, b, trans_b, c), stream);
 }
 
-Gemm Checked(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
-             int64_t precision, DLArray* c) {
-  Gemm gemm = CheckedGemm(op, a, trans_a, b, trans_b, c);
-  gemm.precision = CheckedPrecision(op, precision);
-  return gemm;
-}
-
 // y = activation(op(A) op(B))
+template <class T>
 void MatmulMap(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
                int64_t algorithm, int64_t precision, int64_t activation, DLArray* y,
                DLStream stream) {
   const char* op = "matmul_map";
-  Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, y);
+  Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, y);
   gemm.epilogue.activation = CheckedEpilogue(op, activation, 1, kActivations);
   RunGemm(op, gemm, stream, algorithm);
 }
 
 // y = activation(op(A) op(B) + bias), bias (n); activation 0 is none.
+template <class T>
 void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
                 int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
                 DLArray* y, DLStream stream) {
   const char* op = "matmul_bias";
-  Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, y);
+  Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, y);
   SetBias(op, bias, y, &gemm);
   gemm.epilogue.activation = CheckedEpilogue(op, activation, 0, kActivations);
   RunGemm(op, gemm, stream, algorithm);
 }
 
 // dx = gradient(side, op(A) op(B)), side of dx's shape.
+template <class T>
 void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int64_t trans_a,
                     int64_t trans_b, int64_t algorithm, int64_t precision, int64_t gradient,
                     DLArray* dx, DLStream stream) {
   const char* op = "matmul_gradient";
-  Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, dx);
+  Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, dx);
   Enter(op, dx, side);
   CheckSameShape(op, side, dx);
-  gemm.epilogue.side = In(op, side);
+  gemm.epilogue.side = Address(op, side, gemm.dtype);
   gemm.epilogue.gradient = CheckedEpilogue(op, gradient, 1, kActivationGradients);
   RunGemm(op, gemm, stream, algorithm);
 }
@@ -110,7 +124,7 @@ void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t tra
                 int64_t algorithm, int64_t precision, int64_t of_a, DLArray* y, DLArray* sums,
                 DLStream stream) {
   const char* op = "matmul_sums";
-  Gemm gemm = Checked(op, a, trans_a, b, trans_b, precision, y);
+  Gemm gemm = Checked<float>(op, a, trans_a, b, trans_b, precision, y);
   Enter(op, y, sums);
   if (Numel(sums) != (of_a ? gemm.m : gemm.n))
     Fail("%s: expected %ld sums, got shape %s", op, (long)(of_a ? gemm.m : gemm.n),
@@ -120,12 +134,12 @@ void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t tra
   RunGemm(op, gemm, stream, algorithm);
 }
 
-DLSYS_KERNEL(cuda, matmul, Matmul);
+DLSYS_KERNEL_TYPED(cuda, matmul, Matmul);
 DLSYS_KERNEL(cuda, matmul_own, MatmulOwn);
 DLSYS_ALGORITHMS(cuda, matmul, GemmAlgorithms);
-DLSYS_KERNEL(cuda, matmul_map, MatmulMap);
-DLSYS_KERNEL(cuda, matmul_bias, MatmulBias);
-DLSYS_KERNEL(cuda, matmul_gradient, MatmulGradient);
+DLSYS_KERNEL_TYPED(cuda, matmul_map, MatmulMap);
+DLSYS_KERNEL_TYPED(cuda, matmul_bias, MatmulBias);
+DLSYS_KERNEL_TYPED(cuda, matmul_gradient, MatmulGradient);
 DLSYS_KERNEL(cuda, matmul_sums, MatmulSums);
 DLSYS_ALGORITHMS(cuda, matmul_map, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_bias, GemmAlgorithms);

@@ -25,8 +25,9 @@ struct Epilogue {
 // The operand that is uint8, dequantized by one scale. Only the tf32 kernels take one.
 enum class U8Operand { kNone, kA, kB };
 
-// C (m, n) = op(A) (m, k) op(B) (k, n): float32 (an operand may be uint8), contiguous, row-major;
-// op transposes where told to. C overlaps nothing that is read.
+// C (m, n) = op(A) (m, k) op(B) (k, n), contiguous, row-major; op transposes where told to. C
+// overlaps nothing that is read. Of float32, where an operand may be uint8; or all of one type of
+// 16 bits, and then a, b, c, bias and side are addresses alone.
 struct Gemm {
   const float* a;  // (m, k), or (k, m) with trans_a; the address where uint8
   const float* b;  // (k, n), or (n, k) with trans_b
@@ -41,6 +42,8 @@ struct Gemm {
   bool sums_of_a = false;
   U8Operand u8 = U8Operand::kNone;
   const float* scale = nullptr;  // one float on the device: what a uint8 element is multiplied by
+  int dtype = DL_FLOAT32;        // or DL_BFLOAT16 or DL_FLOAT16, and no sums
+  bool IsNarrow() const { return dtype != DL_FLOAT32; }
 };
 
 // op(A) or op(B): element (mn, k), a row of op(A) or a column of op(B), is at mn * of_mn + k *
@@ -56,10 +59,10 @@ inline __host__ __device__ Operand OperandB(const Gemm& p) {
   return {p.b, p.trans_b ? p.k : 1, p.trans_b ? 1 : p.n};
 }
 
-// Makes the GPU of the arrays current and checks dtypes and shapes.
+// Makes the GPU of the arrays current and checks dtypes and shapes; `dtype` is that of floats.
 Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArray* b,
                  int64_t trans_b, DLArray* c, U8Operand u8 = U8Operand::kNone,
-                 const DLArray* scale = nullptr);
+                 const DLArray* scale = nullptr, int dtype = DL_FLOAT32);
 // Gives the epilogue a bias (n).
 void SetBias(const char* op, const DLArray* bias, const DLArray* y, Gemm* gemm);
 // Dequantizes a uint8 operand into scratch where the kernels that will run take none.
@@ -69,6 +72,28 @@ class Widened {
 
  private:
   std::unique_ptr<Scratch> floats_;
+};
+
+// n elements of a dtype of 16 bits in float32, and back.
+void Widen(const char* op, int dtype, const void* x, float* y, int64_t n, DLStream stream);
+void Narrow(const char* op, int dtype, const float* x, void* y, int64_t n, DLStream stream);
+
+// A GEMM of 16 bits through one of float32: its arrays, operands only where told to, in scratch
+// memory. Products of such floats are exact at tf32, which `get` therefore asks for.
+class InFloat32 {
+ public:
+  InFloat32(const char* op, const Gemm& narrow, DLStream stream, bool operands = true);
+  const Gemm& get() const { return wide_; }
+  void StoreResult() const;  // rounds C to its own type
+
+ private:
+  float* Floats(int64_t numel);
+  const float* Copied(const float* narrow, int64_t numel);
+  const char* op_;
+  const Gemm& narrow_;
+  Gemm wide_;
+  DLStream stream_;
+  std::vector<std::unique_ptr<Scratch>> scratch_;
 };
 
 Precision CheckedPrecision(const char* op, int64_t precision);
@@ -84,12 +109,14 @@ struct GemmRung {
   const char* (*refusal)(const Gemm&);     // why it cannot compute a Gemm, or null where it can
   bool (*fits)(const Gemm&, int variant);  // whether a variant can, or null where all can
   void (*run)(const char* op, const Gemm&, int variant, DLStream);
+  bool narrow = false;  // takes floats of 16 bits; others get them in float32
 };
 extern const GemmRung kNaive;     // a thread an element
 extern const GemmRung kTiled;     // tiles in shared memory
 extern const GemmRung kRegister;  // and tiles in registers
 extern const GemmRung kWarp;      // FFMA, warp tiles, asynchronous copies, split-K
 extern const GemmRung kTensor;    // mma.sync, the same otherwise
+extern const GemmRung kHopper;    // wgmma, TMA
 extern const GemmRung kCublas;    // cuBLAS and cuBLASLt
 
 // Runs the GEMM by an algorithm of GemmAlgorithms, counted from 1: a rung by its heuristic, or one
@@ -99,14 +126,21 @@ void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t algorith
 const std::vector<Algorithm>& GemmAlgorithms();
 
 // `count` GEMMs of one shape, whose operands and results lie one behind the other from those of
-// `first` on; no epilogue, no sums.
+// `first` on, but for an A that all share; no epilogue, no sums.
 struct BatchedGemm {
   Gemm first;
   int64_t count;
+  bool shares_a = false;
 };
+// By the kernels of this library, or by cuBLAS where it is usable, estimated to be faster, and
+// DLSYS_BLAS is not "own".
 void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 
 void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
+double HopperUs(const Gemm& gemm);  // estimated on an H200; infinite where the rung refuses
+// `count` GEMMs whose operands and results lie one behind the other, by the rung `hopper`; false,
+// and nothing done, where it cannot.
+bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream);
 void RunOwnGemm(const char* op, const Gemm& gemm, DLStream stream);
 // Applies the epilogue to C and makes the operand sums, for kernels that do neither.
 void RunEpilogueAndSums(const char* op, const Gemm& gemm, DLStream stream);
@@ -117,12 +151,17 @@ inline const char* RefusalOfU8(const Gemm& p) {
   return p.u8 == U8Operand::kNone ? nullptr : "it takes no uint8";
 }
 
-// cuBLAS: no epilogue, no operand sums. CublasError is why it is unusable, or "".
+// cuBLAS: no epilogue, no operand sums; of 16 bits with C in `c_dtype`, that of the operands or
+// float32. CublasError is why it is unusable, or "".
 const char* CublasError();
 const char* CublasSource();  // as in registry.h
-void RunCublasGemm(const char* op, const Gemm& gemm, DLStream stream);
+void RunCublasGemm(const char* op, const Gemm& gemm, DLStream stream, int c_dtype = DL_FLOAT32);
+void RunCublasBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
+// One of 16 bits, with its epilogue.
+void RunNarrowCublasGemm(const char* op, const Gemm& gemm, DLStream stream);
 
-// cuBLASLt: the same, and no empty arrays. Its heuristic proposes up to kLtProposals algorithms.
+// cuBLASLt: the same, of float32, and no empty arrays. Its heuristic proposes up to kLtProposals
+// algorithms.
 constexpr int kLtProposals = 6;
 const char* CublasLtSource();
 void RunCublasLtGemm(const char* op, const Gemm& gemm, int index, DLStream stream);

@@ -123,10 +123,18 @@ constexpr double kWaveUs = 1.5;  // of each wave of blocks after the first
 constexpr int64_t kDeepK = 8192;
 constexpr int kDeepSplits = 64;
 constexpr double kDeepNumel = 8e6;
-constexpr double kKernelUs = 3.5;                          // of a separate epilogue kernel
-constexpr double kReduceUs = 4.5;                          // of a separate sum of an operand
-constexpr double kCublasUs[] = {7.0, 7.0, 7.0};            // by precision: fixed cost
-constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8, 4.5e7};  // and FLOP per microsecond
+constexpr double kKernelUs = 3.5;  // of a separate epilogue kernel
+constexpr double kReduceUs = 4.5;  // of a separate sum of an operand
+
+// cuBLAS by what it multiplies: fixed cost, and FLOP per microsecond; more slowly in tf32 where A
+// is transposed.
+struct CublasCost {
+  double us, flop_us, flop_us_of_transposed;
+};
+constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7};
+constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 2.6e8};
+constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8};
+constexpr double kWidenNbytesUs = 3e6;  // of copies in float32, bytes a us
 
 int64_t KSlice(int64_t k, int64_t splits) {
   return CeilDiv(CeilDiv(k, splits), kKSliceUnit) * kKSliceUnit;
@@ -170,12 +178,24 @@ bool FitsSharedMemory(size_t shared_limit, const TileModel& tile) {
 }
 
 // cuBLAS needs further kernels for the epilogue and for operand sums.
-bool CublasIsFaster(const Gemm& p, double own_us) {
-  const int precision = (int)p.precision;
-  double us = kCublasUs[precision] + 2. * p.m * p.n * p.k / kCublasFlopUs[precision];
-  if (!p.epilogue.Empty()) us += kKernelUs;
+double CublasUs(const Gemm& p) {
+  if (OwnGemmIsForced() || p.u8 != U8Operand::kNone) return INFINITY;
+  const bool tf32 = p.precision == Precision::kTf32;
+  const CublasCost& cost = p.IsNarrow() ? kCublasNarrow : tf32 ? kCublasTf32 : kCublasFp32;
+  const double rate = p.trans_a ? cost.flop_us_of_transposed : cost.flop_us;
+  double us = cost.us + 2. * p.m * p.n * p.k / rate;
+  if (!p.epilogue.Empty()) us += kKernelUs * (p.IsNarrow() ? 3 : 1);
   if (p.sums) us += kReduceUs;
-  return us < own_us;
+  return us;
+}
+
+// Of the tiled kernels; those of 16 bits copy their arrays from and to float32.
+double TiledUs(const Gemm& p) {
+  if (!p.IsNarrow()) return BestTileConfig(FamilyOf(p), p).us;
+  Gemm wide = p;
+  wide.dtype = DL_FLOAT32, wide.precision = Precision::kTf32;
+  const double nbytes = 6. * ((double)p.m * p.k + (double)p.k * p.n + (double)p.m * p.n);
+  return BestTileConfig(FamilyOf(wide), wide).us + 3 * kKernelUs + nbytes / kWidenNbytesUs;
 }
 
 void RunEpilogue(const char* op, const Gemm& p, const float* partial, int splits, DLStream stream) {
@@ -314,6 +334,11 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
+  if (p.IsNarrow()) {
+    const InFloat32 floats(op, p, stream);
+    RunOwnGemm(op, floats.get(), stream);
+    return floats.StoreResult();
+  }
   RunTiledGemm(op, p, BestTileConfig(FamilyOf(p), p), stream);
 }
 
@@ -324,11 +349,16 @@ void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
 }
 
 void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
-  const bool own = OwnGemmIsForced() || p.u8 != U8Operand::kNone;
-  if (own || !CublasIsFaster(p, BestTileConfig(FamilyOf(p), p).us) || *CublasError())
-    return RunOwnGemm(op, p, stream);
-  RunCublasGemm(op, p, stream);
-  RunEpilogueAndSums(op, p, stream);
+  const double tiled_us = TiledUs(p), hopper_us = HopperUs(p) + (p.sums ? kReduceUs : 0);
+  const double cublas_us = CublasUs(p), own_us = std::min(tiled_us, hopper_us);
+  const bool cublas = cublas_us < own_us && !*CublasError();
+  if (cublas && p.IsNarrow()) return RunNarrowCublasGemm(op, p, stream);
+  if (cublas) {
+    RunCublasGemm(op, p, stream);
+    return RunEpilogueAndSums(op, p, stream);
+  }
+  if (hopper_us < tiled_us) return kHopper.run(op, p, kHeuristic, stream);
+  RunOwnGemm(op, p, stream);
 }
 
 namespace {

@@ -7,7 +7,8 @@ namespace cuda {
 namespace {
 
 // Slowest first.
-const GemmRung* const kRungs[] = {&kNaive, &kTiled, &kRegister, &kWarp, &kTensor, &kCublas};
+const GemmRung* const kRungs[] = {&kNaive,  &kTiled,  &kRegister, &kWarp,
+                                  &kTensor, &kHopper, &kCublas};
 
 // An algorithm of the list: a rung by its heuristic, or by a variant.
 struct Entry {
@@ -40,12 +41,31 @@ const Ladder& GetLadder() {
   return *ladder;
 }
 
+// The GEMM as a rung gets it: of 16 bits perhaps in float32, and at tf32, or at fp32 by rungs that
+// have no other precision. Only what a rung's refusal looks at.
+Gemm AsTaken(const GemmRung& rung, const Gemm& p) {
+  Gemm taken = p;
+  if (!p.IsNarrow() || rung.narrow) return taken;
+  taken.dtype = DL_FLOAT32, taken.precision = Precision::kTf32;
+  if (rung.refusal(taken)) taken.precision = Precision::kFp32;
+  return taken;
+}
+
 // auto, and the rungs that can compute a GEMM.
 std::string ThatCan(const Gemm& p) {
   std::string names = "auto";
   for (const GemmRung* rung : kRungs)
-    if (!rung->refusal(p)) names += std::string(", ") + rung->name;
+    if (!rung->refusal(AsTaken(*rung, p))) names += std::string(", ") + rung->name;
   return names;
+}
+
+void Run(const char* op, const GemmRung& rung, const Gemm& p, int variant, DLStream stream) {
+  if (!p.IsNarrow() || rung.narrow) return rung.run(op, p, variant, stream);
+  const InFloat32 floats(op, p, stream);
+  Gemm wide = floats.get();
+  wide.precision = AsTaken(rung, p).precision;
+  rung.run(op, wide, variant, stream);
+  floats.StoreResult();
 }
 
 }  // namespace
@@ -60,16 +80,17 @@ void RunGemm(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) 
   if (algorithm == 0) return RunGemmByHeuristic(op, p, stream);
   const Entry& entry = ladder.entries[algorithm - 1];
   const char* name = ladder.algorithms[algorithm - 1].name.c_str();
-  if (const char* why = entry.rung->refusal(p))
+  const Gemm taken = AsTaken(*entry.rung, p);
+  if (const char* why = entry.rung->refusal(taken))
     FailWith(DL_NOT_APPLICABLE, "%s: algo=%s cannot compute this: %s; use %s", op, name, why,
              ThatCan(p).c_str());
-  if (entry.variant != kHeuristic && entry.rung->fits && !entry.rung->fits(p, entry.variant))
+  if (entry.variant != kHeuristic && entry.rung->fits && !entry.rung->fits(taken, entry.variant))
     NotApplicable(op, name);
   if (p.m == 0 || p.n == 0) {
     if (p.sums) RunOperandSums(op, p, stream);
     return;
   }
-  entry.rung->run(op, p, entry.variant, stream);
+  Run(op, *entry.rung, p, entry.variant, stream);
 }
 
 }  // namespace cuda

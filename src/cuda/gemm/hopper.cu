@@ -1,0 +1,70 @@
+// The rung `hopper`: GEMM on the tensor cores of sm_90a by wgmma and TMA, at tf32 or 3xtf32, and of
+// bfloat16 and float16. hopper_kernel.cuh has the algorithm and what limits it, hopper_launch.cu
+// the launches.
+#include <cmath>
+
+#include "cuda/gemm/gemm.cuh"
+#include "cuda/gemm/hopper.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+HopperGemm ForHopper(const Gemm& p, int64_t batch = 1) {
+  const bool split = !p.IsNarrow() && p.precision == Precision::k3xTf32;
+  HopperGemm gemm = {p.a,   p.b,       p.c,       p.m,     p.n,   p.k,
+                     batch, p.trans_a, p.trans_b, p.dtype, split, p.ctx};
+  gemm.bias = p.epilogue.bias, gemm.side = p.epilogue.side;
+  gemm.activation = p.epilogue.activation, gemm.gradient = p.epilogue.gradient;
+  return gemm;
+}
+
+const char* Refusal(const Gemm& p) {
+  if (p.u8 != U8Operand::kNone) return RefusalOfU8(p);
+  if (!p.IsNarrow() && p.precision == Precision::kFp32)
+    return "it multiplies float32 at tf32 or 3xtf32, and the precision is fp32";
+  const char* error = HopperError(ForHopper(p));
+  return *error ? error : nullptr;
+}
+
+const char* Source() {
+  int device = 0;
+  Check("matmul", cudaGetDevice(&device));
+  Use("matmul", device);
+  const char* error = HopperDeviceError(device);
+  if (*error) FailWith(DL_UNAVAILABLE, "matmul: algo=hopper cannot run here: %s", error);
+  return "";
+}
+
+bool Fits(const Gemm& p, int variant) { return p.k > 0 && HopperFits(ForHopper(p), variant); }
+
+void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
+  const HopperGemm gemm = ForHopper(p);
+  // A plan knows no address, and has no scratch for the copy of an operand that is not aligned.
+  const bool lacks_scratch = Workspace::Left() < HopperCopiesNbytes(gemm);
+  if (lacks_scratch && p.IsNarrow())
+    Fail("%s: an operand of 16 bits an element begins at no multiple of 16 bytes; copy it first",
+         op);
+  if (lacks_scratch || p.k == 0) return RunOwnGemm(op, p, stream);
+  RunHopperGemm(op, gemm, stream, variant);
+  if (p.sums) RunOperandSums(op, p, stream);
+}
+
+}  // namespace
+
+double HopperUs(const Gemm& p) {
+  return Refusal(p) || p.k == 0 ? INFINITY : HopperEstimateUs(ForHopper(p));
+}
+
+bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream) {
+  const HopperGemm gemm = ForHopper(first, count);
+  if (first.k == 0 || Refusal(first) || *HopperError(gemm)) return false;
+  if (Workspace::Left() < HopperCopiesNbytes(gemm)) return false;
+  RunHopperGemm(op, gemm, stream);
+  return true;
+}
+
+const GemmRung kHopper = {"hopper", HopperTilings, Source, Refusal, Fits, Run, true};
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,46 @@
+// GEMM by wgmma and TMA: what hopper.cu does for the rest of the library. hopper_kernel.cuh has the
+// kernel.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "cuda/runtime/context.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+// C (batch, m, n) = epilogue(op(A) op(B)), contiguous and row-major; op transposes where told to.
+// All arrays but the epilogue's codes are of one dtype: bfloat16, float16, or float32, of which the
+// product is in tf32 or, with `split`, in 3xtf32. C overlaps nothing.
+struct HopperGemm {
+  const void* a;  // (batch, m, k), or (batch, k, m) with trans_a
+  const void* b;  // (batch, k, n), or (batch, n, k) with trans_b
+  void* c;
+  int64_t m, n, k, batch;
+  bool trans_a, trans_b;
+  int dtype;
+  bool split = false;
+  DLContext ctx;
+  const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
+  int activation = 0, gradient = 0;             // codes of math/epilogue.h
+};
+
+// Why a device runs none, or "".
+const char* HopperDeviceError(int device);
+// Why a GEMM, which is not empty, cannot run this way, or "".
+const char* HopperError(const HopperGemm& gemm);
+// Runs it; operands that TMA cannot read as they lie are copied first. `tiling` is an index of
+// HopperTilings, -1 leaves it to the cost model.
+void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling = -1);
+// Estimated time in microseconds, on an H200, of one that can.
+double HopperEstimateUs(const HopperGemm& gemm);
+
+// Bytes of scratch for operands that are copied first.
+int64_t HopperCopiesNbytes(const HopperGemm& gemm);
+
+constexpr int kHopperTilings = 4;
+std::vector<std::string> HopperTilings();
+bool HopperFits(const HopperGemm& gemm, int tiling);
+
+}  // namespace cuda
+}  // namespace dlsys

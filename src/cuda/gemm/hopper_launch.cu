@@ -1,0 +1,415 @@
+// Launches of GEMM by wgmma and TMA: tensor maps, the choice of a tiling and of split-K by a cost
+// model, and copies of operands that TMA cannot read. hopper_kernel.cuh has the kernel.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+
+#include "cuda/gemm/hopper.cuh"
+
+#ifdef DLSYS_EMULATED
+
+namespace dlsys {
+namespace cuda {
+
+const char* HopperDeviceError(int) { return "it needs a GPU of sm_90a, and this one is emulated"; }
+const char* HopperError(const HopperGemm&) { return HopperDeviceError(0); }
+void RunHopperGemm(const char* op, const HopperGemm&, DLStream, int) {
+  Fail("%s: %s", op, HopperDeviceError(0));
+}
+double HopperEstimateUs(const HopperGemm&) { return INFINITY; }
+bool HopperFits(const HopperGemm&, int) { return false; }
+int64_t HopperCopiesNbytes(const HopperGemm&) { return 0; }
+std::vector<std::string> HopperTilings() { return {}; }
+
+}  // namespace cuda
+}  // namespace dlsys
+
+#else
+
+#include <cudaTypedefs.h>
+
+#include "cuda/gemm/hopper_kernel.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+using namespace hopper;  // NOLINT: this file launches what is in there
+
+// ---- operands that TMA cannot read as they lie ----
+
+constexpr int kPackTile = 32;
+
+// Copies op(X) (rows, k) to (rows, pitch), in zeros beyond k. X is (rows, k), or (k, rows) where
+// `transposed`. With `split`, of float32: the upper part of each element, which is x as tf32, and
+// behind those of all elements the lower parts, x minus its upper part.
+template <class E>
+__global__ void __launch_bounds__(kThreads)
+    PackKernel(const E* x, int64_t rows, int64_t k, int64_t pitch, bool transposed, bool split,
+               E* packed) {
+  __shared__ E tile[kPackTile][kPackTile + 1];
+  constexpr int kStep = kThreads / kPackTile;
+  const int64_t row_tiles = CeilDiv(rows, kPackTile), k_tiles = CeilDiv(pitch, kPackTile);
+  const int column = threadIdx.x % kPackTile, line = threadIdx.x / kPackTile;
+  const int64_t batch = blockIdx.y;
+  x += batch * rows * k;
+  packed += batch * rows * pitch;
+  for (int64_t t = blockIdx.x; t < row_tiles * k_tiles; t += gridDim.x) {
+    const int64_t row0 = t / k_tiles * kPackTile, k0 = t % k_tiles * kPackTile;
+    for (int i = line; i < kPackTile; i += kStep) {
+      const int64_t row = row0 + (transposed ? column : i), at = k0 + (transposed ? i : column);
+      const bool exists = row < rows && at < k;
+      const E value = exists ? x[transposed ? at * rows + row : row * k + at] : E(0.f);
+      (transposed ? tile[column][i] : tile[i][column]) = value;
+    }
+    __syncthreads();
+    for (int i = line; i < kPackTile; i += kStep) {
+      const int64_t row = row0 + i, at = k0 + column;
+      if (row < rows && at < pitch) {
+        const float value = (float)tile[i][column];
+        E* to = packed + row * pitch + at;
+        if (split) {
+          const float upper = __uint_as_float(__float_as_uint(RoundedToTf32(value)) & 0xFFFFE000u);
+          to[0] = E(upper);
+          // An infinity or NaN is in the upper part alone: its difference would be NaN.
+          to[rows * pitch] = E(isfinite(upper) ? value - upper : 0.f);
+        } else {
+          to[0] = tile[i][column];
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// An operand as TMA reads it: `rows` along M or N; `across` where they are its inner extent.
+struct Operand {
+  const void* data;
+  int64_t rows, k, pitch, batch;  // pitch: elements between rows, or along K where across
+  bool across;
+};
+
+int64_t RoundUp(int64_t x, int64_t unit) { return CeilDiv(x, unit) * unit; }
+
+// True where the operand has to be packed: TMA reads rows at multiples of 16 bytes, wgmma reads
+// tf32 along K.
+bool IsPacked(const HopperGemm& gemm, const void* data, bool across, int64_t inner) {
+  const int64_t nbytes = inner * DtypeNbytes(gemm.dtype);
+  return gemm.split || !Aligned16(data) || nbytes % 16 || (gemm.dtype == DL_FLOAT32 && across);
+}
+
+// Elements between the rows of a packed operand: those of long rows begin at lines of 128 bytes, as
+// the boxes do that are read of them.
+int64_t PackedPitch(const HopperGemm& gemm) {
+  const int64_t size = DtypeNbytes(gemm.dtype);
+  return RoundUp(gemm.k, (gemm.k * size < 1024 ? 16 : 128) / size);
+}
+
+int64_t PackedNbytes(const HopperGemm& gemm, int64_t rows) {
+  return (gemm.split ? 2 : 1) * gemm.batch * rows * PackedPitch(gemm) * DtypeNbytes(gemm.dtype);
+}
+
+// Its packed copy, in scratch memory that lives as long as this.
+template <class E>
+class OperandOf {
+ public:
+  OperandOf(const char* op, const HopperGemm& gemm, const void* data, int64_t rows, bool across,
+            DLStream stream) {
+    const int64_t inner = across ? rows : gemm.k, k = gemm.k;
+    operand_ = {data, rows, k, inner, gemm.batch, across};
+    if (!IsPacked(gemm, data, across, inner)) return;
+    const int64_t pitch = PackedPitch(gemm), parts = gemm.split ? 2 : 1;
+    packed_.emplace(gemm.ctx, PackedNbytes(gemm, rows), stream);
+    operand_ = {packed_->data(), rows, k, pitch, parts * gemm.batch, false};
+    const int64_t tiles = CeilDiv(rows, kPackTile) * CeilDiv(pitch, kPackTile);
+    LaunchPack(op, (const E*)data, rows, k, pitch, across, gemm.split, gemm.batch, tiles, stream);
+  }
+  const Operand& get() const { return operand_; }
+
+ private:
+  void LaunchPack(const char* op, const E* x, int64_t rows, int64_t k, int64_t pitch, bool across,
+                  bool split, int64_t batch, int64_t tiles, DLStream stream) {
+    for (int64_t z = 0; z < batch; z++)
+      Launch(op, PackKernel<E>, Blocks(tiles, 1), kThreads, 0, stream, x + z * rows * k, rows, k,
+             pitch, across, split, (E*)packed_->data() + z * rows * pitch);
+  }
+  Operand operand_;
+  std::optional<Scratch> packed_;
+};
+
+// ---- tensor maps ----
+
+PFN_cuTensorMapEncodeTiled_v12000 Encoder() {
+  static const PFN_cuTensorMapEncodeTiled_v12000 encoder = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
+                                     &result);
+#else
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
+#endif
+    return (PFN_cuTensorMapEncodeTiled_v12000)f;
+  }();
+  return encoder;
+}
+
+template <class E>
+constexpr CUtensorMapDataType kMapType =
+    std::is_same_v<E, float>      ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+    : std::is_same_v<E, bfloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+
+// A map of (batch, outer, inner), its rows `pitch` elements apart, in boxes of box_outer rows of
+// 128 bytes; what is outside reads as zeros and is not written. Loads of float32 round to tf32.
+template <class E>
+CUtensorMap MapOf(const char* op, const void* data, int64_t inner, int64_t outer, int64_t pitch,
+                  int64_t batch, int box_outer) {
+  CUtensorMap map;
+  const cuuint64_t extents[3] = {(cuuint64_t)inner, (cuuint64_t)outer, (cuuint64_t)batch};
+  const cuuint64_t strides[2] = {pitch * sizeof(E), pitch * outer * sizeof(E)};
+  const cuuint32_t box[3] = {128 / sizeof(E), (cuuint32_t)box_outer, 1}, steps[3] = {1, 1, 1};
+  const CUresult result =
+      Encoder()(&map, kMapType<E>, 3, const_cast<void*>(data), extents, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) Fail("%s: no tensor map of an operand: CUDA error %d", op, result);
+  return map;
+}
+
+template <class E>
+CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
+  constexpr int kTileK = 128 / sizeof(E);
+  if (x.across) return MapOf<E>(op, x.data, x.rows, x.k, x.pitch, x.batch, kTileK);
+  return MapOf<E>(op, x.data, x.k, x.rows, x.pitch, x.batch, box_rows);
+}
+
+// ---- tilings and their costs ----
+
+using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
+                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
+static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
+
+// Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
+// its epilogue, which under ping-pong is hidden behind the other consumer's products.
+struct TilingCost {
+  const char* name;
+  int tile_m, tile_n, cluster;
+  double panel_us, tile_us, epilogue_us;
+  bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
+};
+constexpr TilingCost kCosts[kHopperTilings] = {
+    {"128x256", 128, 256, 2, 0.66, 2.4, 14, false, true},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 2, false, true},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 7, true, false},
+    {"128x64", 128, 64, 1, 0.25, 1.2, 3.5, true, true}};
+constexpr int kMostSplits = 132;
+
+constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
+constexpr double kPartialNbytesUs = 3e6;         // bytes of partial tiles, written and read, a us
+constexpr double kPackUs = 4, kPackNbytesUs = 2.4e6;  // of a copy of an operand
+
+struct Config {
+  int index, split_tiles, splits;
+  double us;
+};
+
+int64_t PanelsOf(const HopperGemm& gemm) {
+  return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype)) * (gemm.split ? 3 : 1);
+}
+
+// The time with every tile in one piece, or with those that do not fill a wave of clusters cut
+// along K into the best number of splits.
+Config Estimated(const HopperGemm& gemm, int index, int multiprocessors) {
+  const TilingCost& cost = kCosts[index];
+  const int64_t clusters = multiprocessors / cost.cluster, panels = PanelsOf(gemm);
+  const int64_t tiles = CeilDiv(CeilDiv(gemm.m, cost.tile_m), cost.cluster) *
+                        CeilDiv(gemm.n, cost.tile_n) * gemm.batch;
+  const int64_t left = tiles % clusters;
+  const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
+  const auto waves_us = [&](int64_t segments, int64_t of_panels) {
+    return (double)CeilDiv(segments, clusters) *
+           ((double)of_panels * cost.panel_us + cost.tile_us + (plain ? 0 : cost.epilogue_us));
+  };
+  Config best{index, 0, 1, waves_us(tiles, panels)};
+  for (int64_t splits = 2; splits <= std::min<int64_t>(panels / 2, kMostSplits); splits++) {
+    const double nbytes = (double)(left * splits * cost.cluster * cost.tile_m * cost.tile_n) * 8;
+    const double us = waves_us(tiles - left, panels) +
+                      waves_us(left * splits, CeilDiv(panels, splits)) + kSplitUs +
+                      nbytes / kPartialNbytesUs;
+    if (left && us < best.us) best = {index, (int)left, (int)splits, us};
+  }
+  return best;
+}
+
+bool HasKernel(const HopperGemm& gemm, int tiling) {
+  return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
+}
+
+Config BestConfig(const HopperGemm& gemm, int tiling) {
+  const int multiprocessors = Multiprocessors(gemm.ctx.device_id);
+  if (tiling >= 0) return Estimated(gemm, tiling, multiprocessors);
+  Config best = {0, 0, 1, INFINITY};
+  for (int k = 0; k < kHopperTilings; k++) {
+    if (!HasKernel(gemm, k)) continue;
+    const Config other = Estimated(gemm, k, multiprocessors);
+    if (other.us < best.us) best = other;
+  }
+  return best;
+}
+
+// ---- launches ----
+
+__global__ void ZeroKernel(unsigned* counters, int count) {
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
+}
+
+template <class E, class T, bool kAlongM, bool kAlongN, bool kExact = false>
+void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                const Config& config, DLStream stream) {
+  constexpr int kBand = 16;  // row tiles: their panels of A and a wave's of B stay in L2
+  constexpr int kParts = T::kCluster * T::kParts;
+  Params params = {};
+  params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
+  params.passes = gemm.split ? 3 : 1;
+  params.k_panels = (int)(PanelsOf(gemm) / params.passes);
+  params.row_tiles = (int)CeilDiv(CeilDiv(gemm.m, T::kTileM), T::kCluster);
+  params.col_tiles = (int)CeilDiv(gemm.n, T::kTileN);
+  params.band = kBand / T::kCluster;
+  params.split_tiles = config.split_tiles, params.splits = config.splits;
+  params.c = gemm.c, params.bias = gemm.bias, params.side = gemm.side;
+  params.activation = gemm.activation, params.gradient = gemm.gradient;
+  const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * gemm.batch;
+  const int64_t split_segments = (int64_t)config.split_tiles * config.splits;
+  const int64_t clusters = std::min(Multiprocessors(gemm.ctx.device_id) / T::kCluster,
+                                    (int)(split_segments + tiles - config.split_tiles));
+  const bool tma_rows = gemm.n * sizeof(E) % 16 == 0 && Aligned16(gemm.c);
+  params.plain = !gemm.bias && !gemm.activation && !gemm.gradient;
+  params.store_boxes = sizeof(E) == 2 && params.plain && tma_rows;
+  params.aligned =
+      gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.bias) && Aligned16(gemm.side);
+  const CUtensorMap map_a = MapOf<E>(op, a, T::kTileM);
+  const CUtensorMap map_b = MapOf<E>(op, b, T::kTileN / T::kCluster);
+  const CUtensorMap map_c = params.store_boxes
+                                ? MapOf<E>(op, gemm.c, gemm.n, gemm.m, gemm.n, gemm.batch, T::kRows)
+                                : CUtensorMap{};
+  std::optional<Scratch> partial, arrivals;
+  if (split_segments) {
+    const int64_t counters = (int64_t)config.split_tiles * kParts;
+    const int64_t nbytes = split_segments * kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
+    partial.emplace(gemm.ctx, nbytes, stream);
+    arrivals.emplace(gemm.ctx, counters * (int64_t)sizeof(unsigned), stream);
+    params.partial = (float4*)partial->data(), params.arrivals = (unsigned*)arrivals->data();
+    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, (int)counters);
+  }
+  LaunchClusters(op, GemmKernel<E, T, kAlongM, kAlongN, kExact>, (unsigned)(clusters * T::kCluster),
+                 T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, map_a, map_b, map_c,
+                 params);
+}
+
+template <class E, int kTiling>
+void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                  const Config& config, DLStream stream) {
+  using T = std::tuple_element_t<kTiling, Tilings>;
+  constexpr TilingCost kCost = kCosts[kTiling];
+  if (config.index != kTiling) return;
+  if constexpr (sizeof(E) == 4) {
+    if constexpr (kCost.exact)
+      if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.plain) LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+  } else if constexpr (kCost.plain) {
+    if (a.across)
+      b.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, true, false>(op, gemm, a, b, config, stream);
+    else
+      b.across ? LaunchGemm<E, T, false, true>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+  }
+}
+
+template <class E, size_t... k>
+void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                const Config& config, DLStream stream, std::index_sequence<k...>) {
+  (LaunchTiling<E, (int)k>(op, gemm, a, b, config, stream), ...);
+}
+
+template <class E>
+void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
+  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, stream);
+  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, stream);
+  LaunchBest<E>(op, gemm, a.get(), b.get(), BestConfig(gemm, tiling), stream,
+                std::make_index_sequence<kHopperTilings>());
+}
+
+// Of sm_90a's code the library has none where this is of another size.
+__global__ void ProbeKernel() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ volatile char has_wgmma[64];
+  has_wgmma[threadIdx.x] = 0;
+#endif
+}
+
+bool HasWgmma(int device) {
+  static int known[kMaxDevices];  // 1 no, 2 yes
+  if (!known[device]) {
+    cudaFuncAttributes attributes;
+    Check("matmul", cudaFuncGetAttributes(&attributes, ProbeKernel));
+    known[device] = attributes.sharedSizeBytes >= 64 && Encoder() ? 2 : 1;
+  }
+  return known[device] == 2;
+}
+
+}  // namespace
+
+const char* HopperDeviceError(int device) {
+  if (ComputeMajor(device) == 9 && HasWgmma(device)) return "";
+  return "it needs a GPU of sm_90a, and a library built for that";
+}
+
+const char* HopperError(const HopperGemm& gemm) {
+  constexpr int64_t kMost = int64_t(1) << 30;
+  const char* error = HopperDeviceError(gemm.ctx.device_id);
+  if (*error) return error;
+  if (std::max({gemm.m, gemm.n, gemm.k, gemm.batch}) > kMost)
+    return "it takes at most 2^30 rows and columns";
+  if (gemm.split && gemm.batch > 1) return "in 3xtf32 it takes one product at a time";
+  return "";
+}
+
+void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
+  if (gemm.dtype == DL_FLOAT32) return RunOf<float>(op, gemm, stream, tiling);
+  if (gemm.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, gemm, stream, tiling);
+  RunOf<float16>(op, gemm, stream, tiling);
+}
+
+double HopperEstimateUs(const HopperGemm& gemm) {
+  const auto pack_us = [&](const void* data, int64_t rows, bool across) {
+    const double nbytes = (double)rows * gemm.k * gemm.batch * DtypeNbytes(gemm.dtype);
+    if (!IsPacked(gemm, data, across, across ? rows : gemm.k)) return 0.;
+    return kPackUs + nbytes * (gemm.split ? 3 : 2) / kPackNbytesUs;
+  };
+  return kLaunchUs + BestConfig(gemm, -1).us + pack_us(gemm.a, gemm.m, gemm.trans_a) +
+         pack_us(gemm.b, gemm.n, !gemm.trans_b);
+}
+
+int64_t HopperCopiesNbytes(const HopperGemm& gemm) {
+  const auto nbytes = [&](const void* data, int64_t rows, bool across) {
+    const bool packed = IsPacked(gemm, data, across, across ? rows : gemm.k);
+    return packed ? Workspace::Rounded(PackedNbytes(gemm, rows)) : 0;
+  };
+  return nbytes(gemm.a, gemm.m, gemm.trans_a) + nbytes(gemm.b, gemm.n, !gemm.trans_b);
+}
+
+bool HopperFits(const HopperGemm& gemm, int tiling) { return HasKernel(gemm, tiling); }
+
+std::vector<std::string> HopperTilings() {
+  std::vector<std::string> names;
+  for (const TilingCost& cost : kCosts) names.push_back(cost.name);
+  return names;
+}
+
+}  // namespace cuda
+}  // namespace dlsys
+
+#endif

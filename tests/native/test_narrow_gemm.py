@@ -1,0 +1,223 @@
+"""Matrix products of floats of 16 bits on the GPU: every rung, alone, batched and with epilogues,
+against float64 of the same operands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import tempfile
+import unittest
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
+from dlsys.errors import DeviceError, NotApplicableError
+from dlsys.ndarray import array, empty, launch
+from dlsys.rungs import rungs_among
+from dlsys.runtime.device import gpu
+from dlsys.runtime.library import load
+from dlsys.settings import settings
+from support.devices import EMULATED, require
+
+NARROW = (bfloat16, FLOAT16)
+TRANSPOSES = list(itertools.product((False, True), repeat=2))
+SHAPES = [
+    *((1, 1, 1), (3, 0, 2), (0, 3, 2), (2, 3, 0), (13, 5, 1), (17, 31, 13), (64, 48, 16)),
+    *((40, 136, 72), *(() if EMULATED else ((129, 67, 33), (264, 144, 128)))),
+]
+LARGE = (60, 40, 300) if EMULATED else (300, 260, 2100)
+
+
+def limit(wanted: np.ndarray, scale: np.ndarray, k: int, dtype: Any) -> np.ndarray:
+    """The most by which an element may be off: products of 16 bits are exact in float32, whose sums
+    tensor cores may cut rather than round, and the result is rounded once; the smallest float16
+    are subnormal.
+    """
+    return ROUNDING[dtype] * np.abs(wanted) + (k + 1) * 2.0**-23 * scale + 2.0**-25
+
+
+@require(gpu(0))
+class NarrowGemm(unittest.TestCase):
+    ctx = gpu(0)
+
+    def algorithms(self) -> tuple[str, ...]:
+        return ("", *load().algorithms("cuda", "matmul"))
+
+    def rungs(self) -> Iterator[tuple[int, str]]:
+        """The rungs that work here by number and name, and the heuristic."""
+        yield 0, ""
+        for rung in rungs_among(self.algorithms()[1:]):
+            number = self.algorithms().index(rung)
+            try:
+                load().algorithm_source("cuda", "matmul", number)
+            except DeviceError:
+                continue
+            yield number, rung
+
+    def operands(self, m: int, n: int, k: int, flags: Any, dtype: Any) -> list[np.ndarray]:
+        rng = np.random.default_rng(m + 3 * n + 7 * k)
+        shapes = (k, m) if flags[0] else (m, k), (n, k) if flags[1] else (k, n)
+        return [rounded(rng.standard_normal(shape, np.float32), dtype) for shape in shapes]
+
+    def product(self, operands: Sequence[np.ndarray], flags: Any, number: int, dtype: Any) -> Any:
+        a, b = (array(x, self.ctx, dtype) for x in operands)
+        c = empty((operands[0].shape[flags[0]], operands[1].shape[not flags[1]]), self.ctx, dtype)
+        c[:] = np.nan
+        launch("matmul", self.ctx, a, flags[0], b, flags[1], number, 0, c)
+        return c.asnumpy().astype(np.float64)
+
+    def check(self, got: np.ndarray, operands: Any, flags: Any, dtype: Any) -> None:
+        a, b = (
+            x.astype(np.float64).T if t else x.astype(np.float64) for x, t in zip(operands, flags)
+        )
+        off = np.abs(got - a @ b) - limit(a @ b, np.abs(a) @ np.abs(b), a.shape[1], dtype)
+        self.assertTrue((off <= 0).all(), f"off by {off.max(initial=0):.3g} too much")
+
+    def test_every_shape_and_transpose(self) -> None:
+        cases = itertools.product(self.rungs(), NARROW, SHAPES, TRANSPOSES)
+        for (number, rung), dtype, shape, flags in cases:
+            with self.subTest(rung=rung, dtype=str(dtype), shape=shape, transposed=flags):
+                operands = self.operands(*shape, flags, dtype)
+                self.check(self.product(operands, flags, number, dtype), operands, flags, dtype)
+
+    def test_every_variant(self) -> None:
+        flags, served = (False, True), 0
+        for dtype, shape in itertools.product(NARROW, ((45, 70, 150), LARGE)):
+            operands = self.operands(*shape, flags, dtype)
+            for number, name in enumerate(self.algorithms()):
+                if not name.startswith(("hopper", "cublas", "tensor")):
+                    continue
+                with self.subTest(algorithm=name, dtype=str(dtype), shape=shape):
+                    try:
+                        got = self.product(operands, flags, number, dtype)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    served += 1
+                    self.check(got, operands, flags, dtype)
+        self.assertGreater(served, 4)
+
+    def test_the_same_bits_each_time(self) -> None:
+        """Also where K is split."""
+        for (number, rung), k in itertools.product(
+            self.rungs(), (100, 2000 if EMULATED else 20000)
+        ):
+            operands = self.operands(24, 40, k, (False, False), bfloat16)
+            with self.subTest(rung=rung, k=k):
+                found = {
+                    self.product(operands, (False, False), number, bfloat16).tobytes()
+                    for _ in range(3)
+                }
+                self.assertEqual(len(found), 1)
+                got = self.product(operands, (False, False), number, bfloat16)
+                self.check(got, operands, (False, False), bfloat16)
+
+    def test_epilogues(self) -> None:
+        m, n, k = 70, 48, 33
+        for dtype in NARROW:
+            x, w = self.operands(m, n, k, (False, False), dtype)
+            bias, side = self.operands(1, n, m, (False, False), dtype)[1][0], None
+            side = self.operands(m, 1, n, (False, False), dtype)[0]
+            nodes = [ad.Variable(name, dtype=dtype) for name in ("x", "w", "bias", "side")]
+            values = dict(zip(nodes, (x, w, bias, side)))
+            exact = x.astype(np.float64) @ w
+            scale = np.abs(x).astype(np.float64) @ np.abs(w) + np.abs(bias)
+            for _, rung in self.rungs():
+                y = ad.matmul_op(nodes[0], nodes[1], algo=rung or None)
+                cases = {
+                    "matmul_map": (ad.tanh_op(y), nodes[:2], np.tanh(exact)),
+                    "matmul_bias": (
+                        ad.relu_op(y + nodes[2]), nodes[:3], np.maximum(exact + bias, 0),
+                    ),
+                    "matmul_gradient": (
+                        ad.relu_gradient_op(nodes[3], y),
+                        (*nodes[:2], nodes[3]), np.where(side > 0, exact, 0),
+                    ),
+                }  # fmt: skip
+                for kernel, (fetch, given, wanted) in cases.items():
+                    with self.subTest(rung=rung, dtype=str(dtype), kernel=kernel):
+                        executor = ad.Executor([fetch], self.ctx)
+                        (got,) = executor.run({x: values[x] for x in given}, True)
+                        (step,) = executor.plan({x: x.spec or values[x].shape for x in given}).steps
+                        self.assertEqual(step.node.op.kernel, kernel)
+                        off = np.abs(got - wanted) - limit(wanted, scale, k, dtype)
+                        self.assertLessEqual(off.max(), 2.0**-20)
+
+    def test_batches_broadcast(self) -> None:
+        rng = np.random.default_rng(5)
+        for (number, rung), dtype in itertools.product(self.rungs(), NARROW):
+            for left, right in (((3, 1, 17, 24), (2, 24, 40)), ((4, 64, 40), (4, 40, 72))):
+                with self.subTest(rung=rung, dtype=str(dtype), left=left):
+                    a, b = (
+                        rounded(rng.standard_normal(s, np.float32), dtype) for s in (left, right)
+                    )
+                    wide = a.astype(np.float64) @ b
+                    c = empty(wide.shape, self.ctx, dtype)
+                    given = array(a, self.ctx, dtype), array(b, self.ctx, dtype)
+                    launch("batched_matmul", self.ctx, given[0], 0, given[1], 0, number, 0, c)
+                    scale = np.abs(a).astype(np.float64) @ np.abs(b)
+                    off = np.abs(c.asnumpy() - wide) - limit(wide, scale, a.shape[-1], dtype)
+                    self.assertLessEqual(off.max(), 0)
+
+    def test_no_cast_stands_before_a_product(self) -> None:
+        x, w = (
+            ad.Variable(name, shape, bfloat16) for name, shape in (("x", (8, 16)), ("w", (16, 8)))
+        )
+        y = ad.relu_op(x @ w)
+        fetches = [y, *ad.gradients(ad.sum_op(y * y), [x, w])]
+        plan = ad.Executor(fetches, self.ctx).plan({x: (8, 16), w: (16, 8)})
+        names = [step.node.op.name for step in plan.steps]
+        self.assertNotIn("cast", names)
+        self.assertEqual(sum(name.startswith("matmul") for name in names), 3)
+
+    def test_the_autotuner_measures_them(self) -> None:
+        x, w = (ad.Variable(name, dtype=bfloat16) for name in ("x", "w"))
+        feeds = dict(zip((x, w), self.operands(16, 24, 32, (False, False), bfloat16)))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(settings, "tune", "full"),
+            mock.patch.object(settings, "tune_cache", f"{folder}/tuning.json"),
+            contextlib.redirect_stderr(io.StringIO()) as said,
+        ):
+            (got,) = ad.Executor([x @ w], self.ctx).run(feeds, True)
+            self.assertIn("matmul bfloat16(16,32)", (Path(folder) / "tuning.json").read_text())
+        self.assertNotIn("wrong", said.getvalue())
+        self.check(got, list(feeds.values()), (False, False), bfloat16)
+
+    def test_infinities_and_nan(self) -> None:
+        for number, rung in self.rungs():
+            a, b = self.operands(20, 24, 16, (False, False), FLOAT16)
+            a[3, 5], b[2, 4] = np.inf, np.nan
+            with self.subTest(rung=rung), np.errstate(invalid="ignore"):
+                got = self.product([a, b], (False, False), number, FLOAT16)
+                wanted = a.astype(np.float64) @ b
+                np.testing.assert_array_equal(np.isfinite(got), np.isfinite(wanted))
+
+    def test_what_is_beyond_float16_is_infinite(self) -> None:
+        a = np.full((16, 16), 200, np.float16)
+        for number, rung in self.rungs():
+            with self.subTest(rung=rung):
+                got = self.product([a, a], (False, False), number, FLOAT16)
+                self.assertTrue(np.isposinf(got).all())
+
+
+@require(gpu(0))
+class OnHopper(unittest.TestCase):
+    """What tests of all rungs leave out where this one is missing."""
+
+    def test_the_rung_is_there(self) -> None:
+        number = load().algorithms("cuda", "matmul").index("hopper") + 1
+        try:
+            load().algorithm_source("cuda", "matmul", number)
+        except DeviceError as error:
+            self.skipTest(str(error))
+        x = array(np.ones((256, 256), np.float32), gpu(0), bfloat16)
+        c = empty((256, 256), gpu(0), bfloat16)
+        launch("matmul", gpu(0), x, 0, x, 0, number, 0, c)
+        np.testing.assert_array_equal(c.asnumpy(), 256)
