@@ -106,18 +106,26 @@ CASES = [
 
 
 def winograd_matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """B^T, G and A^T of Lavin and Gray, from the points 0, 1, -1 (2, -2) and infinity."""
+    """B^T, G and A^T of F(out × out, 3 × 3) from the points 0, ±1 and infinity, or, of 4 × 4, from 0,
+    ±√½, ±√2 and infinity.
+    """
     if out == 2:
         return (
             np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], float),
             np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
             np.array([[1, 1, 1, 0], [0, 1, -1, -1]], float),
         )
-    inputs = [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
-              [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]]  # fmt: skip
-    filters = [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6],
-               [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]  # fmt: skip
-    outputs = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]
+    half, root = np.sqrt(0.5), np.sqrt(2)
+    inputs = [[1, 0, -2.5, 0, 1, 0],
+              [0, -root, -2, half, 1, 0], [0, root, -2, -half, 1, 0],
+              [0, -half, -0.5, root, 1, 0], [0, half, -0.5, -root, 1, 0],
+              [0, 1, 0, -2.5, 0, 1]]  # fmt: skip
+    filters = [[1, 0, 0],
+               [-2 / 3, -root / 3, -1 / 3], [-2 / 3, root / 3, -1 / 3],
+               [1 / 6, root / 6, 1 / 3], [1 / 6, -root / 6, 1 / 3], [0, 0, 1]]  # fmt: skip
+    outputs = [[1, 1, 1, 1, 1, 0], [0, half, -half, root, -root, 0],
+               [0, 0.5, 0.5, 2, 2, 0],
+               [0, half / 2, -half / 2, 2 * root, -2 * root, 1]]  # fmt: skip
     return np.array(inputs, float), np.array(filters), np.array(outputs, float)
 
 
