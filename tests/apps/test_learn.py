@@ -14,7 +14,8 @@ from dlsys.learn import gemm
 from dlsys.learn.__main__ import main
 from dlsys.learn.chart import bars
 from dlsys.learn.gemm import ROUNDING, Shape, climb
-from dlsys.runtime.device import cpu, unavailable
+from dlsys.runtime.device import cpu, gpu, unavailable
+from support.devices import require
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -70,6 +71,15 @@ class Learn(unittest.TestCase):
         status, _, err = run("gemm", "--device", "cpu", "--precision", "fp31")
         self.assertEqual(status, 2)
         self.assertIn("expected one of fp32", err)
+
+    @require(gpu(0))
+    def test_products_of_16_bits(self) -> None:
+        found = list(climb(gpu(0), Shape(33, 24, 48), ("bf16", "fp32", "fp16")))
+        for precision, most in (("bf16", 2**16), ("fp16", 2**13), ("fp32", 48)):
+            rungs = [one for one in found if one.precision == precision]
+            self.assertGreater(len(rungs), 3)
+            for one in rungs:
+                self.assertTrue(0 < one.error <= most, one)
 
     def test_errors_are_in_units_of_rounding(self) -> None:
         for found in climb(cpu(0), Shape(33, 20, 500)):

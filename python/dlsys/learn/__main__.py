@@ -40,7 +40,11 @@ def main() -> int:
     parser.add_argument("--shape", help=f"the convolution's {fields}; the last three may be absent")
     directions = f"{', '.join(conv.DIRECTIONS)}: y, or the gradient of x or of the filters"
     parser.add_argument("--direction", choices=conv.DIRECTIONS, default="forward", help=directions)
-    parser.add_argument("--precision", default="fp32", help="one or more of fp32, 3xtf32, tf32")
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        help="one or more of fp32, 3xtf32, tf32; of products also bf16, fp16",
+    )
     parser.add_argument("--picture", type=Path, help="an SVG file to draw into")
     options = parser.parse_args()
     try:
@@ -53,7 +57,11 @@ def main() -> int:
 
 def _run(options: argparse.Namespace) -> None:
     ctx = _context(options.device)
-    precisions = [check_precision(one) for one in options.precision.split(",")]
+    narrow = gemm.NARROW if options.ladder == "gemm" else ()
+    precisions = options.precision.split(",")
+    for one in precisions:
+        if one not in narrow:
+            check_precision(one)
     kind = "emulated" if ctx.name == "gpu" and emulated() else ctx.name
     work, climbing = _work(options, ctx, kind, precisions)
     title = f"{work} on {device_name(ctx)}"

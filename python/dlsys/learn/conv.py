@@ -156,9 +156,9 @@ class _Sample:
                 benchmark.value(i, at.astype(np.int64)).astype(np.float64)
                 for i, at in enumerate(np.broadcast_arrays(first, second))
             )
-            terms = np.where(met, a * b, 0.0)
-            exact.append(terms.sum())
-            scale.append(np.abs(terms).sum())
+            products = np.where(met, a * b, 0.0)
+            exact.append(products.sum())
+            scale.append(np.abs(products).sum())
         self.exact, self.scale = np.array(exact), np.maximum(np.array(scale), 1e-300)
 
 
