@@ -109,6 +109,7 @@ inline double MmaUs(const ConvWork& w) {
       {64, 288, 1}, {32, 288, 0.75}, {16, 160, 0.35}, {32, 16, 0.15}};
   constexpr double kPrologue = 32, kMostRun = 160e3;
   const Conv& c = w.conv;
+  if (Size(c.kernel) == 1 && Size(c.stride) > 1) return kNever;  // it would read what it skips
   const double bytes = AllBytes(c);
   if (w.Is(Pass::kFilterGradient)) {
     const double channels = (double)std::min<int64_t>(c.GroupChannels(), 32);
@@ -142,15 +143,24 @@ inline double Im2colUs(const ConvWork& w) {
   return Us({17, w.tf32 ? 2.2e8 : 4.5e7, 1.0e6}, ProductOf(w).Operations(), bytes);
 }
 
-// F(out x out, 3 x 3): tiles of the images and of the results are written and read.
+// Winograd's F(out x out, 3 x 3): tiles of the images and of the results are written and read.
 inline double WinogradUs(const ConvWork& w, int64_t out, const Rate& rate) {
   const Conv& c = w.conv;
+  if (c.groups > 1) return kNever;  // products of too few channels
   const HW of = w.Is(Pass::kDataGradient) ? c.in : c.out;
   const double tiles = (double)(CeilDiv(of.h, out) * CeilDiv(of.w, out) * c.n);
   const double elements = (double)((out + 2) * (out + 2));
   const double filters = (double)(c.o * c.GroupChannels());
   const double moved = 4 * elements * 2 * (tiles * (double)(c.c + c.o) + filters);
   return Us(rate, 2 * elements * tiles * filters, AllBytes(c) + moved);
+}
+inline double Winograd2Us(const ConvWork& w) {
+  return WinogradUs(w, 2,
+                    w.Is(Pass::kFilterGradient) ? Rate{60, 5.0e7, 2.0e6} : Rate{25, 4.0e7, 3.1e6});
+}
+inline double Winograd4Us(const ConvWork& w) {
+  return WinogradUs(w, 4,
+                    w.Is(Pass::kFilterGradient) ? Rate{36, 4.8e7, 1.0e6} : Rate{24, 4.0e7, 3.3e6});
 }
 
 // Every element of the result is gathered one by one.
@@ -174,19 +184,48 @@ inline double CompactCopyUs(const ConvWork& w) {
   return Us({3, 1, 1.5e6}, 0, compact + spread);
 }
 
-// cuDNN's implicit GEMM. A stride costs transposes of the images.
-inline double CudnnUs(const ConvWork& w) {
+// cuDNN's implicit GEMM. At tf32 it takes channels by 32, and where the stride skips positions or
+// rows are no multiple of 16 bytes, arrays are transposed first.
+inline double CudnnGemmUs(const ConvWork& w) {
   const Conv& c = w.conv;
-  const ConvProduct p = ProductOf(w);
-  if (c.Depthwise()) return Us({13, 2.6e6, 9e6}, p.Operations(), AllBytes(c));
-  if (w.tf32 && c.GroupChannels() < 4) return kNever;
-  const double operations = 2 * Padded(p.m, 64) * Padded(p.n, 64) * Padded(p.k, 16) * p.groups;
+  ConvProduct p = ProductOf(w);
+  const double bytes = AllBytes(c);
+  if (c.Depthwise()) return Us({13, 2.6e6, 9e6}, p.Operations(), bytes);
   const bool strided = Size(c.stride) > 1;
-  const double bytes = AllBytes(c) + (strided ? 2 * ImageBytes(c) : 0);
-  if (w.tf32) return Us({30, w.Is(Pass::kFilterGradient) ? 1.6e8 : 3e8, 4e6}, operations, bytes);
+  if (w.tf32) {
+    const double channels = w.Is(Pass::kDataGradient) ? 32 : (double)c.GroupChannels();
+    const double padded = Padded(channels, 32) / channels;
+    const bool transposed = strided || Size(c.out) % 4;
+    const double operations = 2 * Padded(p.m, 64) * p.n * p.k * p.groups * padded;
+    const double rate = w.Is(Pass::kFilterGradient) ? 1.6e8 : 2.9e8;
+    if (transposed) return Us({20, rate, 3.0e6}, operations, bytes);
+    return 16 + std::max(operations / rate, bytes / 4e6);
+  }
+  const double operations = 2 * Padded(p.m, 64) * Padded(p.n, 64) * Padded(p.k, 16) * p.groups;
   if (w.Is(Pass::kForward)) return Us({10, 4.3e7, 6e6}, operations, bytes);
-  return Us({50, w.Is(Pass::kDataGradient) ? 2.7e7 : 4.8e7, strided ? 0.3e6 : 3e6}, operations,
-            bytes);
+  if (w.Is(Pass::kDataGradient)) return Us({50, 2.7e7, strided ? 0.2e6 : 3e6}, operations, bytes);
+  return Us({50, 4.8e7, 0.6e6}, operations, bytes);
+}
+
+// cuDNN's own F(4 x 4, 3 x 3), in float32 at every precision.
+inline double CudnnWinogradUs(const ConvWork& w) {
+  const HW three{3, 3}, one{1, 1};
+  if (!(w.conv.kernel == three) || !(w.conv.stride == one) || w.conv.groups > 1) return kNever;
+  return WinogradUs(w, 4,
+                    w.Is(Pass::kFilterGradient) ? Rate{40, 6e7, 1.2e6} : Rate{40, 6.0e7, 4.2e6});
+}
+
+// cuDNN's products of spectra of the images, in float32 at every precision.
+inline double CudnnFftUs(const ConvWork& w) {
+  const Conv& c = w.conv;
+  const HW one{1, 1};
+  const bool fits = c.stride == one && c.dilation == one && c.groups == 1 && Size(c.kernel) > 1;
+  if (!fits) return kNever;
+  const double high = (double)(c.in.h + 2 * c.pad.h), wide = (double)(c.in.w + 2 * c.pad.w);
+  const double frequencies = high * (wide / 2 + 1);
+  const double planes = (double)(c.n * c.c + c.n * c.o + c.o * c.c);
+  return Us({40, 6e7, 1.8e6}, 8 * (double)(c.n * c.o * c.c) * frequencies,
+            8 * planes * frequencies);
 }
 
 }  // namespace cuda
