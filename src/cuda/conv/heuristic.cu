@@ -16,12 +16,6 @@ struct Candidate {
   double (*us)(const ConvWork&);
 };
 
-double CompactUs(const ConvWork& w) {
-  const ConvWork dense = CompactOf(w);
-  const double mma = w.tf32 ? MmaUs(dense) : kNever;
-  return CompactCopyUs(w) + std::min({FmaUs(dense), BatchedUs(dense), mma});
-}
-
 const Candidate kParts[] = {{&kImplicitGemm, nullptr, FmaUs},
                             {&kTensorCores, nullptr, MmaUs},
                             {&kPointwise, nullptr, BatchedUs},
@@ -32,7 +26,8 @@ const Candidate kOthers[] = {{&kDepthwise, nullptr, DepthwiseUs},
                              {&kIm2col, nullptr, Im2colUs},
                              {&kCudnn, "precomputed_gemm", CudnnGemmUs},
                              {&kCudnn, "winograd_in_parts", CudnnWinogradUs},
-                             {&kCudnn, "fft", CudnnFftUs}};
+                             {&kCudnn, "fft", CudnnFftUs},
+                             {&kCudnn, "tiled_fft", CudnnTiledFftUs}};
 
 int VariantOf(const Candidate& candidate, Pass pass) {
   if (!candidate.variant) return kHeuristic;
