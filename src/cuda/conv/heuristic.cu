@@ -16,20 +16,6 @@ struct Candidate {
   double (*us)(const ConvWork&);
 };
 
-double Winograd2Us(const ConvWork& w) {
-  return w.Is(Pass::kFilterGradient) ? WinogradUs(w, 2, {60, 5.0e7, 2.0e6})
-                                     : WinogradUs(w, 2, {25, 4.0e7, 3.1e6});
-}
-double Winograd4Us(const ConvWork& w) {
-  return w.Is(Pass::kFilterGradient) ? WinogradUs(w, 4, {36, 4.8e7, 1.0e6})
-                                     : WinogradUs(w, 4, {24, 4.0e7, 3.3e6});
-}
-double CompactUs(const ConvWork& w) {
-  const ConvWork dense = CompactOf(w);
-  const double mma = w.tf32 ? MmaUs(dense) : kNever;
-  return CompactCopyUs(w) + std::min({FmaUs(dense), BatchedUs(dense), mma});
-}
-
 const Candidate kParts[] = {{&kImplicitGemm, nullptr, FmaUs},
                             {&kTensorCores, nullptr, MmaUs},
                             {&kPointwise, nullptr, BatchedUs},
@@ -38,7 +24,10 @@ const Candidate kOthers[] = {{&kDepthwise, nullptr, DepthwiseUs},
                              {&kWinograd, "2x2", Winograd2Us},
                              {&kWinograd, "4x4", Winograd4Us},
                              {&kIm2col, nullptr, Im2colUs},
-                             {&kCudnn, nullptr, CudnnUs}};
+                             {&kCudnn, "precomputed_gemm", CudnnGemmUs},
+                             {&kCudnn, "winograd_in_parts", CudnnWinogradUs},
+                             {&kCudnn, "fft", CudnnFftUs},
+                             {&kCudnn, "tiled_fft", CudnnTiledFftUs}};
 
 int VariantOf(const Candidate& candidate, Pass pass) {
   if (!candidate.variant) return kHeuristic;
@@ -53,7 +42,8 @@ void Append(const Candidate (&candidates)[kCount], const ConvCall& at, const Con
   for (const Candidate& candidate : candidates) {
     if (candidate.algorithm == &kCudnn && OwnGemmIsForced()) continue;
     if (RefusalOf(*candidate.algorithm, at, work.conv)) continue;
-    ranking->push_back({candidate.algorithm, VariantOf(candidate, work.pass), candidate.us(work)});
+    const double us = candidate.us(work);
+    if (us < kNever) ranking->push_back({candidate.algorithm, VariantOf(candidate, work.pass), us});
   }
 }
 
