@@ -213,6 +213,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
+    "soak": reliability.soak,
 }
 
 
