@@ -216,6 +216,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
+    "soak": reliability.soak,
 }
 
 
