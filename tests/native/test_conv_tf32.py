@@ -49,7 +49,7 @@ SHAPES += [
 
 
 def three(x: Any, f: Any, dy: Any, attrs: dict, ctx: Context, precision: str) -> list[np.ndarray]:
-    """A convolution and its gradients for the data and the filter, at dy; on a GPU by implicit GEMM,
+    """A convolution and its gradients for the data and filter, at dy; on a GPU by implicit GEMM,
     at tf32 on tensor cores, however small.
     """
     feeds = {ad.Variable("x"): x, ad.Variable("f"): f}

@@ -170,13 +170,11 @@ inline double Winograd4Us(const ConvWork& w) {
   return WinogradUs(w, 4, filter ? Rate{5, 3e8, 1.17e6} : Rate{18, 4.6e7, 3.9e6});
 }
 
-// Multiplications of the elements of strips; a gradient for the data at a stride gathers.
+// Strips of columns: mostly what they move.
 inline double DepthwiseUs(const ConvWork& w) {
   const Conv& c = w.conv;
-  const double elements = (w.Is(Pass::kDataGradient) ? ImageBytes(c) : OutputBytes(c)) / 4;
-  const double operations = 2 * elements * (double)Size(c.kernel);
-  const bool filter = w.Is(Pass::kFilterGradient);
-  return Us({filter ? 9. : 3, w.IsStridedGradient() ? 9e5 : 1.1e7, 4.5e6}, operations, AllBytes(c));
+  const double us = w.Is(Pass::kFilterGradient) ? 9 : 3;
+  return Us({us, 1.1e7, 4.5e6}, ProductOf(w).Operations(), AllBytes(c));
 }
 
 // A strided 1 x 1 filter: its positions are copied, and the dense convolution follows.

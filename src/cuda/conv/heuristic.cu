@@ -20,14 +20,18 @@ const Candidate kParts[] = {{&kImplicitGemm, nullptr, FmaUs},
                             {&kTensorCores, nullptr, MmaUs},
                             {&kPointwise, nullptr, BatchedUs},
                             {&kCompact, nullptr, CompactUs}};
-const Candidate kOthers[] = {{&kDepthwise, nullptr, DepthwiseUs},
-                             {&kWinograd, "2x2", Winograd2Us},
+const Candidate kDirect[] = {{&kDepthwise, nullptr, DepthwiseUs}};
+const Candidate kOthers[] = {{&kWinograd, "2x2", Winograd2Us},
                              {&kWinograd, "4x4", Winograd4Us},
                              {&kIm2col, nullptr, Im2colUs},
                              {&kCudnn, "precomputed_gemm", CudnnGemmUs},
                              {&kCudnn, "winograd_in_parts", CudnnWinogradUs},
                              {&kCudnn, "fft", CudnnFftUs},
                              {&kCudnn, "tiled_fft", CudnnTiledFftUs}};
+
+// us of an implicit GEMM from which on another algorithm may be worth a library that is loaded, or
+// the errors of Winograd and FFT.
+constexpr double kShortUs = 20;
 
 int VariantOf(const Candidate& candidate, Pass pass) {
   if (!candidate.variant) return kHeuristic;
@@ -55,10 +59,17 @@ std::vector<ConvEstimate> RankConv(const ConvCall& at, const Conv& conv, Pass pa
   const bool tf32 = at.precision == Precision::kTf32 && ComputeMajor(device) >= 8;
   const ConvWork work{conv, pass, tf32, Multiprocessors(device)};
   std::vector<ConvEstimate> ranking;
+  const auto sort = [&] {
+    std::stable_sort(ranking.begin(), ranking.end(),
+                     [](const ConvEstimate& a, const ConvEstimate& b) { return a.us < b.us; });
+  };
   Append(kParts, at, work, &ranking);
-  if (!implicit_alone) Append(kOthers, at, work, &ranking);
-  std::stable_sort(ranking.begin(), ranking.end(),
-                   [](const ConvEstimate& a, const ConvEstimate& b) { return a.us < b.us; });
+  sort();
+  if (implicit_alone) return ranking;
+  const bool is_short = ranking.front().us < kShortUs;
+  Append(kDirect, at, work, &ranking);
+  if (!is_short) Append(kOthers, at, work, &ranking);
+  sort();
   return ranking;
 }
 
