@@ -1,5 +1,5 @@
-"""The networks that are measured, of dlsys; torch_networks.py has those of PyTorch: the same weights,
-data and loss.
+"""The networks that are measured, of dlsys; torch_networks.py has those of PyTorch: the same
+weights, data and loss.
 
 A training step is forward, backward and the update by plain SGD, in float32.
 """

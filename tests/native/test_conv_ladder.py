@@ -114,8 +114,8 @@ CASES = [
 
 
 def winograd_matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """B^T, G and A^T of F(out × out, 3 × 3) from the points 0, ±1 and infinity, or, of 4 × 4, from 0,
-    ±√½, ±√2 and infinity.
+    """B^T, G and A^T of F(out × out, 3 × 3) from the points 0, ±1 and infinity, or, of 4 × 4, from
+    0, ±√½, ±√2 and infinity.
     """
     if out == 2:
         return (
