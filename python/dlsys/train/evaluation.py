@@ -166,13 +166,16 @@ def evaluate(
 
 
 def predict(model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000) -> Any:
-    """The output (n, …) of a model, in inference mode, or a tuple or a dictionary of arrays where
-    the model has several, for an array (n, …), or a tuple or, by name, a dictionary of them; for the inputs of a data set or a Loader, in the order of the set;
-    or for images: a file, a folder or a list of files, made to the size of those that the model was
-    trained on. A model that `fit` trained takes samples as its training set had them, uint8 or
-    floats, which are normalized as they were in training (`model.trained_on`), unless a Loader says
-    how; for any other model, and for several inputs, floats are taken in the dtype of the model's
-    Parameters. ctx: as for `evaluate`.
+    """The output (n, …) of a model in inference mode, or a tuple or a dictionary of arrays where it
+    has several outputs.
+
+    inputs: an array (n, …), or a tuple or, by name, a dictionary of them; the inputs of a data set
+    or a Loader, in the order of the set; or images: a file, a folder or a list of files, made to
+    the size of those that the model was trained on. A model that `fit` trained takes samples as its
+    training set had them, uint8 or floats, which are normalized as they were in training
+    (`model.trained_on`), unless a Loader says how; for any other model, and for several inputs,
+    floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`. batch_size:
+    samples in a run.
 
     DataError for samples of another kind than those that the model was trained on; ShapeError for
     arrays of different lengths, or without any sample, for an output without

@@ -41,7 +41,7 @@ __all__ = [
     "hinge_loss", "kl_divergence", "multiclass_hinge_loss",
 ]  # fmt: skip
 
-# Probabilities with finite logarithms: float32's smallest normal number, whose log is -87.3, and the
+# Probabilities of finite logarithms: float32's smallest normal number, whose log is -87.3, and the
 # largest below 1, where log(1 - p) is -16.6. In float16 these would round to 0 and 1.
 _INSIDE = 2.0**-126, 1 - 2.0**-24
 _INSIDE_FLOAT16 = 2.0**-24, 1 - 2.0**-11
