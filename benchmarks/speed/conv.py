@@ -2,7 +2,7 @@
 
     python benchmarks conv [--nets resnet50,vgg,depthwise,lenet,residual] [--precisions fp32,tf32]
 
-Leaves results/conv.json and, of it, the text and docs/learn/conv.svg.
+Leaves results/conv.json and, of it, the text and docs/learn/pictures/conv.svg.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks gemm [--shapes squares,gpt2,skinny] [--precisions fp32,tf32,3xtf32]
     python benchmarks gemm --variants warp --shapes squares     # every tile and split of a rung
 
-Leaves results/gemm.json and, of it, the text and docs/learn/gemm.svg.
+Leaves results/gemm.json and, of it, the text and docs/learn/pictures/gemm.svg.
 """
 
 from __future__ import annotations

@@ -242,5 +242,9 @@ def main() -> None:
             path.write_text(fill(path.read_text(), Results(options.results)))
     print(gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
     print(operators.draw(Results(options.results), ROOT / "docs" / "operators.svg"))
-    print(gemm_ladder.draw(Results(options.results), ROOT / "docs" / "learn" / "gemm.svg"))
+    print(
+        gemm_ladder.draw(
+            Results(options.results), ROOT / "docs" / "learn" / "pictures" / "gemm.svg"
+        )
+    )
     print(overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))
