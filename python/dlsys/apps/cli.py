@@ -59,7 +59,7 @@ def _run(given: list[str], command: str | None, program: str, typed: str) -> int
         print(f"interrupted; done: {str(interrupt) or 'nothing'}", file=sys.stderr)
         return 130
     except DlsysError as error:
-        # Errors end with the line of the program that called dlsys, which here is none of the user's.
+        # Errors end with the line that called dlsys, which here is none of the user's.
         streams.say(str(error).removesuffix(f" [{where()}]"))
         return 1
     except MemoryError as error:
