@@ -20,8 +20,8 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import DeviceError, NotApplicableError
-from dlsys.ndarray import array, empty, launch
 from dlsys.graph.spec import Spec
+from dlsys.ndarray import array, empty, launch
 from dlsys.rungs import rungs_among
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load

@@ -70,7 +70,7 @@ class Soak(unittest.TestCase):
     def test_objects_and_host_memory_that_are_held_are_found(self) -> None:
         held: list[Any] = []
         status, record = self.run_main(
-            lambda number: held.append(([[] for _ in range(5)], bytearray(b"x" * 20_000)))
+            lambda number: held.append(([[] for _ in range(5)], bytearray(b"x" * 200_000)))
         )
         flat = {name: count["flat"] for name, count in record["counts"].items()}
         wanted = {"resident_bytes": False, "live_bytes": True, "python_blocks": False}

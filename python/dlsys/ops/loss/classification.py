@@ -41,8 +41,8 @@ __all__ = [
     "hinge_loss", "kl_divergence", "multiclass_hinge_loss",
 ]  # fmt: skip
 
-# Probabilities whose logarithms are finite: float32's smallest normal number, whose log is -87.3, and
-# the largest below 1, of which log(1 - p) is -16.6. In float16 both would round to 0 and 1.
+# Probabilities of finite logarithms: float32's smallest normal number, whose log is -87.3, and the
+# largest below 1, where log(1 - p) is -16.6. In float16 these would round to 0 and 1.
 _INSIDE = 2.0**-126, 1 - 2.0**-24
 _INSIDE_FLOAT16 = 2.0**-24, 1 - 2.0**-11
 
@@ -116,9 +116,10 @@ _WEIGHT = Number(low=0, finite=True)
 def binary_cross_entropy(probability: Node, labels: Any, reduction: str = "mean") -> Node:
     """-(y · log(p) + (1 - y) · log(1 - p)) of probabilities p and labels y in [0, 1].
 
-    p is first clipped to [2^-126, 1 - 2^-24], float16 to [2^-24, 1 - 2^-11], so that the loss and its gradient stay finite; where
-    that clips, the gradient is 0. With logits at hand, `binary_cross_entropy_with_logits` loses
-    nothing. probability, labels: one shape. reduction: "mean", "sum" or "none".
+    p is first clipped to [2^-126, 1 - 2^-24], float16 to [2^-24, 1 - 2^-11], so that the loss and
+    its gradient stay finite; where that clips, the gradient is 0. With logits at hand,
+    `binary_cross_entropy_with_logits` loses nothing. probability, labels: one shape. reduction:
+    "mean", "sum" or "none".
     """
     labels = target_of("binary_cross_entropy", probability, labels)
     p = clip_op(probability, *_inside(probability))
