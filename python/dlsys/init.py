@@ -60,6 +60,12 @@ _left: ContextVar[list[int] | None] = ContextVar("left", default=None)  # elemen
 def at_most(elements: int) -> Iterator[None]:
     """Inside `with at_most(n):` the initializers here make no more than n elements in all: an array
     beyond that raises ShapeError before it is made.
+
+    elements: how many.
+
+    >>> with init.at_most(100):
+    ...     init.zeros((9, 9)).shape
+    (9, 9)
     """
     token = _left.set([elements])
     try:
