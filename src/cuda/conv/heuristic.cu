@@ -1,5 +1,6 @@
-// Which algorithm runs a convolution where nobody says so: the candidates of `auto` and of the rung
-// `implicit`, by the cost model of cost.h. conv.cuh has the contract.
+// The heuristic of convolution: which algorithm runs one where nobody names any. The candidates of
+// `auto` and of the rung `implicit` are ranked by the roofline estimates of cost.h, and the first
+// that can compute the convolution runs. conv.cuh has the contract. It launches nothing itself.
 #include <algorithm>
 #include <cstring>
 

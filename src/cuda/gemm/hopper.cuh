@@ -1,5 +1,6 @@
-// GEMM by wgmma and TMA: what hopper.cu does for the rest of the library. hopper_kernel.cuh has the
-// kernel.
+// GEMM by wgmma and TMA, for sm_90a: what hopper_launch.cu does for the rest of the library. Arrays
+// are contiguous and row-major; C overlaps nothing. hopper_kernel.cuh has the algorithm and what
+// limits it.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,5 +1,6 @@
-// Launches of GEMM by wgmma and TMA: tensor maps, the choice of a tiling and of split-K by a cost
-// model, and copies of operands that TMA cannot read. hopper_kernel.cuh has the kernel.
+// Launches of GEMM by wgmma and TMA: tensor maps, a cost model that picks the tiling and split-K,
+// and copies of operands that TMA or wgmma cannot read as they lie. hopper.cuh has the contract,
+// hopper_kernel.cuh the kernel and what limits it; the copies are limited by memory bandwidth.
 #include <algorithm>
 #include <cmath>
 #include <optional>
