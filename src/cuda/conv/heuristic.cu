@@ -11,24 +11,28 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
+// What an algorithm's estimate takes for granted. DLSYS_BLAS=own grants neither.
+enum class Needs { kNothing, kCublas, kCudnn };
+
 struct Candidate {
   const ConvAlgorithm* algorithm;
   const char* variant;  // by name, or null for the algorithm's own heuristic
   double (*us)(const ConvWork&);
+  Needs needs = Needs::kNothing;
 };
 
 const Candidate kParts[] = {{&kImplicitGemm, nullptr, FmaUs},
                             {&kTensorCores, nullptr, MmaUs},
-                            {&kPointwise, nullptr, BatchedUs},
                             {&kCompact, nullptr, CompactUs}};
+const Candidate kBatched[] = {{&kPointwise, nullptr, BatchedUs, Needs::kCublas}};
 const Candidate kDirect[] = {{&kDepthwise, nullptr, DepthwiseUs}};
-const Candidate kOthers[] = {{&kWinograd, "2x2", Winograd2Us},
-                             {&kWinograd, "4x4", Winograd4Us},
-                             {&kIm2col, nullptr, Im2colUs},
-                             {&kCudnn, "precomputed_gemm", CudnnGemmUs},
-                             {&kCudnn, "winograd_in_parts", CudnnWinogradUs},
-                             {&kCudnn, "fft", CudnnFftUs},
-                             {&kCudnn, "tiled_fft", CudnnTiledFftUs}};
+const Candidate kOthers[] = {{&kWinograd, "2x2", Winograd2Us, Needs::kCublas},
+                             {&kWinograd, "4x4", Winograd4Us, Needs::kCublas},
+                             {&kIm2col, nullptr, Im2colUs, Needs::kCublas},
+                             {&kCudnn, "precomputed_gemm", CudnnGemmUs, Needs::kCudnn},
+                             {&kCudnn, "winograd_in_parts", CudnnWinogradUs, Needs::kCudnn},
+                             {&kCudnn, "fft", CudnnFftUs, Needs::kCudnn},
+                             {&kCudnn, "tiled_fft", CudnnTiledFftUs, Needs::kCudnn}};
 
 // us of an implicit GEMM from which on another algorithm may be worth a library that is loaded, or
 // the errors of Winograd and FFT.
@@ -45,8 +49,9 @@ template <size_t kCount>
 void Append(const Candidate (&candidates)[kCount], const ConvCall& at, const ConvWork& work,
             std::vector<ConvEstimate>* ranking) {
   for (const Candidate& candidate : candidates) {
-    if (candidate.algorithm == &kCudnn && OwnGemmIsForced()) continue;
     if (RefusalOf(*candidate.algorithm, at, work.conv)) continue;
+    if (candidate.needs != Needs::kNothing && OwnGemmIsForced()) continue;
+    if (candidate.needs == Needs::kCublas && *CublasError()) continue;
     const double us = candidate.us(work);
     if (us < kNever) ranking->push_back({candidate.algorithm, VariantOf(candidate, work.pass), us});
   }
@@ -66,10 +71,10 @@ std::vector<ConvEstimate> RankConv(const ConvCall& at, const Conv& conv, Pass pa
   };
   Append(kParts, at, work, &ranking);
   sort();
-  if (implicit_alone) return ranking;
   const bool is_short = ranking.front().us < kShortUs;
-  Append(kDirect, at, work, &ranking);
-  if (!is_short) Append(kOthers, at, work, &ranking);
+  if (!is_short) Append(kBatched, at, work, &ranking);
+  if (!implicit_alone) Append(kDirect, at, work, &ranking);
+  if (!implicit_alone && !is_short) Append(kOthers, at, work, &ranking);
   sort();
   return ranking;
 }
