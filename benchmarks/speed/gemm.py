@@ -4,9 +4,9 @@
     python benchmarks gemm --variants warp --shapes squares     # every tile and split of a rung
     python benchmarks gemm --device cpu                         # the CPU's rungs, and numpy's
 
-Leaves results/gemm.json and, of it, the text and docs/learn/gemm.svg; of the CPU gemm_cpu.json.
-There rungs take turns, and the least time of all rounds counts. The library is cuBLAS on a GPU; on
-the CPU it is the one that numpy's products run on.
+Leaves results/gemm.json, and docs/learn/pictures/gemm.svg of it; of the CPU gemm_cpu.json, where
+rungs take turns and the least time of all rounds counts. The library is cuBLAS on a GPU; on the CPU
+it is the one that numpy's products run on.
 """
 
 from __future__ import annotations

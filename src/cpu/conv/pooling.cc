@@ -1,6 +1,7 @@
 // Max and average pooling with their gradients; threads split the images and channels. Within a row
 // of windows each window element is one pass, so that inner loops are long. Gradients scatter:
-// windows do not cross channels, so each channel has one writer.
+// windows do not cross channels, so each channel has one writer. Outputs overlap no input. Memory
+// bandwidth limits them.
 #include <cstring>
 #include <limits>
 
