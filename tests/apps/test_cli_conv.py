@@ -1,4 +1,4 @@
-"""`mnist_dlsys.py -m cnn --conv-algo NAME`: every rung of convolution trains to the same accuracy."""
+"""`mnist_dlsys.py -m cnn --conv-algo NAME`: every rung trains to the same accuracy."""
 
 from __future__ import annotations
 

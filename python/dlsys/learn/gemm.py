@@ -9,6 +9,7 @@ below K, and is usually far below its square root.
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -119,7 +120,10 @@ class Product:
         flags = dict(trans_A=self.shape.trans_A, trans_B=self.shape.trans_B)
         node = matmul_op(Variable("A"), Variable("B"), **flags, algo=rung)
         call = partial(node.op.numpy, node, self._A, self._B, self._C)
-        nbytes = self._C.nbytes if rung == "naive" else 0  # an outer product
+        tracemalloc.start()
+        call()
+        nbytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
         return self._measured(rung, "fp32", nbytes, call)
 
     def _measured(
