@@ -1,8 +1,11 @@
 """The rungs of convolution, side by side with cuDNN in one run: time, rate, workspace, error.
 
     python benchmarks conv [--nets resnet50,vgg,depthwise,lenet,residual] [--precisions fp32,tf32]
+    python benchmarks conv --device cpu --batch 4            # the CPU device's, into conv_cpu.json
+    python benchmarks conv --variants                        # every tile and algorithm of a rung
 
-Leaves results/conv.json and, of it, the text and docs/learn/pictures/conv.svg.
+Leaves results/conv.json, of which `python benchmarks table` makes the tables and the picture of
+docs/learn/conv.md. A row of --variants says how far the heuristic, `auto`, is from the fastest.
 """
 
 from __future__ import annotations
@@ -15,17 +18,17 @@ from shared import measure
 # n, c, H = W, filters, kernel, stride, padding, groups
 SHAPES = {
     "resnet50": [
-        (32, 3, 224, 64, 7, 2, 3),
-        (32, 64, 56, 64, 1),
-        (32, 64, 56, 64, 3, 1, 1),
-        (32, 64, 56, 256, 1),
-        (32, 256, 56, 512, 1, 2),
-        (32, 128, 28, 128, 3, 1, 1),
-        (32, 256, 28, 256, 3, 2, 1),
-        (32, 1024, 14, 256, 1),
-        (32, 256, 14, 256, 3, 1, 1),
-        (32, 512, 7, 512, 3, 1, 1),
-        (32, 512, 7, 2048, 1),
+        (128, 3, 224, 64, 7, 2, 3),
+        (128, 64, 56, 64, 1),
+        (128, 64, 56, 64, 3, 1, 1),
+        (128, 64, 56, 256, 1),
+        (128, 256, 56, 512, 1, 2),
+        (128, 128, 28, 128, 3, 1, 1),
+        (128, 256, 28, 256, 3, 2, 1),
+        (128, 1024, 14, 256, 1),
+        (128, 256, 14, 256, 3, 1, 1),
+        (128, 512, 7, 512, 3, 1, 1),
+        (128, 512, 7, 2048, 1),
     ],
     "vgg": [(16, 64, 224, 64, 3, 1, 1), (16, 256, 56, 256, 3, 1, 1), (16, 512, 14, 512, 3, 1, 1)],
     "depthwise": [
@@ -35,7 +38,11 @@ SHAPES = {
         (32, 256, 56, 256, 3, 1, 1, 32),
     ],
     "lenet": [(128, 1, 28, 6, 5, 1, 2), (128, 6, 14, 16, 5), (1000, 6, 14, 16, 5)],
-    "residual": [(128, 32, 28, 32, 3, 1, 1), (128, 32, 28, 64, 3, 2, 1), (128, 32, 28, 64, 1, 2)],
+    "residual": [
+        (512, 1, 28, 32, 3, 1, 1),
+        (512, 64, 14, 64, 3, 1, 1),
+        (512, 128, 7, 128, 3, 1, 1),
+    ],
 }
 
 
@@ -43,15 +50,19 @@ def main() -> None:
     """Measures, prints and writes."""
     from dlsys.learn.conv import DIRECTIONS, Shape, climb
     from dlsys.learn.gemm import limit_of
-    from dlsys.runtime.device import best_context, device_name
+    from dlsys.runtime.device import best_context, cpu, device_name, gpu
 
     parser = measure.arguments(__doc__)
+    parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
     parser.add_argument("--nets", default=",".join(SHAPES))
-    parser.add_argument("--precisions", default="fp32,tf32")
+    parser.add_argument("--precisions", help="fp32,tf32 on a GPU, fp32 elsewhere")
+    parser.add_argument("--batch", type=int, help="images, in place of each shape's own number")
+    parser.add_argument("--variants", action="store_true", help="every algorithm, not the rungs")
     parser.add_argument("--seconds", type=float, default=1e9, help="no shape begins after these")
     options = parser.parse_args()
-    ctx, _ = best_context()
+    ctx = {"gpu": gpu, "cpu": cpu}[options.device](0) if options.device else best_context()[0]
     assert ctx is not None, "the ladder is that of a native device"
+    precisions = (options.precisions or ("fp32,tf32" if ctx.name == "gpu" else "fp32")).split(",")
     chip, start = device_name(ctx), time.monotonic()
     works: list[dict[str, Any]] = []
     for net, numbers in ((name, one) for name in options.nets.split(",") for one in SHAPES[name]):
@@ -59,17 +70,21 @@ def main() -> None:
             print(f"left out for want of time: {net} {numbers}", flush=True)
             continue
         shape = Shape(*numbers)
+        shape = shape._replace(n=options.batch or shape.n)
         print(f"\n{net}: {shape}", flush=True)
         for direction in DIRECTIONS:
             work: dict[str, Any] = dict(net=net, shape=list(shape), direction=direction, rungs=[])
             works.append(work)
-            for found in climb(ctx, shape, direction, options.precisions.split(",")):
+            for found in climb(ctx, shape, direction, precisions, options.variants):
                 limit = limit_of(chip, found.precision)
                 row = {**found._asdict(), "of_limit": found.tflops / limit if limit else None}
                 work["rungs"].append(row)
                 print(_line(direction, row), flush=True)
             _compare(work["rungs"])
-    measure.save("conv", options, {"device": chip, "works": works})
+    name = "conv" if ctx.name == "gpu" else "conv_cpu"
+    if not options.variants:
+        measure.save(name, options, {"device": chip, "works": works})
+    _tell_auto(works)
 
 
 def _compare(rungs: list[dict[str, Any]]) -> None:
@@ -80,10 +95,35 @@ def _compare(rungs: list[dict[str, Any]]) -> None:
         row["of_cudnn"] = row["tflops"] / peer if peer else None
 
 
+def _tell_auto(works: list[dict[str, Any]]) -> None:
+    """Prints what the heuristic's algorithms take of the time of the fastest, network by network,
+    and where it is furthest from them.
+    """
+    sums: dict[tuple[str, str], list[float]] = {}
+    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    for work in works:
+        for precision in {row["precision"] for row in work["rungs"]}:
+            ms = {r["algorithm"]: r["ms"] for r in work["rungs"] if r["precision"] == precision}
+            fastest = min(ms, key=ms.__getitem__)
+            key = work["net"], precision
+            of_key = sums.setdefault(key, [0.0, 0.0])
+            of_key[0] += ms["auto"]
+            of_key[1] += ms[fastest]
+            ratio = ms["auto"] / ms[fastest]
+            told = f"{work['shape']} {work['direction']}, where {fastest} is fastest"
+            worst[key] = max(worst.get(key, (0.0, "")), (ratio, told))
+    print()
+    for (net, precision), (auto, best) in sums.items():
+        ratio, told = worst[net, precision]
+        print(
+            f"{net} {precision}: auto takes {auto / best:.2f} of the fastest; {ratio:.2f} of {told}"
+        )
+
+
 def _line(direction: str, row: dict[str, Any]) -> str:
     share = f"{row['of_limit']:6.1%}" if row["of_limit"] else "     -"
     return (
-        f"  {direction:<8}{row['algorithm']:<13} {row['precision']:<5} {row['ms']:9.4f} ms "
+        f"  {direction:<8}{row['algorithm']:<23} {row['precision']:<5} {row['ms']:9.4f} ms "
         f"{row['tflops']:8.2f} TFLOP/s {share} of the limit, error {row['error']:9.2f} "
         f"(mean {row['mean_error']:8.3f}) x 2^-24, {row['workspace_nbytes'] >> 20} MiB"
     )

@@ -1,6 +1,6 @@
 """The rungs of the matrix product, side by side with cuBLAS in one run: time, rate, error.
 
-    python benchmarks gemm [--shapes squares,gpt2,skinny] [--precisions fp32,tf32,3xtf32]
+    python benchmarks gemm [--shapes squares,gpt2,skinny] [--precisions fp32,tf32,bf16]
     python benchmarks gemm --variants warp --shapes squares     # every tile and split of a rung
 
 Leaves results/gemm.json and, of it, the text and docs/learn/pictures/gemm.svg.
@@ -49,7 +49,7 @@ def main() -> None:
 
     parser = measure.arguments(__doc__)
     parser.add_argument("--shapes", default="squares,transposed,gpt2,skinny")
-    parser.add_argument("--precisions", default="fp32,3xtf32,tf32")
+    parser.add_argument("--precisions", default="fp32,3xtf32,tf32,bf16")
     parser.add_argument("--variants", default="", help="a rung, of which every variant is measured")
     options = parser.parse_args()
     ctx, _ = best_context()

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables import eager, gemm_ladder, gpu, losses, operators, overlap, reliability
+from tables import conv_ladder, eager, gemm_ladder, gpu, losses, operators, overlap, reliability
 from tables.gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 FILES = (
     *(ROOT / "docs" / name for name in ("performance.md", "reliability.md")),
-    ROOT / "docs" / "learn" / "gemm.md",
+    *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md")),
     ROOT / "README.md",
 )
 NETWORKS = {
@@ -210,6 +210,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "losses": losses.table,
     "gemm rungs": gemm_ladder.squares,
     "gemm shapes": gemm_ladder.table,
+    "conv rungs": conv_ladder.drawn,
+    "conv shapes": conv_ladder.table,
+    "conv errors": conv_ladder.errors,
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
@@ -242,9 +245,7 @@ def main() -> None:
             path.write_text(fill(path.read_text(), Results(options.results)))
     print(gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
     print(operators.draw(Results(options.results), ROOT / "docs" / "operators.svg"))
-    print(
-        gemm_ladder.draw(
-            Results(options.results), ROOT / "docs" / "learn" / "pictures" / "gemm.svg"
-        )
-    )
+    pictures = ROOT / "docs" / "learn" / "pictures"
+    print(gemm_ladder.draw(Results(options.results), pictures / "gemm.svg"))
+    print(conv_ladder.draw(Results(options.results), pictures / "conv.svg"))
     print(overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))

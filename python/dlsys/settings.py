@@ -40,6 +40,8 @@ DLSYS_TEST_QUICK   0         1 tests the operators on small arrays alone
 DLSYS_TEST_SEED    20        seed of the tests that draw their cases; drawn draws one
 ================== ========= ===================================================================
 
+The native library itself reads DLSYS_CONV_WORKSPACE, the MiB (1024) of scratch that a convolution
+on the GPU may take: an algorithm that needs more goes through the images in parts or is not used.
 DLSYS_CUDA_LIBRARY_PATH, folders in which the native library looks for cuBLAS, cuDNN and cuRAND, is
 set when it is loaded to those of installed wheels, unless it is set already. DLSYS_BUILD_LIBRARY
 steers the installation: `none` builds no native library, else it is the path of a finished one.

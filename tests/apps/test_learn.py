@@ -14,7 +14,8 @@ from dlsys.learn import gemm
 from dlsys.learn.__main__ import main
 from dlsys.learn.chart import bars
 from dlsys.learn.gemm import ROUNDING, Shape, climb
-from dlsys.runtime.device import cpu, unavailable
+from dlsys.runtime.device import cpu, gpu, unavailable
+from support.devices import require
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -43,10 +44,42 @@ class Learn(unittest.TestCase):
         texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
         self.assertIn("threads, fp32", texts)
 
+    def test_convolutions(self) -> None:
+        for direction, rungs in (("forward", 5), ("data", 5), ("filter", 5)):
+            status, out, _ = run(
+                *("conv", "--device", "cpu", "--shape", "2,4,7,6,3,1,1"), "--direction", direction
+            )
+            self.assertEqual(status, 0)
+            self.assertIn(f"2 x 4 x 7², 6 filters 3² padded by 1, {direction}", out)
+            errors = {
+                line.split(" (fp32)")[0]: float(line.split("at most ")[1].split(" x ")[0])
+                for line in out.splitlines()
+                if "(fp32)" in line
+            }
+            self.assertGreater(len(errors), rungs)
+            # A sum of K terms in any order stays below K; Winograd's transforms add theirs.
+            self.assertLess(errors["implicit"], 2 * 7 * 7 * 2)
+            self.assertLess(errors["winograd"], 1000)
+
+    def test_shapes_that_are_none(self) -> None:
+        for shape in ("2,4,7", "2,4,seven,6,3", "2,4,7,6,9", "2,4,7,6,3,1,1,5", "0,4,7,6,3"):
+            status, _, err = run("conv", "--device", "cpu", "--shape", shape)
+            self.assertEqual(status, 2, shape)
+            self.assertIn("--shape: ", err)
+
     def test_what_cannot_be_run_is_said(self) -> None:
         status, _, err = run("gemm", "--device", "cpu", "--precision", "fp31")
         self.assertEqual(status, 2)
         self.assertIn("expected one of fp32", err)
+
+    @require(gpu(0))
+    def test_products_of_16_bits(self) -> None:
+        found = list(climb(gpu(0), Shape(33, 24, 48), ("bf16", "fp32", "fp16")))
+        for precision, most in (("bf16", 2**16), ("fp16", 2**13), ("fp32", 48)):
+            rungs = [one for one in found if one.precision == precision]
+            self.assertGreater(len(rungs), 3)
+            for one in rungs:
+                self.assertTrue(0 < one.error <= most, one)
 
     def test_errors_are_in_units_of_rounding(self) -> None:
         for found in climb(cpu(0), Shape(33, 20, 500)):

@@ -164,6 +164,16 @@ class Choosing(Cached):
         with self.times(heuristic=10, depthwise=1, implicit=9):
             self.assertEqual(self.algorithms_of(executor, feeds), ("conv2d by implicit",))
 
+    def test_variants_are_measured_of_rungs_that_come_near(self) -> None:
+        for size, winograd, wanted in ((8, 150, "implicit"), (9, 130, "winograd 4x4")):
+            x, f = ad.Variable("x"), ad.Variable("f")
+            executor = ad.Executor([ad.conv2d(x, f)], self.ctx)
+            images, filters = np.ones((2, 3, size, size)), np.ones((4, 3, 3, 3))
+            feeds = {x: images.astype(np.float32), f: filters.astype(np.float32)}
+            us = {"heuristic": 100, "implicit": 90, "winograd": winograd, "winograd 4x4": 50}
+            with self.times(**us):
+                self.assertEqual(self.algorithms_of(executor, feeds), (f"conv2d by {wanted}",))
+
     def test_without_memory_to_measure_the_heuristic_stays(self) -> None:
         full = mock.patch.object(
             tune, "Microbenchmark", side_effect=OutOfMemoryError("none is left")
@@ -341,20 +351,20 @@ class GpuImplementations(Right, unittest.TestCase):
                 for sizes in PRODUCTS:
                     for node in tunable(products(*sizes), self.ctx, precision):
                         kernels.add(node.op.kernel)
-                        self.assertIn("tiles 64x64 by 1", self.tried(node))
+                        self.assertIn("warp 64x64 by 1", self.tried(node))
         self.assertLessEqual(PRODUCT_KERNELS, kernels)
 
     def test_what_applies(self) -> None:
-        """A layer of many channels has own and cuDNN's implementations, a product all."""
+        """A layer of many channels has all rungs but those of other shapes, a product too."""
         x, f, attrs = CONVOLUTIONS[0]
         for precision in self.precisions:
             for node in tunable(convolutions(x, f, attrs), self.ctx, precision, bias=f[:1]):
                 kinds = {name.split()[0] for name in self.tried(node)}
-                tensor_cores = {"tensor_cores"} if precision == "tf32" else set()
-                self.assertEqual(kinds, {"implicit", "cudnn"} | tensor_cores)
+                rungs = {"naive", "im2col", "winograd", "fft", "implicit", "cudnn"}
+                self.assertEqual(kinds, rungs)
         for node in tunable(products(256, 512, 128), self.ctx, "fp32"):
             kinds = {name.split()[0] for name in self.tried(node)}
-            self.assertEqual(kinds, {"tiles", "cublas", "cublaslt"})
+            self.assertLessEqual({"naive", "tiled", "register", "warp", "cublas"}, kinds)
 
 
 @not_emulated

@@ -75,6 +75,9 @@ class Case(NamedTuple):
         return self.kernel == (3, 3) and self.stride == one and self.dilation == one
 
 
+# Parts of the rung `implicit` for 1 x 1 filters, and the strides of CASES that they take.
+POINTWISE = {"implicit batched": (1, 1), "implicit compact": (2, 2)}
+
 CASES = [
     Case(1, 1, (1, 1), 1, (1, 1)),
     Case(2, 1, (7, 5), 1, (3, 3)),
@@ -93,6 +96,10 @@ CASES = [
     Case(2, 6, (7, 8), 9, (3, 3), padding=1, groups=3),
     Case(2, 6, (7, 8), 6, (3, 3), padding=1, groups=6),
     Case(1, 4, (9, 9), 8, (3, 3), stride=(2, 2), padding=1, groups=4),
+    Case(3, 4, (19, 21), 4, (3, 3), padding=((1, 0), (0, 2)), groups=4),
+    Case(2, 5, (13, 11), 5, (5, 5), padding=2, groups=5),
+    Case(2, 3, (17, 9), 6, (7, 7), stride=(2, 2), padding=3, groups=3),
+    Case(1, 3, (9, 8), 3, (3, 3), padding=1, dilation=(2, 2), groups=3),
     Case(0, 3, (5, 5), 2, (3, 3), padding=1),
     Case(2, 3, (5, 5), 0, (3, 3), padding=1),
 ]
@@ -216,7 +223,8 @@ class TestLadder(unittest.TestCase):
                 load().algorithm_source(self.ctx.kernel_device, kernel, number)
             except DeviceError:
                 continue  # cuDNN or cuFFT is not here
-            if name in rungs_among(self.algorithms(kernel)) or name.startswith("winograd"):
+            parts = ("winograd 2x2", "winograd 4x4", "implicit fma", "implicit mma", *POINTWISE)
+            if name in rungs_among(self.algorithms(kernel)) or name in parts:
                 yield name
 
     def operands(self, kernel: str, case: Case) -> list[np.ndarray]:
@@ -277,29 +285,36 @@ class TestLadder(unittest.TestCase):
                     with self.subTest(kernel=kernel, name=name, case=case, precision=precision):
                         served = self.check(kernel, case, name, precision)
                         rung = name.partition(" ")[0]
-                        if rung in ("naive", "im2col", "implicit", "fft"):
+                        if name in ("naive", "im2col", "implicit", "fft"):
                             self.assertTrue(served)
+                        if name in POINTWISE:
+                            fits = case.kernel == (1, 1) and case.stride == POINTWISE[name]
+                            self.assertEqual(served, fits or not case.n * case.o)
+                        if name == "depthwise" and case.n * case.o:
+                            self.assertEqual(served, case.groups > 1 and case.groups == case.c)
                         if rung == "winograd" and case.n * case.o:
                             self.assertEqual(served, case.is_winograd)
 
     def test_bias(self) -> None:
-        case = CASES[3]
-        x, f = self.operands("conv2d", case)
-        bias = np.linspace(-1, 1, case.o, dtype=np.float32)
-        names = self.algorithms("conv2d_bias")
-        for name in self.usable("conv2d_bias"):
-            if name == "depthwise":
-                continue
-            with self.subTest(name=name):
+        names, served = self.algorithms("conv2d_bias"), set()
+        for name, case in itertools.product(self.usable("conv2d_bias"), CASES[3:9]):
+            with self.subTest(name=name, case=case):
+                x, f = self.operands("conv2d", case)
+                bias = np.linspace(-1, 1, case.o, dtype=np.float32)
                 node = self.node("conv2d", case, name, "fp32")
                 y = empty(case.shapes["y"], self.ctx)
                 given = [array(a, self.ctx) for a in (x, f, bias)]
                 windows, groups, _, precision = node.op.scalars(node)
                 how = windows, groups, names.index(name) + 1, precision
-                launch("conv2d_bias", self.ctx, *given, y, *how)
+                try:
+                    launch("conv2d_bias", self.ctx, *given, y, *how)
+                except NotApplicableError:
+                    continue
+                served.add(name)
                 wanted = reference("conv2d", case, x, f) + bias[:, None, None].astype(float)
                 most = limit("conv2d", case, name, "fp32", x, f) + 2 * UNIT * np.abs(wanted)
                 self.assertTrue((np.abs(y.asnumpy() - wanted) <= most).all())
+        self.assertEqual(served, set(self.usable("conv2d_bias")) - {"depthwise", "implicit mma"})
 
     def test_gradients_go_by_the_rung(self) -> None:
         case = Case(2, 4, (6, 7), 5, (3, 3), padding=1)

@@ -1,21 +1,30 @@
 """Runs a ladder on the machine at hand, draws it, and says what its rungs reach.
 
 python -m dlsys.learn gemm [--size 2048] [--device gpu] [--precision fp32,3xtf32,tf32]
+python -m dlsys.learn conv [--shape 32,256,14,256,3,1,1] [--direction data] [--precision fp32,tf32]
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import DlsysError
+from ..errors import DlsysError, ShapeError
 from ..passes.precision import check_precision
 from ..runtime.device import Context, best_context, cpu, device_name, emulated, gpu
+from . import conv, gemm
 from .chart import bars, picture
-from .gemm import Figures, Shape, climb, limit_of
+from .gemm import Figures, limit_of
 
-_SIZES = {"cpu": 512, "gpu": 4096, "emulated": 96}  # rows, columns and K, which take seconds
+# What takes seconds: rows, columns and K of a product; a convolution's shape.
+_SIZES = {"cpu": 512, "gpu": 4096, "emulated": 96}
+_SHAPES = {
+    "cpu": conv.Shape(16, 64, 14, 64, 3, 1, 1),
+    "gpu": conv.Shape(32, 256, 14, 256, 3, 1, 1),
+    "emulated": conv.Shape(1, 9, 8, 12, 3, 1, 1),
+}
 
 
 def main() -> int:
@@ -23,10 +32,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dlsys.learn", description="Runs a ladder of kernels and draws it."
     )
-    parser.add_argument("ladder", choices=["gemm"], help="gemm: the matrix product")
+    about = "gemm: the matrix product; conv: convolution"
+    parser.add_argument("ladder", choices=["gemm", "conv"], help=about)
     parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
     parser.add_argument("--size", type=int, help="rows, columns and K of the product")
-    parser.add_argument("--precision", default="fp32", help="one or more of fp32, 3xtf32, tf32")
+    fields = ",".join(conv.Shape._fields)
+    parser.add_argument("--shape", help=f"the convolution's {fields}; the last three may be absent")
+    directions = f"{', '.join(conv.DIRECTIONS)}: y, or the gradient of x or of the filters"
+    parser.add_argument("--direction", choices=conv.DIRECTIONS, default="forward", help=directions)
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        help="one or more of fp32, 3xtf32, tf32; of products also bf16, fp16",
+    )
     parser.add_argument("--picture", type=Path, help="an SVG file to draw into")
     options = parser.parse_args()
     try:
@@ -39,20 +57,24 @@ def main() -> int:
 
 def _run(options: argparse.Namespace) -> None:
     ctx = _context(options.device)
-    precisions = [check_precision(one) for one in options.precision.split(",")]
+    narrow = gemm.NARROW if options.ladder == "gemm" else ()
+    precisions = options.precision.split(",")
+    for one in precisions:
+        if one not in narrow:
+            check_precision(one)
     kind = "emulated" if ctx.name == "gpu" and emulated() else ctx.name
-    size = options.size or _SIZES[kind]
-    shape = Shape(size, size, size)
-    title = f"{shape} on {device_name(ctx)}"
+    work, climbing = _work(options, ctx, kind, precisions)
+    title = f"{work} on {device_name(ctx)}"
     print(title, flush=True)
     found: list[Figures] = []
-    for figures in climb(ctx, shape, precisions):
+    for figures in climbing:
         found.append(figures)
         limit = limit_of(device_name(ctx), figures.precision)
         share = f", {figures.tflops / limit:.0%} of the chip's limit" if limit else ""
         name = f"{figures.algorithm} ({figures.precision})"
         print(
-            f"{name:<18} {figures.ms:10.3f} ms{share}; error at most {figures.error:.1f} x 2^-24",
+            f"{name:<22} {figures.ms:10.3f} ms{share}; error at most {figures.error:.1f} x 2^-24, "
+            f"workspace {figures.workspace_nbytes / 2**20:.1f} MiB",
             flush=True,
         )
     print(bars([(_name(one), one.tflops) for one in found], "TFLOP/s"))
@@ -61,6 +83,32 @@ def _run(options: argparse.Namespace) -> None:
     if options.picture:
         options.picture.write_text(picture(title, [(_name(one), one.tflops) for one in found]))
         print(options.picture)
+
+
+def _work(
+    options: argparse.Namespace, ctx: Context, kind: str, precisions: Sequence[str]
+) -> tuple[str, Iterator[Figures]]:
+    """What is computed, in words, and the figures of each rung that computes it."""
+    if options.ladder == "gemm":
+        size = options.size or _SIZES[kind]
+        product = gemm.Shape(size, size, size)
+        return str(product), gemm.climb(ctx, product, precisions)
+    shape = _SHAPES[kind] if options.shape is None else _shape(options.shape)
+    return f"{shape}, {options.direction}", conv.climb(ctx, shape, options.direction, precisions)
+
+
+def _shape(text: str) -> conv.Shape:
+    try:
+        shape = conv.Shape(*map(int, text.split(",")))
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"--shape: expected {','.join(conv.Shape._fields)} as integers, got {text!r}"
+        ) from None
+    sizes = shape._replace(padding=1)
+    fits = min(sizes) > 0 <= shape.padding and shape.c % shape.groups == 0 < shape.out
+    if not fits or shape.o % shape.groups:
+        raise ShapeError(f"--shape: {text} is no convolution")
+    return shape
 
 
 def _name(figures: Figures) -> str:

@@ -19,13 +19,19 @@ from ..executor.tune.microbenchmark import DRAWN, Microbenchmark
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
-from ..rungs import Algorithm, rung_of, rungs_among
+from ..rungs import Algorithm, rungs_among
 from ..runtime.device import Context
 from ..runtime.library import load
 from .gemm import ROUNDING, Figures
 
 DIRECTIONS = ("forward", "data", "filter")
-_SAMPLED = 48  # elements that are compared
+# Variants that are algorithms of their own rather than tiles.
+_PARTS = (
+    *("winograd 2x2", "winograd 4x4"),
+    *("implicit compact", "implicit batched", "implicit fma", "implicit mma"),
+)
+_SAMPLED = 48  # elements that are compared, or fewer where their sums are long
+_SAMPLED_TERMS = 4_000_000  # of all of them together
 
 
 class Shape(NamedTuple):
@@ -95,24 +101,26 @@ def climb(
     shape: Shape,
     direction: str,
     precisions: Sequence[str] = ("fp32",),
-    rungs: Sequence[str] | None = None,
+    variants: bool = False,
 ) -> Iterator[Figures]:
-    """The figures of every rung that can compute a direction of a shape, in the ladder's order,
-    with both of Winograd's tiles, and of auto; or of the named algorithms.
+    """The figures of auto and of every rung that can compute a direction of a shape, in the
+    ladder's order, with both of Winograd's tiles and the parts of `implicit`; or of every
+    algorithm.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
+    sample = None
     for precision in precisions:
         node = node_of(shape, direction, precision)
         assert node.op.kernel is not None
         names = load().algorithms(ctx.kernel_device, node.op.kernel)
         benchmark = Microbenchmark(node, ctx, drawn)
-        sample = _Sample(benchmark, shape, direction)
-        for name in ("auto", *names):
-            listed = name == "auto" or name in rungs_among(names) or rung_of(name) == "winograd"
-            if not (listed if rungs is None else name in rungs):
+        sample = sample or _Sample(benchmark, shape, direction)
+        for number, name in enumerate(("auto", *names)):
+            rung = name == "auto" or name in rungs_among(names) or name in _PARTS
+            if not (rung or variants):
                 continue
-            algorithm = Algorithm(0 if name == "auto" else names.index(name) + 1, name)
             try:
+                algorithm = Algorithm(number, name)
                 yield _figures(benchmark, sample, shape, algorithm, precision)
             except (KernelError, DeviceError):
                 continue  # it cannot serve this, or its library is not here
@@ -137,7 +145,9 @@ class _Sample:
         extents = result[direction]
         size = int(np.prod(extents))
         rng = np.random.default_rng(1)
-        self.at = sorted(rng.choice(size, min(_SAMPLED, size), replace=False).tolist())
+        length = max(shape.operations // 2 // size, 1)  # of a sum
+        count = min(_SAMPLED, max(_SAMPLED_TERMS // length, 4), size)
+        self.at = sorted(rng.choice(size, count, replace=False).tolist())
         exact, scale = [], []
         for k in self.at:
             position = tuple(int(one) for one in np.unravel_index(k, extents))
@@ -146,9 +156,9 @@ class _Sample:
                 benchmark.value(i, at.astype(np.int64)).astype(np.float64)
                 for i, at in enumerate(np.broadcast_arrays(first, second))
             )
-            terms = np.where(met, a * b, 0.0)
-            exact.append(terms.sum())
-            scale.append(np.abs(terms).sum())
+            products = np.where(met, a * b, 0.0)
+            exact.append(products.sum())
+            scale.append(np.abs(products).sum())
         self.exact, self.scale = np.array(exact), np.maximum(np.array(scale), 1e-300)
 
 

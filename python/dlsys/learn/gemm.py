@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..dtypes import FLOAT16, FLOAT32, bfloat16, rounded
 from ..errors import DeviceError, KernelError
 from ..ndarray import NDArray, array, empty, launch
 from ..ops.matmul import PRECISIONS
@@ -22,15 +23,17 @@ from ..runtime.device import Context, synchronize
 from ..runtime.library import load
 
 ROUNDING = 2.0**-24
+NARROW = {"bf16": bfloat16, "fp16": FLOAT16}  # precisions that are storage types
 _DRAWN = 1_000_003  # elements; larger operands repeat them, a prime so that rows differ
 _SAMPLED = 16  # rows and columns whose elements are compared
 _ROUND_SECONDS = 0.02
 _ROUNDS = 5
 # Of products in TFLOP/s, by a word of the chip's name and the precision: fp32 as FFMA loops
 # measure it, the others as NVIDIA's data sheets have them for dense matrices.
+_HOPPER = {"fp32": 61.0, "3xtf32": 494.7 / 3, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
 LIMITS = {
-    "H200": {"fp32": 61.0, "3xtf32": 494.7 / 3, "tf32": 494.7},
-    "H100": {"fp32": 61.0, "3xtf32": 494.7 / 3, "tf32": 494.7},
+    "H200": _HOPPER,
+    "H100": _HOPPER,
 }
 
 
@@ -73,17 +76,19 @@ class Figures(NamedTuple):
 
 
 class Product:
-    """A product of one shape on a native device, and its exact sampled elements."""
+    """A product of one shape on a native device in one storage type, and its exact sampled
+    elements.
+    """
 
-    def __init__(self, ctx: Context, shape: Shape, seed: int = 0) -> None:
-        self.ctx, self.shape = ctx, shape
+    def __init__(self, ctx: Context, shape: Shape, dtype: Any = FLOAT32, seed: int = 0) -> None:
+        self.ctx, self.shape, self.dtype = ctx, shape, dtype
         rng = np.random.default_rng(seed)
-        drawn = rng.standard_normal(_DRAWN, np.float32)
+        drawn = rounded(rng.standard_normal(_DRAWN, np.float32), dtype)
         size_A = (shape.k, shape.m) if shape.trans_A else (shape.m, shape.k)
         size_B = (shape.n, shape.k) if shape.trans_B else (shape.k, shape.n)
         a, b = np.resize(drawn, size_A), np.resize(drawn[::-1], size_B)
-        self._A, self._B = array(a, ctx), array(b, ctx)
-        self._C = empty((shape.m, shape.n), ctx)
+        self._A, self._B = array(a, ctx, dtype), array(b, ctx, dtype)
+        self._C = empty((shape.m, shape.n), ctx, dtype)
         self._rows = rng.choice(shape.m, min(_SAMPLED, shape.m), replace=False)
         columns = rng.choice(shape.n, min(4 * _SAMPLED, shape.n), replace=False)
         self._columns = columns
@@ -95,7 +100,7 @@ class Product:
         """What one algorithm does. KernelError or DeviceError where it cannot."""
         arguments = (
             *(self._A, int(self.shape.trans_A), self._B, int(self.shape.trans_B)),
-            *(number, PRECISIONS[precision], self._C),
+            *(number, PRECISIONS.get(precision, 0), self._C),
         )
         key = self.ctx.kernel_device, "matmul"
         nbytes = load().workspace(*key, *arguments, device_id=self.ctx.device_id)
@@ -109,8 +114,9 @@ class Product:
 
     def _sampled(self) -> np.ndarray:
         n = self.shape.n
+        pitch = n * self.dtype.itemsize
         rows = [
-            NDArray.from_block(self._C.block, int(row) * n * 4, (n,), self._C.dtype).asnumpy()
+            NDArray.from_block(self._C.block, int(row) * pitch, (n,), self.dtype).asnumpy()
             for row in self._rows
         ]
         return np.array(rows, np.float64)[:, self._columns]
@@ -136,12 +142,15 @@ def climb(
     ctx: Context, shape: Shape, precisions: Sequence[str] = ("fp32",), variants: str = ""
 ) -> Iterator[Figures]:
     """The figures of every rung that can compute a shape, in the order of the ladder, at each
-    precision; of the variants of a rung where one is named.
+    precision, or of floats of 16 bits; of the variants of a rung where one is named.
     """
-    product = Product(ctx, shape)
     names = load().algorithms(ctx.kernel_device, "matmul")
     wanted = [name for name in names if rung_of(name) == variants] or rungs_among(names)
+    product = None
     for precision in precisions:
+        dtype = NARROW.get(precision, FLOAT32)
+        if product is None or product.dtype != dtype:
+            product = Product(ctx, shape, dtype)
         for name in wanted:
             try:
                 yield product.figures(name, names.index(name) + 1, precision)

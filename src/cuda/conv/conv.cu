@@ -14,13 +14,13 @@ namespace cuda {
 namespace {
 
 // The rungs, slowest first; a name of two words is a part of the rung before it.
-const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv, &kIm2col,  &kWinograd,     &kFft,
-                                            &kImplicit,  &kCompact, &kImplicitGemm, &kTensorCores,
-                                            &kDepthwise, &kCudnn};
+const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv,   &kIm2col,    &kWinograd,  &kFft,
+                                            &kImplicit,    &kCompact,   &kPointwise, &kImplicitGemm,
+                                            &kTensorCores, &kDepthwise, &kCudnn};
 
 bool IsRung(const ConvAlgorithm& algorithm) { return !strchr(algorithm.name, ' '); }
 
-// The algorithms of a pass by number: each rung by its own heuristic, and every variant.
+// The algorithms of a pass by number: each by its own heuristic, and every variant.
 struct Ladder {
   struct Entry {
     const ConvAlgorithm* algorithm;
@@ -31,11 +31,11 @@ struct Ladder {
 
   explicit Ladder(Pass pass) {
     for (const ConvAlgorithm* algorithm : kAlgorithms) {
-      if (IsRung(*algorithm)) Add(algorithm, kHeuristic, algorithm->name);
+      Add(algorithm, kHeuristic, algorithm->name);
       if (!algorithm->variants) continue;
       int variant = 0;
       for (const std::string& name : algorithm->variants(pass))
-        Add(algorithm, variant++, algorithm->name + (name.empty() ? "" : " " + name));
+        Add(algorithm, variant++, std::string(algorithm->name) + " " + name);
     }
   }
 
@@ -65,44 +65,44 @@ std::string ThatCan(const ConvCall& at, const Conv& conv) {
   return names;
 }
 
-const ConvAlgorithm& Heuristic(const ConvCall&, const Conv& conv) {
-  return conv.Depthwise() ? kDepthwise : kImplicit;
+bool SumsNothing(const Conv& c) {
+  return c.n * c.GroupChannels() * c.o * Size(c.kernel) * Size(c.in) * Size(c.out) == 0;
 }
 
-// Returns the algorithm, and its variant in `at`.
-template <Pass kPass>
-const ConvAlgorithm& Choose(const Conv& conv, int64_t number, ConvCall* at) {
+// Calls run(algorithm, call) for the algorithm of a number, or by the heuristic.
+template <Pass kPass, class Run>
+void RunConv(const Conv& conv, int64_t number, ConvCall at, Run&& run) {
   const Ladder& ladder = LadderOf<kPass>();
   const int64_t count = (int64_t)ladder.entries.size();
   if (number < 0 || number > count)
-    Fail("%s: there is no algorithm %ld, expected 0 to %ld", at->op, (long)number, (long)count);
-  if (number == 0) return Heuristic(*at, conv);
-  if (conv.n * conv.GroupChannels() * Size(conv.kernel) * Size(conv.in) * Size(conv.out) == 0)
-    return kImplicitGemm;  // sums of nothing, which are the same by every rung
+    Fail("%s: there is no algorithm %ld, expected 0 to %ld", at.op, (long)number, (long)count);
+  if (SumsNothing(conv)) return run(kImplicitGemm, at);  // the same by every rung
+  if (number == 0) return RunFirst(RankConv(at, conv, kPass), at, run);
   const Ladder::Entry& entry = ladder.entries[number - 1];
-  at->variant = entry.variant;
-  if (const char* why = RefusalOf(*entry.algorithm, *at, conv))
-    FailWith(DL_NOT_APPLICABLE, "%s: algo=%s cannot compute this: %s; use %s", at->op,
-             ladder.algorithms[number - 1].name.c_str(), why, ThatCan(*at, conv).c_str());
-  return *entry.algorithm;
+  at.variant = entry.variant;
+  if (const char* why = RefusalOf(*entry.algorithm, at, conv))
+    FailWith(DL_NOT_APPLICABLE, "%s: algo=%s cannot compute this: %s; use %s", at.op,
+             ladder.algorithms[number - 1].name.c_str(), why, ThatCan(at, conv).c_str());
+  run(*entry.algorithm, at);
 }
 
 void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
             int64_t groups, int64_t algorithm, int64_t precision, DLStream stream) {
-  ConvCall at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
+  const ConvCall at{"conv2d", y->ctx, stream, CheckedPrecision("conv2d", precision)};
   Enter(at.op, y, x, f);
   const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
   const float *data = In(at.op, x), *filter = In(at.op, f);
   float* out = Out(at.op, y);
   if (!Numel(y)) return;
-  const ConvAlgorithm& chosen = Choose<Pass::kForward>(conv, algorithm, &at);
-  chosen.forward(at, conv, data, filter, nullptr, out);
+  RunConv<Pass::kForward>(conv, algorithm, at, [&](const ConvAlgorithm& by, const ConvCall& call) {
+    by.forward(call, conv, data, filter, nullptr, out);
+  });
 }
 
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y,
                 Struct<WindowOptions> windows, int64_t groups, int64_t algorithm, int64_t precision,
                 DLStream stream) {
-  ConvCall at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
+  const ConvCall at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
   Enter(at.op, y, x, f, bias);
   const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
   if (bias->ndim != 1 || bias->shape[0] != conv.o)
@@ -111,36 +111,41 @@ void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray
   const float *data = In(at.op, x), *filter = In(at.op, f), *add = In(at.op, bias);
   float* out = Out(at.op, y);
   if (!Numel(y)) return;
-  const ConvAlgorithm& chosen = Choose<Pass::kForward>(conv, algorithm, &at);
-  chosen.forward(at, conv, data, filter, add, out);
+  RunConv<Pass::kForward>(conv, algorithm, at, [&](const ConvAlgorithm& by, const ConvCall& call) {
+    by.forward(call, conv, data, filter, add, out);
+  });
 }
 
 void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
                         Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
                         int64_t precision, DLStream stream) {
   const char* op = "conv2d_data_gradient";
-  ConvCall at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
+  const ConvCall at{op, dx->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, dx, f, dy);
   const Conv conv = CheckedConv(at.op, dx, f, dy, *windows, groups);
   const float *filter = In(at.op, f), *gradient = In(at.op, dy);
   float* out = Out(at.op, dx);
   if (!Numel(dx)) return;
-  const ConvAlgorithm& chosen = Choose<Pass::kDataGradient>(conv, algorithm, &at);
-  chosen.data_gradient(at, conv, filter, gradient, out);
+  RunConv<Pass::kDataGradient>(conv, algorithm, at,
+                               [&](const ConvAlgorithm& by, const ConvCall& call) {
+                                 by.data_gradient(call, conv, filter, gradient, out);
+                               });
 }
 
 void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
                           Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
                           int64_t precision, DLStream stream) {
   const char* op = "conv2d_filter_gradient";
-  ConvCall at{op, df->ctx, stream, CheckedPrecision(op, precision)};
+  const ConvCall at{op, df->ctx, stream, CheckedPrecision(op, precision)};
   Enter(at.op, df, x, dy);
   const Conv conv = CheckedConv(at.op, x, df, dy, *windows, groups);
   const float *data = In(at.op, x), *gradient = In(at.op, dy);
   float* out = Out(at.op, df);
   if (!Numel(df)) return;
-  const ConvAlgorithm& chosen = Choose<Pass::kFilterGradient>(conv, algorithm, &at);
-  chosen.filter_gradient(at, conv, data, gradient, out);
+  RunConv<Pass::kFilterGradient>(conv, algorithm, at,
+                                 [&](const ConvAlgorithm& by, const ConvCall& call) {
+                                   by.filter_gradient(call, conv, data, gradient, out);
+                                 });
 }
 
 DLSYS_KERNEL(cuda, conv2d, Conv2d);

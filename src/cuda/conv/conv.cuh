@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/conv/cost.h"
 #include "cuda/gemm/gemm.cuh"
 #include "math/conv_geometry.h"
 
@@ -20,8 +21,6 @@ struct ConvCall {
   Precision precision;
   int variant = kHeuristic;
 };
-
-enum class Pass { kForward, kDataGradient, kFilterGradient };
 
 // A rung of the ladder, or a part of one with tiles of its own: docs/learn/conv.md shows them.
 // Every function writes all of its result; bias may be null. No function is called for empty
@@ -44,8 +43,9 @@ extern const ConvAlgorithm kNaiveConv;     // a thread an element
 extern const ConvAlgorithm kIm2col;        // the column matrix in scratch, and a GEMM
 extern const ConvAlgorithm kWinograd;      // F(2x2, 3x3) and F(4x4, 3x3)
 extern const ConvAlgorithm kFft;           // products of spectra, by cuFFT
-extern const ConvAlgorithm kImplicit;      // implicit GEMM: the best of the next three
+extern const ConvAlgorithm kImplicit;      // implicit GEMM: the best of the next four
 extern const ConvAlgorithm kCompact;       // of a strided 1 x 1 filter, dense
+extern const ConvAlgorithm kPointwise;     // of a dense 1 x 1 filter, batched GEMM
 extern const ConvAlgorithm kImplicitGemm;  // by FFMA
 extern const ConvAlgorithm kTensorCores;   // by mma, at tf32
 extern const ConvAlgorithm kDepthwise;     // direct, one channel per group
@@ -53,6 +53,32 @@ extern const ConvAlgorithm kCudnn;
 
 inline const char* RefusalOf(const ConvAlgorithm& algorithm, const ConvCall& at, const Conv& conv) {
   return algorithm.refusal ? algorithm.refusal(at, conv) : nullptr;
+}
+
+// An algorithm by one of its variants, and how long the cost model expects it to take.
+struct ConvEstimate {
+  const ConvAlgorithm* algorithm;
+  int variant;
+  double us;
+};
+// Those that can compute a convolution that sums anything, the fastest first; or the parts of
+// `implicit` alone. Each may still lack its library or fail with DL_NOT_APPLICABLE.
+std::vector<ConvEstimate> RankConv(const ConvCall& at, const Conv& conv, Pass pass,
+                                   bool implicit_alone = false);
+
+// Calls run(algorithm, at), with the algorithm's variant in `at`, for the first of a ranking that
+// computes the convolution.
+template <class Run>
+void RunFirst(const std::vector<ConvEstimate>& ranking, ConvCall at, Run&& run) {
+  for (const ConvEstimate& estimate : ranking) {
+    at.variant = estimate.variant;
+    try {
+      return run(*estimate.algorithm, at);
+    } catch (const Error& error) {
+      if (error.status != DL_NOT_APPLICABLE && error.status != DL_UNAVAILABLE) throw;
+      if (&estimate == &ranking.back()) throw;
+    }
+  }
 }
 
 // The bytes of scratch that a convolution may take: DLSYS_CONV_WORKSPACE, in MiB.

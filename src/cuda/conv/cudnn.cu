@@ -2,6 +2,9 @@
 // one that is named, or the first that its heuristics rank. conv.cuh has the contract. Loaded with
 // dlopen; functions and constants are declared as in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
 #include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
 
 #include "cuda/conv/conv.cuh"
 #include "cuda/runtime/dlopen.cuh"
@@ -175,6 +178,56 @@ std::vector<std::string> Variants(Pass pass) {
 
 // ---- calls ----
 
+// The algorithm of a call and its workspace, and what they depend on.
+struct Settled {
+  const Algorithm* algorithm;
+  size_t nbytes;
+};
+using Key = std::array<int64_t, 20>;
+
+Key KeyOf(const ConvCall& at, const Conv& c, Pass pass) {
+  return {at.ctx.device_id,
+          (int64_t)pass,
+          (int64_t)at.precision,
+          at.variant,
+          c.n,
+          c.c,
+          c.o,
+          c.groups,
+          c.in.h,
+          c.in.w,
+          c.kernel.h,
+          c.kernel.w,
+          c.out.h,
+          c.out.w,
+          c.stride.h,
+          c.stride.w,
+          c.pad.h,
+          c.pad.w,
+          c.dilation.h,
+          c.dilation.w};
+}
+
+// They are remembered as long as the process lasts: to ask cuDNN takes longer than to launch.
+class Memory {
+ public:
+  template <class Find>
+  Settled At(const Key& key, Find&& find) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = settled_.find(key);
+      if (found != settled_.end()) return found->second;
+    }
+    const Settled made = find();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return settled_.emplace(key, made).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, Settled> settled_;
+};
+
 // Descriptors of a convolution and a borrowed handle on the stream, for one call.
 class Call {
  public:
@@ -193,9 +246,14 @@ class Call {
   // Runs the pass on arrays in cuDNN's order, with a workspace.
   void Run(const float* first, const float* second, float* result) {
     Describe();
-    const Algorithm& algorithm = Chosen();
+    static Memory* const memory = new Memory;
+    const auto [settled, nbytes] = memory->At(KeyOf(at_, c_, pass_), [&] {
+      const Algorithm& found = Chosen();
+      SetMath(found);
+      return Settled{&found, Nbytes(found)};
+    });
+    const Algorithm& algorithm = *settled;
     SetMath(algorithm);
-    const size_t nbytes = Nbytes(algorithm);
     if (nbytes > (size_t)ConvWorkspaceLimit()) NotApplicable(at_.op, kName);
     const Library& l = Cudnn();
     const Handle h = handle_.get();

@@ -1,7 +1,14 @@
 // Depthwise convolution (one channel per group), direct: there is no reduction over channels for a
-// GEMM to exploit. A thread computes one element of y or dx as a gather; a block reduces one
-// element of df over a split of the images, and splits are added in a fixed order. float32, NCHW,
-// memory-bound. conv.cuh has the contract.
+// GEMM to exploit. float32, NCHW, memory-bound. conv.cuh has the contract.
+//
+// Square filters of 3, 5 and 7 at stride 1 and 2: a thread goes down a strip of a column of y, so
+// that it reads each input row once for all the outputs that meet it; neighbors have neighboring
+// columns. The gradient for the data at stride 1 is that with the filter rotated. For the filter a
+// block goes over the strips of a split of the images, sums all of its elements in registers, and
+// splits are added in a fixed order. Other convolutions: a thread computes one element of y or dx
+// as a gather, a block one element of df.
+#include <type_traits>
+
 #include "cuda/conv/conv.cuh"
 #include "cuda/reduce/group.cuh"
 #include "cuda/reduce/reduce.cuh"
@@ -11,6 +18,112 @@ namespace cuda {
 namespace {
 
 // ---- kernels ----
+
+// Images of planes (count, in) and results (count, out) between which windows at `stride` go.
+struct Planes {
+  int count, in_h, in_w, out_h, out_w, pad_h, pad_w;
+  int of_filters, of_multiple;  // plane p of results has filter p % of_filters, and the images'
+                                // plane p / of_multiple
+};
+
+// Outputs of a strip: as many as share most rows.
+template <int kSize>
+constexpr int kStrip = kSize == 3 ? 8 : 4;
+
+// The strip of a column of a plane.
+struct StripCoord {
+  int plane, top, col;
+};
+template <int kSize>
+__device__ __forceinline__ StripCoord StripOf(const Planes& p, int64_t item) {
+  const int strips = (p.out_h + kStrip<kSize> - 1) / kStrip<kSize>;
+  const int rest = (int)(item / p.out_w);
+  return {rest / strips, rest % strips * kStrip<kSize>, (int)(item % p.out_w)};
+}
+
+// Calls use(row, values) for every input row that a strip meets, counted from its first: the kSize
+// elements that the windows see of it, zeros outside.
+template <int kSize, int kStride, class Use>
+__device__ __forceinline__ void ForEachRow(const Planes& p, const float* x, const StripCoord& at,
+                                           Use&& use) {
+  const float* plane = x + (int64_t)(at.plane / p.of_multiple) * p.in_h * p.in_w;
+  const int top = at.top * kStride - p.pad_h, left = at.col * kStride - p.pad_w;
+#pragma unroll
+  for (int row = 0; row < (kStrip<kSize> - 1) * kStride + kSize; row++) {
+    const int h = top + row;
+    const bool inside = (unsigned)h < (unsigned)p.in_h;
+    float values[kSize];
+#pragma unroll
+    for (int b = 0; b < kSize; b++) {
+      const bool there = inside && (unsigned)(left + b) < (unsigned)p.in_w;
+      values[b] = there ? plane[h * p.in_w + left + b] : 0.f;
+    }
+    use(row, values);
+  }
+}
+
+// y of strips: correlation of x with the filters (of_filters, kSize, kSize), or rotated ones.
+template <int kSize, int kStride>
+__global__ void StripKernel(const Planes p, const float* x, const float* f, bool rotated,
+                            const float* bias, float* y, int64_t items) {
+  for (int64_t item = FirstItem(); item < items; item += ItemStep()) {
+    const StripCoord at = StripOf<kSize>(p, item);
+    const int of = at.plane % p.of_filters;
+    float filter[kSize][kSize], sums[kStrip<kSize>];
+#pragma unroll
+    for (int k = 0; k < kSize * kSize; k++)
+      filter[k / kSize][k % kSize] = f[of * kSize * kSize + (rotated ? kSize * kSize - 1 - k : k)];
+#pragma unroll
+    for (int r = 0; r < kStrip<kSize>; r++) sums[r] = bias ? bias[of] : 0.f;
+    ForEachRow<kSize, kStride>(p, x, at, [&](int row, const float (&values)[kSize]) {
+#pragma unroll
+      for (int r = 0; r < kStrip<kSize>; r++) {
+        const int a = row - r * kStride;
+        if (a < 0 || a >= kSize) continue;
+#pragma unroll
+        for (int b = 0; b < kSize; b++) sums[r] = fmaf(filter[a][b], values[b], sums[r]);
+      }
+    });
+    float* to = y + ((int64_t)at.plane * p.out_h + at.top) * p.out_w + at.col;
+#pragma unroll
+    for (int r = 0; r < kStrip<kSize>; r++)
+      if (at.top + r < p.out_h) to[r * p.out_w] = sums[r];
+  }
+}
+
+// partial (parts, of_filters, kSize, kSize): a block sums one filter over `images` images.
+template <int kSize, int kStride>
+__global__ void StripFilterKernel(const Planes p, const float* x, const float* dy, float* partial,
+                                  int images) {
+  const int of = (int)blockIdx.x % p.of_filters, first = (int)blockIdx.x / p.of_filters * images;
+  const int count = min(images, p.count / p.of_filters - first);
+  const int strips = (p.out_h + kStrip<kSize> - 1) / kStrip<kSize>;
+  float sums[kSize][kSize] = {};
+  for (int item = (int)threadIdx.x; item < count * strips * p.out_w; item += kThreads) {
+    StripCoord at = StripOf<kSize>(p, item);  // its plane counts images
+    at.plane = (first + at.plane) * p.of_filters + of;
+    const float* from = dy + ((int64_t)at.plane * p.out_h + at.top) * p.out_w + at.col;
+    float gradients[kStrip<kSize>];
+#pragma unroll
+    for (int r = 0; r < kStrip<kSize>; r++)
+      gradients[r] = at.top + r < p.out_h ? from[r * p.out_w] : 0.f;
+    ForEachRow<kSize, kStride>(p, x, at, [&](int row, const float (&values)[kSize]) {
+#pragma unroll
+      for (int r = 0; r < kStrip<kSize>; r++) {
+        const int a = row - r * kStride;
+        if (a < 0 || a >= kSize) continue;
+#pragma unroll
+        for (int b = 0; b < kSize; b++) sums[a][b] = fmaf(gradients[r], values[b], sums[a][b]);
+      }
+    });
+  }
+  float* to = partial + (int64_t)blockIdx.x * kSize * kSize;
+#pragma unroll
+  for (int k = 0; k < kSize * kSize; k++) {
+    const float sum = GroupReduce<SumMonoid, kThreads>(sums[k / kSize][k % kSize]);
+    if (threadIdx.x == 0) to[k] = sum;
+  }
+}
 
 // y (n, o, out)
 __global__ void ForwardKernel(const Conv c, const float* x, const float* f, const float* bias,
@@ -39,12 +152,17 @@ __global__ void ForwardKernel(const Conv c, const float* x, const float* f, cons
 
 // Sums the kernel offsets through which input element (h, w) reaches dy (out).
 __device__ float GatherGradient(const Conv& c, const float* filter, const float* dy, int h, int w) {
+  // Without dilation every stride-th kernel offset meets an output.
+  const bool dense = c.dilation.h == 1 && c.dilation.w == 1;
+  const int from_h = dense ? (h + (int)c.pad.h) % (int)c.stride.h : 0;
+  const int from_w = dense ? (w + (int)c.pad.w) % (int)c.stride.w : 0;
+  const int by_h = dense ? (int)c.stride.h : 1, by_w = dense ? (int)c.stride.w : 1;
   float sum = 0.f;
-  for (int a = 0; a < (int)c.kernel.h; a++) {
+  for (int a = from_h; a < (int)c.kernel.h; a += by_h) {
     const int h_scaled = h + (int)c.pad.h - a * (int)c.dilation.h;
     if (h_scaled < 0 || h_scaled % (int)c.stride.h || h_scaled / (int)c.stride.h >= (int)c.out.h)
       continue;
-    for (int b = 0; b < (int)c.kernel.w; b++) {
+    for (int b = from_w; b < (int)c.kernel.w; b += by_w) {
       const int w_scaled = w + (int)c.pad.w - b * (int)c.dilation.w;
       if (w_scaled < 0 || w_scaled % (int)c.stride.w || w_scaled / (int)c.stride.w >= (int)c.out.w)
         continue;
@@ -105,9 +223,107 @@ void CheckSizes(const char* op, const Conv& c) {
     Fail("%s: inputs or filters of more than %ld elements", op, (long)kMaxSize);
 }
 
+// Calls run(std::integral_constant of the size, of the stride) where strips can, and says whether.
+template <class Run>
+bool WithStrips(const Conv& c, HW stride, Run&& run) {
+  const HW one{1, 1}, two{2, 2};
+  const bool fits =
+      c.kernel.h == c.kernel.w && c.dilation == one && (stride == one || stride == two);
+  if (!fits || c.n * std::max(c.o, c.c) * std::max(Size(c.in), Size(c.out)) > INT32_MAX)
+    return false;
+  const auto with_size = [&](auto size) {
+    if (stride == one)
+      run(size, std::integral_constant<int, 1>{});
+    else
+      run(size, std::integral_constant<int, 2>{});
+    return true;
+  };
+  switch (c.kernel.h) {
+    case 3:
+      return with_size(std::integral_constant<int, 3>{});
+    case 5:
+      return with_size(std::integral_constant<int, 5>{});
+    case 7:
+      return with_size(std::integral_constant<int, 7>{});
+    default:
+      return false;
+  }
+}
+
+Planes PlanesOf(const Conv& c) {
+  return {(int)(c.n * c.o), (int)c.in.h,  (int)c.in.w, (int)c.out.h,         (int)c.out.w,
+          (int)c.pad.h,     (int)c.pad.w, (int)c.o,    (int)(c.o / c.groups)};
+}
+
+template <int kSize>
+int64_t Strips(const Planes& p) {
+  return (int64_t)p.count * CeilDiv(p.out_h, kStrip<kSize>) * p.out_w;
+}
+
+bool StripForward(const ConvCall& at, const Conv& c, const float* x, const float* f,
+                  const float* bias, float* y) {
+  return WithStrips(c, c.stride, [&](auto size, auto stride) {
+    const Planes p = PlanesOf(c);
+    const int64_t items = Strips<size>(p);
+    Launch(at.op, StripKernel<size, stride>, Blocks(items), kThreads, 0, at.stream, p, x, f, false,
+           bias, y, items);
+  });
+}
+
+// At stride 1: the correlation of dy with the rotated filters.
+bool StripDataGradient(const ConvCall& at, const Conv& c, const float* f, const float* dy,
+                       float* dx) {
+  const HW one{1, 1};
+  if (c.o != c.c || !(c.stride == one) || c.kernel.h <= c.pad.h || c.kernel.w <= c.pad.w)
+    return false;
+  return WithStrips(c, one, [&](auto size, auto stride) {
+    const Planes p{(int)(c.n * c.c),
+                   (int)c.out.h,
+                   (int)c.out.w,
+                   (int)c.in.h,
+                   (int)c.in.w,
+                   size - 1 - (int)c.pad.h,
+                   size - 1 - (int)c.pad.w,
+                   (int)c.c,
+                   1};
+    const int64_t items = Strips<size>(p);
+    Launch(at.op, StripKernel<size, stride>, Blocks(items), kThreads, 0, at.stream, p, dy, f, true,
+           (const float*)nullptr, dx, items);
+  });
+}
+
+// Splits the images so that every multiprocessor has blocks for `elements` sums.
+int64_t ImagesOfSplit(const ConvCall& at, const Conv& c, int64_t elements) {
+  const int64_t wanted = CeilDiv(8 * Multiprocessors(at.ctx.device_id), elements);
+  return CeilDiv(c.n, std::max<int64_t>(1, std::min(wanted, c.n)));
+}
+
+// Calls run(partial) for `parts` of df, and adds them behind it.
+template <class Run>
+void InParts(const ConvCall& at, int64_t parts, int64_t numel, float* df, Run&& run) {
+  if (parts == 1) return run(df);
+  const Scratch partial(at.ctx, parts * numel * (int64_t)sizeof(float), at.stream);
+  run(partial.floats());
+  SumAxis(at.op, at.ctx, partial.floats(), 1, parts, numel, 1.f, df, at.stream);
+}
+
+bool StripFilterGradient(const ConvCall& at, const Conv& c, const float* x, const float* dy,
+                         float* df) {
+  if (c.n == 0) return false;
+  return WithStrips(c, c.stride, [&](auto size, auto stride) {
+    const Planes p = PlanesOf(c);
+    const int64_t images = ImagesOfSplit(at, c, c.o), parts = CeilDiv(c.n, images);
+    InParts(at, parts, c.o * size * size, df, [&](float* to) {
+      Launch(at.op, StripFilterKernel<size, stride>, (unsigned)(parts * c.o), kThreads, 0,
+             at.stream, p, x, dy, to, (int)images);
+    });
+  });
+}
+
 void DepthwiseForward(const ConvCall& at, const Conv& c, const float* x, const float* f,
                       const float* bias, float* y) {
   CheckSizes(at.op, c);
+  if (StripForward(at, c, x, f, bias, y)) return;
   const int64_t numel = c.n * c.o * Size(c.out);
   Launch(at.op, ForwardKernel, Blocks(numel), kThreads, 0, at.stream, c, x, f, bias, y, numel);
 }
@@ -115,6 +331,7 @@ void DepthwiseForward(const ConvCall& at, const Conv& c, const float* x, const f
 void DepthwiseDataGradient(const ConvCall& at, const Conv& c, const float* f, const float* dy,
                            float* dx) {
   CheckSizes(at.op, c);
+  if (StripDataGradient(at, c, f, dy, dx)) return;
   const int64_t numel = c.n * c.c * Size(c.in);
   Launch(at.op, DataGradientKernel, Blocks(numel), kThreads, 0, at.stream, c, f, dy, dx, numel);
 }
@@ -122,21 +339,15 @@ void DepthwiseDataGradient(const ConvCall& at, const Conv& c, const float* f, co
 void DepthwiseFilterGradient(const ConvCall& at, const Conv& c, const float* x, const float* dy,
                              float* df) {
   CheckSizes(at.op, c);
+  if (StripFilterGradient(at, c, x, dy, df)) return;
   const int64_t elements = c.o * Size(c.kernel);
   if (elements > kMaxBlocks)
     Fail("%s: a filter of more than %ld elements", at.op, (long)kMaxBlocks);
-  const int64_t wanted = CeilDiv(4 * Multiprocessors(at.ctx.device_id), elements);
-  const int64_t images = CeilDiv(c.n, std::max<int64_t>(1, std::min(wanted, c.n)));
-  const int64_t parts = c.n ? CeilDiv(c.n, images) : 1;
-  const unsigned blocks = (unsigned)(parts * elements);
-  if (parts == 1) {
-    Launch(at.op, FilterGradientKernel, blocks, kThreads, 0, at.stream, c, x, dy, df, images);
-    return;
-  }
-  Scratch partial(at.ctx, parts * elements * (int64_t)sizeof(float), at.stream);
-  Launch(at.op, FilterGradientKernel, blocks, kThreads, 0, at.stream, c, x, dy, partial.floats(),
-         images);
-  SumAxis(at.op, at.ctx, partial.floats(), 1, parts, elements, 1.f, df, at.stream);
+  const int64_t images = ImagesOfSplit(at, c, elements), parts = c.n ? CeilDiv(c.n, images) : 1;
+  InParts(at, parts, elements, df, [&](float* to) {
+    Launch(at.op, FilterGradientKernel, (unsigned)(parts * elements), kThreads, 0, at.stream, c, x,
+           dy, to, images);
+  });
 }
 
 const char* Refusal(const ConvCall&, const Conv& conv) {

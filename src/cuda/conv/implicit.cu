@@ -1,9 +1,9 @@
-// The rung `implicit`: implicit GEMM by FFMA or, at tf32, by mma; and its part `compact` for
-// filters of one element whose stride skips positions, which first copies those that it meets.
-// conv.cuh has the contract. A strided 1 x 1 convolution is a dense one of the images without the
-// positions that it skips: its gathers would use every second float of a sector, and its data
-// gradient would need a launch for each phase of the stride. Limited by what the dense convolution
-// is limited by.
+// The rung `implicit`, which runs the fastest of its parts by the cost model; and its part
+// `compact` for filters of one element whose stride skips positions, which first copies those that
+// it meets. conv.cuh has the contract. A strided 1 x 1 convolution is a dense one of the images
+// without the positions that it skips: its gathers would use every second float of a sector, and
+// its data gradient would need a launch for each phase of the stride. Limited by what the dense
+// convolution is limited by.
 #include "cuda/conv/conv.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -34,8 +34,28 @@ __global__ void SpreadKernel(const Conv c, const float* from, float* dx, int64_t
 
 // ---- launchers ----
 
-const ConvAlgorithm& Dense(const ConvCall& at, const Conv& conv) {
-  return RefusalOf(kTensorCores, at, conv) ? kImplicitGemm : kTensorCores;
+void ImplicitForward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
+                     const float* bias, float* y) {
+  RunFirst(RankConv(at, conv, Pass::kForward, true), at,
+           [&](const ConvAlgorithm& by, const ConvCall& call) {
+             by.forward(call, conv, x, f, bias, y);
+           });
+}
+
+void ImplicitDataGradient(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
+                          float* dx) {
+  RunFirst(RankConv(at, conv, Pass::kDataGradient, true), at,
+           [&](const ConvAlgorithm& by, const ConvCall& call) {
+             by.data_gradient(call, conv, f, dy, dx);
+           });
+}
+
+void ImplicitFilterGradient(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
+                            float* df) {
+  RunFirst(RankConv(at, conv, Pass::kFilterGradient, true), at,
+           [&](const ConvAlgorithm& by, const ConvCall& call) {
+             by.filter_gradient(call, conv, x, dy, df);
+           });
 }
 
 const char* CompactRefusal(const ConvCall&, const Conv& c) {
@@ -68,14 +88,14 @@ void CompactForward(const ConvCall& call, const Conv& c, const float* x, const f
   const Compact to(call, c);
   const Scratch images(to.at.ctx, to.numel * (int64_t)sizeof(float), to.at.stream);
   MakeCompact(to.at, c, to.numel, x, images.floats());
-  Dense(to.at, to.dense).forward(to.at, to.dense, images.floats(), f, bias, y);
+  ImplicitForward(to.at, to.dense, images.floats(), f, bias, y);
 }
 
 void CompactDataGradient(const ConvCall& call, const Conv& c, const float* f, const float* dy,
                          float* dx) {
   const Compact to(call, c);
   const Scratch images(to.at.ctx, to.numel * (int64_t)sizeof(float), to.at.stream);
-  Dense(to.at, to.dense).data_gradient(to.at, to.dense, f, dy, images.floats());
+  ImplicitDataGradient(to.at, to.dense, f, dy, images.floats());
   const int64_t numel = c.n * c.c * Size(c.in);
   Launch(call.op, SpreadKernel, Blocks(numel), kThreads, 0, call.stream, c, images.floats(), dx,
          numel);
@@ -86,33 +106,12 @@ void CompactFilterGradient(const ConvCall& call, const Conv& c, const float* x, 
   const Compact to(call, c);
   const Scratch images(to.at.ctx, to.numel * (int64_t)sizeof(float), to.at.stream);
   MakeCompact(to.at, c, to.numel, x, images.floats());
-  Dense(to.at, to.dense).filter_gradient(to.at, to.dense, images.floats(), dy, df);
+  ImplicitFilterGradient(to.at, to.dense, images.floats(), dy, df);
 }
-
-const ConvAlgorithm& Best(const ConvCall& at, const Conv& conv) {
-  return RefusalOf(kCompact, at, conv) ? Dense(at, conv) : kCompact;
-}
-
-void ImplicitForward(const ConvCall& at, const Conv& conv, const float* x, const float* f,
-                     const float* bias, float* y) {
-  Best(at, conv).forward(at, conv, x, f, bias, y);
-}
-
-void ImplicitDataGradient(const ConvCall& at, const Conv& conv, const float* f, const float* dy,
-                          float* dx) {
-  Best(at, conv).data_gradient(at, conv, f, dy, dx);
-}
-
-void ImplicitFilterGradient(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
-                            float* df) {
-  Best(at, conv).filter_gradient(at, conv, x, dy, df);
-}
-
-std::vector<std::string> Variants(Pass) { return {""}; }
 
 }  // namespace
 
-const ConvAlgorithm kCompact = {"implicit compact",   Variants,       nullptr,
+const ConvAlgorithm kCompact = {"implicit compact",   nullptr,        nullptr,
                                 CompactRefusal,       CompactForward, CompactDataGradient,
                                 CompactFilterGradient};
 const ConvAlgorithm kImplicit = {"implicit",

@@ -357,8 +357,6 @@ std::vector<std::string> CorrelateTilesTf32() {
 bool CorrelateTf32(const ConvCall& at, const Correlation& c) {
   constexpr int64_t kMaxK = 1 << 24;  // leaves room for index arithmetic in int
   if (c.Positions() == 0) return true;
-  // With few rows or a short K most of a 16 x 8 x 8 mma is padding.
-  if (at.variant == kHeuristic && (c.out_channels < 9 || c.K() < 9)) return false;
   if (c.K() < 1 || c.K() > kMaxK) return false;
   CorrelateTask task{};
   task.c = c;

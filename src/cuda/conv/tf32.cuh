@@ -127,7 +127,7 @@ void LaunchTask(const ConvCall& at, void (*kernel)(Task), int64_t blocks, int th
 std::vector<std::string> CorrelateTilesTf32();
 std::vector<std::string> FilterTilesTf32();
 
-// Computes the result, or returns false where it cannot or, asked by the heuristic, gains nothing.
+// Computes the result, or returns false where it cannot.
 bool CorrelateTf32(const ConvCall& at, const Correlation& c);
 bool FilterGradientTf32(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
                         float* df);

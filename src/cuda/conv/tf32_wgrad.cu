@@ -311,11 +311,8 @@ std::vector<std::string> FilterTilesTf32() {
 
 bool FilterGradientTf32(const ConvCall& at, const Conv& conv, const float* x, const float* dy,
                         float* df) {
-  // With few rows or columns most of what is copied to shared memory is used once.
   const int64_t kernel_size = Size(conv.kernel), positions = conv.n * Size(conv.out);
   if (positions == 0 || kernel_size * conv.GroupChannels() == 0) return false;
-  const bool few = conv.GroupFilters() < 9 || conv.GroupChannels() * kernel_size < 32;
-  if (at.variant == kHeuristic && few) return false;
   FilterTask task{};
   task.c = conv;
   task.strip = StripOf(

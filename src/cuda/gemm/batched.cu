@@ -184,23 +184,33 @@ void BatchedMatmul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
 
 }  // namespace
 
+// cuBLAS, where it may be used: from work on that outlasts what its launch costs beside ours.
+static bool UsesCublas(const BatchedGemm& batch) {
+  constexpr double kLeastFlop = 2e8;
+  const Gemm& p = batch.first;
+  const double flop = 2. * (double)batch.count * p.m * p.n * p.k;
+  return flop >= kLeastFlop && !OwnGemmIsForced() && !*CublasError();
+}
+
 void RunBatchedGemm(const char* op, const BatchedGemm& batched, DLStream stream) {
   const Gemm& p = batched.first;
   if (!batched.count || !p.m || !p.n) return;
+  if (UsesCublas(batched)) return RunCublasBatchedGemm(op, batched, stream);
   const int64_t row_tiles = CeilDiv(p.m, kTileMN), col_tiles = CeilDiv(p.n, kTileMN);
   const int64_t tiles = batched.count * row_tiles * col_tiles;
+  const int64_t of_a = batched.shares_a ? 0 : p.m * p.k;
   // Those that fill the GPU alone, and those whose sums are worth splitting, go one by one.
   const bool few = tiles < 2 * Multiprocessors(p.ctx.device_id) && p.k > 64 * kTileK;
   if (few || p.m * p.n >= kLargeMnk / std::max<int64_t>(p.k, 1)) {
     for (int64_t at = 0; at < batched.count; at++) {
       Gemm gemm = p;
-      gemm.a += at * p.m * p.k, gemm.b += at * p.n * p.k, gemm.c += at * p.m * p.n;
+      gemm.a += at * of_a, gemm.b += at * p.n * p.k, gemm.c += at * p.m * p.n;
       RunGemm(op, gemm, stream);
     }
     return;
   }
   Loop loop{};
-  loop.Append(batched.count, p.m * p.k, p.n * p.k);
+  loop.Append(batched.count, of_a, p.n * p.k);
   const Matrix a = p.trans_a ? Matrix{p.a, 1, p.m} : Matrix{p.a, p.k, 1};
   const Matrix b = p.trans_b ? Matrix{p.b, 1, p.k} : Matrix{p.b, p.n, 1};
   const Batch batch{a, b, p.c, p.m, p.n, p.k, row_tiles, col_tiles, tiles, loop};

@@ -15,6 +15,7 @@ constexpr int kNoTranspose = 0;     // CUBLAS_OP_N
 constexpr int kTranspose = 1;       // CUBLAS_OP_T
 constexpr int kDefaultMath = 0;     // CUBLAS_DEFAULT_MATH
 constexpr int kTf32Math = 3;        // CUBLAS_TF32_TENSOR_OP_MATH
+constexpr int kExactSums = 16;      // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 constexpr int kCompute32F = 68;     // CUBLAS_COMPUTE_32F
 constexpr int kDefaultGemm = -1;    // CUBLAS_GEMM_DEFAULT
 
@@ -29,6 +30,10 @@ struct Library {
   Status (*sgemm)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
                   const float* alpha, const float* a, int64_t lda, const float* b, int64_t ldb,
                   const float* beta, float* c, int64_t ldc) = nullptr;
+  Status (*sgemm_batched)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
+                          const float* alpha, const float* a, int64_t lda, int64_t of_a,
+                          const float* b, int64_t ldb, int64_t of_b, const float* beta, float* c,
+                          int64_t ldc, int64_t of_c, int64_t count) = nullptr;
   Status (*gemm_ex)(Handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
                     const void* alpha, const void* a, int a_type, int64_t lda, const void* b,
                     int b_type, int64_t ldb, const void* beta, void* c, int c_type, int64_t ldc,
@@ -54,6 +59,7 @@ Library Open() {
   Find(library, "cublasSetWorkspace_v2", &cublas.set_workspace, &cublas.error);
   Find(library, "cublasSetMathMode", &cublas.set_math_mode, &cublas.error);
   Find(library, "cublasSgemm_v2_64", &cublas.sgemm, &cublas.error);
+  Find(library, "cublasSgemmStridedBatched_64", &cublas.sgemm_batched, &cublas.error);
   Find(library, "cublasGemmEx_64", &cublas.gemm_ex, &cublas.error);
   Find(library, "cublasGetStatusString", &cublas.text, &cublas.error);
   Find(library, "cublasGetProperty", &cublas.property, &cublas.error);
@@ -96,6 +102,26 @@ const char* CublasSource() {
   return Cublas().name.c_str();
 }
 
+// Prepares a handle for products of p's precision, with a workspace, and runs `work(handle)`. In
+// this order: a new stream resets the workspace. One of our own makes results independent of other
+// streams.
+template <class Work>
+static void WithHandle(const char* op, const Gemm& p, DLStream stream, Work&& work) {
+  const Library& cublas = Cublas();
+  const BorrowedHandle<Handle> handle(op, p.ctx.device_id, MakeHandle);
+  const int64_t workspace_nbytes = WorkspaceNbytes(p.ctx.device_id);
+  const Scratch workspace(p.ctx, workspace_nbytes, stream);
+  if (Workspace::Querying()) return;
+  CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
+  CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
+  const bool tf32 = p.precision == Precision::kTf32;
+  const int mode = p.IsNarrow() ? kExactSums : tf32 ? kTf32Math : kDefaultMath;
+  CheckCublas(op, cublas.set_math_mode(handle.get(), mode));
+  CheckCublas(op, work(handle.get()));
+}
+
+static int Transposed(bool transposed) { return transposed ? kTranspose : kNoTranspose; }
+
 // A row-major matrix is its transpose in column-major cuBLAS: C^T = op(B)^T op(A)^T.
 void RunCublasGemm(const char* op, const Gemm& p, DLStream stream, int c_dtype) {
   if (p.m == 0 || p.n == 0) return;
@@ -104,29 +130,18 @@ void RunCublasGemm(const char* op, const Gemm& p, DLStream stream, int c_dtype) 
     Check(op, cudaMemsetAsync(p.c, 0, (size_t)(p.m * p.n * DtypeNbytes(c_dtype)), Native(stream)));
     return;
   }
-  const Library& cublas = Cublas();
-  const BorrowedHandle<Handle> handle(op, p.ctx.device_id, MakeHandle);
-  const int64_t workspace_nbytes = WorkspaceNbytes(p.ctx.device_id);
-  const Scratch workspace(p.ctx, workspace_nbytes, stream);
-  // In this order: a new stream resets the workspace. One of our own makes results independent of
-  // other streams.
-  if (Workspace::Querying()) return;
-  CheckCublas(op, cublas.set_stream(handle.get(), Native(stream)));
-  CheckCublas(op, cublas.set_workspace(handle.get(), workspace.data(), (size_t)workspace_nbytes));
-  const bool tf32 = p.precision == Precision::kTf32;
-  CheckCublas(op, cublas.set_math_mode(handle.get(), tf32 ? kTf32Math : kDefaultMath));
-  const float one = 1.f, zero = 0.f;
-  const int trans_a = p.trans_a ? kTranspose : kNoTranspose;
-  const int trans_b = p.trans_b ? kTranspose : kNoTranspose;
-  const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
-  if (p.IsNarrow()) {
+  WithHandle(op, p, stream, [&](Handle handle) {
+    const float one = 1.f, zero = 0.f;
+    const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
+    const int trans_a = Transposed(p.trans_a), trans_b = Transposed(p.trans_b);
+    if (!p.IsNarrow())
+      return Cublas().sgemm(handle, trans_b, trans_a, p.n, p.m, p.k, &one, p.b, row_b, p.a, row_a,
+                            &zero, p.c, p.n);
     const int type = DataType(p.dtype);
-    return CheckCublas(op, cublas.gemm_ex(handle.get(), trans_b, trans_a, p.n, p.m, p.k, &one, p.b,
-                                          type, row_b, p.a, type, row_a, &zero, p.c,
-                                          DataType(c_dtype), p.n, kCompute32F, kDefaultGemm));
-  }
-  CheckCublas(op, cublas.sgemm(handle.get(), trans_b, trans_a, p.n, p.m, p.k, &one, p.b, row_b, p.a,
-                               row_a, &zero, p.c, p.n));
+    return Cublas().gemm_ex(handle, trans_b, trans_a, p.n, p.m, p.k, &one, p.b, type, row_b, p.a,
+                            type, row_a, &zero, p.c, DataType(c_dtype), p.n, kCompute32F,
+                            kDefaultGemm);
+  });
 }
 
 void RunNarrowCublasGemm(const char* op, const Gemm& p, DLStream stream) {
@@ -135,6 +150,17 @@ void RunNarrowCublasGemm(const char* op, const Gemm& p, DLStream stream) {
   RunCublasGemm(op, result.get(), stream);
   RunEpilogueAndSums(op, result.get(), stream);
   result.StoreResult();
+}
+
+void RunCublasBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream) {
+  const Gemm& p = batch.first;
+  WithHandle(op, p, stream, [&](Handle handle) {
+    const float one = 1.f, zero = 0.f;
+    return Cublas().sgemm_batched(handle, Transposed(p.trans_b), Transposed(p.trans_a), p.n, p.m,
+                                  p.k, &one, p.b, p.trans_b ? p.k : p.n, p.n * p.k, p.a,
+                                  p.trans_a ? p.m : p.k, batch.shares_a ? 0 : p.m * p.k, &zero, p.c,
+                                  p.n, p.m * p.n, batch.count);
+  });
 }
 
 namespace {

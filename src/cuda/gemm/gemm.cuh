@@ -126,11 +126,14 @@ void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t algorith
 const std::vector<Algorithm>& GemmAlgorithms();
 
 // `count` GEMMs of one shape, whose operands and results lie one behind the other from those of
-// `first` on; no epilogue, no sums.
+// `first` on, but for an A that all share; no epilogue, no sums.
 struct BatchedGemm {
   Gemm first;
   int64_t count;
+  bool shares_a = false;
 };
+// By the kernels of this library, or by cuBLAS where it is usable, estimated to be faster, and
+// DLSYS_BLAS is not "own".
 void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 
 void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
@@ -153,6 +156,7 @@ inline const char* RefusalOfU8(const Gemm& p) {
 const char* CublasError();
 const char* CublasSource();  // as in registry.h
 void RunCublasGemm(const char* op, const Gemm& gemm, DLStream stream, int c_dtype = DL_FLOAT32);
+void RunCublasBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 // One of 16 bits, with its epilogue.
 void RunNarrowCublasGemm(const char* op, const Gemm& gemm, DLStream stream);
 

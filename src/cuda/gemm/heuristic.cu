@@ -123,12 +123,18 @@ constexpr double kWaveUs = 1.5;  // of each wave of blocks after the first
 constexpr int64_t kDeepK = 8192;
 constexpr int kDeepSplits = 64;
 constexpr double kDeepNumel = 8e6;
-constexpr double kKernelUs = 3.5;                          // of a separate epilogue kernel
-constexpr double kReduceUs = 4.5;                          // of a separate sum of an operand
-constexpr double kCublasUs = 7.0;                          // fixed cost
-constexpr double kCublasFlopUs[] = {4.5e7, 3.0e8, 4.5e7};  // by precision: FLOP per microsecond
-constexpr double kNarrowCublasFlopUs = 6.0e8;              // of floats of 16 bits
-constexpr double kWidenNbytesUs = 3e6;                     // of copies in float32, bytes a us
+constexpr double kKernelUs = 3.5;  // of a separate epilogue kernel
+constexpr double kReduceUs = 4.5;  // of a separate sum of an operand
+
+// cuBLAS by what it multiplies: fixed cost, and FLOP per microsecond; more slowly in tf32 where A
+// is transposed.
+struct CublasCost {
+  double us, flop_us, flop_us_of_transposed;
+};
+constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7};
+constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 2.6e8};
+constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8};
+constexpr double kWidenNbytesUs = 3e6;  // of copies in float32, bytes a us
 
 int64_t KSlice(int64_t k, int64_t splits) {
   return CeilDiv(CeilDiv(k, splits), kKSliceUnit) * kKSliceUnit;
@@ -174,8 +180,10 @@ bool FitsSharedMemory(size_t shared_limit, const TileModel& tile) {
 // cuBLAS needs further kernels for the epilogue and for operand sums.
 double CublasUs(const Gemm& p) {
   if (OwnGemmIsForced() || p.u8 != U8Operand::kNone) return INFINITY;
-  const double rate = p.IsNarrow() ? kNarrowCublasFlopUs : kCublasFlopUs[(int)p.precision];
-  double us = kCublasUs + 2. * p.m * p.n * p.k / rate;
+  const bool tf32 = p.precision == Precision::kTf32;
+  const CublasCost& cost = p.IsNarrow() ? kCublasNarrow : tf32 ? kCublasTf32 : kCublasFp32;
+  const double rate = p.trans_a ? cost.flop_us_of_transposed : cost.flop_us;
+  double us = cost.us + 2. * p.m * p.n * p.k / rate;
   if (!p.epilogue.Empty()) us += kKernelUs * (p.IsNarrow() ? 3 : 1);
   if (p.sums) us += kReduceUs;
   return us;

@@ -99,8 +99,11 @@ bool IsPacked(const HopperGemm& gemm, const void* data, bool across, int64_t inn
   return gemm.split || !Aligned16(data) || nbytes % 16 || (gemm.dtype == DL_FLOAT32 && across);
 }
 
+// Elements between the rows of a packed operand: those of long rows begin at lines of 128 bytes, as
+// the boxes do that are read of them.
 int64_t PackedPitch(const HopperGemm& gemm) {
-  return RoundUp(gemm.k, 16 / DtypeNbytes(gemm.dtype));
+  const int64_t size = DtypeNbytes(gemm.dtype);
+  return RoundUp(gemm.k, (gemm.k * size < 1024 ? 16 : 128) / size);
 }
 
 int64_t PackedNbytes(const HopperGemm& gemm, int64_t rows) {
@@ -203,8 +206,8 @@ constexpr TilingCost kCosts[kHopperTilings] = {
     {"128x64", 128, 64, 1, 0.25, 1.2, 3.5, true, true}};
 constexpr int kMostSplits = 132;
 
-constexpr double kLaunchUs = 3, kSplitUs = 6;  // of a launch, and more where K is split
-constexpr double kPartialNbytesUs = 3e6;       // bytes of partial tiles, written and read, a us
+constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
+constexpr double kPartialNbytesUs = 3e6;         // bytes of partial tiles, written and read, a us
 constexpr double kPackUs = 4, kPackNbytesUs = 2.4e6;  // of a copy of an operand
 
 struct Config {

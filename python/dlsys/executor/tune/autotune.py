@@ -1,10 +1,12 @@
 """The autotuner selects the algorithm of each kernel of a graph by measurement.
 
 A kernel with several algorithms has a heuristic. Under DLSYS_TUNE=full the autotuner measures what
-the tuning cache lacks for this chip and library: each algorithm of a kernel, on arrays of the
-node's shapes, in a captured graph like a training step's. An algorithm is taken if its results are
-right and it is faster than the heuristic's by more than noise. Under `cached`, the default, the
-cache is used as it is; under `off` the heuristics decide.
+the tuning cache lacks for this chip and library, on arrays of the node's shapes. Each rung is
+estimated by a few launches of its own heuristic, the variants of those rungs alone that come near
+the fastest, and only the best of all of them are measured in a captured graph like a training
+step's. An algorithm is taken if its results are right and it is faster than the heuristic's by more
+than noise. Under `cached`, the default, the cache is used as it is; under `off` the heuristics
+decide.
 
 Each algorithm repeats its bits exactly, but not those of another: a run is repeated with the same
 algorithms. The precision is part of a measurement's key, so no algorithm changes it.
@@ -38,6 +40,8 @@ _TIE = 0.98  # of the heuristic's time; a smaller gain is not worth other bits
 # An estimate above so many times the best one, and so many microseconds more, is not measured
 # further: of long kernels estimates are good to a few percent, of short ones launches are a part.
 _HOPELESS, _HOPELESS_US = 1.15, 5.0
+# A rung whose own heuristic takes longer than so many times the fastest has no variant to win.
+_SLOW_RUNG = 1.6
 
 _measuring = threading.Lock()  # concurrent measurements would disturb each other
 _warned: set[str] = set()  # reasons why a library cannot be used
@@ -128,23 +132,19 @@ def _is_settled(node: Node) -> bool:
     )
 
 
-def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
-    """The algorithms to measure beside the default: of the node's rung, or of all but the rungs
-    that later ones outdo for every shape. A rung's own heuristic is one of its variants.
+def _rungs(node: Node, ctx: Context) -> list[list[Algorithm]]:
+    """The algorithms to measure beside the default, by rungs, each rung's own heuristic first: of
+    the node's rung, or of all but the rungs that later ones outdo for every shape.
     """
     assert node.op.kernel is not None
-    names = load().algorithms(ctx.kernel_device, node.op.kernel)
-    varied = {rung_of(name) for name in names if name != rung_of(name)}
     outdone = () if node.op.ladder is None else node.op.ladder.outdone
-    if "algo" in node.attrs:
-        rungs = {node.attrs["algo"]}
-    else:
-        rungs = {rung_of(name) for name in names} - set(outdone)
-    return [
-        Algorithm(number, name)
-        for number, name in enumerate(names, 1)
-        if name not in varied and rung_of(name) in rungs and name != node.attrs.get("algo")
-    ]
+    own = node.attrs.get("algo")
+    rungs: dict[str, list[Algorithm]] = {}
+    for number, name in enumerate(load().algorithms(ctx.kernel_device, node.op.kernel), 1):
+        rung = rung_of(name)
+        if rung == own or (own is None and rung not in outdone):
+            rungs.setdefault(rung, []).append(Algorithm(number, name))
+    return list(rungs.values())
 
 
 def _array(spec: Spec) -> str:
@@ -238,16 +238,7 @@ def _measured(node: Node, ctx: Context) -> Measurement:
     from ...runtime.tuning_cache import Measurement
 
     benchmark, default = Microbenchmark(node, ctx), _default(node, ctx)
-    about = {default: benchmark.us_about(default)}
-    for algorithm in _candidates(node, ctx):
-        try:
-            about[algorithm] = benchmark.us_about(algorithm)
-        except DeviceLostError:
-            raise
-        except DeviceError as error:
-            _print_once(str(error))
-        except KernelError:
-            continue  # it cannot compute this, or there is no memory for it
+    about = _estimates(benchmark, default, _rungs(node, ctx))
     limit = _HOPELESS * min(about.values()) + _HOPELESS_US
     us = {default: benchmark.us(default, about[default])}
     for algorithm, glance in about.items():
@@ -264,6 +255,35 @@ def _measured(node: Node, ctx: Context) -> Measurement:
     assert node.op.kernel is not None
     source = load().algorithm_source(ctx.kernel_device, node.op.kernel, best.number)
     return Measurement(best.name, source, round(us[best], 3), round(us[default], 3))
+
+
+def _estimates(
+    benchmark: Microbenchmark, default: Algorithm, rungs: Sequence[Sequence[Algorithm]]
+) -> dict[Algorithm, float]:
+    """Estimated microseconds of the default, of each rung's own heuristic, and of the variants of
+    those rungs that come near the fastest.
+    """
+    about = {default: benchmark.us_about(default)}
+
+    def estimate(algorithms: Iterable[Algorithm]) -> None:
+        for algorithm in algorithms:
+            if algorithm in about:
+                continue
+            try:
+                about[algorithm] = benchmark.us_about(algorithm)
+            except DeviceLostError:
+                raise
+            except DeviceError as error:
+                _print_once(str(error))
+            except KernelError:
+                continue  # it cannot compute this, or there is no memory for it
+
+    estimate(first for first, *_ in rungs)
+    limit = _SLOW_RUNG * min(about.values()) + _HOPELESS_US
+    for first, *variants in rungs:
+        if about.get(first, limit) < limit:
+            estimate(variants)
+    return about
 
 
 def _fastest_right(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..run.tables import in_kernel_order
 _GRAPH_US = 500.0  # of device time: the host's part in timing a graph is then about 2 %
 _MOST_LAUNCHES = 256  # of a graph
 _ROUNDS = 5
-_GLANCES = 3  # launches of an estimate
+_GLANCES = 4  # launches of an estimate
 _SEGMENT, _SEGMENTS = 4096, 64  # elements of a large result that are compared
 DRAWN = 262_147  # elements; larger arrays repeat them, a prime so that rows differ
 _LOW_BITS = 0x1FFF  # of a float32, which tf32 rounds away
@@ -94,27 +95,31 @@ class Microbenchmark:
         )
 
     def us_about(self, algorithm: Algorithm) -> float:
-        """An estimate of a launch's microseconds. Raises as `results` does."""
-        ms = (ctypes.c_double * _GLANCES)()  # the first loads what is loaded at the first use
-        with self._program(algorithm, len(ms)) as handle:
-            profile = self._library.cdll.DLProgramProfile
-            self._library.check(profile(handle, self._ctx.struct, self._stream(), ms))
-        return 1e3 * min(ms)
+        """An estimate of a launch's microseconds. Raises as `results` does. In a graph too: what a
+        library's call takes on the host, of which a step has none, can be more than its kernel's.
+        """
+        with self._program(algorithm, 1) as handle:  # loads what is loaded at the first use
+            self._library.check(self._library.cdll.DLProgramRun(handle, self._stream()))
+        return self._least(algorithm, 1, _GLANCES, 1)
 
     def us(self, algorithm: Algorithm, about: float) -> float:
         """Microseconds of a launch among others in a captured graph, the least of several."""
         launches = int(min(max(_GRAPH_US / max(about, 1e-3), 2), _MOST_LAUNCHES))
+        return self._least(algorithm, launches, 1, _ROUNDS)
+
+    def _least(self, algorithm: Algorithm, launches: int, replays: int, rounds: int) -> float:
+        """Microseconds of a launch, the least over rounds of replays of a graph of launches."""
         on = self._stream()
         with self._program(algorithm, launches) as handle, self._captured(handle) as run:
-            run(on)
+            run(on, 1)
             synchronize(self._ctx)
             least = float("inf")
-            for _ in range(_ROUNDS):
+            for _ in range(rounds):
                 start = time.perf_counter()
-                run(on)
+                run(on, replays)
                 synchronize(self._ctx)
                 least = min(least, time.perf_counter() - start)
-        return 1e6 * least / launches
+        return 1e6 * least / launches / replays
 
     @contextlib.contextmanager
     def _program(self, algorithm: Algorithm, launches: int) -> Iterator[int]:
@@ -133,21 +138,26 @@ class Microbenchmark:
             cdll.DLProgramFree(handle)
 
     @contextlib.contextmanager
-    def _captured(self, handle: int) -> Iterator[Any]:
-        """A function that runs a program as a captured graph, or step by step where the device has
-        no graphs.
+    def _captured(self, handle: int) -> Iterator[Callable[[int, int], None]]:
+        """A function that runs a program so many times as a captured graph, or step by step where
+        the device has no graphs.
         """
         cdll, made = self._library.cdll, ctypes.c_void_p()
         nothing = None, 0, None, 0, None
+
+        def run(on: int, times: int) -> None:
+            for _ in range(times):
+                self._library.check(cdll.DLProgramRun(handle, on))
+
         try:
             capture = cdll.DLProgramCapture
             status = capture(handle, self._ctx.struct, self._stream(), *nothing, ctypes.byref(made))
             self._library.check(status)
         except DeviceError:
-            yield lambda on: self._library.check(cdll.DLProgramRun(handle, on))
+            yield run
             return
         try:
-            yield lambda on: self._library.check(cdll.DLGraphReplay(made, on, 1))
+            yield lambda on, times: self._library.check(cdll.DLGraphReplay(made, on, times))
         finally:
             cdll.DLGraphFree(made)
 
@@ -186,6 +196,7 @@ class Microbenchmark:
         return stream(self._ctx)
 
 
+@functools.cache
 def _drawn(exact: bool) -> np.ndarray:
     """Normally distributed values, as Microbenchmark says."""
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
