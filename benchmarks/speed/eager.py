@@ -92,7 +92,7 @@ def looked_program(engine: Any, x: Any, y: Any) -> Callable[[], Any]:
     """The run of the program of `x + y` alone."""
     made = x + y
     tape = made._tape
-    program = engine._program(tape, (made._slot.index,))
+    program = engine._program(tape, (made._out.index,))
     feeds = {node: tape.leaves[k].value for node, k in program.feeds}
     made.numpy()
     return lambda: program.run(feeds)

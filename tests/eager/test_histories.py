@@ -47,6 +47,21 @@ class Histories(unittest.TestCase):
         wanted = np.array([[1.0, 2.0]]) * float(b.weight.asnumpy().item())
         np.testing.assert_allclose(a.weight.grad.numpy().reshape(1, 2), wanted, rtol=1e-6)
 
+    def test_a_step_that_waited_is_no_change_of_what_was_computed_after_it(self):
+        net, x = nn.Linear(2, 1, rng=0), self.tensor([[1.0, 2.0]])
+        step = optim.SGD(0.1, params=net.parameters())
+        (net(x) ** 2).sum().backward()
+        step.step()
+        loss = (net(x) ** 2).sum()
+        loss.item()  # makes the step, and is computed by the new weights
+        step.zero_grad()
+        loss.backward()
+        wanted = 2 * net(x).item() * np.array([[1.0, 2.0]])
+        np.testing.assert_allclose(net.weight.grad.numpy(), wanted, rtol=1e-5)
+        step.step()
+        with self.assertRaisesRegex(GraphError, "history"):
+            loss.backward()
+
     def test_a_constant_that_was_changed_counts_as_it_was(self):
         x, y = self.tensor([2.0], True), self.tensor([3.0])
         z = x * y

@@ -82,7 +82,7 @@ class Micrograd:
     def test_each_step_is_one_run(self):
         engine, runs = engine_of(self.device), []
         run = engine.run
-        engine.run = lambda tape, *args: runs.append(tape.entries) or run(tape, *args)
+        engine.run = lambda tape, *args: runs.append(tape.states) or run(tape, *args)
         try:
             trained(self.device, 2)
             before = len(runs)

@@ -119,7 +119,7 @@ class Tensors:
         most = 0
         for _ in range(25_000):
             x + 1
-            most = max(most, len(engine_of(self.device).tape.entries))
+            most = max(most, len(engine_of(self.device).tape.states))
         self.assertLess(most, 10_010)
 
     def test_what_does_not_fit_raises_where_it_is_written(self):
@@ -147,6 +147,14 @@ class Tensors:
         self.assertLess(State.made - made, 20)
 
     # ---- indexing ----
+    def test_numbers_that_are_equal_and_not_the_same_have_programs_of_their_own(self):
+        x = self.tensor([1.0])
+        signs = [np.signbit((x * zero).numpy()).item() for zero in (0.0, -0.0, 0.0, -0.0)]
+        self.assertEqual(signs, [False, True, False, True])
+        ints = dl.tensor([2], self.device)
+        self.assertEqual([str((ints * n).dtype) for n in (2, 2.0, True)],
+                         ["int64", "float32", "int64"])  # fmt: skip
+
     def test_indexing_is_that_of_numpy(self):
         a = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         for x in (self.tensor(a), self.tensor(a) * 1):  # a value, and one that is not computed

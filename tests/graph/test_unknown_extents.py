@@ -8,6 +8,7 @@ from __future__ import annotations
 import unittest
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -42,6 +43,28 @@ class Broken(Op):
 
 
 class UnknownExtents(unittest.TestCase):
+    def test_a_rule_is_asked_once_for_layers_that_are_alike(self) -> None:
+        x, relu = batch(None, 8), F.relu(parameter(1)).op
+        with mock.patch.object(relu, "infer", wraps=relu.infer) as infer:
+            for _ in range(10):
+                x = F.relu(F.linear(x, parameter(8, 8)))
+            self.assertEqual(infer.call_count, len(STAND_INS))
+            self.assertEqual(F.relu(F.linear(x, parameter(9, 8))).shape, (None, 9))
+            self.assertEqual(infer.call_count, 2 * len(STAND_INS))
+
+    def test_what_is_remembered_knows_kinds_of_numbers(self) -> None:
+        x = batch(None, 3, dtype=np.int64)
+        for number in (2, 2.0, 2, 2.0):
+            known = ad.Variable("x", (4, 3), np.int64)
+            self.assertEqual((x * number).dtype, (known * number).dtype, repr(number))
+
+    def test_a_rule_of_a_users_operator_is_asked_each_time(self) -> None:
+        half = Half()
+        x = batch(None, 3)
+        with mock.patch.object(half, "infer", wraps=half.infer) as infer:
+            self.assertEqual((half(x).shape, half(x).shape), ((None, 3), (None, 3)))
+        self.assertEqual(infer.call_count, 2 * len(STAND_INS))
+
     def test_shapes_and_dtypes_are_known_through_a_graph(self) -> None:
         x = batch(None, 784)
         logits = F.linear(x, parameter(10, 784))

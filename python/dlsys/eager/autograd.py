@@ -16,7 +16,7 @@ from ..ops.leaf import Parameter
 from ..ops.movement import reshape_op, stop_gradient_op
 from .device import set_grad_enabled
 from .engine import Engine
-from .tape import Out, State, name_of
+from .tape import State, name_of
 
 Tensor = Any  # the class of tensor.py, which imports this file
 
@@ -25,7 +25,7 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
     """See Tensor.backward."""
     engine, seed = _checked(tensor, gradient)
     tape = engine.tape
-    key = (backward, tensor._slot, seed._slot if seed is not None else None)
+    key = (backward, tensor._out, seed._out if seed is not None else None)
     state = _gradient_state(engine, key, tensor, seed)
     if not retain_graph:
         tape.consumed |= state.cone
@@ -82,28 +82,24 @@ def _gradient_state(engine: Engine, key: tuple[Any, ...], tensor: Tensor, seed: 
     state = tape.state.next.get(key)
     if state is not None:
         return state
-    cone = tape.cone(tensor._slot.index, grad=True)
+    cone = tape.cone(tensor._out, grad=True)
     # Trained Parameters, and leaves that require gradients, in the order in which they were met.
     targets: dict[Any, Node] = {}
-    for start, (entry, _) in cone.items():
+    for entry in cone:
         if entry.call is None and entry.outs[0].requires_grad:
-            targets[start] = entry.outs[0].node
+            targets[entry.outs[0].index] = entry.outs[0].node
         elif entry.call is not None:
             targets.update((p, p) for p in entry.call.parameters if p.trainable)
     nodes = gradients(
-        tape.outs[tensor._slot.index].node,
+        tensor._out.node,
         list(targets.values()),
-        None if seed is None else tape.outs[seed._slot.index].node,
+        None if seed is None else seed._out.node,
     )
-    outs = [Out(stop_gradient_op(node), node.spec, False) for node in nodes]
+    outs = [(stop_gradient_op(node), node.spec, False) for node in nodes]
     state = State(tape.state, outs, single=False)
     state.targets = tuple(targets)
-    state.cone = frozenset(
-        start + k
-        for start, (entry, _) in cone.items()
-        if entry.call is not None
-        for k in range(len(entry.outs))
-    )
+    computed = [entry for entry in cone if entry.call is not None]
+    state.cone = frozenset(out for entry in computed for out in entry.outs)
     tape.state.next[key] = state
     return state
 

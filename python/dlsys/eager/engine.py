@@ -26,7 +26,6 @@ from ..executor.executor import Executor
 from ..functional.record import Recorder
 from ..graph.lines import where
 from ..graph.node import Node, hooks
-from ..graph.spec import Spec
 from ..ndarray import NDArray
 from ..ops.leaf import Parameter, unsettled
 from ..runtime.device import Context
@@ -34,12 +33,12 @@ from .tape import (
     CUT,
     MOST_STATES,
     Call,
-    Slot,
+    Leaf,
+    Out,
     State,
     Symbol,
     Tape,
     new_state,
-    slot_of,
     token_of,
 )
 
@@ -47,6 +46,7 @@ _MOST_ENTRIES = 10_000  # of a tape; then it is run
 _MOST_PROGRAMS = 256  # of one engine; the oldest goes first
 _UNHELD = 3  # references to a Tensor that its tape alone holds: the tape, the loop, the argument
 MOST_NUMBERS = 4  # that one place of a program has as constants
+_INTEGERS = frozenset({int})
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type(Ellipsis)})
 
 
@@ -57,12 +57,13 @@ class Program:
     """The Executor of a tape, and which values of the tape it reads."""
 
     def __init__(self, engine: Engine, tape: Tape, live: Sequence[int]) -> None:
-        fetches = [tape.outs[index].node for index in live]
+        outs = tape.outs
+        fetches = [outs[index].node for index in live]
         if tape.state.effects:
             fetches.append(hooks["group"](*tape.state.effects, name="updates"))
         self.executor = Executor(fetches, engine.ctx, engine.precision, backend=engine.backend)
         read = set(self.executor.topo_order)
-        self.feeds = [(tape.outs[k].node, k) for k in tape.leaves if tape.outs[k].node in read]
+        self.feeds = [(outs[k].node, k) for k in tape.leaves if outs[k].node in read]
         self.written = tuple(tape.state.written)
 
     def run(self, feeds: Mapping[Node, Any]) -> list[Any]:
@@ -127,32 +128,37 @@ class Engine:
         home: a Token that keeps the transition; else that of a Parameter does, or the state.
         Raises what the function raises where a call does not fit, at the first call of its form.
         """
-        if len(self.tape.entries) > _MOST_ENTRIES and not again and self.trace is None:
-            self.run(self.tape)  # nobody looks: what was dropped need not be remembered
+        tape, tensor = self.tape, Recorder.tensor
         key: list[Any] = [function, self.grad, again]
         for x in args:
             kind = type(x)
-            if kind is Recorder.tensor:
-                if x._tape is not self.tape:
+            if kind is tensor:
+                if x._tape is not tape:
                     self.adopt(x)
-                key.append(x._slot)
+                key.append(x._out)
             elif kind in _PLAIN:
-                key += (kind, x)
+                key += (kind, x if x or kind is not float else repr(x))  # 0.0 == -0.0
             elif kind is Parameter:
                 home = token_of(x)
                 key.append(home)
+            elif kind is tuple and _INTEGERS.issuperset(map(type, x)):
+                key += (kind, x)
             else:
                 return self._record_any(function, args, kwargs or {}, again, home)
         if kwargs:
             for name, x in kwargs.items():
-                if type(x) not in _PLAIN:
+                kind = type(x)
+                if kind not in _PLAIN:
                     return self._record_any(function, args, kwargs, again, home)
-                key += (name, type(x), x)
+                key += (name, kind, x if x or kind is not float else repr(x))
+        if tape is not self.tape:  # which was run to adopt an argument
+            return self.record(function, args, kwargs, again, home)
         made = tuple(key)
-        tape = self.tape
         state = tape.state.next.get(made) if home is None else home.next.get((tape.state, made))
-        if state is None or state is CUT or home is not None:
+        if state is None or state is CUT:
             return self._follow(made, home, function, args, kwargs, again)
+        if home is not None:
+            unsettled.add(self)
         return self.tensors(tape, state)
 
     def _record_any(
@@ -186,7 +192,7 @@ class Engine:
     def _key(self, value: Any, key: list[Any], homes: list[Any]) -> None:
         kind = type(value)
         if kind is Recorder.tensor:
-            key.append(value._slot)
+            key.append(value._out)
         elif kind is Parameter:
             homes.append(token_of(value))
             key.append(homes[-1])
@@ -208,7 +214,7 @@ class Engine:
                 f"alone, or only nodes [{where()}]"
             )
         else:
-            key += (kind, value)
+            key += (kind, value if kind is not float or value else repr(value))
 
     def _follow(
         self, key: tuple[Any, ...], home: Any, function: Callable[..., Any], args: Sequence[Any],
@@ -218,10 +224,12 @@ class Engine:
         tape = self.tape
         known, key = (tape.state.next, key) if home is None else (home.next, (tape.state, key))
         state = known.get(key)
+        if state is None and len(tape.states) > _MOST_ENTRIES and not again and self.trace is None:
+            state = CUT  # nobody looks: what was dropped need not be remembered
         if state is None and self._varies(tape, function, args):
             return self.record(function, self._fed(args), kwargs, again, home)
         if state is None:
-            call = Call(function, *_slots((tuple(args), kwargs or {})))
+            call = Call(function, *_outs((tuple(args), kwargs or {})))
             with self.build():
                 state = known[key] = new_state(tape, call, self.grad, again)
         if state is CUT:
@@ -246,7 +254,7 @@ class Engine:
         """
         if function not in Engine.arithmetic or len(args) != 2 or not any(map(_is_float, args)):
             return False
-        form = function, *[x._slot if type(x) is Recorder.tensor else type(x) for x in args]
+        form = function, *[x._out if type(x) is Recorder.tensor else type(x) for x in args]
         seen = tape.state.numbers[form] = tape.state.numbers.get(form, 0) + 1
         return seen > MOST_NUMBERS and any(type(x) in (int, float) for x in args)
 
@@ -261,21 +269,22 @@ class Engine:
 
     def tensors(self, tape: Tape, state: State) -> Any:
         """The Tensors of an entry that is appended now."""
-        index = tape.append(state)
-        if state.single:
-            made = Recorder.tensor.of(self, tape, slot_of(index), state.outs[0])
+        tape.state = state
+        tape.states.append(state)
+        of = Recorder.tensor.of
+        if state.draws:
+            tape.leaves[state.end - 1] = Leaf(None, self.next_draw())
+        elif state.single:
+            made = of(self, tape, state.outs[0])
             tape.tensors.append(made)
-            if state.draws:
-                tape.tensors.append(None)
             return made
-        several = [
-            Recorder.tensor.of(self, tape, slot_of(index + k), out)
-            for k, out in enumerate(state.outs)
-        ]
+        several = [of(self, tape, out) for out in state.outs]
         if state.draws:
             several[-1] = None  # the number of the draw is a leaf
         tape.tensors += several
-        return tuple(several[:-1] if state.draws else several)
+        if state.draws:
+            several.pop()
+        return several[0] if state.single else tuple(several)
 
     def adopt(self, tensor: Any) -> None:
         """Makes a Tensor a value of the tape: a leaf where it was computed and has no history, else
@@ -285,7 +294,7 @@ class Engine:
         past = tensor._tape
         if past is self.tape:
             return
-        if tensor.engine.ctx is not self.ctx:
+        if tensor.engine is not self and tensor.engine.ctx is not self.ctx:
             raise DeviceError(
                 f"a Tensor of {tensor.engine.name} met one of {self.name}; move one by "
                 f".to(device) first [{where()}]"
@@ -293,41 +302,39 @@ class Engine:
         if past is not None and tensor._value is None:
             past.engine.run(past)
             past = tensor._tape
-        if past is not None and tensor._slot.index not in past.leaves:
-            index = self._again(past, tensor._slot.index)
-            self.tape.tensors[index] = tensor
+        if past is not None and tensor._out.index not in past.leaves:
+            out = self._again(past, tensor._out)
+            self.tape.tensors[out.index] = tensor
         else:
-            spec = Spec(tensor._value.shape, tensor._value.dtype)
-            index = self.tape.add_leaf(tensor, tensor._value, spec, tensor._requires)
-        tape = self.tape
-        tensor._tape, tensor._slot, tensor._out = tape, slot_of(index), tape.outs[index]
+            out = self.tape.add_leaf(tensor)
+        tensor._tape, tensor._out = self.tape, out
 
-    def _again(self, past: Tape, index: int) -> int:
-        """Records the history of a value of another tape once more; its index here. GraphError
+    def _again(self, past: Tape, out: Out) -> Out:
+        """Records the history of a value of another tape once more; what it is here. GraphError
         where something that it was computed from has changed since.
         """
         known = self.tape.again
-        if (past, index) in known:
-            return known[past, index]
-        cone = past.cone(index)
-        read = [p for state, _ in cone.values() if state.call for p in state.call.parameters]
-        for parameter in read:
-            if parameter.trainable and parameter.version != past.versions[parameter]:
+        if (past, out.index) in known:
+            return known[past, out.index]
+        cone = past.cone(out)
+        read = {p for state in cone if state.call is not None for p in state.call.parameters}
+        for parameter, version in zip(past.state.reads, past.versions):
+            if parameter in read and parameter.trainable and parameter.version != version:
                 raise GraphError(
                     f"{parameter.name} was changed since a value was computed from it, so that its "
                     f"gradient cannot be; call backward before the change, or detach() [{where()}]"
                 )
         grad, self.grad = self.grad, True
         try:
-            for start, (state, _) in cone.items():
-                if (past, start) not in known:
-                    self._entry_again(past, start, state)
+            for state in cone:
+                if (past, state.outs[0].index) not in known:
+                    self._entry_again(past, state)
         finally:
             self.grad = grad
-        return known[past, index]
+        return known[past, out.index]
 
-    def _entry_again(self, past: Tape, start: int, state: State) -> None:
-        known, tape = self.tape.again, self.tape
+    def _entry_again(self, past: Tape, state: State) -> None:
+        known, tape, start = self.tape.again, self.tape, state.outs[0].index
         if state.call is None:
             if start not in past.leaves:
                 raise GraphError(
@@ -344,23 +351,21 @@ class Engine:
                 )
             if tensor._tape is not tape:
                 self.adopt(tensor)
-            known[past, start] = tensor._slot.index
+            known[past, start] = tensor._out
             return
         here = [self._here(past, x) for x in (state.call.args, state.call.kwargs)]
         self.grad = any(out.requires_grad for out in state.outs)
         made = self.record(state.call.function, here[0], here[1], again=True)
         for k, tensor in enumerate([made] if state.single else made):
-            known[past, start + k] = tensor._slot.index
+            known[past, start + k] = tensor._out
         if state.draws:  # it draws what it drew
-            drawn = past.leaves[start + len(state.outs) - 1]
-            tape.leaves[len(tape.outs) - 1] = drawn
+            tape.leaves[tape.state.end - 1] = past.leaves[state.end - 1]
 
     def _here(self, past: Tape, value: Any) -> Any:
         """Arguments of an entry of another tape, with Tensors of this one."""
         kind = type(value)
-        if kind is Slot:
-            index = self.tape.again[past, value.index]
-            return Recorder.tensor.of(self, self.tape, slot_of(index), self.tape.outs[index])
+        if kind is Out:
+            return Recorder.tensor.of(self, self.tape, self.tape.again[past, value.index])
         if kind is tuple or kind is list:
             return kind([self._here(past, item) for item in value])
         if kind is dict:
@@ -409,38 +414,46 @@ class Engine:
             self._run(tape)
 
     def _run(self, tape: Tape) -> None:
-        live, k = [], 0
+        live, held, k = [], [], 0
         for tensor in tape.tensors:
-            if tensor is not None and tensor._value is None and getrefcount(tensor) > _UNHELD:
-                live.append(k)
+            if tensor is not None:
+                if tensor._value is not None:
+                    held.append(tensor)  # it was computed before, and its history recorded again
+                elif getrefcount(tensor) > _UNHELD:
+                    live.append(k)
             k += 1
         state = tape.state
+        tape.versions = [parameter.version for parameter in state.reads]
         try:
             if live or state.effects:
                 program = self._program(tape, tuple(live))
                 if self.trace is not None:
                     values = self.trace.add(tape, program, live)
                 else:
-                    values = program.run({n: tape.leaves[k].value for n, k in program.feeds})
+                    leaves = tape.leaves
+                    values = program.run({node: leaves[k].value for node, k in program.feeds})
                 for k, value in zip(live, values):
-                    tape.tensors[k]._value = value
+                    tensor = tape.tensors[k]
+                    tensor._value = value
+                    held.append(tensor)
         except BaseException as error:
             tape.failed = error
             raise
         finally:
-            self._forget(tape)
+            self._forget(tape, held)
 
-    def _forget(self, tape: Tape) -> None:
-        """Lets go of what was run: only values with gradients to come keep the tape alive."""
-        consumed = tape.consumed
-        for k, tensor in enumerate(tape.tensors):
-            if tensor is not None and tensor._value is not None:
-                if not tape.outs[k].requires_grad or k in consumed:
-                    tensor.forget(k in consumed)
+    def _forget(self, tape: Tape, held: Sequence[Any]) -> None:
+        """Lets go of what was run: of the Tensors that are `held` with a value, only those with
+        gradients to come keep the tape alive.
+        """
+        for tensor in held:
+            out = tensor._out
+            if not out.requires_grad or out in tape.consumed:
+                tensor.forget(out in tape.consumed)
         tape.tensors = []
         for k, (tensor, _) in tape.leaves.items():
             # One that was changed in place is another value of the tape by now.
-            if tensor is not None and tensor._tape is tape and tensor._slot.index == k:
+            if tensor is not None and tensor._tape is tape and tensor._out.index == k:
                 tensor._tape = None
 
     def _program(self, tape: Tape, live: tuple[int, ...]) -> Program:
@@ -460,13 +473,13 @@ def _is_float(x: Any) -> bool:
     return type(x) is Recorder.tensor and x.dtype.kind == "f"
 
 
-def _slots(value: Any) -> Any:
-    """Arguments with slots in place of Tensors."""
+def _outs(value: Any) -> Any:
+    """Arguments with outs in place of Tensors."""
     kind = type(value)
     if kind is Recorder.tensor:
-        return value._slot
+        return value._out
     if kind is tuple or kind is list:
-        return kind([_slots(item) for item in value])
+        return kind([_outs(item) for item in value])
     if kind is dict:
-        return {name: _slots(item) for name, item in value.items()}
+        return {name: _outs(item) for name, item in value.items()}
     return value

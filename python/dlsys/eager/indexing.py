@@ -113,21 +113,21 @@ def _lost() -> GraphError:
 def _become(tensor: Tensor, made: Tensor) -> None:
     """Gives a Tensor the value of another, which nobody else holds."""
     tape = tensor.engine.tape
-    if tensor._tape is tape and tensor._slot.index not in tape.leaves:
-        tape.tensors[tensor._slot.index] = None
+    if tensor._tape is tape and tensor._out.index not in tape.leaves:
+        tape.tensors[tensor._out.index] = None
     tensor._tape, tensor._out, tensor._value = made._tape, made._out, made._value
-    tensor._slot, tensor._requires, tensor._consumed = made._slot, made._requires, made._consumed
-    if made._tape is tape and made._slot.index not in tape.leaves:
-        tape.tensors[made._slot.index] = tensor
+    tensor._requires, tensor._consumed = made._requires, made._consumed
+    if made._tape is tape and made._out.index not in tape.leaves:
+        tape.tensors[made._out.index] = tensor
 
 
 def _outdate(tensor: Tensor) -> None:
     """Has the views of a Tensor made anew when they are read next."""
     for made in tensor._views or ():
         tape = made._tape
-        if tape is not None and tape is made.engine.tape and made._slot.index not in tape.leaves:
-            tape.tensors[made._slot.index] = None
-        made._out = Out(None, Spec(made.shape, made.dtype), made._requires)
+        if tape is not None and tape is made.engine.tape and made._out.index not in tape.leaves:
+            tape.tensors[made._out.index] = None
+        made._out = Out(-1, None, Spec(made.shape, made.dtype), made._requires)
         made._tape = made._value = None
         _outdate(made)
 
@@ -214,7 +214,7 @@ def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
         return None  # `getitem` says so
     if tensor._tape is not engine.tape:
         engine.adopt(tensor)
-    form = getitem_op, tensor._slot, rows.shape
+    form = getitem_op, tensor._out, rows.shape
     seen = engine.tape.state.indices.setdefault(form, [])
     if repr(entry) in seen:
         return None

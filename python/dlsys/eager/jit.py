@@ -69,7 +69,8 @@ class Trace:
         feeds = [(node, self._source(tape.leaves[k])) for node, k in program.feeds]
         number = len(self.segments)
         self.segments.append(Segment(program, feeds, tape, tuple(live)))
-        specs = [tape.outs[index].spec for index in live]
+        outs = tape.outs
+        specs = [outs[index].spec for index in live]
         return [Symbol(spec.shape, spec.dtype, ("made", number, k)) for k, spec in enumerate(specs)]
 
     def _source(self, leaf: Any) -> tuple[Any, ...]:
@@ -87,7 +88,7 @@ class Compiled:
         self.engine = engine
         self._segments = trace.segments
         self._modes = trace.modes
-        self._trained = [(p, p.trainable) for s in trace.segments for p in s.tape.versions]
+        self._trained = [(p, p.trainable) for s in trace.segments for p in s.tape.state.reads]
         self._result = _map(self._kept, made)
         self._gradients = [
             (holder, None if holder.grad is None else self._kept(holder.grad))
@@ -99,8 +100,8 @@ class Compiled:
         if others or any(segment.tape.state.effects for segment in self._segments):
             self.differentiable = False
         else:  # one program whose results may have gradients
-            outs = [s.tape.outs[k] for s in self._segments for k in s.live]
-            self.differentiable = any(out.requires_grad for out in outs)
+            runs = [(s.tape.outs, s.live) for s in self._segments]
+            self.differentiable = any(outs[k].requires_grad for outs, live in runs for k in live)
 
     def _kept(self, tensor: Any) -> Any:
         """A result as calls make it: a source and its need of gradients, or a value as it is."""
@@ -186,7 +187,8 @@ class Compiled:
         """The graph of the only program over other leaves, so that gradients pass through it."""
         (segment,) = self._segments
         over = dict(zip((node for node, _ in segment.feeds), leaves))
-        fetched = [segment.tape.outs[index].node for index in segment.live]
+        outs = segment.tape.outs
+        fetched = [outs[index].node for index in segment.live]
         for node in find_topo_sort(fetched):
             if node not in over:
                 inputs = [over[x] for x in node.inputs]
@@ -227,13 +229,13 @@ class Jit:
                 del self.forms[next(iter(self.forms))]
         if compiled.differentiable:
             return compiled.record(tensors)
-        if engine.tape.entries or engine.pending is not None:
+        if engine.tape.states or engine.pending is not None:
             engine.settle(writing=True)
         return compiled.run([tensor._looked() for tensor in tensors])
 
     def _recorded(self, engine: Engine, args: Any, kwargs: Any) -> Compiled:
         """Runs the function on Tensors without values."""
-        if engine.tape.entries or engine.pending is not None:
+        if engine.tape.states or engine.pending is not None:
             engine.run(engine.tape)
         trace = engine.trace = Trace(name_of(self._function))
         tracing.append(trace)

@@ -25,18 +25,18 @@ def step(optimizer: Any, parameters: Sequence[Parameter]) -> None:
         if grad._tape is not engine.tape:
             engine.adopt(grad)
     tape = engine.tape
-    key = (tape.state, *[(token_of(p), grad._slot) for p, grad in pairs])
+    key = (tape.state, *[x for p, grad in pairs for x in (token_of(p), grad._out)])
     known = token_of(optimizer).next
     state = known.get(key)
     if state is None:
-        nodes = [(tape.outs[grad._slot.index].node, p) for p, grad in pairs]
+        nodes = [(grad._out.node, p) for p, grad in pairs]
         with engine.build():
             updates = optimizer.updates(nodes)
         state = State(tape.state, single=False)
         state.effects += tuple(updates)
         state.written |= written_by(updates, {out.node for out in tape.outs})
         known[key] = state
-    tape.append(state)
+    engine.tensors(tape, state)
     engine.close()
 
 

@@ -32,28 +32,6 @@ Transitions = dict[tuple[Any, ...], "State"]
 Engine = Any  # of engine.py, which imports this file
 
 
-class Slot:
-    """A value of a tape as keys name it: an int would be taken for a plain argument."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __repr__(self) -> str:
-        return f"%{self.index}"
-
-
-_SLOTS = [Slot(k) for k in range(256)]
-
-
-def slot_of(index: int) -> Slot:
-    """The one Slot of an index."""
-    while index >= len(_SLOTS):
-        _SLOTS.append(Slot(len(_SLOTS)))
-    return _SLOTS[index]
-
-
 class Symbol:
     """A value that calls of a function will have, while `jit` records it; `source` says where."""
 
@@ -63,18 +41,26 @@ class Symbol:
         self.shape, self.dtype, self.source = shape, dtype, source
 
 
-class Out(NamedTuple):
-    """A value of a tape: the node that computes it, its spec, and whether gradients reach it. The
-    node is None for a view that is to be made anew.
+class Out:
+    """A value of a tape, which stands for itself in keys and calls: outs are compared by identity,
+    and each belongs to one state.
+
+    `index` is its number among the values of the tape, `node` what computes it, `spec` its shape
+    and dtype, and `requires_grad` says whether gradients reach it. The node is None for a view that
+    is to be made anew, which is of no tape.
     """
 
-    node: Any
-    spec: Spec
-    requires_grad: bool
+    __slots__ = ("index", "node", "spec", "requires_grad")
+
+    def __init__(self, index: int, node: Any, spec: Spec, requires_grad: bool) -> None:
+        self.index, self.node, self.spec, self.requires_grad = index, node, spec, requires_grad
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
 
 
 class Call(NamedTuple):
-    """An entry: a function, and its arguments with slots in place of Tensors."""
+    """An entry: a function, and its arguments with outs in place of Tensors."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -83,35 +69,45 @@ class Call(NamedTuple):
 
 
 class State:
-    """A place of the trie: what the last entry made, and where entries lead from here.
+    """A node of the trie: what the last entry made, and where entries lead from here.
 
-    Attributes: `outs`, the values of the last entry; `single`, whether it returned one value and no
-    tuple; `call`, what it was, None for a leaf; `next`, by key; `effects` and `written`, the
-    updates of all entries so far and the Parameters that they change; `draws`, whether it draws
-    random numbers: then the last of its values is the number of the draw, which each tape feeds;
-    `targets` and `cone`, of `backward`: what its values are gradients of, and the values on its
-    way; `programs`, by the values that are held; `numbers`, how many transitions
-    differ in a plain number alone; `indices`, the first of those that chose rows.
+    before: the state that the entry began at, None for a root. values: the node, spec and
+    `requires_grad` of each value that it made.
+
+    Attributes: `outs`, these values; `end`, the number of all values so far; `single`, whether
+    the entry returned one value and no tuple; `call`, what it was, None for a leaf; `next`, by key;
+    `effects` and `written`, the updates of all entries so far and the Parameters that they change;
+    `reads`, the Parameters that all entries so far read; `draws`, whether it draws random numbers:
+    then the last of its values is the number of the draw, which each tape feeds; `targets` and
+    `cone`, of `backward`: what its values are gradients of, and the values on its way; `programs`,
+    by the values that are held; `numbers`, how many transitions differ in a plain number alone;
+    `indices`, the first of those that chose rows.
     """
 
     __slots__ = (
-        "outs", "single", "call", "next", "effects", "written", "draws", "targets", "cone",
-        "programs", "numbers", "indices", "__weakref__",
+        "outs", "end", "single", "call", "next", "effects", "written", "reads", "draws", "targets",
+        "cone", "programs", "numbers", "indices", "__weakref__",
     )  # fmt: skip
     made = 0  # since tries began anew
     epoch = 0  # how often they did
 
     def __init__(
-        self, before: State | None, outs: Sequence[Out] = (), single: bool = True,
-        call: Call | None = None,
+        self, before: State | None, values: Sequence[tuple[Any, Spec, bool]] = (),
+        single: bool = True, call: Call | None = None,
     ) -> None:  # fmt: skip
-        self.outs, self.single, self.call = tuple(outs), single, call
+        first: int = before.end if before else 0
+        self.outs = tuple([Out(first + k, *value) for k, value in enumerate(values)])
+        self.end: int = first + len(self.outs)
+        self.single, self.call = single, call
         self.next: Transitions = {}
         self.effects: tuple[Node, ...] = before.effects if before else ()
         self.written: frozenset[Parameter] = before.written if before else frozenset()
+        self.reads: tuple[Parameter, ...] = before.reads if before else ()
+        if call is not None and call.parameters:
+            self.reads = tuple(dict.fromkeys((*self.reads, *call.parameters)))
         self.draws = False
         self.targets: tuple[Any, ...] = ()
-        self.cone: frozenset[int] = frozenset()
+        self.cone: frozenset[Out] = frozenset()
         self.programs: dict[Any, Any] = {}
         self.numbers: dict[Any, int] = {}
         self.indices: dict[Any, list[str]] = {}
@@ -132,98 +128,85 @@ class Tape:
     """Entries of one device that follow each other, from the root of its trie on."""
 
     __slots__ = (
-        "engine", "state", "entries", "outs", "tensors", "leaves", "versions", "again", "consumed",
-        "failed", "__weakref__",
+        "engine", "state", "states", "tensors", "leaves", "versions", "again", "consumed", "failed",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, root: State) -> None:
         self.engine = engine
         self.state = root
-        self.entries: list[tuple[State, int]] = []  # with the index of the first value of each
-        self.outs: list[Out] = []
+        self.states: list[State] = []  # behind each entry
         self.tensors: list[Any] = []  # of each value that is no leaf, until the tape is run
         self.leaves: dict[int, Leaf] = {}
-        self.versions: dict[Parameter, int] = {}  # of the Parameters that are read
-        # Of values of other tapes that were recorded here again, the index.
-        self.again: dict[tuple[Tape, int], int] = {}
-        self.consumed: frozenset[int] = frozenset()  # values whose gradients were taken
+        self.versions: list[int] = []  # of `state.reads`, when the tape was run
+        # Of values of other tapes, by index, that were recorded here again: what they are here.
+        self.again: dict[tuple[Tape, int], Out] = {}
+        self.consumed: frozenset[Out] = frozenset()  # values whose gradients were taken
         self.failed: BaseException | None = None
 
-    def append(self, state: State) -> int:
-        """Goes on to a state; the index of its first value."""
-        index = len(self.outs)
-        self.state = state
-        self.entries.append((state, index))
-        self.outs += state.outs
-        if state.call is not None:
-            for parameter in state.call.parameters:
-                self.versions.setdefault(parameter, parameter.version)
-        if state.draws:
-            self.leaves[len(self.outs) - 1] = Leaf(None, self.engine.next_draw())
-        return index
+    @property
+    def outs(self) -> list[Out]:
+        """All values so far."""
+        return [out for state in self.states for out in state.outs]
 
-    def add_leaf(self, tensor: Any, value: Any, spec: Spec, requires_grad: bool) -> int:
-        """Reads a value that is there already; its index."""
-        key = (Leaf, *spec, requires_grad)
+    def add_leaf(self, tensor: Any) -> Out:
+        """Reads the value of a Tensor, which is there already."""
+        value, requires_grad = tensor._value, tensor._requires
+        key = (Leaf, value.shape, value.dtype, requires_grad)
         state = self.state.next.get(key)
         if state is None:
+            spec = Spec(value.shape, value.dtype)
             node = Variable(shape=spec.shape, dtype=spec.dtype)
-            state = self.state.next[key] = State(self.state, [Out(node, spec, requires_grad)])
-        index = self.append(state)
-        self.leaves[index] = Leaf(tensor, value)
+            made = State(self.state, [(node, spec, requires_grad)])
+            state = self.state.next[key] = made
+        self.state = state
+        self.states.append(state)
         self.tensors.append(None)
-        return index
+        out = state.outs[0]
+        self.leaves[out.index] = Leaf(tensor, value)
+        return out
 
-    def cone(self, index: int, grad: bool = False) -> dict[int, tuple[State, int]]:
-        """The entries that a value depends on, in order, each by the index of its first value.
+    def cone(self, of: Out, grad: bool = False) -> list[State]:
+        """The states behind the entries that a value depends on, in order.
 
         grad: those alone that gradients reach.
         """
-        first = {}
-        for state, start in self.entries:
-            for k in range(start, start + max(len(state.outs), 1)):
-                first[k] = (state, start)
-        found: dict[int, tuple[State, int]] = {}
-        stack = [index]
+        maker = {out: state for state in self.states for out in state.outs}
+        found: set[State] = set()
+        stack = [of]
         while stack:
-            at = stack.pop()
-            state, start = first[at]
-            if start not in found and not (grad and not self.outs[at].requires_grad):
-                found[start] = (state, start)
+            out = stack.pop()
+            state = maker[out]
+            if state not in found and not (grad and not out.requires_grad):
+                found.add(state)
                 if state.call is not None:
-                    stack += [s.index for s in slots_of((state.call.args, state.call.kwargs))]
-        return dict(sorted(found.items()))
+                    stack += outs_of((state.call.args, state.call.kwargs))
+        return sorted(found, key=lambda state: state.end)
 
 
 class Token:
     """A Parameter in keys, where a node as such would be compared by its own `==`; it keeps the
-    transitions that involve the Parameter.
+    transitions that involve the Parameter, by the state that they begin at and the key.
     """
 
-    __slots__ = ("trainable", "_next", "_epoch")
+    __slots__ = ("trainable", "epoch", "next")
 
     def __init__(self, trainable: bool | None) -> None:
-        self.trainable = trainable
-        self._next: Transitions = {}
-        self._epoch = State.epoch
+        self.trainable, self.epoch = trainable, State.epoch
+        self.next: Transitions = {}
 
-    @property
-    def next(self) -> Transitions:
-        """The transitions, by the state that they begin at and the key."""
-        if self._epoch != State.epoch:
-            self._next, self._epoch = {}, State.epoch
-        return self._next
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Token, (self.trainable,)  # a copy of its holder has its own transitions
 
 
 def token_of(holder: Any) -> Token:
-    """The token of a Parameter: another one once it is frozen or no longer. Optimizers and what
-    `jit` made have one too.
+    """The token of a Parameter: another one once it is frozen or no longer, and when tries begin
+    anew. Optimizers and what `jit` made have one too.
     """
-    trainable = getattr(holder, "trainable", None)
-    made = holder.__dict__.get("_token")
-    if made is None or made.trainable is not trainable:
-        made = holder.__dict__["_token"] = Token(trainable)
-    return made
+    token, trainable = getattr(holder, "token", None), getattr(holder, "trainable", None)
+    if token is None or token.trainable is not trainable or token.epoch != State.epoch:
+        token = holder.token = Token(trainable)
+    return token
 
 
 # ---- new states ----
@@ -233,7 +216,7 @@ def new_state(tape: Tape, call: Call, grad: bool, again: bool) -> State:
     grad: gradients reach its values. again: it is recorded a second time, for a gradient, so its
     effects are not made. CUT where it reads or writes a Parameter that an entry before it writes.
     """
-    made = call.function(*_on_nodes(tape, call.args), **_on_nodes(tape, call.kwargs))
+    made = call.function(*_on_nodes(call.args), **_on_nodes(call.kwargs))
     nodes = [made] if isinstance(made, Node) else list(made or ())
     for node in nodes:
         if not isinstance(node, Node) or node.op.outputs != 1:
@@ -250,16 +233,16 @@ def new_state(tape: Tape, call: Call, grad: bool, again: bool) -> State:
     before = tape.state.written
     if before and not before.isdisjoint([*parameters, *changed]):
         return CUT
-    inputs = [tape.outs[slot.index] for slot in slots_of((call.args, call.kwargs))]
+    inputs = outs_of((call.args, call.kwargs))
     requires = any(x.requires_grad for x in inputs) or any(p.trainable for p in parameters)
     outs = []
     for node in nodes:
         reached = requires and node.spec.dtype.kind == "f" and node.op is not stop_gradient_op
         if reached and not grad:
             node = stop_gradient_op(node)
-        outs.append(Out(node, node.spec, reached and grad))
+        outs.append((node, node.spec, reached and grad))
     if draw is not None:
-        outs.append(Out(draw, draw.spec, False))
+        outs.append((draw, draw.spec, False))
     state = State(tape.state, outs, isinstance(made, Node), call._replace(parameters=parameters))
     state.draws = draw is not None
     state.effects = tuple(dict.fromkeys((*state.effects, *effects)))  # by identity: == makes nodes
@@ -282,15 +265,15 @@ def _drawn(nodes: Sequence[Node]) -> Node | None:
     return draw
 
 
-def _on_nodes(tape: Tape, value: Any) -> Any:
-    """Arguments with nodes in place of slots."""
+def _on_nodes(value: Any) -> Any:
+    """Arguments with nodes in place of outs."""
     kind = type(value)
-    if kind is Slot:
-        return tape.outs[value.index].node
+    if kind is Out:
+        return value.node
     if kind is dict:
-        return {key: _on_nodes(tape, item) for key, item in value.items()}
+        return {key: _on_nodes(item) for key, item in value.items()}
     if kind is tuple or kind is list:
-        return kind([_on_nodes(tape, item) for item in value])
+        return kind([_on_nodes(item) for item in value])
     return value
 
 
@@ -312,16 +295,16 @@ def written_by(effects: Sequence[Node], known: set[Node]) -> frozenset[Any]:
     return frozenset(node.inputs[k] for node in nodes for k in node.op.writes)
 
 
-def slots_of(value: Any) -> list[Slot]:
-    """The slots in arguments."""
+def outs_of(value: Any) -> list[Out]:
+    """The outs in arguments."""
     kind = type(value)
-    if kind is Slot:
+    if kind is Out:
         return [value]
     if kind is dict:
         value = value.values()
     elif kind is not tuple and kind is not list:
         return []
-    return [found for item in value for found in slots_of(item)]
+    return [found for item in value for found in outs_of(item)]
 
 
 def name_of(function: Any) -> str:

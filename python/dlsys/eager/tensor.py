@@ -33,7 +33,9 @@ from ..values import Values
 from . import autograd, indexing
 from .device import Device, engine_of
 from .engine import Engine
-from .tape import Out, Slot, Symbol, Tape
+from .tape import Out, Symbol, Tape
+
+_new = object.__new__
 
 
 class Tensor(ArrayMethods, Values, Eager):
@@ -64,7 +66,6 @@ class Tensor(ArrayMethods, Values, Eager):
     __slots__ = (
         "engine",
         "_tape",
-        "_slot",
         "_out",
         "_value",
         "_requires",
@@ -74,7 +75,6 @@ class Tensor(ArrayMethods, Values, Eager):
     __array_priority__ = 1000
     engine: Engine
     _tape: Tape | None
-    _slot: Slot
     _out: Out
     _value: Any
     _requires: bool
@@ -96,12 +96,12 @@ class Tensor(ArrayMethods, Values, Eager):
         if requires_grad:
             self.requires_grad = True
 
-    @classmethod
-    def of(cls, engine: Engine, tape: Tape, slot: Slot, out: Out) -> Tensor:
+    @staticmethod
+    def of(engine: Engine, tape: Tape, out: Out) -> Tensor:
         """The Tensor of a value of a tape."""
-        self = cls.__new__(cls)
-        self.engine, self._tape, self._slot, self._out = engine, tape, slot, out
-        self._value, self._requires = None, out.requires_grad
+        self = _new(Tensor)
+        self.engine, self._tape, self._out, self._value = engine, tape, out, None
+        self._requires = out.requires_grad
         return self
 
     @classmethod
@@ -162,7 +162,7 @@ class Tensor(ArrayMethods, Values, Eager):
         if not self.requires_grad:
             return True
         tape = self._tape
-        return not self._consumed and (tape is None or self._slot.index in tape.leaves)
+        return not self._consumed and (tape is None or self._out.index in tape.leaves)
 
     @property
     def grad(self) -> Tensor | None:

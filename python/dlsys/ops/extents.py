@@ -4,13 +4,17 @@ No operator has a second rule for them. Its one rule (`Op.infer`) is run with se
 place of what is unknown: extents on which the results agree are known, the others are None. A
 number for which the rule fails says nothing, since another might do, unless the rule never asked
 how large the unknown extent is: then it fails for every one, and the error is raised at once.
+
+A rule of an operator that declares a signature depends on attributes and specs alone, so what it
+gave is remembered by these: networks repeat the same few layers.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 from ..errors import ShapeError
 from ..graph.spec import Spec
@@ -75,16 +79,24 @@ for _extent in STAND_INS:
     _extent.free = True
 
 
-class Partial(NamedTuple):
-    """What is known of a value: a shape with None for unknown extents, or None, and a dtype."""
+class Partial:
+    """What is known of a value: a shape with None for unknown extents, or None, and a dtype.
 
-    shape: tuple[int | None, ...] | None
-    dtype: Any
-    # The spec (a tuple of them where there are several values) for each stand-in, None where the
-    # rule failed.
-    guesses: tuple[Any, ...]
+    guesses: the spec (a tuple of them where there are several values) for each stand-in, None where
+    the rule failed. Two are equal only where they are one.
+    """
+
+    __slots__ = ("shape", "dtype", "guesses")
+
+    def __init__(self, shape: Any, dtype: Any, guesses: tuple[Any, ...]) -> None:
+        self.shape, self.dtype, self.guesses = shape, dtype, guesses
 
 
+_MOST_REMEMBERED = 4096  # results; then they begin anew
+_remembered: dict[Any, Partial | None] = {}
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
 def partial_of(spec: Spec) -> Partial:
     """What is known by a spec in whose shape None stands for an unknown extent."""
     return _agreed(
@@ -97,8 +109,29 @@ def partial_of(spec: Spec) -> Partial:
 
 def partial(node: Any) -> Partial | None:
     """What is known of a node by what is known of its inputs. ShapeError where no extents fit."""
-    if any(x.spec is None and x.partial is None for x in node.inputs):
+    known = [x.partial if x.spec is None else x.spec for x in node.inputs]
+    if None in known:
         return None
+    op = node.op
+    # Else its rule may look at more than attributes and specs.
+    if op.writes or (op.signature is None and not op.projection):
+        return _by_stand_ins(node)
+    attrs = node.attrs
+    try:
+        key = (op, *known, *attrs.items(), *map(type, attrs.values()))  # for 2 == 2.0
+        if key in _remembered:
+            return _remembered[key]
+    except TypeError:  # an attribute without a hash
+        return _by_stand_ins(node)
+    made = _by_stand_ins(node)
+    if len(_remembered) >= _MOST_REMEMBERED:
+        _remembered.clear()
+    _remembered[key] = made
+    return made
+
+
+def _by_stand_ins(node: Any) -> Partial | None:
+    """`partial` by the operator's rule."""
     made: list[Any] = []
     errors: list[ShapeError | None] = []
     for k in range(len(STAND_INS)):
@@ -109,7 +142,22 @@ def partial(node: Any) -> Partial | None:
             errors.append(error)
     if errors and None not in errors:
         raise errors[0]  # type: ignore[misc]
-    return _agreed(tuple(made)) if made.count(None) < len(made) else None
+    return _shared(_agreed(tuple(made))) if made.count(None) < len(made) else None
+
+
+def _shared(made: Partial) -> Partial:
+    """The Partial of a Variable of this shape, where that is what is known: so that a layer whose
+    input is another's output is remembered as one behind a Variable.
+    """
+    if made.shape is None or type(made.guesses[0]) is not Spec:
+        return made
+    declared = made.guesses[0].declared
+    for guess, extent in zip(made.guesses, STAND_INS):
+        if guess is None or (guess.dtype, guess.declared) != (made.dtype, declared):
+            return made
+        if any(known is None and n is not extent for n, known in zip(guess.shape, made.shape)):
+            return made
+    return partial_of(Spec(made.shape, made.dtype, declared))
 
 
 def _inferred(node: Any, specs: list[Any]) -> tuple[Any, ShapeError | None]:

@@ -239,7 +239,9 @@ class Parameter(Node):
     array([3., 4.], dtype=float32)
     """
 
-    __slots__ = ("storage", "initial", "declared", "dtype", "trainable", "home", "version", "grad")
+    __slots__ = (
+        "storage", "initial", "declared", "dtype", "trainable", "home", "version", "grad", "token",
+    )  # fmt: skip
     dtype: Any  # that of the value, known from the start
     frozen: bool = False  # it would be trainable, but `nn.Module.freeze` holds it
 
@@ -263,6 +265,7 @@ class Parameter(Node):
         self.home: Any = ANYWHERE  # the context that `to` asked for
         self.version = 0  # counts changes of the value, for Tensors that were computed from it
         self.grad: Any = None  # the Tensor that `backward` of a Tensor left
+        self.token: Any = None  # stands for it in what was recorded with Tensors (eager/tape.py)
         self.spec = Spec(array.shape, self.dtype if self.declared else None, self.declared)
 
     def __reduce__(self) -> tuple[Any, ...]:
