@@ -40,7 +40,7 @@ class Learn(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("40 x 40 x 40 NN", out)
         self.assertIn("threads (fp32)", out)
-        self.assertGreater(out.count("TFLOP/s"), 0)
+        self.assertGreater(out.count("GFLOP/s"), 0)
         texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
         self.assertIn("threads, fp32", texts)
 
@@ -81,11 +81,17 @@ class Learn(unittest.TestCase):
             for one in rungs:
                 self.assertTrue(0 < one.error <= most, one)
 
-    def test_numpy_has_a_ladder_too(self) -> None:
+    def test_numpy_has_ladders_too(self) -> None:
         for flags in ((False, False), (True, False), (False, True)):
             found = list(climb(None, Shape(33, 20, 500, *flags)))
             self.assertEqual([one.algorithm for one in found], ["naive", "blas"])
             self.assertLess(max(one.error for one in found), 500)
+        for direction in ("forward", "data", "filter"):
+            shape = "--shape", "2,4,7,6,3,1,1", "--direction", direction
+            status, out, _ = run("conv", "--device", "numpy", *shape)
+            self.assertEqual(status, 0)
+            for rung in ("naive", "fft", "winograd", "implicit", "im2col"):
+                self.assertRegex(out, rf"{rung} \(fp32\) .* error at most \d+\.\d x")
 
     def test_errors_are_in_units_of_rounding(self) -> None:
         for found in climb(cpu(0), Shape(33, 20, 500)):

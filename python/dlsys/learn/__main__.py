@@ -19,8 +19,9 @@ from .chart import bars, picture
 from .gemm import Figures, limit_of
 
 # What takes seconds: rows, columns and K of a product; a convolution's shape.
-_SIZES = {"cpu": 512, "gpu": 4096, "emulated": 96}
+_SIZES = {"numpy": 512, "cpu": 512, "gpu": 4096, "emulated": 96}
 _SHAPES = {
+    "numpy": conv.Shape(4, 64, 14, 64, 3, 1, 1),
     "cpu": conv.Shape(16, 64, 14, 64, 3, 1, 1),
     "gpu": conv.Shape(32, 256, 14, 256, 3, 1, 1),
     "emulated": conv.Shape(1, 9, 8, 12, 3, 1, 1),
@@ -34,7 +35,7 @@ def main() -> int:
     )
     about = "gemm: the matrix product; conv: convolution"
     parser.add_argument("ladder", choices=["gemm", "conv"], help=about)
-    parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
+    parser.add_argument("--device", choices=["gpu", "cpu", "numpy"], help="default: the best")
     parser.add_argument("--size", type=int, help="rows, columns and K of the product")
     fields = ",".join(conv.Shape._fields)
     parser.add_argument("--shape", help=f"the convolution's {fields}; the last three may be absent")
@@ -62,14 +63,18 @@ def _run(options: argparse.Namespace) -> None:
     for one in precisions:
         if one not in narrow:
             check_precision(one)
-    kind = "emulated" if ctx.name == "gpu" and emulated() else ctx.name
+    kind = "numpy" if ctx is None else ctx.name
+    if kind == "gpu" and emulated():
+        kind = "emulated"
+    chip = "numpy" if ctx is None else device_name(ctx)
+    scale, unit = (1e3, "GFLOP/s") if kind in ("cpu", "numpy") else (1.0, "TFLOP/s")
     work, climbing = _work(options, ctx, kind, precisions)
-    title = f"{work} on {device_name(ctx)}"
+    title = f"{work} on {chip}"
     print(title, flush=True)
     found: list[Figures] = []
     for figures in climbing:
         found.append(figures)
-        limit = limit_of(device_name(ctx), figures.precision)
+        limit = limit_of(chip, figures.precision)
         share = f", {figures.tflops / limit:.0%} of the chip's limit" if limit else ""
         name = f"{figures.algorithm} ({figures.precision})"
         print(
@@ -77,16 +82,17 @@ def _run(options: argparse.Namespace) -> None:
             f"workspace {figures.workspace_nbytes / 2**20:.1f} MiB",
             flush=True,
         )
-    print(bars([(_name(one), one.tflops) for one in found], "TFLOP/s"))
+    rates = [(_name(one), one.tflops * scale) for one in found]
+    print(bars(rates, unit))
     if kind == "emulated":
         print("An emulated GPU shows that kernels are right; its times say nothing of a GPU.")
     if options.picture:
-        options.picture.write_text(picture(title, [(_name(one), one.tflops) for one in found]))
+        options.picture.write_text(picture(title, rates, unit))
         print(options.picture)
 
 
 def _work(
-    options: argparse.Namespace, ctx: Context, kind: str, precisions: Sequence[str]
+    options: argparse.Namespace, ctx: Context | None, kind: str, precisions: Sequence[str]
 ) -> tuple[str, Iterator[Figures]]:
     """What is computed, in words, and the figures of each rung that computes it."""
     if options.ladder == "gemm":
@@ -115,7 +121,10 @@ def _name(figures: Figures) -> str:
     return f"{figures.algorithm}, {figures.precision}"
 
 
-def _context(name: str | None) -> Context:
+def _context(name: str | None) -> Context | None:
+    """The device that was asked for, None for numpy, or the best one."""
+    if name == "numpy":
+        return None
     if name is not None:
         return {"gpu": gpu, "cpu": cpu}[name](0)
     ctx, reasons = best_context()
