@@ -56,6 +56,7 @@ FAN = OneOf("in", "out", "average")
 _left: ContextVar[list[int] | None] = ContextVar("left", default=None)  # elements, see `at_most`
 
 
+@declared("init.", elements=Int(low=0))
 @contextlib.contextmanager
 def at_most(elements: int) -> Iterator[None]:
     """Inside `with at_most(n):` the initializers here make no more than n elements in all: an array

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import mmap
 import sys
 import tempfile
 import unittest
@@ -69,9 +70,13 @@ class Soak(unittest.TestCase):
 
     def test_objects_and_host_memory_that_are_held_are_found(self) -> None:
         held: list[Any] = []
-        status, record = self.run_main(
-            lambda number: held.append(([[] for _ in range(5)], bytearray(b"x" * 20_000)))
-        )
+
+        def leak(number: int) -> None:
+            pages = mmap.mmap(-1, 1 << 16)  # new ones, whatever the heap has left
+            pages.write(bytes(1 << 16))
+            held.append((pages, [[] for _ in range(5)]))
+
+        status, record = self.run_main(leak)
         flat = {name: count["flat"] for name, count in record["counts"].items()}
         wanted = {"resident_bytes": False, "live_bytes": True, "python_blocks": False}
         self.assertEqual((status, flat), (1, wanted))
