@@ -63,7 +63,7 @@ def recording() -> dict[str, float]:
     x, y = dl.ones((1,), device="numpy"), dl.ones((1,), device="numpy")
     row = dl.ones((1, 1), device="numpy")
     linear, relu = nn.Linear(1, 1), nn.ReLU()
-    engine = x._engine
+    engine = x.engine
 
     def run() -> None:
         (x + y).numpy()

@@ -210,6 +210,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "losses": losses.table,
     "gemm rungs": gemm_ladder.squares,
     "gemm shapes": gemm_ladder.table,
+    "gemm cpu rungs": gemm_ladder.cpu_squares,
+    "gemm cpu shapes": gemm_ladder.cpu_table,
     "conv rungs": conv_ladder.drawn,
     "conv shapes": conv_ladder.table,
     "conv errors": conv_ladder.errors,

@@ -247,7 +247,7 @@ def _leaf(x: Any) -> Any:
     """The values as a leaf that gradients are for."""
     x = _values(x)
     held = x.detach() if isinstance(x, Tensor) else Tensor(x, dtype="float32")
-    return Tensor.holding(held._engine, held.ndarray()).requires_grad_()
+    return held.as_leaf()
 
 
 def _uniform(shape: tuple[int, ...], fan: int, device: Device) -> Any:

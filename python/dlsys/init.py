@@ -62,11 +62,11 @@ def at_most(elements: int) -> Iterator[None]:
     """Inside `with at_most(n):` the initializers here make no more than n elements in all: an array
     beyond that raises ShapeError before it is made.
 
-    elements: how many.
+    elements: their number, not negative.
 
-    >>> with init.at_most(100):
-    ...     init.zeros((9, 9)).shape
-    (9, 9)
+    >>> with init.at_most(12):
+    ...     init.zeros((3, 4)).shape
+    (3, 4)
     """
     token = _left.set([elements])
     try:

@@ -176,7 +176,7 @@ class Gradients:
 
     def test_expressions_of_parameters_alone(self):
         p = dl.Parameter(np.float32([1, 2]), "p")
-        p.to(None if self.device == "numpy" else dl.zeros(1, device=self.device)._engine.ctx)
+        p.to(None if self.device == "numpy" else dl.zeros(1, device=self.device).engine.ctx)
         penalty = (p.tensor() ** 2).sum()
         self.assertEqual(penalty.item(), 5.0)
         penalty.backward()

@@ -99,7 +99,7 @@ class Histories(unittest.TestCase):
 
     def test_rows_that_change_each_time_need_few_programs(self):
         x = self.tensor(np.arange(60, dtype=np.float32).reshape(20, 3), True)
-        engine, wanted = x._engine, np.zeros((20, 3))
+        engine, wanted = x.engine, np.zeros((20, 3))
         before = len(engine._programs)
         for k in range(18):
             (x[k] * 2).sum().backward()

@@ -188,6 +188,50 @@ class Floors(unittest.TestCase):
                 self.assertIsNone(asks.search(line), where)
 
 
+def private_of_tensors() -> set[str]:
+    """The underscored names of the classes of `eager`: what they assign, and their methods."""
+    found = set()
+    for path in (PACKAGE / "eager").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.ClassDef):
+                found |= {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def reads_of(tree: ast.AST, names: set[str]) -> set[str]:
+    """Which of these attributes a file reads or writes and does not assign to a `self` of its own:
+    such a name is its own.
+    """
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = {
+        node.attr
+        for node in attributes
+        if isinstance(node.ctx, ast.Store) and getattr(node.value, "id", None) == "self"
+    }
+    used = {node.attr for node in attributes if getattr(node.value, "id", None) != "self"}
+    return used & names - own
+
+
+class Tensors(unittest.TestCase):
+    """What is private to Tensors and their engine stays in `eager`."""
+
+    def test_nobody_else_reads_their_private_attributes(self):
+        names = private_of_tensors()
+        self.assertLessEqual({"_tape", "_value", "_requires", "_looked"}, names)
+        for path in files():
+            if entry(path) != "eager":
+                found = reads_of(ast.parse(path.read_text()), names)
+                self.assertEqual(found, set(), path.relative_to(PACKAGE))
+
+    def test_a_read_is_found(self):
+        read = ast.parse("def f(x): return x._value + x.other._tape")
+        self.assertEqual(reads_of(read, {"_value", "_tape", "_out"}), {"_value", "_tape"})
+        own = ast.parse("class C:\n def f(self, x): self._value = x._value")
+        self.assertEqual(reads_of(own, {"_value"}), set())
+
+
 class Engine(unittest.TestCase):
     """Graph, passes and executor read an operator's traits, never what it is; only fusions name the
     operators of their patterns.

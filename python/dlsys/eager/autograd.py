@@ -8,6 +8,7 @@ from contextlib import ContextDecorator
 from typing import Any
 
 from ..errors import GraphError, ShapeError
+from ..functional.record import Recorder
 from ..graph.gradients import gradients
 from ..graph.lines import where
 from ..graph.node import Node
@@ -46,7 +47,7 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
 
 def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Any]:
     """The engine, on whose tape the Tensor is then, and the gradient as a Tensor."""
-    engine = tensor._engine
+    engine = tensor.engine
     if not tensor.requires_grad or tensor._consumed:
         reason = (
             "its gradient was taken already; pass retain_graph=True to the call before this one"
@@ -63,8 +64,8 @@ def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Any]:
         engine.adopt(tensor)
     if gradient is None:
         return engine, None
-    if not isinstance(gradient, Engine.tensor):
-        gradient = Engine.tensor(gradient, engine.name, tensor.dtype)
+    if not isinstance(gradient, Recorder.tensor):
+        gradient = Recorder.tensor(gradient, engine.name, tensor.dtype)
     if gradient.shape != tensor.shape:
         raise ShapeError(
             f"backward: the gradient has shape {gradient.shape}, expected {tensor.shape} "
@@ -110,7 +111,7 @@ def _gradient_state(engine: Engine, key: tuple[Any, ...], tensor: Tensor, seed: 
 def set_grad(tensor: Tensor, value: Any) -> None:
     """Replaces the gradient of a leaf."""
     if value is not None:
-        if not isinstance(value, Engine.tensor):
+        if not isinstance(value, Recorder.tensor):
             raise GraphError(f"grad: expected a Tensor or None, got {type(value).__name__}")
         if value.shape != tensor.shape:
             raise ShapeError(f"grad: expected shape {tensor.shape}, got {value.shape} [{where()}]")
@@ -192,19 +193,19 @@ def value_and_grad(
         with enable_grad():
             for k in positions:
                 x = given[k]
-                if not isinstance(x, Engine.tensor) or x.dtype.kind != "f":
+                if not isinstance(x, Recorder.tensor) or x.dtype.kind != "f":
                     raise GraphError(
                         f"grad: argument {k} is {_kind(x)}, expected a Tensor of floats [{where()}]"
                     )
-                given[k] = x._engine.record(watched, (x,))
+                given[k] = x.engine.record(watched, (x,))
                 given[k]._requires = True
             value = function(*given, **kwargs)
-            if not isinstance(value, Engine.tensor) or value.size != 1:
+            if not isinstance(value, Recorder.tensor) or value.size != 1:
                 raise GraphError(
                     f"grad: {name_of(function)} returned {_kind(value)}, expected a Tensor of one "
                     f"element [{where()}]"
                 )
-            made = value._engine.record(gradient_nodes, (value, *[given[k] for k in positions]))
+            made = value.engine.record(gradient_nodes, (value, *[given[k] for k in positions]))
         return value, made if len(positions) > 1 else made[0]
 
     return both
@@ -221,6 +222,6 @@ def gradient_nodes(value: Node, *nodes: Node) -> list[Node]:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, Engine.tensor):
+    if isinstance(value, Recorder.tensor):
         return f"a Tensor of {value.dtype} {value.shape}"
     return type(value).__name__

@@ -23,6 +23,7 @@ from ..dtypes import host
 from ..errors import DeviceError, GraphError
 from ..executor.backend import backend_of
 from ..executor.executor import Executor
+from ..functional.record import Recorder
 from ..graph.lines import where
 from ..graph.node import Node, hooks
 from ..graph.spec import Spec
@@ -75,7 +76,6 @@ class Program:
 class Engine:
     """Tensors of one device in one thread."""
 
-    tensor: Any  # the class Tensor, once its file is there
     arithmetic: set[Any] = set()  # functions of two operands, one of which may be a number
     seed = 0  # mixed to 63 bits
     drawn = itertools.count()  # the numbers of draws since `manual_seed`
@@ -132,7 +132,7 @@ class Engine:
         key: list[Any] = [function, self.grad, again]
         for x in args:
             kind = type(x)
-            if kind is Engine.tensor:
+            if kind is Recorder.tensor:
                 if x._tape is not self.tape:
                     self.adopt(x)
                 key.append(x._slot)
@@ -177,15 +177,15 @@ class Engine:
         if kind is dict:
             return {name: self._with_tensors(item) for name, item in value.items()}
         if kind is np.ndarray or kind is NDArray:
-            value = Engine.tensor(value, self.name)
-            kind = Engine.tensor
-        if kind is Engine.tensor and value._tape is not self.tape:
+            value = Recorder.tensor(value, self.name)
+            kind = Recorder.tensor
+        if kind is Recorder.tensor and value._tape is not self.tape:
             self.adopt(value)
         return value
 
     def _key(self, value: Any, key: list[Any], homes: list[Any]) -> None:
         kind = type(value)
-        if kind is Engine.tensor:
+        if kind is Recorder.tensor:
             key.append(value._slot)
         elif kind is Parameter:
             homes.append(token_of(value))
@@ -246,14 +246,14 @@ class Engine:
         """
         if function not in Engine.arithmetic or len(args) != 2 or not any(map(_is_float, args)):
             return False
-        form = function, *[x._slot if type(x) is Engine.tensor else type(x) for x in args]
+        form = function, *[x._slot if type(x) is Recorder.tensor else type(x) for x in args]
         seen = tape.state.numbers[form] = tape.state.numbers.get(form, 0) + 1
         return seen > MOST_NUMBERS and any(type(x) in (int, float) for x in args)
 
     def _fed(self, args: Sequence[Any]) -> list[Any]:
         dtype = next(x.dtype for x in args if _is_float(x))
         return [
-            Engine.tensor.holding(self, np.asarray(x, host(dtype)))
+            Recorder.tensor.holding(self, np.asarray(x, host(dtype)))
             if type(x) in (int, float)
             else x
             for x in args
@@ -263,13 +263,13 @@ class Engine:
         """The Tensors of an entry that is appended now."""
         index = tape.append(state)
         if state.single:
-            made = Engine.tensor.of(self, tape, slot_of(index), state.outs[0])
+            made = Recorder.tensor.of(self, tape, slot_of(index), state.outs[0])
             tape.tensors.append(made)
             if state.draws:
                 tape.tensors.append(None)
             return made
         several = [
-            Engine.tensor.of(self, tape, slot_of(index + k), out)
+            Recorder.tensor.of(self, tape, slot_of(index + k), out)
             for k, out in enumerate(state.outs)
         ]
         if state.draws:
@@ -285,9 +285,9 @@ class Engine:
         past = tensor._tape
         if past is self.tape:
             return
-        if tensor._engine.ctx is not self.ctx:
+        if tensor.engine.ctx is not self.ctx:
             raise DeviceError(
-                f"a Tensor of {tensor._engine.name} met one of {self.name}; move one by "
+                f"a Tensor of {tensor.engine.name} met one of {self.name}; move one by "
                 f".to(device) first [{where()}]"
             )
         if past is not None and tensor._value is None:
@@ -336,7 +336,7 @@ class Engine:
                 )
             tensor, value = past.leaves[start]
             if tensor._value is not value and not state.outs[0].requires_grad:
-                tensor = Engine.tensor.holding(self, value)  # what it was then
+                tensor = Recorder.tensor.holding(self, value)  # what it was then
             if tensor._value is not value:
                 raise GraphError(
                     "a Tensor was changed in place since a value was computed from it, so that its "
@@ -360,7 +360,7 @@ class Engine:
         kind = type(value)
         if kind is Slot:
             index = self.tape.again[past, value.index]
-            return Engine.tensor.of(self, self.tape, slot_of(index), self.tape.outs[index])
+            return Recorder.tensor.of(self, self.tape, slot_of(index), self.tape.outs[index])
         if kind is tuple or kind is list:
             return kind([self._here(past, item) for item in value])
         if kind is dict:
@@ -457,13 +457,13 @@ class Engine:
 
 
 def _is_float(x: Any) -> bool:
-    return type(x) is Engine.tensor and x.dtype.kind == "f"
+    return type(x) is Recorder.tensor and x.dtype.kind == "f"
 
 
 def _slots(value: Any) -> Any:
     """Arguments with slots in place of Tensors."""
     kind = type(value)
-    if kind is Engine.tensor:
+    if kind is Recorder.tensor:
         return value._slot
     if kind is tuple or kind is list:
         return kind([_slots(item) for item in value])

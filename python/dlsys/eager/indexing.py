@@ -16,6 +16,7 @@ import numpy as np
 
 from ..arguments.kinds import is_integer
 from ..errors import GraphError, ShapeError
+from ..functional.record import Recorder
 from ..graph.lines import where
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec
@@ -45,7 +46,7 @@ class View(NamedTuple):
 def view(base: Tensor, function: Callable[..., Node], *args: Any) -> Tensor:
     """A view of a Tensor."""
     return _linked(
-        base, base._engine.record(function, (base, *args)), View(function, args, base._engine.grad)
+        base, base.engine.record(function, (base, *args)), View(function, args, base.engine.grad)
     )
 
 
@@ -61,7 +62,7 @@ def refresh(tensor: Tensor) -> None:
     """Makes a view anew whose base was changed in place since it was made."""
     if tensor._base is not None and tensor._tape is None and tensor._value is None:
         function, args, grad = tensor._view
-        engine = tensor._engine
+        engine = tensor.engine
         before, engine.grad = engine.grad, grad
         try:
             _become(tensor, engine.record(function, (tensor._base, *args)))
@@ -75,7 +76,7 @@ def assign(tensor: Tensor, made: Tensor) -> None:
 
     Raises GraphError for a leaf that requires a gradient, except inside `no_grad`.
     """
-    engine = tensor._engine
+    engine = tensor.engine
     if made.shape != tensor.shape:
         raise ShapeError(
             f"a Tensor of shape {tensor.shape} cannot become {made.shape} in place [{where()}]"
@@ -111,7 +112,7 @@ def _lost() -> GraphError:
 
 def _become(tensor: Tensor, made: Tensor) -> None:
     """Gives a Tensor the value of another, which nobody else holds."""
-    tape = tensor._engine.tape
+    tape = tensor.engine.tape
     if tensor._tape is tape and tensor._slot.index not in tape.leaves:
         tape.tensors[tensor._slot.index] = None
     tensor._tape, tensor._out, tensor._value = made._tape, made._out, made._value
@@ -124,7 +125,7 @@ def _outdate(tensor: Tensor) -> None:
     """Has the views of a Tensor made anew when they are read next."""
     for made in tensor._views or ():
         tape = made._tape
-        if tape is not None and tape is made._engine.tape and made._slot.index not in tape.leaves:
+        if tape is not None and tape is made.engine.tape and made._slot.index not in tape.leaves:
             tape.tensors[made._slot.index] = None
         made._out = Out(None, Spec(made.shape, made.dtype), made._requires)
         made._tape = made._value = None
@@ -172,7 +173,7 @@ def _is_basic(entries: tuple[Any, ...]) -> bool:
     return all(
         x is None or x is Ellipsis or isinstance(x, slice) or (is_integer(x) and np.ndim(x) == 0)
         for x in entries
-        if not isinstance(x, Engine.tensor) or x.ndim or x.dtype.kind == "b"
+        if not isinstance(x, Recorder.tensor) or x.ndim or x.dtype.kind == "b"
     )
 
 
@@ -181,7 +182,7 @@ def _shown(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
     cost. None where they must be moved.
     """
     value = tensor._value
-    if value is None or tensor._requires or tensor._engine.trace is not None:
+    if value is None or tensor._requires or tensor.engine.trace is not None:
         return None
     if isinstance(value, NDArray):
         value = _part(value, key)
@@ -194,8 +195,8 @@ def _shown(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
             raise ShapeError(f"index of shape {tensor.shape}: {error} [{where()}]") from None
     return _linked(
         tensor,
-        Engine.tensor.holding(tensor._engine, value),
-        View(getitem_op, (key,), tensor._engine.grad),
+        Recorder.tensor.holding(tensor.engine, value),
+        View(getitem_op, (key,), tensor.engine.grad),
     )
 
 
@@ -204,7 +205,7 @@ def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
     has seen others before, as in a loop over batches. A program for each would be planned anew.
     None where it is a constant.
     """
-    engine, (entry,) = tensor._engine, key
+    engine, (entry,) = tensor.engine, key
     if not tensor.shape or not (type(entry) is int or type(entry) is slice):
         return None
     extent = tensor.shape[0]
@@ -220,7 +221,7 @@ def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
     if len(seen) < MOST_NUMBERS:
         seen.append(repr(entry))
         return None
-    made = engine.record(gather_op, (tensor, Engine.tensor.holding(engine, rows % extent)))
+    made = engine.record(gather_op, (tensor, Recorder.tensor.holding(engine, rows % extent)))
     return _linked(tensor, made, View(getitem_op, (key,), engine.grad))
 
 
@@ -249,7 +250,7 @@ def _part(value: NDArray, key: tuple[Any, ...]) -> NDArray | None:
 
 def _positions(tensor: Tensor, entries: tuple[Any, ...]) -> np.ndarray:
     """The positions that a key chooses among all elements in order; index Tensors are looked at."""
-    plain = tuple([x.numpy() if isinstance(x, Engine.tensor) else x for x in entries])
+    plain = tuple([x.numpy() if isinstance(x, Recorder.tensor) else x for x in entries])
     plain = tuple([np.asarray(x) if isinstance(x, list) else x for x in plain])
     try:
         return np.arange(tensor.size).reshape(tensor.shape)[plain]
@@ -259,9 +260,9 @@ def _positions(tensor: Tensor, entries: tuple[Any, ...]) -> np.ndarray:
 
 def _get_advanced(tensor: Tensor, entries: tuple[Any, ...]) -> Tensor:
     (first, *more) = entries
-    if isinstance(first, Engine.tensor) and first.dtype.kind in "iu" and not more:
-        return tensor._engine.record(_rows, (tensor, first))
-    return tensor._engine.record(_taken, (tensor, _positions(tensor, entries)))
+    if isinstance(first, Recorder.tensor) and first.dtype.kind in "iu" and not more:
+        return tensor.engine.record(_rows, (tensor, first))
+    return tensor.engine.record(_taken, (tensor, _positions(tensor, entries)))
 
 
 def _rows(x: Node, indices: Node) -> Node:
@@ -278,10 +279,10 @@ def _taken(x: Node, positions: Node) -> Node:
 # ---- writing ----
 def put(tensor: Tensor, key: Any, value: Any) -> None:
     """`tensor[key] = value`: the value is broadcast and takes the dtype."""
-    engine = tensor._engine
+    engine = tensor.engine
     entries = key if type(key) is tuple else (key,)
-    if not isinstance(value, Engine.tensor):
-        value = Engine.tensor(value, engine.name)
+    if not isinstance(value, Recorder.tensor):
+        value = Recorder.tensor(value, engine.name)
     if value.dtype != tensor.dtype:
         value = value.to(dtype=tensor.dtype)
     if _is_basic(entries):
@@ -304,7 +305,7 @@ def _is_mask(entry: Any, tensor: Tensor) -> bool:
 
 
 def _as_tensor(value: Any, engine: Engine) -> Tensor:
-    return value if isinstance(value, Engine.tensor) else Engine.tensor(value, engine.name)
+    return value if isinstance(value, Recorder.tensor) else Recorder.tensor(value, engine.name)
 
 
 def _masked(x: Node, value: Node, mask: Node) -> Node:

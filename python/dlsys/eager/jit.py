@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GraphError
+from ..functional.record import Recorder
 from ..graph.lines import where
 from ..graph.node import Node, find_topo_sort
 from ..ndarray import NDArray
@@ -83,7 +84,7 @@ class Compiled:
     """The programs of a function for arguments of one form."""
 
     def __init__(self, trace: Trace, made: Any, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._segments = trace.segments
         self._modes = trace.modes
         self._trained = [(p, p.trainable) for s in trace.segments for p in s.tape.versions]
@@ -103,7 +104,7 @@ class Compiled:
 
     def _kept(self, tensor: Any) -> Any:
         """A result as calls make it: a source and its need of gradients, or a value as it is."""
-        if type(tensor) is not Engine.tensor:
+        if type(tensor) is not Recorder.tensor:
             return tensor
         if type(tensor._value) is Symbol:
             return _Result(tensor._value.source)
@@ -132,7 +133,7 @@ class Compiled:
             if kind == "tensor":
                 return source[1]._looked()
             if kind == "draw":
-                return self._engine.next_draw()
+                return self.engine.next_draw()
             return _gradient(source[1])
 
         for program, feeds, _, _ in self._segments:
@@ -143,7 +144,7 @@ class Compiled:
                 return kept
             if kept.source[0] == "tensor":
                 return kept.source[1]
-            return Engine.tensor.holding(self._engine, find(kept.source))
+            return Recorder.tensor.holding(self.engine, find(kept.source))
 
         for holder, kept in self._gradients:
             grad = result(kept)
@@ -166,10 +167,10 @@ class Compiled:
             if source[0] == "argument":
                 args.append(tensors[source[1]])
             elif source[0] == "draw":
-                args.append(Engine.tensor.holding(self._engine, self._engine.next_draw()))
+                args.append(Recorder.tensor.holding(self.engine, self.engine.next_draw()))
             else:
                 args.append(source[1] if source[0] == "tensor" else source[1].grad)
-        made = self._engine.record(self.graft, args, home=token_of(self))
+        made = self.engine.record(self.graft, args, home=token_of(self))
 
         def result(kept: Any) -> Any:
             if type(kept) is not _Result:
@@ -215,7 +216,7 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list[Any] = []
         key = [_form(args, tensors), _form(kwargs, tensors)]
-        engine: Engine = tensors[0]._engine if tensors else engine_of(None)
+        engine: Engine = tensors[0].engine if tensors else engine_of(None)
         if engine.trace is not None:  # inside another one it is part of that
             return self._function(*args, **kwargs)
         form = (*key, engine, engine.grad, engine.precision)
@@ -239,10 +240,10 @@ class Jit:
         counter = iter(range(1 << 30))
 
         def argument(tensor: Any) -> Any:
-            if type(tensor) is not Engine.tensor:
+            if type(tensor) is not Recorder.tensor:
                 return tensor
             symbol = Symbol(tensor.shape, tensor.dtype, ("argument", next(counter)))
-            made = Engine.tensor.holding(engine, symbol)
+            made = Recorder.tensor.holding(engine, symbol)
             made._requires = tensor._requires
             return made
 
@@ -297,7 +298,7 @@ def _gradient(holder: Any) -> Any:
 def _form(value: Any, tensors: list[Any]) -> Any:
     """What programs depend on: shapes, dtypes and plain values. Tensors are put into a list."""
     kind = type(value)
-    if kind is Engine.tensor:
+    if kind is Recorder.tensor:
         tensors.append(value)
         return value.shape, value.dtype, value._requires
     if kind is tuple or kind is list:

@@ -20,7 +20,7 @@ def step(optimizer: Any, parameters: Sequence[Parameter]) -> None:
             f"{type(optimizer).__name__}.step: no Parameter has a gradient; call backward() of a "
             f"loss first [{where()}]"
         )
-    engine: Engine = pairs[0][1]._engine
+    engine: Engine = pairs[0][1].engine
     for _, grad in pairs:
         if grad._tape is not engine.tape:
             engine.adopt(grad)

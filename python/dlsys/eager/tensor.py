@@ -59,9 +59,10 @@ class Tensor(ArrayMethods, Values, Eager):
            device=numpy)
     """
 
-    # What every Tensor has, set by `of` and `holding` alone; the rest is rare.
+    # What every Tensor has, set by `of` and `holding` alone; the rest is rare. `engine` records its
+    # operations, and is for the modules of this package.
     __slots__ = (
-        "_engine",
+        "engine",
         "_tape",
         "_slot",
         "_out",
@@ -71,7 +72,7 @@ class Tensor(ArrayMethods, Values, Eager):
         "__weakref__",
     )
     __array_priority__ = 1000
-    _engine: Engine
+    engine: Engine
     _tape: Tape | None
     _slot: Slot
     _out: Out
@@ -88,10 +89,10 @@ class Tensor(ArrayMethods, Values, Eager):
         self, data: Any, device: Device = None, dtype: Any = None, requires_grad: bool = False
     ) -> None:
         if isinstance(data, Tensor):
-            device = data._engine.name if device is None else device
+            device = data.engine.name if device is None else device
             data = data._looked()
-        self._engine = engine_of(device)
-        self._tape, self._value, self._requires = None, _held(data, dtype, self._engine), False
+        self.engine = engine_of(device)
+        self._tape, self._value, self._requires = None, _held(data, dtype, self.engine), False
         if requires_grad:
             self.requires_grad = True
 
@@ -99,7 +100,7 @@ class Tensor(ArrayMethods, Values, Eager):
     def of(cls, engine: Engine, tape: Tape, slot: Slot, out: Out) -> Tensor:
         """The Tensor of a value of a tape."""
         self = cls.__new__(cls)
-        self._engine, self._tape, self._slot, self._out = engine, tape, slot, out
+        self.engine, self._tape, self._slot, self._out = engine, tape, slot, out
         self._value, self._requires = None, out.requires_grad
         return self
 
@@ -107,7 +108,7 @@ class Tensor(ArrayMethods, Values, Eager):
     def holding(cls, engine: Engine, value: Any) -> Tensor:
         """The Tensor of an array that the device of an engine holds, which is not copied."""
         self = cls.__new__(cls)
-        self._engine, self._tape, self._value, self._requires = engine, None, value, False
+        self.engine, self._tape, self._value, self._requires = engine, None, value, False
         return self
 
     # ---- what it is ----
@@ -134,7 +135,7 @@ class Tensor(ArrayMethods, Values, Eager):
     @property
     def device(self) -> str:
         """Where it is: "numpy", "cpu:0", "gpu:0"."""
-        return self._engine.name
+        return self.engine.name
 
     @property
     def requires_grad(self) -> bool:
@@ -187,8 +188,8 @@ class Tensor(ArrayMethods, Values, Eager):
         """The value, which is computed now where it was not."""
         self.refresh()
         value = self._value
-        if self._engine.trace is not None:
-            self._engine.trace.check(value)
+        if self.engine.trace is not None:
+            self.engine.trace.check(value)
         if type(value) is Symbol:
             raise GraphError(
                 "this Tensor was made while jit recorded a function, which did not return it: it "
@@ -255,7 +256,7 @@ class Tensor(ArrayMethods, Values, Eager):
         return {**shape, **dtype, "device": self.device, **gradient}
 
     def __repr__(self) -> str:
-        if self._engine.trace is not None:
+        if self.engine.trace is not None:
             return f"Tensor(shape={self.shape}, dtype={self.dtype}, while jit records)"
         return super().__repr__()
 
@@ -275,13 +276,13 @@ class Tensor(ArrayMethods, Values, Eager):
         __eq__ = __ne__ = _of_two  # type: ignore[assignment]
 
     def __neg__(self) -> Tensor:
-        return self._engine.record(hooks["neg"], (self,))
+        return self.engine.record(hooks["neg"], (self,))
 
     def __abs__(self) -> Tensor:
-        return self._engine.record(hooks["abs"], (self,))
+        return self.engine.record(hooks["abs"], (self,))
 
     def __invert__(self) -> Tensor:
-        return self._engine.record(hooks["not"], (self,))
+        return self.engine.record(hooks["not"], (self,))
 
     def __getitem__(self, key: Any) -> Tensor:
         return indexing.get(self, key)
@@ -314,6 +315,23 @@ class Tensor(ArrayMethods, Values, Eager):
         False
         """
         return indexing.view(self, stop_gradient_op)
+
+    def as_leaf(self) -> Tensor:
+        """A leaf that requires a gradient and begins a history of its own, with the same values,
+        which are computed now and not copied. GraphError for integers.
+
+        >>> x = dl.tensor([1.0, 2.0]) * 2
+        >>> x.as_leaf()
+        Tensor([2., 4.], device=numpy, requires_grad=True)
+        """
+        return Tensor.holding(self.engine, self.ndarray()).requires_grad_()
+
+    @property
+    def consumed(self) -> bool:
+        """True where `backward` has gone through the history and let go of it: what is computed
+        from the Tensor cannot be differentiated.
+        """
+        return self._consumed
 
     # ---- views ----
     @property
@@ -435,10 +453,10 @@ class Tensor(ArrayMethods, Values, Eager):
         elif isinstance(device, str) and device not in ("numpy",) and _is_dtype(device):
             device, dtype = None, device
         moved = self
-        if device is not None and engine_of(device) is not self._engine:
+        if device is not None and engine_of(device) is not self.engine:
             moved = Tensor(self, engine_of(device).name)
         if dtype is not None and as_dtype(dtype) != moved.dtype:
-            moved = moved._engine.record(hooks["cast"], (moved,), {"dtype": as_dtype(dtype)})
+            moved = moved.engine.record(hooks["cast"], (moved,), {"dtype": as_dtype(dtype)})
         return moved
 
     def cpu(self) -> Tensor:
@@ -460,7 +478,7 @@ class Tensor(ArrayMethods, Values, Eager):
         >>> x
         Tensor([1., 2.], device=numpy)
         """
-        return self._engine.record(hooks["copy"], (self,))
+        return self.engine.record(hooks["copy"], (self,))
 
     clone = copy
 
@@ -495,7 +513,7 @@ def apply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     found = next((x for x in [*args, *kwargs.values()] if isinstance(x, Tensor)), None)
     if found is None:
         raise GraphError(f"apply: no argument is a Tensor [{where()}]")
-    return found._engine.record(function, args, kwargs)
+    return found.engine.record(function, args, kwargs)
 
 
 def _several(given: tuple[Any, ...]) -> tuple[int, ...]:
@@ -571,7 +589,7 @@ def _binary(name: str) -> Callable[[Tensor, Any], Any]:
             other = _operand(other)
             if other is NotImplemented:
                 return other
-        engine = self._engine
+        engine = self.engine
         return engine.record(function, (self, other))
 
     return apply
@@ -582,7 +600,7 @@ def _swapped(name: str) -> Callable[[Tensor, Any], Any]:
 
     def apply(self: Tensor, other: Any) -> Any:
         other = _operand(other)
-        return other if other is NotImplemented else self._engine.record(function, (other, self))
+        return other if other is NotImplemented else self.engine.record(function, (other, self))
 
     return apply
 
@@ -622,7 +640,7 @@ def _in_place(name: str) -> Callable[[Tensor, Any], Any]:
         other = _operand(other)
         if other is NotImplemented:
             return other
-        made = self._engine.record(function, (self, other))
+        made = self.engine.record(function, (self, other))
         indexing.assign(self, made if made.dtype == self.dtype else made.to(dtype=self.dtype))
         return self
 
@@ -632,5 +650,5 @@ def _in_place(name: str) -> Callable[[Tensor, Any], Any]:
 for _word, _hook in _NAMES.items():
     if _word != "matmul":
         setattr(Tensor, f"__i{_word}__", _in_place(_hook))
-Engine.tensor = Recorder.tensor = Tensor
+Recorder.tensor = Tensor
 Engine.arithmetic.update(_OPERATORS.values())

@@ -35,11 +35,11 @@ def recorded(function: Function) -> Function:
         tensor = Recorder.tensor
         for x in args:
             if type(x) is tensor:
-                return x._engine.record(function, args, kwargs)
+                return x.engine.record(function, args, kwargs)
         if tensor is not None and (kwargs or _has_sequence(args)):
             found = _tensor_in((args, kwargs), tensor)
             if found is not None:
-                return found._engine.record(function, args, kwargs)
+                return found.engine.record(function, args, kwargs)
         return function(*args, **kwargs)
 
     return cast(Function, call)

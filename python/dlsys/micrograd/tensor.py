@@ -107,9 +107,7 @@ class Tensor:
 
     def _leaf(self, value: tensor.Tensor) -> None:
         """Starts from a value without history; it looks at the value."""
-        leaf = tensor.Tensor.holding(engine_of(value.device), value.ndarray())
-        leaf.requires_grad = True
-        self._value, self._next = leaf, None
+        self._value, self._next = value.as_leaf(), None
 
     def value(self) -> Any:
         """The value that operations take. What `backward` has gone through before is a constant."""
@@ -117,7 +115,7 @@ class Tensor:
             grad = self._value.grad
             self._leaf(self._next)
             self._value.grad = grad
-        elif self._value._consumed:
+        elif self._value.consumed:
             self._value = self._value.detach()
         return self._value
 
