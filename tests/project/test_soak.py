@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import mmap
 import sys
 import tempfile
 import unittest
@@ -26,9 +27,9 @@ STEPS = 400
 LIMITS = soak.LIMITS | {"resident_bytes": 32 << 20}
 
 
+@require(cpu(0))
 class Soak(unittest.TestCase):
     def setUp(self) -> None:
-        require(cpu(0))
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = Path(temporary.name)
@@ -72,9 +73,13 @@ class Soak(unittest.TestCase):
 
     def test_objects_and_host_memory_that_are_held_are_found(self) -> None:
         held: list[Any] = []
-        status, record = self.run_main(
-            lambda number: held.append(([[] for _ in range(5)], bytearray(b"x" * 200_000)))
-        )
+
+        def leak(number: int) -> None:
+            pages = mmap.mmap(-1, 1 << 18)  # new ones, whatever the heap has left
+            pages.write(bytes(1 << 18))
+            held.append((pages, [[] for _ in range(5)]))
+
+        status, record = self.run_main(leak)
         flat = {name: count["flat"] for name, count in record["counts"].items()}
         wanted = {"resident_bytes": False, "live_bytes": True, "python_blocks": False}
         self.assertEqual((status, flat), (1, wanted))
