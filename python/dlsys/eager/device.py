@@ -43,7 +43,7 @@ def engine_of(device: Device) -> Engine:
         key = "numpy" if ctx is None else ctx
         engine = _engines.of.get(key)
         if engine is None:
-            engine = _engines.of[key] = Engine(ctx)
+            engine = _engines.of[key] = Engine(ctx, engine_of)
             engine.grad = _engines.grad
         _engines.of[device] = engine
     return engine
