@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -149,6 +150,11 @@ class Threads:
 
         inside = threading.Barrier(2)
         self.assertEqual(together(without, beside), [False, True])
+
+    def test_a_thread_that_begins_is_not_taken_for_one_that_ended(self):
+        ((engine, number),) = together(lambda: (engine_of(self.device), threading.get_ident()))
+        with mock.patch("dlsys.eager.engine.get_ident", return_value=number):  # given again
+            self.assertFalse(engine.own)
 
     def test_each_thread_has_its_precision(self):
         def other():

@@ -105,6 +105,10 @@ class Engine:
         """True in the thread that records here."""
         return self._thread == get_ident()
 
+    def retire(self) -> None:
+        """Its thread has ended, whose number another one may get."""
+        self._thread = 0
+
     @property
     def here(self) -> Engine:
         """The engine of its device in the thread that asks."""
@@ -139,7 +143,7 @@ class Engine:
         if self._thread != get_ident():
             return self.here.record(function, args, kwargs, again, home)
         with self.lock:
-            tape, tensor = self.tape, Recorder.tensor
+            tape, tensor, epoch = self.tape, Recorder.tensor, State.epoch
             key: list[Any] = [function, self.grad, again]
             for x in args:
                 kind = type(x)
@@ -150,7 +154,9 @@ class Engine:
                 elif kind in _PLAIN:
                     key += (kind, x if x or kind is not float else repr(x))  # 0.0 == -0.0
                 elif kind is Parameter:
-                    home = token_of(x)
+                    home = x.token
+                    if home is None or home.trainable is not x.trainable or home.epoch != epoch:
+                        home = token_of(x)
                     key.append(home)
                 elif kind is tuple and _INTEGERS.issuperset(map(type, x)):
                     key += (kind, x)

@@ -128,8 +128,8 @@ class Tape:
     """Entries of one device that follow each other, from the root of its trie on."""
 
     __slots__ = (
-        "engine", "state", "states", "tensors", "leaves", "aliases", "versions", "again", "consumed",
-        "failed", "__weakref__",
+        "engine", "state", "states", "tensors", "leaves", "aliases", "versions", "again",
+        "consumed", "failed", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, root: State) -> None:
