@@ -145,7 +145,7 @@ class Engine:
         with self.lock:
             tape, tensor, epoch = self.tape, Recorder.tensor, State.epoch
             key: list[Any] = [function, self.grad, again]
-            for x in args:
+            for x in (*args, *kwargs.values()) if kwargs else args:
                 kind = type(x)
                 if kind is tensor:
                     if x._tape is not tape and self._adopt(x) is not x:
@@ -163,11 +163,7 @@ class Engine:
                 else:
                     return self._record_any(function, args, kwargs or {}, again, home)
             if kwargs:
-                for name, x in kwargs.items():
-                    kind = type(x)
-                    if kind not in _PLAIN:
-                        return self._record_any(function, args, kwargs, again, home)
-                    key += (name, kind, x if x or kind is not float else repr(x))
+                key += kwargs  # the names
             if tape is self.tape:
                 made = tuple(key)
                 known, at = (
