@@ -310,6 +310,8 @@ class Engine:
         by its history, which is recorded again. It is the Tensor itself, and for one of another
         thread, which may be using it, a Tensor of this one.
         """
+        if tensor._tape is self.tape:
+            return tensor
         with self.lock:
             return self._adopt(tensor)
 

@@ -22,7 +22,7 @@ def step(optimizer: Any, parameters: Sequence[Parameter]) -> None:
         )
     engine: Engine = pairs[0][1].engine.here
     pairs = [(p, grad if grad._tape is engine.tape else engine.adopt(grad)) for p, grad in pairs]
-    with engine.lock:
+    with engine.lock:  # all are of this thread now, and of one tape below
         _append(engine, optimizer, pairs)
         engine.close()
 
