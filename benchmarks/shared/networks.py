@@ -1,11 +1,11 @@
-"""The networks that are measured, for dlsys and for PyTorch: the same weights, data and loss.
+"""The networks that are measured, of dlsys; torch_networks.py has those of PyTorch: the same
+weights, data and loss.
 
 A training step is forward, backward and the update by plain SGD, in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from shared.workloads import Work
 
 SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}  # of dense networks
 LENET = "lenet"
+MODELS = (LENET, "residual", "resnet18")  # of dlsys.nn, by `built`
+SEED = 123
 CLASSES = 10
 LEARNING_RATE = 1e-3
 
@@ -22,7 +24,7 @@ Weights = list[tuple[np.ndarray, np.ndarray]]
 
 def initial(network: str) -> Weights:
     """Matrices (inputs, outputs) and biases from a fixed seed."""
-    rng = np.random.default_rng(123)
+    rng = np.random.default_rng(SEED)
     sizes = SIZES[network]
     return [
         (
@@ -33,10 +35,11 @@ def initial(network: str) -> Weights:
     ]
 
 
-def batch(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (size, 784) and class numbers (size,) of random data."""
+def batch(size: int, network: str = LENET) -> tuple[np.ndarray, np.ndarray]:
+    """Images, (size, 784) or resnet18's (size, 3, 64, 64), and class numbers (size,): random."""
     rng = np.random.default_rng(7)
-    images = rng.random((size, 784), dtype=np.float32)
+    shape = (size, 3, 64, 64) if network == "resnet18" else (size, 784)
+    images = rng.random(shape, dtype=np.float32)
     return images, rng.integers(0, CLASSES, size)
 
 
@@ -64,8 +67,12 @@ def graph(network: str, size: int) -> tuple[Any, list[Any], dict[Any, Any]]:
     from dlsys import autodiff as ad
 
     x, y_ = ad.Variable("x"), ad.Variable("y_", dtype=np.int64)
-    logits, parameters = _lenet(x) if network == LENET else _dense(x, network)
-    images, classes = batch(size)
+    if network in MODELS:
+        model = built(network)
+        logits, parameters = model(x), model.parameters()
+    else:
+        logits, parameters = _dense(x, network)
+    images, classes = batch(size, network)
     return ad.softmax_cross_entropy(logits, y_), parameters, {x: images, y_: classes}
 
 
@@ -84,11 +91,13 @@ def _dense(x: Any, network: str) -> tuple[Any, list[Any]]:
     return hidden, parameters
 
 
-def _lenet(x: Any) -> tuple[Any, list[Any]]:
+def built(network: str) -> Any:
+    """A network of `dlsys.nn`."""
     from dlsys import nn
 
-    model = nn.LeNet5(seed=123)
-    return model(x), model.parameters()
+    if network == "resnet18":
+        return nn.ResNet18(CLASSES, seed=SEED)
+    return {LENET: nn.LeNet5, "residual": nn.ResNetMNIST}[network](seed=SEED)
 
 
 def model(work: Work, seed: int | None = None) -> Any:
@@ -107,62 +116,3 @@ def model(work: Work, seed: int | None = None) -> Any:
         *(nn.MaxPool2d(2), nn.Conv2d(first, second, 5, rng=rng), nn.ReLU(), nn.MaxPool2d(2)),
         nn.MLP([25 * second, 120, 84, CLASSES], seed=rng),
     )
-
-
-def theirs(
-    network: str, size: int, device: str, channels_last: bool = False, **optimizer: Any
-) -> Callable[[], Any]:
-    """A training step of PyTorch, eager, as a function that returns the loss."""
-    import torch
-    from torch.nn import functional
-
-    model = (_their_lenet if network == LENET else _their_dense)(network).to(device)
-    images, classes = batch(size)
-    x, y = torch.from_numpy(images).to(device), torch.from_numpy(classes).to(device)
-    if network == LENET:
-        x = x.reshape(size, 1, 28, 28)
-    if channels_last:
-        x = x.to(memory_format=torch.channels_last)
-        model = model.to(memory_format=torch.channels_last)
-    sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, **optimizer)
-
-    def step() -> Any:
-        sgd.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(model(x), y)
-        loss.backward()
-        sgd.step()
-        return loss.detach()
-
-    return step
-
-
-def _their_dense(network: str) -> Any:
-    """Matrices are stored (outputs, inputs), as `torch.nn.Linear` does."""
-    import torch
-
-    layers: list[torch.nn.Module] = []
-    for matrix, bias in initial(network):
-        linear = torch.nn.Linear(*matrix.shape)
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(matrix.T))
-            linear.bias.copy_(torch.from_numpy(bias))
-        layers += [linear, torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers[:-1])
-
-
-def _their_lenet(network: str) -> Any:
-    import torch
-    from torch.nn import Conv2d, Flatten, Linear, MaxPool2d, ReLU
-
-    from dlsys import nn
-
-    model = torch.nn.Sequential(
-        *(Conv2d(1, 6, 5, padding=2), ReLU(), MaxPool2d(2)),
-        *(Conv2d(6, 16, 5), ReLU(), MaxPool2d(2), Flatten()),
-        *(Linear(400, 120), ReLU(), Linear(120, 84), ReLU(), Linear(84, CLASSES)),
-    )
-    ours = nn.LeNet5(seed=123).state_dict().values()
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), ours, strict=True):
-            parameter.copy_(torch.from_numpy(value))
-    return model

@@ -1,7 +1,7 @@
 """The rungs of convolution, side by side with cuDNN in one run: time, rate, workspace, error.
 
     python benchmarks conv [--nets resnet50,vgg,depthwise,lenet,residual] [--precisions fp32,tf32]
-    python benchmarks conv --device cpu --batch 4            # the CPU device's, into conv_cpu.json
+    python benchmarks conv --device cpu --batch 4            # the CPU's and numpy's: conv_cpu.json
     python benchmarks conv --variants                        # every tile and algorithm of a rung
 
 Leaves results/conv.json, of which `python benchmarks table` makes the tables and the picture of
@@ -10,7 +10,9 @@ docs/learn/conv.md. A row of --variants says how far the heuristic, `auto`, is f
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from shared import measure
@@ -75,7 +77,10 @@ def main() -> None:
         for direction in DIRECTIONS:
             work: dict[str, Any] = dict(net=net, shape=list(shape), direction=direction, rungs=[])
             works.append(work)
-            for found in climb(ctx, shape, direction, precisions, options.variants):
+            climbing = climb(ctx, shape, direction, precisions, options.variants)
+            if ctx.name == "cpu" and not options.variants:
+                climbing = itertools.chain(climbing, _of_numpy(shape, direction))
+            for found in climbing:
                 limit = limit_of(chip, found.precision)
                 row = {**found._asdict(), "of_limit": found.tflops / limit if limit else None}
                 work["rungs"].append(row)
@@ -85,6 +90,14 @@ def main() -> None:
     if not options.variants:
         measure.save(name, options, {"device": chip, "works": works})
     _tell_auto(works)
+
+
+def _of_numpy(shape: Any, direction: str) -> Iterator[Any]:
+    """The figures of numpy's rungs."""
+    from dlsys.learn.conv import climb
+
+    for found in climb(None, shape, direction):
+        yield found._replace(algorithm=f"numpy {found.algorithm}")
 
 
 def _compare(rungs: list[dict[str, Any]]) -> None:

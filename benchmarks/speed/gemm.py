@@ -1,9 +1,12 @@
-"""The rungs of the matrix product, side by side with cuBLAS in one run: time, rate, error.
+"""The rungs of the matrix product, side by side with the library's in one run: time, rate, error.
 
     python benchmarks gemm [--shapes squares,gpt2,skinny] [--precisions fp32,tf32,bf16]
     python benchmarks gemm --variants warp --shapes squares     # every tile and split of a rung
+    python benchmarks gemm --device cpu                         # the CPU's rungs, and numpy's
 
-Leaves results/gemm.json and, of it, the text and docs/learn/gemm.svg.
+Leaves results/gemm.json, and docs/learn/pictures/gemm.svg of it; of the CPU gemm_cpu.json, where
+rungs take turns and the least time of all rounds counts. The library is cuBLAS on a GPU; on the CPU
+it is the one that numpy's products run on.
 """
 
 from __future__ import annotations
@@ -40,50 +43,79 @@ SHAPES = {
         (1, 4096, 4096),
     ],
 }
+CPU_SHAPES = {
+    "squares": [(size,) * 3 for size in (128, 256, 512, 1024)],
+    "transposed": [(512, 512, 512, *flags) for flags in ((False, True), (True, False))],
+    "gpt2": [(128, 2304, 768), (128, 768, 3072), (1, 3072, 768), (768, 2304, 128, True, False)],
+    "skinny": [
+        *((1000, 256, 784), (784, 256, 1000, True, False), (1000, 10, 256)),
+        *((32, 32, 60000, True, False), (60000, 16, 16), (97, 101, 103)),
+    ],
+}
+CPU_ROUNDS = 3
 
 
 def main() -> None:
     """Measures, prints and writes."""
-    from dlsys.learn.gemm import Shape, climb, limit_of
-    from dlsys.runtime.device import best_context, device_name
+    from dlsys.learn.gemm import Shape
+    from dlsys.runtime.device import best_context, cpu, device_name, gpu
 
     parser = measure.arguments(__doc__)
-    parser.add_argument("--shapes", default="squares,transposed,gpt2,skinny")
-    parser.add_argument("--precisions", default="fp32,3xtf32,tf32,bf16")
+    parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--precisions", help="fp32,3xtf32,tf32,bf16 on a GPU, fp32 elsewhere")
     parser.add_argument("--variants", default="", help="a rung, of which every variant is measured")
     options = parser.parse_args()
-    ctx, _ = best_context()
+    ctx = {"gpu": gpu, "cpu": cpu}[options.device](0) if options.device else best_context()[0]
     assert ctx is not None, "the ladder is that of a native device"
-    chip = device_name(ctx)
+    on_gpu, chip = ctx.name == "gpu", device_name(ctx)
+    precisions = options.precisions or ("fp32,3xtf32,tf32,bf16" if on_gpu else "fp32")
     works: list[dict[str, Any]] = []
     for kind in options.shapes.split(","):
-        for numbers in SHAPES[kind]:
-            shape = Shape(*numbers)
-            work: dict[str, Any] = {"kind": kind, "shape": list(numbers), "rungs": []}
-            works.append(work)
-            print(f"\n{shape}", flush=True)
-            for found in climb(ctx, shape, options.precisions.split(","), options.variants):
-                limit = limit_of(chip, found.precision)
-                row = {**found._asdict(), "of_limit": found.tflops / limit if limit else None}
-                work["rungs"].append(row)
-                print(_line(row), flush=True)
-            _compare(work["rungs"])
+        for numbers in (SHAPES if on_gpu else CPU_SHAPES)[kind]:
+            print(f"\n{Shape(*numbers)}", flush=True)
+            rungs = _rungs(ctx, Shape(*numbers), precisions.split(","), options.variants)
+            _compare(rungs, "cublas" if on_gpu else "blas")
+            works.append({"kind": kind, "shape": list(numbers), "rungs": rungs})
     if not options.variants:
-        measure.save("gemm", options, {"device": chip, "works": works})
+        name = "gemm" if on_gpu else "gemm_cpu"
+        measure.save(name, options, {"device": chip, "works": works})
 
 
-def _compare(rungs: list[dict[str, Any]]) -> None:
-    """Gives each the share of cuBLAS at its precision; 3xtf32 is compared with fp32."""
-    peers = {row["precision"]: row["tflops"] for row in rungs if row["algorithm"] == "cublas"}
+def _rungs(ctx: Any, shape: Any, precisions: list[str], variants: str) -> list[dict[str, Any]]:
+    """A row for each rung: on the CPU numpy's too, and the best of several rounds."""
+    from dlsys.learn.gemm import climb, limit_of
+    from dlsys.runtime.device import device_name
+
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for _ in range(1 if ctx.name == "gpu" else CPU_ROUNDS):
+        found = [("", one) for one in climb(ctx, shape, precisions, variants)]
+        if ctx.name == "cpu" and not variants:
+            found += [("numpy ", one) for one in climb(None, shape)]
+        for device, one in found:
+            limit = limit_of(device_name(ctx), one.precision)
+            row = {**one._asdict(), "of_limit": one.tflops / limit if limit else None}
+            row["algorithm"] = device + one.algorithm
+            key = row["algorithm"], one.precision
+            if key not in rows or row["ms"] < rows[key]["ms"]:
+                rows[key] = row
+    for row in rows.values():
+        print(_line(row), flush=True)
+    return list(rows.values())
+
+
+def _compare(rungs: list[dict[str, Any]], library: str) -> None:
+    """Gives each the share of the library at its precision; 3xtf32 is compared with fp32."""
+    peers = {row["precision"]: row["tflops"] for row in rungs if row["algorithm"] == library}
     for row in rungs:
         peer = peers.get("fp32" if row["precision"] == "3xtf32" else row["precision"])
-        row["of_cublas"] = row["tflops"] / peer if peer else None
+        row[f"of_{library}"] = row["tflops"] / peer if peer else None
 
 
 def _line(row: dict[str, Any]) -> str:
     share = f"{row['of_limit']:6.1%}" if row["of_limit"] else "     -"
     return (
         f"  {row['algorithm']:<26} {row['precision']:<7} {row['ms']:10.4f} ms "
-        f"{row['tflops']:8.2f} TFLOP/s {share} of the limit, error {row['error']:9.2f} "
+        f"{row['tflops']:8.4g} TFLOP/s {share} of the limit, error {row['error']:9.2f} "
         f"(mean {row['mean_error']:8.3f}) x 2^-24, {row['workspace_nbytes']:,} bytes"
     )

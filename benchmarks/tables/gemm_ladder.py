@@ -9,18 +9,27 @@ from dlsys.learn.chart import picture
 from tables.gpu import Results, rows, source
 
 DRAWN = [4096, 4096, 4096]
+CPU_DRAWN = [1024, 1024, 1024]
 
 
 def table(results: Results) -> str:
     """TFLOP/s of every rung and shape, and below cuBLAS's the share of it that the best reaches."""
-    record = results.read("gemm")
+    return _table(results.read("gemm"), "TFLOP/s", 1.0)
+
+
+def cpu_table(results: Results) -> str:
+    """GFLOP/s of the CPU's rungs and numpy's, by shape."""
+    return _table(results.read("gemm_cpu"), "GFLOP/s", 1e3)
+
+
+def _table(record: dict[str, Any], unit: str, scale: float) -> str:
     columns = list(dict.fromkeys(_column(row) for work in record["works"] for row in work["rungs"]))
     body = []
     for work in record["works"]:
         found = {_column(row): row for row in work["rungs"]}
-        cells = [f"{found[one]['tflops']:.3g}" if one in found else "-" for one in columns]
+        cells = [f"{found[one]['tflops'] * scale:.3g}" if one in found else "-" for one in columns]
         body.append([_shape(work), *cells])
-    note = f"TFLOP/s. N and T: operands stored as they are, or transposed. {source(record)}"
+    note = f"{unit}. N and T: operands stored as they are, or transposed. {source(record)}"
     return f"{rows(['m x n x k', *columns], body)}\n\n{note}"
 
 
@@ -44,6 +53,27 @@ def squares(results: Results) -> str:
     head = ["rung", "ms", "TFLOP/s", "of cuBLAS", "of the limit", "workspace, MiB"]
     head += ["largest error", "mean error"]
     note = f"Errors relative to the sums of |a b|, in units of 2^-24. {source(record)}"
+    return f"{rows(head, body)}\n\n{note}"
+
+
+def cpu_squares(results: Results) -> str:
+    """The product that is shown of the CPU and numpy: time, share of the BLAS, and errors."""
+    record = results.read("gemm_cpu")
+    work = next(work for work in record["works"] if work["shape"] == CPU_DRAWN)
+    body = [
+        [
+            row["algorithm"],
+            f"{row['ms']:.2f}",
+            f"{row['tflops'] * 1e3:.3g}",
+            _percent(row["of_blas"]),
+            f"{row['workspace_nbytes'] / 2**20:.1f}",
+            f"{row['error']:.1f}",
+            f"{row['mean_error']:.2f}",
+        ]
+        for row in work["rungs"]
+    ]
+    head = ["rung", "ms", "GFLOP/s", "of blas", "workspace, MiB", "largest error", "mean error"]
+    note = f"{_shape(work)}, in float32. Errors as above. {source(record)}"
     return f"{rows(head, body)}\n\n{note}"
 
 

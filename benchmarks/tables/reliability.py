@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md: what was tried and held, and the sanitizers."""
+"""The tables of docs/reliability.md: what was tried and held, the sanitizers, and the soak."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def sanitizers(results: Results) -> str:
         for run in runs
     ]
     return f"{rows(['tool', 'passed', 'failed', 'found', 's'], body)}\n\n{_source(runs[-1])}"
+
+
+def soak(results: Results) -> str:
+    """A row a count of memory."""
+    record = results.read("soak")
+    body = [
+        [
+            name.replace("_", " "),
+            f"{each['at'][record['warm'] - 1]:,}",
+            f"{each['at'][-1]:,}",
+            f"{each['rise']:,.0f}",
+            f"{each['limit']:,}",
+        ]
+        for name, each in record["counts"].items()
+    ]
+    first, last = record["steps"] * record["warm"] // record["windows"], record["steps"]
+    head = ["count", f"at step {first:,}", f"at step {last:,}", "fitted rise", "at most"]
+    note = f"Device {record['device']}, {record['seconds']:.0f} s, `{record['command']}`"
+    return f"{rows(head, body)}\n\n{note}; {_source(record)}"
 
 
 def _source(record: dict[str, Any]) -> str:

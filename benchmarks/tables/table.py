@@ -210,12 +210,15 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "losses": losses.table,
     "gemm rungs": gemm_ladder.squares,
     "gemm shapes": gemm_ladder.table,
+    "gemm cpu rungs": gemm_ladder.cpu_squares,
+    "gemm cpu shapes": gemm_ladder.cpu_table,
     "conv rungs": conv_ladder.drawn,
     "conv shapes": conv_ladder.table,
     "conv errors": conv_ladder.errors,
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
+    "soak": reliability.soak,
 }
 
 
@@ -244,6 +247,7 @@ def main() -> None:
             path.write_text(fill(path.read_text(), Results(options.results)))
     print(gpu.draw(Results(options.results), ROOT / "docs" / "race.svg"))
     print(operators.draw(Results(options.results), ROOT / "docs" / "operators.svg"))
-    print(gemm_ladder.draw(Results(options.results), ROOT / "docs" / "learn" / "gemm.svg"))
-    print(conv_ladder.draw(Results(options.results), ROOT / "docs" / "learn" / "conv.svg"))
+    pictures = ROOT / "docs" / "learn" / "pictures"
+    print(gemm_ladder.draw(Results(options.results), pictures / "gemm.svg"))
+    print(conv_ladder.draw(Results(options.results), pictures / "conv.svg"))
     print(overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))

@@ -8,8 +8,10 @@ that `seed` starts, which begins at 0.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,38 @@ SHAPE = Shape()
 FINITE = Number(finite=True)
 DEVIATION = Number(low=0, finite=True)
 FAN = OneOf("in", "out", "average")
+
+
+_left: ContextVar[list[int] | None] = ContextVar("left", default=None)  # elements, see `at_most`
+
+
+@declared("init.", elements=Int(low=0))
+@contextlib.contextmanager
+def at_most(elements: int) -> Iterator[None]:
+    """Inside `with at_most(n):` the initializers here make no more than n elements in all: an array
+    beyond that raises ShapeError before it is made.
+
+    elements: their number, not negative.
+
+    >>> with init.at_most(12):
+    ...     init.zeros((3, 4)).shape
+    (3, 4)
+    """
+    token = _left.set([elements])
+    try:
+        yield
+    finally:
+        _left.reset(token)
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an array that is made now. ShapeError where `at_most` does not allow it."""
+    left = _left.get()
+    if left is not None:
+        left[0] -= math.prod(shape)
+        if left[0] < 0:
+            raise ShapeError(f"init: a weight {tuple(shape)} is larger than the weights to come")
+    return tuple(shape)
 
 
 class _Default:
@@ -121,7 +155,7 @@ def constant(shape: Sequence[int], rng: Rng = None, *, value: float) -> np.ndarr
     >>> init.constant((2,), value=0.5)
     array([0.5, 0.5], dtype=float32)
     """
-    return np.full(tuple(shape), value, np.float32)
+    return np.full(_extents(shape), value, np.float32)
 
 
 @declared("init.", shape=SHAPE, rng=RNG)
@@ -155,7 +189,7 @@ def uniform(
     """
     if not low <= high:
         raise GraphError(f"init.uniform: expected low <= high, got {low} and {high} [{where()}]")
-    return generator(rng).uniform(low, high, tuple(shape)).astype(np.float32)
+    return generator(rng).uniform(low, high, _extents(shape)).astype(np.float32)
 
 
 @declared(
@@ -171,7 +205,7 @@ def normal(
     >>> round(float(init.normal((100, 50), rng=0).std()), 3)
     0.995
     """
-    return generator(rng).normal(mean, deviation, tuple(shape)).astype(np.float32)
+    return generator(rng).normal(mean, deviation, _extents(shape)).astype(np.float32)
 
 
 @declared(
@@ -207,7 +241,7 @@ def truncated_normal(
     side = -1 if low > 0 else 1  # far above 0, probabilities would all be 1
     low, high = sorted((side * low, side * high))
     below, above = (0.5 * math.erfc(-bound / math.sqrt(2)) for bound in (low, high))
-    probability = below + generator(rng).uniform(0, 1, tuple(shape)) * (above - below)
+    probability = below + generator(rng).uniform(0, 1, _extents(shape)) * (above - below)
     z = side * np.clip(normal_quantile(probability), low, high)
     return (mean + deviation * z).astype(np.float32)
 
@@ -296,7 +330,7 @@ def orthogonal(shape: Sequence[int], rng: Rng = None, *, gain: float = 1.0) -> n
            [0., 1.]], dtype=float32)
     """
     fans(shape)
-    rows, columns = shape[0], math.prod(shape[1:])
+    rows, columns = shape[0], math.prod(_extents(shape)[1:])
     drawn = generator(rng).standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(drawn)
     q *= np.where(np.diag(r) < 0, -1, 1)  # else qr's choice of signs would favor some directions

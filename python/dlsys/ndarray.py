@@ -56,6 +56,7 @@ class NDArray(HostNumbers):
         "_shape",
         "_words",
         "__weakref__",
+        "_capsule",
     )
     block: Block
     data_address: int
@@ -64,6 +65,7 @@ class NDArray(HostNumbers):
     _dtype: Any
     _shape: tuple[int, ...]
     _words: ctypes.Array[ctypes.c_int64]
+    _capsule: Any  # the last one that `__dlpack__` gave
 
     @classmethod
     def from_block(cls, block: Block, offset: int, shape: tuple[int, ...], dtype: Any) -> NDArray:
@@ -205,13 +207,20 @@ class NDArray(HostNumbers):
     ) -> Any:
         """A DLPack capsule that shares this memory. `stream` is the consumer's (see dlpack.export).
 
+        A consumer that refuses the dtype raises its own error: numpy has no bfloat16, which
+        `asnumpy` gives as float32.
+
         Raises:
             BufferError: another device was asked for.
         """
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"this array is on {self._ctx}; use array(x, ctx) to move it")
         shared = array(self, self._ctx) if copy else self
-        return dlpack.export(shared, stream, max_version is not None and max_version[0] >= 1)
+        versioned = max_version is not None and max_version[0] >= 1
+        # The array holds it: a consumer that refuses would destroy it while its exception is on
+        # the way, which the destructor, a Python function, would lose.
+        self._capsule = dlpack.export(shared, stream, versioned)
+        return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._ctx.device_type, self._ctx.device_id

@@ -14,7 +14,8 @@ DLSYS_DEBUG_ARENA  shared    separate: every buffer gets an allocation of its ow
 DLSYS_LIBRARY      (package) path of the native library
 DLSYS_THREADS      (OpenMP)  worker threads of the CPU device; 0 is one for each core. Where it is
                              not set, OMP_NUM_THREADS, of a list its first number; else 0
-DLSYS_BLAS         auto      matrix products on the GPU: auto uses cuBLAS where it is, own never
+DLSYS_BLAS         auto      matrix products and convolutions that leave their algorithm to a
+                             heuristic, on the GPU: auto uses cuBLAS and cuDNN, own neither
 DLSYS_GEMM         auto      the rung of every matrix product that names none by algo=: auto leaves
                              it to a heuristic and to the autotuner; docs/learn/gemm.md has the list
 DLSYS_CONV         auto      the same for convolutions

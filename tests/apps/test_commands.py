@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 import support.small_digits as small
-from dlsys import __version__, train
+from dlsys import __version__, nn, train
 from dlsys.apps import cli, commands, hints
 from dlsys.apps.devices import choose_device
 from dlsys.apps.setup import AUGMENTATIONS, MODELS, OPTIMIZERS, SCHEDULES, choose
@@ -121,6 +121,16 @@ class Refused(unittest.TestCase):
                 done = dlsys(*line.split())
                 self.assertEqual((done.status, done.out), (2, ""))
                 self.assertRegex(done.err, rf"\Aerror: [^\n]*{pattern}[^\n]*\n\Z")
+
+    def test_no_error_names_a_line_that_the_user_did_not_write(self) -> None:
+        info = importlib.import_module("dlsys.apps.commands.info")
+        made = {"nn": nn}  # a function of the package, as errors see it
+        exec(compile("def run(*_): nn.GroupNorm(2, 3)", cli.__file__, "exec"), made)
+        with mock.patch.object(info, "run", made["run"]):
+            done = dlsys("info")
+        self.assertEqual(
+            (done.status, done.err), (1, "error: GroupNorm: 2 groups do not divide 3 channels\n")
+        )
 
 
 class Devices(unittest.TestCase):

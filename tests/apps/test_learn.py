@@ -81,6 +81,12 @@ class Learn(unittest.TestCase):
             for one in rungs:
                 self.assertTrue(0 < one.error <= most, one)
 
+    def test_numpy_has_a_ladder_too(self) -> None:
+        for flags in ((False, False), (True, False), (False, True)):
+            found = list(climb(None, Shape(33, 20, 500, *flags)))
+            self.assertEqual([one.algorithm for one in found], ["naive", "blas"])
+            self.assertLess(max(one.error for one in found), 500)
+
     def test_errors_are_in_units_of_rounding(self) -> None:
         for found in climb(cpu(0), Shape(33, 20, 500)):
             self.assertLess(found.mean_error, found.error)

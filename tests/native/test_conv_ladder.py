@@ -7,6 +7,9 @@ cudnn and fft call NVIDIA's libraries: they need a GPU, and are left out where t
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import unittest
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,10 +20,12 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn
 from dlsys.errors import DeviceError, NotApplicableError
+from dlsys.executor.tune.microbenchmark import Microbenchmark
 from dlsys.graph.spec import FLOAT32, Spec
+from dlsys.learn.conv import DIRECTIONS, Shape, node_of
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv import convolution as C
-from dlsys.rungs import Algorithm, rungs_among
+from dlsys.rungs import HEURISTIC, Algorithm, rungs_among
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
 from dlsys.settings import settings
@@ -99,6 +104,9 @@ CASES = [
     Case(3, 4, (19, 21), 4, (3, 3), padding=((1, 0), (0, 2)), groups=4),
     Case(2, 5, (13, 11), 5, (5, 5), padding=2, groups=5),
     Case(2, 3, (17, 9), 6, (7, 7), stride=(2, 2), padding=3, groups=3),
+    Case(2, 3, (18, 11), 3, (3, 3), stride=(2, 2), padding=1, groups=3),
+    Case(1, 2, (21, 16), 2, (5, 5), stride=(2, 2), padding=((2, 1), (1, 2)), groups=2),
+    Case(1, 2, (14, 15), 2, (7, 7), stride=(2, 2), groups=2),
     Case(1, 3, (9, 8), 3, (3, 3), padding=1, dilation=(2, 2), groups=3),
     Case(0, 3, (5, 5), 2, (3, 3), padding=1),
     Case(2, 3, (5, 5), 0, (3, 3), padding=1),
@@ -106,18 +114,26 @@ CASES = [
 
 
 def winograd_matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """B^T, G and A^T of Lavin and Gray, from the points 0, 1, -1 (2, -2) and infinity."""
+    """B^T, G and A^T of F(out × out, 3 × 3) from the points 0, ±1 and infinity, or, of 4 × 4, from
+    0, ±√½, ±√2 and infinity.
+    """
     if out == 2:
         return (
             np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], float),
             np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
             np.array([[1, 1, 1, 0], [0, 1, -1, -1]], float),
         )
-    inputs = [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
-              [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]]  # fmt: skip
-    filters = [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6],
-               [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]  # fmt: skip
-    outputs = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]
+    half, root = np.sqrt(0.5), np.sqrt(2)
+    inputs = [[1, 0, -2.5, 0, 1, 0],
+              [0, -root, -2, half, 1, 0], [0, root, -2, -half, 1, 0],
+              [0, -half, -0.5, root, 1, 0], [0, half, -0.5, -root, 1, 0],
+              [0, 1, 0, -2.5, 0, 1]]  # fmt: skip
+    filters = [[1, 0, 0],
+               [-2 / 3, -root / 3, -1 / 3], [-2 / 3, root / 3, -1 / 3],
+               [1 / 6, root / 6, 1 / 3], [1 / 6, -root / 6, 1 / 3], [0, 0, 1]]  # fmt: skip
+    outputs = [[1, 1, 1, 1, 1, 0], [0, half, -half, root, -root, 0],
+               [0, 0.5, 0.5, 2, 2, 0],
+               [0, half / 2, -half / 2, 2 * root, -2 * root, 1]]  # fmt: skip
     return np.array(inputs, float), np.array(filters), np.array(outputs, float)
 
 
@@ -353,6 +369,49 @@ class TestLadder(unittest.TestCase):
             self.assertEqual(set(executor.algorithms().values()), {"im2col tiled"})
         off = np.abs(y - reference("conv2d", CASES[2], *arrays))
         self.assertTrue((off <= limit("conv2d", CASES[2], "im2col", "fp32", *arrays)).all())
+
+    def test_auto_does_without_libraries_and_within_its_workspace(self) -> None:
+        """Large convolutions, for which the model wants cuDNN or much scratch: none is run."""
+        for shape in ((16, 128, 28, 128, 3, 1, 1), (16, 256, 28, 512, 1, 2)):
+            for direction, precision in itertools.product(DIRECTIONS, ("fp32", "tf32")):
+                with self.subTest(shape=shape, direction=direction, precision=precision):
+                    benchmark = Microbenchmark(
+                        node_of(Shape(*shape), direction, precision), self.ctx
+                    )
+                    self.assertLessEqual(benchmark.workspace_nbytes(HEURISTIC), 1 << 30)
+
+    def test_a_workspace_limit_is_respected(self) -> None:
+        """Images go in parts, or the rung says what it would need."""
+        code = """
+from dlsys.executor.tune.microbenchmark import Microbenchmark
+from dlsys.learn.conv import DIRECTIONS, Shape, node_of
+from dlsys.rungs import Algorithm
+from dlsys.errors import NotApplicableError
+from dlsys.runtime.device import gpu
+from dlsys.runtime.library import load
+for direction in DIRECTIONS:
+    node = node_of(Shape(12, 16, 12, 16, 3, 1, 1), direction, "fp32")
+    names = load().algorithms("cuda", node.op.kernel)
+    benchmark = Microbenchmark(node, gpu(0))
+    wanted = benchmark.results(Algorithm(names.index("naive") + 1, "naive"))
+    for name in ("im2col", "winograd 2x2", "winograd 4x4"):
+        algorithm = Algorithm(names.index(name) + 1, name)
+        assert benchmark.is_right(algorithm, wanted), name
+        print(benchmark.workspace_nbytes(algorithm) <= 1 << 20)
+node = node_of(Shape(1, 64, 80, 64, 3, 1, 1), "forward", "fp32")
+try:
+    Microbenchmark(node, gpu(0)).workspace_nbytes(Algorithm(names.index("im2col") + 1, "im2col"))
+except NotApplicableError as error:
+    print(error)
+"""
+        paths = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, "DLSYS_CONV_WORKSPACE": "1", "PYTHONPATH": paths}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("True"), 9, done.stdout)
+        self.assertRegex(done.stdout, r"im2col takes \d+ MiB of workspace, .*WORKSPACE allows 1")
 
     def test_refusal_names_those_that_can(self) -> None:
         x, f = ad.Variable("x"), ad.Variable("f")

@@ -49,15 +49,16 @@ SHAPES += [
 
 
 def three(x: Any, f: Any, dy: Any, attrs: dict, ctx: Context, precision: str) -> list[np.ndarray]:
-    """A convolution and its gradients for the data and the filter, at dy; on a GPU at tf32 by
-    tensor cores, however small.
+    """A convolution and its gradients for the data and filter, at dy; on a GPU by implicit GEMM,
+    at tf32 on tensor cores, however small.
     """
     feeds = {ad.Variable("x"): x, ad.Variable("f"): f}
     weights = ad.Variable("dy")
-    on_tensor_cores = ctx is not None and ctx.name == "gpu" and precision == "tf32"
-    y = ad.conv2d(*feeds, **attrs, algo="implicit" if on_tensor_cores else "auto")
+    on_gpu = ctx is not None and ctx.name == "gpu"
+    y = ad.conv2d(*feeds, **attrs, algo="implicit" if on_gpu else "auto")
     gradients = ad.gradients(ad.sum_op(y * weights), list(feeds))
-    with mock.patch.object(tune, "_default", tensor_cores):
+    default = tensor_cores if precision == "tf32" else tune._default
+    with mock.patch.object(tune, "_default", default):
         executor = ad.Executor([y, *gradients], ctx, precision)
         return executor.run({**feeds, weights: dy}, convert_to_numpy_ret_vals=True)
 

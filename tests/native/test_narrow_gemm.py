@@ -5,6 +5,7 @@ against float64 of the same operands.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import tempfile
@@ -19,6 +20,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import DeviceError, NotApplicableError
+from dlsys.graph.spec import Spec
 from dlsys.ndarray import array, empty, launch
 from dlsys.rungs import rungs_among
 from dlsys.runtime.device import gpu
@@ -148,6 +150,18 @@ class NarrowGemm(unittest.TestCase):
                         self.assertEqual(step.node.op.kernel, kernel)
                         off = np.abs(got - wanted) - limit(wanted, scale, k, dtype)
                         self.assertLessEqual(off.max(), 2.0**-20)
+
+    def test_a_query_knows_bias_and_side(self) -> None:
+        """Scratch for them is planned before they have addresses."""
+        names = load().algorithms("cuda", "matmul")
+        x, w, side = (Spec(s, bfloat16) for s in ((40, 16), (16, 24), (40, 24)))
+        bias, number = Spec((24,), bfloat16), names.index("naive") + 1
+        query = functools.partial(load().workspace, "cuda")
+        alone = query("matmul", x, 0, w, 0, number, 0, side)
+        with_bias = query("matmul_bias", x, w, bias, 0, 0, number, 0, 0, side)
+        with_side = query("matmul_gradient", x, w, side, 0, 0, number, 0, 1, side)
+        self.assertGreaterEqual(with_bias - alone, 24 * 4)
+        self.assertGreaterEqual(with_side - alone, 40 * 24 * 4)
 
     def test_batches_broadcast(self) -> None:
         rng = np.random.default_rng(5)

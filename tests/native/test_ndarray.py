@@ -270,6 +270,17 @@ class NumpyExchange(unittest.TestCase):
         del arr
         self.assertTrue(view[1, 1])
 
+    def test_what_numpy_refuses_is_told_by_numpy(self):
+        before = memory_stats(cpu(0)).in_use_nbytes
+        arr = ndarray.array(np.ones(3), cpu(0), dtype="bfloat16")
+        for _ in range(2):
+            with self.assertRaisesRegex((RuntimeError, BufferError), "[Uu]nsupported dtype"):
+                np.from_dlpack(arr)
+        np.testing.assert_array_equal(ndarray.from_dlpack(arr).asnumpy(), 1)
+        del arr
+        self.assertEqual(memory_stats(cpu(0)).in_use_nbytes, before)
+        self.assertEqual(dlpack._exports, {})
+
     def test_in_from_numpy(self):
         host = np.arange(6, dtype=np.float32).reshape(2, 3)
         arr = ndarray.from_dlpack(host)

@@ -121,6 +121,23 @@ class EdgeGradients:
                     for ours, theirs in zip(got, wanted[-len(ends) :]):
                         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
+    # ---- losses ----
+    def test_losses_of_probabilities_at_0_and_1_are_finite(self) -> None:
+        sure = np.array([[0, 1], [1, 0], [0.5, 0.5]])
+        wanted = {"kl_divergence": 0.0, "binary_cross_entropy": np.log(2) / 3}
+        for dtype in (np.float32, np.float16):
+            p = sure.astype(dtype)
+            logs = np.log(np.maximum(p, np.finfo(dtype).smallest_subnormal))
+            for name, given in (("kl_divergence", logs), ("binary_cross_entropy", p)):
+                with self.subTest(name, dtype=dtype):
+                    x, y = (ad.Variable(n, p.shape, dtype) for n in "xy")
+                    loss = getattr(ad, name)(x, y)
+                    nodes = [loss, *ad.gradients(loss, [x, y])]
+                    value, *slopes = self.run_on(nodes, {x: given, y: p})
+                    # Half a unit of float16 in the log of each of six elements: 5e-4 of 0.69.
+                    np.testing.assert_allclose(value, wanted[name], atol=5e-4)
+                    self.assertTrue(all(np.isfinite(slope).all() for slope in slopes))
+
 
 class NumpyEdgeGradients(EdgeGradients, unittest.TestCase):
     pass

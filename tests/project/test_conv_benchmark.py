@@ -51,6 +51,8 @@ class Benchmark(unittest.TestCase):
         results = Results(self.folder)
         works = results.read("conv_cpu")["works"]
         self.assertEqual(len(works), 2 * 3)
+        names = [row["algorithm"] for row in works[0]["rungs"]]
+        self.assertLessEqual({"implicit", "numpy implicit", "numpy winograd"}, set(names))
         table = conv_ladder.table(results)
         self.assertRegex(
             table.splitlines()[0], r"\| auto, CPU \| naive, CPU \|.* winograd 2x2, CPU"

@@ -28,9 +28,10 @@ from support.devices import emulated_gpu, not_emulated, require, slow
 
 ROOT = Path(__file__).resolve().parents[2]
 LEARN = ROOT / "docs" / "learn"
+PROGRAMS, DRAWN = LEARN / "programs", LEARN / "pictures"
 PAGES = sorted(LEARN.glob("*.md"))
 MOST_LINES = 90
-QUOTE = re.compile(r"```text\n\$ python docs/learn/(\w+\.py)\n(.*?)```", re.S)
+QUOTE = re.compile(r"```text\n\$ python docs/learn/programs/(\w+\.py)\n(.*?)```", re.S)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
 MEASURED = re.compile(rf" *{NUMBER.pattern} (?=ms\b|GB/s|GFLOP/s|images/s)")
 PICTURES = {"arena.svg": "4_plan.py", "fused.svg": "4_fusion.py", "explain.png": "6_explain.py"}
@@ -39,7 +40,7 @@ COMPILER = next(filter(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "
 
 def programs() -> list[Path]:
     """The files that a reader runs; without a C++ compiler not the one that needs it."""
-    found = sorted(LEARN.glob("*.py"))
+    found = sorted(PROGRAMS.glob("*.py"))
     return [path for path in found if COMPILER or path.name != "1_kernels.py"]
 
 
@@ -105,7 +106,7 @@ def with_outputs(page: str) -> str:
     def fill(quote: re.Match[str]) -> str:
         found = outputs()[0][quote[1]]
         same = not differences(quote[2], found)
-        return quote[0] if same else f"```text\n$ python docs/learn/{quote[1]}\n{found}```"
+        return quote[0] if same else f"```text\n$ python docs/learn/programs/{quote[1]}\n{found}```"
 
     return QUOTE.sub(fill, page)
 
@@ -118,7 +119,7 @@ class Programs(unittest.TestCase):
         for page in PAGES:
             for program, shown in QUOTE.findall(page.read_text(encoding="utf-8")):
                 quoted[program] = shown
-        self.assertEqual(sorted(quoted), sorted(p.name for p in LEARN.glob("*.py")))
+        self.assertEqual(sorted(quoted), sorted(p.name for p in PROGRAMS.glob("*.py")))
         for name, found in outputs()[0].items():
             with self.subTest(name):
                 self.assertEqual(differences(quoted[name], found), [])
@@ -127,7 +128,7 @@ class Programs(unittest.TestCase):
         for name, drawn in outputs()[1].items():
             with self.subTest(name):
                 if name.endswith(".svg"):  # a training's last digits would show in the other
-                    self.assertEqual((LEARN / name).read_bytes(), drawn)
+                    self.assertEqual((DRAWN / name).read_bytes(), drawn)
                 self.assertTrue(drawn.startswith((b"<svg", b"\x89PNG")))
 
     def test_what_the_pages_conclude(self) -> None:
@@ -145,19 +146,19 @@ class Programs(unittest.TestCase):
 
     @unittest.skipUnless(COMPILER, "not here: a C++ compiler")
     def test_kernels_without_their_barriers_are_wrong(self) -> None:
-        source = (LEARN / "kernels.cu").read_text(encoding="utf-8")
+        source = (PROGRAMS / "kernels.cu").read_text(encoding="utf-8")
         for barrier in ("    __syncthreads();\n    if", "    __syncthreads();  // nobody reads"):
             self.assertEqual(source.count(barrier), 1)
             source = source.replace(barrier, barrier.replace("__syncthreads();", ""))
         with tempfile.TemporaryDirectory() as folder:
             changed = Path(folder) / "changed.cu"
             changed.write_text(source)
-            found = run(LEARN / "1_kernels.py", str(changed))
+            found = run(PROGRAMS / "1_kernels.py", str(changed))
         self.assertEqual(re.findall(r"(\w+) +WRONG", found), ["Sum", "ProductTiled"])
 
     def test_answers_about_tiles_of_32(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
-            names = runpy.run_path(str(LEARN / "1_memory.py"))
+            names = runpy.run_path(str(PROGRAMS / "1_memory.py"))
         column = np.arange(32)
         self.assertEqual(names["sectors"](column * 4096), 32)
         self.assertEqual(names["conflict"](column * 32), 32)
@@ -167,12 +168,12 @@ class Programs(unittest.TestCase):
 @emulated_gpu
 class Emulated(unittest.TestCase):
     def test_kernels_by_name(self) -> None:
-        found = run(LEARN / "1_library.py", "--device", "gpu", hidden=None)
+        found = run(PROGRAMS / "1_library.py", "--device", "gpu", hidden=None)
         self.assertEqual(re.findall(r"(\w+) +\w+s +right", found),
                          ["add", "relu", "reduce_sum", "softmax", "matmul"])  # fmt: skip
 
     def test_a_step_is_captured_as_one_graph(self) -> None:
-        found = run(LEARN / "4_fusion.py", "--gpu", hidden=None)
+        found = run(PROGRAMS / "4_fusion.py", "--gpu", hidden=None)
         page = " ".join((LEARN / "4-executor.md").read_text(encoding="utf-8").split())
         (report,) = re.findall(r"`(4 steps captured: [^`]*)`", page)
         self.assertIn(report, found)
@@ -192,7 +193,7 @@ class OnGpu(unittest.TestCase):
 
 class Pages(unittest.TestCase):
     def test_programs_are_short_and_their_numbers_are_chapters(self) -> None:
-        for path in LEARN.glob("*.py"):
+        for path in PROGRAMS.glob("*.py"):
             lines = path.read_text(encoding="utf-8").splitlines()
             self.assertLessEqual(len(lines), MOST_LINES, path.name)
             self.assertTrue(lines[0].startswith(f'"""Chapter {path.name[0]}: '), path.name)
@@ -212,8 +213,8 @@ class Pages(unittest.TestCase):
 
     def test_the_index_has_all_and_every_chapter_has_its_parts(self) -> None:
         index = (LEARN / "README.md").read_text(encoding="utf-8")
-        for path in (*LEARN.glob("*.py"), *(p for p in PAGES if p.name[0].isdigit())):
-            self.assertIn(f"]({path.name})", index)
+        for path in (*PROGRAMS.glob("*.py"), *(p for p in PAGES if p.name[0].isdigit())):
+            self.assertIn(f"]({path.relative_to(LEARN).as_posix()})", index)
         for page in PAGES:
             text = page.read_text(encoding="utf-8")
             self.assertEqual(text.count("<details>"), text.count("</details>"), page.name)
@@ -232,4 +233,4 @@ if __name__ == "__main__" and "--write" in sys.argv:
     for page in PAGES:
         page.write_text(with_outputs(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name, content in outputs()[1].items():
-        (LEARN / name).write_bytes(content)
+        (DRAWN / name).write_bytes(content)

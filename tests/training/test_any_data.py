@@ -12,7 +12,7 @@ import numpy as np
 from dlsys import functional as F
 from dlsys import nn, optim, train
 from dlsys.data import Dataset, Loader, Resize
-from dlsys.errors import DataError
+from dlsys.errors import DataError, GraphError, ShapeError
 from dlsys.runtime.device import Context
 from support.devices import on_native_devices
 
@@ -81,6 +81,36 @@ class SeveralFields:
             )
             self.assertLess(history.column("val_loss")[-1], 0.05)
             self.assertEqual(set(history.epochs[-1]) & {"accuracy", "binary_accuracy"}, set())
+
+    def test_several_outputs_are_told_apart(self) -> None:
+        class Named(Heads):
+            def forward(self, x: Any, z: Any) -> Any:
+                first, second = super().forward(x, z)
+                return {"first": first, "pair": F.concatenate([second, first], axis=1)}
+
+        heads, named = Heads(), Named()
+        named.load_state_dict(heads.state_dict())
+        first, second = (
+            train.predict(layer, x, self.ctx) for layer, x in ((heads.a, X), (heads.b, Z))
+        )
+        for size in (7, 1000):
+            with self.subTest(size=size):
+                found = train.predict(heads, (X, Z), self.ctx, size)
+                self.assertIsInstance(found, tuple)
+                np.testing.assert_allclose(found[0], first, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(found[1], second, rtol=1e-5, atol=1e-6)
+                both = train.predict(named, (X, Z), self.ctx, size)
+                self.assertEqual([*both], ["first", "pair"])
+                pair = np.concatenate([second, first], 1)
+                np.testing.assert_allclose(both["pair"], pair, rtol=1e-5, atol=1e-6)
+
+    def test_outputs_that_are_no_rows_of_samples_are_refused(self) -> None:
+        steps = np.ones((4, 5, 3), np.float32)
+        with self.assertRaisesRegex(GraphError, r"predict: LSTM returns .* wrap the model"):
+            train.predict(nn.LSTM(3, 2, batch_first=True), steps, self.ctx)
+        total = nn.Sequential(nn.Linear(3, 2), F.sum)
+        with self.assertRaisesRegex(ShapeError, r"of shape \(\) does not have rows for each of 4"):
+            train.predict(total, steps, self.ctx)
 
     def test_inputs_without_targets_cannot_be_fitted(self) -> None:
         with self.assertRaisesRegex(DataError, "no target to compare"):

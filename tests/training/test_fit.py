@@ -383,6 +383,21 @@ class Fit:
         for name, value in final(wanted, optimizer).items():
             np.testing.assert_array_equal(final(net, resumed)[name], value, name)
 
+    def test_ctrl_c_leaves_the_history_and_a_model_to_train_on(self) -> None:
+        def press(run: train.Run) -> None:
+            if run.step == 13:
+                signal.raise_signal(signal.SIGINT)
+
+        undisturbed, net = model(), model()
+        wanted = self.fit(undisturbed, epochs=2, log_every=4)
+        with self.assertRaisesRegex(KeyboardInterrupt, "^2 of 4 epochs and 3 of 5 batches, 13"):
+            self.fit(net, epochs=4, callbacks=[OnStep(press)], log_every=4)
+        self.assertEqual(net.history.column("loss"), wanted.column("loss"))
+        self.assertEqual(max(point["step"] for point in net.history.curve), 12)
+        again = self.fit(net, epochs=1)  # from the weights of step 13
+        self.assertIs(net.history, again)
+        self.assertLess(again.column("loss")[0], wanted.column("loss")[0])
+
     def test_ctrl_c_when_no_step_is_left_is_not_lost(self) -> None:
         def press(*_: Any) -> None:
             signal.raise_signal(signal.SIGINT)

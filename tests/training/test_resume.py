@@ -184,6 +184,7 @@ class Resume:
             ("of a run over other data: samples 70, now 60", {"data": loader(count=60)}),
             ("other data: shuffle True, now False$", {"data": loader(shuffle=False)}),
             ("other data: labels' checksum \\d+, now \\d+$", {"data": loader(seed=1)}),
+            ("weights' checksum None, now \\d+$", {"data": loader(weights=np.arange(70))}),
             (
                 "for the metrics \\['accuracy', 'f1'\\], now \\['top2'\\]",
                 {"metrics": [train.TopK(2)]},
@@ -197,6 +198,15 @@ class Resume:
                     fit(self.ctx, self.folder, net, resume=self.folder, **options)
                 self.assertIn(str(self.folder), str(caught.exception))
                 self.same(net.state_dict(), before)
+
+    def test_another_sampling_is_refused(self) -> None:
+        drawn = np.arange(70.0)
+        keep = [train.Checkpoint(self.folder), stop_at(6)]
+        fit(self.ctx, self.folder, model(), data=loader(weights=drawn), callbacks=keep)
+        fit(self.ctx, self.folder, model(), data=loader(weights=drawn), resume=self.folder)
+        for other in (None, drawn[::-1]):
+            with self.assertRaisesRegex(DataError, r"other data: weights' checksum \d+, now"):
+                fit(self.ctx, self.folder, model(), data=loader(weights=other), resume=self.folder)
 
     def test_files_that_are_no_checkpoint_are_refused(self) -> None:
         text = self.folder / "text.safetensors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class Own(nn.Module):
 
 
 class SavedModels(InFolder):
+    SHAPES = {"weight": (1, 2), "bias": (1,)}  # of Linear(2, 1)
+
     def setUp(self) -> None:
         super().setUp()
         self.path = self.folder / "model.safetensors"
@@ -105,3 +108,42 @@ class SavedModels(InFolder):
         save_arrays(self.path, {}, {})
         with self.assertRaisesRegex(DataError, "does not say how its model is built"):
             train.load_model(self.path)
+
+    def test_a_model_larger_than_its_weights_is_not_built(self) -> None:
+        size = 3_000_000
+        for made in (
+            {"class": "Linear", "arguments": [size, size]},
+            {"class": "Linear", "arguments": [10**12, 10**12]},
+            {"class": "Linear", "arguments": [1, 5 * size]},
+            {"class": "BatchNorm2d", "arguments": [5 * size]},
+            {"class": "LearnedPositions", "arguments": [size, 10]},
+            {"class": "Linear", "arguments": [size, 1],
+             "options": {"initializer": {"function": "init.orthogonal"}}},
+        ):  # fmt: skip
+            linear = {"class": "Linear", "arguments": [2, 1], "options": {}}
+            recipe = {"class": "Sequential", "arguments": [linear, {"options": {}} | made]}
+            weights = {f"model.0.{k}": np.ones(s, np.float32) for k, s in self.SHAPES.items()}
+            save_arrays(self.path, weights, {"model": recipe | {"options": {}}})
+            tracemalloc.start()
+            with self.subTest(made), self.assertRaisesRegex(DataError, "weights to come"):
+                train.load_model(self.path)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            self.assertLess(peak, 4_000_000)
+        nn.Linear(2_000_000, 1)  # the limit ends with the call
+
+    def test_tied_weights_and_layers_of_many_parts_fit(self) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                self.table, self.out = nn.Embedding(3000, 400), nn.Linear(400, 3000, bias=False)
+                self.out.weight = self.table.weight
+
+            def forward(self, x: Any) -> Any:
+                return self.out(self.table(x))
+
+        self.check(Tied(), np.arange(3), Tied)
+        recurrent = nn.LSTM(300, 400, 2, bidirectional=True)
+        train.save(self.path, recurrent)
+        found = train.load_model(self.path).state_dict()
+        for name, value in recurrent.state_dict().items():
+            np.testing.assert_array_equal(found[name], value, name)

@@ -16,10 +16,12 @@ import numpy as np
 
 import dlsys
 from dlsys import autodiff as ad
-from dlsys import nn, viz
+from dlsys import data, nn, optim, train, viz
+from dlsys import functional as F
 from dlsys.errors import DataError, DlsysError, ShapeError
 from dlsys.viz import figure as figures
 from dlsys.viz.layers import layer_values
+from dlsys.viz.samples import probabilities
 from support.devices import native_contexts
 
 try:
@@ -264,6 +266,67 @@ class Classes(unittest.TestCase):
         for points, labels in ((np.ones((3, 3)), [0] * 3), (np.ones((3, 2)), [0]), ([], [])):
             with self.assertRaises(ShapeError):
                 viz.decision_boundary(lambda p: p[:, 0], points, labels)
+
+
+@needs_matplotlib
+class Sets(unittest.TestCase):
+    """Loaders and data sets in place of arrays."""
+
+    def setUp(self) -> None:
+        rng = np.random.default_rng(4)
+        self.images = rng.integers(0, 256, (30, 1, 6, 6)).astype(np.uint8)
+        self.labels = np.arange(30) % 3
+        dataset = data.Dataset(self.images, self.labels, ("cat", "dog", "owl"))
+        loader = data.Loader(dataset, 7, shuffle=True, normalize=(0.4, 0.3))
+        self.sets = dataset, loader, data.DeviceLoader(dataset, 10, shuffle=True)
+        self.model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3, rng=2))
+        train.fit(self.model, loader, optim.SGD(0.01), quiet=True)
+        scores = train.predict(self.model, self.images)
+        powers = np.exp(scores.astype(np.float64))
+        self.chances = powers / powers.sum(axis=1, keepdims=True)
+        self.taken = scores.argmax(axis=1)
+
+    def test_a_confusion_matrix(self):
+        counts = np.zeros((3, 3), int)
+        np.add.at(counts, (self.labels, self.taken), 1)
+        wanted = viz.confusion_matrix(counts, ["cat", "dog", "owl"])
+        for given in self.sets:
+            figure = viz.confusion_matrix(given, model=self.model)
+            self.assertEqual(self.texts(figure), self.texts(wanted))
+
+    def test_mistakes(self):
+        names = ["cat", "dog", "owl"]
+        wanted = viz.mistakes(self.images, self.labels, self.taken, self.chances, 5, names)
+        for given in self.sets:
+            figure = viz.mistakes(given, limit=5, model=self.model)
+            self.assertEqual(self.texts(figure), self.texts(wanted))
+
+    def test_points_and_the_first_sample(self):
+        points = np.array([[-1, 0], [1, 0], [0.5, 1], [-0.5, -1]], np.float32)
+        given = data.Loader((points, np.array([0, 1, 1, 1])), 2)
+        figure = viz.decision_boundary(lambda p: p[:, 0], given, resolution=9)
+        self.assertEqual(figure.axes[0].get_title(), "1 of 4 points on the wrong side")
+        wanted = self.texts(viz.layer_activations(self.model, self.images[0]))
+        for each in self.sets:
+            self.assertEqual(self.texts(viz.layer_activations(self.model, each)), wanted)
+
+    def test_one_output_decides_between_two_classes(self):
+        two = data.Dataset(self.images, (self.labels > 0)[:, None].astype(np.float32))
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 1, rng=2))
+        train.fit(model, data.Loader(two, 5), optim.SGD(0.01),
+                  F.binary_cross_entropy_with_logits, quiet=True)  # fmt: skip
+        score = train.predict(model, two)[:, 0].astype(np.float64)
+        found = probabilities(model, two)
+        np.testing.assert_allclose(found[:, 1], 1 / (1 + np.exp(-score)), rtol=1e-12)
+        viz.confusion_matrix(two, model=model)
+
+    def test_several_fields_are_refused(self):
+        fields = data.Loader((self.images, self.images, self.labels), 5)
+        with self.assertRaisesRegex(DataError, "mistakes: expected a Loader or a Dataset of"):
+            viz.mistakes(fields, model=self.model)
+
+    def texts(self, figure) -> list[str]:
+        return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
 class Layers(unittest.TestCase):

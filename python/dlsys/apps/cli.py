@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import DlsysError
+from ..graph.lines import where
 from . import commands, streams
 from .usage import Parser, UsageError, nearest
 
@@ -58,7 +59,8 @@ def _run(given: list[str], command: str | None, program: str, typed: str) -> int
         print(f"interrupted; done: {str(interrupt) or 'nothing'}", file=sys.stderr)
         return 130
     except DlsysError as error:
-        streams.say(str(error))
+        # Errors end with the line that called dlsys, which here is none of the user's.
+        streams.say(str(error).removesuffix(f" [{where()}]"))
         return 1
     except MemoryError as error:
         streams.say(f"there is not enough memory: {error}")

@@ -80,7 +80,8 @@ class Loader:
         self.batch_size = int(batch_size)
         self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
         self.workers = workers
-        self._bounds = None if weights is None else _bounds(weights, len(self.dataset))
+        self.weights = None if weights is None else np.asarray(weights)
+        self._bounds = None if weights is None else _bounds(self.weights, len(self.dataset))
         self._augment = Compose(augment, shape) if augment else None
         self.normalization = self._normalization_of(normalize)
         self.normalization_given = normalize is not None
@@ -120,7 +121,8 @@ class Loader:
     def in_order(self) -> Loader:
         """A loader of every sample once, in the order of the set and not augmented."""
         made = copy.copy(self)
-        made.shuffle, made.drop_last, made._bounds, made._augment = False, False, None, None
+        made.shuffle, made.drop_last, made._augment = False, False, None
+        made.weights = made._bounds = None
         return made
 
     def normalized_by(self, normalization: Normalization) -> Loader:

@@ -125,7 +125,8 @@ def binary_cross_entropy(probability: Array, target: Array, reduction: str = "me
     """-(y · log p + (1 - y) · log(1 - p)) of probabilities p and targets y in [0, 1].
 
     probability and target: one shape, floats of one dtype. p is first clipped to [2^-126, 1 -
-    2^-24], so that loss and gradient stay finite; where that clips, the gradient is 0. reduction:
+    2^-24], in float16 to [2^-24, 1 - 2^-11], so that loss and gradient stay finite; where that
+    clips, the gradient is 0. reduction:
     "mean" or "sum" for one number, "none" for one an element. ShapeError where the shapes differ.
     `binary_cross_entropy_with_logits` loses nothing.
 

@@ -15,13 +15,14 @@ import numpy as np
 
 from ..autodiff import Variable
 from ..errors import DeviceError, KernelError
-from ..executor.tune.microbenchmark import DRAWN, Microbenchmark
+from ..executor.tune.microbenchmark import DRAWN, LONG_US, Microbenchmark
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
-from ..rungs import Algorithm, rungs_among
+from ..rungs import CONV, Algorithm, rungs_among
 from ..runtime.device import Context
 from ..runtime.library import load
+from .conv_numpy import NumpyBenchmark
 from .gemm import ROUNDING, Figures
 
 DIRECTIONS = ("forward", "data", "filter")
@@ -97,7 +98,7 @@ def node_of(shape: Shape, direction: str, precision: str) -> Node:
 
 
 def climb(
-    ctx: Context,
+    ctx: Context | None,
     shape: Shape,
     direction: str,
     precisions: Sequence[str] = ("fp32",),
@@ -105,9 +106,12 @@ def climb(
 ) -> Iterator[Figures]:
     """The figures of auto and of every rung that can compute a direction of a shape, in the
     ladder's order, with both of Winograd's tiles and the parts of `implicit`; or of every
-    algorithm.
+    algorithm. Without a context, of numpy's rungs.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
+    if ctx is None:
+        yield from _climb_numpy(shape, direction, drawn)
+        return
     sample = None
     for precision in precisions:
         node = node_of(shape, direction, precision)
@@ -126,11 +130,27 @@ def climb(
                 continue  # it cannot serve this, or its library is not here
 
 
+def _climb_numpy(shape: Shape, direction: str, drawn: np.ndarray) -> Iterator[Figures]:
+    benchmark = NumpyBenchmark(node_of(shape, direction, "fp32"), drawn)
+    sample = _Sample(benchmark, shape, direction)
+    for rung in CONV.numpy:
+        try:
+            yield _figures(benchmark, sample, shape, Algorithm(0, rung), "fp32")
+        except KernelError:
+            continue  # it cannot serve this
+
+
 def _figures(
-    benchmark: Microbenchmark, sample: _Sample, shape: Shape, algorithm: Algorithm, precision: str
+    benchmark: Microbenchmark | NumpyBenchmark,
+    sample: _Sample,
+    shape: Shape,
+    algorithm: Algorithm,
+    precision: str,
 ) -> Figures:
     nbytes = benchmark.workspace_nbytes(algorithm)
-    us = benchmark.us(algorithm, benchmark.us_about(algorithm))
+    us = benchmark.us_about(algorithm)
+    if us < LONG_US:
+        us = benchmark.us(algorithm, us)
     error = np.abs(benchmark.elements(sample.at) - sample.exact) / sample.scale / ROUNDING
     rate = shape.operations / us / 1e6
     worst, mean = float(error.max()), float(error.mean())
@@ -140,7 +160,9 @@ def _figures(
 class _Sample:
     """Elements of a result in float64, and the sums of the magnitudes of their terms."""
 
-    def __init__(self, benchmark: Microbenchmark, shape: Shape, direction: str) -> None:
+    def __init__(
+        self, benchmark: Microbenchmark | NumpyBenchmark, shape: Shape, direction: str
+    ) -> None:
         result = dict(zip(DIRECTIONS, (shape.arrays[2], shape.arrays[0], shape.arrays[1])))
         extents = result[direction]
         size = int(np.prod(extents))

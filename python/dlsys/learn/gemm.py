@@ -9,16 +9,19 @@ below K, and is usually far below its square root.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..autodiff import Variable
 from ..dtypes import FLOAT16, FLOAT32, bfloat16, rounded
 from ..errors import DeviceError, KernelError
 from ..ndarray import NDArray, array, empty, launch
-from ..ops.matmul import PRECISIONS
-from ..rungs import rung_of, rungs_among
+from ..ops.matmul import PRECISIONS, matmul_op
+from ..rungs import GEMM, rung_of, rungs_among
 from ..runtime.device import Context, synchronize
 from ..runtime.library import load
 
@@ -76,19 +79,23 @@ class Figures(NamedTuple):
 
 
 class Product:
-    """A product of one shape on a native device in one storage type, and its exact sampled
-    elements.
+    """A product of one shape in one storage type, on a native device or, where there is no context,
+    in numpy, and its exact sampled elements.
     """
 
-    def __init__(self, ctx: Context, shape: Shape, dtype: Any = FLOAT32, seed: int = 0) -> None:
+    def __init__(
+        self, ctx: Context | None, shape: Shape, dtype: Any = FLOAT32, seed: int = 0
+    ) -> None:
         self.ctx, self.shape, self.dtype = ctx, shape, dtype
         rng = np.random.default_rng(seed)
         drawn = rounded(rng.standard_normal(_DRAWN, np.float32), dtype)
         size_A = (shape.k, shape.m) if shape.trans_A else (shape.m, shape.k)
         size_B = (shape.n, shape.k) if shape.trans_B else (shape.k, shape.n)
         a, b = np.resize(drawn, size_A), np.resize(drawn[::-1], size_B)
-        self._A, self._B = array(a, ctx, dtype), array(b, ctx, dtype)
-        self._C = empty((shape.m, shape.n), ctx, dtype)
+        self._A: Any = a if ctx is None else array(a, ctx, dtype)
+        self._B: Any = b if ctx is None else array(b, ctx, dtype)
+        size_C = shape.m, shape.n
+        self._C: Any = np.empty(size_C, dtype) if ctx is None else empty(size_C, ctx, dtype)
         self._rows = rng.choice(shape.m, min(_SAMPLED, shape.m), replace=False)
         columns = rng.choice(shape.n, min(4 * _SAMPLED, shape.n), replace=False)
         self._columns = columns
@@ -98,21 +105,41 @@ class Product:
 
     def figures(self, algorithm: str, number: int, precision: str) -> Figures:
         """What one algorithm does. KernelError or DeviceError where it cannot."""
+        assert self.ctx is not None
         arguments = (
             *(self._A, int(self.shape.trans_A), self._B, int(self.shape.trans_B)),
             *(number, PRECISIONS.get(precision, 0), self._C),
         )
         key = self.ctx.kernel_device, "matmul"
         nbytes = load().workspace(*key, *arguments, device_id=self.ctx.device_id)
+        call = partial(launch, "matmul", self.ctx, *arguments)
+        return self._measured(algorithm, precision, nbytes, call)
+
+    def numpy_figures(self, rung: str) -> Figures:
+        """What one of numpy's rungs does."""
+        flags = dict(trans_A=self.shape.trans_A, trans_B=self.shape.trans_B)
+        node = matmul_op(Variable("A"), Variable("B"), **flags, algo=rung)
+        call = partial(node.op.numpy, node, self._A, self._B, self._C)
+        tracemalloc.start()
+        call()
+        nbytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return self._measured(rung, "fp32", nbytes, call)
+
+    def _measured(
+        self, algorithm: str, precision: str, nbytes: int, call: Callable[[], object]
+    ) -> Figures:
         self._C[:] = np.float32(np.nan)  # so that an element that is not written is seen
-        launch("matmul", self.ctx, *arguments)
+        call()
         error = np.abs(self._sampled() - self._exact) / np.maximum(self._scale, 1e-300) / ROUNDING
-        seconds = self._seconds(arguments)
+        seconds = self._seconds(call)
         rate = self.shape.operations / seconds / 1e12
         worst, mean = float(error.max(initial=0)), float(error.mean()) if error.size else 0.0
         return Figures(algorithm, precision, seconds * 1e3, rate, nbytes, worst, mean)
 
     def _sampled(self) -> np.ndarray:
+        if self.ctx is None:
+            return self._C[self._rows][:, self._columns].astype(np.float64)
         n = self.shape.n
         pitch = n * self.dtype.itemsize
         rows = [
@@ -121,29 +148,37 @@ class Product:
         ]
         return np.array(rows, np.float64)[:, self._columns]
 
-    def _seconds(self, arguments: tuple) -> float:
+    def _seconds(self, call: Callable[[], object]) -> float:
         """Of one call: the least over rounds of as many as make a round long enough."""
-        calls, least = 1, self._round(arguments, 1)
+        calls, least = 1, self._round(call, 1)
         if least < _ROUND_SECONDS:
             calls = max(1, int(_ROUND_SECONDS / max(least, 1e-6)))
         rounds = _ROUNDS if least < 10 * _ROUND_SECONDS else 1
-        return min(self._round(arguments, calls) for _ in range(rounds))
+        return min(self._round(call, calls) for _ in range(rounds))
 
-    def _round(self, arguments: tuple, calls: int) -> float:
-        synchronize(self.ctx)
+    def _round(self, call: Callable[[], object], calls: int) -> float:
+        self._synchronize()
         start = time.perf_counter()
         for _ in range(calls):
-            launch("matmul", self.ctx, *arguments)
-        synchronize(self.ctx)
+            call()
+        self._synchronize()
         return (time.perf_counter() - start) / calls
+
+    def _synchronize(self) -> None:
+        if self.ctx is not None:
+            synchronize(self.ctx)
 
 
 def climb(
-    ctx: Context, shape: Shape, precisions: Sequence[str] = ("fp32",), variants: str = ""
+    ctx: Context | None, shape: Shape, precisions: Sequence[str] = ("fp32",), variants: str = ""
 ) -> Iterator[Figures]:
     """The figures of every rung that can compute a shape, in the order of the ladder, at each
-    precision, or of floats of 16 bits; of the variants of a rung where one is named.
+    precision, or of floats of 16 bits; of the variants of a rung where one is named. Without a
+    context, of numpy's, which are all float32's.
     """
+    if ctx is None:
+        yield from map(Product(None, shape).numpy_figures, GEMM.numpy)
+        return
     names = load().algorithms(ctx.kernel_device, "matmul")
     wanted = [name for name in names if rung_of(name) == variants] or rungs_among(names)
     product = None

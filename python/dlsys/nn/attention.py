@@ -15,7 +15,7 @@ from ..autodiff import Node, Parameter
 from ..errors import GraphError
 from ..functional.record import optional, recorded
 from ..graph.lines import where
-from ..init import RNG, Initializer, Rng, generator, xavier_uniform, zeros
+from ..init import RNG, Initializer, Rng, generator, normal, xavier_uniform, zeros
 from ..ops.random.sampling import PROBABILITY
 from .kinds import Function
 from .layers import SIZE, Linear, drawn
@@ -350,8 +350,7 @@ class LearnedPositions(Module):
 
     @declared(count=SIZE, features=SIZE, rng=RNG)
     def __init__(self, count: int, features: int, *, rng: Rng = None) -> None:
-        values = generator(rng).normal(0, 0.02, (count, features)).astype(np.float32)
-        self.weight = Parameter(values, "weight")
+        self.weight = Parameter(normal((count, features), rng, deviation=0.02), "weight")
 
     def forward(self, x: Node) -> Node:
         return add_rows(x, self.weight)

@@ -110,7 +110,7 @@ for _callback in (_delete_export, _destroy_capsule):
 
 
 def export(array: Any, consumer: int | None, versioned: bool) -> Any:
-    """A capsule that shares `array` (an NDArray) and keeps it alive.
+    """A capsule that shares the memory of `array` (an NDArray) and keeps it alive.
 
     `consumer` is the stream that the consumer works on: None for CUDA's default stream, -1 for "do
     not order". Later work of ours on the array waits for that stream only when it is the default
@@ -136,7 +136,7 @@ def export(array: Any, consumer: int | None, versioned: bool) -> Any:
     tensor.code, tensor.bits = _type_code(array.dtype), array.dtype.itemsize * 8
     tensor.lanes = 1
     address = ctypes.addressof(managed)
-    _exports[address] = (array, managed, shape, strides)
+    _exports[address] = (block, managed, shape, strides)
     return _new(address, managed.name, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
 
 

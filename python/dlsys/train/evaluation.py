@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ from .. import functional as F
 from .. import optim
 from ..data.description import DataDescription
 from ..data.prefetch import on_device
-from ..describe import described
+from ..describe import brief, described
 from ..dtypes import host
-from ..errors import DataError, ShapeError
+from ..errors import DataError, GraphError, ShapeError
 from ..nn import Module
 from ..ops.leaf import home_of
 from ..runtime.device import Context
-from .metrics import Metric, suiting
+from .metrics import Metric, several, suiting
 from .source import source_of
 from .totals import Totals
 
@@ -165,19 +165,21 @@ def evaluate(
     return Evaluator(model, data, metrics, loss, ctx or home_of(model)).run()
 
 
-def predict(
-    model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000
-) -> np.ndarray:
-    """The outputs (n, …) of a model, in inference mode, for an array (n, …), or a tuple or, by
-    name, a dictionary of them; for the inputs of a data set or a Loader, in the order of the set;
-    or for images: a file, a folder or a list of files, made to the size of those that the model was
-    trained on. A model that `fit` trained takes samples as its training set had them, uint8 or
-    floats, which are normalized as they were in training (`model.trained_on`), unless a Loader says
-    how; for any other model, and for several inputs, floats are taken in the dtype of the model's
-    Parameters. ctx: as for `evaluate`.
+def predict(model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000) -> Any:
+    """The output (n, …) of a model in inference mode, or a tuple or a dictionary of arrays where it
+    has several outputs.
+
+    inputs: an array (n, …), or a tuple or, by name, a dictionary of them; the inputs of a data set
+    or a Loader, in the order of the set; or images: a file, a folder or a list of files, made to
+    the size of those that the model was trained on. A model that `fit` trained takes samples as its
+    training set had them, uint8 or floats, which are normalized as they were in training
+    (`model.trained_on`), unless a Loader says how; for any other model, and for several inputs,
+    floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`. batch_size:
+    samples in a run.
 
     DataError for samples of another kind than those that the model was trained on; ShapeError for
-    arrays of different lengths, or without any sample, and for batch_size < 1.
+    arrays of different lengths, or without any sample, for an output without
+    rows of each sample, and for batch_size < 1.
 
     >>> train.predict(nn.Linear(2, 3), np.zeros((4, 2), np.float32)).shape
     (4, 3)
@@ -188,7 +190,7 @@ def predict(
     real = next((host(dtype) for dtype in dtypes if dtype.kind == "f"), np.dtype(np.float32))
     source = source_of(inputs, model.trained_on)
     nodes: list[ad.Node] = []
-    outputs: list[np.ndarray] = []
+    batches: list[list[np.ndarray]] = []
     for start in range(0, source.samples, batch_size):
         arrays = [_taken(x, real) for x in source.take(slice(start, start + batch_size))]
         if not nodes:
@@ -196,9 +198,33 @@ def predict(
             named = None if source.names is None else dict(zip(source.names, nodes))
             with model.in_mode(training=False):
                 output = model(*nodes) if named is None else model(**named)
-            executor = ad.Executor([output], ctx=ctx or home_of(model))
-        outputs += executor.run(dict(zip(nodes, arrays)), convert_to_numpy_ret_vals=True)
-    return np.concatenate(outputs)
+            executor = ad.Executor(_several_of(model, output), ctx=ctx or home_of(model))
+        batch = executor.run(dict(zip(nodes, arrays)), convert_to_numpy_ret_vals=True)
+        batches.append([_rows(x, len(arrays[0])) for x in batch])
+    joined = [np.concatenate(parts) for parts in zip(*batches)]
+    if isinstance(output, ad.Node):
+        return joined[0]
+    return dict(zip(output, joined)) if isinstance(output, Mapping) else tuple(joined)
+
+
+def _several_of(model: Module, output: Any) -> list[ad.Node]:
+    """The nodes of a model's output. GraphError where it is neither one nor some in a tuple."""
+    found = several(output)
+    if not found or not all(isinstance(node, ad.Node) for node in found):
+        raise GraphError(
+            f"predict: {type(model).__name__} returns {brief(output)}, expected a node, or a tuple "
+            "or a dictionary of nodes: wrap the model in one that returns what is wanted"
+        )
+    return found
+
+
+def _rows(output: np.ndarray, samples: int) -> np.ndarray:
+    if not output.ndim or len(output) % samples:  # several rows a sample, as of tokens, will do
+        raise ShapeError(
+            f"predict: an output of shape {output.shape} does not have rows for each of {samples} "
+            "samples: wrap the model in one that returns those that do"
+        )
+    return output
 
 
 def _taken(x: Any, real: np.dtype[Any]) -> np.ndarray:

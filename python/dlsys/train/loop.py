@@ -56,8 +56,9 @@ def fit(
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
-    step; KeyboardInterrupt says what was done, and `model.history` has what was measured. DataError
-    for a checkpoint that does not fit.
+    step and raises KeyboardInterrupt, so that what follows in a script or a notebook does not take
+    the model for a trained one; its text says what was done, and `model.history` has what was
+    measured. DataError for a checkpoint that does not fit.
 
     >>> points = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
     >>> labels = (points[:, 0] > 0).astype(np.int64)

@@ -24,6 +24,7 @@ from .schema import anything, check, fields, items, maybe, named, text
 
 _DRAWN = ("rng", "seed", "initializer")  # options that only say which weights a layer begins with
 _FUNCTIONS = {"functional": functional, "autodiff": autodiff, "init": init}
+_SPARE = 1 << 20  # elements that a model may draw beyond those that its file has
 _PATH = re.compile(r"models\.[a-z]\w*\.[A-Z]\w*|[A-Z]\w*")
 _RECIPE = fields(**{"class": text, "arguments": maybe(items(anything)), "options": named(anything)})
 
@@ -66,7 +67,8 @@ def load_model(path: str | Path, model: type[Module] | Module | None = None) -> 
     ready ones in `dlsys.nn.models`, need none. The model is on the host, in training mode, and has
     `trained_on`, by which `predict` normalizes.
 
-    DataError for a file that is none, or whose model cannot be built from what it says.
+    DataError for a file that is none, or whose model cannot be built from what it says, or is far
+    larger than the weights in it: no memory is taken for such a one.
 
     >>> train.save("model.safetensors", nn.Sequential(nn.Linear(2, 3), nn.Tanh()))
     >>> train.load_model("model.safetensors")
@@ -76,9 +78,12 @@ def load_model(path: str | Path, model: type[Module] | Module | None = None) -> 
     )
     """
     saved = checkpoint.load(path)
+    state = saved.part("model")
     if not isinstance(model, Module):
-        model = _built(str(path), saved.header.get("model"), model)
-    model.load_state_dict(saved.part("model"))
+        # Tied weights are drawn before they are tied, so that each is drawn twice.
+        with init.at_most(_SPARE + 2 * sum(array.size for array in state.values())):
+            model = _built(str(path), saved.header.get("model"), model)
+    model.load_state_dict(state)
     return model
 
 
@@ -147,7 +152,7 @@ def _built(what: str, recipe: Any, kind: type[Module] | None) -> Module:
     options = {name: _value(what, value) for name, value in recipe["options"].items()}
     try:
         return kind(*args, **options)
-    except (TypeError, DlsysError) as error:
+    except (TypeError, DlsysError, MemoryError) as error:
         raise DataError(f"{what}: {kind.__name__} cannot be built as it says: {error}") from error
 
 

@@ -182,9 +182,12 @@ class TrainingRun:
         """The facts by which one loader is known from another."""
         names = "seed", "shuffle", "batch_size", "samples"
         labels = getattr(getattr(self.data, "dataset", None), "labels", None)
-        checksum = None if labels is None else zlib.crc32(np.ascontiguousarray(labels).data)
         chosen = {name: getattr(self.data, name, None) for name in names}
-        return plain(chosen) | {"batches": len(self.data), "labels' checksum": checksum}
+        return plain(chosen) | {
+            "batches": len(self.data),
+            "labels' checksum": _checksum(labels),
+            "weights' checksum": _checksum(getattr(self.data, "weights", None)),
+        }
 
     # ---- the loop ----
     def go(self) -> History:
@@ -289,6 +292,10 @@ class TrainingRun:
             raise diverged(self, self._last_finite)
         self._last_finite = FiniteState(values, self.epoch, self.batch, self.step, time.monotonic())
         return values
+
+
+def _checksum(array: Any) -> int | None:
+    return None if array is None else zlib.crc32(np.ascontiguousarray(array).data)
 
 
 def _take_over(what: str, callback: Callback, state: dict[str, Any]) -> None:

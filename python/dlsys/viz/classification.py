@@ -12,6 +12,7 @@ from ..errors import ShapeError
 from ..ops.leaf import home_of
 from .figure import INK, class_names, legend, new_figure, plot
 from .layers import prepared
+from .samples import is_set, labeled, probabilities
 from .svg import COLORS, GREEN, ORANGE
 
 if TYPE_CHECKING:
@@ -22,13 +23,23 @@ _TINY = 1e-12  # instead of 0 below a fraction
 _MARKERS = "os^Dv"  # one for each round of the colors
 
 
-def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figure:
-    """The counts of how often each class (rows) was predicted as each (columns).
+def confusion_matrix(
+    counts: Any, classes: Sequence[str] | None = None, *, model: Any = None
+) -> Figure:
+    """The counts of how often each class (rows) was predicted as each (columns), or with a `model`
+    those of its answers for a Loader or a Dataset.
 
     Right answers are green and mistakes orange; each is the stronger, the larger its share of the
     row, mistakes compared with the largest share of a mistake. Shares instead of counts will do.
-    counts: (n, n). classes: their names.
+    counts: (n, n), or a Loader or a Dataset. classes: their names. model: an `nn.Module`.
     """
+    if model is not None:
+        found = labeled("confusion_matrix", counts)
+        taken = probabilities(model, counts)
+        classes = found.classes if classes is None else classes
+        truth = found.labels.astype(np.int64)
+        counts = np.zeros((max(taken.shape[1], truth.max() + 1),) * 2, np.int64)
+        np.add.at(counts, (truth, taken.argmax(axis=1)), 1)
     array = np.asarray(counts)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
         raise ShapeError(f"confusion_matrix: expected counts (classes, classes), got {array.shape}")
@@ -61,7 +72,7 @@ def confusion_matrix(counts: Any, classes: Sequence[str] | None = None) -> Figur
 def decision_boundary(
     classifier: Callable[[np.ndarray], Any] | Any,
     points: Any,
-    labels: Any,
+    labels: Any = None,
     classes: Sequence[str] | None = None,
     resolution: int = 200,
 ) -> Figure:
@@ -69,9 +80,13 @@ def decision_boundary(
 
     classifier: a model (an `nn.Module`) or a function of points (n, 2) float32; it gives scores (n,
     classes), of which the largest wins, or (n,) or (n, 1), whose sign decides between 0 and 1.
-    points: (n, 2). labels: (n,), negative ones count as 0. classes: their names. resolution: points
-    along each axis.
+    points: (n, 2), or a Loader or a Dataset of them, which has the labels too. labels: (n,),
+    negative ones count as 0. classes: their names. resolution: points along each axis.
     """
+    if is_set(points):
+        found = labeled("decision_boundary", points)
+        points, labels = found.samples[:], found.labels
+        classes = found.classes if classes is None else classes
     points, labels = np.asarray(points, np.float32), np.asarray(labels).reshape(-1)
     if points.ndim != 2 or points.shape[1] != 2 or len(points) != len(labels) or not len(points):
         raise ShapeError(

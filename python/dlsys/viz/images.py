@@ -10,6 +10,8 @@ import numpy as np
 
 from ..errors import ShapeError
 from .figure import INK, bare, class_names, new_figure, plot
+from .samples import labeled
+from .samples import probabilities as answers
 from .svg import BLUE
 
 if TYPE_CHECKING:
@@ -62,19 +64,26 @@ def activations(values: Any, limit: int = 64, title: str = "") -> Figure:
 
 def mistakes(
     images: Any,
-    labels: Any,
-    predictions: Any,
-    probabilities: Any,
+    labels: Any = None,
+    predictions: Any = None,
+    probabilities: Any = None,
     limit: int = 30,
     classes: Sequence[str] | None = None,
+    *,
+    model: Any = None,
 ) -> Figure:
     """The worst mistakes, the surest first: the image, its label, and what it was taken for with
     the probability given to that.
 
-    images: (n, H, W), (n, C, H, W), or (n, pixels) of square images. labels, predictions: (n,).
-    probabilities: (n,) of the prediction, or (n, classes). Images that were recognized are passed
-    over. limit: how many are shown.
+    images: (n, H, W), (n, C, H, W), or (n, pixels) of square images; or with a `model` a Loader or
+    a Dataset, whose labels its answers are compared with. labels, predictions: (n,). probabilities:
+    (n,) of the prediction, or (n, classes). Images that were recognized are passed over. limit: how
+    many are shown. classes: their names. model: an `nn.Module`.
     """
+    if model is not None:
+        found, probabilities = labeled("mistakes", images), answers(model, images)
+        images, labels, predictions = found.samples, found.labels, probabilities.argmax(axis=1)
+        classes = found.classes if classes is None else classes
     truth, taken = np.asarray(labels), np.asarray(predictions)
     given = np.asarray(probabilities, np.float64)
     if not len(images) == truth.size == taken.size == len(given) or truth.ndim != 1:

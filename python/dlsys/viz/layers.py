@@ -12,14 +12,16 @@ from ..errors import DataError
 from ..ops.leaf import home_of
 from .figure import INK, new_figure
 from .images import draw_activations, draw_input
+from .samples import is_set, labeled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12) -> Figure:
-    """The output of each layer of a model (an `nn.Module`) for one image without batch axis, an
-    array or a file, which is made to the size of those that the model was trained on.
+    """The output of each layer of a model (an `nn.Module`) for one image without batch axis: an
+    array; a file, which is made to the size of those that the model was trained on; or the first
+    sample of a Loader or a Dataset.
 
     Shown are the image, where it is one, and the first `layers` layers that have no children, with
     up to `limit` planes each. The model is run in evaluation mode where its Parameters live, and
@@ -27,6 +29,8 @@ def layer_activations(model: Any, image: Any, limit: int = 32, layers: int = 12)
     """
     if isinstance(image, (str, os.PathLike)):
         image = _read(model, image)
+    elif is_set(image):
+        image = labeled("layer_activations", image).samples[0]
     values = list(layer_values(model, image).items())
     drawn = values[:layers]
     figure = new_figure(6.6, 4)

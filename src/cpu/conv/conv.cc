@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kFewChannels = 16;   // with fewer, Winograd's transforms cost more than they save
 constexpr double kWinogradCost = 1.3;  // of its products and transforms, in products of implicit
+constexpr int64_t kFilterTiles = 60;   // whose products take as long as the filters' transforms
 constexpr char kOfWinograd[] = "3 x 3 filters at stride 1 without dilation";
 
 bool FitsAll(const Conv&) { return true; }
@@ -36,7 +37,7 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     {"depthwise", "one channel a group", FitsDepthwise, DepthwiseForward, DirectDataGradient,
      DepthwiseFilterGradient},
 };
-constexpr int kImplicit = 3, kWinograd = 4, kDepthwise = 7;
+constexpr int kImplicit = 3, kWinograd2 = 5, kWinograd4 = 6, kDepthwise = 7;
 constexpr int64_t kCount = sizeof kAlgorithms / sizeof *kAlgorithms;
 
 // Made when the library is loaded.
@@ -47,20 +48,29 @@ const std::vector<Algorithm>* const all_algorithms = [] {
 }();
 const std::vector<Algorithm>& AllAlgorithms() { return *all_algorithms; }
 
-// Winograd's 2 x 2 tiles, which round as a direct convolution does, where they multiply less and
-// there are channels enough to make up for the transforms.
-bool WinogradPays(const Conv& c) {
+// Multiplications of Winograd's tiles of m x m outputs for a filter and a channel.
+int64_t OfTiles(const Conv& c, int64_t m, int64_t more_tiles = 0) {
+  return (m + 2) * (m + 2) * (c.n * CeilDiv(c.out.h, m) * CeilDiv(c.out.w, m) + more_tiles);
+}
+
+// Winograd's tiles, where they multiply less and there are channels enough to make up for the
+// transforms; null elsewhere. Those of 4 x 4 outputs multiply least, but where images are small the
+// transforms of their filters count. Both round nearly as a direct convolution does.
+const ConvAlgorithm* Winograd(const Conv& c) {
   if (!WinogradFits(c) || std::min(c.GroupChannels(), c.GroupFilters()) < kFewChannels)
-    return false;
+    return nullptr;
+  const bool large = OfTiles(c, 4, kFilterTiles) < OfTiles(c, 2, kFilterTiles);
   const int64_t channels = RoundUp(c.GroupChannels(), 16) * RoundUp(c.GroupFilters(), 32);
-  const double by_tiles = 16. * (double)(CeilDiv(c.out.h, 2) * CeilDiv(c.out.w, 2) * channels);
-  const double direct = 9. * (double)(Size(c.out) * c.GroupChannels() * c.GroupFilters());
-  return by_tiles * kWinogradCost < direct;
+  const double by_tiles = (double)(OfTiles(c, large ? 4 : 2) * channels);
+  const double direct = 9. * (double)(c.n * Size(c.out) * c.GroupChannels() * c.GroupFilters());
+  if (by_tiles * kWinogradCost >= direct) return nullptr;
+  return &kAlgorithms[large ? kWinograd4 : kWinograd2];
 }
 
 const ConvAlgorithm& Heuristic(const Conv& conv) {
   if (conv.Depthwise()) return kAlgorithms[kDepthwise];
-  return kAlgorithms[WinogradPays(conv) ? kWinograd : kImplicit];
+  const ConvAlgorithm* winograd = Winograd(conv);
+  return winograd ? *winograd : kAlgorithms[kImplicit];
 }
 
 [[noreturn]] void Refuse(const char* op, const ConvAlgorithm& algorithm, const Conv& conv) {

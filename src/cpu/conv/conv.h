@@ -1,4 +1,7 @@
-// The convolution algorithms of the CPU and their common interface.
+// The convolution algorithms of the CPU and their common interface. Arrays are float32, NCHW
+// (filters O, C / groups, H, W), contiguous, and overlap nowhere. Each algorithm has a forward
+// pass, a data gradient and a filter gradient; its file names what limits it. In the order of
+// reading: naive.cc, im2col.cc, implicit.cc, depthwise.cc, winograd.cc, fft.cc; conv.cc picks one.
 #pragma once
 #include "cpu/runtime/common.h"
 #include "math/conv_geometry.h"

@@ -1,5 +1,7 @@
-// Shared by the conv + bias + relu + max-pool kernels of the CPU; math/conv_pool.h has the
-// contract.
+// What the kernels of conv + bias + relu + max-pool share on the CPU: the part of the input that
+// windows see, which elements of it are padding, and transpositions of small matrices in vectors of
+// four, which bring positions side by side for SIMD. math/conv_pool.h has the contract. Limited by
+// the multiply-adds of the direct convolution that uses them.
 #pragma once
 #include <algorithm>
 #include <cstring>

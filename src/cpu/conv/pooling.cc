@@ -1,8 +1,9 @@
 // Max and average pooling with their gradients; threads split the images and channels. Within a row
 // of windows each window element is one pass, so that inner loops are long. Gradients scatter:
-// windows do not cross channels, so each channel has one writer.
+// windows do not cross channels, so each channel has one writer. Outputs overlap no input. Memory
+// bandwidth limits them.
+#include <cstring>
 #include <limits>
-#include <type_traits>
 
 #include "cpu/reduce/rows.h"
 #include "cpu/runtime/common.h"
@@ -129,87 +130,113 @@ DLSYS_INLINE int64_t FindMaxByRows(const Pool& p, const float* x, const Seen& do
   return best - x;
 }
 
-// Windows of one row without dilation, side by side in SIMD: a pass for each element of a window.
-// The stride is a constant where it is small.
-constexpr int64_t kPiece = 64;   // windows at a time
-constexpr int64_t kVector = 16;  // of them in a vector
-typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t Integers __attribute__((vector_size(64), aligned(4), may_alias));
+// Windows of one row without dilation at stride 1 or 2, side by side in SIMD: a pass for each
+// element of a window. Loops run over a multiple of kVector values and read all that lies between
+// the first and the last, so that they are vectors altogether; a row that has not so many is
+// copied.
+constexpr int64_t kPiece = 64;            // windows at a time
+constexpr int64_t kVector = 16;           // values of a vector
+constexpr int64_t kRow = kPiece + kWide;  // values of a row that windows begin at, or reach
 
-// Takes values that are larger than the best, whose indices are from, from + step, ….
-DLSYS_INLINE void KeepLarger(const Floats& values, int32_t from, int32_t step, Floats* best,
-                             Integers* at) {
-  constexpr Integers kCount = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Integers larger = ~(values <= *best) & (*best == *best);
-  *best = (Floats)((larger & (Integers)values) | (~larger & (Integers)*best));
-  *at = (larger & (from + step * kCount)) | (~larger & *at);
-}
-
-template <class Stride>
-DLSYS_INLINE void FindMaxOfPiece(const Pool& p, const float* x, const Seen& down, int64_t first,
-                                 int64_t n, Stride stride, float* y, int32_t* argmax) {
-  constexpr float kLeast = -std::numeric_limits<float>::infinity();
-  float best[kPiece], values[kPiece];
+// The largest elements of windows so far, and their indices.
+struct Maxima {
+  float value[kPiece];
   int32_t at[kPiece];
-  const int64_t left = first * stride - p.pad.w, top = down.first + down.begin;
-  for (int64_t j = 0; j < kPiece; j++) {
-    best[j] = kLeast;
-    at[j] = (int32_t)(top * p.in.w + std::max<int64_t>(0, left + j * stride));
-  }
-  std::fill(values, values + kPiece, kLeast);
-  const int64_t padded = RoundUp(n, kVector);
-  for (int64_t a = down.begin; a < down.end; a++)
-    for (int64_t b = 0; b < p.window.w; b++) {
-      const int64_t from = left + b, row = (down.first + a) * p.in.w + from;
-      const int64_t begin = std::min(n, from < 0 ? (stride - 1 - from) / stride : 0);
-      const int64_t end = from < p.in.w ? std::min(n, (p.in.w - 1 - from) / stride + 1) : 0;
-      for (int64_t j = 0; j < begin; j++) values[j] = kLeast;
-      for (int64_t j = begin; j < end; j++) values[j] = x[row + j * stride];
-      for (int64_t j = std::max(begin, end); j < n; j++) values[j] = kLeast;
-      for (int64_t j = 0; j < padded; j += kVector)
-        KeepLarger(*(const Floats*)(values + j), (int32_t)(row + j * stride),
-                   (int32_t)(int64_t)stride, (Floats*)(best + j), (Integers*)(at + j));
+
+  // Takes values that are larger than the best, whose indices are from, from + step, ….
+  DLSYS_INLINE void Take(const float* values, int64_t padded, int32_t from, int32_t step) {
+    DLSYS_IVDEP
+    for (int64_t j = 0; j < padded; j++) {
+      const float seen = values[j], best = value[j];
+      const bool larger = !(seen <= best) & (best == best);
+      value[j] = larger ? seen : best;
+      at[j] = larger ? from + step * (int32_t)j : at[j];
     }
-  std::copy(best, best + n, y);
-  std::copy(at, at + n, argmax);
+  }
+};
+
+// Windows [first, first + n) of a row, of images that end at x_end.
+template <int64_t kStride>
+DLSYS_INLINE void FindMaxOfPiece(const Pool& p, const float* x, const float* x_end,
+                                 const Seen& down, int64_t first, int64_t n, float* y,
+                                 int32_t* argmax) {
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  const int64_t left = first * kStride - p.pad.w, reach = (n - 1) * kStride + p.window.w;
+  const int64_t padded = (n + kVector - 1) & -kVector;
+  const int64_t count = (padded + p.window.w - 1 + kVector - 1) & -kVector;
+  const int32_t corner = (int32_t)((down.first + down.begin) * p.in.w);
+  Maxima best;
+  for (int64_t j = 0; j < padded; j++) {
+    best.value[j] = kLeast;
+    best.at[j] = corner + std::max<int32_t>(0, (int32_t)(left + j * kStride));
+  }
+  float copied[kStride * kRow], phases[kStride][kRow];
+  for (int64_t a = down.begin; a < down.end; a++) {
+    const int64_t start = (down.first + a) * p.in.w + left;
+    const float* row = x + start;
+    if (left < 0 || left + reach > p.in.w || row + kStride * count > x_end) {
+      const int64_t low = std::max<int64_t>(0, -left), high = std::min(reach, p.in.w - left);
+      std::fill(copied, copied + kStride * count, kLeast);
+      if (low < high) memcpy(copied + low, row + low, (high - low) * sizeof(float));
+      row = copied;
+    }
+    if constexpr (kStride == 2)
+      for (int64_t j = 0; j < count; j++) {
+        phases[0][j] = row[2 * j];
+        phases[1][j] = row[2 * j + 1];
+      }
+    for (int64_t b = 0; b < p.window.w; b++)
+      best.Take(kStride == 1 ? row + b : phases[b % kStride] + b / kStride, padded,
+                (int32_t)(start + b), kStride);
+  }
+  std::copy(best.value, best.value + n, y);
+  std::copy(best.at, best.at + n, argmax);
 }
 
-DLSYS_INLINE void FindMaxOfRow(const Pool& p, const float* x, const Seen& down, float* y,
-                               int32_t* argmax) {
+// Row i of the windows of an image.
+DLSYS_INLINE void FindMaxOfRow(const Pool& p, const float* x, const float* x_end, int64_t i,
+                               float* y, int32_t* argmax) {
+  const Seen down = SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);
   for (int64_t j = 0; j < p.out.w; j += kPiece) {
     const int64_t n = std::min(kPiece, p.out.w - j);
     if (p.stride.w == 1)
-      FindMaxOfPiece(p, x, down, j, n, std::integral_constant<int64_t, 1>(), y + j, argmax + j);
-    else if (p.stride.w == 2)
-      FindMaxOfPiece(p, x, down, j, n, std::integral_constant<int64_t, 2>(), y + j, argmax + j);
+      FindMaxOfPiece<1>(p, x, x_end, down, j, n, y + j, argmax + j);
     else
-      FindMaxOfPiece(p, x, down, j, n, p.stride.w, y + j, argmax + j);
+      FindMaxOfPiece<2>(p, x, x_end, down, j, n, y + j, argmax + j);
+  }
+}
+
+// The same for other windows, one after the other.
+DLSYS_INLINE void FindMaxOneByOne(const Pool& p, const float* x, bool wide, int64_t i, float* y,
+                                  int32_t* argmax) {
+  const Seen down = SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);
+  for (int64_t j = 0; j < p.out.w; j++) {
+    const Seen across = SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w);
+    const int64_t best =
+        wide ? FindMaxByRows(p, x, down, across) : FindMax(p, x, down, across, {1, 1});
+    argmax[j] = (int32_t)best;
+    y[j] = x[best];
   }
 }
 
 void MaxOfImages(const Pool& p, const float* x, float* y, int32_t* argmax) {
   const bool contiguous = p.window.w >= p.in.w;
   const bool wide = std::min(p.window.w, p.in.w) * (contiguous ? p.window.h : 1) >= kWide;
+  const bool by_rows = !wide && p.window.w <= kWide && p.stride.w <= 2;
+  const float* x_end = x + p.nc * Size(p.in);
   ForImages(p, [&](int64_t nc) {
     const float* data = x + nc * Size(p.in);
-    int64_t k = nc * Size(p.out);
-    for (int64_t i = 0; i < p.out.h; i++, k += p.out.w) {
-      const Seen down = SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);
-      if (!wide) {
-        Dispatch([&]() __attribute__((always_inline)) {
-          FindMaxOfRow(p, data, down, y + k, argmax + k);
-        });
-        continue;
+    float* values = y + nc * Size(p.out);
+    int32_t* at = argmax + nc * Size(p.out);
+    Dispatch([&]() __attribute__((always_inline)) {
+      for (int64_t i = 0; i < p.out.h; i++) {
+        const int64_t k = i * p.out.w;
+        if (by_rows)
+          FindMaxOfRow(p, data, x_end, i, values + k, at + k);
+        else
+          FindMaxOneByOne(p, data, wide, i, values + k, at + k);
       }
-      for (int64_t j = 0; j < p.out.w; j++) {
-        const Seen across = SeenBy(j, p.window.w, p.stride.w, p.pad.w, p.in.w);
-        Dispatch([&]() __attribute__((always_inline)) {
-          const int64_t best = FindMaxByRows(p, data, down, across);
-          argmax[k + j] = (int32_t)best;
-          y[k + j] = data[best];
-        });
-      }
-    }
+    });
   });
 }
 

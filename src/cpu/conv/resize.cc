@@ -1,5 +1,7 @@
-// Nearest and bilinear resizing of images, with gradients that gather. Each axis is tabulated
-// first. The output never overlaps the input. Memory bandwidth limits it.
+// Nearest and bilinear resizing of images (..., H, W) on the CPU, with their gradients. Each axis
+// is tabulated first: what a resized element reads, and which of them read an original one. Forward
+// and gradient both gather, a row of the output after the other, so threads never add to one
+// element. The output never overlaps the input. Memory bandwidth limits it.
 #include "math/resize.h"
 
 #include "cpu/pointwise/strides.h"

@@ -1,5 +1,7 @@
-// Winograd's transforms of tiles (math/winograd.h) on the CPU, over blocks of channels: an element
-// of a tile is a vector of 16.
+// Winograd's transforms of tiles (math/winograd.h) on the CPU, M X M^T by its rows and then its
+// columns, over blocks of channels: an element of a tile is a vector of kBlock of them. The
+// matrices are constants of the template, so products by 0 and additions of them vanish. Input and
+// output do not overlap. Additions and the traffic of the L1 cache limit them.
 #pragma once
 #include <cstdint>
 #include <utility>

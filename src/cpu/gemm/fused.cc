@@ -1,6 +1,6 @@
 // GEMM with an epilogue (bias, activation or activation gradient), applied in one pass while C is
 // in the cache, and with the sums of an operand over k, the bias gradient of a dense layer. The
-// GEMM is that of gemm.cc, by any of its algorithms, in float32 whatever the precision.
+// GEMM is that of ladder.cc, by any of its algorithms, in float32 whatever the precision.
 #include "cpu/gemm/gemm.h"
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"

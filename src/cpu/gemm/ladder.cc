@@ -1,5 +1,7 @@
 // The ladder of the matrix product on the CPU: its rungs by name, what is said where one cannot
-// serve, and the kernel `matmul`.
+// serve, and the kernel `matmul`. Matrices are row-major and contiguous, stored transposed where
+// told so; C overlaps neither. Without a name the rung `threads` runs. gemm.h lists the rungs; each
+// file names what limits it.
 #include "cpu/gemm/gemm.h"
 #include "cpu/runtime/parallel.h"
 

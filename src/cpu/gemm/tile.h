@@ -1,5 +1,7 @@
-// The GEMM micro-kernel: a tile of C in SIMD registers, accumulated over k by outer products of
-// packed panels.
+// The GEMM micro-kernel: a tile of C in SIMD registers, accumulated over k by outer products of a
+// column of A and a row of B (the scheme of Goto and van de Geijn). A comes packed in panels or
+// strided, B packed; rows of C are contiguous, and C overlaps neither. tile.cc has the code for
+// each instruction set and what limits it, packed.cc the blocks around it.
 #pragma once
 #include <cstdint>
 #include <cstring>

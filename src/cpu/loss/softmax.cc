@@ -1,6 +1,7 @@
 // Row-wise softmax, log-softmax, softmax cross-entropy (also fused, forward and backward) and
 // negative log-likelihood on the CPU. The maximum of a row is subtracted first, so that logits of
-// any size neither overflow nor lose the digits of the result.
+// any size neither overflow nor lose the digits of the result. Threads take rows of contiguous
+// arrays. Limited by the arithmetic of exp where a row fits a cache, else by memory bandwidth.
 #include <cmath>
 
 #include "cpu/pointwise/strides.h"

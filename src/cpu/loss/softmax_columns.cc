@@ -1,7 +1,8 @@
 // Column-wise softmax and log-softmax on the CPU, over the middle axis of x (outer, n, inner).
 //
 // A task takes a strip of columns, narrow enough for the cache, in three passes: the maximum, the
-// sum of exp(x - max), and the result. Short columns take a SIMD lane each.
+// sum of exp(x - max), and the result. Short columns take a SIMD lane each. Arrays are contiguous;
+// memory bandwidth limits it where a strip leaves the cache, else the arithmetic of exp.
 #include "cpu/reduce/axes.h"
 #include "math/monoids.h"
 

@@ -1,4 +1,7 @@
-// Arrays as (outer, channels, inner), their statistics, and sums over each channel of them.
+// What the normalizations of the CPU share: an array as (outer, channels, inner), its means and
+// inverse deviations, and ChannelSums, the sums over each channel that gradients of scales and
+// biases need. Arrays are contiguous; values of one a channel are float32, or of x's storage type,
+// which is widened first. Memory bandwidth limits the sums, which read x and dy once.
 #pragma once
 #include <cstdint>
 

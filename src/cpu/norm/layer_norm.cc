@@ -1,6 +1,7 @@
 // Layer, group, instance and RMS normalization on the CPU, row-wise, forward and backward. The
 // variance is two-pass; backward recomputes the statistics while the row is in the cache. dx may be
-// dy. Sums are float32 for every storage type of x; scale and bias are of either.
+// dy. Sums are float32 for every storage type of x; scale and bias are of either. Memory bandwidth
+// limits it.
 #include <cmath>
 
 #include "cpu/norm/channels.h"

@@ -1,5 +1,6 @@
 // Compensated accumulation over many steps: total (2, n) holds sums and their rounding errors
-// (Knuth's two-sum), both float32, read and written; x is only read. Memory bandwidth limits it.
+// (Knuth's two-sum), both float32, read and written; x (n) is of any storage type, only read, and
+// overlaps no total. Memory bandwidth limits it.
 #include "math/accumulate.h"
 
 #include "cpu/pointwise/strides.h"

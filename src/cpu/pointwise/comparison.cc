@@ -1,6 +1,7 @@
 // Comparisons of two arrays of one dtype, logic on truth values, and where, with numpy
 // broadcasting, as vector loops over rows. A bool is a byte: any but 0 is true, and 0 or 1 is
-// written. The output may be the buffer of an input of its shape and dtype.
+// written. The output may be the buffer of an input of its shape and dtype. Memory bandwidth limits
+// it.
 #include <type_traits>
 
 #include "cpu/pointwise/pieces.h"

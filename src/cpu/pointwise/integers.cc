@@ -1,5 +1,7 @@
 // Elementwise kernels of int64 on the CPU, of the functors of math/integers.h, with numpy
-// broadcasting. The output may be the buffer of an input of its shape. Memory bandwidth limits it.
+// broadcasting: one vectorized loop for unary functors, pieces of rows (pieces.h) for binary ones.
+// The output may be the buffer of an input of its shape. Memory bandwidth limits them, but for
+// division, which has no vector instruction.
 #include "math/integers.h"
 
 #include "cpu/pointwise/pieces.h"

@@ -1,4 +1,8 @@
-// Vector loops over unary functors, with special ones for sin, cos and constant powers.
+// Vector loops over unary functors (math/functors.h), y[k] = F(x[k]), contiguous; y may be x. The
+// compiler vectorizes a loop that has no branches, so functors with a rare expensive case get
+// special ones: sin and cos skip the range reduction of large arguments by blocks in which all are
+// small, and a constant power of 2, 3 or 0.5 is a product or a square root. Memory bandwidth limits
+// cheap functors; exp and its like are limited by their arithmetic.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,7 @@
-// Movement kernels for every dtype on the CPU: fill, cast, broadcast_to, transpose (tiled where it
-// pays). Memory bandwidth limits it.
+// Movement kernels for every dtype on the CPU: fill, cast, broadcast_to and transpose. Strided
+// copies go along the innermost axis of the output; a transposition whose input is contiguous along
+// another axis goes in square tiles that fit the L1 cache. Arrays are contiguous; only cast between
+// equal dtypes may have its input as output. Memory bandwidth limits all of them.
 #include <algorithm>
 #include <cstring>
 #include <limits>

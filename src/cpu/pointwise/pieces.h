@@ -1,4 +1,8 @@
-// ForPieces: kernels over several arrays that broadcast, a piece of a row at a time.
+// ForPieces: the loop of elementwise kernels over several arrays that broadcast, by numpy's rule.
+// Axes that all operands cross alike are merged (strides.h), and threads take pieces of the
+// innermost one, each at most kGrain elements, so that a functor runs over them with fixed strides.
+// Operands and output are contiguous; `run` decides whether they may be one buffer. Memory
+// bandwidth limits such kernels.
 #pragma once
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"

@@ -1,5 +1,7 @@
 // Strided loops on the CPU: broadcasting, transposition and reduction iterate over one list of
-// axes, in which the stride of an operand is 0 where it is broadcast.
+// axes, in which the stride of an operand is 0 where it is broadcast. Neighboring axes that all
+// operands cross as one are merged, so that the innermost loop is long; a cursor steps through the
+// others without divisions. It moves no data itself and asks nothing of aliasing.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,8 @@
-// Batches of a resident data set on the CPU: the order of samples, and a gather of rows that casts
-// and scales. Memory bandwidth limits the gather.
+// Batches of a resident data set on the CPU: the index of shuffled samples, and a gather of rows
+// (samples, channels, inner) that casts to float and scales each channel. The shuffle is a keyed
+// permutation that is computed for each position (math/device_batch.h), so no order is stored.
+// Outputs overlap no input. Memory bandwidth limits the gather, the rounds of the permutation the
+// index.
 #include "math/device_batch.h"
 
 #include <cstring>

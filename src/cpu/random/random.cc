@@ -1,6 +1,6 @@
 // Counter-based random numbers and dropout on the CPU, in batches that compile to vector code. The
 // step is an array of one int64, so that a replay of a program draws new numbers when it has
-// advanced.
+// advanced. The output of dropout may be its input. Integer throughput limits it.
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"

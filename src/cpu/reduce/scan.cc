@@ -1,7 +1,7 @@
 // Scans along the middle axis of x (outer, n, inner) on the CPU: cumulative sums and products, the
 // linear recurrence, and the product of all elements but one (exclusive prefix times exclusive
 // suffix products) with its tangent. A column belongs to one task; sums and products are carried in
-// double.
+// double. Outputs never overlap inputs. Limited by the latency of one addition after the other.
 #include <type_traits>
 
 #include "cpu/runtime/common.h"

@@ -1,5 +1,8 @@
-// Shared by the conv + bias + relu + max-pool kernels: padded input in shared memory, and
-// register-blocked direct convolution.
+// What the kernels of conv + bias + relu + max-pool share: a block copies padded channels of an
+// image to shared memory, and a thread computes a patch of output positions for several outputs by
+// direct convolution blocked in registers, sliding its rows down the kernel. math/conv_pool.h has
+// the contract. Rows of filters in shared memory are an odd number of vectors apart, which avoids
+// bank conflicts. FFMA issue and the reads from shared memory limit it.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_pool.h"

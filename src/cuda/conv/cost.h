@@ -72,16 +72,17 @@ struct ConvTile {
 };
 
 // The operations of all tiles, padding and unfilled waves of blocks included, by the tiles that
-// have the fewest. A tile begins and ends at the cost of `prologue` more of K. A split sum leaves
-// no multiprocessor without work.
+// have the fewest. A tile begins and ends at the cost of `prologue` more of K, and a block alone on
+// a multiprocessor takes the time of `alone`. A split sum leaves no multiprocessor without work.
 template <size_t kCount>
-double TiledOperations(const ConvTile (&tiles)[kCount], const ConvWork& w, double prologue) {
+double TiledOperations(const ConvTile (&tiles)[kCount], const ConvWork& w, double prologue,
+                       double alone = 1) {
   const ConvProduct p = ProductOf(w);
   double least = kNever;
   for (const ConvTile& t : tiles) {
     const double blocks = std::ceil(p.m / t.m) * std::ceil(p.n / t.n) * p.groups;
     const double waves = blocks / w.multiprocessors;
-    const double all = w.Is(Pass::kFilterGradient) ? waves : std::ceil(waves);
+    const double all = w.Is(Pass::kFilterGradient) ? waves : std::max(std::ceil(waves), alone);
     least = std::min(least, all * w.multiprocessors * t.m * t.n / t.speed);
   }
   return 2 * (p.k + prologue) * least;
@@ -89,16 +90,18 @@ double TiledOperations(const ConvTile (&tiles)[kCount], const ConvWork& w, doubl
 
 // ---- what each algorithm takes, in microseconds ----
 
+constexpr double kHidden = 1e30;  // bytes a microsecond, of copies behind multiplications
+
 // Implicit GEMM by FFMA; a gradient for the data at a stride is one for each phase, and writes
 // every second float.
 inline double FmaUs(const ConvWork& w) {
   constexpr ConvTile kTiles[] = {
       {128, 128, 1}, {64, 128, 0.95}, {32, 128, 0.75}, {16, 128, 0.5}, {32, 32, 0.4}};
-  constexpr double kPrologue = 32, kStreaming = 1e12;  // bytes are hidden behind multiplications
+  constexpr double kPrologue = 32;
   const double operations = TiledOperations(kTiles, w, kPrologue);
-  if (w.Is(Pass::kFilterGradient)) return Us({10, 3.5e7, kStreaming}, operations, 0);
-  if (w.IsStridedGradient()) return Us({5, 2.34e7, 0.8e6}, operations, AllBytes(w.conv));
-  return Us({2.5, 3.0e7, kStreaming}, operations, 0);
+  if (w.Is(Pass::kFilterGradient)) return Us({10, 3.5e7, kHidden}, operations, 0);
+  if (w.IsStridedGradient()) return Us({5, 2.3e7, 0.8e6}, operations, AllBytes(w.conv));
+  return Us({2.5, 3.0e7, kHidden}, operations, 0);
 }
 
 // Implicit GEMM by mma. The filter's gradient needs the runs of its channels in shared memory.
@@ -107,31 +110,35 @@ inline double MmaUs(const ConvWork& w) {
       {64, 256, 1}, {64, 192, 0.97}, {64, 128, 0.93}, {32, 256, 0.82}, {32, 128, 0.75}};
   constexpr ConvTile kFilterTiles[] = {
       {64, 288, 1}, {32, 288, 0.75}, {16, 160, 0.35}, {32, 16, 0.15}};
-  constexpr double kPrologue = 32, kMostRun = 160e3;
+  constexpr double kPrologue = 32, kAlone = 1.7, kMostRun = 160e3, kOffsets = 30;
   const Conv& c = w.conv;
-  const double bytes = AllBytes(c);
+  const int64_t kernel = Size(c.kernel), channels = c.GroupChannels();
+  if (kernel == 1 && Size(c.stride) > 1) return kNever;  // it would read what it skips
+  const double bytes = AllBytes(c), stages = std::max(1., (double)kernel / kOffsets);
   if (w.Is(Pass::kFilterGradient)) {
-    const double channels = (double)std::min<int64_t>(c.GroupChannels(), 32);
-    if (8. * channels * (double)(c.in.w * c.kernel.h) > kMostRun) return kNever;
-    return Us({12, 1.13e8, 4.3e6}, TiledOperations(kFilterTiles, w, 0), bytes);
+    const double run = 8. * (double)(std::min<int64_t>(channels, 32) * c.in.w * c.kernel.h);
+    if (run > kMostRun) return kNever;
+    const double rate = channels < 8 ? 7e7 : kernel == 1 ? 7.3e7 : 9.5e7;
+    return Us({12, rate, 5e6}, stages * TiledOperations(kFilterTiles, w, 0), bytes);
   }
-  const double operations = TiledOperations(kTiles, w, kPrologue);
+  const double operations = stages * TiledOperations(kTiles, w, kPrologue, kAlone);
   if (w.IsStridedGradient()) return Us({23, 9.3e7, 1.5e6}, operations, bytes);
   const ConvProduct p = ProductOf(w);
-  const double gathered = 4 * std::ceil(p.m / 64) * p.n * p.k * p.groups / (double)Size(c.kernel);
-  return Us({8.6, 1.5e8, 4.5e6}, operations, bytes) + gathered / 9.5e6;
+  const double gathered = 4 * std::ceil(p.m / 64) * p.n * p.k * p.groups / (double)kernel;
+  return Us({8.5, 1.5e8, 5.5e6}, operations, bytes) + gathered / 8.5e6;
 }
 
 // A batch of products, one for each image; the parts of the filter's gradient are added behind it.
 inline double BatchedUs(const ConvWork& w) {
   const Conv& c = w.conv;
   const ConvProduct p = ProductOf(w);
-  const bool filter = w.Is(Pass::kFilterGradient);
+  const bool filter = w.Is(Pass::kFilterGradient), aligned = Size(c.out) % 4 == 0;
   const double n = filter ? p.n : (double)Size(c.out), k = filter ? (double)Size(c.out) : p.k;
   const double operations = 2 * (double)c.n * Padded(p.m, 64) * Padded(n, 64) * k;
-  const double parts = filter ? 2 * (double)c.n * FilterBytes(c) : 0;
-  const double unaligned = Size(c.out) % 4 ? 3 : 1;  // rows that are no multiple of 16 bytes
-  return Us({8, w.tf32 ? 2.2e8 : 4.2e7, 3.4e6}, operations * unaligned, AllBytes(c) + parts);
+  const double bytes = AllBytes(c) + (filter ? 2 * (double)c.n * FilterBytes(c) : 0);
+  if (!w.tf32) return Us(filter ? Rate{50, 5.5e7, 6e6} : Rate{17, 5.1e7, 6.5e6}, operations, bytes);
+  const double rate = aligned ? 2.6e8 : 6e7;  // rows that are no multiple of 16 bytes
+  return Us({filter ? 40. : 20, rate, 7.5e6}, operations, bytes);
 }
 
 // The columns are written and read, and results transposed.
@@ -139,12 +146,14 @@ inline double Im2colUs(const ConvWork& w) {
   const Conv& c = w.conv;
   const double patches = (double)(Size(c.out) * Size(c.kernel)) / (double)Size(c.in);
   const double bytes = AllBytes(c) + 2 * OutputBytes(c) + 2 * ImageBytes(c) * patches;
-  return Us({17, w.tf32 ? 2.2e8 : 4.5e7, 1.0e6}, ProductOf(w).Operations(), bytes);
+  const double strided = w.IsStridedGradient() ? 3 : 1;
+  return Us({17, w.tf32 ? 2.0e8 : 4.3e7, 1.05e6}, ProductOf(w).Operations(), strided * bytes);
 }
 
-// F(out x out, 3 x 3): tiles of the images and of the results are written and read.
+// Winograd's F(out x out, 3 x 3): tiles of the images and of the results are written and read.
 inline double WinogradUs(const ConvWork& w, int64_t out, const Rate& rate) {
   const Conv& c = w.conv;
+  if (c.groups > 1) return kNever;  // products of too few channels
   const HW of = w.Is(Pass::kDataGradient) ? c.in : c.out;
   const double tiles = (double)(CeilDiv(of.h, out) * CeilDiv(of.w, out) * c.n);
   const double elements = (double)((out + 2) * (out + 2));
@@ -152,14 +161,20 @@ inline double WinogradUs(const ConvWork& w, int64_t out, const Rate& rate) {
   const double moved = 4 * elements * 2 * (tiles * (double)(c.c + c.o) + filters);
   return Us(rate, 2 * elements * tiles * filters, AllBytes(c) + moved);
 }
+inline double Winograd2Us(const ConvWork& w) {
+  const bool filter = w.Is(Pass::kFilterGradient);
+  return WinogradUs(w, 2, filter ? Rate{7, 3e8, 1.0e6} : Rate{6.5, 5.6e7, 3.9e6});
+}
+inline double Winograd4Us(const ConvWork& w) {
+  const bool filter = w.Is(Pass::kFilterGradient);
+  return WinogradUs(w, 4, filter ? Rate{5, 3e8, 1.17e6} : Rate{18, 4.6e7, 3.9e6});
+}
 
-// Every element of the result is gathered one by one.
+// Strips of columns: mostly what they move.
 inline double DepthwiseUs(const ConvWork& w) {
   const Conv& c = w.conv;
-  const double elements = (w.Is(Pass::kDataGradient) ? ImageBytes(c) : OutputBytes(c)) / 4;
-  const double terms = elements * (double)Size(c.kernel);
-  const double rate = w.Is(Pass::kForward) ? 5e5 : w.Is(Pass::kDataGradient) ? 4e5 : 2.3e5;
-  return Us({3, rate, 4e6}, terms, AllBytes(c));
+  const double us = w.Is(Pass::kFilterGradient) ? 9 : 3;
+  return Us({us, 1.1e7, 4.5e6}, ProductOf(w).Operations(), AllBytes(c));
 }
 
 // A strided 1 x 1 filter: its positions are copied, and the dense convolution follows.
@@ -168,25 +183,76 @@ inline ConvWork CompactOf(ConvWork w) {
   w.conv.stride = {1, 1};
   return w;
 }
-inline double CompactCopyUs(const ConvWork& w) {
-  const double compact = ImageBytes(CompactOf(w).conv);
-  const double spread = w.Is(Pass::kDataGradient) ? ImageBytes(w.conv) : 2 * compact;
-  return Us({3, 1, 1.5e6}, 0, compact + spread);
+inline double CompactUs(const ConvWork& w) {
+  const ConvWork dense = CompactOf(w);
+  const double compact = ImageBytes(dense.conv), mma = w.tf32 ? MmaUs(dense) : kNever;
+  const double copied = w.Is(Pass::kDataGradient) ? 2 * ImageBytes(w.conv) : 3 * compact;
+  return Us({3, 1, 1.2e6}, 0, copied) + std::min({FmaUs(dense), BatchedUs(dense), mma});
 }
 
-// cuDNN's implicit GEMM. A stride costs transposes of the images.
-inline double CudnnUs(const ConvWork& w) {
+// cuDNN's implicit GEMM. At tf32 it takes channels by 32, and where the stride skips positions or
+// rows are no multiple of 16 bytes, arrays are transposed first.
+inline double CudnnGemmUs(const ConvWork& w) {
   const Conv& c = w.conv;
   const ConvProduct p = ProductOf(w);
-  if (c.Depthwise()) return Us({13, 2.6e6, 9e6}, p.Operations(), AllBytes(c));
-  if (w.tf32 && c.GroupChannels() < 4) return kNever;
+  const double bytes = AllBytes(c);
+  if (c.Depthwise()) return Us({13, 2.6e6, 9e6}, p.Operations(), bytes);
+  const bool transposed = Size(c.stride) > 1 || Size(c.out) % 4;
   const double operations = 2 * Padded(p.m, 64) * Padded(p.n, 64) * Padded(p.k, 16) * p.groups;
-  const bool strided = Size(c.stride) > 1;
-  const double bytes = AllBytes(c) + (strided ? 2 * ImageBytes(c) : 0);
-  if (w.tf32) return Us({30, w.Is(Pass::kFilterGradient) ? 1.6e8 : 3e8, 4e6}, operations, bytes);
-  if (w.Is(Pass::kForward)) return Us({10, 4.3e7, 6e6}, operations, bytes);
-  return Us({50, w.Is(Pass::kDataGradient) ? 2.7e7 : 4.8e7, strided ? 0.3e6 : 3e6}, operations,
-            bytes);
+  if (!w.tf32) {
+    if (w.Is(Pass::kForward)) return Us({4, 4.2e7, 3.5e6}, operations, bytes);
+    if (w.Is(Pass::kFilterGradient)) return Us({150, 4.0e7, 0.36e6}, operations, bytes);
+    return w.IsStridedGradient() ? kNever : Us({10, 2.6e7, 2.3e6}, operations, bytes);
+  }
+  const double channels = (double)c.GroupChannels();
+  if (w.Is(Pass::kForward))
+    return Us({14, 3.0e8, transposed ? 2.0e6 : 5.1e6}, operations * Padded(channels, 32) / channels,
+              bytes);
+  if (w.Is(Pass::kFilterGradient)) {
+    const double rows = Padded(p.m, 128) / Padded(p.m, 64),
+                 columns = Padded(channels, 8) / channels;
+    return Us({Size(c.kernel) > 1 ? 80. : 16, 2.0e8, transposed ? 1.9e6 : 1e7},
+              operations * rows * columns, bytes);
+  }
+  const double wide = 2 * Padded(p.m, 128) * Padded(p.n, 128) * p.k * p.groups;
+  return Us({18, transposed ? 5.4e8 : 2.8e8, transposed ? 1.3e6 : 7.6e6}, wide, bytes);
+}
+
+// cuDNN's own F(4 x 4, 3 x 3), in float32 at every precision.
+inline double CudnnWinogradUs(const ConvWork& w) {
+  const HW three{3, 3}, one{1, 1};
+  if (!(w.conv.kernel == three) || !(w.conv.stride == one)) return kNever;
+  const bool filter = w.Is(Pass::kFilterGradient);
+  return WinogradUs(w, 4, filter ? Rate{20, 8e7, 1.6e6} : Rate{20, 4.9e7, 3.55e6});
+}
+
+// Products of spectra of planes, which cuDNN computes in float32 at every precision: whole images
+// in planes of a power of two, or tiles of 32 x 32 that overlap.
+inline double SpectraUs(const Conv& c, double images, double plane, const Rate& rate) {
+  const double frequencies = plane * (plane / 2 + 1), filters = (double)(c.o * c.c);
+  return Us(rate, 8 * images * filters * frequencies,
+            8 * (images * (double)(c.c + c.o) + filters) * frequencies);
+}
+inline bool HasSpectra(const Conv& c) {
+  return c.dilation == HW{1, 1} && c.groups == 1 && Size(c.kernel) > 1;
+}
+inline double CudnnFftUs(const ConvWork& w) {
+  const Conv& c = w.conv;
+  if (!HasSpectra(c) || Size(c.stride) > 1) return kNever;
+  const int64_t padded = std::max(c.in.h, c.in.w) + 2 * std::max(c.pad.h, c.pad.w);
+  double plane = 16;
+  while (plane < (double)padded) plane *= 2;
+  const Rate rate = w.Is(Pass::kFilterGradient) ? Rate{12, 3e8, 0.55e6} : Rate{12, 7.5e7, 0.95e6};
+  return SpectraUs(c, (double)c.n, plane, plane > 32 ? Rate{12, 5e7, 0.5e6} : rate);
+}
+inline double CudnnTiledFftUs(const ConvWork& w) {
+  constexpr int64_t kTile = 32;
+  const Conv& c = w.conv;
+  if (!HasSpectra(c) || w.Is(Pass::kFilterGradient) || c.kernel.h >= kTile || c.kernel.w >= kTile)
+    return kNever;
+  const int64_t high = CeilDiv(c.in.h, kTile - c.kernel.h + 1);
+  const int64_t wide = CeilDiv(c.in.w, kTile - c.kernel.w + 1);
+  return SpectraUs(c, (double)(c.n * high * wide), kTile, {12, 9e7, high > 2 ? 0.6e6 : 1.1e6});
 }
 
 }  // namespace cuda

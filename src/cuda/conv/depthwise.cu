@@ -3,7 +3,8 @@
 //
 // Square filters of 3, 5 and 7 at stride 1 and 2: a thread goes down a strip of a column of y, so
 // that it reads each input row once for all the outputs that meet it; neighbors have neighboring
-// columns. The gradient for the data at stride 1 is that with the filter rotated. For the filter a
+// columns. The gradient for the data at stride 1 is that with the filter rotated, at stride 2 a row
+// of dy goes to the rows of a strip of dx that it reaches. For the filter a
 // block goes over the strips of a split of the images, sums all of its elements in registers, and
 // splits are added in a fixed order. Other convolutions: a thread computes one element of y or dx
 // as a gather, a block one element of df.
@@ -29,6 +30,7 @@ struct Planes {
 // Outputs of a strip: as many as share most rows.
 template <int kSize>
 constexpr int kStrip = kSize == 3 ? 8 : 4;
+constexpr int kGradientStrip = 8;  // of a gradient at stride 2
 
 // The strip of a column of a plane.
 struct StripCoord {
@@ -88,6 +90,53 @@ __global__ void StripKernel(const Planes p, const float* x, const float* f, bool
 #pragma unroll
     for (int r = 0; r < kStrip<kSize>; r++)
       if (at.top + r < p.out_h) to[r * p.out_w] = sums[r];
+  }
+}
+
+// dx of strips at stride 2, the images being dy's and the results dx's planes: a row of dy reaches
+// kSize rows of dx. Strips begin at an even distance from the first output, so that it is known
+// when compiling which.
+template <int kSize>
+__global__ void StridedGradientKernel(const Planes p, const float* dy, const float* f, float* dx,
+                                      int64_t items) {
+  constexpr int kRows = kGradientStrip,
+                kMost = (kSize + 1) / 2;  // kernel offsets that an input meets
+  const int strips = (p.out_h + p.pad_h + kRows - 1) / kRows;
+  for (int64_t item = FirstItem(); item < items; item += ItemStep()) {
+    const int col = (int)(item % p.out_w), rest = (int)(item / p.out_w);
+    const int plane = rest / strips, strip = rest % strips;
+    const int top = strip * kRows - p.pad_h, first = (col + p.pad_w) % 2;
+    float filter[kSize][kMost], sums[kRows] = {};
+#pragma unroll
+    for (int a = 0; a < kSize; a++)
+#pragma unroll
+      for (int t = 0; t < kMost; t++) {
+        const int b = first + 2 * t;
+        filter[a][t] = b < kSize ? f[(plane % p.of_filters * kSize + a) * kSize + b] : 0.f;
+      }
+    const float* from = dy + (int64_t)plane * p.in_h * p.in_w;
+#pragma unroll
+    for (int d = 0; d < kRows / 2 + (kSize - 1) / 2; d++) {
+      const int i = strip * (kRows / 2) + d - (kSize - 1) / 2;
+      float values[kMost];
+#pragma unroll
+      for (int t = 0; t < kMost; t++) {
+        const int j = (col + p.pad_w - first) / 2 - t;
+        const bool there = (unsigned)i < (unsigned)p.in_h && (unsigned)j < (unsigned)p.in_w;
+        values[t] = there ? from[i * p.in_w + j] : 0.f;
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; r++) {
+        const int a = r - 2 * (d - (kSize - 1) / 2);
+        if (a < 0 || a >= kSize) continue;
+#pragma unroll
+        for (int t = 0; t < kMost; t++) sums[r] = fmaf(filter[a][t], values[t], sums[r]);
+      }
+    }
+    float* to = dx + ((int64_t)plane * p.out_h + top) * p.out_w + col;
+#pragma unroll
+    for (int r = 0; r < kRows; r++)
+      if (top + r >= 0 && top + r < p.out_h) to[r * p.out_w] = sums[r];
   }
 }
 
@@ -270,25 +319,24 @@ bool StripForward(const ConvCall& at, const Conv& c, const float* x, const float
   });
 }
 
-// At stride 1: the correlation of dy with the rotated filters.
+// At stride 1 the correlation of dy with the rotated filters, at stride 2 a kernel of its own.
 bool StripDataGradient(const ConvCall& at, const Conv& c, const float* f, const float* dy,
                        float* dx) {
-  const HW one{1, 1};
-  if (c.o != c.c || !(c.stride == one) || c.kernel.h <= c.pad.h || c.kernel.w <= c.pad.w)
-    return false;
-  return WithStrips(c, one, [&](auto size, auto stride) {
-    const Planes p{(int)(c.n * c.c),
-                   (int)c.out.h,
-                   (int)c.out.w,
-                   (int)c.in.h,
-                   (int)c.in.w,
-                   size - 1 - (int)c.pad.h,
-                   size - 1 - (int)c.pad.w,
-                   (int)c.c,
-                   1};
-    const int64_t items = Strips<size>(p);
-    Launch(at.op, StripKernel<size, stride>, Blocks(items), kThreads, 0, at.stream, p, dy, f, true,
-           (const float*)nullptr, dx, items);
+  if (c.o != c.c || c.kernel.h <= c.pad.h || c.kernel.w <= c.pad.w) return false;
+  Planes p{(int)(c.n * c.c), (int)c.out.h, (int)c.out.w,
+           (int)c.in.h,      (int)c.in.w,  (int)c.pad.h,
+           (int)c.pad.w,     (int)c.c,     1};
+  return WithStrips(c, c.stride, [&](auto size, auto stride) {
+    if constexpr (stride == 1) {
+      p.pad_h = size - 1 - p.pad_h, p.pad_w = size - 1 - p.pad_w;
+      const int64_t items = Strips<size>(p);
+      Launch(at.op, StripKernel<size, stride>, Blocks(items), kThreads, 0, at.stream, p, dy, f,
+             true, (const float*)nullptr, dx, items);
+    } else {
+      const int64_t items = (int64_t)p.count * CeilDiv(p.out_h + p.pad_h, kGradientStrip) * p.out_w;
+      Launch(at.op, StridedGradientKernel<size>, Blocks(items), kThreads, 0, at.stream, p, dy, f,
+             dx, items);
+    }
   });
 }
 

@@ -1,5 +1,6 @@
-// Which algorithm runs a convolution where nobody says so: the candidates of `auto` and of the rung
-// `implicit`, by the cost model of cost.h. conv.cuh has the contract.
+// The heuristic of convolution: which algorithm runs one where nobody names any. The candidates of
+// `auto` and of the rung `implicit` are ranked by the roofline estimates of cost.h, and the first
+// that can compute the convolution runs. conv.cuh has the contract. It launches nothing itself.
 #include <algorithm>
 #include <cstring>
 
@@ -10,35 +11,32 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
+// What an algorithm's estimate takes for granted. DLSYS_BLAS=own grants neither.
+enum class Needs { kNothing, kCublas, kCudnn };
+
 struct Candidate {
   const ConvAlgorithm* algorithm;
   const char* variant;  // by name, or null for the algorithm's own heuristic
   double (*us)(const ConvWork&);
+  Needs needs = Needs::kNothing;
 };
-
-double Winograd2Us(const ConvWork& w) {
-  return w.Is(Pass::kFilterGradient) ? WinogradUs(w, 2, {60, 5.0e7, 2.0e6})
-                                     : WinogradUs(w, 2, {25, 4.0e7, 3.1e6});
-}
-double Winograd4Us(const ConvWork& w) {
-  return w.Is(Pass::kFilterGradient) ? WinogradUs(w, 4, {36, 4.8e7, 1.0e6})
-                                     : WinogradUs(w, 4, {24, 4.0e7, 3.3e6});
-}
-double CompactUs(const ConvWork& w) {
-  const ConvWork dense = CompactOf(w);
-  const double mma = w.tf32 ? MmaUs(dense) : kNever;
-  return CompactCopyUs(w) + std::min({FmaUs(dense), BatchedUs(dense), mma});
-}
 
 const Candidate kParts[] = {{&kImplicitGemm, nullptr, FmaUs},
                             {&kTensorCores, nullptr, MmaUs},
-                            {&kPointwise, nullptr, BatchedUs},
                             {&kCompact, nullptr, CompactUs}};
-const Candidate kOthers[] = {{&kDepthwise, nullptr, DepthwiseUs},
-                             {&kWinograd, "2x2", Winograd2Us},
-                             {&kWinograd, "4x4", Winograd4Us},
-                             {&kIm2col, nullptr, Im2colUs},
-                             {&kCudnn, nullptr, CudnnUs}};
+const Candidate kBatched[] = {{&kPointwise, nullptr, BatchedUs, Needs::kCublas}};
+const Candidate kDirect[] = {{&kDepthwise, nullptr, DepthwiseUs}};
+const Candidate kOthers[] = {{&kWinograd, "2x2", Winograd2Us, Needs::kCublas},
+                             {&kWinograd, "4x4", Winograd4Us, Needs::kCublas},
+                             {&kIm2col, nullptr, Im2colUs, Needs::kCublas},
+                             {&kCudnn, "precomputed_gemm", CudnnGemmUs, Needs::kCudnn},
+                             {&kCudnn, "winograd_in_parts", CudnnWinogradUs, Needs::kCudnn},
+                             {&kCudnn, "fft", CudnnFftUs, Needs::kCudnn},
+                             {&kCudnn, "tiled_fft", CudnnTiledFftUs, Needs::kCudnn}};
+
+// us of an implicit GEMM from which on another algorithm may be worth a library that is loaded, or
+// the errors of Winograd and FFT.
+constexpr double kShortUs = 20;
 
 int VariantOf(const Candidate& candidate, Pass pass) {
   if (!candidate.variant) return kHeuristic;
@@ -51,9 +49,11 @@ template <size_t kCount>
 void Append(const Candidate (&candidates)[kCount], const ConvCall& at, const ConvWork& work,
             std::vector<ConvEstimate>* ranking) {
   for (const Candidate& candidate : candidates) {
-    if (candidate.algorithm == &kCudnn && OwnGemmIsForced()) continue;
     if (RefusalOf(*candidate.algorithm, at, work.conv)) continue;
-    ranking->push_back({candidate.algorithm, VariantOf(candidate, work.pass), candidate.us(work)});
+    if (candidate.needs != Needs::kNothing && OwnGemmIsForced()) continue;
+    if (candidate.needs == Needs::kCublas && *CublasError()) continue;
+    const double us = candidate.us(work);
+    if (us < kNever) ranking->push_back({candidate.algorithm, VariantOf(candidate, work.pass), us});
   }
 }
 
@@ -65,10 +65,17 @@ std::vector<ConvEstimate> RankConv(const ConvCall& at, const Conv& conv, Pass pa
   const bool tf32 = at.precision == Precision::kTf32 && ComputeMajor(device) >= 8;
   const ConvWork work{conv, pass, tf32, Multiprocessors(device)};
   std::vector<ConvEstimate> ranking;
+  const auto sort = [&] {
+    std::stable_sort(ranking.begin(), ranking.end(),
+                     [](const ConvEstimate& a, const ConvEstimate& b) { return a.us < b.us; });
+  };
   Append(kParts, at, work, &ranking);
-  if (!implicit_alone) Append(kOthers, at, work, &ranking);
-  std::stable_sort(ranking.begin(), ranking.end(),
-                   [](const ConvEstimate& a, const ConvEstimate& b) { return a.us < b.us; });
+  sort();
+  const bool is_short = ranking.front().us < kShortUs;
+  if (!is_short) Append(kBatched, at, work, &ranking);
+  if (!implicit_alone) Append(kDirect, at, work, &ranking);
+  if (!implicit_alone && !is_short) Append(kOthers, at, work, &ranking);
+  sort();
   return ranking;
 }
 

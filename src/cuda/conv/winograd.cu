@@ -6,9 +6,9 @@
 // transformed by a thread each; between them stand products of matrices, one for each element and
 // group, that take 4 / 9 (m = 2) or 1 / 4 (m = 4) of the multiplications of a direct convolution.
 // The data gradient is the convolution of dy by the rotated filters; the filter gradient sums the
-// adjoint over the tiles. Products are in float32, or as 3xtf32 at tf32, since the transforms
-// amplify errors; an infinity or NaN spreads over its tile. Limited by the traffic of the
-// transforms with few channels, by the products with many.
+// adjoint over the tiles. Products are in float32, at tf32 as 3xtf32 where cuBLAS does not compute
+// them, since the transforms amplify errors; an infinity or NaN spreads over its tile. Limited by
+// the traffic of the transforms with few channels, by the products with many.
 #include "cuda/conv/conv.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/winograd.h"

@@ -1,6 +1,7 @@
 // The rung `cublas`: GEMM through cuBLAS, in true float32 or at tf32. The library is loaded with
 // dlopen by soname when first needed, and the few functions used are declared here. Its workspace
-// is set explicitly, which makes results independent of other streams.
+// is set explicitly, which makes results independent of other streams. gemm.cuh has the contract.
+// Large shapes are limited by FFMA or mma issue, small ones by the launch.
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/dlopen.cuh"
 

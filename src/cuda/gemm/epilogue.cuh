@@ -1,5 +1,9 @@
-// GEMM epilogue: bias, then an activation or an activation gradient, applied to quads (four
-// consecutive elements of a row of C) on their way from the accumulators to global memory.
+// The epilogue of the tiled GEMM: bias, then an activation or an activation gradient, applied to
+// quads (four consecutive elements of a row of C) on their way from the accumulators to global
+// memory. C and `side` are row-major (m, n) and contiguous; a quad is one access of 16 bytes where
+// n and the addresses allow, and of single elements at the edge. Codes are switched over at run
+// time, so that one kernel serves all activations. It reads `side` and writes C once, which hides
+// behind the products unless K is short.
 #pragma once
 #include "cuda/gemm/gemm.cuh"
 #include "math/epilogue.h"

@@ -39,14 +39,8 @@ const char* Source() {
 bool Fits(const Gemm& p, int variant) { return p.k > 0 && HopperFits(ForHopper(p), variant); }
 
 void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
-  const HopperGemm gemm = ForHopper(p);
-  // A plan knows no address, and has no scratch for the copy of an operand that is not aligned.
-  const bool lacks_scratch = Workspace::Left() < HopperCopiesNbytes(gemm);
-  if (lacks_scratch && p.IsNarrow())
-    Fail("%s: an operand of 16 bits an element begins at no multiple of 16 bytes; copy it first",
-         op);
-  if (lacks_scratch || p.k == 0) return RunOwnGemm(op, p, stream);
-  RunHopperGemm(op, gemm, stream, variant);
+  if (p.k == 0) return RunOwnGemm(op, p, stream);
+  RunHopperGemm(op, ForHopper(p), stream, variant);
   if (p.sums) RunOperandSums(op, p, stream);
 }
 
@@ -59,7 +53,6 @@ double HopperUs(const Gemm& p) {
 bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream) {
   const HopperGemm gemm = ForHopper(first, count);
   if (first.k == 0 || Refusal(first) || *HopperError(gemm)) return false;
-  if (Workspace::Left() < HopperCopiesNbytes(gemm)) return false;
   RunHopperGemm(op, gemm, stream);
   return true;
 }

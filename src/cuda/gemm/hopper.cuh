@@ -1,5 +1,6 @@
-// GEMM by wgmma and TMA: what hopper.cu does for the rest of the library. hopper_kernel.cuh has the
-// kernel.
+// GEMM by wgmma and TMA, for sm_90a: what hopper_launch.cu does for the rest of the library. Arrays
+// are contiguous and row-major; C overlaps nothing. hopper_kernel.cuh has the algorithm and what
+// limits it.
 #pragma once
 #include <string>
 #include <vector>
@@ -34,9 +35,6 @@ const char* HopperError(const HopperGemm& gemm);
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling = -1);
 // Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
-
-// Bytes of scratch for operands that are copied first.
-int64_t HopperCopiesNbytes(const HopperGemm& gemm);
 
 constexpr int kHopperTilings = 4;
 std::vector<std::string> HopperTilings();

@@ -55,9 +55,8 @@ struct Params {
   void* c;
   const void *bias, *side;  // (n), and of C's shape; or null
   int activation, gradient;
-  bool plain;        // C has no epilogue
-  bool store_boxes;  // and TMA can write it
-  bool aligned;      // rows of C, bias and side are at multiples of four elements
+  bool in_registers;  // the epilogue is nothing, or of few instructions, and C is stored at once
+  bool aligned;       // rows of C, bias and side are at multiples of four elements
 };
 
 // Where a cluster works: panels [begin, end) of a tile, as one of its splits.
@@ -267,31 +266,6 @@ __device__ __forceinline__ void StoreBoxes(const Accumulators<T>& d, const CUten
   }
 }
 
-// Stores a consumer's part of a tile of float32 as it is: eight bytes a thread, 32 of a row.
-template <class T>
-__device__ __forceinline__ void StorePairs(const Accumulators<T>& d, const Params& params,
-                                           const TileOrigin& origin) {
-  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
-    const int row = row0 + i / 2 * 64 + i % 2 * 8;
-    if (row >= params.m) continue;
-    float* to = (float*)params.c + ((int64_t)origin.z * params.m + row) * params.n + col0;
-#pragma unroll
-    for (int j = 0; j < T::kBlocks; j++, to += 8) {
-      const float x = d[i / 2][j][i % 2 * 2], y = d[i / 2][j][i % 2 * 2 + 1];
-      const int valid = params.n - col0 - j * 8;
-      if (params.aligned && valid >= 2) {
-        *(float2*)to = make_float2(x, y);
-      } else {
-        if (valid > 0) to[0] = x;
-        if (valid > 1) to[1] = y;
-      }
-    }
-  }
-}
-
 // Calls f with the epilogue's function of an element of side and one of C. All code is inlined, for
 // a call would make the compiler wait after each wgmma, so f is a loop and no loop body.
 template <class F>
@@ -341,6 +315,80 @@ __device__ __forceinline__ void Write(const float (&from)[kCount], bool at_once,
 #pragma unroll
     for (int e = 0; e < kCount; e++)
       if (e < valid) to[e] = pack.x[e];
+}
+
+// Stores a consumer's part of a tile of float32 as it is: eight bytes a thread, 32 of a row.
+template <class T>
+__device__ __forceinline__ void StorePairs(const Accumulators<T>& d, const Params& params,
+                                           const TileOrigin& origin) {
+  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
+    const int row = row0 + i / 2 * 64 + i % 2 * 8;
+    if (row >= params.m) continue;
+    float* to = (float*)params.c + ((int64_t)origin.z * params.m + row) * params.n + col0;
+#pragma unroll
+    for (int j = 0; j < T::kBlocks; j++, to += 8) {
+      const float x = d[i / 2][j][i % 2 * 2], y = d[i / 2][j][i % 2 * 2 + 1];
+      const int valid = params.n - col0 - j * 8;
+      if (params.aligned && valid >= 2) {
+        *(float2*)to = make_float2(x, y);
+      } else {
+        if (valid > 0) to[0] = x;
+        if (valid > 1) to[1] = y;
+      }
+    }
+  }
+}
+
+// Applies an epilogue of few instructions, bias and perhaps relu or its gradient, to accumulators:
+// a thread reads pairs of bias and side where it holds them.
+template <class E, class T>
+__device__ __forceinline__ void ApplyInRegisters(Accumulators<T>& d, const Params& params,
+                                                 const TileOrigin& origin) {
+  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
+  if (params.bias) {
+#pragma unroll
+    for (int j = 0; j < T::kBlocks; j++) {
+      const int col = col0 + j * 8, valid = params.n - col;
+      float bias[2];
+      Read((const E*)params.bias + col, params.aligned && valid >= 2, valid, bias);
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) d[i][j][e] += bias[e % 2];
+      }
+    }
+  }
+  if (params.activation) {
+#pragma unroll
+    for (int q = 0; q < T::kQuads; q++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float& x = d[q / T::kBlocks][q % T::kBlocks][e];
+        x = fn::Relu{}(x);
+      }
+    }
+  }
+  if (params.gradient) {
+#pragma unroll
+    for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
+      const int row = row0 + i / 2 * 64 + i % 2 * 8;
+      if (row >= params.m) continue;
+      const E* from =
+          (const E*)params.side + ((int64_t)origin.z * params.m + row) * params.n + col0;
+#pragma unroll
+      for (int j = 0; j < T::kBlocks; j++) {
+        const int valid = params.n - col0 - j * 8;
+        float side[2];
+        Read(from + j * 8, params.aligned && valid >= 2, valid, side);
+        float &x = d[i / 2][j][i % 2 * 2], &y = d[i / 2][j][i % 2 * 2 + 1];
+        x = fn::ReluGradient{}(side[0], x), y = fn::ReluGradient{}(side[1], y);
+      }
+    }
+  }
 }
 
 // Of the side of a consumer's part of a tile, asks L2 to have it when the tile is stored.
@@ -422,7 +470,7 @@ __device__ __forceinline__ void StoreQuads(Accumulators<T>& d, const Params& par
     float bias[4] = {};
     if (params.bias) Read((const E*)params.bias + col0 + first, at_once, valid, bias);
     WithFunction(params, [&](auto&& function) {
-#pragma unroll 1
+#pragma unroll 2
       for (int item = 0; item < kItems; item++) {
         const int r = row0 + item * kRowStep;
         if (item * kRowStep >= row_left) continue;
@@ -560,12 +608,13 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const Params& 
     if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
     if (segment.tile < params.split_tiles) {
       WritePartial<T>(d, params, segment, rank, part, consumer);
-    } else if (sizeof(E) == 2 && params.store_boxes) {
+    } else if (params.in_registers) {
+      ApplyInRegisters<E, T>(d, params, origin);
       if constexpr (sizeof(E) == 2)
         StoreBoxes<E, T>(d, map_c, SharedAddress(staging), origin.row, origin.col, origin.z,
                          consumer);
-    } else if (sizeof(E) == 4 && params.plain) {
-      StorePairs<T>(d, params, origin);
+      else
+        StorePairs<T>(d, params, origin);
     } else {
       StoreQuads<E, T>(d, params, staging, origin, consumer);
     }

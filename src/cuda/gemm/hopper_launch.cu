@@ -1,5 +1,6 @@
-// Launches of GEMM by wgmma and TMA: tensor maps, the choice of a tiling and of split-K by a cost
-// model, and copies of operands that TMA cannot read. hopper_kernel.cuh has the kernel.
+// Launches of GEMM by wgmma and TMA: tensor maps, a cost model that picks the tiling and split-K,
+// and copies of operands that TMA or wgmma cannot read as they lie. hopper.cuh has the contract,
+// hopper_kernel.cuh the kernel and what limits it; the copies are limited by memory bandwidth.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -19,7 +20,6 @@ void RunHopperGemm(const char* op, const HopperGemm&, DLStream, int) {
 }
 double HopperEstimateUs(const HopperGemm&) { return INFINITY; }
 bool HopperFits(const HopperGemm&, int) { return false; }
-int64_t HopperCopiesNbytes(const HopperGemm&) { return 0; }
 std::vector<std::string> HopperTilings() { return {}; }
 
 }  // namespace cuda
@@ -106,10 +106,6 @@ int64_t PackedPitch(const HopperGemm& gemm) {
   return RoundUp(gemm.k, (gemm.k * size < 1024 ? 16 : 128) / size);
 }
 
-int64_t PackedNbytes(const HopperGemm& gemm, int64_t rows) {
-  return (gemm.split ? 2 : 1) * gemm.batch * rows * PackedPitch(gemm) * DtypeNbytes(gemm.dtype);
-}
-
 // Its packed copy, in scratch memory that lives as long as this.
 template <class E>
 class OperandOf {
@@ -120,7 +116,7 @@ class OperandOf {
     operand_ = {data, rows, k, inner, gemm.batch, across};
     if (!IsPacked(gemm, data, across, inner)) return;
     const int64_t pitch = PackedPitch(gemm), parts = gemm.split ? 2 : 1;
-    packed_.emplace(gemm.ctx, PackedNbytes(gemm, rows), stream);
+    packed_.emplace(gemm.ctx, parts * gemm.batch * rows * pitch * (int64_t)sizeof(E), stream);
     operand_ = {packed_->data(), rows, k, pitch, parts * gemm.batch, false};
     const int64_t tiles = CeilDiv(rows, kPackTile) * CeilDiv(pitch, kPackTile);
     LaunchPack(op, (const E*)data, rows, k, pitch, across, gemm.split, gemm.batch, tiles, stream);
@@ -192,18 +188,22 @@ using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
-// its epilogue, which under ping-pong is hidden behind the other consumer's products.
+// an epilogue in registers or through shared memory.
 struct TilingCost {
   const char* name;
   int tile_m, tile_n, cluster;
-  double panel_us, tile_us, epilogue_us;
+  double panel_us, tile_us, simple_us, epilogue_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
 };
+constexpr int kPingPong = 1;
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.66, 2.4, 14, false, true},
-    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 2, false, true},
-    {"128x128", 128, 128, 1, 0.37, 1.6, 7, true, false},
-    {"128x64", 128, 64, 1, 0.25, 1.2, 3.5, true, true}};
+    {"128x256", 128, 256, 2, 0.66, 2.4, 1.5, 12, false, true},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 1.5, 12, false, true},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 0.8, 7, true, false},
+    {"128x64", 128, 64, 1, 0.25, 1.2, 0.4, 3.5, true, true}};
+
+// Epilogues that take few instructions: bias, relu (code 1), or its gradient.
+bool IsSimple(const HopperGemm& gemm) { return gemm.activation <= 1 && gemm.gradient <= 1; }
 constexpr int kMostSplits = 132;
 
 constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
@@ -228,9 +228,15 @@ Config Estimated(const HopperGemm& gemm, int index, int multiprocessors) {
                         CeilDiv(gemm.n, cost.tile_n) * gemm.batch;
   const int64_t left = tiles % clusters;
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
+  const double epilogue_us = plain ? 0 : IsSimple(gemm) ? cost.simple_us : cost.epilogue_us;
+  // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
+  const auto tile_us = [&](double of_panels) {
+    const double main_us = of_panels * cost.panel_us + cost.tile_us;
+    if (index != kPingPong) return main_us + epilogue_us;
+    return std::max(main_us, (main_us + epilogue_us) / 2);
+  };
   const auto waves_us = [&](int64_t segments, int64_t of_panels) {
-    return (double)CeilDiv(segments, clusters) *
-           ((double)of_panels * cost.panel_us + cost.tile_us + (plain ? 0 : cost.epilogue_us));
+    return (double)CeilDiv(segments, clusters) * tile_us((double)of_panels);
   };
   Config best{index, 0, 1, waves_us(tiles, panels)};
   for (int64_t splits = 2; splits <= std::min<int64_t>(panels / 2, kMostSplits); splits++) {
@@ -285,13 +291,12 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   const int64_t clusters = std::min(Multiprocessors(gemm.ctx.device_id) / T::kCluster,
                                     (int)(split_segments + tiles - config.split_tiles));
   const bool tma_rows = gemm.n * sizeof(E) % 16 == 0 && Aligned16(gemm.c);
-  params.plain = !gemm.bias && !gemm.activation && !gemm.gradient;
-  params.store_boxes = sizeof(E) == 2 && params.plain && tma_rows;
+  params.in_registers = IsSimple(gemm) && (sizeof(E) == 4 || tma_rows);
   params.aligned =
       gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.bias) && Aligned16(gemm.side);
   const CUtensorMap map_a = MapOf<E>(op, a, T::kTileM);
   const CUtensorMap map_b = MapOf<E>(op, b, T::kTileN / T::kCluster);
-  const CUtensorMap map_c = params.store_boxes
+  const CUtensorMap map_c = (sizeof(E) == 2 && params.in_registers)
                                 ? MapOf<E>(op, gemm.c, gemm.n, gemm.m, gemm.n, gemm.batch, T::kRows)
                                 : CUtensorMap{};
   std::optional<Scratch> partial, arrivals;
@@ -391,14 +396,6 @@ double HopperEstimateUs(const HopperGemm& gemm) {
   };
   return kLaunchUs + BestConfig(gemm, -1).us + pack_us(gemm.a, gemm.m, gemm.trans_a) +
          pack_us(gemm.b, gemm.n, !gemm.trans_b);
-}
-
-int64_t HopperCopiesNbytes(const HopperGemm& gemm) {
-  const auto nbytes = [&](const void* data, int64_t rows, bool across) {
-    const bool packed = IsPacked(gemm, data, across, across ? rows : gemm.k);
-    return packed ? Workspace::Rounded(PackedNbytes(gemm, rows)) : 0;
-  };
-  return nbytes(gemm.a, gemm.m, gemm.trans_a) + nbytes(gemm.b, gemm.n, !gemm.trans_b);
 }
 
 bool HopperFits(const HopperGemm& gemm, int tiling) { return HasKernel(gemm, tiling); }

@@ -1,5 +1,7 @@
 // The ladder of the matrix product: its rungs by name, and what is said where one cannot serve.
-// gemm.cuh has the contract of a rung, heuristic.cu what runs where nobody names one.
+// Floats of 16 bits go to a rung that takes none through float32 copies in scratch. gemm.cuh has
+// the contract of a rung, heuristic.cu what runs where nobody names one; each rung's file names
+// what limits it.
 #include "cuda/gemm/gemm.cuh"
 
 namespace dlsys {

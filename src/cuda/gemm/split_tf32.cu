@@ -1,4 +1,7 @@
-// Instantiates the tiled GEMM kernels on tensor cores at 3xtf32.
+// The instances of the tiled GEMM of kernel.cuh at 3xtf32: operands are split into an upper and a
+// lower tf32 part, of which three products go through mma.sync (tile.cuh), with errors like
+// float32's. They stand in a file of their own so that a build compiles them beside tensor.cu.
+// gemm.cuh has the contract. Limited by mma issue, at a third of the rate of tf32.
 #include "cuda/gemm/kernel.cuh"
 
 namespace dlsys {

@@ -1,4 +1,8 @@
-// Device code and argument checks that row-wise softmax kernels share.
+// What the kernels that go along rows of logits (rows, classes) share: the two-pass statistics of a
+// stable softmax, the maximum of a row and then the sum of exp(x - max), which a thread group
+// reduces (group.cuh), the labels of a row, and the checks of arguments. A label out of range is
+// noted on the device (fault.cuh) and reported after the step. The second pass reads a short row
+// from the cache, so memory bandwidth limits such kernels.
 #pragma once
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/fault.cuh"

@@ -7,7 +7,7 @@
 // channels before its loop and advances by constant steps, without divisions.
 //
 // Reductions walk the images from last to first with interleaved blocks, maps from first to last:
-// each starts with what the kernel before it left in the L2 cache.
+// each starts with what the kernel before it left in the L2 cache. Memory bandwidth limits both.
 #pragma once
 #include "cuda/norm/norm.cuh"
 #include "cuda/pointwise/quad.cuh"

@@ -1,5 +1,7 @@
-// Random words and uniforms by cuRAND's Philox4x32-10, to check our own generator against. cuRAND
-// is opened by soname at the first use, and its few functions are declared here.
+// Random words and uniforms by cuRAND's Philox4x32-10, to check the generator of random.cu against:
+// word i of the output is word offset + i of the stream of a seed. cuRAND is opened by soname at
+// the first use, and its few functions are declared here. A call makes a generator and
+// synchronizes, which limits it: the kernel is for checks, not for training.
 #include "cuda/runtime/dlopen.cuh"
 
 namespace dlsys {

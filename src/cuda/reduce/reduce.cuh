@@ -1,4 +1,7 @@
-// SumAxis: the sum of one axis of a device array, for kernels that end in one (split-K, means).
+// SumAxis: the sum of one axis of a contiguous float32 array, scaled, for kernels of other files
+// that end in one (split-K, means, gradients of filters). It is the reduction of axis.cuh with the
+// monoid of sums: the order depends on the sizes only. The result is float32 or of a storage type
+// and does not overlap the array. Memory bandwidth limits it.
 #pragma once
 #include "cuda/runtime/context.cuh"
 #include "math/storage.h"

@@ -1,4 +1,4 @@
-// Opening libraries; see external.cuh.
+// Opening libraries; see dlopen.cuh.
 #include <dlfcn.h>
 
 #include <cstdlib>

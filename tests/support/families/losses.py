@@ -338,7 +338,7 @@ LOSS_ROWS = (
             *reduced((3, 2, 5), (3, 2, 5), domain=(LOG, probability)),
         ),
         ulps=8, scale=largest(divergence), differentiable=(0,), specials=False,
-        refusals=unequal("kl_divergence", ((5, 3), (1, 3))), storages=("bfloat16",),
+        refusals=unequal("kl_divergence", ((5, 3), (1, 3))),
     ),
     Sample(
         "target", rows.target_op, lambda x, y, loss: y,

@@ -1,12 +1,11 @@
 """The autotuner selects the algorithm of each kernel of a graph by measurement.
 
 A kernel with several algorithms has a heuristic. Under DLSYS_TUNE=full the autotuner measures what
-the tuning cache lacks for this chip and library, on arrays of the node's shapes. Each rung is
-estimated by a few launches of its own heuristic, the variants of those rungs alone that come near
-the fastest, and only the best of all of them are measured in a captured graph like a training
-step's. An algorithm is taken if its results are right and it is faster than the heuristic's by more
-than noise. Under `cached`, the default, the cache is used as it is; under `off` the heuristics
-decide.
+the tuning cache lacks for this chip and library, on arrays of the node's shapes, in captured graphs
+like a training step's. Each rung is estimated by a few launches of its own heuristic, the variants
+of those alone that come near the fastest, and only the best of all of them are measured exactly. An
+algorithm is taken if its results are right and it is faster than the heuristic's by more than
+noise. Under `cached`, the default, the cache is used as it is; under `off` the heuristics decide.
 
 Each algorithm repeats its bits exactly, but not those of another: a run is repeated with the same
 algorithms. The precision is part of a measurement's key, so no algorithm changes it.
@@ -132,19 +131,24 @@ def _is_settled(node: Node) -> bool:
     )
 
 
-def _rungs(node: Node, ctx: Context) -> list[list[Algorithm]]:
-    """The algorithms to measure beside the default, by rungs, each rung's own heuristic first: of
-    the node's rung, or of all but the rungs that later ones outdo for every shape.
+def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
+    """The algorithms to measure beside the default: of the node's rung, or of all but the rungs
+    that later ones outdo for every shape; those of which others are variants first.
     """
     assert node.op.kernel is not None
     outdone = () if node.op.ladder is None else node.op.ladder.outdone
     own = node.attrs.get("algo")
-    rungs: dict[str, list[Algorithm]] = {}
-    for number, name in enumerate(load().algorithms(ctx.kernel_device, node.op.kernel), 1):
-        rung = rung_of(name)
-        if rung == own or (own is None and rung not in outdone):
-            rungs.setdefault(rung, []).append(Algorithm(number, name))
-    return list(rungs.values())
+    found = [
+        Algorithm(number, name)
+        for number, name in enumerate(load().algorithms(ctx.kernel_device, node.op.kernel), 1)
+        if (rung_of(name) == own if own else rung_of(name) not in outdone)
+    ]
+    return sorted(found, key=lambda algorithm: algorithm.name.count(" "))
+
+
+def _parent(name: str, names: Iterable[str]) -> str | None:
+    """The algorithm of which one is a variant: `implicit mma` of `implicit mma 64x128`."""
+    return max((other for other in names if name.startswith(f"{other} ")), key=len, default=None)
 
 
 def _array(spec: Spec) -> str:
@@ -238,7 +242,7 @@ def _measured(node: Node, ctx: Context) -> Measurement:
     from ...runtime.tuning_cache import Measurement
 
     benchmark, default = Microbenchmark(node, ctx), _default(node, ctx)
-    about = _estimates(benchmark, default, _rungs(node, ctx))
+    about = _estimates(benchmark, default, _candidates(node, ctx))
     limit = _HOPELESS * min(about.values()) + _HOPELESS_US
     us = {default: benchmark.us(default, about[default])}
     for algorithm, glance in about.items():
@@ -258,31 +262,27 @@ def _measured(node: Node, ctx: Context) -> Measurement:
 
 
 def _estimates(
-    benchmark: Microbenchmark, default: Algorithm, rungs: Sequence[Sequence[Algorithm]]
+    benchmark: Microbenchmark, default: Algorithm, candidates: Sequence[Algorithm]
 ) -> dict[Algorithm, float]:
-    """Estimated microseconds of the default, of each rung's own heuristic, and of the variants of
-    those rungs that come near the fastest.
+    """Estimated microseconds of the default, and of the candidates but for the variants of those
+    that take much longer than the fastest or cannot compute this.
     """
     about = {default: benchmark.us_about(default)}
-
-    def estimate(algorithms: Iterable[Algorithm]) -> None:
-        for algorithm in algorithms:
-            if algorithm in about:
-                continue
-            try:
-                about[algorithm] = benchmark.us_about(algorithm)
-            except DeviceLostError:
-                raise
-            except DeviceError as error:
-                _print_once(str(error))
-            except KernelError:
-                continue  # it cannot compute this, or there is no memory for it
-
-    estimate(first for first, *_ in rungs)
-    limit = _SLOW_RUNG * min(about.values()) + _HOPELESS_US
-    for first, *variants in rungs:
-        if about.get(first, limit) < limit:
-            estimate(variants)
+    by_name = {algorithm.name: algorithm for algorithm in candidates}
+    for algorithm in candidates:
+        parent = _parent(algorithm.name, by_name)
+        limit = _SLOW_RUNG * min(about.values()) + _HOPELESS_US
+        hopeless = parent is not None and about.get(by_name[parent], limit) >= limit
+        if hopeless or algorithm in about:
+            continue
+        try:
+            about[algorithm] = benchmark.us_about(algorithm)
+        except DeviceLostError:
+            raise
+        except DeviceError as error:
+            _print_once(str(error))
+        except KernelError:
+            continue  # it cannot compute this, or there is no memory for it
     return about
 
 

@@ -23,6 +23,7 @@ from ..run.tables import in_kernel_order
 
 _GRAPH_US = 500.0  # of device time: the host's part in timing a graph is then about 2 %
 _MOST_LAUNCHES = 256  # of a graph
+LONG_US = 5e4  # of a launch that one measurement is enough for
 _ROUNDS = 5
 _GLANCES = 4  # launches of an estimate
 _SEGMENT, _SEGMENTS = 4096, 64  # elements of a large result that are compared
@@ -99,8 +100,11 @@ class Microbenchmark:
         library's call takes on the host, of which a step has none, can be more than its kernel's.
         """
         with self._program(algorithm, 1) as handle:  # loads what is loaded at the first use
+            start = time.perf_counter()
             self._library.check(self._library.cdll.DLProgramRun(handle, self._stream()))
-        return self._least(algorithm, 1, _GLANCES, 1)
+            synchronize(self._ctx)
+            first = 1e6 * (time.perf_counter() - start)
+        return first if first > LONG_US else self._least(algorithm, 1, _GLANCES, 1)
 
     def us(self, algorithm: Algorithm, about: float) -> float:
         """Microseconds of a launch among others in a captured graph, the least of several."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...arguments.kinds import Bool, Number
 from ...arguments.signature import Signature, declared
+from ...dtypes import FLOAT16
 from ...graph.node import Node, Op
 from ...graph.spec import FLOAT32, Spec, describe, floating, merge_shapes, promote
 from ..activation import softplus_op
@@ -40,8 +41,10 @@ __all__ = [
     "hinge_loss", "kl_divergence", "multiclass_hinge_loss",
 ]  # fmt: skip
 
-_SMALLEST = 2.0**-126  # of float32 with all its digits: log is -87.3
-_LARGEST = 1 - 2.0**-24  # below 1 in float32: log(1 - p) is -16.6
+# Probabilities of finite logarithms: float32's smallest normal number, whose log is -87.3, and the
+# largest below 1, where log(1 - p) is -16.6. In float16 these would round to 0 and 1.
+_INSIDE = 2.0**-126, 1 - 2.0**-24
+_INSIDE_FLOAT16 = 2.0**-24, 1 - 2.0**-11
 
 
 class ClassesLikeOp(Op):
@@ -113,12 +116,13 @@ _WEIGHT = Number(low=0, finite=True)
 def binary_cross_entropy(probability: Node, labels: Any, reduction: str = "mean") -> Node:
     """-(y · log(p) + (1 - y) · log(1 - p)) of probabilities p and labels y in [0, 1].
 
-    p is first clipped to [2^-126, 1 - 2^-24], so that the loss and its gradient stay finite; where
-    that clips, the gradient is 0. With logits at hand, `binary_cross_entropy_with_logits` loses
-    nothing. probability, labels: one shape. reduction: "mean", "sum" or "none".
+    p is first clipped to [2^-126, 1 - 2^-24], float16 to [2^-24, 1 - 2^-11], so that the loss and
+    its gradient stay finite; where that clips, the gradient is 0. With logits at hand,
+    `binary_cross_entropy_with_logits` loses nothing. probability, labels: one shape. reduction:
+    "mean", "sum" or "none".
     """
     labels = target_of("binary_cross_entropy", probability, labels)
-    p = clip_op(probability, _SMALLEST, _LARGEST)
+    p = clip_op(probability, *_inside(probability))
     rows = -(labels * log_op(p) + (1 - labels) * log1p_op(-p))
     return reduce_rows("binary_cross_entropy", rows, reduction)
 
@@ -191,5 +195,10 @@ def kl_divergence(log_q: Node, p: Any, reduction: str = "mean") -> Node:
     reduction: "mean", "sum" or "none".
     """
     p = target_of("kl_divergence", log_q, as_node(p))
-    rows = sum_op(p * (log_op(clip_op(p, _SMALLEST, 1.0)) - log_q), axis=-1)
+    smallest, _ = _inside(p)
+    rows = sum_op(p * (log_op(clip_op(p, smallest, 1.0)) - log_q), axis=-1)
     return reduce_rows("kl_divergence", rows, reduction)
+
+
+def _inside(p: Node) -> tuple[float, float]:
+    return _INSIDE_FLOAT16 if p.dtype == FLOAT16 else _INSIDE

@@ -1,6 +1,6 @@
 """Chapter 5: floats of 16 bits: what they hold, what they lose, and what they save.
 
-python docs/learn/5_storage.py
+python docs/learn/programs/5_storage.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Chapter 5: answers in place of gradients: memory, latency, and how many a second by batch.
 
-python docs/learn/5_inference.py
+python docs/learn/programs/5_inference.py
 """
 
 import time

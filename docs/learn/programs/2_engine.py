@@ -1,6 +1,6 @@
 """Chapter 2: automatic differentiation of one's own, and a network that it trains.
 
-python docs/learn/2_engine.py
+python docs/learn/programs/2_engine.py
 """
 
 import math

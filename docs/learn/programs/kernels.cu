@@ -1,4 +1,4 @@
-// Six kernels to read, change and break; `python docs/learn/1_kernels.py` compiles and runs them,
+// Six kernels to read, change and break; `python docs/learn/programs/1_kernels.py` compiles and runs them,
 // for a GPU or for the emulated one. Blocks and grids are lines: a tile's row and column come from
 // threadIdx.x. Matrices are square, row-major float32, of n rows, a multiple of kTile.
 #include <cuda_runtime.h>

@@ -1,6 +1,6 @@
 """Chapter 3: a convolution as a matrix product, both its gradients, and what the matrix costs.
 
-python docs/learn/3_convolution.py
+python docs/learn/programs/3_convolution.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Chapter 4: shapes, lifetimes and one arena: planned by hand, then by dlsys.
 
-    python docs/learn/4_plan.py [--picture FILE.svg]
+    python docs/learn/programs/4_plan.py [--picture FILE.svg]
 
 `--picture` draws the memory of a step of eight layers.
 """

@@ -1,6 +1,6 @@
 """Chapter 2: what dlsys does instead: nodes of arrays, gradients that are nodes, and the tape.
 
-python docs/learn/2_graph.py
+python docs/learn/programs/2_graph.py
 """
 
 import time

@@ -1,6 +1,6 @@
 """Chapter 1: kernels of one's own, on a GPU, or on one that the CPU emulates.
 
-    python docs/learn/1_kernels.py [FILE.cu]
+    python docs/learn/programs/1_kernels.py [FILE.cu]
 
 It compiles kernels.cu (or a copy that you have changed) and compares each kernel with numpy. A GPU
 takes nvcc (the extra `gpu` has it) and also tells the speeds; elsewhere any C++ compiler will do.
@@ -19,7 +19,7 @@ import numpy as np
 from dlsys.runtime import toolchain
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parents[1] / "src"
+SOURCES = HERE.parents[2] / "src"
 KERNELS = ("Add", "Transpose", "TransposeTiled", "Sum", "Product", "ProductTiled")
 GPU = (  # CUDA_VISIBLE_DEVICES= hides it
     os.environ.get("CUDA_VISIBLE_DEVICES") != ""

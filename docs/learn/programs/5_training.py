@@ -1,6 +1,6 @@
 """Chapter 5: data, optimizers, and a run that is interrupted and goes on with the same bits.
 
-python docs/learn/5_training.py
+python docs/learn/programs/5_training.py
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from dlsys.data import DeviceLoader, Loader, mnist_sets
 from dlsys.runtime.device import best_context
 
 ctx = best_context()[0]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sets = mnist_sets(ROOT / "data" / "mnist")  # uint8 images (n, 1, 28, 28) and labels
 known, unseen = sets.train.subset(slice(5000)), sets.validation.subset(slice(1000))
 BATCH, EPOCHS = 100, 3

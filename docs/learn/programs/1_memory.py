@@ -1,6 +1,6 @@
 """Chapter 1: what a warp asks of memory, counted; and the same lessons in the kernels of dlsys.
 
-python docs/learn/1_memory.py
+python docs/learn/programs/1_memory.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Chapter 3: layers and their gradients in numpy, checked by differences and against dlsys.
 
-python docs/learn/3_layers.py
+python docs/learn/programs/3_layers.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Chapter 6: a classifier of digits, and what it looked at: gradients of a score by the pixels.
 
-    python docs/learn/6_explain.py [--picture FILE.png]
+    python docs/learn/programs/6_explain.py [--picture FILE.png]
 
 Saliency is |∂ score / ∂ pixel| (Simonyan et al., 2013); Grad-CAM weighs the planes of the last
 convolution by the mean gradient of the score (Selvaraju et al., 2017).
@@ -19,7 +19,7 @@ from dlsys.data import mnist_sets
 parser = argparse.ArgumentParser()
 parser.add_argument("--picture", type=Path)
 options = parser.parse_args()
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sets = mnist_sets(ROOT / "data" / "mnist")
 images = dl.tensor(sets.train.images[:6000], dtype="float32") / 255
 labels = dl.tensor(sets.train.labels[:6000])

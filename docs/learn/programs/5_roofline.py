@@ -1,6 +1,6 @@
 """Chapter 5: where the time goes. The two roofs of this machine, and operators under them.
 
-    python docs/learn/5_roofline.py [--picture FILE.svg]
+    python docs/learn/programs/5_roofline.py [--picture FILE.svg]
 
 An operator can be no faster than its bytes at the speed of memory, nor than its arithmetic at the
 speed of the cores: the lower roof at its intensity, in operations a byte, is its limit.

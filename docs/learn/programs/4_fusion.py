@@ -1,6 +1,6 @@
 """Chapter 4: what fusion leaves of a step, and what a GPU's captured graph leaves of the host.
 
-    python docs/learn/4_fusion.py [--picture FILE.svg] [--gpu]
+    python docs/learn/programs/4_fusion.py [--picture FILE.svg] [--gpu]
 
 `--picture` draws the graph that runs; `--gpu` takes the GPU, also where it is an emulated one.
 """

@@ -1,6 +1,6 @@
 """Chapter 6: transfer. A network that knows clean digits learns bad scans of them from a few.
 
-python docs/learn/6_transfer.py
+python docs/learn/programs/6_transfer.py
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.data import mnist_sets
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sets = mnist_sets(ROOT / "data" / "mnist")
 STEPS = 300  # of each training on scans, however few there are
 

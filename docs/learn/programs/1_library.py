@@ -1,6 +1,6 @@
 """Chapter 1: the kernels of dlsys, called by their names on arrays of a device.
 
-    python docs/learn/1_library.py [--device cpu|gpu]
+    python docs/learn/programs/1_library.py [--device cpu|gpu]
 
 The emulated GPU: DLSYS_LIBRARY=build/emulated/libdlsys.so and --device gpu, after `make emulator`.
 """

@@ -1,0 +1,108 @@
+"""The networks that are measured, of PyTorch, with the weights that those of dlsys begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shared.networks import CLASSES, LEARNING_RATE, LENET, MODELS, batch, built, initial
+
+
+def theirs(
+    network: str, size: int, device: str, channels_last: bool = False, **optimizer: Any
+) -> Callable[[], Any]:
+    """A training step of PyTorch, eager, as a function that returns the loss."""
+    model = (_convolutional(network) if network in MODELS else _dense(network)).to(device)
+    images, classes = batch(size, network)
+    x, y = torch.from_numpy(images).to(device), torch.from_numpy(classes).to(device)
+    if network in MODELS and x.dim() == 2:
+        x = x.reshape(size, 1, 28, 28)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)
+    sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, **optimizer)
+
+    def step() -> Any:
+        sgd.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        sgd.step()
+        return loss.detach()
+
+    return step
+
+
+class Block(nn.Module):
+    """Two normalized 3×3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, planes: int, stride: int = 1) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *normalized(inputs, planes, stride=stride), *normalized(planes, planes)[:-1]
+        )
+        same = inputs == planes and stride == 1
+        shortcut = normalized(inputs, planes, 1, stride)[:-1]
+        self.shortcut = nn.Identity() if same else nn.Sequential(*shortcut)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def normalized(inputs: int, outputs: int, window: int = 3, stride: int = 1) -> list[nn.Module]:
+    """A convolution, batch norm and ReLU."""
+    convolution = nn.Conv2d(inputs, outputs, window, stride, window // 2, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+def lenet() -> nn.Module:
+    """LeNet-5."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)),
+    )
+
+
+def residual() -> nn.Module:
+    """The residual network for MNIST."""
+    return nn.Sequential(
+        *(*normalized(1, 32), nn.MaxPool2d(2), *normalized(32, 64), Block(64, 64)),
+        *(nn.MaxPool2d(2), *normalized(64, 128), Block(128, 128)),
+        *(nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES)),
+    )
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18."""
+    stages = [Block(64, 64), Block(64, 64)]
+    for planes in (128, 256, 512):
+        stages += [Block(planes // 2, planes, 2), Block(planes, planes)]
+    stem = [*normalized(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(
+        *stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)
+    )
+
+
+def _convolutional(network: str) -> nn.Module:
+    model = {LENET: lenet, "residual": residual, "resnet18": resnet18}[network]()
+    ours = [parameter.asnumpy() for parameter in built(network).parameters()]
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), ours, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+    return model
+
+
+def _dense(network: str) -> nn.Module:
+    """Matrices are stored (outputs, inputs), as `torch.nn.Linear` does."""
+    layers: list[nn.Module] = []
+    for matrix, bias in initial(network):
+        linear = nn.Linear(*matrix.shape)
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(matrix.T))
+            linear.bias.copy_(torch.from_numpy(bias))
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -1,0 +1,48 @@
+"""`mnist_dlsys.py -m cnn --conv-algo NAME`: every rung trains to the same accuracy."""
+
+from __future__ import annotations
+
+import unittest
+
+from dlsys.rungs import CONV, rungs_among
+from dlsys.runtime.device import cpu, unavailable
+from dlsys.runtime.library import load
+from support.small_digits import ENDING, TEST, Folder
+
+OPTIONS = ("-m", "cnn", "-e", 3, "--batch-size", 20, "--seed", 3)
+# What LeNet-5 has not: filters of 3 x 3, and one channel a group.
+REFUSED = {
+    "winograd": "winograd is for 3 ?[x×] ?3 filters at stride 1 without dilation; use naive, ",
+    "depthwise": "depthwise is for one channel a group; use naive, im2col",
+}
+
+
+class EveryRung(Folder):
+    def accuracy(self, device: str, rung: str) -> float:
+        out = self.done(*OPTIONS, "-c", device, "--conv-algo", rung)
+        found = ENDING.search(out)
+        assert found is not None, out
+        return float(found[2])
+
+    def check(self, device: str, rungs: tuple[str, ...]) -> None:
+        expected = self.accuracy(device, "auto")
+        self.assertGreater(expected, 0.9)
+        for rung in rungs:
+            with self.subTest(device=device, rung=rung):
+                if rung in REFUSED:
+                    options = "-c", device, "--conv-algo", rung, "--data-dir", self.data
+                    self.refused(REFUSED[rung], *OPTIONS, *options, status=1)
+                    continue
+                # Rounding differs from rung to rung, which may turn one image.
+                self.assertAlmostEqual(self.accuracy(device, rung), expected, delta=1.01 / TEST)
+
+    @unittest.skipIf(unavailable(cpu(0)), "not here: the native library")
+    def test_on_the_cpu(self) -> None:
+        self.check("cpu", rungs_among(load().algorithms("cpu", "conv2d")))
+
+    def test_on_numpy(self) -> None:
+        self.check("numpy", CONV.numpy)
+
+
+if __name__ == "__main__":
+    unittest.main()
