@@ -23,13 +23,15 @@ Tensor = Any  # the class of tensor.py, which imports this file
 
 def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
     """See Tensor.backward."""
-    engine, seed = _checked(tensor, gradient)
-    tape = engine.tape
-    key = (backward, tensor._out, seed._out if seed is not None else None)
-    state = _gradient_state(engine, key, tensor, seed)
-    if not retain_graph:
-        tape.consumed |= state.cone
-    made = engine.tensors(tape, state)
+    engine, tensor, seed = _checked(tensor, gradient)
+    with engine.lock:
+        tensor, seed = engine.adopt(tensor), None if seed is None else engine.adopt(seed)
+        tape = engine.tape
+        key = (backward, tensor._out, seed._out if seed is not None else None)
+        state = _gradient_state(engine, key, tensor, seed)
+        if not retain_graph:
+            tape.consumed |= state.cone
+        made = engine.tensors(tape, state)
     for target, grad in zip(state.targets, made):
         holder: Any = target if type(target) is Parameter else tape.leaves[target].tensor
         before = holder.grad
@@ -45,9 +47,9 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
         grad._grad_of = holder
 
 
-def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Any]:
-    """The engine, on whose tape the Tensor is then, and the gradient as a Tensor."""
-    engine = tensor.engine
+def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Tensor, Any]:
+    """The engine, the Tensor as a value of its tape, and the gradient as another."""
+    engine = tensor.engine.here
     if not tensor.requires_grad or tensor._consumed:
         reason = (
             "its gradient was taken already; pass retain_graph=True to the call before this one"
@@ -60,10 +62,9 @@ def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Any]:
             f"backward: a Tensor of shape {tensor.shape} needs the gradient of what comes behind; "
             f"pass it, or sum() first [{where()}]"
         )
-    if tensor._tape is not engine.tape:
-        engine.adopt(tensor)
+    tensor = engine.adopt(tensor)
     if gradient is None:
-        return engine, None
+        return engine, tensor, None
     if not isinstance(gradient, Recorder.tensor):
         gradient = Recorder.tensor(gradient, engine.name, tensor.dtype)
     if gradient.shape != tensor.shape:
@@ -71,9 +72,7 @@ def _checked(tensor: Tensor, gradient: Any) -> tuple[Engine, Any]:
             f"backward: the gradient has shape {gradient.shape}, expected {tensor.shape} "
             f"[{where()}]"
         )
-    if gradient._tape is not engine.tape:
-        engine.adopt(gradient)
-    return engine, gradient
+    return engine, tensor, engine.adopt(gradient)
 
 
 def _gradient_state(engine: Engine, key: tuple[Any, ...], tensor: Tensor, seed: Any) -> State:

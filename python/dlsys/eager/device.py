@@ -16,9 +16,17 @@ Device = Any  # "numpy", "cpu", "gpu", "gpu:1", a Context, or None for the best 
 _FORMS = '"numpy", "cpu", "gpu", "gpu:1" or a context such as ndarray.gpu(0)'
 
 
+class _OfThread(dict[Any, Engine]):
+    """The engines of a thread, by device; gone with the thread."""
+
+    def __del__(self) -> None:
+        for engine in self.values():
+            engine.retire()
+
+
 class _Engines(threading.local):
     def __init__(self) -> None:
-        self.of: dict[Any, Engine] = {}
+        self.of = _OfThread()
         self.grad = True
 
 
@@ -43,7 +51,7 @@ def engine_of(device: Device) -> Engine:
         key = "numpy" if ctx is None else ctx
         engine = _engines.of.get(key)
         if engine is None:
-            engine = _engines.of[key] = Engine(ctx)
+            engine = _engines.of[key] = Engine(ctx, engine_of)
             engine.grad = _engines.grad
         _engines.of[device] = engine
     return engine

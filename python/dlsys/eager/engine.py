@@ -9,12 +9,12 @@ the state where its tape ends and by the values that are held.
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from sys import getrefcount
+from threading import RLock, get_ident
 from typing import Any
 
 import numpy as np
@@ -81,16 +81,19 @@ class Engine:
     seed = 0  # mixed to 63 bits
     drawn = itertools.count()  # the numbers of draws since `manual_seed`
 
-    def __init__(self, ctx: Context | None) -> None:
+    def __init__(self, ctx: Context | None, of_thread: Callable[[Any], Engine]) -> None:
         self.ctx = ctx
+        self._of_thread = of_thread
         self.name = "numpy" if ctx is None else f"{ctx.name}:{ctx.device_id}"
         self.backend = backend_of(ctx)
         self.precision = "fp32"
         self.grad = True  # gradients are recorded
         self.trace: Any = None  # the Trace of `jit` that is being made
         self.building = False  # a function is being called on nodes
-        self.lock = threading.RLock()  # other threads may look at values of this one
-        self._thread = threading.get_ident()
+        # Held while its thread records, and while a tape runs: other threads may look at values of
+        # this one, which runs its tape. Who holds it waits for no other engine.
+        self.lock = RLock()
+        self._thread = get_ident()
         self._epoch = State.epoch
         self._root = State(None)
         self._programs: deque[tuple[weakref.ref[State], Any]] = deque()
@@ -100,7 +103,16 @@ class Engine:
     @property
     def own(self) -> bool:
         """True in the thread that records here."""
-        return self._thread == threading.get_ident()
+        return self._thread == get_ident()
+
+    def retire(self) -> None:
+        """Its thread has ended, whose number another one may get."""
+        self._thread = 0
+
+    @property
+    def here(self) -> Engine:
+        """The engine of its device in the thread that asks."""
+        return self if self.own else self._of_thread("numpy" if self.ctx is None else self.ctx)
 
     def new_tape(self) -> Tape:
         """An empty tape."""
@@ -128,46 +140,53 @@ class Engine:
         home: a Token that keeps the transition; else that of a Parameter does, or the state.
         Raises what the function raises where a call does not fit, at the first call of its form.
         """
-        tape, tensor = self.tape, Recorder.tensor
-        key: list[Any] = [function, self.grad, again]
-        for x in args:
-            kind = type(x)
-            if kind is tensor:
-                if x._tape is not tape:
-                    self.adopt(x)
-                key.append(x._out)
-            elif kind in _PLAIN:
-                key += (kind, x if x or kind is not float else repr(x))  # 0.0 == -0.0
-            elif kind is Parameter:
-                home = token_of(x)
-                key.append(home)
-            elif kind is tuple and _INTEGERS.issuperset(map(type, x)):
-                key += (kind, x)
-            else:
-                return self._record_any(function, args, kwargs or {}, again, home)
-        if kwargs:
-            for name, x in kwargs.items():
+        if self._thread != get_ident():
+            return self.here.record(function, args, kwargs, again, home)
+        with self.lock:
+            tape, tensor, epoch = self.tape, Recorder.tensor, State.epoch
+            key: list[Any] = [function, self.grad, again]
+            for x in (*args, *kwargs.values()) if kwargs else args:
                 kind = type(x)
-                if kind not in _PLAIN:
-                    return self._record_any(function, args, kwargs, again, home)
-                key += (name, kind, x if x or kind is not float else repr(x))
-        if tape is not self.tape:  # which was run to adopt an argument
-            return self.record(function, args, kwargs, again, home)
-        made = tuple(key)
-        state = tape.state.next.get(made) if home is None else home.next.get((tape.state, made))
-        if state is None or state is CUT:
-            return self._follow(made, home, function, args, kwargs, again)
-        if home is not None:
-            unsettled.add(self)
-        return self.tensors(tape, state)
+                if kind is tensor:
+                    if x._tape is not tape and self._adopt(x) is not x:
+                        return self._record_any(function, args, kwargs or {}, again, home)
+                    key.append(x._out)
+                elif kind in _PLAIN:
+                    key += (kind, x if x or kind is not float else repr(x))  # 0.0 == -0.0
+                elif kind is Parameter:
+                    home = x.token
+                    if home is None or home.trainable is not x.trainable or home.epoch != epoch:
+                        home = token_of(x)
+                    key.append(home)
+                elif kind is tuple and _INTEGERS.issuperset(map(type, x)):
+                    key += (kind, x)
+                else:
+                    return self._record_any(function, args, kwargs or {}, again, home)
+            if kwargs:
+                key += kwargs  # the names
+            if tape is self.tape:
+                made = tuple(key)
+                known, at = (
+                    (tape.state.next, made) if home is None else (home.next, (tape.state, made))
+                )
+                state = known.get(at)
+                if state is None or state is CUT:
+                    return self._follow(made, home, function, args, kwargs, again)
+                if home is not None:
+                    unsettled.add(self)
+                return self.tensors(tape, state)
+        return self.record(function, args, kwargs, again, home)  # the tape was run meanwhile
 
     def _record_any(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
         again: bool, home: Any,
     ) -> Any:  # fmt: skip
         """`record` for arguments of any kind."""
+        tape = self.tape
         args = self._with_tensors(tuple(args))
         kwargs = self._with_tensors(kwargs)
+        if tape is not self.tape:
+            return self._record_any(function, args, kwargs, again, home)
         key: list[Any] = [function, self.grad, again]
         homes: list[Any] = []
         self._key(args, key, homes)
@@ -176,7 +195,7 @@ class Engine:
         return self._follow(tuple(key), home, function, args, kwargs, again)
 
     def _with_tensors(self, value: Any) -> Any:
-        """Arguments with Tensors in place of arrays."""
+        """Arguments with Tensors of the tape in place of arrays and other Tensors."""
         kind = type(value)
         if kind is tuple or kind is list:
             return kind([self._with_tensors(item) for item in value])
@@ -186,7 +205,7 @@ class Engine:
             value = Recorder.tensor(value, self.name)
             kind = Recorder.tensor
         if kind is Recorder.tensor and value._tape is not self.tape:
-            self.adopt(value)
+            return self._adopt(value)
         return value
 
     def _key(self, value: Any, key: list[Any], homes: list[Any]) -> None:
@@ -286,19 +305,28 @@ class Engine:
             several.pop()
         return several[0] if state.single else tuple(several)
 
-    def adopt(self, tensor: Any) -> None:
-        """Makes a Tensor a value of the tape: a leaf where it was computed and has no history, else
-        by its history, which is recorded again.
+    def adopt(self, tensor: Any) -> Any:
+        """A Tensor as a value of the tape: a leaf where it was computed and has no history, else
+        by its history, which is recorded again. It is the Tensor itself, and for one of another
+        thread, which may be using it, a Tensor of this one.
         """
+        if tensor._tape is self.tape:
+            return tensor
+        with self.lock:
+            return self._adopt(tensor)
+
+    def _adopt(self, tensor: Any) -> Any:
         tensor.refresh()
         past = tensor._tape
         if past is self.tape:
-            return
+            return tensor
         if tensor.engine is not self and tensor.engine.ctx is not self.ctx:
             raise DeviceError(
                 f"a Tensor of {tensor.engine.name} met one of {self.name}; move one by "
                 f".to(device) first [{where()}]"
             )
+        if tensor.engine is not self:
+            return self._alias(tensor)
         if past is not None and tensor._value is None:
             past.engine.run(past)
             past = tensor._tape
@@ -306,8 +334,33 @@ class Engine:
             out = self._again(past, tensor._out)
             self.tape.tensors[out.index] = tensor
         else:
-            out = self.tape.add_leaf(tensor)
+            out = self.tape.add_leaf(tensor, tensor._value)
         tensor._tape, tensor._out = self.tape, out
+        return tensor
+
+    def _alias(self, tensor: Any) -> Any:
+        """A Tensor of this thread for one of another thread, whose gradients go to that."""
+        owner = tensor.engine
+        self.lock.release()  # the other thread may be waiting for this one
+        try:
+            with owner.lock:
+                if tensor._value is None:
+                    tensor.refresh()
+                    owner.run(tensor._tape)
+                value, past = tensor._value, tensor._tape
+                of: Any = None if past is None else tensor._out
+        finally:
+            self.lock.acquire()
+        known = self.tape.aliases.get(id(tensor))
+        if known is not None and known._value is value:
+            return known
+        if past is not None and of.index not in past.leaves:
+            out = self._again(past, of)
+        else:
+            out = self.tape.add_leaf(tensor, value)
+        alias = self.tape.aliases[id(tensor)] = Recorder.tensor.of(self, self.tape, out)
+        alias._value = value
+        return alias
 
     def _again(self, past: Tape, out: Out) -> Out:
         """Records the history of a value of another tape once more; what it is here. GraphError
@@ -350,7 +403,7 @@ class Engine:
                     f"gradient cannot be; call backward before the change [{where()}]"
                 )
             if tensor._tape is not tape:
-                self.adopt(tensor)
+                tensor = self._adopt(tensor)
             known[past, start] = tensor._out
             return
         here = [self._here(past, x) for x in (state.call.args, state.call.kwargs)]

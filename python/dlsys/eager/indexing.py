@@ -45,9 +45,8 @@ class View(NamedTuple):
 # ---- views ----
 def view(base: Tensor, function: Callable[..., Node], *args: Any) -> Tensor:
     """A view of a Tensor."""
-    return _linked(
-        base, base.engine.record(function, (base, *args)), View(function, args, base.engine.grad)
-    )
+    engine = base.engine.here
+    return _linked(base, engine.record(function, (base, *args)), View(function, args, engine.grad))
 
 
 def _linked(base: Tensor, made: Tensor, how: View) -> Tensor:
@@ -62,7 +61,7 @@ def refresh(tensor: Tensor) -> None:
     """Makes a view anew whose base was changed in place since it was made."""
     if tensor._base is not None and tensor._tape is None and tensor._value is None:
         function, args, grad = tensor._view
-        engine = tensor.engine
+        engine = tensor.engine.here
         before, engine.grad = engine.grad, grad
         try:
             _become(tensor, engine.record(function, (tensor._base, *args)))
@@ -76,7 +75,7 @@ def assign(tensor: Tensor, made: Tensor) -> None:
 
     Raises GraphError for a leaf that requires a gradient, except inside `no_grad`.
     """
-    engine = tensor.engine
+    engine = tensor.engine.here
     if made.shape != tensor.shape:
         raise ShapeError(
             f"a Tensor of shape {tensor.shape} cannot become {made.shape} in place [{where()}]"
@@ -116,7 +115,8 @@ def _become(tensor: Tensor, made: Tensor) -> None:
     if tensor._tape is tape and tensor._out.index not in tape.leaves:
         tape.tensors[tensor._out.index] = None
     tensor._tape, tensor._out, tensor._value = made._tape, made._out, made._value
-    tensor._requires, tensor._consumed = made._requires, made._consumed
+    tensor.engine, tensor._requires, tensor._consumed = made.engine, made._requires, made._consumed
+    tape = made.engine.tape
     if made._tape is tape and made._out.index not in tape.leaves:
         tape.tensors[made._out.index] = tensor
 
@@ -205,16 +205,15 @@ def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
     has seen others before, as in a loop over batches. A program for each would be planned anew.
     None where it is a constant.
     """
-    engine, (entry,) = tensor.engine, key
+    engine, (entry,) = tensor.engine.here, key
     if not tensor.shape or not (type(entry) is int or type(entry) is slice):
         return None
     extent = tensor.shape[0]
     rows = np.arange(extent)[entry] if type(entry) is slice else np.asarray(entry)
     if not rows.ndim and not -extent <= entry < extent:
         return None  # `getitem` says so
-    if tensor._tape is not engine.tape:
-        engine.adopt(tensor)
-    form = getitem_op, tensor._out, rows.shape
+    of = engine.adopt(tensor)._out
+    form = getitem_op, of, rows.shape
     seen = engine.tape.state.indices.setdefault(form, [])
     if repr(entry) in seen:
         return None
@@ -279,7 +278,7 @@ def _taken(x: Node, positions: Node) -> Node:
 # ---- writing ----
 def put(tensor: Tensor, key: Any, value: Any) -> None:
     """`tensor[key] = value`: the value is broadcast and takes the dtype."""
-    engine = tensor.engine
+    engine = tensor.engine.here
     entries = key if type(key) is tuple else (key,)
     if not isinstance(value, Recorder.tensor):
         value = Recorder.tensor(value, engine.name)

@@ -138,7 +138,9 @@ class Compiled:
             return _gradient(source[1])
 
         for program, feeds, _, _ in self._segments:
-            made.append(program.run({node: find(source) for node, source in feeds}))
+            values = {node: find(source) for node, source in feeds}
+            with self.engine.lock:
+                made.append(program.run(values))
 
         def result(kept: Any) -> Any:
             if type(kept) is not _Result:
@@ -218,7 +220,7 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list[Any] = []
         key = [_form(args, tensors), _form(kwargs, tensors)]
-        engine: Engine = tensors[0].engine if tensors else engine_of(None)
+        engine: Engine = tensors[0].engine.here if tensors else engine_of(None)
         if engine.trace is not None:  # inside another one it is part of that
             return self._function(*args, **kwargs)
         form = (*key, engine, engine.grad, engine.precision)

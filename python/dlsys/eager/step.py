@@ -14,13 +14,21 @@ from .tape import State, token_of, written_by
 
 def step(optimizer: Any, parameters: Sequence[Parameter]) -> None:
     """Updates the Parameters that have a gradient by `optimizer.apply_gradients`."""
-    pairs = [(p, p.grad) for p in parameters if p.grad is not None]
+    pairs = [(p, grad) for p in parameters if (grad := p.grad) is not None]
     if not pairs:
         raise GraphError(
             f"{type(optimizer).__name__}.step: no Parameter has a gradient; call backward() of a "
             f"loss first [{where()}]"
         )
-    engine: Engine = pairs[0][1].engine
+    engine: Engine = pairs[0][1].engine.here
+    pairs = [(p, grad if grad._tape is engine.tape else engine.adopt(grad)) for p, grad in pairs]
+    with engine.lock:  # all are of this thread now, and of one tape below
+        _append(engine, optimizer, pairs)
+        engine.close()
+
+
+def _append(engine: Engine, optimizer: Any, pairs: Sequence[tuple[Parameter, Any]]) -> None:
+    """Appends the updates by these gradients to the tape."""
     for _, grad in pairs:
         if grad._tape is not engine.tape:
             engine.adopt(grad)
@@ -37,7 +45,6 @@ def step(optimizer: Any, parameters: Sequence[Parameter]) -> None:
         state.written |= written_by(updates, {out.node for out in tape.outs})
         known[key] = state
     engine.tensors(tape, state)
-    engine.close()
 
 
 def drop_gradients(parameters: Iterable[Parameter]) -> None:

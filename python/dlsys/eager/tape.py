@@ -128,8 +128,8 @@ class Tape:
     """Entries of one device that follow each other, from the root of its trie on."""
 
     __slots__ = (
-        "engine", "state", "states", "tensors", "leaves", "versions", "again", "consumed", "failed",
-        "__weakref__",
+        "engine", "state", "states", "tensors", "leaves", "aliases", "versions", "again",
+        "consumed", "failed", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, root: State) -> None:
@@ -138,6 +138,7 @@ class Tape:
         self.states: list[State] = []  # behind each entry
         self.tensors: list[Any] = []  # of each value that is no leaf, until the tape is run
         self.leaves: dict[int, Leaf] = {}
+        self.aliases: dict[int, Any] = {}  # of Tensors of other threads, by their `id`
         self.versions: list[int] = []  # of `state.reads`, when the tape was run
         # Of values of other tapes, by index, that were recorded here again: what they are here.
         self.again: dict[tuple[Tape, int], Out] = {}
@@ -149,9 +150,9 @@ class Tape:
         """All values so far."""
         return [out for state in self.states for out in state.outs]
 
-    def add_leaf(self, tensor: Any) -> Out:
+    def add_leaf(self, tensor: Any, value: Any) -> Out:
         """Reads the value of a Tensor, which is there already."""
-        value, requires_grad = tensor._value, tensor._requires
+        requires_grad = tensor._requires
         key = (Leaf, value.shape, value.dtype, requires_grad)
         state = self.state.next.get(key)
         if state is None:

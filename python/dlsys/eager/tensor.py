@@ -188,7 +188,7 @@ class Tensor(ArrayMethods, Values, Eager):
         """The value, which is computed now where it was not."""
         self.refresh()
         value = self._value
-        if self.engine.trace is not None:
+        if self.engine.trace is not None and self.engine.own:
             self.engine.trace.check(value)
         if type(value) is Symbol:
             raise GraphError(
@@ -196,11 +196,13 @@ class Tensor(ArrayMethods, Values, Eager):
                 f"has no value [{where()}]"
             )
         if value is None:
-            tape = self._tape
-            assert tape is not None
-            tape.engine.run(tape)
-            value = self._value
+            with self.engine.lock:  # while it runs in another thread
+                tape = self._tape
+                if self._value is None and tape is not None:
+                    tape.engine.run(tape)
+                value = self._value
             if value is None:
+                assert tape is not None
                 raise GraphError(
                     "this Tensor has no value: what would have computed it failed with "
                     f"{type(tape.failed).__name__}: {tape.failed} [{where()}]"
@@ -453,7 +455,7 @@ class Tensor(ArrayMethods, Values, Eager):
         elif isinstance(device, str) and device not in ("numpy",) and _is_dtype(device):
             device, dtype = None, device
         moved = self
-        if device is not None and engine_of(device) is not self.engine:
+        if device is not None and engine_of(device) is not self.engine.here:
             moved = Tensor(self, engine_of(device).name)
         if dtype is not None and as_dtype(dtype) != moved.dtype:
             moved = moved.engine.record(hooks["cast"], (moved,), {"dtype": as_dtype(dtype)})
