@@ -15,6 +15,7 @@ from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.eager.device import engine_of
 from dlsys.ndarray import cpu, gpu
+from dlsys.ops.leaf import settle, unsettled
 from support.devices import require
 
 THREADS = 4
@@ -155,6 +156,17 @@ class Threads:
         ((engine, number),) = together(lambda: (engine_of(self.device), threading.get_ident()))
         with mock.patch("dlsys.eager.engine.get_ident", return_value=number):  # given again
             self.assertFalse(engine.own)
+
+    def test_nothing_waits_for_a_thread_that_ended(self):
+        w = dl.Parameter(np.ones(3, np.float32), "w")
+        made = []
+        thread = threading.Thread(target=lambda: made.append(self.tensor(2.0) * w))
+        thread.start()
+        thread.join()
+        settle()
+        self.assertNotIn(made[0].engine, unsettled)
+        w.set(np.zeros(3, np.float32))
+        self.assertEqual(made[0].tolist(), [2, 2, 2])
 
     def test_each_thread_has_its_precision(self):
         def other():

@@ -435,9 +435,11 @@ class Engine:
 
     def settle(self, writing: bool) -> None:
         """Runs what waits, before Parameters are read or, `writing`, changed from elsewhere. For
-        another thread it runs the step that waits and leaves the tape, on which its own may record.
+        another thread it runs the step that waits and leaves the tape, on which its own may record;
+        of a thread that has ended it runs all.
         """
-        if not self.own:
+        ended = self._thread == 0
+        if not self.own and not ended:
             if (waiting := self.pending) is not None:
                 self.run(waiting)
             return
@@ -449,7 +451,7 @@ class Engine:
             self.run(self.pending)
         if self.building and not writing:
             return  # what is on the tape is not done yet
-        if writing or self.tape.state.written:
+        if writing or self.tape.state.written or ended:
             self.run(self.tape)
 
     def run(self, tape: Tape) -> None:

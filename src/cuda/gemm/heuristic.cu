@@ -134,6 +134,7 @@ struct CublasCost {
 constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7};
 constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 2.6e8};
 constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8};
+constexpr double kEpilogueNbytesUs = 3e6;
 constexpr double kWidenNbytesUs = 3e6;  // of copies in float32, bytes a us
 
 int64_t KSlice(int64_t k, int64_t splits) {
@@ -184,7 +185,11 @@ double CublasUs(const Gemm& p) {
   const CublasCost& cost = p.IsNarrow() ? kCublasNarrow : tf32 ? kCublasTf32 : kCublasFp32;
   const double rate = p.trans_a ? cost.flop_us_of_transposed : cost.flop_us;
   double us = cost.us + 2. * p.m * p.n * p.k / rate;
-  if (!p.epilogue.Empty()) us += kKernelUs * (p.IsNarrow() ? 3 : 1);
+  if (!p.epilogue.Empty()) {
+    // One kernel over C; of 16 bits it goes over C in float32, which another one then rounds.
+    const double nbytes = (p.IsNarrow() ? 14. : 8.) + (p.epilogue.side ? 4 : 0);
+    us += kKernelUs * (p.IsNarrow() ? 2 : 1) + nbytes * p.m * p.n / kEpilogueNbytesUs;
+  }
   if (p.sums) us += kReduceUs;
   return us;
 }
