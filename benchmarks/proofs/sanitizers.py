@@ -30,7 +30,10 @@ BYTES = (
 )
 NORMS = "*GpuNorms.test_[vns]*"  # of all forms and shapes
 # Of all rungs: shapes of whole and partial tiles, arrays at any address, variants, fused epilogues.
-LADDER = tuple(f"*OfTheGpu.test_{name}*" for name in ("arrays_need", "every_variant", "epilogues"))
+LADDER = (
+    *(f"*OfTheGpu.test_{name}*" for name in ("arrays_need", "every_variant", "epilogues")),
+    *(f"*NarrowGemm.test_{name}*" for name in ("every_variant", "epilogues", "batches")),
+)
 TOOLS = {
     "memcheck": (
         (
@@ -78,6 +81,8 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "-v",
         "ops.test_operators",
         "native.test_gpu_op",
+        "native.test_gemm_ladder",
+        "native.test_narrow_gemm",
         "fusion.test_gemm_epilogue",
         "fusion.test_weight_update_gpu",
         "fusion.test_uint8_kernels",
