@@ -14,6 +14,7 @@
 #pragma once
 #include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/ring.cuh"
 #include "math/epilogue.h"
 
 namespace dlsys {
@@ -107,21 +108,6 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
   return {row_tile * T::kTileM, in_band / height * T::kTileN, tile / of_batch};
 }
 
-// A place in the ring of stages.
-template <class T>
-struct RingPosition {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++stage == T::kStages) stage = 0, parity ^= 1;
-  }
-  __device__ __forceinline__ void Advance(int count) {
-    const int to = stage + count;
-    stage = to % T::kStages;
-    parity ^= to / T::kStages & 1;
-  }
-};
-
 // ---- the producer ----
 
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
@@ -146,7 +132,7 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
   constexpr int kTileK = 128 / (int)sizeof(E), kRowsB = T::kTileN / T::kCluster;
   constexpr bool kMulticast = T::kCluster > 1;
   const uint32_t rank = kMulticast ? ClusterRank() : 0;
-  RingPosition<T> at;
+  RingPosition<T::kStages> at;
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
     const TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
@@ -176,8 +162,8 @@ using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
 // products that read it are done.
 template <class E, class T, bool kAlongM, bool kAlongN, class Release>
 __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, uint32_t memory,
-                                               uint32_t full, int first_row, RingPosition<T>& at,
-                                               Release&& release) {
+                                               uint32_t full, int first_row,
+                                               RingPosition<T::kStages>& at, Release&& release) {
   constexpr int kAcross = 128 / (int)sizeof(E) * T::kRowNbytes;  // a column of boxes
   int previous = 0;
   for (int panel = 0; panel < count; panel++, at.Advance()) {
@@ -211,7 +197,8 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
 template <class E, class T, class Release>
 __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int count,
                                                       uint32_t memory, uint32_t full, int first_row,
-                                                      RingPosition<T>& at, Release&& release) {
+                                                      RingPosition<T::kStages>& at,
+                                                      Release&& release) {
   constexpr int kPanels = 8;
 #pragma unroll
   for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
@@ -586,7 +573,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const Params& 
   constexpr int kTurn = 1 + T::kConsumers;
   if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
   Accumulators<T> d;
-  RingPosition<T> at;
+  RingPosition<T::kStages> at;
   Segments<T> segments(params);
   Segment segment, next;
   bool more = segments.Next(next);

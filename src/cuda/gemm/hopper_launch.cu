@@ -1,8 +1,6 @@
 // Launches of GEMM by wgmma and TMA: tensor maps, a cost model that picks the tiling and split-K,
 // and copies of operands that TMA or wgmma cannot read as they lie. hopper.cuh has the contract,
 // hopper_kernel.cuh the kernel and what limits it; the copies are limited by memory bandwidth.
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -10,6 +8,7 @@
 
 #include "cuda/gemm/hopper.cuh"
 #include "cuda/gemm/hopper_kernel.cuh"
+#include "cuda/runtime/tensor_map.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -116,42 +115,10 @@ class OperandOf {
 
 // ---- tensor maps ----
 
-PFN_cuTensorMapEncodeTiled_v12000 Encoder() {
-  static const PFN_cuTensorMapEncodeTiled_v12000 encoder = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
-                                     &result);
-#else
-    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
-#endif
-    return (PFN_cuTensorMapEncodeTiled_v12000)f;
-  }();
-  return encoder;
-}
-
-template <class E>
-constexpr CUtensorMapDataType kMapType =
-    std::is_same_v<E, float>      ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-    : std::is_same_v<E, bfloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-
-// A map of (batch, outer, inner), its rows `pitch` elements apart, in boxes of box_outer rows of
-// 128 bytes; what is outside reads as zeros and is not written. Loads of float32 round to tf32.
 template <class E>
 CUtensorMap MapOf(const char* op, const void* data, int64_t inner, int64_t outer, int64_t pitch,
                   int64_t batch, int box_outer) {
-  CUtensorMap map;
-  const cuuint64_t extents[3] = {(cuuint64_t)inner, (cuuint64_t)outer, (cuuint64_t)batch};
-  const cuuint64_t strides[2] = {pitch * sizeof(E), pitch * outer * sizeof(E)};
-  const cuuint32_t box[3] = {128 / sizeof(E), (cuuint32_t)box_outer, 1}, steps[3] = {1, 1, 1};
-  const CUresult result =
-      Encoder()(&map, kMapType<E>, 3, const_cast<void*>(data), extents, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) Fail("%s: no tensor map of an operand: CUDA error %d", op, result);
-  return map;
+  return BoxMap(op, kDtype<E>, data, inner, outer, pitch, batch, box_outer);
 }
 
 template <class E>
@@ -166,7 +133,6 @@ CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
                            Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
-constexpr size_t kMostShared = 227 << 10;
 
 // Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
 // an epilogue in registers or through shared memory.
@@ -328,32 +294,9 @@ void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) 
                 std::make_index_sequence<kHopperTilings>());
 }
 
-// Of sm_90a's code the library has none where this is of another size.
-__global__ void ProbeKernel() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ char has_wgmma[64];
-  ((volatile char*)has_wgmma)[threadIdx.x] = 0;
-#endif
-}
-
-bool HasWgmma(int device) {
-  static int known[kMaxDevices];  // 1 no, 2 yes
-  if (!known[device]) {
-    cudaFuncAttributes attributes;
-    Check("matmul", cudaFuncGetAttributes(&attributes, ProbeKernel));
-    known[device] = attributes.sharedSizeBytes >= 64 && Encoder() ? 2 : 1;
-  }
-  return known[device] == 2;
-}
-
 }  // namespace
 
-const char* HopperDeviceError(int device) {
-  if (ComputeMajor(device) != 9 || !HasWgmma(device))
-    return "it needs a GPU of sm_90a, and a library built for that";
-  if (SharedLimit(device) < kMostShared) return "it needs more shared memory than a block has here";
-  return "";
-}
+const char* HopperDeviceError(int device) { return WgmmaError(device); }
 
 const char* HopperError(const HopperGemm& gemm) {
   constexpr int64_t kMost = int64_t(1) << 30;

@@ -110,6 +110,15 @@ __device__ __forceinline__ void LoadBox(uint32_t to, const CUtensorMap* map, uin
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+// Copies bytes that lie in a row; both sides and their number are multiples of 16.
+__device__ __forceinline__ void LoadBytes(uint32_t to, const void* from, uint32_t nbytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(nbytes), "r"(barrier)
+      : "memory");
+}
 __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y,
                                          int z) {
   asm volatile(
@@ -146,6 +155,13 @@ __device__ __forceinline__ uint32_t Packed(float low, float high) {
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
+}
+
+// 2^x, to about 2 ulp; results below the smallest normal number are 0.
+__device__ __forceinline__ float ExpTwo(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // ---- ordinary copies ----
@@ -241,6 +257,38 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, 
   }
 }
 
+#define DLSYS_WGMMA_REGISTERS(n, regs, names, a0, a1, a2, a3, b0, p0, t0)                      \
+  if constexpr (std::is_same_v<T, bfloat16>)                                                   \
+    DLSYS_WGMMA_OF_REGISTERS(n, "bf16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0, t0); \
+  else                                                                                         \
+    DLSYS_WGMMA_OF_REGISTERS(n, "f16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0, t0)
+#define DLSYS_WGMMA_OF_REGISTERS(n, type, regs, names, a0, a1, a2, a3, b0, p0, t0)         \
+  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, " p0                                       \
+               ", 0;\n"                                                                    \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" names  \
+               "}, {" a0 "," a1 "," a2 "," a3 "}, " b0 ", p, 1, 1, " t0 "; }"              \
+               : regs                                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), \
+                 "n"((int)kAlongN))
+
+// The same with A (64, 16) of 16-bit elements in registers: thread t of the warpgroup holds the
+// columns t % 4 * 2 and the next of row t / 32 * 16 + t % 32 / 4 in a[0], of the row 8 below in
+// a[1], and those 8 columns on in a[2] and a[3].
+template <class T, bool kAlongN, int kBlocks>
+__device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4],
+                                            uint64_t b, bool accumulate) {
+  static_assert(kIs16Bit<T> && (kBlocks == 8 || kBlocks == 16), "64 or 128 columns");
+  if constexpr (kBlocks == 16) {
+    DLSYS_WGMMA_REGISTERS(128, (DLSYS_REGS64(d, 0)), DLSYS_NAMES64, "%64", "%65", "%66", "%67",
+                          "%68", "%69", "%70");
+  } else {
+    DLSYS_WGMMA_REGISTERS(64, (DLSYS_REGS16(d, 0), DLSYS_REGS16(d, 4)), DLSYS_NAMES32, "%32", "%33",
+                          "%34", "%35", "%36", "%37", "%38");
+  }
+}
+
+#undef DLSYS_WGMMA_REGISTERS
+#undef DLSYS_WGMMA_OF_REGISTERS
 #undef DLSYS_REGS4
 #undef DLSYS_REGS16
 #undef DLSYS_REGS64

@@ -117,6 +117,13 @@ void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y
     }
   });
 }
+inline void LoadBytes(uint32_t to, const void* from, uint32_t nbytes, uint32_t barrier) {
+  const int rank = emulator::ClusterRank();
+  emulator::Background([=] {
+    memcpy(emulator::SharedAt(to, rank), from, nbytes);
+    CountBytes(barrier, rank, -(int)nbytes);
+  });
+}
 inline void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z) {
   emulator::Begin(emulator::Unit::kStores, [=, map = *map] {
     ForBox(map, from, x, y, z, [&](char* to, uint32_t address) {
@@ -139,6 +146,11 @@ inline void StoreMatrices(uint32_t to, const uint32_t (&x)[4]) {
 template <class T>
 uint32_t Packed(float low, float high) {
   return (uint32_t)T(high).bits << 16 | T(low).bits;
+}
+
+inline float ExpTwo(float x) {
+  const float y = exp2f(x);
+  return fabsf(y) < 1.17549435e-38f ? 0.f : y;
 }
 
 // ---- ordinary copies ----
@@ -177,25 +189,50 @@ void ReadOperand(uint64_t descriptor, int row, float (&to)[32 / sizeof(T)]) {
   }
 }
 
+// What a thread's accumulators gain from two rows of A, each 32 bytes of K.
+template <class T, bool kAlongN, int kBlocks>
+void AddProducts(float (*sums)[4], const float (&of_a)[2][32 / sizeof(T)], uint64_t b,
+                 bool accumulate) {
+  float of_b[32 / sizeof(T)];
+  for (int j = 0; j < kBlocks; j++) {
+    for (int e = 0; e < 2; e++) {
+      ReadOperand<T, kAlongN>(b, j * 8 + (int)threadIdx.x % 4 * 2 + e, of_b);
+      for (int half = 0; half < 2; half++) {
+        float& sum = sums[j][half * 2 + e];
+        float products = 0;
+        for (int k = 0; k < 32 / (int)sizeof(T); k++) products += of_a[half][k] * of_b[k];
+        sum = accumulate ? sum + products : products;
+      }
+    }
+  }
+}
+
 template <class T, bool kAlongM, bool kAlongN, int kBlocks>
 void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b, bool accumulate) {
   const int thread = (int)threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
   emulator::Begin(emulator::Unit::kProducts, [=, sums = d] {
-    constexpr int kK = 32 / sizeof(T);
-    float of_a[2][kK], of_b[kK];
+    float of_a[2][32 / sizeof(T)];
     for (int half = 0; half < 2; half++) ReadOperand<T, kAlongM>(a, row + half * 8, of_a[half]);
-    for (int j = 0; j < kBlocks; j++) {
-      for (int e = 0; e < 2; e++) {
-        ReadOperand<T, kAlongN>(b, j * 8 + thread % 4 * 2 + e, of_b);
-        for (int half = 0; half < 2; half++) {
-          float& sum = sums[j][half * 2 + e];
-          float products = 0;
-          for (int k = 0; k < kK; k++) products += of_a[half][k] * of_b[k];
-          sum = accumulate ? sum + products : products;
-        }
-      }
-    }
+    AddProducts<T, kAlongN, kBlocks>(sums, of_a, b, accumulate);
   });
+}
+
+template <class T, bool kAlongN, int kBlocks>
+void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+  struct Row {
+    float x[2][16];
+  } rows;
+  const int lane = emulator::Lane();
+  for (int k = 0; k < 16; k++) {
+    for (int half = 0; half < 2; half++) {
+      const uint32_t pair = emulator::FromLane(a[k / 8 * 2 + half], lane / 4 * 4 + k % 8 / 2);
+      T x;
+      x.bits = (uint16_t)(pair >> k % 2 * 16);
+      rows.x[half][k] = (float)x;
+    }
+  }
+  emulator::Begin(emulator::Unit::kProducts,
+                  [=, sums = d] { AddProducts<T, kAlongN, kBlocks>(sums, rows.x, b, accumulate); });
 }
 
 }  // namespace hopper

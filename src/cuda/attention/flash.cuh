@@ -1,0 +1,41 @@
+// Attention by wgmma and TMA, for sm_90a: what flash_forward.cu and flash_backward.cu do for the
+// rung `flash`. Arrays are contiguous, (batch, heads, positions, size), at multiples of 16 bytes;
+// what is written overlaps nothing.
+#pragma once
+#include "cuda/runtime/context.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+// y = softmax(q kᵀ · scale) v.
+struct FlashProblem {
+  int64_t batch, heads, kv_heads;  // kv_heads divides heads
+  int64_t rows, columns, size;
+  int dtype;  // bfloat16 or float16
+  float scale;
+  bool causal;  // row r sees the columns up to r
+  DLContext ctx;
+};
+
+// Why it cannot run, or "".
+const char* FlashError(const FlashProblem& problem);
+
+struct FlashForward {
+  const void *q, *k, *v;
+  void* y;
+  float* lse;  // (batch, heads, rows), logarithms of the rows' sums of exponentials
+};
+void RunFlashForward(const char* op, const FlashProblem& problem, const FlashForward& arrays,
+                     DLStream stream);
+
+struct FlashBackward {
+  const void *q, *k, *v, *y;
+  const float* lse;
+  const void* dy;
+  void *dq, *dk, *dv;
+};
+void RunFlashBackward(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
+                      DLStream stream);
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,460 @@
+// The gradients of attention by wgmma and TMA, after FlashAttention-2 (Dao 2023, arXiv:2307.08691).
+//
+// The weights are computed anew from the rows' sums of exponentials. One kernel makes dk and dv, a
+// block a tile of keys, over the rows that see them; it computes transposed scores, so that weights
+// and their gradients are operands from registers as they come. Another makes dq, a block a tile of
+// rows. Computing the scores twice, seven products where five would do, spares float32 partial sums
+// of dq in memory and their atomic additions: results are deterministic. In both a thread of a
+// producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
+// accumulators stay in registers. A first kernel sums dy y over each row. What is written overlaps
+// nothing. The tensor cores limit all but short rows.
+#include "cuda/attention/flash_tile.cuh"
+#include "math/storage.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+using namespace flash;  // NOLINT: this is a part of it
+
+struct Params {
+  int rows, columns, heads, group;  // `group` heads of q share one of k and v
+  int padded;                       // rows, up to a multiple of kPadding
+  Grid grid;
+  float scale;                  // of the scores
+  const float *lse, *row_sums;  // (samples, padded): times log2 e, and of dy y
+};
+constexpr int kPadding = 128;
+
+// ---- sums of rows ----
+
+// A warp takes a row. Rows that see no key, and those that pad, get a sum of exponentials whose
+// weights are 0.
+template <class E>
+__global__ void __launch_bounds__(kThreads)
+    RowSumsKernel(const E* y, const E* dy, const float* lse, int64_t samples, int64_t rows,
+                  int64_t padded, int64_t size, float* scaled_lse, float* row_sums) {
+  const int l = threadIdx.x % 32;
+  GridDependencySynchronize();
+  for (int64_t at = FirstItem() / 32; at < samples * padded; at += ItemStep() / 32) {
+    const int64_t row = at % padded, from = at / padded * rows + row;
+    float sum = 0.f;
+    if (row < rows)
+      for (int64_t k = l; k < size; k += 32)
+        sum += (float)y[from * size + k] * (float)dy[from * size + k];
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (l) continue;
+    const float of_row = row < rows ? lse[from] : -INFINITY;
+    scaled_lse[at] = of_row == -INFINITY ? INFINITY : of_row * kLog2E;
+    row_sums[at] = sum;
+  }
+  TriggerProgrammaticLaunch();
+}
+
+// ---- dk and dv ----
+
+template <int Size>
+struct KeysTiling {
+  static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
+  static constexpr int kKeys = kConsumers * 64, kRows = 64, kStages = 2;
+  static constexpr int kTileK = kKeys * Size * 2, kTileQ = kRows * Size * 2;
+  static constexpr int kOfV = kTileK, kOfQ = kOfV + kTileK;  // in shared memory
+  static constexpr int kOfDy = kOfQ + kStages * kTileQ, kStaging = kOfDy + kStages * kTileQ;
+  static constexpr int kOfLse = kStaging + 2 * kTileK;  // and the sums of a stage's rows
+  static constexpr int kRowNbytes = kRows * (int)sizeof(float);
+  static constexpr int kNbytes = kAlignment + kOfLse + kStages * 2 * kRowNbytes;
+  static_assert(kNbytes <= kSharedNbytes, "what a block has");
+  static constexpr int kK = 0, kQ = 1, kDy = kQ + kStages, kPairs = kDy + kStages;
+};
+
+// The tiles of keys of a block: every so-many-th of all; the first keys of a head, which most rows
+// see under a causal mask, come first. begin and end are of the rows that see a tile.
+template <class T, bool kCausal>
+class KeyTiles {
+ public:
+  __device__ __forceinline__ explicit KeyTiles(const Params& params)
+      : params_(params), index_((int)blockIdx.x) {}
+
+  __device__ __forceinline__ bool Next(Tile& tile) {
+    if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
+    const Place place = PlaceOf(params_.grid, index_);
+    const int key = place.tile * T::kKeys, end = (params_.rows + T::kRows - 1) / T::kRows;
+    tile = {key, place.sample, kCausal ? min(key / T::kRows, end) : 0, end};
+    index_ += (int)gridDim.x;
+    return true;
+  }
+
+ private:
+  const Params& params_;
+  int index_;
+};
+
+template <class T, bool kCausal>
+__device__ __forceinline__ void ProduceForKeys(const CUtensorMap* map_q, const CUtensorMap* map_k,
+                                               const CUtensorMap* map_v, const CUtensorMap* map_dy,
+                                               const Params& params, uint32_t memory,
+                                               uint32_t barriers) {
+  RingPosition<T::kStages> at;
+  RingPosition<1> at_k;
+  KeyTiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile); at_k.Advance()) {
+    WaitForPhase(Empty(barriers, T::kK), at_k.parity ^ 1);
+    ArriveExpecting(Full(barriers, T::kK), 2 * T::kTileK);
+    LoadTile<T::kKeys, T::kSize>(memory, map_k, Full(barriers, T::kK), tile.row, tile.sample);
+    LoadTile<T::kKeys, T::kSize>(memory + T::kOfV, map_v, Full(barriers, T::kK), tile.row,
+                                 tile.sample);
+    for (int head = 0; head < params.group; head++) {
+      const int sample = tile.sample * params.group + head;
+      for (int block = tile.begin; block < tile.end; block++, at.Advance()) {
+        const int row = block * T::kRows;
+        const int64_t of_row = (int64_t)sample * params.padded + row;
+        const auto load = [&](const CUtensorMap* map, int pair, uint32_t ring, const float* from,
+                              uint32_t to) {
+          pair += at.stage;
+          WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
+          ArriveExpecting(Full(barriers, pair), T::kTileQ + T::kRowNbytes);
+          LoadTile<T::kRows, T::kSize>(ring + at.stage * T::kTileQ, map, Full(barriers, pair), row,
+                                       sample);
+          LoadBytes(to + at.stage * 2 * T::kRowNbytes, from + of_row, T::kRowNbytes,
+                    Full(barriers, pair));
+        };
+        const uint32_t sums = memory + T::kOfLse;
+        load(map_q, T::kQ, memory + T::kOfQ, params.lse, sums);
+        load(map_dy, T::kDy, memory + T::kOfDy, params.row_sums, sums + T::kRowNbytes);
+      }
+    }
+  }
+}
+
+template <class E, class T, bool kCausal>
+__device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const CUtensorMap* map_dv,
+                                               const Params& params, unsigned char* shared,
+                                               uint32_t barriers) {
+  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const uint32_t memory = SharedAddress(shared);
+  const uint32_t k = memory + consumer * 64 * 128, v = k + T::kOfV;
+  const uint32_t staging = memory + T::kStaging + consumer * T::kTileK;
+  const float scale = params.scale * kLog2E;
+  RingPosition<T::kStages> at;
+  RingPosition<1> at_k;
+  const auto wait = [&](int pair, const auto& position) {
+    WaitForPhase(Full(barriers, pair + position.stage), position.parity);
+  };
+  const auto release = [&](int pair, int stage) {
+    if (thread == 0) ArriveAt(Empty(barriers, pair + stage), 0);
+  };
+  KeyTiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile); at_k.Advance()) {
+    const int key = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
+    Sums<T::kSize> dk, dv;
+    SetZero(dk);
+    SetZero(dv);
+    wait(T::kK, at_k);
+    int block = tile.begin;
+    for (int turn = 0; turn < (tile.end - tile.begin) * params.group; turn++, at.Advance()) {
+      const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
+      const uint32_t dy = memory + T::kOfDy + at.stage * T::kTileQ;
+      const float* lse = (const float*)(shared + T::kOfLse) + at.stage * 2 * T::kRows;
+      const float* row_sums = lse + T::kRows;
+      const int row = block * T::kRows;
+      if (++block == tile.end) block = tile.begin;  // of the next head
+      Sums<T::kRows> weights, gradients;
+      Operand<T::kRows> operand;
+      wait(T::kQ, at);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
+      wait(T::kDy, at);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
+      WaitForProducts<1>();
+#pragma unroll
+      for (int j = 0; j < T::kRows / 8; j++) {
+        const int of_tile = j * 8 + l % 4 * 2;
+        const float2 shift = *(const float2*)(lse + of_tile);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const float score = weights[j][e] * scale - (e % 2 ? shift.y : shift.x);
+          const bool hidden = kCausal && key + e / 2 * 8 > row + of_tile + e % 2;
+          weights[j][e] = hidden ? 0.f : ExpTwo(score);
+        }
+      }
+      Round<E>(weights, operand);
+      WaitForProducts<0>();
+      BeginProducts();
+      BeginProduct<E>(dv, operand, dy);
+#pragma unroll
+      for (int j = 0; j < T::kRows / 8; j++) {
+        const float2 sum = *(const float2*)(row_sums + j * 8 + l % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
+      }
+      Operand<T::kRows> of_scores;
+      Round<E>(gradients, of_scores);
+      BeginProducts();
+      BeginProduct<E>(dk, of_scores, q);
+      WaitForProducts<0>();
+      release(T::kQ, at.stage);
+      release(T::kDy, at.stage);
+    }
+    release(T::kK, 0);
+#pragma unroll
+    for (int j = 0; j < T::kSize / 8; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) dk[j][e] *= params.scale;
+    }
+    const int first = tile.row + consumer * 64;
+    StoreRows<E>(dk, map_dk, staging, first, tile.sample, 1 + consumer);
+    StoreRows<E>(dv, map_dv, staging + T::kTileK / 2, first, tile.sample, 1 + consumer);
+  }
+  if (thread == 0) WaitForStores();
+}
+
+template <class E, class T, bool kCausal>
+__global__ __launch_bounds__(T::kThreads, 1) void FlashKeysKernel(
+    const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
+    const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_dy,
+    const __grid_constant__ CUtensorMap map_dk, const __grid_constant__ CUtensorMap map_dv,
+    const Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
+  unsigned char* shared = DynamicShared<unsigned char>();
+  shared += -SharedAddress(shared) & (kAlignment - 1);
+  const uint32_t barriers = SharedAddress(of_barriers);
+  if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
+  __syncthreads();
+  GridDependencySynchronize();
+  if (threadIdx.x / 128 == T::kConsumers) {
+    ReduceRegisters<24>();
+    if (threadIdx.x == T::kConsumers * 128)
+      ProduceForKeys<T, kCausal>(&map_q, &map_k, &map_v, &map_dy, params, SharedAddress(shared),
+                                 barriers);
+  } else {
+    RaiseRegisters<240>();
+    ConsumeForKeys<E, T, kCausal>(&map_dk, &map_dv, params, shared, barriers);
+  }
+  TriggerProgrammaticLaunch();
+#endif
+}
+
+// ---- dq ----
+
+template <int Size>
+struct RowsTiling {
+  static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
+  static constexpr int kRows = kConsumers * 64, kKeys = 64, kStages = 3;
+  static constexpr int kTileQ = kRows * Size * 2, kTileK = kKeys * Size * 2;
+  static constexpr int kOfDy = kTileQ, kOfK = kOfDy + kTileQ;  // in shared memory
+  static constexpr int kOfV = kOfK + kStages * kTileK, kStaging = kOfV + kStages * kTileK;
+  static constexpr int kNbytes = kAlignment + kStaging + kTileQ;
+  static_assert(kNbytes <= kSharedNbytes, "what a block has");
+  static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;
+};
+
+// As those of the forward kernel.
+template <class T, bool kCausal>
+class RowTiles {
+ public:
+  __device__ __forceinline__ explicit RowTiles(const Params& params)
+      : params_(params), index_((int)blockIdx.x) {}
+
+  __device__ __forceinline__ bool Next(Tile& tile) {
+    if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
+    const Place place = PlaceOf(params_.grid, index_);
+    const int row = (params_.grid.tiles - 1 - place.tile) * T::kRows;
+    const int seen = kCausal ? min(params_.columns, row + T::kRows) : params_.columns;
+    tile = {row, place.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
+    index_ += (int)gridDim.x;
+    return true;
+  }
+
+ private:
+  const Params& params_;
+  int index_;
+};
+
+template <class T, bool kCausal>
+__device__ __forceinline__ void ProduceForRows(const CUtensorMap* map_q, const CUtensorMap* map_k,
+                                               const CUtensorMap* map_v, const CUtensorMap* map_dy,
+                                               const Params& params, uint32_t memory,
+                                               uint32_t barriers) {
+  RingPosition<T::kStages> at;
+  RingPosition<1> at_q;
+  RowTiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile); at_q.Advance()) {
+    WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
+    ArriveExpecting(Full(barriers, T::kQ), 2 * T::kTileQ);
+    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample);
+    LoadTile<T::kRows, T::kSize>(memory + T::kOfDy, map_dy, Full(barriers, T::kQ), tile.row,
+                                 tile.sample);
+    for (int block = 0; block < tile.end; block++, at.Advance()) {
+      const auto load = [&](const CUtensorMap* map, int pair, uint32_t ring) {
+        pair += at.stage;
+        WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
+        ArriveExpecting(Full(barriers, pair), T::kTileK);
+        LoadTile<T::kKeys, T::kSize>(ring + at.stage * T::kTileK, map, Full(barriers, pair),
+                                     block * T::kKeys, tile.sample / params.group);
+      };
+      load(map_k, T::kK, memory + T::kOfK);
+      load(map_v, T::kV, memory + T::kOfV);
+    }
+  }
+}
+
+template <class E, class T, bool kCausal>
+__device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const Params& params,
+                                               uint32_t memory, uint32_t barriers) {
+  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const uint32_t q = memory + consumer * 64 * 128, dy = q + T::kOfDy;
+  const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
+  const float scale = params.scale * kLog2E;
+  RingPosition<T::kStages> at;
+  RingPosition<1> at_q;
+  const auto wait = [&](int pair, const auto& position) {
+    WaitForPhase(Full(barriers, pair + position.stage), position.parity);
+  };
+  const auto release = [&](int pair, int stage) {
+    if (thread == 0) ArriveAt(Empty(barriers, pair + stage), 0);
+  };
+  RowTiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile); at_q.Advance()) {
+    const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
+    const int64_t of_row = (int64_t)tile.sample * params.padded + row;
+    const float lse[2] = {params.lse[of_row], params.lse[of_row + 8]};
+    const float sums[2] = {params.row_sums[of_row], params.row_sums[of_row + 8]};
+    Sums<T::kSize> dq;
+    SetZero(dq);
+    wait(T::kQ, at_q);
+    for (int block = 0; block < tile.end; block++, at.Advance()) {
+      const uint32_t k = memory + T::kOfK + at.stage * T::kTileK;
+      const uint32_t v = memory + T::kOfV + at.stage * T::kTileK;
+      Sums<T::kKeys> weights, gradients;
+      Operand<T::kKeys> operand;
+      wait(T::kK, at);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
+      wait(T::kV, at);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
+      WaitForProducts<1>();
+#pragma unroll
+      for (int j = 0; j < T::kKeys / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int column = block * T::kKeys + j * 8 + l % 4 * 2 + e % 2;
+          const bool hidden = column >= params.columns || (kCausal && column > row + e / 2 * 8);
+          weights[j][e] = hidden ? 0.f : ExpTwo(weights[j][e] * scale - lse[e / 2]);
+        }
+      }
+      WaitForProducts<0>();
+      release(T::kV, at.stage);
+#pragma unroll
+      for (int j = 0; j < T::kKeys / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          gradients[j][e] = weights[j][e] * (gradients[j][e] - sums[e / 2]);
+      }
+      Round<E>(gradients, operand);
+      BeginProducts();
+      BeginProduct<E>(dq, operand, k);
+      WaitForProducts<0>();
+      release(T::kK, at.stage);
+    }
+    release(T::kQ, 0);
+#pragma unroll
+    for (int j = 0; j < T::kSize / 8; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) dq[j][e] *= params.scale;
+    }
+    StoreRows<E>(dq, map_dq, staging, tile.row + consumer * 64, tile.sample, 1 + consumer);
+  }
+  if (thread == 0) WaitForStores();
+}
+
+template <class E, class T, bool kCausal>
+__global__ __launch_bounds__(T::kThreads, 1) void FlashRowsKernel(
+    const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
+    const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_dy,
+    const __grid_constant__ CUtensorMap map_dq, const Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
+  const uint32_t shared = SharedAddress(DynamicShared<unsigned char>());
+  const uint32_t memory = shared + (-shared & (kAlignment - 1));
+  const uint32_t barriers = SharedAddress(of_barriers);
+  if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
+  __syncthreads();
+  GridDependencySynchronize();
+  if (threadIdx.x / 128 == T::kConsumers) {
+    ReduceRegisters<24>();
+    if (threadIdx.x == T::kConsumers * 128)
+      ProduceForRows<T, kCausal>(&map_q, &map_k, &map_v, &map_dy, params, memory, barriers);
+  } else {
+    RaiseRegisters<240>();
+    ConsumeForRows<E, T, kCausal>(&map_dq, params, memory, barriers);
+  }
+  TriggerProgrammaticLaunch();
+#endif
+}
+
+// ---- launches ----
+
+template <class E, int kSize>
+void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& arrays,
+                    DLStream stream) {
+  using OfKeys = KeysTiling<kSize>;
+  using OfRows = RowsTiling<kSize>;
+  const int64_t samples = p.batch * p.heads, of_keys = p.batch * p.kv_heads;
+  const int64_t padded = CeilDiv(p.rows, kPadding) * kPadding;
+  const int64_t row_tiles = CeilDiv(p.rows, OfRows::kRows);
+  const int64_t key_tiles = CeilDiv(p.columns, OfKeys::kKeys);
+  const int multiprocessors = Multiprocessors(p.ctx.device_id);
+  Scratch sums(p.ctx, 2 * samples * padded * (int64_t)sizeof(float), stream);
+  float *scaled_lse = (float*)sums.data(), *row_sums = scaled_lse + samples * padded;
+  LaunchClusters(op, RowSumsKernel<E>, Blocks(samples * padded * 32), 1, kThreads, 0, true, stream,
+                 (const E*)arrays.y, (const E*)arrays.dy, arrays.lse, samples, p.rows, padded,
+                 p.size, scaled_lse, row_sums);
+  Params params = {};
+  params.rows = (int)p.rows, params.columns = (int)p.columns;
+  params.group = (int)(p.heads / p.kv_heads), params.padded = (int)padded;
+  params.scale = p.scale, params.lse = scaled_lse, params.row_sums = row_sums;
+  const auto map = [&](const void* data, int64_t of, int64_t positions, int rows) {
+    return MapOf<E>(op, data, of, positions, p.size, rows);
+  };
+  const auto of_q = [&](const void* data, int rows) { return map(data, samples, p.rows, rows); };
+  const auto of_k = [&](const void* data, int rows) { return map(data, of_keys, p.columns, rows); };
+  params.grid = GridOf(key_tiles, of_keys, 4 * p.rows * p.size * params.group, 1);
+  LaunchClusters(op,
+                 p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
+                 (unsigned)std::min<int64_t>(of_keys * key_tiles, multiprocessors), 1,
+                 OfKeys::kThreads, OfKeys::kNbytes, true, stream, of_q(arrays.q, OfKeys::kRows),
+                 of_k(arrays.k, OfKeys::kKeys), of_k(arrays.v, OfKeys::kKeys),
+                 of_q(arrays.dy, OfKeys::kRows), of_k(arrays.dk, 64), of_k(arrays.dv, 64), params);
+  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, params.group);
+  LaunchClusters(
+      op, p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
+      (unsigned)std::min<int64_t>(samples * row_tiles, multiprocessors), 1, OfRows::kThreads,
+      OfRows::kNbytes, true, stream, of_q(arrays.q, OfRows::kRows), of_k(arrays.k, OfRows::kKeys),
+      of_k(arrays.v, OfRows::kKeys), of_q(arrays.dy, OfRows::kRows), of_q(arrays.dq, 64), params);
+}
+
+template <class E>
+void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
+           DLStream stream) {
+  if (problem.size <= 64)
+    LaunchBackward<E, 64>(op, problem, arrays, stream);
+  else
+    LaunchBackward<E, 128>(op, problem, arrays, stream);
+}
+
+}  // namespace
+
+void RunFlashBackward(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
+                      DLStream stream) {
+  if (problem.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, problem, arrays, stream);
+  RunOf<float16>(op, problem, arrays, stream);
+}
+
+}  // namespace cuda
+}  // namespace dlsys

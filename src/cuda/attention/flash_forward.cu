@@ -1,0 +1,325 @@
+// Attention, forward, by wgmma and TMA: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608).
+//
+// Warp specialization: a thread of a producer warpgroup copies tiles of q, k and v by TMA, k and v
+// into rings of stages; each of two consumer warpgroups takes 64 rows of q and keeps its rows of y,
+// their maxima and sums in registers (online softmax, Milakov and Gimelshein 2018). A consumer's
+// product q kᵀ of the next keys and its product with v of these are under way while it takes
+// exponentials, and the two consumers take turns on the tensor cores. The weights never leave the
+// registers. Blocks are persistent and take long rows first; heads go in bands whose k and v stay
+// in L2. y overlaps nothing. Exponentials and the tensor cores limit it about equally at size 64,
+// the tensor cores at 128.
+#include "cuda/attention/flash_tile.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+using namespace flash;  // NOLINT: this is a part of it
+
+template <int Size>
+struct Tiling {
+  static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
+  static constexpr int kRows = kConsumers * 64, kKeys = 128, kStages = 2;
+  static constexpr int kTileQ = kRows * Size * 2, kTileK = kKeys * Size * 2;
+  static constexpr int kOfK = kTileQ, kOfV = kOfK + kStages * kTileK;  // in shared memory
+  static constexpr int kStaging = kOfV + kStages * kTileK;
+  static constexpr int kNbytes = kAlignment + kStaging + kTileQ;
+  static_assert(kNbytes <= kSharedNbytes, "what a block has");
+  static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;  // of barriers
+};
+
+struct Params {
+  int rows, columns, heads, group;  // `group` heads of q share one of k and v
+  Grid grid;
+  float scale;  // of the scores, times log2 e
+  float* lse;
+};
+
+// The tiles of a block: every so-many-th of all. The last rows of a head come first, since under a
+// causal mask they see most.
+template <class T, bool kCausal>
+class Tiles {
+ public:
+  __device__ __forceinline__ explicit Tiles(const Params& params)
+      : params_(params), index_((int)blockIdx.x) {}
+
+  __device__ __forceinline__ bool Next(Tile& tile) {
+    if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
+    const Place place = PlaceOf(params_.grid, index_);
+    const int row = (params_.grid.tiles - 1 - place.tile) * T::kRows;
+    const int seen = kCausal ? min(params_.columns, row + T::kRows) : params_.columns;
+    tile = {row, place.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
+    index_ += (int)gridDim.x;
+    return true;
+  }
+
+ private:
+  const Params& params_;
+  int index_;
+};
+
+// ---- the producer ----
+
+template <class T, bool kCausal>
+__device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensorMap* map_k,
+                                        const CUtensorMap* map_v, const Params& params,
+                                        uint32_t memory, uint32_t barriers) {
+  RingPosition<T::kStages> at_k, at_v;
+  RingPosition<1> at_q;
+  const auto load = [&](const CUtensorMap* map, int pair, uint32_t ring,
+                        RingPosition<T::kStages>& at, int block, int sample) {
+    pair += at.stage;
+    WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
+    ArriveExpecting(Full(barriers, pair), T::kTileK);
+    LoadTile<T::kKeys, T::kSize>(ring + at.stage * T::kTileK, map, Full(barriers, pair),
+                                 block * T::kKeys, sample);
+    at.Advance();
+  };
+  Tiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile); at_q.Advance()) {
+    const int of_keys = tile.sample / params.group;
+    WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
+    ArriveExpecting(Full(barriers, T::kQ), T::kTileQ);
+    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample);
+    // v of a tile of keys comes after k of the next one, in the order in which they are needed.
+    for (int block = tile.end - 1; block >= -1; block--) {
+      if (block >= 0) load(map_k, T::kK, memory + T::kOfK, at_k, block, of_keys);
+      if (block < tile.end - 1) load(map_v, T::kV, memory + T::kOfV, at_v, block + 1, of_keys);
+    }
+  }
+}
+
+// ---- consumers ----
+
+// Hides the keys behind the last one and, under a causal mask, those behind a row.
+template <bool kCausal, int kColumns>
+__device__ __forceinline__ void Hide(float (&scores)[kColumns][4], int row, int column,
+                                     int columns) {
+#pragma unroll
+  for (int j = 0; j < kColumns; j++) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int at = column + j * 8 + e % 2;
+      if (at >= columns || (kCausal && at > row + e / 2 * 8)) scores[j][e] = -INFINITY;
+    }
+  }
+}
+
+// Of this thread's two rows, over all keys so far: the largest score, and this thread's part of the
+// sum of exponentials.
+struct RowState {
+  float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+};
+
+// Makes exponentials of scores, and what earlier ones have to be multiplied by.
+template <int kColumns>
+__device__ __forceinline__ void TakeExponentials(float (&scores)[kColumns][4], RowState& rows,
+                                                 float scale, float (&shrink)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float largest = rows.largest[half];
+#pragma unroll
+    for (int j = 0; j < kColumns; j++)
+      largest = fmaxf(largest, fmaxf(scores[j][half * 2], scores[j][half * 2 + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    const float shift = largest == -INFINITY ? 0.f : largest * scale;
+    shrink[half] = ExpTwo(rows.largest[half] * scale - shift);
+    rows.largest[half] = largest;
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+#pragma unroll
+      for (int e = half * 2; e < half * 2 + 2; e++) {
+        scores[j][e] = ExpTwo(scores[j][e] * scale - shift);
+        sum += scores[j][e];
+      }
+    }
+    rows.sum[half] = rows.sum[half] * shrink[half] + sum;
+  }
+}
+
+// Divides rows by their sums, and writes the sums' logarithms.
+template <int kColumns>
+__device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& rows,
+                                       const Params& params, int row, int sample) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float sum = rows.sum[half];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const float inverse = sum > 0.f ? 1.f / sum : 0.f;
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      y[j][half * 2] *= inverse;
+      y[j][half * 2 + 1] *= inverse;
+    }
+    const int at = row + half * 8;
+    if (threadIdx.x % 4 == 0 && at < params.rows)
+      params.lse[(int64_t)sample * params.rows + at] =
+          sum > 0.f ? rows.largest[half] * params.scale * kLn2 + logf(sum) : -INFINITY;
+  }
+}
+
+template <class E, class T, bool kCausal>
+__device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& params,
+                                        uint32_t memory, uint32_t barriers) {
+  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const uint32_t q = memory + consumer * 64 * 128;
+  const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
+  // Consumers take turns: each waits at its own barrier, and then lets the other one in.
+  constexpr int kTurn = 1 + T::kConsumers;
+  RingPosition<T::kStages> at_k, at_v;
+  RingPosition<1> at_q;
+  const auto k = [&] { return memory + T::kOfK + at_k.stage * T::kTileK; };
+  const auto v = [&] { return memory + T::kOfV + at_v.stage * T::kTileK; };
+  const auto wait = [&](int pair, const auto& at) {
+    WaitForPhase(Full(barriers, pair + at.stage), at.parity);
+  };
+  const auto release = [&](int pair, auto& at) {
+    if (thread == 0) ArriveAt(Empty(barriers, pair + at.stage), 0);
+    at.Advance();
+  };
+  Tiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile);) {
+    const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
+    Sums<T::kSize> y;
+    Sums<T::kKeys> scores;
+    Operand<T::kKeys> weights;
+    RowState rows;
+    float shrink[2];
+    SetZero(y);
+    const auto take_exponentials = [&](int block) {
+      // Tiles of keys are as long as those of rows: only in the last one keys are hidden.
+      if (block == tile.end - 1)
+        Hide<kCausal>(scores, row, block * T::kKeys + l % 4 * 2, params.columns);
+      TakeExponentials(scores, rows, params.scale, shrink);
+    };
+    wait(T::kQ, at_q);
+    wait(T::kK, at_k);
+    BeginProducts();
+    BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
+    WaitForProducts<0>();
+    release(T::kK, at_k);
+    take_exponentials(tile.end - 1);
+    Round<E>(scores, weights);
+    if (tile.end > 1 && consumer == 1) ArriveThreads(kTurn, 256);
+    for (int block = tile.end - 2; block >= 0; block--) {
+      wait(T::kK, at_k);
+      SyncThreads(kTurn + consumer, 256);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
+      wait(T::kV, at_v);
+      BeginProducts();
+      BeginProduct<E>(y, weights, v());
+      if (block > 0 || consumer == 0) ArriveThreads(kTurn + 1 - consumer, 256);
+      WaitForProducts<1>();
+      release(T::kK, at_k);
+      take_exponentials(block);
+      WaitForProducts<0>();
+      release(T::kV, at_v);
+#pragma unroll
+      for (int j = 0; j < T::kSize / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) y[j][e] *= shrink[e / 2];
+      }
+      Round<E>(scores, weights);
+    }
+    release(T::kQ, at_q);
+    wait(T::kV, at_v);
+    BeginProducts();
+    BeginProduct<E>(y, weights, v());
+    WaitForProducts<0>();
+    release(T::kV, at_v);
+    Finish(y, rows, params, row, tile.sample);
+    StoreRows<E>(y, map_y, staging, tile.row + consumer * 64, tile.sample, 1 + consumer);
+  }
+  if (thread == 0) WaitForStores();
+}
+
+template <class E, class T, bool kCausal>
+__global__ __launch_bounds__(T::kThreads,
+                             1) void FlashForwardKernel(const __grid_constant__ CUtensorMap map_q,
+                                                        const __grid_constant__ CUtensorMap map_k,
+                                                        const __grid_constant__ CUtensorMap map_v,
+                                                        const __grid_constant__ CUtensorMap map_y,
+                                                        const Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
+  const uint32_t shared = SharedAddress(DynamicShared<unsigned char>());
+  const uint32_t memory = shared + (-shared & (kAlignment - 1));
+  const uint32_t barriers = SharedAddress(of_barriers);
+  if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
+  __syncthreads();
+  GridDependencySynchronize();
+  if (threadIdx.x / 128 == T::kConsumers) {
+    ReduceRegisters<24>();
+    if (threadIdx.x == T::kConsumers * 128)
+      Produce<T, kCausal>(&map_q, &map_k, &map_v, params, memory, barriers);
+  } else {
+    RaiseRegisters<240>();
+    Consume<E, T, kCausal>(&map_y, params, memory, barriers);
+  }
+  TriggerProgrammaticLaunch();
+#endif
+}
+
+// ---- launches ----
+
+template <class E, class T>
+void LaunchForward(const char* op, const FlashProblem& problem, const FlashForward& arrays,
+                   DLStream stream) {
+  const FlashProblem& p = problem;
+  const int64_t samples = p.batch * p.heads, of_keys = p.batch * p.kv_heads;
+  const int64_t group = p.heads / p.kv_heads, row_tiles = CeilDiv(p.rows, T::kRows);
+  Params params = {};
+  params.rows = (int)p.rows, params.columns = (int)p.columns, params.group = (int)group;
+  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, group);
+  params.scale = p.scale * kLog2E;
+  params.lse = arrays.lse;
+  const auto map = [&](const void* data, int64_t of, int64_t positions, int rows) {
+    return MapOf<E>(op, data, of, positions, p.size, rows);
+  };
+  const auto kernel = p.causal ? FlashForwardKernel<E, T, true> : FlashForwardKernel<E, T, false>;
+  const int64_t blocks = std::min<int64_t>(samples * row_tiles, Multiprocessors(p.ctx.device_id));
+  LaunchClusters(
+      op, kernel, (unsigned)blocks, 1, T::kThreads, T::kNbytes, true, stream,
+      map(arrays.q, samples, p.rows, T::kRows), map(arrays.k, of_keys, p.columns, T::kKeys),
+      map(arrays.v, of_keys, p.columns, T::kKeys), map(arrays.y, samples, p.rows, 64), params);
+}
+
+template <class E>
+void RunOf(const char* op, const FlashProblem& problem, const FlashForward& arrays,
+           DLStream stream) {
+  if (problem.size <= 64)
+    LaunchForward<E, Tiling<64>>(op, problem, arrays, stream);
+  else
+    LaunchForward<E, Tiling<128>>(op, problem, arrays, stream);
+}
+
+}  // namespace
+
+const char* FlashError(const FlashProblem& problem) {
+  constexpr int64_t kMost = int64_t(1) << 30;
+  const char* error = WgmmaError(problem.ctx.device_id);
+  if (*error) return error;
+  if (problem.dtype != DL_BFLOAT16 && problem.dtype != DL_FLOAT16)
+    return "it takes bfloat16 and float16";
+  if (problem.size % 8 || problem.size < 8 || problem.size > 128)
+    return "it takes heads of 8 to 128 extents, a multiple of 8";
+  if (problem.columns == 0) return "it takes at least one key";
+  const int64_t longest = std::max(problem.rows, problem.columns);
+  if (longest > kMost || CeilDiv(longest, 64) * problem.batch * problem.heads > kMost)
+    return "it takes at most 2^30 positions";
+  return "";
+}
+
+void RunFlashForward(const char* op, const FlashProblem& problem, const FlashForward& arrays,
+                     DLStream stream) {
+  if (problem.rows == 0 || problem.batch == 0 || problem.heads == 0) return;
+  if (problem.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, problem, arrays, stream);
+  RunOf<float16>(op, problem, arrays, stream);
+}
+
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,157 @@
+// What the kernels of flash attention share: tiles in shared memory, in boxes of 64 columns with a
+// swizzle of 128 bytes, and their products on the tensor cores of sm_90a.
+#pragma once
+#include <algorithm>
+
+#include "cuda/attention/flash.cuh"
+#include "cuda/runtime/hopper.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/ring.cuh"
+#include "cuda/runtime/tensor_map.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace flash {
+
+using namespace hopper;  // NOLINT: the instructions of sm_90a
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+constexpr int kAlignment = 1024;  // of tiles, for the swizzle
+constexpr int kSharedNbytes = 227 << 10;
+
+// A tile of rows of one head, and the tiles [begin, end) of the other side that it meets.
+struct Tile {
+  int row, sample, begin, end;
+};
+
+// Heads of which each takes so many tiles. Those of a band share k and v, or q and dy, in L2.
+struct Grid {
+  int tiles, samples, band;
+};
+
+inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group) {
+  constexpr int64_t kOfL2 = 24 << 20;
+  const int64_t band = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
+  return {(int)tiles, (int)samples, (int)std::clamp(band, std::min(group, samples), samples)};
+}
+
+// Tile `index` of a grid: its number within its head, and its head.
+struct Place {
+  int tile, sample;
+};
+__device__ __forceinline__ Place PlaceOf(const Grid& grid, int index) {
+  const int of_band = grid.band * grid.tiles;
+  const int band = index / of_band, in_band = index % of_band;
+  const int width = min(grid.band, grid.samples - band * grid.band);
+  return {in_band / width, band * grid.band + in_band % width};
+}
+
+// Pairs of barriers, full and empty: of a tile, or of a stage of a ring.
+__device__ __forceinline__ uint32_t Full(uint32_t barriers, int pair) {
+  return barriers + pair * 16;
+}
+__device__ __forceinline__ uint32_t Empty(uint32_t barriers, int pair) {
+  return barriers + pair * 16 + 8;
+}
+__device__ __forceinline__ void InitBarriers(uint32_t barriers, int pairs, int consumers) {
+  for (int pair = 0; pair < pairs; pair++) {
+    InitBarrier(Full(barriers, pair), 1);
+    InitBarrier(Empty(barriers, pair), consumers);
+  }
+  PublishBarriers();
+}
+
+// Begins to copy a tile, all of it within one row of boxes.
+template <int kRows, int kSize>
+__device__ __forceinline__ void LoadTile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                         int row, int sample) {
+#pragma unroll
+  for (int box = 0; box < kSize / 64; box++)
+    LoadBox<false>(to + box * kRows * 128, map, barrier, box * 64, row, sample);
+}
+
+// Accumulators of 64 rows of a product, by eight columns, and as an operand of the next product.
+template <int kColumns>
+using Sums = float[kColumns / 8][4];
+template <int kColumns>
+using Operand = uint32_t[kColumns / 16][4];
+
+// Begins d = a bᵀ over rows of kSize elements. `a` is where 64 rows begin of a tile of kRowsA.
+template <class E, int kSize, int kRowsA, int kColumns>
+__device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b) {
+#pragma unroll
+  for (int step = 0; step < kSize / 16; step++) {
+    const int box = step / 4, in_box = step % 4 * 32;
+    MultiplyAdd<E, false, false>(d, Descriptor(a + box * kRowsA * 128 + in_box, 16, 1024),
+                                 Descriptor(b + box * kColumns * 8 * 128 + in_box, 16, 1024),
+                                 step > 0);
+  }
+  CloseProducts();
+}
+
+// Begins d += a b, b a tile of as many rows as a has columns.
+template <class E, int kSteps, int kColumns>
+__device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4],
+                                             const uint32_t (&a)[kSteps][4], uint32_t b) {
+#pragma unroll
+  for (int step = 0; step < kSteps; step++)
+    MultiplyAdd<E, true>(d, a[step], Descriptor(b + step * 2048, kSteps * 16 * 128, 1024), true);
+  CloseProducts();
+}
+
+template <int kColumns>
+__device__ __forceinline__ void SetZero(float (&d)[kColumns][4]) {
+#pragma unroll
+  for (int j = 0; j < kColumns; j++) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+}
+
+// Accumulators of a product are laid out as two operands of the next one, side by side.
+template <class E, int kSteps>
+__device__ __forceinline__ void Round(const float (&d)[kSteps * 2][4], uint32_t (&to)[kSteps][4]) {
+#pragma unroll
+  for (int step = 0; step < kSteps; step++) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const float (&x)[4] = d[step * 2 + part / 2];
+      to[step][part] = Packed<E>(x[part % 2 * 2], x[part % 2 * 2 + 1]);
+    }
+  }
+}
+
+// Stores a warpgroup's 64 rows by way of shared memory; rows behind the last one are not written.
+// `number` is of the warpgroup's barrier.
+template <class E, int kColumns>
+__device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const CUtensorMap* map,
+                                          uint32_t staging, int row, int sample, int number) {
+  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
+  if (thread == 0) WaitForStoresReads();
+  SyncThreads(number, 128);
+#pragma unroll
+  for (int j = 0; j < kColumns; j += 2) {
+    const float (&x)[4] = d[j], (&y)[4] = d[j + 1];
+    const int chunk = j + l / 16;
+    StoreMatrices(staging + chunk / 8 * 64 * 128 + r * 128 + ((chunk % 8 ^ r % 8) * 16),
+                  {Packed<E>(x[0], x[1]), Packed<E>(x[2], x[3]), Packed<E>(y[0], y[1]),
+                   Packed<E>(y[2], y[3])});
+  }
+  LetBulkFollow();
+  SyncThreads(number, 128);
+  if (thread == 0) {
+#pragma unroll
+    for (int box = 0; box < kColumns / 8; box++)
+      StoreBox(map, staging + box * 64 * 128, box * 64, row, sample);
+    CloseStores();
+  }
+}
+
+// A map of (samples, positions, size) in boxes of `rows` positions.
+template <class E>
+CUtensorMap MapOf(const char* op, const void* data, int64_t samples, int64_t positions,
+                  int64_t size, int rows) {
+  return BoxMap(op, kDtype<E>, data, size, positions, size, samples, rows);
+}
+
+}  // namespace flash
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,21 @@
+// Tensor maps, which tell the tensor memory accelerator how an array lies in memory.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace dlsys {
+namespace cuda {
+
+// Why kernels of wgmma and TMA cannot run on a device, or "".
+const char* WgmmaError(int device);
+
+// A map of an array (batch, outer, inner) of float32, bfloat16 or float16, its rows `pitch`
+// elements apart, in boxes of box_outer rows of 128 bytes, swizzled. What is outside of it reads as
+// zeros and is not written. Loads of float32 round to tf32. No extent is 0; rows are at multiples
+// of 16 bytes.
+CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
+                   int64_t pitch, int64_t batch, int box_outer);
+
+}  // namespace cuda
+}  // namespace dlsys
