@@ -11,7 +11,7 @@ namespace cuda {
 struct FlashProblem {
   int64_t batch, heads, kv_heads;  // kv_heads divides heads
   int64_t rows, columns, size;
-  int dtype;  // bfloat16 or float16
+  int dtype;  // of 16 bits
   float scale;
   bool causal;  // row r sees the columns up to r
   DLContext ctx;
