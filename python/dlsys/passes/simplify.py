@@ -70,19 +70,19 @@ class _Rewriter:
         return self._native_form(node) if self._target.native else node
 
     def _settle_new(self, node: Node, made_for: Node) -> Node:
-        """Settles a node that a rule made, its new inputs first; such chains are a few nodes
-        deep.
-        """
+        """Settles a node that a rule made, its new inputs first, each once."""
         settled = self._settled
         if node in settled:
             return settled[node]
         inputs = [
             settled[x] if x in settled else self._settle_new(x, made_for) for x in node.inputs
         ]
+        derived = node
         if not same_nodes(inputs, node.inputs):
-            node = node.derive(inputs, node.spec)
-        node.stand_for(made_for)
-        return self.settle(node)
+            derived = node.derive(inputs, node.spec)
+        derived.stand_for(made_for)
+        settled[node] = made = self.settle(derived)
+        return made
 
     def _native_form(self, node: Node) -> Node:
         """The node over inputs of the storage type that its kernel takes; in float32, with casts
