@@ -1,5 +1,5 @@
-"""Rungs: the families of algorithms of a matrix product or a convolution that users name by
-`algo=` or by a setting.
+"""Rungs: the families of algorithms of a matrix product, a convolution or attention that users
+name by `algo=` or by a setting.
 
 An algorithm of a kernel is called by its rung alone, where the rung's own heuristic picks tiles and
 splits, or by its rung and a variant, as in "warp 128x64 by 2". The rungs of a device are the first
@@ -37,12 +37,14 @@ class Ladder(NamedTuple):
         rungs: those of every device.
         numpy: those of the numpy forms, the usual one last.
         outdone: those that another one outdoes for every shape, which are not measured.
+        composed: those of every device that are compositions of other operators.
     """
 
     setting: str
     rungs: tuple[str, ...]
     numpy: tuple[str, ...]
     outdone: tuple[str, ...] = ()
+    composed: tuple[str, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -63,6 +65,7 @@ CONV = Ladder(
     numpy=("naive", "fft", "winograd", "implicit", "im2col"),
     outdone=("naive", "im2col"),
 )
+ATTENTION = Ladder("attention", ("naive", "tiled"), numpy=("naive", "tiled"), composed=("naive",))
 
 
 def rung_of(algorithm: str) -> str:

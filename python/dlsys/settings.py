@@ -19,6 +19,7 @@ DLSYS_BLAS         auto      matrix products and convolutions that leave their a
 DLSYS_GEMM         auto      the rung of every matrix product that names none by algo=: auto leaves
                              it to a heuristic and to the autotuner; docs/learn/gemm.md has the list
 DLSYS_CONV         auto      the same for convolutions
+DLSYS_ATTENTION    auto      the same for attention: naive, tiled
 DLSYS_NVTX         0         1 marks every step as an NVTX range named by its kernel, for Nsight
                              Systems and the like; needs a library with the GPU part
 DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where a GPU would replay
@@ -57,7 +58,7 @@ import os
 import warnings
 
 from .errors import SettingError
-from .rungs import AUTO, CONV, GEMM
+from .rungs import ATTENTION, AUTO, CONV, GEMM
 
 _MOST = 1024  # threads, streams
 
@@ -109,6 +110,7 @@ class Settings:
         self.blas = _one_of("DLSYS_BLAS", "auto", "own")
         self.gemm = _one_of("DLSYS_GEMM", AUTO, *GEMM.rungs)
         self.conv = _one_of("DLSYS_CONV", AUTO, *CONV.rungs)
+        self.attention = _one_of("DLSYS_ATTENTION", AUTO, *ATTENTION.rungs)
         self.capture = _one_of("DLSYS_CAPTURE", "1", "0") == "1"
         self.streams = max(1, _number("DLSYS_STREAMS", "4"))
         self.fusion = os.environ.get("DLSYS_FUSION") or "all"

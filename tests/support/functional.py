@@ -10,6 +10,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys.graph.node import hooks
+from dlsys.ops.attention.attention import attention
 from dlsys.ops.conv.pooling import max_pool_op
 
 RNG = np.random.default_rng(7)
@@ -278,6 +279,13 @@ def seeded(build: Callable[[], Any]) -> Callable[[], Any]:
 
     return made
 
+
+same("scaled_dot_product_attention", attention, IMAGES, IMAGES, IMAGES, causal=True, scale=0.5)
+row(
+    "scaled_dot_product_attention",
+    lambda: F.scaled_dot_product_attention(IMAGES, IMAGES, IMAGES, dropout=0.5, training=False),
+    lambda: attention(IMAGES, IMAGES, IMAGES),
+)
 
 for _name, _built, _expected in (
     ("dropout", lambda: F.dropout(X, 0.75), lambda: ad.dropout(X, 0.75)),

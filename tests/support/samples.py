@@ -20,6 +20,7 @@ from dlsys.ops import elementwise, leaf, movement, power, reduce
 from dlsys.ops.optim import assign
 from support.families.accumulate import ACCUMULATE
 from support.families.activation import CHOICES, FUNCTIONS
+from support.families.attention import ATTENTION
 from support.families.concat import JOIN
 from support.families.conv import CONVOLUTION
 from support.families.device_batch import BATCHES
@@ -352,5 +353,5 @@ SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
-    *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM, *FUSED_UINT8,
+    *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM, *FUSED_UINT8,
 )  # fmt: skip

@@ -11,6 +11,7 @@ takes. Many are methods of Tensors and nodes too: `x.sum(axis=0)`.
 from __future__ import annotations
 
 from .activation import *
+from .attention import *
 from .compare import *
 from .conv import *
 from .index import *

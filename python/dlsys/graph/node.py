@@ -251,6 +251,10 @@ class Op:
         """
         return None
 
+    def compose(self, node: Node) -> list[Node]:
+        """The values of a node by other operators, for a rung that is such a composition."""
+        raise GraphError(f"operator {self.name} is no composition [{node.where}]")
+
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         """Floating-point operations of one application, for profiles."""
         return output.size

@@ -70,7 +70,7 @@ class _Rewriter:
         return self._native_form(node) if self._target.native else node
 
     def _canonicalize_new(self, node: Node, made_for: Node) -> Node:
-        """A node that a rule made in canonical form, its new inputs first: a few nodes deep."""
+        """A node that a rule made in canonical form, its new inputs first, each once."""
         canonical = self._canonical
         if node in canonical:
             return canonical[node]
@@ -78,10 +78,12 @@ class _Rewriter:
             canonical[x] if x in canonical else self._canonicalize_new(x, made_for)
             for x in node.inputs
         ]
+        derived = node
         if not same_nodes(inputs, node.inputs):
-            node = node.derive(inputs, node.spec)
-        node.stand_for(made_for)
-        return self.canonicalize(node)
+            derived = node.derive(inputs, node.spec)
+        derived.stand_for(made_for)
+        canonical[node] = made = self.canonicalize(derived)
+        return made
 
     def _native_form(self, node: Node) -> Node:
         """The node over inputs of the storage type that its kernel takes; in float32, with casts

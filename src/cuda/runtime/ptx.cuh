@@ -5,6 +5,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "math/storage.h"
 
 namespace dlsys {
 namespace cuda {
@@ -159,6 +162,47 @@ __device__ __forceinline__ void MultiplyAddTf32(const float (&a)[4], const float
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
         "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+#endif
+}
+
+// The same over products of two numbers of 16 bits in a word: sums (16, 8) += a (16, 16) b (16, 8).
+// Lane l holds of a the rows l / 4 and l / 4 + 8 at the depths l % 4 * 2 and the next, then both
+// rows 8 deeper, of b those depths, then 8 deeper, at column l / 4, of the sums what it holds
+// above.
+template <class T>
+__device__ __forceinline__ void MultiplyAdd16Bit(const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                                 float (&sums)[4]) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, bfloat16>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Reads four matrices (8, 8) of 16 bits from shared memory, of each of which eight neighboring
+// lanes name the rows, 16 bytes aligned as such: lane l gets of each row l / 4 at the columns l % 4
+// * 2 and the next, or with kTransposed column l / 4 at those rows.
+template <bool kTransposed>
+__device__ __forceinline__ void LoadMatrices(const void* row, uint32_t (&words)[4]) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+  if constexpr (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
 #endif
 }
 

@@ -1,8 +1,9 @@
-"""rungs: selects which rung of its ladder each product and convolution runs by.
+"""rungs: selects which rung of its ladder each product, convolution and attention runs by.
 
-A node's own `algo` counts, else the setting of its ladder (DLSYS_GEMM, DLSYS_CONV). The pass stands
-before the fusions, which take a node with a rung only where the fused kernel has that rung too; a
-node without the attribute is left to the heuristics and to the autotuner.
+A node's own `algo` counts, else the setting of its ladder (DLSYS_GEMM, DLSYS_CONV,
+DLSYS_ATTENTION). The pass stands before the fusions, which take a node with a rung only where the
+fused kernel has that rung too; a node without the attribute is left to the heuristics and to the
+autotuner. A rung that is a composition of other operators takes the node's place here.
 """
 
 from __future__ import annotations
@@ -11,23 +12,57 @@ from collections.abc import Sequence
 
 from ...dtypes import is_integral
 from ...errors import NotApplicableError
+from ...fusion.rewrite import exchange
+from ...graph.lines import attributed_to
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
 from ...passes.pipeline import Options, Pass
+from ...passes.simplify import simplify
 from ...rungs import AUTO, Algorithm
+from ...runtime.library import load
 from ...runtime.target import Target
 from ...settings import settings
+from ..run.tables import in_kernel_order
 
 
 def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
-    """The nodes of an executor's own graph, each with its rung as `algo`, or without for auto.
+    """The nodes of an executor's own graph, each with its rung as `algo`, or without for auto,
+    or as the composition that this rung is.
 
     NotApplicableError, which lists those that there are, where the target lacks a node's rung.
     """
+    replaced: dict[Node, Node] = {}
+    composed: dict[Node, list[Node]] = {}
     for node in find_topo_sort(fetches):
         if node.op.ladder is not None:
             _select(node, options.target)
-    return list(fetches)
+            if node.op.ladder.composed and _is_composed(node, options):
+                with attributed_to(node):
+                    composed[node] = node.op.compose(node)
+        elif node.op.projection and node.inputs[0] in composed:
+            replaced[node] = composed[node.inputs[0]][node.attrs["index"]]
+    if not composed:
+        return list(fetches)
+    fetches = exchange(fetches, replaced)
+    specs = {node: node.spec for node in find_topo_sort(fetches)}
+    return simplify(specs, fetches, options.target)
+
+
+def _is_composed(node: Node, options: Options) -> bool:
+    """True where a composition computes the node: by its rung, or under auto where the target's
+    kernel does not fit.
+    """
+    target, kernel = options.target, node.op.kernel
+    assert node.op.ladder is not None and kernel is not None
+    if "algo" in node.attrs:
+        return node.attrs["algo"] in node.op.ladder.composed
+    if not target.native or not target.has(kernel):
+        return target.native
+    bare = node.derive(node.inputs, node.spec)
+    bare.attrs = {**node.attrs, "precision": options.precision}
+    signature = load().signature[target.name, kernel].rstrip("s")
+    specs = [x.spec for x in node.inputs]
+    return not target.fits(kernel, *in_kernel_order(bare, signature, specs, node.spec))
 
 
 def _select(node: Node, target: Target) -> None:
@@ -40,6 +75,7 @@ def _select(node: Node, target: Target) -> None:
     attrs = {name: value for name, value in node.attrs.items() if name != "algo"}
     if rung != AUTO:
         there = target.rungs(node.op.kernel) if target.native else ladder.numpy
+        there = tuple(dict.fromkeys((*ladder.composed, *there)))
         if rung not in there or _is_integral(node):
             raise _refusal(node, rung, target, own is not None, there)
         attrs["algo"] = rung

@@ -34,10 +34,21 @@ def words(seed: int, step: int, node: int, first: int, count: int) -> np.ndarray
     is below 2^64; its high half tells apart the draws of runs that leave the step as it is.
     """
     blocks = np.arange(first // 4, (first + count + 3) // 4, dtype=np.uint64)
+    made = _of_blocks(seed, step, node, blocks)
+    return np.stack(made, axis=1).reshape(-1)[:count]
+
+
+def words_of(seed: int, step: int, node: int, elements: np.ndarray) -> np.ndarray:
+    """The words of any elements, as `words` has them."""
+    made = _of_blocks(seed, step, node, elements.astype(np.uint64) >> np.uint64(2))
+    return np.choose(elements & 3, made)
+
+
+def _of_blocks(seed: int, step: int, node: int, blocks: np.ndarray) -> Words:
+    """The words of blocks of four elements."""
     high = blocks >> np.uint64(32) ^ np.uint64(step >> 32 & _MASK)
     counter = (blocks & np.uint64(_MASK), high, step & _MASK, node & _MASK)
-    made = philox(counter, (seed & _MASK, seed >> 32 & _MASK))
-    return np.stack(made, axis=1).reshape(-1)[:count]
+    return philox(counter, (seed & _MASK, seed >> 32 & _MASK))
 
 
 def step_of_draw(step: int, draw: int) -> int:

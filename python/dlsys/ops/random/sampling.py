@@ -81,7 +81,7 @@ def seed(value: int) -> None:
     _Default.nodes = itertools.count()
 
 
-def _attached(generator: Generator | None) -> tuple[Generator, dict[str, Any]]:
+def attached(generator: Generator | None) -> tuple[Generator, dict[str, Any]]:
     if generator is not None:
         return generator, generator.attrs()
     generator = Generator(_Default.seed_value)
@@ -279,7 +279,7 @@ def dropout_op(x: Node, keep_prob: float) -> Node:
 def _dropped(x: Node, keep_prob: float, generator: Generator | None) -> Node:
     if keep_prob == 1:
         return x
-    generator, attrs = _attached(generator)
+    generator, attrs = attached(generator)
     attrs = attrs | {"threshold": round(keep_prob * 2**32), "scale": 1 / keep_prob}
     y = masked_op(x, generator.step, **attrs)
     y.effects = (generator.advance,)
@@ -359,7 +359,7 @@ def random_truncated_normal(
 
 
 def _random(op: Op, shape: Sequence[int], generator: Generator | None, **attrs: Any) -> Node:
-    generator, identity = _attached(generator)
+    generator, identity = attached(generator)
     node = op(generator.step, shape=shape, **identity, **attrs)
     node.effects = (generator.advance,)
     return node

@@ -1,0 +1,181 @@
+// The launchers of attention on a GPU: checks, the choice of the kernels by dtype and precision,
+// the sums Σ y dy of backward, and by what `auto` takes the composition of other operators instead.
+// Arrays are (batch, heads, positions, size), contiguous; results overlap no input.
+#include "cuda/attention/attention.cuh"
+#include "cuda/gemm/gemm.cuh"
+#include "cuda/reduce/group.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace attention {
+namespace {
+
+const Tiled& TiledOf(const char* op, int dtype, int64_t precision) {
+  if (dtype == DL_BFLOAT16) return kTiledBfloat16;
+  if (dtype == DL_FLOAT16) return kTiledFloat16;
+  return CheckedPrecision(op, precision) == Precision::kTf32 ? kTiledTf32 : kTiledFp32;
+}
+
+bool OnTensorCores(const Tiled& tiled) { return &tiled != &kTiledFp32; }
+
+// Why `tiled` cannot compute a problem on a GPU, null where it can.
+const char* Refusal(const Attention& p, const Tiled& tiled, int device) {
+  if (p.size > kLargestHead || p.value_size > kLargestHead) return "a head is larger than 256";
+  if (OnTensorCores(tiled) && ComputeMajor(device) < 8)
+    return "tensor cores multiply so from sm_80 on";
+  if (tiled.shared_nbytes(WidthOf(p)) > SharedLimit(device))
+    return "a block of this GPU has too little shared memory for such heads";
+  return nullptr;
+}
+
+void CheckServes(const char* op, const Attention& p, const Tiled& tiled, int device) {
+  if (const char* why = Refusal(p, tiled, device))
+    FailWith(DL_NOT_APPLICABLE, "%s: algo=tiled cannot compute this: %s; use auto, naive", op, why);
+}
+
+// ---- the model of `auto` ----
+
+// Rates of an H100 by its data sheet times what such kernels reach of it by rule of thumb, not
+// measured: TFLOP/s of one multiprocessor's share by mma.sync and FFMA, here and in the products of
+// the composition; bytes a second; seconds a launch takes.
+struct Rates {
+  double tiled, products;
+};
+constexpr Rates kTensorRates = {300e12, 450e12}, kTf32Rates = {120e12, 200e12},
+                kFp32Rates = {22e12, 35e12};
+constexpr double kBandwidth = 2.5e12, kLaunch = 3e-6;
+constexpr int kMultiprocessors = 132;
+constexpr int64_t kMostWeightNbytes = int64_t(1) << 30;  // of a matrix that one would hold
+
+Rates RatesOf(const Tiled& tiled, int64_t nbytes) {
+  if (nbytes == 2) return kTensorRates;
+  return OnTensorCores(tiled) ? kTf32Rates : kFp32Rates;
+}
+
+// True where the composition takes less time: its products fill the GPU with few queries too and do
+// not stop at tiles of 64, but it reads and writes the weights some times.
+bool ComposedIsFaster(const Attention& p, const Tiled& tiled, int64_t nbytes, int device,
+                      double products, double passes) {
+  const double pairs = (double)p.batch * (double)p.heads * (double)p.rows * (double)p.columns;
+  if (pairs * (double)nbytes > kMostWeightNbytes) return false;
+  const Rates rates = RatesOf(tiled, nbytes);
+  const double flop = products * (double)(p.size + p.value_size);
+  const double more =
+      (p.mask.data || p.lengths.data ? 3. : 0.) + (p.causal ? 2. : 0.) + (p.step ? 2. : 0.);
+  const double composed =
+      pairs * (flop / rates.products + (passes + more) * (double)nbytes / kBandwidth) +
+      (passes + more) * kLaunch;
+  const int64_t tiles = p.batch * p.heads * CeilDiv(p.rows, kRows);
+  const double waves = (double)CeilDiv(tiles, Multiprocessors(device));
+  const double tile = (double)kRows * (double)p.columns * (p.causal ? .55 : 1.);
+  return composed < waves * tile * flop * kMultiprocessors / rates.tiled + kLaunch;
+}
+
+bool Fits(const char* op, const DLArray* q, const DLArray* k, const DLArray* v,
+          const DLArrayList* optional, const AttentionScalars& scalars, int64_t precision,
+          double products, double passes) {
+  const int device = q->ctx.device_id;
+  Use(op, device);
+  const Attention p = CheckedAttention(op, q, k, v, optional, scalars);
+  const Tiled& tiled = TiledOf(op, q->dtype, precision);
+  return !Refusal(p, tiled, device) &&
+         !ComposedIsFaster(p, tiled, DtypeNbytes(q->dtype), device, products, passes);
+}
+
+bool ForwardFits(const DLArray* q, const DLArray* k, const DLArray* v, const DLArrayList* optional,
+                 int64_t flags, float scale, int64_t seed, int64_t node, int64_t threshold,
+                 float keep, int64_t, int64_t precision, DLArray*, DLArray*) {
+  return Fits("attention", q, k, v, optional, {flags, scale, seed, node, threshold, keep},
+              precision, 2., 4.);
+}
+
+bool BackwardFits(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray*,
+                  const DLArray*, const DLArray*, const DLArrayList* optional, int64_t flags,
+                  float scale, int64_t seed, int64_t node, int64_t threshold, float keep, int64_t,
+                  int64_t precision, DLArray*, DLArray*, DLArray*) {
+  return Fits("attention_gradient", q, k, v, optional, {flags, scale, seed, node, threshold, keep},
+              precision, 5., 10.);
+}
+
+// ---- launchers ----
+
+// Σ y dy of each row, by a warp.
+template <class T>
+__global__ void RowSumsKernel(const T* y, const T* dy, int64_t rows, int64_t size, float* sums) {
+  const int lane = (int)threadIdx.x % 32;
+  for (int64_t row = FirstItem() / 32; row < rows; row += ItemStep() / 32) {
+    float sum = 0.f;
+    for (int64_t j = lane; j < size; j += 32)
+      sum += (float)y[row * size + j] * (float)dy[row * size + j];
+    sum = GroupReduce<SumMonoid, 32>(sum);
+    if (lane == 0) sums[row] = sum;
+  }
+}
+
+void EnterAll(const char* op, const DLArray* first, const DLArrayList* optional) {
+  for (int64_t k = 0; k < optional->count; k++) CheckArray(op, optional->arrays[k], first->ctx);
+}
+
+void CheckResults(const char* op, const Attention& p, const DLArray* y, const DLArray* lse) {
+  if (Numel(lse) != p.batch * p.heads * p.rows || Numel(y) != Numel(lse) * p.value_size)
+    Fail("%s: y %s and lse %s do not fit the inputs", op, ShapeText(y).c_str(),
+         ShapeText(lse).c_str());
+}
+
+template <class T>
+void Forward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArrayList* optional,
+             int64_t flags, float scale, int64_t seed, int64_t node, int64_t threshold, float keep,
+             int64_t algorithm, int64_t precision, DLArray* y, DLArray* lse, DLStream stream) {
+  const char* op = "attention";
+  Enter(op, y, q, k, v, lse);
+  EnterAll(op, y, optional);
+  CheckAlgorithm(op, algorithm);
+  const Attention p =
+      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
+  CheckResults(op, p, y, lse);
+  const ForwardArrays arrays{In<T>(op, q), In<T>(op, k), In<T>(op, v), Out<T>(op, y), Out(op, lse)};
+  const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
+  CheckServes(op, p, tiled, y->ctx.device_id);
+  if (Numel(lse)) tiled.forward(op, p, arrays, stream);
+}
+
+template <class T>
+void Backward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray* y,
+              const DLArray* lse, const DLArray* dy, const DLArrayList* optional, int64_t flags,
+              float scale, int64_t seed, int64_t node, int64_t threshold, float keep,
+              int64_t algorithm, int64_t precision, DLArray* dq, DLArray* dk, DLArray* dv,
+              DLStream stream) {
+  const char* op = "attention_gradient";
+  Enter(op, dq, q, k, v, y, lse, dy, dk, dv);
+  EnterAll(op, dq, optional);
+  CheckAlgorithm(op, algorithm);
+  const Attention p =
+      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
+  CheckResults(op, p, y, lse);
+  CheckSameShape(op, y, dy);
+  CheckSameShape(op, q, dq);
+  CheckSameShape(op, k, dk);
+  CheckSameShape(op, v, dv);
+  const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
+  CheckServes(op, p, tiled, dq->ctx.device_id);
+  const int64_t rows = Numel(lse);
+  const Scratch sums(dq->ctx, rows * (int64_t)sizeof(float), stream);
+  Launch(op, RowSumsKernel<T>, Blocks(rows * 32), kThreads, 0, stream, In<T>(op, y), In<T>(op, dy),
+         rows, p.value_size, sums.floats());
+  const BackwardArrays arrays{In<T>(op, q),   In<T>(op, k),   In<T>(op, v),
+                              In<T>(op, dy),  In(op, lse),    sums.floats(),
+                              Out<T>(op, dq), Out<T>(op, dk), Out<T>(op, dv)};
+  tiled.backward(op, p, arrays, stream);
+}
+
+DLSYS_KERNEL_TYPED_NAMED(cuda, attention, "attention", Forward);
+DLSYS_KERNEL_TYPED_NAMED(cuda, attention_gradient, "attention_gradient", Backward);
+DLSYS_ALGORITHMS(cuda, attention, AttentionAlgorithms);
+DLSYS_ALGORITHMS(cuda, attention_gradient, AttentionAlgorithms);
+DLSYS_FITS(cuda, attention, ForwardFits);
+DLSYS_FITS(cuda, attention_gradient, BackwardFits);
+
+}  // namespace
+}  // namespace attention
+}  // namespace cuda
+}  // namespace dlsys

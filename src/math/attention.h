@@ -1,0 +1,142 @@
+// Attention as the kernels of all devices take it: the arrays' extents, which keys a query sees,
+// and the factors of dropout, functions of (seed, step, node, element) of the (batch, heads, rows,
+// columns) weights, which nobody stores. python/dlsys/ops/attention/ has the same in numpy.
+#pragma once
+#include "math/philox.h"
+#include "runtime/registry.h"
+
+namespace dlsys {
+
+// An optional array by its data; null where it is not there.
+struct AttentionMask {
+  const void* data;
+  int dtype;
+  int64_t stride[4];  // in elements along batch, heads, rows and columns
+
+  // What is added to a score: -inf hides the key.
+  DLSYS_HD float At(int64_t n, int64_t h, int64_t l, int64_t s) const {
+    const int64_t at = n * stride[0] + h * stride[1] + l * stride[2] + s * stride[3];
+    if (dtype == DL_BOOL) return ((const uint8_t*)data)[at] ? 0.f : -INFINITY;
+    if (dtype == DL_BFLOAT16) return ((const bfloat16*)data)[at];
+    if (dtype == DL_FLOAT16) return ((const float16*)data)[at];
+    return ((const float*)data)[at];
+  }
+};
+
+struct AttentionLengths {
+  const void* data;
+  bool wide;  // int64, else int32
+
+  DLSYS_HD int64_t At(int64_t n, int64_t most) const {
+    if (!data) return most;
+    const int64_t length = wide ? ((const int64_t*)data)[n] : ((const int32_t*)data)[n];
+    return length < 0 ? 0 : length < most ? length : most;
+  }
+};
+
+struct Attention {
+  int64_t batch, heads, kv_heads, rows, columns, size, value_size;
+  bool causal;
+  float scale;
+  AttentionMask mask;
+  AttentionLengths lengths, query_lengths;
+  const uint64_t* step;  // null without dropout
+  uint64_t seed, threshold;
+  uint32_t node;
+  float keep;
+
+  DLSYS_HD int64_t Group() const { return heads / kv_heads; }
+  DLSYS_HD int64_t Rows(int64_t n) const { return query_lengths.At(n, rows); }
+  // The keys that rows before `row_end` of sample n see are among the first so many.
+  DLSYS_HD int64_t Columns(int64_t n, int64_t row_end) const {
+    const int64_t count = lengths.At(n, columns);
+    return causal && row_end < count ? row_end : count;
+  }
+  DLSYS_HD philox::Stream Draw() const { return {seed, *step, node}; }
+  // The element of the weights at column 0 of a row of a head.
+  DLSYS_HD uint64_t Element(int64_t n, int64_t h, int64_t l) const {
+    return (uint64_t)((n * heads + h) * rows + l) * (uint64_t)columns;
+  }
+  DLSYS_HD float Factor(uint32_t word) const { return word < threshold ? keep : 0.f; }
+};
+
+// The scalars of both kernels, in the order of their signatures.
+struct AttentionScalars {
+  int64_t flags;
+  float scale;
+  int64_t seed, node, threshold;
+  float keep;
+};
+enum { kCausal = 1, kMasked = 2, kPadded = 4, kQueriesPadded = 8, kDrops = 16 };
+
+// Checks shapes and dtypes, and describes the problem. Arrays are contiguous.
+inline Attention CheckedAttention(const char* op, const DLArray* q, const DLArray* k,
+                                  const DLArray* v, const DLArrayList* optional,
+                                  const AttentionScalars& scalars) {
+  const int64_t *sq = q->shape, *sk = k->shape, *sv = v->shape;
+  const bool ranks = q->ndim == 4 && k->ndim == 4 && v->ndim == 4;
+  if (!ranks || sk[0] != sq[0] || sv[0] != sq[0] || sk[1] != sv[1] || sk[2] != sv[2] ||
+      sk[3] != sq[3] || (sk[1] == 0 ? sq[1] != 0 : sq[1] % sk[1] != 0))
+    Fail("%s: q %s, k %s and v %s do not fit", op, ShapeText(q).c_str(), ShapeText(k).c_str(),
+         ShapeText(v).c_str());
+  Attention p{sq[0],
+              sq[1],
+              sk[1],
+              sq[2],
+              sk[2],
+              sq[3],
+              sv[3],
+              (scalars.flags & kCausal) != 0,
+              scalars.scale,
+              {},
+              {},
+              {},
+              nullptr,
+              (uint64_t)scalars.seed,
+              (uint64_t)scalars.threshold,
+              (uint32_t)scalars.node,
+              scalars.keep};
+  int64_t next = 0;
+  const auto taken = [&](int flag) -> const DLArray* {
+    if (!(scalars.flags & flag)) return nullptr;
+    if (next == optional->count) Fail("%s: an optional array is missing", op);
+    return optional->arrays[next++];
+  };
+  if (const DLArray* mask = taken(kMasked)) {
+    const int64_t scores[4] = {p.batch, p.heads, p.rows, p.columns};
+    int64_t stride = 1;
+    if (mask->ndim > 4) Fail("%s: the mask has %d dimensions", op, mask->ndim);
+    for (int axis = 3, own = mask->ndim - 1; own >= 0; axis--, own--) {
+      if (mask->shape[own] != 1 && mask->shape[own] != scores[axis])
+        Fail("%s: the mask %s does not broadcast to the scores", op, ShapeText(mask).c_str());
+      p.mask.stride[axis] = mask->shape[own] == 1 ? 0 : stride;
+      stride *= mask->shape[own];
+    }
+    p.mask.data = mask->data, p.mask.dtype = mask->dtype;
+  }
+  const auto lengths = [&](int flag) -> AttentionLengths {
+    const DLArray* given = taken(flag);
+    if (!given) return {nullptr, false};
+    if (Numel(given) != p.batch || (given->dtype != DL_INT64 && given->dtype != DL_INT32))
+      Fail("%s: expected a length of int32 or int64 for each sample", op);
+    return {given->data, given->dtype == DL_INT64};
+  };
+  p.lengths = lengths(kPadded);
+  p.query_lengths = lengths(kQueriesPadded);
+  if (const DLArray* step = taken(kDrops)) p.step = (const uint64_t*)In<int64_t>(op, step);
+  return p;
+}
+
+// The ladder's rungs that are kernels; the rung `naive` is a composition of operators.
+inline const std::vector<Algorithm>& AttentionAlgorithms() {
+  static const auto* const algorithms = new std::vector<Algorithm>{{"tiled"}};
+  return *algorithms;
+}
+
+inline void CheckAlgorithm(const char* op, int64_t algorithm) {
+  const int64_t count = (int64_t)AttentionAlgorithms().size();
+  if (algorithm < 0 || algorithm > count)
+    Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)count);
+}
+
+}  // namespace dlsys
