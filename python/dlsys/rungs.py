@@ -65,7 +65,9 @@ CONV = Ladder(
     numpy=("naive", "fft", "winograd", "implicit", "im2col"),
     outdone=("naive", "im2col"),
 )
-ATTENTION = Ladder("attention", ("naive", "tiled"), numpy=("naive", "tiled"), composed=("naive",))
+ATTENTION = Ladder(
+    "attention", ("naive", "tiled", "flash"), numpy=("naive", "tiled"), composed=("naive",)
+)
 
 
 def rung_of(algorithm: str) -> str:

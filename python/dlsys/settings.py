@@ -19,7 +19,7 @@ DLSYS_BLAS         auto      matrix products and convolutions that leave their a
 DLSYS_GEMM         auto      the rung of every matrix product that names none by algo=: auto leaves
                              it to a heuristic and to the autotuner; docs/learn/gemm.md has the list
 DLSYS_CONV         auto      the same for convolutions
-DLSYS_ATTENTION    auto      the same for attention: naive, tiled
+DLSYS_ATTENTION    auto      the same for attention: naive, tiled, flash
 DLSYS_NVTX         0         1 marks every step as an NVTX range named by its kernel, for Nsight
                              Systems and the like; needs a library with the GPU part
 DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where a GPU would replay

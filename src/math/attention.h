@@ -127,16 +127,4 @@ inline Attention CheckedAttention(const char* op, const DLArray* q, const DLArra
   return p;
 }
 
-// The ladder's rungs that are kernels; the rung `naive` is a composition of operators.
-inline const std::vector<Algorithm>& AttentionAlgorithms() {
-  static const auto* const algorithms = new std::vector<Algorithm>{{"tiled"}};
-  return *algorithms;
-}
-
-inline void CheckAlgorithm(const char* op, int64_t algorithm) {
-  const int64_t count = (int64_t)AttentionAlgorithms().size();
-  if (algorithm < 0 || algorithm > count)
-    Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)count);
-}
-
 }  // namespace dlsys

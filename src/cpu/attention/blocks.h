@@ -127,6 +127,18 @@ DLSYS_INLINE void ForFactors(const Attention& p, const Block& b, const Apply& ap
   }
 }
 
+// The ladder's rungs that are kernels here; the rung `naive` is a composition of operators.
+inline const std::vector<Algorithm>& AttentionAlgorithms() {
+  static const auto* const algorithms = new std::vector<Algorithm>{{"tiled"}};
+  return *algorithms;
+}
+
+inline void CheckAlgorithm(const char* op, int64_t algorithm) {
+  const int64_t count = (int64_t)AttentionAlgorithms().size();
+  if (algorithm < 0 || algorithm > count)
+    Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)count);
+}
+
 }  // namespace attention
 }  // namespace cpu
 }  // namespace dlsys

@@ -2,6 +2,7 @@
 // the sums Σ y dy of backward, and by what `auto` takes the composition of other operators instead.
 // Arrays are (batch, heads, positions, size), contiguous; results overlap no input.
 #include "cuda/attention/attention.cuh"
+#include "cuda/attention/flash.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/reduce/group.cuh"
 
@@ -28,9 +29,44 @@ const char* Refusal(const Attention& p, const Tiled& tiled, int device) {
   return nullptr;
 }
 
-void CheckServes(const char* op, const Attention& p, const Tiled& tiled, int device) {
-  if (const char* why = Refusal(p, tiled, device))
-    FailWith(DL_NOT_APPLICABLE, "%s: algo=tiled cannot compute this: %s; use auto, naive", op, why);
+// ---- rungs ----
+
+enum { kAuto, kTiled, kFlash };  // 0 is the kernel's heuristic
+
+// The ladder's rungs that are kernels, from 1 on; the rung `naive` is a composition of operators.
+const std::vector<Algorithm>& AttentionAlgorithms() {
+  static const auto* const algorithms = new std::vector<Algorithm>{{"tiled"}, {"flash"}};
+  return *algorithms;
+}
+
+FlashProblem ForFlash(const Attention& p, int dtype, DLContext ctx) {
+  return {p.batch, p.heads, p.kv_heads, p.rows, p.columns, p.size, dtype, p.scale, p.causal, ctx};
+}
+
+// Why `flash` cannot compute a problem, null where it can.
+const char* FlashRefusal(const Attention& p, int dtype, DLContext ctx) {
+  if (p.mask.data || p.lengths.data || p.query_lengths.data) return "it takes no mask or lengths";
+  if (p.step) return "it drops no weights";
+  if (p.size != p.value_size) return "it takes heads of keys and values of one size";
+  const char* error = FlashError(ForFlash(p, dtype, ctx));
+  return *error ? error : nullptr;
+}
+
+// The rung that computes a problem. `aligned`: all arrays are at multiples of 16 bytes.
+int RungOf(const char* op, const Attention& p, const Tiled& tiled, const DLArray* q,
+           int64_t algorithm, bool aligned) {
+  if (algorithm < 0 || algorithm > (int64_t)AttentionAlgorithms().size())
+    Fail("%s: there is no algorithm %ld, expected 0 to %zu", op, (long)algorithm,
+         AttentionAlgorithms().size());
+  const char* of_flash =
+      aligned ? FlashRefusal(p, q->dtype, q->ctx) : "it takes arrays at multiples of 16 bytes";
+  const char* of_tiled = Refusal(p, tiled, q->ctx.device_id);
+  if (algorithm != kTiled && !of_flash) return kFlash;
+  if (algorithm != kFlash && !of_tiled) return kTiled;
+  const bool flash = algorithm == kFlash;
+  FailWith(DL_NOT_APPLICABLE, "%s: algo=%s cannot compute this: %s; use auto, naive%s", op,
+           flash ? "flash" : "tiled", flash ? of_flash : of_tiled,
+           flash && !of_tiled ? ", tiled" : "");
 }
 
 // ---- the model of `auto` ----
@@ -78,6 +114,7 @@ bool Fits(const char* op, const DLArray* q, const DLArray* k, const DLArray* v,
   Use(op, device);
   const Attention p = CheckedAttention(op, q, k, v, optional, scalars);
   const Tiled& tiled = TiledOf(op, q->dtype, precision);
+  if (!FlashRefusal(p, q->dtype, q->ctx)) return true;
   return !Refusal(p, tiled, device) &&
          !ComposedIsFaster(p, tiled, DtypeNbytes(q->dtype), device, products, passes);
 }
@@ -112,6 +149,11 @@ __global__ void RowSumsKernel(const T* y, const T* dy, int64_t rows, int64_t siz
   }
 }
 
+template <class... Arrays>
+bool AllAligned(const Arrays*... arrays) {
+  return (Aligned16(arrays->data) && ...);
+}
+
 void EnterAll(const char* op, const DLArray* first, const DLArrayList* optional) {
   for (int64_t k = 0; k < optional->count; k++) CheckArray(op, optional->arrays[k], first->ctx);
 }
@@ -129,14 +171,16 @@ void Forward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray
   const char* op = "attention";
   Enter(op, y, q, k, v, lse);
   EnterAll(op, y, optional);
-  CheckAlgorithm(op, algorithm);
   const Attention p =
       CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
   CheckResults(op, p, y, lse);
   const ForwardArrays arrays{In<T>(op, q), In<T>(op, k), In<T>(op, v), Out<T>(op, y), Out(op, lse)};
   const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
-  CheckServes(op, p, tiled, y->ctx.device_id);
-  if (Numel(lse)) tiled.forward(op, p, arrays, stream);
+  if (Numel(lse) == 0) return;
+  if (RungOf(op, p, tiled, q, algorithm, AllAligned(q, k, v, y)) == kTiled)
+    return tiled.forward(op, p, arrays, stream);
+  RunFlashForward(op, ForFlash(p, q->dtype, q->ctx),
+                  {arrays.q, arrays.k, arrays.v, arrays.y, arrays.lse}, stream);
 }
 
 template <class T>
@@ -148,7 +192,6 @@ void Backward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArra
   const char* op = "attention_gradient";
   Enter(op, dq, q, k, v, y, lse, dy, dk, dv);
   EnterAll(op, dq, optional);
-  CheckAlgorithm(op, algorithm);
   const Attention p =
       CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
   CheckResults(op, p, y, lse);
@@ -157,7 +200,11 @@ void Backward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArra
   CheckSameShape(op, k, dk);
   CheckSameShape(op, v, dv);
   const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
-  CheckServes(op, p, tiled, dq->ctx.device_id);
+  if (RungOf(op, p, tiled, q, algorithm, AllAligned(q, k, v, y, dy, dq, dk, dv)) == kFlash)
+    return RunFlashBackward(op, ForFlash(p, q->dtype, q->ctx),
+                            {In<T>(op, q), In<T>(op, k), In<T>(op, v), In<T>(op, y), In(op, lse),
+                             In<T>(op, dy), Out<T>(op, dq), Out<T>(op, dk), Out<T>(op, dv)},
+                            stream);
   const int64_t rows = Numel(lse);
   const Scratch sums(dq->ctx, rows * (int64_t)sizeof(float), stream);
   Launch(op, RowSumsKernel<T>, Blocks(rows * 32), kThreads, 0, stream, In<T>(op, y), In<T>(op, dy),

@@ -307,7 +307,8 @@ const char* FlashError(const FlashProblem& problem) {
     return "it takes bfloat16 and float16";
   if (problem.size % 8 || problem.size < 8 || problem.size > 128)
     return "it takes heads of 8 to 128 extents, a multiple of 8";
-  if (problem.columns == 0) return "it takes at least one key";
+  if (std::min({problem.batch, problem.heads, problem.rows, problem.columns}) == 0)
+    return "it takes at least one query and one key";
   const int64_t longest = std::max(problem.rows, problem.columns);
   if (longest > kMost || CeilDiv(longest, 64) * problem.batch * problem.heads > kMost)
     return "it takes at most 2^30 positions";
@@ -316,7 +317,6 @@ const char* FlashError(const FlashProblem& problem) {
 
 void RunFlashForward(const char* op, const FlashProblem& problem, const FlashForward& arrays,
                      DLStream stream) {
-  if (problem.rows == 0 || problem.batch == 0 || problem.heads == 0) return;
   if (problem.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, problem, arrays, stream);
   RunOf<float16>(op, problem, arrays, stream);
 }

@@ -101,7 +101,7 @@ class AttentionOp(AttentionBase):
     name = kernel = "attention"
     outputs = 2
     tolerance = 1e-4
-    has_precision = True
+    has_precision = tunable = True
     ladder = ATTENTION
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
@@ -147,7 +147,7 @@ class AttentionGradientOp(AttentionBase):
     names = ("q", "k", "v", "y", "lse", "dy")
     outputs = 3
     tolerance = 1e-4
-    has_precision = True
+    has_precision = tunable = True
     ladder = ATTENTION
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:

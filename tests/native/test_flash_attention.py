@@ -1,0 +1,153 @@
+"""Flash attention on GPUs of sm_90a: values and gradients against float64 within what the roundings of
+its operands allow, the same bits each time, and what it refuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import unittest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import functional as F
+from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
+from dlsys.errors import DeviceError, NotApplicableError
+from dlsys.runtime.device import gpu
+from dlsys.runtime.library import load
+from support.devices import require
+
+NARROW = (bfloat16, FLOAT16)
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    kv_heads: int
+    rows: int
+    columns: int
+    size: int
+
+
+SHAPES = [
+    Shape(1, 1, 1, 1, 1, 8),
+    Shape(1, 1, 1, 64, 64, 64),
+    Shape(2, 2, 1, 130, 190, 64),
+    Shape(1, 4, 2, 257, 129, 128),
+    Shape(1, 2, 2, 129, 260, 32),
+    Shape(1, 1, 1, 7, 300, 72),
+]
+
+
+def arrays(shape: Shape, dtype: Any) -> list[np.ndarray]:
+    """q, k, v and dy."""
+    rng = np.random.default_rng(sum(shape))
+    of_q = (shape.batch, shape.heads, shape.rows, shape.size)
+    of_k = (shape.batch, shape.kv_heads, shape.columns, shape.size)
+    made = (rng.standard_normal(of, np.float32) for of in (of_q, of_k, of_k, of_q))
+    return [rounded(x, dtype) for x in made]
+
+
+def computed(given: list[np.ndarray], dtype: Any, causal: bool, algo: str | None) -> list[Any]:
+    """The output and the gradients of q, k and v."""
+    q, k, v, dy = (ad.Variable(name, x.shape, dtype) for name, x in zip("qkvd", given))
+    y = F.scaled_dot_product_attention(q, k, v, causal=causal, algo=algo)
+    executor = ad.Executor([y, *ad.gradients(y, [q, k, v], dy)], gpu(0))
+    feeds = dict(zip((q, k, v, dy), given))
+    return [x.astype(np.float64) for x in executor.run(feeds, convert_to_numpy_ret_vals=True)]
+
+
+def reference(
+    given: list[np.ndarray], dtype: Any, causal: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The same in float64, each with the most by which it may be off: operands of a product that are
+    computed are rounded, as is each result, and with y the sum of y dy of its row.
+    """
+    q, k, v, dy = (x.astype(np.float64) for x in given)
+    group, scale, unit = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5, ROUNDING[dtype]
+    k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+    summed = lambda x: x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(axis=2)  # noqa: E731
+    scores = np.einsum("nhld,nhsd->nhls", q, k) * scale
+    if causal:
+        scores[:, :, ~np.tri(*scores.shape[2:], dtype=bool)] = -np.inf
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    y = p @ v
+    row_sums = np.sum(y * dy, axis=-1, keepdims=True)
+    d_scores = p * (dy @ np.swapaxes(v, -1, -2) - row_sums) * scale
+    off_sums = unit * np.sum(np.abs(y * dy), axis=-1, keepdims=True)
+    off_scores = unit * np.abs(d_scores) + p * off_sums * scale
+    across = lambda x: np.swapaxes(x, -1, -2)  # noqa: E731
+    results = [
+        (y, unit * (p @ np.abs(v))),
+        (d_scores @ k, off_scores @ np.abs(k)),
+        (summed(across(d_scores) @ q), summed(across(off_scores) @ np.abs(q))),
+        (summed(across(p) @ dy), summed(unit * across(p) @ np.abs(dy))),
+    ]
+    # Of float32: scores, their exponentials and sums; and the smallest float16.
+    return [(x, 1.02 * off + unit * np.abs(x) + 2e-5 * (1 + off) + 2.0**-24) for x, off in results]
+
+
+@require(gpu(0))
+class FlashAttention(unittest.TestCase):
+    def setUp(self) -> None:
+        algorithms = load().algorithms("cuda", "attention")
+        number = algorithms.index("flash") + 1
+        try:
+            load().algorithm_source("cuda", "attention", number)
+        except DeviceError as error:
+            self.skipTest(str(error))
+
+    def check(self, shape: Shape, dtype: Any, causal: bool) -> None:
+        given = arrays(shape, dtype)
+        found = computed(given, dtype, causal, "flash")
+        for name, got, (wanted, most) in zip(
+            ("y", "dq", "dk", "dv"), found, reference(given, dtype, causal)
+        ):
+            off = np.abs(got - wanted) - most
+            self.assertTrue((off <= 0).all(), f"{name} is off by {off.max():.3g} too much")
+
+    def test_every_shape(self) -> None:
+        for shape, dtype, causal in itertools.product(SHAPES, NARROW, (False, True)):
+            with self.subTest(shape=shape, dtype=str(dtype), causal=causal):
+                self.check(shape, dtype, causal)
+
+    def test_the_same_bits_each_time(self) -> None:
+        given = arrays(SHAPES[2], bfloat16)
+        first, again = (computed(given, bfloat16, True, "flash") for _ in range(2))
+        for x, y in zip(first, again):
+            np.testing.assert_array_equal(x, y)
+
+    def test_later_keys_do_not_leak(self) -> None:
+        given = arrays(Shape(1, 1, 1, 200, 200, 64), bfloat16)
+        before = computed(given, bfloat16, True, "flash")[0]
+        for x in given[1:3]:
+            x[:, :, 150:] = 7
+        after = computed(given, bfloat16, True, "flash")[0]
+        np.testing.assert_array_equal(before[:, :, :150], after[:, :, :150])
+        self.assertTrue((before[:, :, 150:] != after[:, :, 150:]).any())
+
+    def test_auto_takes_it(self) -> None:
+        given = arrays(SHAPES[2], bfloat16)
+        own, named = (computed(given, bfloat16, True, algo) for algo in (None, "flash"))
+        for x, y in zip(own, named):
+            np.testing.assert_array_equal(x, y)
+
+    def test_refusals_name_what_serves(self) -> None:
+        q, k, v = (rounded(x, bfloat16) for x in arrays(SHAPES[1], bfloat16)[:3])
+        cases: list[tuple[str, Any, dict[str, Any]]] = [
+            ("no mask or lengths", bfloat16, dict(lengths=np.array([5]))),
+            ("bfloat16 and float16", np.dtype(np.float32), {}),
+        ]
+        for text, dtype, options in cases:
+            nodes = [ad.Variable(name, x.shape, dtype) for name, x in zip("qkv", (q, k, v))]
+            given = {key: ad.Variable(key, x.shape, x.dtype) for key, x in options.items()}
+            y = F.scaled_dot_product_attention(*nodes, algo="flash", **given)
+            executor = ad.Executor([y], gpu(0))
+            feeds = dict(zip(nodes, (q, k, v))) | {given[key]: options[key] for key in options}
+            with self.assertRaisesRegex(
+                NotApplicableError, f"algo=flash cannot compute this: it takes {text}; use auto, "
+                "naive, tiled"
+            ):  # fmt: skip
+                executor.run(feeds)
