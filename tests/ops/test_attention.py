@@ -89,20 +89,19 @@ def ways() -> Iterator[tuple[Context | None, str]]:
 
 class AgainstFloat64(unittest.TestCase):
     def test_random_problems(self) -> None:
-        """Worst: 1.4e-6 of the largest value in float32; 4e-3 in tf32 and 8e-3 in bfloat16, whose
-        operands have 11 and 8 bits.
-        """
+        """Worst of the largest value: 2.7e-7, and 3.9e-4 in tf32, whose operands have 11 bits."""
         rng = np.random.default_rng([SEED, 19])
         for _ in range(fewer(12)):
             problem = drawn(rng)
             wanted, largest = problem.reference, np.abs(problem.arrays["v"]).max()
             for ctx, algo in ways():
-                for precision, bound in (("fp32", 4e-6), ("tf32", 8e-3)):
+                for precision, bound in (("fp32", 1e-6), ("tf32", 1.5e-3)):
                     got = problem.result(ctx, algo=algo, precision=precision)
                     with self.subTest(ctx=ctx, algo=algo, precision=precision, seed=SEED):
                         np.testing.assert_allclose(got, wanted, rtol=0, atol=bound * largest)
 
     def test_gradients_at_every_precision(self) -> None:
+        """Worst of the largest gradient: 7.2e-7, and 8.9e-4 in tf32."""
         rng = np.random.default_rng([SEED, 20])
         shapes = dict(q=(2, 4, 70, 24), k=(2, 2, 90, 24), v=(2, 2, 90, 24))
         arrays = {name: rng.standard_normal(s, np.float32) for name, s in shapes.items()}
@@ -120,7 +119,9 @@ class AgainstFloat64(unittest.TestCase):
                         self.assertLess(error, bound)
 
     def test_heads_of_every_size_in_bfloat16(self) -> None:
-        """The tiles of 32, 64, 128 and 256, full and not."""
+        """The tiles of 32, 64, 128 and 256, full and not. Worst: 8.9e-3 of values up to 4, which
+        are rounded to 8 bits, and 4.7e-3 of the largest gradient.
+        """
         rng = np.random.default_rng([SEED, 21])
         for size in (32, 48, 64, 96, 128, 192, 256):
             arrays = {
