@@ -58,6 +58,15 @@ struct Attention {
     return (uint64_t)((n * heads + h) * rows + l) * (uint64_t)columns;
   }
   DLSYS_HD float Factor(uint32_t word) const { return word < threshold ? keep : 0.f; }
+  // The factor of an element; its word is selected, since an index would put the words in memory.
+  DLSYS_HD float FactorOf(const philox::Words& words, uint64_t element) const {
+    const uint32_t low = element % 2 ? words.word[1] : words.word[0];
+    const uint32_t high = element % 2 ? words.word[3] : words.word[2];
+    return Factor(element % 4 < 2 ? low : high);
+  }
+  DLSYS_HD float FactorAt(uint64_t element) const {
+    return FactorOf(Draw().At(element / 4), element);
+  }
 };
 
 // The scalars of both kernels, in the order of their signatures.

@@ -122,6 +122,24 @@ class Formulas(unittest.TestCase):
                 [q, k],
             )
 
+    def test_multihead_attention_without_weights(self) -> None:
+        """By the operator of attention, with every mix of masks as with weights."""
+        layer = nn.MultiheadAttention(6, 2, batch_first=True, rng=0)
+        x = ad.constant(self.rng.standard_normal((2, 4, 6)).astype(np.float32))
+        hides = np.array([[False, False, True, False], [False, True, False, False]])
+        masks = (np.triu(np.ones((4, 4), bool), 2), self.rng.standard_normal((4, 4, 4)))
+        paddings = (hides, np.where(hides, -3.0, 0.5).astype(np.float32))
+        for mask in (None, masks[0], masks[1].astype(np.float32)):
+            for padding in (None, *paddings):
+                given = dict(attn_mask=mask, key_padding_mask=padding)
+                given = {key: value for key, value in given.items() if value is not None}
+                y = layer(x, **given)
+                wanted, _ = layer(x, **given, need_weights=True)
+                self.assertIn("attention", {node.op.name for node in ad.find_topo_sort([y])})
+                found = ad.Executor([y, wanted]).run({}, True)
+                with self.subTest(masks=[(k, v.dtype) for k, v in given.items()]):
+                    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+
 
 class Learned:
     ctx: Any = None

@@ -16,7 +16,7 @@ from ..errors import GraphError
 from ..functional.record import optional, recorded
 from ..graph.lines import where
 from ..init import RNG, Initializer, Rng, generator, normal, xavier_uniform, zeros
-from ..ops.random.sampling import PROBABILITY
+from ..ops.random.sampling import PROBABILITY, Generator
 from .kinds import Function
 from .layers import SIZE, Linear, drawn
 from .module import Module, changed
@@ -75,11 +75,14 @@ def attention_weights(
         scores = F.where(np.triu(np.ones((length, width), bool), 1), -math.inf, scores)
     mask, padding = optional(mask), optional(padding)
     if mask is not None:
-        by_sample = mask.shape is not None and len(mask.shape) == 3
-        scores = _masked(scores, _by_heads(mask, heads) if by_sample else mask)
+        scores = _masked(scores, _by_heads(mask, heads) if _is_3d(mask) else mask)
     if padding is not None:
         scores = _masked(scores, padding[:, None, None, :])
     return F.softmax(scores, -1)
+
+
+def _is_3d(mask: Node) -> bool:
+    return mask.shape is not None and len(mask.shape) == 3
 
 
 def _by_heads(mask: Node, heads: int) -> Node:
@@ -89,18 +92,55 @@ def _by_heads(mask: Node, heads: int) -> Node:
 
 
 def _masked(scores: Node, mask: Node) -> Node:
+    return F.where(mask, -math.inf, scores) if _hides(mask) else scores + mask
+
+
+def _hides(mask: Node) -> bool:
+    """True for a mask of truth values, False for one of floats. GraphError for any other."""
     if mask.dtype is None:
         raise GraphError(
             f"attention: the dtype of the mask {mask.name} is not known when the graph is built; "
             f"declare it: bool hides keys where it is True, floats are added [{where()}]"
         )
-    if mask.dtype.kind == "b":
-        return F.where(mask, -math.inf, scores)
-    if mask.dtype.kind == "f":
-        return scores + mask
-    raise GraphError(
-        f"attention: the mask {mask.name} is {mask.dtype}, expected bool, True where a key is "
-        f"hidden, or floats that are added to the scores [{where()}]"
+    if mask.dtype.kind not in "bf":
+        raise GraphError(
+            f"attention: the mask {mask.name} is {mask.dtype}, expected bool, True where a key is "
+            f"hidden, or floats that are added to the scores [{where()}]"
+        )
+    return bool(mask.dtype.kind == "b")
+
+
+@recorded
+def attend(
+    query: Node,
+    key: Node,
+    value: Node,
+    mask: Node | None = None,
+    padding: Node | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    generator: Generator | None = None,
+) -> Node:
+    """attention_weights(…) value, without the weights: (N, heads, L, d). A row with every key
+    hidden is 0, and weights are dropped with a probability.
+    """
+    mask, padding = optional(mask), optional(padding)
+    masks = [] if mask is None else [_by_heads(mask, query.shape[1]) if _is_3d(mask) else mask]
+    masks += [] if padding is None else [padding[:, None, None, :]]
+    visible = [F.logical_not(one) for one in masks if _hides(one)]
+    added = [one for one in masks if not _hides(one)]
+    both = visible[0] & visible[1] if len(visible) == 2 else visible[0] if visible else None
+    bias = added[0] + added[1] if len(added) == 2 else added[0] if added else None
+    if both is not None and bias is not None:
+        both = F.where(both, bias, -math.inf)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        bias if both is None else both,
+        causal=causal,
+        dropout=dropout,
+        generator=generator,
     )
 
 
@@ -177,15 +217,29 @@ class MultiheadAttention(Module):
         Without a key it is self-attention; the value is the key unless given. key_padding_mask
         (N, S): True hides a key, floats are added to its scores. attn_mask (L, S) or
         (N · heads, L, S): likewise for each query. causal: each position sees itself and those
-        before. A query that sees no key gives NaN. ShapeError for inputs without three axes.
+        before. A query that sees no key gives 0 before the last projection, and NaN where weights
+        are asked for, as in PyTorch. ShapeError for inputs without three axes.
         """
         key = query if key is None else key
         value = key if value is None else value
         q, k, v = (self._project(x, part) for part, x in enumerate((query, key, value)))
-        weights = attention_weights(q, k, attn_mask, key_padding_mask, causal)
-        used = weights if self.dropout is None else self.dropout(weights)
-        y = self.out_proj(merge_heads(F.matmul(used, v), self.batch_first))
-        return (y, weights) if need_weights else y
+        if need_weights:
+            weights = attention_weights(q, k, attn_mask, key_padding_mask, causal)
+            used = weights if self.dropout is None else self.dropout(weights)
+            y = self.out_proj(merge_heads(F.matmul(used, v), self.batch_first))
+            return y, weights
+        drop = self.dropout if self.dropout is not None and self.dropout.training else None
+        y = attend(
+            q,
+            k,
+            v,
+            attn_mask,
+            key_padding_mask,
+            causal,
+            dropout=0.0 if drop is None else drop.probability,
+            generator=None if drop is None else drop.source,
+        )
+        return self.out_proj(merge_heads(y, self.batch_first))
 
     def _project(self, x: Node, part: int) -> Node:
         """Q, K or V of an input, in heads."""

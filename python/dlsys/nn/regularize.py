@@ -33,11 +33,11 @@ class Dropout(Module):
         self.probability = probability
         key = generator(rng).integers((2**63, 2**31))
         self.key = Parameter(key, "key", trainable=False)
-        self._source = _OneNode(self.key)
-        self.step = self._source.step
+        self.source = _OneNode(self.key)
+        self.step = self.source.step
 
     def forward(self, x: Node) -> Node:
-        return F.dropout(x, self.probability, self.training, self._source)
+        return F.dropout(x, self.probability, self.training, self.source)
 
     def options(self) -> str:
         return f"{self.probability}"

@@ -71,14 +71,14 @@ int RungOf(const char* op, const Attention& p, const Tiled& tiled, const DLArray
 
 // ---- the model of `auto` ----
 
-// Rates of an H100 by its data sheet times what such kernels reach of it by rule of thumb, not
-// measured: TFLOP/s of one multiprocessor's share by mma.sync and FFMA, here and in the products of
-// the composition; bytes a second; seconds a launch takes.
+// What an H100's data sheet says times what such kernels reach by rule of thumb; not measured.
+// Floating-point operations a second of `tiled` and of the products of the composition, bytes a
+// second, and seconds that a launch takes.
 struct Rates {
   double tiled, products;
 };
-constexpr Rates kTensorRates = {300e12, 450e12}, kTf32Rates = {120e12, 200e12},
-                kFp32Rates = {22e12, 35e12};
+constexpr Rates kTensorRates = {300e12, 450e12}, kFp32Rates = {22e12, 35e12},
+                kTf32Rates = {120e12, kFp32Rates.products};  // batched products have no tf32
 constexpr double kBandwidth = 2.5e12, kLaunch = 3e-6;
 constexpr int kMultiprocessors = 132;
 constexpr int64_t kMostWeightNbytes = int64_t(1) << 30;  // of a matrix that one would hold

@@ -81,10 +81,7 @@ __global__ void __launch_bounds__(kBlockThreads)
           const int64_t l = row + warp * 16 + LaneRow(e), s = column + j * 8 + LaneColumn(e);
           const bool there = s < end;
           const float weight = WeightOf<M>(p, n, h, l, s, there, weights[j][e], lse[e / 2]);
-          if (p.step && there) {
-            const uint64_t element = p.Element(n, h, l) + (uint64_t)s;
-            ds[j][e] *= p.Factor(p.Draw().At(element / 4).word[element % 4]);
-          }
+          if (p.step && there) ds[j][e] *= p.FactorAt(p.Element(n, h, l) + (uint64_t)s);
           ds[j][e] = weight == 0.f ? 0.f : weight * (ds[j][e] - row_sums[e / 2]) * p.scale;
         }
       AddWeighted<M>(ds, shared + Shared::kRoom + warp * (kRoomNumel<M, kTiles> / kWarps),
@@ -152,10 +149,7 @@ __global__ void __launch_bounds__(kBlockThreads)
             const int64_t l = row + of, s = key + warp * 16 + LaneRow(e);
             const bool there = s < keys && l < rows;
             float factor = 1.f;
-            if (p.step && there) {
-              const uint64_t element = p.Element(n, h, l) + (uint64_t)s;
-              factor = p.Factor(p.Draw().At(element / 4).word[element % 4]);
-            }
+            if (p.step && there) factor = p.FactorAt(p.Element(n, h, l) + (uint64_t)s);
             const float weight = WeightOf<M>(p, n, h, l, s, there, weights[j][e], lse[of]);
             const float gradient = ds[j][e] * factor - row_sums[of];
             ds[j][e] = weight == 0.f ? 0.f : weight * gradient * p.scale;

@@ -149,7 +149,7 @@ template <class M, bool kByDepth, int kDepth, int kTiles>
 __device__ __forceinline__ void AddProduct(const typename M::Element* left, int left_pitch,
                                            const typename M::Element* right, int pitch,
                                            float (&sums)[kTiles][4]) {
-#pragma unroll
+#pragma unroll 4
   for (int k = 0; k < kDepth; k += M::kDepth)
     M::template MultiplyAdd<kByDepth>(M::Load(left, left_pitch, k), right, pitch, k, sums);
 }
@@ -227,9 +227,9 @@ struct Factors {
   float x[2];
   __device__ Factors(const Attention& p, const philox::Stream& draw, uint64_t element) {
     const philox::Words words = draw.At(element / 4);
-    const int at = (int)(element % 4);
-    x[0] = p.Factor(words.word[at]);
-    x[1] = p.Factor(at < 3 ? words.word[(at + 1) % 4] : draw.At(element / 4 + 1).word[0]);
+    x[0] = p.FactorOf(words, element);
+    x[1] = element % 4 < 3 ? p.FactorOf(words, element + 1)
+                           : p.Factor(draw.At(element / 4 + 1).word[0]);
   }
 };
 
