@@ -70,9 +70,9 @@ Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArra
 // Gives the epilogue a bias (n).
 void SetBias(const char* op, const DLArray* bias, const DLArray* y, Gemm* gemm);
 // Dequantizes a uint8 operand into scratch where the kernels that will run take none.
-class Widened {
+class Dequantized {
  public:
-  Widened(const char* op, Gemm* gemm, DLStream stream);
+  Dequantized(const char* op, Gemm* gemm, DLStream stream);
 
  private:
   std::unique_ptr<Scratch> floats_;
