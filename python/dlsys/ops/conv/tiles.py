@@ -87,7 +87,7 @@ class Scratch:
     """The arrays that a chunk is computed in, of any number of images up to that of a chunk."""
 
     def __init__(self, tiles: Tiles, count: int, floats: np.ndarray, masks: np.ndarray) -> None:
-        self._floats, self._masks, self._taken = floats, masks, 0
+        self._floats, self._taken = floats, 0
         t, w = tiles, tiles.window
         self.plane = self._take(t.channels, *t.plane, count)
         self.phases = self._take(w, w, t.channels, *t.steps, count)

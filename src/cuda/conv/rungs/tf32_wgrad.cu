@@ -6,7 +6,7 @@
 // cp.async; each kernel offset reads the runs shifted. K is split over blocks and over warps of a
 // block; the partial sums go to a workspace that a second kernel adds in a fixed order. Limited by
 // shared-memory reads.
-#include "cuda/conv/tf32.cuh"
+#include "cuda/conv/rungs/tf32.cuh"
 
 namespace dlsys {
 namespace cuda {
