@@ -274,7 +274,7 @@ ARCH_TEXT = $(subst $(EMPTY) $(EMPTY),+,$(strip $(CUDA_ARCHS:%=sm_%) $(CUDA_PTX:
 # A link to the folder of nvcc.
 NVCC_HERE := $(BUILD)/obj/nvcc
 
-sources = $(foreach at,* */* */*/*,$(wildcard src/$(at).$(1)))
+sources = $(foreach at,* */* */*/* */*/*/*,$(wildcard src/$(at).$(1)))
 OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(filter-out src/emulator/%,$(call sources,cc)))
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(call sources,cu))
 OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\

@@ -168,9 +168,9 @@ def chain(link: str) -> dict[str, Any]:
     executor = ad.Executor([node, gradient])
     executor.plan({x: (1,)})
     planned = time.perf_counter()
-    value, slope = executor.run({x: np.ones(1)})
+    value, dx = executor.run({x: np.ones(1)})
     ran = time.perf_counter()
-    assert value[0] == 1 and slope[0] == (CHAIN + 1 if link == "mul" else 1)
+    assert value[0] == 1 and dx[0] == (CHAIN + 1 if link == "mul" else 1)
     return {
         "nodes": CHAIN,
         "nodes_with_gradient": len(executor.topo_order),

@@ -151,9 +151,9 @@ def tour(dtype: Any = np.float32) -> Graph:
 def curvature() -> Graph:
     """Gradients of the gradient's norm."""
     graph = tour()
-    slopes = ad.gradients(graph.loss, list(graph.parameters.values()))
-    norm = ad.sum_node_list([ad.sum_op(slope * slope) for slope in slopes])
-    return graph._replace(loss=graph.loss + 0.1 * norm, fetches=slopes)
+    gradients = ad.gradients(graph.loss, list(graph.parameters.values()))
+    norm = ad.sum_node_list([ad.sum_op(gradient * gradient) for gradient in gradients])
+    return graph._replace(loss=graph.loss + 0.1 * norm, fetches=gradients)
 
 
 def layers(*make: Callable[[], nn.Module]) -> nn.Module:
@@ -398,11 +398,11 @@ def between_products(activation: Any, x: ad.Node, w: ad.Node, v: ad.Node) -> ad.
 def twice(make: Callable[..., Nodes]) -> Callable[..., Nodes]:
     """Gradients of an operator, as results that have gradients themselves."""
 
-    def slopes(*parameters: ad.Node) -> list[ad.Node]:
+    def gradients(*parameters: ad.Node) -> list[ad.Node]:
         made = make(*parameters)
         return ad.gradients(ad.sum_op(made * made), list(parameters))
 
-    return slopes
+    return gradients
 
 
 TWICE = (

@@ -49,7 +49,6 @@ class RngKind(Kind):
 RNG = RngKind(None)
 SHAPE = Shape()
 FINITE = Number(finite=True)
-DEVIATION = Number(low=0, finite=True)
 FAN = OneOf("in", "out", "average")
 
 

@@ -89,9 +89,9 @@ class Scripts:
     def test_identity_and_unused(self):
         x = ad.Variable(name="x")
         (grad,) = ad.gradients(x, [x])
-        value, slope = ad.Executor([x, grad], ctx=self.ctx).run({x: 2 * np.ones(3)})
+        value, dx = ad.Executor([x, grad], ctx=self.ctx).run({x: 2 * np.ones(3)})
         np.testing.assert_array_equal(self.numpy(value), 2 * np.ones(3))
-        np.testing.assert_array_equal(self.numpy(slope), np.ones(3))
+        np.testing.assert_array_equal(self.numpy(dx), np.ones(3))
 
     def test_matmul_in_two_variables(self):
         x2, x3 = ad.Variable(name="x2"), ad.Variable(name="x3")

@@ -160,8 +160,8 @@ class Gradients:
         layer = nn.Linear(3, 1, bias=False, rng=0)
         layer.weight.set(np.float32([[1, 2, 3]]))
         x = dl.ones(4, 3, device=self.device)
-        slopes = dl.grad(lambda t: (layer(t) ** 2).sum())(x)  # 2 (x·w) w = 12 w
-        (slopes**2).sum().backward()
+        gradients = dl.grad(lambda t: (layer(t) ** 2).sum())(x)  # 2 (x·w) w = 12 w
+        (gradients**2).sum().backward()
         w = np.float32([1, 2, 3])
         # d/dw of 4 · |2 (1·w) w|² = 16 (s² w·w), s = Σ w
         s, n = w.sum(), (w**2).sum()

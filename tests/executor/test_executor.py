@@ -191,10 +191,10 @@ class Runs:
         first = executor.run({x: host})
         kept = [on_host(value).copy() for value in first]
         old, e = host[0], np.exp(host)
-        slope = np.where(host > 0, 2 * host + 1, 0).ravel()
+        dx = np.where(host > 0, 2 * host + 1, 0).ravel()
         new = old * 2
         wanted = [host, host, old, old, host.ravel(), old[:, None], new, new[None]]
-        wanted += [e, e, e.reshape(3, 2), host, host.ravel(), slope]
+        wanted += [e, e, e.reshape(3, 2), host, host.ravel(), dx]
         for value, expected in zip(kept, wanted, strict=True):
             self.assertEqual(value.shape, expected.shape)
             np.testing.assert_allclose(value, expected, rtol=1e-6)
@@ -286,10 +286,10 @@ class Runs:
         x = self.x
         y = ad.sum_op(double_op(ad.exp_op(x)) * x)
         (dx,) = ad.gradients(y, [x])
-        value, slope = self.run_once([y, dx], {x: self.host})
+        value, dx = self.run_once([y, dx], {x: self.host})
         e = np.exp(self.host)
         np.testing.assert_allclose(value, (2 * e * self.host).sum(), rtol=1e-5)
-        np.testing.assert_allclose(slope, 2 * e * (1 + self.host), rtol=1e-5)
+        np.testing.assert_allclose(dx, 2 * e * (1 + self.host), rtol=1e-5)
 
     def test_python_operators_on_feeds_states_fetches_and_constants(self):
         p = ad.Parameter(np.float32([[3], [0]]), "p")

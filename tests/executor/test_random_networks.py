@@ -169,8 +169,8 @@ class Network:
         if not weights:
             return []
         if d.number(0, 4) == 0:
-            slope = ad.gradients(total, [d.one(*weights)])[0]
-            total = total + 0.01 * ad.sum_op(slope * slope)
+            gradient = ad.gradients(total, [d.one(*weights)])[0]
+            total = total + 0.01 * ad.sum_op(gradient * gradient)
         if d.number(0, 4) == 0:
             total = total + 0.01 * ad.sum_node_list([ad.sum_op(w * w) for w in weights])
         if d.flag():

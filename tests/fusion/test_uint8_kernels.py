@@ -18,7 +18,7 @@ from dlsys.ops.random.device_batch import ordered
 from dlsys.runtime.device import Context, gpu
 from dlsys.runtime.library import load
 from support.devices import EMULATED, require, slow
-from support.families.fused import FORMULAS
+from support.families.fused.gemm import FORMULAS
 
 FLOAT32 = np.float32
 FP32, TF32 = 0, 1  # precisions, as kernels number them

@@ -311,7 +311,7 @@ def judge(
     for k, (result, right) in enumerate(zip(results, wanted)):
         if k >= _judged(problem, order) or (k and blind and not problem.oracle.local):
             break
-        if k and infinite and not problem.oracle.slopes:
+        if k and infinite and not problem.oracle.derivatives:
             break
         what = _title(problem, k)
         if result.shape != right.shape:
@@ -328,7 +328,7 @@ def judge(
             narrow = _in_own_dtype(problem, order, seed) if narrow is None else narrow
             _check_odd(problem, what, k, result, rounded, narrow[k], odd)
         if k and blind:
-            break  # the slope at NaN is whatever a comparison with NaN says
+            break  # the derivative at NaN is whatever a comparison with NaN says
         allowed = _allowed(problem, k, right, np.zeros(right.shape), result.dtype)
         wrong = _beyond(result, right, allowed, odd)
         if wrong.any() and order:

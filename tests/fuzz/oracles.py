@@ -34,7 +34,7 @@ class Oracle:
     conditioned: float = 0.0  # how much of the case's condition a value may be off by
     saturates: bool = False  # derivatives have terms of size 1 + |x| that may cancel
     terms: Callable[..., float] | None = None  # of a derivative, which may cancel
-    slopes: bool = True  # whether derivatives are compared where an input is not finite
+    derivatives: bool = True  # whether derivatives are compared where an input is not finite
     underflows: bool = False  # a factor of a derivative may be next to 0, where digits are few
     refuses: str = ""  # errors that PyTorch does not raise, by a part of their text
 
@@ -500,8 +500,10 @@ def group_normed(x: Any, scale: Any, bias: Any, groups: int, eps: float) -> Any:
     return y * scale.reshape(shape) + bias.reshape(shape)
 
 
-def slope_of(axes: Callable[..., tuple[int, ...]], centered: bool = True) -> Callable[..., float]:
-    """The largest slope of a normalization: scale / deviation."""
+def gradient_bound(
+    axes: Callable[..., tuple[int, ...]], centered: bool = True
+) -> Callable[..., float]:
+    """The largest derivative of a normalization: scale / deviation."""
 
     def terms(x: np.ndarray, scale: np.ndarray, *_: Any, eps: float = 1e-5, **attrs: Any) -> float:
         if not x.size or not np.isfinite(x).all():
@@ -702,10 +704,10 @@ def reductions() -> dict[str, Oracle]:
         "logsumexp": Oracle(
             over_axes(lambda x, a, keep: torch.logsumexp(x, a, keepdim=keep)),
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             terms=one,
         ),
-        "var": Oracle(variance, conditioned=1, slopes=False),
+        "var": Oracle(variance, conditioned=1, derivatives=False),
         "cumsum": Oracle(summed_up),
     }
 
@@ -788,34 +790,34 @@ def normalizations() -> dict[str, Oracle]:
             lambda x, axis=-1: torch.softmax(x, axis),
             draw=softmaxed,
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             terms=one,
         ),
         "log_softmax": Oracle(
             lambda x, axis=-1: torch.log_softmax(x, axis),
             draw=softmaxed,
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             terms=one,
         ),
         "batch_normalization": Oracle(
-            batch_normed, conditioned=1, slopes=False, terms=slope_of(channel_axes)
+            batch_normed, conditioned=1, derivatives=False, terms=gradient_bound(channel_axes)
         ),
-        "batch_normalize": Oracle(fixed_normed, conditioned=1, slopes=False),
+        "batch_normalize": Oracle(fixed_normed, conditioned=1, derivatives=False),
         "layer_normalization": Oracle(
-            layer_normed, conditioned=1, slopes=False, terms=slope_of(last_axes)
+            layer_normed, conditioned=1, derivatives=False, terms=gradient_bound(last_axes)
         ),
         "rms_normalization": Oracle(
-            root_normed, conditioned=1, slopes=False, terms=slope_of(last_axes, False)
+            root_normed, conditioned=1, derivatives=False, terms=gradient_bound(last_axes, False)
         ),
         "group_normalization": Oracle(
-            group_normed, conditioned=1, slopes=False, terms=slope_of(group_axes)
+            group_normed, conditioned=1, derivatives=False, terms=gradient_bound(group_axes)
         ),
         "instance_normalization": Oracle(
             lambda x, s, b, eps: group_normed(x, s, b, x.shape[1], eps),
             conditioned=1,
-            slopes=False,
-            terms=slope_of(group_axes),
+            derivatives=False,
+            terms=gradient_bound(group_axes),
         ),
     }
 
@@ -823,20 +825,22 @@ def normalizations() -> dict[str, Oracle]:
 def losses() -> dict[str, Oracle]:
     """Losses."""
     return {
-        "softmax_cross_entropy_options": Oracle(class_loss, conditioned=1, slopes=False, terms=one),
+        "softmax_cross_entropy_options": Oracle(
+            class_loss, conditioned=1, derivatives=False, terms=one
+        ),
         "softmax_cross_entropy_dense_options": Oracle(
-            class_loss, conditioned=1, slopes=False, terms=one, patterns=False
+            class_loss, conditioned=1, derivatives=False, terms=one, patterns=False
         ),
         "negative_log_likelihood": Oracle(
-            likelihood, draw=likelihoods, conditioned=1, slopes=False
+            likelihood, draw=likelihoods, conditioned=1, derivatives=False
         ),
         "mean_squared_error": Oracle(
-            reduced(lambda p, t: (p - t) ** 2), conditioned=1, slopes=False, draw=regression()
+            reduced(lambda p, t: (p - t) ** 2), conditioned=1, derivatives=False, draw=regression()
         ),
         "mean_absolute_error": Oracle(
             reduced(lambda p, t: (p - t).abs()),
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             order=1,
             draw=regression(),
         ),
@@ -848,7 +852,7 @@ def losses() -> dict[str, Oracle]:
         "huber_loss": Oracle(
             reduced(lambda p, t, delta: F.huber_loss(p, t, "none", delta)),
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             order=1,
             draw=regression(delta=(1.0, 0.5, 3.0)),
         ),
@@ -856,7 +860,7 @@ def losses() -> dict[str, Oracle]:
             # PyTorch's own bounds 1 / (p · (1 - p)) by 1e12
             reduced(lambda p, y: -(y * torch.log(p) + (1 - y) * torch.log1p(-p))),
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             draw=regression(),
             patterns=False,
             saturates=True,
@@ -864,18 +868,20 @@ def losses() -> dict[str, Oracle]:
         "binary_cross_entropy_with_logits": Oracle(
             logit_loss,
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             saturates=True,
             draw=regression(positive_weight=(1.0, 2.5, 0.25)),
         ),
-        "kl_divergence": Oracle(reduced(divergence), conditioned=1, slopes=False, patterns=False),
+        "kl_divergence": Oracle(
+            reduced(divergence), conditioned=1, derivatives=False, patterns=False
+        ),
         "multiclass_hinge_loss": Oracle(
-            margin_loss, draw=margins, conditioned=1, slopes=False, order=1
+            margin_loss, draw=margins, conditioned=1, derivatives=False, order=1
         ),
         "hinge_loss": Oracle(
             reduced(lambda x, y: torch.relu(1 - x * y)),
             conditioned=1,
-            slopes=False,
+            derivatives=False,
             order=1,
             draw=regression(),
         ),

@@ -24,11 +24,11 @@ from support.families.attention import ATTENTION
 from support.families.concat import JOIN
 from support.families.conv import CONVOLUTION
 from support.families.device_batch import BATCHES
-from support.families.fused import FUSED
-from support.families.fused_conv import FUSED_CONV
-from support.families.fused_norm import FUSED_NORM
-from support.families.fused_pointwise import POINTWISE
-from support.families.fused_uint8 import FUSED_UINT8
+from support.families.fused.conv import FUSED_CONV
+from support.families.fused.gemm import FUSED
+from support.families.fused.norm import FUSED_NORM
+from support.families.fused.pointwise import POINTWISE
+from support.families.fused.uint8 import FUSED_UINT8
 from support.families.loss import LOSSES, PRODUCTS, SOFTMAX
 from support.families.losses import LOSS_ROWS
 from support.families.mathematics import MATHEMATICS

@@ -45,7 +45,7 @@ from .tape import (
 _MOST_ENTRIES = 10_000  # of a tape; then it is run
 _MOST_PROGRAMS = 256  # of one engine; the oldest goes first
 _UNHELD = 3  # references to a Tensor that its tape alone holds: the tape, the loop, the argument
-MOST_NUMBERS = 4  # that one place of a program has as constants
+MOST_CONSTANTS = 4  # of one argument of an entry; further values are fed
 _INTEGERS = frozenset({int})
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type(Ellipsis)})
 
@@ -274,8 +274,8 @@ class Engine:
         if function not in Engine.arithmetic or len(args) != 2 or not any(map(_is_float, args)):
             return False
         pattern = function, *[x._out if type(x) is Recorder.tensor else type(x) for x in args]
-        seen = tape.state.numbers[pattern] = tape.state.numbers.get(pattern, 0) + 1
-        return seen > MOST_NUMBERS and any(type(x) in (int, float) for x in args)
+        seen = tape.state.scalars[pattern] = tape.state.scalars.get(pattern, 0) + 1
+        return seen > MOST_CONSTANTS and any(type(x) in (int, float) for x in args)
 
     def _fed(self, args: Sequence[Any]) -> list[Any]:
         dtype = next(x.dtype for x in args if _is_float(x))

@@ -26,7 +26,7 @@ from ..ops.elementwise import cast_op
 from ..ops.indexing import gather_op, getitem_op, slice_gradient_op
 from ..ops.leaf import full_op
 from ..ops.movement import broadcast_to_op, copy_op, reshape_op, stop_gradient_op, transpose_op
-from .engine import MOST_NUMBERS, Engine
+from .engine import MOST_CONSTANTS, Engine
 from .tape import Out
 
 Tensor = Any  # the class of tensor.py, which imports this file
@@ -217,7 +217,7 @@ def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
     seen = engine.tape.state.indices.setdefault(pattern, [])
     if repr(entry) in seen:
         return None
-    if len(seen) < MOST_NUMBERS:
+    if len(seen) < MOST_CONSTANTS:
         seen.append(repr(entry))
         return None
     made = engine.record(gather_op, (tensor, Recorder.tensor.holding(engine, rows % extent)))

@@ -80,13 +80,13 @@ class State:
     `reads`, the Parameters that all entries so far read; `draws`, whether it draws random numbers:
     then the last of its values is the number of the draw, which each tape feeds; `targets` and
     `cone`, of `backward`: what its values are gradients of, and the values on its way; `programs`,
-    by the values that are held; `numbers`, how many transitions differ in a plain number alone;
+    by the values that are held; `scalars`, how many transitions differ in a plain number alone;
     `indices`, the first of those that chose rows.
     """
 
     __slots__ = (
         "outs", "end", "single", "call", "next", "effects", "written", "reads", "draws", "targets",
-        "cone", "programs", "numbers", "indices", "__weakref__",
+        "cone", "programs", "scalars", "indices", "__weakref__",
     )  # fmt: skip
     made = 0  # since tries began anew
     epoch = 0  # how often they did
@@ -109,7 +109,7 @@ class State:
         self.targets: tuple[Any, ...] = ()
         self.cone: frozenset[Out] = frozenset()
         self.programs: dict[Any, Any] = {}
-        self.numbers: dict[Any, int] = {}
+        self.scalars: dict[Any, int] = {}
         self.indices: dict[Any, list[str]] = {}
         State.made += 1
 

@@ -252,10 +252,10 @@ def _far_gelu(x: np.ndarray) -> np.ndarray:
 
 def _far_gelu_gradient(x: np.ndarray, g: np.ndarray) -> np.ndarray:
     ratio, bell = _mills(x)
-    slope = np.multiply(x, 1 / math.sqrt(2 * math.pi))
-    np.multiply(bell, slope, out=slope)
+    x_pdf = np.multiply(x, 1 / math.sqrt(2 * math.pi))
+    np.multiply(bell, x_pdf, out=x_pdf)
     np.multiply(bell, ratio, out=ratio)
-    np.add(ratio, slope, out=ratio)  # in float32, where 0 and -0 make the 0 of native devices
+    np.add(ratio, x_pdf, out=ratio)  # in float32, where 0 and -0 make the 0 of native devices
     return np.multiply(ratio, g, out=ratio)
 
 

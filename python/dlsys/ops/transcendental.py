@@ -33,8 +33,8 @@ def _erf(x: np.ndarray, y: np.ndarray) -> None:
 
 def _atan2_gradients(a: Node, b: Node, dy: Node) -> tuple[Node, Node]:
     square = a * a + b * b
-    slope = dy / where_op(square == 0, 1.0, square)  # 0 at (0, 0), as in PyTorch
-    return b * slope, -a * slope
+    scaled = dy / where_op(square == 0, 1.0, square)  # 0 at (0, 0), as in PyTorch
+    return b * scaled, -a * scaled
 
 
 expm1_op = FloatElementwise("expm1", np.expm1, lambda x, y, dy: dy * exp_op(x))

@@ -219,17 +219,18 @@ class WinogradConvolution {
   }
 
  private:
-  int64_t Depth() const { return blocks_ * kBlock; }
-  int64_t OfGroup() const { return panels_ * kElements * Depth() * kPanel; }
+  int64_t PaddedChannels() const { return blocks_ * kBlock; }
+  int64_t OfGroup() const { return panels_ * kElements * PaddedChannels() * kPanel; }
   static int64_t Low(const ConvAxis& axis) {
     return axis.first + std::min<int64_t>(0, 2 * axis.kernel_step);
   }
 
   // Filters as (group, panel, element, channel, 32 filters).
   void TransformFilters() const {
-    ParallelFor(c_.groups * panels_ * Depth(), RowGrain(kElements * kPanel),
+    ParallelFor(c_.groups * panels_ * PaddedChannels(), RowGrain(kElements * kPanel),
                 [&](int64_t begin, int64_t end) {
-                  for (int64_t t = begin; t < end; t++) TransformFilter(t / Depth(), t % Depth());
+                  for (int64_t t = begin; t < end; t++)
+                    TransformFilter(t / PaddedChannels(), t % PaddedChannels());
                 });
   }
   void TransformFilter(int64_t panel, int64_t channel) const {
@@ -245,8 +246,8 @@ class WinogradConvolution {
           const int64_t j = c_.w.kernel_step < 0 ? 2 - k % 3 : k % 3;
           taken[k * kPanel + r] = from[i * c_.filter_width + j];
         }
-    float* to = filters_ + panel * kElements * Depth() * kPanel + channel * kPanel;
-    const int64_t pitch = Depth() * kPanel;
+    float* to = filters_ + panel * kElements * PaddedChannels() * kPanel + channel * kPanel;
+    const int64_t pitch = PaddedChannels() * kPanel;
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t r = 0; r < kPanel; r += kBlock)
         TransformTile<WinogradFilter<kOut>>(taken + r, 3 * kPanel, kPanel, to + r, kSize * pitch,
@@ -284,12 +285,13 @@ class WinogradConvolution {
                 int64_t count, int64_t of_task, float* to) const {
     const ProductKernels& kernels = CurrentProducts();
     ProductArgs p;
-    p.k = Depth();
+    p.k = PaddedChannels();
     p.a_block = images.tiles * kBlock;
     p.b_step = p.c_row = kPanel;
     p.add = false;
-    const float* filters = filters_ + group * OfGroup() + panel * kElements * Depth() * kPanel;
-    for (int e = 0; e < kElements; e++, filters += Depth() * kPanel) {
+    const float* filters =
+        filters_ + group * OfGroup() + panel * kElements * PaddedChannels() * kPanel;
+    for (int e = 0; e < kElements; e++, filters += PaddedChannels() * kPanel) {
       float* c = to + e * (of_task * kPanel + kSkew);
       for (int64_t tile = 0; tile < count;) {
         const int64_t left = RoundUp(count - tile, kUnit);
@@ -382,7 +384,7 @@ class FilterGradientOf {
   }
 
  private:
-  int64_t Depth() const { return in_blocks_ * kBlock; }
+  int64_t PaddedChannels() const { return in_blocks_ * kBlock; }
 
   void RunChunk(int64_t group, const Chunk& chunk, int64_t most_rows) {
     const int64_t padded = RoundUp(most_rows * tiles_.w, kUnit);
@@ -406,16 +408,16 @@ class FilterGradientOf {
     p.k = tiles;
     p.a_block = kBlock * kBlock;
     p.b_step = kBlock;
-    p.c_row = Depth();
+    p.c_row = PaddedChannels();
     p.add = add;
-    float* c = sums_ + (element * out_blocks_ + block) * kBlock * Depth();
-    for (int64_t channel = 0; channel < Depth(); channel += 2 * kernels.width) {
+    float* c = sums_ + (element * out_blocks_ + block) * kBlock * PaddedChannels();
+    for (int64_t channel = 0; channel < PaddedChannels(); channel += 2 * kernels.width) {
       const int64_t second = channel + kernels.width;
       p.b = x.At(element, channel / kBlock, 0) + channel % kBlock;
       p.b2 = x.At(element, second / kBlock, 0) + second % kBlock;
       for (int64_t r = 0; r < kBlock; r += kernels.filters) {
         p.a = dy.At(element, block, 0) + r;
-        p.c = c + r * Depth() + channel;
+        p.c = c + r * PaddedChannels() + channel;
         kernels.of_filters(p);
       }
     }
@@ -424,12 +426,13 @@ class FilterGradientOf {
   // Transforms the sums to filters.
   void Store(int64_t group, float* df) {
     const int64_t filters = c_.GroupFilters(), channels = c_.GroupChannels();
-    const int64_t blocks = CeilDiv(channels, kBlock), pitch = out_blocks_ * kBlock * Depth();
+    const int64_t blocks = CeilDiv(channels, kBlock),
+                  pitch = out_blocks_ * kBlock * PaddedChannels();
     df += group * filters * channels * 9;
     ParallelFor(filters * blocks, RowGrain(kElements * kBlock), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {
         const int64_t filter = t / blocks, channel = t % blocks * kBlock;
-        const float* from = sums_ + filter * Depth() + channel;
+        const float* from = sums_ + filter * PaddedChannels() + channel;
         float taken[9 * kBlock];
         Dispatch([&]() __attribute__((always_inline)) {
           TransformTile<Adjoint<WinogradFilter<kOut>>>(from, kSize * pitch, pitch, taken,

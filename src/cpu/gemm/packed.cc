@@ -1,9 +1,10 @@
 // The rungs `simd` and `threads`: blocked GEMM in the scheme of Goto and van de Geijn (BLIS). A
 // block of B (kBlockK x kBlockN) is packed once, panels of A are packed by the thread that uses
 // them, and the micro-kernel of tile.h keeps a tile of C in registers. `simd` is one thread; for
-// `threads` tiles of C are split over all, and where C has few of them also K, into parts that do
-// not depend on the number of threads, so that every element sums in the same order for any number.
-// Limited by the issue of multiply-adds; with few rows or columns by reading the other operand.
+// `threads` tiles of C are split over all, and where C has few of them also K (split-K), into
+// slices that do not depend on the number of threads, so that every element sums in the same order
+// for any number. Limited by the issue of multiply-adds; with few rows or columns by reading the
+// other operand.
 #include <cstring>
 
 #include "cpu/gemm/gemm.h"
@@ -26,8 +27,8 @@ const int64_t kDotM = 4;           // at most this M: dot products
 const int64_t kTasks = 8;          // per block at least, where it has as many tiles
 const int64_t kTaskMacs = 131072;  // multiply-adds worth a task
 const int64_t kSmallB = 16384;     // elements of B that need no packing to stay in the L2 cache
-const int64_t kPartK = 4096;       // K worth a part of its own
-const int64_t kMaxParts = 32;
+const int64_t kSliceK = 4096;      // K worth a slice of its own
+const int64_t kMaxSlices = 32;
 const int64_t kAliasing = 1024;  // floats: rows as far apart compete for the same cache lines
 
 // Rows of A so far apart that the cache could not hold a panel of them are packed.
@@ -286,35 +287,35 @@ void RunRow(const Gemm& p, int most) {
 
 // ---- long K ----
 
-// The parts of K that run side by side where C has too few tiles for that.
-int64_t PartsOf(const Gemm& p) {
+// The slices of K that run side by side where C has too few tiles for that.
+int64_t KSlicesOf(const Gemm& p) {
   const int64_t tiles = CeilDiv(p.m, kMaxTileM) * CeilDiv(p.n, kMaxTileN);
-  return tiles >= 2 * kTasks ? 1 : std::clamp<int64_t>(p.k / kPartK, 1, kMaxParts);
+  return tiles >= 2 * kTasks ? 1 : std::clamp<int64_t>(p.k / kSliceK, 1, kMaxSlices);
 }
 
-Gemm PartOf(const Gemm& p, int64_t k0, int64_t k, float* c) {
+Gemm KSliceOf(const Gemm& p, int64_t k0, int64_t k, float* c) {
   const Matrix a = {p.a.data + k0 * p.a.col, p.a.row, p.a.col};
   const Matrix b = {p.b.data + k0 * p.b.row, p.b.row, p.b.col};
   return {p.m, p.n, k, a, b, c};
 }
 
-void RunParts(const Gemm& p, int64_t parts, int most) {
-  const int64_t size = p.m * p.n, part_k = CeilDiv(p.k, parts);
-  const ScratchArray<float> products(parts * size);
-  const int64_t nbytes = ScratchNbytes([&] { RunBlocks(PartOf(p, 0, part_k, p.c), 1); });
+void RunSplitK(const Gemm& p, int64_t slices, int most) {
+  const int64_t size = p.m * p.n, slice_k = CeilDiv(p.k, slices);
+  const ScratchArray<float> products(slices * size);
+  const int64_t nbytes = ScratchNbytes([&] { RunBlocks(KSliceOf(p, 0, slice_k, p.c), 1); });
   const auto make = [=] { return ScratchArray<char>(nbytes); };
   auto run = [&](int64_t begin, int64_t end, const ScratchArray<char>& scratch) {
-    for (int64_t part = begin; part < end; part++) {
+    for (int64_t slice = begin; slice < end; slice++) {
       const Workspace::Planned own(scratch.data(), nbytes);
-      const int64_t k0 = part * part_k;
-      RunBlocks(PartOf(p, k0, std::min(part_k, p.k - k0), products.data() + part * size), 1);
+      const int64_t k0 = slice * slice_k;
+      RunBlocks(KSliceOf(p, k0, std::min(slice_k, p.k - k0), products.data() + slice * size), 1);
     }
   };
-  ParallelForWithScratch(parts, 1, make, run, most);
+  ParallelForWithScratch(slices, 1, make, run, most);
   Serially([&] {
     std::copy(products.data(), products.data() + size, p.c);
-    for (int64_t part = 1; part < parts; part++)
-      for (int64_t k = 0; k < size; k++) p.c[k] += products.data()[part * size + k];
+    for (int64_t slice = 1; slice < slices; slice++)
+      for (int64_t k = 0; k < size; k++) p.c[k] += products.data()[slice * size + k];
   });
 }
 
@@ -325,8 +326,8 @@ void RunPacked(Gemm p, int most) {
   if (p.m <= kDotM && p.b.row == 1) return RunDots(p, most);
   if (p.m == 1 && p.b.col == 1 && p.n > kMaxTileN) return RunRow(p, most);
   if (IsSmall(p)) return RunSmall(p, most);
-  const int64_t parts = PartsOf(p);
-  parts > 1 ? RunParts(p, CeilDiv(p.k, CeilDiv(p.k, parts)), most) : RunBlocks(p, most);
+  const int64_t slices = KSlicesOf(p);
+  slices > 1 ? RunSplitK(p, CeilDiv(p.k, CeilDiv(p.k, slices)), most) : RunBlocks(p, most);
 }
 
 void RunSimd(const Gemm& p) { RunPacked(p, 1); }

@@ -53,10 +53,10 @@ DLSYS_INLINE void Tile(const TileArgs& t) {
     if (r < t.rows) StoreRow<kWidth, kVectors>(t, sum[r], t.c + r * t.c_stride);
 }
 
-#define DLSYS_PAIR(F, rows, packed) {F<rows, 1, packed>, F<rows, 2, packed>}
-#define DLSYS_FIVE(F, packed, r0, r1, r2, r3, r4)                                   \
-  {DLSYS_PAIR(F, r0, packed), DLSYS_PAIR(F, r1, packed), DLSYS_PAIR(F, r2, packed), \
-   DLSYS_PAIR(F, r3, packed), DLSYS_PAIR(F, r4, packed)}
+#define DLSYS_WIDTHS(F, rows, packed) {F<rows, 1, packed>, F<rows, 2, packed>}
+#define DLSYS_FIVE(F, packed, r0, r1, r2, r3, r4)                                         \
+  {DLSYS_WIDTHS(F, r0, packed), DLSYS_WIDTHS(F, r1, packed), DLSYS_WIDTHS(F, r2, packed), \
+   DLSYS_WIDTHS(F, r3, packed), DLSYS_WIDTHS(F, r4, packed)}
 #define DLSYS_TILES(Isa, width, r0, r1, r2, r3, r4)                                \
   {                                                                                \
       width,                                                                       \

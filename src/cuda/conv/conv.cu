@@ -13,7 +13,7 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-// The rungs, slowest first; a name of two words is a part of the rung before it.
+// The rungs, slowest first; a name of two words is a kernel of the rung before it.
 const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv,   &kIm2col,    &kWinograd,  &kFft,
                                             &kImplicit,    &kCompact,   &kPointwise, &kImplicitGemm,
                                             &kTensorCores, &kDepthwise, &kCudnn};

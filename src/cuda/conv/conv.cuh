@@ -1,7 +1,7 @@
 // The convolution algorithms of the GPU and their common interface. Arrays are float32, NCHW
 // (filters O, C / groups, H, W), contiguous, and overlap nowhere. Each algorithm has a forward
-// pass, a data gradient and a filter gradient; its file names what limits it. In the order of
-// reading: naive.cu, im2col.cu, implicit_gemm.cu, tf32.cu, depthwise.cu, winograd.cu, fft.cu,
+// pass, a data gradient and a filter gradient; its file in rungs/ names what limits it. In the order
+// of reading: naive.cu, im2col.cu, implicit_gemm.cu, tf32.cu, depthwise.cu, winograd.cu, fft.cu,
 // cudnn.cu; heuristic.cu ranks them, conv.cu is the ladder.
 #pragma once
 #include <string>
@@ -25,7 +25,7 @@ struct ConvCall {
   int variant = kHeuristic;
 };
 
-// A rung of the ladder, or a part of one with tiles of its own: docs/learn/conv.md shows them.
+// A rung of the ladder, or a kernel of one with tiles of its own: docs/learn/conv.md shows them.
 // Every function writes all of its result; bias may be null. No function is called for empty
 // results.
 struct ConvAlgorithm {
@@ -64,7 +64,7 @@ struct ConvEstimate {
   int variant;
   double us;
 };
-// Those that can compute a convolution that sums anything, the fastest first; or the parts of
+// Those that can compute a convolution that sums anything, the fastest first; or the kernels of
 // `implicit` alone. Each may still lack its library or fail with DL_NOT_APPLICABLE.
 std::vector<ConvEstimate> RankConv(const ConvCall& at, const Conv& conv, Pass pass,
                                    bool implicit_alone = false);

@@ -21,9 +21,9 @@ struct Candidate {
   Needs needs = Needs::kNothing;
 };
 
-const Candidate kParts[] = {{&kImplicitGemm, nullptr, FmaUs},
-                            {&kTensorCores, nullptr, MmaUs},
-                            {&kCompact, nullptr, CompactUs}};
+const Candidate kImplicitKernels[] = {{&kImplicitGemm, nullptr, FmaUs},
+                                      {&kTensorCores, nullptr, MmaUs},
+                                      {&kCompact, nullptr, CompactUs}};
 const Candidate kBatched[] = {{&kPointwise, nullptr, BatchedUs, Needs::kCublas}};
 const Candidate kDirect[] = {{&kDepthwise, nullptr, DepthwiseUs}};
 const Candidate kOthers[] = {{&kWinograd, "2x2", Winograd2Us, Needs::kCublas},
@@ -69,7 +69,7 @@ std::vector<ConvEstimate> RankConv(const ConvCall& at, const Conv& conv, Pass pa
     std::stable_sort(ranking.begin(), ranking.end(),
                      [](const ConvEstimate& a, const ConvEstimate& b) { return a.us < b.us; });
   };
-  Append(kParts, at, work, &ranking);
+  Append(kImplicitKernels, at, work, &ranking);
   sort();
   const bool is_short = ranking.front().us < kShortUs;
   if (!is_short) Append(kBatched, at, work, &ranking);

@@ -1,9 +1,9 @@
 // GEMM on the GPU: one description of a problem, C = epilogue(op(A) op(B)), for the tiled kernels
 // of this library, cuBLAS and cuBLASLt; the contract of the ladder's rungs; and the functions that
 // run them. Matrices are row-major and contiguous, C overlaps nothing that is read. In the order of
-// reading: naive.cu, tiled.cu, register.cu, tile.cuh and kernel.cuh (warp.cu, tensor.cu),
-// hopper.cu, cublas.cu, then heuristic.cu, which picks one, and ladder.cu. Each file names what
-// limits it.
+// reading, rungs/ first: naive.cu, tiled.cu, register.cu, tile.cuh and kernel.cuh (rungs/warp.cu,
+// tensor.cu), hopper.cu, rungs/cublas.cu, then heuristic.cu, which picks one, and ladder.cu. Each
+// file names what limits it.
 #pragma once
 #include <memory>
 
@@ -70,9 +70,9 @@ Gemm CheckedGemm(const char* op, const DLArray* a, int64_t trans_a, const DLArra
 // Gives the epilogue a bias (n).
 void SetBias(const char* op, const DLArray* bias, const DLArray* y, Gemm* gemm);
 // Dequantizes a uint8 operand into scratch where the kernels that will run take none.
-class Widened {
+class Dequantized {
  public:
-  Widened(const char* op, Gemm* gemm, DLStream stream);
+  Dequantized(const char* op, Gemm* gemm, DLStream stream);
 
  private:
   std::unique_ptr<Scratch> floats_;

@@ -24,7 +24,7 @@ void RunU8Gemm(const char* op, const DLArray* a, const DLArray* b, const DLArray
   product.precision = CheckedPrecision(op, precision);
   if (bias) SetBias(op, bias, y, &product);
   product.epilogue.activation = CheckedEpilogue(op, activation, 0, kActivations);
-  const Widened widened(op, &product, stream);
+  const Dequantized dequantized(op, &product, stream);
   RunGemm(op, product, stream, algorithm);
 }
 
@@ -49,17 +49,17 @@ DLSYS_ALGORITHMS(cuda, matmul_u8_bias, GemmAlgorithms);
 
 }  // namespace
 
-Widened::Widened(const char* op, Gemm* product, DLStream stream) {
+Dequantized::Dequantized(const char* op, Gemm* product, DLStream stream) {
   const bool tensor = product->precision == Precision::kTf32;
   if (product->u8 == U8Operand::kNone || (tensor && ComputeMajor(product->ctx.device_id) >= 8))
     return;
   const bool of_a = product->u8 == U8Operand::kA;
-  const float*& factor = of_a ? product->a : product->b;
+  const float*& operand = of_a ? product->a : product->b;
   const int64_t numel = (of_a ? product->m : product->n) * product->k;
   floats_ = std::make_unique<Scratch>(product->ctx, numel * (int64_t)sizeof(float), stream);
-  Launch(op, DequantizeKernel, Blocks(numel), kThreads, 0, stream, (const uint8_t*)factor,
+  Launch(op, DequantizeKernel, Blocks(numel), kThreads, 0, stream, (const uint8_t*)operand,
          product->scale, floats_->floats(), numel);
-  factor = floats_->floats();
+  operand = floats_->floats();
   product->u8 = U8Operand::kNone;
 }
 

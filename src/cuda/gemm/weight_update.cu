@@ -346,27 +346,29 @@ class Operands {
   Operands(const char* op, const DLArrayList* states, DLStream stream)
       : op_(op), states_(states), stream_(stream) {}
 
-  const float* Of(const DLArray* factor) {
-    const auto aliases = [&](const DLArray* state) { return Overlap(state, factor); };
+  const float* Of(const DLArray* operand) {
+    const auto aliases = [&](const DLArray* state) { return Overlap(state, operand); };
     if (std::none_of(states_->arrays, states_->arrays + states_->count, aliases))
-      return (const float*)factor->data;
-    const int64_t nbytes = Nbytes(factor);
-    copies_.push_back(std::make_unique<Scratch>(factor->ctx, nbytes, stream_));
+      return (const float*)operand->data;
+    const int64_t nbytes = Nbytes(operand);
+    copies_.push_back(std::make_unique<Scratch>(operand->ctx, nbytes, stream_));
     if (!Workspace::Querying())
-      Check(op_, cudaMemcpyAsync(copies_.back()->data(), factor->data, nbytes,
+      Check(op_, cudaMemcpyAsync(copies_.back()->data(), operand->data, nbytes,
                                  cudaMemcpyDeviceToDevice, Native(stream_)));
     return copies_.back()->floats();
   }
 
   // Dequantizes a uint8 operand where the kernels take none.
-  void Widen(Gemm* gemm) { widened_.push_back(std::make_unique<Widened>(op_, gemm, stream_)); }
+  void Dequantize(Gemm* gemm) {
+    dequantized_.push_back(std::make_unique<Dequantized>(op_, gemm, stream_));
+  }
 
  private:
   const char* op_;
   const DLArrayList* states_;
   DLStream stream_;
   std::vector<std::unique_ptr<Scratch>> copies_;
-  std::vector<std::unique_ptr<Widened>> widened_;
+  std::vector<std::unique_ptr<Dequantized>> dequantized_;
 };
 
 // Describes the GEMMs except for their tiling, the one with most work first.
@@ -387,7 +389,7 @@ void CollectMembers(const char* op, const Lists& lists, Precision precision, Ope
     gemm = CheckedGemm(op, a, true, b, false, &c, u8, scale);
     gemm.a = operands->Of(a), gemm.b = operands->Of(b);
     gemm.precision = precision;
-    operands->Widen(&gemm);
+    operands->Dequantize(&gemm);
     group->u8 |= gemm.u8 != U8Operand::kNone;
     CollectStates(op, lists, k, gemm.m * gemm.n, member.states);
     if (const int sums = lists.options.sums[k]) {

@@ -11,7 +11,7 @@ namespace cuda {
 
 // Row(in, row, label, ...) returns the loss of the logits `in` of a row, the same in every thread
 // of its group, and calls put(c, d) with the gradient of class c. `label` is what LoadLabel
-// returned, which is called early so that the load overlaps other work. `classes` is the length of
+// returned, which is called first so that the load overlaps other work. `classes` is the length of
 // a row; `count` is the same, or 0 for a group without a row, which has to reach the barriers as
 // well.
 

@@ -306,14 +306,14 @@ __global__ void __launch_bounds__(kThreads)
 template <class Op>
 void RunSumsOf(const char* op, DLContext ctx, const Channels& shape, const ChannelTiling& tiling,
                const Op& body, unsigned* arrived, DLStream stream) {
-  const bool early = ComputeMajor(ctx.device_id) >= 9;
+  const bool pdl = ComputeMajor(ctx.device_id) >= 9;
   const auto run = [&](auto kernel) {
-    LaunchClusters(op, kernel, tiling.Blocks(), 1, kThreads, 0, early, stream, shape, tiling, body,
+    LaunchClusters(op, kernel, tiling.Blocks(), 1, kThreads, 0, pdl, stream, shape, tiling, body,
                    arrived);
   };
   tiling.vectorized ? run(PartialSumsKernel<4, Op>) : run(PartialSumsKernel<1, Op>);
   if (!arrived)
-    LaunchClusters(op, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kThreads, 0, early, stream,
+    LaunchClusters(op, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kThreads, 0, pdl, stream,
                    shape, tiling, body);
 }
 

@@ -210,7 +210,7 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
               DLStream stream) {
   if (!grads->count) return;
   const int dtype = grads->arrays[0]->dtype;  // CheckStates says that all have it
-  const bool early = ComputeMajor(grads->arrays[0]->ctx.device_id) >= 9;
+  const bool pdl = ComputeMajor(grads->arrays[0]->ctx.device_id) >= 9;
   Table<Rule::kStates + 1, kCapacity> table;
   for (int64_t next = 0; next < grads->count;) {
     next = Fill(&table, grads, next, dtype, [&](int64_t k, void** data) {
@@ -218,7 +218,7 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
       data[Rule::kStates] = grads->arrays[k]->data;
     });
     LaunchClusters(Rule::name, UpdateKernel<T, Rule, kCapacity>, table.first[table.count], 1,
-                   kThreads, 0, early, stream, table, source, Gradients<T>{dtype == kDtype<T>});
+                   kThreads, 0, pdl, stream, table, source, Gradients<T>{dtype == kDtype<T>});
   }
 }
 
@@ -288,8 +288,8 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
       CheckScalar(op, "step", counters->arrays[first + n], DL_INT64);
       some.at[n] = (long long*)counters->arrays[first + n]->data;
     }
-    const bool early = ComputeMajor(counters->arrays[0]->ctx.device_id) >= 9;
-    LaunchClusters(op, AdvanceKernel, 1, 1, n, 0, early, stream, some, runs, every);
+    const bool pdl = ComputeMajor(counters->arrays[0]->ctx.device_id) >= 9;
+    LaunchClusters(op, AdvanceKernel, 1, 1, n, 0, pdl, stream, some, runs, every);
   }
 }
 

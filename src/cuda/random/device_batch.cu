@@ -153,12 +153,12 @@ void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affi
   const int64_t items = vectorized ? affine.size / kWidth : affine.size;
   const int64_t threads = items < kThreads ? CeilDiv(items + (items == 0), 32) * 32 : kThreads;
   const int device = samples->ctx.device_id;
-  const bool early = ComputeMajor(device) >= 9;
+  const bool pdl = ComputeMajor(device) >= 9;
   // One block a multiprocessor: more would displace kernels of concurrent graph branches.
   const int64_t even = CeilDiv(n, Multiprocessors(device));
   const int of_block = (int)std::max<int64_t>(1, std::min<int64_t>(even, kMostRows));
   const auto kernel = vectorized ? TakeKernel<kWidth, T, To, Rows> : TakeKernel<1, T, To, Rows>;
-  LaunchClusters(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, early, stream, rows,
+  LaunchClusters(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, pdl, stream, rows,
                  from, affine, x, n, of_block, labels, InputsAreReady(0, inputs));
 }
 

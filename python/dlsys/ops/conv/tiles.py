@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
         return height, width
 
     @property
-    def depth(self) -> int:
+    def k(self) -> int:
         """The elements of a patch."""
         return self.channels * self.patch[0] * self.patch[1]
 
@@ -71,7 +71,7 @@ class Tiles(NamedTuple):
 
     def chunk(self, images: int) -> int:
         """The images of a chunk: chunks are about equal."""
-        one = max(self.depth * self.windows * FLOAT32.itemsize, 1)
+        one = max(self.k * self.windows * FLOAT32.itemsize, 1)
         most = max(CHUNK_NBYTES // one, FEWEST)
         chunks = max(-(-images // most), 1)
         return max(-(-images // chunks), 1)
@@ -87,7 +87,7 @@ class Scratch:
     """The arrays that a chunk is computed in, of any number of images up to that of a chunk."""
 
     def __init__(self, tiles: Tiles, count: int, floats: np.ndarray, masks: np.ndarray) -> None:
-        self._floats, self._masks, self._taken = floats, masks, 0
+        self._floats, self._taken = floats, 0
         t, w = tiles, tiles.window
         self.plane = self._take(t.channels, *t.plane, count)
         self.phases = self._take(w, w, t.channels, *t.steps, count)
@@ -111,7 +111,7 @@ class Scratch:
         t, count = tiles, tiles.chunk(images)
         pooled = t.filters * t.windows
         planes = t.channels * (t.plane[0] * t.plane[1] + t.positions * t.steps[0] * t.steps[1])
-        floats = planes + t.depth * t.windows + (t.positions + 1) * pooled
+        floats = planes + t.k * t.windows + (t.positions + 1) * pooled
         return [Spec((floats * count,), FLOAT32), Spec((3 * pooled * count,), UINT8)]
 
 
@@ -136,7 +136,7 @@ def forward(
         s = Scratch(tiles, images.stop - images.start, floats, masks)
         load(tiles, x[images], s)
         gather(tiles, s)
-        np.matmul(matrix, _rows(s.columns, tiles.depth), out=_rows(s.outputs, len(matrix)))
+        np.matmul(matrix, _rows(s.columns, tiles.k), out=_rows(s.outputs, len(matrix)))
         slabs = s.outputs.reshape(tiles.positions, *s.pooled.shape)
         np.max(slabs, axis=0, out=s.pooled)
         if np.isnan(s.pooled, out=s.mask).any():
@@ -163,7 +163,7 @@ def filter_gradient(
 ) -> bool:
     """The gradients for filter and bias, of x, dy and the codes. False where dy is not finite."""
     x, dy, code = arrays
-    total = np.zeros((tiles.positions * tiles.filters, tiles.depth), x.dtype)
+    total = np.zeros((tiles.positions * tiles.filters, tiles.k), x.dtype)
     part = np.empty_like(total)
     if db is not None:
         db.fill(0)
@@ -175,7 +175,7 @@ def filter_gradient(
             np.add(db, s.pooled.reshape(tiles.filters, -1).sum(axis=1), out=db)
         load(tiles, x[images], s)
         gather(tiles, s)
-        np.matmul(_rows(s.outputs, len(part)), _rows(s.columns, tiles.depth).T, out=part)
+        np.matmul(_rows(s.outputs, len(part)), _rows(s.columns, tiles.k).T, out=part)
         np.add(total, part, out=total)
     gather_filters(tiles, total, df)
     return True
@@ -197,7 +197,7 @@ def data_gradient(
         s = Scratch(tiles, images.stop - images.start, floats, masks)
         if not unpool(tiles, dy[images], code[images], s):
             return False
-        np.matmul(matrix, _rows(s.outputs, matrix.shape[1]), out=_rows(s.columns, tiles.depth))
+        np.matmul(matrix, _rows(s.outputs, matrix.shape[1]), out=_rows(s.columns, tiles.k))
         s.phases.fill(0)
         for (i, j), at in offsets(tiles):
             np.add(s.phases[at], s.columns[:, i, j], out=s.phases[at])
@@ -218,7 +218,7 @@ def spread(tiles: Tiles, f: np.ndarray) -> np.ndarray:
     for i in range(w):
         for j in range(w):
             matrix[i, j, :, :, i : i + height, j : j + width] = f
-    return matrix.reshape(-1, tiles.depth)
+    return matrix.reshape(-1, tiles.k)
 
 
 def gather_filters(tiles: Tiles, matrix: np.ndarray, df: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-// The rung `implicit`, which runs the fastest of its parts by the cost model; and its part
+// The rung `implicit`, which runs the fastest of its kernels by the cost model; and its kernel
 // `compact` for filters of one element whose stride skips positions, which first copies those that
 // it meets. conv.cuh has the contract. A strided 1 x 1 convolution is a dense one of the images
 // without the positions that it skips: its gathers would use every second float of a sector, and

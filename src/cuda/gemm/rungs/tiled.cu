@@ -1,7 +1,7 @@
 // The rung `tiled`: GEMM in true float32 by tiles in shared memory. A block computes 32 x 32 of C,
 // a thread one element; the block loads a 32 x 32 panel of op(A) and of op(B), multiplies them, and
 // goes on along K, so that global memory is read a 32nd as often as by `naive`. Limited by shared
-// memory: each multiply-add still loads both factors from there.
+// memory: each multiply-add still loads both operands from there.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/runtime/launch.cuh"
 

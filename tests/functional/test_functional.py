@@ -16,7 +16,7 @@ from dlsys.errors import GraphError, ShapeError, SignatureError
 from dlsys.functional.methods import METHODS, PROPERTIES
 from dlsys.graph.node import Node
 from dlsys.methods import ArrayMethods
-from ops.test_vocabulary import VOCABULARY
+from functional.test_vocabulary import VOCABULARY
 from support.functional import ARRAYS, NODES, ROWS, X, Y
 
 

@@ -140,7 +140,7 @@ __global__ void StridedGradientKernel(const Planes p, const float* dy, const flo
   }
 }
 
-// partial (parts, of_filters, kSize, kSize): a block sums one filter over `images` images.
+// partial (splits, of_filters, kSize, kSize): a block sums one filter over `images` images.
 template <int kSize, int kStride>
 __global__ void StripFilterKernel(const Planes p, const float* x, const float* dy, float* partial,
                                   int images) {
@@ -238,7 +238,7 @@ __global__ void DataGradientKernel(const Conv c, const float* f, const float* dy
   }
 }
 
-// partial (parts, o, kernel): one block per element, over `images` images.
+// partial (splits, o, kernel): one block per element, over `images` images.
 __global__ void FilterGradientKernel(const Conv c, const float* x, const float* dy, float* partial,
                                      int64_t images) {
   const int kernel_size = (int)(c.kernel.h * c.kernel.w);
@@ -346,13 +346,13 @@ int64_t ImagesOfSplit(const ConvCall& at, const Conv& c, int64_t elements) {
   return CeilDiv(c.n, std::max<int64_t>(1, std::min(wanted, c.n)));
 }
 
-// Calls run(partial) for `parts` of df, and adds them behind it.
+// Calls run(partial) for `splits` of df, and adds them behind it.
 template <class Run>
-void InParts(const ConvCall& at, int64_t parts, int64_t numel, float* df, Run&& run) {
-  if (parts == 1) return run(df);
-  const Scratch partial(at.ctx, parts * numel * (int64_t)sizeof(float), at.stream);
+void InSplits(const ConvCall& at, int64_t splits, int64_t numel, float* df, Run&& run) {
+  if (splits == 1) return run(df);
+  const Scratch partial(at.ctx, splits * numel * (int64_t)sizeof(float), at.stream);
   run(partial.floats());
-  SumAxis(at.op, at.ctx, partial.floats(), 1, parts, numel, 1.f, df, at.stream);
+  SumAxis(at.op, at.ctx, partial.floats(), 1, splits, numel, 1.f, df, at.stream);
 }
 
 bool StripFilterGradient(const ConvCall& at, const Conv& c, const float* x, const float* dy,
@@ -360,9 +360,9 @@ bool StripFilterGradient(const ConvCall& at, const Conv& c, const float* x, cons
   if (c.n == 0) return false;
   return WithStrips(c, c.stride, [&](auto size, auto stride) {
     const Planes p = PlanesOf(c);
-    const int64_t images = ImagesOfSplit(at, c, c.o), parts = CeilDiv(c.n, images);
-    InParts(at, parts, c.o * size * size, df, [&](float* to) {
-      Launch(at.op, StripFilterKernel<size, stride>, (unsigned)(parts * c.o), kThreads, 0,
+    const int64_t images = ImagesOfSplit(at, c, c.o), splits = CeilDiv(c.n, images);
+    InSplits(at, splits, c.o * size * size, df, [&](float* to) {
+      Launch(at.op, StripFilterKernel<size, stride>, (unsigned)(splits * c.o), kThreads, 0,
              at.stream, p, x, dy, to, (int)images);
     });
   });
@@ -391,9 +391,9 @@ void DepthwiseFilterGradient(const ConvCall& at, const Conv& c, const float* x, 
   const int64_t elements = c.o * Size(c.kernel);
   if (elements > kMaxBlocks)
     Fail("%s: a filter of more than %ld elements", at.op, (long)kMaxBlocks);
-  const int64_t images = ImagesOfSplit(at, c, elements), parts = c.n ? CeilDiv(c.n, images) : 1;
-  InParts(at, parts, elements, df, [&](float* to) {
-    Launch(at.op, FilterGradientKernel, (unsigned)(parts * elements), kThreads, 0, at.stream, c, x,
+  const int64_t images = ImagesOfSplit(at, c, elements), splits = c.n ? CeilDiv(c.n, images) : 1;
+  InSplits(at, splits, elements, df, [&](float* to) {
+    Launch(at.op, FilterGradientKernel, (unsigned)(splits * elements), kThreads, 0, at.stream, c, x,
            dy, to, images);
   });
 }

@@ -7,7 +7,7 @@
 // offset reads them shifted. Filters are first packed, rounded to tf32 and in fragment order, into
 // a workspace by a kernel of their own. Limited by shared-memory reads of the input and, with few
 // output channels, by copies.
-#include "cuda/conv/tf32.cuh"
+#include "cuda/conv/rungs/tf32.cuh"
 
 namespace dlsys {
 namespace cuda {

@@ -1,4 +1,4 @@
-"""docs/tour.md shows what its code prints; `python tests/project/test_tour.py --write` puts it
+"""docs/tour.md shows what its code prints; `python tests/docs/test_tour.py --write` puts it
 there.
 """
 

@@ -6,7 +6,7 @@
 // cp.async; each kernel offset reads the runs shifted. K is split over blocks and over warps of a
 // block; the partial sums go to a workspace that a second kernel adds in a fixed order. Limited by
 // shared-memory reads.
-#include "cuda/conv/tf32.cuh"
+#include "cuda/conv/rungs/tf32.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -48,7 +48,7 @@ struct FilterTask {
   Strip strip;
   Columns columns;
   const float *x, *dy;
-  float* partial;  // (parts, groups, rows, width)
+  float* partial;  // (splits, groups, rows, width)
   int m_tiles, n_tiles, width, channels, span, pitch;
   int positions, stages, split_stages;  // in all; per split, but for the last
 
@@ -199,11 +199,11 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void FilterKernel(const 
       }
 }
 
-// df (filters of all groups, channels, kernel offsets) = sum of partial (parts, filters, width)
-// over the parts. `readers` threads of a block split the parts of an element, and the first adds
+// df (filters of all groups, channels, kernel offsets) = sum of partial (splits, filters, width)
+// over the splits. `readers` threads of a block split the splits of an element, and the first adds
 // their sums.
 __global__ void ReduceKernel(const float* partial, float* df, Columns columns, int64_t rows,
-                             int width, int parts, int readers) {
+                             int width, int splits, int readers) {
   __shared__ float sums[kThreads];
   const int elements = kThreads / readers;
   const int64_t numel = rows * width;
@@ -211,7 +211,7 @@ __global__ void ReduceKernel(const float* partial, float* df, Columns columns, i
   float sum = 0.f;
   if (i < numel) {
 #pragma unroll 8
-    for (int split = threadIdx.x / elements; split < parts; split += readers)
+    for (int split = threadIdx.x / elements; split < splits; split += readers)
       sum += partial[split * numel + i];
   }
   sums[threadIdx.x] = sum;
@@ -251,18 +251,17 @@ bool LaunchTiling(const ConvCall& at, FilterTask& task, float* df) {
   const int64_t tiles = (int64_t)task.m_tiles * task.n_tiles * groups;
   if (nbytes > max_nbytes || tiles > INT32_MAX / 64) return false;
   const int64_t wanted = (int64_t)Multiprocessors(at.ctx.device_id) * T::kResident / tiles;
-  const int64_t splits =
-      std::max<int64_t>(1, std::min<int64_t>(wanted, task.stages / kLeastStages));
-  task.split_stages = (int)CeilDiv(task.stages, splits);
-  const int parts = (int)CeilDiv(task.stages, task.split_stages);
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(wanted, task.stages / kLeastStages));
+  task.split_stages = (int)CeilDiv(task.stages, most);
+  const int splits = (int)CeilDiv(task.stages, task.split_stages);
   const int64_t numel = (int64_t)groups * rows * task.width;
-  const Scratch partial(at.ctx, parts * T::kDeep * numel * (int64_t)sizeof(float), at.stream);
+  const Scratch partial(at.ctx, splits * T::kDeep * numel * (int64_t)sizeof(float), at.stream);
   task.partial = partial.floats();
-  LaunchTask(at, FilterKernel<T>, tiles * parts, T::kThreads, nbytes, task);
+  LaunchTask(at, FilterKernel<T>, tiles * splits, T::kThreads, nbytes, task);
   int readers = 1;  // enough to fill the chip
   while (readers < 8 && numel * readers < kThreads * 512) readers *= 2;
   Launch(at.op, ReduceKernel, (unsigned)CeilDiv(numel, kThreads / readers), kThreads, 0, at.stream,
-         partial.floats(), df, task.columns, (int64_t)groups * rows, task.width, parts * T::kDeep,
+         partial.floats(), df, task.columns, (int64_t)groups * rows, task.width, splits * T::kDeep,
          readers);
   return true;
 }

@@ -11,7 +11,7 @@ from dlsys.fusion import uint8_inputs as fused
 from dlsys.fusion.body import ACTIVATIONS, close, with_uint8
 from dlsys.ops.random import device_batch
 from support.families.device_batch import NEXT, chosen, pixels
-from support.families.fused import SIZES, linear_formula, linear_scale, operator
+from support.families.fused.gemm import SIZES, linear_formula, linear_scale, operator
 from support.rows import Case, Sample, case, signed
 
 Array = np.ndarray

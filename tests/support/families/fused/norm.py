@@ -13,7 +13,7 @@ from dlsys import autodiff as ad
 from dlsys.fusion import batch_norm as fused
 from dlsys.fusion.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops.norm import batch_norm as norm
-from support.families.fused import DACTS, FORMULAS, operator
+from support.families.fused.gemm import DACTS, FORMULAS, operator
 from support.families.norm import (
     CHANNELS,
     FIXED,

@@ -415,19 +415,19 @@ void SetTiles(const char* op, const TileShape& shape, TileGrid* grid) {
 }
 
 template <class T, class Task>
-void LaunchTiling(const ConvCall& at, const Task& task, int parts) {
+void LaunchTiling(const ConvCall& at, const Task& task, int splits) {
   const TileGrid& t = task.grid;
-  const unsigned blocks = (unsigned)(t.m_tiles * t.n_tiles * t.groups * parts);
+  const unsigned blocks = (unsigned)(t.m_tiles * t.n_tiles * t.groups * splits);
   Launch(at.op, ImplicitGemmKernel<T, Task>, blocks, T::kThreads, 0, at.stream, task);
 }
 
 template <class Task>
-void LaunchTiles(const ConvCall& at, int shape, const Task& task, int parts) {
+void LaunchTiles(const ConvCall& at, int shape, const Task& task, int splits) {
   using Launcher = void (*)(const ConvCall&, const Task&, int);
   static constexpr Launcher launchers[] = {LaunchTiling<Large, Task>, LaunchTiling<Medium, Task>,
                                            LaunchTiling<Low, Task>, LaunchTiling<Flat, Task>,
                                            LaunchTiling<Small, Task>};
-  launchers[shape](at, task, parts);
+  launchers[shape](at, task, splits);
 }
 
 constexpr int64_t kMaxN = int64_t(1) << 30;  // leaves room for index arithmetic in int
@@ -498,13 +498,13 @@ void GemmFilterGradient(const ConvCall& at, const Conv& conv, const float* x, co
   const int multiprocessors = Multiprocessors(at.ctx.device_id);
   const int shape = ShapeFor(at, task.grid, true);
   SetTiles(at.op, kShapes[shape], &task.grid);
-  const int parts = SplitK(kShapes[shape], multiprocessors, &task.grid);
-  if (parts == 1) return LaunchTiles(at, shape, task, 1);
+  const int splits = SplitK(kShapes[shape], multiprocessors, &task.grid);
+  if (splits == 1) return LaunchTiles(at, shape, task, 1);
   const int64_t numel = conv.groups * task.grid.m * (int64_t)task.grid.n;
-  Scratch partial(at.ctx, parts * numel * (int64_t)sizeof(float), at.stream);
+  Scratch partial(at.ctx, splits * numel * (int64_t)sizeof(float), at.stream);
   task.out = partial.floats();
-  LaunchTiles(at, shape, task, parts);
-  SumAxis(at.op, at.ctx, partial.floats(), 1, parts, numel, 1.f, df, at.stream);
+  LaunchTiles(at, shape, task, splits);
+  SumAxis(at.op, at.ctx, partial.floats(), 1, splits, numel, 1.f, df, at.stream);
 }
 
 std::vector<std::string> Variants(Pass) {

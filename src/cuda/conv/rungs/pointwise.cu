@@ -1,4 +1,4 @@
-// A part of the rung `implicit`, for dense 1 x 1 filters: such a convolution is a product of
+// A kernel of the rung `implicit`, for dense 1 x 1 filters: such a convolution is a product of
 // matrices on the images as they lie, which are their own im2col matrix. conv.cuh has the contract.
 //
 // With F the filters (o, c) and X, Y an image (c, positions) and its result (o, positions), images

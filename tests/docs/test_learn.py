@@ -1,6 +1,6 @@
 """docs/learn: each program runs and prints what its page shows, and what pages name is there.
 
-`PYTHONPATH=python:tests python tests/project/test_learn.py --write` puts the outputs and the
+`PYTHONPATH=python:tests python tests/docs/test_learn.py --write` puts the outputs and the
 generated pictures there. Numbers with a unit of time or speed are those of one machine and are not
 compared; other fractions are compared up to what another processor's rounding makes of a training.
 """
