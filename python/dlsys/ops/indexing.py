@@ -334,7 +334,6 @@ class GatherOp(Op):
     """x at the positions `indices` of one axis; the indices' axes take its place (numpy's take)."""
 
     name = kernel = "gather"
-    autocast = "result"
     gathers = 1
     fallible = any_dtype = True
     signature = Signature("x", "indices", axis=Int(0))

@@ -6,7 +6,6 @@ says by its trait `autocast` which of these it is; docs/precision.md has the fam
 
 bf16     its floats are cast to bfloat16, and its result is one.
 follow   bfloat16 where an input is, unless another input is a float32 activation.
-result   what it reads of a Parameter, such as an embedding's rows, is rounded.
 sum      reads bfloat16 as it comes and gives float32, in which it adds anyway.
 reads    takes bfloat16 as it comes; its results are its own, as of an optimizer's rule.
 float32  what was cast is cast back.
@@ -18,7 +17,7 @@ and join pointwise programs. Fetches keep the dtypes that the user's graph gives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dtypes import bfloat16, is_narrow
@@ -72,7 +71,7 @@ class _Policy:
         ]  # fmt: skip
         if any(is_narrow(x.spec.dtype) for x in node.inputs):
             rule = "float32"  # the user chose its dtypes
-        if rule == "follow" or (rule == "result" and inputs[0].spec.dtype is bfloat16):
+        if rule == "follow":
             rule = self._followed(node, inputs, own)
         if rule == "bf16":
             return self._narrow(node, inputs, own)
@@ -83,9 +82,7 @@ class _Policy:
             made = node.derive(inputs, node.spec)
             made.attrs = {**node.attrs, "dtype": FLOAT32}
             return made
-        made = self._derived(node, wide, node.spec)
-        gathered = rule == "result" and own and _source(node.inputs[0]).op.leaf == "state"
-        return self._cast(made, bfloat16) if gathered else made
+        return self._derived(node, wide, node.spec)
 
     def _followed(self, node: Node, inputs: Sequence[Node], own: Sequence[int]) -> str:
         """bf16 where one of the node's own inputs is, and none is a float32 activation."""
@@ -98,7 +95,7 @@ class _Policy:
             and not node.inputs[k].op.constant_fill
             and not _is_repeated(node, k)
         )  # fmt: skip
-        return "float32" if any(True for _ in activations) else "bf16"
+        return "bf16" if next(activations, None) is None else "float32"
 
     def _narrow(self, node: Node, inputs: list[Node], own: Sequence[int]) -> Node:
         """The node in bfloat16. Where it repeats something float32 that was computed, such as a
@@ -168,10 +165,7 @@ def _only_for_updates(order: Sequence[Node], fetches: Sequence[Node]) -> set[Nod
     """The elementwise nodes, views among them, whose values nothing but updates read: sums,
     clippings and averages of the gradients of Parameters, which stay float32.
     """
-    users: dict[Node, list[Node]] = {}
-    for node in order:
-        for x in node.inputs:
-            users.setdefault(x, []).append(node)
+    users = _users(order)
     found: set[Node] = set()
     kept = set(fetches)
     for node in reversed(order):
@@ -184,10 +178,14 @@ def _only_for_updates(order: Sequence[Node], fetches: Sequence[Node]) -> set[Nod
 
 def _rounded(fetches: Sequence[Node]) -> list[Node]:
     """The fetches over a graph for numpy, which has no bfloat16: its values are float32 there,
-    rounded where they are made. What moves or selects them has nothing to round.
+    rounded where kernels store them. What moves or selects them has nothing to round, and what
+    only an elementwise operator reads stays in registers there.
     """
     new: dict[Node, Node] = {}
-    for node in find_topo_sort(fetches):
+    order = find_topo_sort(fetches)
+    users = _users(order)
+    kept = set(fetches)
+    for node in order:
         inputs = [new[x] for x in node.inputs]
         narrow = isinstance(node.spec, Spec) and node.spec.dtype is bfloat16
         if node.op.kernel == "cast" and node.spec.dtype == FLOAT32 and (
@@ -196,12 +194,34 @@ def _rounded(fetches: Sequence[Node]) -> list[Node]:
             new[node] = inputs[0]
             continue
         new[node] = made = node.derive(inputs, _held(node.spec))
-        if narrow and node.op.kernel != "cast" and not (_moves(node) or node.op.leaf):
+        exact = node.op.kernel == "cast" or _moves(node) or node.op.leaf
+        if narrow and not exact and not _in_registers(node, users, kept):
             rounding = hooks["cast"](made, bfloat16)
             rounding.spec = made.spec
             rounding.stand_for(node)
             new[node] = rounding
     return [new[node] for node in fetches]
+
+
+def _in_registers(node: Node, users: Mapping[Node, list[Node]], kept: set[Node]) -> bool:
+    """True where a kernel goes on with a value: the only one that reads it is elementwise."""
+    if not (node.op.elementwise or node.op.has_precision):
+        return False
+    while True:
+        reads = users.get(node, [])
+        if node in kept or len(reads) != 1:
+            return False
+        node = reads[0]
+        if not node.op.view:
+            return node.op.elementwise
+
+
+def _users(order: Sequence[Node]) -> dict[Node, list[Node]]:
+    users: dict[Node, list[Node]] = {}
+    for node in order:
+        for x in node.inputs:
+            users.setdefault(x, []).append(node)
+    return users
 
 
 def _held(spec: Any) -> Any:

@@ -28,7 +28,6 @@ class SoftmaxOp(Op):
     """
 
     name = kernel = "softmax"
-    autocast = "follow"
     signature = Signature("x", axis=Int(-1))
 
     def __init__(self, columns: AxisKernel) -> None:
@@ -80,7 +79,6 @@ class LogSoftmaxOp(SoftmaxOp):
     """x - max - log Σ exp(x - max) over `axis`, as of `softmax_op`."""
 
     name = kernel = "log_softmax"
-    autocast = "float32"
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         return [*super().workspace(node, inputs, outputs), outputs[0]]
@@ -182,9 +180,8 @@ def softmax_func(y: Any, axis: int = -1) -> np.ndarray:
 
 
 _columns = AxisKernel(
-    "softmax_columns", _softmax_columns, floating, keeps=True, workspace=_column_workspace,
-    autocast="follow",
-)  # fmt: skip
+    "softmax_columns", _softmax_columns, floating, keeps=True, workspace=_column_workspace
+)
 _log_columns = AxisKernel(
     "log_softmax_columns", _log_softmax_columns, floating, keeps=True,
     workspace=lambda x, y: [*_column_workspace(x, y), y],
