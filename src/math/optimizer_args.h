@@ -45,18 +45,22 @@ inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const D
 }
 
 // Each gradient has the states of Rule of its shape: state j of parameter k is at j * count + k.
-// Parameters are of storage type T and their slots of float32; gradients are all of either.
+// Parameters are all of storage type T or of float32, and so are gradients; slots are float32.
 template <class T, class Rule>
 inline void CheckStates(const char* op, const DLArrayList* updated, const DLArrayList* grads) {
   if (updated->count != Rule::kStates * grads->count)
     Fail("%s: %ld gradients need %ld states, got %ld", op, (long)grads->count,
          (long)(Rule::kStates * grads->count), (long)updated->count);
   for (int64_t k = 0; k < updated->count; k++) {
-    CheckSameShape(op, updated->arrays[k], grads->arrays[k % grads->count]);
-    if (k < grads->count)
-      Out<rule::Stored<T, Rule>>(op, updated->arrays[k]);
+    DLArray* state = updated->arrays[k];
+    CheckSameShape(op, state, grads->arrays[k % grads->count]);
+    if (k < grads->count && state->dtype != DL_FLOAT32)
+      Out<rule::Stored<T, Rule>>(op, state);
     else
-      Out(op, updated->arrays[k]);
+      Out(op, state);
+    if (k < grads->count && state->dtype != updated->arrays[0]->dtype)
+      Fail("%s: expected parameters of one dtype, got %s and %s", op,
+           DtypeText(updated->arrays[0]->dtype), DtypeText(state->dtype));
   }
   for (int64_t k = 0; k < grads->count; k++) {
     const DLArray* grad = grads->arrays[k];

@@ -37,8 +37,8 @@ class Training:
         logits = dense(matrices, biases)(self.images)
         loss = F.cross_entropy(logits, self.labels)
         update = optim.SGD(setup.lr).minimize(loss, [*matrices, *biases])
-        self.step = ad.Executor([loss, update], ctx=ctx)
-        self.evaluation = ad.Executor([logits], ctx=ctx)
+        self.step = ad.Executor([loss, update], ctx, setup.precision)
+        self.evaluation = ad.Executor([logits], ctx, setup.precision)
         self._upload: Callable[[np.ndarray], Any] = lambda x: x
         if ctx is not None and self.step.target.streams:
             self._upload = partial(ndarray.array, ctx=ctx)

@@ -133,6 +133,7 @@ def _fit(setup: Setup, sets: Sets, ctx: Context | None, wishes: Wishes, lines: L
         callbacks=[*_callbacks(setup, schedule, wishes), watched, lines],
         resume=wishes.resume,
         quiet=True,  # its own lines say it
+        precision=setup.precision,
     )
     return watched
 

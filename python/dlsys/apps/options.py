@@ -7,7 +7,7 @@ import argparse
 from ..rungs import CONV
 from . import usage
 from .devices import add_device
-from .setup import AUGMENTATIONS, DATASETS, INTEGRAL, MODELS, OPTIMIZERS, SCHEDULES
+from .setup import AUGMENTATIONS, DATASETS, INTEGRAL, MODELS, OPTIMIZERS, PRECISIONS, SCHEDULES
 
 _LAYERS = 100
 _USAGE = """\
@@ -105,6 +105,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         choices=CONV.words,
         help="the rung by which cnn and resnet convolve: " + ", ".join(CONV.words) + "; default: "
         "DLSYS_CONV, or auto",
+    )
+    group.add_argument(
+        "--precision",
+        metavar="NAME",
+        choices=PRECISIONS,
+        help=f"{', '.join(PRECISIONS)}; default: fp32",
     )
     group.add_argument(
         "--dataset", metavar="NAME", choices=DATASETS, help="mnist, the default, or fashion"

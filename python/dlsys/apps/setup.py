@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what a bare run of the assignment's networks does without i
 MODELS = ("logreg", "mlp", "cnn", "resnet")
 DATASETS = ("mnist", "fashion")
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "adagrad", "lion")
+PRECISIONS = ("fp32", "tf32", "3xtf32", "bf16")
 SCHEDULES = (
     "constant", "step", "exponential", "linear", "cosine", "warm-restarts", "one-cycle", "plateau",
 )  # fmt: skip
@@ -83,6 +84,7 @@ class Setup:
     augment: tuple[tuple[str, float], ...]
     early_stop: int | None
     assignment: bool
+    precision: str = "fp32"
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -91,6 +93,7 @@ class Setup:
     @classmethod
     def from_dict(cls, what: str, values: Mapping[str, Any]) -> Setup:
         """The setup that `as_dict` gave. DataError, naming `what`, for anything else."""
+        values = {"precision": "fp32"} | dict(values)  # older checkpoints do not say
         if values.keys() != {field.name for field in fields(cls)}:
             raise DataError(
                 f"{what} does not say which network it is of; expected a checkpoint that "
@@ -206,6 +209,7 @@ class Setup:
             "early stopping": self.early_stop and f"after {counted(self.early_stop)} without gain",
             "order of batches": "as in the set" if self.assignment else "shuffled",
             "seed": str(self.seed),
+            "precision": self.precision if self.precision != "fp32" else "",
         }
         return {name: text for name, text in words.items() if text}
 
@@ -317,6 +321,7 @@ def choose(model: str, given: Mapping[str, Any]) -> Setup:
         augment=given.get("augment", ()),
         early_stop=given.get("early_stop"),
         assignment=assignment,
+        precision=given.get("precision", "fp32"),
     )
     setup.check_memory()
     return setup
@@ -381,6 +386,7 @@ def _check_schema(what: str, values: Mapping[str, Any]) -> None:
         augment=is_.items(is_.either(*strengths)),
         early_stop=is_.maybe(is_.integer(1)),
         assignment=is_.flag,
+        precision=is_.one_of(*PRECISIONS),
     )
     is_.check(what, values, schema)
 

@@ -97,10 +97,12 @@ def synchronize() -> None:
 
 
 def set_precision(precision: str, device: Device = None) -> None:
-    """Has products of Tensors on a device be computed in another precision, in this thread.
+    """Has Tensors on a device be computed in another precision, in this thread.
 
-    precision: "fp32", the default, or "tf32" or "3xtf32", on the tensor cores of a GPU that has
-    them. device: as of `tensor`. GraphError for another word.
+    precision: "fp32", the default; "tf32" or "3xtf32", products on the tensor cores of a GPU that
+    has them; "bf16", products and activations in bfloat16 beside Parameters of float32, where
+    Tensors keep the dtypes that they would have without. device: as of `tensor`. GraphError for
+    another word.
 
     >>> dl.set_precision("fp32")
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..graph.lines import where
 from ..graph.node import Node, find_topo_sort
 from ..ndarray import NDArray
 from ..ops.leaf import Parameter
+from ..passes.precision import check_precision
 from .device import engine_of
 from .engine import Engine, Program, tracing
 from .tape import Symbol, Tape, name_of, token_of
@@ -206,9 +207,10 @@ class _Result(NamedTuple):
 class Jit:
     """A function as `jit` makes it; `signatures` are those of arguments it was recorded for."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], precision: str | None = None) -> None:
         functools.update_wrapper(self, function)
         self._function = function
+        self._precision = precision
         self.signatures: dict[tuple[Any, ...], Compiled] = {}
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -225,6 +227,20 @@ class Jit:
         engine: Engine = tensors[0].engine.here if tensors else engine_of(None)
         if engine.trace is not None:  # inside another one it is part of that
             return self._function(*args, **kwargs)
+        if self._precision in (None, engine.precision):
+            return self._called(engine, key, tensors, args, kwargs)
+        engine.flush(writing=True)
+        before, engine.precision = engine.precision, self._precision
+        try:
+            made = self._called(engine, key, tensors, args, kwargs)
+            engine.flush(writing=True)
+            return made
+        finally:
+            engine.precision = before
+
+    def _called(
+        self, engine: Engine, key: list[Any], tensors: list[Any], args: Any, kwargs: Any
+    ) -> Any:
         signature = (*key, engine, engine.grad, engine.precision)
         compiled = self.signatures.get(signature)
         if compiled is None or not compiled.valid:
@@ -271,7 +287,17 @@ class Jit:
                 tensor._value, tensor._requires, tensor._tape = value, requires, None
 
 
-def jit(function: Callable[..., Any]) -> Jit:
+@overload
+def jit(function: Callable[..., Any], *, precision: str | None = None) -> Jit: ...
+
+
+@overload
+def jit(
+    function: None = None, *, precision: str | None = None
+) -> Callable[[Callable[..., Any]], Jit]: ...
+
+
+def jit(function: Callable[..., Any] | None = None, *, precision: str | None = None) -> Any:
     """A function of Tensors, such as a training step or a model's forward, as one program.
 
     Arguments may be Tensors, arrays, plain values, and lists, tuples and dicts of them. The
@@ -279,7 +305,9 @@ def jit(function: Callable[..., Any]) -> Jit:
     Python may depend on these, and not on values of Tensors: a look at one raises GraphError with
     the line. What else it does, such as printing, happens at that one run only. Parameters, and
     Tensors that it finds outside, are read anew by each call; `backward`, steps of optimizers,
-    gradients and changes in place are part of the program.
+    gradients and changes in place are part of the program. precision: as of `set_precision`, for
+    the program alone: `@dl.jit(precision="bf16")`. Gradients through its results that are taken
+    outside have the precision that holds there. GraphError for one that does not exist.
 
     >>> @dl.jit
     ... def distance(a, b):
@@ -288,7 +316,11 @@ def jit(function: Callable[..., Any]) -> Jit:
     >>> distance(dl.tensor([0.0, 0.0]), dl.tensor([3.0, 4.0]))
     Tensor(5., device=numpy)
     """
-    return Jit(function)
+    if precision is not None:
+        check_precision(precision)
+    return functools.partial(Jit, precision=precision) if function is None else (
+        Jit(function, precision)
+    )
 
 
 def _gradient(holder: Any) -> Any:

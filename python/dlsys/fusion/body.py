@@ -189,6 +189,7 @@ class FusedGemm(Fused):
 
     tolerance = 1e-4
     has_precision = tunable = True
+    autocast = "bf16"
     ladder = GEMM
 
     def __init__(

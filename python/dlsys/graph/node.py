@@ -122,6 +122,10 @@ class Op:
     __repr__ = described
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     movement: bool = False  # it moves or repeats elements and computes nothing
+    # Under the policy bf16, as passes/autocast.py has it: bf16, follow, sum, reads or float32;
+    # and the inputs that this is about, None for all.
+    autocast: str = "float32"
+    autocast_inputs: tuple[int, ...] | None = None
     has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
     ladder: Ladder | None = None  # what its attribute `algo` may name (executor/tune/rungs.py)

@@ -362,6 +362,7 @@ gelu_tanh_op = Parametric(
 softplus_op = Parametric(
     "softplus", (), _softplus, lambda x, y, dy: softplus_gradient_op(y, dy), scratch=1
 )
+softplus_op.autocast = "float32"  # it is a part of losses
 hard_sigmoid_op = Parametric(
     "hard_sigmoid", (), _hard_sigmoid, lambda x, y, dy: clip_gradient_op(y, dy, 0.0, 1.0) / 6
 )

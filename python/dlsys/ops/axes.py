@@ -38,6 +38,7 @@ class AxisKernel(Op):
         workspace: Callable = lambda x, y: [],
         outputs: int = 1,
         signature: Signature = Signature("x"),  # noqa: B008 (never changed)
+        autocast: str = "float32",
     ) -> None:
         self.name = self.kernel = name
         self.any_dtype = free
@@ -47,6 +48,7 @@ class AxisKernel(Op):
         self._workspace = workspace
         self.outputs = outputs
         self.signature = signature
+        self.autocast = autocast
 
     def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         outer, n, inner = specs[0].shape

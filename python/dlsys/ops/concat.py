@@ -59,6 +59,7 @@ class ConcatOp(Op):
 
     name = "concat"
     any_dtype = True
+    autocast = "follow"
 
     def __init__(self, count: int) -> None:
         self.kernel = f"concat_{count}"

@@ -41,6 +41,7 @@ class Elementwise(Op):
 
     inplace = True
     elementwise = True
+    autocast = "follow"
 
     def __init__(
         self,
@@ -436,6 +437,8 @@ const_div_op = WithConst(
     "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -(dy / x) * y
 )
 cast_op = CastOp()
+for _op in (exp_op, log_op, log1p_op, rsqrt_op, const_div_op):
+    _op.autocast = "float32"  # a relative error of x grows, or these are parts of losses
 cast_like_op = CastLikeOp()
 
 # ---- arrays and several constants ----

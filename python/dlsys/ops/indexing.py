@@ -185,6 +185,7 @@ class SliceOp(Op):
     """The elements that a key of integers, slices, None and ... chooses, by numpy's rules."""
 
     name = kernel = "slice"
+    autocast = "follow"
     gathers = 1
     movement = any_dtype = True
     signature = Signature("x", key=Key())
@@ -225,6 +226,7 @@ class WindowOp(Op):
 
     name = "window"
     view = movement = True
+    autocast = "follow"
     signature = Signature("x", offset=Int(low=0), shape=Shape())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -273,6 +275,7 @@ class PlaceOp(Op):
     """
 
     name = kernel = "place"
+    autocast = "follow"
     any_dtype = True
     signature = Signature(
         "x", shape=Shape(), starts=Ints(), steps=Ints(None), value=Number(0, nan=True)

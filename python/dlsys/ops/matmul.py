@@ -55,6 +55,7 @@ class Product(Op):
     tolerance = 1e-4
     signature = Signature("A", "B", trans_A=Bool(False), trans_B=Bool(False), algo=Rung(GEMM))
     has_precision = tunable = True
+    autocast = "bf16"
     ladder = GEMM
 
     def extents(self, node: Node, *specs: Spec) -> tuple[int, int]:

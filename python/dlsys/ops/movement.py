@@ -29,6 +29,7 @@ class ReshapeOp(Op):
     name = "reshape"
     view = True
     movement = True
+    autocast = "follow"
     signature = Signature("x", shape=Shape(low=-1))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -142,6 +143,7 @@ class TransposeOp(Op):
     """Axes in another order, reversed by default; output axis k is input axis `axes[k]`."""
 
     name = kernel = "transpose"
+    autocast = "follow"
     movement = any_dtype = True
     signature = Signature("x", axes=Ints(None))
 
@@ -187,6 +189,7 @@ class BroadcastToOp(Op):
     """x repeated to `shape` by numpy's rule."""
 
     name = kernel = "broadcast_to"
+    autocast = "follow"
     movement = any_dtype = True
     signature = Signature("x", shape=Shape())
 
@@ -234,6 +237,7 @@ class StopGradientOp(Op):
 
     name = "stop_gradient"
     view = movement = any_dtype = True
+    autocast = "follow"
     signature = Signature("x")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:

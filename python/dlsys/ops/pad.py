@@ -67,6 +67,7 @@ class PadOp(Op):
     """
 
     any_dtype = movement = True
+    autocast = "follow"
     signature = Signature("x", "*", paddings=Paddings())
 
     def __init__(self, mode: str) -> None:
@@ -108,6 +109,7 @@ class PadOp(Op):
 class PadGradientOp(Op):
     """The sum of dy over all copies that padding made of an element."""
 
+    autocast = "follow"
     signature = Signature("dy", "*", paddings=Paddings())
 
     def __init__(self, mode: str) -> None:

@@ -118,6 +118,8 @@ const_pow_op = WithConst(
     lambda x, c, y, dy: _exponential_gradient(x, c, y, dy),
 )  # fmt: skip
 
+for _op in (pow_op, pow_byconst_op, const_pow_op):
+    _op.autocast = "float32"  # a relative error of x grows
 pow_op.doc = "a to the power b in floats, broadcast against each other."
 pow_byconst_op.doc = (
     "x to the power const, in floats; to an integral one from 0 integers stay integers, and wrap."

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments.kinds import Axes, Bool, Int
+from ..arguments.kinds import Axes, Bool, DType, Int
 from ..arguments.signature import Signature, declared
+from ..dtypes import is_narrow
 from ..graph.node import Node, Op
-from ..graph.spec import Spec, broadcast_axes, floating, merge_shapes, normalize_axes
+from ..graph.spec import FLOAT32, Spec, broadcast_axes, floating, merge_shapes, normalize_axes
 from .axes import INT64, AlongAxesOp, AxisKernel, around, same_dtype, summed_dtype
 from .comparison import where_op
-from .elementwise import cast_op, exp_op, mul_byconst_op, sqrt_op
+from .elementwise import cast_like_op, cast_op, exp_op, mul_byconst_op, sqrt_op
 from .leaf import full_op
 from .movement import broadcast_to_op, reshape_op
 from .scan import prod_others
@@ -43,14 +44,18 @@ class SumOp(Op):
     name = "sum"
     kernel = "reduce_sum"
     tolerance = 1e-4
-    signature = Signature("x", axis=Axes(None, also="axes"), keepdims=Bool(False))
+    autocast = "sum"
+    signature = Signature(
+        "x", axis=Axes(None, also="axes"), keepdims=Bool(False), dtype=DType(None, omitted=True)
+    )
 
     def __init__(self, mean: bool = False) -> None:
         self._mean = mean
         self.name = "mean" if mean else "sum"
         self.doc = (
             f"The {self.name} of x over `axis` (None: all axes); `keepdims` keeps the axes as "
-            "extent 1."
+            "extent 1. Floats of 16 bits, which are added in float32, give float32 where `dtype` "
+            "says so."
         )
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -60,8 +65,15 @@ class SumOp(Op):
         if not keepdims:
             shape = [n for axis, n in enumerate(shape) if axis not in axes]
         if self._mean:
-            return Spec(tuple(shape), floating(specs[0].dtype), specs[0].declared)
-        return _sum_spec(specs[0], tuple(shape))
+            made = Spec(tuple(shape), floating(specs[0].dtype), specs[0].declared)
+        else:
+            made = _sum_spec(specs[0], tuple(shape))
+        wanted = node.attrs.get("dtype", made.dtype)
+        if wanted != made.dtype and not (is_narrow(made.dtype) and wanted == FLOAT32):
+            raise node.error(
+                f"dtype is {wanted}, expected {made.dtype}, or float32 for floats of 16 bits"
+            )
+        return made._replace(dtype=wanted)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
@@ -90,7 +102,9 @@ class SumOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         attrs = dict(axis=node.attrs["axis"], keepdims=node.attrs["keepdims"], mean=self._mean)
-        return [expand_like_op(output_grad, node.inputs[0], **attrs)]
+        x = node.inputs[0]
+        grad = cast_like_op(output_grad, x) if "dtype" in node.attrs else output_grad
+        return [expand_like_op(grad, x, **attrs)]
 
     def simplify(self, node: Node) -> Node | None:
         x, spec = node.inputs[0], node.inputs[0].spec
@@ -273,17 +287,22 @@ def _prod(x: np.ndarray, y: np.ndarray) -> None:
     np.copyto(y, np.prod(x, axis=1, dtype=dtype), casting="same_kind")
 
 
-_max_kernel = AxisKernel("reduce_max", _along(np.max), same_dtype)
-_min_kernel = AxisKernel("reduce_min", _along(np.min), same_dtype)
+_max_kernel = AxisKernel("reduce_max", _along(np.max), same_dtype, autocast="follow")
+_min_kernel = AxisKernel("reduce_min", _along(np.min), same_dtype, autocast="follow")
 _prod_kernel = AxisKernel("reduce_prod", _prod, summed_dtype)
 _logsumexp_kernel = AxisKernel(
     "reduce_logsumexp", _logsumexp, floating, workspace=_logsumexp_workspace
 )
-_argmax_kernel = AxisKernel("argmax", _along(np.argmax), lambda dtype: INT64, free=True)
-_argmin_kernel = AxisKernel("argmin", _along(np.argmin), lambda dtype: INT64, free=True)
-_match_kernel = AxisKernel(
-    "first_match", _match, lambda dtype: BOOL, keeps=True, free=True, signature=Signature("x", "y")
+_argmax_kernel = AxisKernel(
+    "argmax", _along(np.argmax), lambda dtype: INT64, free=True, autocast="follow"
 )
+_argmin_kernel = AxisKernel(
+    "argmin", _along(np.argmin), lambda dtype: INT64, free=True, autocast="follow"
+)
+_match_kernel = AxisKernel(
+    "first_match", _match, lambda dtype: BOOL, keeps=True, free=True, signature=Signature("x", "y"),
+    autocast="follow",
+)  # fmt: skip
 
 
 class Reduction(Op):

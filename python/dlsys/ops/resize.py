@@ -105,6 +105,7 @@ class ResizeOp(Op):
     second input, of which only the shape counts.
     """
 
+    autocast, autocast_inputs = "follow", (0,)
     signature = Signature(
         "x", "*", like=Input(None), size=IntPair(None, low=1, omitted=True),
         scale=Factors(None, omitted=True), align_corners=Bool(False),
@@ -174,6 +175,7 @@ class ResizeGradientOp(Op):
     The images have the size of a second input, of which only the shape counts, or the given one.
     """
 
+    autocast, autocast_inputs = "follow", (0,)
     signature = Signature(
         "dy", "*", like=Input(None), size=IntPair(None, low=1, omitted=True),
         align_corners=Bool(False),

@@ -30,6 +30,7 @@ class SortOp(Op):
     """
 
     name = kernel = "sort"
+    autocast = "follow"
     outputs = 2
     any_dtype = True
     discrete_outputs = (1,)
@@ -79,6 +80,7 @@ class TakeAlongOp(Op):
 
     name = "take_along_axis"
     kernel = "take_along"
+    autocast = "follow"
     fallible = any_dtype = True
     signature = Signature("x", "indices", axis=Int(-1))
 
@@ -130,6 +132,7 @@ class PutAlongOp(Op):
     """Zeros with `size` positions along an axis, to which updates are added at indices."""
 
     name = kernel = "put_along"
+    autocast = "follow"
     fallible = True
     any_dtype = (1,)
     signature = Signature("updates", "indices", axis=Int(), size=Int(low=0), distinct=Bool())

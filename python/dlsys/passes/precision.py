@@ -4,7 +4,9 @@
 sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. `3xtf32` does so thrice,
 with each operand of a matrix product as the sum of two, and errors like float32's. Where there are
 no tensor cores, on the CPU, and where a kernel has no such form, both are fp32: of batched products
-by their heuristic, of convolutions of few channels, and with 3xtf32 of all convolutions.
+by their heuristic, of convolutions of few channels, and with 3xtf32 of all convolutions. `bf16` is
+a policy of storage (autocast.py); products whose kernel takes no bfloat16 get its values in
+float32, which tf32 multiplies exactly.
 """
 
 from __future__ import annotations
@@ -15,18 +17,25 @@ from ..errors import GraphError
 from ..graph.node import Node, find_topo_sort
 from ..ops.matmul import PRECISIONS
 
+POLICIES = (*PRECISIONS, "bf16")  # that an executor takes
+
 
 def check_precision(precision: str) -> str:
     """The precision itself; GraphError for one that does not exist."""
-    if precision not in PRECISIONS:
-        raise GraphError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if precision in ("float16", "fp16", "half"):
+        raise GraphError(
+            f"precision is {precision!r}, whose small range would need loss scaling: use 'bf16'"
+        )
+    if precision not in POLICIES:
+        raise GraphError(f"precision is {precision!r}, expected one of {', '.join(POLICIES)}")
     return precision
 
 
 def set_precision(fetches: Sequence[Node], precision: str) -> list[Node]:
     """Marks the nodes of an executor's own graph; fp32, the default, needs no mark."""
     if check_precision(precision) != "fp32":
+        of_products = "tf32" if precision == "bf16" else precision
         for node in find_topo_sort(fetches):
             if node.op.has_precision:
-                node.attrs = {**node.attrs, "precision": precision}
+                node.attrs = {**node.attrs, "precision": of_products}
     return list(fetches)

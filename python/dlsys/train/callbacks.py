@@ -76,7 +76,8 @@ class Validation(Callback):
         self._evaluator: Evaluator | None = None
 
     def on_start(self, run: Run) -> None:
-        self._evaluator = Evaluator(run.model, self._data, run.metrics, run.loss, run.ctx)
+        what = (run.model, self._data, run.metrics, run.loss, run.ctx, run.precision)
+        self._evaluator = Evaluator(*what)
         names = ["loss", *(metric.name for metric in run.metrics)]
         self.adds = frozenset(f"{self._prefix}{name}" for name in names)
 

@@ -117,6 +117,7 @@ class Evaluator:
         metrics: Sequence[Metric] | None,
         loss: Loss,
         ctx: Context | None,
+        precision: str = "fp32",
     ) -> None:
         inputs_of(data)
         data = as_trained(data, model.trained_on)
@@ -130,7 +131,7 @@ class Evaluator:
         # The effects of the data besides each batch, such as counting batches on the device.
         effects = [effect for node in inputs_of(data) for effect in optim.effects_of(node)]
         step = ad.group_op(self._totals.update, *dict.fromkeys(effects), name="evaluate")
-        self._executor = ad.Executor([step], ctx=ctx)
+        self._executor = ad.Executor([step], ctx=ctx, precision=precision)
 
     def run(self) -> dict[str, Any]:
         """Loss and metrics by name; read from the device once."""
@@ -147,10 +148,11 @@ def evaluate(
     metrics: Sequence[Metric] | None = None,
     ctx: Context | None = None,
     loss: Loss = F.cross_entropy,
+    precision: str = "fp32",
 ) -> dict[str, Any]:
     """The mean loss and the metrics of a model over one epoch of `data` (a Loader), by name.
 
-    metrics: None is what means something for the loss, as for `fit`.
+    metrics: None is what means something for the loss, as for `fit`. precision: as of `Executor`.
     ctx: by default where the model's Parameters are; numpy if they are nowhere yet. A model is
     evaluated in its inference mode. A loader that does not say how it normalizes does it as the
     model's training data were (`model.trained_on`); DataError for one that does it otherwise.
@@ -162,10 +164,16 @@ def evaluate(
     >>> sorted(train.evaluate(model, batches))
     ['accuracy', 'loss']
     """
-    return Evaluator(model, data, metrics, loss, ctx or home_of(model)).run()
+    return Evaluator(model, data, metrics, loss, ctx or home_of(model), precision).run()
 
 
-def predict(model: Module, inputs: Any, ctx: Context | None = None, batch_size: int = 1000) -> Any:
+def predict(
+    model: Module,
+    inputs: Any,
+    ctx: Context | None = None,
+    batch_size: int = 1000,
+    precision: str = "fp32",
+) -> Any:
     """The output (n, …) of a model in inference mode, or a tuple or a dictionary of arrays where it
     has several outputs.
 
@@ -174,8 +182,8 @@ def predict(model: Module, inputs: Any, ctx: Context | None = None, batch_size: 
     the size of those that the model was trained on. A model that `fit` trained takes samples as its
     training set had them, uint8 or floats, which are normalized as they were in training
     (`model.trained_on`), unless a Loader says how; for any other model, and for several inputs,
-    floats are taken in the dtype of the model's Parameters. ctx: as for `evaluate`. batch_size:
-    samples in a run.
+    floats are taken in the dtype of the model's Parameters. ctx, precision: as for `evaluate`.
+    batch_size: samples in a run.
 
     DataError for samples of another kind than those that the model was trained on; ShapeError for
     arrays of different lengths, or without any sample, for an output without
@@ -198,7 +206,8 @@ def predict(model: Module, inputs: Any, ctx: Context | None = None, batch_size: 
             named = None if source.names is None else dict(zip(source.names, nodes))
             with model.in_mode(training=False):
                 output = model(*nodes) if named is None else model(**named)
-            executor = ad.Executor(_several_of(model, output), ctx=ctx or home_of(model))
+            outputs = _several_of(model, output)
+            executor = ad.Executor(outputs, ctx or home_of(model), precision)
         batch = executor.run(dict(zip(nodes, arrays)), convert_to_numpy_ret_vals=True)
         batches.append([_rows(x, len(arrays[0])) for x in batch])
     joined = [np.concatenate(parts) for parts in zip(*batches)]

@@ -36,6 +36,7 @@ def fit(
     parameters: Sequence[Any] | None = None,
     resume: str | Path | None = None,
     quiet: bool = False,
+    precision: str = "fp32",
 ) -> History:
     """Trains a model and returns what was measured.
 
@@ -52,7 +53,8 @@ def fit(
     optimizer's groups; by default `model.parameters()`. resume: a checkpoint, or the folder of one,
     to go on from; the run then ends with the same bits as one that was never interrupted on this
     device. quiet: without it `Progress` shows the run, unless it is among the callbacks. epochs:
-    how often the data is gone through.
+    how often the data is gone through. precision: as of `Executor`; with "bf16" the model's
+    Parameters stay float32, and so do checkpoints.
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
@@ -94,6 +96,7 @@ def fit(
         callbacks,
         log_every,
         parameters,
+        precision,
     )
     if resume is not None and saved is not None:
         run.resume(str(resume), saved)

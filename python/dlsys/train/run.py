@@ -49,7 +49,9 @@ class TrainingRun:
         callbacks: Sequence[Callback],
         log_every: int,
         parameters: Sequence[Any] | None = None,
+        precision: str = "fp32",
     ) -> None:
+        self.precision = precision
         self.model, self.data, self.optimizer = model, data, optimizer
         self.loss, self.callbacks = loss, tuple(callbacks)
         self.epochs, self.ctx = epochs, ctx
@@ -77,7 +79,7 @@ class TrainingRun:
         trained = self.model.parameters() if parameters is None else parameters
         update = self.optimizer.minimize(loss, trained)
         step = ad.group_op(update, self.totals.update, name="step")
-        self.executor = ad.Executor([step], ctx=self.ctx)
+        self.executor = ad.Executor([step], ctx=self.ctx, precision=self.precision)
         self.state = State(self.model, self.optimizer, self.data, self.executor)
         self._kernels = Kernels(self.executor)
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cpu/runtime/parallel.h"
+#include "cpu/runtime/widened.h"
 #include "math/int_math.h"
 
 namespace dlsys {
@@ -135,9 +136,13 @@ void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
 }
 
 DLSYS_KERNEL(cpu, conv2d, Conv2d);
+DLSYS_KERNEL_WIDENED(cpu, conv2d, Conv2d);
 DLSYS_KERNEL(cpu, conv2d_bias, Conv2dBias);
+DLSYS_KERNEL_WIDENED(cpu, conv2d_bias, Conv2dBias);
 DLSYS_KERNEL(cpu, conv2d_data_gradient, Conv2dDataGradient);
+DLSYS_KERNEL_WIDENED(cpu, conv2d_data_gradient, Conv2dDataGradient);
 DLSYS_KERNEL(cpu, conv2d_filter_gradient, Conv2dFilterGradient);
+DLSYS_KERNEL_WIDENED(cpu, conv2d_filter_gradient, Conv2dFilterGradient);
 DLSYS_ALGORITHMS(cpu, conv2d, AllAlgorithms);
 DLSYS_ALGORITHMS(cpu, conv2d_bias, AllAlgorithms);
 DLSYS_ALGORITHMS(cpu, conv2d_data_gradient, AllAlgorithms);

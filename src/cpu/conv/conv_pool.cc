@@ -2,6 +2,7 @@
 // conv_pool_forward.cc and conv_pool_gradient.cc have the algorithms. Arrays are contiguous, NCHW,
 // and outputs overlap no input.
 #include "cpu/conv/conv_pool.h"
+#include "cpu/runtime/widened.h"
 
 namespace dlsys {
 namespace cpu {
@@ -76,8 +77,11 @@ bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLA
 }
 
 DLSYS_KERNEL(cpu, conv2d_pool, Conv2dPool);
+DLSYS_KERNEL_WIDENED(cpu, conv2d_pool, Conv2dPool);
 DLSYS_KERNEL(cpu, conv2d_pool_data_gradient, Conv2dPoolDataGradient);
+DLSYS_KERNEL_WIDENED(cpu, conv2d_pool_data_gradient, Conv2dPoolDataGradient);
 DLSYS_KERNEL(cpu, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
+DLSYS_KERNEL_WIDENED(cpu, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
 DLSYS_FITS(cpu, conv2d_pool, Conv2dPoolFits);
 DLSYS_FITS(cpu, conv2d_pool_data_gradient, Conv2dPoolDataGradientFits);
 DLSYS_FITS(cpu, conv2d_pool_filter_gradient, Conv2dPoolFilterGradientFits);

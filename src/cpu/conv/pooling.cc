@@ -9,6 +9,7 @@
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
+#include "cpu/runtime/widened.h"
 #include "math/conv_geometry.h"
 #include "math/int_math.h"
 
@@ -382,10 +383,15 @@ void AvgPool2dGradient(const DLArray* dy, DLArray* dx, Struct<WindowOptions> win
 }
 
 DLSYS_KERNEL(cpu, max_pool2d, MaxPool2d);
+DLSYS_KERNEL_WIDENED(cpu, max_pool2d, MaxPool2d);
 DLSYS_KERNEL(cpu, max_pool2d_gradient, MaxPool2dGradient);
+DLSYS_KERNEL_WIDENED(cpu, max_pool2d_gradient, MaxPool2dGradient);
 DLSYS_KERNEL(cpu, max_pool2d_read, MaxPool2dRead);
+DLSYS_KERNEL_WIDENED(cpu, max_pool2d_read, MaxPool2dRead);
 DLSYS_KERNEL(cpu, avg_pool2d, AvgPool2d);
+DLSYS_KERNEL_WIDENED(cpu, avg_pool2d, AvgPool2d);
 DLSYS_KERNEL(cpu, avg_pool2d_gradient, AvgPool2dGradient);
+DLSYS_KERNEL_WIDENED(cpu, avg_pool2d_gradient, AvgPool2dGradient);
 
 }  // namespace
 }  // namespace cpu

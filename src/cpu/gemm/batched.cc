@@ -4,6 +4,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/runtime/widened.h"
 
 namespace dlsys {
 namespace cpu {
@@ -80,6 +81,7 @@ void BatchedMatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t 
 }
 
 DLSYS_KERNEL(cpu, batched_matmul, BatchedMatMul);
+DLSYS_KERNEL_WIDENED(cpu, batched_matmul, BatchedMatMul);
 DLSYS_ALGORITHMS(cpu, batched_matmul, GemmAlgorithms);
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
+#include "cpu/runtime/widened.h"
 #include "math/epilogue.h"
 
 namespace dlsys {
@@ -135,12 +136,16 @@ void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t tra
 }
 
 DLSYS_KERNEL(cpu, matmul_map, MatmulMap);
+DLSYS_KERNEL_WIDENED(cpu, matmul_map, MatmulMap);
 DLSYS_ALGORITHMS(cpu, matmul_map, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_bias, MatmulBias);
+DLSYS_KERNEL_WIDENED(cpu, matmul_bias, MatmulBias);
 DLSYS_ALGORITHMS(cpu, matmul_bias, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_gradient, MatmulGradient);
+DLSYS_KERNEL_WIDENED(cpu, matmul_gradient, MatmulGradient);
 DLSYS_ALGORITHMS(cpu, matmul_gradient, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_sums, MatmulSums);
+DLSYS_KERNEL_WIDENED(cpu, matmul_sums, MatmulSums);
 DLSYS_ALGORITHMS(cpu, matmul_sums, GemmAlgorithms);
 
 }  // namespace

@@ -4,6 +4,7 @@
 // file names what limits it.
 #include "cpu/gemm/gemm.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/runtime/widened.h"
 
 namespace dlsys {
 namespace cpu {
@@ -50,6 +51,7 @@ void MatMul(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b
 }
 
 DLSYS_KERNEL(cpu, matmul, MatMul);
+DLSYS_KERNEL_WIDENED(cpu, matmul, MatMul);
 DLSYS_ALGORITHMS(cpu, matmul, GemmAlgorithms);
 
 }  // namespace

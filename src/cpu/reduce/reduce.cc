@@ -1,6 +1,6 @@
 // Sums over any axes, and the reductions of the middle axis of x (outer, n, inner) by a monoid on
-// the CPU: max, min, product and logsumexp. NaN propagates. The output never overlaps the input.
-// Memory bandwidth limits all but logsumexp.
+// the CPU: max, min, product and logsumexp. NaN propagates. The output never overlaps the input; a
+// sum of floats of 16 bits may be float32. Memory bandwidth limits all but logsumexp.
 #include "cpu/reduce/axes.h"
 #include "math/integers.h"
 #include "math/monoids.h"
@@ -101,8 +101,12 @@ struct LogSumExp {
 template <class T>
 void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y) {
   Input<T>("reduce_sum", x);
-  Output<T>("reduce_sum", y);
   CheckReduced("reduce_sum", x, axes, y);
+  if (y->dtype == DL_FLOAT32) {
+    Output<float>("reduce_sum", y);
+    return Reduce<T, float>(ScaledSum{scale}, x, axes, y);
+  }
+  Output<T>("reduce_sum", y);
   Reduce<T, T>(ScaledSum{scale}, x, axes, y);
 }
 

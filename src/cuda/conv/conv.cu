@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cuda/conv/conv.cuh"
+#include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -149,9 +150,13 @@ void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
 }
 
 DLSYS_KERNEL(cuda, conv2d, Conv2d);
+DLSYS_KERNEL_WIDENED(cuda, conv2d, Conv2d);
 DLSYS_KERNEL(cuda, conv2d_bias, Conv2dBias);
+DLSYS_KERNEL_WIDENED(cuda, conv2d_bias, Conv2dBias);
 DLSYS_KERNEL(cuda, conv2d_data_gradient, Conv2dDataGradient);
+DLSYS_KERNEL_WIDENED(cuda, conv2d_data_gradient, Conv2dDataGradient);
 DLSYS_KERNEL(cuda, conv2d_filter_gradient, Conv2dFilterGradient);
+DLSYS_KERNEL_WIDENED(cuda, conv2d_filter_gradient, Conv2dFilterGradient);
 DLSYS_ALGORITHMS(cuda, conv2d, AlgorithmsOf<Pass::kForward>);
 DLSYS_ALGORITHMS(cuda, conv2d_bias, AlgorithmsOf<Pass::kForward>);
 DLSYS_ALGORITHMS(cuda, conv2d_data_gradient, AlgorithmsOf<Pass::kDataGradient>);

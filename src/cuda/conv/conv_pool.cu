@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -430,7 +431,9 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool, Conv2dPool);
+DLSYS_KERNEL_WIDENED(cuda, conv2d_pool, Conv2dPool);
 DLSYS_KERNEL(cuda, conv2d_pool_data_gradient, Conv2dPoolDataGradient);
+DLSYS_KERNEL_WIDENED(cuda, conv2d_pool_data_gradient, Conv2dPoolDataGradient);
 DLSYS_FITS(cuda, conv2d_pool, Conv2dPoolFits);
 DLSYS_FITS(cuda, conv2d_pool_data_gradient, Conv2dPoolDataGradientFits);
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -317,6 +318,7 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
+DLSYS_KERNEL_WIDENED(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
 DLSYS_FITS(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradientFits);
 
 }  // namespace

@@ -5,6 +5,7 @@
 // Gradients gather: the thread of an element of dx visits the windows that cover it in row-major
 // order, so there are no atomics and the order of summation is fixed.
 #include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/widened.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -323,10 +324,15 @@ void AvgPool2dGradient(const DLArray* dy, DLArray* dx, Struct<WindowOptions> win
 }
 
 DLSYS_KERNEL(cuda, max_pool2d, MaxPool2d);
+DLSYS_KERNEL_WIDENED(cuda, max_pool2d, MaxPool2d);
 DLSYS_KERNEL(cuda, max_pool2d_gradient, MaxPool2dGradient);
+DLSYS_KERNEL_WIDENED(cuda, max_pool2d_gradient, MaxPool2dGradient);
 DLSYS_KERNEL(cuda, max_pool2d_read, MaxPool2dRead);
+DLSYS_KERNEL_WIDENED(cuda, max_pool2d_read, MaxPool2dRead);
 DLSYS_KERNEL(cuda, avg_pool2d, AvgPool2d);
+DLSYS_KERNEL_WIDENED(cuda, avg_pool2d, AvgPool2d);
 DLSYS_KERNEL(cuda, avg_pool2d_gradient, AvgPool2dGradient);
+DLSYS_KERNEL_WIDENED(cuda, avg_pool2d_gradient, AvgPool2dGradient);
 
 }  // namespace
 }  // namespace cuda

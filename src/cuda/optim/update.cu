@@ -4,7 +4,7 @@
 // allocated or copied. A block updates one chunk of one array, which it finds by binary search.
 // Rates and counts live in device memory and may change between runs of a captured program. States
 // have the shape of their gradient and are read and written; gradients are only read and overlap no
-// state. Parameters and gradients may be of 16 bits: slots are float32, and so is the arithmetic.
+// state. Gradients, or they and parameters, may be of 16 bits: slots and arithmetic are float32.
 // Memory bandwidth limits it.
 #include "cuda/pointwise/quad.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -74,12 +74,11 @@ struct Gradients {
   }
 };
 
-// data[k] = the states of parameter k, then its gradient.
-template <class T, class Rule, int kCapacity>
+// data[k] = the states of parameter k, which is stored in P, then its gradient.
+template <class T, class P, class Rule, int kCapacity>
 __global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kCapacity> table,
                              rule::Source source, Gradients<T> gradients) {
   constexpr int kStates = Rule::kStates;
-  using P = rule::Stored<T, Rule>;
   const Chunk chunk(table);
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
@@ -205,7 +204,7 @@ int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_
   return next;
 }
 
-template <class T, class Rule, int kCapacity>
+template <class T, class P, class Rule, int kCapacity>
 void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source& source,
               DLStream stream) {
   if (!grads->count) return;
@@ -217,9 +216,18 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
       for (int j = 0; j < Rule::kStates; j++) data[j] = states->arrays[j * grads->count + k]->data;
       data[Rule::kStates] = grads->arrays[k]->data;
     });
-    LaunchClusters(Rule::name, UpdateKernel<T, Rule, kCapacity>, table.first[table.count], 1,
+    LaunchClusters(Rule::name, UpdateKernel<T, P, Rule, kCapacity>, table.first[table.count], 1,
                    kThreads, 0, pdl, stream, table, source, Gradients<T>{dtype == kDtype<T>});
   }
+}
+
+template <class T, class P, class Rule>
+void UpdateStored(DLArrayList* states, const DLArrayList* grads, const rule::Source& source,
+                  DLStream stream) {
+  if (grads->count <= kFewArrays)
+    UpdateBy<T, P, Rule, kFewArrays>(states, grads, source, stream);
+  else
+    UpdateBy<T, P, Rule, kMostArrays<Rule::kStates + 1>>(states, grads, source, stream);
 }
 
 template <class T, class Rule>
@@ -230,10 +238,10 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
   EnterAll(op, {states, grads, lr, step, count, scale});
   CheckStates<T, Rule>(op, states, grads);
   const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
-  if (grads->count <= kFewArrays)
-    UpdateBy<T, Rule, kFewArrays>(states, grads, source, stream);
+  if (!states->count || states->arrays[0]->dtype == DL_FLOAT32)
+    UpdateStored<T, float, Rule>(states, grads, source, stream);
   else
-    UpdateBy<T, Rule, kMostArrays<Rule::kStates + 1>>(states, grads, source, stream);
+    UpdateStored<T, rule::Stored<T, Rule>, Rule>(states, grads, source, stream);
 }
 
 // The sums of squares of the chunks of all arrays of T, and where those of others go.

@@ -2,7 +2,7 @@
 // monoid: max, min, product and logsumexp. NaN propagates.
 //
 // For a sum, neighboring axes fold into runs that are summed or kept; each summed run is one
-// reduction (axis.cuh), the last run first.
+// reduction (axis.cuh), the last run first. A sum of floats of 16 bits may be float32.
 #include "cuda/reduce/axis.cuh"
 #include "math/integers.h"
 #include "math/monoids.h"
@@ -142,7 +142,10 @@ template <class T>
 void ReduceSum(const DLArray* x, int64_t axes, float scale, DLArray* y, DLStream stream) {
   Enter("reduce_sum", y, x);
   CheckReduced("reduce_sum", x, axes, y);
-  SumRuns(y->ctx, In<T>("reduce_sum", x), Runs(x, axes), scale, Out<T>("reduce_sum", y), stream);
+  const T* from = In<T>("reduce_sum", x);
+  const bool widens = kIs16Bit<T> && y->dtype == DL_FLOAT32;
+  const Output to = widens ? Output(Out("reduce_sum", y)) : Output(Out<T>("reduce_sum", y));
+  SumRuns(y->ctx, from, Runs(x, axes), scale, to, stream);
 }
 
 DLSYS_KERNEL_TYPED(cuda, reduce_sum, ReduceSum);

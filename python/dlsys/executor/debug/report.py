@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...describe import drawn_by
+from ...dtypes import FLOAT32, is_narrow
 from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
 from ...runtime.target import target_of
 from ..plan.memory import Plan, Step
@@ -14,10 +15,24 @@ from ..run.runner import Runner, SegmentReport
 from .text import columns
 
 
+class NarrowSteps(NamedTuple):
+    """What a plan does in floats of 16 bits: the steps that read or write them, those that only
+    cast from or to them, and the products that run in float32 between casts, having no kernel.
+    """
+
+    computing: int
+    casting: int
+    wide: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"16 bits: {self.computing} steps, and {self.casting} that cast"
+        return text + (f"; in float32: {_counted(self.wide)}" if self.wide else "")
+
+
 class PlanReport(NamedTuple):
     """One plan: the shapes of its feeds, its runs so far, and its pieces. One launch makes up to
     `unrolled` runs where many are queued. `algorithms` are those that the autotuner
-    selected, such as "conv2d by cudnn fft".
+    selected, such as "conv2d by cudnn fft". `narrow` is None where nothing is of 16 bits.
     """
 
     feeds: tuple[tuple[str, tuple[int, ...]], ...]
@@ -27,6 +42,7 @@ class PlanReport(NamedTuple):
     segments: tuple[SegmentReport, ...]
     unrolled: int = 1
     algorithms: tuple[str, ...] = ()
+    narrow: NarrowSteps | None = None
 
     @property
     def launches(self) -> int:
@@ -65,6 +81,8 @@ class Report(NamedTuple):
             if plan.unrolled > 1:
                 lines.append(f"    up to {plan.unrolled} runs in one launch where many are queued")
             lines += [f"    {_segment_text(segment)}" for segment in plan.segments]
+            if plan.narrow is not None:
+                lines.append(f"    {plan.narrow}")
             if plan.algorithms:
                 lines.append(f"    autotuned: {_counted(plan.algorithms)}")
         if self.since is not None:
@@ -99,7 +117,22 @@ def plan_report(runner: Runner) -> PlanReport:
     algorithms = tuple(f"{node.op.name} by {node.attrs['algorithm']}" for node in marked)
     counts = runner.runs, len(plan.steps), plan.arena_nbytes
     segments = tuple(runner.segments_report())
-    return PlanReport(feeds, *counts, segments, runner.unrolled, algorithms)
+    narrow = _narrow_steps(plan)
+    return PlanReport(feeds, *counts, segments, runner.unrolled, algorithms, narrow)
+
+
+def _narrow_steps(plan: Plan) -> NarrowSteps | None:
+    computing, casting, wide = 0, 0, []
+    for step in plan.steps:
+        values = [value.spec.dtype for value in (*step.inputs, *step.outputs)]
+        if step.node.op.kernel == "cast" and is_narrow(step.node.attrs.get("dtype")):
+            casting += 1  # numpy holds its result as float32
+        elif any(map(is_narrow, values)):
+            casts = step.node.op.kernel == "cast"
+            computing, casting = computing + (not casts), casting + casts
+        elif step.node.op.autocast == "bf16" and FLOAT32 in values:
+            wide.append(step.node.op.name)
+    return NarrowSteps(computing, casting, tuple(wide)) if computing or casting else None
 
 
 def _segment_text(segment: SegmentReport) -> str:

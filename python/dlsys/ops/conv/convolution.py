@@ -59,6 +59,7 @@ class ConvolutionOp(Op):
     """Base of the operators of convolution: attributes, native arguments and dtypes."""
 
     has_precision = tunable = True
+    autocast = "bf16"
     ladder = CONV
     tolerance = 1e-4  # as of products: a filter's gradient sums over every position of the batch
 

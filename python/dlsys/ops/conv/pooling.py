@@ -46,6 +46,8 @@ class PoolOp(Op):
     for the maximum alone, dilation.
     """
 
+    autocast = "follow"
+
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         if attrs["stride"] is None:
             attrs["stride"] = attrs["window"] or (1, 1)

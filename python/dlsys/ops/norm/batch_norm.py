@@ -50,6 +50,7 @@ class BatchStatisticsOp(Op):
     """Mean and variance (over the count, not the count less one) of each channel of x (N, C, …)."""
 
     name = kernel = "batch_statistics"
+    autocast = "follow"
     signature = Signature("x")
     outputs = 2
 
@@ -97,6 +98,7 @@ class BatchNormalizeOp(Op):
     """
 
     name = kernel = "batch_normalize"
+    autocast, autocast_inputs = "follow", (0,)
     signature = Signature("x", "mean", "variance", "scale", "bias", "*", eps=EPS, training=Bool())
     inplace = True
 
@@ -141,6 +143,7 @@ class BatchNormalizeSumsOp(Op):
     """
 
     name = kernel = "batch_normalize_sums"
+    autocast, autocast_inputs = "follow", (0, 3)
     signature = Signature("x", "mean", "variance", "dy", "*", eps=EPS, training=Bool())
     outputs = 2
 
@@ -189,6 +192,7 @@ class BatchNormalizeGradientOp(Op):
     """
 
     name = kernel = "batch_normalize_gradient"
+    autocast, autocast_inputs = "follow", (0, 6)
     signature = Signature("x", "mean", "variance", "scale", "dscale", "dbias", "dy", "*", eps=EPS)
     inplace = cache_local = True
 

@@ -86,6 +86,7 @@ class RowNormalizeOp(RowNormalizationOp):
     """
 
     name = kernel = "row_normalize"
+    autocast, autocast_inputs = "follow", (0,)
     signature = Signature("x", "scale", "bias", "*", groups=GROUPS, centered=Bool(), eps=EPS)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -121,6 +122,7 @@ class RowNormalizeGradientOp(RowNormalizationOp):
     """
 
     name = kernel = "row_normalize_gradient"
+    autocast, autocast_inputs = "follow", (0, 2)
     signature = Signature("x", "scale", "dy", "*", groups=GROUPS, centered=Bool(), eps=EPS)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -187,6 +189,7 @@ class RowNormalizeSumsOp(RowNormalizationOp):
     """
 
     name = kernel = "row_normalize_sums"
+    autocast, autocast_inputs = "follow", (0, 2)
     signature = Signature("x", "scale", "dy", "*", groups=GROUPS, centered=Bool(), eps=EPS)
     outputs = 2
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...arguments.kinds import Bool, Input, Int, Kind, Number
 from ...arguments.signature import Signature
-from ...dtypes import FLOAT16, is_narrow, widened
+from ...dtypes import FLOAT16, FLOAT32, is_narrow, widened
 from ...graph.node import Node, Op
 from ...graph.spec import Spec, describe, floating, promote
 from ...runtime.interface import interface
@@ -53,6 +53,7 @@ class RuleOp(Op):
     """
 
     signature: Signature
+    autocast = "reads"
 
     def __init__(self, rule: Rule, count: int = 1) -> None:
         self.rule = rule
@@ -114,7 +115,7 @@ class RuleOp(Op):
             if position == k:
                 fits = not beside
             else:
-                fits = position == gradient and (beside or dtype == specs[k].dtype)
+                fits = position == gradient and (beside or specs[k].dtype in (dtype, FLOAT32))
             if not fits:
                 raise node.error(
                     f"{node.inputs[position].name} is {dtype}, expected float32: slots, sums and "
@@ -214,6 +215,7 @@ class GlobalNormOp(Op):
     """The root of the sum of the squares of all elements of all inputs, as one number."""
 
     name = kernel = "global_norm"
+    autocast = "reads"
     signature = Signature("*arrays")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:

@@ -216,6 +216,7 @@ class DropoutOp(Op):
     """
 
     name = kernel = "dropout"
+    autocast = "follow"
     random = True
     step_at = 1
     inplace = True
