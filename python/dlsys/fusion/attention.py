@@ -337,7 +337,7 @@ def _fits(made: Node, options: Options) -> bool:
 FUSION = Pass(
     "attention",
     fuse,
-    place=15,
+    position=15,
     needs=("attention", "attention_gradient"),
     when=lambda options: settings.attention != "naive",
 )

@@ -1,4 +1,4 @@
-"""rungs: settles which rung of its ladder each product, convolution and attention runs by.
+"""rungs: selects which rung of its ladder each product, convolution and attention runs by.
 
 A node's own `algo` counts, else the setting of its ladder (DLSYS_GEMM, DLSYS_CONV,
 DLSYS_ATTENTION). The pass stands before the fusions, which take a node with a rung only where the
@@ -25,7 +25,7 @@ from ...settings import settings
 from ..run.tables import in_kernel_order
 
 
-def settle_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
+def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The nodes of an executor's own graph, each with its rung as `algo`, or without for auto,
     or as the composition that this rung is.
 
@@ -35,7 +35,7 @@ def settle_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
     composed: dict[Node, list[Node]] = {}
     for node in find_topo_sort(fetches):
         if node.op.ladder is not None:
-            _settle(node, options.target)
+            _select(node, options.target)
             if node.op.ladder.composed and _is_composed(node, options):
                 with attributed_to(node):
                     composed[node] = node.op.compose(node)
@@ -65,7 +65,7 @@ def _is_composed(node: Node, options: Options) -> bool:
     return not target.fits(kernel, *in_kernel_order(bare, signature, specs, node.spec))
 
 
-def _settle(node: Node, target: Target) -> None:
+def _select(node: Node, target: Target) -> None:
     ladder = node.op.ladder
     assert ladder is not None
     own = node.attrs.get("algo")
@@ -102,4 +102,4 @@ def _refusal(
     return NotApplicableError(f"{node.op.name}: {by}: {why}; use {known} [{node.where}]")
 
 
-RUNGS = Pass("rungs", settle_rungs, place=2)
+RUNGS = Pass("rungs", select_rungs, position=2)
