@@ -17,11 +17,12 @@ SHARED_MEMORY = (
     *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
     *("conv*", "*pool*", "batch_norm*", "layer_norm*", "max", "argmax", "prod", "cumsum"),
     *("logsumexp", "scatter*", "embedding*", "pointwise*", "*update*", "shuffled*", "*head*"),
-    *("sort", "argsort", "topk*", "cumprod", "recurrence"),
+    *("sort", "argsort", "topk*", "cumprod", "recurrence", "*attention*"),
 )
 SUBSET = (
     *(f"*GpuOperators.test_{name}_values" for name in SHARED_MEMORY),
     "*GpuUpdates.test_groups_of_all_shapes*",
+    "*GpuOperators.test_attention*_narrow",
 )
 UPDATES = ("*GpuUpdates.test_*_of_all_shapes*", "*GpuKernel.test_arrays_at_any_address*")
 BYTES = (

@@ -14,6 +14,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.ops import leaf as source
+from dlsys.ops.attention.attention import attention
 
 Shape = tuple[int, ...]
 Array = np.ndarray
@@ -487,7 +488,7 @@ def pools() -> Iterator[Work]:
 
 
 def norms() -> Iterator[Work]:
-    """Softmax and normalization."""
+    """Softmax, attention and normalization."""
     for shape in (FLAT, (100_000, 10)):
         for name in ("softmax", "log_softmax"):
             op = getattr(ad, f"{name}_op")
@@ -495,6 +496,11 @@ def norms() -> Iterator[Work]:
                 name, f"rows of {shape[1]}", op, lambda t, x, name=name: getattr(t, name)(x, -1),
                 (shape,),
             )  # fmt: skip
+    yield Work(
+        "attention", "causal", lambda q, k, v: attention(q, k, v, causal=True),
+        lambda t, q, k, v: functional(t).scaled_dot_product_attention(q, k, v, is_causal=True),
+        ((2, 8, 256, 64),) * 3,
+    )  # fmt: skip
     channels = (IMAGES, (32,), (32,))
     yield Work(
         "batch_normalization", "", lambda *x: ad.batch_normalization(*x),
@@ -728,6 +734,10 @@ WITHIN = {
         "channels", "per_channel", "batch_statistics", "batch_normalize", "batch_normalize_sums",
         "batch_normalize_gradient", "batch_normalization_op",
     ), "batch_normalization"),
+    **dict.fromkeys((
+        "attention_op", "attention_biased", "attention_gradient", "dropped_attention",
+        "dropped_attention_gradient", "attention_of_mask", "dropped_attention_second",
+    ), "attention"),
     **dict.fromkeys((
         "normalization_view", "row_normalize", "row_normalize_gradient", "row_normalize_sums",
     ), "layer_normalization"),

@@ -14,14 +14,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables import conv_ladder, eager, gemm_ladder, gpu, losses, operators, overlap, reliability
+from tables import (
+    attention_ladder,
+    conv_ladder,
+    eager,
+    gemm_ladder,
+    gpu,
+    losses,
+    operators,
+    overlap,
+    reliability,
+)
 from tables.gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 FILES = (
     *(ROOT / "docs" / name for name in ("performance.md", "reliability.md")),
-    *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md")),
+    *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
     ROOT / "README.md",
 )
 NETWORKS = {
@@ -212,6 +222,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gemm shapes": gemm_ladder.table,
     "gemm cpu rungs": gemm_ladder.cpu_squares,
     "gemm cpu shapes": gemm_ladder.cpu_table,
+    "attention cpu": attention_ladder.cpu_table,
+    "attention gpu": attention_ladder.gpu_table,
     "conv rungs": conv_ladder.drawn,
     "conv shapes": conv_ladder.table,
     "conv errors": conv_ladder.errors,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import unittest
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from dlsys import optim
 from dlsys.dtypes import bfloat16, rounded
 from dlsys.errors import GraphError, NotApplicableError, SignatureError
 from dlsys.runtime.device import Context, gpu
+from dlsys.settings import settings
 from support.devices import fewer, native_contexts, require
 from support.families.attention import attended, differentiated
 from support.seeds import SEED
@@ -243,6 +245,30 @@ class Dropout(unittest.TestCase):
         train = optim.SGD(0.0).minimize(loss, [q])
         executor = ad.Executor([loss, train])
         self.assertNotEqual(executor.run({}, True)[0], executor.run({}, True)[0])
+
+
+class Rungs(unittest.TestCase):
+    def operators(self, ctx: Context | None, **options: Any) -> set[str]:
+        q = ad.Variable("q", (1, 1, 40, 8), np.float32)
+        y = F.scaled_dot_product_attention(q, q, q, **options)
+        plan = ad.Executor([y, *ad.gradients(y, [q])], ctx).plan({q: q.shape})
+        return {step.node.op.name for step in plan.steps}
+
+    def test_a_node_or_the_setting_names_the_rung(self) -> None:
+        for ctx in CONTEXTS:
+            for setting, algo, wanted in (
+                ("auto", "naive", "softmax"),
+                ("auto", "tiled", "attention"),
+                ("naive", None, "softmax"),
+                ("tiled", None, "attention"),
+                ("naive", "tiled", "attention"),
+                ("tiled", "naive", "softmax"),
+            ):
+                with mock.patch.object(settings, "attention", setting):
+                    found = self.operators(ctx, algo=algo)
+                with self.subTest(ctx=ctx, setting=setting, algo=algo):
+                    self.assertIn(wanted, found)
+                    self.assertEqual("attention_gradient" in found, wanted == "attention")
 
 
 class Refusals(unittest.TestCase):

@@ -1,6 +1,7 @@
-// The launchers of attention on a GPU: checks, the choice of the kernels by dtype and precision,
-// the sums Σ y dy of backward, and by what `auto` takes the composition of other operators instead.
-// Arrays are (batch, heads, positions, size), contiguous; results overlap no input.
+// The launchers of attention on a GPU: checks, which kernels serve a dtype and a precision, the
+// sums Σ y dy of backward, and the model by which `auto` leaves a problem to the composition of
+// other operators. Arrays are (batch, heads, positions, size), contiguous; results overlap no
+// input. forward.cuh and backward.cuh say what limits the kernels.
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/flash.cuh"
 #include "cuda/gemm/gemm.cuh"

@@ -1,4 +1,6 @@
-// The rung `tiled` of attention in bfloat16: its kernels, see forward.cuh and backward.cuh.
+// The kernels of the rung `tiled` of attention in bfloat16: FlashAttention-2 (Dao, 2023), its
+// templates instantiated. forward.cuh and backward.cuh have the algorithm, the layout of the arrays
+// and what limits them.
 #include "cuda/attention/backward.cuh"
 #include "cuda/attention/forward.cuh"
 

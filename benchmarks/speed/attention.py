@@ -1,0 +1,189 @@
+"""The rungs of attention beside PyTorch's, forward and with gradients: times and rates.
+
+    python benchmarks attention [--device cpu|gpu] [--precisions fp32,tf32,bf16] [--rounds N]
+
+Leaves results/attention.json, of the CPU attention_cpu.json. Each contestant lives in a process of
+its own, and they take turns (shared/turns.py); a ratio is taken within each round. PyTorch runs
+`scaled_dot_product_attention` as it chooses itself. A rate counts the products
+of each query with the keys that it sees: two forward, seven with gradients, where backward computes
+the scores anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from shared import measure, turns
+
+# Batch, heads, kv heads, tokens, head size, causal.
+CPU_SHAPES = [
+    (4, 12, 12, 1024, 64, True), (1, 12, 12, 1024, 64, True), (8, 4, 4, 128, 32, True),
+    (2, 8, 8, 512, 64, False), (1, 4, 4, 2048, 128, True), (2, 8, 2, 512, 64, True),
+]  # fmt: skip
+GPU_SHAPES = [
+    (16, 12, 12, 1024, 64, True), (4, 12, 12, 4096, 64, True), (16, 8, 8, 1024, 128, True),
+    (4, 8, 8, 4096, 128, True), (1, 8, 8, 16384, 128, True), (16, 8, 2, 1024, 128, True),
+]  # fmt: skip
+OURS = ("naive", "tiled", "auto")
+Shape = tuple[int, int, int, int, int, bool]
+
+
+def arrays(shape: Shape) -> list[np.ndarray]:
+    """q, k, v and dy."""
+    batch, heads, kv_heads, tokens, size, _ = shape
+    rng = np.random.default_rng(0)
+    return [
+        rng.standard_normal((batch, n, tokens, size), np.float32)
+        for n in (heads, kv_heads, kv_heads, heads)
+    ]
+
+
+def flop(shape: Shape, direction: str) -> float:
+    """Of forward, or of forward and backward."""
+    batch, heads, _, tokens, size, causal = shape
+    pairs = tokens * (tokens + 1) / 2 if causal else tokens**2
+    return 2.0 * batch * heads * pairs * size * (2 if direction == "forward" else 7)
+
+
+# ---- contestants ----
+
+
+def ours(
+    device: str, shape: Shape, precision: str, rung: str, direction: str
+) -> Callable[[], None]:
+    """A step."""
+    from dlsys import autodiff as ad
+    from dlsys import functional as F
+    from dlsys.runtime.device import cpu, gpu, synchronize
+
+    ctx = {"cpu": cpu, "gpu": gpu}[device](0)
+    nodes = [ad.Parameter(x, name) for name, x in zip(("q", "k", "v", "dy"), arrays(shape))]
+    used = [ad.cast_op(x, dtype="bfloat16") for x in nodes] if precision == "bf16" else nodes
+    y = F.scaled_dot_product_attention(*used[:3], causal=shape[-1], algo=rung)
+    fetches = [y] if direction == "forward" else [y, *ad.gradients(y, used[:3], used[3])]
+    executor = ad.Executor(fetches, ctx, "tf32" if precision == "tf32" else "fp32")
+
+    def step() -> None:
+        executor.run({})
+        synchronize(ctx)
+
+    return step
+
+
+def theirs(device: str, shape: Shape, precision: str, direction: str) -> Callable[[], None]:
+    """The same of PyTorch."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    on = "cuda" if device == "gpu" else "cpu"
+    q, k, v, dy = (torch.tensor(x, dtype=dtype, device=on) for x in arrays(shape))
+    for x in (q, k, v):
+        x.requires_grad_(direction != "forward")
+
+    grouped = shape[1] != shape[2]
+
+    def step() -> None:
+        y = scaled_dot_product_attention(q, k, v, is_causal=shape[-1], enable_gqa=grouped)
+        if direction != "forward":
+            torch.autograd.grad(y, (q, k, v), dy)
+        if device == "gpu":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def contestant(device: str, system: str) -> None:
+    """The other end: sets up what a line names when it is first named, and runs it."""
+    made: dict[str, Callable[[float], list[float]]] = {}
+
+    def sampler(work: str) -> Callable[[float], list[float]]:
+        if work not in made:
+            made.clear()  # one at a time, for memory
+            number, precision, direction = work.split()
+            shape = shapes(device)[int(number)]
+            if system == "torch":
+                step = theirs(device, shape, precision, direction)
+            else:
+                step = ours(device, shape, precision, system, direction)
+            measure.step_ms(step, 0.2)
+            made[work] = lambda seconds: measure.step_ms(step, seconds)
+        return made[work]
+
+    version = __import__("torch").__version__ if system == "torch" else ""
+    turns.serve(sampler, version=version)
+
+
+def shapes(device: str) -> list[Shape]:
+    return GPU_SHAPES if device == "gpu" else CPU_SHAPES
+
+
+# ---- the comparison ----
+
+
+def compare(
+    contestants: dict[str, turns.Contestant], device: str, number: int, precision: str,
+    direction: str, rounds: int, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Milliseconds, TFLOP/s, and the share of PyTorch's rate, of each system."""
+    work = f"{number} {precision} {direction}"
+    ms: dict[str, list[float]] = {system: [] for system in contestants}
+    for _ in range(rounds):
+        for system, each in contestants.items():
+            ms[system].append(each.turn(seconds, work))
+    rate = flop(shapes(device)[number], direction) / 1e9
+    found = {}
+    for system, times in ms.items():
+        row: dict[str, Any] = {"ms": measure.summary(times)}
+        row["tflops"] = rate / row["ms"]["median"]
+        if "torch" in ms:
+            row["of_torch"] = measure.summary([a / b for a, b in zip(ms["torch"], times)], 3)
+        found[system] = row
+        share = f"{row['of_torch']['median']:5.2f} x PyTorch" if "torch" in ms else ""
+        median, tflops = row["ms"]["median"], row["tflops"]
+        print(f"  {direction:8} {system:6} {median:9.3f} ms {tflops:8.4f} TFLOP/s {share}")
+    return found
+
+
+def main() -> None:
+    from dlsys.runtime.device import best_context
+
+    parser = measure.arguments(__doc__)
+    parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
+    parser.add_argument("--precisions", help="fp32,tf32,bf16 on a GPU, fp32 elsewhere")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=0.15, help="of one turn")
+    parser.add_argument("--contestant", nargs=2, metavar=("DEVICE", "SYSTEM"))
+    options = parser.parse_args()
+    if options.contestant:
+        return contestant(*options.contestant)
+    ctx = best_context()[0]
+    device = options.device or (ctx.name if ctx is not None else "cpu")
+    precisions = options.precisions or ("fp32,tf32,bf16" if device == "gpu" else "fp32")
+    systems = [*OURS, *(["torch"] if find_spec("torch") else [])]
+    command = measure.program("attention", "--contestant", device)
+    contestants = {system: turns.Contestant([*command, system]) for system in systems}
+    works = []
+    for number, shape in enumerate(shapes(device)):
+        for precision in precisions.split(","):
+            print(f"{shape} {precision}", flush=True)
+            times = {
+                direction: compare(
+                    contestants, device, number, precision, direction, options.rounds,
+                    options.seconds,
+                )
+                for direction in ("forward", "both")
+            }  # fmt: skip
+            works.append({"shape": list(shape), "precision": precision, "times": times})
+    version = contestants["torch"].ready["version"] if "torch" in contestants else None
+    for each in contestants.values():
+        each.close()
+    name = "attention" if device == "gpu" else "attention_cpu"
+    print(measure.save(name, options, {"works": works, "torch": version}))
