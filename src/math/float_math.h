@@ -6,19 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "math/storage.h"
+
 namespace dlsys {
 namespace cpu {
-
-inline __attribute__((always_inline)) float FloatOfBits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-inline __attribute__((always_inline)) uint32_t BitsOfFloat(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
 
 // exp(x) = 2^n exp(r) with |r| <= ln(2)/2; ln(2) in two parts (Cody and Waite), exp(r) by a
 // polynomial (Cephes expf). For x from -104 to 89, and NaN.
@@ -35,10 +26,10 @@ inline __attribute__((always_inline)) float ExpWithin(float x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
   // 2^n in two factors: alone it would not be a float32 at either end.
-  const int32_t exponent = (int32_t)(BitsOfFloat(shifted) - BitsOfFloat(kRound));
+  const int32_t exponent = (int32_t)(BitsOf(shifted) - BitsOf(kRound));
   const int32_t half = exponent >> 1;
-  const float low = FloatOfBits((uint32_t)(half + 127) << 23);
-  const float high = FloatOfBits(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
+  const float low = FloatOf((uint32_t)(half + 127) << 23);
+  const float high = FloatOf(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
   return p * low * high;
 }
 
@@ -51,10 +42,10 @@ inline __attribute__((always_inline)) float exp(float x) {
 inline __attribute__((always_inline)) float log(float x) {
   const float kInfinity = __builtin_inff();
   const bool tiny = x < 1.17549435e-38f;  // denormals have no exponent of their own
-  const uint32_t bits = BitsOfFloat(tiny ? x * 8388608.f : x);
+  const uint32_t bits = BitsOf(tiny ? x * 8388608.f : x);
   const int32_t exponent = (int32_t)(bits - 0x3f3504f3u) >> 23;
   const float n = (float)(tiny ? exponent - 23 : exponent);
-  const float r = FloatOfBits(bits - ((uint32_t)exponent << 23)) - 1.f;
+  const float r = FloatOf(bits - ((uint32_t)exponent << 23)) - 1.f;
   const float z = r * r;
   float p = 7.0376836292e-2f;
   p = p * r - 1.1514610310e-1f;
@@ -87,10 +78,10 @@ inline __attribute__((always_inline)) float expm1(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r;
-  const int32_t exponent = (int32_t)(BitsOfFloat(shifted) - BitsOfFloat(kRound));
+  const int32_t exponent = (int32_t)(BitsOf(shifted) - BitsOf(kRound));
   const int32_t half = exponent >> 1;
-  const float low = FloatOfBits((uint32_t)(half + 127) << 23);
-  const float high = FloatOfBits(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
+  const float low = FloatOf((uint32_t)(half + 127) << 23);
+  const float high = FloatOf(((uint32_t)exponent - (uint32_t)half + 127u) << 23);
   const float small = p * low * high + (low * high - 1.f);
   return n > 64.f ? (p + 1.f) * low * high : small;  // 2^n alone may be no float32
 }
@@ -106,7 +97,7 @@ inline __attribute__((always_inline)) float log1p(float x) {
 // A polynomial near 0 (Cephes tanhf), else 1 - 2 / (exp(2|x|) + 1), which is 1 from 9.1 on; with
 // the sign of x, zeros too.
 inline __attribute__((always_inline)) float tanh(float x) {
-  const float magnitude = FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
+  const float magnitude = FloatOf(BitsOf(x) & 0x7fffffffu);
   const float z = x * x;
   float p = -5.70498872745e-3f;
   p = p * z + 2.06390887954e-2f;
@@ -145,7 +136,7 @@ inline __attribute__((always_inline)) ReducedAngle ReduceNear(float x) {
 inline __attribute__((always_inline)) ReducedAngle ReduceFar(float x) {
   static constexpr uint32_t kTwoOverPi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
                                             0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
-  const uint32_t magnitude = BitsOfFloat(x) & 0x7fffffffu;
+  const uint32_t magnitude = BitsOf(x) & 0x7fffffffu;
   const uint32_t digits = (magnitude & 0x7fffffu) | 0x800000u;
   const uint32_t exponent = magnitude >> 23;
   const uint32_t first = (exponent < 147u ? 147u : exponent) - 120u;  // 2/pi begins at bit 32
@@ -159,12 +150,12 @@ inline __attribute__((always_inline)) ReducedAngle ReduceFar(float x) {
   // Two bits of n and 62 bits of its fraction, rounded to nearest.
   const uint32_t n = (uint32_t)(product >> 62) + ((uint32_t)(product >> 61) & 1u);
   const float r = (float)((double)(int64_t)(product << 2) * 8.51530395021638647334e-20);
-  const bool negative = BitsOfFloat(x) >> 31;
+  const bool negative = BitsOf(x) >> 31;
   return {(int32_t)(negative ? 0u - n : n), negative ? -r : r};
 }
 
 inline __attribute__((always_inline)) float Magnitude(float x) {
-  return FloatOfBits(BitsOfFloat(x) & 0x7fffffffu);
+  return FloatOf(BitsOf(x) & 0x7fffffffu);
 }
 
 // The sine of (n + quarters) pi/2 + r: polynomials for sine and cosine (Cephes sinf).
@@ -181,7 +172,7 @@ inline __attribute__((always_inline)) float SineOf(ReducedAngle angle, int32_t q
   c = c * z + 1.f;
   const uint32_t n = (uint32_t)angle.n + (uint32_t)quarters;
   const float y = n & 1u ? c : s;
-  return FloatOfBits(BitsOfFloat(y) ^ (n & 2u) << 30);
+  return FloatOf(BitsOf(y) ^ (n & 2u) << 30);
 }
 
 // For |x| <= kNearRange.
@@ -317,8 +308,8 @@ inline __attribute__((always_inline)) float pow(float x, float y) {
   const float steps = Magnitude(y), shift = steps < 8388608.f ? 8388608.f : 0.f;
   const float shifted = steps + shift;
   const bool integer = shifted - shift == steps;
-  const uint32_t odd = BitsOfFloat(shifted) & integer & (steps < 16777216.f);
-  power = FloatOfBits(BitsOfFloat(power) | (BitsOfFloat(x) & odd << 31));
+  const uint32_t odd = BitsOf(shifted) & integer & (steps < 16777216.f);
+  power = FloatOf(BitsOf(power) | (BitsOf(x) & odd << 31));
   power = (x < 0.f) & (magnitude < kInfinity) & !integer ? __builtin_nanf("") : power;
   return (y == 0.f) | (x == 1.f) ? 1.f : power;
 }

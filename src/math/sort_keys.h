@@ -39,27 +39,6 @@ DLSYS_HD int64_t IndexOf(Key<T> key) {
   return (int64_t)(key & (((Key<T>)1 << kIndexBits<T>)-1));
 }
 
-// Calls f with a null pointer to the element type; bools are bytes of 0 and 1.
-template <class F>
-void WithSorted(const DLArray* x, const F& f) {
-  switch (x->dtype) {
-    case DL_FLOAT32:
-      return f((float*)nullptr);
-    case DL_BFLOAT16:
-      return f((bfloat16*)nullptr);
-    case DL_FLOAT16:
-      return f((float16*)nullptr);
-    case DL_INT32:
-      return f((int32_t*)nullptr);
-    case DL_INT64:
-      return f((int64_t*)nullptr);
-    case DL_UINT8:
-    case DL_BOOL:
-      return f((uint8_t*)nullptr);
-  }
-  Fail("sort: does not take %s", DtypeText(x->dtype));
-}
-
 // x (outer, n, inner) sorted along n, of which the first `count` are wanted.
 struct Shape {
   int64_t outer, n, inner, count;

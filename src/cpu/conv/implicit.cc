@@ -498,7 +498,7 @@ bool AllFinite(const float* x, int64_t n) {
     uint32_t* const result = &largest;
     Dispatch(DLSYS_SIMD {
       uint32_t most = 0;
-      for (int64_t k = begin; k < end; k++) most = std::max(most, BitsOfFloat(x[k]) & 0x7fffffffu);
+      for (int64_t k = begin; k < end; k++) most = std::max(most, BitsOf(x[k]) & 0x7fffffffu);
       *result = most;
     });
     if (largest >= 0x7f800000u) finite = false;

@@ -6,6 +6,7 @@
 
 #include "cpu/pointwise/pieces.h"
 #include "math/indexing.h"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cpu {
@@ -70,22 +71,9 @@ void Compare(const DLArray* x, const DLArray* y, DLArray* out) {
   Check(op, out);
   CheckDtype(op, y, x->dtype);
   CheckDtype(op, out, DL_BOOL);
-  switch (x->dtype) {
-    case DL_FLOAT32:
-      return TestRun<Test, float>(op, x, y, out);
-    case DL_INT32:
-      return TestRun<Test, int32_t>(op, x, y, out);
-    case DL_INT64:
-      return TestRun<Test, int64_t>(op, x, y, out);
-    case DL_UINT8:
-    case DL_BOOL:
-      return TestRun<Test, uint8_t>(op, x, y, out);
-    case DL_BFLOAT16:
-      return TestRun<Test, bfloat16>(op, x, y, out);
-    case DL_FLOAT16:
-      return TestRun<Test, float16>(op, x, y, out);
-  }
-  Fail("%s: does not take %s", op, DtypeText(x->dtype));
+  WithComparable(op, x->dtype, [&](auto* type) {
+    TestRun<Test, std::remove_pointer_t<decltype(type)>>(op, x, y, out);
+  });
 }
 
 template <class Test>

@@ -11,6 +11,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 #include "math/indexing.h"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cpu {
@@ -19,30 +20,6 @@ namespace {
 struct Bool {
   uint8_t value;
 };
-
-// Calls f with a null pointer of the dtype's C++ type.
-template <class F>
-void WithDtype(const char* op, int dtype, F&& f) {
-  switch (dtype) {
-    case DL_FLOAT32:
-      return f((float*)nullptr);
-    case DL_FLOAT64:
-      return f((double*)nullptr);
-    case DL_INT32:
-      return f((int32_t*)nullptr);
-    case DL_INT64:
-      return f((int64_t*)nullptr);
-    case DL_UINT8:
-      return f((uint8_t*)nullptr);
-    case DL_BOOL:
-      return f((Bool*)nullptr);
-    case DL_BFLOAT16:
-      return f((bfloat16*)nullptr);
-    case DL_FLOAT16:
-      return f((float16*)nullptr);
-  }
-  Fail("%s: unknown dtype code %d", op, dtype);
-}
 
 // Truncates. What an integer cannot hold becomes its lowest value; uint8 is int64 modulo 256.
 template <class To, class From>
@@ -98,15 +75,16 @@ void Cast(const DLArray* x, DLArray* y) {
   if (Numel(x) != Numel(y))
     Fail("cast: element counts differ: %s and %s", ShapeText(x).c_str(), ShapeText(y).c_str());
   if (x->dtype == y->dtype) return CopyRun(x->data, y->data, Numel(x) * DtypeNbytes(x->dtype));
-  WithDtype("cast", x->dtype, [&](auto* from) {
-    WithDtype("cast", y->dtype,
-              [&](auto* to) { CastRun((decltype(from))x->data, (decltype(to))y->data, Numel(x)); });
+  WithDtype<Bool>("cast", x->dtype, [&](auto* from) {
+    WithDtype<Bool>("cast", y->dtype, [&](auto* to) {
+      CastRun((decltype(from))x->data, (decltype(to))y->data, Numel(x));
+    });
   });
 }
 
 void FillWith(float c, DLArray* y) {
   Check("fill", y);
-  WithDtype("fill", y->dtype, [&](auto* type) {
+  WithDtype<Bool>("fill", y->dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     T* out = (T*)y->data;
     const T value = Convert<T>(c);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cpu/reduce/axes.h"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cpu {
@@ -111,22 +112,11 @@ void Arg(const DLArray* x, DLArray* y) {
   if (Numel(y) == 0) return;
   if (of.n == 0) Fail("%s: shape %s has no elements to choose from", op, ShapeText(x).c_str());
   const int64_t middle = 1 << 1;
-  switch (x->dtype) {
-    case DL_FLOAT32:
-      return Reduce<float, int64_t>(ArgMonoid<kMax, float>(), x, middle, y);
-    case DL_BFLOAT16:
-      return Reduce<bfloat16, int64_t>(ArgMonoid<kMax, float>(), x, middle, y);
-    case DL_FLOAT16:
-      return Reduce<float16, int64_t>(ArgMonoid<kMax, float>(), x, middle, y);
-    case DL_INT32:
-      return Reduce<int32_t, int64_t>(ArgMonoid<kMax, int32_t>(), x, middle, y);
-    case DL_INT64:
-      return Reduce<int64_t, int64_t>(ArgMonoid<kMax, int64_t>(), x, middle, y);
-    case DL_UINT8:
-    case DL_BOOL:
-      return Reduce<uint8_t, int64_t>(ArgMonoid<kMax, uint8_t>(), x, middle, y);
-  }
-  Fail("%s: does not take %s", op, DtypeText(x->dtype));
+  WithComparable(op, x->dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    using Compared = std::conditional_t<kIs16Bit<T>, float, T>;
+    Reduce<T, int64_t>(ArgMonoid<kMax, Compared>(), x, middle, y);
+  });
 }
 
 // mask (outer, n, inner): 1 at the first element of each column that equals y (outer, inner).

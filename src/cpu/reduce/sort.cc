@@ -4,6 +4,7 @@
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "math/sort_keys.h"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cpu {
@@ -37,7 +38,7 @@ void Sort(const DLArray* x, int64_t axis, int64_t descending, DLArray* values, D
   for (const DLArray* a : {x, (const DLArray*)values, (const DLArray*)indices}) Check("sort", a);
   const sorting::Shape of(x, axis, values, indices);
   if (Numel(values) == 0) return;
-  sorting::WithSorted(x, [&](auto* type) {
+  WithComparable("sort", x->dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     SortColumns<T>(of, (const T*)x->data, descending != 0, (T*)values->data,
                    (int64_t*)indices->data);

@@ -192,6 +192,36 @@ struct Layers {
   Layer of[kMaxHeadLayers];
 };
 
+// True where a weight is copied as it lies in memory: rows that nobody reads in quads, where they
+// are short.
+bool IsChunked(const Layer& layer, GemmKind kind) {
+  const int row = (int)(layer.transposed ? layer.k : layer.n);
+  const bool float2s = kind == GemmKind::kNarrow && !layer.dx && row % 2 == 0;
+  return float2s || (kind == GemmKind::kTensorCores && row % 4 != 0);
+}
+
+// The copy of a weight to `at` with rows `pitch` apart, or in chunks.
+Copy WeightCopy(const Layer& layer, bool chunked, int at, int pitch) {
+  const int rows = (int)(layer.transposed ? layer.n : layer.k);
+  const int row = (int)(layer.transposed ? layer.k : layer.n), numel = rows * row;
+  Copy copy = {layer.weight, at, rows, row, row, pitch};
+  if (chunked) {
+    copy.lines = CeilDiv32(numel, kChunk), copy.line = copy.pitch = kChunk;
+    copy.last = (numel - 1) % kChunk + 1;
+  }
+  return copy;
+}
+
+// The stage that computes dx of a layer from the one that computes y.
+Stage BackwardStage(const Layer& layer, Stage stage, bool tensor, int from_at, int to_at) {
+  std::swap(stage.k, stage.n), std::swap(stage.k_stride, stage.n_stride);
+  stage.kind = KindOf(tensor, !layer.transposed, stage.k, stage.n);
+  stage.from_at = from_at, stage.to_at = to_at;
+  stage.bias_at = -1, stage.activation = 0, stage.dact = layer.dact, stage.out = layer.dx;
+  stage.aligned_out = layer.k % 4 == 0 && Aligned16(layer.dx);
+  return stage;
+}
+
 // Lays out shared memory and the stages: value buffers, then weights, biases, and partial sums; its
 // size in *nbytes.
 template <int kRows>
@@ -212,45 +242,26 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
   head.logits_at = take(kRows * Pitch(head.classes));
   for (int l = 0; l < count; l++) {
     const Layer& layer = layers.of[l];
-    const int k = (int)layer.k, n = (int)layer.n;
-    const int rows = layer.transposed ? n : k, row = layer.transposed ? k : n;
-    const GemmKind kind = KindOf(tensor, layer.transposed, k, n);
-    // Rows that nobody reads in quads are copied as they lie in memory, where they are short.
-    const bool float2s = kind == GemmKind::kNarrow && !layer.dx && row % 2 == 0;
-    const bool chunked = float2s || (kind == GemmKind::kTensorCores && row % 4 != 0);
-    const int pitch = chunked ? row : Pitch(row), numel = rows * row;
-    const int weight_at = take(RoundUp4(rows * pitch));
-    Copy& copy = head.copy[head.copies++];
-    copy = {layer.weight, weight_at, rows, row, row, pitch};
-    if (chunked) {
-      copy.lines = CeilDiv32(numel, kChunk), copy.line = copy.pitch = kChunk;
-      copy.last = (numel - 1) % kChunk + 1;
-    }
-    int bias_at = -1;
-    if (layer.bias) {
-      bias_at = take(Pitch(n));
-      head.copy[head.copies++] = {layer.bias, bias_at, 1, n, n, n};
-    }
-    const bool last = l == count - 1;
     Stage& stage = head.stage[l];
-    stage.kind = kind, stage.k = k, stage.n = n;
-    stage.weight_at = weight_at;
+    stage.k = (int)layer.k, stage.n = (int)layer.n;
+    stage.kind = KindOf(tensor, layer.transposed, stage.k, stage.n);
+    const bool chunked = IsChunked(layer, stage.kind);
+    const int rows = layer.transposed ? stage.n : stage.k;
+    const int row = layer.transposed ? stage.k : stage.n, pitch = chunked ? row : Pitch(row);
+    stage.weight_at = take(RoundUp4(rows * pitch));
+    head.copy[head.copies++] = WeightCopy(layer, chunked, stage.weight_at, pitch);
+    stage.bias_at = layer.bias ? take(Pitch(stage.n)) : -1;
+    if (layer.bias)
+      head.copy[head.copies++] = {layer.bias, stage.bias_at, 1, stage.n, stage.n, stage.n};
     stage.k_stride = layer.transposed ? 1 : pitch;
     stage.n_stride = layer.transposed ? pitch : 1;
-    stage.from_at = buffers[l], stage.to_at = last ? head.logits_at : buffers[l + 1];
-    stage.bias_at = bias_at, stage.activation = layer.activation, stage.out = layer.y;
-    stage.aligned_out = n % 4 == 0 && Aligned16(layer.y);
+    stage.from_at = buffers[l], stage.to_at = l == count - 1 ? head.logits_at : buffers[l + 1];
+    stage.activation = layer.activation, stage.out = layer.y;
+    stage.aligned_out = stage.n % 4 == 0 && Aligned16(layer.y);
   }
-  for (int l = count - 1; l >= 0 && layers.of[l].dx; l--) {
-    const Layer& layer = layers.of[l];
-    Stage& stage = head.stage[head.stages++];
-    stage = head.stage[l];
-    std::swap(stage.k, stage.n), std::swap(stage.k_stride, stage.n_stride);
-    stage.kind = KindOf(tensor, !layer.transposed, stage.k, stage.n);
-    stage.from_at = buffers[l + 1], stage.to_at = buffers[l];
-    stage.bias_at = -1, stage.activation = 0, stage.dact = layer.dact, stage.out = layer.dx;
-    stage.aligned_out = layer.k % 4 == 0 && Aligned16(layer.dx);
-  }
+  for (int l = count - 1; l >= 0 && layers.of[l].dx; l--)
+    head.stage[head.stages++] =
+        BackwardStage(layers.of[l], head.stage[l], tensor, buffers[l + 1], buffers[l]);
   for (Stage* stage = head.stage; stage < head.stage + head.stages; stage++) {
     Partition<kRows>(stage);
     if (!IsWarpPerRow(stage->kind))

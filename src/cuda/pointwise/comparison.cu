@@ -8,6 +8,7 @@
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cuda {
@@ -131,22 +132,9 @@ void Compare(const DLArray* x, const DLArray* y, DLArray* out, DLStream stream) 
   Enter(op, out, x, y);
   CheckDtype(op, y, x->dtype);
   CheckDtype(op, out, DL_BOOL);
-  switch (x->dtype) {
-    case DL_FLOAT32:
-      return RunTest<Test, float>(x, y, out, stream);
-    case DL_INT32:
-      return RunTest<Test, int32_t>(x, y, out, stream);
-    case DL_INT64:
-      return RunTest<Test, int64_t>(x, y, out, stream);
-    case DL_UINT8:
-    case DL_BOOL:
-      return RunTest<Test, uint8_t>(x, y, out, stream);
-    case DL_BFLOAT16:
-      return RunTest<Test, bfloat16>(x, y, out, stream);
-    case DL_FLOAT16:
-      return RunTest<Test, float16>(x, y, out, stream);
-  }
-  Fail("%s: does not take %s", op, DtypeText(x->dtype));
+  WithComparable(op, x->dtype, [&](auto* type) {
+    RunTest<Test, std::remove_pointer_t<decltype(type)>>(x, y, out, stream);
+  });
 }
 
 template <class Test>

@@ -7,6 +7,7 @@
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cuda {
@@ -81,35 +82,10 @@ __global__ void TransposeKernel(const T* x, T* y, int64_t jobs, TransposeTiling 
 
 // ---- launchers ----
 
-// Calls f with a null pointer of the C++ type of a dtype.
-template <class F>
-void WithType(const char* op, int dtype, F&& f) {
-  switch (dtype) {
-    case DL_FLOAT32:
-      return f((float*)nullptr);
-    case DL_FLOAT64:
-      return f((double*)nullptr);
-    case DL_INT32:
-      return f((int32_t*)nullptr);
-    case DL_INT64:
-      return f((int64_t*)nullptr);
-    case DL_UINT8:
-      return f((uint8_t*)nullptr);
-    case DL_BOOL:
-      return f((bool*)nullptr);
-    case DL_BFLOAT16:
-      return f((bfloat16*)nullptr);
-    case DL_FLOAT16:
-      return f((float16*)nullptr);
-    default:
-      Fail("%s: unknown dtype code %d", op, dtype);
-  }
-}
-
 void Fill(float value, DLArray* y, DLStream stream) {
   Enter("fill", y);
   const int64_t n = Numel(y);
-  WithType("fill", y->dtype, [&](auto* type) {
+  WithDtype<bool>("fill", y->dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Launch("fill", FillKernel<T>, Blocks(n), kThreads, 0, stream, value, (T*)y->data, n);
   });
@@ -127,8 +103,8 @@ void Cast(const DLArray* x, DLArray* y, DLStream stream) {
   if (Numel(x) != n)
     Fail("cast: element counts differ: %s and %s", ShapeText(x).c_str(), ShapeText(y).c_str());
   if (x->dtype == y->dtype) return CopyElements("cast", x, y, stream);
-  WithType("cast", x->dtype, [&](auto* from) {
-    WithType("cast", y->dtype, [&](auto* to) {
+  WithDtype<bool>("cast", x->dtype, [&](auto* from) {
+    WithDtype<bool>("cast", y->dtype, [&](auto* to) {
       using From = std::remove_pointer_t<decltype(from)>;
       using To = std::remove_pointer_t<decltype(to)>;
       Launch("cast", CastKernel<From, To>, Blocks(n), kThreads, 0, stream, (const From*)x->data,

@@ -2,6 +2,7 @@
 // mask of the first element that equals its extreme: reductions by a monoid (axis.cuh). The first
 // of equals counts, and NaN precedes all values.
 #include "cuda/reduce/axis.cuh"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cuda {
@@ -78,22 +79,9 @@ void Arg(const DLArray* x, DLArray* y, DLStream stream) {
   if (y->dtype != DL_INT64) Fail("%s: expected int64, got %s", op, DtypeText(y->dtype));
   if (Numel(y) == 0) return;
   if (of.n == 0) Fail("%s: shape %s has no elements to choose from", op, ShapeText(x).c_str());
-  switch (x->dtype) {
-    case DL_FLOAT32:
-      return ArgOf<kMax, float>(op, x, of, y, stream);
-    case DL_BFLOAT16:
-      return ArgOf<kMax, bfloat16>(op, x, of, y, stream);
-    case DL_FLOAT16:
-      return ArgOf<kMax, float16>(op, x, of, y, stream);
-    case DL_INT32:
-      return ArgOf<kMax, int32_t>(op, x, of, y, stream);
-    case DL_INT64:
-      return ArgOf<kMax, int64_t>(op, x, of, y, stream);
-    case DL_UINT8:
-    case DL_BOOL:
-      return ArgOf<kMax, uint8_t>(op, x, of, y, stream);
-  }
-  Fail("%s: does not take %s", op, DtypeText(x->dtype));
+  WithComparable(op, x->dtype, [&](auto* type) {
+    ArgOf<kMax, std::remove_pointer_t<decltype(type)>>(op, x, of, y, stream);
+  });
 }
 
 template <class T>

@@ -7,6 +7,7 @@
 // threads. Outputs overlap no input. Memory latency limits it, arithmetic the tiles.
 #include "cuda/runtime/launch.cuh"
 #include "math/sort_keys.h"
+#include "runtime/dtypes.h"
 
 namespace dlsys {
 namespace cuda {
@@ -100,7 +101,7 @@ void Sort(const DLArray* x, int64_t axis, int64_t descending, DLArray* values, D
   Enter("sort", values, x, indices);
   const sorting::Shape of(x, axis, values, indices);
   if (Numel(values) == 0) return;
-  sorting::WithSorted(x, [&](auto* type) {
+  WithComparable("sort", x->dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     SortColumns<T>(x, of, descending != 0, values, indices, stream);
   });

@@ -100,6 +100,45 @@ __device__ __forceinline__ void MultiplyStage(const float* dy, const float* inpu
   }
 }
 
+// Stores a thread's sums to its slice's partial sums of a split.
+template <class T>
+__device__ __forceinline__ void StorePartial(const FilterTask& task, const Sums<T>& sums, int split,
+                                             int group, int first_row, int mma_column) {
+  const Conv& c = task.c;
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const int rows = (int)c.o / (int)c.groups;
+  const int slice = warp / T::kWarps;
+  const int row = first_row + warp % T::kWarps / T::kWarpsN * T::kMmaM * 16 + lane / 4;
+  float* to = task.partial +
+              ((int64_t)(split * T::kDeep + slice) * c.groups + group) * rows * task.width +
+              mma_column * 8 + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < T::kMmaM; i++)
+#pragma unroll
+    for (int j = 0; j < T::kMmaN; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int r = row + 16 * i + 8 * e;
+        if (r < rows)
+          *(float2*)(to + (int64_t)r * task.width + 8 * j) =
+              make_float2(sums[i][j][2 * e], sums[i][j][2 * e + 1]);
+      }
+}
+
+// Where the input elements of a thread's columns lie in a stage: channel and kernel offset.
+template <class T>
+__device__ __forceinline__ void InputOffsets(const FilterTask& task, int mma_column,
+                                             int first_channel, int (&cols)[T::kMmaN]) {
+  const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < T::kMmaN; j++) {
+    const int n = (mma_column + j) * 8 + lane / 4, channel = task.columns.Channel(n);
+    cols[j] = channel < task.columns.channels ? (channel - first_channel) * task.pitch +
+                                                    task.strip.Shift(task.columns.KernelOffset(n))
+                                              : 0;
+  }
+}
+
 template <class T>
 __global__ __launch_bounds__(T::kThreads, T::kResident) void FilterKernel(const FilterTask task) {
   float* const memory = DynamicShared<float>();
@@ -156,17 +195,11 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void FilterKernel(const 
     CloseCopies();
   };
 
-  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const int warp = (int)threadIdx.x / 32;
   const int mma_column = first_mma_column + warp % T::kWarpsN * T::kMmaN;
   int cols[T::kMmaN];
-#pragma unroll
-  for (int j = 0; j < T::kMmaN; j++) {
-    const int n = (mma_column + j) * 8 + lane / 4, channel = task.columns.Channel(n);
-    cols[j] = channel < task.columns.channels ? (channel - first_channel) * task.pitch +
-                                                    strip.Shift(task.columns.KernelOffset(n))
-                                              : 0;
-  }
-  float sums[T::kMmaM][T::kMmaN][4] = {};
+  InputOffsets<T>(task, mma_column, first_channel, cols);
+  Sums<T> sums = {};
   for (int stage = 0; stage < kStages; stage++) fill(begin + stage);
   __syncthreads();
   for (int stage = 0; stage < kStages - 1; stage++) copy(begin + stage);
@@ -181,22 +214,7 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void FilterKernel(const 
   }
   WaitForCopies<0>();
 
-  const int slice = warp / T::kWarps;
-  const int row = first_row + warp % T::kWarps / T::kWarpsN * T::kMmaM * 16 + lane / 4;
-  float* to = task.partial +
-              ((int64_t)(split * T::kDeep + slice) * c.groups + group) * rows * task.width +
-              mma_column * 8 + lane % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < T::kMmaM; i++)
-#pragma unroll
-    for (int j = 0; j < T::kMmaN; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int r = row + 16 * i + 8 * e;
-        if (r < rows)
-          *(float2*)(to + (int64_t)r * task.width + 8 * j) =
-              make_float2(sums[i][j][2 * e], sums[i][j][2 * e + 1]);
-      }
+  StorePartial<T>(task, sums, split, group, first_row, mma_column);
 }
 
 // df (filters of all groups, channels, kernel offsets) = sum of partial (splits, filters, width)
