@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 from collections import Counter
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from dlsys.graph.node import Node
 from dlsys.passes.autocast import autocast
 from dlsys.passes.simplify import simplify
 from dlsys.runtime.device import Context, gpu
-from support.devices import native_contexts, require
+from support.devices import native_contexts, needs_torch, require
 from support.fusion import CPU, require_fusion, without
 
 ROWS, FEATURES, CLASSES = 16, 24, 5
@@ -283,29 +284,85 @@ class Tensors(unittest.TestCase):
         self.assertNotEqual(F.matmul(x, x).numpy()[1, 1], 7)
 
 
-# Casts that a plan has besides the kernels of float32's: to and from float32 around the loss, and
-# one kernel for the copies of all Parameters and feeds. Rules split in two, by their gradients'
-# dtypes, and a sum of float32 gradients of logits stays apart from the product.
-MORE = Counter(cast=2, casts=1)
-
-
 @require(gpu(0))
-@require_fusion("gemm_epilogue", "conv_pool", "pointwise", "casts", "batch_norm")
+@require_fusion("gemm_epilogue", "conv_pool", "pointwise", "casts", "multi_tensor")
 class Fusions(unittest.TestCase):
-    """The kernels of a plan, without the fusions that have no form of 16 bits."""
+    """The kernels of a plan beside those of float32, without the fusions that have no form of 16
+    bits. `matmul_sums` is one of them: a product and a sum stand for it.
+    """
 
     ctx = gpu(0)
+    # Of each network: casts to and from float32 around its loss, and around the normalizations and
+    # the softmax of its float32 residual stream.
+    casts = {"dense": 2, "convolutions": 2, "transformer": 9}
 
     def kernels(self, net: Network, precision: str) -> Counter[str]:
+        shapes = {x: value.shape for x, value in net.feeds.items()}
         with without("mlp_head", "weight_update"):
-            plan = net.executor(self.ctx, precision).plan({x: v.shape for x, v in net.feeds.items()})
+            plan = net.executor(self.ctx, precision).plan(shapes)
         return Counter(step.node.op.kernel for step in plan.steps)
 
     def test_no_more_kernels_than_of_float32_and_the_casts(self) -> None:
         for kind in KINDS:
             with self.subTest(kind=kind):
                 fp32, bf16 = (self.kernels(Network(kind), word) for word in ("fp32", "bf16"))
-                print(kind, sum(fp32.values()), sum(bf16.values()), bf16-fp32, fp32-bf16)
+                apart = fp32.pop("matmul_sums")
+                for kernel in ("matmul", "reduce_sum"):
+                    fp32[kernel] += apart
+                elementwise = ("add", "mul", "pointwise")  # one with casts is a program
+                allowed = fp32 + Counter(casts=1, cast=self.casts[kind], adam_update=1)
+                for counts in (allowed, bf16):
+                    counts["elementwise"] = sum(counts.pop(name, 0) for name in elementwise)
+                self.assertEqual(bf16 - allowed, Counter())
+
+
+@needs_torch
+class AgainstTorch(unittest.TestCase):
+    def test_gradients_are_as_close_to_float64_as_those_of_autocast(self) -> None:
+        """Two layers with a normalization, five sets of weights. Measured: ours is 0.81 to 1.00 of
+        PyTorch's.
+        """
+        for seed in range(5):
+            weights, x, y = self.drawn(seed)
+            theirs = self.torch_gradients(weights, x, y, "bfloat16")
+            exact = self.torch_gradients(weights, x, y, None)
+            bound = 1.02 * self.distance(theirs, exact)
+            for ctx in (None, *native_contexts()):
+                ours = self.gradients(weights, x, y, ctx)
+                self.assertLess(self.distance(ours, exact), bound, (seed, ctx))
+
+    def drawn(self, seed: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        shapes = ((48, 32), (48,), (48,), (48,), (9, 48), (9,))
+        weights = [rng.normal(size=s).astype(np.float32) / s[-1] ** 0.5 for s in shapes]
+        return weights, rng.normal(size=(40, 32)).astype(np.float32), rng.integers(0, 9, 40)
+
+    def gradients(self, weights: Any, x: Any, y: Any, ctx: Context | None) -> list[np.ndarray]:
+        w1, b1, scale, shift, w2, b2 = own = [ad.Parameter(w) for w in weights]
+        feed, label = ad.Variable("x", x.shape, np.float32), ad.Variable("y", y.shape, np.int64)
+        hidden = ad.layer_normalization(F.gelu(F.linear(feed, w1, b1)), scale, shift)
+        loss = F.cross_entropy(F.linear(hidden, w2, b2), label)
+        executor = ad.Executor(ad.gradients(loss, own), ctx, "bf16")
+        return executor.run({feed: x, label: y}, True)
+
+    def torch_gradients(self, weights: Any, x: Any, y: Any, autocast: str | None) -> list[Any]:
+        torch: Any = import_module("torch")
+        functional = torch.nn.functional
+        dtype = torch.float64 if autocast is None else torch.float32
+        own = [torch.tensor(w, dtype=dtype, requires_grad=True) for w in weights]
+        w1, b1, scale, shift, w2, b2 = own
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast is not None):
+            hidden = functional.gelu(functional.linear(torch.tensor(x, dtype=dtype), w1, b1))
+            hidden = functional.layer_norm(hidden, (48,), scale, shift)
+            loss = functional.cross_entropy(
+                functional.linear(hidden, w2, b2), torch.tensor(y)
+            )
+        loss.backward()
+        return [w.grad.double().numpy() for w in own]
+
+    def distance(self, found: list[Any], exact: list[Any]) -> float:
+        squares = sum(float(((a - b) ** 2).sum()) for a, b in zip(found, exact, strict=True))
+        return (squares / sum(float((b**2).sum()) for b in exact)) ** 0.5
 
 
 if __name__ == "__main__":
