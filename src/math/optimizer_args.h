@@ -71,4 +71,16 @@ inline void CheckStates(const char* op, const DLArrayList* updated, const DLArra
   }
 }
 
+// Each float32 array has a copy of its shape in T.
+template <class T>
+inline void CheckCopies(const char* op, const DLArrayList* arrays, const DLArrayList* copies) {
+  if (copies->count != arrays->count)
+    Fail("%s: expected %ld copies, got %ld", op, (long)arrays->count, (long)copies->count);
+  for (int64_t k = 0; k < arrays->count; k++) {
+    In(op, arrays->arrays[k]);
+    In<T>(op, copies->arrays[k]);
+    CheckSameShape(op, arrays->arrays[k], copies->arrays[k]);
+  }
+}
+
 }  // namespace dlsys

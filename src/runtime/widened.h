@@ -72,6 +72,40 @@ class Widened<Device, T, DLArray*> {
   std::optional<WideArray<T>> wide_;
 };
 
+// A list of arrays, each of which may be of T.
+template <class Device, class T, class List, class Array>
+class WidenedList {
+ public:
+  WidenedList(List* list, DLStream stream) {
+    if (list->count > kMost) Fail("a widened list has %ld arrays", (long)list->count);
+    for (int64_t k = 0; k < list->count; k++) {
+      each_[k].emplace(list->arrays[k], stream);
+      arrays_[k] = const_cast<DLArray*>(each_[k]->get());
+    }
+    list_.arrays = arrays_;
+    list_.count = list->count;
+  }
+  List* get() { return &list_; }
+  void Store() {
+    for (int64_t k = 0; k < list_.count; k++) each_[k]->Store();
+  }
+
+ private:
+  static constexpr int64_t kMost = 4;  // on the stack: nothing is allocated
+  std::optional<Widened<Device, T, Array>> each_[kMost];
+  DLArray* arrays_[kMost];
+  DLArrayList list_;
+};
+template <class Device, class T>
+class Widened<Device, T, const DLArrayList*>
+    : public WidenedList<Device, T, const DLArrayList, const DLArray*> {
+  using WidenedList<Device, T, const DLArrayList, const DLArray*>::WidenedList;
+};
+template <class Device, class T>
+class Widened<Device, T, DLArrayList*> : public WidenedList<Device, T, DLArrayList, DLArray*> {
+  using WidenedList<Device, T, DLArrayList, DLArray*>::WidenedList;
+};
+
 // Device has Enter(array), which checks it, and Convert<From, To>(from, to, stream).
 template <class Device, class T, auto F>
 struct InFloat32;

@@ -281,7 +281,7 @@ _BACK = Pattern(max_pool_gradient_op, "dy", "argmax", name="unpooled", hidden=Tr
 
 def _forward(graph: Graph, pool: Node, target: Target) -> Forward | None:
     found = _FORWARD.match(graph, pool)
-    if found is None or found["conv"].spec.dtype != FLOAT32:
+    if found is None or not target.has(conv_pool_op.kernel, found["conv"].spec.dtype):
         return None
     if "algo" in found["conv"].attrs:  # the fused kernels are no rung
         return None

@@ -91,20 +91,20 @@ class _Policy:
         activations = (
             k for k in own
             if inputs[k].spec.dtype == FLOAT32
-            and _source(node.inputs[k]).op.leaf not in ("state", "constant")
-            and not node.inputs[k].op.constant_fill
+            and not _is_given(node.inputs[k])
             and not _is_repeated(node, k)
         )  # fmt: skip
         return "bf16" if next(activations, None) is None else "float32"
 
     def _narrow(self, node: Node, inputs: list[Node], own: Sequence[int]) -> Node:
-        """The node in bfloat16. Where it repeats something float32 that was computed, such as a
-        mean, it computes in float32 and rounds its result: the casts are free in a program.
+        """The node in bfloat16. Where it repeats something float32, such as a mean, it computes in
+        float32 and rounds its result: the casts are free in a pointwise program.
         """
         computed = [
             k for k in own
-            if inputs[k].spec.dtype == FLOAT32 and _is_repeated(node, k)
-            and not _source(node.inputs[k]).op.leaf and not node.inputs[k].op.constant_fill
+            if inputs[k].spec.dtype == FLOAT32
+            and not _is_given(node.inputs[k])
+            and _is_repeated(node, k)
         ]  # fmt: skip
         if computed and isinstance(node.spec, Spec) and node.spec.dtype == FLOAT32:
             wide = [self._cast(x, before.spec.dtype) for x, before in zip(inputs, node.inputs)]
@@ -154,6 +154,11 @@ def _source(node: Node) -> Node:
     while _moves(node):
         node = node.inputs[0]
     return node
+
+
+def _is_given(node: Node) -> bool:
+    """True for Parameters and constants, which take the dtype of what they meet."""
+    return node.op.constant_fill or _source(node).op.leaf in ("state", "constant")
 
 
 def _is_repeated(node: Node, k: int) -> bool:

@@ -191,12 +191,31 @@ void GlobalNorm(const DLArrayList* arrays, DLArray* norm) {
   });
 }
 
+// copies[k] = arrays[k], float32, in T.
+template <class T>
+void CastAll(const DLArrayList* arrays, DLArrayList* copies) {
+  const char* op = "casts";
+  CheckAll(op, {arrays, copies});
+  CheckCopies<T>(op, arrays, copies);
+  const Concatenated all(arrays);
+  ParallelFor(all.Size(), kGrain, [&](int64_t begin, int64_t end) {
+    all.ForSegments(begin, end, [&](int64_t k, int64_t first, int64_t n) {
+      const float* x = (const float*)arrays->arrays[k]->data + first;
+      T* y = (T*)copies->arrays[k]->data + first;
+      Dispatch(DLSYS_SIMD {
+        for (int64_t i = 0; i < n; i++) y[i] = T(x[i]);
+      });
+    });
+  });
+}
+
 #define DLSYS_UPDATE(Rule) \
   DLSYS_KERNEL_TYPED_NAMED(cpu, Rule, rule::Rule::name, Update, rule::Rule);
 DLSYS_RULES(DLSYS_UPDATE)
 #undef DLSYS_UPDATE
 DLSYS_KERNEL(cpu, advance_step, Advance);
 DLSYS_KERNEL_TYPED(cpu, global_norm, GlobalNorm);
+DLSYS_KERNEL_TYPED(cpu, casts, CastAll);
 
 }  // namespace
 }  // namespace cpu

@@ -1,4 +1,5 @@
-// Optimizer steps in place as multi-tensor kernels: one launch updates all parameters.
+// Optimizer steps in place as multi-tensor kernels: one launch updates all parameters, and one
+// makes their copies of 16 bits.
 //
 // The table of arrays is a by-value kernel parameter, which a captured launch keeps, so nothing is
 // allocated or copied. A block updates one chunk of one array, which it finds by binary search.
@@ -167,6 +168,17 @@ __global__ void RootKernel(const double* sums, int64_t n, float* norm) {
   if (threadIdx.x == 0) *norm = (float)sqrt(sum);
 }
 
+// data[k] = a float32 array, and its copy in T.
+template <class T, int kCapacity>
+__global__ void CastsKernel(const __grid_constant__ Table<2, kCapacity> table) {
+  const Chunk chunk(table);
+  const float* x = (const float*)table.data[chunk.array][0] + chunk.begin;
+  T* y = (T*)table.data[chunk.array][1] + chunk.begin;
+  const int quads = ((uintptr_t)x | (uintptr_t)y) % 16 == 0 ? chunk.n / 4 : 0;
+  for (int i = threadIdx.x; i < quads; i += kThreads) StoreQuad(y, i, LoadQuad(x, i));
+  for (int i = 4 * quads + threadIdx.x; i < chunk.n; i += kThreads) y[i] = T(x[i]);
+}
+
 struct CounterTable {
   static constexpr int kCapacity = 128;
   long long* at[kCapacity];
@@ -301,12 +313,37 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
   }
 }
 
+template <class T, int kCapacity>
+void CastsBy(const char* op, const DLArrayList* arrays, const DLArrayList* copies,
+             DLStream stream) {
+  Table<2, kCapacity> table;
+  for (int64_t next = 0; next < arrays->count;) {
+    next = Fill(&table, arrays, next, DL_FLOAT32, [&](int64_t k, void** data) {
+      data[0] = arrays->arrays[k]->data;
+      data[1] = copies->arrays[k]->data;
+    });
+    const unsigned chunks = table.first[table.count];
+    if (chunks) Launch(op, CastsKernel<T, kCapacity>, chunks, kThreads, 0, stream, table);
+  }
+}
+
+// copies[k] = arrays[k], float32, in T.
+template <class T>
+void CastAll(const DLArrayList* arrays, DLArrayList* copies, DLStream stream) {
+  const char* op = "casts";
+  EnterAll(op, {arrays, copies});
+  CheckCopies<T>(op, arrays, copies);
+  if (arrays->count <= kFewArrays) return CastsBy<T, kFewArrays>(op, arrays, copies, stream);
+  CastsBy<T, kMostArrays<2>>(op, arrays, copies, stream);
+}
+
 #define DLSYS_UPDATE(Rule) \
   DLSYS_KERNEL_TYPED_NAMED(cuda, Rule, rule::Rule::name, Update, rule::Rule);
 DLSYS_RULES(DLSYS_UPDATE)
 #undef DLSYS_UPDATE
 DLSYS_KERNEL(cuda, advance_step, Advance);
 DLSYS_KERNEL_TYPED(cuda, global_norm, GlobalNorm);
+DLSYS_KERNEL_TYPED(cuda, casts, CastAll);
 
 }  // namespace
 }  // namespace cuda
