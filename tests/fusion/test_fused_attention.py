@@ -97,10 +97,10 @@ class Training(unittest.TestCase):
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal((2, 3, 5, 4), np.float32) for _ in range(3)]
         for written in WRITTEN:
-            nodes = [ad.Variable(name, (2, 3, 5, 4), np.float32) for name in "qkv"]
-            y = written(*nodes)
-            fetches = [y, *ad.gradients(ad.sum_op(y * y), nodes)]
             for ctx in native_contexts():
+                nodes = [ad.Variable(name, (2, 3, 5, 4), np.float32) for name in "qkv"]
+                y = written(*nodes)
+                fetches = [y, *ad.gradients(ad.sum_op(y * y), nodes)]
                 feeds = dict(zip(nodes, arrays))
                 executor = ad.Executor(fetches, ctx)
                 got = executor.run(feeds, True)

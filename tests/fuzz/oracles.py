@@ -99,6 +99,20 @@ def softmaxed(d: Draw) -> Case:
     return Case((shape,), attrs, d.one(None, extreme))
 
 
+def attending(d: Draw) -> Case:
+    """With grouped queries, causal or not, and perhaps a scale."""
+    n, kv, group = d.number(1, 3), d.number(1, 2), d.number(1, 3)
+    rows, columns, size, value_size = d.number(1, 40), d.number(1, 40), *d.pair(1, 20)
+    shapes = (n, kv * group, rows, size), (n, kv, columns, size), (n, kv, columns, value_size)
+    return Case(shapes, {"causal": d.flag(), "scale": d.one(None, 0.25, 1.5)})
+
+
+def attention(q: Any, k: Any, v: Any, causal: bool, scale: float | None) -> Any:
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
 def images(d: Draw) -> Case:
     return Case(((d.number(0, 3), d.number(1, 5), *d.pair(1, 7)),), {"keepdims": d.flag()})
 
@@ -784,8 +798,11 @@ def products() -> dict[str, Oracle]:
 
 
 def normalizations() -> dict[str, Oracle]:
-    """Softmax and normalization."""
+    """Softmax, attention and normalization."""
     return {
+        "attention": Oracle(
+            attention, draw=attending, patterns=False, conditioned=1, slopes=False, terms=one
+        ),
         "softmax": Oracle(
             lambda x, axis=-1: torch.softmax(x, axis),
             draw=softmaxed,
@@ -950,7 +967,8 @@ WITHOUT: dict[str, str] = {
         "binarycrossentropy batch_normalization_op softmax_cross_entropy row_normalize "
         "sparse_softmax_cross_entropy multiclass_hinge_loss_of_one_hot softmax_cross_entropy_rows "
         "sparse_softmax_cross_entropy_rows negative_log_likelihood_rows reducesumaxiszero "
-        "einsum_op binary_cross_entropy_with_array_weights binary_cross_entropy_with_node_weights"
+        "einsum_op binary_cross_entropy_with_array_weights binary_cross_entropy_with_node_weights "
+        "attention_op attention_biased"
     ),
     "a derivative that the operator's own gradients and their gradients go through": (
         "clip_gradient leaky_relu_gradient elu_gradient silu_gradient gelu_gradient "
@@ -962,7 +980,8 @@ WITHOUT: dict[str, str] = {
         "avg_pool2d_gradient avg_pool2d_gradient_like avg_pool2d_gradient_op batch_statistics "
         "batch_normalize_sums batch_normalize_gradient row_normalize_gradient row_normalize_sums "
         "softmax_cross_entropy_gradient sparse_softmax_cross_entropy_gradient "
-        "negative_log_likelihood_gradient negative_log_likelihood_gradient_like"
+        "negative_log_likelihood_gradient negative_log_likelihood_gradient_like "
+        "attention_gradient attention_of_mask"
     ),
     "values that jump, orders and stacks of products, which rows compare with numpy's": (
         "fmod remainder floor_divide shifted sort argsort topk topk_indices product "
@@ -975,7 +994,8 @@ WITHOUT: dict[str, str] = {
     "the assignment's, without the mean in its gradient": "softmaxcrossentropy",
     "random numbers of another generator": (
         "random_uniform uniform random_bernoulli bernoulli random_normal random_truncated_normal "
-        "normal dropout dropout_op masked step_of_draw"
+        "normal dropout dropout_op masked step_of_draw dropped_attention "
+        "dropped_attention_gradient dropped_attention_second"
     ),
     "the optimizers' rules and states, which fuzz/training.py tries": (
         "running_update running_statistics sgd_update sgd_momentum_update adam_update "

@@ -208,9 +208,8 @@ class ComposedGradientOp(AttentionBase):
         return self.extra(node, specs).mask if of == MASK else specs[of]
 
     def simplify(self, node: Node) -> Node:
-        call = _nodes(self, node)
         dy, *towards = node.inputs[3:7]
-        return composition.gradient(call, dy, towards, node.attrs["order"], node.attrs["of"])
+        return _nodes(self, node).gradient(dy, towards, node.attrs["order"], node.attrs["of"])
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         if node.attrs["order"] > 1:

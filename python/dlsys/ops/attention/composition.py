@@ -59,6 +59,25 @@ class Call(NamedTuple):
         k, v = (_cleared(x, self.extra.lengths) for x in (self.k, self.v))
         return self._replace(q=_cleared(self.q, self.extra.query_lengths), k=k, v=v)
 
+    def gradient(self, dy: Node, towards: Sequence[Node], order: int, of: int) -> Node:
+        """A gradient for input `of` among q, k, v, dy and the mask: of order 1 that of <y, dy> for
+        the mask, of order 2 that of <dq, g> + <dk, g> + <dv, g>, of order 3 that of <dmask, g>,
+        each with its own of `towards` as g.
+        """
+        inputs = [*map(stop_gradient_op, (self.q, self.k, self.v, dy))]  # each a node of its own
+        extra, mask = self.extra, self.extra.mask
+        if mask is not None and mask.spec.dtype.kind == "f":
+            inputs.append(stop_gradient_op(mask))
+            extra = extra._replace(mask=inputs[-1])
+        if of >= len(inputs):  # a mask of truth values
+            return zeroslike_op(mask)
+        own = self._replace(q=inputs[0], k=inputs[1], v=inputs[2], extra=extra)
+        if order == 1:
+            return _of_mask(own, inputs[3])
+        made = backward(own, inputs[3]) if order == 2 else [_of_mask(own, inputs[3])]
+        first, *rest = (gradients(y, [inputs[of]], seed)[0] for y, seed in zip(made, towards))
+        return sum(rest, first)
+
 
 def _cleared(x: Node, lengths: Node | None) -> Node:
     """x (N, heads, positions, size) with zeros behind the lengths (N,)."""
@@ -140,26 +159,6 @@ def _of_scores(call: Call, dy: Node) -> tuple[Node, Node]:
     dp = batched_matmul_op(call.of_queries(dy), call.of_keys(call.v), trans_B=True)
     weighted = p * _dropped(call, call.merged(dp))
     return p, weighted - p * sum_op(weighted, axis=-1, keepdims=True)
-
-
-def gradient(call: Call, dy: Node, towards: Sequence[Node], order: int, of: int) -> Node:
-    """A gradient for input `of` among q, k, v, dy and the mask: of order 1 that of <y, dy> for the
-    mask, of order 2 that of <dq, g> + <dk, g> + <dv, g>, of order 3 that of <dmask, g>, each with
-    its own of `towards` as g.
-    """
-    inputs = [*map(stop_gradient_op, (call.q, call.k, call.v, dy))]  # each a node of its own
-    extra, mask = call.extra, call.extra.mask
-    if mask is not None and mask.spec.dtype.kind == "f":
-        inputs.append(stop_gradient_op(mask))
-        extra = extra._replace(mask=inputs[-1])
-    if of >= len(inputs):  # a mask of truth values
-        return zeroslike_op(mask)
-    own = call._replace(q=inputs[0], k=inputs[1], v=inputs[2], extra=extra)
-    if order == 1:
-        return _of_mask(own, inputs[3])
-    made = backward(own, inputs[3]) if order == 2 else [_of_mask(own, inputs[3])]
-    first, *rest = (gradients(y, [inputs[of]], seed)[0] for y, seed in zip(made, towards))
-    return sum(rest, first)
 
 
 def _of_mask(call: Call, dy: Node) -> Node:
