@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from shared import measure
 
 from dlsys import nn, optim, train
 from dlsys.data import Loader
 from dlsys.data.mnist import load_mnist
 from dlsys.eager.device import context_of
+from shared import measure
 
 Arrays = tuple[np.ndarray, np.ndarray]
 TEXT = ("textwrap", "string", "heapq", "bisect", "statistics", "fractions")  # of the library
