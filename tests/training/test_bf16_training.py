@@ -46,7 +46,9 @@ class Fit(InFolder):
                 wanted = self.trained(ctx, "bf16", epochs=3)
                 self.trained(ctx, "bf16", epochs=2, callbacks=[train.Checkpoint(folder)])
                 saved = checkpoint.load(folder).tensors
-                weights = [a.dtype for name, a in saved.items() if name.endswith(("weight", "bias"))]
+                weights = [
+                    a.dtype for name, a in saved.items() if name.endswith(("weight", "bias"))
+                ]
                 self.assertEqual(set(weights), {FLOAT32})
                 resumed = self.trained(ctx, "bf16", epochs=3, resume=folder)
                 before, after = final(*wanted[:2]), final(*resumed[:2])

@@ -318,8 +318,10 @@ def jit(function: Callable[..., Any] | None = None, *, precision: str | None = N
     """
     if precision is not None:
         check_precision(precision)
-    return functools.partial(Jit, precision=precision) if function is None else (
-        Jit(function, precision)
+    return (
+        functools.partial(Jit, precision=precision)
+        if function is None
+        else (Jit(function, precision))
     )
 
 

@@ -25,6 +25,7 @@ from ..passes.precision import check_precision
 from ..runtime.device import Context
 from ..runtime.target import Target
 from ..settings import settings
+from .autocast import AUTOCAST
 from .backend import Backend, backend_of
 from .debug.contract import Checked
 from .debug.observe import may_stop, run_watched
@@ -273,7 +274,7 @@ class Executor(Views):
         if fusions is None:
             fusions = select(FUSIONS, settings.fusion)
         options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
-        fetches, passes = self.eval_node_list, arrange((*fusions, RUNGS), options)
+        fetches, passes = self.eval_node_list, arrange((AUTOCAST, *fusions, RUNGS), options)
         show = pass_printer(passes, fetches, specs) if settings.debug >= 3 else None
         for one in passes:
             fetches = one.run(fetches, options)

@@ -23,6 +23,8 @@ from .rewrite import Graph, exchange, value_of
 class Casts(Fused):
     """Copies of float32 arrays in one dtype of 16 bits."""
 
+    casts = True
+
     def __init__(self, count: int) -> None:
         super().__init__("casts", count)
 

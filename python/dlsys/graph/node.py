@@ -122,13 +122,13 @@ class Op:
     __repr__ = described
     elementwise: bool = False  # element k of the output depends on element k of the inputs only
     movement: bool = False  # it moves or repeats elements and computes nothing
-    # Under the policy bf16, as passes/autocast.py has it: bf16, follow, sum, reads or float32;
-    # and the inputs that this is about, None for all.
+    # Under the policy bf16 (executor/autocast.py), and the inputs that it is about, None for all.
     autocast: str = "float32"
     autocast_inputs: tuple[int, ...] | None = None
     has_precision: bool = False  # its kernel takes the precision of GEMM (passes/precision.py)
     tunable: bool = False  # its kernel takes an algorithm (executor/tune/autotune.py)
     ladder: Ladder | None = None  # what its attribute `algo` may name (executor/tune/rungs.py)
+    casts: bool = False  # it copies to another dtype
     constant_fill: bool = False  # every element is `attrs["value"]`
     any_dtype: bool | tuple[int, ...] = False  # inputs that the native kernel takes in every dtype
     vocabulary: bool = True  # `dlsys.functional` names it: no part of others, not the course's

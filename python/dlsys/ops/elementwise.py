@@ -211,7 +211,7 @@ class CastOp(Op):
     """A copy of x in another dtype; floats lose their fraction on the way to integers."""
 
     name = kernel = "cast"
-    elementwise = any_dtype = True
+    elementwise = any_dtype = casts = True
     signature = Signature("x", dtype=DType())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -437,8 +437,8 @@ const_div_op = WithConst(
     "rdiv_const", lambda x, c, y: np.divide(c, x, y), lambda x, c, y, dy: -(dy / x) * y
 )
 cast_op = CastOp()
-for _op in (exp_op, log_op, log1p_op, rsqrt_op, const_div_op):
-    _op.autocast = "float32"  # a relative error of x grows, or these are parts of losses
+for _amplifies in (exp_op, log_op, log1p_op, rsqrt_op, const_div_op):
+    _amplifies.autocast = "float32"  # a relative error of x grows, or these are parts of losses
 cast_like_op = CastLikeOp()
 
 # ---- arrays and several constants ----

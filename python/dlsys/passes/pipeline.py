@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from ..graph.node import Node
 from ..runtime.target import Target
-from .autocast import autocast
 from .fresh_draws import draw_anew
 from .precision import set_precision
 from .simplify import simplify
@@ -65,12 +64,6 @@ PASSES = (
         lambda fetches, options: draw_anew(fetches, options.draws),  # type: ignore[arg-type]
         position=1,
         when=lambda options: options.draws is not None,
-    ),
-    Pass(
-        "autocast",
-        lambda fetches, options: autocast(fetches, options.target),
-        position=2,
-        when=lambda options: options.precision == "bf16",
     ),
     # Fusions stand here, at positions 10 to 90.
     Pass(

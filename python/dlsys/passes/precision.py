@@ -5,8 +5,7 @@ sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. `3xtf3
 with each operand of a matrix product as the sum of two, and errors like float32's. Where there are
 no tensor cores, on the CPU, and where a kernel has no such form, both are fp32: of batched products
 by their heuristic, of convolutions of few channels, and with 3xtf32 of all convolutions. `bf16` is
-a policy of storage (autocast.py); products whose kernel takes no bfloat16 get its values in
-float32, which tf32 multiplies exactly.
+a policy of storage (executor/autocast.py), whose values tf32 multiplies exactly.
 """
 
 from __future__ import annotations
@@ -22,12 +21,9 @@ POLICIES = (*PRECISIONS, "bf16")  # that an executor takes
 
 def check_precision(precision: str) -> str:
     """The precision itself; GraphError for one that does not exist."""
-    if precision in ("float16", "fp16", "half"):
-        raise GraphError(
-            f"precision is {precision!r}, whose small range would need loss scaling: use 'bf16'"
-        )
     if precision not in POLICIES:
-        raise GraphError(f"precision is {precision!r}, expected one of {', '.join(POLICIES)}")
+        why = "; float16 would need loss scaling" if precision in ("fp16", "float16") else ""
+        raise GraphError(f"precision is {precision!r}, expected one of {', '.join(POLICIES)}{why}")
     return precision
 
 

@@ -28,6 +28,7 @@ class Run(Protocol):
     optimizer: Any
     loss: Loss
     ctx: Context | None
+    precision: str
     metrics: tuple[Metric, ...]
     callbacks: tuple[Callback, ...]
     executor: Executor

@@ -106,7 +106,9 @@ def _nothing() -> None:
 
 
 class Evaluator:
-    """The loss and metrics of a model over a data set, as often as wanted."""
+    """The loss and metrics of a model over a data set, as often as wanted. precision: as of
+    `Executor`.
+    """
 
     __repr__ = described
 

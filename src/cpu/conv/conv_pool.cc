@@ -2,6 +2,7 @@
 // conv_pool_forward.cc and conv_pool_gradient.cc have the algorithms. Arrays are contiguous, NCHW,
 // and outputs overlap no input.
 #include "cpu/conv/conv_pool.h"
+
 #include "cpu/runtime/widened.h"
 
 namespace dlsys {

@@ -125,12 +125,11 @@ def _narrow_steps(plan: Plan) -> NarrowSteps | None:
     computing, casting, wide = 0, 0, []
     for step in plan.steps:
         values = [value.spec.dtype for value in (*step.inputs, *step.outputs)]
-        if step.node.op.kernel == "cast" and is_narrow(step.node.attrs.get("dtype")):
-            casting += 1  # numpy holds its result as float32
-        elif any(map(is_narrow, values)):
-            casts = step.node.op.kernel == "cast"
-            computing, casting = computing + (not casts), casting + casts
-        elif step.node.op.autocast == "bf16" and FLOAT32 in values:
+        # numpy holds as float32 what is cast to bfloat16.
+        narrow = any(map(is_narrow, (*values, step.node.attrs.get("dtype"))))
+        casting += narrow and step.node.op.casts
+        computing += narrow and not step.node.op.casts
+        if not narrow and step.node.op.autocast == "bf16" and FLOAT32 in values:
             wide.append(step.node.op.name)
     return NarrowSteps(computing, casting, tuple(wide)) if computing or casting else None
 

@@ -10,9 +10,8 @@ sum      reads bfloat16 as it comes and gives float32, in which it adds anyway.
 reads    takes bfloat16 as it comes; its results are its own, as of an optimizer's rule.
 float32  what was cast is cast back.
 
-The pass runs once gradients are in the graph, and once more nothing is known of it: casts are
-ordinary nodes, which are merged where they are equal (one copy of a Parameter for all its readers)
-and join pointwise programs. Fetches keep the dtypes that the user's graph gives them.
+Casts are ordinary nodes: equal ones are merged, so that a Parameter has one copy for all its
+readers, and fusions take them. Fetches keep the dtypes that the user's graph gives them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from ..dtypes import bfloat16, is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks, same_nodes
 from ..graph.spec import FLOAT32, Spec
+from ..passes.pipeline import Options, Pass
+from ..passes.simplify import simplify
 from ..runtime.target import Target
-from .simplify import simplify
 
 
 def autocast(fetches: Sequence[Node], target: Target) -> list[Node]:
@@ -133,7 +133,7 @@ class _Policy:
         return self._casts[key]
 
     def _cast_anew(self, x: Node, dtype: Any) -> Node:
-        if x.op.kernel == "cast" and dtype is bfloat16 and x.inputs[0].spec.dtype is bfloat16:
+        if x.op.casts and dtype is bfloat16 and x.inputs[0].spec.dtype is bfloat16:
             return x.inputs[0]
         if _moves(x) and _source(x).op.leaf == "state":
             moved = x.derive([self._cast(x.inputs[0], dtype)], x.spec._replace(dtype=dtype))
@@ -193,13 +193,11 @@ def _rounded(fetches: Sequence[Node]) -> list[Node]:
     for node in order:
         inputs = [new[x] for x in node.inputs]
         narrow = isinstance(node.spec, Spec) and node.spec.dtype is bfloat16
-        if node.op.kernel == "cast" and node.spec.dtype == FLOAT32 and (
-            node.inputs[0].spec.dtype is bfloat16
-        ):
+        if node.op.casts and node.spec.dtype == FLOAT32 and node.inputs[0].spec.dtype is bfloat16:
             new[node] = inputs[0]
             continue
         new[node] = made = node.derive(inputs, _held(node.spec))
-        exact = node.op.kernel == "cast" or _moves(node) or node.op.leaf
+        exact = node.op.casts or _moves(node) or node.op.leaf
         if narrow and not exact and not _in_registers(node, users, kept):
             rounding = hooks["cast"](made, bfloat16)
             rounding.spec = made.spec
@@ -234,3 +232,10 @@ def _held(spec: Any) -> Any:
     if isinstance(spec, Spec):
         return spec._replace(dtype=FLOAT32) if spec.dtype is bfloat16 else spec
     return spec if spec is None else tuple(map(_held, spec))
+
+
+def _run(fetches: Sequence[Node], options: Options) -> list[Node]:
+    return autocast(fetches, options.target)
+
+
+AUTOCAST = Pass("autocast", _run, position=2, when=lambda options: options.precision == "bf16")
