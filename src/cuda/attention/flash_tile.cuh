@@ -1,5 +1,6 @@
 // What the kernels of flash attention share: tiles in shared memory, in boxes of 64 columns with a
-// swizzle of 128 bytes, and their products on the tensor cores of sm_90a.
+// swizzle of 128 bytes, their products on the tensor cores of sm_90a, and the order of tiles.
+// flash_forward.cu and flash_backward.cu have the algorithms and what limits them.
 #pragma once
 #include <algorithm>
 
