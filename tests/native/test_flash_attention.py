@@ -1,5 +1,5 @@
-"""Flash attention on GPUs of sm_90a: values and gradients against float64 within what the roundings of
-its operands allow, the same bits each time, and what it refuses.
+"""Flash attention on GPUs of sm_90a: values and gradients against float64 within what the roundings
+of its operands allow, the same bits each time, and what it refuses.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def computed(given: list[np.ndarray], dtype: Any, causal: bool, algo: str | None
 def reference(
     given: list[np.ndarray], dtype: Any, causal: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The same in float64, each with the most by which it may be off: operands of a product that are
-    computed are rounded, as is each result, and with y the sum of y dy of its row.
+    """The same in float64, each with the most by which it may be off: computed operands of a product
+    are rounded, as is each result, and with y the sum of y dy of its row.
     """
     q, k, v, dy = (x.astype(np.float64) for x in given)
     group, scale, unit = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5, ROUNDING[dtype]
