@@ -83,6 +83,14 @@ class Options(Folder):
             with self.subTest(option=option):
                 self.assertGreater(self.losses("-e", 2, *option)[-1], plain[-1])
 
+    def test_precision_changes_the_course_a_little(self) -> None:
+        exact, found = (self.losses("-e", 2, "--precision", word) for word in ("fp32", "bf16"))
+        self.assertNotEqual(found, exact)
+        np.testing.assert_allclose(found, exact, rtol=0.05)
+        plain = ("-m", "mlp", "-c", "numpy", "-e", 1, "--batch-size", 20, "-l")  # the assignment's
+        lines = [self.done(*plain, "--precision", word) for word in ("fp32", "bf16")]
+        self.assertEqual(len({re.search(r"loss (\S+)", line)[1] for line in lines}), 2)  # type: ignore[index]
+
     def test_the_same_seed_gives_the_same_run_and_another_one_another(self) -> None:
         runs = [self.losses("-e", 2, *STATEFUL, *AUGMENTED, "--seed", seed) for seed in (5, 5, 6)]
         self.assertEqual(runs[0], runs[1])
@@ -257,6 +265,7 @@ class NumpyResume(Resume, Folder):
             ("is a run with --hidden 16, not 5,6", "--hidden", "5,6"),
             ("is a run with --augment none, not shift=2.0", "--augment", "shift"),
             ("is a run with --early-stop 2, not 3", "--early-stop", 3),
+            ("is a run with --precision fp32, not bf16", "--precision", "bf16"),
         ):
             with self.subTest(options=options):
                 self.refused(pattern, "--resume", run, *options)

@@ -12,6 +12,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
+from dlsys.errors import ShapeError
 from dlsys.graph.node import Node
 from dlsys.runtime.device import Context
 from support.devices import on_native_devices
@@ -41,6 +42,39 @@ class Storage:
     def numbers(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         rng = np.random.default_rng(3)
         return rounded(rng.standard_normal(shape).astype(np.float32), dtype)
+
+    def test_sums_that_give_float32(self) -> None:
+        """They are rounded to float32 alone, on the way to which they add in it or wider."""
+        for dtype in NARROW:
+            values = self.numbers((6, 300, 5), dtype)
+            x = variable("x", *values.shape, dtype=dtype)
+            for axis in (None, 0, 1, (0, 2)):
+                total, mean = (op(x, axis=axis, dtype="float32") for op in (ad.sum_op, ad.mean_op))
+                (gradient,) = ad.gradients(ad.sum_op(total), [x])
+                self.assertIs(gradient.dtype, x.dtype)
+                plan = self.plan_of([total, mean], {x: values})
+                self.assertEqual([step.node.op.name for step in plan.steps], ["sum", "mean"])
+                exact = values.astype(np.float64)
+                found = evaluate([total, mean, gradient], {x: values}, self.ctx)
+                bound = 2.0**-22 * np.abs(exact).sum(axis)
+                self.assertTrue((abs(found[0] - exact.sum(axis)) <= bound).all(), axis)
+                np.testing.assert_allclose(found[1], exact.mean(axis), rtol=1e-4, atol=1e-6)
+                np.testing.assert_array_equal(found[2], np.ones(values.shape))
+        with self.assertRaisesRegex(ShapeError, "dtype is float64, expected bfloat16, or float32"):
+            ad.sum_op(variable("x", 3, dtype="bfloat16"), dtype="float64")
+
+    def test_copies_of_many_parameters_are_one_step(self) -> None:
+        for dtype in NARROW:
+            sizes = (1, 0, 7, 70_001, *range(2, 40))
+            values = [self.numbers((size,), np.float32) for size in sizes]
+            parameters = [ad.Parameter(value, "p") for value in values]
+            copies = [ad.cast_op(p, dtype) for p in parameters]
+            together = ad.concat(copies)
+            plan = self.plan_of([together], {})
+            self.assertEqual(plan.steps[0].node.op.name, "casts")
+            self.assertNotIn("cast", [step.node.op.name for step in plan.steps])
+            (found,) = evaluate([together], {}, self.ctx)
+            np.testing.assert_array_equal(found, rounded(np.concatenate(values), dtype))
 
     def test_an_embedding_and_its_gradient(self) -> None:
         shape = (4, 50, 24)
