@@ -32,11 +32,10 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
         if not retain_graph:
             tape.consumed |= state.cone
         made = engine.tensors(tape, state)
+    trace = engine.trace
     for target, grad in zip(state.targets, made):
         holder: Any = target if type(target) is Parameter else tape.leaves[target].tensor
         before = holder.grad
-        if engine.trace is not None:
-            engine.trace.before.setdefault(holder, before)
         if before is not None:
             with no_grad():
                 grad = before + grad
@@ -44,6 +43,8 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
             holder.grad = grad
         else:
             holder._grad = grad
+        if trace is not None:
+            trace.before.setdefault(holder, before)
         grad._grad_of = holder
 
 

@@ -147,14 +147,15 @@ class Module:
 
         inputs, options: as `forward` takes them.
         """
-        if self._named != Module._changes and not (inputs and type(inputs[0]) is Recorder.tensor):
+        if not (inputs and type(inputs[0]) is Recorder.tensor) and self._named != Module._changes:
             self._name_state()
         if tracing:
             tracing[-1].modes[self] = self.training
         calls = _calls.get()
         if calls is None:
-            output = self.forward(*inputs, **options)
-            return self._hooked(inputs, output) if self._hooks else output
+            if not self._hooks:
+                return self.forward(*inputs, **options)
+            return self._hooked(inputs, self.forward(*inputs, **options))
         position = len(calls)
         calls.append(None)  # containers come before what they contain
         output = self._hooked(inputs, self.forward(*inputs, **options))
