@@ -23,6 +23,7 @@ Tensor = Any  # the class of tensor.py, which imports this file
 
 def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
     """See Tensor.backward."""
+    given = tensor
     engine, tensor, seed = _checked(tensor, gradient)
     with engine.lock:
         tensor, seed = engine.adopt(tensor), None if seed is None else engine.adopt(seed)
@@ -32,6 +33,9 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
         if not retain_graph:
             tape.consumed |= state.cone
         made = engine.tensors(tape, state)
+    if given is not tensor and tensor._out in tape.consumed:
+        with given.engine.lock:  # it is of another thread, where its history is let go too
+            given.forget(True)
     trace = engine.trace
     for target, grad in zip(state.targets, made):
         holder: Any = target if type(target) is Parameter else tape.leaves[target].tensor
