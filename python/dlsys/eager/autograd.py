@@ -141,6 +141,9 @@ class no_grad(ContextDecorator):  # noqa: N801 (used as a function)
     def __exit__(self, *error: object) -> None:
         set_grad_enabled(self._before.pop())
 
+    def __repr__(self) -> str:
+        return "enable_grad()" if self._grad else "no_grad()"
+
 
 def enable_grad() -> no_grad:
     """Inside `with enable_grad():`, operations are recorded for gradients, also in `no_grad`.
